@@ -1,0 +1,446 @@
+//! The swap cache: frames, and the pages that are in them on their way in or out.
+//!
+//! A frame is a page-sized buffer of ours. Under UFFDIO_MOVE it is a place that a page can be moved to and
+//! from, so it either has memory behind it ([`Backing::Memory`]) or is a hole; holes are where pages are
+//! taken to, and memory left over from a page that was compressed is what the next page is decompressed
+//! into and moved out of. In a balanced program nothing is allocated, zeroed or copied.
+//!
+//! Parked pages sit in frames in the order in which they came, uncompressed, for a short second chance.
+// UNSAFETY: frames are raw memory shared with the kernel and the program's faults; who may touch which frame
+// follows from who took it, which the borrow checker can't see.
+
+use crate::memory::Zeroed;
+use crate::sync::Lock;
+use crate::units::{FrameIndex, PAGE_BYTES, PageBytes, PageIndex};
+
+/// Whether a frame has memory behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// It can be read and written.
+    Memory,
+    /// A hole: touching it would fault; a page can be moved into it.
+    Hole,
+}
+
+/// What is known of one frame.
+#[derive(Clone, Copy)]
+pub struct FrameMeta {
+    /// 1 + the page whose bytes it holds; 0: none.
+    owner: u64,
+    previous: u32,
+    next: u32,
+}
+
+// SAFETY: integers.
+unsafe impl Zeroed for FrameMeta {}
+
+/// End of the list of parked pages; also "not in the list" for `previous` of a frame that isn't parked.
+const NONE: u32 = u32::MAX;
+
+/// Memory for the cache's own tables.
+pub struct CacheMemory<'m> {
+    /// First of the frames.
+    pub frames: *mut PageBytes,
+    /// One for each frame.
+    pub meta: &'m mut [FrameMeta],
+    /// One bit for each frame.
+    pub free: &'m mut [u64],
+    /// One bit for each frame.
+    pub backed: &'m mut [u64],
+}
+
+struct Frames<'m> {
+    meta: &'m mut [FrameMeta],
+    free: &'m mut [u64],
+    backed: &'m mut [u64],
+    free_count: u32,
+    free_backed: u32,
+    parked_count: u32,
+    oldest: u32,
+    youngest: u32,
+}
+
+/// Frames and parked pages of one engine.
+pub struct Cache<'m> {
+    base: *mut PageBytes,
+    count: u32,
+    lock: Lock<Frames<'m>>,
+}
+
+// SAFETY: `base` points to memory that lives as long as the engine. A frame's bytes are touched only by who
+// took it from the free set under the lock, or who holds the lock bit of the page that owns it.
+unsafe impl Sync for Cache<'_> {}
+// SAFETY: as for Sync.
+unsafe impl Send for Cache<'_> {}
+
+/// How full the cache is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheUsage {
+    /// Frames that nobody uses.
+    pub free: u32,
+    /// Free frames that still have memory.
+    pub free_backed: u32,
+    /// Parked pages.
+    pub parked: u32,
+}
+
+impl<'m> Cache<'m> {
+    /// All frames free. `backing` says what they are now.
+    ///
+    /// # Safety
+    /// `memory.frames` must point to as many page-aligned frames as `meta` has elements, exclusively ours
+    /// for `'m`; they needn't be readable while [`Backing::Hole`].
+    pub unsafe fn new(memory: CacheMemory<'m>, backing: Backing) -> Cache<'m> {
+        let count = memory.meta.len() as u32;
+        assert!(memory.free.len() * 64 >= count as usize && memory.backed.len() == memory.free.len());
+        for frame in 0..count as usize {
+            memory.free[frame / 64] |= 1 << (frame % 64);
+            if backing == Backing::Memory {
+                memory.backed[frame / 64] |= 1 << (frame % 64);
+            }
+        }
+        Cache {
+            base: memory.frames,
+            count,
+            lock: Lock::new(Frames {
+                meta: memory.meta,
+                free: memory.free,
+                backed: memory.backed,
+                free_count: count,
+                free_backed: if backing == Backing::Memory { count } else { 0 },
+                parked_count: 0,
+                oldest: NONE,
+                youngest: NONE,
+            }),
+        }
+    }
+
+    /// Frames in all.
+    pub const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// A frame's memory.
+    pub fn pointer(&self, frame: FrameIndex) -> *mut PageBytes {
+        assert!(frame.0 < self.count);
+        self.base.wrapping_add(frame.at())
+    }
+
+    /// A frame's bytes, to read.
+    ///
+    /// # Safety
+    /// The caller took the frame, or holds the lock bit of the page it belongs to, and it has memory; nobody
+    /// writes it during `'a`.
+    pub unsafe fn bytes<'a>(&self, frame: FrameIndex) -> &'a [u8; PAGE_BYTES] {
+        // SAFETY: in bounds by `pointer`'s assertion; readable and unchanging by the caller's promise.
+        unsafe { &(*self.pointer(frame)).0 }
+    }
+
+    /// A frame's bytes, to fill.
+    ///
+    /// # Safety
+    /// As for [`Cache::bytes`], and nobody else reads it during `'a`.
+    pub unsafe fn bytes_mut<'a>(&self, frame: FrameIndex) -> &'a mut [u8; PAGE_BYTES] {
+        // SAFETY: as in `bytes`, exclusive by the caller's promise.
+        unsafe { &mut (*self.pointer(frame)).0 }
+    }
+
+    /// Takes one free frame to fill, one with memory if there is any.
+    pub fn take(&self) -> Option<(FrameIndex, Backing)> {
+        let mut frames = self.lock.lock();
+        let wanted = if frames.free_backed > 0 { Backing::Memory } else { Backing::Hole };
+        let (frame, _) = frames.find_run(1, wanted)?;
+        frames.claim(frame, 1);
+        Some((FrameIndex(frame), wanted))
+    }
+
+    /// Takes one free frame that has memory.
+    pub fn take_backed(&self) -> Option<FrameIndex> {
+        let mut frames = self.lock.lock();
+        let (frame, _) = frames.find_run(1, Backing::Memory)?;
+        frames.claim(frame, 1);
+        Some(FrameIndex(frame))
+    }
+
+    /// Takes up to `max` neighbouring free frames for pages to be taken into, leaving `keep` free for
+    /// faults. Prefers holes; frames with memory are returned as such, for the driver to empty first.
+    pub fn take_run(&self, max: u32, keep: u32) -> Option<(FrameIndex, u32, Backing)> {
+        let mut frames = self.lock.lock();
+        let spare = frames.free_count.checked_sub(keep).filter(|&n| n > 0)?.min(max);
+        let holes = frames.find_run(spare, Backing::Hole).map(|run| (run, Backing::Hole));
+        let ((first, length), backing) =
+            holes.or_else(|| frames.find_run(spare, Backing::Memory).map(|run| (run, Backing::Memory)))?;
+        frames.claim(first, length);
+        Some((FrameIndex(first), length, backing))
+    }
+
+    /// Takes a run of free frames with memory, if more than `keep` of them lie about, so that the driver
+    /// can give the memory back and [`Cache::put`] them as holes.
+    pub fn take_surplus(&self, keep: u32) -> Option<(FrameIndex, u32)> {
+        let mut frames = self.lock.lock();
+        let surplus = frames.free_backed.checked_sub(keep).filter(|&n| n > 0)?;
+        let (first, length) = frames.find_run(surplus.min(64), Backing::Memory)?;
+        frames.claim(first, length);
+        Some((FrameIndex(first), length))
+    }
+
+    /// Gives a taken frame back.
+    pub fn put(&self, frame: FrameIndex, backing: Backing) {
+        let mut frames = self.lock.lock();
+        let (word, bit) = (frame.at() / 64, 1 << (frame.at() % 64));
+        assert!(frames.free[word] & bit == 0, "frame {frame:?} was freed twice");
+        frames.meta[frame.at()].owner = 0;
+        frames.free[word] |= bit;
+        frames.free_count += 1;
+        if backing == Backing::Memory {
+            frames.backed[word] |= bit;
+            frames.free_backed += 1;
+        } else {
+            frames.backed[word] &= !bit;
+        }
+    }
+
+    /// Parks `page`, whose bytes are in the taken frame `frame`, as the youngest.
+    pub fn park(&self, frame: FrameIndex, page: PageIndex) {
+        let mut frames = self.lock.lock();
+        frames.meta[frame.at()].owner = page.0 + 1;
+        frames.push(frame.0);
+    }
+
+    /// Takes the parked frame out of the queue; it stays taken.
+    pub fn unpark(&self, frame: FrameIndex) {
+        self.lock.lock().unlink(frame.0);
+    }
+
+    /// The page that has been parked longest.
+    pub fn oldest(&self) -> Option<(FrameIndex, PageIndex)> {
+        let frames = self.lock.lock();
+        let meta = frames.meta.get(frames.oldest as usize)?;
+        Some((FrameIndex(frames.oldest), PageIndex(meta.owner - 1)))
+    }
+
+    /// Makes a parked frame the youngest, if it is still parked.
+    pub fn rotate(&self, frame: FrameIndex) {
+        let mut frames = self.lock.lock();
+        let is_only = frames.oldest == frames.youngest;
+        let parked = frames.oldest == frame.0 || frames.meta[frame.at()].previous != 0;
+        if parked && !is_only {
+            frames.unlink(frame.0);
+            frames.push(frame.0);
+        }
+    }
+
+    /// The page whose bytes the frame holds.
+    pub fn owner(&self, frame: FrameIndex) -> Option<PageIndex> {
+        self.lock.lock().meta[frame.at()].owner.checked_sub(1).map(PageIndex)
+    }
+
+    /// Says whose bytes a taken frame holds; none when its page no longer needs it.
+    pub fn set_owner(&self, frame: FrameIndex, page: Option<PageIndex>) {
+        self.lock.lock().meta[frame.at()].owner = page.map_or(0, |page| page.0 + 1);
+    }
+
+    /// How full it is.
+    pub fn usage(&self) -> CacheUsage {
+        let frames = self.lock.lock();
+        CacheUsage { free: frames.free_count, free_backed: frames.free_backed, parked: frames.parked_count }
+    }
+
+    /// Asserts that counts, bits and the queue agree; calls `parked` for each parked page, oldest first.
+    pub fn check(&self, mut parked: impl FnMut(FrameIndex, PageIndex)) {
+        let frames = self.lock.lock();
+        let ones = |bits: &[u64]| bits.iter().map(|word| word.count_ones()).sum::<u32>();
+        assert_eq!(ones(frames.free), frames.free_count, "free frames");
+        let both =
+            frames.free.iter().zip(frames.backed.iter()).map(|(f, b)| (f & b).count_ones()).sum::<u32>();
+        assert_eq!(both, frames.free_backed, "free frames with memory");
+        let (mut at, mut before, mut count) = (frames.oldest, NONE, 0);
+        while at != NONE {
+            let meta = frames.meta[at as usize];
+            assert!(frames.free[at as usize / 64] & 1 << (at % 64) == 0, "a parked frame is free");
+            assert_eq!(meta.previous, encode(before), "parked queue is broken");
+            parked(FrameIndex(at), PageIndex(meta.owner - 1));
+            (before, at, count) = (at, decode(meta.next), count + 1);
+        }
+        assert_eq!((count, before), (frames.parked_count, frames.youngest), "parked pages");
+    }
+}
+
+/// Links are stored plus two, so that zeroed metadata means "in no list" and 1 means "end of the list".
+const fn encode(link: u32) -> u32 {
+    link.wrapping_add(2)
+}
+const fn decode(stored: u32) -> u32 {
+    stored.wrapping_sub(2)
+}
+
+impl Frames<'_> {
+    /// The longest run of free frames with this backing, up to `max`: the first that is long enough. Runs
+    /// don't cross words of 64, the most that one move takes.
+    fn find_run(&self, max: u32, backing: Backing) -> Option<(u32, u32)> {
+        let mut best = None;
+        let mut best_length = 0;
+        for (word, (&free, &backed)) in self.free.iter().zip(self.backed.iter()).enumerate() {
+            let mut bits = if backing == Backing::Memory { free & backed } else { free & !backed };
+            let mut at = 0;
+            while bits != 0 {
+                let skip = bits.trailing_zeros();
+                bits >>= skip;
+                at += skip;
+                let length = bits.trailing_ones();
+                if length > best_length {
+                    best = Some(word as u32 * 64 + at);
+                    best_length = length;
+                    if length >= max {
+                        return best.map(|first| (first, max));
+                    }
+                }
+                if length == 64 {
+                    break;
+                }
+                bits >>= length;
+                at += length;
+            }
+        }
+        best.map(|first| (first, best_length))
+    }
+
+    fn claim(&mut self, first: u32, length: u32) {
+        for frame in first..first + length {
+            let (word, bit) = (frame as usize / 64, 1 << (frame % 64));
+            debug_assert!(self.free[word] & bit != 0);
+            self.free[word] &= !bit;
+            self.free_backed -= u32::from(self.backed[word] & bit != 0);
+        }
+        self.free_count -= length;
+    }
+
+    fn push(&mut self, frame: u32) {
+        self.meta[frame as usize].previous = encode(self.youngest);
+        self.meta[frame as usize].next = encode(NONE);
+        match self.youngest {
+            NONE => self.oldest = frame,
+            youngest => self.meta[youngest as usize].next = encode(frame),
+        }
+        self.youngest = frame;
+        self.parked_count += 1;
+    }
+
+    fn unlink(&mut self, frame: u32) {
+        let FrameMeta { previous, next, .. } = self.meta[frame as usize];
+        assert!(next != 0, "frame {frame} isn't parked");
+        match decode(previous) {
+            NONE => self.oldest = decode(next),
+            previous => self.meta[previous as usize].next = next,
+        }
+        match decode(next) {
+            NONE => self.youngest = decode(previous),
+            next => self.meta[next as usize].previous = previous,
+        }
+        self.meta[frame as usize].previous = 0;
+        self.meta[frame as usize].next = 0;
+        self.parked_count -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::{BTreeMap, VecDeque};
+
+    fn cache(count: usize) -> Cache<'static> {
+        let memory = CacheMemory {
+            frames: core::ptr::NonNull::<PageBytes>::dangling().as_ptr(),
+            meta: vec![FrameMeta { owner: 0, previous: 0, next: 0 }; count].leak(),
+            free: vec![0; count.div_ceil(64)].leak(),
+            backed: vec![0; count.div_ceil(64)].leak(),
+        };
+        // SAFETY: these tests never touch a frame's bytes.
+        unsafe { Cache::new(memory, Backing::Hole) }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Take,
+        TakeRun(u32, u32),
+        Surplus(u32),
+        Put(usize, bool),
+        Park(usize),
+        Unpark(usize),
+        Rotate(usize),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            Just(Op::Take),
+            (1_u32..9, 0_u32..4).prop_map(|(n, keep)| Op::TakeRun(n, keep)),
+            (0_u32..4).prop_map(Op::Surplus),
+            (any::<usize>(), any::<bool>()).prop_map(|(i, b)| Op::Put(i, b)),
+            any::<usize>().prop_map(Op::Park),
+            any::<usize>().prop_map(Op::Unpark),
+            any::<usize>().prop_map(Op::Rotate),
+        ]
+    }
+
+    proptest! {
+        /// The model: which frames are taken, and a queue of those that are parked.
+        #[test]
+        fn cache_says_what_the_model_says(ops in prop::collection::vec(op(), 1..120)) {
+            let cache = cache(70);
+            let mut taken: BTreeMap<u32, ()> = BTreeMap::new();
+            let mut parked: VecDeque<u32> = VecDeque::new();
+            for op in ops {
+                let nth = |taken: &BTreeMap<u32, ()>, i: usize| taken.keys().nth(i % taken.len().max(1)).copied();
+                match op {
+                    Op::Take => if let Some((frame, _)) = cache.take() {
+                        prop_assert!(taken.insert(frame.0, ()).is_none() && !parked.contains(&frame.0));
+                    } else {
+                        prop_assert_eq!(taken.len() + parked.len(), 70);
+                    },
+                    Op::TakeRun(n, keep) => if let Some((first, length, _)) = cache.take_run(n, keep) {
+                        prop_assert!(length >= 1 && length <= n);
+                        for frame in first.0..first.0 + length { prop_assert!(taken.insert(frame, ()).is_none()); }
+                        prop_assert!(70 - taken.len() - parked.len() >= keep as usize);
+                    },
+                    Op::Surplus(keep) => if let Some((first, length)) = cache.take_surplus(keep) {
+                        for frame in first.0..first.0 + length { cache.put(FrameIndex(frame), Backing::Hole); }
+                    } else { prop_assert!(cache.usage().free_backed <= keep); },
+                    Op::Put(i, backed) => if let Some(frame) = nth(&taken, i) {
+                        taken.remove(&frame);
+                        cache.put(FrameIndex(frame), if backed { Backing::Memory } else { Backing::Hole });
+                    },
+                    Op::Park(i) => if let Some(frame) = nth(&taken, i) {
+                        taken.remove(&frame);
+                        cache.park(FrameIndex(frame), PageIndex(u64::from(frame) + 1000));
+                        parked.push_back(frame);
+                    },
+                    Op::Unpark(i) => if !parked.is_empty() {
+                        let frame = parked.remove(i % parked.len()).unwrap();
+                        cache.unpark(FrameIndex(frame));
+                        taken.insert(frame, ());
+                    },
+                    Op::Rotate(i) => if !parked.is_empty() {
+                        let frame = parked.remove(i % parked.len()).unwrap();
+                        cache.rotate(FrameIndex(frame));
+                        parked.push_back(frame);
+                    },
+                }
+                let mut queue = VecDeque::new();
+                cache.check(|frame, page| { assert_eq!(page.0, u64::from(frame.0) + 1000); queue.push_back(frame.0); });
+                prop_assert_eq!(&queue, &parked);
+                prop_assert_eq!(cache.oldest().map(|(frame, _)| frame.0), parked.front().copied());
+                prop_assert_eq!(cache.usage().free as usize, 70 - taken.len() - parked.len());
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "freed twice")]
+    fn frame_freed_twice_is_a_bug() {
+        let cache = cache(2);
+        let (frame, backing) = cache.take().unwrap();
+        cache.put(frame, backing);
+        cache.put(frame, backing);
+    }
+}

@@ -1,0 +1,88 @@
+//! What one pager is told at start. Every value is safe; odd ones are only slow.
+
+use crate::units::PAGE_BYTES;
+
+/// Which codec the pool uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Codec {
+    /// LZ4.
+    Lz4 = 0,
+    /// Pages go into the pool as they are (for comparison).
+    None = 1,
+}
+
+/// How pages get into the program's memory and out of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Install {
+    /// UFFDIO_MOVE both ways: the page itself moves, nothing is copied.
+    Move = 0,
+    /// UFFDIO_COPY in; write-protect, copy, MADV_DONTNEED out. For kernels before 6.8.
+    Copy = 1,
+    /// UFFDIO_MOVE out, UFFDIO_COPY in: each way the cheaper one where handler threads serve faults. Moving a
+    /// page out of a frame must flush that frame's translation on every CPU that runs a thread of the program;
+    /// copying flushes nothing. (2 vCPUs, Linux 6.18, faults from the pool: 23 µs moved in, 12 µs copied in;
+    /// `farpage run --install ...`, "latency".)
+    Mixed = 2,
+}
+
+impl Install {
+    /// Whether pages leave the program by being moved.
+    pub const fn takes_by_move(self) -> bool {
+        matches!(self, Install::Move | Install::Mixed)
+    }
+    /// Whether pages come back by being moved.
+    pub const fn installs_by_move(self) -> bool {
+        matches!(self, Install::Move)
+    }
+}
+
+/// How areas are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum IoEngine {
+    /// io_uring.
+    Uring = 0,
+    /// pread and pwrite.
+    Psync = 1,
+}
+
+/// The pager's own settings.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Config {
+    /// The pool never grows beyond this.
+    pub pool_bytes_max: u64,
+    /// Once the pool was full, it accepts again below this many percent of its limit (Linux's
+    /// `accept_threshold_percent`).
+    pub accept_percent: u32,
+    /// The pool's codec.
+    pub codec: Codec,
+    /// Frames: buffers for pages on their way in, parked pages, and pages being written.
+    pub frames: u32,
+    /// Pages that may be parked uncompressed for a second chance; more than that and the oldest goes on.
+    pub parked_max: u32,
+    /// A page that compresses to more than this is incompressible: to the area, or raw where there is none.
+    pub compressed_max: u32,
+    /// Whether frames are recycled by moving pages (then a frame may have no memory behind it).
+    pub install: Install,
+}
+
+impl Config {
+    /// Settings for a budget of `ram_bytes`: one page in 64 is a frame, half of these may be parked.
+    pub fn for_budget(ram_bytes: u64, pool_bytes_max: u64) -> Config {
+        let frames = (ram_bytes / PAGE_BYTES as u64 / 64).clamp(128, 8192) as u32;
+        Config {
+            pool_bytes_max,
+            accept_percent: 90,
+            codec: Codec::Lz4,
+            frames,
+            parked_max: frames / 2,
+            // Beyond 7/8 of a page the pool saves less than its own waste; zsmalloc gives such an object a
+            // whole page from 3632 bytes on.
+            compressed_max: (PAGE_BYTES * 7 / 8) as u32,
+            install: Install::Mixed,
+        }
+    }
+}

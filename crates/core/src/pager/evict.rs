@@ -1,0 +1,199 @@
+//! Life of an eviction: begin (lock victims, give them frames), park, and place, oldest first.
+
+use super::Pager;
+use super::step::{BATCH_MAX, Batch, Taken, Ticket, WriteBatch};
+use crate::cache::Backing;
+use crate::stats::Counter;
+use crate::table::Place;
+use crate::table::entry::{SameWord, State};
+use crate::units::{FrameIndex, PageIndex, SlotIndex};
+use crate::zswap::codec::{Scratch, compress};
+use crate::zswap::pool::Age;
+use crate::zswap::same_filled::same_filled;
+
+/// Laps for a page that could not be taken: whoever holds it is likely to go on doing so.
+const AGE_BUSY: u8 = 3;
+
+/// What [`Pager::place`] did with the oldest parked page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Placed {
+    /// Nothing is parked.
+    Nothing,
+    /// It went where it costs no or less memory.
+    Done,
+    /// It waits in the write batch.
+    Queued,
+    /// It is just being faulted on: the next one is the oldest now.
+    Busy,
+    /// Neither the pool nor an area takes it.
+    NowhereToGo,
+}
+
+impl Pager<'_> {
+    /// Locks up to `max` victims and gives each a frame. None may mean that there is nothing to evict or
+    /// that no frame is free: see `Cache::usage`. Under the shared map lock.
+    pub fn begin_evict(&self, batch: &mut Batch, max: usize) {
+        batch.clear();
+        // A quarter of the frames is left to faults.
+        let keep = self.cache.count() / 4;
+        let mut frames = [(FrameIndex(0), Backing::Hole); BATCH_MAX];
+        let mut count = 0;
+        while count < max.min(BATCH_MAX) {
+            let wanted = (max.min(BATCH_MAX) - count) as u32;
+            let Some((first, length, backing)) = self.cache.take_run(wanted, keep) else { break };
+            for frame in first.0..first.0 + length {
+                frames[count] = (FrameIndex(frame), backing);
+                count += 1;
+            }
+        }
+        pause!();
+        if count > 0 {
+            self.choose(batch, count);
+        }
+        for (at, &(frame, backing)) in frames[..count].iter().enumerate() {
+            if at < batch.len() {
+                let victim = &mut batch.victims()[at];
+                (victim.frame, victim.backing) = (frame, backing);
+            } else {
+                self.cache.put(frame, backing);
+            }
+        }
+    }
+
+    /// The driver has taken what it could: parks the pages that are out, releases the others.
+    pub fn park(&self, batch: &mut Batch) {
+        for victim in batch.victims() {
+            let place = self.place(victim.page);
+            let before = place.entry().load().state();
+            let after = match victim.taken {
+                Taken::Yes => {
+                    self.stats.count(Counter::EvictTaken);
+                    self.cache.park(victim.frame, victim.page);
+                    State::Parked { frame: victim.frame, slot: victim.slot }
+                }
+                Taken::Busy => {
+                    self.stats.count(Counter::EvictBusy);
+                    self.cache.put(victim.frame, victim.backing);
+                    State::Resident { slot: victim.slot, age: AGE_BUSY }
+                }
+                Taken::Gone => {
+                    self.stats.count(Counter::EvictGone);
+                    self.cache.put(victim.frame, victim.backing);
+                    victim.slot.into_iter().for_each(|slot| self.areas.free(slot));
+                    State::Absent
+                }
+            };
+            self.settle(victim.page, place, before, after);
+        }
+        batch.clear();
+    }
+
+    /// Finds the oldest parked page a place. `writes` must not be full. Under the shared map lock.
+    pub fn place_oldest(&self, scratch: &mut Scratch, writes: &mut WriteBatch) -> Placed {
+        let Some((frame, page)) = self.cache.oldest() else { return Placed::Nothing };
+        pause!();
+        let Some((place, slot)) = self.lock_parked(frame, page) else { return Placed::Busy };
+        let before = State::Parked { frame, slot };
+        if let Some(slot) = slot {
+            self.stats.count(Counter::EvictClean);
+            self.leave_frame(frame);
+            self.settle(page, place, before, State::OnArea(slot));
+            return Placed::Done;
+        }
+        if let Some(after) = self.shrink_page(frame, page, scratch) {
+            self.leave_frame(frame);
+            self.settle(page, place, before, after);
+            return Placed::Done;
+        }
+        if self.areas.any_writable() {
+            self.cache.unpark(frame);
+            self.cache.set_owner(frame, Some(page));
+            writes.push(frame);
+            self.settle(page, place, before, State::Writing { frame });
+            pause!();
+            return Placed::Queued;
+        }
+        self.cache.rotate(frame);
+        self.settle(page, place, before, before);
+        Placed::NowhereToGo
+    }
+
+    /// Locks a page that should be parked in `frame`; if a fault has it, makes it the youngest.
+    fn lock_parked(&self, frame: FrameIndex, page: PageIndex) -> Option<(Place<'_>, Option<SlotIndex>)> {
+        let place = self.table.get(page)?;
+        let word = place.entry().load();
+        pause!();
+        if let State::Parked { frame: found, slot } = word.state()
+            && found == frame
+            && !word.is_locked()
+            && place.entry().try_lock(word).is_ok()
+        {
+            return Some((place, slot));
+        }
+        self.cache.rotate(frame);
+        None
+    }
+
+    /// The page's state if it becomes a word or a pool object; none if it needs a slot.
+    fn shrink_page(&self, frame: FrameIndex, page: PageIndex, scratch: &mut Scratch) -> Option<State> {
+        // SAFETY: we hold the lock bit of the parked page that owns the frame; parked frames have memory
+        // and nobody writes them.
+        let bytes = unsafe { self.cache.bytes(frame) };
+        match same_filled(bytes) {
+            Some(0) => {
+                self.stats.count(Counter::SwpoutZero);
+                return Some(State::Zero);
+            }
+            Some(word) => {
+                if let Some(packed) = SameWord::pack(word) {
+                    self.stats.count(Counter::SwpoutSame);
+                    return Some(State::Same(packed));
+                }
+            }
+            None => {}
+        }
+        if !self.pool.accepts() {
+            self.stats.count(Counter::PoolLimitHit);
+            return None;
+        }
+        pause!();
+        let compressed = compress(self.config.codec, bytes, scratch, self.config.compressed_max as usize);
+        let stored: &[u8] = match compressed {
+            Some(compressed) => compressed,
+            None => {
+                self.stats.count(Counter::RejectCompressPoor);
+                if self.areas.any_writable() {
+                    return None;
+                }
+                self.stats.count(Counter::StoredRaw);
+                bytes
+            }
+        };
+        match self.pool.store(page, stored, Age::Youngest) {
+            Ok(handle) => {
+                self.stats.count(Counter::Zswpout);
+                Some(State::Pooled(handle))
+            }
+            Err(_) => {
+                self.stats.count(Counter::PoolLimitHit);
+                None
+            }
+        }
+    }
+
+    /// A parked page has left its frame.
+    fn leave_frame(&self, frame: FrameIndex) {
+        self.cache.unpark(frame);
+        self.cache.put(frame, Backing::Memory);
+    }
+
+    /// A parked page that nobody takes, to be installed again so that its frame is free.
+    pub fn put_back(&self) -> Option<Ticket> {
+        let (frame, page) = self.cache.oldest()?;
+        pause!();
+        let (_, slot) = self.lock_parked(frame, page)?;
+        let before = State::Parked { frame, slot };
+        Some(Ticket { page, before, frame: Some((frame, Backing::Memory)), keep_slot: false, put_back: true })
+    }
+}

@@ -1,0 +1,223 @@
+//! Life of a fault: begin, load or read, settle.
+
+use super::step::{Access, Left, Step, Ticket};
+use super::{Pager, State};
+use crate::cache::Backing;
+use crate::reclaim::{AGE_FROM_AFAR, AGE_FROM_PARKED};
+use crate::stats::Counter;
+use crate::table::Place;
+use crate::table::entry::Word;
+use crate::units::{PAGE_BYTES, PageBytes, PageIndex, SlotIndex};
+use crate::zswap::codec::decompress;
+use crate::zswap::same_filled::fill;
+
+/// The slot named when what is lost was never on an area.
+const NO_SLOT: SlotIndex = SlotIndex::from_raw(0);
+
+impl Pager<'_> {
+    /// A thread touched `page` and can't go on. Signal-safe; under the shared map lock.
+    pub fn fault(&self, page: PageIndex, access: Access) -> Step {
+        let Some(place) = self.table.get(page) else { return Step::Unknown };
+        loop {
+            let word = place.entry().load();
+            if word.is_locked() {
+                if place.entry().ask_to_be_woken() {
+                    self.stats.count(Counter::FaultJoined);
+                    return Step::Joined;
+                }
+                continue;
+            }
+            pause!();
+            if let Some(step) = self.begin(page, place, word, access) {
+                return step;
+            }
+        }
+    }
+
+    /// One try; none if the page's word changed meanwhile.
+    fn begin(&self, page: PageIndex, place: Place<'_>, word: Word, access: Access) -> Option<Step> {
+        let before = word.state();
+        let ticket = |frame, keep_slot| Ticket { page, before, frame, keep_slot, put_back: false };
+        let keep_slot = access == Access::Read;
+        match before {
+            State::Lost(slot) => return Some(Step::Lost(slot)),
+            State::Resident { .. } if access != Access::WriteProtected => {
+                self.stats.count(Counter::FaultSpurious);
+                return Some(Step::Present);
+            }
+            _ if access == Access::WriteProtected && !before.is_resident() => {
+                // It was evicted before the message was read: the thread will fault again, on a missing page.
+                self.stats.count(Counter::FaultSpurious);
+                return Some(Step::Present);
+            }
+            _ => {}
+        }
+        if !Self::needs_frame(before) {
+            place.entry().try_lock(word).ok()?;
+            return Some(match before {
+                State::Resident { .. } => Step::Unprotect(ticket(None, false)),
+                State::Parked { frame, slot } => {
+                    Step::Install(ticket(Some((frame, Backing::Memory)), keep_slot && slot.is_some()))
+                }
+                _ => Step::Zero(ticket(None, false)),
+            });
+        }
+        let Some((frame, backing)) = self.cache.take() else { return Some(Step::NoFrame) };
+        pause!();
+        if place.entry().try_lock(word).is_err() {
+            self.cache.put(frame, backing);
+            return None;
+        }
+        let frame = Some((frame, backing));
+        Some(match before {
+            State::OnArea(slot) => Step::Read(ticket(frame, keep_slot && self.areas.may_keep(slot))),
+            _ => Step::Load(ticket(frame, false)),
+        })
+    }
+
+    /// Locks a page that was never touched, so that it can be mapped along with its neighbour.
+    pub fn lock_absent(&self, page: PageIndex) -> Option<Ticket> {
+        let place = self.table.get(page)?;
+        let word = place.entry().load();
+        if word.is_locked() || word.state() != State::Absent || place.entry().try_lock(word).is_err() {
+            return None;
+        }
+        Some(Ticket { page, before: State::Absent, frame: None, keep_slot: false, put_back: false })
+    }
+
+    /// Where the registered, freely accessible range around `page` ends; `page` itself if there is none.
+    pub fn registered_end(&self, page: PageIndex) -> PageIndex {
+        let range = self.ranges.lock().find(page).filter(|range| range.flags.may_evict());
+        range.map_or(page, |range| range.pages.end)
+    }
+
+    const fn needs_frame(state: State) -> bool {
+        matches!(state, State::Same(_) | State::Writing { .. } | State::Pooled(_) | State::OnArea(_))
+    }
+
+    /// Puts the page's bytes into the ticket's frame, which must have memory by now. `scratch` is the
+    /// calling thread's own.
+    pub fn load(&self, ticket: &Ticket, scratch: &mut PageBytes) -> Result<(), SlotIndex> {
+        let (frame, backing) = ticket.frame.expect("a ticket to load has a frame");
+        assert!(backing == Backing::Memory, "a page was to be loaded into a hole");
+        // SAFETY: the ticket owns the frame, it has memory, and only this thread has the ticket.
+        let page = unsafe { self.cache.bytes_mut(frame) };
+        match ticket.before {
+            State::Same(word) => fill(page, word.word()),
+            // SAFETY: the page's lock is ours, and `write_done` waits for it before it frees the frame;
+            // until then nobody writes the frame.
+            State::Writing { frame } => page.copy_from_slice(unsafe { self.cache.bytes(frame) }),
+            State::Pooled(handle) => {
+                let length = self.pool.load(handle, &mut scratch.0);
+                decompress(self.config.codec, &scratch.0[..length], page).map_err(|_| NO_SLOT)?;
+            }
+            state => panic!("nothing to load for a page that is {state:?}"),
+        }
+        Ok(())
+    }
+
+    /// The slot was read into the ticket's frame: are these the bytes that were written there?
+    pub fn read_done(&self, ticket: &Ticket) -> Result<(), SlotIndex> {
+        let (frame, _) = ticket.frame.expect("a ticket to read has a frame");
+        let slot = ticket.slot().expect("a ticket to read has a slot");
+        // SAFETY: as in `load`; the read into it is over.
+        let bytes: &[u8; PAGE_BYTES] = unsafe { self.cache.bytes(frame) };
+        if self.areas.verify(slot, bytes) { Ok(()) } else { Err(slot) }
+    }
+
+    /// The page is in the program's memory.
+    pub fn settle_fault(&self, ticket: Ticket, left: Left) {
+        let Ticket { page, before, frame, keep_slot, put_back } = ticket;
+        let place = self.place(page);
+        pause!();
+        let mut kept = None;
+        let mut age = AGE_FROM_AFAR;
+        match before {
+            State::Resident { slot, .. } => {
+                self.stats.count(Counter::FaultWrite);
+                slot.into_iter().for_each(|slot| self.areas.free(slot));
+            }
+            State::Absent => self.stats.count(Counter::FaultFirst),
+            State::Zero => self.stats.count(Counter::SwpinZero),
+            State::Same(_) => {
+                self.stats.count(Counter::SwpinSame);
+                self.stats.count(Counter::FaultPool);
+            }
+            State::Parked { frame, slot } => {
+                self.cache.unpark(frame);
+                kept = self.keep_or_free(slot, keep_slot && left.protected);
+                if !put_back {
+                    age = AGE_FROM_PARKED;
+                }
+                self.stats.count(if put_back { Counter::EvictPutBack } else { Counter::FaultParked });
+            }
+            State::Writing { frame } => {
+                // The write's completion frees this frame and its slot: the page has left both.
+                self.cache.set_owner(frame, None);
+                age = AGE_FROM_PARKED;
+                self.stats.count(Counter::FaultParked);
+            }
+            State::Pooled(handle) => {
+                #[cfg(feature = "planted")]
+                let planted = crate::planted::strikes(crate::planted::Bug::DropInvalidation);
+                #[cfg(not(feature = "planted"))]
+                let planted = false;
+                if !planted {
+                    self.pool.free(handle);
+                }
+                self.stats.count(Counter::Zswpin);
+                self.stats.count(Counter::FaultPool);
+            }
+            State::OnArea(slot) => {
+                kept = self.keep_or_free(Some(slot), keep_slot && left.protected);
+                self.stats.count(Counter::Pswpin);
+                self.stats.count(Counter::FaultArea);
+            }
+            State::Lost(_) => panic!("a lost page was installed"),
+        }
+        if let Some((frame, _)) = frame {
+            self.cache.put(frame, left.frame);
+        }
+        self.settle(page, place, before, State::Resident { slot: kept, age });
+    }
+
+    fn keep_or_free(&self, slot: Option<SlotIndex>, keep: bool) -> Option<SlotIndex> {
+        if keep {
+            return slot;
+        }
+        slot.into_iter().for_each(|slot| self.areas.free(slot));
+        None
+    }
+
+    /// Gives a ticket back unused: the page is as before.
+    pub fn give_back(&self, ticket: Ticket) {
+        let Ticket { page, before, frame, .. } = ticket;
+        if let Some((frame, backing)) = frame
+            && Self::needs_frame(before)
+        {
+            self.cache.put(frame, backing);
+        }
+        self.settle(page, self.place(page), before, before);
+    }
+
+    /// The page's bytes can't be had any more. The driver sees to it that the program gets SIGBUS.
+    pub fn fail(&self, ticket: Ticket, slot: SlotIndex) {
+        let Ticket { page, before, frame, .. } = ticket;
+        if let Some((frame, backing)) = frame {
+            self.cache.put(frame, backing);
+        }
+        match before {
+            State::Pooled(handle) => self.pool.free(handle),
+            // The slot stays taken: nothing new is entrusted to a place that could not be read.
+            State::OnArea(_) => self.stats.count(Counter::ReadErrors),
+            state => panic!("a page that is {state:?} can't fail to load"),
+        }
+        self.stats.count(Counter::FaultLost);
+        self.settle(page, self.place(page), before, State::Lost(slot));
+    }
+
+    /// The place of a page that is locked, and so has one.
+    pub(super) fn place(&self, page: PageIndex) -> Place<'_> {
+        self.table.get(page).expect("a locked page has a leaf")
+    }
+}

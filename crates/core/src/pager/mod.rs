@@ -1,0 +1,204 @@
+//! The pager: the only place where a page changes state.
+//!
+//! It decides and keeps the books; it never waits, never touches program memory, and never makes a system
+//! call. Each move is a pair: something locks the page's entry and hands out what is needed (a
+//! [`Ticket`], a [`Batch`], a [`WriteBatch`]), the driver does the work, and a settle ends the move.
+//!
+//! Invariants, for pages in registered ranges, whenever a page isn't locked:
+//! 1. `Resident` if and only if the page is in the program's memory.
+//! 2. Each frame, pool object and slot in use belongs to exactly one page, which names it; or to a write in
+//!    flight whose page went elsewhere meanwhile; or to a ticket.
+//! 3. A resident page that still owns a slot is write-protected and unchanged since it was read.
+//!
+//! Resources change hands before the entry is settled: who can see the new state can rely on all of it.
+
+/// A place where another thread can come in between: the simulator uses it, everybody else has nothing here.
+macro_rules! pause {
+    () => {
+        #[cfg(feature = "planted")]
+        crate::planted::pause();
+    };
+}
+
+mod change;
+mod evict;
+mod fault;
+mod step;
+mod write;
+
+pub use change::Unsettled;
+pub use evict::Placed;
+pub use step::{Access, Batch, Left, Step, Taken, Ticket, WRITE_PAGES_MAX, WriteBatch, WriteRequest};
+pub use write::{Shrunk, WriteProgress};
+
+use crate::areas::Areas;
+use crate::cache::Cache;
+use crate::config::Config;
+use crate::reclaim::Clock;
+use crate::stats::{Gauge, Stats};
+use crate::sync::{self, Lock};
+use crate::table::entry::State;
+use crate::table::ranges::Ranges;
+use crate::table::{Place, Table};
+use crate::units::{PAGE_BYTES, PageIndex};
+use crate::zswap::pool::Pool;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// How threads that faulted on a page are told to try again.
+pub trait Wake: Sync {
+    /// Wakes whoever waits for this page. Must not call back into the pager.
+    fn wake(&self, page: PageIndex);
+}
+
+/// What a pager is made of.
+pub struct Parts<'m> {
+    /// Settings.
+    pub config: Config,
+    /// Page table.
+    pub table: Table<'m>,
+    /// Known ranges.
+    pub ranges: Ranges<'m>,
+    /// Frames.
+    pub cache: Cache<'m>,
+    /// Compressed pool.
+    pub pool: Pool<'m>,
+    /// Swap areas.
+    pub areas: Areas<'m>,
+    /// Where to count.
+    pub stats: &'m Stats,
+    /// Whom to tell.
+    pub wake: &'m dyn Wake,
+}
+
+/// One space: one process's managed memory and where its pages are.
+pub struct Pager<'m> {
+    /// Settings.
+    pub config: Config,
+    pub(crate) table: Table<'m>,
+    /// Known ranges; see [`crate::table::ranges`].
+    pub ranges: Lock<Ranges<'m>>,
+    pub(crate) cache: Cache<'m>,
+    pub(crate) pool: Pool<'m>,
+    pub(crate) areas: Areas<'m>,
+    pub(crate) clock: Lock<Clock>,
+    pub(crate) stats: &'m Stats,
+    wake: &'m dyn Wake,
+    /// Changes whenever a page was settled that somebody waited for.
+    settled: AtomicU32,
+    /// Where the search for slots that clean pages keep goes on.
+    kept_hint: AtomicU64,
+    /// Slots that could not be read and whose page is gone: never used again.
+    slots_given_up: AtomicU64,
+}
+
+impl<'m> Pager<'m> {
+    /// Nothing managed, everything empty.
+    pub fn new(parts: Parts<'m>) -> Pager<'m> {
+        Pager {
+            config: parts.config,
+            table: parts.table,
+            ranges: Lock::new(parts.ranges),
+            cache: parts.cache,
+            pool: parts.pool,
+            areas: parts.areas,
+            clock: Lock::new(Clock::new()),
+            stats: parts.stats,
+            wake: parts.wake,
+            settled: AtomicU32::new(0),
+            kept_hint: AtomicU64::new(0),
+            slots_given_up: AtomicU64::new(0),
+        }
+    }
+
+    /// The page table, to attach leaves.
+    pub const fn table(&self) -> &Table<'m> {
+        &self.table
+    }
+    /// The frames.
+    pub const fn cache(&self) -> &Cache<'m> {
+        &self.cache
+    }
+    /// The pool.
+    pub const fn pool(&self) -> &Pool<'m> {
+        &self.pool
+    }
+    /// The areas.
+    pub const fn areas(&self) -> &Areas<'m> {
+        &self.areas
+    }
+    /// The counters.
+    pub const fn stats(&self) -> &'m Stats {
+        self.stats
+    }
+
+    /// Slots that could not be read and whose page is gone.
+    pub fn slots_given_up(&self) -> u64 {
+        self.slots_given_up.load(Ordering::Relaxed)
+    }
+
+    /// The state of a page, as a hint.
+    pub fn state(&self, page: PageIndex) -> State {
+        self.table.get(page).map_or(State::Absent, |place| place.entry().load().state())
+    }
+
+    /// Pages in the program's memory.
+    pub fn resident(&self) -> u64 {
+        self.stats.gauge(Gauge::Resident)
+    }
+
+    /// Pages that are out and must come back.
+    pub fn evicted(&self) -> u64 {
+        self.stats.gauge(Gauge::Evicted)
+    }
+
+    /// The word that changes when a page is settled that somebody waits for; see [`Unsettled`].
+    pub const fn settled_word(&self) -> &AtomicU32 {
+        &self.settled
+    }
+
+    /// Ends a move of a locked page: books, new state, wake-up.
+    pub(crate) fn settle(&self, page: PageIndex, place: Place<'_>, before: State, after: State) {
+        pause!();
+        self.account(before, after);
+        if place.settle(before, after) {
+            // Ordering: Release: who sees the new count sees the settled entry.
+            self.settled.fetch_add(1, Ordering::Release);
+            sync::wake_all(&self.settled);
+            self.wake.wake(page);
+        }
+    }
+
+    /// Keeps the gauges in step with a page's state.
+    fn account(&self, before: State, after: State) {
+        for (gauge, was, is) in [
+            (Gauge::Resident, before.is_resident(), after.is_resident()),
+            (Gauge::Evicted, before.is_evicted(), after.is_evicted()),
+        ] {
+            match (was, is) {
+                (false, true) => {
+                    self.stats.gauge_add(gauge, 1);
+                }
+                (true, false) => self.stats.gauge_sub(gauge, 1),
+                _ => {}
+            }
+        }
+    }
+
+    /// Copies what the structures know about themselves into the gauges. Call now and then.
+    pub fn refresh_gauges(&self) {
+        let pool = self.pool.usage();
+        self.stats.set(Gauge::PoolBytes, pool.bytes as u64);
+        self.stats.set(Gauge::PoolPayload, pool.payload_bytes as u64);
+        self.stats.set(Gauge::Stored, pool.objects as u64);
+        self.stats.raise(Gauge::PoolPeak, pool.bytes as u64);
+        self.stats.raise(Gauge::StoredPeak, pool.objects as u64);
+        self.stats.set(Gauge::SlotsUsed, self.areas.in_use());
+    }
+
+    /// Memory of our own that grows and shrinks with what is evicted: the pool and frames with memory.
+    pub fn own_bytes(&self) -> u64 {
+        let cache = self.cache.usage();
+        let backed = self.cache.count() - cache.free + cache.free_backed;
+        self.pool.usage().bytes as u64 + u64::from(backed) * PAGE_BYTES as u64
+    }
+}

@@ -1,0 +1,92 @@
+//! Reclaim: who goes next.
+//!
+//! The kernel gives user space no "accessed" bit, so recency must be seen in who comes back. A clock hand goes
+//! round the program's ranges in address order; a page with age 0 goes, one with a higher age is spared and
+//! made younger. A page gets its age when it comes back: from the parking queue (it was out for a moment
+//! only, so it is in use) more than from farther away. Address order makes victims neighbours, so that one
+//! move takes a whole run.
+
+use crate::pager::{Batch, Pager};
+use crate::stats::Counter;
+use crate::table::Walk;
+use crate::table::entry::State;
+use crate::units::{PageIndex, PageRange};
+
+/// Laps that a page is spared which came back from the parking queue.
+pub const AGE_FROM_PARKED: u8 = 2;
+/// Laps for a page that came back from the pool or an area.
+pub const AGE_FROM_AFAR: u8 = 0;
+/// Entries that one search looks at before it gives up for now: about a millisecond.
+const LOOKS_MAX: u32 = 1 << 18;
+
+/// The hand.
+pub struct Clock {
+    hand: PageIndex,
+}
+
+impl Clock {
+    /// At the beginning of the address space.
+    pub const fn new() -> Clock {
+        Clock { hand: PageIndex(0) }
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Clock::new()
+    }
+}
+
+impl Pager<'_> {
+    /// Fills `batch` with victims, each locked, up to `max`. Under the shared map lock. Goes at most twice
+    /// around, so that pages spared the first time are found the second.
+    pub(crate) fn choose(&self, batch: &mut Batch, max: usize) {
+        let mut clock = self.clock.lock();
+        let (mut looks, mut wraps) = (0, 0);
+        while batch.len() < max && looks < LOOKS_MAX && wraps < 3 {
+            let Some(range) = self.evictable_at_or_after(clock.hand) else {
+                clock.hand = PageIndex(0);
+                wraps += 1;
+                continue;
+            };
+            let from = if range.contains(clock.hand) { clock.hand } else { range.start };
+            clock.hand = self.choose_in(PageRange::new(from, range.end), batch, max, &mut looks);
+        }
+    }
+
+    fn evictable_at_or_after(&self, page: PageIndex) -> Option<PageRange> {
+        let ranges = self.ranges.lock();
+        let mut from = page;
+        loop {
+            let range = ranges.at_or_after(from)?;
+            if range.flags.may_evict() {
+                return Some(range.pages);
+            }
+            from = range.pages.end;
+        }
+    }
+
+    /// Goes through one range; returns where the hand stands afterwards.
+    fn choose_in(&self, range: PageRange, batch: &mut Batch, max: usize, looks: &mut u32) -> PageIndex {
+        let mut rest = range;
+        while let Some((page, place)) = self.table.next(rest, Walk::Resident) {
+            rest = PageRange::new(page.plus(1), range.end);
+            *looks += 1;
+            let word = place.entry().load();
+            let State::Resident { slot, age } = word.state() else { continue };
+            if word.is_locked() {
+                continue;
+            }
+            if age > 0 {
+                self.stats.count(Counter::ClockSpared);
+                place.entry().grow_younger(word);
+            } else if place.entry().try_lock(word).is_ok() {
+                batch.push(page, slot);
+            }
+            if batch.len() >= max || *looks >= LOOKS_MAX {
+                return rest.start;
+            }
+        }
+        range.end
+    }
+}

@@ -1,0 +1,351 @@
+//! Counters and latencies: one table each. Names in `--stats` JSON, the summary and the docs come from here.
+//!
+//! Counters only rise and are shared by all threads of a process; whoever reads them subtracts. They live
+//! in memory that the driver hands over: the live runtime puts them into the session's shared memory, so
+//! that the supervisor can read them however the program died. Linux's names where Linux has the thing.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! table {
+    ($(#[$meta:meta])* $name:ident { $($(#[doc = $doc:literal])+ $variant:ident = $text:literal, $unit:literal;)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum $name { $($(#[doc = $doc])+ $variant),+ }
+        impl $name {
+            /// Every row, in the order of the table.
+            pub const ALL: &'static [$name] = &[$($name::$variant),+];
+            /// Rows in the table.
+            pub const COUNT: usize = Self::ALL.len();
+            /// The name users see.
+            pub const fn name(self) -> &'static str { match self { $($name::$variant => $text),+ } }
+            /// What one unit of it is.
+            pub const fn unit(self) -> &'static str { match self { $($name::$variant => $unit),+ } }
+            /// One sentence for the user.
+            pub const fn help(self) -> &'static str { match self { $($name::$variant => concat!($($doc),+)),+ } }
+        }
+    };
+}
+
+table! {
+    /// What only rises.
+    Counter {
+        /// Pages read from areas.
+        Pswpin = "pswpin", "pages";
+        /// Pages written to areas.
+        Pswpout = "pswpout", "pages";
+        /// Pages that came back from the compressed pool.
+        Zswpin = "zswpin", "pages";
+        /// Pages stored in the compressed pool.
+        Zswpout = "zswpout", "pages";
+        /// Pages moved from the pool to an area.
+        Zswpwb = "zswpwb", "pages";
+        /// All-zero pages that came back without I/O.
+        SwpinZero = "swpin_zero", "pages";
+        /// All-zero pages that went out without I/O.
+        SwpoutZero = "swpout_zero", "pages";
+        /// Pages of one repeated word that came back.
+        SwpinSame = "swpin_same", "pages";
+        /// Pages of one repeated word that went out.
+        SwpoutSame = "swpout_same", "pages";
+        /// First touches of memory that was never there, after the budget was reached.
+        FaultFirst = "fault_first", "faults";
+        /// Faults on pages still parked uncompressed (minor faults).
+        FaultParked = "fault_parked", "faults";
+        /// Faults served from the pool, or from a repeated word.
+        FaultPool = "fault_pool", "faults";
+        /// Faults that read an area.
+        FaultArea = "fault_area", "faults";
+        /// First writes to pages whose clean copy still owned a slot.
+        FaultWrite = "fault_write", "faults";
+        /// Faults on a page that another thread was already moving.
+        FaultJoined = "fault_joined", "faults";
+        /// Faults on a page that was back before its message was read.
+        FaultSpurious = "fault_spurious", "faults";
+        /// Faults on pages whose only copy could not be read: the program got SIGBUS.
+        FaultLost = "fault_lost", "faults";
+        /// Pages taken out of the program's memory.
+        EvictTaken = "evict_taken", "pages";
+        /// Pages that could not be taken because the kernel or a device held them.
+        EvictBusy = "evict_busy", "pages";
+        /// Pages the kernel said were not there when we came to take them.
+        EvictGone = "evict_gone", "pages";
+        /// Unchanged pages dropped without a write: their slot still had the same bytes.
+        EvictClean = "evict_clean", "pages";
+        /// Parked pages put back because there was nowhere to go.
+        EvictPutBack = "evict_put_back", "pages";
+        /// Pages the clock hand passed over because they had come back lately.
+        ClockSpared = "clock_spared", "pages";
+        /// Eviction batches by the background thread.
+        ReclaimBackground = "reclaim_background", "batches";
+        /// Eviction batches by a thread that was serving a fault.
+        ReclaimDirect = "reclaim_direct", "batches";
+        /// Stores refused because the pool was at its limit.
+        PoolLimitHit = "pool_limit_hit", "pages";
+        /// Pages that don't compress.
+        RejectCompressPoor = "reject_compress_poor", "pages";
+        /// Pages kept uncompressed in the pool because there was no area.
+        StoredRaw = "stored_raw", "pages";
+        /// Objects moved to make whole pool blocks free.
+        PoolMoved = "pool_moved", "objects";
+        /// Write requests sent to areas; pswpout divided by this is the mean merged write.
+        AreaWrites = "area_writes", "requests";
+        /// Failed writes: the pages were kept.
+        WriteErrors = "write_errors", "pages";
+        /// Failed reads: the pages are lost.
+        ReadErrors = "read_errors", "pages";
+        /// Pages that found no free slot in any area.
+        AreaFull = "area_full", "pages";
+        /// Times that memory stayed over the budget because nothing could be evicted.
+        OverBudget = "over_budget", "times";
+        /// Forks refused with ENOMEM because pages were evicted.
+        ForkRefused = "fork_refused", "calls";
+        /// Mappings registered with userfaultfd.
+        Registered = "registered", "calls";
+        /// Changes of managed mappings by the program (munmap, mremap, madvise, ...).
+        MapChanges = "map_changes", "calls";
+    }
+}
+
+table! {
+    /// What goes up and down, with the highest value seen where it is named so.
+    Gauge {
+        /// Managed pages in the program's memory.
+        Resident = "resident", "pages";
+        /// Pages that are out: parked, same-filled, in the pool or on an area.
+        Evicted = "evicted", "pages";
+        /// Pages in the compressed pool.
+        Stored = "stored_pages", "pages";
+        /// Memory of the pool.
+        PoolBytes = "pool_total_size", "bytes";
+        /// Compressed bytes in the pool, without the pool's own waste.
+        PoolPayload = "pool_payload", "bytes";
+        /// Slots in use.
+        SlotsUsed = "slots_used", "pages";
+        /// The process's anonymous memory when last measured.
+        Anonymous = "anonymous", "bytes";
+        /// The highest anonymous memory measured.
+        AnonymousPeak = "anonymous_peak", "bytes";
+        /// The most memory the program had at once: in RAM and evicted.
+        ProgramPeak = "program_peak", "bytes";
+        /// The pool's largest size.
+        PoolPeak = "pool_peak", "bytes";
+        /// The most pages that were in the pool at once.
+        StoredPeak = "stored_peak", "pages";
+        /// Registered managed memory.
+        ManagedBytes = "managed_bytes", "bytes";
+        /// 1 once the budget was reached and eviction began.
+        Active = "active", "flag";
+    }
+}
+
+table! {
+    /// Kinds of fault whose latency is kept, measured from reading the message to waking the thread.
+    Latency {
+        /// First touch.
+        First = "first", "ns";
+        /// From the swap cache.
+        Parked = "parked", "ns";
+        /// From the pool, or a repeated word.
+        Pool = "pool", "ns";
+        /// From an area.
+        Area = "area", "ns";
+    }
+}
+
+impl Gauge {
+    /// Whether it keeps the highest value seen, rather than the present one.
+    pub const fn is_peak(self) -> bool {
+        matches!(
+            self,
+            Gauge::AnonymousPeak | Gauge::ProgramPeak | Gauge::PoolPeak | Gauge::StoredPeak | Gauge::Active
+        )
+    }
+}
+
+/// Buckets of a latency histogram: four to an octave, from 1 ns up; the last one takes the rest.
+pub const BUCKETS: usize = 160;
+
+/// Durations in logarithmic buckets (each a quarter of an octave wide, so a percentile is within 19 %).
+#[repr(C)]
+pub struct Histogram {
+    count: AtomicU64,
+    sum_ns: AtomicU64,
+    max_ns: AtomicU64,
+    buckets: [AtomicU64; BUCKETS],
+}
+
+impl Histogram {
+    const fn bucket_of(ns: u64) -> usize {
+        let ns = if ns < 4 { 4 } else { ns };
+        let octave = 63 - ns.leading_zeros() as usize;
+        let quarter = ((ns >> (octave - 2)) & 3) as usize;
+        let bucket = octave * 4 + quarter;
+        if bucket < BUCKETS { bucket } else { BUCKETS - 1 }
+    }
+
+    /// Upper bound of a bucket, in ns.
+    const fn bucket_limit_ns(bucket: usize) -> u64 {
+        let (octave, quarter) = (bucket / 4, (bucket % 4) as u64);
+        if octave < 2 { 4 } else { (quarter + 5) << (octave - 2) }
+    }
+
+    /// Adds one duration. Signal-safe: atomics only.
+    pub fn record(&self, ns: u64) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.sum_ns.fetch_add(ns, Ordering::Relaxed);
+        self.max_ns.fetch_max(ns, Ordering::Relaxed);
+        self.buckets[Self::bucket_of(ns)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adds this histogram to a plain copy.
+    pub fn add_to(&self, sum: &mut LatencySummary) {
+        sum.count += self.count.load(Ordering::Relaxed);
+        sum.sum_ns += self.sum_ns.load(Ordering::Relaxed);
+        sum.max_ns = sum.max_ns.max(self.max_ns.load(Ordering::Relaxed));
+        for (total, bucket) in sum.buckets.iter_mut().zip(&self.buckets) {
+            *total += bucket.load(Ordering::Relaxed);
+        }
+    }
+}
+
+/// A plain copy of one or several histograms.
+#[derive(Clone)]
+pub struct LatencySummary {
+    /// Durations recorded.
+    pub count: u64,
+    /// Their sum.
+    pub sum_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+    buckets: [u64; BUCKETS],
+}
+
+impl Default for LatencySummary {
+    fn default() -> Self {
+        LatencySummary { count: 0, sum_ns: 0, max_ns: 0, buckets: [0; BUCKETS] }
+    }
+}
+
+impl LatencySummary {
+    /// Mean in ns; 0 if nothing was recorded.
+    pub const fn mean_ns(&self) -> u64 {
+        match self.sum_ns.checked_div(self.count) {
+            Some(mean) => mean,
+            None => 0,
+        }
+    }
+
+    /// The duration that `percent` of all are at or below: a bucket's upper bound, never above the maximum.
+    pub fn percentile_ns(&self, percent: f64) -> u64 {
+        let wanted = (self.count as f64 * percent / 100.0) as u64;
+        let mut seen = 0;
+        for (bucket, count) in self.buckets.iter().enumerate() {
+            seen += count;
+            if seen > 0 && seen >= wanted {
+                return Histogram::bucket_limit_ns(bucket).min(self.max_ns);
+            }
+        }
+        self.max_ns
+    }
+
+    /// Adds another summary to this one.
+    pub fn add(&mut self, other: &LatencySummary) {
+        self.count += other.count;
+        self.sum_ns += other.sum_ns;
+        self.max_ns = self.max_ns.max(other.max_ns);
+        for (total, bucket) in self.buckets.iter_mut().zip(&other.buckets) {
+            *total += bucket;
+        }
+    }
+}
+
+/// Everything one process counts. All-zero bytes are a valid, fresh value, so it can live in new memory.
+#[repr(C)]
+pub struct Stats {
+    counters: [AtomicU64; Counter::COUNT],
+    gauges: [AtomicU64; Gauge::COUNT],
+    latencies: [Histogram; Latency::COUNT],
+}
+
+impl Stats {
+    /// Adds one.
+    pub fn count(&self, counter: Counter) {
+        self.add(counter, 1);
+    }
+    /// Adds `n`.
+    pub fn add(&self, counter: Counter, n: u64) {
+        self.counters[counter as usize].fetch_add(n, Ordering::Relaxed);
+    }
+    /// A counter's value.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.counters[counter as usize].load(Ordering::Relaxed)
+    }
+    /// Sets a gauge.
+    pub fn set(&self, gauge: Gauge, value: u64) {
+        self.gauges[gauge as usize].store(value, Ordering::Relaxed);
+    }
+    /// Raises a gauge to `value` if it was lower.
+    pub fn raise(&self, gauge: Gauge, value: u64) {
+        // A peak is hardly ever new: look before writing a line that other threads write too.
+        if self.gauge(gauge) < value {
+            self.gauges[gauge as usize].fetch_max(value, Ordering::Relaxed);
+        }
+    }
+    /// Adds to a gauge.
+    pub fn gauge_add(&self, gauge: Gauge, n: u64) -> u64 {
+        self.gauges[gauge as usize].fetch_add(n, Ordering::Relaxed).wrapping_add(n)
+    }
+    /// Subtracts from a gauge.
+    pub fn gauge_sub(&self, gauge: Gauge, n: u64) {
+        let before = self.gauges[gauge as usize].fetch_sub(n, Ordering::Relaxed);
+        debug_assert!(before >= n, "{} fell below zero: {before} - {n}", gauge.name());
+    }
+    /// A gauge's value.
+    pub fn gauge(&self, gauge: Gauge) -> u64 {
+        self.gauges[gauge as usize].load(Ordering::Relaxed)
+    }
+    /// The histogram of one kind of fault.
+    pub fn latency(&self, kind: Latency) -> &Histogram {
+        &self.latencies[kind as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fresh() -> Box<Stats> {
+        // SAFETY: `Stats` is atomics of integers throughout; all-zero bytes are valid for each of them.
+        unsafe { Box::new(core::mem::zeroed()) }
+    }
+
+    #[test]
+    fn percentile_is_within_a_bucket_of_the_truth() {
+        let stats = fresh();
+        (1..=1000).for_each(|us| stats.latency(Latency::Pool).record(us * 1000));
+        let mut summary = LatencySummary::default();
+        stats.latency(Latency::Pool).add_to(&mut summary);
+        let p50 = summary.percentile_ns(50.0);
+        assert!((500_000..=600_000).contains(&p50), "{p50}");
+        assert_eq!((summary.max_ns, summary.count), (1_000_000, 1000));
+        assert_eq!(summary.percentile_ns(100.0), 1_000_000);
+    }
+
+    #[test]
+    fn every_duration_lies_below_its_buckets_limit() {
+        for ns in [0, 1, 3, 4, 5, 7, 8, 1023, 1024, 123_456_789, u64::from(u32::MAX) * 8] {
+            assert!(ns <= Histogram::bucket_limit_ns(Histogram::bucket_of(ns)), "{ns}");
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<_> = Counter::ALL.iter().map(|c| c.name()).collect();
+        names.extend(Gauge::ALL.iter().map(|g| g.name()));
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all);
+    }
+}

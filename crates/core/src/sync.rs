@@ -1,0 +1,167 @@
+//! The engine's lock, and the order in which locks are taken.
+//!
+//! Whatever a fault can reach may run inside somebody else's process, with that process's malloc lock held
+//! and in a thread that glibc doesn't know. So our lock is one 32-bit word, without thread-local storage
+//! and without a libc call. `core` makes no system call either: whoever drives it installs how to wait
+//! ([`set_parker`]); until then waiting is spinning.
+//!
+//! # Lock ranks, outermost first
+//!
+//! | rank | lock | protects |
+//! |---|---|---|
+//! | 1 | `runtime::map_lock` | that the program's mappings and our table say the same; shared by faults and evictions, exclusive for changes |
+//! | 2 | a page's lock bit (`table::Entry`) | who may move this page |
+//! | 3 | `reclaim::Clock` | the hand |
+//! | 4 | `Pager::ranges` | which mappings we know, and what may be done with each |
+//! | 5 | `cache::Cache` | which frames are free, the queue of parked pages |
+//! | 6 | `zswap::Pool` | objects, size classes, age order |
+//! | 7 | `areas::Areas` | clusters, slot bits, owners |
+//!
+//! Take ranks downward only. A lock of rank 3 and below is held for a bounded number of instructions, never
+//! across a system call, and never while program memory is touched.
+
+use core::cell::UnsafeCell;
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+/// How a thread waits for a word to change, and how waiters are woken: a futex in a live process.
+pub struct Parker {
+    /// Returns when `word` may no longer be `expected`; may return early.
+    pub wait: fn(word: &AtomicU32, expected: u32),
+    /// Wakes up to `count` threads that wait on `word`.
+    pub wake: fn(word: &AtomicU32, count: u32),
+}
+
+static PARKER: AtomicPtr<Parker> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Installs how threads of this process wait. Call once, before a second thread exists.
+pub fn set_parker(parker: &'static Parker) {
+    // Ordering: Release pairs with the Acquire in `parker`, so that the functions are seen complete.
+    PARKER.store(core::ptr::from_ref(parker).cast_mut(), Ordering::Release);
+}
+
+fn parker() -> Option<&'static Parker> {
+    // Ordering: Acquire pairs with the Release in `set_parker`.
+    let pointer = PARKER.load(Ordering::Acquire);
+    // SAFETY: `pointer` is null or came from the `&'static Parker` given to `set_parker`, which is never
+    // taken back.
+    unsafe { pointer.as_ref() }
+}
+
+/// Waits until `word` may have changed from `expected`. Signal-safe.
+pub fn wait(word: &AtomicU32, expected: u32) {
+    match parker() {
+        Some(parker) => (parker.wait)(word, expected),
+        None => core::hint::spin_loop(),
+    }
+}
+
+/// Wakes every thread that waits on `word`. Signal-safe.
+pub fn wake_all(word: &AtomicU32) {
+    if let Some(parker) = parker() {
+        (parker.wake)(word, i32::MAX as u32);
+    }
+}
+
+const FREE: u32 = 0;
+const HELD: u32 = 1;
+/// Held, and somebody may be waiting in the kernel.
+const CONTENDED: u32 = 2;
+
+/// How often to look again before going to sleep. Critical sections are some 100 ns; a futex wait and wake
+/// cost several microseconds.
+const SPINS: u32 = 64;
+
+/// A mutual-exclusion lock around a value: one word, no poisoning (a panic ends the process).
+pub struct Lock<T> {
+    state: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached only through a `Guard`, and `state` lets one guard exist at a time; so
+// sharing the lock only ever moves the value between threads, which needs `T: Send`.
+unsafe impl<T: Send> Sync for Lock<T> {}
+
+impl<T> Lock<T> {
+    /// A free lock.
+    pub const fn new(value: T) -> Self {
+        Lock { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+    }
+
+    /// Takes the lock, waiting for it. Signal-safe in a thread whose asynchronous signals are blocked.
+    pub fn lock(&self) -> Guard<'_, T> {
+        // Ordering: Acquire pairs with the Release in `Guard::drop`.
+        if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            self.lock_slow();
+        }
+        Guard { lock: self }
+    }
+
+    #[cold]
+    fn lock_slow(&self) {
+        for _ in 0..SPINS {
+            core::hint::spin_loop();
+            if self.state.load(Ordering::Relaxed) == FREE
+                // Ordering: Acquire as in `lock`.
+                && self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                return;
+            }
+        }
+        // Ordering: Acquire as in `lock`. CONTENDED although we may be alone: the unlock then wakes once too
+        // often, which is harmless; the other way round a sleeper would be forgotten.
+        while self.state.swap(CONTENDED, Ordering::Acquire) != FREE {
+            wait(&self.state, CONTENDED);
+        }
+    }
+}
+
+/// Proof that a [`Lock`] is held; gives it back when dropped.
+pub struct Guard<'a, T> {
+    lock: &'a Lock<T>,
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: this guard is the only one (see `Lock`), so nobody writes the value while we read it.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this guard is the only one, and we hold it by `&mut`, so no other reference exists.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    fn drop(&mut self) {
+        // Ordering: Release publishes what was written under the lock to the next Acquire.
+        if self.lock.state.swap(FREE, Ordering::Release) == CONTENDED
+            && let Some(parker) = parker()
+        {
+            (parker.wake)(&self.lock.state, 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn counts_of_many_threads_add_up() {
+        let lock = Arc::new(Lock::new(0_u64));
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let lock = Arc::clone(&lock);
+                std::thread::spawn(move || (0..5_000).for_each(|_| *lock.lock() += 1))
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(*lock.lock(), 20_000);
+    }
+}

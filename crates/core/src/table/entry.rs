@@ -1,0 +1,294 @@
+//! What we know about one page, in one word: state, payload, the page's lock, and whether somebody waits.
+//!
+//! Invariants:
+//! 1. Only the holder of the lock bit changes state or payload; everybody else may at most set `WAITED`.
+//! 2. `WAITED` is set only while the lock bit is; settling clears both at once and reports it. So whoever
+//!    set it is certain to be woken.
+//! 3. While locked, the word still shows the state before the move, so giving up is restoring it.
+//!
+//! ```text
+//! bits  0..4   state        bit 4  locked     bit 5  waited      bits 6..8  age (Resident)
+//! bits  9..25  frame (Parked, Writing) or kind of repeated word (Same)
+//! bits 32..64  slot (Resident and Parked: 0 = none), pool handle, or 32 bits of the repeated word
+//! ```
+
+use crate::units::{FrameIndex, SlotIndex};
+use crate::zswap::pool::ObjectHandle;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// The life of a page; see the table in ARCHITECTURE.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Never touched since it came under our care, or discarded: reads as zeros.
+    Absent,
+    /// Evicted, all zeros: nothing is stored anywhere.
+    Zero,
+    /// Evicted, one 64-bit word over and over.
+    Same(SameWord),
+    /// In the program's memory. With a slot: write-protected, and the slot still has the same bytes.
+    Resident {
+        /// The slot that still holds a copy.
+        slot: Option<SlotIndex>,
+        /// Laps of the clock hand it will be spared, 0 to 3.
+        age: u8,
+    },
+    /// Evicted, uncompressed in a frame, for a second chance.
+    Parked {
+        /// Where its bytes are.
+        frame: FrameIndex,
+        /// The slot that also still holds them.
+        slot: Option<SlotIndex>,
+    },
+    /// Evicted, its frame is being written to an area.
+    Writing {
+        /// Where its bytes are until the write is done.
+        frame: FrameIndex,
+    },
+    /// Evicted, in the compressed pool.
+    Pooled(ObjectHandle),
+    /// Evicted, in a slot of an area.
+    OnArea(SlotIndex),
+    /// Gone: the slot that held it could not be read.
+    Lost(SlotIndex),
+}
+
+impl State {
+    /// Out of the program's memory, with bytes that must come back.
+    pub const fn is_evicted(self) -> bool {
+        !matches!(self, State::Absent | State::Resident { .. } | State::Lost(_))
+    }
+    /// In the program's memory.
+    pub const fn is_resident(self) -> bool {
+        matches!(self, State::Resident { .. })
+    }
+    /// The slot it owns, if any.
+    pub const fn slot(self) -> Option<SlotIndex> {
+        match self {
+            State::Resident { slot, .. } | State::Parked { slot, .. } => slot,
+            State::OnArea(slot) => Some(slot),
+            _ => None,
+        }
+    }
+}
+
+/// A 64-bit word that fits 34 bits: both halves equal, or one half trivial. Others go to the pool, where
+/// LZ4 makes 20-odd bytes of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SameWord {
+    kind: u8,
+    half: u32,
+}
+
+impl SameWord {
+    /// Packs `word` if it has one of the four shapes: repeated half, small, small negative, high half only
+    /// (round floats). Never called for 0, which is [`State::Zero`].
+    pub const fn pack(word: u64) -> Option<SameWord> {
+        let (low, high) = (word as u32, (word >> 32) as u32);
+        if low == high {
+            Some(SameWord { kind: 0, half: low })
+        } else if high == 0 {
+            Some(SameWord { kind: 1, half: low })
+        } else if high == u32::MAX {
+            Some(SameWord { kind: 2, half: low })
+        } else if low == 0 {
+            Some(SameWord { kind: 3, half: high })
+        } else {
+            None
+        }
+    }
+    /// The word again.
+    pub const fn word(self) -> u64 {
+        let half = self.half as u64;
+        match self.kind {
+            0 => half << 32 | half,
+            1 => half,
+            2 => (u32::MAX as u64) << 32 | half,
+            _ => half << 32,
+        }
+    }
+}
+
+const LOCKED: u64 = 1 << 4;
+const WAITED: u64 = 1 << 5;
+const AGE_SHIFT: u32 = 6;
+const FRAME_SHIFT: u32 = 9;
+const FRAME_MASK: u64 = 0xffff;
+/// Frames that an entry can name.
+pub const FRAMES_MAX: u32 = 1 << 16;
+
+/// A copy of an entry's word.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Word(u64);
+
+impl core::fmt::Debug for Word {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let locked = if self.is_locked() { " locked" } else { "" };
+        write!(f, "{:?}{locked}", self.state())
+    }
+}
+
+impl Word {
+    const fn of(state: State) -> Word {
+        const fn slot_bits(slot: Option<SlotIndex>) -> u64 {
+            match slot {
+                Some(slot) => (slot.raw() as u64) << 32,
+                None => 0,
+            }
+        }
+        Word(match state {
+            State::Absent => 0,
+            State::Zero => 1,
+            State::Same(word) => 2 | (word.kind as u64) << FRAME_SHIFT | (word.half as u64) << 32,
+            State::Resident { slot, age } => 3 | (age as u64) << AGE_SHIFT | slot_bits(slot),
+            State::Parked { frame, slot } => 4 | (frame.0 as u64) << FRAME_SHIFT | slot_bits(slot),
+            State::Writing { frame } => 5 | (frame.0 as u64) << FRAME_SHIFT,
+            State::Pooled(handle) => 6 | (handle.raw() as u64) << 32,
+            State::OnArea(slot) => 7 | (slot.raw() as u64) << 32,
+            State::Lost(slot) => 8 | (slot.raw() as u64) << 32,
+        })
+    }
+
+    /// The state it shows; while locked, the one before the move.
+    pub const fn state(self) -> State {
+        let high = (self.0 >> 32) as u32;
+        let slot = if high == 0 { None } else { Some(SlotIndex::from_raw(high)) };
+        let frame = FrameIndex(((self.0 >> FRAME_SHIFT) & FRAME_MASK) as u32);
+        match self.0 & 0xf {
+            0 => State::Absent,
+            1 => State::Zero,
+            2 => State::Same(SameWord { kind: frame.0 as u8, half: high }),
+            3 => State::Resident { slot, age: (self.0 >> AGE_SHIFT & 3) as u8 },
+            4 => State::Parked { frame, slot },
+            5 => State::Writing { frame },
+            6 => match ObjectHandle::from_raw(high) {
+                Some(handle) => State::Pooled(handle),
+                None => panic!("a pooled page's word names no object"),
+            },
+            7 => State::OnArea(SlotIndex::from_raw(high)),
+            8 => State::Lost(SlotIndex::from_raw(high)),
+            _ => panic!("a page's word has no such state"),
+        }
+    }
+    /// Whether somebody is moving this page.
+    pub const fn is_locked(self) -> bool {
+        self.0 & LOCKED != 0
+    }
+}
+
+/// The word of one page.
+#[repr(transparent)]
+pub struct Entry(AtomicU64);
+
+// SAFETY: an atomic integer; zero is `Absent`, unlocked.
+unsafe impl crate::memory::Zeroed for Entry {}
+
+impl Entry {
+    /// The word as it is now; only a hint unless the caller holds the lock.
+    pub fn load(&self) -> Word {
+        // Ordering: Acquire pairs with `settle`: who sees a state also sees what was stored for it.
+        Word(self.0.load(Ordering::Acquire))
+    }
+
+    /// Locks the page if its word is still `seen`; else says what it is now.
+    pub fn try_lock(&self, seen: Word) -> Result<(), Word> {
+        debug_assert!(!seen.is_locked());
+        // Ordering: Acquire pairs with the Release in `settle` of whoever held the lock before.
+        self.0
+            .compare_exchange(seen.0, seen.0 | LOCKED, Ordering::Acquire, Ordering::Acquire)
+            .map(|_| ())
+            .map_err(Word)
+    }
+
+    /// Asks the holder of the lock to wake us; false if the page isn't locked any more.
+    #[must_use]
+    pub fn ask_to_be_woken(&self) -> bool {
+        let asked = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+            (word & LOCKED != 0).then_some(word | WAITED)
+        });
+        asked.is_ok()
+    }
+
+    /// Ends a move: sets the new state, unlocks, and says whether somebody waits and must be woken.
+    #[must_use]
+    pub fn settle(&self, state: State) -> bool {
+        // Ordering: Release publishes everything done for this page to the next `load` or `try_lock`.
+        let before = self.0.swap(Word::of(state).0, Ordering::Release);
+        assert!(before & LOCKED != 0, "a page was settled that nobody had locked: {:?}", Word(before));
+        before & WAITED != 0
+    }
+
+    /// Takes one lap off the age of a resident page that nobody is moving, if its word is still `seen`.
+    pub fn grow_younger(&self, seen: Word) {
+        let State::Resident { slot, age } = seen.state() else { return };
+        debug_assert!(!seen.is_locked() && age > 0);
+        let younger = Word::of(State::Resident { slot, age: age - 1 }).0;
+        // Losing the race means that the page is moving: then its age no longer matters.
+        let _ = self.0.compare_exchange(seen.0, younger, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Sets a state outright. Only under the exclusive map lock, on an unlocked page.
+    pub fn set(&self, state: State) {
+        // Ordering: Release as in `settle`.
+        let before = self.0.swap(Word::of(state).0, Ordering::Release);
+        assert!(before & LOCKED == 0, "a page was set while somebody was moving it: {:?}", Word(before));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::AreaId;
+    use proptest::prelude::*;
+
+    fn any_state() -> impl Strategy<Value = State> {
+        let slot = (0_u8..16, 1_u32..(1 << 28)).prop_map(|(a, o)| SlotIndex::new(AreaId(a), o));
+        let maybe_slot = prop::option::of(slot.clone());
+        let frame = (0..FRAMES_MAX).prop_map(FrameIndex);
+        prop_oneof![
+            Just(State::Absent),
+            Just(State::Zero),
+            any::<u32>().prop_map(|w| State::Same(SameWord::pack(u64::from(w)).unwrap())),
+            (maybe_slot.clone(), 0_u8..4).prop_map(|(slot, age)| State::Resident { slot, age }),
+            (frame.clone(), maybe_slot).prop_map(|(frame, slot)| State::Parked { frame, slot }),
+            frame.prop_map(|frame| State::Writing { frame }),
+            (1..u32::MAX).prop_map(|h| State::Pooled(ObjectHandle::from_raw(h).unwrap())),
+            slot.clone().prop_map(State::OnArea),
+            slot.prop_map(State::Lost),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn word_keeps_every_state(state in any_state()) {
+            prop_assert_eq!(Word::of(state).state(), state);
+        }
+
+        #[test]
+        fn same_word_comes_back_whole(word in any::<u64>(), half in any::<u32>()) {
+            if let Some(packed) = SameWord::pack(word) { prop_assert_eq!(packed.word(), word); }
+            let half = u64::from(half);
+            for shaped in [half << 32 | half, half, u64::MAX << 32 | half, half << 32] {
+                prop_assert_eq!(SameWord::pack(shaped).unwrap().word(), shaped);
+            }
+        }
+    }
+
+    #[test]
+    fn waiter_is_reported_exactly_once_and_only_while_locked() {
+        let entry = Entry(AtomicU64::new(0));
+        assert!(!entry.ask_to_be_woken());
+        entry.try_lock(entry.load()).unwrap();
+        assert!(entry.ask_to_be_woken());
+        assert!(entry.settle(State::Zero));
+        entry.try_lock(entry.load()).unwrap();
+        assert!(!entry.settle(State::Absent));
+    }
+
+    #[test]
+    fn lock_of_changed_word_shows_the_change() {
+        let entry = Entry(AtomicU64::new(0));
+        let seen = entry.load();
+        entry.set(State::Zero);
+        assert_eq!(entry.try_lock(seen).unwrap_err().state(), State::Zero);
+    }
+}

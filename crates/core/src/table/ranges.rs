@@ -1,0 +1,313 @@
+//! The ranges of a space: which of the program's mappings we know, and what may be done with each.
+//!
+//! A sorted, gap-tolerant list that mirrors the kernel's list of anonymous private mappings, as the hooks see
+//! them made and changed. It is consulted when victims are chosen and when mappings change, never on the way
+//! of a fault: there, a page's entry says all.
+
+use crate::memory::Zeroed;
+use crate::units::{PageIndex, PageRange};
+
+/// What we know about a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flags(u32);
+
+impl Flags {
+    /// Nothing known: readable and writable, not registered.
+    pub const NONE: Flags = Flags(0);
+    /// Registered with userfaultfd: its faults come to us.
+    pub const REGISTERED: Flags = Flags(1);
+    /// Not readable and writable now: nothing is taken out of it.
+    pub const PROTECTED: Flags = Flags(1 << 1);
+    /// Locked with mlock.
+    pub const LOCKED: Flags = Flags(1 << 2);
+    /// Must stay in memory: it holds a thread's stack or control block.
+    pub const HELD: Flags = Flags(1 << 3);
+    /// The program itself asked that a fork's child doesn't get it.
+    pub const DONT_FORK: Flags = Flags(1 << 4);
+    /// Protection that we don't manage (executable, protection keys): leave it alone.
+    pub const FOREIGN: Flags = Flags(1 << 5);
+    const NO_EVICTION: u32 = Self::PROTECTED.0 | Self::LOCKED.0 | Self::HELD.0 | Self::FOREIGN.0;
+
+    /// Whether all of `other` is set.
+    pub const fn has(self, other: Flags) -> bool {
+        self.0 & other.0 == other.0
+    }
+    /// With `other` set as well.
+    #[must_use]
+    pub const fn with(self, other: Flags) -> Flags {
+        Flags(self.0 | other.0)
+    }
+    /// With `other` cleared.
+    #[must_use]
+    pub const fn without(self, other: Flags) -> Flags {
+        Flags(self.0 & !other.0)
+    }
+    /// Whether pages may be taken out of such a range.
+    pub const fn may_evict(self) -> bool {
+        self.has(Flags::REGISTERED) && self.0 & Self::NO_EVICTION == 0
+    }
+    /// Whether such a range may be registered at all.
+    pub const fn may_register(self) -> bool {
+        self.0 & (Self::HELD.0 | Self::FOREIGN.0 | Self::LOCKED.0) == 0
+    }
+}
+
+/// One range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Its pages.
+    pub pages: PageRange,
+    /// What is known about it.
+    pub flags: Flags,
+}
+
+// SAFETY: two integers and a bit set, each valid as zero.
+unsafe impl Zeroed for Range {}
+
+/// The list is full: the program has more mappings than we can follow (the kernel's limit is 65,530).
+#[derive(Debug, PartialEq, Eq)]
+pub struct TooMany;
+
+/// Sorted, disjoint ranges; neighbours with equal flags are one range.
+pub struct Ranges<'m> {
+    list: &'m mut [Range],
+    count: usize,
+}
+
+impl<'m> Ranges<'m> {
+    /// An empty list in handed memory.
+    pub fn new(list: &'m mut [Range]) -> Ranges<'m> {
+        Ranges { list, count: 0 }
+    }
+
+    /// All of them, in address order.
+    pub fn as_slice(&self) -> &[Range] {
+        &self.list[..self.count]
+    }
+
+    /// Index of the first range that ends after `page`.
+    fn first_ending_after(&self, page: PageIndex) -> usize {
+        self.as_slice().partition_point(|range| range.pages.end <= page)
+    }
+
+    /// The range that contains `page`.
+    pub fn find(&self, page: PageIndex) -> Option<Range> {
+        self.at_or_after(page).filter(|range| range.pages.contains(page))
+    }
+
+    /// The first range that has a page at or after `page`.
+    pub fn at_or_after(&self, page: PageIndex) -> Option<Range> {
+        self.as_slice().get(self.first_ending_after(page)).copied()
+    }
+
+    /// Whether any range has a page in `pages`.
+    pub fn touches(&self, pages: PageRange) -> bool {
+        self.at_or_after(pages.start).is_some_and(|range| range.pages.start < pages.end)
+    }
+
+    /// Makes `pages` a range with `flags`, whatever was there.
+    pub fn insert(&mut self, pages: PageRange, flags: Flags) -> Result<(), TooMany> {
+        self.replace(pages, Some(flags))
+    }
+
+    /// Forgets `pages`.
+    pub fn remove(&mut self, pages: PageRange) -> Result<(), TooMany> {
+        self.replace(pages, None)
+    }
+
+    /// Changes the flags of every range in `pages`, splitting those that stick out. `pages` that no range
+    /// covers stay uncovered.
+    pub fn update(&mut self, pages: PageRange, change: impl Fn(Flags) -> Flags) -> Result<(), TooMany> {
+        let mut from = pages.start;
+        while from < pages.end
+            && let Some(range) = self.at_or_after(from).filter(|range| range.pages.start < pages.end)
+        {
+            let part = range.pages.intersection(pages);
+            let flags = change(range.flags);
+            if flags != range.flags {
+                self.insert(part, flags)?;
+            }
+            from = part.end;
+        }
+        Ok(())
+    }
+
+    /// Puts `with` in place of whatever lies in `pages`: at most the two ends of what was there stay.
+    fn replace(&mut self, pages: PageRange, with: Option<Flags>) -> Result<(), TooMany> {
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let first = self.first_ending_after(pages.start);
+        let last = self.as_slice().partition_point(|range| range.pages.start < pages.end);
+        let mut pieces = [Range { pages, flags: Flags::NONE }; 3];
+        let mut piece_count = 0;
+        let mut keep = |range: Range| {
+            pieces[piece_count] = range;
+            piece_count += 1;
+        };
+        if first < last && self.list[first].pages.start < pages.start {
+            let head = self.list[first];
+            keep(Range { pages: PageRange::new(head.pages.start, pages.start), ..head });
+        }
+        if let Some(flags) = with {
+            keep(Range { pages, flags });
+        }
+        if first < last && self.list[last - 1].pages.end > pages.end {
+            let tail = self.list[last - 1];
+            keep(Range { pages: PageRange::new(pages.end, tail.pages.end), ..tail });
+        }
+        self.splice(first, last, &pieces[..piece_count])?;
+        self.merge_around(first, first + piece_count);
+        Ok(())
+    }
+
+    fn splice(&mut self, first: usize, last: usize, with: &[Range]) -> Result<(), TooMany> {
+        let count = self.count - (last - first) + with.len();
+        if count > self.list.len() {
+            return Err(TooMany);
+        }
+        self.list.copy_within(last..self.count, first + with.len());
+        self.list[first..first + with.len()].copy_from_slice(with);
+        self.count = count;
+        Ok(())
+    }
+
+    /// Joins equal neighbours among `first - 1 ..= last`.
+    fn merge_around(&mut self, first: usize, last: usize) {
+        let mut at = first.saturating_sub(1);
+        let mut end = (last + 1).min(self.count);
+        while at + 1 < end {
+            let (a, b) = (self.list[at], self.list[at + 1]);
+            if a.pages.end == b.pages.start && a.flags == b.flags {
+                self.list[at].pages.end = b.pages.end;
+                self.list.copy_within(at + 2..self.count, at + 1);
+                self.count -= 1;
+                end -= 1;
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// The whole unbroken stretch of ranges around `page`, whatever their flags: what a user would call "the
+    /// mapping", for the question whether it is big enough to manage.
+    pub fn stretch(&self, page: PageIndex) -> Option<PageRange> {
+        let at = self.first_ending_after(page);
+        let mut whole = self.as_slice().get(at).filter(|range| range.pages.contains(page))?.pages;
+        for range in self.as_slice()[..at].iter().rev() {
+            if range.pages.end != whole.start {
+                break;
+            }
+            whole.start = range.pages.start;
+        }
+        for range in &self.as_slice()[at + 1..] {
+            if range.pages.start != whole.end {
+                break;
+            }
+            whole.end = range.pages.end;
+        }
+        Some(whole)
+    }
+
+    /// Copies all ranges to `list` and returns how many; those that don't fit are left out.
+    pub fn copy_to(&self, list: &mut [Range]) -> usize {
+        let count = self.count.min(list.len());
+        list[..count].copy_from_slice(&self.as_slice()[..count]);
+        count
+    }
+
+    /// Asserts that the list is sorted, disjoint and merged.
+    pub fn check(&self) {
+        for range in self.as_slice() {
+            assert!(!range.pages.is_empty(), "an empty range");
+        }
+        for pair in self.as_slice().windows(2) {
+            assert!(pair[0].pages.end <= pair[1].pages.start, "ranges overlap or are out of order");
+            let touch = pair[0].pages.end == pair[1].pages.start;
+            assert!(!touch || pair[0].flags != pair[1].flags, "equal neighbours were not merged");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PAGES: usize = 64;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Insert(u64, u64, u32),
+        Remove(u64, u64),
+        Register(u64, u64),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let span = (0..PAGES as u64, 0_u64..12);
+        prop_oneof![
+            (span.clone(), 0_u32..3).prop_map(|((a, n), f)| Op::Insert(a, n, f)),
+            span.clone().prop_map(|(a, n)| Op::Remove(a, n)),
+            span.prop_map(|(a, n)| Op::Register(a, n)),
+        ]
+    }
+
+    proptest! {
+        /// The naive model is an array of flags, one for each page.
+        #[test]
+        fn list_says_what_an_array_of_pages_says(ops in prop::collection::vec(op(), 1..60)) {
+            let mut memory = vec![Range { pages: PageRange::of(PageIndex(0), 0), flags: Flags::NONE }; PAGES + 16];
+            let mut ranges = Ranges::new(&mut memory);
+            let mut model = [None; PAGES + 16];
+            for op in ops {
+                match op {
+                    Op::Insert(a, n, f) => {
+                        ranges.insert(PageRange::of(PageIndex(a), n), Flags(f)).unwrap();
+                        model[a as usize..(a + n) as usize].fill(Some(f));
+                    }
+                    Op::Remove(a, n) => {
+                        ranges.remove(PageRange::of(PageIndex(a), n)).unwrap();
+                        model[a as usize..(a + n) as usize].fill(None);
+                    }
+                    Op::Register(a, n) => {
+                        ranges.update(PageRange::of(PageIndex(a), n), |f| f.with(Flags::REGISTERED)).unwrap();
+                        model[a as usize..(a + n) as usize].iter_mut().flatten().for_each(|f| *f |= 1);
+                    }
+                }
+                ranges.check();
+                for (page, flags) in model.iter().enumerate() {
+                    let found = ranges.find(PageIndex(page as u64)).map(|range| range.flags.0);
+                    prop_assert_eq!(found, *flags, "page {}", page);
+                    let stretch = ranges.stretch(PageIndex(page as u64)).map(PageRange::count);
+                    let expected = flags.map(|_| {
+                        let before = model[..page].iter().rev().take_while(|f| f.is_some()).count();
+                        let after = model[page..].iter().take_while(|f| f.is_some()).count();
+                        (before + after) as u64
+                    });
+                    prop_assert_eq!(stretch, expected);
+                }
+            }
+        }
+    }
+
+    /// An update of no pages inside a range looked at that range for ever.
+    #[test]
+    fn update_of_nothing_ends_and_changes_nothing() {
+        let mut memory = vec![Range { pages: PageRange::of(PageIndex(0), 0), flags: Flags::NONE }; 4];
+        let mut ranges = Ranges::new(&mut memory);
+        ranges.insert(PageRange::of(PageIndex(0), 10), Flags::NONE).unwrap();
+        ranges.update(PageRange::of(PageIndex(5), 0), |f| f.with(Flags::LOCKED)).unwrap();
+        assert_eq!(ranges.find(PageIndex(5)).unwrap().flags, Flags::NONE);
+    }
+
+    #[test]
+    fn full_list_refuses_and_stays_as_it_was() {
+        let mut memory = vec![Range { pages: PageRange::of(PageIndex(0), 0), flags: Flags::NONE }; 2];
+        let mut ranges = Ranges::new(&mut memory);
+        ranges.insert(PageRange::of(PageIndex(0), 10), Flags::NONE).unwrap();
+        ranges.insert(PageRange::of(PageIndex(20), 10), Flags::NONE).unwrap();
+        assert_eq!(ranges.remove(PageRange::of(PageIndex(4), 1)), Err(TooMany));
+        assert_eq!(ranges.as_slice().len(), 2);
+        ranges.check();
+    }
+}

@@ -1,0 +1,189 @@
+//! Units: an index, a count and a size are not the same number.
+//!
+//! Everything else in the house speaks in these types. Converting is always visible at the call, and
+//! rounding is always a named choice.
+
+/// Bytes in a page. The whole house assumes 4 KiB; `os::probe` refuses machines where this is not so.
+pub const PAGE_BYTES: usize = 4096;
+/// `PAGE_BYTES` as a shift.
+pub const PAGE_SHIFT: u32 = 12;
+const _: () = assert!(1 << PAGE_SHIFT == PAGE_BYTES);
+
+/// Slots in a cluster: 2 MiB of an area, as Linux has it with transparent huge pages.
+pub const CLUSTER_SLOTS: u32 = 512;
+
+/// A page-sized, page-aligned buffer: what a frame and a scratch page are made of.
+#[repr(C, align(4096))]
+#[derive(Clone)]
+pub struct PageBytes(pub [u8; PAGE_BYTES]);
+
+impl PageBytes {
+    /// A page of zeros.
+    pub const ZERO: PageBytes = PageBytes([0; PAGE_BYTES]);
+}
+
+/// Number of a page in a space: its address divided by the page size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct PageIndex(pub u64);
+
+impl PageIndex {
+    /// The page that contains this address.
+    pub const fn of_address(address: usize) -> Self {
+        PageIndex((address >> PAGE_SHIFT) as u64)
+    }
+    /// Address of the page's first byte.
+    pub const fn address(self) -> usize {
+        (self.0 << PAGE_SHIFT) as usize
+    }
+    /// The page `count` further on.
+    #[must_use]
+    pub const fn plus(self, count: u64) -> Self {
+        PageIndex(self.0 + count)
+    }
+}
+
+/// Pages from `start` up to, not including, `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRange {
+    /// First page.
+    pub start: PageIndex,
+    /// One past the last page.
+    pub end: PageIndex,
+}
+
+impl PageRange {
+    /// `start..end`; an inverted range is empty.
+    pub const fn new(start: PageIndex, end: PageIndex) -> Self {
+        let end = if end.0 < start.0 { start } else { end };
+        PageRange { start, end }
+    }
+    /// `count` pages from `start`.
+    pub const fn of(start: PageIndex, count: u64) -> Self {
+        PageRange { start, end: PageIndex(start.0 + count) }
+    }
+    /// Every page that has a byte in `[address, address + bytes)`: the start rounded down, the end up.
+    pub const fn covering(address: usize, bytes: usize) -> Self {
+        let end = (address + bytes + PAGE_BYTES - 1) >> PAGE_SHIFT;
+        PageRange { start: PageIndex::of_address(address), end: PageIndex(end as u64) }
+    }
+    /// Pages in the range.
+    pub const fn count(self) -> u64 {
+        self.end.0 - self.start.0
+    }
+    /// Bytes in the range.
+    pub const fn bytes(self) -> usize {
+        (self.count() as usize) << PAGE_SHIFT
+    }
+    /// Whether no page is in it.
+    pub const fn is_empty(self) -> bool {
+        self.start.0 >= self.end.0
+    }
+    /// Whether `page` is in it.
+    pub const fn contains(self, page: PageIndex) -> bool {
+        self.start.0 <= page.0 && page.0 < self.end.0
+    }
+    /// What both ranges have; may be empty.
+    #[must_use]
+    pub const fn intersection(self, other: PageRange) -> PageRange {
+        let start = if self.start.0 > other.start.0 { self.start } else { other.start };
+        let end = if self.end.0 < other.end.0 { self.end } else { other.end };
+        PageRange::new(start, end)
+    }
+    /// The pages one by one, in address order.
+    pub fn iter(self) -> impl DoubleEndedIterator<Item = PageIndex> {
+        (self.start.0..self.end.0).map(PageIndex)
+    }
+}
+
+/// Number of a frame: a page-sized buffer that Farpage owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct FrameIndex(pub u32);
+
+impl FrameIndex {
+    /// As an index into a slice of frames.
+    pub const fn at(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Number of a swap area, in the order in which areas were put on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct AreaId(pub u8);
+
+/// A page-sized place in a swap area: the area's number in the top 4 bits, the slot in the other 28.
+///
+/// 28 bits of 4 KiB slots are 1 TiB per area; 4 bits are [`AREAS_MAX`] areas. The value 0 (slot 0 of area
+/// 0, which holds the header in every area) is never handed out, so it can mean "none" in a packed word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct SlotIndex(u32);
+
+/// Areas that can be on at once.
+pub const AREAS_MAX: usize = 16;
+/// Slots that one area can have.
+pub const SLOTS_PER_AREA_MAX: u32 = 1 << 28;
+const _: () = assert!((AREAS_MAX as u64) * (SLOTS_PER_AREA_MAX as u64) == 1 << 32);
+
+impl SlotIndex {
+    /// Slot `offset` of `area`.
+    pub const fn new(area: AreaId, offset: u32) -> Self {
+        assert!((area.0 as usize) < AREAS_MAX && offset < SLOTS_PER_AREA_MAX);
+        SlotIndex((area.0 as u32) << 28 | offset)
+    }
+    /// From the packed form.
+    pub const fn from_raw(raw: u32) -> Self {
+        SlotIndex(raw)
+    }
+    /// The packed form.
+    pub const fn raw(self) -> u32 {
+        self.0
+    }
+    /// The area it lies in.
+    pub const fn area(self) -> AreaId {
+        AreaId((self.0 >> 28) as u8)
+    }
+    /// Its number inside the area.
+    pub const fn offset(self) -> u32 {
+        self.0 & (SLOTS_PER_AREA_MAX - 1)
+    }
+    /// Byte offset inside the area.
+    pub const fn byte_offset(self) -> u64 {
+        (self.offset() as u64) << PAGE_SHIFT
+    }
+    /// The slot `count` further on in the same area.
+    #[must_use]
+    pub const fn plus(self, count: u32) -> Self {
+        SlotIndex::new(self.area(), self.offset() + count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn covering_rounds_start_down_and_end_up() {
+        let range = PageRange::covering(0x1fff, 2);
+        assert_eq!((range.start, range.end), (PageIndex(1), PageIndex(3)));
+        assert_eq!(PageRange::covering(0x2000, 0x1000).count(), 1);
+    }
+
+    #[test]
+    fn slot_keeps_area_and_offset_at_both_ends() {
+        for (area, offset) in [(0, 1), (15, SLOTS_PER_AREA_MAX - 1), (7, 0)] {
+            let slot = SlotIndex::new(AreaId(area), offset);
+            assert_eq!((slot.area(), slot.offset()), (AreaId(area), offset));
+            assert_eq!(SlotIndex::from_raw(slot.raw()), slot);
+        }
+    }
+
+    #[test]
+    fn intersection_of_disjoint_ranges_is_empty() {
+        let a = PageRange::of(PageIndex(1), 4);
+        assert!(a.intersection(PageRange::of(PageIndex(9), 1)).is_empty());
+        assert_eq!(a.intersection(PageRange::of(PageIndex(3), 9)).count(), 2);
+    }
+}

@@ -1,0 +1,273 @@
+//! Blocks: equal pieces of the pool's memory, each cut into slots of one class while it is in use.
+//!
+//! ```text
+//!   Cold --acquire--> InUse --last object gone--> Warm --begin_release--> Releasing --released--> Cold
+//!                       ^-----------acquire---------'
+//! ```
+//!
+//! A cold block has no memory behind it. A warm one is empty but keeps its memory, so that the next store
+//! neither asks the kernel for pages nor waits for zeroing; only more than a few of them are given back.
+//! A block that is being released belongs to the driver, which works without our lock: it can't be acquired
+//! until the driver says that it is done.
+//!
+//! Free slots of a block are linked through their own first two bytes; slots that were never used since
+//! the block was acquired are only counted, so that a block's pages get memory one by one.
+
+use core::ops::Range;
+
+use super::list::{Linked, Links, List};
+use super::objects::InBlock;
+
+/// Links among the blocks of one fullness group, or among cold or warm ones.
+pub(super) enum InGroup {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum BlockState {
+    /// Empty and without memory.
+    Cold = 0,
+    /// Empty, with memory.
+    Warm = 1,
+    /// Empty, its memory being given back by the driver.
+    Releasing = 2,
+    /// Cut into slots of its class, one at least in use.
+    InUse = 3,
+}
+
+/// What the pool knows about one block. All-zero bytes are a block that was never used.
+#[repr(C)]
+pub struct BlockMeta {
+    links: Links,
+    /// The live objects in it.
+    pub(super) objects: List<InBlock>,
+    /// Slots from this one on were not used since the block was acquired.
+    slots_touched: u16,
+    /// The slot freed last, plus 1; 0 if none is free below `slots_touched`.
+    slot_free: u16,
+    pub(super) class: u8,
+    pub(super) state: BlockState,
+}
+
+impl BlockMeta {
+    /// A block that was never used.
+    pub const UNUSED: BlockMeta = BlockMeta {
+        links: Links::NONE,
+        objects: List::EMPTY,
+        slots_touched: 0,
+        slot_free: 0,
+        class: 0,
+        state: BlockState::Cold,
+    };
+}
+
+impl Linked<InGroup> for BlockMeta {
+    fn links(&self) -> Links {
+        self.links
+    }
+    fn links_mut(&mut self) -> &mut Links {
+        &mut self.links
+    }
+}
+
+/// All blocks and the memory they stand for. Block numbers begin at 1.
+pub(super) struct Blocks<'m> {
+    pub metas: &'m mut [BlockMeta],
+    data: &'m mut [u8],
+    block_bytes: usize,
+    /// Blocks that may have memory at once.
+    pub limit: u32,
+    /// Warm blocks that are kept although nobody needs them now.
+    warm_kept: u32,
+    /// Blocks that were ever used: beyond them `metas` and `data` are untouched.
+    pub touched: u32,
+    cold: List<InGroup>,
+    /// The one emptied last first: its memory is likeliest to be in the CPU's caches.
+    warm: List<InGroup>,
+    pub in_use: u32,
+    releasing: u32,
+}
+
+impl<'m> Blocks<'m> {
+    pub fn new(metas: &'m mut [BlockMeta], data: &'m mut [u8], block_bytes: usize) -> Self {
+        let limit = (metas.len() - 1) as u32;
+        assert!(data.len() == limit as usize * block_bytes);
+        Blocks {
+            metas,
+            data,
+            block_bytes,
+            limit,
+            // A 64th of the pool, 1 MiB at most: some dozen stores between two calls of madvise.
+            warm_kept: (limit / 64).clamp(1, 16),
+            touched: 0,
+            cold: List::EMPTY,
+            warm: List::EMPTY,
+            in_use: 0,
+            releasing: 0,
+        }
+    }
+
+    pub fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    pub fn capacity(&self) -> u32 {
+        (self.metas.len() - 1) as u32
+    }
+
+    /// Blocks that have memory behind them.
+    pub fn with_memory(&self) -> u32 {
+        self.in_use + self.warm.count + self.releasing
+    }
+
+    /// An empty block to cut into slots of `class`; `None` if that would go over the limit.
+    pub fn acquire(&mut self, class: usize) -> Option<u32> {
+        // Even of warm blocks no more than the limit, which may have been lowered since they were acquired.
+        if self.in_use >= self.limit {
+            return None;
+        }
+        let block = match self.warm.pop_first(self.metas) {
+            Some(warm) => warm,
+            None if self.with_memory() >= self.limit => return None,
+            None => self.cold.pop_first(self.metas).unwrap_or_else(|| {
+                self.touched += 1;
+                self.touched
+            }),
+        };
+        let meta = &mut self.metas[block as usize];
+        assert!(matches!(meta.state, BlockState::Cold | BlockState::Warm) && meta.objects.count == 0);
+        (meta.state, meta.class) = (BlockState::InUse, class as u8);
+        (meta.slots_touched, meta.slot_free) = (0, 0);
+        self.in_use += 1;
+        Some(block)
+    }
+
+    /// Takes back a block whose last object is gone.
+    pub fn give_back(&mut self, block: u32) {
+        let meta = &mut self.metas[block as usize];
+        assert!(meta.state == BlockState::InUse && meta.objects.count == 0);
+        meta.state = BlockState::Warm;
+        self.in_use -= 1;
+        self.warm.push_first(self.metas, block);
+    }
+
+    /// Marks an empty block as being released, if there are more than should be kept.
+    pub fn begin_release(&mut self) -> Option<Range<usize>> {
+        if self.warm.count <= self.warm_kept && self.with_memory() <= self.limit {
+            return None;
+        }
+        let block = self.warm.pop_last(self.metas)?;
+        self.metas[block as usize].state = BlockState::Releasing;
+        self.releasing += 1;
+        Some(self.range(block))
+    }
+
+    /// The driver has given the memory of a released block back.
+    pub fn released(&mut self, range: Range<usize>) {
+        let block = (range.start / self.block_bytes) as u32 + 1;
+        assert!(block <= self.touched && range == self.range(block), "{range:?} is not a block");
+        let meta = &mut self.metas[block as usize];
+        assert!(meta.state == BlockState::Releasing, "block {block} was not being released");
+        meta.state = BlockState::Cold;
+        self.releasing -= 1;
+        self.cold.push_first(self.metas, block);
+    }
+
+    fn range(&self, block: u32) -> Range<usize> {
+        let start = (block as usize - 1) * self.block_bytes;
+        start..start + self.block_bytes
+    }
+
+    /// Where a slot begins in the data.
+    fn offset(&self, block: u32, slot: u16, slot_bytes: usize) -> usize {
+        let inside = usize::from(slot) * slot_bytes;
+        debug_assert!(inside + slot_bytes <= self.block_bytes);
+        (block as usize - 1) * self.block_bytes + inside
+    }
+
+    /// A free slot of a block that has one. Its content is arbitrary.
+    pub fn take_slot(&mut self, block: u32, slot_bytes: usize) -> u16 {
+        match self.metas[block as usize].slot_free {
+            0 => {
+                let slot = self.metas[block as usize].slots_touched;
+                assert!((usize::from(slot) + 1) * slot_bytes <= self.block_bytes, "block {block} is full");
+                self.metas[block as usize].slots_touched += 1;
+                slot
+            }
+            free => {
+                let at = self.offset(block, free - 1, slot_bytes);
+                self.metas[block as usize].slot_free = u16::from_ne_bytes([self.data[at], self.data[at + 1]]);
+                free - 1
+            }
+        }
+    }
+
+    /// Frees a slot; what was in it is overwritten in part.
+    pub fn free_slot(&mut self, block: u32, slot: u16, slot_bytes: usize) {
+        let at = self.offset(block, slot, slot_bytes);
+        let next = self.metas[block as usize].slot_free;
+        self.data[at..at + 2].copy_from_slice(&next.to_ne_bytes());
+        self.metas[block as usize].slot_free = slot + 1;
+    }
+
+    pub fn bytes(&self, block: u32, slot: u16, slot_bytes: usize, length: usize) -> &[u8] {
+        let at = self.offset(block, slot, slot_bytes);
+        &self.data[at..at + length]
+    }
+
+    pub fn write(&mut self, block: u32, slot: u16, slot_bytes: usize, bytes: &[u8]) {
+        let at = self.offset(block, slot, slot_bytes);
+        self.data[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Copies `length` bytes from one (block, slot) to another of the same class.
+    pub fn copy(&mut self, from: (u32, u16), to: (u32, u16), slot_bytes: usize, length: usize) {
+        let from = self.offset(from.0, from.1, slot_bytes);
+        let to = self.offset(to.0, to.1, slot_bytes);
+        self.data.copy_within(from..from + length, to);
+    }
+
+    /// Asserts what holds among blocks alone: each block ever used is in the one list that its state says.
+    pub fn check(&self) {
+        let mut counted = [0; 4];
+        for block in 1..=self.touched {
+            let meta = &self.metas[block as usize];
+            counted[meta.state as usize] += 1;
+            assert!((meta.objects.count != 0) == (meta.state == BlockState::InUse), "block {block}");
+        }
+        assert!(counted == [self.cold.count, self.warm.count, self.releasing, self.in_use]);
+        let expect = |block: u32, state| assert!(self.metas[block as usize].state == state, "block {block}");
+        self.cold.check(self.metas, |block| expect(block, BlockState::Cold));
+        self.warm.check(self.metas, |block| expect(block, BlockState::Warm));
+        assert!(self.touched <= self.capacity());
+    }
+
+    /// Asserts that the block's free slots and the slots in `used` are all different, and together all that
+    /// were ever touched.
+    pub fn check_slots(&self, block: u32, slot_bytes: usize, used: impl Iterator<Item = u16>) {
+        let meta = &self.metas[block as usize];
+        // One bit per slot: 64 KiB in slots of 32 bytes at most.
+        let mut seen = [0_u64; 32];
+        let mut count = 0;
+        let mut see = |slot: u16| {
+            assert!(slot < meta.slots_touched, "slot {slot} of block {block} was never taken");
+            let (word, bit) = (usize::from(slot / 64), 1 << (slot % 64));
+            assert!(seen[word] & bit == 0, "slot {slot} of block {block} has two uses");
+            seen[word] |= bit;
+            count += 1;
+        };
+        used.for_each(&mut see);
+        let mut free = meta.slot_free;
+        while free != 0 {
+            see(free - 1);
+            let at = self.offset(block, free - 1, slot_bytes);
+            free = u16::from_ne_bytes([self.data[at], self.data[at + 1]]);
+        }
+        assert!(count == meta.slots_touched, "block {block} lost a slot");
+    }
+
+    /// What the kernel does to memory that was given back, and worse: the content becomes `byte`.
+    #[cfg(test)]
+    pub fn scribble(&mut self, range: Range<usize>, byte: u8) {
+        self.data[range].fill(byte);
+    }
+}

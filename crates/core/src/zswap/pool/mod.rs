@@ -1,0 +1,279 @@
+//! The compressed pool: objects of 1 to 4096 bytes, packed densely, in age order, under a limit.
+//!
+//! An eviction stores a page's compressed bytes and keeps the handle in the page's entry; a fault loads them
+//! and frees the object. What doesn't come back grows old, and at the limit the driver's shrinker writes
+//! the oldest to areas.
+//!
+//! One lock covers everything, because everything under it is short: a store or a load is some list work and
+//! one copy of about 1 KiB, without compressing, decompressing or calling the kernel. From the outside in:
+//!
+//! - [`Pool`]: the operations, each one critical section.
+//! - `objects`: handles, owners, the age order.
+//! - `classes`: which slot size an object gets, and from which block.
+//! - `blocks`: pieces of memory on their way from cold to used and back.
+//! - `compact`: emptying sparse blocks, so that memory can be given back.
+//! - `layout`: how much memory to hand over. `list`, `check`: what the others stand on.
+#![forbid(unsafe_code)]
+
+mod blocks;
+mod check;
+mod classes;
+mod compact;
+mod layout;
+mod list;
+mod objects;
+#[cfg(test)]
+mod tests;
+
+use core::ops::Range;
+
+pub use blocks::BlockMeta;
+pub use layout::{HANDLE_BITS, PoolLayout, PoolMemory};
+pub use objects::{Age, ObjectHandle, ObjectMeta};
+
+use crate::sync::Lock;
+use crate::units::{PAGE_BYTES, PageIndex};
+use blocks::Blocks;
+use classes::Classes;
+use objects::Objects;
+
+/// Why an object could not be stored. In either case the pool stops accepting until it was shrunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreError {
+    /// The pool is at its limit.
+    Full,
+    /// Every handle is in use: the objects are smaller than the pool was laid out for.
+    NoHandle,
+}
+
+/// How large a pool is at one instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// Memory of blocks, including empty ones that are kept or wait to be released. Never over the limit,
+    /// unless the limit was lowered.
+    pub bytes: usize,
+    /// Of these, memory of blocks that hold objects: what the accept threshold is compared with.
+    pub bytes_occupied: usize,
+    /// Sum of the objects' lengths.
+    pub payload_bytes: usize,
+    /// Objects stored.
+    pub objects: usize,
+    /// Memory that the pool's own tables have touched so far; not part of `bytes`.
+    pub table_bytes: usize,
+}
+
+/// The compressed pool. Shared by all engine threads.
+pub struct Pool<'m> {
+    // Rank 5. Protects all of the pool. Held for list work and one copy of a page at most (`compact`: a few).
+    state: Lock<State<'m>>,
+}
+
+/// What the lock protects.
+struct State<'m> {
+    objects: Objects<'m>,
+    blocks: Blocks<'m>,
+    classes: Classes,
+    accept_percent: u32,
+    /// Set when a store met the limit, until the pool is below the accept threshold again.
+    was_full: bool,
+}
+
+impl<'m> Pool<'m> {
+    /// A pool in `memory`, which was mapped according to `layout` and is all zero. Once full, it accepts
+    /// again when no more than `accept_percent` of the limit is occupied (above 100 counts as 100).
+    pub fn new(layout: &PoolLayout, memory: PoolMemory<'m>, accept_percent: u32) -> Pool<'m> {
+        let PoolMemory { data, objects, blocks } = memory;
+        assert!(data.as_ptr().addr().is_multiple_of(PAGE_BYTES) || layout.data_bytes == 0);
+        let blocks =
+            Blocks::new(&mut blocks[..layout.blocks], &mut data[..layout.data_bytes], layout.block_bytes);
+        Pool {
+            state: Lock::new(State {
+                objects: Objects::new(&mut objects[..layout.objects]),
+                blocks,
+                classes: Classes::new(layout.block_bytes),
+                accept_percent: accept_percent.min(100),
+                was_full: false,
+            }),
+        }
+    }
+
+    /// Whether a page should be stored: no from the moment a store met the limit until the pool has shrunk
+    /// to the accept threshold. [`Pool::store`] doesn't ask this itself.
+    pub fn accepts(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.was_full && !state.is_over_accept_threshold() {
+            state.was_full = false;
+        }
+        !state.was_full && state.blocks.limit != 0
+    }
+
+    /// Whether there is more in the pool than the accept threshold: once the pool was full, the shrinker
+    /// goes on while there is. It should call [`Pool::compact`] between batches: objects that are old
+    /// together seldom lie together, so freeing them alone leaves holes rather than empty blocks.
+    pub fn over_accept_threshold(&self) -> bool {
+        self.state.lock().is_over_accept_threshold()
+    }
+
+    /// Stores `bytes` (1 to 4096 of them) for `owner`, who keeps the handle.
+    pub fn store(&self, owner: PageIndex, bytes: &[u8], age: Age) -> Result<ObjectHandle, StoreError> {
+        assert!(!bytes.is_empty() && bytes.len() <= PAGE_BYTES, "an object of {} bytes", bytes.len());
+        self.state.lock().store(owner, bytes, age)
+    }
+
+    /// Copies the object's bytes to the beginning of `out` and returns how many they are. The object stays.
+    /// Panics if it isn't live.
+    pub fn load(&self, handle: ObjectHandle, out: &mut [u8; PAGE_BYTES]) -> usize {
+        let state = self.state.lock();
+        let bytes = state.bytes_of(handle);
+        out[..bytes.len()].copy_from_slice(bytes);
+        bytes.len()
+    }
+
+    /// Frees the object. Panics if it isn't live.
+    pub fn free(&self, handle: ObjectHandle) {
+        let mut state = self.state.lock();
+        let number = state.objects.live(handle);
+        state.detach(number);
+        state.objects.end(number);
+    }
+
+    /// The object to write back next. It may be gone, or its handle have another owner, as soon as this
+    /// returns: lock the owner's entry and compare the handle in it before acting.
+    pub fn oldest(&self) -> Option<(ObjectHandle, PageIndex)> {
+        let state = self.state.lock();
+        let handle = ObjectHandle::from_raw(state.objects.by_age.first)?;
+        Some((handle, PageIndex(state.objects.metas[handle.raw() as usize].owner)))
+    }
+
+    /// Makes the object the youngest, because its page is busy now. Does nothing if the handle isn't
+    /// `owner`'s any more.
+    pub fn rotate(&self, handle: ObjectHandle, owner: PageIndex) {
+        let mut state = self.state.lock();
+        if state.objects.owner_of(handle) == Some(owner) {
+            state.objects.make_youngest(handle.raw());
+        }
+    }
+
+    /// Who owns the object; `None` if it isn't live.
+    pub fn owner(&self, handle: ObjectHandle) -> Option<PageIndex> {
+        self.state.lock().objects.owner_of(handle)
+    }
+
+    /// Gives the object to the page that its owner became. Panics if it isn't live.
+    pub fn rename(&self, handle: ObjectHandle, owner: PageIndex) {
+        let mut state = self.state.lock();
+        let number = state.objects.live(handle);
+        state.objects.metas[number as usize].owner = owner.0;
+    }
+
+    /// Bytes of the data whose memory should be given back: tell the kernel so, holding no lock, then call
+    /// [`Pool::released`]. Until then the pool doesn't use them. Call again until it returns `None`.
+    pub fn take_released(&self) -> Option<Range<usize>> {
+        self.state.lock().blocks.begin_release()
+    }
+
+    /// The memory of a range from [`Pool::take_released`] was given back (its content is arbitrary now).
+    /// Panics on any other range.
+    pub fn released(&self, range: Range<usize>) {
+        self.state.lock().blocks.released(range);
+    }
+
+    /// Changes the limit, up to the one the pool was laid out for. Lowering it frees nothing by itself: the
+    /// pool refuses new blocks, [`Pool::over_accept_threshold`] tells the shrinker to work, and empty
+    /// blocks are released.
+    pub fn set_limit(&self, bytes_max: usize) {
+        let mut state = self.state.lock();
+        let blocks = bytes_max / state.blocks.block_bytes();
+        state.blocks.limit = blocks.min(state.blocks.capacity() as usize) as u32;
+    }
+
+    /// The pool's size now.
+    pub fn usage(&self) -> PoolUsage {
+        let state = self.state.lock();
+        let block_bytes = state.blocks.block_bytes();
+        PoolUsage {
+            bytes: state.blocks.with_memory() as usize * block_bytes,
+            bytes_occupied: state.blocks.in_use as usize * block_bytes,
+            payload_bytes: state.objects.payload_bytes,
+            objects: state.objects.count(),
+            table_bytes: state.objects.touched as usize * size_of::<ObjectMeta>()
+                + state.blocks.touched as usize * size_of::<BlockMeta>(),
+        }
+    }
+}
+
+impl State<'_> {
+    /// Measured by blocks that hold objects: empty ones that are kept for reuse are room, not load. (With
+    /// them counted, a low threshold could never be reached in a small pool.) Handles count as memory does.
+    fn is_over_accept_threshold(&self) -> bool {
+        let over = |used: usize, max: usize| used as u64 * 100 > max as u64 * u64::from(self.accept_percent);
+        over(self.blocks.in_use as usize, self.blocks.limit as usize)
+            || over(self.objects.count(), self.objects.capacity())
+    }
+
+    fn store(&mut self, owner: PageIndex, bytes: &[u8], age: Age) -> Result<ObjectHandle, StoreError> {
+        let class = self.classes.of_length(bytes.len());
+        let block = match self.block_with_room(class) {
+            Ok(block) => block,
+            Err(error) => {
+                self.was_full = true;
+                return Err(error);
+            }
+        };
+        let slot_bytes = self.classes.get(class).slot_bytes;
+        let slot = self.blocks.take_slot(block, slot_bytes);
+        self.blocks.write(block, slot, slot_bytes, bytes);
+        let number = self.objects.begin(owner, bytes.len(), age);
+        self.attach(number, block, slot);
+        Ok(ObjectHandle::from_raw(number).expect("object numbers begin at 1"))
+    }
+
+    /// A block of `class` with a free slot: the fullest that it has, else a new one.
+    fn block_with_room(&mut self, class: usize) -> Result<u32, StoreError> {
+        if !self.objects.has_room() {
+            return Err(StoreError::NoHandle);
+        }
+        if let Some(block) = self.classes.get(class).fullest() {
+            return Ok(block);
+        }
+        let block = self.blocks.acquire(class).ok_or(StoreError::Full)?;
+        let class = self.classes.get_mut(class);
+        class.blocks += 1;
+        class.slots_free += class.capacity;
+        Ok(block)
+    }
+
+    fn bytes_of(&self, handle: ObjectHandle) -> &[u8] {
+        let meta = &self.objects.metas[self.objects.live(handle) as usize];
+        let class = usize::from(self.blocks.metas[meta.block as usize].class);
+        let slot_bytes = self.classes.get(class).slot_bytes;
+        self.blocks.bytes(meta.block, meta.slot, slot_bytes, usize::from(meta.length))
+    }
+
+    /// Puts an object that lies nowhere into a slot that was taken for it.
+    fn attach(&mut self, number: u32, block: u32, slot: u16) {
+        let meta = &mut self.objects.metas[number as usize];
+        (meta.block, meta.slot) = (block, slot);
+        let siblings = &mut self.blocks.metas[block as usize].objects;
+        siblings.push_first(self.objects.metas, number);
+        let used = siblings.count;
+        let class = self.classes.get_mut(usize::from(self.blocks.metas[block as usize].class));
+        class.regroup(self.blocks.metas, block, used - 1, used);
+    }
+
+    /// Takes an object out of its slot and frees the slot. A block that gets empty leaves its class.
+    fn detach(&mut self, number: u32) {
+        let ObjectMeta { block, slot, .. } = self.objects.metas[number as usize];
+        let class = self.classes.get_mut(usize::from(self.blocks.metas[block as usize].class));
+        self.blocks.free_slot(block, slot, class.slot_bytes);
+        let siblings = &mut self.blocks.metas[block as usize].objects;
+        siblings.remove(self.objects.metas, number);
+        let used = siblings.count;
+        class.regroup(self.blocks.metas, block, used + 1, used);
+        if used == 0 {
+            class.blocks -= 1;
+            class.slots_free -= class.capacity;
+            self.blocks.give_back(block);
+        }
+    }
+}

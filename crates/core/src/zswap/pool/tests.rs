@@ -1,0 +1,711 @@
+//! The pool against a naive model, at its limits, under several threads, and measured.
+
+use std::collections::{HashMap, VecDeque};
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::*;
+
+/// What a driver would map for a pool.
+struct Memory {
+    layout: PoolLayout,
+    data: Vec<u8>,
+    objects: Vec<ObjectMeta>,
+    blocks: Vec<BlockMeta>,
+}
+
+impl Memory {
+    fn new(layout: PoolLayout) -> Self {
+        Memory {
+            layout,
+            // A page more, to begin at a page's start.
+            data: vec![0; layout.data_bytes + PAGE_BYTES],
+            objects: (0..layout.objects).map(|_| ObjectMeta::UNUSED).collect(),
+            blocks: (0..layout.blocks).map(|_| BlockMeta::UNUSED).collect(),
+        }
+    }
+
+    fn for_limit(bytes_max: usize) -> Self {
+        Self::new(PoolLayout::for_limit(bytes_max))
+    }
+
+    fn pool(&mut self, accept_percent: u32) -> Pool<'_> {
+        let start = self.data.as_ptr().align_offset(PAGE_BYTES);
+        let data = &mut self.data[start..];
+        let memory = PoolMemory { data, objects: &mut self.objects, blocks: &mut self.blocks };
+        Pool::new(&self.layout, memory, accept_percent)
+    }
+}
+
+/// xorshift: the same numbers in each run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() >> 16) as usize % limit
+    }
+}
+
+/// Bytes that differ from one seed to the next in every place.
+fn bytes_of(seed: u64, length: usize) -> Vec<u8> {
+    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    (0..length).map(|_| (random.next() >> 24) as u8).collect()
+}
+
+fn load(pool: &Pool, handle: ObjectHandle) -> Vec<u8> {
+    let mut out = [0xee; PAGE_BYTES];
+    let length = pool.load(handle, &mut out);
+    assert!(out[length..].iter().all(|&byte| byte == 0xee), "load wrote beyond the object");
+    out[..length].to_vec()
+}
+
+fn store(pool: &Pool, owner: u64, length: usize) -> Result<ObjectHandle, StoreError> {
+    pool.store(PageIndex(owner), &bytes_of(owner, length), Age::Youngest)
+}
+
+/// Gives everything back that the pool doesn't want to keep, as a driver would; the content goes bad.
+fn release_all(pool: &Pool) -> usize {
+    let ranges = std::iter::from_fn(|| pool.take_released());
+    let give_back = |range: Range<usize>| {
+        pool.state.lock().blocks.scribble(range.clone(), 0xdb);
+        pool.released(range);
+    };
+    ranges.map(give_back).count()
+}
+
+#[test]
+fn objects_come_back_whatever_their_length() {
+    let mut memory = Memory::for_limit(1 << 20);
+    let pool = memory.pool(90);
+    let lengths = [1, 2, 31, 32, 33, 100, 1365, 1366, 2048, 2049, 4095, 4096];
+    let handles = lengths.map(|length| store(&pool, length as u64, length).unwrap());
+    for (handle, length) in handles.into_iter().zip(lengths) {
+        assert_eq!(load(&pool, handle), bytes_of(length as u64, length));
+        assert_eq!(pool.owner(handle), Some(PageIndex(length as u64)));
+        pool.free(handle);
+        assert_eq!(pool.owner(handle), None);
+    }
+    pool.check(&mut |_, _, _| panic!("something is left"));
+}
+
+#[test]
+fn oldest_is_first_in_first_out_except_where_told_otherwise() {
+    let mut memory = Memory::for_limit(1 << 20);
+    let pool = memory.pool(90);
+    let [a, b, c] = [1, 2, 3].map(|owner| store(&pool, owner, 500).unwrap());
+    let d = pool.store(PageIndex(4), b"cold", Age::Oldest).unwrap();
+    // b's page is busy; a handle in the hands of another owner is left where it is.
+    pool.rotate(b, PageIndex(2));
+    pool.rotate(a, PageIndex(2));
+    let order: Vec<_> = std::iter::from_fn(|| {
+        let (handle, owner) = pool.oldest()?;
+        pool.free(handle);
+        Some((handle, owner.0))
+    })
+    .collect();
+    assert_eq!(order, [(d, 4), (a, 1), (c, 3), (b, 2)]);
+    pool.rotate(b, PageIndex(2)); // gone: nothing happens
+}
+
+#[test]
+fn renamed_object_keeps_bytes_and_age() {
+    let mut memory = Memory::for_limit(1 << 20);
+    let pool = memory.pool(90);
+    let handle = store(&pool, 7, 900).unwrap();
+    store(&pool, 8, 900).unwrap();
+    pool.rename(handle, PageIndex(70));
+    assert_eq!(pool.oldest(), Some((handle, PageIndex(70))));
+    assert_eq!(load(&pool, handle), bytes_of(7, 900));
+}
+
+#[test]
+#[should_panic(expected = "not live")]
+fn double_free_panics() {
+    let mut memory = Memory::for_limit(1 << 20);
+    let pool = memory.pool(90);
+    let handle = store(&pool, 1, 100).unwrap();
+    pool.free(handle);
+    pool.free(handle);
+}
+
+#[test]
+#[should_panic(expected = "not live")]
+fn load_of_a_handle_that_was_never_given_out_panics() {
+    let mut memory = Memory::for_limit(1 << 20);
+    load(&memory.pool(90), ObjectHandle::from_raw(u32::MAX).unwrap());
+}
+
+#[test]
+#[should_panic(expected = "was not being released")]
+fn release_of_a_block_in_use_panics() {
+    let mut memory = Memory::for_limit(64 << 10);
+    let pool = memory.pool(90);
+    store(&pool, 1, 100).unwrap();
+    pool.released(0..PAGE_BYTES);
+}
+
+#[test]
+fn pool_of_less_than_a_page_is_full_and_accepts_nothing() {
+    for bytes_max in [0, PAGE_BYTES - 1] {
+        let mut memory = Memory::for_limit(bytes_max);
+        let pool = memory.pool(90);
+        assert!(!pool.accepts() && !pool.over_accept_threshold());
+        assert!(store(&pool, 1, 100).is_err());
+        assert_eq!((pool.oldest(), pool.compact(9), pool.take_released()), (None, 0, None));
+    }
+}
+
+#[test]
+fn raw_pages_fill_the_pool_to_the_last_byte() {
+    for bytes_max in [64 << 10, 2 << 20, 16 << 20, 64 << 20, 256 << 20] {
+        let mut memory = Memory::for_limit(bytes_max);
+        let pool = memory.pool(90);
+        let page = [7; PAGE_BYTES];
+        let raw = |owner| pool.store(PageIndex(owner), &page, Age::Youngest);
+        let stored = (0..).take_while(|&owner| raw(owner).is_ok()).count();
+        assert_eq!(stored * PAGE_BYTES, bytes_max);
+        assert_eq!(pool.usage().bytes, bytes_max);
+    }
+}
+
+#[test]
+fn tiny_objects_run_out_of_handles_and_shrinking_helps() {
+    let mut memory = Memory::for_limit(64 << 10);
+    let pool = memory.pool(90);
+    let stored = (0..).take_while(|&owner| store(&pool, owner, 10).is_ok()).count();
+    assert_eq!(stored, (64 << 10) / 128);
+    assert_eq!(store(&pool, 0, 10), Err(StoreError::NoHandle));
+    assert!(!pool.accepts() && pool.over_accept_threshold());
+    while pool.over_accept_threshold() {
+        pool.free(pool.oldest().unwrap().0);
+    }
+    assert!(pool.accepts() && store(&pool, 0, 10).is_ok());
+}
+
+#[test]
+fn layouts_of_all_sizes_fit_their_number_ranges() {
+    for shift in 12..=40 {
+        for bytes_max in [(1_usize << shift) - 1, 1 << shift, (1 << shift) + 12_345] {
+            let layout = PoolLayout::for_limit(bytes_max);
+            assert!(layout.data_bytes <= bytes_max && bytes_max - layout.data_bytes < layout.block_bytes);
+            assert!(layout.objects <= 1 << HANDLE_BITS && layout.blocks <= u32::MAX as usize);
+        }
+    }
+}
+
+/// 16 blocks of one page each; at 75 % it accepts again with 12 of them occupied.
+#[test]
+fn full_pool_accepts_again_only_at_the_threshold() {
+    let mut memory = Memory::for_limit(64 << 10);
+    let pool = memory.pool(75);
+    let handles: Vec<_> = (0..16).map(|owner| store(&pool, owner, 4096).unwrap()).collect();
+    assert!(pool.accepts(), "full to the brim, but nobody was refused yet");
+    assert_eq!(store(&pool, 99, 4096), Err(StoreError::Full));
+    for (freed, &handle) in handles.iter().enumerate() {
+        assert_eq!(pool.accepts(), freed >= 4, "{freed}");
+        assert_eq!(pool.over_accept_threshold(), freed < 4, "{freed}");
+        pool.free(handle);
+    }
+    // Accepting again, it goes on to the limit, not to the threshold.
+    assert!((0..15).all(|owner| store(&pool, owner, 4096).is_ok() && pool.accepts()));
+}
+
+#[test]
+fn thresholds_of_0_and_100_percent_are_reached() {
+    for (accept_percent, left) in [(0, 0), (100, 16), (u32::MAX, 16)] {
+        let mut memory = Memory::for_limit(64 << 10);
+        let pool = memory.pool(accept_percent);
+        assert!((0..16).all(|owner| store(&pool, owner, 4096).is_ok()));
+        store(&pool, 99, 4096).unwrap_err();
+        while pool.over_accept_threshold() {
+            pool.free(pool.oldest().unwrap().0);
+        }
+        assert_eq!(pool.usage().objects, left);
+        assert!(pool.accepts());
+    }
+}
+
+#[test]
+fn lowered_limit_shrinks_the_pool_and_can_be_raised_again() {
+    let mut memory = Memory::for_limit(64 << 10);
+    let pool = memory.pool(100);
+    assert!((0..16).all(|owner| store(&pool, owner, 4096).is_ok()));
+    pool.set_limit(32 << 10);
+    assert!(pool.over_accept_threshold());
+    while pool.over_accept_threshold() {
+        pool.free(pool.oldest().unwrap().0);
+    }
+    release_all(&pool);
+    assert_eq!(pool.usage().bytes, 32 << 10);
+    assert_eq!(store(&pool, 1, 4096), Err(StoreError::Full));
+    pool.set_limit(1 << 30);
+    assert!((0..8).all(|owner| store(&pool, owner, 4096).is_ok()));
+    assert_eq!(store(&pool, 1, 4096), Err(StoreError::Full));
+    pool.check(&mut |_, _, _| {});
+}
+
+#[test]
+fn block_being_released_is_not_used_until_the_driver_is_done() {
+    let mut memory = Memory::for_limit(64 << 10);
+    let pool = memory.pool(90);
+    let handles: Vec<_> = (0..16).map(|owner| store(&pool, owner, 4096).unwrap()).collect();
+    handles.into_iter().for_each(|handle| pool.free(handle));
+    let ranges: Vec<_> = std::iter::from_fn(|| pool.take_released()).collect();
+    assert_eq!(ranges.len(), 15, "one empty block is kept");
+    assert_eq!(pool.usage().bytes, 64 << 10, "the memory is still there");
+    store(&pool, 1, 4096).unwrap();
+    assert_eq!(store(&pool, 2, 4096), Err(StoreError::Full));
+    pool.check(&mut |_, _, _| {});
+    ranges.into_iter().for_each(|range| pool.released(range));
+    assert_eq!(pool.usage().bytes, PAGE_BYTES);
+    store(&pool, 2, 4096).unwrap();
+}
+
+/// Blocks of 8 objects of 1000 bytes; the second is emptied to one object, the first to seven.
+#[test]
+fn stores_go_to_the_fuller_of_two_blocks() {
+    let mut memory = Memory::for_limit(1 << 20);
+    let pool = memory.pool(90);
+    let handles: Vec<_> = (0..16).map(|owner| store(&pool, owner, 1000).unwrap()).collect();
+    pool.free(handles[0]);
+    handles[9..].iter().for_each(|&handle| pool.free(handle));
+    store(&pool, 99, 1000).unwrap();
+    pool.free(handles[8]);
+    assert_eq!(pool.usage().bytes_occupied, 8 << 10, "the sparser block could not drain");
+}
+
+/// Two blocks of 8 objects of 1000 bytes: 9 objects need both, 8 need one.
+#[test]
+fn compaction_works_exactly_when_a_block_is_to_be_had() {
+    let mut memory = Memory::for_limit(1 << 20);
+    let pool = memory.pool(90);
+    let handles: Vec<_> = (0..16).map(|owner| store(&pool, owner, 1000).unwrap()).collect();
+    for at in [0, 2, 4, 6, 9, 11, 13] {
+        pool.free(handles[at]);
+    }
+    assert_eq!((pool.compact(99), pool.usage().bytes_occupied), (0, 16 << 10));
+    pool.free(handles[15]);
+    assert_eq!((pool.compact(99), pool.usage().bytes_occupied), (4, 8 << 10));
+    for at in [1, 3, 5, 7, 8, 10, 12, 14] {
+        assert_eq!(load(&pool, handles[at]), bytes_of(at as u64, 1000));
+    }
+}
+
+#[test]
+fn compaction_frees_blocks_and_keeps_every_byte() {
+    let mut memory = Memory::for_limit(4 << 20);
+    let pool = memory.pool(90);
+    let mut random = Random(11);
+    let mut live: Vec<_> =
+        (0..4000).map(|owner| (owner, store(&pool, owner, 500 + random.below(300)).unwrap())).collect();
+    // Three of four go, at random.
+    live.retain(|&(_, handle)| {
+        let stays = random.below(4) == 0;
+        if !stays {
+            pool.free(handle);
+        }
+        stays
+    });
+    let (before, lengths): (_, HashMap<_, _>) =
+        (pool.usage(), live.iter().map(|&(owner, handle)| (owner, load(&pool, handle).len())).collect());
+    let mut moved = 0;
+    loop {
+        match pool.compact(37) {
+            37 => moved += 37,
+            rest => break moved += rest,
+        }
+        pool.check(&mut |_, _, _| {});
+    }
+    let after = pool.usage();
+    println!("compaction: {} -> {} bytes with {moved} moves", before.bytes_occupied, after.bytes_occupied);
+    // At most one partly filled block is left in a class; 500 to 800 bytes are less than 24 classes.
+    assert!(after.bytes_occupied <= after.payload_bytes * 108 / 100 + 24 * 8192);
+    assert!(after.bytes_occupied < before.bytes_occupied / 2 && moved <= live.len());
+    assert_eq!(pool.compact(1), 0);
+    assert!(release_all(&pool) > 0);
+    for (owner, handle) in live {
+        assert_eq!(load(&pool, handle), bytes_of(owner, lengths[&owner]));
+    }
+}
+
+// ---- against a model ----
+
+#[derive(Clone, Debug)]
+enum Op {
+    Store { owner: u64, length: usize, age_oldest: bool },
+    Free(Index),
+    FreeOldest,
+    Load(Index),
+    Rotate { which: Index, right_owner: bool },
+    Rename { which: Index, owner: u64 },
+    Compact(usize),
+    TakeReleased,
+    Released(Index),
+    SetLimit(usize),
+}
+
+impl Op {
+    /// Bit of the mask that switches operations of this kind off.
+    fn kind(&self) -> u32 {
+        match self {
+            Op::Store { .. } | Op::Load(_) => 0,
+            Op::Free(_) => 1,
+            Op::FreeOldest => 2,
+            Op::Rotate { .. } => 3,
+            Op::Rename { .. } => 4,
+            Op::Compact(_) => 5,
+            Op::TakeReleased => 6,
+            Op::Released(_) => 7,
+            Op::SetLimit(_) => 8,
+        }
+    }
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    // Few sizes, so that classes fill up and blocks hold several objects; and any size at times.
+    let length =
+        prop_oneof![4 => 1..120_usize, 3 => Just(700_usize), 2 => 1..=4096_usize, 1 => Just(4096_usize)];
+    prop_oneof![
+        12 => (0..50_u64, length, prop::bool::weighted(0.2))
+            .prop_map(|(owner, length, age_oldest)| Op::Store { owner, length, age_oldest }),
+        5 => any::<Index>().prop_map(Op::Free),
+        2 => Just(Op::FreeOldest),
+        1 => any::<Index>().prop_map(Op::Load),
+        1 => (any::<Index>(), any::<bool>()).prop_map(|(which, right_owner)| Op::Rotate { which, right_owner }),
+        1 => (any::<Index>(), 0..50_u64).prop_map(|(which, owner)| Op::Rename { which, owner }),
+        2 => (0..20_usize).prop_map(Op::Compact),
+        2 => Just(Op::TakeReleased),
+        2 => any::<Index>().prop_map(Op::Released),
+        1 => (0..80_usize << 10).prop_map(Op::SetLimit),
+    ]
+}
+
+/// What the pool should look like from outside: the simplest thing that could work.
+struct Model {
+    live: HashMap<u32, (u64, Vec<u8>)>,
+    /// Handles, the oldest first.
+    order: VecDeque<u32>,
+    was_full: bool,
+    accept_percent: u64,
+    limit: usize,
+    /// Block memory was within the limit once it was set, so it must stay so.
+    limit_was_lowered: bool,
+    objects_max: usize,
+    block_bytes: usize,
+    data_bytes: usize,
+    releasing: Vec<Range<usize>>,
+    stores: u64,
+}
+
+impl Model {
+    fn pick(&self, which: &Index) -> Option<ObjectHandle> {
+        let raw = (!self.order.is_empty()).then(|| self.order[which.index(self.order.len())])?;
+        ObjectHandle::from_raw(raw)
+    }
+
+    fn forget(&mut self, handle: ObjectHandle) {
+        self.live.remove(&handle.raw()).unwrap();
+        self.order.retain(|&other| other != handle.raw());
+    }
+
+    fn is_over(&self, usage: &PoolUsage) -> bool {
+        usage.bytes_occupied as u64 * 100 > self.limit as u64 * self.accept_percent
+            || usage.objects as u64 * 100 > self.objects_max as u64 * self.accept_percent
+    }
+
+    fn apply(&mut self, pool: &Pool, op: Op) {
+        match op {
+            Op::Store { owner, length, age_oldest } => self.store(pool, owner, length, age_oldest),
+            Op::Free(which) => {
+                if let Some(handle) = self.pick(&which) {
+                    pool.free(handle);
+                    self.forget(handle);
+                }
+            }
+            Op::FreeOldest => {
+                if let Some((handle, _)) = pool.oldest() {
+                    pool.free(handle);
+                    self.forget(handle);
+                }
+            }
+            Op::Load(which) => {
+                if let Some(handle) = self.pick(&which) {
+                    assert_eq!(load(pool, handle), self.live[&handle.raw()].1);
+                }
+            }
+            Op::Rotate { which, right_owner } => {
+                if let Some(handle) = self.pick(&which) {
+                    let owner = self.live[&handle.raw()].0;
+                    pool.rotate(handle, PageIndex(if right_owner { owner } else { owner + 1 }));
+                    if right_owner {
+                        self.order.retain(|&other| other != handle.raw());
+                        self.order.push_back(handle.raw());
+                    }
+                }
+            }
+            Op::Rename { which, owner } => {
+                if let Some(handle) = self.pick(&which) {
+                    pool.rename(handle, PageIndex(owner));
+                    self.live.get_mut(&handle.raw()).unwrap().0 = owner;
+                }
+            }
+            Op::Compact(moves_max) => {
+                let before = pool.usage();
+                assert!(pool.compact(moves_max) <= moves_max);
+                let after = pool.usage();
+                assert!(after.bytes_occupied <= before.bytes_occupied && after.bytes == before.bytes);
+            }
+            Op::TakeReleased => {
+                if let Some(range) = pool.take_released() {
+                    assert_eq!(range.len(), self.block_bytes);
+                    pool.state.lock().blocks.scribble(range.clone(), 0xdb);
+                    self.releasing.push(range);
+                }
+            }
+            Op::Released(which) => {
+                if !self.releasing.is_empty() {
+                    let range = self.releasing.swap_remove(which.index(self.releasing.len()));
+                    let before = pool.usage().bytes;
+                    pool.released(range);
+                    assert_eq!(pool.usage().bytes, before - self.block_bytes);
+                }
+            }
+            Op::SetLimit(bytes_max) => {
+                pool.set_limit(bytes_max);
+                let limit = bytes_max.min(self.data_bytes) / self.block_bytes * self.block_bytes;
+                self.limit_was_lowered |= limit < self.limit;
+                self.limit = limit;
+            }
+        }
+    }
+
+    fn store(&mut self, pool: &Pool, owner: u64, length: usize, age_oldest: bool) {
+        self.stores += 1;
+        let bytes = bytes_of(self.stores, length);
+        let before = pool.usage();
+        let age = if age_oldest { Age::Oldest } else { Age::Youngest };
+        match pool.store(PageIndex(owner), &bytes, age) {
+            Ok(handle) => {
+                let after = pool.usage().bytes_occupied;
+                assert!(after == before.bytes_occupied || after <= self.limit, "a block over the limit");
+                assert!(before.objects < self.objects_max && handle.raw() >> HANDLE_BITS == 0);
+                assert!(self.live.insert(handle.raw(), (owner, bytes)).is_none(), "{handle:?} twice");
+                match age {
+                    Age::Oldest => self.order.push_front(handle.raw()),
+                    Age::Youngest => self.order.push_back(handle.raw()),
+                }
+            }
+            Err(error) => {
+                self.was_full = true;
+                assert_eq!(pool.usage(), before, "a refused store changed something");
+                match error {
+                    StoreError::NoHandle => assert_eq!(before.objects, self.objects_max),
+                    StoreError::Full => assert!(before.bytes >= self.limit, "{before:?}"),
+                }
+            }
+        }
+    }
+
+    fn compare(&mut self, pool: &Pool) {
+        let mut seen = Vec::new();
+        pool.check(&mut |handle, owner, length| seen.push((handle.raw(), owner.0, length)));
+        let expected = |raw: &u32| (*raw, self.live[raw].0, self.live[raw].1.len());
+        assert_eq!(seen, self.order.iter().map(expected).collect::<Vec<_>>());
+        for (&raw, (owner, bytes)) in &self.live {
+            let handle = ObjectHandle::from_raw(raw).unwrap();
+            assert_eq!(pool.owner(handle), Some(PageIndex(*owner)));
+            assert_eq!(&load(pool, handle), bytes);
+        }
+        let gone = (1..=self.objects_max as u32).find(|raw| !self.live.contains_key(raw));
+        assert_eq!(gone.and_then(|raw| pool.owner(ObjectHandle::from_raw(raw).unwrap())), None);
+        let oldest = self.order.front().map(|raw| (*raw, self.live[raw].0));
+        assert_eq!(pool.oldest().map(|(handle, owner)| (handle.raw(), owner.0)), oldest);
+
+        let usage = pool.usage();
+        assert_eq!(usage.objects, self.live.len());
+        assert_eq!(usage.payload_bytes, self.live.values().map(|(_, bytes)| bytes.len()).sum::<usize>());
+        assert!(usage.payload_bytes <= usage.bytes_occupied && usage.bytes_occupied <= usage.bytes);
+        assert!(usage.bytes <= self.data_bytes && usage.bytes.is_multiple_of(self.block_bytes));
+        assert!(self.limit_was_lowered || usage.bytes <= self.limit);
+        let over = self.is_over(&usage);
+        assert_eq!(pool.over_accept_threshold(), over);
+        self.was_full &= over;
+        assert_eq!(pool.accepts(), !self.was_full && self.limit != 0);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn pool_does_what_the_model_does(
+        (block_bytes, bytes_max) in prop_oneof![
+            (Just(4096_usize), 0..80_usize << 10),
+            (Just(8192_usize), 0..80_usize << 10),
+            (Just(65536_usize), 0..400_usize << 10),
+        ],
+        accept_percent in 0..=100_u32,
+        switched_off in any::<u32>(),
+        all_on in any::<bool>(),
+        ops in prop::collection::vec(any_op(), 1..250),
+    ) {
+        let layout = PoolLayout::with_blocks_of(block_bytes, bytes_max);
+        let mut memory = Memory::new(layout);
+        let pool = memory.pool(accept_percent);
+        let mut model = Model {
+            live: HashMap::new(),
+            order: VecDeque::new(),
+            was_full: false,
+            accept_percent: u64::from(accept_percent),
+            limit: layout.data_bytes,
+            limit_was_lowered: false,
+            objects_max: layout.objects - 1,
+            block_bytes,
+            data_bytes: layout.data_bytes,
+            releasing: Vec::new(),
+            stores: 0,
+        };
+        // Stores and loads are never off.
+        let switched_off = if all_on { 0 } else { switched_off & !1 };
+        for op in ops.into_iter().filter(|op| switched_off >> op.kind() & 1 == 0) {
+            model.apply(&pool, op);
+            model.compare(&pool);
+        }
+    }
+}
+
+#[test]
+fn threads_at_once_lose_nothing() {
+    let mut memory = Memory::for_limit(1 << 20);
+    let pool = memory.pool(90);
+    let (pool, done) = (&pool, &core::sync::atomic::AtomicUsize::new(0));
+    let worker = move |thread: u64| {
+        let mut random = Random(thread + 1);
+        let mut live: Vec<(u64, usize, ObjectHandle)> = Vec::new();
+        for step in 0..20_000 {
+            // Owners tell the threads apart: each frees only what it stored.
+            let (owner, length) = (thread << 32 | step, 1 + random.below(3000));
+            match random.below(8) {
+                0..4 => live.extend(store(pool, owner, length).ok().map(|handle| (owner, length, handle))),
+                4 | 5 if !live.is_empty() => {
+                    let (owner, length, handle) = live.swap_remove(random.below(live.len()));
+                    assert_eq!(load(pool, handle), bytes_of(owner, length));
+                    pool.free(handle);
+                }
+                6 => drop(pool.oldest().map(|(handle, owner)| pool.rotate(handle, owner))),
+                _ => {
+                    pool.compact(random.below(20));
+                    release_all(pool);
+                }
+            }
+            assert!(pool.usage().bytes <= 1 << 20);
+        }
+        done.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+        live
+    };
+    let live: Vec<_> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..3).map(|thread| scope.spawn(move || worker(thread))).collect();
+        while done.load(core::sync::atomic::Ordering::Relaxed) < 3 && workers.iter().any(|w| !w.is_finished())
+        {
+            pool.check(&mut |_, _, _| {});
+            std::thread::yield_now();
+        }
+        workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect()
+    });
+    assert_eq!(pool.usage().objects, live.len());
+    for (owner, length, handle) in live {
+        assert_eq!(pool.owner(handle), Some(PageIndex(owner)));
+        assert_eq!(load(pool, handle), bytes_of(owner, length));
+        pool.free(handle);
+    }
+    pool.check(&mut |_, _, _| panic!("something is left"));
+}
+
+// ---- measured ----
+
+/// Compressed sizes as heap pages have them: most between 300 and 3000 bytes, the middle more often.
+fn mixed_length(random: &mut Random) -> usize {
+    300 + (random.below(2700) + random.below(2700)) / 2
+}
+
+/// Percent of the pool's memory that holds no payload.
+fn waste_percent(usage: &PoolUsage) -> f64 {
+    100.0 - usage.payload_bytes as f64 * 100.0 / usage.bytes as f64
+}
+
+fn fill(pool: &Pool, random: &mut Random) -> Vec<ObjectHandle> {
+    let zeros = [0; PAGE_BYTES];
+    let store = || pool.store(PageIndex(1), &zeros[..mixed_length(random)], Age::Youngest).ok();
+    std::iter::from_fn(store).collect()
+}
+
+#[test]
+fn full_pool_wastes_little() {
+    for (bytes_max, percent_max) in [(2 << 20, 18.0), (16 << 20, 10.0), (64 << 20, 6.0), (256 << 20, 4.0)] {
+        let mut memory = Memory::for_limit(bytes_max);
+        let pool = memory.pool(90);
+        fill(&pool, &mut Random(5));
+        let waste = waste_percent(&pool.usage());
+        println!("{:4} MiB: {waste:.1} % waste", bytes_max >> 20);
+        assert!(waste < percent_max, "{waste:.1} % of {bytes_max}");
+    }
+}
+
+/// Pages come and go at random at the limit, as under a steady load, with and without compaction.
+#[test]
+fn steady_state_wastes_little_and_hardly_gives_memory_back() {
+    for (bytes_max, compacts) in [(32 << 20, false), (32 << 20, true)] {
+        let mut memory = Memory::for_limit(bytes_max);
+        let pool = memory.pool(90);
+        let mut random = Random(5);
+        let mut live = fill(&pool, &mut random);
+        let (mut moved, mut released, mut turnover) = (0, 0, 0);
+        let zeros = [0; PAGE_BYTES];
+        for _ in 0..live.len() * 4 {
+            if random.below(2) == 0 || !pool.accepts() {
+                pool.free(live.swap_remove(random.below(live.len())));
+            } else if let Ok(handle) =
+                pool.store(PageIndex(1), &zeros[..mixed_length(&mut random)], Age::Youngest)
+            {
+                live.push(handle);
+                turnover += 1;
+            }
+            if compacts && pool.over_accept_threshold() {
+                moved += pool.compact(2);
+            }
+            released += release_all(&pool);
+        }
+        let usage = pool.usage();
+        let waste = 100.0 - usage.payload_bytes as f64 * 100.0 / usage.bytes_occupied as f64;
+        println!(
+            "compaction {compacts}: {waste:.1} % waste after {turnover} stores, {moved} moves, {released} releases"
+        );
+        assert!(!compacts || waste < 8.0);
+    }
+}
+
+/// The table behind `layout::BLOCK_BYTES`, printed, and the choice made from it checked.
+#[test]
+fn waste_by_block_size() {
+    for mib in [1, 2, 4, 6, 8, 16, 32, 48] {
+        let limit = mib << 20;
+        let waste_with = |block_bytes| {
+            let mut memory = Memory::new(PoolLayout::with_blocks_of(block_bytes, limit));
+            let pool = memory.pool(90);
+            fill(&pool, &mut Random(5));
+            waste_percent(&pool.usage())
+        };
+        let wastes = [4096, 8192, 16384, 32768, 65536].map(waste_with);
+        let chosen = waste_with(PoolLayout::for_limit(limit).block_bytes);
+        let best = wastes.into_iter().fold(f64::INFINITY, f64::min);
+        println!("{mib:4} MiB: {wastes:5.1?} %, chosen {chosen:.1} %");
+        assert!(chosen <= best + 4.0, "{mib} MiB: {chosen:.1} % where {best:.1} % was possible");
+    }
+}
