@@ -1,0 +1,14 @@
+//! Time.
+
+/// Nanoseconds on a clock that never goes back.
+pub fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Sleeps, at least so long unless interrupted.
+pub fn sleep_ns(ns: u64) {
+    let time =
+        rustix::time::Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
+    let _ = rustix::thread::nanosleep(&time);
+}

@@ -1,0 +1,24 @@
+//! Every raw system call, and what the kernel tells about us. The lowest adapter: strict about safety.
+//!
+//! Code here runs inside somebody else's process, in threads that glibc doesn't know, while that process's
+//! locks may be held. So: no libc call, no errno, no thread-local storage, no allocation. System calls go
+//! through `rustix`, which makes them directly, or through [`sys`] where the program's own arguments must be
+//! passed on exactly as they are.
+//!
+//! [`uffd`] userfaultfd · [`memory`] our own mappings · [`futex`] waiting · [`thread`] engine threads ·
+//! [`proc`] what /proc says about this process · [`clock`] time · [`report`] last words · [`sys`] calls passed on
+#![cfg_attr(not(test), no_std)]
+
+pub mod clock;
+pub mod futex;
+pub mod memory;
+pub mod proc;
+pub mod report;
+pub mod sys;
+pub mod thread;
+pub mod uffd;
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+compile_error!(
+    "Farpage runs on x86-64 Linux only, so far: see ARCHITECTURE.md, \"What is machine-dependent\""
+);

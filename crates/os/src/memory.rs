@@ -1,0 +1,143 @@
+//! Our own mappings: reserved once, populated by the kernel as they are touched.
+// UNSAFETY: mapping memory makes and breaks pointers.
+
+use crate::sys::Errno;
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+fn errno(error: rustix::io::Errno) -> Errno {
+    Errno(error.raw_os_error())
+}
+
+/// The first reservations of this process: first page and count of pages. Whoever looks for the program's
+/// mappings in /proc must leave these out.
+static EARLY: [[AtomicU64; 2]; 32] = [const { [const { AtomicU64::new(0) }; 2] }; 32];
+static EARLY_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Calls `visit` for each of the first reservations.
+pub fn for_each_early_reservation(mut visit: impl FnMut(PageRange)) {
+    let count = EARLY_COUNT.load(Ordering::Acquire).min(EARLY.len());
+    for [start, pages] in &EARLY[..count] {
+        visit(PageRange::of(PageIndex(start.load(Ordering::Acquire)), pages.load(Ordering::Acquire)));
+    }
+}
+
+fn remember(base: *mut c_void, bytes: usize) {
+    let at = EARLY_COUNT.fetch_add(1, Ordering::AcqRel);
+    if let Some([start, pages]) = EARLY.get(at) {
+        start.store(PageIndex::of_address(base as usize).0, Ordering::Release);
+        pages.store((bytes / PAGE_BYTES) as u64, Ordering::Release);
+    }
+}
+
+/// Maps memory where programs have none. A program may count on a hole that it has made itself with munmap or
+/// mremap to stay one, and put something there later; a mapping of ours that the kernel had placed in it would
+/// be overwritten.
+fn map_far_away(bytes: usize) -> Result<*mut c_void, Errno> {
+    /// Far below where the kernel puts mappings (they grow down from the top) and above where programs are.
+    const FIRST: usize = 0x1000_0000_0000;
+    const STEP: usize = 1 << 21;
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    if NEXT.load(Ordering::Relaxed) == 0 {
+        // Where the kernel has put the stack is random: 22 bits of it make our place random, too.
+        let here = (&raw const protection as usize >> 12) & 0x3f_ffff;
+        let _ = NEXT.compare_exchange(0, FIRST + here * STEP, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    for _ in 0..64 {
+        let wanted = NEXT.fetch_add((bytes + PAGE_BYTES).next_multiple_of(STEP), Ordering::Relaxed);
+        // SAFETY: NOREPLACE: a new mapping, or an error, but nothing that exists is touched.
+        let mapped = unsafe {
+            rustix::mm::mmap_anonymous(
+                wanted as *mut c_void,
+                bytes,
+                protection,
+                flags | MapFlags::FIXED_NOREPLACE,
+            )
+        };
+        match mapped {
+            Err(rustix::io::Errno::EXIST) => {}
+            Err(error) => return Err(errno(error)),
+            Ok(base) => return Ok(base),
+        }
+    }
+    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing that exists.
+    unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), bytes, protection, flags) }.map_err(errno)
+}
+
+/// Reserves zeroed memory without charging for it until it is touched. It lives until the process ends, and
+/// a fork's child doesn't get it: the engine of the child is its own.
+pub fn reserve(bytes: usize) -> Result<*mut u8, Errno> {
+    let bytes = bytes.next_multiple_of(PAGE_BYTES);
+    let base = map_far_away(bytes)?;
+    remember(base, bytes);
+    // Huge pages would make the first touch of each sparse table cost 2 MiB of the budget.
+    // SAFETY: advice about the mapping just made, which changes nothing that can be read.
+    unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxNoHugepage) }.or_else(|error| match error {
+        rustix::io::Errno::INVAL => Ok(()),
+        error => Err(errno(error)),
+    })?;
+    Ok(base.cast())
+}
+
+/// Puts a value into memory of its own, for as long as the process lives.
+pub fn place<T>(value: T) -> Result<&'static mut T, Errno> {
+    const { assert!(align_of::<T>() <= PAGE_BYTES) };
+    let base = reserve(size_of::<T>().max(1))?.cast::<T>();
+    // SAFETY: the mapping is new, ours alone, big enough, page-aligned, and never unmapped.
+    unsafe {
+        base.write(value);
+        Ok(&mut *base)
+    }
+}
+
+/// Keeps a mapping of ours out of a fork's child.
+///
+/// # Safety
+/// No code that runs in a child may use the range.
+pub unsafe fn keep_from_children(base: *mut u8, bytes: usize) -> Result<(), Errno> {
+    // SAFETY: the caller answers for the child; in this process nothing changes.
+    unsafe { rustix::mm::madvise(base.cast(), bytes, Advice::LinuxDontFork) }.map_err(errno)
+}
+
+/// Makes a mapping read as zeros in a fork's child.
+///
+/// # Safety
+/// Code that runs in a child must expect zeros in the range.
+pub unsafe fn wipe_in_children(base: *mut u8, bytes: usize) -> Result<(), Errno> {
+    // SAFETY: the caller answers for the child; in this process nothing changes.
+    unsafe { rustix::mm::madvise(base.cast(), bytes, Advice::LinuxWipeOnFork) }.map_err(errno)
+}
+
+/// Gives a mapping of ours back.
+///
+/// # Safety
+/// Nobody uses the range any more.
+pub unsafe fn release(base: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise. It can fail only for a range that isn't one.
+    let result = unsafe { rustix::mm::munmap(base.cast(), bytes) };
+    debug_assert!(result.is_ok());
+}
+
+/// Gives the memory behind a range back; it reads as zeros (or faults, where registered) afterwards.
+///
+/// # Safety
+/// Nobody needs the bytes, and no reference to them exists.
+pub unsafe fn drop_pages(base: *mut u8, bytes: usize) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { rustix::mm::madvise(base.cast::<c_void>(), bytes, Advice::LinuxDontNeed) }.map_err(errno)
+}
+
+/// Advice on the program's memory, by number: advice whose effect the program can't see, except
+/// `MADV_DONTNEED`, for which see Safety.
+///
+/// # Safety
+/// If `advice` discards pages, nobody may need them any more.
+pub unsafe fn advise(pages: PageRange, advice: u32) -> Result<(), Errno> {
+    let arguments = [pages.start.address(), pages.bytes(), advice as usize, 0, 0, 0];
+    // SAFETY: the caller's promise.
+    crate::sys::check(unsafe { crate::sys::call(crate::sys::number::MADVISE, arguments) }).map(|_| ())
+}

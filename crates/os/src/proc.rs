@@ -1,0 +1,218 @@
+//! What /proc says about this process, read without allocating.
+//!
+//! Files are opened once, at start, and read with `pread`: the program may change its root or its limits
+//! later, and the numbers are needed often.
+
+use crate::sys::Errno;
+use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
+use rustix::fd::OwnedFd;
+use rustix::fs::{Mode, OFlags};
+
+fn open(path: &core::ffi::CStr) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|error| Errno(error.raw_os_error()))
+}
+
+fn read_at(fd: &OwnedFd, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    rustix::io::pread(fd, bytes, offset).map_err(|error| Errno(error.raw_os_error()))
+}
+
+/// How much memory the process has, from /proc/self/statm.
+pub struct Statm(OwnedFd);
+
+impl Statm {
+    /// Opens it.
+    pub fn open() -> Result<Statm, Errno> {
+        open(c"/proc/self/statm").map(Statm)
+    }
+
+    /// Anonymous resident bytes: resident without what is backed by files or shared. 2 µs.
+    pub fn anonymous_bytes(&self) -> Result<u64, Errno> {
+        let mut text = [0_u8; 128];
+        let length = read_at(&self.0, &mut text, 0)?;
+        let mut fields = text[..length].split(|byte| *byte == b' ').map(parse_decimal);
+        let (resident, shared) = (fields.nth(1).flatten(), fields.next().flatten());
+        match (resident, shared) {
+            (Some(resident), Some(shared)) => Ok(resident.saturating_sub(shared) * PAGE_BYTES as u64),
+            _ => Err(Errno(5)),
+        }
+    }
+}
+
+fn parse_decimal(digits: &[u8]) -> Option<u64> {
+    let digits = digits.trim_ascii();
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0_u64, |number, byte| {
+        byte.is_ascii_digit().then(|| number.wrapping_mul(10).wrapping_add(u64::from(byte - b'0')))
+    })
+}
+
+/// Which pages are there, from /proc/self/pagemap.
+pub struct Pagemap(OwnedFd);
+
+impl Pagemap {
+    /// Opens it.
+    pub fn open() -> Result<Pagemap, Errno> {
+        open(c"/proc/self/pagemap").map(Pagemap)
+    }
+
+    /// Calls `visit` for each page in `range` that is in memory, or that the host has swapped out by itself.
+    pub fn for_each_present(&self, range: PageRange, mut visit: impl FnMut(PageIndex)) -> Result<(), Errno> {
+        const PRESENT: u64 = 1 << 63;
+        const SWAPPED: u64 = 1 << 62;
+        let mut words = [0_u64; 512];
+        let mut page = range.start;
+        while page < range.end {
+            let count = (range.end.0 - page.0).min(words.len() as u64) as usize;
+            // SAFETY: integers may be written as bytes.
+            let bytes =
+                unsafe { core::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), count * 8) };
+            let read = read_at(&self.0, bytes, page.0 * 8)? / 8;
+            if read == 0 {
+                return Err(Errno(5));
+            }
+            for (at, word) in words[..read].iter().enumerate() {
+                if word & (PRESENT | SWAPPED) != 0 {
+                    visit(page.plus(at as u64));
+                }
+            }
+            page = page.plus(read as u64);
+        }
+        Ok(())
+    }
+
+    /// Whether the page is in memory.
+    pub fn is_present(&self, page: PageIndex) -> Result<bool, Errno> {
+        let mut present = false;
+        self.for_each_present(PageRange::of(page, 1), |_| present = true)?;
+        Ok(present)
+    }
+}
+
+/// One line of /proc/self/maps, as far as it matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Its pages.
+    pub pages: PageRange,
+    /// Readable, writable, private, not executable.
+    pub is_private_data: bool,
+    /// Backed by no file.
+    pub is_anonymous: bool,
+    /// What it is, if the kernel says so.
+    pub name: MappingName,
+}
+
+/// Names that the kernel gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MappingName {
+    /// None: anonymous memory.
+    None,
+    /// `[heap]`.
+    Heap,
+    /// `[stack]`.
+    Stack,
+    /// Anything else: a file, `[vdso]`, `[anon:...]`.
+    Other,
+}
+
+/// Calls `visit` for each mapping of this process.
+pub fn for_each_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
+    let maps = open(c"/proc/self/maps")?;
+    let mut text = [0_u8; 8192];
+    let mut kept = 0;
+    loop {
+        let read = match rustix::io::read(&maps, &mut text[kept..]) {
+            Ok(read) => read,
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Err(Errno(error.raw_os_error())),
+        };
+        let filled = kept + read;
+        let mut line_start = 0;
+        while let Some(length) = text[line_start..filled].iter().position(|byte| *byte == b'\n') {
+            if let Some(mapping) = parse_mapping(&text[line_start..line_start + length]) {
+                visit(mapping);
+            }
+            line_start += length + 1;
+        }
+        if read == 0 {
+            return Ok(());
+        }
+        text.copy_within(line_start..filled, 0);
+        kept = filled - line_start;
+        if kept == text.len() {
+            // No line is that long: paths have at most 4096 bytes. Drop it rather than loop.
+            kept = 0;
+        }
+    }
+}
+
+fn parse_mapping(line: &[u8]) -> Option<Mapping> {
+    let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
+    let mut range = fields.next()?.split(|byte| *byte == b'-');
+    let (start, end) = (parse_hex(range.next()?)?, parse_hex(range.next()?)?);
+    let permissions = fields.next()?;
+    let _offset = fields.next()?;
+    let device = fields.next()?;
+    let inode = fields.next()?;
+    let name = fields.next();
+    let name = match name {
+        None => MappingName::None,
+        Some(b"[heap]") => MappingName::Heap,
+        Some(b"[stack]") => MappingName::Stack,
+        Some(_) => MappingName::Other,
+    };
+    Some(Mapping {
+        pages: PageRange::new(PageIndex::of_address(start as usize), PageIndex::of_address(end as usize)),
+        is_private_data: permissions == b"rw-p",
+        is_anonymous: device == b"00:00" && inode == b"0",
+        name,
+    })
+}
+
+fn parse_hex(digits: &[u8]) -> Option<u64> {
+    digits.iter().try_fold(0_u64, |number, byte| {
+        let digit = (*byte as char).to_digit(16)?;
+        Some(number << 4 | u64::from(digit))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_maps_are_read_for_what_they_are() {
+        let line = b"7f0c1a000000-7f0c1a200000 rw-p 00000000 00:00 0 ";
+        let mapping = parse_mapping(line).unwrap();
+        assert!(mapping.is_private_data && mapping.is_anonymous && mapping.name == MappingName::None);
+        assert_eq!(mapping.pages.bytes(), 0x20_0000);
+        let heap = parse_mapping(b"55d0c000-55d0d000 rw-p 00000000 00:00 0     [heap]").unwrap();
+        assert_eq!(heap.name, MappingName::Heap);
+        let file = parse_mapping(b"55d0c000-55d0d000 r-xp 00001000 fe:00 123   /usr/bin/x y").unwrap();
+        assert!(!file.is_private_data && !file.is_anonymous);
+        assert_eq!(parse_mapping(b"nonsense"), None);
+    }
+
+    #[test]
+    fn this_process_has_a_stack_and_anonymous_memory() {
+        let mut stacks = 0;
+        for_each_mapping(|mapping| stacks += u32::from(mapping.name == MappingName::Stack)).unwrap();
+        assert_eq!(stacks, 1);
+        assert!(Statm::open().unwrap().anonymous_bytes().unwrap() > 0);
+    }
+
+    #[test]
+    fn pagemap_sees_a_touched_page_and_not_an_untouched_one() {
+        let base = crate::memory::reserve(4 * PAGE_BYTES).unwrap();
+        // SAFETY: the second page of the mapping just made.
+        unsafe { base.add(PAGE_BYTES).write(1) };
+        let first = PageIndex::of_address(base as usize);
+        let mut present = Vec::new();
+        let pagemap = Pagemap::open().unwrap();
+        pagemap.for_each_present(PageRange::of(first, 4), |page| present.push(page)).unwrap();
+        assert_eq!(present, [first.plus(1)]);
+        assert!(pagemap.is_present(first.plus(1)).unwrap() && !pagemap.is_present(first).unwrap());
+    }
+}

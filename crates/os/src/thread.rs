@@ -1,0 +1,199 @@
+//! Engine threads: made by a bare `clone`, unknown to glibc, with a descriptor table of their own.
+//!
+//! * glibc doesn't count them, so a program whose last own thread ends still ends, and set-user-id calls and
+//!   cancellation don't reach them.
+//! * They block every signal, so a signal to the process always goes to a thread of the program.
+//! * The first one unshares the table of open files and closes all it inherited. The program can't close our
+//!   descriptors (closing the userfaultfd would turn evicted pages into zeros), it doesn't see them, and we
+//!   don't keep its pipes open.
+//! * They have no thread-local storage: code that runs here is `no_std` down to the last crate. The segment
+//!   register points to a block of zeros that holds only its own address, so that anything that tried would
+//!   find null pointers instead of another thread's errno.
+// UNSAFETY: making a thread without a library is assembly.
+
+use crate::memory;
+use crate::sys::{self, Errno, SignalMask, number};
+use core::arch::naked_asm;
+use farpage_core::units::PAGE_BYTES;
+
+/// What an engine thread runs; never returns to its caller.
+pub type Main = fn(argument: usize) -> !;
+
+/// Whether a new thread shares the descriptor table of the one that makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Descriptors {
+    /// Same table.
+    Shared,
+    /// A table of its own, empty.
+    OwnEmpty,
+}
+
+const CLONE_VM: usize = 0x100;
+const CLONE_FILES: usize = 0x400;
+const CLONE_SIGHAND: usize = 0x800;
+const CLONE_THREAD: usize = 0x1_0000;
+const CLONE_SYSVSEM: usize = 0x4_0000;
+const CLONE_SETTLS: usize = 0x8_0000;
+
+/// Bytes for a thread: its stack, with room below for a guard, and its block of zeros.
+const STACK_BYTES: usize = 256 * 1024;
+
+/// Starts a thread. It begins with every signal blocked.
+pub fn spawn(main: Main, argument: usize, descriptors: Descriptors) -> Result<(), Errno> {
+    let bytes = PAGE_BYTES + STACK_BYTES + PAGE_BYTES;
+    let base = memory::reserve(bytes)?;
+    // SAFETY: the lowest page of the mapping just made becomes the guard: nothing refers to it yet.
+    let guard = unsafe { rustix::mm::mprotect(base.cast(), PAGE_BYTES, rustix::mm::MprotectFlags::empty()) };
+    guard.map_err(|error| Errno(error.raw_os_error()))?;
+    // SAFETY: inside the mapping: the page above the stack.
+    let block = unsafe { base.add(PAGE_BYTES + STACK_BYTES) };
+    // Half the page lies below the address in the segment register, for offsets to either side.
+    // SAFETY: inside that page, aligned.
+    let segment = unsafe { block.add(PAGE_BYTES / 2) };
+    // SAFETY: as above; the thread doesn't exist yet.
+    unsafe { segment.cast::<*mut u8>().write(segment) };
+    let start = Start { main, argument, descriptors };
+    // SAFETY: the top of the stack holds the thread's start parameters, 16-byte aligned, inside the mapping.
+    let top = unsafe { block.sub(64) };
+    // SAFETY: as above.
+    unsafe { top.cast::<Start>().write(start) };
+    let mut flags = CLONE_VM | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_SETTLS;
+    if descriptors == Descriptors::Shared {
+        flags |= CLONE_FILES;
+    }
+    let mask = sys::block_signals();
+    // SAFETY: the new stack is ours alone and big enough; the child never returns from `clone_thread`.
+    let result = unsafe { clone_thread(flags, top, segment) };
+    sys::restore_signals(mask);
+    sys::check(result).map(|_| ())
+}
+
+/// Below the size of the 64 bytes reserved at the top of the stack.
+struct Start {
+    main: Main,
+    argument: usize,
+    descriptors: Descriptors,
+}
+
+const _: () = assert!(size_of::<Start>() <= 64);
+
+/// `clone(flags, stack, 0, 0, segment)`. In the parent it returns the thread's id or a negative error; the
+/// child calls `begin` with the stack pointer it was given, which is where its [`Start`] lies.
+#[unsafe(naked)]
+unsafe extern "C" fn clone_thread(flags: usize, stack: *mut u8, segment: *mut u8) -> isize {
+    naked_asm!(
+        "mov r8, rdx", // segment
+        "xor edx, edx",
+        "xor r10d, r10d",
+        "mov eax, {clone}",
+        "syscall",
+        "test rax, rax",
+        "jz 2f",
+        "ret",
+        "2:",
+        "xor ebp, ebp",
+        "mov rdi, rsp",
+        "call {begin}",
+        "ud2",
+        clone = const number::CLONE,
+        begin = sym begin,
+    )
+}
+
+extern "C" fn begin(start: *const u8) -> ! {
+    // SAFETY: `spawn` wrote a `Start` there, in memory that is this thread's own.
+    let start = unsafe { start.cast::<Start>().read() };
+    if start.descriptors == Descriptors::OwnEmpty {
+        close_all_descriptors();
+    }
+    (start.main)(start.argument)
+}
+
+/// Closes every descriptor of the calling thread's own table.
+fn close_all_descriptors() {
+    // SAFETY: takes no pointer; the table is this thread's alone, so nobody else loses a descriptor.
+    unsafe { sys::call(number::CLOSE_RANGE, [0, u32::MAX as usize, 0, 0, 0, 0]) };
+}
+
+/// Ends the calling engine thread. Its stack stays: engine threads end only with the engine.
+pub fn exit() -> ! {
+    loop {
+        // SAFETY: takes no pointer; ends this thread only.
+        unsafe { sys::call(number::EXIT, [0, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// Pins the calling thread to one CPU. Failure is harmless: it runs where it may.
+pub fn pin_to_cpu(cpu: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(cpu);
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+/// Calls `visit` for each CPU that this process may run on.
+pub fn for_each_cpu(mut visit: impl FnMut(usize)) {
+    if let Ok(set) = rustix::thread::sched_getaffinity(None) {
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).for_each(&mut visit);
+    }
+}
+
+/// Names the calling thread, as `ps -L` shows it.
+pub fn set_name(name: &core::ffi::CStr) {
+    let _ = rustix::thread::set_name(name);
+}
+
+/// For symmetry with [`spawn`]: what a hook does around taking a lock in a thread of the program.
+pub struct SignalsBlocked(SignalMask);
+
+impl SignalsBlocked {
+    /// Blocks signals until dropped.
+    pub fn new() -> SignalsBlocked {
+        SignalsBlocked(sys::block_signals())
+    }
+}
+
+impl Default for SignalsBlocked {
+    fn default() -> Self {
+        SignalsBlocked::new()
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        sys::restore_signals(self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
+    static RAN: AtomicUsize = AtomicUsize::new(0);
+    static DONE: AtomicU32 = AtomicU32::new(0);
+
+    fn main(argument: usize) -> ! {
+        let descriptors =
+            rustix::fs::open("/proc/thread-self/fd", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
+        use rustix::fd::AsRawFd;
+        // With an empty table the first descriptor is 0.
+        // Never closed: built beside crates that switch on rustix's `std`, closing goes through libc, which looks
+        // for its own thread in the segment register.
+        let first = descriptors.map_or(-1, |fd| core::mem::ManuallyDrop::new(fd).as_raw_fd());
+        RAN.store(argument + usize::from(first == 0), Ordering::Relaxed);
+        DONE.store(1, Ordering::Release);
+        crate::futex::wake(&DONE, 1);
+        exit()
+    }
+
+    #[test]
+    fn thread_runs_with_its_argument_and_without_descriptors() {
+        spawn(main, 41, Descriptors::OwnEmpty).unwrap();
+        while DONE.load(Ordering::Acquire) == 0 {
+            crate::futex::wait(&DONE, 0);
+        }
+        assert_eq!(RAN.load(Ordering::Relaxed), 42);
+        // The test process still has its own.
+        assert!(std::fs::metadata("/proc/self/fd/1").is_ok());
+    }
+}

@@ -1,0 +1,336 @@
+//! userfaultfd: our own thin layer over its ioctls.
+//!
+//! Existing bindings lack UFFDIO_MOVE and POISON and read negative byte counts as huge ones. Here every
+//! out-field is decoded as signed, and a call that did part of its work says how much ([`Trouble::Partly`]).
+// UNSAFETY: these calls move, add and remove pages of this process.
+
+use crate::sys::{self, Errno, number};
+use core::sync::atomic::{AtomicU32, Ordering};
+use farpage_core::units::{PageIndex, PageRange};
+use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// What a userfaultfd can do: bits of `UFFDIO_API`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features(pub u64);
+
+impl Features {
+    /// Faults on write-protected pages are reported.
+    pub const WRITE_PROTECT: Features = Features(1);
+    /// A mapping that is moved stays registered. The call that moves it waits until somebody has read the event.
+    pub const EVENT_REMAP: Features = Features(1 << 2);
+    /// `UFFDIO_POISON`.
+    pub const POISON: Features = Features(1 << 14);
+    /// `UFFDIO_MOVE`.
+    pub const MOVE: Features = Features(1 << 16);
+    /// Whether all of `other` is there.
+    pub const fn has(self, other: Features) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// Why an ioctl did not do all of its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// It did the first so many pages; try again with the rest.
+    Partly(u64),
+    /// A page is already there (EEXIST).
+    Present,
+    /// No page at the source, or no registered mapping at the destination (ENOENT).
+    Missing,
+    /// The kernel or a device holds the page, or it is shared with a fork's child (EBUSY).
+    Busy,
+    /// The mappings don't allow it: not the same protection, not anonymous, not registered (EINVAL).
+    Refused,
+    /// Anything else.
+    Other(Errno),
+}
+
+impl Trouble {
+    /// errno is translated here and nowhere else.
+    const fn of(error: Errno) -> Trouble {
+        match error.0 {
+            17 => Trouble::Present,
+            2 => Trouble::Missing,
+            16 => Trouble::Busy,
+            22 => Trouble::Refused,
+            _ => Trouble::Other(error),
+        }
+    }
+}
+
+const EAGAIN: i32 = 11;
+/// After so many tries the mappings are being changed by a call that waits for us to read its event.
+const DRAIN_AFTER: u64 = 100;
+const UFFDIO_API: u32 = 0xc018_aa3f;
+const UFFDIO_REGISTER: u32 = 0xc020_aa00;
+const UFFDIO_UNREGISTER: u32 = 0x8010_aa01;
+const UFFDIO_WAKE: u32 = 0x8010_aa02;
+const UFFDIO_COPY: u32 = 0xc028_aa03;
+const UFFDIO_ZEROPAGE: u32 = 0xc020_aa04;
+const UFFDIO_MOVE: u32 = 0xc028_aa05;
+const UFFDIO_WRITEPROTECT: u32 = 0xc018_aa06;
+const UFFDIO_POISON: u32 = 0xc020_aa08;
+const REGISTER_MISSING: u64 = 1;
+const REGISTER_WP: u64 = 2;
+/// Don't wake whoever waits for the page.
+const DONT_WAKE: u64 = 1;
+const COPY_MODE_WP: u64 = 2;
+const WRITEPROTECT_MODE_WP: u64 = 1;
+/// `USERFAULTFD_IOC_NEW` on /dev/userfaultfd.
+const IOC_NEW: u32 = 0xaa00;
+const O_CLOEXEC_NONBLOCK: usize = 0o2_000_000 | 0o4_000;
+
+/// A fault message as the kernel writes it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Message {
+    event: u8,
+    reserved: [u8; 7],
+    flags: u64,
+    address: u64,
+    thread: u32,
+    padding: u32,
+}
+
+const _: () = assert!(size_of::<Message>() == 32);
+
+impl Message {
+    /// Room for a message.
+    pub const EMPTY: Message =
+        Message { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0, padding: 0 };
+    /// A mapping was moved.
+    const fn is_remap(&self) -> bool {
+        const REMAP: u8 = 0x14;
+        self.event == REMAP
+    }
+    /// The page that was touched; none for an event.
+    pub const fn page(&self) -> Option<PageIndex> {
+        const PAGEFAULT: u8 = 0x12;
+        if self.event == PAGEFAULT { Some(PageIndex::of_address(self.address as usize)) } else { None }
+    }
+    /// It was a write.
+    pub const fn is_write(&self) -> bool {
+        self.flags & 1 != 0
+    }
+    /// It was a write to a write-protected page.
+    pub const fn is_write_protect(&self) -> bool {
+        self.flags & 2 != 0
+    }
+}
+
+/// A userfaultfd of this process.
+pub struct Uffd {
+    fd: OwnedFd,
+    features: Features,
+    /// 1 while a call that we know of may be moving a mapping.
+    is_moving: AtomicU32,
+    /// Mappings that were moved by calls that we have not seen.
+    unseen_moves: AtomicU32,
+}
+
+impl Uffd {
+    /// By the system call. EPERM: the caller may not handle faults of the kernel.
+    pub fn by_syscall() -> Result<Uffd, Errno> {
+        // SAFETY: takes no pointer.
+        let fd = sys::check(unsafe { sys::call(number::USERFAULTFD, [O_CLOEXEC_NONBLOCK, 0, 0, 0, 0, 0]) })?;
+        // SAFETY: the kernel has just given us this descriptor.
+        Uffd::handshake(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    }
+
+    /// By /dev/userfaultfd, already open as `device`.
+    pub fn by_device(device: &OwnedFd) -> Result<Uffd, Errno> {
+        // SAFETY: this request takes flags, not a pointer.
+        let fd = unsafe { sys::ioctl(device.as_raw_fd(), IOC_NEW, O_CLOEXEC_NONBLOCK) }?;
+        // SAFETY: the kernel has just given us this descriptor.
+        Uffd::handshake(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    }
+
+    /// Agrees with the kernel on features: what we use. Of the events only the one for moved mappings: a mapping
+    /// that lost its registration, if only for a moment, would show zeros to a thread that touches it. Events
+    /// block the program's call until they are read, and every ioctl meanwhile, so whoever lets the program move
+    /// a registered mapping has somebody read ([`Uffd::drain_until`]).
+    fn handshake(fd: OwnedFd) -> Result<Uffd, Errno> {
+        let mut api = [0xaa_u64, Features::WRITE_PROTECT.0 | Features::EVENT_REMAP.0, 0];
+        // SAFETY: the kernel reads and writes a 24-byte uffdio_api.
+        unsafe { sys::ioctl(fd.as_raw_fd(), UFFDIO_API, api.as_mut_ptr() as usize) }?;
+        let (is_moving, unseen_moves) = (AtomicU32::new(0), AtomicU32::new(0));
+        Ok(Uffd { fd, features: Features(api[1]), is_moving, unseen_moves })
+    }
+
+    /// What this kernel can do.
+    pub const fn features(&self) -> Features {
+        self.features
+    }
+
+    /// The descriptor, to poll.
+    pub const fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// Reads messages that are there; 0 if none is.
+    pub fn read(&self, messages: &mut [Message]) -> Result<usize, Errno> {
+        // SAFETY: a message is plain integers; the kernel fills whole ones.
+        let bytes = unsafe {
+            core::slice::from_raw_parts_mut(messages.as_mut_ptr().cast::<u8>(), size_of_val(messages))
+        };
+        match rustix::io::read(&self.fd, bytes) {
+            Ok(read) => {
+                let count = read / size_of::<Message>();
+                if messages[..count].iter().any(Message::is_remap)
+                    && self.is_moving.load(Ordering::Acquire) == 0
+                {
+                    self.unseen_moves.fetch_add(1, Ordering::Release);
+                }
+                Ok(count)
+            }
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(0),
+            Err(error) => Err(Errno(error.raw_os_error())),
+        }
+    }
+
+    /// Says whether a call that may move a mapping is under way.
+    pub fn set_moving(&self, moving: bool) {
+        self.is_moving.store(u32::from(moving), Ordering::Release);
+    }
+
+    /// Mappings of ours that the program has moved without our knowledge: what we know of them is wrong.
+    pub fn unseen_moves(&self) -> u32 {
+        self.unseen_moves.load(Ordering::Acquire)
+    }
+
+    /// Reads events until `done`.
+    ///
+    /// The kernel hands out faults before events, so every fault that is waiting must be read first; it is not
+    /// served. Its thread is woken at the very end, tries again, and comes back as a fault. Woken at once it would
+    /// be in front of the event again: 100 threads that did so kept a mremap waiting for ever.
+    pub fn drain_until(&self, done: impl Fn() -> bool) {
+        while !done() {
+            self.drain();
+        }
+        self.wake_all();
+    }
+
+    /// Reads what there is, so that whoever waits for an event to be read goes on. Call [`Uffd::wake_all`] after
+    /// the last time.
+    fn drain(&self) {
+        let mut messages = [Message::EMPTY; 16];
+        if self.read(&mut messages).unwrap_or(0) == 0 {
+            crate::clock::sleep_ns(20_000);
+        }
+    }
+
+    /// Wakes every thread that waits for a page, wherever. Those whose fault is just being served fault once more
+    /// than they need to.
+    fn wake_all(&self) {
+        const LOWEST: u64 = 0x1_0000;
+        const HIGHEST: u64 = 0x7fff_ffff_f000;
+        self.wake(PageRange::new(PageIndex(LOWEST >> 12), PageIndex(HIGHEST >> 12)));
+    }
+
+    /// An ioctl on a range, whose last word is the signed count of bytes done.
+    ///
+    /// # Safety
+    /// As the request demands.
+    unsafe fn ranged<const N: usize>(&self, request: u32, mut words: [u64; N]) -> Result<(), Trouble> {
+        for tries in 0_u64.. {
+            words[N - 1] = 0;
+            // SAFETY: `words` is the request's struct, N words long; the rest is the caller's promise.
+            let result = unsafe { sys::ioctl(self.fd.as_raw_fd(), request, words.as_mut_ptr() as usize) };
+            let done = words[N - 1] as i64;
+            if tries > DRAIN_AFTER && (result != Err(Errno(EAGAIN)) || done > 0) {
+                self.wake_all();
+            }
+            match result {
+                Ok(_) => return Ok(()),
+                Err(Errno(EAGAIN)) if done > 0 => return Err(Trouble::Partly(done as u64 >> 12)),
+                // The mappings are just being changed; perhaps by a call that waits for us to read its event.
+                Err(Errno(EAGAIN)) if tries >= DRAIN_AFTER => self.drain(),
+                Err(Errno(EAGAIN)) => core::hint::spin_loop(),
+                Err(error) => return Err(Trouble::of(error)),
+            }
+        }
+        Err(Trouble::Busy)
+    }
+
+    /// Takes over faults on missing pages of `pages`, and on write-protected ones.
+    ///
+    /// # Safety
+    /// From now on a missing page is not a page of zeros: somebody must know and install what it holds.
+    pub unsafe fn register(&self, pages: PageRange) -> Result<(), Errno> {
+        let words = [pages.start.address() as u64, pages.bytes() as u64, REGISTER_MISSING | REGISTER_WP, 0];
+        // SAFETY: the kernel reads and writes a 32-byte uffdio_register.
+        unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, (&raw const words) as usize) }.map(|_| ())
+    }
+
+    /// Lets the kernel handle faults again.
+    ///
+    /// # Safety
+    /// No page of the range may be evicted: it would read as zeros.
+    pub unsafe fn unregister(&self, pages: PageRange) -> Result<(), Errno> {
+        let words = [pages.start.address() as u64, pages.bytes() as u64];
+        // SAFETY: the kernel reads a 16-byte uffdio_range.
+        unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_UNREGISTER, (&raw const words) as usize) }.map(|_| ())
+    }
+
+    /// Wakes whoever waits for a page of `pages`; they try again.
+    pub fn wake(&self, pages: PageRange) {
+        let words = [pages.start.address() as u64, pages.bytes() as u64];
+        // SAFETY: the kernel reads a 16-byte uffdio_range; waking changes no memory.
+        let _ = unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_WAKE, (&raw const words) as usize) };
+    }
+
+    /// Maps zeros where pages are missing, and wakes. Filling a missing page can't destroy anything.
+    pub fn zero(&self, pages: PageRange) -> Result<(), Trouble> {
+        let words = [pages.start.address() as u64, pages.bytes() as u64, 0, 0];
+        // SAFETY: a uffdio_zeropage; the kernel refuses where a page is.
+        unsafe { self.ranged(UFFDIO_ZEROPAGE, words) }
+    }
+
+    /// Copies a page to where one is missing, write-protected if `protect`, and wakes.
+    ///
+    /// # Safety
+    /// `source` must be a readable page that doesn't change meanwhile.
+    pub unsafe fn copy(&self, page: PageIndex, source: *const u8, protect: bool) -> Result<(), Trouble> {
+        let mode = if protect { COPY_MODE_WP } else { 0 };
+        // SAFETY: a uffdio_copy; the kernel refuses where a page is; the source is the caller's promise.
+        unsafe { self.ranged(UFFDIO_COPY, [page.address() as u64, source as u64, 4096, mode, 0]) }
+    }
+
+    /// Moves `pages` from `from` to `to` without copying. `wake` says whether somebody may wait there.
+    ///
+    /// # Safety
+    /// Taking pages away is the dangerous half: whoever touches `from` afterwards must be served what was
+    /// there. No reference to memory in `from` may exist.
+    pub unsafe fn move_pages(&self, to: PageIndex, from: PageRange, wake: bool) -> Result<(), Trouble> {
+        let mode = if wake { 0 } else { DONT_WAKE };
+        let words = [to.address() as u64, from.start.address() as u64, from.bytes() as u64, mode, 0];
+        // SAFETY: a uffdio_move; the rest is the caller's promise.
+        unsafe { self.ranged(UFFDIO_MOVE, words) }
+    }
+
+    /// Write-protects present pages, or lifts that (and wakes).
+    pub fn protect(&self, pages: PageRange, protect: bool) -> Result<(), Errno> {
+        let mode = if protect { WRITEPROTECT_MODE_WP } else { 0 };
+        let words = [pages.start.address() as u64, pages.bytes() as u64, mode];
+        for tries in 0_u64.. {
+            // SAFETY: a uffdio_writeprotect, which the kernel only reads; bytes in memory don't change.
+            let result =
+                unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_WRITEPROTECT, (&raw const words) as usize) };
+            if tries > DRAIN_AFTER && result != Err(Errno(EAGAIN)) {
+                self.wake_all();
+            }
+            match result {
+                Err(Errno(EAGAIN)) if tries >= DRAIN_AFTER => self.drain(),
+                Err(Errno(EAGAIN)) => core::hint::spin_loop(),
+                result => return result.map(|_| ()),
+            }
+        }
+        Err(Errno(EAGAIN))
+    }
+
+    /// Makes every touch of a missing page a SIGBUS, and wakes.
+    pub fn poison(&self, page: PageIndex) -> Result<(), Trouble> {
+        // SAFETY: a uffdio_poison; the kernel refuses where a page is.
+        unsafe { self.ranged(UFFDIO_POISON, [page.address() as u64, 4096, 0, 0]) }
+    }
+}
