@@ -1,0 +1,271 @@
+//! Area files: makes sure that a cluster has real blocks before the first slot of it is written.
+//!
+//! Without this a write to a hole can fail with ENOSPC in the middle of an eviction, when memory is short and
+//! there is no way back. With it, a full disk is known before pages are taken from the program. The disk
+//! isn't filled to the brim either: `disk_reserve_bytes` stay free for everybody else.
+
+use crate::IoError;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farpage_core::units::{CLUSTER_SLOTS, PAGE_BYTES};
+use rustix::fd::BorrowedFd;
+use rustix::fs::{FallocateFlags, FileType, Stat, fallocate, fstat, fstatvfs, ftruncate};
+use rustix::io::Errno;
+
+/// Bytes in a cluster: 512 slots of 4 KiB are 2 MiB.
+pub const CLUSTER_BYTES: u64 = CLUSTER_SLOTS as u64 * PAGE_BYTES as u64;
+const _: () = assert!(CLUSTER_BYTES == 2 << 20);
+
+/// Clusters that one look at the file system allows us to grow by, at most: 16 MiB. Looking costs 1 to 2 µs on
+/// local file systems and a round trip on others.
+const CLUSTERS_PER_LOOK: u32 = 8;
+
+/// Bits in one word of the bitmap.
+const BITS: u32 = u64::BITS;
+
+/// A file or block device that holds an area.
+pub struct AreaFile<'a> {
+    fd: BorrowedFd<'a>,
+    area_bytes: u64,
+    disk_reserve_bytes: u64,
+    /// One bit per cluster that is known to have blocks. Bits are only ever set; setting one publishes
+    /// nothing but itself, since the blocks are the kernel's business.
+    ensured: &'a [AtomicU64],
+    /// Clusters that we may still grow by before the next look at the file system. A plain counter.
+    allowance: AtomicU32,
+}
+
+impl<'a> AreaFile<'a> {
+    /// Words that the bitmap of an area needs.
+    pub const fn bitmap_words(area_bytes: u64) -> usize {
+        area_bytes.div_ceil(CLUSTER_BYTES).div_ceil(BITS as u64) as usize
+    }
+
+    /// An area of `area_bytes` on `fd`. `ensured` is cleared and has at least [`AreaFile::bitmap_words`].
+    ///
+    /// Clusters of a block device, and of a file that already has all its blocks (as swap files made with
+    /// `fallocate` or `dd` do), are ensured from the start, and need no free space on the disk.
+    pub fn new(
+        fd: BorrowedFd<'a>,
+        area_bytes: u64,
+        disk_reserve_bytes: u64,
+        ensured: &'a [AtomicU64],
+    ) -> Result<Self, IoError> {
+        assert!(ensured.len() >= Self::bitmap_words(area_bytes));
+        ensured.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        let file = AreaFile { fd, area_bytes, disk_reserve_bytes, ensured, allowance: AtomicU32::new(0) };
+        let stat = fstat(fd).map_err(IoError::from_errno)?;
+        for cluster in 0..file.clusters() {
+            if file.end_of(cluster) > backed_bytes(&stat) {
+                break;
+            }
+            file.set_ensured(cluster);
+        }
+        Ok(file)
+    }
+
+    /// Clusters of the area; the last may be shorter than the others.
+    pub fn clusters(&self) -> u32 {
+        self.area_bytes.div_ceil(CLUSTER_BYTES) as u32
+    }
+
+    /// Ensures every cluster that has a byte before `end_bytes`.
+    ///
+    /// After an error the clusters that were ensured before it remain so.
+    pub fn prepare(&self, end_bytes: u64) -> Result<(), IoError> {
+        (0..end_bytes.div_ceil(CLUSTER_BYTES) as u32).try_for_each(|cluster| self.ensure_cluster(cluster))
+    }
+
+    /// Makes sure that this cluster has blocks: cheap if it was ensured before, else up to three system calls.
+    ///
+    /// `NoSpace` if that would use up the reserve, or the file system has no more, or the cluster lies outside
+    /// the area. Threads may call this at the same time, for the same cluster too; racing with each other they
+    /// may eat up to 16 MiB of the reserve.
+    pub fn ensure_cluster(&self, cluster: u32) -> Result<(), IoError> {
+        if cluster >= self.clusters() {
+            return Err(IoError::NoSpace);
+        }
+        if self.is_ensured(cluster) {
+            return Ok(());
+        }
+        self.take_allowance()?;
+        let start = cluster as u64 * CLUSTER_BYTES;
+        allocate(self.fd, start, self.end_of(cluster) - start).or_else(|errno| match errno {
+            // Not every file system can promise blocks. Then all we can do is make the file long enough to be
+            // read; a write may still find no space, and says so.
+            Errno::OPNOTSUPP | Errno::NOSYS => self.lengthen(),
+            errno => Err(IoError::from_errno(errno)),
+        })?;
+        self.set_ensured(cluster);
+        Ok(())
+    }
+
+    /// Whether this cluster is known to have blocks.
+    pub fn is_ensured(&self, cluster: u32) -> bool {
+        self.ensured[(cluster / BITS) as usize].load(Ordering::Relaxed) & (1 << (cluster % BITS)) != 0
+    }
+
+    fn set_ensured(&self, cluster: u32) {
+        self.ensured[(cluster / BITS) as usize].fetch_or(1 << (cluster % BITS), Ordering::Relaxed);
+    }
+
+    fn end_of(&self, cluster: u32) -> u64 {
+        ((cluster as u64 + 1) * CLUSTER_BYTES).min(self.area_bytes)
+    }
+
+    /// Takes the leave to grow by one cluster, looking at the file system when none is left.
+    fn take_allowance(&self) -> Result<(), IoError> {
+        let one_less = |allowance: u32| allowance.checked_sub(1);
+        if self.allowance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+            return Ok(());
+        }
+        let space = fstatvfs(self.fd).map_err(IoError::from_errno)?;
+        let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
+        let allowance = clusters_allowed(free_bytes, self.disk_reserve_bytes);
+        // One of them is ours. If another thread has looked as well, its answer is as good as this one.
+        self.allowance.store(one_less(allowance).ok_or(IoError::NoSpace)?, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Makes the file as long as the area, without blocks.
+    ///
+    /// Always to the full length: a shorter one could, in a race with somebody who has come further, cut off
+    /// what is already there.
+    fn lengthen(&self) -> Result<(), IoError> {
+        let stat = fstat(self.fd).map_err(IoError::from_errno)?;
+        if (stat.st_size as u64) < self.area_bytes {
+            retry_on_intr(|| ftruncate(self.fd, self.area_bytes)).map_err(IoError::from_errno)?;
+        }
+        Ok(())
+    }
+}
+
+/// How far from its start the file has blocks.
+fn backed_bytes(stat: &Stat) -> u64 {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::BlockDevice => u64::MAX,
+        // st_blocks counts in 512 bytes. Fewer blocks than bytes means holes, and we don't know where. (The
+        // other way round isn't quite certain: the file system's own blocks for the file count too. Then a
+        // write to a hole may still say `NoSpace`, which is handled like any other.)
+        FileType::RegularFile if stat.st_blocks as u64 * 512 >= stat.st_size as u64 => stat.st_size as u64,
+        _ => 0,
+    }
+}
+
+/// Clusters that we may grow by before looking again, so that `reserve_bytes` stay free.
+fn clusters_allowed(free_bytes: u64, reserve_bytes: u64) -> u32 {
+    let clusters = free_bytes.saturating_sub(reserve_bytes) / CLUSTER_BYTES;
+    clusters.min(CLUSTERS_PER_LOOK as u64) as u32
+}
+
+/// Blocks for a range of the file, which grows to hold it. What is written there already stays.
+fn allocate(fd: BorrowedFd<'_>, start: u64, bytes: u64) -> Result<(), Errno> {
+    retry_on_intr(|| fallocate(fd, FallocateFlags::empty(), start, bytes))
+}
+
+/// Tries again when a signal came first: file systems let a signal end a long allocation. Bounded, because a
+/// storm of signals must not hold up an eviction for ever.
+fn retry_on_intr(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
+    let mut result = call();
+    for _ in 0..1000 {
+        if result != Err(Errno::INTR) {
+            break;
+        }
+        result = call();
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fd::AsFd;
+    use std::fs::File;
+
+    fn bitmap(area_bytes: u64) -> Vec<AtomicU64> {
+        (0..AreaFile::bitmap_words(area_bytes)).map(|_| AtomicU64::new(!0)).collect()
+    }
+
+    fn allocated_bytes(file: &File) -> u64 {
+        fstat(file).unwrap().st_blocks as u64 * 512
+    }
+
+    #[test]
+    fn ensured_cluster_has_blocks_and_the_others_dont() {
+        let file = tempfile::tempfile().unwrap();
+        let area_bytes = 8 * CLUSTER_BYTES;
+        let ensured = bitmap(area_bytes);
+        let area = AreaFile::new(file.as_fd(), area_bytes, 0, &ensured).unwrap();
+        assert!(!area.is_ensured(2));
+        area.ensure_cluster(2).unwrap();
+        assert!(area.is_ensured(2) && !area.is_ensured(1));
+        let allocated = allocated_bytes(&file);
+        assert!((CLUSTER_BYTES..2 * CLUSTER_BYTES).contains(&allocated), "{allocated}");
+        area.prepare(CLUSTER_BYTES + 1).unwrap();
+        assert!(area.is_ensured(0) && area.is_ensured(1) && !area.is_ensured(3));
+    }
+
+    #[test]
+    fn last_cluster_ends_with_the_area_and_what_lies_behind_is_no_space() {
+        let file = tempfile::tempfile().unwrap();
+        let area_bytes = CLUSTER_BYTES + 3 * PAGE_BYTES as u64;
+        let ensured = bitmap(area_bytes);
+        let area = AreaFile::new(file.as_fd(), area_bytes, 0, &ensured).unwrap();
+        area.prepare(area_bytes).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), area_bytes);
+        assert_eq!(area.ensure_cluster(2), Err(IoError::NoSpace));
+    }
+
+    #[test]
+    fn reserve_that_the_disk_doesnt_have_is_no_space_but_needs_none_for_allocated_files() {
+        let file = tempfile::tempfile().unwrap();
+        let area_bytes = 2 * CLUSTER_BYTES;
+        let ensured = bitmap(area_bytes);
+        let area = AreaFile::new(file.as_fd(), area_bytes, u64::MAX, &ensured).unwrap();
+        assert_eq!(area.ensure_cluster(0), Err(IoError::NoSpace));
+        assert!(!area.is_ensured(0));
+
+        allocate(file.as_fd(), 0, area_bytes).unwrap();
+        let area = AreaFile::new(file.as_fd(), area_bytes, u64::MAX, &ensured).unwrap();
+        assert_eq!(area.prepare(area_bytes), Ok(()));
+    }
+
+    #[test]
+    fn sparse_file_counts_as_having_no_blocks() {
+        let file = tempfile::tempfile().unwrap();
+        let area_bytes = 2 * CLUSTER_BYTES;
+        file.set_len(area_bytes).unwrap();
+        let ensured = bitmap(area_bytes);
+        let area = AreaFile::new(file.as_fd(), area_bytes, 0, &ensured).unwrap();
+        assert!(!area.is_ensured(0) && !area.is_ensured(1));
+    }
+
+    #[test]
+    fn allowance_keeps_the_reserve_and_is_at_most_16_mib() {
+        assert_eq!(clusters_allowed(CLUSTER_BYTES - 1, 0), 0);
+        assert_eq!(clusters_allowed(CLUSTER_BYTES, 0), 1);
+        assert_eq!(clusters_allowed(10 * CLUSTER_BYTES, 9 * CLUSTER_BYTES + 1), 0);
+        assert_eq!(clusters_allowed(10 * CLUSTER_BYTES, u64::MAX), 0);
+        assert_eq!(clusters_allowed(u64::MAX, 0), 8);
+    }
+
+    #[test]
+    fn lengthening_never_cuts_off_what_is_there() {
+        let file = tempfile::tempfile().unwrap();
+        let ensured = bitmap(CLUSTER_BYTES);
+        let area = AreaFile::new(file.as_fd(), CLUSTER_BYTES, 0, &ensured).unwrap();
+        area.lengthen().unwrap();
+        assert_eq!(file.metadata().unwrap().len(), CLUSTER_BYTES);
+        file.set_len(5 * CLUSTER_BYTES).unwrap();
+        area.lengthen().unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 5 * CLUSTER_BYTES);
+    }
+
+    #[test]
+    fn file_that_isnt_writable_is_a_device_error() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let file = File::open(path.path()).unwrap();
+        let ensured = bitmap(CLUSTER_BYTES);
+        let area = AreaFile::new(file.as_fd(), CLUSTER_BYTES, 0, &ensured).unwrap();
+        assert!(area.ensure_cluster(0).unwrap_err().is_device_lost());
+    }
+}

@@ -1,0 +1,570 @@
+//! The io_uring back end: many requests per system call, each a READV or WRITEV on a registered file.
+//!
+//! This is our own small layer on the three system calls, because the ready-made ones need an allocator or
+//! errno. What keeps it small, and right:
+//!
+//! 1. Each request in flight owns a place in a table that never moves, with its own iovec array. So the
+//!    pointers that the kernel gets stay valid until the completion, whatever becomes of the caller's slice.
+//! 2. A place has at most one queue entry at a time, and both queues have at least as many entries as the
+//!    table has places. So neither queue can overflow, and there is nothing to do about it.
+//! 3. The kernel reads the submission queue only inside `io_uring_enter` (we don't use SQPOLL). So entries
+//!    that it hasn't taken can be withdrawn.
+//! 4. Frames aren't registered as buffers: UFFDIO_MOVE must be able to move them, and registering pins them.
+//! 5. Neither SINGLE_ISSUER nor COOP_TASKRUN is set. A ring is used by whichever thread holds its lock, and
+//!    a completion must not wait until the thread that submitted happens to enter the kernel.
+//!
+//! From 5 follows a duty of the caller: the kernel interrupts the submitting thread to post completions, and
+//! some blocking calls then return EINTR. So a thread of the program that submits collects before it returns
+//! to the program.
+//!
+//! UNSAFETY: the rings are memory shared with the kernel, and no safe wrapper exists without an allocator.
+
+use crate::error::{SetupError, SetupStep};
+use crate::table::Places;
+use crate::transfer::{Transfer, Verdict};
+use crate::{Backend, Busy, Completion, DEPTH, IoError, Op, Request, SEGMENTS_MAX, Wait};
+use core::ffi::c_void;
+use core::mem::ManuallyDrop;
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::{AtomicU32, Ordering};
+use farpage_core::units::PAGE_BYTES;
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::io::Errno;
+use rustix::io_uring::{
+    IORING_OFF_SQ_RING, IORING_OFF_SQES, IoringEnterFlags, IoringFeatureFlags, IoringOp, IoringRegisterOp,
+    IoringSqeFlags, io_uring_cqe, io_uring_enter, io_uring_params, io_uring_ptr, io_uring_register,
+    io_uring_setup, io_uring_sqe, io_uring_user_data, iovec,
+};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+/// Times in a row that `io_uring_enter` may refuse for want of kernel memory before the queued requests are
+/// failed: the thread that faults must get an answer in the end.
+const REFUSALS_MAX: u32 = 1000;
+
+/// The registered file is the only one.
+const FILE_INDEX: RawFd = 0;
+
+/// What we know about a request in flight, and the iovecs that the kernel reads.
+#[repr(C)]
+struct InFlight {
+    iovecs: [iovec; SEGMENTS_MAX],
+    token: u64,
+    op: IoringOp,
+    transfer: Transfer,
+    /// Why the request is over although the kernel never saw it; meaningful in `failed` places.
+    failure: IoError,
+}
+
+impl InFlight {
+    const VACANT: InFlight = InFlight {
+        iovecs: [iovec { iov_base: null_mut(), iov_len: 0 }; SEGMENTS_MAX],
+        token: 0,
+        op: IoringOp::Nop,
+        transfer: Transfer::new(0, 0),
+        failure: IoError::EIO,
+    };
+}
+
+const TABLE_BYTES: usize = (size_of::<InFlight>() * DEPTH).next_multiple_of(PAGE_BYTES);
+
+/// A ring with one registered file.
+pub struct Uring {
+    /// Submission queue indices, completion queue indices and completion entries.
+    rings: Mapping,
+    /// Submission entries.
+    entries: Mapping,
+    /// `[InFlight; DEPTH]`.
+    table: Mapping,
+    /// Where things are in `rings`, as the kernel laid them out.
+    sq: QueueLayout,
+    cq: QueueLayout,
+    cqes_offset: usize,
+    /// Our end of the submission queue: what will be published as its tail.
+    sq_tail: u32,
+    /// Requests that can be in flight: `1..=DEPTH`.
+    depth: usize,
+    /// Places in use.
+    taken: Places,
+    /// Of those: the ones that are over because the kernel refused to take them.
+    failed: Places,
+    /// Refusals of `io_uring_enter` in a row.
+    refusals: u32,
+    ring: OwnedFd,
+}
+
+// SAFETY: all pointers lead into mappings that belong to this value alone, and every method that follows them
+// takes `&mut self`. The kernel doesn't mind which thread enters a ring that isn't SINGLE_ISSUER. The addresses
+// in the table are those of segments, which may go to any thread.
+unsafe impl Send for Uring {}
+
+/// Where one of the two queues has its indices in the mapping, and the mask that makes an index a position.
+#[derive(Clone, Copy)]
+struct QueueLayout {
+    head: usize,
+    tail: usize,
+    mask: u32,
+}
+
+impl Uring {
+    /// Sets up a ring that keeps at most `entries` requests in flight (brought into `1..=DEPTH`) on `fd`,
+    /// which may have been opened with O_DIRECT. The ring keeps the file open: `fd` may be closed afterwards.
+    pub fn new(fd: BorrowedFd<'_>, entries: u32) -> Result<Uring, SetupError> {
+        let depth = entries.clamp(1, DEPTH as u32);
+        let mut params = io_uring_params::default();
+        // SAFETY: no flag is set, so `wq_fd` means nothing, and `params` is ours for the kernel to fill.
+        let ring = unsafe { io_uring_setup(depth, &mut params) }.map_err(SetupError::at(SetupStep::Ring))?;
+
+        // SINGLE_MMAP (5.4): both rings are one mapping. NODROP and SUBMIT_STABLE came with 5.5, which is the
+        // oldest kernel that we want to meet.
+        let needed = IoringFeatureFlags::SINGLE_MMAP | IoringFeatureFlags::SUBMIT_STABLE;
+        if !params.features.contains(needed) {
+            return Err(SetupError::at(SetupStep::Features)(Errno::NOSYS));
+        }
+        assert!(params.sq_entries >= depth && params.cq_entries >= params.sq_entries);
+
+        let memory = SetupError::at(SetupStep::Memory);
+        let rings = Mapping::of_ring(&ring, IORING_OFF_SQ_RING, rings_bytes(&params)).map_err(&memory)?;
+        let entries_bytes = params.sq_entries as usize * size_of::<io_uring_sqe>();
+        let entries = Mapping::of_ring(&ring, IORING_OFF_SQES, entries_bytes).map_err(&memory)?;
+        let table = Mapping::private(TABLE_BYTES).map_err(&memory)?;
+        for place in 0..DEPTH {
+            // SAFETY: the mapping is ours alone, page aligned, writable, and holds DEPTH places (TABLE_BYTES).
+            unsafe { table.base.cast::<InFlight>().add(place).write(InFlight::VACANT) };
+        }
+
+        let uring = Uring {
+            sq: QueueLayout {
+                head: params.sq_off.head as usize,
+                tail: params.sq_off.tail as usize,
+                mask: params.sq_entries - 1,
+            },
+            cq: QueueLayout {
+                head: params.cq_off.head as usize,
+                tail: params.cq_off.tail as usize,
+                mask: params.cq_entries - 1,
+            },
+            cqes_offset: params.cq_off.cqes as usize,
+            rings,
+            entries,
+            table,
+            sq_tail: 0,
+            depth: depth as usize,
+            taken: Places::NONE,
+            failed: Places::NONE,
+            refusals: 0,
+            ring,
+        };
+        uring.fill_index_array(&params);
+        uring.register(fd).map_err(SetupError::at(SetupStep::File))?;
+        Ok(uring)
+    }
+
+    /// Gives the ring up in the child of a fork. The rings aren't mapped there, what was in flight belongs to
+    /// the parent, and dropping the value as usual would wait for it.
+    pub fn abandon_after_fork(self) {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped or used again, so each field is moved out once. The other two
+        // mappings are left alone: MADV_DONTFORK kept them out of this process, and their addresses may have
+        // been given to somebody else since.
+        let (table, ring) = unsafe { (core::ptr::read(&this.table), core::ptr::read(&this.ring)) };
+        drop((table, ring));
+    }
+
+    /// The submission queue goes through an array of indices. Ours is the identity, once and for all.
+    fn fill_index_array(&self, params: &io_uring_params) {
+        for index in 0..params.sq_entries {
+            let offset = params.sq_off.array as usize + index as usize * size_of::<u32>();
+            self.rings.word(offset).store(index, Ordering::Relaxed);
+        }
+    }
+
+    fn register(&self, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
+        let files: [RawFd; 1] = [fd.as_raw_fd()];
+        // SAFETY: RegisterFiles reads `nr_args` = 1 file descriptor from `files`, which outlives the call;
+        // the kernel takes its own reference to the file.
+        unsafe {
+            io_uring_register(&self.ring, IoringRegisterOp::RegisterFiles, files.as_ptr().cast(), 1)?;
+        }
+        Ok(())
+    }
+
+    /// The table's place.
+    fn place(&mut self, place: usize) -> &mut InFlight {
+        assert!(place < DEPTH);
+        // SAFETY: the mapping is page aligned and holds DEPTH places (TABLE_BYTES), all initialised by `new`.
+        // The kernel only reads `iovecs`, which `submit` writes while no entry of this place is with it.
+        // `&mut self` makes the reference the only one.
+        unsafe { self.table.base.cast::<InFlight>().add(place).as_mut() }
+    }
+
+    /// Queues an entry for what is left of the request in `place`.
+    fn queue(&mut self, place: usize) {
+        let in_flight = self.place(place);
+        let transfer = in_flight.transfer;
+        let rest = &mut in_flight.iovecs[transfer.first..transfer.count];
+        let mut entry = io_uring_sqe {
+            opcode: in_flight.op,
+            flags: IoringSqeFlags::FIXED_FILE,
+            fd: FILE_INDEX,
+            user_data: io_uring_user_data::from_u64(place as u64),
+            ..io_uring_sqe::default()
+        };
+        entry.off_or_addr2.off = transfer.offset;
+        entry.addr_or_splice_off_in.addr = io_uring_ptr::new(rest.as_mut_ptr().cast::<c_void>());
+        entry.len.len = rest.len() as u32;
+
+        // Invariant 2: there is room, because this place has no other entry in the queue.
+        assert!(self.queued() <= self.sq.mask);
+        let position = (self.sq_tail & self.sq.mask) as usize;
+        // SAFETY: `position` is below the number of entries that the mapping was made for, and the kernel
+        // isn't reading this one: it lies outside head..tail, as just asserted.
+        unsafe { self.entries.base.cast::<io_uring_sqe>().add(position).write(entry) };
+        self.sq_tail = self.sq_tail.wrapping_add(1);
+        // Ordering: Release pairs with the kernel's acquire of the tail, so that it sees the entry.
+        self.rings.word(self.sq.tail).store(self.sq_tail, Ordering::Release);
+    }
+
+    /// Entries that the kernel hasn't taken.
+    fn queued(&self) -> u32 {
+        // Ordering: Acquire pairs with the kernel's release of the head, after it has read the entries.
+        self.sq_tail.wrapping_sub(self.rings.word(self.sq.head).load(Ordering::Acquire))
+    }
+
+    /// Gives the kernel what is queued, and waits for `completions_min` to be in the queue.
+    fn enter(&mut self, completions_min: u32) {
+        let flags =
+            if completions_min > 0 { IoringEnterFlags::GETEVENTS } else { IoringEnterFlags::default() };
+        // SAFETY: the entries between head and tail are complete, and what they point to (iovecs in our
+        // table, segments of requests in flight) stays valid until their completion: the former because the
+        // table outlives the ring's last request (see `drop`), the latter by the contract of `submit`.
+        match unsafe { io_uring_enter(&self.ring, self.queued(), completions_min, flags) } {
+            Ok(_) => self.refusals = 0,
+            // A signal came before anything was done. The caller looks again.
+            Err(Errno::INTR) => {}
+            // No memory in the kernel for now.
+            Err(errno @ (Errno::AGAIN | Errno::BUSY | Errno::NOMEM)) => {
+                self.refusals += 1;
+                if self.refusals > REFUSALS_MAX {
+                    self.fail_queued(IoError::from_errno(errno));
+                }
+                rustix::thread::sched_yield();
+            }
+            // The ring can't be entered: somebody closed our file descriptor, or a filter was put on this
+            // process. What the kernel already has still completes into the mapping, so looking again is the
+            // way to wait for it.
+            Err(errno) => {
+                self.fail_queued(IoError::from_errno(errno));
+                rustix::thread::sched_yield();
+            }
+        }
+    }
+
+    /// Withdraws what the kernel hasn't taken (invariant 3) and marks it failed.
+    fn fail_queued(&mut self, error: IoError) {
+        self.refusals = 0;
+        while self.queued() > 0 {
+            self.sq_tail = self.sq_tail.wrapping_sub(1);
+            let position = (self.sq_tail & self.sq.mask) as usize;
+            // SAFETY: `position` lies between head and tail, so `queue` has written it, and the kernel
+            // doesn't touch it outside `io_uring_enter`.
+            let entry = unsafe { self.entries.base.cast::<io_uring_sqe>().add(position).read() };
+            let place = entry.user_data.u64_() as usize;
+            self.place(place).failure = error;
+            self.failed.insert(place);
+        }
+        // Ordering: Release as in `queue`.
+        self.rings.word(self.sq.tail).store(self.sq_tail, Ordering::Release);
+    }
+
+    /// Hands out failed requests first, then what is in the completion queue. Queues the rest of requests
+    /// that were done in part.
+    fn take_over(&mut self, out: &mut [Completion]) -> usize {
+        let mut count = 0;
+        while count < out.len() {
+            let Some((place, result)) = self.take_failed().or_else(|| self.take_finished()) else { break };
+            self.taken.remove(place);
+            out[count] = Completion { token: self.place(place).token, result };
+            count += 1;
+        }
+        count
+    }
+
+    fn take_failed(&mut self) -> Option<(usize, Result<(), IoError>)> {
+        let place = self.failed.first()?;
+        self.failed.remove(place);
+        Some((place, Err(self.place(place).failure)))
+    }
+
+    /// The next request in the completion queue that is over.
+    fn take_finished(&mut self) -> Option<(usize, Result<(), IoError>)> {
+        loop {
+            let (place, answer) = self.take_answer()?;
+            assert!(self.taken.contains(place), "a completion for a place that is free");
+            match self.place(place).transfer.settle(answer) {
+                Verdict::Over(result) => return Some((place, result)),
+                Verdict::Again => self.queue(place),
+            }
+        }
+    }
+
+    /// Takes one entry off the completion queue.
+    fn take_answer(&mut self) -> Option<(usize, Result<usize, Errno>)> {
+        // Only we write the head.
+        let head = self.rings.word(self.cq.head).load(Ordering::Relaxed);
+        // Ordering: Acquire pairs with the kernel's release of the tail, so that we see the entry, and the
+        // bytes that were read before it.
+        if head == self.rings.word(self.cq.tail).load(Ordering::Acquire) {
+            return None;
+        }
+        let position = (head & self.cq.mask) as usize;
+        // SAFETY: `cqes_offset` and the number of entries come from the kernel and are what `rings_bytes`
+        // sized the mapping for; the kernel has published this entry and leaves it alone until we move the
+        // head. Entries are 16 bytes and so aligned, as CQE32 isn't set.
+        let (data, res) = unsafe {
+            let entry = self.rings.base.add(self.cqes_offset).cast::<io_uring_cqe>().add(position);
+            ((*entry.as_ptr()).user_data.u64_(), (*entry.as_ptr()).res)
+        };
+        // Ordering: Release pairs with the kernel's acquire of the head: it may reuse the entry, now read.
+        self.rings.word(self.cq.head).store(head.wrapping_add(1), Ordering::Release);
+        let answer = usize::try_from(res).map_err(|_| Errno::from_raw_os_error(-res));
+        Some((data as usize, answer))
+    }
+}
+
+impl Backend for Uring {
+    unsafe fn submit(&mut self, request: &Request<'_>) -> Result<(), Busy> {
+        request.check();
+        let place = self.taken.vacant_below(self.depth)?;
+        let in_flight = self.place(place);
+        in_flight.token = request.token;
+        in_flight.op = match request.op {
+            Op::Read => IoringOp::Readv,
+            Op::Write => IoringOp::Writev,
+        };
+        in_flight.transfer = Transfer::new(request.offset, request.segments.len());
+        for (iovec, segment) in in_flight.iovecs.iter_mut().zip(request.segments) {
+            iovec.iov_base = segment.base.cast();
+            iovec.iov_len = PAGE_BYTES;
+        }
+        self.taken.insert(place);
+        self.queue(place);
+        Ok(())
+    }
+
+    fn flush(&mut self) {
+        // Each turn gives the kernel at least one entry, or is a refusal. What is left after so many turns
+        // goes with the next call.
+        for _ in 0..DEPTH {
+            if self.queued() == 0 {
+                return;
+            }
+            self.enter(0);
+        }
+    }
+
+    /// A request that was submitted and not flushed begins here: submitting and waiting is one system call.
+    fn complete(&mut self, wait: Wait, out: &mut [Completion]) -> usize {
+        loop {
+            let count = self.take_over(out);
+            let must_wait = wait == Wait::One && count == 0 && !out.is_empty() && self.in_flight() > 0;
+            if !must_wait {
+                self.flush();
+                return count;
+            }
+            self.enter(1);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.taken.count()
+    }
+}
+
+impl Drop for Uring {
+    /// The kernel may still be writing to segments and reading the table: wait for everything.
+    fn drop(&mut self) {
+        let mut out = [Completion::EMPTY; DEPTH];
+        while self.complete(Wait::One, &mut out) > 0 {}
+        assert_eq!(self.in_flight(), 0);
+    }
+}
+
+/// Bytes of the mapping that holds both queues: whichever ends later.
+fn rings_bytes(params: &io_uring_params) -> usize {
+    let sq_end = params.sq_off.array as usize + params.sq_entries as usize * size_of::<u32>();
+    let cq_end = params.cq_off.cqes as usize + params.cq_entries as usize * size_of::<io_uring_cqe>();
+    sq_end.max(cq_end)
+}
+
+/// Memory that is unmapped when dropped.
+struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+impl Mapping {
+    /// A part of a ring, shared with the kernel. A forked child doesn't get it: it could only do harm there.
+    fn of_ring(ring: &OwnedFd, offset: u64, bytes: usize) -> rustix::io::Result<Mapping> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: without MAP_FIXED a new mapping is made where nothing was.
+        let base = unsafe { mmap(null_mut(), bytes, protection, flags, ring, offset) }?;
+        let mapping = Mapping::owning(base, bytes);
+        // SAFETY: the range is the mapping just made, and DONTFORK doesn't touch its contents.
+        unsafe { madvise(base, bytes, Advice::LinuxDontFork) }?;
+        Ok(mapping)
+    }
+
+    /// Zeroed memory of our own.
+    fn private(bytes: usize) -> rustix::io::Result<Mapping> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
+        // SAFETY: without MAP_FIXED a new mapping is made where nothing was.
+        let base = unsafe { mmap_anonymous(null_mut(), bytes, protection, flags) }?;
+        Ok(Mapping::owning(base, bytes))
+    }
+
+    fn owning(base: *mut c_void, bytes: usize) -> Mapping {
+        let base = NonNull::new(base.cast::<u8>());
+        Mapping { base: base.expect("mmap doesn't choose address 0"), bytes }
+    }
+
+    /// The index of a queue at `offset`.
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(size_of::<u32>()) && offset + size_of::<u32>() <= self.bytes);
+        // SAFETY: in bounds and aligned, as just asserted (the base is page aligned); mapped as long as
+        // `self`; and all accesses, the kernel's too, are atomic.
+        unsafe { self.base.add(offset).cast::<AtomicU32>().as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by this value's constructor, and no reference into it outlives `self`.
+        // Failing is impossible for a whole mapping of ours, and would only leave it mapped.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::{Scratch, page_of, pages_of, read, uring_or_skip};
+    use crate::{DEPTH, Segment};
+    use rustix::fd::AsFd;
+
+    #[test]
+    fn small_ring_refuses_beyond_its_entries_and_clamps_the_rest() {
+        let scratch = Scratch::new(4);
+        for (entries, expected) in [(0, 1), (1, 1), (3, 3), (1000, DEPTH)] {
+            let Some(mut uring) = uring_or_skip(scratch.fd(), entries) else { return };
+            let mut page = page_of(1);
+            let segments = [Segment { base: page.0.as_mut_ptr() }];
+            let request = Request { op: Op::Write, offset: 0, segments: &segments, token: 0 };
+            // SAFETY: `page` outlives the ring and nobody writes it.
+            let taken = (0..1000).take_while(|_| unsafe { uring.submit(&request) }.is_ok()).count();
+            assert_eq!(taken, expected);
+        }
+    }
+
+    #[test]
+    fn drop_with_requests_in_flight_waits_for_them() {
+        let scratch = Scratch::new(64);
+        let Some(mut uring) = uring_or_skip(scratch.fd(), 64) else { return };
+        let mut pages = pages_of(64, 5);
+        for (index, page) in pages.iter_mut().enumerate() {
+            let segments = [Segment { base: page.0.as_mut_ptr() }];
+            let offset = (index * PAGE_BYTES) as u64;
+            let request = Request { op: Op::Write, offset, segments: &segments, token: 0 };
+            // SAFETY: `pages` outlives the ring, and nobody writes it until the ring is gone.
+            unsafe { uring.submit(&request) }.unwrap();
+            if index == 30 {
+                uring.flush();
+            }
+        }
+        drop(uring);
+        let mut back = pages_of(64, 0);
+        read(&mut crate::Psync::new(scratch.fd()), 0, &mut back).unwrap();
+        assert!(back.iter().zip(&pages).all(|(a, b)| a.0 == b.0));
+    }
+
+    /// No file system here moves a part and then the rest, so the part is made up: the request is withdrawn,
+    /// its first page counted as done, and the rest queued as after a short write.
+    #[test]
+    fn rest_of_a_short_write_goes_where_it_belongs() {
+        let scratch = Scratch::new(8);
+        let Some(mut uring) = uring_or_skip(scratch.fd(), 8) else { return };
+        let mut pages = pages_of(3, 1);
+        let segments: Vec<Segment> =
+            pages.iter_mut().map(|page| Segment { base: page.0.as_mut_ptr() }).collect();
+        let request = Request { op: Op::Write, offset: 4 * 4096, segments: &segments, token: 9 };
+        // SAFETY: `pages` outlives the ring, and nobody writes it.
+        unsafe { uring.submit(&request) }.unwrap();
+        uring.fail_queued(IoError::EIO);
+        uring.failed.remove(0);
+        assert_eq!(uring.place(0).transfer.settle(Ok(PAGE_BYTES + 17)), Verdict::Again);
+        uring.queue(0);
+        let mut out = [Completion::EMPTY; 2];
+        assert_eq!(uring.complete(Wait::One, &mut out), 1);
+        assert_eq!(out[0], Completion { token: 9, result: Ok(()) });
+        let mut back = pages_of(4, 9);
+        read(&mut uring, 4, &mut back).unwrap();
+        assert!(back[0].0.iter().chain(&back[3].0).all(|&byte| byte == 0));
+        assert!(back[1].0 == pages[1].0 && back[2].0 == pages[2].0);
+    }
+
+    /// A program that closes all file descriptors, as daemons do, takes the ring away under us.
+    #[test]
+    fn ring_that_is_closed_by_the_program_fails_requests_and_doesnt_hang() {
+        let scratch = Scratch::new(4);
+        let Some(mut uring) = uring_or_skip(scratch.fd(), 8) else { return };
+        let mut pages = [page_of(1), page_of(2)];
+        let [segment, unflushed] = pages.each_mut().map(|page| Segment { base: page.0.as_mut_ptr() });
+        let request = Request { op: Op::Write, offset: 0, segments: &[segment], token: 1 };
+        // SAFETY: `pages` outlives the ring and nobody writes it.
+        unsafe { uring.submit(&request) }.unwrap();
+        uring.flush();
+        let null = std::fs::File::open("/dev/null").unwrap();
+        rustix::io::dup2(null.as_fd(), &mut uring.ring).unwrap();
+        let request = Request { op: Op::Write, offset: 4096, segments: &[unflushed], token: 2 };
+        // SAFETY: as above.
+        unsafe { uring.submit(&request) }.unwrap();
+        let mut out = [Completion::EMPTY; 4];
+        let mut results = [None; 3];
+        while uring.in_flight() > 0 {
+            let count = uring.complete(Wait::One, &mut out);
+            for completion in &out[..count] {
+                results[completion.token as usize] = Some(completion.result);
+            }
+        }
+        assert_eq!(results[1], Some(Ok(())));
+        assert!(results[2].unwrap().unwrap_err().is_device_lost());
+    }
+
+    #[test]
+    fn file_may_be_closed_after_setup() {
+        let scratch = Scratch::new(2);
+        let other = scratch.fd().try_clone_to_owned().unwrap();
+        let Some(mut uring) = uring_or_skip(other.as_fd(), 8) else { return };
+        drop(other);
+        let mut back = [page_of(9)];
+        read(&mut uring, 1, &mut back).unwrap();
+        assert!(back[0].0.iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn ring_works_from_another_thread_than_the_one_that_made_it() {
+        let scratch = Scratch::new(2);
+        let Some(mut uring) = uring_or_skip(scratch.fd(), 8) else { return };
+        let written = page_of(3);
+        let mut uring = std::thread::spawn(move || {
+            crate::conformance::write(&mut uring, 1, std::slice::from_ref(&written)).unwrap();
+            uring
+        })
+        .join()
+        .unwrap();
+        let mut back = [page_of(0)];
+        read(&mut uring, 1, &mut back).unwrap();
+        assert_eq!(back[0].0, page_of(3).0);
+    }
+}
