@@ -1,0 +1,113 @@
+//! How faults arrive, and how pages are put into a program's memory and taken out of it.
+//!
+//! Two borders, so that modes can be combined and compared:
+//!
+//! * [`Pages`]: program memory. [`uffd::ByMove`] moves pages with UFFDIO_MOVE, [`uffd::ByCopy`] copies them, for
+//!   kernels that can't move. (`segv` mode will be a third.) All pass one conformance suite.
+//! * [`Fault`]: a touch that can't go on. [`thread::Faults`] reads them as userfaultfd messages. (`signal` and
+//!   `segv` will make them from signals.)
+//!
+//! Whoever calls is an engine thread: no allocation, no libc, no thread-local storage.
+#![cfg_attr(not(test), no_std)]
+
+pub mod thread;
+pub mod uffd;
+
+use farpage_core::cache::Backing;
+use farpage_core::pager::{Access, Left, Taken};
+use farpage_core::units::{PageBytes, PageIndex, PageRange};
+use farpage_os::sys::Errno;
+
+/// A thread of the program touched a page and waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The page.
+    pub page: PageIndex,
+    /// What it was doing.
+    pub access: Access,
+}
+
+/// One page to take out.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing {
+    /// The page.
+    pub page: PageIndex,
+    /// The frame it goes to.
+    pub frame: *mut PageBytes,
+    /// What is behind the frame.
+    pub backing: Backing,
+    /// The answer.
+    pub taken: Taken,
+    /// Taken is `Busy` because the kernel can't move this page at the moment (shared since a fork, pinned by a
+    /// device): [`Pages::unshare`] may help.
+    pub is_shared: bool,
+}
+
+/// Why a page could not be installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InstallError {
+    /// A page is there already.
+    Present,
+    /// There is no such mapping any more.
+    Unmapped,
+    /// The kernel has no memory for it now.
+    NoMemory,
+}
+
+/// Access to the program's memory by other means than touching it.
+///
+/// Implementations promise that from the moment [`Pages::take`] reports a page as taken, its bytes are in the
+/// frame, nobody can change them, and whoever touches the page waits for us.
+pub trait Pages: Sync {
+    /// Takes care of faults in `pages` from now on.
+    ///
+    /// # Safety
+    /// From now on a missing page is not a page of zeros: the caller must know what it holds and install it.
+    unsafe fn register(&self, pages: PageRange) -> Result<(), Errno>;
+
+    /// Takes pages out, neighbours together, and writes into each what became of it.
+    ///
+    /// # Safety
+    /// The frames are the caller's; the pages are locked by the caller, who serves whoever touches them.
+    unsafe fn take(&self, pages: &mut [Outgoing]);
+
+    /// Puts the frame's bytes into the missing `page` and wakes whoever waits for it. `protect` is a wish:
+    /// the answer says what was done.
+    ///
+    /// # Safety
+    /// The frame is the caller's and has memory; the page is locked by the caller.
+    unsafe fn install(
+        &self,
+        page: PageIndex,
+        frame: *mut PageBytes,
+        protect: bool,
+    ) -> Result<Left, InstallError>;
+
+    /// Maps zeros into the missing `pages` and wakes. Returns how many, from the start, are there now.
+    fn zero(&self, pages: PageRange) -> Result<u64, InstallError>;
+
+    /// Lifts the write protection and wakes.
+    fn unprotect(&self, page: PageIndex);
+
+    /// Makes every touch of the missing page a SIGBUS, and wakes.
+    fn poison(&self, page: PageIndex) -> Result<(), InstallError>;
+
+    /// Wakes whoever waits for the page; they try again.
+    fn wake(&self, page: PageIndex);
+
+    /// Tries to make a page that could not be taken movable. It may wait for a fault, so the caller must be a
+    /// thread that serves none, and hold no lock.
+    fn unshare(&self, page: PageIndex);
+
+    /// Gives a frame memory, if it has none.
+    ///
+    /// # Safety
+    /// The frame is the caller's.
+    unsafe fn give_memory(&self, frame: *mut PageBytes) -> Result<(), InstallError>;
+
+    /// Takes the memory of neighbouring frames away: they are holes.
+    ///
+    /// # Safety
+    /// The frames are the caller's and their bytes are needed no more.
+    unsafe fn drop_memory(&self, first: *mut PageBytes, count: usize) -> Result<(), Errno>;
+}

@@ -1,0 +1,315 @@
+//! Program memory through userfaultfd, by moving pages or by copying them.
+//!
+//! Moving is race-free by itself: one call takes the page out of the program, with its memory, and from then
+//! on nobody can write it. Copying needs three: write-protect, copy, drop. Who writes meanwhile waits for the
+//! write protection, is woken when the page is settled, and finds it missing.
+//!
+//! Where the kernel refuses to move a page in (its mapping is read-only now, or a device still holds the
+//! frame) it is copied in. Where it refuses to move one out because the page is shared since a fork, the
+//! page is *unshared*: the kernel is asked to make it writable, which gives it back to us alone. We don't copy
+//! such a page out: a device may be writing into it, and only the kernel knows.
+//!
+//! What UFFDIO_MOVE reports can't be trusted when it fails. Seen on Linux 6.18: after a collision with other
+//! threads it tries again, moves the page, forgets that it did, tries once more, and answers EEXIST with a
+//! count of 0. A page lost in this way reads as zeros. So after every failure we look which frames have memory
+//! now: they are ours alone, so that is the truth. `threads_hammering_...` and `farpage run` of a program that
+//! fills memory, with other programs beside it, showed it within seconds.
+// UNSAFETY: see the trait: these calls take pages of the program away.
+
+use crate::{InstallError, Outgoing, Pages};
+use farpage_core::cache::Backing;
+use farpage_core::config::Install;
+use farpage_core::pager::{Left, Taken};
+use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
+use farpage_os::memory;
+use farpage_os::proc::Pagemap;
+use farpage_os::sys::Errno;
+use farpage_os::uffd::{Trouble, Uffd};
+
+static ZEROS: PageBytes = PageBytes::ZERO;
+
+const MADV_POPULATE_WRITE: u32 = 23;
+const ENOMEM: i32 = 12;
+
+/// Pages moved out with UFFDIO_MOVE, and moved or copied in.
+pub struct ByMove<'u> {
+    uffd: &'u Uffd,
+    install: Install,
+    pagemap: Pagemap,
+}
+
+/// Pages copied in with UFFDIO_COPY and out under write protection.
+pub struct ByCopy<'u> {
+    uffd: &'u Uffd,
+    pagemap: Pagemap,
+}
+
+fn page_of(frame: *mut PageBytes) -> PageIndex {
+    PageIndex::of_address(frame as usize)
+}
+
+const fn install_error(trouble: Trouble) -> InstallError {
+    match trouble {
+        Trouble::Present => InstallError::Present,
+        Trouble::Other(Errno(ENOMEM)) => InstallError::NoMemory,
+        _ => InstallError::Unmapped,
+    }
+}
+
+fn zero(uffd: &Uffd, pages: PageRange) -> Result<u64, InstallError> {
+    match uffd.zero(pages) {
+        Ok(()) => Ok(pages.count()),
+        Err(Trouble::Partly(done)) => Ok(done),
+        Err(trouble) => Err(install_error(trouble)),
+    }
+}
+
+/// Copies a frame in.
+///
+/// # Safety
+/// As for `Pages::install`.
+unsafe fn copy_in(
+    uffd: &Uffd,
+    page: PageIndex,
+    frame: *mut PageBytes,
+    protect: bool,
+) -> Result<Left, InstallError> {
+    // SAFETY: the frame is the caller's and has memory, so it is readable and nobody else writes it.
+    unsafe { uffd.copy(page, frame.cast(), protect) }.map_err(install_error)?;
+    Ok(Left { frame: Backing::Memory, protected: protect })
+}
+
+fn poison(uffd: &Uffd, page: PageIndex) -> Result<(), InstallError> {
+    uffd.poison(page).map_err(install_error)
+}
+
+/// Calls `take` with the first and the length of each stretch that is contiguous in pages and in frames.
+fn for_each_run(pages: &mut [Outgoing], mut take: impl FnMut(&mut [Outgoing])) {
+    let mut rest = pages;
+    while !rest.is_empty() {
+        let follows = |pair: &&[Outgoing]| {
+            pair[1].page.0 == pair[0].page.0 + 1
+                && pair[1].frame == pair[0].frame.wrapping_add(1)
+                && pair[1].backing == pair[0].backing
+        };
+        let length = 1 + rest.windows(2).take_while(follows).count();
+        let (run, others) = rest.split_at_mut(length);
+        take(run);
+        rest = others;
+    }
+}
+
+impl<'u> ByMove<'u> {
+    /// Moves pages. `frames` is where they go: the memory is registered here, and its pages become holes.
+    ///
+    /// # Safety
+    /// `frames` must be private anonymous memory that nobody touches but as the frames of one cache, and
+    /// frames without memory not at all.
+    pub unsafe fn new(uffd: &'u Uffd, frames: PageRange, install: Install) -> Result<ByMove<'u>, Errno> {
+        // SAFETY: nobody touches a frame without memory (the caller's promise), so no fault arises there.
+        unsafe { uffd.register(frames) }?;
+        Ok(ByMove { uffd, install, pagemap: Pagemap::open()? })
+    }
+
+    /// Whether a frame of ours has memory. Not knowing is a bug: what isn't known here is lost.
+    fn has_memory(&self, frame: *mut PageBytes) -> bool {
+        self.pagemap.is_present(page_of(frame)).expect("our own pagemap can be read")
+    }
+
+    /// Takes one run, going on after each page that the kernel refuses.
+    fn take_run(&self, run: &mut [Outgoing]) {
+        let mut at = 0;
+        while at < run.len() {
+            let rest = PageRange::of(run[at].page, (run.len() - at) as u64);
+            // SAFETY: the pages are locked by the caller of `take`, who serves whoever touches them; frames
+            // are holes, in registered memory of ours. Nothing of ours refers into the program's memory.
+            let moved = unsafe { self.uffd.move_pages(page_of(run[at].frame), rest, false) };
+            let Err(trouble) = moved else {
+                run[at..].iter_mut().for_each(|page| page.taken = Taken::Yes);
+                return;
+            };
+            let before = at;
+            while at < run.len() && self.has_memory(run[at].frame) {
+                run[at].taken = Taken::Yes;
+                at += 1;
+            }
+            if at == before {
+                run[at].taken = if trouble == Trouble::Missing { Taken::Gone } else { Taken::Busy };
+                run[at].is_shared = trouble == Trouble::Busy;
+                at += 1;
+            }
+        }
+    }
+}
+
+impl Pages for ByMove<'_> {
+    unsafe fn register(&self, pages: PageRange) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { self.uffd.register(pages) }
+    }
+
+    unsafe fn take(&self, pages: &mut [Outgoing]) {
+        for_each_run(pages, |run| {
+            if run[0].backing == Backing::Memory {
+                // SAFETY: the frames are the caller's and free: their bytes are needed no more.
+                let dropped = unsafe { self.drop_memory(run[0].frame, run.len()) };
+                if dropped.is_err() {
+                    return;
+                }
+                run.iter_mut().for_each(|page| page.backing = Backing::Hole);
+            }
+            self.take_run(run);
+        });
+    }
+
+    unsafe fn install(
+        &self,
+        page: PageIndex,
+        frame: *mut PageBytes,
+        protect: bool,
+    ) -> Result<Left, InstallError> {
+        if !protect && self.install.installs_by_move() {
+            // SAFETY: the frame is the caller's; after a move it is a hole, which the answer says.
+            match unsafe { self.uffd.move_pages(page, PageRange::of(page_of(frame), 1), true) } {
+                Ok(()) => return Ok(Left { frame: Backing::Hole, protected: false }),
+                // Moved, whatever it says.
+                Err(_) if !self.has_memory(frame) => {
+                    self.wake(page);
+                    return Ok(Left { frame: Backing::Hole, protected: false });
+                }
+                // The mapping is not writable now, or the kernel still holds the frame for a write.
+                Err(Trouble::Refused | Trouble::Busy) => {}
+                Err(trouble) => return Err(install_error(trouble)),
+            }
+        }
+        // SAFETY: passed on.
+        unsafe { copy_in(self.uffd, page, frame, protect) }
+    }
+
+    fn zero(&self, pages: PageRange) -> Result<u64, InstallError> {
+        zero(self.uffd, pages)
+    }
+
+    fn unprotect(&self, page: PageIndex) {
+        let _ = self.uffd.protect(PageRange::of(page, 1), false);
+    }
+
+    fn poison(&self, page: PageIndex) -> Result<(), InstallError> {
+        poison(self.uffd, page)
+    }
+
+    fn wake(&self, page: PageIndex) {
+        self.uffd.wake(PageRange::of(page, 1));
+    }
+
+    fn unshare(&self, page: PageIndex) {
+        // SAFETY: populating for writing changes no byte: it ends the sharing of a page since a fork.
+        let _ = unsafe { memory::advise(PageRange::of(page, 1), MADV_POPULATE_WRITE) };
+    }
+
+    unsafe fn give_memory(&self, frame: *mut PageBytes) -> Result<(), InstallError> {
+        // SAFETY: the source is a constant page. The kernel refuses if the frame has memory.
+        match unsafe { self.uffd.copy(page_of(frame), (&raw const ZEROS).cast(), false) } {
+            Ok(()) | Err(Trouble::Present) => Ok(()),
+            Err(trouble) => Err(install_error(trouble)),
+        }
+    }
+
+    unsafe fn drop_memory(&self, first: *mut PageBytes, count: usize) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { memory::drop_pages(first.cast(), count * PAGE_BYTES) }
+    }
+}
+
+impl<'u> ByCopy<'u> {
+    /// Copies pages. Frames are ordinary memory.
+    pub fn new(uffd: &'u Uffd) -> Result<ByCopy<'u>, Errno> {
+        Ok(ByCopy { uffd, pagemap: Pagemap::open()? })
+    }
+
+    fn take_run(&self, run: &mut [Outgoing]) {
+        let range = PageRange::of(run[0].page, run.len() as u64);
+        if self.uffd.protect(range, true).is_err() {
+            return;
+        }
+        // Reading a page that isn't there would wait for ourselves. (Not mincore: it calls a page missing that
+        // the host has swapped out.)
+        let Some(present) = self.present(range) else { return };
+        for (at, page) in run.iter_mut().enumerate() {
+            if present & 1 << at == 0 {
+                page.taken = Taken::Gone;
+                continue;
+            }
+            let source = page.page.address() as *const PageBytes;
+            // SAFETY: the page is there, readable, and write-protected: it can't change while it is copied.
+            // The frame is the caller's.
+            unsafe { core::ptr::copy_nonoverlapping(source, page.frame, 1) };
+            page.taken = Taken::Yes;
+        }
+        // SAFETY: what was there is in the frames; the caller serves whoever touches the pages.
+        if unsafe { memory::drop_pages(range.start.address() as *mut u8, range.bytes()) }.is_err() {
+            // Locked by an mlock we have not heard of, from somewhere in the run on. What is there stays,
+            // write-protected: some of these pages may own a slot, and that is only true while a write to them
+            // is reported.
+            let left = self.present(range).expect("our own pagemap can be read");
+            for (at, page) in run.iter_mut().enumerate().filter(|(at, _)| left & 1 << at != 0) {
+                debug_assert!(present & 1 << at != 0);
+                page.taken = Taken::Busy;
+            }
+        }
+    }
+
+    /// Which pages of a run of at most 64 are there: bit n for page n.
+    fn present(&self, range: PageRange) -> Option<u64> {
+        let mut bits = 0;
+        let seen = self.pagemap.for_each_present(range, |page| bits |= 1 << (page.0 - range.start.0));
+        seen.is_ok().then_some(bits)
+    }
+}
+
+impl Pages for ByCopy<'_> {
+    unsafe fn register(&self, pages: PageRange) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { self.uffd.register(pages) }
+    }
+
+    unsafe fn take(&self, pages: &mut [Outgoing]) {
+        for_each_run(pages, |run| self.take_run(run));
+    }
+
+    unsafe fn install(
+        &self,
+        page: PageIndex,
+        frame: *mut PageBytes,
+        protect: bool,
+    ) -> Result<Left, InstallError> {
+        // SAFETY: passed on.
+        unsafe { copy_in(self.uffd, page, frame, protect) }
+    }
+
+    fn zero(&self, pages: PageRange) -> Result<u64, InstallError> {
+        zero(self.uffd, pages)
+    }
+
+    fn unprotect(&self, page: PageIndex) {
+        let _ = self.uffd.protect(PageRange::of(page, 1), false);
+    }
+
+    fn poison(&self, page: PageIndex) -> Result<(), InstallError> {
+        poison(self.uffd, page)
+    }
+
+    fn wake(&self, page: PageIndex) {
+        self.uffd.wake(PageRange::of(page, 1));
+    }
+
+    fn unshare(&self, _: PageIndex) {}
+
+    unsafe fn give_memory(&self, _: *mut PageBytes) -> Result<(), InstallError> {
+        Ok(())
+    }
+
+    unsafe fn drop_memory(&self, _: *mut PageBytes, _: usize) -> Result<(), Errno> {
+        Ok(())
+    }
+}

@@ -1,0 +1,338 @@
+//! One suite for every way of getting pages in and out: moved, copied, mixed.
+//!
+//! A test is its own little engine: memory that it registers, frames, and a handler thread that serves faults
+//! on what was taken. It needs a userfaultfd that handles faults of the kernel; without the privilege the
+//! tests say so and are skipped (and fail under CI=true).
+
+use farpage_core::cache::Backing;
+use farpage_core::config::Install;
+use farpage_core::pager::{Access, Taken};
+use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
+use farpage_fault::thread::{FAULTS_MAX, Faults};
+use farpage_fault::uffd::{ByCopy, ByMove};
+use farpage_fault::{Fault, InstallError, Outgoing, Pages};
+use farpage_os::memory::reserve;
+use farpage_os::uffd::{Features, Uffd};
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+const PAGES: usize = 64;
+
+/// Program memory, frames, and a way between them.
+struct Bench {
+    uffd: &'static Uffd,
+    pages: &'static dyn Pages,
+    memory: *mut u8,
+    frames: *mut PageBytes,
+    moves: bool,
+}
+
+// SAFETY: the pointers are to mappings that live for good; each test says itself who touches what.
+unsafe impl Send for Bench {}
+// SAFETY: as above.
+unsafe impl Sync for Bench {}
+
+fn skipped(why: &str) -> Option<Bench> {
+    assert!(std::env::var("CI").as_deref() != Ok("true"), "this machine must have it: {why}");
+    println!("skipped: {why}");
+    None
+}
+
+fn bench(install: Install) -> Option<&'static Bench> {
+    let uffd: &'static Uffd = match Uffd::by_syscall() {
+        Ok(uffd) => Box::leak(Box::new(uffd)),
+        Err(errno) => {
+            return skipped(&format!("no userfaultfd for faults of the kernel ({errno:?})"))
+                .map(|_| unreachable!());
+        }
+    };
+    if install.takes_by_move() && !uffd.features().has(Features::MOVE) {
+        return skipped("this kernel has no UFFDIO_MOVE (6.8)").map(|_| unreachable!());
+    }
+    let memory = reserve(PAGES * PAGE_BYTES).unwrap();
+    let frames = reserve(PAGES * PAGE_BYTES).unwrap();
+    let frame_range = PageRange::covering(frames as usize, PAGES * PAGE_BYTES);
+    let pages: &'static dyn Pages = if install.takes_by_move() {
+        // SAFETY: the mapping just made, used as frames only.
+        Box::leak(Box::new(unsafe { ByMove::new(uffd, frame_range, install) }.unwrap()))
+    } else {
+        Box::leak(Box::new(ByCopy::new(uffd).unwrap()))
+    };
+    let moves = install.takes_by_move();
+    let bench = Bench { uffd, pages, memory, frames: frames.cast(), moves };
+    // SAFETY: what is missing reads as zeros until something is taken, and then the test serves it.
+    unsafe { pages.register(bench.range(0, PAGES)) }.unwrap();
+    Some(Box::leak(Box::new(bench)))
+}
+
+impl Bench {
+    fn page(&self, at: usize) -> PageIndex {
+        PageIndex::of_address(self.memory as usize).plus(at as u64)
+    }
+    fn range(&self, at: usize, count: usize) -> PageRange {
+        PageRange::of(self.page(at), count as u64)
+    }
+    fn frame(&self, at: usize) -> *mut PageBytes {
+        self.frames.wrapping_add(at)
+    }
+    fn write(&self, at: usize, byte: u8) {
+        // SAFETY: inside the test's memory; faults are served by the test.
+        unsafe { self.memory.add(at * PAGE_BYTES).write_bytes(byte, PAGE_BYTES) };
+    }
+    fn read(&self, at: usize) -> Vec<u8> {
+        // SAFETY: as above.
+        unsafe { core::slice::from_raw_parts(self.memory.add(at * PAGE_BYTES), PAGE_BYTES) }.to_vec()
+    }
+    fn frame_bytes(&self, at: usize) -> Vec<u8> {
+        // SAFETY: the caller has had this frame filled.
+        unsafe { core::slice::from_raw_parts(self.frame(at).cast::<u8>(), PAGE_BYTES) }.to_vec()
+    }
+    fn fill(&self, count: usize) {
+        assert_eq!(self.pages.zero(self.range(0, count)), Ok(count as u64));
+        (0..count).for_each(|at| self.write(at, at as u8 + 1));
+    }
+    fn take(&self, list: &[(usize, usize)]) -> Vec<Outgoing> {
+        let backing = if self.moves { Backing::Hole } else { Backing::Memory };
+        let outgoing = |&(page, frame): &(usize, usize)| Outgoing {
+            page: self.page(page),
+            frame: self.frame(frame),
+            backing,
+            taken: Taken::Busy,
+            is_shared: false,
+        };
+        let mut pages: Vec<_> = list.iter().map(outgoing).collect();
+        // SAFETY: the frames are the test's, and it serves whoever touches the pages.
+        unsafe { self.pages.take(&mut pages) };
+        pages
+    }
+    fn next_faults(&self) -> Vec<Fault> {
+        let mut list = [Fault { page: PageIndex(0), access: Access::Read }; FAULTS_MAX];
+        loop {
+            match Faults::of(self.uffd).wait(&mut list) {
+                0 => {}
+                count => return list[..count].to_vec(),
+            }
+        }
+    }
+}
+
+/// Runs a test for each way.
+macro_rules! suite {
+    ($($name:ident)+) => { $(
+        mod $name {
+            use super::*;
+            #[test]
+            fn moved() { bench(Install::Move).into_iter().for_each(super::cases::$name); }
+            #[test]
+            fn copied() { bench(Install::Copy).into_iter().for_each(super::cases::$name); }
+            #[test]
+            fn mixed() { bench(Install::Mixed).into_iter().for_each(super::cases::$name); }
+        }
+    )+ };
+}
+
+suite! {
+    taken_pages_are_in_their_frames_and_come_back_whole
+    run_with_holes_takes_what_is_there
+    touch_of_a_taken_page_waits_for_its_install
+    kernel_access_to_a_taken_page_waits_too
+    write_to_a_protected_page_is_reported_and_goes_on_when_unprotected
+    install_over_a_page_is_refused_and_changes_nothing
+    install_into_read_only_memory_works
+    poisoned_page_is_refused_to_the_kernel
+    threads_hammering_see_every_byte_while_pages_go_in_and_out
+    page_shared_with_a_child_is_never_taken_wrongly
+}
+
+mod cases {
+    use super::*;
+
+    pub fn taken_pages_are_in_their_frames_and_come_back_whole(bench: &'static Bench) {
+        bench.fill(16);
+        let runs: Vec<_> = (0..16).map(|at| (at, 20 + at)).collect();
+        assert!(bench.take(&runs).iter().all(|page| page.taken == Taken::Yes));
+        for at in 0..16 {
+            assert_eq!(bench.frame_bytes(20 + at), vec![at as u8 + 1; PAGE_BYTES]);
+        }
+        for at in (0..16).rev() {
+            // SAFETY: the frame was filled by `take`; nobody else has it.
+            let left = unsafe { bench.pages.install(bench.page(at), bench.frame(20 + at), false) }.unwrap();
+            assert!(!left.protected);
+            assert_eq!(bench.read(at), vec![at as u8 + 1; PAGE_BYTES]);
+        }
+    }
+
+    pub fn run_with_holes_takes_what_is_there(bench: &'static Bench) {
+        bench.fill(2);
+        assert_eq!(bench.pages.zero(bench.range(3, 1)), Ok(1));
+        bench.write(3, 9);
+        let taken = bench.take(&[(0, 0), (1, 1), (2, 2), (3, 3)]);
+        let outcome: Vec<_> = taken.iter().map(|page| page.taken).collect();
+        assert_eq!(outcome, [Taken::Yes, Taken::Yes, Taken::Gone, Taken::Yes]);
+        assert_eq!(bench.frame_bytes(3), vec![9; PAGE_BYTES]);
+    }
+
+    pub fn touch_of_a_taken_page_waits_for_its_install(bench: &'static Bench) {
+        bench.fill(1);
+        bench.take(&[(0, 5)]);
+        let toucher = std::thread::spawn(|| bench.read(0));
+        assert_eq!(bench.next_faults(), [Fault { page: bench.page(0), access: Access::Read }]);
+        assert!(!toucher.is_finished());
+        // SAFETY: the frame was filled by `take`.
+        unsafe { bench.pages.install(bench.page(0), bench.frame(5), false) }.unwrap();
+        assert_eq!(toucher.join().unwrap(), vec![1; PAGE_BYTES]);
+    }
+
+    pub fn kernel_access_to_a_taken_page_waits_too(bench: &'static Bench) {
+        bench.fill(2);
+        bench.take(&[(0, 5), (1, 6)]);
+        let reader = std::thread::spawn(|| {
+            use std::io::Read;
+            // SAFETY: two pages of the test's memory; nobody else touches them.
+            let buffer = unsafe { core::slice::from_raw_parts_mut(bench.memory, 2 * PAGE_BYTES) };
+            std::fs::File::open("/dev/zero").unwrap().read(&mut buffer[100..PAGE_BYTES + 100]).unwrap()
+        });
+        for _ in 0..2 {
+            // One thread faults, so there is one fault at a time.
+            let fault = bench.next_faults()[0];
+            let at = (fault.page.0 - bench.page(0).0) as usize;
+            // SAFETY: the frames were filled by `take`.
+            unsafe { bench.pages.install(fault.page, bench.frame(5 + at), false) }.unwrap();
+        }
+        assert_eq!(reader.join().unwrap(), PAGE_BYTES, "a short count that would not have been there");
+        assert_eq!(
+            (bench.read(0)[99], bench.read(0)[100], bench.read(1)[99], bench.read(1)[100]),
+            (1, 0, 0, 2)
+        );
+    }
+
+    pub fn write_to_a_protected_page_is_reported_and_goes_on_when_unprotected(bench: &'static Bench) {
+        bench.fill(1);
+        bench.take(&[(0, 5)]);
+        // SAFETY: the frame was filled by `take`.
+        let left = unsafe { bench.pages.install(bench.page(0), bench.frame(5), true) }.unwrap();
+        assert!(left.protected && left.frame == Backing::Memory);
+        assert_eq!(bench.read(0), vec![1; PAGE_BYTES], "reading needs nobody");
+        let writer = std::thread::spawn(|| bench.write(0, 7));
+        assert_eq!(bench.next_faults(), [Fault { page: bench.page(0), access: Access::WriteProtected }]);
+        bench.pages.unprotect(bench.page(0));
+        writer.join().unwrap();
+        assert_eq!(bench.read(0), vec![7; PAGE_BYTES]);
+    }
+
+    pub fn install_over_a_page_is_refused_and_changes_nothing(bench: &'static Bench) {
+        bench.fill(2);
+        bench.take(&[(1, 5)]);
+        // SAFETY: the frame was filled by `take`.
+        let result = unsafe { bench.pages.install(bench.page(0), bench.frame(5), false) };
+        assert_eq!(result.map(|_| ()), Err(InstallError::Present));
+        assert_eq!(bench.read(0), vec![1; PAGE_BYTES]);
+        assert_eq!(bench.frame_bytes(5), vec![2; PAGE_BYTES], "the frame still has the bytes");
+    }
+
+    pub fn install_into_read_only_memory_works(bench: &'static Bench) {
+        bench.fill(1);
+        bench.take(&[(0, 5)]);
+        let protection = rustix::mm::MprotectFlags::READ;
+        // SAFETY: the page is the test's; it is only read from here on.
+        unsafe { rustix::mm::mprotect(bench.memory.cast(), PAGE_BYTES, protection) }.unwrap();
+        // SAFETY: the frame was filled by `take`.
+        unsafe { bench.pages.install(bench.page(0), bench.frame(5), false) }.unwrap();
+        assert_eq!(bench.read(0), vec![1; PAGE_BYTES]);
+    }
+
+    pub fn poisoned_page_is_refused_to_the_kernel(bench: &'static Bench) {
+        bench.fill(1);
+        bench.take(&[(0, 5)]);
+        bench.pages.poison(bench.page(0)).unwrap();
+        let null = std::fs::File::create("/dev/shm").or_else(|_| tempfile()).unwrap();
+        // SAFETY: the kernel reads the page for us and is told that it can't.
+        let page = unsafe { core::slice::from_raw_parts(bench.memory, PAGE_BYTES) };
+        let error = rustix::io::write(std::os::fd::AsFd::as_fd(&null), page).unwrap_err();
+        assert_eq!(error, rustix::io::Errno::FAULT);
+    }
+
+    fn tempfile() -> std::io::Result<std::fs::File> {
+        let path = std::env::temp_dir().join(format!("farpage-conformance-{}", std::process::id()));
+        let file = std::fs::File::create(&path)?;
+        std::fs::remove_file(path)?;
+        Ok(file)
+    }
+
+    /// Threads count in their own pages; each page is taken and put back all the time. A lost or stale page
+    /// would make a counter go back.
+    pub fn threads_hammering_see_every_byte_while_pages_go_in_and_out(bench: &'static Bench) {
+        const COUNTERS: usize = 4;
+        const ROUNDS: u64 = 20_000;
+        bench.pages.zero(bench.range(0, COUNTERS)).unwrap();
+        let out: &'static Mutex<HashMap<u64, usize>> = Box::leak(Box::default());
+        let counters: Vec<_> = (0..COUNTERS)
+            .map(|at| {
+                std::thread::spawn(move || {
+                    let counter = bench.memory.wrapping_add(at * PAGE_BYTES).cast::<u64>();
+                    for round in 0..ROUNDS {
+                        // SAFETY: only this thread touches the page, and its faults are served below.
+                        unsafe {
+                            assert_eq!(counter.read_volatile(), round);
+                            counter.write_volatile(round + 1);
+                        }
+                    }
+                })
+            })
+            .collect();
+        std::thread::spawn(move || {
+            loop {
+                for fault in bench.next_faults() {
+                    let mut out = out.lock().unwrap();
+                    if fault.access != Access::WriteProtected
+                        && let Some(frame) = out.remove(&fault.page.0)
+                    {
+                        // SAFETY: the frame was filled by `take`, and the map says that nobody else has it.
+                        unsafe { bench.pages.install(fault.page, bench.frame(frame), false) }.unwrap();
+                        if bench.moves {
+                            // SAFETY: the bytes are in the program now.
+                            unsafe { bench.pages.drop_memory(bench.frame(frame), 1) }.unwrap();
+                        }
+                    }
+                    bench.pages.wake(fault.page);
+                }
+            }
+        });
+        while counters.iter().any(|thread| !thread.is_finished()) {
+            let mut out = out.lock().unwrap();
+            let there: Vec<_> = (0..COUNTERS).filter(|at| !out.contains_key(&bench.page(*at).0)).collect();
+            let list: Vec<_> = there.iter().map(|&at| (at, at)).collect();
+            for (at, outgoing) in there.iter().zip(bench.take(&list)) {
+                if outgoing.taken == Taken::Yes {
+                    out.insert(bench.page(*at).0, *at);
+                }
+                bench.pages.wake(bench.page(*at));
+            }
+        }
+        counters.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
+    /// The kernel refuses to move a page that a fork has shared, also when the child is gone. Unsharing it makes
+    /// it movable; the child keeps its own copy all the while.
+    pub fn page_shared_with_a_child_is_never_taken_wrongly(bench: &'static Bench) {
+        bench.fill(1);
+        // SAFETY: the child only reads one byte and exits, without running anything of the test harness.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            // SAFETY: the child's own copy of the page; `_exit` ends it without destructors.
+            unsafe { libc::_exit(i32::from(*bench.memory) + 1) };
+        }
+        let first = bench.take(&[(0, 5)])[0];
+        if first.taken == Taken::Busy {
+            assert!(first.is_shared);
+            bench.pages.unshare(bench.page(0));
+            assert_eq!(bench.take(&[(0, 5)])[0].taken, Taken::Yes);
+        }
+        assert_eq!(bench.frame_bytes(5), vec![1; PAGE_BYTES]);
+        let mut status = 0;
+        // SAFETY: our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(libc::WEXITSTATUS(status), 2, "the child saw something else than its page");
+    }
+}
