@@ -1,0 +1,433 @@
+//! The program changes its memory: munmap, mremap, madvise, mprotect, mlock, brk, and mmap over what was there.
+//!
+//! Called instead of libc's functions, in threads of the program, on a stack of ours and with signals blocked
+//! (see the preload library). Each makes the system call itself, with the program's own arguments, under the
+//! exclusive map lock; what we know changes together with the mapping. The result is the kernel's word.
+
+use crate::engine::Engine;
+use crate::map_lock::Exclusive;
+use core::sync::atomic::Ordering;
+use farpage_core::stats::{Counter, Gauge};
+use farpage_core::sync;
+use farpage_core::table::ranges::{Flags, Range};
+use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
+use farpage_os::sys::{self, number};
+use linux_raw_sys::errno::ENOMEM;
+use linux_raw_sys::general as raw;
+
+/// Whatever a system call is given.
+pub type Arguments = [usize; 6];
+
+const PROTECTION: usize = (raw::PROT_READ | raw::PROT_WRITE | raw::PROT_EXEC) as usize;
+const READ_WRITE: usize = (raw::PROT_READ | raw::PROT_WRITE) as usize;
+
+/// Makes a call with the program's own arguments.
+fn pass_on(number: usize, arguments: Arguments) -> isize {
+    // SAFETY: the program asked for exactly this; what it does to memory that we manage is what this file is
+    // about.
+    unsafe { sys::call(number, arguments) }
+}
+
+const fn is_aligned(address: usize) -> bool {
+    address.is_multiple_of(PAGE_BYTES)
+}
+
+/// Pages of an argument pair, none if it overflows: then the kernel refuses it.
+fn pages_of(address: usize, bytes: usize) -> Option<PageRange> {
+    address.checked_add(bytes)?.checked_add(PAGE_BYTES)?;
+    Some(PageRange::covering(address, bytes))
+}
+
+impl Engine {
+    /// The map lock, with no page of `range` being moved.
+    fn settled(&self, range: PageRange) -> Exclusive<'_> {
+        loop {
+            let exclusive = self.map.exclusive();
+            match self.pager.quiet(range) {
+                Ok(()) => return exclusive,
+                Err(unsettled) => {
+                    drop(exclusive);
+                    sync::wait(self.pager.settled_word(), unsettled.seen);
+                }
+            }
+        }
+    }
+
+    fn touches(&self, range: PageRange) -> bool {
+        self.pager.ranges.lock().touches(range)
+    }
+
+    /// Where the first locked part of `range` begins; `range.start` if none is: then nothing was done.
+    fn first_locked(&self, range: PageRange) -> PageIndex {
+        let ranges = self.pager.ranges.lock();
+        let inside = ranges.as_slice().iter().filter(|known| !known.pages.intersection(range).is_empty());
+        let locked = inside
+            .filter(|known| known.flags.has(Flags::LOCKED))
+            .map(|known| known.pages.start.max(range.start));
+        locked.min().unwrap_or(range.start)
+    }
+
+    /// The kernel has unmapped `range`: nothing is there any more.
+    fn forget(&self, range: PageRange) {
+        self.pager.discard(range);
+        let mut ranges = self.pager.ranges.lock();
+        let mut from = range.start;
+        while let Some(known) = ranges.at_or_after(from).filter(|known| known.pages.start < range.end) {
+            if known.flags.has(Flags::REGISTERED) {
+                let part = known.pages.intersection(range);
+                self.pager.stats().gauge_sub(Gauge::ManagedBytes, part.bytes() as u64);
+            }
+            from = known.pages.end;
+        }
+        let _ = ranges.remove(range);
+    }
+
+    /// A new anonymous private mapping is in place; takes it over if we are active and it is big enough.
+    fn adopt(&self, range: PageRange, flags: Flags) {
+        if self.pager.ranges.lock().insert(range, flags).is_ok() && self.is_active() {
+            self.take_over(range.start, |range| self.registrar.ask(range));
+        }
+    }
+}
+
+/// What a protection means for us.
+const fn flags_for(protection: usize) -> Flags {
+    match protection & PROTECTION {
+        READ_WRITE => Flags::NONE,
+        other if other & raw::PROT_EXEC as usize != 0 => Flags::FOREIGN,
+        _ => Flags::PROTECTED,
+    }
+}
+
+/// `mmap(address, bytes, protection, flags, fd, offset)`.
+pub fn mmap(engine: &Engine, mut arguments: Arguments) -> isize {
+    let [address, bytes, protection, flags, ..] = arguments;
+    let flag = |bit: u32| flags & bit as usize != 0;
+    let is_private = flags & raw::MAP_TYPE as usize == raw::MAP_PRIVATE as usize;
+    let unmanaged = raw::MAP_STACK | raw::MAP_GROWSDOWN | raw::MAP_HUGETLB;
+    let is_ours = flag(raw::MAP_ANONYMOUS) && is_private && !flag(unmanaged);
+    let replaces = flag(raw::MAP_FIXED) && !flag(raw::MAP_FIXED_NOREPLACE);
+    let Some(wanted) = pages_of(address, bytes).filter(|_| bytes > 0) else {
+        return pass_on(number::MMAP, arguments);
+    };
+    let replaced = if replaces && is_aligned(address) { wanted } else { PageRange::of(wanted.start, 0) };
+    let _exclusive = engine.settled(replaced);
+    if is_ours && (engine.is_active() || bytes as u64 > engine.headroom()) {
+        // Populating is a hint, and would go past the budget before we can register anything.
+        arguments[3] &= !(raw::MAP_POPULATE as usize);
+    }
+    let result = pass_on(number::MMAP, arguments);
+    let Ok(start) = sys::check(result) else { return result };
+    let range = PageRange::covering(start, bytes);
+    if engine.touches(range) {
+        // MAP_FIXED; or an unmapping by a call that we could not see.
+        engine.forget(range);
+        engine.pager.stats().count(Counter::MapChanges);
+    }
+    if is_ours {
+        let mut known = flags_for(protection);
+        if flag(raw::MAP_LOCKED) || engine.lock_future.load(Ordering::Relaxed) != 0 {
+            known = known.with(Flags::LOCKED);
+        }
+        engine.adopt(range, known);
+    }
+    result
+}
+
+/// `munmap(address, bytes)`.
+pub fn munmap(engine: &Engine, arguments: Arguments) -> isize {
+    let [address, bytes, ..] = arguments;
+    let Some(range) = pages_of(address, bytes).filter(|_| is_aligned(address)) else {
+        return pass_on(number::MUNMAP, arguments);
+    };
+    let _exclusive = engine.settled(range);
+    let result = pass_on(number::MUNMAP, arguments);
+    if result == 0 && engine.touches(range) {
+        engine.forget(range);
+        engine.pager.stats().count(Counter::MapChanges);
+    }
+    result
+}
+
+/// `mremap(old_address, old_bytes, new_bytes, flags, new_address)`.
+pub fn mremap(engine: &Engine, arguments: Arguments) -> isize {
+    let [address, old_bytes, new_bytes, flags, new_address, _] = arguments;
+    let is_fixed = flags & raw::MREMAP_FIXED as usize != 0;
+    let (Some(old), Some(new)) = (pages_of(address, old_bytes), pages_of(new_address, new_bytes)) else {
+        return pass_on(number::MREMAP, arguments);
+    };
+    if !is_aligned(address) || (is_fixed && !is_aligned(new_address)) {
+        return pass_on(number::MREMAP, arguments);
+    }
+    let target = if is_fixed { new } else { PageRange::of(old.start, 0) };
+    // Both ranges in one walk: from the lower start to the higher end would touch what lies between.
+    let exclusive = loop {
+        let exclusive = engine.settled(old);
+        match engine.pager.quiet(target) {
+            Ok(()) => break exclusive,
+            Err(unsettled) => {
+                drop(exclusive);
+                sync::wait(engine.pager.settled_word(), unsettled.seen);
+            }
+        }
+    };
+    let known = engine.pager.ranges.lock().find(old.start);
+    let has = |flag| known.is_some_and(|known| known.flags.has(flag));
+    // The kernel populates what a locked mapping grows by, and would wait for our handlers, which wait for the
+    // map lock: so it is locked again only after that is released.
+    let relock = has(Flags::REGISTERED) && has(Flags::LOCKED);
+    if relock {
+        pass_on(number::MUNLOCK, [address, old_bytes, 0, 0, 0, 0]);
+    }
+    let result = if has(Flags::REGISTERED) {
+        engine.registrar.while_moving(engine, || pass_on(number::MREMAP, arguments))
+    } else {
+        pass_on(number::MREMAP, arguments)
+    };
+    moved_or_resized(engine, result, arguments, known, (old, target));
+    drop(exclusive);
+    if relock {
+        let (place, bytes) = sys::check(result).map_or((address, old_bytes), |start| (start, new_bytes));
+        pass_on(number::MLOCK, [place, bytes, 0, 0, 0, 0]);
+    }
+    result
+}
+
+/// What a finished mremap means for us.
+fn moved_or_resized(
+    engine: &Engine,
+    result: isize,
+    arguments: Arguments,
+    known: Option<Range>,
+    (old, target): (PageRange, PageRange),
+) {
+    let [address, _, new_bytes, flags, ..] = arguments;
+    let Ok(start) = sys::check(result) else { return };
+    let moved_to = PageRange::covering(start, new_bytes);
+    if engine.touches(target) {
+        engine.forget(target);
+    }
+    let Some(known) = known else { return };
+    engine.pager.stats().count(Counter::MapChanges);
+    if start == address {
+        resized_in_place(engine, old, moved_to, known.flags);
+    } else {
+        moved(engine, old, moved_to, known.flags, flags & raw::MREMAP_DONTUNMAP as usize != 0);
+    }
+}
+
+fn resized_in_place(engine: &Engine, old: PageRange, new: PageRange, flags: Flags) {
+    if new.end < old.end {
+        engine.forget(PageRange::new(new.end, old.end));
+    } else if new.end > old.end {
+        // The kernel's mapping grew, and with it the part that is registered.
+        let grown = PageRange::new(old.end, new.end);
+        if flags.has(Flags::REGISTERED) {
+            if engine.attach_leaves(grown).is_err() {
+                out_of_tables(engine);
+            }
+            engine.pager.stats().gauge_add(Gauge::ManagedBytes, grown.bytes() as u64);
+            let _ = engine.pager.ranges.lock().insert(grown, flags);
+        } else {
+            engine.adopt(grown, flags);
+        }
+    }
+}
+
+fn moved(engine: &Engine, old: PageRange, new: PageRange, flags: Flags, old_stays: bool) {
+    if !flags.has(Flags::REGISTERED) {
+        if !old_stays {
+            engine.forget(old);
+        }
+        return engine.adopt(new, flags);
+    }
+    if engine.attach_leaves(new).is_err() {
+        out_of_tables(engine);
+    }
+    let count = old.count().min(new.count());
+    engine.pager.remap(PageRange::of(old.start, count), new.start);
+    if !old_stays {
+        engine.forget(old);
+    }
+    // The kernel has moved the registration along (EVENT_REMAP).
+    let _ = engine.pager.ranges.lock().insert(new, flags);
+    engine.pager.stats().gauge_add(Gauge::ManagedBytes, new.bytes() as u64);
+}
+
+/// Memory of the program can't be reached any more.
+fn out_of_tables(engine: &Engine) -> ! {
+    engine.stop_program(crate::session::StartFailure::Memory)
+}
+
+/// `madvise(address, bytes, advice)`.
+pub fn madvise(engine: &Engine, mut arguments: Arguments) -> isize {
+    let [address, bytes, advice, ..] = arguments;
+    let Some(range) = pages_of(address, bytes).filter(|_| is_aligned(address)) else {
+        return pass_on(number::MADVISE, arguments);
+    };
+    // Newer than the headers: free under a lock, and guard pages.
+    const DONTNEED_LOCKED: u32 = 24;
+    const GUARD_INSTALL: u32 = 102;
+    match advice as u32 {
+        raw::MADV_DONTNEED | raw::MADV_FREE | DONTNEED_LOCKED | GUARD_INSTALL => {
+            let _exclusive = engine.settled(range);
+            if !engine.touches(range) || !engine.is_active() {
+                return pass_on(number::MADVISE, arguments);
+            }
+            if advice as u32 == raw::MADV_FREE {
+                // Free now is one of the things that MADV_FREE may do, and the one that we can follow.
+                arguments[2] = raw::MADV_DONTNEED as usize;
+            }
+            let result = pass_on(number::MADVISE, arguments);
+            // ENOMEM: all was done but for holes. EINVAL: it was done up to a locked mapping.
+            let done = match result {
+                0 => range,
+                word if word == -(ENOMEM as isize) => range,
+                _ => PageRange::new(range.start, engine.first_locked(range)),
+            };
+            engine.pager.discard(done);
+            engine.pager.stats().count(Counter::MapChanges);
+            result
+        }
+        raw::MADV_DONTFORK | raw::MADV_DOFORK => {
+            let _exclusive = engine.settled(PageRange::of(range.start, 0));
+            let keep_out = advice as u32 == raw::MADV_DONTFORK;
+            let change =
+                |f: Flags| if keep_out { f.with(Flags::DONT_FORK) } else { f.without(Flags::DONT_FORK) };
+            let _ = engine.pager.ranges.lock().update(range, change);
+            if !keep_out && engine.is_active() && engine.touches(range) {
+                // Registered memory stays hidden from children until a fork that we see.
+                return 0;
+            }
+            pass_on(number::MADVISE, arguments)
+        }
+        _ => pass_on(number::MADVISE, arguments),
+    }
+}
+
+/// `mprotect(address, bytes, protection)`, and `pkey_mprotect` with a key as fourth argument.
+pub fn mprotect(engine: &Engine, call: usize, arguments: Arguments) -> isize {
+    let [address, bytes, protection, ..] = arguments;
+    let Some(range) = pages_of(address, bytes).filter(|_| is_aligned(address)) else {
+        return pass_on(call, arguments);
+    };
+    let _exclusive = engine.settled(PageRange::of(range.start, 0));
+    let result = pass_on(call, arguments);
+    if !engine.touches(range) {
+        return result;
+    }
+    let after = match call {
+        _ if result != 0 => Flags::PROTECTED, // Perhaps half done: take nothing out of it any more.
+        number::PKEY_MPROTECT => Flags::FOREIGN,
+        _ => flags_for(protection),
+    };
+    let plain = |f: Flags| f.without(Flags::PROTECTED).without(Flags::FOREIGN);
+    let _ = engine.pager.ranges.lock().update(range, |f| plain(f).with(after));
+    if after == Flags::NONE && engine.is_active() {
+        engine.take_over(range.start, |range| engine.registrar.ask(range));
+    }
+    result
+}
+
+/// `mlock(address, bytes)` and `mlock2`. The pages come in through faults, so no lock is held meanwhile.
+pub fn mlock(engine: &Engine, call: usize, arguments: Arguments) -> isize {
+    let [address, bytes, ..] = arguments;
+    let Some(range) = pages_of(address, bytes) else { return pass_on(call, arguments) };
+    mark_locked(engine, range, true);
+    let result = pass_on(call, arguments);
+    if result != 0 {
+        mark_locked(engine, range, false);
+    }
+    result
+}
+
+/// `munlock(address, bytes)`.
+pub fn munlock(engine: &Engine, arguments: Arguments) -> isize {
+    let [address, bytes, ..] = arguments;
+    let result = pass_on(number::MUNLOCK, arguments);
+    if let (0, Some(range)) = (result, pages_of(address, bytes)) {
+        mark_locked(engine, range, false);
+    }
+    result
+}
+
+fn mark_locked(engine: &Engine, range: PageRange, locked: bool) {
+    let _exclusive = engine.settled(PageRange::of(range.start, 0));
+    let change = |f: Flags| if locked { f.with(Flags::LOCKED) } else { f.without(Flags::LOCKED) };
+    let _ = engine.pager.ranges.lock().update(range, change);
+}
+
+/// `mlockall(flags)`.
+pub fn mlockall(engine: &Engine, arguments: Arguments) -> isize {
+    const MCL_CURRENT: usize = 1;
+    const MCL_FUTURE: usize = 2;
+    {
+        let _exclusive = engine.settled(PageRange::of(PageIndex(0), 0));
+        engine.lock_future.store(u32::from(arguments[0] & MCL_FUTURE != 0), Ordering::Relaxed);
+        if arguments[0] & MCL_CURRENT != 0 {
+            engine.all_locked.store(1, Ordering::Relaxed);
+        }
+    }
+    let result = pass_on(number::MLOCKALL, arguments);
+    if result != 0 {
+        unlock_all(engine);
+    }
+    result
+}
+
+/// `munlockall()`.
+pub fn munlockall(engine: &Engine, arguments: Arguments) -> isize {
+    let result = pass_on(number::MUNLOCKALL, arguments);
+    unlock_all(engine);
+    result
+}
+
+fn unlock_all(engine: &Engine) {
+    let everything = PageRange::new(PageIndex(0), PageIndex(1 << 35));
+    mark_locked(engine, everything, false);
+    engine.lock_future.store(0, Ordering::Relaxed);
+    engine.all_locked.store(0, Ordering::Relaxed);
+}
+
+/// `brk(address)`: the kernel's call, which returns the break as it is afterwards.
+pub fn brk(engine: &Engine, arguments: Arguments) -> isize {
+    let before = pass_on(number::BRK, [0; 6]) as usize;
+    let wanted = arguments[0];
+    if wanted == 0 || wanted == before {
+        return pass_on(number::BRK, arguments);
+    }
+    let end_page = |address: usize| PageIndex::of_address(address + PAGE_BYTES - 1);
+    let shrinks = PageRange::new(end_page(wanted), end_page(before));
+    let _exclusive = engine.settled(shrinks);
+    let after = pass_on(number::BRK, arguments);
+    if after as usize != wanted {
+        return after;
+    }
+    if wanted < before {
+        engine.forget(shrinks);
+        engine.pager.stats().count(Counter::MapChanges);
+    } else {
+        let grown = PageRange::new(end_page(before), end_page(wanted));
+        if !grown.is_empty() {
+            engine.adopt(grown, Flags::NONE);
+        }
+    }
+    after
+}
+
+/// A call by number, through libc's `syscall`: those that change memory go where they belong.
+pub fn by_number(engine: &Engine, call: usize, arguments: Arguments) -> Option<isize> {
+    Some(match call {
+        number::MMAP => mmap(engine, arguments),
+        number::MUNMAP => munmap(engine, arguments),
+        number::MREMAP => mremap(engine, arguments),
+        number::MADVISE => madvise(engine, arguments),
+        number::MPROTECT | number::PKEY_MPROTECT => mprotect(engine, call, arguments),
+        number::MLOCK | number::MLOCK2 => mlock(engine, call, arguments),
+        number::MUNLOCK => munlock(engine, arguments),
+        number::MLOCKALL => mlockall(engine, arguments),
+        number::MUNLOCKALL => munlockall(engine, arguments),
+        number::BRK => brk(engine, arguments),
+        _ => return None,
+    })
+}

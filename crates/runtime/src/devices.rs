@@ -1,0 +1,189 @@
+//! The session's areas as this process sees them: opened by its own engine threads, with back ends.
+
+use crate::session::{AreaDescription, Session};
+use core::sync::atomic::{AtomicU32, AtomicU64};
+use farpage_core::areas::{AreaMemory, Areas, Leases};
+use farpage_core::config::IoEngine;
+use farpage_core::memory::Region;
+use farpage_core::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, PAGE_BYTES};
+use farpage_io::file::AreaFile;
+use farpage_io::psync::Psync;
+use farpage_io::uring::Uring;
+use farpage_io::{Backend, Busy, Completion, Request, Wait};
+use farpage_os::memory;
+use farpage_os::sys::Errno;
+use rustix::fd::{BorrowedFd, IntoRawFd};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+/// One opened area. Its descriptor is never closed: it goes with the process.
+struct Device {
+    fd: BorrowedFd<'static>,
+    /// Present if clusters must get their blocks before they are written.
+    grows: Option<AreaFile<'static>>,
+}
+
+/// Every area of the session.
+pub struct Devices {
+    list: [Option<Device>; AREAS_MAX],
+    io: IoEngine,
+}
+
+/// An area could not be opened.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenError {
+    /// Why.
+    pub errno: Errno,
+}
+
+/// Bytes of tables for all areas of a session.
+pub fn table_bytes(session: &Session) -> usize {
+    descriptions(session)
+        .map(|area| {
+            let (slots, clusters) = (area.slots as usize, clusters_of(area));
+            Region::bytes_for::<farpage_core::areas::Cluster>(clusters)
+                + 2 * Region::bytes_for::<AtomicU64>(slots)
+                + Region::bytes_for::<AtomicU64>(bitmap_words(area))
+        })
+        .sum()
+}
+
+fn descriptions(session: &Session) -> impl Iterator<Item = &AreaDescription> {
+    session.areas[..session.areas_count as usize].iter()
+}
+
+const fn clusters_of(area: &AreaDescription) -> usize {
+    area.slots.div_ceil(CLUSTER_SLOTS) as usize
+}
+
+const fn area_bytes(area: &AreaDescription) -> u64 {
+    area.slots as u64 * PAGE_BYTES as u64
+}
+
+const fn bitmap_words(area: &AreaDescription) -> usize {
+    AreaFile::bitmap_words(area_bytes(area))
+}
+
+fn open(area: &AreaDescription) -> Result<BorrowedFd<'static>, Errno> {
+    let path = core::ffi::CStr::from_bytes_until_nul(&area.open_path).map_err(|_| Errno(22))?;
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    // Some file systems refuse direct I/O: then the page cache is in between, which is only slower.
+    let fd = rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty())
+        .or_else(|_| rustix::fs::open(path, flags, Mode::empty()));
+    let fd = fd.map_err(|error| Errno(error.raw_os_error()))?;
+    // The supervisor holds the same lock shared; ours keeps other runs out should it die before us.
+    let _ = rustix::fs::flock(&fd, FlockOperation::NonBlockingLockShared);
+    // SAFETY: nobody else knows this descriptor, in a table that is the engine's alone, and it is never closed.
+    Ok(unsafe { BorrowedFd::borrow_raw(fd.into_raw_fd()) })
+}
+
+impl Devices {
+    /// Opens every area and puts it on.
+    ///
+    /// # Safety
+    /// `session` must be a whole session of `session.bytes` bytes, mapped for good.
+    pub unsafe fn open(
+        session: &'static Session,
+        holder: u32,
+        region: &mut Region<'static>,
+    ) -> Result<(&'static Devices, Areas<'static>), OpenError> {
+        let devices = memory::place(Devices { list: [const { None }; AREAS_MAX], io: session.settings.io });
+        let devices = devices.map_err(|errno| OpenError { errno })?;
+        let mut areas = Areas::default();
+        for (at, description) in descriptions(session).enumerate() {
+            let fd = open(description).map_err(|errno| OpenError { errno })?;
+            let base = core::ptr::from_ref(session).cast::<u8>();
+            // SAFETY: the supervisor put the tables at these offsets, inside the session, aligned to 4 bytes;
+            // holders are atomics, bad slots are never changed.
+            let (holders, bad) = unsafe {
+                let holders = base.add(description.owners_offset as usize).cast::<AtomicU32>();
+                let bad = base.add(description.bad_offset as usize).cast::<u32>();
+                (
+                    core::slice::from_raw_parts(holders, clusters_of(description)),
+                    core::slice::from_raw_parts(bad, description.bad_count as usize),
+                )
+            };
+            areas.add(AreaMemory {
+                slots: description.slots,
+                priority: description.priority,
+                leases: Leases::new(holders, holder),
+                clusters: region.carve(clusters_of(description)),
+                owners: region.carve(description.slots as usize),
+                checksums: region.carve(description.slots as usize),
+                bad,
+            });
+            let ensured: &'static [AtomicU64] = region.carve(bitmap_words(description));
+            let mut grows = None;
+            if description.grows != 0 {
+                let reserve = description.disk_reserve_bytes;
+                let file = AreaFile::new(fd, area_bytes(description), reserve, ensured);
+                let errno = |error: farpage_io::IoError| OpenError {
+                    errno: Errno(error.errno().map_or(5, i32::from)),
+                };
+                grows = Some(file.map_err(errno)?);
+            }
+            devices.list[at] = Some(Device { fd, grows });
+        }
+        Ok((devices, areas))
+    }
+
+    fn device(&self, id: AreaId) -> &Device {
+        self.list[id.0 as usize].as_ref().expect("an area that is on")
+    }
+
+    /// An area's file.
+    pub fn fd(&self, id: AreaId) -> BorrowedFd<'static> {
+        self.device(id).fd
+    }
+
+    /// Makes sure that a cluster of an area has blocks on the disk.
+    pub fn prepare(&self, id: AreaId, cluster: u32) -> Result<(), farpage_io::IoError> {
+        self.device(id).grows.as_ref().map_or(Ok(()), |file| file.ensure_cluster(cluster))
+    }
+
+    /// A back end of its own for one engine thread. Falls back to psync where the ring is refused.
+    pub fn back_end(&'static self, id: AreaId) -> BackEnd {
+        if self.io == IoEngine::Uring
+            && let Ok(ring) = Uring::new(self.fd(id), 32)
+        {
+            return BackEnd::Uring(ring);
+        }
+        BackEnd::Psync(Psync::new(self.fd(id)))
+    }
+}
+
+/// A back end of either kind. A worker has few of them, in memory that is reserved anyway.
+#[expect(clippy::large_enum_variant, reason = "there is no heap to put the larger one on")]
+pub enum BackEnd {
+    /// io_uring.
+    Uring(Uring),
+    /// pread and pwrite.
+    Psync(Psync<'static>),
+}
+
+impl BackEnd {
+    fn inner(&mut self) -> &mut dyn Backend {
+        match self {
+            BackEnd::Uring(ring) => ring,
+            BackEnd::Psync(psync) => psync,
+        }
+    }
+}
+
+impl Backend for BackEnd {
+    unsafe fn submit(&mut self, request: &Request<'_>) -> Result<(), Busy> {
+        // SAFETY: passed on.
+        unsafe { self.inner().submit(request) }
+    }
+    fn flush(&mut self) {
+        self.inner().flush();
+    }
+    fn complete(&mut self, wait: Wait, out: &mut [Completion]) -> usize {
+        self.inner().complete(wait, out)
+    }
+    fn in_flight(&self) -> usize {
+        match self {
+            BackEnd::Uring(ring) => ring.in_flight(),
+            BackEnd::Psync(psync) => psync.in_flight(),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The engine of one process: what its threads and its hooks share.
+//!
+//! Made once, at start, in memory that lives as long as the process. Until the budget is first reached it is
+//! *idle*: one thread looks at how much memory there is, hooks keep the list of mappings, nothing is
+//! registered. Then it becomes *active*: every mapping of 1 MiB and more is registered, handler threads serve
+//! faults, and the first thread evicts in the background.
+
+use crate::budget::Budget;
+use crate::devices::Devices;
+use crate::fork::ForkGate;
+use crate::map_lock::MapLock;
+use crate::record::Membership;
+use crate::registrar::Registrar;
+use crate::session::{Notice, ProcessRecord, StartFailure};
+use core::sync::atomic::{AtomicU32, Ordering};
+use farpage_core::pager::Pager;
+use farpage_core::stats::{Counter, Gauge};
+use farpage_core::table::Leaf;
+use farpage_core::table::ranges::Flags;
+use farpage_core::units::{PageIndex, PageRange};
+use farpage_fault::Pages;
+use farpage_os::memory;
+use farpage_os::proc::{Pagemap, Statm};
+use farpage_os::sys::Errno;
+use farpage_os::uffd::Uffd;
+
+/// Mappings smaller than this are not worth managing: 1 MiB.
+pub const MANAGED_PAGES_MIN: u64 = 256;
+
+const MADV_DONTFORK: u32 = 10;
+const MADV_DOFORK: u32 = 11;
+
+/// Everything one process's engine has.
+pub struct Engine {
+    /// The session and our place in it.
+    pub membership: Membership,
+    /// Our record in the session.
+    pub record: &'static ProcessRecord,
+    /// Books and decisions.
+    pub pager: Pager<'static>,
+    /// Mappings and table say the same.
+    pub map: MapLock,
+    /// How much is too much.
+    pub budget: Budget,
+    /// The program's memory.
+    pub pages: &'static dyn Pages,
+    /// Where faults come from.
+    pub uffd: &'static Uffd,
+    /// The areas.
+    pub devices: &'static Devices,
+    /// Which pages are there.
+    pub pagemap: Pagemap,
+    /// How much memory there is.
+    pub statm: Statm,
+    /// First byte of the pool.
+    pub pool_base: *mut u8,
+    /// Frames may be holes: pages are moved, not copied.
+    pub frames_move: bool,
+    /// Registers mappings for hooks, which have no descriptor.
+    pub registrar: Registrar,
+    /// 1 once the budget was reached.
+    pub active: AtomicU32,
+    /// 1 while nothing may be evicted because the program has locked all its memory, or no thread could be
+    /// started.
+    pub all_locked: AtomicU32,
+    /// Writes to areas that are under way, of all threads: while there are any, frames will be free soon.
+    pub writes_under_way: AtomicU32,
+    /// Threads that are evicting just now: they have frames, and will soon have memory.
+    pub evicting: AtomicU32,
+    /// 1 once the program has called mlockall(MCL_FUTURE).
+    pub lock_future: AtomicU32,
+    /// The fork that is under way.
+    pub fork: ForkGate,
+}
+
+// SAFETY: `pool_base` is only an address to compute from; everything else is Sync by itself.
+unsafe impl Sync for Engine {}
+// SAFETY: as above.
+unsafe impl Send for Engine {}
+
+impl Engine {
+    /// Whether the budget was ever reached.
+    pub fn is_active(&self) -> bool {
+        // Ordering: Acquire pairs with the Release in `activate`: who sees it sees the registrations' setup.
+        self.active.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether a thread that needs memory must make some first.
+    pub fn is_over_limit(&self) -> bool {
+        self.budget.estimate(&self.pager) >= self.budget.limit_bytes()
+    }
+
+    /// Whether the background thread should be at work.
+    pub fn is_over_start(&self) -> bool {
+        self.budget.estimate(&self.pager) > self.budget.start_at()
+    }
+
+    /// Whether pages may be taken out now. Under the map lock.
+    pub fn evictions_allowed(&self) -> bool {
+        self.all_locked.load(Ordering::Relaxed) == 0 && !self.fork.is_under_way()
+    }
+
+    /// Asks the kernel how much memory there is. Returns it.
+    pub fn measure(&self) -> u64 {
+        let anonymous = self.statm.anonymous_bytes().unwrap_or(0);
+        self.budget.measured(&self.pager, anonymous);
+        anonymous
+    }
+
+    /// Bytes that the program can still grow by before it is taken over, when last measured.
+    pub fn headroom(&self) -> u64 {
+        self.budget.activate_at().saturating_sub(self.pager.stats().gauge(Gauge::Anonymous))
+    }
+
+    /// Nothing could be evicted although memory is over the budget: tells the user why.
+    pub fn explain_over_budget(&self) {
+        if self.all_locked.load(Ordering::Relaxed) != 0 {
+            return self.record.notice(Notice::Locked, self.budget.limit_bytes());
+        }
+        let stats = self.pager.stats();
+        let resident = self.pager.resident() * farpage_core::units::PAGE_BYTES as u64;
+        let unmanaged = stats.gauge(Gauge::Anonymous).saturating_sub(resident + self.pager.own_bytes());
+        if unmanaged > self.budget.limit_bytes() / 2 {
+            self.record.notice(Notice::Unmanaged, unmanaged);
+        }
+    }
+
+    /// Neither the pool nor an area takes another page.
+    pub fn explain_full(&self) {
+        let pool = self.pager.pool().usage().bytes as u64;
+        if self.pager.areas().count() == 0 {
+            self.record.notice(Notice::PoolFull, pool);
+        } else {
+            self.record.notice(Notice::AreaFull, self.pager.areas().in_use() * 4096);
+        }
+    }
+
+    /// What we know of the program's memory can't be kept true: better no program than one with wrong bytes.
+    pub fn stop_program(&self, why: StartFailure) -> ! {
+        self.record.notice(Notice::NotStarted, why as u64);
+        farpage_os::sys::exit_group(125)
+    }
+
+    /// Takes the clusters of dead processes back. Whether there were any.
+    pub fn reap_dead_processes(&self) -> bool {
+        self.pager.areas().reap(|holder| self.membership.is_dead(holder as usize - 1)) > 0
+    }
+
+    /// Gives the table memory for every page in `range`. Under the exclusive map lock.
+    pub fn attach_leaves(&self, range: PageRange) -> Result<(), Errno> {
+        let table = self.pager.table();
+        let mut page = range.start;
+        while page < range.end {
+            if !table.has_leaf(page) {
+                let base = memory::reserve(size_of::<Leaf>())?;
+                // SAFETY: only engine code uses leaves, and a child makes an engine of its own.
+                unsafe { memory::keep_from_children(base, size_of::<Leaf>()) }?;
+                // SAFETY: zeroed memory of the right size, page-aligned, ours for good; `Leaf` is `Zeroed`.
+                table.attach(page, unsafe { &*base.cast::<Leaf>() });
+            }
+            let leaf_pages = farpage_core::table::LEAF_PAGES as u64;
+            page = PageIndex((page.0 / leaf_pages + 1) * leaf_pages);
+        }
+        Ok(())
+    }
+
+    /// Registers every unregistered part of the mapping around `page`, if it is big enough, with `register`,
+    /// which must take over one range. Under the exclusive map lock.
+    pub fn take_over(&self, page: PageIndex, register: impl Fn(PageRange) -> Result<(), Errno>) {
+        let stretch = self.pager.ranges.lock().stretch(page);
+        let Some(stretch) = stretch.filter(|stretch| stretch.count() >= MANAGED_PAGES_MIN) else { return };
+        let mut from = stretch.start;
+        while from < stretch.end {
+            let next = self.pager.ranges.lock().at_or_after(from);
+            let Some(range) = next.filter(|range| range.pages.start < stretch.end) else { return };
+            from = range.pages.end;
+            if range.flags.has(Flags::REGISTERED) || !range.flags.may_register() {
+                continue;
+            }
+            if register(range.pages).is_ok() {
+                let marked = self.pager.ranges.lock().update(range.pages, |f| f.with(Flags::REGISTERED));
+                debug_assert!(marked.is_ok());
+                self.pager.stats().count(Counter::Registered);
+                self.pager.stats().gauge_add(Gauge::ManagedBytes, range.pages.bytes() as u64);
+            }
+        }
+    }
+
+    /// Registers one range in this thread, which must be an engine thread: leaves, userfaultfd, no copy for
+    /// children, and which pages are there. Under the exclusive map lock (perhaps another thread's).
+    pub fn register_here(&self, range: PageRange) -> Result<(), Errno> {
+        self.attach_leaves(range)?;
+        // SAFETY: what is missing in the range and has no entry reads as zeros, and that is what we install
+        // for it; nobody touches the range's entries meanwhile, under the exclusive lock.
+        unsafe { self.pages.register(range) }?;
+        // A child that we don't hear of must not see evicted pages as zeros: it gets SIGSEGV instead.
+        // During a fork that we have allowed its child gets all there is; afterwards `show_to_children` follows.
+        if !self.fork.is_under_way() {
+            // SAFETY: keeps the range from children only.
+            unsafe { memory::advise(range, MADV_DONTFORK) }?;
+        }
+        self.pagemap.for_each_present(range, |page| self.pager.adopt_present(page))
+    }
+
+    /// Lets a fork's child have the managed memory (nothing may be evicted), or keeps it from children again.
+    pub fn show_to_children(&self, show: bool) {
+        let advice = if show { MADV_DOFORK } else { MADV_DONTFORK };
+        let mut from = PageIndex(0);
+        while let Some(range) = { self.pager.ranges.lock().at_or_after(from) } {
+            if range.flags.has(Flags::REGISTERED) && !range.flags.has(Flags::DONT_FORK) {
+                // SAFETY: what a child gets is complete: the caller made sure that nothing is evicted.
+                let _ = unsafe { memory::advise(range.pages, advice) };
+            }
+            from = range.pages.end;
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! The live engine: threads, budget, life cycle, and what the supervisor and its programs share.
+//!
+//! [`session`] what all processes of a run share · [`start`] how an engine comes to be, and its threads ·
+//! [`engine`] what they share · [`worker`] what one thread does: faults in, evictions out · [`changes`] the
+//! program changes its memory · [`fork`] the program makes a copy of itself · [`budget`] how much is too much
+#![cfg_attr(not(test), no_std)]
+
+pub mod budget;
+pub mod changes;
+pub mod devices;
+pub mod engine;
+pub mod fork;
+pub mod map_lock;
+pub mod record;
+pub mod registrar;
+pub mod session;
+pub mod start;
+pub mod worker;

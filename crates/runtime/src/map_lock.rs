@@ -1,0 +1,163 @@
+//! The map lock, rank 1: program mappings and our table say the same.
+//!
+//! Engine threads hold it shared from locking a page's entry until it is settled (but not while they wait
+//! for a device). A hook that changes mappings holds it exclusively across its system call and the change of
+//! the table. So nothing is installed into, or taken out of, a mapping that is just being changed.
+//!
+//! Each engine thread has a word of its own, in a cache line of its own, so taking the lock shared costs no
+//! traffic between CPUs. The exclusive side pays: it looks at every word.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use farpage_os::futex;
+
+/// Engine threads that can take the lock shared.
+pub const READERS_MAX: usize = 72;
+
+const OPEN: u32 = 0;
+const CLOSED: u32 = 1;
+/// Closed, and more than the holder may be asleep on it.
+const CONTENDED: u32 = 2;
+
+#[repr(align(64))]
+struct Reader(AtomicU32);
+
+/// The lock.
+pub struct MapLock {
+    gate: AtomicU32,
+    readers: [Reader; READERS_MAX],
+}
+
+/// Index of an engine thread.
+#[derive(Clone, Copy, Debug)]
+pub struct ReaderIndex(pub usize);
+
+impl Default for MapLock {
+    fn default() -> Self {
+        MapLock::new()
+    }
+}
+
+impl MapLock {
+    /// Open.
+    pub const fn new() -> MapLock {
+        MapLock { gate: AtomicU32::new(OPEN), readers: [const { Reader(AtomicU32::new(0)) }; READERS_MAX] }
+    }
+
+    /// Takes the lock shared. Not twice by one thread.
+    pub fn shared(&self, index: ReaderIndex) -> Shared<'_> {
+        let reader = &self.readers[index.0].0;
+        loop {
+            // Ordering: SeqCst store then load here, and the same on the other side (gate, then readers):
+            // at least one of the two sees the other.
+            reader.store(1, Ordering::SeqCst);
+            let gate = self.gate.load(Ordering::SeqCst);
+            if gate == OPEN {
+                return Shared { lock: self, reader };
+            }
+            self.leave(reader);
+            // Mark the gate, so that opening it wakes us.
+            if self.gate.compare_exchange(gate, CONTENDED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                futex::wait(&self.gate, CONTENDED);
+            }
+        }
+    }
+
+    fn leave(&self, reader: &AtomicU32) {
+        // Ordering: SeqCst as in `shared`; also publishes what was done under the lock.
+        reader.store(0, Ordering::SeqCst);
+        if self.gate.load(Ordering::SeqCst) != OPEN {
+            futex::wake(reader, 1);
+        }
+    }
+
+    /// Takes the lock exclusively.
+    pub fn exclusive(&self) -> Exclusive<'_> {
+        // Ordering: SeqCst as in `shared`.
+        if self.gate.compare_exchange(OPEN, CLOSED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            while self.gate.swap(CONTENDED, Ordering::SeqCst) != OPEN {
+                futex::wait(&self.gate, CONTENDED);
+            }
+        }
+        for reader in &self.readers {
+            while reader.0.load(Ordering::SeqCst) != 0 {
+                futex::wait(&reader.0, 1);
+            }
+        }
+        Exclusive { lock: self }
+    }
+}
+
+/// Held shared until dropped.
+pub struct Shared<'l> {
+    lock: &'l MapLock,
+    reader: &'l AtomicU32,
+}
+
+impl Drop for Shared<'_> {
+    fn drop(&mut self) {
+        self.lock.leave(self.reader);
+    }
+}
+
+/// Held exclusively until dropped.
+pub struct Exclusive<'l> {
+    lock: &'l MapLock,
+}
+
+impl Drop for Exclusive<'_> {
+    fn drop(&mut self) {
+        // Ordering: SeqCst as in `shared`; publishes the change of the table.
+        if self.lock.gate.swap(OPEN, Ordering::SeqCst) == CONTENDED {
+            futex::wake(&self.lock.gate, i32::MAX as u32);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::UnsafeCell;
+    use std::sync::Arc;
+
+    struct Both {
+        lock: MapLock,
+        pair: UnsafeCell<(u64, u64)>,
+    }
+    // SAFETY: `pair` is read under the lock shared and written under it exclusively: what is tested.
+    unsafe impl Sync for Both {}
+    // SAFETY: as above.
+    unsafe impl Send for Both {}
+
+    #[test]
+    fn readers_never_see_half_a_change() {
+        let both = Arc::new(Both { lock: MapLock::new(), pair: UnsafeCell::new((0, 0)) });
+        let mut threads = Vec::new();
+        for index in 0..2 {
+            let both = Arc::clone(&both);
+            threads.push(std::thread::spawn(move || {
+                for _ in 0..20_000 {
+                    let _shared = both.lock.shared(ReaderIndex(index));
+                    // SAFETY: held shared, so nobody writes.
+                    let (a, b) = unsafe { *both.pair.get() };
+                    assert_eq!(a, b);
+                }
+            }));
+        }
+        for _ in 0..2 {
+            let both = Arc::clone(&both);
+            threads.push(std::thread::spawn(move || {
+                for _ in 0..5_000 {
+                    let _exclusive = both.lock.exclusive();
+                    // SAFETY: held exclusively.
+                    let pair = unsafe { &mut *both.pair.get() };
+                    pair.0 += 1;
+                    std::hint::black_box(&pair);
+                    pair.1 += 1;
+                }
+            }));
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        // SAFETY: all threads have ended.
+        assert_eq!(unsafe { *both.pair.get() }, (10_000, 10_000));
+    }
+}

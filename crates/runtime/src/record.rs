@@ -1,0 +1,104 @@
+//! This process's record in the session, and whether other processes are still there.
+//!
+//! A record is claimed by an open-file-description lock on the byte of its number. Whoever can take another
+//! record's lock knows that its process is dead, whatever its pid means where it ran.
+
+use crate::session::{MAGIC, PROCESSES_MAX, ProcessRecord, Session};
+use core::sync::atomic::Ordering;
+use farpage_core::stats::Gauge;
+use farpage_os::sys::{self, Errno, number};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+const F_OFD_GETLK: usize = 36;
+const F_OFD_SETLK: usize = 37;
+const F_WRLCK: i16 = 1;
+const F_UNLCK: i16 = 2;
+
+#[repr(C)]
+struct Flock {
+    kind: i16,
+    whence: i16,
+    start: i64,
+    length: i64,
+    pid: i32,
+}
+
+/// The session as one process holds it: mapped, its descriptor open for good.
+pub struct Membership {
+    fd: OwnedFd,
+    /// The shared memory.
+    pub session: &'static Session,
+    /// Index of our record.
+    pub index: usize,
+}
+
+impl Membership {
+    /// Opens, maps and checks the session, and claims a record.
+    pub fn join(path: &core::ffi::CStr) -> Result<Membership, Errno> {
+        let errno = |error: rustix::io::Errno| Errno(error.raw_os_error());
+        let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(errno)?;
+        let bytes = rustix::fs::fstat(&fd).map_err(errno)?.st_size as usize;
+        if bytes < size_of::<Session>() {
+            return Err(Errno(22));
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping where the kernel likes it. Its size is the file's, which never shrinks.
+        let base =
+            unsafe { rustix::mm::mmap(core::ptr::null_mut(), bytes, access, MapFlags::SHARED, &fd, 0) };
+        // SAFETY: as large as a `Session` at least (checked above), page-aligned, never unmapped; every field is
+        // an atomic or was written before this process started, and is valid for any bytes the supervisor
+        // writes.
+        let session = unsafe { &*base.map_err(errno)?.cast::<Session>() };
+        if session.magic != MAGIC || session.bytes != bytes as u64 {
+            return Err(Errno(22));
+        }
+        let index = claim(&fd, session).ok_or(Errno(11))?;
+        Ok(Membership { fd, session, index })
+    }
+
+    /// Our record.
+    pub fn record(&self) -> &'static ProcessRecord {
+        &self.session.processes[self.index]
+    }
+
+    /// Whether the process of another record is dead.
+    pub fn is_dead(&self, index: usize) -> bool {
+        let mut lock = lock_of(index);
+        index != self.index && fcntl(&self.fd, F_OFD_GETLK, &mut lock).is_ok() && lock.kind == F_UNLCK
+    }
+}
+
+const fn lock_of(index: usize) -> Flock {
+    Flock { kind: F_WRLCK, whence: 0, start: index as i64, length: 1, pid: 0 }
+}
+
+fn fcntl(fd: &OwnedFd, command: usize, lock: &mut Flock) -> Result<usize, Errno> {
+    let arguments = [fd.as_raw_fd() as usize, command, &raw mut *lock as usize, 0, 0, 0];
+    // SAFETY: both commands read and write one `struct flock`, which this is on x86-64.
+    sys::check(unsafe { sys::call(number::FCNTL, arguments) })
+}
+
+/// Claims a fresh record, else one whose process is dead: its counters go on counting.
+fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
+    let pid = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    for fresh_only in [true, false] {
+        for index in 0..PROCESSES_MAX {
+            let record = &session.processes[index];
+            if fresh_only && record.pid.load(Ordering::Relaxed) != 0 {
+                continue;
+            }
+            if fcntl(fd, F_OFD_SETLK, &mut lock_of(index)).is_ok() {
+                // What the last holder had at the end is not ours; what it counted stays counted.
+                for gauge in Gauge::ALL.iter().filter(|gauge| !gauge.is_peak()) {
+                    record.stats.set(*gauge, 0);
+                }
+                // The lock decides; the number is for people.
+                record.pid.store(pid, Ordering::Relaxed);
+                return Some(index);
+            }
+        }
+    }
+    None
+}

@@ -1,0 +1,92 @@
+//! The registrar: registers mappings on behalf of hooks.
+//!
+//! Hooks run in threads of the program, whose table of descriptors doesn't have ours. So a hook that has made
+//! a mapping asks this engine thread and waits, holding the map lock exclusively on the registrar's behalf.
+//! The registrar itself never takes that lock, and does nothing else, so it always answers.
+//!
+//! It also reads the kernel's event while a registered mapping is being moved: the handlers may all be waiting
+//! for the map lock by then.
+
+use crate::engine::Engine;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farpage_core::sync;
+use farpage_core::units::{PageIndex, PageRange};
+use farpage_os::futex;
+use farpage_os::sys::Errno;
+
+const IDLE: u32 = 0;
+const ASKED: u32 = 1;
+const ANSWERED: u32 = 2;
+/// A registered mapping is being moved: read the kernel's event.
+const MOVING: u32 = 3;
+/// It has been moved, or the call has failed.
+const MOVED: u32 = 4;
+
+/// One request at a time: whoever asks holds the map lock exclusively.
+#[derive(Default)]
+pub struct Registrar {
+    state: AtomicU32,
+    start: AtomicU64,
+    end: AtomicU64,
+    /// errno, 0 for success.
+    answer: AtomicU32,
+}
+
+impl Registrar {
+    /// Has `range` registered. Under the exclusive map lock.
+    pub fn ask(&self, range: PageRange) -> Result<(), Errno> {
+        self.start.store(range.start.0, Ordering::Relaxed);
+        self.end.store(range.end.0, Ordering::Relaxed);
+        // Ordering: Release publishes the range to the registrar's Acquire.
+        self.state.store(ASKED, Ordering::Release);
+        sync::wake_all(&self.state);
+        // Ordering: Acquire pairs with the Release of the answer.
+        while self.state.load(Ordering::Acquire) != ANSWERED {
+            futex::wait(&self.state, ASKED);
+        }
+        self.state.store(IDLE, Ordering::Relaxed);
+        match self.answer.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            errno => Err(Errno(errno as i32)),
+        }
+    }
+
+    /// Makes a call that may move a registered mapping. Under the exclusive map lock.
+    pub fn while_moving(&self, engine: &Engine, call: impl FnOnce() -> isize) -> isize {
+        engine.uffd.set_moving(true);
+        self.state.store(MOVING, Ordering::Release);
+        sync::wake_all(&self.state);
+        let result = call();
+        // Ordering: Release and Acquire as in `ask`: the registrar has read what there was before we go on.
+        self.state.store(MOVED, Ordering::Release);
+        while self.state.load(Ordering::Acquire) != IDLE {
+            futex::wait(&self.state, MOVED);
+        }
+        result
+    }
+
+    /// Answers requests for ever.
+    pub fn serve(&self, engine: &Engine) -> ! {
+        loop {
+            let state = self.state.load(Ordering::Acquire);
+            if state == MOVING || state == MOVED {
+                engine.uffd.drain_until(|| self.state.load(Ordering::Acquire) == MOVED);
+                engine.uffd.set_moving(false);
+                self.state.store(IDLE, Ordering::Release);
+                sync::wake_all(&self.state);
+                continue;
+            }
+            if state != ASKED {
+                futex::wait(&self.state, state);
+                continue;
+            }
+            let start = PageIndex(self.start.load(Ordering::Relaxed));
+            let range = PageRange::new(start, PageIndex(self.end.load(Ordering::Relaxed)));
+            let errno = engine.register_here(range).map_or_else(|errno| errno.0 as u32, |()| 0);
+            self.answer.store(errno, Ordering::Relaxed);
+            // Ordering: Release publishes the answer and what registering did.
+            self.state.store(ANSWERED, Ordering::Release);
+            sync::wake_all(&self.state);
+        }
+    }
+}

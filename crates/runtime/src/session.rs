@@ -1,0 +1,199 @@
+//! What `farpage run` and the programs under it share: one memfd, mapped by all of them.
+//!
+//! The supervisor makes it, fills in the settings and the areas, and puts `/proc/<pid>/fd/<n>` into
+//! [`SESSION_ENV`]. Every program that starts with our preload library opens it there, maps it, and claims
+//! a [`ProcessRecord`] by locking the byte of the record's number in the memfd: the lock is gone when the
+//! process is, however it ended, in whatever pid namespace it was. It then updates the record's counters in
+//! place, so the supervisor can read them however the program ended. The memory vanishes with its last user, so nothing is left behind.
+//!
+//! Everything is atomics or written before the first program starts. All-zero bytes are valid everywhere.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farpage_core::config::{Codec, Install, IoEngine};
+use farpage_core::stats::Stats;
+use farpage_core::units::AREAS_MAX;
+
+/// Environment variable that holds the path at which a program opens the session.
+pub const SESSION_ENV: &str = "FARPAGE_SESSION";
+/// First word of a session: "farpage" and the version of this layout.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x01");
+/// Programs that can be counted one by one; later ones take over records of dead ones.
+pub const PROCESSES_MAX: usize = 256;
+/// Bytes for a path, NUL-terminated.
+pub const PATH_BYTES: usize = 512;
+
+/// The head of the shared memory. Tables of cluster owners and bad slots follow it.
+#[repr(C)]
+pub struct Session {
+    /// [`MAGIC`].
+    pub magic: u64,
+    /// Size of the whole shared memory in bytes.
+    pub bytes: u64,
+    /// The supervisor's process id.
+    pub supervisor_pid: u32,
+    /// Areas in `areas` that are on.
+    pub areas_count: u32,
+    /// What was asked for on the command line.
+    pub settings: Settings,
+    /// The swap areas.
+    pub areas: [AreaDescription; AREAS_MAX],
+    /// One for each program.
+    pub processes: [ProcessRecord; PROCESSES_MAX],
+}
+
+/// The command line, resolved to numbers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Budget in bytes for each program.
+    pub ram_bytes: u64,
+    /// Limit of the compressed pool in bytes.
+    pub pool_bytes_max: u64,
+    /// The pool's codec.
+    pub codec: Codec,
+    /// How pages move.
+    pub install: Install,
+    /// How areas are written.
+    pub io: IoEngine,
+    /// 1 if the supervisor could open /dev/userfaultfd or the system call works: which one to use.
+    pub uffd_source: UffdSource,
+}
+
+/// Where a program gets its userfaultfd from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum UffdSource {
+    /// The system call: root, CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1.
+    Syscall = 0,
+    /// /dev/userfaultfd, whose file permissions decide.
+    Device = 1,
+}
+
+/// One swap area.
+#[repr(C)]
+pub struct AreaDescription {
+    /// Where a program opens it: `/proc/<supervisor>/fd/<n>`, NUL-terminated.
+    pub open_path: [u8; PATH_BYTES],
+    /// What the user calls it, NUL-terminated.
+    pub name: [u8; PATH_BYTES],
+    /// Slots, the header's slot 0 included.
+    pub slots: u32,
+    /// Priority as in `swapon -p`; higher is used first.
+    pub priority: i32,
+    /// 1 if the file may have to be extended before a cluster is written (it grows on demand).
+    pub grows: u32,
+    /// Bad slots listed at `bad_offset`.
+    pub bad_count: u32,
+    /// Byte offset in the session of `bad_count` u32 slot numbers.
+    pub bad_offset: u64,
+    /// Byte offset in the session of one u32 for each cluster: 0, or 1 + index of the process record that
+    /// has leased it.
+    pub owners_offset: u64,
+    /// Free bytes that growing must leave on the disk.
+    pub disk_reserve_bytes: u64,
+}
+
+/// What can go wrong while a program runs and the user must hear of; bit numbers in `ProcessRecord::notices`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Notice {
+    /// Every area is full (or the disk is): eviction stopped, memory goes over the budget. Value: bytes used.
+    AreaFull = 0,
+    /// The pool is full and there is no area. Value: pool bytes.
+    PoolFull = 1,
+    /// A write to an area failed; its pages were kept and the area is not written any more. Value: see
+    /// [`pack_io_error`].
+    WriteError = 2,
+    /// A read from an area failed; the program got SIGBUS. Value: see [`pack_io_error`].
+    ReadError = 3,
+    /// Memory that can't be evicted (locked, stacks, small mappings) is over the budget alone. Value: bytes.
+    Unmanaged = 4,
+    /// The program locked all its memory (mlockall): nothing can be evicted.
+    Locked = 5,
+    /// A fork was refused with ENOMEM because pages were evicted. Value: evicted pages.
+    ForkRefused = 6,
+    /// The engine could not start in this program; it runs without us. Value: a [`StartFailure`].
+    NotStarted = 7,
+    /// The budget is below what the program already needs; it was ended with status 125. Value: bytes needed.
+    BudgetTooSmall = 8,
+    /// What an area returned was not what was written there (checksum): treated as a failed read.
+    Corrupt = 9,
+}
+
+impl Notice {
+    /// Every notice, by bit number.
+    pub const ALL: [Notice; 10] = [
+        Notice::AreaFull,
+        Notice::PoolFull,
+        Notice::WriteError,
+        Notice::ReadError,
+        Notice::Unmanaged,
+        Notice::Locked,
+        Notice::ForkRefused,
+        Notice::NotStarted,
+        Notice::BudgetTooSmall,
+        Notice::Corrupt,
+    ];
+}
+
+/// Why the engine did not start in a program (value of [`Notice::NotStarted`], low 16 bits; errno above).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum StartFailure {
+    /// No userfaultfd.
+    Userfaultfd = 1,
+    /// Memory for the engine's own tables.
+    Memory = 2,
+    /// A thread.
+    Thread = 3,
+    /// An area could not be opened.
+    Area = 4,
+    /// libc's functions could not be hooked.
+    Hooks = 5,
+    /// /proc is not usable.
+    Proc = 6,
+}
+
+/// Packs area, errno and slot of a failed request: errno in bits 48.., area in 32..48, slot below.
+pub const fn pack_io_error(area: u8, slot: u32, errno: u16) -> u64 {
+    (errno as u64) << 48 | (area as u64) << 32 | slot as u64
+}
+
+/// Undoes [`pack_io_error`]: area, slot, errno.
+pub const fn unpack_io_error(packed: u64) -> (u8, u32, u16) {
+    ((packed >> 32) as u8, packed as u32, (packed >> 48) as u16)
+}
+
+/// What one program tells about itself.
+#[repr(C)]
+pub struct ProcessRecord {
+    /// Process id in the program's own pid namespace; 0: never used.
+    pub pid: AtomicU32,
+    /// Notices so far, one bit each.
+    pub notices: AtomicU32,
+    /// What each notice's first occurrence was about.
+    pub notice_values: [AtomicU64; 16],
+    /// The program's name as in /proc/self/comm, NUL-padded.
+    pub command: [AtomicU64; 2],
+    /// Counters and latencies.
+    pub stats: Stats,
+}
+
+impl ProcessRecord {
+    /// Tells the supervisor; the first occurrence's value is kept.
+    pub fn notice(&self, notice: Notice, value: u64) {
+        let bit = 1 << notice as u32;
+        if self.notices.load(Ordering::Relaxed) & bit == 0 {
+            self.notice_values[notice as usize].store(value, Ordering::Relaxed);
+            // Ordering: Release, so that who sees the bit (Acquire in `noticed`) sees the value.
+            self.notices.fetch_or(bit, Ordering::Release);
+        }
+    }
+
+    /// The value of a notice, if it was given.
+    pub fn noticed(&self, notice: Notice) -> Option<u64> {
+        // Ordering: Acquire pairs with the Release in `notice`.
+        let set = self.notices.load(Ordering::Acquire) & 1 << notice as u32 != 0;
+        set.then(|| self.notice_values[notice as usize].load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,429 @@
+//! Start and life of the engine's threads.
+//!
+//! The program's first thread asks for an engine and waits; the *keeper*, the first engine thread, opens
+//! everything in a descriptor table of its own, builds the engine, and says so. Then it looks after the
+//! budget: first only measuring, later evicting in the background. When the budget is first reached it starts
+//! the registrar and a handler thread for each CPU, and takes the program's mappings over.
+
+use crate::budget::Budget;
+use crate::devices::{self, Devices};
+use crate::engine::Engine;
+use crate::fork::ForkGate;
+use crate::map_lock::{MapLock, READERS_MAX, ReaderIndex};
+use crate::record::Membership;
+use crate::registrar::Registrar;
+use crate::session::{Notice, PATH_BYTES, Session, StartFailure, UffdSource};
+use crate::worker::{Progress, Worker};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use farpage_core::cache::{Backing, Cache, CacheMemory, FrameMeta};
+use farpage_core::config::{Config, Install};
+use farpage_core::memory::Region;
+use farpage_core::pager::{Pager, Parts, Wake};
+use farpage_core::stats::Gauge;
+use farpage_core::table::ranges::{Flags, Range, Ranges};
+use farpage_core::table::{DIRECTORY_LEAVES, Leaf, Table};
+use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
+use farpage_core::zswap::pool::{BlockMeta, ObjectMeta, Pool, PoolLayout, PoolMemory};
+use farpage_fault::Pages;
+use farpage_fault::thread::{FAULTS_MAX, Faults};
+use farpage_fault::uffd::{ByCopy, ByMove};
+use farpage_io::Wait;
+use farpage_os::clock::now_ns;
+use farpage_os::proc::{MappingName, Pagemap, Statm};
+use farpage_os::sys::Errno;
+use farpage_os::thread::{self, Descriptors};
+use farpage_os::uffd::{Features, Uffd};
+use farpage_os::{futex, memory, proc};
+use rustix::fs::{Mode, OFlags};
+
+/// Ranges that one process can have: the kernel's own default limit of mappings is 65,530.
+const RANGES_MAX: usize = 1 << 16;
+/// What the engine itself takes at least, beyond what the program has: frames, scratch memory, tables.
+const OWN_BYTES_MIN: u64 = 5 << 20;
+/// Reader index of the keeper; handlers have the numbers after it.
+const KEEPER: ReaderIndex = ReaderIndex(0);
+
+/// Why there is no engine.
+#[derive(Clone, Copy, Debug)]
+pub enum StartError {
+    /// There is no session any more: the supervisor is gone.
+    NoSession,
+    /// Something that the engine needs was refused.
+    Failed(StartFailure, Errno),
+    /// The budget is below what the program has already, in bytes.
+    BudgetTooSmall(u64),
+}
+
+/// What the starting thread hands to the keeper, and what it gets back.
+pub struct Start {
+    /// Where the session is, NUL-terminated.
+    pub session_path: [u8; PATH_BYTES],
+    /// The calling thread's control block, which must never be paged; 0 if it doesn't matter.
+    pub thread_block: usize,
+    /// In a fork's child: the parent's engine, whose list of mappings is still true.
+    pub parent: Option<&'static Engine>,
+    engine: AtomicPtr<Engine>,
+    failure: core::cell::Cell<Option<StartError>>,
+    done: AtomicU32,
+}
+
+// SAFETY: `failure` is written by the keeper before `done` and read by the starter after it.
+unsafe impl Sync for Start {}
+
+impl Start {
+    /// A request.
+    pub const fn new(
+        session_path: [u8; PATH_BYTES],
+        thread_block: usize,
+        parent: Option<&'static Engine>,
+    ) -> Start {
+        Start {
+            session_path,
+            thread_block,
+            parent,
+            engine: AtomicPtr::new(core::ptr::null_mut()),
+            failure: core::cell::Cell::new(None),
+            done: AtomicU32::new(0),
+        }
+    }
+}
+
+/// Starts an engine for this process and waits until it watches.
+pub fn start(request: Start) -> Result<&'static Engine, StartError> {
+    farpage_core::sync::set_parker(&futex::PARKER);
+    let failed = |failure| move |errno| StartError::Failed(failure, errno);
+    let request = &*memory::place(request).map_err(failed(StartFailure::Memory))?;
+    thread::spawn(keeper_main, core::ptr::from_ref(request) as usize, Descriptors::OwnEmpty)
+        .map_err(failed(StartFailure::Thread))?;
+    // Ordering: Acquire pairs with the Release in `keeper_main`.
+    while request.done.load(Ordering::Acquire) == 0 {
+        futex::wait(&request.done, 0);
+    }
+    // SAFETY: null, or the engine that the keeper placed for good before it set `done`.
+    match unsafe { request.engine.load(Ordering::Relaxed).as_ref() } {
+        Some(engine) => Ok(engine),
+        None => Err(request.failure.get().unwrap_or(StartError::NoSession)),
+    }
+}
+
+fn keeper_main(argument: usize) -> ! {
+    thread::set_name(c"farpage-keeper");
+    // Whoever writes to standard error here must not hit one of our files.
+    for _ in 0..3 {
+        let null = rustix::fs::open(c"/dev/null", OFlags::RDWR, Mode::empty());
+        core::mem::forget(null);
+    }
+    // SAFETY: `start` placed the request for good and gave us its address.
+    let request = unsafe { &*(argument as *const Start) };
+    let built = build(request);
+    match built {
+        Ok(engine) => request.engine.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Relaxed),
+        Err(error) => request.failure.set(Some(error)),
+    }
+    // Ordering: Release publishes the engine or the failure.
+    request.done.store(1, Ordering::Release);
+    futex::wake(&request.done, 1);
+    match built {
+        Ok(engine) => keep(engine),
+        Err(_) => thread::exit(),
+    }
+}
+
+/// Watches the budget; once it was reached, evicts in the background.
+fn keep(engine: &'static Engine) -> ! {
+    let (mut before, mut looked) = (engine.measure(), now_ns());
+    loop {
+        let (anonymous, now) = (engine.measure(), now_ns());
+        let growth = anonymous.saturating_sub(before) * 1000 / (now - looked).max(1);
+        if engine.budget.must_activate(anonymous, growth) {
+            break;
+        }
+        (before, looked) = (anonymous, now);
+        engine.budget.wait(engine.budget.bell(), engine.budget.look_again_ns(anonymous, growth));
+    }
+    activate(engine);
+    let worker = memory::place(Worker::new(engine, KEEPER)).unwrap_or_else(|_| out_of_memory());
+    loop {
+        let seen = engine.budget.bell();
+        let progress = worker.reclaim_background();
+        let quiet_ns = if progress == Progress::Some || worker.has_writes() { 1_000_000 } else { 5_000_000 };
+        engine.budget.wait(seen, quiet_ns);
+    }
+}
+
+fn out_of_memory() -> ! {
+    farpage_os::sys::exit_group(125)
+}
+
+/// The budget is reached: takes over every mapping that is big enough.
+fn activate(engine: &'static Engine) {
+    // A fork under way has let its child have the mappings as they are: not registered.
+    let exclusive = loop {
+        let exclusive = engine.map.exclusive();
+        if !engine.fork.is_under_way() {
+            break exclusive;
+        }
+        drop(exclusive);
+        farpage_os::clock::sleep_ns(100_000);
+    };
+    // First register: from now on the program grows only through us. Its faults wait for the threads below.
+    let mut from = PageIndex(0);
+    while let Some(range) = { engine.pager.ranges.lock().at_or_after(from) } {
+        let stretch = { engine.pager.ranges.lock().stretch(range.pages.start) }.unwrap_or(range.pages);
+        engine.take_over(range.pages.start, |range| engine.register_here(range));
+        from = stretch.end;
+    }
+    let argument = core::ptr::from_ref(engine) as usize;
+    let mut started = thread::spawn(registrar_main, argument, Descriptors::Shared).is_ok();
+    let mut handlers = 0;
+    thread::for_each_cpu(|cpu| {
+        if handlers + 1 < READERS_MAX && spawn_handler(engine, cpu, ReaderIndex(handlers + 1)) {
+            handlers += 1;
+        }
+    });
+    started &= handlers > 0;
+    if !started {
+        // Without threads nobody would serve a fault.
+        engine.stop_program(StartFailure::Thread);
+    }
+    // Ordering: Release: a hook that sees it may ask the registrar.
+    engine.active.store(1, Ordering::Release);
+    engine.pager.stats().set(Gauge::Active, 1);
+    drop(exclusive);
+}
+
+struct Handler {
+    engine: &'static Engine,
+    cpu: usize,
+    index: ReaderIndex,
+}
+
+fn spawn_handler(engine: &'static Engine, cpu: usize, index: ReaderIndex) -> bool {
+    let Ok(handler) = memory::place(Handler { engine, cpu, index }) else { return false };
+    thread::spawn(handler_main, core::ptr::from_mut(handler) as usize, Descriptors::Shared).is_ok()
+}
+
+fn handler_main(argument: usize) -> ! {
+    thread::set_name(c"farpage-fault");
+    // SAFETY: `spawn_handler` placed it for good and gave us its address.
+    let handler = unsafe { &*(argument as *const Handler) };
+    thread::pin_to_cpu(handler.cpu);
+    let worker =
+        memory::place(Worker::new(handler.engine, handler.index)).unwrap_or_else(|_| out_of_memory());
+    let faults = Faults::of(handler.engine.uffd);
+    let nothing = farpage_fault::Fault { page: PageIndex(0), access: farpage_core::pager::Access::Read };
+    let mut list = [nothing; FAULTS_MAX];
+    loop {
+        let count = faults.wait(&mut list);
+        if handler.engine.uffd.unseen_moves() > 0 {
+            handler.engine.stop_program(StartFailure::Hooks);
+        }
+        for fault in &list[..count] {
+            worker.serve(*fault);
+        }
+        worker.finish_writes(Wait::No);
+    }
+}
+
+fn registrar_main(argument: usize) -> ! {
+    thread::set_name(c"farpage-maps");
+    // SAFETY: `activate` gave us the address of the engine, which lives as long as the process.
+    let engine = unsafe { &*(argument as *const Engine) };
+    engine.registrar.serve(engine)
+}
+
+/// Wakes threads of the program through userfaultfd.
+struct Waker {
+    pages: &'static dyn Pages,
+}
+
+impl Wake for Waker {
+    fn wake(&self, page: PageIndex) {
+        self.pages.wake(page);
+    }
+}
+
+fn build(request: &'static Start) -> Result<&'static Engine, StartError> {
+    let failed = |failure| move |errno| StartError::Failed(failure, errno);
+    let path =
+        core::ffi::CStr::from_bytes_until_nul(&request.session_path).map_err(|_| StartError::NoSession)?;
+    let membership = Membership::join(path).map_err(|_| StartError::NoSession)?;
+    let built = build_in(request, membership).map_err(|(error, membership_record)| {
+        let value = match error {
+            StartError::NoSession => 0,
+            StartError::Failed(failure, errno) => failure as u64 | (errno.0 as u64) << 16,
+            StartError::BudgetTooSmall(needed) => needed,
+        };
+        let too_small = matches!(error, StartError::BudgetTooSmall(_));
+        membership_record.notice(if too_small { Notice::BudgetTooSmall } else { Notice::NotStarted }, value);
+        error
+    })?;
+    memory::place(built).map(|engine| &*engine).map_err(failed(StartFailure::Memory))
+}
+
+type BuildError = (StartError, &'static crate::session::ProcessRecord);
+
+fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, BuildError> {
+    let (session, record, index) = (membership.session, membership.record(), membership.index);
+    name_record(record);
+    let failed = |failure| move |errno| (StartError::Failed(failure, errno), record);
+    let no_memory = failed(StartFailure::Memory);
+    let ranges = known_ranges(request).map_err(no_memory)?;
+    let snapshot = range_list().map_err(no_memory)?;
+    let statm = Statm::open().map_err(failed(StartFailure::Proc))?;
+    let pagemap = Pagemap::open().map_err(failed(StartFailure::Proc))?;
+    let uffd = open_uffd(session.settings.uffd_source).map_err(failed(StartFailure::Userfaultfd))?;
+    let uffd: &'static Uffd = memory::place(uffd).map_err(no_memory)?;
+    let needed = statm.anonymous_bytes().map_err(failed(StartFailure::Proc))? + OWN_BYTES_MIN;
+    // A fork's child has what its parent had: it goes on, over its budget until pages are evicted.
+    if request.parent.is_none() && session.settings.ram_bytes < needed {
+        return Err((StartError::BudgetTooSmall(needed), record));
+    }
+
+    let config = config_of(session, uffd.features());
+    let pool_layout = PoolLayout::for_limit(config.pool_bytes_max as usize);
+    let mut region = handed_region(session, &config, &pool_layout).map_err(no_memory)?;
+    // SAFETY: `Membership::join` mapped the whole session for good.
+    let (devices, areas) = unsafe { Devices::open(session, index as u32 + 1, &mut region) }
+        .map_err(|error| (StartError::Failed(StartFailure::Area, error.errno), record))?;
+
+    let frames_bytes = config.frames as usize * PAGE_BYTES;
+    let frames = memory::reserve(frames_bytes).map_err(no_memory)?;
+    // SAFETY: only engine code uses frames, and a child makes an engine of its own.
+    unsafe { memory::keep_from_children(frames, frames_bytes) }.map_err(no_memory)?;
+    let frames_move = config.install.takes_by_move();
+    let pages: &'static dyn Pages = if frames_move {
+        let range = PageRange::covering(frames as usize, frames_bytes);
+        // SAFETY: the mapping just made, which only the cache below hands out.
+        let by_move =
+            unsafe { ByMove::new(uffd, range, config.install) }.map_err(failed(StartFailure::Userfaultfd))?;
+        memory::place(by_move).map_err(no_memory)?
+    } else {
+        memory::place(ByCopy::new(uffd).map_err(failed(StartFailure::Proc))?).map_err(no_memory)?
+    };
+    let words = config.frames.div_ceil(64) as usize;
+    let cache_memory = CacheMemory {
+        frames: frames.cast::<PageBytes>(),
+        meta: region.carve::<FrameMeta>(config.frames as usize),
+        free: region.carve(words),
+        backed: region.carve(words),
+    };
+    let backing = if frames_move { Backing::Hole } else { Backing::Memory };
+    // SAFETY: `frames` are as many as `meta` has elements, page-aligned, and nobody else's.
+    let cache = unsafe { Cache::new(cache_memory, backing) };
+    let data = &mut region.carve::<PageBytes>(pool_layout.data_bytes.div_ceil(PAGE_BYTES))[..];
+    let pool_base = data.as_mut_ptr().cast::<u8>();
+    let pool_memory = PoolMemory {
+        // SAFETY: pages are bytes; the slice above is given up for this one.
+        data: unsafe { core::slice::from_raw_parts_mut(pool_base, pool_layout.data_bytes) },
+        objects: region.carve::<ObjectMeta>(pool_layout.objects),
+        blocks: region.carve::<BlockMeta>(pool_layout.blocks),
+    };
+    let pool = Pool::new(&pool_layout, pool_memory, config.accept_percent);
+    let table = Table::new(region.carve::<AtomicPtr<Leaf>>(DIRECTORY_LEAVES), PageIndex(0));
+    let wake: &'static dyn Wake = memory::place(Waker { pages }).map_err(no_memory)?;
+    let pager = Pager::new(Parts { config, table, ranges, cache, pool, areas, stats: &record.stats, wake });
+    Ok(Engine {
+        record,
+        pager,
+        map: MapLock::new(),
+        budget: Budget::new(session.settings.ram_bytes),
+        pages,
+        uffd,
+        devices,
+        pagemap,
+        statm,
+        pool_base,
+        frames_move,
+        registrar: Registrar::default(),
+        active: AtomicU32::new(0),
+        all_locked: AtomicU32::new(0),
+        writes_under_way: AtomicU32::new(0),
+        evicting: AtomicU32::new(0),
+        lock_future: AtomicU32::new(0),
+        fork: ForkGate::new(snapshot),
+        membership,
+    })
+}
+
+fn config_of(session: &Session, features: Features) -> Config {
+    let settings = &session.settings;
+    let mut config = Config::for_budget(settings.ram_bytes, settings.pool_bytes_max);
+    config.codec = settings.codec;
+    config.install = if features.has(Features::MOVE) { settings.install } else { Install::Copy };
+    config
+}
+
+/// One mapping for all of core's tables, which no child gets.
+fn handed_region(session: &Session, config: &Config, pool: &PoolLayout) -> Result<Region<'static>, Errno> {
+    let frames = config.frames as usize;
+    let bytes = devices::table_bytes(session)
+        + Region::bytes_for::<FrameMeta>(frames)
+        + 2 * Region::bytes_for::<u64>(frames.div_ceil(64))
+        + Region::bytes_for::<PageBytes>(pool.data_bytes.div_ceil(PAGE_BYTES))
+        + Region::bytes_for::<ObjectMeta>(pool.objects)
+        + Region::bytes_for::<BlockMeta>(pool.blocks)
+        + Region::bytes_for::<AtomicPtr<Leaf>>(DIRECTORY_LEAVES);
+    let base = memory::reserve(bytes)?;
+    // SAFETY: only engine code uses these tables, and a child makes an engine of its own.
+    unsafe { memory::keep_from_children(base, bytes) }?;
+    // SAFETY: the mapping just made: zeroed, and nobody else's for good.
+    Ok(unsafe { Region::new(base, bytes) })
+}
+
+fn open_uffd(source: UffdSource) -> Result<Uffd, Errno> {
+    match source {
+        UffdSource::Syscall => Uffd::by_syscall(),
+        UffdSource::Device => {
+            let flags = OFlags::RDWR | OFlags::CLOEXEC;
+            let device = rustix::fs::open(c"/dev/userfaultfd", flags, Mode::empty());
+            Uffd::by_device(&device.map_err(|error| Errno(error.raw_os_error()))?)
+        }
+    }
+}
+
+/// The program's name, for the summary.
+fn name_record(record: &crate::session::ProcessRecord) {
+    let mut name = [0_u8; 16];
+    if let Ok(comm) = rustix::fs::open(c"/proc/self/comm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+        let read = rustix::io::read(&comm, &mut name).unwrap_or(0);
+        name[read.saturating_sub(1)..].fill(0);
+    }
+    for (word, bytes) in record.command.iter().zip(name.chunks_exact(8)) {
+        word.store(u64::from_le_bytes(bytes.try_into().unwrap_or_default()), Ordering::Relaxed);
+    }
+}
+
+/// Memory for a list of ranges. Children get it too: the list is what they start from.
+fn range_list() -> Result<&'static mut [Range], Errno> {
+    let bytes = Region::bytes_for::<Range>(RANGES_MAX);
+    let base = memory::reserve(bytes)?;
+    // SAFETY: the mapping just made: zeroed, and nobody else's for good.
+    Ok(unsafe { Region::new(base, bytes) }.carve::<Range>(RANGES_MAX))
+}
+
+/// The mappings that the program has already: those of its parent at the fork, else what /proc says.
+fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
+    let mut ranges = Ranges::new(range_list()?);
+    if let Some(parent) = request.parent {
+        for range in parent.fork.snapshot() {
+            if !range.flags.has(Flags::DONT_FORK) {
+                // Locks aren't inherited by a child, registrations aren't either.
+                let flags = range.flags.without(Flags::REGISTERED).without(Flags::LOCKED);
+                let _ = ranges.insert(range.pages, flags);
+            }
+        }
+        return Ok(ranges);
+    }
+    proc::for_each_mapping(|mapping| {
+        let named = matches!(mapping.name, MappingName::None | MappingName::Heap);
+        let holds_thread = mapping.pages.contains(PageIndex::of_address(request.thread_block));
+        if mapping.is_private_data && mapping.is_anonymous && named && !holds_thread {
+            let _ = ranges.insert(mapping.pages, Flags::NONE);
+        }
+    })?;
+    memory::for_each_early_reservation(|range| {
+        let _ = ranges.remove(range);
+    });
+    Ok(ranges)
+}
