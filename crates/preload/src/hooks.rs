@@ -1,0 +1,147 @@
+//! What libc's functions do now: the same calls, with the engine's knowledge changing along.
+
+use crate::init::engine;
+use crate::stack::on_own_stack;
+use crate::{libc_symbol, set_errno};
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
+use farpage::changes::Arguments;
+use farpage_os::sys::{self, number};
+use linux_raw_sys::errno::ENOMEM;
+
+/// Makes the call through the engine; by itself where there is none. Returns the kernel's word.
+fn kernel(call: usize, arguments: Arguments) -> isize {
+    match engine() {
+        Some(engine) => on_own_stack(engine, call, arguments),
+        // SAFETY: the program's own call, unchanged.
+        None => unsafe { sys::call(call, arguments) },
+    }
+}
+
+/// The kernel's word as C sees it: -1 and errno for an error.
+fn result(word: isize) -> isize {
+    match sys::check(word) {
+        Ok(_) => word,
+        Err(errno) => {
+            set_errno(errno.0);
+            -1
+        }
+    }
+}
+
+/// mmap(2)
+pub extern "C" fn mmap(
+    address: usize,
+    bytes: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: usize,
+) -> isize {
+    let arguments = [address, bytes, protection as usize, flags as usize, fd as isize as usize, offset];
+    result(kernel(number::MMAP, arguments))
+}
+
+/// munmap(2)
+pub extern "C" fn munmap(address: usize, bytes: usize) -> c_int {
+    result(kernel(number::MUNMAP, [address, bytes, 0, 0, 0, 0])) as c_int
+}
+
+/// mremap(2); the last argument is meaningful with MREMAP_FIXED and MREMAP_DONTUNMAP only.
+pub extern "C" fn mremap(
+    address: usize,
+    bytes: usize,
+    new_bytes: usize,
+    flags: c_int,
+    new_address: usize,
+) -> isize {
+    const USES_ADDRESS: c_int = 2 | 4;
+    let new_address = if flags & USES_ADDRESS != 0 { new_address } else { 0 };
+    result(kernel(number::MREMAP, [address, bytes, new_bytes, flags as usize, new_address, 0]))
+}
+
+/// madvise(2)
+pub extern "C" fn madvise(address: usize, bytes: usize, advice: c_int) -> c_int {
+    result(kernel(number::MADVISE, [address, bytes, advice as usize, 0, 0, 0])) as c_int
+}
+
+/// mprotect(2)
+pub extern "C" fn mprotect(address: usize, bytes: usize, protection: c_int) -> c_int {
+    result(kernel(number::MPROTECT, [address, bytes, protection as usize, 0, 0, 0])) as c_int
+}
+
+/// pkey_mprotect(2)
+pub extern "C" fn pkey_mprotect(address: usize, bytes: usize, protection: c_int, key: c_int) -> c_int {
+    let call = if key == -1 { number::MPROTECT } else { number::PKEY_MPROTECT };
+    result(kernel(call, [address, bytes, protection as usize, key as usize, 0, 0])) as c_int
+}
+
+/// mlock(2)
+pub extern "C" fn mlock(address: usize, bytes: usize) -> c_int {
+    result(kernel(number::MLOCK, [address, bytes, 0, 0, 0, 0])) as c_int
+}
+
+/// mlock2(2)
+pub extern "C" fn mlock2(address: usize, bytes: usize, flags: c_int) -> c_int {
+    result(kernel(number::MLOCK2, [address, bytes, flags as usize, 0, 0, 0])) as c_int
+}
+
+/// munlock(2)
+pub extern "C" fn munlock(address: usize, bytes: usize) -> c_int {
+    result(kernel(number::MUNLOCK, [address, bytes, 0, 0, 0, 0])) as c_int
+}
+
+/// mlockall(2)
+pub extern "C" fn mlockall(flags: c_int) -> c_int {
+    result(kernel(number::MLOCKALL, [flags as usize, 0, 0, 0, 0, 0])) as c_int
+}
+
+/// munlockall(2)
+pub extern "C" fn munlockall() -> c_int {
+    result(kernel(number::MUNLOCKALL, [0; 6])) as c_int
+}
+
+/// glibc's own idea of the break, which its `sbrk` reads.
+static CURRENT_BREAK: AtomicPtr<*mut c_void> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Finds glibc's variable for the break.
+pub fn find_break() {
+    CURRENT_BREAK.store(libc_symbol(c"__curbrk").cast(), Ordering::Relaxed);
+}
+
+/// brk(2), and with it sbrk(3).
+pub extern "C" fn brk(address: usize) -> c_int {
+    let reached = kernel(number::BRK, [address, 0, 0, 0, 0, 0]);
+    let variable = CURRENT_BREAK.load(Ordering::Relaxed);
+    if !variable.is_null() {
+        // SAFETY: glibc's `__curbrk`, which its own brk sets in just this way.
+        unsafe { variable.write(reached as *mut c_void) };
+    }
+    if (reached as usize) < address {
+        set_errno(ENOMEM as i32);
+        return -1;
+    }
+    0
+}
+
+/// syscall(2): the same calls by number.
+pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
+    let arguments = [a, b, c, d, e, f];
+    match call {
+        number::MMAP
+        | number::MUNMAP
+        | number::MREMAP
+        | number::MADVISE
+        | number::MPROTECT
+        | number::PKEY_MPROTECT
+        | number::MLOCK
+        | number::MLOCK2
+        | number::MUNLOCK
+        | number::MLOCKALL
+        | number::MUNLOCKALL
+        | number::BRK => result(kernel(call, arguments)),
+        // SAFETY: the program's own call, unchanged. A child made in this way doesn't get managed memory once
+        // anything is registered: it can't read a wrong byte.
+        _ => result(unsafe { sys::call(call, arguments) }),
+    }
+}

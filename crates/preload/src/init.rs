@@ -1,0 +1,112 @@
+//! When the library is loaded: find the session, start the engine, hook libc.
+
+use crate::{patch, stack};
+use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use farpage::engine::Engine;
+use farpage::session::{PATH_BYTES, SESSION_ENV};
+use farpage::start::{Start, StartError, start};
+use farpage_os::memory;
+use farpage_os::sys;
+
+/// Exit status of "Farpage itself failed".
+const FAILED: i32 = 125;
+
+static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(core::ptr::null_mut());
+/// A word that the kernel turns to zero in every child: whoever reads zero has no engine threads.
+static ALIVE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
+/// The session's path, for children.
+static mut SESSION_PATH: [u8; PATH_BYTES] = [0; PATH_BYTES];
+
+/// This process's engine; none if there is none, or if this is a child that we have not heard of.
+pub fn engine() -> Option<&'static Engine> {
+    // Ordering: Acquire pairs with the Release in `begin`.
+    let alive = ALIVE.load(Ordering::Acquire);
+    // SAFETY: null, or a page that `begin` reserved for good.
+    let is_alive = unsafe { alive.as_ref() }.is_some_and(|word| word.load(Ordering::Relaxed) != 0);
+    // SAFETY: null, or an engine, placed for good.
+    is_alive.then(|| unsafe { ENGINE.load(Ordering::Acquire).as_ref() }).flatten()
+}
+
+/// The engine of the parent, in a fresh child.
+pub fn parents_engine() -> Option<&'static Engine> {
+    // SAFETY: as in `engine`; the parent's engine structure is inherited, only its tables are not.
+    unsafe { ENGINE.load(Ordering::Acquire).as_ref() }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static INIT: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = loaded;
+
+/// glibc calls this with the program's arguments and environment, before the program's own constructors.
+extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
+    // SAFETY: glibc passes a null-terminated array of NUL-terminated strings.
+    let Some(path) = (unsafe { find(environment, SESSION_ENV.as_bytes()) }) else { return };
+    let bytes = path.to_bytes();
+    if bytes.len() >= PATH_BYTES {
+        return;
+    }
+    // SAFETY: the process has one thread that runs this code, and nobody has read it yet.
+    unsafe { (&raw mut SESSION_PATH).cast::<u8>().copy_from(bytes.as_ptr(), bytes.len()) };
+    if stack::prepare().is_err() {
+        sys::exit_group(FAILED);
+    }
+    if begin(None) {
+        if patch::all().is_err() {
+            sys::exit_group(FAILED);
+        }
+        crate::fork::prepare();
+    }
+}
+
+/// Starts an engine. False if there is no session any more: then the program runs by itself.
+pub fn begin(parent: Option<&'static Engine>) -> bool {
+    // SAFETY: written once, before any other thread could be here.
+    let path = unsafe { (&raw const SESSION_PATH).read() };
+    match start(Start::new(path, thread_block(), parent)) {
+        Ok(engine) => {
+            let Ok(alive) = memory::place(AtomicU32::new(1)) else { sys::exit_group(FAILED) };
+            // SAFETY: `engine` expects zero there in a child.
+            if unsafe { memory::wipe_in_children(alive.as_ptr().cast(), farpage_core::units::PAGE_BYTES) }
+                .is_err()
+            {
+                sys::exit_group(FAILED);
+            }
+            ENGINE.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Release);
+            // Ordering: Release publishes the engine to `engine`.
+            ALIVE.store(alive, Ordering::Release);
+            true
+        }
+        Err(StartError::NoSession) => false,
+        // The supervisor says why: it was told.
+        Err(_) => sys::exit_group(FAILED),
+    }
+}
+
+/// Address of the calling thread's control block.
+fn thread_block() -> usize {
+    let block: usize;
+    // SAFETY: on x86-64 the first word of the block holds its own address.
+    unsafe { core::arch::asm!("mov {}, fs:0", out(reg) block, options(nostack, readonly, preserves_flags)) };
+    block
+}
+
+/// The value of an environment variable.
+///
+/// # Safety
+/// `environment` must be a null-terminated array of NUL-terminated strings that live as long as the process.
+unsafe fn find(environment: *const *const c_char, name: &[u8]) -> Option<&'static CStr> {
+    let mut at = environment;
+    loop {
+        // SAFETY: not past the null that ends the array.
+        let entry = unsafe { at.as_ref() }.copied().filter(|entry| !entry.is_null())?;
+        // SAFETY: the caller's promise.
+        let entry = unsafe { CStr::from_ptr(entry) };
+        if let Some(rest) = entry.to_bytes().strip_prefix(name)
+            && rest.first() == Some(&b'=')
+        {
+            return CStr::from_bytes_with_nul(&entry.to_bytes_with_nul()[name.len() + 1..]).ok();
+        }
+        at = at.wrapping_add(1);
+    }
+}

@@ -1,0 +1,112 @@
+//! libc's functions lead to ours: also when libc itself calls them.
+//!
+//! malloc, realloc, thread creation and the rest of libc call mmap, mremap, brk and so on directly, past
+//! whatever a preloaded library exports under these names. A moved mapping whose registration is lost
+//! without our knowledge would read as zeros. So the first bytes of the functions themselves become a jump.
+//! They are small wrappers around one system call, which ours make too, so nothing of them is needed.
+
+use crate::hooks;
+use crate::libc_symbol;
+use core::ffi::{CStr, c_int, c_void};
+use farpage_os::sys::{self, number};
+
+/// `movabs r11, address; jmp r11`. r11 is free at a function's entry, and a system call destroys it anyway.
+const JUMP_BYTES: usize = 13;
+
+/// libc's functions, and what they become.
+fn table() -> [(&'static CStr, *const c_void); 14] {
+    [
+        (c"mmap", hooks::mmap as *const c_void),
+        (c"mmap64", hooks::mmap as *const c_void),
+        (c"munmap", hooks::munmap as *const c_void),
+        (c"mremap", hooks::mremap as *const c_void),
+        (c"madvise", hooks::madvise as *const c_void),
+        (c"mprotect", hooks::mprotect as *const c_void),
+        (c"pkey_mprotect", hooks::pkey_mprotect as *const c_void),
+        (c"mlock", hooks::mlock as *const c_void),
+        (c"mlock2", hooks::mlock2 as *const c_void),
+        (c"munlock", hooks::munlock as *const c_void),
+        (c"mlockall", hooks::mlockall as *const c_void),
+        (c"munlockall", hooks::munlockall as *const c_void),
+        (c"brk", hooks::brk as *const c_void),
+        (c"syscall", hooks::syscall as *const c_void),
+    ]
+}
+
+/// A function could not be replaced.
+#[derive(Debug)]
+pub struct Refused;
+
+/// Replaces every function of the table. Before the program has a second thread.
+pub fn all() -> Result<(), Refused> {
+    hooks::find_break();
+    for (name, replacement) in table() {
+        let function = libc_symbol(name);
+        // Not every libc has all of them; what isn't there can't be called.
+        if !function.is_null() {
+            replace(function, replacement)?;
+        }
+    }
+    Ok(())
+}
+
+fn replace(function: *mut c_void, replacement: *const c_void) -> Result<(), Refused> {
+    if size_of_function(function) < JUMP_BYTES {
+        return Err(Refused);
+    }
+    let mut jump = [0_u8; JUMP_BYTES];
+    jump[..2].copy_from_slice(&[0x49, 0xbb]);
+    jump[2..10].copy_from_slice(&(replacement as usize).to_le_bytes());
+    jump[10..].copy_from_slice(&[0x41, 0xff, 0xe3]);
+    let start = function as usize & !0xfff;
+    let bytes = (function as usize + JUMP_BYTES).next_multiple_of(4096) - start;
+    const READ_WRITE_EXECUTE: usize = 7;
+    const READ_EXECUTE: usize = 5;
+    protect(start, bytes, READ_WRITE_EXECUTE)?;
+    // SAFETY: the function has at least so many bytes, writable now; no thread executes them: the library is
+    // being loaded, and this code makes its system calls itself.
+    unsafe { function.cast::<u8>().copy_from_nonoverlapping(jump.as_ptr(), JUMP_BYTES) };
+    protect(start, bytes, READ_EXECUTE)
+}
+
+fn protect(start: usize, bytes: usize, protection: usize) -> Result<(), Refused> {
+    // SAFETY: the pages hold libc's code, which stays readable and executable throughout.
+    sys::check(unsafe { sys::call(number::MPROTECT, [start, bytes, protection, 0, 0, 0]) })
+        .map(|_| ())
+        .map_err(|_| Refused)
+}
+
+#[repr(C)]
+struct DlInfo {
+    file: *const u8,
+    base: *const u8,
+    name: *const u8,
+    address: *const u8,
+}
+
+#[repr(C)]
+struct Symbol {
+    name: u32,
+    info: u8,
+    other: u8,
+    section: u16,
+    value: u64,
+    size: u64,
+}
+
+unsafe extern "C" {
+    fn dladdr1(address: *const c_void, info: *mut DlInfo, extra: *mut *const Symbol, flags: c_int) -> c_int;
+}
+
+/// How long libc's symbol table says that the function is; 0 if it doesn't know it.
+fn size_of_function(function: *const c_void) -> usize {
+    const RTLD_DL_SYMENT: c_int = 1;
+    let null = core::ptr::null();
+    let mut info = DlInfo { file: null, base: null, name: null, address: null };
+    let mut symbol = core::ptr::null();
+    // SAFETY: both results are ours to write; the symbol lies in libc's table, which stays.
+    let found = unsafe { dladdr1(function, &raw mut info, &raw mut symbol, RTLD_DL_SYMENT) };
+    // SAFETY: null, or a symbol of libc's table.
+    let symbol = unsafe { symbol.as_ref() }.filter(|_| found != 0 && info.address == function.cast());
+    symbol.map_or(0, |symbol| symbol.size as usize)
+}

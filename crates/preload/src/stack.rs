@@ -1,0 +1,130 @@
+//! Hooks run on stacks of ours.
+//!
+//! A program's stack may itself be managed memory (a coroutine's, say). A hook that holds the map lock and
+//! touches an evicted page of its own stack would wait for a handler that waits for the lock. So the
+//! arguments are put into a slot of ours, the stack pointer is moved there, and only then the lock is taken.
+//! Signals are blocked meanwhile: a handler of the program could call a hook again, or never return.
+// UNSAFETY: changing stacks is assembly.
+
+use core::arch::naked_asm;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use farpage::changes::{self, Arguments};
+use farpage::engine::Engine;
+use farpage_os::memory;
+use farpage_os::sys::{self, Errno};
+use farpage_os::thread::SignalsBlocked;
+
+/// Threads that can be inside hooks at once; more wait.
+const SLOTS: usize = 64;
+/// Enough for the deepest hook, several times over.
+const STACK_BYTES: usize = 32 * 1024;
+
+/// What to do, and the stack to do it on.
+#[repr(C, align(4096))]
+struct Slot {
+    stack: UnsafeCell<[u8; STACK_BYTES]>,
+    work: UnsafeCell<Work>,
+}
+
+#[derive(Clone, Copy)]
+pub enum Task {
+    /// A system call that changes memory.
+    Call(usize, Arguments),
+    /// Before a fork.
+    BeforeFork,
+    /// After it, in the parent.
+    AfterFork,
+}
+
+struct Work {
+    engine: Option<&'static Engine>,
+    task: Task,
+    result: isize,
+}
+
+static POOL: AtomicPtr<Slot> = AtomicPtr::new(core::ptr::null_mut());
+/// One bit for each slot in use.
+static IN_USE: AtomicU64 = AtomicU64::new(0);
+
+/// Reserves the stacks.
+pub fn prepare() -> Result<(), Errno> {
+    let base = memory::reserve(SLOTS * size_of::<Slot>())?;
+    POOL.store(base.cast(), Ordering::Release);
+    Ok(())
+}
+
+/// In a child: no thread of the parent is in a hook here.
+pub fn reset_in_child() {
+    IN_USE.store(0, Ordering::Relaxed);
+}
+
+/// Makes a call through the engine. Returns the kernel's word.
+pub fn on_own_stack(engine: &'static Engine, call: usize, arguments: Arguments) -> isize {
+    perform(engine, Task::Call(call, arguments))
+}
+
+/// Does a task on a stack of ours, with signals blocked.
+pub fn perform(engine: &'static Engine, task: Task) -> isize {
+    let _signals = SignalsBlocked::new();
+    let at = claim();
+    // SAFETY: `claim` gives out numbers below SLOTS, and the pool has so many.
+    let slot = unsafe { &*POOL.load(Ordering::Acquire).add(at) };
+    // SAFETY: the claimed slot is this thread's alone until `IN_USE` says otherwise.
+    let result = unsafe {
+        *slot.work.get() = Work { engine: Some(engine), task, result: 0 };
+        call_on_stack(slot.work.get(), slot.stack.get().cast::<u8>().add(STACK_BYTES));
+        (*slot.work.get()).result
+    };
+    // Ordering: Release: our use of the slot is over before the next one's.
+    IN_USE.fetch_and(!(1 << at), Ordering::Release);
+    result
+}
+
+fn claim() -> usize {
+    loop {
+        let in_use = IN_USE.load(Ordering::Relaxed);
+        let at = in_use.trailing_ones() as usize;
+        if at >= SLOTS {
+            rustix::thread::sched_yield();
+            continue;
+        }
+        // Ordering: Acquire pairs with the Release of whoever had it before.
+        let claimed =
+            IN_USE.compare_exchange_weak(in_use, in_use | 1 << at, Ordering::Acquire, Ordering::Relaxed);
+        if claimed.is_ok() {
+            return at;
+        }
+    }
+}
+
+/// Calls `run(work)` with the stack pointer at `top`, which is 16-byte aligned.
+#[unsafe(naked)]
+unsafe extern "C" fn call_on_stack(work: *mut Work, top: *mut u8) {
+    naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "mov rsp, rsi",
+        "call {run}",
+        "mov rsp, rbp",
+        "pop rbp",
+        "ret",
+        run = sym run,
+    )
+}
+
+extern "C" fn run(work: *mut Work) {
+    // SAFETY: the slot that `perform` has claimed and filled.
+    let work = unsafe { &mut *work };
+    let Some(engine) = work.engine else { return };
+    work.result = match work.task {
+        // SAFETY: a call that isn't about memory is made as the program asked for it.
+        Task::Call(call, arguments) => changes::by_number(engine, call, arguments)
+            .unwrap_or_else(|| unsafe { sys::call(call, arguments) }),
+        Task::BeforeFork => isize::from(farpage::fork::prepare(engine)),
+        Task::AfterFork => {
+            farpage::fork::parent(engine);
+            0
+        }
+    };
+}
