@@ -1,0 +1,697 @@
+//! From a swap argument to an opened area: a directory (an unlinked temporary file is made in it), an empty
+//! file, or a file or device that mkswap has prepared.
+//!
+//! Nothing that holds other data is ever written, memory is never taken for a disk, and an area is used
+//! by one owner at a time: the kernel's swap is recognized by its table, another Farpage by its lock. The
+//! files stay open in the supervisor, and programs open them again below /proc.
+
+use crate::failure::Failure;
+use crate::header::{self, Header, HeaderError, SLOTS_MIN};
+use crate::numbers::iec;
+use crate::options::SwapArgument;
+use crate::sys::{self, FileSystem, Lock};
+use farpage_core::units::{PAGE_BYTES, SLOTS_PER_AREA_MAX};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Percent of a file system that growing areas leave free.
+const DISK_RESERVE_PERCENT: u64 = 10;
+/// With less than this to grow into, a disk counts as full.
+const GROWTH_BYTES_MIN: u64 = 64 << 20;
+/// Priority of the first area that has none; each further one is lower, as with swapon.
+const PRIORITY_AUTOMATIC: i32 = -2;
+
+/// An opened area.
+#[derive(Debug)]
+pub struct Area {
+    /// Kept open for as long as the session lasts.
+    pub file: File,
+    /// What the user calls it.
+    pub path: PathBuf,
+    /// What it is.
+    pub kind: Kind,
+    /// Slots, the header's slot 0 included.
+    pub slots: u32,
+    /// Priority as in `swapon -p`.
+    pub priority: i32,
+    /// Whether room on the disk is only taken when it is needed.
+    pub grows: bool,
+    /// Slots that must not be used.
+    pub bad_slots: Vec<u32>,
+    /// Free bytes that growing must leave on the disk.
+    pub disk_reserve_bytes: u64,
+    /// What the user should know about it.
+    pub warning: Option<String>,
+}
+
+/// What an area is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A file without a name.
+    Temporary,
+    /// The user's file, empty before and after.
+    EmptyFile,
+    /// A file with a swap header.
+    SwapFile,
+    /// A block device with a swap header.
+    Device,
+}
+
+impl Kind {
+    /// Its name, for the statistics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Temporary => "temporary file",
+            Kind::EmptyFile => "empty file",
+            Kind::SwapFile => "swap file",
+            Kind::Device => "device",
+        }
+    }
+}
+
+impl Area {
+    /// Bytes that fit into it.
+    pub fn bytes(&self) -> u64 {
+        (u64::from(self.slots) - 1 - self.bad_slots.len() as u64) * PAGE_BYTES as u64
+    }
+
+    /// After the run: the user's empty file is empty again, and holds nothing of the program's memory.
+    pub fn close(self) {
+        if self.kind == Kind::EmptyFile {
+            let _ = self.file.set_len(0);
+        }
+    }
+}
+
+/// Opens the areas that were named, in their order.
+pub fn open_all(arguments: &[SwapArgument]) -> Result<Vec<Area>, Failure> {
+    let mut areas: Vec<Area> = Vec::new();
+    let mut automatic = PRIORITY_AUTOMATIC;
+    for argument in arguments {
+        let mut area = open(argument, &areas)?;
+        area.priority = argument.priority.unwrap_or_else(|| {
+            automatic -= 1;
+            automatic + 1
+        });
+        areas.push(area);
+    }
+    Ok(areas)
+}
+
+/// Opens a temporary file in the first default directory that is on a disk with room.
+/// `$FARPAGE_SWAP_DIR` was chosen for this purpose, so if it can't be used that is an error.
+pub fn open_default(variable: impl Fn(&str) -> Option<OsString>) -> Result<Area, Failure> {
+    let mut reasons = Vec::new();
+    for (name, path) in default_directories(variable) {
+        let argument = SwapArgument { path, bytes: None, priority: None };
+        match open_directory_of(&argument) {
+            Ok(area) => return Ok(Area { priority: PRIORITY_AUTOMATIC, ..area }),
+            Err(failure) if name == "$FARPAGE_SWAP_DIR" => {
+                return Err(failure.fix("point FARPAGE_SWAP_DIR to a directory on a disk, or unset it"));
+            }
+            Err(failure) => reasons.push(failure.in_one_line()),
+        }
+    }
+    let none = Failure::new("there is no place for swap");
+    let none = reasons.into_iter().fold(none, Failure::because);
+    Err(none
+        .fix("name a directory on a disk with room: farpage run --swap DIRECTORY ...")
+        .fix("use compressed memory only: farpage run --no-disk ..."))
+}
+
+/// The default directories, in the order in which they are tried, with where they come from.
+pub fn default_directories(variable: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, PathBuf)> {
+    let mut directories: Vec<(&'static str, PathBuf)> = Vec::new();
+    directories.extend(variable("FARPAGE_SWAP_DIR").map(|path| ("$FARPAGE_SWAP_DIR", path.into())));
+    directories.extend(variable("TMPDIR").map(|path| ("$TMPDIR", path.into())));
+    directories.push(("/var/tmp", "/var/tmp".into()));
+    directories
+}
+
+/// Opens a default directory as an area, for `open_default` and to try it out.
+pub fn open_directory_of(argument: &SwapArgument) -> Result<Area, Failure> {
+    match metadata(&argument.path)? {
+        metadata if metadata.is_dir() => open_directory(argument),
+        _ => Err(Failure::new(format!("{} is not a directory", argument.path.display()))),
+    }
+}
+
+fn metadata(path: &Path) -> Result<fs::Metadata, Failure> {
+    fs::metadata(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+            Failure::new(format!("swap path {} does not exist", path.display())).fix(format!(
+                "make a directory (`mkdir -p {0}`) or a swap file (`fallocate -l 8G {0} && chmod 600 {0} && mkswap {0}`)",
+                path.display()
+            ))
+        }
+        _ => Failure::new(format!("swap path {} can't be looked at: {error}", path.display())),
+    })
+}
+
+fn open(argument: &SwapArgument, opened: &[Area]) -> Result<Area, Failure> {
+    let path = &argument.path;
+    let metadata = metadata(path)?;
+    let kind = metadata.file_type();
+    if kind.is_dir() {
+        return open_directory(argument);
+    }
+    if !kind.is_file() && !kind.is_block_device() {
+        return Err(Failure::new(format!("swap path {} is no place for swap", path.display()))
+            .because("it is neither a directory, nor a file, nor a block device")
+            .fix("name a directory on a disk, for example --swap /var/tmp"));
+    }
+    if opened.iter().any(|area| area.kind != Kind::Temporary && is_same(&area.file, &metadata)) {
+        return Err(Failure::new(format!("swap path {} is given twice", path.display())).fix("name it once"));
+    }
+    refuse_kernel_swap(path, &metadata)?;
+    let file = open_for_swap(path, kind.is_block_device())?;
+    // Lock first, look then: what another Farpage has written so far is no header and no damage.
+    take(&file, path)?;
+    if kind.is_block_device() { open_device(argument, file) } else { open_file(argument, file) }
+}
+
+fn is_same(file: &File, other: &fs::Metadata) -> bool {
+    file.metadata().is_ok_and(|one| (one.dev(), one.ino()) == (other.dev(), other.ino()))
+}
+
+fn open_for_swap(path: &Path, exclusive: bool) -> Result<File, Failure> {
+    // O_EXCL without O_CREAT: a block device that is mounted or in use otherwise answers EBUSY.
+    let flags = if exclusive { libc::O_EXCL } else { 0 };
+    OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).map_err(|error| {
+        if error.raw_os_error() == Some(libc::EBUSY) {
+            in_use(path, "the system")
+        } else {
+            not_writable(path, &error)
+        }
+    })
+}
+
+fn not_writable(path: &Path, error: &io::Error) -> Failure {
+    let name = path.display();
+    let failure = Failure::new(format!("swap path {name} is not writable: {error}"));
+    match error.raw_os_error() {
+        Some(libc::EROFS) => failure
+            .because("its file system is mounted read-only")
+            .fix("name a directory on another disk: --swap DIRECTORY"),
+        Some(libc::EACCES | libc::EPERM) => failure
+            .because("its permissions exclude this user")
+            .fix(format!("`ls -ld {name}` shows who may; name a place of your own: --swap DIRECTORY")),
+        _ => failure.fix("name another place: --swap DIRECTORY, or none: --no-disk"),
+    }
+}
+
+fn in_use(path: &Path, owner: &str) -> Failure {
+    Failure::new(format!("swap path {} is already in use", path.display()))
+        .because(format!("{owner} is using it"))
+}
+
+fn take(file: &File, path: &Path) -> Result<(), Failure> {
+    // Exclusive to find out whether it is free, then shared, so that programs can hold it as well and keep
+    // others out should this process be killed.
+    for lock in [Lock::Exclusive, Lock::Shared] {
+        match sys::lock(file, lock) {
+            Ok(true) => {}
+            Ok(false) => {
+                return Err(in_use(path, "another farpage, or a program under one,").fix(format!(
+                    "`fuser -v {}` shows who; give each run an area of its own",
+                    path.display()
+                )));
+            }
+            Err(error) => return Err(Failure::new(format!("{} can't be locked: {error}", path.display()))),
+        }
+    }
+    Ok(())
+}
+
+// ---- directories ---------------------------------------------------------------------------------------
+
+fn open_directory(argument: &SwapArgument) -> Result<Area, Failure> {
+    let path = &argument.path;
+    let directory = File::open(path).map_err(|error| not_writable(path, &error))?;
+    let file_system = disk_of(&directory, path)?;
+    let file = temporary_file(path).map_err(|error| not_writable(path, &error))?;
+    growing(argument, file, file_system, Kind::Temporary)
+}
+
+fn disk_of(file: &File, path: &Path) -> Result<FileSystem, Failure> {
+    let file_system = sys::file_system(file).map_err(|error| {
+        Failure::new(format!("the file system of {} is unknown: {error}", path.display()))
+    })?;
+    if file_system.is_memory() {
+        return Err(Failure::new(format!("swap path {} is on {}", path.display(), file_system.name()))
+            .because("that is memory itself: pages moved there would free nothing")
+            .fix("name a directory on a disk, for example --swap /var/tmp")
+            .fix("use compressed memory only: --no-disk"));
+    }
+    Ok(file_system)
+}
+
+/// A file without a name, or one whose name is gone at once where the file system can't do that.
+fn temporary_file(directory: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600);
+    // Without O_EXCL, which would forbid to open it again below /proc.
+    match options.clone().custom_flags(libc::O_TMPFILE).open(directory) {
+        Err(error) if is_unsupported(&error) => {}
+        result => return result,
+    }
+    options.create_new(true);
+    for attempt in 0.. {
+        let path = directory.join(format!(".farpage-{}-{attempt}", std::process::id()));
+        match options.open(&path) {
+            Ok(file) => return fs::remove_file(&path).map(|()| file),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 100 => {}
+            Err(error) => return Err(error),
+        }
+    }
+    unreachable!("the loop ends with an error after 100 attempts")
+}
+
+/// How a file system says that it has no O_TMPFILE; old kernels take the flag for O_DIRECTORY.
+pub fn is_unsupported(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL | libc::ENOENT))
+}
+
+/// An area that takes room on the disk as it needs it.
+fn growing(argument: &SwapArgument, file: File, disk: FileSystem, kind: Kind) -> Result<Area, Failure> {
+    let disk_reserve_bytes = disk.bytes / 100 * DISK_RESERVE_PERCENT;
+    let slots =
+        slots_to_grow(argument, disk, disk_reserve_bytes, sys::resource_limit(sys::Resource::FileSize))?;
+    Ok(Area {
+        file,
+        path: argument.path.clone(),
+        kind,
+        slots,
+        priority: 0,
+        grows: true,
+        bad_slots: Vec::new(),
+        disk_reserve_bytes,
+        warning: None,
+    })
+}
+
+fn slots_to_grow(
+    argument: &SwapArgument,
+    disk: FileSystem,
+    reserve: u64,
+    file_size_max: Option<u64>,
+) -> Result<u32, Failure> {
+    let name = argument.path.display();
+    let room = disk.available.saturating_sub(reserve);
+    if room < GROWTH_BYTES_MIN {
+        return Err(Failure::new(format!("disk full: there is no room for swap in {name}"))
+            .because(format!(
+                "{} of {} are free; Farpage leaves {} ({DISK_RESERVE_PERCENT} %) to others and needs {} more",
+                iec(disk.available),
+                iec(disk.bytes),
+                iec(reserve),
+                iec(GROWTH_BYTES_MIN)
+            ))
+            .fix("free some room, or name another disk: --swap DIRECTORY"));
+    }
+    let bytes = argument.bytes.unwrap_or(u64::MAX).min(room);
+    // Writing beyond RLIMIT_FSIZE would not fail but kill the program (SIGXFSZ).
+    let bytes = bytes.min(file_size_max.unwrap_or(u64::MAX));
+    let slots = (bytes / PAGE_BYTES as u64).min(u64::from(SLOTS_PER_AREA_MAX)) as u32;
+    if slots < SLOTS_MIN {
+        let cause = match file_size_max {
+            Some(limit) if limit / PAGE_BYTES as u64 == u64::from(slots) => {
+                "the limit on file sizes (ulimit -f) is lower"
+            }
+            _ => "the size given is lower",
+        };
+        return Err(too_small(&argument.path, u64::from(slots)).because(cause));
+    }
+    Ok(slots)
+}
+
+fn too_small(path: &Path, pages: u64) -> Failure {
+    Failure::new(format!("swap path {} is too small: {pages} pages", path.display())).fix(format!(
+        "give it at least {SLOTS_MIN} pages ({}); 8G is a good start",
+        iec(u64::from(SLOTS_MIN) * PAGE_BYTES as u64)
+    ))
+}
+
+// ---- files and devices ---------------------------------------------------------------------------------
+
+fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
+    let path = &argument.path;
+    let disk = disk_of(&file, path)?;
+    let metadata = file
+        .metadata()
+        .map_err(|error| Failure::new(format!("{} can't be looked at: {error}", path.display())))?;
+    let open_to_others = metadata.mode() & 0o077 != 0;
+    let warning = open_to_others.then(|| {
+        format!(
+            "swap file {0} can be read by others (mode {1:04o}): it will hold the program's memory; `chmod 600 {0}`",
+            path.display(),
+            metadata.mode() & 0o7777
+        )
+    });
+    if metadata.len() == 0 {
+        return growing(argument, file, disk, Kind::EmptyFile).map(|area| Area { warning, ..area });
+    }
+    let header = read_header(&file, path, metadata.len())?;
+    if !header.bad_pages.is_empty() {
+        return Err(damaged(path, "its header lists bad pages, which only devices can have"));
+    }
+    let area = prepared(argument, file, header, metadata.len(), Kind::SwapFile)?;
+    // A file with holes takes room when they are written to.
+    let grows = metadata.blocks() * 512 < metadata.len();
+    let disk_reserve_bytes = if grows { disk.bytes / 100 * DISK_RESERVE_PERCENT } else { 0 };
+    Ok(Area { grows, disk_reserve_bytes, warning, ..area })
+}
+
+fn open_device(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
+    let path = &argument.path;
+    let bytes = sys::length(&file)
+        .map_err(|error| Failure::new(format!("the size of {} is unknown: {error}", path.display())))?;
+    let header = read_header(&file, path, bytes)?;
+    prepared(argument, file, header, bytes, Kind::Device)
+}
+
+fn read_header(file: &File, path: &Path, bytes: u64) -> Result<Header, Failure> {
+    let mut page = [0; PAGE_BYTES];
+    if bytes < PAGE_BYTES as u64 {
+        return Err(foreign(path, HeaderError::Missing));
+    }
+    file.read_exact_at(&mut page, 0)
+        .map_err(|error| Failure::new(format!("swap path {} can't be read: {error}", path.display())))?;
+    header::parse(&page).map_err(|error| match error {
+        HeaderError::TooSmall(pages) => too_small(path, u64::from(pages)),
+        error if error.is_damage() => damaged(path, &error.to_string()),
+        error => foreign(path, error),
+    })
+}
+
+fn foreign(path: &Path, error: HeaderError) -> Failure {
+    let name = path.display();
+    let failure = Failure::new(format!("swap path {name} holds something else: {error}"))
+        .because("Farpage never overwrites data that isn't swap");
+    if error == HeaderError::Hibernation {
+        return failure.fix("name another place: --swap DIRECTORY");
+    }
+    failure.fix(format!(
+        "if it can be given up, prepare it: `fallocate -l 8G {name} && chmod 600 {name} && mkswap {name}`"
+    ))
+}
+
+fn damaged(path: &Path, why: &str) -> Failure {
+    let name = path.display();
+    Failure::new(format!("swap path {name} has a damaged header: {why}"))
+        .fix(format!("write a new one (what is in it is lost): `mkswap {name}`"))
+}
+
+fn prepared(
+    argument: &SwapArgument,
+    file: File,
+    header: Header,
+    bytes: u64,
+    kind: Kind,
+) -> Result<Area, Failure> {
+    let path = argument.path.clone();
+    let slots = slots_of_header(&header, bytes, argument.bytes).map_err(|error| match error {
+        SizeError::Shorter { pages, needed } => damaged(
+            &path,
+            &format!("it says {needed} pages, but there are only {pages}: the file was cut off"),
+        ),
+        SizeError::TooSmall(pages) => too_small(&path, pages),
+        SizeError::Asked { there } => Failure::new(format!(
+            "swap path {} has no room for {}: it holds {}",
+            path.display(),
+            iec(argument.bytes.unwrap_or(0)),
+            iec(there)
+        ))
+        .fix("leave the size out, or make the file larger and run mkswap again"),
+    })?;
+    let bad_slots = header.bad_pages.into_iter().filter(|bad| *bad < slots).collect();
+    Ok(Area {
+        file,
+        path,
+        kind,
+        slots,
+        priority: 0,
+        grows: false,
+        bad_slots,
+        disk_reserve_bytes: 0,
+        warning: None,
+    })
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum SizeError {
+    Shorter { pages: u64, needed: u64 },
+    TooSmall(u64),
+    Asked { there: u64 },
+}
+
+/// Slots to use of an area with a header, in a file or device of `bytes`, of which `asked` were asked for.
+fn slots_of_header(header: &Header, bytes: u64, asked: Option<u64>) -> Result<u32, SizeError> {
+    let (pages, needed) = (bytes / PAGE_BYTES as u64, u64::from(header.last_page) + 1);
+    if pages < needed {
+        return Err(SizeError::Shorter { pages, needed });
+    }
+    let asked_pages = asked.map_or(needed, |asked| asked / PAGE_BYTES as u64);
+    if asked_pages > needed {
+        return Err(SizeError::Asked { there: needed * PAGE_BYTES as u64 });
+    }
+    if asked_pages < u64::from(SLOTS_MIN) {
+        return Err(SizeError::TooSmall(asked_pages));
+    }
+    Ok(asked_pages.min(u64::from(SLOTS_PER_AREA_MAX)) as u32)
+}
+
+// ---- the kernel's own swap -----------------------------------------------------------------------------
+
+fn refuse_kernel_swap(path: &Path, metadata: &fs::Metadata) -> Result<(), Failure> {
+    let table = fs::read("/proc/swaps").unwrap_or_default();
+    let same = |other: &PathBuf| {
+        fs::metadata(other).is_ok_and(|other| {
+            let device = metadata.file_type().is_block_device() && other.file_type().is_block_device();
+            if device {
+                other.rdev() == metadata.rdev()
+            } else {
+                (other.dev(), other.ino()) == (metadata.dev(), metadata.ino())
+            }
+        })
+    };
+    if swaps(&table).iter().any(same) {
+        return Err(in_use(path, "the kernel")
+            .fix(format!("take it away from the kernel: swapoff {}", path.display())));
+    }
+    Ok(())
+}
+
+/// The paths in /proc/swaps.
+fn swaps(table: &[u8]) -> Vec<PathBuf> {
+    let lines = table.split(|byte| *byte == b'\n').skip(1);
+    lines
+        .filter_map(|line| {
+            line.split(|byte| matches!(byte, b' ' | b'\t')).next().filter(|path| !path.is_empty())
+        })
+        .map(unescape)
+        .collect()
+}
+
+/// Blanks and backslashes are written as three octal digits.
+fn unescape(text: &[u8]) -> PathBuf {
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, after @ ..] = rest {
+        let code = after
+            .get(..3)
+            .filter(|digits| *first == b'\\' && digits.iter().all(|d| (b'0'..=b'7').contains(d)));
+        if let Some(digits) = code {
+            plain.push(
+                digits.iter().fold(0_u8, |value, digit| value.wrapping_mul(8).wrapping_add(digit - b'0')),
+            );
+            rest = &after[3..];
+        } else {
+            plain.push(*first);
+            rest = after;
+        }
+    }
+    OsString::from_vec(plain).into()
+}
+
+/// Whether the file system below `path` can do without the page cache.
+pub fn has_direct_io(directory: &Path) -> bool {
+    // A second descriptor of the same unnamed file: O_DIRECT is refused at open where there is none.
+    temporary_file(directory).is_ok_and(|file| {
+        use std::os::fd::AsRawFd;
+        let again = format!("/proc/self/fd/{}", file.as_raw_fd());
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(again).is_ok()
+    })
+}
+
+/// Whether the file system below `path` makes files without a name.
+pub fn has_unnamed_files(directory: &Path) -> bool {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(directory).is_ok()
+}
+
+/// The path as a C string of at most `bytes` bytes, its NUL included, for the session.
+pub fn name_bytes(path: &Path, bytes: usize) -> &[u8] {
+    let name: &OsStr = path.as_os_str();
+    &name.as_bytes()[..name.len().min(bytes - 1)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn argument(path: &Path, bytes: Option<u64>) -> SwapArgument {
+        SwapArgument { path: path.into(), bytes, priority: None }
+    }
+
+    /// A directory on a disk: /tmp may be memory.
+    fn directory() -> tempfile::TempDir {
+        tempfile::tempdir_in("/var/tmp").unwrap()
+    }
+
+    /// What mkswap writes for `pages` pages, in a file of `in_file` pages.
+    fn swap_file(directory: &Path, name: &str, pages: u32, in_file: u64) -> PathBuf {
+        let path = directory.join(name);
+        let file = File::create(&path).unwrap();
+        file.set_len(in_file * PAGE_BYTES as u64).unwrap();
+        for (at, word) in [(1024, 1), (1028, pages - 1)] {
+            file.write_all_at(&u32::to_ne_bytes(word), at).unwrap();
+        }
+        file.write_all_at(b"SWAPSPACE2", 4086).unwrap();
+        path
+    }
+
+    #[test]
+    fn directory_gives_an_unnamed_private_file_that_can_be_opened_again() {
+        use std::os::fd::AsRawFd;
+        let place = directory();
+        let area = open(&argument(place.path(), Some(1 << 20)), &[]).unwrap();
+        let metadata = area.file.metadata().unwrap();
+        assert_eq!((metadata.nlink(), metadata.mode() & 0o777), (0, 0o600));
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+        assert_eq!((area.slots, area.grows, area.kind), (256, true, Kind::Temporary));
+        assert!(area.disk_reserve_bytes > 0);
+        let again = format!("/proc/self/fd/{}", area.file.as_raw_fd());
+        OpenOptions::new().read(true).write(true).open(again).unwrap();
+    }
+
+    #[test]
+    fn swap_file_is_taken_with_its_size_and_locked() {
+        let place = directory();
+        let path = swap_file(place.path(), "swap", 100, 100);
+        let first = open(&argument(&path, None), &[]).unwrap();
+        assert_eq!((first.slots, first.kind, first.bytes()), (100, Kind::SwapFile, 99 * 4096));
+        let second = open(&argument(&path, None), &[]).unwrap_err().to_string();
+        assert!(second.contains("already in use"), "{second}");
+        drop(first);
+        assert_eq!(open(&argument(&path, Some(50 * 4096)), &[]).unwrap().slots, 50);
+    }
+
+    #[test]
+    fn same_file_twice_is_said_as_such() {
+        let place = directory();
+        let path = swap_file(place.path(), "swap", 100, 100);
+        let message = open_all(&[argument(&path, None), argument(&path, None)]).unwrap_err().to_string();
+        assert!(message.contains("given twice"), "{message}");
+    }
+
+    #[test]
+    fn refused_files_are_left_as_they_are() {
+        let place = directory();
+        let text = place.path().join("text");
+        fs::write(&text, "precious").unwrap();
+        let zeros = place.path().join("zeros");
+        File::create(&zeros).unwrap().set_len(1 << 20).unwrap();
+        for (path, words) in [
+            (text.clone(), "holds something else"),
+            (zeros, "holds something else"),
+            (swap_file(place.path(), "short", 100, 99), "cut off"),
+            (swap_file(place.path(), "small", 9, 9), "too small"),
+            (place.path().join("missing"), "does not exist"),
+            ("/dev/null".into(), "no place for swap"),
+            ("/dev/shm".into(), "is on tmpfs"),
+        ] {
+            let message = open(&argument(&path, None), &[]).unwrap_err().to_string();
+            assert!(message.contains(words), "{message}");
+        }
+        assert_eq!(fs::read(&text).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn file_larger_than_its_header_is_used_as_far_as_the_header_says() {
+        let place = directory();
+        let path = swap_file(place.path(), "swap", 100, 200);
+        assert_eq!(open(&argument(&path, None), &[]).unwrap().slots, 100);
+        assert!(open(&argument(&path, Some(101 * 4096)), &[]).is_err());
+        assert!(open(&argument(&path, Some(9 * 4096)), &[]).is_err());
+    }
+
+    #[test]
+    fn empty_file_grows_and_is_empty_afterwards() {
+        let place = directory();
+        let path = place.path().join("empty");
+        File::create(&path).unwrap();
+        let area = open(&argument(&path, Some(1 << 20)), &[]).unwrap();
+        assert_eq!((area.kind, area.slots, area.grows), (Kind::EmptyFile, 256, true));
+        assert!(area.warning.is_some(), "the file can be read by others");
+        area.file.write_all_at(b"secret", 4096).unwrap();
+        area.close();
+        assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn priorities_are_given_or_count_down() {
+        let place = directory();
+        let mut arguments = vec![argument(place.path(), Some(1 << 20)); 3];
+        arguments[1].priority = Some(5);
+        let priorities: Vec<_> = open_all(&arguments).unwrap().iter().map(|area| area.priority).collect();
+        assert_eq!(priorities, [-2, 5, -3]);
+    }
+
+    #[test]
+    fn default_directory_is_the_first_one_on_a_disk() {
+        let place = directory();
+        let with = |swap_dir: Option<&str>, tmp: Option<&str>| {
+            open_default(|name| match name {
+                "FARPAGE_SWAP_DIR" => swap_dir.map(OsString::from),
+                _ => tmp.map(OsString::from),
+            })
+        };
+        let own = place.path().to_str().unwrap();
+        assert_eq!(with(Some(own), None).unwrap().path, place.path());
+        assert_eq!(with(None, Some("/dev/shm")).unwrap().path, Path::new("/var/tmp"));
+        assert_eq!(with(None, Some("/no/such")).unwrap().path, Path::new("/var/tmp"));
+        assert!(with(Some("/dev/shm"), None).is_err() && with(Some("/no/such"), None).is_err());
+    }
+
+    fn disk(bytes: u64, available: u64) -> FileSystem {
+        let mut disk = sys::file_system(&File::open("/").unwrap()).unwrap();
+        (disk.bytes, disk.available) = (bytes, available);
+        disk
+    }
+
+    #[test]
+    fn growing_leaves_the_reserve_and_says_when_the_disk_is_full() {
+        let with = |available, asked, limit| {
+            slots_to_grow(&argument(Path::new("/x"), asked), disk(100 << 30, available), 10 << 30, limit)
+        };
+        assert_eq!(with(11 << 30, None, None).unwrap(), (1 << 30) / 4096);
+        assert_eq!(with(11 << 30, Some(1 << 20), None).unwrap(), 256);
+        assert_eq!(with(11 << 30, None, Some(1 << 20)).unwrap(), 256);
+        assert_eq!(with(u64::MAX, None, None).unwrap(), SLOTS_PER_AREA_MAX);
+        assert!(with(11 << 30, Some(36_864), None).is_err() && with(11 << 30, None, Some(4096)).is_err());
+        let full = with((10 << 30) + GROWTH_BYTES_MIN - 1, None, None).unwrap_err().to_string();
+        assert!(full.contains("disk full") && full.contains("10.1 GiB of 100 GiB"), "{full}");
+    }
+
+    #[test]
+    fn kernel_table_is_read_with_its_escapes() {
+        let table = b"Filename\t\tType\n/a\\040b                file\t1\n/dev/sda2 partition 1\n";
+        assert_eq!(swaps(table), [PathBuf::from("/a b"), PathBuf::from("/dev/sda2")]);
+        assert_eq!(unescape(b"a\\04\\134"), PathBuf::from("a\\04\\"));
+    }
+}

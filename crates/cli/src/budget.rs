@@ -1,0 +1,295 @@
+//! How much memory there is to use: the limits that apply to this process, and the budget made from them.
+//!
+//! Limits are read below two roots (`/proc` and `/sys/fs/cgroup`), so tests can bring their own. The
+//! default budget is 90 % of the tightest limit: the rest is for page tables, file mappings, and the
+//! kernel's memory on the program's behalf, which limits count and the budget doesn't.
+
+use crate::failure::Failure;
+use crate::numbers::iec;
+use crate::size::Size;
+use farpage_core::units::PAGE_BYTES;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+/// Percent of the tightest limit that the budget is by default.
+const DEFAULT_PERCENT: u64 = 90;
+/// Percent of the budget that the pool may be at most: the program's own pages need room as well.
+const POOL_PERCENT_MAX: u64 = 90;
+/// Percent of the budget that the pool may be by default, with areas behind it.
+const POOL_PERCENT_WITH_AREAS: u64 = 50;
+/// The same without areas: whatever is evicted must fit.
+const POOL_PERCENT_ALONE: u64 = 80;
+
+/// Where the kernel tells about limits.
+pub struct Roots {
+    /// `/proc`.
+    pub proc: PathBuf,
+    /// `/sys/fs/cgroup`.
+    pub cgroup: PathBuf,
+}
+
+impl Roots {
+    /// Those of this machine.
+    pub fn of_this_machine() -> Roots {
+        Roots { proc: "/proc".into(), cgroup: "/sys/fs/cgroup".into() }
+    }
+}
+
+/// One limit on this process's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// Who sets it: `cgroup v2 memory.max`, `MemAvailable`, ...
+    pub source: &'static str,
+    /// The file it was read from.
+    pub file: PathBuf,
+    /// The limit.
+    pub bytes: u64,
+}
+
+/// Every limit that applies, tightest first.
+pub fn limits(roots: &Roots) -> Vec<Limit> {
+    let mut found = Vec::new();
+    let groups = fs::read_to_string(roots.proc.join("self/cgroup")).unwrap_or_default();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else { continue };
+        if controllers.is_empty() {
+            // Beside version 1, version 2 is mounted one level further down.
+            for mount in [roots.cgroup.clone(), roots.cgroup.join("unified")] {
+                if mount.join("cgroup.controllers").exists() {
+                    walk_up(&mount, group, "memory.max", "cgroup v2 memory.max", &mut found);
+                    // Above memory.high the kernel throttles a process until it stands still.
+                    walk_up(&mount, group, "memory.high", "cgroup v2 memory.high", &mut found);
+                }
+            }
+        } else if controllers.split(',').any(|controller| controller == "memory") {
+            let file = "memory.limit_in_bytes";
+            walk_up(&roots.cgroup.join("memory"), group, file, "cgroup v1 memory.limit_in_bytes", &mut found);
+        }
+    }
+    found.extend(available(roots));
+    found.sort_by_key(|limit| limit.bytes);
+    found
+}
+
+/// The limits of a group and of every group around it. In a container without its own cgroup namespace
+/// the group's path is the host's and isn't there: what counts is then at the mount's root.
+fn walk_up(mount: &Path, group: &str, file: &str, source: &'static str, found: &mut Vec<Limit>) {
+    let inside: PathBuf =
+        Path::new(group).components().filter(|part| matches!(part, Component::Normal(_))).collect();
+    for directory in inside.ancestors() {
+        let file = mount.join(directory).join(file);
+        let Ok(text) = fs::read_to_string(&file) else { continue };
+        // "max" isn't a number; version 1 says "no limit" with the largest multiple of a page.
+        if let Some(bytes) = text.trim().parse().ok().filter(|bytes| *bytes < 1 << 62) {
+            found.push(Limit { source, file, bytes });
+        }
+    }
+}
+
+fn available(roots: &Roots) -> Option<Limit> {
+    let file = roots.proc.join("meminfo");
+    let text = fs::read_to_string(&file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(Limit { source: "MemAvailable", file, bytes: kib * 1024 })
+}
+
+/// The budget and how it came about.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    /// Bytes, a multiple of the page size.
+    pub ram_bytes: u64,
+    /// How to name it: `--ram 2G`, or what the default was made from.
+    pub origin: String,
+    /// Limit of the pool in bytes, a multiple of the page size.
+    pub pool_bytes_max: u64,
+}
+
+/// Whether evicted pages may go to a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behind {
+    /// There are areas behind the pool.
+    Areas,
+    /// The pool is all there is.
+    Nothing,
+}
+
+/// Budget and pool from the options, with `limits` sorted as [`limits`] does.
+pub fn resolve(
+    ram: Option<&Size>,
+    pool: Option<&Size>,
+    behind: Behind,
+    limits: &[Limit],
+) -> Result<Budget, Failure> {
+    let (ram_bytes, origin) = match (ram, limits.first()) {
+        (Some(size), Some(limit)) => (size.of(limit.bytes), format!("--ram {}", size.text)),
+        (Some(size), None) if matches!(size.amount, crate::size::Amount::Bytes(_)) => {
+            (size.of(0), format!("--ram {}", size.text))
+        }
+        (None, Some(limit)) => {
+            (limit.bytes / 100 * DEFAULT_PERCENT, format!("{DEFAULT_PERCENT} % of {}", limit.source))
+        }
+        (_, None) => {
+            return Err(Failure::new("there is nothing to derive a budget from")
+                .because("neither cgroup limits nor /proc/meminfo can be read")
+                .fix("give the budget as a size: farpage run --ram 2G ..."));
+        }
+    };
+    let ram_bytes = whole_pages(ram_bytes);
+    if ram_bytes == 0 {
+        return Err(Failure::new(format!("`{origin}` is less than one page of {PAGE_BYTES} bytes"))
+            .fix("give a budget the program can start in, for example --ram 256M"));
+    }
+    let pool_bytes_max = pool_limit(pool, behind, ram_bytes)?;
+    Ok(Budget { ram_bytes, origin, pool_bytes_max })
+}
+
+fn pool_limit(pool: Option<&Size>, behind: Behind, ram_bytes: u64) -> Result<u64, Failure> {
+    let percent = match behind {
+        Behind::Areas => POOL_PERCENT_WITH_AREAS,
+        Behind::Nothing => POOL_PERCENT_ALONE,
+    };
+    let share = |percent: u64| whole_pages((u128::from(ram_bytes) * u128::from(percent) / 100) as u64);
+    let Some(size) = pool else { return Ok(share(percent)) };
+    let bytes = size.of(ram_bytes);
+    if bytes == 0 {
+        return Err(Failure::new("`--pool 0` leaves no pool")
+            .because("evicted pages pass through the pool on their way to an area")
+            .fix(format!("leave --pool out ({percent} % of the budget) or give it more")));
+    }
+    if bytes > (u128::from(ram_bytes) * u128::from(POOL_PERCENT_MAX) / 100) as u64 {
+        return Err(Failure::new(format!(
+            "`--pool {}` is more than {POOL_PERCENT_MAX} % of the budget of {}",
+            size.text,
+            iec(ram_bytes)
+        ))
+        .because("the pool is part of the budget, and the program's own pages need the rest")
+        .fix(format!("--pool {POOL_PERCENT_MAX}% or less, or a larger --ram")));
+    }
+    Ok(whole_pages(bytes).max(PAGE_BYTES as u64))
+}
+
+const fn whole_pages(bytes: u64) -> u64 {
+    bytes - bytes % PAGE_BYTES as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::size;
+
+    /// A machine made of files.
+    struct Machine(tempfile::TempDir);
+
+    impl Machine {
+        fn new(files: &[(&str, &str)]) -> Machine {
+            let root = tempfile::tempdir().unwrap();
+            for (path, text) in files {
+                let path = root.path().join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+            Machine(root)
+        }
+        fn tightest(&self) -> Option<(&'static str, u64)> {
+            let roots = Roots { proc: self.0.path().join("proc"), cgroup: self.0.path().join("cgroup") };
+            limits(&roots).first().map(|limit| (limit.source, limit.bytes))
+        }
+    }
+
+    const PLENTY: (&str, &str) = ("proc/meminfo", "MemTotal: 9 kB\nMemAvailable:   8388608 kB\n");
+
+    #[test]
+    fn cgroup_v2_limit_of_an_outer_group_counts() {
+        let machine = Machine::new(&[
+            PLENTY,
+            ("proc/self/cgroup", "0::/outer/inner\n"),
+            ("cgroup/cgroup.controllers", "memory\n"),
+            ("cgroup/outer/memory.max", "1073741824\n"),
+            ("cgroup/outer/inner/memory.max", "max\n"),
+        ]);
+        assert_eq!(machine.tightest(), Some(("cgroup v2 memory.max", 1 << 30)));
+    }
+
+    #[test]
+    fn cgroup_v2_high_counts_when_it_is_tighter() {
+        let machine = Machine::new(&[
+            PLENTY,
+            ("proc/self/cgroup", "0::/a\n"),
+            ("cgroup/cgroup.controllers", "memory\n"),
+            ("cgroup/a/memory.max", "2147483648\n"),
+            ("cgroup/a/memory.high", "1073741824\n"),
+        ]);
+        assert_eq!(machine.tightest(), Some(("cgroup v2 memory.high", 1 << 30)));
+    }
+
+    #[test]
+    fn cgroup_v1_limit_is_found_at_the_root_when_the_path_is_the_hosts() {
+        let machine = Machine::new(&[
+            PLENTY,
+            ("proc/self/cgroup", "4:cpu,memory:/docker/0123\n0::/\n"),
+            ("cgroup/memory/memory.limit_in_bytes", "536870912\n"),
+        ]);
+        assert_eq!(machine.tightest(), Some(("cgroup v1 memory.limit_in_bytes", 512 << 20)));
+    }
+
+    #[test]
+    fn no_limit_in_v1_falls_back_to_available_memory() {
+        let machine = Machine::new(&[
+            PLENTY,
+            ("proc/self/cgroup", "4:memory:/\n"),
+            ("cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
+        ]);
+        assert_eq!(machine.tightest(), Some(("MemAvailable", 8 << 30)));
+    }
+
+    #[test]
+    fn group_path_can_not_leave_the_mount() {
+        let machine = Machine::new(&[
+            ("proc/self/cgroup", "0::/../../x\n"),
+            ("cgroup/cgroup.controllers", ""),
+            ("cgroup/x/memory.max", "4096000\n"),
+        ]);
+        assert_eq!(machine.tightest(), Some(("cgroup v2 memory.max", 4_096_000)));
+    }
+
+    #[test]
+    fn nothing_readable_gives_no_limit_and_needs_a_size() {
+        let machine = Machine::new(&[]);
+        assert_eq!(machine.tightest(), None);
+        assert!(resolve(None, None, Behind::Areas, &[]).is_err());
+        let (half, plain) = (size::parse("50%").unwrap(), size::parse("1G").unwrap());
+        assert!(resolve(Some(&half), None, Behind::Areas, &[]).is_err());
+        assert_eq!(resolve(Some(&plain), None, Behind::Areas, &[]).unwrap().ram_bytes, 1 << 30);
+    }
+
+    fn limit() -> [Limit; 1] {
+        [Limit { source: "MemAvailable", file: PathBuf::new(), bytes: 1000 << 20 }]
+    }
+
+    #[test]
+    fn default_budget_and_pool() {
+        let budget = resolve(None, None, Behind::Areas, &limit()).unwrap();
+        assert_eq!((budget.ram_bytes, budget.pool_bytes_max), (900 << 20, 450 << 20));
+        let alone = resolve(None, None, Behind::Nothing, &limit()).unwrap();
+        assert_eq!(alone.pool_bytes_max, 720 << 20);
+    }
+
+    #[test]
+    fn pool_is_a_share_of_the_budget_and_leaves_a_tenth() {
+        let ram = size::parse("100M").unwrap();
+        let with =
+            |pool: &str| resolve(Some(&ram), Some(&size::parse(pool).unwrap()), Behind::Areas, &limit());
+        assert_eq!(with("25%").unwrap().pool_bytes_max, 25 << 20);
+        assert_eq!(with("90%").unwrap().pool_bytes_max, 90 << 20);
+        assert_eq!(with("1").unwrap().pool_bytes_max, PAGE_BYTES as u64);
+        assert!(with("91%").is_err() && with("91M").is_err() && with("0").is_err());
+    }
+
+    #[test]
+    fn budget_below_a_page_is_refused() {
+        let tiny = size::parse("4095").unwrap();
+        assert!(resolve(Some(&tiny), None, Behind::Areas, &limit()).is_err());
+    }
+}

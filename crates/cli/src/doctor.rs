@@ -1,0 +1,449 @@
+//! `farpage doctor`: what this kernel, user and disk offer, what `farpage run` would choose and why, and the
+//! fix for everything that is missing.
+
+use crate::areas;
+use crate::budget::{self, Behind, Roots};
+use crate::kernel::{self, Refused, Userfaultfd};
+use crate::numbers::iec;
+use crate::options::{DoctorOptions, SwapArgument};
+use crate::preload;
+use crate::say;
+use crate::summary::{install_name, io_name, uffd_name};
+use crate::sys::{self, Faults, Resource};
+use farpage_core::config::{Install, IoEngine};
+use serde::Serialize;
+use serde_json::json;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    /// As it should be.
+    Ok,
+    /// Missing.
+    No,
+    /// Neither good nor bad: something else does the job, or it only matters sometimes.
+    Note,
+}
+
+/// One row of the table.
+#[derive(Debug, Serialize)]
+struct Check {
+    name: String,
+    verdict: Verdict,
+    value: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    fixes: Vec<String>,
+}
+
+impl Check {
+    fn new(name: impl Into<String>, verdict: Verdict, value: impl Into<String>) -> Check {
+        Check { name: name.into(), verdict, value: value.into(), fixes: Vec::new() }
+    }
+    fn fix(mut self, fix: impl Into<String>) -> Check {
+        self.fixes.push(fix.into());
+        self
+    }
+}
+
+/// What `farpage run` would do.
+#[derive(Debug, Serialize)]
+struct Choice {
+    faults: Option<&'static str>,
+    userfaultfd: Option<&'static str>,
+    install: Option<&'static str>,
+    io: &'static str,
+    swap: Option<String>,
+    budget_bytes: Option<u64>,
+    why: Vec<String>,
+}
+
+/// Looks at everything; 0 if `farpage run` would work with its defaults, else 1.
+pub fn doctor(options: &DoctorOptions) -> ExitCode {
+    let userfaultfd = kernel::userfaultfd();
+    let mut checks = vec![kernel_check(), user_check()];
+    checks.extend(userfaultfd_checks(&userfaultfd));
+    checks.extend(io_check());
+    checks.extend(swap_checks());
+    checks.extend(memory_checks());
+    checks.extend(limit_checks());
+    checks.push(preload_check());
+    let choice = choose(&userfaultfd);
+    let works = choice.install.is_some()
+        && choice.swap.is_some()
+        && choice.budget_bytes.is_some()
+        && preload::find().is_ok()
+        && !sys::is_privileged_executable();
+    if options.json {
+        let report = json!({ "schema": 1, "works": works, "checks": checks, "choice": choice });
+        say::to_stdout(&format!("{report:#}\n"));
+    } else {
+        say::to_stdout(&table(&checks, &choice, works));
+    }
+    if works { ExitCode::SUCCESS } else { ExitCode::from(1) }
+}
+
+// ---- the checks ----------------------------------------------------------------------------------------
+
+fn kernel_check() -> Check {
+    let release = sys::kernel_release();
+    match version(&release) {
+        Some(version) if version >= (6, 8) => Check::new("kernel", Verdict::Ok, release),
+        Some(version) if version >= (5, 7) => Check::new(
+            "kernel",
+            Verdict::Note,
+            format!("{release}: works; from 6.8 on pages can be moved, which is faster"),
+        ),
+        Some(_) => {
+            Check::new("kernel", Verdict::No, release).fix("use a kernel of 5.7 or later, best 6.8 or later")
+        }
+        None => Check::new("kernel", Verdict::Note, release),
+    }
+}
+
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+fn user_check() -> Check {
+    let capabilities = status_field("CapEff").and_then(|hex| u64::from_str_radix(&hex, 16).ok()).unwrap_or(0);
+    // Bit 19 is CAP_SYS_PTRACE.
+    let ptrace = if capabilities & 1 << 19 == 0 { "without" } else { "with" };
+    let value = format!("uid {}, {ptrace} CAP_SYS_PTRACE", sys::effective_user());
+    if sys::is_privileged_executable() {
+        return Check::new("user", Verdict::No, format!("{value}, by farpage's own file"))
+            .fix("sudo setcap -r on the farpage executable: its capabilities can't be handed on safely");
+    }
+    Check::new("user", Verdict::Note, value)
+}
+
+/// A line of /proc/self/status.
+fn status_field(name: &str) -> Option<String> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.trim().to_owned())
+}
+
+fn setting(path: &str) -> Option<String> {
+    Some(fs::read_to_string(Path::new("/proc/sys").join(path)).ok()?.trim().to_owned())
+}
+
+/// The three ways to a userfaultfd (one is enough), and its features.
+fn userfaultfd_checks(userfaultfd: &Result<Userfaultfd, Refused>) -> Vec<Check> {
+    let missing = if userfaultfd.is_ok() { Verdict::Note } else { Verdict::No };
+    let way = |name: &str, result: Result<u64, std::io::Error>, fix: &str| match result {
+        Ok(_) => Check::new(name, Verdict::Ok, "works"),
+        Err(error) if missing == Verdict::Note => Check::new(name, missing, format!("{error} (not needed)")),
+        Err(error) => Check::new(name, missing, error.to_string()).fix(fix),
+    };
+    let mut checks = vec![
+        way("userfaultfd system call", sys::userfaultfd_by_syscall(Faults::All), kernel::WAYS[0]),
+        way("/dev/userfaultfd", sys::userfaultfd_by_device(), kernel::WAYS[2]),
+        setting_check(missing),
+    ];
+    match userfaultfd {
+        Ok(userfaultfd) => checks.extend(feature_checks(userfaultfd.features)),
+        Err(refused) => {
+            let failure = refused.failure();
+            let check = Check::new("userfaultfd", Verdict::No, failure.in_one_line());
+            checks.push(failure.fixes().iter().fold(check, |check, fix| check.fix(fix)));
+        }
+    }
+    checks.push(seccomp_check());
+    checks
+}
+
+fn setting_check(missing: Verdict) -> Check {
+    let name = "vm.unprivileged_userfaultfd";
+    match setting("vm/unprivileged_userfaultfd") {
+        Some(value) if value == "1" => Check::new(name, Verdict::Ok, value),
+        Some(value) if missing == Verdict::Note => Check::new(name, missing, format!("{value} (not needed)")),
+        Some(value) => Check::new(name, missing, value).fix("sudo sysctl vm.unprivileged_userfaultfd=1"),
+        None => Check::new(name, Verdict::Note, "unknown to this kernel"),
+    }
+}
+
+fn feature_checks(features: u64) -> Vec<Check> {
+    let has = |bit: u64| features & bit != 0;
+    let feature = |name: &str, bit: u64, missing: Verdict, fix: &str| {
+        if has(bit) { Check::new(name, Verdict::Ok, "yes") } else { Check::new(name, missing, "no").fix(fix) }
+    };
+    vec![
+        feature(
+            "feature MOVE",
+            kernel::FEATURE_MOVE,
+            Verdict::Note,
+            "pages are copied; kernel 6.8 or later moves them",
+        ),
+        feature("feature WP", kernel::FEATURE_WRITE_PROTECT, Verdict::No, "use kernel 5.7 or later"),
+        feature(
+            "feature POISON",
+            kernel::FEATURE_POISON,
+            Verdict::Note,
+            "a page that can't be read back ends the program; kernel 6.6 or later marks it",
+        ),
+        feature(
+            "feature EXACT_ADDRESS",
+            kernel::FEATURE_EXACT_ADDRESS,
+            Verdict::Note,
+            "nothing to do; kernel 5.18 or later has it",
+        ),
+    ]
+}
+
+fn seccomp_check() -> Check {
+    match status_field("Seccomp").as_deref() {
+        Some("0") => Check::new("seccomp", Verdict::Ok, "no filter"),
+        Some("2") => Check::new(
+            "seccomp",
+            Verdict::Note,
+            "a filter is active (container?); what it forbids is a `no` elsewhere in this table",
+        ),
+        Some("1") => Check::new("seccomp", Verdict::No, "strict mode").fix("run without strict seccomp"),
+        _ => Check::new("seccomp", Verdict::Note, "unknown"),
+    }
+}
+
+fn io_check() -> Option<Check> {
+    Some(match sys::io_uring() {
+        Ok(()) => Check::new("io_uring", Verdict::Ok, "works"),
+        Err(error) => Check::new("io_uring", Verdict::Note, format!("{error}; psync is used instead"))
+            .fix("sudo sysctl kernel.io_uring_disabled=0; docker run --security-opt seccomp=unconfined"),
+    })
+}
+
+fn swap_checks() -> Vec<Check> {
+    areas::default_directories(sys::environment)
+        .into_iter()
+        .map(|(origin, path)| {
+            let name = if origin == "/var/tmp" {
+                "swap /var/tmp".into()
+            } else {
+                format!("swap {origin} ({})", path.display())
+            };
+            let argument = SwapArgument { path, bytes: None, priority: None };
+            swap_check(name, origin, &argument)
+        })
+        .collect()
+}
+
+fn swap_check(name: String, origin: &str, argument: &SwapArgument) -> Check {
+    let directory = &argument.path;
+    let file_system = File::open(directory).and_then(|file| sys::file_system(&file));
+    match (areas::open_directory_of(argument), file_system) {
+        (Ok(area), Ok(file_system)) => {
+            let yes_no = |yes: bool| if yes { "yes" } else { "no" };
+            Check::new(
+                name,
+                Verdict::Ok,
+                format!(
+                    "{}, O_TMPFILE {}, O_DIRECT {}, {} free of {}, room for {}",
+                    file_system.name(),
+                    yes_no(areas::has_unnamed_files(directory)),
+                    yes_no(areas::has_direct_io(directory)),
+                    iec(file_system.available),
+                    iec(file_system.bytes),
+                    iec(area.bytes())
+                ),
+            )
+        }
+        (Err(failure), _) => {
+            // A TMPDIR in memory is common, and passed over.
+            let verdict = if origin == "$TMPDIR" { Verdict::Note } else { Verdict::No };
+            let check = Check::new(name, verdict, failure.in_one_line());
+            failure.fixes().iter().fold(check, |check, fix| check.fix(fix))
+        }
+        (_, Err(error)) => {
+            Check::new(name, Verdict::No, error.to_string()).fix("name another directory with --swap")
+        }
+    }
+}
+
+fn memory_checks() -> Vec<Check> {
+    let limits = budget::limits(&Roots::of_this_machine());
+    let mut checks: Vec<_> = limits
+        .iter()
+        .map(|limit| {
+            Check::new(
+                format!("limit {}", limit.source),
+                Verdict::Note,
+                format!("{} in {}", iec(limit.bytes), limit.file.display()),
+            )
+        })
+        .collect();
+    checks.push(match budget::resolve(None, None, Behind::Areas, &limits) {
+        Ok(budget) => Check::new(
+            "default budget",
+            Verdict::Ok,
+            format!("{} ({})", iec(budget.ram_bytes), budget.origin),
+        ),
+        Err(failure) => {
+            Check::new("default budget", Verdict::No, failure.in_one_line()).fix("give it: --ram SIZE")
+        }
+    });
+    checks
+}
+
+fn limit_checks() -> Vec<Check> {
+    let locked = sys::resource_limit(Resource::LockedMemory).map_or_else(|| "unlimited".into(), iec);
+    vec![
+        match sys::resource_limit(Resource::AddressSpace) {
+            None => Check::new("RLIMIT_AS", Verdict::Ok, "unlimited"),
+            Some(limit) => {
+                Check::new("RLIMIT_AS", Verdict::No, format!("{}: evicted memory counts too", iec(limit)))
+                    .fix("ulimit -v unlimited")
+            }
+        },
+        Check::new("RLIMIT_MEMLOCK", Verdict::Note, locked),
+        match sys::resource_limit(Resource::FileSize) {
+            None => Check::new("RLIMIT_FSIZE", Verdict::Ok, "unlimited"),
+            Some(limit) => Check::new(
+                "RLIMIT_FSIZE",
+                Verdict::Note,
+                format!("{}: a swap file can't be larger", iec(limit)),
+            )
+            .fix("ulimit -f unlimited"),
+        },
+        match setting("vm/overcommit_memory") {
+            Some(value) if value == "2" => Check::new(
+                "vm.overcommit_memory",
+                Verdict::No,
+                "2: memory can't be allocated beyond RAM and the kernel's swap",
+            )
+            .fix("sudo sysctl vm.overcommit_memory=0"),
+            Some(value) => Check::new("vm.overcommit_memory", Verdict::Ok, value),
+            None => Check::new("vm.overcommit_memory", Verdict::Note, "unknown"),
+        },
+        match setting("vm/max_map_count").and_then(|value| value.parse::<u64>().ok()) {
+            Some(count) if count < 65_530 => Check::new("vm.max_map_count", Verdict::No, count.to_string())
+                .fix("sudo sysctl vm.max_map_count=65530"),
+            Some(count) => Check::new("vm.max_map_count", Verdict::Ok, count.to_string()),
+            None => Check::new("vm.max_map_count", Verdict::Note, "unknown"),
+        },
+    ]
+}
+
+fn preload_check() -> Check {
+    match preload::find() {
+        Ok(path) => Check::new("preload library", Verdict::Ok, path.display().to_string()),
+        Err(failure) => {
+            let check = Check::new("preload library", Verdict::No, failure.in_one_line());
+            failure.fixes().iter().fold(check, |check, fix| check.fix(fix))
+        }
+    }
+}
+
+// ---- the choice ----------------------------------------------------------------------------------------
+
+fn choose(userfaultfd: &Result<Userfaultfd, Refused>) -> Choice {
+    let limits = budget::limits(&Roots::of_this_machine());
+    let mut why = Vec::new();
+    let install = match userfaultfd {
+        Ok(userfaultfd) => match kernel::choose_install(None, userfaultfd.features) {
+            Ok((Install::Mixed, _)) => {
+                why.push("mixed: the kernel has UFFDIO_MOVE".into());
+                Some(Install::Mixed)
+            }
+            Ok((install, note)) => {
+                why.extend(note);
+                Some(install)
+            }
+            Err(failure) => {
+                why.push(failure.in_one_line());
+                None
+            }
+        },
+        Err(refused) => {
+            why.push(refused.failure().in_one_line());
+            None
+        }
+    };
+    let io = match sys::io_uring() {
+        Ok(()) => {
+            why.push("uring: io_uring works".into());
+            IoEngine::Uring
+        }
+        Err(error) => {
+            why.push(format!("psync: io_uring is refused ({error})"));
+            IoEngine::Psync
+        }
+    };
+    let swap = areas::open_default(sys::environment);
+    why.extend(swap.as_ref().err().map(crate::failure::Failure::in_one_line));
+    Choice {
+        faults: install.map(|_| "thread"),
+        userfaultfd: userfaultfd.as_ref().ok().map(|userfaultfd| uffd_name(userfaultfd.source)),
+        install: install.map(install_name),
+        io: io_name(io),
+        swap: swap.ok().map(|area| area.path.display().to_string()),
+        budget_bytes: budget::resolve(None, None, Behind::Areas, &limits).ok().map(|budget| budget.ram_bytes),
+        why,
+    }
+}
+
+// ---- the table -----------------------------------------------------------------------------------------
+
+fn table(checks: &[Check], choice: &Choice, works: bool) -> String {
+    let width = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for check in checks {
+        let verdict = match check.verdict {
+            Verdict::Ok => "ok",
+            Verdict::No => "no",
+            Verdict::Note => "-",
+        };
+        text += &format!("{:<width$}  {verdict:<2}  {}\n", check.name, check.value);
+        for fix in &check.fixes {
+            text += &format!("{:<width$}      fix: {fix}\n", "");
+        }
+    }
+    let or_none = |value: Option<&'static str>| value.unwrap_or("none");
+    text += &format!(
+        "\nfarpage run would use: faults by {}, userfaultfd by {}, install {}, io {}, swap {}, budget {}\n",
+        or_none(choice.faults),
+        or_none(choice.userfaultfd),
+        or_none(choice.install),
+        choice.io,
+        choice.swap.as_deref().unwrap_or("none"),
+        choice.budget_bytes.map_or_else(|| "none".into(), iec)
+    );
+    choice.why.iter().for_each(|why| text += &format!("  {why}\n"));
+    text += if works {
+        "farpage run works here.\n"
+    } else {
+        "farpage run would fail here; see each `no` above.\n"
+    };
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_from_releases() {
+        assert_eq!(version("6.18.44-fc-v595"), Some((6, 18)));
+        assert_eq!(version("5.4.0-150-generic"), Some((5, 4)));
+        assert_eq!(version("odd"), None);
+    }
+
+    #[test]
+    fn every_no_has_a_fix() {
+        let mut checks = vec![kernel_check(), user_check(), seccomp_check(), preload_check()];
+        checks.extend(feature_checks(0));
+        checks.extend(swap_checks());
+        checks.extend(memory_checks());
+        checks.extend(limit_checks());
+        let refused = || std::io::Error::from_raw_os_error(libc::EPERM);
+        let refused = Refused { syscall: refused(), device: refused(), user_only: None };
+        checks.extend(userfaultfd_checks(&Err(refused)));
+        for check in checks.iter().filter(|check| check.verdict == Verdict::No) {
+            assert!(!check.fixes.is_empty(), "{check:?}");
+        }
+        assert!(checks.iter().any(|check| check.verdict == Verdict::No));
+    }
+}

@@ -1,0 +1,75 @@
+//! Why Farpage stops before or instead of running a program: what happened, the likely cause, and the
+//! command that fixes it. One type for the whole command; only `main` prints it.
+
+use std::fmt;
+
+/// Farpage itself failed, or was asked for something it can't do.
+pub const STATUS_FAILED: u8 = 125;
+/// The program is there but can't run under Farpage.
+pub const STATUS_CANT_RUN: u8 = 126;
+/// The program isn't there.
+pub const STATUS_NOT_FOUND: u8 = 127;
+
+/// An error for the user.
+#[derive(Debug)]
+pub struct Failure {
+    /// Farpage's exit status.
+    pub status: u8,
+    what: String,
+    causes: Vec<String>,
+    fixes: Vec<String>,
+}
+
+impl Failure {
+    /// What happened, as one sentence without a full stop. The status is 125 unless changed.
+    pub fn new(what: impl Into<String>) -> Failure {
+        Failure { status: STATUS_FAILED, what: what.into(), causes: Vec::new(), fixes: Vec::new() }
+    }
+
+    /// The likely cause.
+    pub fn because(mut self, cause: impl Into<String>) -> Failure {
+        self.causes.push(cause.into());
+        self
+    }
+
+    /// What to do about it; several are alternatives.
+    pub fn fix(mut self, fix: impl Into<String>) -> Failure {
+        self.fixes.push(fix.into());
+        self
+    }
+
+    /// Another exit status.
+    pub fn status(mut self, status: u8) -> Failure {
+        self.status = status;
+        self
+    }
+
+    /// The first sentence and the causes in one line, for a list of reasons.
+    pub fn in_one_line(&self) -> String {
+        let mut parts = vec![self.what.as_str()];
+        parts.extend(self.causes.iter().map(String::as_str));
+        parts.join(": ")
+    }
+
+    /// The fixes, for a table.
+    pub fn fixes(&self) -> &[String] {
+        &self.fixes
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "farpage: {}", self.what)?;
+        for cause in &self.causes {
+            write!(f, "\nfarpage:   {cause}")?;
+        }
+        match self.fixes.as_slice() {
+            [] => Ok(()),
+            [fix] => write!(f, "\nfarpage:   fix: {fix}"),
+            fixes => {
+                write!(f, "\nfarpage:   fix, one of:")?;
+                fixes.iter().try_for_each(|fix| write!(f, "\nfarpage:     - {fix}"))
+            }
+        }
+    }
+}

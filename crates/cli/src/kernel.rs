@@ -1,0 +1,183 @@
+//! What the kernel offers to this user: userfaultfd and its features, io_uring; and what follows from it.
+//!
+//! Probed by doing it, since seccomp, capabilities, settings and build options all have a say.
+
+use crate::failure::Failure;
+use crate::sys::{self, Faults};
+use farpage::session::UffdSource;
+use farpage_core::config::{Install, IoEngine};
+use std::io;
+
+/// Write-protected pages are reported.
+pub const FEATURE_WRITE_PROTECT: u64 = 1 << 0;
+/// The exact address of a fault is reported.
+pub const FEATURE_EXACT_ADDRESS: u64 = 1 << 11;
+/// Pages can be marked as lost.
+pub const FEATURE_POISON: u64 = 1 << 14;
+/// Pages can be moved.
+pub const FEATURE_MOVE: u64 = 1 << 16;
+
+/// A userfaultfd that reports the kernel's faults too.
+#[derive(Clone, Copy, Debug)]
+pub struct Userfaultfd {
+    /// Where it came from.
+    pub source: UffdSource,
+    /// What it can do.
+    pub features: u64,
+}
+
+/// Why there is none.
+#[derive(Debug)]
+pub struct Refused {
+    /// What the system call said.
+    pub syscall: io::Error,
+    /// What the device said.
+    pub device: io::Error,
+    /// What the system call said when asked for the program's own faults only, which needs no privilege.
+    pub user_only: Option<io::Error>,
+}
+
+/// Tries the system call, then the device.
+pub fn userfaultfd() -> Result<Userfaultfd, Refused> {
+    let syscall = match sys::userfaultfd_by_syscall(Faults::All) {
+        Ok(features) => return Ok(Userfaultfd { source: UffdSource::Syscall, features }),
+        Err(error) => error,
+    };
+    match sys::userfaultfd_by_device() {
+        Ok(features) => Ok(Userfaultfd { source: UffdSource::Device, features }),
+        Err(device) => {
+            let user_only = sys::userfaultfd_by_syscall(Faults::UserOnly).err();
+            Err(Refused { syscall, device, user_only })
+        }
+    }
+}
+
+/// The ways to get a userfaultfd, most convenient first.
+pub const WAYS: [&str; 3] = [
+    "run as root, or with the capability CAP_SYS_PTRACE (docker run --cap-add=SYS_PTRACE; systemd: AmbientCapabilities=)",
+    "allow it to everyone: sudo sysctl vm.unprivileged_userfaultfd=1",
+    "allow it to this user by /dev/userfaultfd: sudo chgrp GROUP /dev/userfaultfd && sudo chmod 660 /dev/userfaultfd (udev rule: KERNEL==\"userfaultfd\", GROUP=\"GROUP\", MODE=\"0660\"; docker run --device /dev/userfaultfd)",
+];
+
+impl Refused {
+    /// Whether the kernel has no userfaultfd, rather than not for us.
+    fn is_missing(&self) -> bool {
+        self.syscall.raw_os_error() == Some(libc::ENOSYS)
+    }
+
+    /// The error for the user.
+    pub fn failure(&self) -> Failure {
+        if self.is_missing() {
+            return Failure::new("this kernel has no userfaultfd")
+                .because("it was built without CONFIG_USERFAULTFD, or a container's seccomp profile hides it")
+                .fix("in a container: docker run --security-opt seccomp=unconfined, or --device /dev/userfaultfd")
+                .fix("else use a kernel with CONFIG_USERFAULTFD=y (those of all large distributions have it)");
+        }
+        let failure = Failure::new("Farpage may not serve page faults here")
+            .because(format!("userfaultfd: {}; /dev/userfaultfd: {}", self.syscall, self.device));
+        if self.user_only.is_some() {
+            return failure
+                .because(
+                    "even its unprivileged form is refused: most likely by a container's seccomp profile",
+                )
+                .fix("docker run --security-opt seccomp=unconfined, as root or with --cap-add=SYS_PTRACE")
+                .fix(WAYS[2]);
+        }
+        WAYS.iter().fold(failure, |failure, way| failure.fix(*way))
+    }
+}
+
+/// How pages will move, and what the user should know about it.
+pub fn choose_install(asked: Option<Install>, features: u64) -> Result<(Install, Option<String>), Failure> {
+    if features & FEATURE_WRITE_PROTECT == 0 {
+        return Err(Failure::new("this kernel's userfaultfd can't write-protect pages")
+            .because(format!(
+                "the kernel is {}; x86-64 has it from 5.7 on, arm64 from 6.4 on",
+                sys::kernel_release()
+            ))
+            .fix("use a newer kernel"));
+    }
+    let can_move = features & FEATURE_MOVE != 0;
+    match asked {
+        Some(Install::Move | Install::Mixed) if !can_move => {
+            Err(Failure::new("moving pages is not possible here")
+                .because(format!("the kernel is {}; UFFDIO_MOVE came with 6.8", sys::kernel_release()))
+                .fix("--install copy, or leave the option out"))
+        }
+        Some(install) => Ok((install, None)),
+        None if can_move => Ok((Install::Mixed, None)),
+        None => Ok((
+            Install::Copy,
+            Some(format!(
+                "pages are copied, which is slower: kernel {} has no UFFDIO_MOVE (6.8)",
+                sys::kernel_release()
+            )),
+        )),
+    }
+}
+
+/// How areas will be written, given what io_uring_setup said.
+pub fn choose_io(asked: Option<IoEngine>, io_uring: &io::Result<()>) -> Result<IoEngine, Failure> {
+    match (asked, io_uring) {
+        (Some(IoEngine::Psync), _) => Ok(IoEngine::Psync),
+        (_, Ok(())) => Ok(IoEngine::Uring),
+        (None, Err(_)) => Ok(IoEngine::Psync),
+        (Some(IoEngine::Uring), Err(error)) => {
+            let failure = Failure::new(format!("`--io uring` is not possible here: {error}"));
+            let failure = if error.raw_os_error() == Some(libc::ENOSYS) {
+                failure.because("the kernel has no io_uring, or a container's seccomp profile hides it")
+            } else {
+                failure.because(
+                    "the setting kernel.io_uring_disabled or a container's seccomp profile forbids it",
+                )
+            };
+            Err(failure
+                .fix("--io psync, or leave the option out")
+                .fix("sudo sysctl kernel.io_uring_disabled=0; docker run --security-opt seccomp=unconfined"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: u64 = FEATURE_MOVE | FEATURE_WRITE_PROTECT;
+
+    fn errno(number: i32) -> io::Error {
+        io::Error::from_raw_os_error(number)
+    }
+
+    #[test]
+    fn install_falls_back_unless_it_was_asked_for() {
+        assert_eq!(choose_install(None, ALL).unwrap(), (Install::Mixed, None));
+        assert_eq!(choose_install(Some(Install::Copy), ALL).unwrap(), (Install::Copy, None));
+        let (install, note) = choose_install(None, FEATURE_WRITE_PROTECT).unwrap();
+        assert!(install == Install::Copy && note.is_some());
+        assert!(choose_install(Some(Install::Move), FEATURE_WRITE_PROTECT).is_err());
+        assert!(choose_install(Some(Install::Copy), FEATURE_MOVE).is_err());
+    }
+
+    #[test]
+    fn io_falls_back_unless_it_was_asked_for() {
+        let refused = Err(errno(libc::EPERM));
+        assert_eq!(choose_io(None, &Ok(())).unwrap(), IoEngine::Uring);
+        assert_eq!(choose_io(None, &refused).unwrap(), IoEngine::Psync);
+        assert_eq!(choose_io(Some(IoEngine::Psync), &refused).unwrap(), IoEngine::Psync);
+        let message = choose_io(Some(IoEngine::Uring), &refused).unwrap_err().to_string();
+        assert!(message.contains("io_uring_disabled") && message.contains("seccomp"), "{message}");
+    }
+
+    #[test]
+    fn refusal_names_the_three_ways_and_a_missing_feature_is_said_differently() {
+        let refused = Refused { syscall: errno(libc::EPERM), device: errno(libc::EACCES), user_only: None };
+        let message = refused.failure().to_string();
+        for word in ["CAP_SYS_PTRACE", "vm.unprivileged_userfaultfd=1", "chmod 660 /dev/userfaultfd"] {
+            assert!(message.contains(word), "{message}");
+        }
+        let missing = Refused { syscall: errno(libc::ENOSYS), device: errno(libc::ENOENT), user_only: None };
+        assert!(missing.failure().to_string().contains("CONFIG_USERFAULTFD"));
+        let seccomp = Refused { user_only: Some(errno(libc::EPERM)), ..refused };
+        assert!(seccomp.failure().to_string().contains("seccomp=unconfined"));
+    }
+}

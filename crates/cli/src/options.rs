@@ -1,0 +1,440 @@
+//! The command line and its environment variables: what is accepted, and what contradicts what.
+//!
+//! Own options come first; everything from PROGRAM on belongs to the program. An option on the command
+//! line wins over its variable.
+
+use crate::failure::{Failure, STATUS_FAILED};
+use crate::size::{self, Amount, Size};
+use clap::builder::FalseyValueParser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use farpage_core::config::{Codec, Install, IoEngine};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Priorities that `--swap PATH,prio=N` accepts, as swapon does.
+const PRIORITY_MAX: i32 = 32_767;
+
+/// Run programs that need more memory than they may have.
+#[derive(Parser, Debug)]
+#[command(name = "farpage", version)]
+pub struct CommandLine {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Run a program within a RAM budget: pages beyond it go to a compressed pool, then to disk.
+    Run(RunOptions),
+    /// Say what this machine offers, what `run` would choose, and how to get what is missing.
+    Doctor(DoctorOptions),
+}
+
+/// Options of `farpage doctor`.
+#[derive(clap::Args, Debug)]
+pub struct DoctorOptions {
+    /// Print the checks as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `farpage run`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub struct RunOptions {
+    /// Budget for the program's memory in RAM; a percentage is of the tightest limit (cgroup, else free
+    /// memory) [default: 90%].
+    #[arg(long, value_name = "SIZE", env = "FARPAGE_RAM", value_parser = size::parse)]
+    pub ram: Option<Size>,
+
+    /// Where pages go that don't fit the pool: a directory (a temporary file is made in it), an empty file,
+    /// or a file or device prepared with mkswap. May be given several times; the variable FARPAGE_SWAP holds
+    /// several separated by `;` [default: the first usable of $FARPAGE_SWAP_DIR, $TMPDIR, /var/tmp].
+    #[arg(long, value_name = "PATH[:SIZE][,prio=N]")]
+    swap: Vec<OsString>,
+
+    /// Use no disk: what is evicted must fit the compressed pool. Also FARPAGE_NO_DISK=1.
+    #[arg(long)]
+    no_disk: bool,
+
+    /// Limit of the compressed pool, which is part of the budget; a percentage is of the budget [default:
+    /// 50%, with --no-disk 80%].
+    #[arg(long, value_name = "SIZE|N%", env = "FARPAGE_POOL", value_parser = size::parse)]
+    pub pool: Option<Size>,
+
+    /// Codec of the pool.
+    #[arg(long, value_enum, env = "FARPAGE_CODEC", default_value = "lz4")]
+    codec: CodecOption,
+
+    /// How pages get in and out of the program: moved, copied (kernels before 6.8), or moved out and copied in
+    /// [default: mixed where the kernel can move].
+    #[arg(long, value_enum, env = "FARPAGE_INSTALL")]
+    install: Option<InstallOption>,
+
+    /// How areas are read and written [default: uring where the kernel allows it].
+    #[arg(long, value_enum, env = "FARPAGE_IO")]
+    io: Option<IoOption>,
+
+    /// Write counters, latencies and settings to this file as JSON when the program has ended.
+    #[arg(long, value_name = "FILE", env = "FARPAGE_STATS")]
+    pub stats: Option<PathBuf>,
+
+    /// Print no summary and no notices, unless data was lost.
+    #[arg(long, env = "FARPAGE_QUIET", value_parser = FalseyValueParser::new())]
+    pub quiet: bool,
+
+    /// The program and its arguments.
+    #[arg(
+        value_name = "PROGRAM [ARGS]",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub program: Vec<OsString>,
+}
+
+const AFTER_HELP: &str = "\
+Sizes: 2G and 2GiB are 2^31 bytes, 2GB is 2*10^9, a plain number is bytes; 1.5G and 50% work too.
+Exit status: the program's own; 125 Farpage failed, 126 the program can't run under it, 127 not found.
+Example: farpage run --ram 2G -- python3 train.py";
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum CodecOption {
+    /// LZ4.
+    Lz4,
+    /// Pages are kept as they are (for comparison).
+    None,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum InstallOption {
+    /// Pages are moved both ways.
+    Move,
+    /// Pages are copied both ways.
+    Copy,
+    /// Pages are moved out and copied in.
+    Mixed,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum IoOption {
+    /// io_uring.
+    Uring,
+    /// pread and pwrite.
+    Psync,
+}
+
+impl RunOptions {
+    /// The pool's codec.
+    pub fn codec(&self) -> Codec {
+        match self.codec {
+            CodecOption::Lz4 => Codec::Lz4,
+            CodecOption::None => Codec::None,
+        }
+    }
+    /// How pages shall move, if the user said so.
+    pub fn install(&self) -> Option<Install> {
+        self.install.map(|install| match install {
+            InstallOption::Move => Install::Move,
+            InstallOption::Copy => Install::Copy,
+            InstallOption::Mixed => Install::Mixed,
+        })
+    }
+    /// How areas shall be written, if the user said so.
+    pub fn io(&self) -> Option<IoEngine> {
+        self.io.map(|io| match io {
+            IoOption::Uring => IoEngine::Uring,
+            IoOption::Psync => IoEngine::Psync,
+        })
+    }
+}
+
+/// Reads the command line. `Err` is help, a version, or an error: for [`report`].
+pub fn read(arguments: Vec<OsString>) -> Result<CommandLine, clap::Error> {
+    let matches = CommandLine::command().try_get_matches_from(&arguments);
+    matches
+        .and_then(|matches| CommandLine::from_arg_matches(&matches))
+        .and_then(|line| refuse_unknown_option(line, &arguments))
+}
+
+/// A program's arguments may look like options, so clap takes an unknown option of ours for the program.
+/// Asking again without that freedom gives clap's own error, with the name that was probably meant.
+fn refuse_unknown_option(line: CommandLine, arguments: &[OsString]) -> Result<CommandLine, clap::Error> {
+    let Command::Run(options) = &line.command else { return Ok(line) };
+    if !options.program[0].as_bytes().starts_with(b"-") {
+        return Ok(line);
+    }
+    let strict = |run: clap::Command| {
+        run.mut_arg("program", |program| program.allow_hyphen_values(false).trailing_var_arg(false))
+    };
+    CommandLine::command().mut_subcommand("run", strict).try_get_matches_from(arguments)?;
+    // After `--` even this is a program.
+    Ok(line)
+}
+
+/// Prints what [`read`] gave instead of a command line; the exit status.
+pub fn report(error: &clap::Error) -> ExitCode {
+    let text = error.render().to_string();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            crate::say::to_stdout(&text);
+            ExitCode::SUCCESS
+        }
+        _ => {
+            crate::say::plainly(&match text.strip_prefix("error: ") {
+                Some(text) => format!("farpage: {}", text.trim_end()),
+                None => text.trim_end().to_owned(),
+            });
+            ExitCode::from(STATUS_FAILED)
+        }
+    }
+}
+
+/// One `--swap`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwapArgument {
+    /// The directory, file or device.
+    pub path: PathBuf,
+    /// How much of it to use at most.
+    pub bytes: Option<u64>,
+    /// Its priority, if the user gave one.
+    pub priority: Option<i32>,
+}
+
+/// Where evicted pages may go beyond the pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Disk {
+    /// Nowhere.
+    None,
+    /// A temporary file in a default directory.
+    Default,
+    /// The areas that were named.
+    Areas(Vec<SwapArgument>),
+}
+
+/// `--swap` and `--no-disk`, or else their variables.
+pub fn disk(options: &RunOptions, variable: impl Fn(&str) -> Option<OsString>) -> Result<Disk, Failure> {
+    if options.no_disk && !options.swap.is_empty() {
+        return Err(contradiction("`--no-disk` and `--swap`", "leave one of them out"));
+    }
+    if options.no_disk {
+        return Ok(Disk::None);
+    }
+    if !options.swap.is_empty() {
+        return areas(options.swap.iter().map(OsString::as_os_str));
+    }
+    let no_disk = variable("FARPAGE_NO_DISK").is_some_and(|value| is_yes(&value));
+    match variable("FARPAGE_SWAP") {
+        Some(_) if no_disk => Err(contradiction("FARPAGE_NO_DISK and FARPAGE_SWAP", "unset one of them")),
+        Some(list) => areas(
+            list.as_bytes().split(|byte| *byte == b';').filter(|one| !one.is_empty()).map(OsStr::from_bytes),
+        ),
+        None if no_disk => Ok(Disk::None),
+        None => Ok(Disk::Default),
+    }
+}
+
+fn contradiction(what: &str, fix: &str) -> Failure {
+    Failure::new(format!("{what} contradict each other"))
+        .because("one says that nothing goes to a disk, the other where it goes")
+        .fix(fix)
+}
+
+/// As clap reads the variable of a flag.
+fn is_yes(value: &OsStr) -> bool {
+    let no = ["", "0", "n", "no", "f", "false", "off"];
+    !no.iter().any(|no| value.eq_ignore_ascii_case(no))
+}
+
+fn areas<'a>(arguments: impl Iterator<Item = &'a OsStr>) -> Result<Disk, Failure> {
+    let areas: Vec<_> = arguments
+        .map(|argument| swap_argument(argument, |path| path.symlink_metadata().is_ok()))
+        .collect::<Result<_, _>>()?;
+    let most = farpage_core::units::AREAS_MAX;
+    if areas.len() > most {
+        return Err(Failure::new(format!("{} swap areas were given; at most {most} work", areas.len()))
+            .fix("join some of them into larger ones"));
+    }
+    Ok(if areas.is_empty() { Disk::Default } else { Disk::Areas(areas) })
+}
+
+/// Reads `PATH[:SIZE][,prio=N]`. A path that exists as it stands is a path, whatever is in it.
+fn swap_argument(argument: &OsStr, exists: impl Fn(&Path) -> bool) -> Result<SwapArgument, Failure> {
+    let whole = argument.to_string_lossy().into_owned();
+    let mut rest = argument.as_bytes();
+    let mut priority = None;
+    let is_path = |text: &[u8]| exists(Path::new(OsStr::from_bytes(text)));
+    let has_only_size = |text: &[u8]| {
+        last_colon(text).is_some_and(|colon| is_path(&text[..colon]) && !text[colon..].contains(&b','))
+    };
+    while !is_path(rest) && !has_only_size(rest) {
+        let Some(comma) = rest.iter().rposition(|byte| *byte == b',') else { break };
+        let option = String::from_utf8_lossy(&rest[comma + 1..]).into_owned();
+        if option.contains('/') {
+            break;
+        }
+        rest = &rest[..comma];
+        if priority.replace(priority_of(&option, &whole)?).is_some() {
+            return Err(bad_swap(&whole, "prio= is given twice"));
+        }
+    }
+    let (path, bytes) = split_size(rest, &whole, is_path)?;
+    if path.is_empty() {
+        return Err(bad_swap(&whole, "there is no path in it"));
+    }
+    Ok(SwapArgument { path: OsStr::from_bytes(path).into(), bytes, priority })
+}
+
+fn bad_swap(argument: &str, why: &str) -> Failure {
+    Failure::new(format!("`--swap {argument}`: {why}"))
+        .fix("write --swap PATH[:SIZE][,prio=N], for example --swap /var/tmp:8G,prio=5")
+}
+
+/// The one option there is.
+fn priority_of(option: &str, whole: &str) -> Result<i32, Failure> {
+    let (name, value) = option.split_once('=').unwrap_or((option, ""));
+    match name {
+        "prio" | "pri" => {
+            value.parse().ok().filter(|priority| (0..=PRIORITY_MAX).contains(priority)).ok_or_else(|| {
+                bad_swap(whole, &format!("`{value}` is not a priority from 0 to {PRIORITY_MAX}"))
+            })
+        }
+        "node" | "discard" => Err(bad_swap(whole, &format!("`{name}` isn't supported yet"))),
+        _ => Err(bad_swap(whole, &format!("`{option}` is not an option of a swap area"))),
+    }
+}
+
+/// Where a size may begin: the last colon that no slash follows.
+fn last_colon(text: &[u8]) -> Option<usize> {
+    text.iter().rposition(|byte| *byte == b':').filter(|at| !text[*at..].contains(&b'/'))
+}
+
+fn split_size<'a>(
+    text: &'a [u8],
+    whole: &str,
+    is_path: impl Fn(&[u8]) -> bool,
+) -> Result<(&'a [u8], Option<u64>), Failure> {
+    let Some(colon) = last_colon(text).filter(|_| !is_path(text)) else {
+        return Ok((text, None));
+    };
+    let size =
+        size::parse(&String::from_utf8_lossy(&text[colon + 1..])).map_err(|why| bad_swap(whole, &why))?;
+    match size.amount {
+        Amount::Bytes(0) => Err(bad_swap(whole, "a size of 0 leaves no room")),
+        Amount::Bytes(bytes) => Ok((&text[..colon], Some(bytes))),
+        Amount::Share(_) => Err(bad_swap(whole, "the size of an area can't be a percentage")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(line: &str) -> Result<RunOptions, clap::Error> {
+        let arguments = ["farpage", "run"].into_iter().chain(line.split_whitespace());
+        read(arguments.map(OsString::from).collect()).map(|line| match line.command {
+            Command::Run(options) => options,
+            Command::Doctor(_) => unreachable!("the line says run"),
+        })
+    }
+
+    fn swap(argument: &str) -> Result<SwapArgument, Failure> {
+        swap_argument(OsStr::new(argument), |_| false)
+    }
+
+    #[test]
+    fn command_definition_is_consistent() {
+        CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn everything_from_the_program_on_is_the_programs() {
+        let options = run("--ram 1G sort --ram 2G -- --quiet").unwrap();
+        assert_eq!(options.program, ["sort", "--ram", "2G", "--", "--quiet"]);
+        assert_eq!((options.ram.unwrap().of(0), options.quiet), (1 << 30, false));
+        assert_eq!(run("-- --odd -x").unwrap().program, ["--odd", "-x"]);
+    }
+
+    #[test]
+    fn unknown_option_before_the_program_is_refused() {
+        for line in ["--rma 1G true", "-q true", "--ram", "--ram x true", "--codec zstd true", "", "--quiet"]
+        {
+            assert!(run(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn swap_argument_has_path_size_and_priority() {
+        let argument = |path: &str, bytes, priority| SwapArgument { path: path.into(), bytes, priority };
+        for (text, expected) in [
+            ("/a", argument("/a", None, None)),
+            ("/a:8G", argument("/a", Some(8 << 30), None)),
+            ("/a:1.5K,prio=7", argument("/a", Some(1536), Some(7))),
+            ("/a,prio=0", argument("/a", None, Some(0))),
+            ("/a,pri=32767", argument("/a", None, Some(32_767))),
+            ("/a:b/c,d/e", argument("/a:b/c,d/e", None, None)),
+        ] {
+            assert_eq!(swap(text).unwrap(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn bad_swap_arguments_are_refused() {
+        for text in [
+            "",
+            ":8G",
+            "/a:",
+            "/a:0",
+            "/a:lots",
+            "/a:50%",
+            "/a,prio=",
+            "/a,prio=-1",
+            "/a,prio=32768",
+            "/a,node=1",
+            "/a,discard",
+            "/a,prio=1,prio=2",
+            "/a,what",
+            "/a:8G,prio=x",
+        ] {
+            assert!(swap(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn path_that_exists_may_look_like_anything() {
+        let exists = |path: &Path| path == Path::new("/odd:8G,prio=3");
+        let argument = |text: &str| swap_argument(OsStr::new(text), exists).unwrap();
+        assert_eq!(argument("/odd:8G,prio=3").path, Path::new("/odd:8G,prio=3"));
+        let more = argument("/odd:8G,prio=3:1G,prio=4");
+        assert_eq!(
+            (more.path.as_path(), more.bytes, more.priority),
+            (Path::new("/odd:8G,prio=3"), Some(1 << 30), Some(4))
+        );
+    }
+
+    fn disk_of(line: &str, variables: &[(&str, &str)]) -> Result<Disk, Failure> {
+        let find =
+            |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| OsString::from(value));
+        disk(&run(line).unwrap(), find)
+    }
+
+    #[test]
+    fn command_line_wins_over_variables_and_contradictions_are_refused() {
+        let (swap, no_disk) = (("FARPAGE_SWAP", "/a;/b:1G"), ("FARPAGE_NO_DISK", "1"));
+        assert!(matches!(disk_of("true", &[swap]).unwrap(), Disk::Areas(areas) if areas.len() == 2));
+        assert_eq!(disk_of("--no-disk true", &[swap]).unwrap(), Disk::None);
+        assert!(
+            matches!(disk_of("--swap /c true", &[swap, no_disk]).unwrap(), Disk::Areas(areas) if areas.len() == 1)
+        );
+        assert_eq!(disk_of("true", &[no_disk]).unwrap(), Disk::None);
+        assert_eq!(disk_of("true", &[("FARPAGE_NO_DISK", "off")]).unwrap(), Disk::Default);
+        assert!(disk_of("true", &[swap, no_disk]).is_err());
+        assert!(disk_of("--no-disk --swap /a true", &[]).is_err());
+        assert!(disk_of(&format!("{}true", "--swap /a ".repeat(17)), &[]).is_err());
+    }
+}

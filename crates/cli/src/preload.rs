@@ -1,0 +1,104 @@
+//! Where the library is that gets into the program, and how the program is told to load it.
+
+use crate::failure::Failure;
+use crate::sys;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+const NAME: &str = "libfarpage_preload.so";
+
+/// Finds the library: `$FARPAGE_PRELOAD`, beside this executable, or in `../lib/farpage` from there.
+pub fn find() -> Result<PathBuf, Failure> {
+    let executable = std::env::current_exe().ok();
+    let directory = executable.as_deref().and_then(Path::parent);
+    find_in(sys::environment("FARPAGE_PRELOAD"), directory)
+}
+
+fn find_in(named: Option<OsString>, directory: Option<&Path>) -> Result<PathBuf, Failure> {
+    if let Some(named) = named {
+        let path = absolute(Path::new(&named));
+        if !path.is_file() {
+            return Err(Failure::new(format!(
+                "FARPAGE_PRELOAD names {}, which is not a file",
+                path.display()
+            ))
+            .fix("correct or unset FARPAGE_PRELOAD"));
+        }
+        return loadable(path);
+    }
+    let candidates =
+        directory.map(|directory| [directory.join(NAME), directory.join("../lib/farpage").join(NAME)]);
+    let found = candidates.iter().flatten().find(|path| path.is_file());
+    found.map_or_else(
+        || {
+            let place = directory.map_or_else(|| "?".into(), |directory| directory.display().to_string());
+            Err(Failure::new(format!("{NAME} is missing"))
+                .because(format!("it is neither in {place} nor in {place}/../lib/farpage"))
+                .fix("build it: cargo build --release -p farpage-preload")
+                .fix("or say where it is: FARPAGE_PRELOAD=/path/to/libfarpage_preload.so"))
+        },
+        |path| loadable(absolute(path)),
+    )
+}
+
+/// The program may change its directory before it starts others.
+fn absolute(path: &Path) -> PathBuf {
+    path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.into())
+}
+
+/// The loader splits LD_PRELOAD at colons and blanks, expands `$`, and there is no way to quote them.
+fn loadable(path: PathBuf) -> Result<PathBuf, Failure> {
+    if path
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|byte| matches!(byte, b':' | b'$') || byte.is_ascii_whitespace())
+    {
+        return Err(Failure::new(format!("{} can't be loaded into programs", path.display()))
+            .because("LD_PRELOAD can't hold a path with a blank, a colon or a `$` in it")
+            .fix("copy it to another place and set FARPAGE_PRELOAD to that"));
+    }
+    Ok(path)
+}
+
+/// LD_PRELOAD for the program: ours first, whatever was there kept.
+pub fn with_existing(ours: &Path, existing: Option<&OsStr>) -> OsString {
+    let mut value = ours.as_os_str().as_bytes().to_vec();
+    let entries = existing.unwrap_or_default().as_bytes().split(|byte| matches!(byte, b':' | b' '));
+    for entry in entries.filter(|entry| !entry.is_empty() && *entry != ours.as_os_str().as_bytes()) {
+        value.push(b':');
+        value.extend_from_slice(entry);
+    }
+    OsString::from_vec(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn existing_entries_are_kept_once() {
+        let with = |existing: &str| with_existing(Path::new("/f.so"), Some(OsStr::new(existing)));
+        assert_eq!(with_existing(Path::new("/f.so"), None), "/f.so");
+        assert_eq!(with("/a.so /b.so"), "/f.so:/a.so:/b.so");
+        assert_eq!(with("/a.so::/f.so"), "/f.so:/a.so");
+    }
+
+    #[test]
+    fn library_is_found_where_it_is_named_beside_us_or_below_lib() {
+        let place = tempfile::tempdir().unwrap();
+        let bin = place.path().join("bin");
+        std::fs::create_dir_all(place.path().join("lib/farpage")).unwrap();
+        std::fs::create_dir(&bin).unwrap();
+        assert!(find_in(None, Some(&bin)).is_err());
+        std::fs::write(place.path().join("lib/farpage").join(NAME), "").unwrap();
+        assert!(find_in(None, Some(&bin)).unwrap().ends_with(Path::new("lib/farpage").join(NAME)));
+        std::fs::write(bin.join(NAME), "").unwrap();
+        assert!(find_in(None, Some(&bin)).unwrap().ends_with(Path::new("bin").join(NAME)));
+        assert!(find_in(Some("/no/such.so".into()), Some(&bin)).is_err());
+        let odd = place.path().join("a b.so");
+        std::fs::write(&odd, "").unwrap();
+        assert!(find_in(Some(odd.into()), None).is_err());
+    }
+}

@@ -1,0 +1,189 @@
+//! `farpage run`: from the options to the program's end.
+//!
+//! First everything the user said is checked, then what the machine offers, then the session is made and the
+//! program started; so an error comes before anything has happened.
+
+use crate::areas::{self, Area};
+use crate::budget::{self, Behind, Budget, Limit, Roots};
+use crate::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND};
+use crate::kernel;
+use crate::notices::{Watcher, Weight};
+use crate::numbers::iec;
+use crate::options::{self, Disk, RunOptions};
+use crate::preload;
+use crate::program;
+use crate::say;
+use crate::session::Shared;
+use crate::signals;
+use crate::summary::{self, Run};
+use crate::sys::{self, ChildState};
+use crate::totals::Totals;
+use farpage::session::{SESSION_ENV, Settings};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+/// Everything that was decided before the program starts.
+struct Plan {
+    budget: Budget,
+    settings: Settings,
+    areas: Vec<Area>,
+    program: PathBuf,
+    preload: PathBuf,
+    stats: Option<File>,
+}
+
+/// Runs the program; the exit status is the program's.
+pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
+    refuse_privileged_executable()?;
+    let plan = plan(options)?;
+    let shared = Shared::new(plan.settings, &plan.areas)?;
+    sys::be_inspectable();
+    let started = Instant::now();
+    let pid = start(options, &plan, &shared)?;
+    let mut watcher = Watcher::new(shared.session());
+    let tell_news = || {
+        for (weight, text) in watcher.news(shared.session(), &plan.budget) {
+            if weight == Weight::Serious || !options.quiet {
+                say::line(&text);
+            }
+        }
+    };
+    let exit = signals::supervise(pid, tell_news)
+        .map_err(|error| Failure::new(format!("the program can't be waited for: {error}")))?;
+    report(options, &plan, &shared, exit, started);
+    plan.areas.into_iter().for_each(Area::close);
+    Ok(pass_on(exit))
+}
+
+/// Capabilities of the farpage file itself would not reach the program; making them reach it would give
+/// every user who may run farpage a program of their choice with these capabilities.
+fn refuse_privileged_executable() -> Result<(), Failure> {
+    if !sys::is_privileged_executable() {
+        return Ok(());
+    }
+    let name = std::env::current_exe().unwrap_or_else(|_| "farpage".into());
+    let name = name.display();
+    Err(Failure::new("farpage must not be set-uid or have file capabilities")
+        .because("the program would have to inherit them, and so would any program anybody runs with it")
+        .fix(format!("take them away: sudo setcap -r {name}; sudo chmod u-s,g-s {name}"))
+        .fix(format!("then, for ordinary users: {}", kernel::WAYS[1])))
+}
+
+fn plan(options: &RunOptions) -> Result<Plan, Failure> {
+    let disk = options::disk(options, sys::environment)?;
+    let limits = budget::limits(&Roots::of_this_machine());
+    let behind = if disk == Disk::None { Behind::Nothing } else { Behind::Areas };
+    let budget = budget::resolve(options.ram.as_ref(), options.pool.as_ref(), behind, &limits)?;
+    let program = program::resolve(&options.program[0], std::env::var_os("PATH").as_deref())?;
+    let areas = match &disk {
+        Disk::None => Vec::new(),
+        Disk::Default => vec![areas::open_default(sys::environment)?],
+        Disk::Areas(arguments) => areas::open_all(arguments)?,
+    };
+    let stats = options.stats.as_deref().map(open_stats).transpose()?;
+    let preload = preload::find()?;
+    let userfaultfd = kernel::userfaultfd().map_err(|refused| refused.failure())?;
+    let (install, note) = kernel::choose_install(options.install(), userfaultfd.features)?;
+    let io = kernel::choose_io(options.io(), &sys::io_uring())?;
+    if !options.quiet {
+        let warnings = areas.iter().filter_map(|area| area.warning.as_ref()).chain(&note);
+        warnings.for_each(|warning| say::line(&format!("note: {warning}")));
+        warn_of_limits(&budget, &limits);
+    }
+    let settings = Settings {
+        ram_bytes: budget.ram_bytes,
+        pool_bytes_max: budget.pool_bytes_max,
+        codec: options.codec(),
+        install,
+        io,
+        uffd_source: userfaultfd.source,
+    };
+    Ok(Plan { budget, settings, areas, program, preload, stats })
+}
+
+/// The program starts anyway, but what stops it later has a name already.
+fn warn_of_limits(budget: &Budget, limits: &[Limit]) {
+    if let Some(limit) = limits.first().filter(|limit| limit.bytes < budget.ram_bytes) {
+        say::line(&format!(
+            "note: the budget of {} is above what there is: {} in {} ({}); the kernel may end the program",
+            iec(budget.ram_bytes),
+            iec(limit.bytes),
+            limit.file.display(),
+            limit.source
+        ));
+    }
+    if let Some(limit) = sys::resource_limit(sys::Resource::AddressSpace) {
+        say::line(&format!(
+            "note: the address space is limited to {} (ulimit -v); evicted memory counts there too",
+            iec(limit)
+        ));
+    }
+}
+
+/// Before the program starts, so that its work isn't lost to a typing error. Emptied when it is written.
+fn open_stats(path: &Path) -> Result<File, Failure> {
+    OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(|error| {
+        Failure::new(format!("the statistics file {} can't be written: {error}", path.display()))
+            .fix("name a file in a directory that exists and is yours: --stats FILE")
+    })
+}
+
+fn start(options: &RunOptions, plan: &Plan, shared: &Shared) -> Result<u32, Failure> {
+    let inherited = signals::block_all();
+    let mut command = Command::new(&plan.program);
+    command.arg0(&options.program[0]).args(&options.program[1..]);
+    let existing = sys::environment("LD_PRELOAD");
+    command.env("LD_PRELOAD", preload::with_existing(&plan.preload, existing.as_deref()));
+    command.env(SESSION_ENV, shared.path());
+    signals::hand_down(&mut command, &inherited);
+    let child = command.spawn().map_err(|error| {
+        let status = if error.kind() == io::ErrorKind::NotFound { STATUS_NOT_FOUND } else { STATUS_CANT_RUN };
+        Failure::new(format!("{} can't be started: {error}", plan.program.display())).status(status)
+    })?;
+    Ok(child.id())
+}
+
+fn report(options: &RunOptions, plan: &Plan, shared: &Shared, exit: ChildState, started: Instant) {
+    let wall = started.elapsed();
+    let program: Vec<String> =
+        options.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let run = Run {
+        program: &program,
+        exit,
+        wall,
+        budget: &plan.budget,
+        settings: &plan.settings,
+        areas: &plan.areas,
+        totals: &Totals::of(shared.session()),
+        session: shared.session(),
+    };
+    if !options.quiet {
+        say::line(&summary::text(&run).join("\n"));
+    }
+    if let Some(mut file) = plan.stats.as_ref() {
+        // A pipe can't be cut; what is written to it begins at its end anyway.
+        let _ = file.set_len(0);
+        if let Err(error) = file.write_all(format!("{:#}\n", summary::json(&run)).as_bytes()) {
+            say::line(&format!("the statistics could not be written: {error}"));
+        }
+    }
+}
+
+/// The program's end becomes ours.
+fn pass_on(exit: ChildState) -> ExitCode {
+    match exit {
+        ChildState::Exited(status) => ExitCode::from(status),
+        ChildState::Killed(signal) => {
+            sys::die_of(signal);
+            // Still here: process 1 of a container. What a shell would answer.
+            ExitCode::from(128 + signal as u8)
+        }
+        ChildState::Running | ChildState::Stopped => {
+            unreachable!("supervise returns when the program has ended")
+        }
+    }
+}

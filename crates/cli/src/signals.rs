@@ -1,0 +1,67 @@
+//! The supervisor's life beside the program: signals go on to it, its stopping and ending become ours.
+//!
+//! Signals are taken one by one from the blocked set, not by handlers, so nothing here runs at an odd
+//! moment. The program stays in our process group and session: what the terminal sends reaches it without
+//! us, so only what another process sent to us is passed on.
+
+use crate::sys::{self, ChildState, Disposition, SignalSet};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::time::Duration;
+
+/// How long news from the programs may wait.
+const POLL: Duration = Duration::from_millis(100);
+
+/// How signals were set when Farpage was started, which is how the program gets them.
+pub struct Inherited {
+    blocked: SignalSet,
+    child: Disposition,
+}
+
+/// Blocks every signal from now on: they wait until [`supervise`] takes them.
+pub fn block_all() -> Inherited {
+    let inherited = Inherited { blocked: SignalSet::all().block(), child: sys::disposition(libc::SIGCHLD) };
+    // If it were ignored the kernel would throw the program's exit status away.
+    sys::set_disposition(libc::SIGCHLD, Disposition::Default);
+    inherited
+}
+
+/// Makes a command start with the signals as we got them, and die if we are killed.
+pub fn hand_down(command: &mut Command, inherited: &Inherited) {
+    let (blocked, child, pipe) = (inherited.blocked, inherited.child, sys::sigpipe_at_start());
+    let supervisor = std::process::id();
+    let prepare = move || {
+        sys::set_disposition(libc::SIGCHLD, child);
+        sys::set_disposition(libc::SIGPIPE, pipe);
+        if !sys::die_with_parent(supervisor) {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        blocked.block();
+        Ok(())
+    };
+    // SAFETY: runs between fork and exec of a process with one thread, and calls only functions that are
+    // async-signal-safe; it neither allocates nor takes a lock.
+    unsafe { command.pre_exec(prepare) };
+}
+
+/// Stays with the program until it ends. `poll` is called ten times a second, and at the end.
+pub fn supervise(program: u32, mut poll: impl FnMut()) -> io::Result<ChildState> {
+    let all = SignalSet::all();
+    loop {
+        let arrival = sys::next_signal(&all, POLL);
+        if let Some(arrival) = arrival.filter(|arrival| arrival.sent_by_process) {
+            sys::send_signal(program, arrival.signal);
+        }
+        poll();
+        match sys::child_state(program)? {
+            ChildState::Running => {}
+            // Whoever waits for us (a shell with job control) must see that the job has stopped.
+            ChildState::Stopped => sys::stop_self(),
+            ended => {
+                poll();
+                return Ok(ended);
+            }
+        }
+    }
+}

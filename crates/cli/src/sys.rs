@@ -1,0 +1,470 @@
+//! System calls that std has no safe function for, each wrapped once; errno becomes `io::Error` here.
+//!
+//! The command line is an ordinary program with an allocator, so it uses libc; what runs inside somebody
+//! else's program uses `farpage-os`.
+// UNSAFETY: libc's functions are foreign. Each wrapper below is safe for every argument its type allows.
+
+use std::ffi::{CStr, CString, c_int, c_uint, c_ulong};
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+/// Turns libc's -1 into errno.
+fn answer(result: c_int) -> io::Result<c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+// ---- file systems and files --------------------------------------------------------------------------
+
+/// What the file system of an open file says about itself.
+#[derive(Clone, Copy, Debug)]
+pub struct FileSystem {
+    magic: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Bytes that this user may still write.
+    pub available: u64,
+}
+
+impl FileSystem {
+    /// Its name, for messages.
+    pub fn name(self) -> &'static str {
+        match self.magic {
+            0x0102_1994 => "tmpfs",
+            0x8584_58f6 => "ramfs",
+            0x9584_58f6 => "hugetlbfs",
+            0xef53 => "ext4",
+            0x5846_5342 => "xfs",
+            0x9123_683e => "btrfs",
+            0xf2f5_2010 => "f2fs",
+            0x2fc1_2fc1 => "zfs",
+            0x794c_7630 => "overlay",
+            0x6969 => "nfs",
+            0x6573_5546 => "fuse",
+            0x0102_1997 => "9p",
+            0x4d44 => "vfat",
+            _ => "other",
+        }
+    }
+
+    /// Whether its files are memory themselves.
+    pub fn is_memory(self) -> bool {
+        matches!(self.name(), "tmpfs" | "ramfs" | "hugetlbfs")
+    }
+}
+
+/// The file system that an open file is on.
+pub fn file_system(file: &File) -> io::Result<FileSystem> {
+    let mut buffer = MaybeUninit::<libc::statfs64>::zeroed();
+    // SAFETY: `buffer` has room for one `statfs64`, which is all that the call writes.
+    answer(unsafe { libc::fstatfs64(file.as_raw_fd(), buffer.as_mut_ptr()) })?;
+    // SAFETY: the call succeeded and filled the structure, which was zeroed (valid) before anyway.
+    let stat = unsafe { buffer.assume_init() };
+    let unit = stat.f_frsize.max(1) as u64;
+    Ok(FileSystem {
+        // Magic numbers are 32 bits wide; the field is signed and wider on some machines.
+        magic: stat.f_type as u64 & 0xffff_ffff,
+        bytes: stat.f_blocks.saturating_mul(unit),
+        available: stat.f_bavail.saturating_mul(unit),
+    })
+}
+
+/// What a lock allows others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lock {
+    /// Nothing.
+    Exclusive,
+    /// Shared locks, for instance of the programs that use the area.
+    Shared,
+}
+
+/// Locks a whole file for as long as it is open; `Ok(false)` if somebody else's lock is in the way.
+pub fn lock(file: &File, lock: Lock) -> io::Result<bool> {
+    let operation = match lock {
+        Lock::Exclusive => libc::LOCK_EX,
+        Lock::Shared => libc::LOCK_SH,
+    };
+    // SAFETY: takes no pointers.
+    match answer(unsafe { libc::flock(file.as_raw_fd(), operation | libc::LOCK_NB) }) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Bytes of a block device (or of any file whose end can be sought).
+pub fn length(file: &File) -> io::Result<u64> {
+    // SAFETY: takes no pointers.
+    let end = unsafe { libc::lseek64(file.as_raw_fd(), 0, libc::SEEK_END) };
+    u64::try_from(end).map_err(|_| io::Error::last_os_error())
+}
+
+/// Whether this process may execute the file at `path` (its effective user, as execve sees it).
+pub fn may_execute(path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    // SAFETY: `path` is NUL-terminated and lives until the call returns.
+    answer(unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) })?;
+    Ok(())
+}
+
+/// Whether a file has an extended attribute.
+pub fn has_attribute(path: &Path, name: &CStr) -> bool {
+    let Ok(path) = c_path(path) else { return false };
+    // SAFETY: both names are NUL-terminated; a null buffer of size 0 asks for the length only.
+    unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) >= 0 }
+}
+
+// ---- shared memory -----------------------------------------------------------------------------------
+
+/// Zeroed memory that other processes can map too.
+pub struct SharedMemory {
+    file: File,
+    start: *mut u8,
+    bytes: usize,
+}
+
+impl SharedMemory {
+    /// Makes one of `bytes` bytes. Nobody can shrink it, so no access through `start` can fail.
+    pub fn new(name: &CStr, bytes: usize) -> io::Result<SharedMemory> {
+        // SAFETY: `name` is NUL-terminated.
+        let fd = answer(unsafe {
+            libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+        })?;
+        // SAFETY: the call returned a new descriptor that nobody else owns.
+        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        file.set_len(bytes as u64)?;
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        // SAFETY: takes no pointers.
+        answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(SharedMemory { file, start: start.cast(), bytes })
+    }
+
+    /// Its first byte; page-aligned, valid for its size as long as `self` lives.
+    pub fn start(&self) -> *mut u8 {
+        self.start
+    }
+
+    /// Its descriptor.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: the range is the mapping made in `new`; every reference into it borrows `self`.
+        unsafe { libc::munmap(self.start.cast(), self.bytes) };
+    }
+}
+
+// ---- what the kernel offers --------------------------------------------------------------------------
+
+/// `_IOWR(0xAA, 0x3F, struct uffdio_api)`.
+const UFFDIO_API: c_ulong = 0xc018_aa3f;
+/// `_IO(0xAA, 0x00)`.
+const USERFAULTFD_IOC_NEW: c_ulong = 0xaa00;
+/// UFFD_USER_MODE_ONLY: faults of the kernel on the program's behalf aren't reported. Needs no privilege.
+const USER_MODE_ONLY: c_int = 1;
+
+/// Which faults a userfaultfd reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Faults {
+    /// Those of the program and of system calls it makes.
+    All,
+    /// Those of the program only.
+    UserOnly,
+}
+
+/// A userfaultfd from the system call; its features.
+pub fn userfaultfd_by_syscall(faults: Faults) -> io::Result<u64> {
+    let mode = if faults == Faults::UserOnly { USER_MODE_ONLY } else { 0 };
+    // SAFETY: takes no pointers.
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK | mode) };
+    userfaultfd_features(answer(fd as c_int)?)
+}
+
+/// A userfaultfd from /dev/userfaultfd; its features.
+pub fn userfaultfd_by_device() -> io::Result<u64> {
+    let device = File::options().read(true).write(true).open("/dev/userfaultfd")?;
+    // SAFETY: this request takes flags, not a pointer.
+    let fd =
+        unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+    userfaultfd_features(answer(fd)?)
+}
+
+/// Asks a new userfaultfd what it can do, and closes it.
+fn userfaultfd_features(fd: c_int) -> io::Result<u64> {
+    // struct uffdio_api: api, features, ioctls.
+    let mut api = [0xaa_u64, 0, 0];
+    // SAFETY: the caller just got this descriptor from the kernel and hands it over.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the request reads and writes 24 bytes, the size of `api`.
+    answer(unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, api.as_mut_ptr()) })?;
+    Ok(api[1])
+}
+
+/// Whether the kernel lets this process have an io_uring.
+pub fn io_uring() -> io::Result<()> {
+    // struct io_uring_params is 120 bytes; all zero asks for the defaults.
+    let mut parameters = [0_u64; 15];
+    let entries: c_uint = 2;
+    // SAFETY: the call reads and writes 120 bytes, the size of `parameters`.
+    let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, entries, parameters.as_mut_ptr()) };
+    let fd = answer(fd as c_int)?;
+    // SAFETY: the call returned a new descriptor that nobody else owns; it is closed at once.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
+}
+
+/// The kernel's release, as `uname -r` prints it.
+pub fn kernel_release() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/osrelease")
+        .map_or_else(|_| "?".into(), |text| text.trim().into())
+}
+
+/// Whether this process got privileges by its own executable (set-uid, set-gid or file capabilities).
+pub fn is_privileged_executable() -> bool {
+    // SAFETY: takes no pointers.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
+/// The effective user.
+pub fn effective_user() -> u32 {
+    // SAFETY: takes no pointers and always succeeds.
+    unsafe { libc::geteuid() }
+}
+
+/// A resource limit that Farpage looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// Address space.
+    AddressSpace,
+    /// Locked memory.
+    LockedMemory,
+    /// Size of a file that may be written.
+    FileSize,
+}
+
+/// The soft limit; none if unlimited.
+pub fn resource_limit(resource: Resource) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let which = match resource {
+        Resource::AddressSpace => libc::RLIMIT_AS,
+        Resource::LockedMemory => libc::RLIMIT_MEMLOCK,
+        Resource::FileSize => libc::RLIMIT_FSIZE,
+    };
+    // SAFETY: the call writes one `rlimit`.
+    let result = unsafe { libc::getrlimit(which, &mut limit) };
+    (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+}
+
+/// Lets other processes of this user open our descriptors below /proc, even if we were started in a way
+/// that forbids it.
+pub fn be_inspectable() {
+    // SAFETY: takes no pointers.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1 as c_ulong, 0, 0, 0) };
+}
+
+// ---- processes and signals ---------------------------------------------------------------------------
+
+/// A set of signals.
+#[derive(Clone, Copy)]
+pub struct SignalSet(libc::sigset_t);
+
+impl SignalSet {
+    /// Every signal (those that can't be blocked don't matter).
+    pub fn all() -> SignalSet {
+        let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: writes one set.
+        unsafe { libc::sigfillset(set.as_mut_ptr()) };
+        // SAFETY: the call above filled it.
+        SignalSet(unsafe { set.assume_init() })
+    }
+
+    /// Makes this the set of blocked signals of the calling thread; the one before. Async-signal-safe.
+    pub fn block(&self) -> SignalSet {
+        let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: reads one set and writes one; SIG_SETMASK and valid pointers can't fail.
+        unsafe { libc::sigprocmask(libc::SIG_SETMASK, &self.0, before.as_mut_ptr()) };
+        // SAFETY: zeroed before and filled by the call.
+        SignalSet(unsafe { before.assume_init() })
+    }
+}
+
+/// A signal that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// Its number.
+    pub signal: c_int,
+    /// Whether a process sent it, rather than the kernel (for the terminal, a child, a timer).
+    pub sent_by_process: bool,
+}
+
+/// Takes one pending signal of the set, waiting up to `timeout` for it.
+pub fn next_signal(set: &SignalSet, timeout: Duration) -> Option<Arrival> {
+    let timeout =
+        libc::timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos().into() };
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    // SAFETY: reads a set and a timespec, writes one siginfo; all live until it returns.
+    let signal = unsafe { libc::sigtimedwait(&set.0, info.as_mut_ptr(), &timeout) };
+    // SAFETY: zeroed before, which is valid for a structure of integers.
+    let info = unsafe { info.assume_init() };
+    // Codes of 0 and below are kill, sigqueue, tgkill and the like.
+    (signal > 0).then_some(Arrival { signal, sent_by_process: info.si_code <= 0 })
+}
+
+/// What a signal does when it arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Disposition {
+    /// The system's default.
+    Default = 0,
+    /// Nothing.
+    Ignore = 1,
+}
+
+/// Changes what a signal does. Async-signal-safe.
+pub fn set_disposition(signal: c_int, disposition: Disposition) {
+    let handler = match disposition {
+        Disposition::Default => libc::SIG_DFL,
+        Disposition::Ignore => libc::SIG_IGN,
+    };
+    // SAFETY: neither handler is a function that could run.
+    unsafe { libc::signal(signal, handler) };
+}
+
+/// What a signal does now (a handler counts as the default: exec resets it to that).
+pub fn disposition(signal: c_int) -> Disposition {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: a null new action changes nothing; writes one sigaction.
+    unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
+    // SAFETY: zeroed before, which is valid: integers and an optional function pointer.
+    let action = unsafe { action.assume_init() };
+    if action.sa_sigaction == libc::SIG_IGN { Disposition::Ignore } else { Disposition::Default }
+}
+
+/// Sends a signal to a process; that it is gone already doesn't matter.
+pub fn send_signal(pid: u32, signal: c_int) {
+    // SAFETY: takes no pointers. `pid` came from a child, so it is positive and means one process.
+    unsafe { libc::kill(pid as libc::pid_t, signal) };
+}
+
+/// Called in a child: dies with its parent. False if that parent is gone already. Async-signal-safe.
+pub fn die_with_parent(parent: u32) -> bool {
+    // SAFETY: takes no pointers.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as c_ulong, 0, 0, 0) };
+    // SAFETY: takes no pointers and always succeeds.
+    unsafe { libc::getppid() as u32 == parent }
+}
+
+/// How a child fares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChildState {
+    /// It runs.
+    Running,
+    /// It was stopped.
+    Stopped,
+    /// It ended with this status.
+    Exited(u8),
+    /// It was killed by this signal.
+    Killed(c_int),
+}
+
+/// Looks at a child without waiting.
+pub fn child_state(pid: u32) -> io::Result<ChildState> {
+    let mut status = 0;
+    // SAFETY: writes one integer.
+    let result = unsafe { libc::waitpid(pid as libc::pid_t, &mut status, libc::WNOHANG | libc::WUNTRACED) };
+    match answer(result) {
+        Ok(0) => Ok(ChildState::Running),
+        Ok(_) if libc::WIFSTOPPED(status) => Ok(ChildState::Stopped),
+        Ok(_) if libc::WIFEXITED(status) => Ok(ChildState::Exited(libc::WEXITSTATUS(status) as u8)),
+        Ok(_) if libc::WIFSIGNALED(status) => Ok(ChildState::Killed(libc::WTERMSIG(status))),
+        Ok(_) => Ok(ChildState::Running),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(ChildState::Running),
+        Err(error) => Err(error),
+    }
+}
+
+/// Stops this process until somebody continues it.
+pub fn stop_self() {
+    // SAFETY: takes no pointers; SIGSTOP runs no handler.
+    unsafe { libc::raise(libc::SIGSTOP) };
+}
+
+/// Dies of `signal` as a child did, without a second core file. Returns if the signal can't kill us
+/// (process 1 of a container is immune).
+pub fn die_of(signal: c_int) {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: reads one `rlimit`.
+    unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) };
+    // A core pattern that is a pipe doesn't care for the limit.
+    // SAFETY: takes no pointers.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0 as c_ulong, 0, 0, 0) };
+    set_disposition(signal, Disposition::Default);
+    // SAFETY: takes no pointers; the default disposition runs no code of ours.
+    unsafe { libc::raise(signal) };
+    let mut only = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: both write one set, which lives here; then it is read.
+    unsafe {
+        libc::sigemptyset(only.as_mut_ptr());
+        libc::sigaddset(only.as_mut_ptr(), signal);
+        libc::sigprocmask(libc::SIG_UNBLOCK, only.as_ptr(), std::ptr::null_mut());
+    }
+}
+
+/// What SIGPIPE did when this process was started: the Rust runtime changes it before `main`.
+pub fn sigpipe_at_start() -> Disposition {
+    if AT_START.load(std::sync::atomic::Ordering::Relaxed) == Disposition::Ignore as u8 {
+        Disposition::Ignore
+    } else {
+        Disposition::Default
+    }
+}
+
+static AT_START: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
+
+/// Runs before the Rust runtime starts.
+#[used]
+// SAFETY: the loader calls what this section points to once, with arguments that C functions may ignore;
+// the function uses nothing that the Rust runtime would have to set up.
+#[unsafe(link_section = ".init_array")]
+static REMEMBER: extern "C" fn() = {
+    extern "C" fn remember() {
+        AT_START.store(disposition(libc::SIGPIPE) as u8, std::sync::atomic::Ordering::Relaxed);
+    }
+    remember
+};
+
+/// The name of a signal, as `kill -l` has it.
+pub fn signal_name(signal: c_int) -> String {
+    const NAMES: [&str; 32] = [
+        "0", "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
+        "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU",
+        "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+    ];
+    match usize::try_from(signal).ok().and_then(|at| NAMES.get(at)) {
+        Some(name) => format!("SIG{name}"),
+        None => format!("signal {signal}"),
+    }
+}
+
+/// Looks up an environment variable that isn't empty.
+pub fn environment(name: &str) -> Option<std::ffi::OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
+}

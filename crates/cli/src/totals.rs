@@ -1,0 +1,170 @@
+//! What the programs counted, copied out of the session: per process and in total.
+
+use crate::session;
+use farpage::session::{Notice, ProcessRecord, Session};
+use farpage_core::stats::{Counter, Gauge, Latency, LatencySummary, Stats};
+use std::sync::atomic::Ordering;
+
+/// Counters, gauges and latencies at one moment.
+#[derive(Clone)]
+pub struct Numbers {
+    counters: Vec<u64>,
+    gauges: Vec<u64>,
+    latencies: Vec<LatencySummary>,
+}
+
+impl Default for Numbers {
+    fn default() -> Numbers {
+        Numbers {
+            counters: vec![0; Counter::COUNT],
+            gauges: vec![0; Gauge::COUNT],
+            latencies: vec![LatencySummary::default(); Latency::COUNT],
+        }
+    }
+}
+
+impl Numbers {
+    fn of(stats: &Stats) -> Numbers {
+        let mut numbers = Numbers {
+            counters: Counter::ALL.iter().map(|counter| stats.get(*counter)).collect(),
+            gauges: Gauge::ALL.iter().map(|gauge| stats.gauge(*gauge)).collect(),
+            ..Numbers::default()
+        };
+        for (kind, sum) in Latency::ALL.iter().zip(&mut numbers.latencies) {
+            stats.latency(*kind).add_to(sum);
+        }
+        numbers
+    }
+
+    /// Adds another process: peaks are the highest of any process, everything else is a sum.
+    fn add(&mut self, other: &Numbers) {
+        for (sum, counter) in self.counters.iter_mut().zip(&other.counters) {
+            *sum += counter;
+        }
+        for (gauge, (sum, value)) in Gauge::ALL.iter().zip(self.gauges.iter_mut().zip(&other.gauges)) {
+            *sum = if is_peak(*gauge) { (*sum).max(*value) } else { sum.wrapping_add(*value) };
+        }
+        for (sum, latency) in self.latencies.iter_mut().zip(&other.latencies) {
+            sum.add(latency);
+        }
+    }
+
+    /// A counter's value.
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.counters[counter as usize]
+    }
+    /// A gauge's value.
+    pub fn gauge(&self, gauge: Gauge) -> u64 {
+        self.gauges[gauge as usize]
+    }
+    /// The latencies of one kind of fault.
+    pub fn latency(&self, kind: Latency) -> &LatencySummary {
+        &self.latencies[kind as usize]
+    }
+    /// The latencies of all faults.
+    pub fn all_latencies(&self) -> LatencySummary {
+        self.latencies.iter().fold(LatencySummary::default(), |mut sum, latency| {
+            sum.add(latency);
+            sum
+        })
+    }
+}
+
+const fn is_peak(gauge: Gauge) -> bool {
+    matches!(
+        gauge,
+        Gauge::AnonymousPeak | Gauge::ProgramPeak | Gauge::PoolPeak | Gauge::StoredPeak | Gauge::Active
+    )
+}
+
+/// One process.
+pub struct Process {
+    /// Its process id.
+    pub pid: u32,
+    /// Its name.
+    pub command: String,
+    /// What it counted.
+    pub numbers: Numbers,
+    /// What it had to tell.
+    pub notices: Vec<(Notice, u64)>,
+}
+
+/// Everything that was counted in a session.
+pub struct Totals {
+    /// The processes that reported.
+    pub processes: Vec<Process>,
+    /// All of them together.
+    pub sum: Numbers,
+}
+
+impl Totals {
+    /// Copies it out of a session.
+    pub fn of(session: &Session) -> Totals {
+        let used = session.processes.iter().filter(|record| record.pid.load(Ordering::Acquire) != 0);
+        let processes: Vec<Process> = used.map(process).collect();
+        let mut sum = Numbers::default();
+        processes.iter().for_each(|process| sum.add(&process.numbers));
+        Totals { processes, sum }
+    }
+
+    /// Whether any program reached its budget.
+    pub fn was_active(&self) -> bool {
+        self.sum.gauge(Gauge::Active) != 0
+    }
+}
+
+fn process(record: &ProcessRecord) -> Process {
+    Process {
+        pid: record.pid.load(Ordering::Acquire),
+        command: command(record),
+        numbers: Numbers::of(&record.stats),
+        notices: Notice::ALL
+            .into_iter()
+            .filter_map(|notice| record.noticed(notice).map(|value| (notice, value)))
+            .collect(),
+    }
+}
+
+/// The name in a record.
+pub fn command(record: &ProcessRecord) -> String {
+    let words = record.command.each_ref().map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
+    session::text(words.as_flattened())
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::session::Shared;
+
+    /// A session in which two programs have counted.
+    pub fn two_programs() -> Shared {
+        let areas = [session::tests::area("/var/tmp", 1 << 20, &[])];
+        let shared = Shared::new(session::tests::settings(), &areas).unwrap();
+        for (n, record) in shared.session().processes.iter().take(2).enumerate() {
+            let n = n as u64 + 1;
+            record.pid.store(100 + n as u32, Ordering::Release);
+            record.command[0].store(u64::from_ne_bytes(*b"python3\0"), Ordering::Relaxed);
+            record.stats.set(Gauge::Active, 1);
+            record.stats.set(Gauge::AnonymousPeak, n * (100 << 20));
+            record.stats.set(Gauge::ProgramPeak, n * (500 << 20));
+            record.stats.set(Gauge::PoolPeak, n << 20);
+            record.stats.set(Gauge::StoredPeak, 3 * n * 256);
+            record.stats.add(Counter::Pswpout, 320 * n);
+            record.stats.add(Counter::AreaWrites, 10 * n);
+            record.stats.add(Counter::FaultPool, n);
+            record.stats.latency(Latency::Pool).record(n * 10_000);
+        }
+        shared
+    }
+
+    #[test]
+    fn counters_are_summed_and_peaks_are_the_highest() {
+        let totals = Totals::of(two_programs().session());
+        assert_eq!(totals.processes.len(), 2);
+        assert_eq!((totals.processes[1].pid, totals.processes[1].command.as_str()), (102, "python3"));
+        assert_eq!(totals.sum.counter(Counter::Pswpout), 960);
+        assert_eq!(totals.sum.gauge(Gauge::AnonymousPeak), 200 << 20);
+        assert_eq!((totals.sum.all_latencies().count, totals.sum.all_latencies().max_ns), (2, 20_000));
+        assert!(totals.was_active());
+    }
+}

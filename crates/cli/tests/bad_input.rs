@@ -1,0 +1,391 @@
+//! Bad input to `farpage run`: each case gets one clear message, the right exit status, and no program runs.
+//!
+//! The program in these tests would write to standard output if it were started.
+
+#[expect(dead_code, reason = "each test file uses its own part of it")]
+mod farpage;
+
+use farpage::{compile, directory, is_root, put, run, run_as_ordinary_user, skip};
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+
+/// What must not run.
+const PROGRAM: [&str; 2] = ["echo", "it ran"];
+
+fn refused_with(own: &[&str], status: i32, words: &[&str]) {
+    run(&[own, &PROGRAM].concat()).refused(status, words);
+}
+
+// ---- options -------------------------------------------------------------------------------------------
+
+#[test]
+fn unknown_option_is_named_with_the_one_that_was_meant() {
+    refused_with(&["--quite"], 125, &["--quite", "--quiet"]);
+    refused_with(&["--zzz"], 125, &["--zzz"]);
+}
+
+#[test]
+fn missing_program_and_missing_value_are_refused() {
+    run(&[]).refused(125, &["PROGRAM"]);
+    run(&["--ram"]).refused(125, &["--ram"]);
+}
+
+#[test]
+fn size_that_is_none_is_quoted() {
+    for size in ["lots", "12Q", "-1", "", "101%", "99999999E"] {
+        refused_with(&[&format!("--ram={size}")], 125, &[size, "is not a size"]);
+        refused_with(&[&format!("--pool={size}")], 125, &[size, "is not a size"]);
+    }
+    refused_with(&["--ram", "100"], 125, &["less than one page"]);
+}
+
+#[test]
+fn unknown_choice_lists_the_choices() {
+    refused_with(&["--codec", "zip"], 125, &["zip", "lz4"]);
+    refused_with(&["--install", "teleport"], 125, &["teleport", "move", "copy"]);
+    refused_with(&["--io", "mmap"], 125, &["mmap", "uring", "psync"]);
+}
+
+#[test]
+fn contradictions_are_refused() {
+    refused_with(&["--no-disk", "--swap", "/var/tmp"], 125, &["--no-disk", "--swap", "contradict"]);
+    refused_with(&["--ram", "100M", "--pool", "95%"], 125, &["--pool 95%", "90 %"]);
+    refused_with(&["--ram", "100M", "--pool", "1G"], 125, &["--pool 1G", "100 MiB"]);
+}
+
+#[test]
+fn variables_are_checked_like_options() {
+    let with = |name: &str, value: &str| {
+        farpage::Ended::of(farpage::farpage().env(name, value).arg("run").args(PROGRAM).output().unwrap())
+    };
+    with("FARPAGE_RAM", "lots").refused(125, &["lots", "is not a size"]);
+    with("FARPAGE_POOL", "0").refused(125, &["--pool 0"]);
+    with("FARPAGE_IO", "mmap").refused(125, &["mmap"]);
+    with("FARPAGE_SWAP", "/no/such/place").refused(125, &["/no/such/place", "does not exist"]);
+    with("FARPAGE_SWAP_DIR", "/dev/shm").refused(125, &["/dev/shm", "tmpfs", "FARPAGE_SWAP_DIR"]);
+    with("FARPAGE_PRELOAD", "/no/such.so").refused(125, &["/no/such.so"]);
+}
+
+#[test]
+fn help_and_version_are_no_errors() {
+    for words in [&["--help"][..], &["--version"], &["run", "--help"], &["doctor", "--help"]] {
+        let ended = farpage::Ended::of(farpage::farpage().args(words).output().unwrap());
+        assert_eq!((ended.status, ended.stderr.as_str()), (Some(0), ""), "{words:?}");
+        assert!(ended.stdout.contains("farpage"));
+    }
+}
+
+#[test]
+fn statistics_file_that_can_not_be_written_is_refused_before_the_program_runs() {
+    refused_with(&["--stats", "/no/such/directory/stats.json"], 125, &["/no/such/directory/stats.json"]);
+    refused_with(&["--stats", "/var/tmp"], 125, &["/var/tmp"]);
+}
+
+// ---- swap paths ----------------------------------------------------------------------------------------
+
+/// What mkswap writes for `pages` pages, in a file of `in_file` pages.
+fn swap_file(directory: &Path, name: &str, pages: u32, in_file: u64) -> String {
+    let path = put(directory, name, b"", 0o600);
+    let file = File::options().write(true).open(&path).unwrap();
+    file.set_len(in_file * 4096).unwrap();
+    for (at, word) in [(1024, 1), (1028, pages - 1)] {
+        file.write_all_at(&u32::to_ne_bytes(word), at).unwrap();
+    }
+    file.write_all_at(b"SWAPSPACE2", 4086).unwrap();
+    path
+}
+
+fn patch(path: &str, at: u64, word: u32) {
+    let file = File::options().write(true).open(path).unwrap();
+    file.write_all_at(&word.to_ne_bytes(), at).unwrap();
+}
+
+#[test]
+fn swap_path_that_does_not_exist() {
+    refused_with(&["--swap", "/no/such/place"], 125, &["/no/such/place does not exist", "mkswap"]);
+}
+
+#[test]
+fn swap_path_with_bad_size_or_option() {
+    refused_with(&["--swap", "/var/tmp:lots"], 125, &["/var/tmp:lots", "`lots` is not a size"]);
+    refused_with(&["--swap", "/var/tmp:50%"], 125, &["percentage"]);
+    refused_with(&["--swap", "/var/tmp:4K"], 125, &["too small", "10 pages"]);
+    refused_with(&["--swap", "/var/tmp,prio=40000"], 125, &["40000", "priority"]);
+    refused_with(&["--swap", "/var/tmp,node=1"], 125, &["node", "isn't supported yet"]);
+    refused_with(&["--swap", "/var/tmp,discard"], 125, &["discard", "isn't supported yet"]);
+    let seventeen: Vec<_> = std::iter::repeat_n(["--swap", "/var/tmp:1M"], 17).flatten().collect();
+    refused_with(&seventeen, 125, &["17", "at most 16"]);
+}
+
+#[test]
+fn swap_path_that_is_not_writable() {
+    let place = directory();
+    let closed = place.path().join("closed");
+    fs::create_dir(&closed).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o555)).unwrap();
+    let file = put(place.path(), "file", b"", 0o444);
+    for path in [closed.to_str().unwrap(), &file] {
+        let ended = run_as_ordinary_user(place.path(), &["--swap", path, "echo"]);
+        ended.refused(125, &[path, "not writable", "Permission denied"]);
+    }
+}
+
+#[test]
+fn swap_path_in_memory() {
+    if fs::metadata("/dev/shm").is_err() {
+        return skip("there is no /dev/shm");
+    }
+    refused_with(&["--swap", "/dev/shm"], 125, &["/dev/shm is on tmpfs", "--no-disk"]);
+    let file = tempfile::NamedTempFile::new_in("/dev/shm").unwrap();
+    refused_with(&["--swap", file.path().to_str().unwrap()], 125, &["is on tmpfs"]);
+}
+
+#[test]
+fn swap_path_that_is_neither_file_nor_directory() {
+    refused_with(&["--swap", "/dev/null"], 125, &["/dev/null", "neither a directory"]);
+}
+
+#[test]
+fn swap_file_in_use_by_somebody_else() {
+    let place = directory();
+    let path = swap_file(place.path(), "swap", 100, 100);
+    let other = File::open(&path).unwrap();
+    other.lock_shared().unwrap();
+    refused_with(&["--swap", &path], 125, &[&path, "already in use", "another farpage"]);
+    // Another file: a child that another test forks just now would keep this one's lock for a moment.
+    let path = swap_file(place.path(), "twice", 100, 100);
+    refused_with(&["--swap", &path, "--swap", &path], 125, &["given twice"]);
+}
+
+#[test]
+fn swap_file_in_use_by_the_kernel() {
+    if !is_root() {
+        return skip("swapon needs root");
+    }
+    let place = directory();
+    let path = put(place.path(), "swap", &vec![0; 1 << 20], 0o600);
+    let made = Command::new("mkswap").arg(&path).output().is_ok_and(|output| output.status.success());
+    if !made || !Command::new("swapon").arg(&path).status().is_ok_and(|status| status.success()) {
+        return skip("mkswap or swapon doesn't work here");
+    }
+    let ended = run(&[&["--swap", &path], &PROGRAM[..]].concat());
+    assert!(Command::new("swapoff").arg(&path).status().unwrap().success());
+    ended.refused(125, &[&path, "already in use", "the kernel", "swapoff"]);
+}
+
+#[test]
+fn swap_file_with_a_damaged_header() {
+    let place = directory();
+    let refused = |path: &str, words: &[&str]| {
+        let before = fs::read(path).unwrap();
+        refused_with(&["--swap", path], 125, &[&[path], words].concat());
+        assert_eq!(fs::read(path).unwrap(), before, "the file was changed");
+    };
+    refused(&swap_file(place.path(), "short", 100, 50), &["damaged header", "100 pages", "only 50"]);
+    refused(&swap_file(place.path(), "small", 9, 9), &["too small", "9 pages"]);
+    let empty = swap_file(place.path(), "empty", 100, 100);
+    patch(&empty, 1028, 0);
+    refused(&empty, &["damaged header", "empty swap-file"]);
+    let version = swap_file(place.path(), "version", 100, 100);
+    patch(&version, 1024, 7);
+    refused(&version, &["damaged header", "version 7"]);
+    let order = swap_file(place.path(), "order", 100, 100);
+    patch(&order, 1024, 1u32.swap_bytes());
+    refused(&order, &["other byte order"]);
+    let bad = swap_file(place.path(), "bad", 100, 100);
+    patch(&bad, 1032, 1);
+    patch(&bad, 1536, 100);
+    refused(&bad, &["damaged header", "page 100"]);
+    patch(&bad, 1536, 5);
+    refused(&bad, &["bad pages, which only devices can have"]);
+    patch(&bad, 1032, 638);
+    refused(&bad, &["638 bad pages"]);
+}
+
+#[test]
+fn file_with_other_content_is_never_written() {
+    let place = directory();
+    for (name, content) in [("text", &b"precious"[..]), ("page", &[7; 8192]), ("zeros", &[0; 1 << 20])] {
+        let path = put(place.path(), name, content, 0o600);
+        refused_with(&["--swap", &path], 125, &[&path, "holds something else", "mkswap"]);
+        refused_with(&["--swap", &format!("{path}:1G")], 125, &[&path, "holds something else"]);
+        assert_eq!(fs::read(&path).unwrap(), content);
+    }
+}
+
+#[test]
+fn swap_file_smaller_than_the_size_asked_for() {
+    let place = directory();
+    let path = swap_file(place.path(), "swap", 100, 100);
+    refused_with(&["--swap", &format!("{path}:1G")], 125, &[&path, "no room for 1 GiB", "400 KiB"]);
+}
+
+#[test]
+fn disk_without_room() {
+    if !is_root() {
+        return skip("mounting a small disk needs root");
+    }
+    let place = directory();
+    let image = put(place.path(), "image", b"", 0o600);
+    File::options().write(true).open(&image).unwrap().set_len(32 << 20).unwrap();
+    let disk = place.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    let ran = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
+    if !ran(Command::new("mkfs.ext4").args(["-q", &image]))
+        || !ran(Command::new("mount").arg(&image).arg(&disk))
+    {
+        return skip("mkfs.ext4 or a loop mount doesn't work here");
+    }
+    let ended = run(&[&["--swap", disk.to_str().unwrap()], &PROGRAM[..]].concat());
+    assert!(ran(Command::new("umount").arg(&disk)));
+    ended.refused(125, &["disk full", "64 MiB", "10 %"]);
+}
+
+#[test]
+fn limit_on_file_sizes_is_an_error_and_not_a_death() {
+    if !farpage::can_run() {
+        return;
+    }
+    let mut command = Command::new("sh");
+    command.args([
+        "-c",
+        "ulimit -f 1000; exec \"$@\"",
+        "sh",
+        env!("CARGO_BIN_EXE_farpage"),
+        "run",
+        "--ram",
+        "256M",
+    ]);
+    command.args(PROGRAM).env("FARPAGE_PRELOAD", farpage::harmless_library()).env_remove("TMPDIR");
+    farpage::Ended::of(command.output().unwrap()).refused(125, &["ulimit -f"]);
+}
+
+// ---- programs ------------------------------------------------------------------------------------------
+
+#[test]
+fn program_that_is_not_there() {
+    run(&["no-such-program"]).refused(127, &["no-such-program is not there", "PATH"]);
+    run(&["/no/such/program"]).refused(127, &["/no/such/program is not there"]);
+    run(&["--", "--odd"]).refused(127, &["--odd is not there"]);
+    run(&[""]).refused(127, &["name is empty"]);
+}
+
+#[test]
+fn program_that_is_not_executable() {
+    let place = directory();
+    let text = put(place.path(), "text", b"#!/bin/sh\necho it ran\n", 0o644);
+    run(&[&text]).refused(126, &[&text, "is not executable", "chmod +x"]);
+    run(&["/var/tmp"]).refused(126, &["/var/tmp is a directory"]);
+    let blob = put(place.path(), "blob", b"MZ\0\0", 0o755);
+    run(&[&blob]).refused(126, &[&blob, "not a program for Linux"]);
+}
+
+#[test]
+fn program_that_is_static() {
+    let place = directory();
+    let Some(program) = compile(place.path(), "static", &["-static"]) else { return };
+    run(&[&program]).refused(126, &[&program, "static"]);
+    let script = put(place.path(), "script", format!("#!{program}\n").as_bytes(), 0o755);
+    run(&[&script]).refused(126, &[&program, "static"]);
+}
+
+#[test]
+fn program_for_another_machine() {
+    let place = directory();
+    let mut program = fs::read("/bin/true").unwrap();
+    program[18] = 0xf3;
+    let other = put(place.path(), "other", &program, 0o755);
+    run(&[&other]).refused(126, &[&other, "another machine"]);
+    program[4] = 1;
+    let narrow = put(place.path(), "narrow", &program, 0o755);
+    run(&[&narrow]).refused(126, &[&narrow, "32-bit"]);
+    let cut = put(place.path(), "cut", &fs::read("/bin/true").unwrap()[..100], 0o755);
+    run(&[&cut]).refused(126, &[&cut, "not a whole ELF file"]);
+}
+
+#[test]
+fn program_for_musl() {
+    let place = directory();
+    let Some(program) = compile(place.path(), "musl", &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"])
+    else {
+        return;
+    };
+    run(&[&program]).refused(126, &[&program, "musl"]);
+    let Some(program) = compile(place.path(), "odd", &["-Wl,--dynamic-linker=/no/such/ld.so"]) else {
+        return;
+    };
+    run(&[&program]).refused(126, &[&program, "/no/such/ld.so is not there"]);
+}
+
+#[test]
+fn program_that_is_set_uid_or_set_gid() {
+    let place = directory();
+    let program = fs::read("/bin/true").unwrap();
+    let set_uid = put(place.path(), "uid", &program, 0o4755);
+    run(&[&set_uid]).refused(126, &[&set_uid, "set-uid"]);
+    let set_gid = put(place.path(), "gid", &program, 0o2755);
+    run(&[&set_gid]).refused(126, &[&set_gid, "set-gid"]);
+}
+
+#[test]
+fn program_with_file_capabilities() {
+    if !is_root() {
+        return skip("setcap needs root");
+    }
+    let place = directory();
+    let program = put(place.path(), "capable", &fs::read("/bin/true").unwrap(), 0o755);
+    if !Command::new("setcap")
+        .args(["cap_net_raw+ep", &program])
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        return skip("setcap doesn't work here");
+    }
+    run(&[&program]).refused(126, &[&program, "file capabilities"]);
+}
+
+#[test]
+fn script_of_a_missing_interpreter() {
+    let place = directory();
+    for interpreter in ["/no/such/python", "/usr/bin/env no-such-python"] {
+        let script = put(place.path(), "script", format!("#!{interpreter}\n").as_bytes(), 0o755);
+        run(&[&script]).refused(126, &[&script, "first line", "python"]);
+    }
+}
+
+// ---- what the machine must allow -----------------------------------------------------------------------
+
+#[test]
+fn ordinary_user_without_userfaultfd_is_told_the_three_ways() {
+    let setting = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
+    if setting.trim() != "0" {
+        return skip("every user may have a userfaultfd here");
+    }
+    if File::options().write(true).open("/dev/userfaultfd").is_ok() && !is_root() {
+        return skip("this user may open /dev/userfaultfd");
+    }
+    let place = directory();
+    let ended = run_as_ordinary_user(place.path(), &["--swap", "/var/tmp", "echo", "it ran"]);
+    ended.refused(125, &["CAP_SYS_PTRACE", "vm.unprivileged_userfaultfd=1", "/dev/userfaultfd"]);
+}
+
+#[test]
+fn farpage_with_file_capabilities_refuses_to_hand_them_on() {
+    if !is_root() {
+        return skip("setcap needs root");
+    }
+    let place = directory();
+    let executable = put(place.path(), "farpage", &fs::read(env!("CARGO_BIN_EXE_farpage")).unwrap(), 0o755);
+    if !Command::new("setcap")
+        .args(["cap_sys_ptrace+ep", &executable])
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        return skip("setcap doesn't work here");
+    }
+    let words = ["--reuid=65534", "--regid=65534", "--clear-groups", &executable, "run", "echo", "it ran"];
+    let Ok(output) = Command::new("setpriv").args(words).output() else { return skip("there is no setpriv") };
+    farpage::Ended::of(output).refused(125, &["file capabilities", "setcap -r"]);
+}

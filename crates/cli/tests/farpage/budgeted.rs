@@ -1,0 +1,322 @@
+//! Running real programs under a budget with the real library, and watching their memory from outside.
+//!
+//! The watcher is a thread of the test that reads `Anonymous` of every process of the program 20 times a
+//! second, from the kernel and not from us: what the budget promises is what anybody can check.
+
+use super::{can_run, directory, skip};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// One MiB.
+pub const MIB: u64 = 1 << 20;
+/// 20 Hz.
+const SAMPLE_EVERY: Duration = Duration::from_millis(50);
+
+/// The library as `make build` leaves it, beside the profile that these tests are built in.
+pub fn library() -> PathBuf {
+    if let Some(path) = std::env::var_os("FARPAGE_PRELOAD") {
+        return path.into();
+    }
+    let executable = Path::new(env!("CARGO_BIN_EXE_farpage"));
+    let target = executable.ancestors().nth(2).expect("target/PROFILE/farpage");
+    let library = target.join("release/libfarpage_preload.so");
+    assert!(library.exists(), "{} is missing: run `make build`", library.display());
+    library
+}
+
+/// Memory and processors are shared: programs run one at a time.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    // A test that failed says nothing about the next one.
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether these tests can run here at all, and with this program.
+#[track_caller]
+pub fn able(program: &str) -> bool {
+    can_run() && has(program)
+}
+
+/// Whether a program is installed; says so if it isn't.
+#[track_caller]
+pub fn has(program: &str) -> bool {
+    if find(program).is_none() {
+        skip(&format!("{program} is not installed; `make programs` installs it"));
+        return false;
+    }
+    true
+}
+
+/// A program of `tests/programs`, compiled. Call it under [`alone`]: nobody runs the old one meanwhile.
+pub fn compiled(name: &str) -> PathBuf {
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
+    fs::create_dir_all(&place).unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(name);
+    let executable = place.join(name);
+    let compiled = Command::new("cc")
+        .args(["-O2", "-Wall", "-o"])
+        .args([&executable, &source.with_extension("c")])
+        .arg("-lpthread")
+        .output()
+        .unwrap();
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    executable
+}
+
+/// Where a program is; also where only root looks.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    places.map(|place| place.join(program)).find(|file| file.is_file())
+}
+
+/// Under what a program runs.
+#[derive(Clone, Debug)]
+pub enum Under {
+    /// As it is.
+    Nothing,
+    /// `farpage run --ram` so many bytes, with these options.
+    Budget {
+        /// Bytes.
+        ram: u64,
+        /// Further options.
+        options: Vec<String>,
+    },
+}
+
+impl Under {
+    /// A budget with options.
+    pub fn budget(ram: u64, options: &[&str]) -> Under {
+        Under::Budget { ram, options: options.iter().map(ToString::to_string).collect() }
+    }
+}
+
+/// A program to be run, in a directory of its own.
+pub struct Job {
+    /// Its scratch directory, which is its current directory.
+    pub place: tempfile::TempDir,
+    under: Under,
+    command: Command,
+    timeout: Duration,
+}
+
+/// A program that runs.
+pub struct Running {
+    place: tempfile::TempDir,
+    under: Under,
+    child: Child,
+    watcher: std::thread::JoinHandle<Samples>,
+    over: Arc<AtomicBool>,
+    start: Instant,
+}
+
+/// What came of it.
+pub struct Outcome {
+    pub status: Option<i32>,
+    pub signal: Option<i32>,
+    pub stdout: Vec<u8>,
+    pub stderr: String,
+    pub seconds: f64,
+    /// What `--stats` said; null without Farpage, or if there was none.
+    pub stats: serde_json::Value,
+    pub samples: Samples,
+    under: Under,
+    /// Where it ran, with what it has left there.
+    pub place: tempfile::TempDir,
+}
+
+/// `Anonymous` of each process, in bytes, in the order of time.
+#[derive(Default)]
+pub struct Samples {
+    of: BTreeMap<u32, Vec<u64>>,
+    timed_out: bool,
+}
+
+impl Samples {
+    /// The most that one process had.
+    pub fn peak(&self) -> u64 {
+        self.of.values().flatten().copied().max().unwrap_or(0)
+    }
+}
+
+impl Job {
+    /// `words` under `under`.
+    pub fn new(under: &Under, words: &[&str]) -> Job {
+        let place = directory();
+        let mut command = match under {
+            Under::Nothing => Command::new(words[0]),
+            Under::Budget { ram, options } => {
+                let mut command = super::farpage();
+                command.env("FARPAGE_PRELOAD", library()).arg("run").args(["--ram", &ram.to_string()]);
+                command.arg("--stats").arg(place.path().join("stats.json")).args(options).arg("--");
+                command.arg(words[0]);
+                command
+            }
+        };
+        command.args(&words[1..]).current_dir(place.path()).stdin(Stdio::null());
+        command.env("LC_ALL", "C").env_remove("TMPDIR");
+        Job { place, under: under.clone(), command, timeout: Duration::from_secs(300) }
+    }
+
+    /// Another limit of time.
+    pub fn within(mut self, seconds: u64) -> Job {
+        self.timeout = Duration::from_secs(seconds);
+        self
+    }
+
+    /// Starts it. Its output goes to files, so nobody has to read pipes.
+    pub fn start(mut self) -> Running {
+        let out = |name| Stdio::from(File::create(self.place.path().join(name)).unwrap());
+        let (stdout, stderr) = (out("stdout"), out("stderr"));
+        let child = self.command.stdout(stdout).stderr(stderr).spawn().unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let (pid, seen, timeout) = (child.id(), over.clone(), self.timeout);
+        let own = matches!(self.under, Under::Nothing).then_some(pid);
+        let watcher = std::thread::spawn(move || watch(pid, own, timeout, &seen));
+        Running { place: self.place, under: self.under, child, watcher, over, start: Instant::now() }
+    }
+
+    /// Runs it to its end.
+    pub fn run(self) -> Outcome {
+        self.start().end()
+    }
+}
+
+impl Running {
+    /// The directory it runs in.
+    pub fn place(&self) -> &Path {
+        self.place.path()
+    }
+
+    /// The process that was started: Farpage, or the program itself.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for its end.
+    pub fn end(mut self) -> Outcome {
+        let status = self.child.wait().unwrap();
+        self.over.store(true, Ordering::Release);
+        let samples = self.watcher.join().unwrap();
+        let read = |name| {
+            let mut content = Vec::new();
+            let _ = File::open(self.place.path().join(name)).map(|mut file| file.read_to_end(&mut content));
+            content
+        };
+        let outcome = Outcome {
+            status: status.code(),
+            signal: status.signal(),
+            stdout: read("stdout"),
+            stderr: String::from_utf8_lossy(&read("stderr")).into_owned(),
+            seconds: self.start.elapsed().as_secs_f64(),
+            stats: serde_json::from_slice(&read("stats.json")).unwrap_or_default(),
+            samples,
+            under: self.under,
+            place: self.place,
+        };
+        assert!(!outcome.samples.timed_out, "it did not end in time:\n{}", outcome.stderr);
+        outcome
+    }
+}
+
+/// Samples until it is over. A program that doesn't end in time is killed, and with it the test fails.
+fn watch(root: u32, own: Option<u32>, timeout: Duration, over: &AtomicBool) -> Samples {
+    let start = Instant::now();
+    let mut samples = Samples::default();
+    while !over.load(Ordering::Acquire) {
+        for pid in descendants(root).into_iter().chain(own) {
+            if let Some(bytes) = anonymous(pid) {
+                samples.of.entry(pid).or_default().push(bytes);
+            }
+        }
+        if start.elapsed() > timeout && !samples.timed_out {
+            samples.timed_out = true;
+            // SAFETY: takes no pointers; the process was started by this test and isn't waited for yet.
+            unsafe { libc::kill(root as i32, libc::SIGKILL) };
+        }
+        std::thread::sleep(SAMPLE_EVERY);
+    }
+    samples
+}
+
+/// All processes below `root`.
+pub fn descendants(root: u32) -> Vec<u32> {
+    let mut list = Vec::new();
+    let mut next = vec![root];
+    while let Some(pid) = next.pop() {
+        let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
+        for task in tasks.flatten() {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            next.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+        }
+        if pid != root {
+            list.push(pid);
+        }
+    }
+    list
+}
+
+/// `Anonymous` of a process, in bytes.
+fn anonymous(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+impl Outcome {
+    /// Its standard output as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+
+    /// One counter of `--stats`.
+    #[track_caller]
+    pub fn counter(&self, name: &str) -> u64 {
+        self.stats["counters"][name].as_u64().unwrap_or_else(|| panic!("no counter {name}: {}", self.stderr))
+    }
+
+    /// It ended with 0 and lost nothing.
+    #[track_caller]
+    pub fn succeeded(&self) -> &Outcome {
+        assert_eq!((self.status, self.signal), (Some(0), None), "{}\n{}", self.text(), self.stderr);
+        if self.stats.is_object() {
+            assert_eq!((self.counter("fault_lost"), self.counter("read_errors")), (0, 0), "{}", self.stderr);
+        }
+        self
+    }
+
+    /// Every sample after the budget was first reached was within budget + 5 %; and it was reached.
+    ///
+    /// That is checked to the letter at the sizes of the promise (FARPAGE_TEST_SIZE=full). The budgets of the small
+    /// sizes are tens of MiB: 5 % of that is touched in less than a millisecond, less than a busy machine may take
+    /// to let our first thread run. So there the slack is 8 MiB at least, and begins 4 samples (0.2 s) later.
+    #[track_caller]
+    pub fn held_its_budget(&self) -> &Outcome {
+        let Under::Budget { ram, .. } = self.under else { panic!("there was no budget") };
+        let reached = |bytes: u64| bytes >= ram / 100 * 85;
+        assert!(reached(self.samples.peak()), "the budget was never reached: {}", self.samples.peak());
+        let is_full_size = std::env::var("FARPAGE_TEST_SIZE").as_deref() == Ok("full");
+        let (slack, grace) = if is_full_size { (ram / 20, 0) } else { ((ram / 20).max(8 * MIB), 4) };
+        for (pid, list) in &self.samples.of {
+            let after = list.iter().skip_while(|bytes| !reached(**bytes)).skip(grace);
+            let over: Vec<_> = after.filter(|bytes| **bytes > ram + slack).collect();
+            assert!(
+                over.is_empty(),
+                "process {pid} had {} of {} samples over its budget of {} MiB + 5 %, up to {} MiB:\n{}",
+                over.len(),
+                list.len(),
+                ram / MIB,
+                over.iter().copied().max().unwrap_or(&0) / MIB,
+                self.stderr
+            );
+        }
+        self
+    }
+}

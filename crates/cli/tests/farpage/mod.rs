@@ -1,0 +1,158 @@
+//! Running the built `farpage` from tests: with a clean environment, and with a library that does nothing in
+//! the place of the real one, so that these tests need no engine.
+
+pub mod budgeted;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// What came out of a run.
+pub struct Ended {
+    pub status: Option<i32>,
+    pub signal: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ended {
+    pub fn of(output: Output) -> Ended {
+        Ended {
+            status: output.status.code(),
+            signal: output.status.signal(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// The status, and one clear message: every line ours, and each of `words` in it.
+    #[track_caller]
+    pub fn refused(&self, status: i32, words: &[&str]) {
+        assert_eq!(self.status, Some(status), "{}", self.stderr);
+        assert!(self.stderr.starts_with("farpage: "), "{}", self.stderr);
+        for word in words {
+            assert!(self.stderr.contains(word), "`{word}` is not in:\n{}", self.stderr);
+        }
+        assert_eq!(self.stdout, "", "nothing may go to standard output");
+    }
+}
+
+/// A library that every dynamic program can load and that does nothing: the C library's own.
+pub fn harmless_library() -> PathBuf {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps.lines().find(|line| line.contains("/libc.so") || line.contains("/libc-"));
+    line.and_then(|line| line.split_whitespace().last()).expect("this test is linked against libc").into()
+}
+
+/// `farpage` with a clean environment.
+pub fn farpage() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
+    clean(&mut command);
+    command
+}
+
+fn clean(command: &mut Command) {
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("FARPAGE_") || name == "LD_PRELOAD" || name == "TMPDIR" {
+            command.env_remove(&*name);
+        }
+    }
+    command.env("FARPAGE_PRELOAD", harmless_library()).stdin(Stdio::null());
+}
+
+/// `farpage run` with these words.
+pub fn run(words: &[&str]) -> Ended {
+    Ended::of(farpage().arg("run").args(words).output().unwrap())
+}
+
+/// A directory on a disk, not in memory.
+pub fn directory() -> tempfile::TempDir {
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    directory
+}
+
+/// A file with this content and mode.
+pub fn put(directory: &Path, name: &str, content: &[u8], mode: u32) -> String {
+    let path = directory.join(name);
+    if mode & 0o111 != 0 {
+        let draft = directory.join(format!("{name}.draft"));
+        fs::write(&draft, content).unwrap();
+        install(&draft, &path, mode);
+        fs::remove_file(draft).unwrap();
+    } else {
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    path.to_str().unwrap().into()
+}
+
+/// Copies an executable by another process. If this one wrote it, a child that another test forks in
+/// between would hold it open for writing for a moment, and executing it would answer "text file busy".
+pub fn install(from: &Path, to: &Path, mode: u32) {
+    let mode = format!("{mode:o}");
+    let done = Command::new("install").args(["-m", &mode]).arg(from).arg(to).status().unwrap();
+    assert!(done.success());
+}
+
+pub fn is_root() -> bool {
+    // SAFETY: takes no pointers and always succeeds.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// `farpage run` as an ordinary user: as user 65534 if the tests run as root. The executable is copied to
+/// where that user can reach it.
+pub fn run_as_ordinary_user(place: &Path, words: &[&str]) -> Ended {
+    if !is_root() {
+        return run(words);
+    }
+    let executable = place.join("farpage");
+    install(Path::new(env!("CARGO_BIN_EXE_farpage")), &executable, 0o755);
+    let mut command = Command::new(executable);
+    clean(&mut command);
+    command.arg("run").args(words).uid(65_534).gid(65_534).current_dir("/");
+    // SAFETY: between fork and exec only an async-signal-safe call that takes no memory of ours.
+    unsafe { command.pre_exec(drop_groups) };
+    Ended::of(command.output().unwrap())
+}
+
+fn drop_groups() -> std::io::Result<()> {
+    // SAFETY: no groups are read from a null list of length 0. Fails harmlessly once the user has changed.
+    unsafe { libc::setgroups(0, std::ptr::null()) };
+    Ok(())
+}
+
+/// A test that can't run here says why; in CI that is a failure, so nothing is skipped unseen.
+#[track_caller]
+pub fn skip(why: &str) {
+    assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "CI must be able to test this: {why}");
+    eprintln!("skipped: {why}");
+}
+
+/// A userfaultfd for kernel faults is what `farpage run` needs before it starts a program.
+#[track_caller]
+pub fn can_run() -> bool {
+    let doctor = farpage().args(["doctor", "--json"]).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    let able = report["choice"]["install"].is_string();
+    if !able {
+        skip("no userfaultfd for kernel faults here (see `farpage doctor`)");
+    }
+    able
+}
+
+/// A C compiler is part of what the tests need.
+#[track_caller]
+pub fn compile(directory: &Path, name: &str, flags: &[&str]) -> Option<String> {
+    let source = put(directory, &format!("{name}.c"), b"int main(void) { return 0; }\n", 0o644);
+    let program = directory.join(name);
+    let compiled = Command::new("cc").args(flags).arg("-o").arg(&program).arg(source).output();
+    if compiled.is_ok_and(|output| output.status.success()) {
+        return Some(program.to_str().unwrap().into());
+    }
+    skip(&format!("cc {} doesn't work here", flags.join(" ")));
+    None
+}

@@ -1,0 +1,469 @@
+//! What happens at the limits, end to end: a full area, a full disk, a disk that fails, a budget that is too
+//! small, a sudden death on either side. Nothing is lost that need not be, and nothing is left behind.
+
+#[expect(dead_code, reason = "each test file uses its own part of it")]
+mod farpage;
+
+use farpage::budgeted::{Job, MIB, Running, Under, able, alone, compiled, descendants, find, library};
+use farpage::{directory, is_root, put, skip};
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const RAM: u64 = 32 * MIB;
+
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Starts the program that waits (see `tests/programs/waits.c`), up to the wait.
+fn start_waiting(case: &str, options: &[&str]) -> Running {
+    let program = compiled("waits");
+    let running =
+        Job::new(&Under::budget(RAM, options), &[program.to_str().unwrap(), case]).within(150).start();
+    let ready = running.place().join("ready");
+    let pid = running.pid();
+    wait_until("the program's readiness", || ready.exists() || is_gone(pid));
+    running
+}
+
+fn go(running: &Running) {
+    File::create(running.place().join("go")).unwrap();
+}
+
+/// Whether a process is gone, or only waits to be asked for its status.
+fn is_gone(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+        .map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
+}
+
+fn ran(program: &str, words: &[&str]) -> bool {
+    find(program)
+        .is_some_and(|program| Command::new(program).args(words).output().is_ok_and(|o| o.status.success()))
+}
+
+/// A file made by mkswap; none if there is no mkswap.
+#[track_caller]
+fn swap_file(directory: &Path, name: &str, bytes: u64) -> Option<String> {
+    let path = put(directory, name, b"", 0o600);
+    File::options().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+    if !ran("mkswap", &[&path]) {
+        skip("there is no mkswap");
+        return None;
+    }
+    Some(path)
+}
+
+// ---- no room -------------------------------------------------------------------------------------------
+
+#[test]
+fn full_area_goes_over_the_budget_and_loses_nothing() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let place = directory();
+    let area = format!("{}:16M", place.path().display());
+    let running = start_waiting("read_after", &["--swap", &area]);
+    go(&running);
+    let outcome = running.end();
+    assert_eq!(outcome.succeeded().text(), "all right\n");
+    assert!(outcome.samples.peak() > RAM, "it can't have kept its budget");
+    assert!(outcome.stderr.contains("is full"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("over the budget"), "{}", outcome.stderr);
+    assert!(outcome.counter("pswpout") > 0 && outcome.counter("area_full") > 0, "{}", outcome.stderr);
+}
+
+#[test]
+fn full_pool_without_a_disk_goes_over_the_budget_and_loses_nothing() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let running = start_waiting("read_after", &["--no-disk"]);
+    go(&running);
+    let outcome = running.end();
+    assert_eq!(outcome.succeeded().text(), "all right\n");
+    assert!(outcome.samples.peak() > RAM, "it can't have kept its budget");
+    assert!(outcome.stderr.contains("the compressed pool is full"), "{}", outcome.stderr);
+}
+
+/// A small ext4 on a loop device, unmounted at the end.
+struct SmallDisk {
+    mounted: PathBuf,
+    _place: tempfile::TempDir,
+}
+
+impl SmallDisk {
+    #[track_caller]
+    fn new(bytes: u64) -> Option<SmallDisk> {
+        if !is_root() {
+            skip("mounting a small disk needs root");
+            return None;
+        }
+        let place = directory();
+        let image = put(place.path(), "image", b"", 0o600);
+        File::options().write(true).open(&image).unwrap().set_len(bytes).unwrap();
+        let mounted = place.path().join("disk");
+        fs::create_dir(&mounted).unwrap();
+        if !ran("mkfs.ext4", &["-q", "-m", "0", &image])
+            || !ran("mount", &[&image, mounted.to_str().unwrap()])
+        {
+            skip("mkfs.ext4 or a loop mount doesn't work here");
+            return None;
+        }
+        Some(SmallDisk { mounted, _place: place })
+    }
+
+    fn path(&self) -> &str {
+        self.mounted.to_str().unwrap()
+    }
+
+    /// Writes until nothing more fits.
+    fn fill(&self) {
+        let file = File::create(self.mounted.join("filler")).unwrap();
+        let mut at = 0;
+        for piece in [MIB as usize, 4096] {
+            while file.write_all_at(&vec![1; piece], at).is_ok() {
+                at += piece as u64;
+            }
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = ran("umount", &["-l", self.path()]);
+    }
+}
+
+#[test]
+fn disk_that_fills_up_goes_over_the_budget_and_loses_nothing() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let Some(disk) = SmallDisk::new(256 << 20) else { return };
+    let running = start_waiting("write_after", &["--swap", disk.path()]);
+    disk.fill();
+    go(&running);
+    let outcome = running.end();
+    assert_eq!(outcome.succeeded().text(), "all right\n");
+    assert!(outcome.samples.peak() > RAM, "it can't have kept its budget");
+    assert!(outcome.stderr.contains("is full"), "{}", outcome.stderr);
+    let names: Vec<_> = fs::read_dir(disk.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
+    assert!(names.iter().all(|name| name == "filler" || name == "lost+found"), "{names:?}");
+}
+
+#[test]
+fn last_tenth_of_the_disk_is_left_alone() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let Some(disk) = SmallDisk::new(128 << 20) else { return };
+    let running = start_waiting("read_after", &["--swap", disk.path()]);
+    let output = Command::new("df").args(["-k", "--output=size,avail", disk.path()]).output().unwrap();
+    go(&running);
+    let outcome = running.end();
+    assert_eq!(outcome.succeeded().text(), "all right\n");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let [size, available] = numbers[..] else { panic!("{text}") };
+    assert!(available >= size / 11, "{available} KiB of {size} are left\n{}", outcome.stderr);
+}
+
+// ---- a disk that fails ---------------------------------------------------------------------------------
+
+/// The program gets SIGBUS; the summary names the area and the offset.
+fn loses_data(area: &str, damage: impl FnOnce(), words: &[&str]) {
+    // The pool is kept small, so that nearly everything is on the disk.
+    let running = start_waiting("read_after", &["--swap", area, "--pool", "8M"]);
+    damage();
+    go(&running);
+    let outcome = running.end();
+    assert_eq!(outcome.signal, Some(libc::SIGBUS), "{}\n{}", outcome.text(), outcome.stderr);
+    assert_eq!(outcome.text(), "", "it went on with wrong bytes");
+    for word in [&["LOST DATA", area, "at offset", "SIGBUS"], words].concat() {
+        assert!(outcome.stderr.contains(word), "`{word}` is not in:\n{}", outcome.stderr);
+    }
+    assert!(outcome.counter("fault_lost") > 0, "{}", outcome.stderr);
+}
+
+#[test]
+fn area_that_was_cut_off_gives_sigbus_and_names_the_offset() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let place = directory();
+    let Some(path) = swap_file(place.path(), "swap", 160 * MIB) else { return };
+    let cut = || File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
+    loses_data(&path, cut, &["reading failed"]);
+}
+
+#[test]
+fn area_that_somebody_wrote_to_gives_sigbus_and_names_the_offset() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let place = directory();
+    let Some(path) = swap_file(place.path(), "swap", 160 * MIB) else { return };
+    let overwrite = || {
+        let file = File::options().write(true).open(&path).unwrap();
+        for at in (1..160).map(|mib| mib * MIB) {
+            file.write_all_at(&[0x5a; 1 << 19], at).unwrap();
+        }
+        file.sync_all().unwrap();
+    };
+    loses_data(&path, overwrite, &["what was read is not what was written"]);
+}
+
+/// A loop device, given back at the end.
+struct Loop(String);
+
+impl Loop {
+    #[track_caller]
+    fn new(file: &str) -> Option<Loop> {
+        if !is_root() {
+            skip("a loop device needs root");
+            return None;
+        }
+        let output =
+            find("losetup").map(|losetup| Command::new(losetup).args(["-f", "--show", file]).output());
+        let Some(Ok(output)) = output.filter(|output| output.as_ref().is_ok_and(|o| o.status.success()))
+        else {
+            skip("loop devices don't work here");
+            return None;
+        };
+        Some(Loop(String::from_utf8(output.stdout).unwrap().trim().into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        // A device stays read-only for whoever gets it next.
+        let _ = ran("blockdev", &["--setrw", &self.0]);
+        let _ = ran("losetup", &["-d", &self.0]);
+    }
+}
+
+#[test]
+fn device_that_fails_to_read_gives_sigbus_and_names_the_offset() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let place = directory();
+    let Some(backing) = swap_file(place.path(), "backing", 160 * MIB) else { return };
+    let Some(device) = Loop::new(&backing) else { return };
+    // What lies behind the end of its file a loop device answers with an I/O error, or with zeros up to a page.
+    let cut = || File::options().write(true).open(&backing).unwrap().set_len(4096).unwrap();
+    loses_data(&device.0, cut, &[]);
+}
+
+#[test]
+fn device_that_fails_to_write_keeps_the_pages() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let place = directory();
+    let Some(backing) = swap_file(place.path(), "backing", 160 * MIB) else { return };
+    let Some(device) = Loop::new(&backing) else { return };
+    let running = start_waiting("write_after", &["--swap", &device.0]);
+    // From now on the device refuses every write; what is on it can still be read.
+    if !ran("blockdev", &["--setro", &device.0]) {
+        return skip("blockdev doesn't work here");
+    }
+    go(&running);
+    let outcome = running.end();
+    assert_eq!(outcome.succeeded().text(), "all right\n");
+    for word in ["writing failed", &device.0, "at offset", "the pages were kept"] {
+        assert!(outcome.stderr.contains(word), "`{word}` is not in:\n{}", outcome.stderr);
+    }
+    assert!(outcome.counter("write_errors") > 0, "{}", outcome.stderr);
+}
+
+#[test]
+fn device_that_promised_more_than_it_has_keeps_the_pages() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let Some(disk) = SmallDisk::new(128 << 20) else { return };
+    // Thinly provisioned: once the disk behind it is full it answers "no space".
+    let Some(backing) = swap_file(&disk.mounted, "backing", 160 * MIB) else { return };
+    let Some(device) = Loop::new(&backing) else { return };
+    disk.fill();
+    let running = start_waiting("write_after", &["--swap", &device.0]);
+    go(&running);
+    let outcome = running.end();
+    drop(device);
+    assert_eq!(outcome.succeeded().text(), "all right\n");
+    assert!(outcome.stderr.contains("is full"), "{}", outcome.stderr);
+    assert!(outcome.samples.peak() > RAM, "it can't have kept its budget");
+}
+
+// ---- budgets -------------------------------------------------------------------------------------------
+
+#[test]
+fn budget_below_what_the_process_needs_names_the_number() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let program = compiled("waits");
+    let outcome =
+        Job::new(&Under::budget(MIB, &[]), &[program.to_str().unwrap(), "read_after"]).within(20).run();
+    assert_eq!((outcome.status, outcome.text().as_str()), (Some(125), ""), "{}", outcome.stderr);
+    for word in ["1 MiB", "needs resident before it starts", "use --ram"] {
+        assert!(outcome.stderr.contains(word), "`{word}` is not in:\n{}", outcome.stderr);
+    }
+    assert!(!outcome.place.path().join("ready").exists(), "the program ran");
+}
+
+// ---- nothing is left -----------------------------------------------------------------------------------
+
+fn shared_memory() -> Vec<std::ffi::OsString> {
+    let mut names: Vec<_> =
+        fs::read_dir("/dev/shm").into_iter().flatten().flatten().map(|entry| entry.file_name()).collect();
+    names.sort();
+    names
+}
+
+/// Starts a program that has pages in the swap directory, kills one side of it, and looks what is left.
+fn nothing_is_left_after(kill: impl FnOnce(u32, u32)) -> farpage::budgeted::Outcome {
+    let before = shared_memory();
+    let swap = directory();
+    let running = start_waiting("read_after", &["--swap", swap.path().to_str().unwrap()]);
+    let supervisor = running.pid();
+    let processes = descendants(supervisor);
+    assert!(!processes.is_empty(), "there is no program");
+    kill(supervisor, processes[0]);
+    wait_until("the end of all processes", || processes.iter().all(|pid| is_gone(*pid)));
+    let outcome = running.end();
+    assert_eq!(fs::read_dir(swap.path()).unwrap().count(), 0, "files are left");
+    assert_eq!(shared_memory(), before, "shared memory is left");
+    outcome
+}
+
+fn send(pid: u32, signal: i32) {
+    // SAFETY: takes no pointers; the process belongs to this test.
+    assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
+}
+
+#[test]
+fn supervisor_killed_leaves_nothing() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let outcome = nothing_is_left_after(|supervisor, _| send(supervisor, libc::SIGKILL));
+    assert_eq!(outcome.signal, Some(libc::SIGKILL));
+}
+
+#[test]
+fn program_killed_leaves_nothing_and_the_summary_is_told() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let outcome = nothing_is_left_after(|_, program| send(program, libc::SIGKILL));
+    assert_eq!(outcome.signal, Some(libc::SIGKILL));
+    assert!(outcome.stderr.contains("was killed by SIGKILL"), "{}", outcome.stderr);
+    assert!(outcome.counter("evict_taken") > 0);
+}
+
+#[test]
+fn program_that_ends_leaves_nothing() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let outcome = nothing_is_left_after(|_, program| send(program, libc::SIGTERM));
+    assert_eq!(outcome.signal, Some(libc::SIGTERM));
+}
+
+// ---- input and output ----------------------------------------------------------------------------------
+
+#[test]
+fn pipeline_passes_every_byte_while_pages_are_out() {
+    if !able("python3") {
+        return;
+    }
+    let _alone = alone();
+    let input: Vec<u8> =
+        (0_u64..12 << 20).flat_map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 13).to_ne_bytes()).collect();
+    let reverse = "import sys; data = sys.stdin.buffer.read(); sys.stdout.buffer.write(data[::-1])";
+    let mut command = farpage::farpage();
+    command.env("FARPAGE_PRELOAD", library()).args(["run", "--quiet", "--ram", "48M", "--"]);
+    command.args(["python3", "-c", reverse]);
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut to = child.stdin.take().unwrap();
+    let sent = input.clone();
+    let sender = std::thread::spawn(move || std::io::Write::write_all(&mut to, &sent).unwrap());
+    let output = child.wait_with_output().unwrap();
+    sender.join().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    assert!(output.stdout.iter().eq(input.iter().rev()), "{} bytes came out", output.stdout.len());
+}
+
+// ---- areas ---------------------------------------------------------------------------------------------
+
+/// Whether anything but the header is in a swap file.
+fn is_used(path: &str) -> bool {
+    fs::read(path).unwrap()[4096..].iter().any(|byte| *byte != 0)
+}
+
+#[test]
+fn file_made_by_mkswap_takes_pages_and_keeps_its_header() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let place = directory();
+    let Some(path) = swap_file(place.path(), "swap", 160 * MIB) else { return };
+    let header = fs::read(&path).unwrap()[..4096].to_vec();
+    for options in [&[][..], &["--io", "psync"], &["--install", "copy"]] {
+        let running = start_waiting("read_after", &[&["--swap", &path], options].concat());
+        go(&running);
+        let outcome = running.end();
+        assert_eq!(outcome.succeeded().held_its_budget().text(), "all right\n");
+        assert!(outcome.counter("pswpout") > 0 && outcome.counter("pswpin") > 0, "{}", outcome.stderr);
+        assert!(fs::read(&path).unwrap()[..4096] == header, "the header was changed");
+        assert_eq!(fs::metadata(&path).unwrap().len(), 160 * MIB);
+    }
+}
+
+#[test]
+fn area_of_higher_priority_is_filled_first() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let place = directory();
+    let Some(first) = swap_file(place.path(), "first", 160 * MIB) else { return };
+    let Some(second) = swap_file(place.path(), "second", 160 * MIB) else { return };
+    let areas = [format!("{second},prio=3"), format!("{first},prio=7")];
+    let running = start_waiting("read_after", &["--swap", &areas[0], "--swap", &areas[1]]);
+    go(&running);
+    let outcome = running.end();
+    assert_eq!(outcome.succeeded().text(), "all right\n");
+    assert!(is_used(&first) && !is_used(&second), "{}", outcome.stderr);
+    // Where the first is small, the second takes the rest.
+    let areas = [format!("{second},prio=3"), format!("{}:16M,prio=7", place.path().display())];
+    let running = start_waiting("read_after", &["--swap", &areas[0], "--swap", &areas[1]]);
+    go(&running);
+    let outcome = running.end();
+    assert_eq!(outcome.succeeded().held_its_budget().text(), "all right\n");
+    assert!(is_used(&second) && outcome.counter("pswpout") > 16 * MIB / 4096, "{}", outcome.stderr);
+}

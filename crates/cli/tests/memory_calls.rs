@@ -1,0 +1,78 @@
+//! Everything a program can do to its memory while pages of it are out: C programs that know every byte.
+//!
+//! The programs are in `tests/programs`; each takes the name of a case, works on three times its budget and
+//! ends with 0 if every byte was right. There are three ways for pages to get in and out: each case runs with
+//! one of them, and with all under FARPAGE_TEST_SIZE=full (`make test-full`).
+
+#[expect(dead_code, reason = "each test file uses its own part of it")]
+mod farpage;
+
+use farpage::budgeted::{Job, MIB, Under, able, alone, compiled};
+use std::process::Command;
+
+const RAM: u64 = 32 * MIB;
+
+const WAYS: [&str; 3] = ["mixed", "move", "copy"];
+
+fn check(name: &str, case: &str) {
+    if !able("cc") {
+        return;
+    }
+    if std::env::var("FARPAGE_TEST_SIZE").as_deref() == Ok("full") {
+        return WAYS.iter().for_each(|way| check_way(name, case, way));
+    }
+    // Which one depends on the name alone, so that a failure is one that comes back.
+    let number: usize = case.bytes().map(usize::from).sum();
+    check_way(name, case, WAYS[number % WAYS.len()]);
+}
+
+fn check_way(name: &str, case: &str, way: &str) {
+    let options = &["--install", way];
+    let _alone = alone();
+    let executable = compiled(name);
+    let words = [executable.to_str().unwrap(), case];
+    let outcome = Job::new(&Under::budget(RAM, options), &words).within(120).run();
+    eprintln!("{name} {case} {options:?}: {:.1} s", outcome.seconds);
+    outcome.succeeded();
+    assert!(outcome.counter("evict_taken") > 0, "nothing was evicted: {}", outcome.stderr);
+}
+
+macro_rules! cases {
+    ($($program:ident: $($case:ident)+;)+) => {
+        $(mod $program {
+            $(#[test] fn $case() { crate::check(stringify!($program), stringify!($case)); })+
+        })+
+    };
+}
+
+cases! {
+    remap: realloc_growth moved_growth grown_in_place shrunk moved_to_fixed_place moved_and_not_unmapped pieces
+        halves_unmapped mapped_over page_by_page refused_calls;
+    advise: dont_need free_later other_advice dont_need_over_a_hole protected_and_back reserved_and_opened
+        made_executable locked_and_unlocked all_locked;
+    heap: break_up_and_down small_blocks arenas zeros_of_calloc static_array static_array_with_content populated;
+    io: files direct direct_while_pushed_out pipes pages_lent_to_a_pipe through_proc futexes;
+    threads: only_threads protection_changes thrown_away mapped_anew moved_and_back locked advised
+        others_come_and_go many_change all_on_the_same_page threads_end;
+    stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks;
+    processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_refused bare_clone
+        programs_started_while_out other_program_in_our_place forks_beside_threads;
+}
+
+/// The table above and the programs must not drift apart.
+#[test]
+fn every_case_of_the_programs_is_tested() {
+    if !able("cc") {
+        return;
+    }
+    let _alone = alone();
+    let tested = include_str!("memory_calls.rs");
+    for name in ["remap", "advise", "heap", "io", "threads", "stacks", "processes"] {
+        let usage = Command::new(compiled(name)).output().unwrap();
+        let usage = String::from_utf8(usage.stderr).unwrap();
+        for case in usage.lines().skip(1) {
+            let case = case.trim();
+            assert!(tested.split([' ', ';', '\n']).any(|word| word == case), "{name} {case} isn't tested");
+        }
+    }
+}

@@ -1,0 +1,523 @@
+//! Real programs within at most 40 % of the memory they need: the same result as without Farpage, and a budget
+//! that holds when it is measured from outside.
+//!
+//! Each program runs once without Farpage, which tells its result and what it needs; then with pages moved
+//! (the default), copied, written by plain calls, and without a disk. `FARPAGE_TEST_SIZE=full` takes the large
+//! sizes (`make test-full`); the usual ones are about an eighth of that, so that `make test` stays short.
+
+#[expect(dead_code, reason = "each test file uses its own part of it")]
+mod farpage;
+
+use farpage::budgeted::{Job, MIB, Outcome, Under, able, alone, find};
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What a program works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Data {
+    /// Compresses well, as most programs' memory does.
+    Plain,
+    /// Has noise in it: the pool is not enough.
+    Noisy,
+}
+
+/// Where evicted pages went in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Went {
+    /// Some reached the area.
+    ToTheArea,
+    /// All stayed in the pool, although there was an area.
+    ToThePool,
+    /// Not asked.
+    Anywhere,
+}
+
+/// How Farpage is told to work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Variant {
+    Default,
+    Copy,
+    Psync,
+    NoDisk,
+}
+
+impl Variant {
+    fn options(self) -> &'static [&'static str] {
+        match self {
+            Variant::Default => &[],
+            Variant::Copy => &["--install", "copy"],
+            Variant::Psync => &["--io", "psync"],
+            Variant::NoDisk => &["--no-disk"],
+        }
+    }
+}
+
+fn is_full_size() -> bool {
+    std::env::var_os("FARPAGE_TEST_SIZE").is_some_and(|size| size == "full")
+}
+
+/// The large size, or the usual one.
+fn size(full: u64, usual: u64) -> u64 {
+    if is_full_size() { full } else { usual }
+}
+
+/// A program run to its end: its result is what must be the same.
+type Run = fn(&Under, Data) -> (String, Outcome);
+
+/// Runs without and with a budget, and compares.
+fn compare(name: &'static str, run: Run, data: Data, variant: Variant, went: Went) {
+    let _alone = alone();
+    let (expected, need) = unlimited(name, run, data);
+    // At most 40 % of what it needs, in whole MiB.
+    let ram = need * 2 / 5 / MIB * MIB;
+    let (result, outcome) = run(&Under::budget(ram, variant.options()), data);
+    eprintln!(
+        "{name}, {data:?}, {variant:?}: needs {} MiB, has {} MiB, sampled at most {} MiB; {:.1} s\n{}",
+        need / MIB,
+        ram / MIB,
+        outcome.samples.peak() / MIB,
+        outcome.seconds,
+        outcome.stderr
+    );
+    outcome.succeeded();
+    assert_eq!(result, expected, "the result differs:\n{}", outcome.stderr);
+    outcome.held_its_budget();
+    let written = outcome.counter("pswpout");
+    match went {
+        Went::ToTheArea => assert!(written > 0, "nothing reached the area:\n{}", outcome.stderr),
+        Went::ToThePool => assert_eq!(written, 0, "{}", outcome.stderr),
+        Went::Anywhere => {}
+    }
+    assert!(variant != Variant::NoDisk || written == 0);
+}
+
+/// Result and need of a run without Farpage, which all variants are compared with.
+fn unlimited(name: &'static str, run: Run, data: Data) -> (String, u64) {
+    type Known = HashMap<(&'static str, Data), (String, u64)>;
+    static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = known.get_or_insert_default();
+    known
+        .entry((name, data))
+        .or_insert_with(|| {
+            let (result, outcome) = run(&Under::Nothing, data);
+            outcome.succeeded();
+            (result, outcome.samples.peak())
+        })
+        .clone()
+}
+
+// ---- python3 -------------------------------------------------------------------------------------------
+
+/// `python3` may be a script that looks for the real one.
+fn python() -> String {
+    let output = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().trim().into()
+}
+
+fn run_python(under: &Under, data: Data) -> (String, Outcome) {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/programs/objects.py");
+    let kind = if data == Data::Plain { "plain" } else { "mixed" };
+    let megabytes = size(1024, 120).to_string();
+    let outcome = Job::new(under, &[&python(), script, &megabytes, kind]).within(900).run();
+    (outcome.text(), outcome)
+}
+
+fn python_with(variant: Variant, data: Data, went: Went) {
+    if able("python3") {
+        compare("python3", run_python, data, variant, went);
+    }
+}
+
+#[test]
+fn python_objects_stay_in_the_pool() {
+    python_with(Variant::Default, Data::Plain, Went::ToThePool);
+}
+
+#[test]
+fn python_objects_with_noise() {
+    python_with(Variant::Default, Data::Noisy, Went::ToTheArea);
+}
+
+#[test]
+fn python_objects_copied() {
+    python_with(Variant::Copy, Data::Plain, Went::Anywhere);
+}
+
+#[test]
+fn python_objects_with_psync() {
+    python_with(Variant::Psync, Data::Noisy, Went::ToTheArea);
+}
+
+#[test]
+fn python_objects_without_disk() {
+    python_with(Variant::NoDisk, Data::Plain, Went::Anywhere);
+}
+
+// ---- sort ----------------------------------------------------------------------------------------------
+
+/// A generator that is the same everywhere (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+}
+
+/// `bytes` of text: all noise, or mostly not.
+fn text(random: &mut Random, bytes: usize, data: Data) -> String {
+    let mut line = String::with_capacity(bytes + 16);
+    while line.len() < bytes {
+        match data {
+            Data::Noisy => write!(line, "{:016x}", random.next()).unwrap(),
+            Data::Plain if line.is_empty() => write!(line, "{:08x} ", random.next() as u32).unwrap(),
+            Data::Plain => line.push_str("a line like all others "),
+        }
+    }
+    line.truncate(bytes);
+    line
+}
+
+fn lines(path: &Path, bytes: u64, data: Data) {
+    let mut random = Random(7);
+    let mut file = BufWriter::with_capacity(1 << 20, File::create(path).unwrap());
+    for _ in 0..bytes / 200 {
+        let mut line = text(&mut random, 199, data);
+        line.push('\n');
+        file.write_all(line.as_bytes()).unwrap();
+    }
+}
+
+fn run_sort(under: &Under, data: Data) -> (String, Outcome) {
+    let buffer = size(1024, 110).to_string() + "M";
+    let job = Job::new(under, &["sort", "--parallel=2", "-S", &buffer, "-T", ".", "-o", "sorted", "lines"]);
+    lines(&job.place.path().join("lines"), size(600_000_000, 60_000_000), data);
+    let outcome = job.within(900).run();
+    let mut hasher = DefaultHasher::new();
+    let mut file = BufReader::new(File::open(outcome.place.path().join("sorted")).unwrap());
+    let mut buffer = vec![0; 1 << 20];
+    let mut bytes = 0;
+    loop {
+        let got = file.read(&mut buffer).unwrap();
+        if got == 0 {
+            return (format!("{bytes} bytes, {:x}", hasher.finish()), outcome);
+        }
+        // `write` and not `hash`: how the reads were cut must not matter.
+        hasher.write(&buffer[..got]);
+        bytes += got;
+    }
+}
+
+fn sort_with(variant: Variant, data: Data, went: Went) {
+    if able("sort") {
+        compare("sort", run_sort, data, variant, went);
+    }
+}
+
+#[test]
+fn sort_spills_to_the_area() {
+    sort_with(Variant::Default, Data::Noisy, Went::ToTheArea);
+}
+
+#[test]
+fn sort_copied() {
+    sort_with(Variant::Copy, Data::Noisy, Went::ToTheArea);
+}
+
+#[test]
+fn sort_with_psync() {
+    sort_with(Variant::Psync, Data::Noisy, Went::ToTheArea);
+}
+
+#[test]
+fn sort_without_disk() {
+    sort_with(Variant::NoDisk, Data::Plain, Went::Anywhere);
+}
+
+// ---- redis-server --------------------------------------------------------------------------------------
+
+const VALUE_BYTES: usize = 1000;
+/// Commands sent before answers are read.
+const AT_ONCE: u64 = 256;
+
+fn value(key: u64, data: Data) -> String {
+    text(&mut Random(key), VALUE_BYTES, data)
+}
+
+struct Redis {
+    to: BufWriter<UnixStream>,
+    from: BufReader<UnixStream>,
+}
+
+impl Redis {
+    fn connect(socket: &Path) -> Redis {
+        let start = Instant::now();
+        let stream = loop {
+            match UnixStream::connect(socket) {
+                Ok(stream) => break stream,
+                Err(error) => assert!(start.elapsed() < Duration::from_secs(20), "redis-server: {error}"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        // A server that hangs fails the test instead of holding it.
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        Redis { to: BufWriter::new(stream.try_clone().unwrap()), from: BufReader::new(stream) }
+    }
+
+    fn send(&mut self, words: &[&str]) {
+        write!(self.to, "*{}\r\n", words.len()).unwrap();
+        for word in words {
+            write!(self.to, "${}\r\n{word}\r\n", word.len()).unwrap();
+        }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.from.read_line(&mut line).unwrap();
+        line.trim_end().into()
+    }
+
+    fn bulk(&mut self) -> Vec<u8> {
+        let line = self.line();
+        let bytes: usize =
+            line.strip_prefix('$').and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{line}"));
+        let mut value = vec![0; bytes + 2];
+        self.from.read_exact(&mut value).unwrap();
+        value.truncate(bytes);
+        value
+    }
+
+    fn fill(&mut self, keys: u64, data: Data) {
+        for first in (0..keys).step_by(AT_ONCE as usize) {
+            let batch = first..(first + AT_ONCE).min(keys);
+            for key in batch.clone() {
+                self.send(&["SET", &format!("key:{key}"), &value(key, data)]);
+            }
+            self.to.flush().unwrap();
+            for _ in batch {
+                assert_eq!(self.line(), "+OK");
+            }
+        }
+    }
+
+    /// Every value in an order that has nothing to do with how they were written; a digest of them all.
+    fn digest(&mut self, keys: u64, data: Data) -> u64 {
+        let mut sum = 0_u64;
+        // Odd and without a common factor with the number of keys: each key comes once.
+        let stride = (1..).map(|i| 7919 + 2 * i).find(|stride| gcd(*stride, keys) == 1).unwrap();
+        for first in (0..keys).step_by(AT_ONCE as usize) {
+            let batch: Vec<_> = (first..(first + AT_ONCE).min(keys)).map(|i| i * stride % keys).collect();
+            for key in &batch {
+                self.send(&["GET", &format!("key:{key}")]);
+            }
+            self.to.flush().unwrap();
+            for key in batch {
+                let found = self.bulk();
+                assert!(found == value(key, data).as_bytes(), "key {key} has another value");
+                let mut hasher = DefaultHasher::new();
+                (key, found).hash(&mut hasher);
+                sum = sum.wrapping_add(hasher.finish());
+            }
+        }
+        sum
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+fn run_redis(under: &Under, data: Data) -> (String, Outcome) {
+    let keys = size(500_000_000, 80_000_000) / VALUE_BYTES as u64;
+    let words = ["redis-server", "--port", "0", "--unixsocket", "socket", "--save", "", "--appendonly", "no"];
+    let running = Job::new(under, &words).within(900).start();
+    let mut redis = Redis::connect(&running.place().join("socket"));
+    redis.fill(keys, data);
+    let digests = [redis.digest(keys, data), redis.digest(keys, data)];
+    redis.send(&["DBSIZE"]);
+    redis.to.flush().unwrap();
+    let count = redis.line();
+    redis.send(&["SHUTDOWN", "NOSAVE"]);
+    redis.to.flush().unwrap();
+    (format!("{count} {digests:x?}"), running.end())
+}
+
+fn redis_with(variant: Variant, data: Data, went: Went) {
+    if able("redis-server") {
+        compare("redis-server", run_redis, data, variant, went);
+    }
+}
+
+#[test]
+fn redis_spills_to_the_area() {
+    redis_with(Variant::Default, Data::Noisy, Went::ToTheArea);
+}
+
+#[test]
+fn redis_copied() {
+    redis_with(Variant::Copy, Data::Noisy, Went::ToTheArea);
+}
+
+#[test]
+fn redis_with_psync() {
+    redis_with(Variant::Psync, Data::Noisy, Went::ToTheArea);
+}
+
+#[test]
+fn redis_without_disk() {
+    redis_with(Variant::NoDisk, Data::Plain, Went::Anywhere);
+}
+
+// ---- sqlite3 -------------------------------------------------------------------------------------------
+
+fn run_sqlite(under: &Under, data: Data) -> (String, Outcome) {
+    let rows = size(1_000_000, 200_000);
+    // Deterministic noise: hex digits of a multiplied number, or the same text in every row.
+    let text = match data {
+        Data::Noisy => (1..=20)
+            .map(|i| format!("printf('%016x', i * {} + (i << 40))", (6_364_136_223_846_793_005_u64 / i) | 1))
+            .collect::<Vec<_>>()
+            .join(" || "),
+        Data::Plain => "printf('row %d: ', i) || printf('%.*c', 300, 'x') || ' and so on'".into(),
+    };
+    let script = format!(
+        "PRAGMA cache_size = -1000000;
+         CREATE TABLE data(id INTEGER PRIMARY KEY, class INTEGER, content TEXT);
+         INSERT INTO data WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})
+           SELECT i, i * 7919 % 1009, {text} FROM n;
+         CREATE INDEX by_class ON data(class);
+         UPDATE data SET content = upper(content) WHERE class % 10 = 3;
+         DELETE FROM data WHERE class % 20 = 7;
+         SELECT class % 50, count(*), sum(length(content)), min(content) < max(content) FROM data GROUP BY 1 ORDER BY 1;
+         PRAGMA integrity_check;
+         .sha3sum\n"
+    );
+    let job = Job::new(
+        under,
+        &["sqlite3", "-batch", "-init", "script.sql", ":memory:", "SELECT count(*) FROM data"],
+    );
+    fs::write(job.place.path().join("script.sql"), script).unwrap();
+    let outcome = job.within(900).run();
+    (outcome.text(), outcome)
+}
+
+fn sqlite_with(variant: Variant, data: Data, went: Went) {
+    if able("sqlite3") {
+        compare("sqlite3", run_sqlite, data, variant, went);
+    }
+}
+
+#[test]
+fn sqlite_in_memory() {
+    sqlite_with(Variant::Default, Data::Noisy, Went::Anywhere);
+}
+
+#[test]
+fn sqlite_copied() {
+    sqlite_with(Variant::Copy, Data::Noisy, Went::Anywhere);
+}
+
+#[test]
+fn sqlite_with_psync() {
+    sqlite_with(Variant::Psync, Data::Noisy, Went::Anywhere);
+}
+
+#[test]
+fn sqlite_without_disk() {
+    sqlite_with(Variant::NoDisk, Data::Plain, Went::Anywhere);
+}
+
+// ---- stress-ng -----------------------------------------------------------------------------------------
+
+/// Its result is its verdict: every pattern it wrote was found again. The budget holds for each of its two
+/// workers, which have half of the memory each.
+fn run_stress(under: &Under, data: Data) -> (String, Outcome) {
+    let bytes = size(512, 160).to_string() + "M";
+    let seconds = size(60, 10).to_string();
+    // Without a disk, a pattern that compresses.
+    let method = if data == Data::Plain { "zero-one" } else { "all" };
+    let words = [
+        "stress-ng",
+        "--vm",
+        "2",
+        "--vm-bytes",
+        &bytes,
+        "--vm-method",
+        method,
+        "--verify",
+        "--timeout",
+        &seconds,
+    ];
+    let outcome = Job::new(under, &words).within(300).run();
+    let said = format!("{}{}", outcome.text(), outcome.stderr);
+    let failed = ["fail:", "error:", "died"].iter().filter(|word| said.contains(**word)).count();
+    let completed = said.contains("successful run completed") || said.contains("passed: 2");
+    assert!(failed == 0 && completed, "{said}");
+    ("verified".into(), outcome)
+}
+
+fn stress_with(variant: Variant, data: Data) {
+    if able("stress-ng") {
+        compare("stress-ng", run_stress, data, variant, Went::Anywhere);
+    }
+}
+
+#[test]
+fn stress_verifies_all_patterns() {
+    stress_with(Variant::Default, Data::Noisy);
+}
+
+#[test]
+fn stress_copied() {
+    stress_with(Variant::Copy, Data::Noisy);
+}
+
+#[test]
+fn stress_with_psync() {
+    stress_with(Variant::Psync, Data::Noisy);
+}
+
+#[test]
+fn stress_without_disk() {
+    stress_with(Variant::NoDisk, Data::Plain);
+}
+
+// ---- within the budget ---------------------------------------------------------------------------------
+
+#[test]
+fn program_within_its_budget_registers_nothing() {
+    if !able("python3") {
+        return;
+    }
+    let _alone = alone();
+    let script = "x = [bytes([i % 256]) * 1000 for i in range(50000)]; print(sum(map(len, x)))";
+    let outcome = Job::new(&Under::budget(512 * MIB, &[]), &[&python(), "-c", script]).run();
+    assert_eq!(outcome.succeeded().text(), "50000000\n");
+    for name in ["registered", "evict_taken", "fault_first", "fault_pool", "pswpout", "zswpout"] {
+        assert_eq!(outcome.counter(name), 0, "{name}: {}", outcome.stderr);
+    }
+}
+
+#[test]
+fn every_program_of_these_tests_is_there() {
+    let missing: Vec<_> = ["python3", "sort", "redis-server", "sqlite3", "stress-ng"]
+        .into_iter()
+        .filter(|program| find(program).is_none())
+        .collect();
+    if !missing.is_empty() {
+        farpage::skip(&format!("not installed: {}; `make programs` installs them", missing.join(", ")));
+    }
+}

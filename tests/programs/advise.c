@@ -1,0 +1,217 @@
+/* madvise, mprotect and mlock on memory of which pages are out. */
+#include "check.h"
+#include <setjmp.h>
+
+static void dont_need(void)
+{
+    char *memory = filled(LARGE, 1);
+    REQUIRE_OUT(memory, LARGE);
+    size_t part = LARGE / 4;
+    CHECK(madvise(memory + part, part, MADV_DONTNEED) == 0);
+    VERIFY_ZERO(memory + part, part);
+    fill(memory + part, part, 2);
+    push_out();
+    VERIFY(memory, part, 1);
+    VERIFY(memory + part, part, 2);
+    VERIFY_FROM(memory + 2 * part, 2 * part, 1, 2 * part / PAGE);
+    /* Single pages. */
+    for (size_t page = 0; page < LARGE / PAGE; page += 5)
+        CHECK(madvise(memory + page * PAGE, PAGE, MADV_DONTNEED) == 0);
+    for (size_t page = 0; page < LARGE / PAGE; page += 5)
+        VERIFY_ZERO(memory + page * PAGE, PAGE);
+}
+
+/* After MADV_FREE a page has its old content or zeros; once written it has what was written. */
+static void free_later(void)
+{
+    char *memory = filled(LARGE, 3);
+    REQUIRE_OUT(memory, LARGE);
+    CHECK(madvise(memory, LARGE / 2, MADV_FREE) == 0);
+    for (size_t page = 0; page < LARGE / 2 / PAGE; page++) {
+        const uint64_t *words = (const uint64_t *)(memory + page * PAGE);
+        uint64_t first = word_of(3, page, 0);
+        if (words[0] == first && first != 0)
+            VERIFY_FROM(words, PAGE, 3, page);
+        else
+            VERIFY_ZERO(words, PAGE);
+    }
+    fill(memory, LARGE / 2, 4);
+    push_out();
+    VERIFY(memory, LARGE / 2, 4);
+    VERIFY_FROM(memory + LARGE / 2, LARGE / 2, 3, LARGE / 2 / PAGE);
+}
+
+/* Advice that must not change a byte; the kernel may refuse some of it. */
+static void other_advice(void)
+{
+    static const int advice[] = { MADV_NORMAL, MADV_RANDOM, MADV_SEQUENTIAL, MADV_WILLNEED, MADV_HUGEPAGE,
+        MADV_NOHUGEPAGE, MADV_DONTDUMP, MADV_DODUMP, MADV_MERGEABLE, MADV_UNMERGEABLE, 20 /* COLD */,
+        21 /* PAGEOUT */, 22 /* POPULATE_READ */, 23 /* POPULATE_WRITE */, 25 /* COLLAPSE */, MADV_DONTFORK,
+        MADV_DOFORK };
+    char *memory = filled(48 * MIB, 5);
+    for (size_t i = 0; i < sizeof advice / sizeof *advice; i++) {
+        push_out();
+        REQUIRE_OUT(memory, 48 * MIB);
+        if (madvise(memory, 48 * MIB, advice[i]) != 0)
+            CHECK(errno == EINVAL || errno == ENOMEM || errno == EBUSY || errno == EAGAIN);
+        VERIFY(memory, 48 * MIB, 5);
+    }
+}
+
+/* A hole in the middle: the kernel does what it can and answers ENOMEM. */
+static void dont_need_over_a_hole(void)
+{
+    char *memory = filled(LARGE, 6);
+    CHECK(munmap(memory + LARGE / 2, PAGE) == 0);
+    CHECK(madvise(memory + LARGE / 4, LARGE / 2, MADV_DONTNEED) == -1 && errno == ENOMEM);
+    VERIFY(memory, LARGE / 4, 6);
+    VERIFY_ZERO(memory + LARGE / 4, LARGE / 4);
+    VERIFY_ZERO(memory + LARGE / 2 + PAGE, LARGE / 4 - PAGE);
+    VERIFY_FROM(memory + LARGE / 4 * 3, LARGE / 4, 6, LARGE / 4 * 3 / PAGE);
+}
+
+/* ---- mprotect ---- */
+
+static sigjmp_buf back;
+static volatile sig_atomic_t faults;
+static void *volatile fault_address;
+
+static void on_fault(int signal, siginfo_t *info, void *context)
+{
+    (void)signal, (void)context;
+    faults++;
+    fault_address = info->si_addr;
+    siglongjmp(back, 1);
+}
+
+static void catch_faults(void)
+{
+    struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO };
+    CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
+}
+
+static int reads(const volatile char *address)
+{
+    if (sigsetjmp(back, 1) != 0)
+        return 0;
+    (void)*address;
+    return 1;
+}
+
+static int writes(volatile char *address)
+{
+    if (sigsetjmp(back, 1) != 0)
+        return 0;
+    *address = *address;
+    return 1;
+}
+
+static void protected_and_back(void)
+{
+    catch_faults();
+    char *memory = filled(LARGE, 7);
+    size_t part = LARGE / 3 / PAGE * PAGE;
+    for (int round = 0; round < 3; round++) {
+        push_out();
+        REQUIRE_OUT(memory, LARGE);
+        CHECK(mprotect(memory, part, PROT_NONE) == 0);
+        CHECK(mprotect(memory + part, part, PROT_READ) == 0);
+        for (size_t at = 0; at < part; at += 61 * PAGE) {
+            int before = faults;
+            CHECK(!reads(memory + at) && faults == before + 1 && fault_address == memory + at);
+            CHECK(!writes(memory + at) && faults == before + 2);
+            CHECK(reads(memory + part + at) && !writes(memory + part + at));
+            CHECK(fault_address == memory + part + at && faults == before + 3);
+            CHECK(reads(memory + 2 * part + at) && writes(memory + 2 * part + at));
+        }
+        VERIFY_FROM(memory + part, part, 7, part / PAGE);
+        push_out();
+        CHECK(mprotect(memory, 2 * part, PROT_READ | PROT_WRITE) == 0);
+        VERIFY(memory, LARGE, 7);
+        fill(memory, LARGE, 7);
+        VERIFY(memory, LARGE, 7);
+    }
+}
+
+/* As garbage collectors and databases do: reserve without access, open piece by piece. */
+static void reserved_and_opened(void)
+{
+    size_t room = 8 * LARGE;
+    char *memory = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    for (size_t at = 0; at < LARGE; at += 64 * 1024) {
+        CHECK(mprotect(memory + at, 64 * 1024, PROT_READ | PROT_WRITE) == 0);
+        fill_from(memory + at, 64 * 1024, 8, at / PAGE);
+    }
+    VERIFY(memory, LARGE, 8);
+    REQUIRE_OUT(memory, LARGE);
+    CHECK(mprotect(memory, LARGE / 2, PROT_NONE) == 0);
+    CHECK(madvise(memory, LARGE / 2, MADV_DONTNEED) == 0);
+    CHECK(mprotect(memory, LARGE / 2, PROT_READ | PROT_WRITE) == 0);
+    VERIFY_ZERO(memory, LARGE / 2);
+    VERIFY_FROM(memory + LARGE / 2, LARGE / 2, 8, LARGE / 2 / PAGE);
+}
+
+/* Code that is written to managed memory and then made executable, as compilers at run time do. */
+static void made_executable(void)
+{
+    static const unsigned char answer[] = { 0xb8, 42, 0, 0, 0, 0xc3 }; /* mov eax, 42; ret */
+    char *memory = filled(LARGE, 9);
+    for (size_t at = 0; at < LARGE; at += 16 * PAGE)
+        memcpy(memory + at, answer, sizeof answer);
+    push_out();
+    REQUIRE_OUT(memory, LARGE);
+    CHECK(mprotect(memory, LARGE, PROT_READ | PROT_EXEC) == 0);
+    for (size_t at = 0; at < LARGE; at += 16 * PAGE)
+        CHECK(((int (*)(void))(memory + at))() == 42);
+}
+
+/* ---- mlock ---- */
+
+static void locked_and_unlocked(void)
+{
+    char *memory = filled(LARGE, 10);
+    push_out();
+    REQUIRE_OUT(memory, 4 * MIB);
+    CHECK(mlock(memory, 4 * MIB) == 0);
+    CHECK(pages_out(memory, 4 * MIB) == 0);
+    push_out();
+    CHECK(pages_out(memory, 4 * MIB) == 0);
+    VERIFY(memory, LARGE, 10);
+    CHECK(munlock(memory, 4 * MIB) == 0);
+    push_out();
+    push_out();
+    REQUIRE_OUT(memory, 4 * MIB);
+    VERIFY(memory, LARGE, 10);
+    /* On fault only. */
+    CHECK(mlock2(memory + 4 * MIB, 4 * MIB, MLOCK_ONFAULT) == 0);
+    VERIFY(memory, LARGE, 10);
+    push_out();
+    CHECK(pages_out(memory + 4 * MIB, 4 * MIB) == 0);
+    CHECK(munlock(memory, LARGE) == 0);
+    VERIFY(memory, LARGE, 10);
+}
+
+static void all_locked(void)
+{
+    char *memory = filled(LARGE, 11);
+    REQUIRE_OUT(memory, LARGE);
+    CHECK(mlockall(MCL_CURRENT) == 0);
+    CHECK(pages_out(memory, LARGE) == 0);
+    VERIFY(memory, LARGE, 11);
+    CHECK(munlockall() == 0);
+    push_out();
+    REQUIRE_OUT(memory, LARGE);
+    CHECK(mlockall(MCL_FUTURE) == 0);
+    char *later = map(8 * MIB);
+    CHECK(pages_out(later, 8 * MIB) == 0);
+    fill(later, 8 * MIB, 12);
+    CHECK(munlockall() == 0);
+    VERIFY(memory, LARGE, 11);
+    VERIFY(later, 8 * MIB, 12);
+}
+
+MAIN({ "dont_need", dont_need }, { "free_later", free_later }, { "other_advice", other_advice },
+     { "dont_need_over_a_hole", dont_need_over_a_hole }, { "protected_and_back", protected_and_back },
+     { "reserved_and_opened", reserved_and_opened }, { "made_executable", made_executable },
+     { "locked_and_unlocked", locked_and_unlocked }, { "all_locked", all_locked })

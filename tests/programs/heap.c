@@ -1,0 +1,157 @@
+/* Memory that the program gets from libc or has from the start: the break, arenas, calloc, static arrays. */
+#include "check.h"
+#include <malloc.h>
+
+/* The break up and down, as old allocators do. The break needs no alignment; ours keeps it by pages. */
+static void break_up_and_down(void)
+{
+    char *start = sbrk(0);
+    start = sbrk((intptr_t)((uintptr_t)-(uintptr_t)start % PAGE)) == (void *)-1 ? NULL : sbrk(0);
+    CHECK(start != NULL && (uintptr_t)start % PAGE == 0);
+    for (size_t bytes = 0; bytes < LARGE; bytes += 3 * MIB) {
+        CHECK(sbrk(3 * MIB) == start + bytes);
+        fill_from(start + bytes, 3 * MIB, 1, bytes / PAGE);
+    }
+    size_t bytes = (LARGE + 3 * MIB - 1) / (3 * MIB) * (3 * MIB);
+    REQUIRE_OUT(start, bytes);
+    VERIFY(start, bytes, 1);
+    CHECK(brk(start + bytes / 2) == 0);
+    VERIFY(start, bytes / 2, 1);
+    CHECK(brk(start + bytes) == 0);
+    VERIFY_ZERO(start + bytes / 2, bytes / 2);
+    push_out();
+    VERIFY(start, bytes / 2, 1);
+    /* In the middle of a page: the rest of it stays. */
+    CHECK(brk(start + 5 * MIB + 100) == 0);
+    CHECK(brk(start + 6 * MIB) == 0);
+    VERIFY(start, 5 * MIB, 1);
+    VERIFY_ZERO(start + 5 * MIB + PAGE, MIB - PAGE);
+    CHECK(*(uint64_t *)(start + 5 * MIB + 8) == word_of(1, 5 * MIB / PAGE, 1));
+}
+
+/* A heap of small blocks on the break. */
+static void small_blocks(void)
+{
+    enum { BYTES = 496 };
+    size_t count = LARGE / (BYTES + 16);
+    uint64_t **block = malloc(count * sizeof *block);
+    for (size_t i = 0; i < count; i++) {
+        block[i] = malloc(BYTES);
+        CHECK(block[i] != NULL);
+        for (size_t word = 0; word < BYTES / 8; word++)
+            block[i][word] = mix(i * 64 + word);
+    }
+    for (size_t i = 0; i < count; i += 2)
+        free(block[i]);
+    for (size_t i = 0; i < count; i += 2) {
+        block[i] = malloc(BYTES);
+        for (size_t word = 0; word < BYTES / 8; word++)
+            block[i][word] = mix(i * 64 + word);
+    }
+    for (size_t i = 0; i < count; i++) {
+        for (size_t word = 0; word < BYTES / 8; word++)
+            CHECK(block[i][word] == mix(i * 64 + word));
+        free(block[i]);
+    }
+    free(block);
+    malloc_trim(0);
+}
+
+/* Each thread has an arena of its own, which grows by mprotect; threads come and go. */
+static void *arena(void *argument)
+{
+    enum { COUNT = 3000, BYTES = 2000 };
+    uint64_t seed = (uintptr_t)argument;
+    uint64_t *block[COUNT];
+    for (int round = 0; round < 2; round++) {
+        for (size_t i = 0; i < COUNT; i++) {
+            block[i] = malloc(BYTES);
+            CHECK(block[i] != NULL);
+            for (size_t word = 0; word < BYTES / 8; word++)
+                block[i][word] = mix(seed ^ (i * 256 + word));
+        }
+        for (size_t i = 0; i < COUNT; i++) {
+            for (size_t word = 0; word < BYTES / 8; word++)
+                CHECK(block[i][word] == mix(seed ^ (i * 256 + word)));
+            if (i % 3 != 0)
+                free(block[i]);
+        }
+        for (size_t i = 0; i < COUNT; i += 3) {
+            for (size_t word = 0; word < BYTES / 8; word++)
+                CHECK(block[i][word] == mix(seed ^ (i * 256 + word)));
+            free(block[i]);
+        }
+    }
+    return NULL;
+}
+
+static void arenas(void)
+{
+    enum { THREADS = 16 };
+    for (int round = 0; round < 3; round++) {
+        pthread_t thread[THREADS];
+        for (uintptr_t i = 0; i < THREADS; i++)
+            CHECK(pthread_create(&thread[i], NULL, arena, (void *)(i * 77777 + 1)) == 0);
+        for (int i = 0; i < THREADS; i++)
+            CHECK(pthread_join(thread[i], NULL) == 0);
+    }
+}
+
+/* Zeros that were never written, written here and there, and read everywhere. */
+static void zeros_of_calloc(void)
+{
+    char *memory = calloc(LARGE, 2);
+    CHECK(memory != NULL);
+    VERIFY_ZERO(memory, 2 * LARGE);
+    for (size_t at = 0; at < 2 * LARGE; at += 3 * PAGE)
+        *(uint64_t *)(memory + at) = mix(at + 1);
+    for (size_t at = 0; at + PAGE <= 2 * LARGE; at += PAGE) {
+        CHECK(*(uint64_t *)(memory + at) == (at % (3 * PAGE) == 0 ? mix(at + 1) : 0));
+        VERIFY_ZERO(memory + at + 8, PAGE - 8);
+    }
+    free(memory);
+}
+
+static char of_the_program[LARGE] __attribute__((aligned(4096)));
+
+static void static_array(void)
+{
+    VERIFY_ZERO(of_the_program, LARGE);
+    fill(of_the_program, LARGE, 5);
+    VERIFY(of_the_program, LARGE, 5);
+    REQUIRE_OUT(of_the_program, LARGE);
+    CHECK(madvise(of_the_program + 4 * MIB, 4 * MIB, MADV_DONTNEED) == 0);
+    VERIFY_ZERO(of_the_program + 4 * MIB, 4 * MIB);
+    VERIFY(of_the_program, 4 * MIB, 5);
+    VERIFY_FROM(of_the_program + 8 * MIB, LARGE - 8 * MIB, 5, 8 * MIB / PAGE);
+}
+
+/* A static array is in the program's file's mapping where it is small; another library's too. */
+static char beside_others[3 * MIB + 123] = { 1 };
+
+static void static_array_with_content(void)
+{
+    CHECK(beside_others[0] == 1);
+    VERIFY_ZERO(beside_others + 8, sizeof beside_others / 8 * 8 - 8);
+    memset(beside_others, 7, sizeof beside_others);
+    push_out();
+    for (size_t i = 0; i < sizeof beside_others; i++)
+        CHECK(beside_others[i] == 7);
+}
+
+/* Populating goes past the budget at once if nobody looks. */
+static void populated(void)
+{
+    for (int round = 0; round < 3; round++) {
+        char *memory = map_at(NULL, LARGE, MAP_POPULATE);
+        VERIFY_ZERO(memory, LARGE);
+        fill(memory, LARGE, 6);
+        VERIFY(memory, LARGE, 6);
+        REQUIRE_OUT(memory, LARGE);
+        CHECK(munmap(memory, LARGE) == 0);
+    }
+}
+
+MAIN({ "break_up_and_down", break_up_and_down }, { "small_blocks", small_blocks }, { "arenas", arenas },
+     { "zeros_of_calloc", zeros_of_calloc }, { "static_array", static_array },
+     { "static_array_with_content", static_array_with_content }, { "populated", populated })

@@ -1,0 +1,228 @@
+/* The kernel reads and writes memory of which pages are out: files, O_DIRECT, pipes, other processes. */
+#include "check.h"
+
+static int scratch(int flags)
+{
+    char name[] = "io-XXXXXX";
+    int file = mkostemp(name, flags);
+    CHECK(file >= 0 && unlink(name) == 0);
+    return file;
+}
+
+static void files(void)
+{
+    char *memory = filled(LARGE, 1);
+    int file = scratch(0);
+    REQUIRE_OUT(memory, LARGE);
+    for (size_t done = 0; done < LARGE;) {
+        ssize_t wrote = write(file, memory + done, LARGE - done);
+        CHECK(wrote > 0);
+        done += (size_t)wrote;
+    }
+    fill(memory, LARGE, 2);
+    push_out();
+    REQUIRE_OUT(memory, LARGE);
+    CHECK(lseek(file, 0, SEEK_SET) == 0);
+    for (size_t done = 0; done < LARGE;) {
+        ssize_t got = read(file, memory + done, LARGE - done);
+        CHECK(got > 0);
+        done += (size_t)got;
+    }
+    VERIFY(memory, LARGE, 1);
+}
+
+/* The kernel pins the buffer's pages while the disk works on them. */
+static void direct(void)
+{
+    char *memory = filled(LARGE, 3);
+    int file = open(".", O_TMPFILE | O_RDWR | O_DIRECT, 0600);
+    if (file < 0)
+        file = scratch(O_DIRECT);
+    size_t piece = MIB;
+    for (int round = 0; round < 2; round++) {
+        push_out();
+        REQUIRE_OUT(memory, LARGE);
+        for (size_t at = 0; at < LARGE; at += piece)
+            CHECK(pwrite(file, memory + at, piece, (off_t)at) == (ssize_t)piece);
+        fill(memory, LARGE, 4);
+        push_out();
+        for (size_t at = 0; at < LARGE; at += piece)
+            CHECK(pread(file, memory + at, piece, (off_t)at) == (ssize_t)piece);
+        VERIFY(memory, LARGE, 3);
+    }
+}
+
+/* O_DIRECT by several threads while others push: pages are pinned just when they should leave. */
+static char *shared;
+static int direct_file;
+static volatile int pushing;
+
+static void *direct_reader(void *argument)
+{
+    size_t first = (uintptr_t)argument;
+    for (int round = 0; round < 6; round++) {
+        for (size_t at = first * MIB; at < 64 * MIB; at += 4 * MIB) {
+            CHECK(pread(direct_file, shared + at, MIB, (off_t)at) == (ssize_t)MIB);
+            VERIFY_FROM(shared + at, MIB, 5, at / PAGE);
+            CHECK(pwrite(direct_file, shared + at, MIB, (off_t)at) == (ssize_t)MIB);
+        }
+    }
+    return NULL;
+}
+
+static void *pusher(void *argument)
+{
+    (void)argument;
+    while (pushing)
+        push_out();
+    return NULL;
+}
+
+static void direct_while_pushed_out(void)
+{
+    shared = filled(64 * MIB, 5);
+    direct_file = open(".", O_TMPFILE | O_RDWR | O_DIRECT, 0600);
+    if (direct_file < 0)
+        direct_file = scratch(O_DIRECT);
+    for (size_t at = 0; at < 64 * MIB; at += MIB)
+        CHECK(pwrite(direct_file, shared + at, MIB, (off_t)at) == (ssize_t)MIB);
+    pthread_t reader[4], other;
+    pushing = 1;
+    CHECK(pthread_create(&other, NULL, pusher, NULL) == 0);
+    for (uintptr_t i = 0; i < 4; i++)
+        CHECK(pthread_create(&reader[i], NULL, direct_reader, (void *)i) == 0);
+    for (int i = 0; i < 4; i++)
+        CHECK(pthread_join(reader[i], NULL) == 0);
+    pushing = 0;
+    CHECK(pthread_join(other, NULL) == 0);
+    VERIFY(shared, 64 * MIB, 5);
+}
+
+static int pipe_ends[2];
+
+static void *pipe_writer(void *argument)
+{
+    char *memory = argument;
+    for (size_t done = 0; done < 48 * MIB;) {
+        struct iovec pieces[2] = { { memory + done, 64 * 1024 }, { memory + done + 64 * 1024, 64 * 1024 } };
+        ssize_t wrote = writev(pipe_ends[1], pieces, 2);
+        CHECK(wrote == 128 * 1024);
+        done += (size_t)wrote;
+    }
+    return NULL;
+}
+
+static void pipes(void)
+{
+    char *from = filled(48 * MIB, 6), *to = filled(48 * MIB, 7);
+    push_out();
+    REQUIRE_OUT(from, 48 * MIB);
+    REQUIRE_OUT(to, 48 * MIB);
+    CHECK(pipe(pipe_ends) == 0);
+    pthread_t writer;
+    CHECK(pthread_create(&writer, NULL, pipe_writer, from) == 0);
+    for (size_t done = 0; done < 48 * MIB;) {
+        ssize_t got = read(pipe_ends[0], to + done, 48 * MIB - done);
+        CHECK(got > 0);
+        done += (size_t)got;
+    }
+    CHECK(pthread_join(writer, NULL) == 0);
+    VERIFY(to, 48 * MIB, 6);
+    VERIFY(from, 48 * MIB, 6);
+}
+
+/* Pages lent to a pipe and evicted meanwhile. */
+static void pages_lent_to_a_pipe(void)
+{
+    char *from = filled(48 * MIB, 8), *got = malloc(64 * 1024);
+    CHECK(pipe(pipe_ends) == 0);
+    for (size_t at = 0; at < 48 * MIB; at += 64 * 1024) {
+        struct iovec piece = { from + at, 64 * 1024 };
+        CHECK(vmsplice(pipe_ends[1], &piece, 1, 0) == 64 * 1024);
+        if (at % (8 * MIB) == 0)
+            push_out();
+        for (size_t done = 0; done < 64 * 1024;) {
+            ssize_t part = read(pipe_ends[0], got + done, 64 * 1024 - done);
+            CHECK(part > 0);
+            done += (size_t)part;
+        }
+        VERIFY_FROM(got, 64 * 1024, 8, at / PAGE);
+    }
+    VERIFY(from, 48 * MIB, 8);
+}
+
+/* As a debugger reads and writes. The kernel doesn't wait for a userfaultfd when /proc/PID/mem is used: it answers
+ * EIO for a page that is out, never a wrong byte. process_vm_readv waits. */
+static void through_proc(void)
+{
+    char *memory = filled(LARGE, 9), *copy = malloc(MIB);
+    int file = open("/proc/self/mem", O_RDWR);
+    CHECK(file >= 0);
+    push_out();
+    REQUIRE_OUT(memory, LARGE);
+    for (size_t at = 0; at < LARGE / 2; at += MIB) {
+        ssize_t got = pread(file, copy, MIB, (off_t)(uintptr_t)(memory + at));
+        CHECK(got > 0 || errno == EIO);
+        if (got > 0)
+            VERIFY_FROM(copy, (size_t)got / PAGE * PAGE, 9, at / PAGE);
+    }
+    for (size_t at = LARGE / 2; at < LARGE; at += MIB) {
+        struct iovec mine = { copy, MIB }, others = { memory + at, MIB };
+        CHECK(process_vm_readv(getpid(), &mine, 1, &others, 1, 0) == (ssize_t)MIB);
+        VERIFY_FROM(copy, MIB, 9, at / PAGE);
+    }
+    push_out();
+    REQUIRE_OUT(memory, MIB);
+    fill(copy, MIB, 10);
+    struct iovec mine = { copy, MIB }, others = { memory, MIB };
+    CHECK(process_vm_writev(getpid(), &mine, 1, &others, 1, 0) == (ssize_t)MIB);
+    VERIFY(memory, MIB, 10);
+    VERIFY_FROM(memory + MIB, LARGE - MIB, 9, MIB / PAGE);
+}
+
+/* A lock and a condition in memory that is out. */
+struct meeting {
+    pthread_mutex_t lock;
+    pthread_cond_t turned;
+    int turn;
+};
+
+static void *other_side(void *argument)
+{
+    struct meeting *meeting = argument;
+    pthread_mutex_lock(&meeting->lock);
+    for (int i = 0; i < 8; i++) {
+        while (meeting->turn != 2 * i + 1)
+            pthread_cond_wait(&meeting->turned, &meeting->lock);
+        meeting->turn++;
+        pthread_cond_signal(&meeting->turned);
+    }
+    pthread_mutex_unlock(&meeting->lock);
+    return NULL;
+}
+
+static void futexes(void)
+{
+    char *memory = filled(48 * MIB, 11);
+    struct meeting *meeting = (struct meeting *)(memory + 24 * MIB);
+    pthread_mutex_init(&meeting->lock, NULL);
+    pthread_cond_init(&meeting->turned, NULL);
+    meeting->turn = 0;
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, other_side, meeting) == 0);
+    for (int i = 0; i < 8; i++) {
+        push_out();
+        pthread_mutex_lock(&meeting->lock);
+        meeting->turn++;
+        pthread_cond_signal(&meeting->turned);
+        while (meeting->turn != 2 * i + 2)
+            pthread_cond_wait(&meeting->turned, &meeting->lock);
+        pthread_mutex_unlock(&meeting->lock);
+    }
+    CHECK(pthread_join(other, NULL) == 0);
+    VERIFY(memory, 24 * MIB, 11);
+}
+
+MAIN({ "files", files }, { "direct", direct }, { "direct_while_pushed_out", direct_while_pushed_out },
+     { "pipes", pipes }, { "pages_lent_to_a_pipe", pages_lent_to_a_pipe }, { "through_proc", through_proc },
+     { "futexes", futexes })

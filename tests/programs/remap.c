@@ -1,0 +1,229 @@
+/* Mappings that grow, shrink, move, and are taken apart while pages of them are out. */
+#include "check.h"
+
+/* malloc's huge blocks grow by mremap, in place or moved as the kernel finds room. */
+static void realloc_growth(void)
+{
+    size_t bytes = 4 * MIB;
+    char *block = malloc(bytes);
+    CHECK(block != NULL);
+    /* The block's pages aren't aligned to pages of memory: a content of words fits all the same. */
+    fill(block, bytes, 1);
+    while (bytes < LARGE) {
+        size_t larger = bytes + 7 * MIB;
+        block = realloc(block, larger);
+        CHECK(block != NULL);
+        fill_from(block + bytes, larger - bytes, 1, bytes / PAGE);
+        bytes = larger;
+    }
+    VERIFY(block, bytes, 1);
+    block = realloc(block, bytes / 2);
+    VERIFY(block, bytes / 2, 1);
+    block = realloc(block, bytes);
+    VERIFY(block, bytes / 2, 1);
+    free(block);
+}
+
+/* A wall behind the mapping makes the kernel move it. */
+static void moved_growth(void)
+{
+    size_t bytes = 48 * MIB;
+    char *memory = filled(bytes, 2);
+    for (int round = 0; round < 4; round++) {
+        push_out();
+        REQUIRE_OUT(memory, bytes);
+        mmap(memory + bytes, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+        char *moved = mremap(memory, bytes, bytes + 8 * MIB, MREMAP_MAYMOVE);
+        CHECK(moved != MAP_FAILED);
+        CHECK(moved != memory);
+        VERIFY(moved, bytes, 2);
+        VERIFY_ZERO(moved + bytes, 8 * MIB);
+        fill_from(moved + bytes, 8 * MIB, 2, bytes / PAGE);
+        memory = moved;
+        bytes += 8 * MIB;
+    }
+    push_out();
+    VERIFY(memory, bytes, 2);
+}
+
+/* Room that was kept free behind the mapping lets it grow where it is. */
+static void grown_in_place(void)
+{
+    char *room = mmap(NULL, LARGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(room != MAP_FAILED);
+    size_t bytes = 32 * MIB;
+    char *memory = map_at(room, bytes, MAP_FIXED);
+    fill(memory, bytes, 3);
+    while (bytes < LARGE) {
+        push_out();
+        CHECK(munmap(memory + bytes, 16 * MIB) == 0);
+        CHECK(mremap(memory, bytes, bytes + 16 * MIB, 0) == memory);
+        fill_from(memory + bytes, 16 * MIB, 3, bytes / PAGE);
+        bytes += 16 * MIB;
+    }
+    VERIFY(memory, bytes, 3);
+}
+
+static void shrunk(void)
+{
+    char *memory = filled(LARGE, 4);
+    REQUIRE_OUT(memory, LARGE);
+    for (size_t bytes = LARGE; bytes > 16 * MIB; bytes -= 16 * MIB) {
+        CHECK(mremap(memory, bytes, bytes - 16 * MIB, 0) == memory);
+        VERIFY(memory, bytes - 16 * MIB, 4);
+    }
+    /* What is mapped there now is new. */
+    char *behind = map_at(memory + 16 * MIB, LARGE - 16 * MIB, MAP_FIXED_NOREPLACE);
+    VERIFY_ZERO(behind, LARGE - 16 * MIB);
+    VERIFY(memory, 16 * MIB, 4);
+}
+
+/* Onto memory that is managed itself, and partly out. */
+static void moved_to_fixed_place(void)
+{
+    char *from = filled(48 * MIB, 5);
+    char *onto = filled(48 * MIB, 6);
+    REQUIRE_OUT(from, 48 * MIB);
+    CHECK(mremap(from, 32 * MIB, 32 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, onto + 8 * MIB) == onto + 8 * MIB);
+    VERIFY(onto, 8 * MIB, 6);
+    VERIFY(onto + 8 * MIB, 32 * MIB, 5);
+    VERIFY_FROM(onto + 40 * MIB, 8 * MIB, 6, 40 * MIB / PAGE);
+    VERIFY_FROM(from + 32 * MIB, 16 * MIB, 5, 32 * MIB / PAGE);
+    char *again = map_at(from, 32 * MIB, MAP_FIXED_NOREPLACE);
+    VERIFY_ZERO(again, 32 * MIB);
+    push_out();
+    VERIFY(onto + 8 * MIB, 32 * MIB, 5);
+}
+
+/* The old mapping stays, empty; both are used afterwards. */
+static void moved_and_not_unmapped(void)
+{
+    char *from = filled(64 * MIB, 7);
+    REQUIRE_OUT(from, 64 * MIB);
+    char *to = mremap(from, 64 * MIB, 64 * MIB, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL);
+    CHECK(to != MAP_FAILED && to != from);
+    VERIFY_ZERO(from, 64 * MIB);
+    VERIFY(to, 64 * MIB, 7);
+    fill(from, 64 * MIB, 8);
+    push_out();
+    VERIFY(to, 64 * MIB, 7);
+    VERIFY(from, 64 * MIB, 8);
+}
+
+/* A mapping cut to pieces, each of which moves on its own. */
+static void pieces(void)
+{
+    enum { COUNT = 24 };
+    size_t bytes = LARGE / COUNT;
+    char *memory = filled(LARGE, 9), *piece[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        piece[i] = mremap(memory + i * bytes, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, map(bytes));
+        CHECK(piece[i] != MAP_FAILED);
+    }
+    push_out();
+    for (int i = 0; i < COUNT; i++)
+        VERIFY_FROM(piece[i], bytes, 9, i * bytes / PAGE);
+    /* And back together, in reverse. */
+    char *room = mmap(NULL, LARGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    for (int i = 0; i < COUNT; i++)
+        CHECK(mremap(piece[i], bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, room + (COUNT - 1 - i) * bytes)
+              != MAP_FAILED);
+    for (int i = 0; i < COUNT; i++)
+        VERIFY_FROM(room + (COUNT - 1 - i) * bytes, bytes, 9, i * bytes / PAGE);
+}
+
+static void halves_unmapped(void)
+{
+    char *memory = filled(LARGE, 10);
+    REQUIRE_OUT(memory, LARGE);
+    size_t keep = LARGE / 4;
+    CHECK(munmap(memory, keep) == 0);
+    CHECK(munmap(memory + 3 * keep, keep) == 0);
+    VERIFY_FROM(memory + keep, 2 * keep, 10, keep / PAGE);
+    /* A hole in the middle, and new memory in it. */
+    CHECK(munmap(memory + keep + keep / 2, keep / 2) == 0);
+    char *inner = map_at(memory + keep + keep / 2, keep / 2, MAP_FIXED_NOREPLACE);
+    VERIFY_ZERO(inner, keep / 2);
+    fill(inner, keep / 2, 11);
+    push_out();
+    VERIFY(inner, keep / 2, 11);
+    VERIFY_FROM(memory + keep, keep / 2, 10, keep / PAGE);
+    VERIFY_FROM(memory + 2 * keep, keep, 10, 2 * keep / PAGE);
+    CHECK(munmap(memory, LARGE) == 0);
+}
+
+/* mmap in the place of managed memory: anonymous, of a file, shared, and without access. */
+static void mapped_over(void)
+{
+    char *memory = filled(LARGE, 12);
+    REQUIRE_OUT(memory, LARGE);
+    size_t part = LARGE / 6;
+    CHECK(map_at(memory, part, MAP_FIXED) == memory);
+    VERIFY_ZERO(memory, part);
+    char name[] = "mapped-XXXXXX";
+    int file = mkstemp(name);
+    CHECK(file >= 0 && unlink(name) == 0 && ftruncate(file, (off_t)part) == 0);
+    CHECK(pwrite(file, "of the file", 11, 0) == 11);
+    CHECK(mmap(memory + 2 * part, part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file, 0) == memory + 2 * part);
+    CHECK(memcmp(memory + 2 * part, "of the file", 11) == 0);
+    VERIFY_ZERO(memory + 2 * part + PAGE, part - PAGE);
+    CHECK(mmap(memory + 4 * part, part, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0)
+          == memory + 4 * part);
+    VERIFY_ZERO(memory + 4 * part, part);
+    fill(memory + 4 * part, part, 13);
+    push_out();
+    for (size_t i = 1; i < 6; i += 2)
+        VERIFY_FROM(memory + i * part, part, 12, i * part / PAGE);
+    VERIFY(memory + 4 * part, part, 13);
+    /* And anonymous memory again in the place of all that. */
+    CHECK(map_at(memory, LARGE, MAP_FIXED) == memory);
+    VERIFY_ZERO(memory, LARGE);
+    fill(memory, LARGE, 14);
+    VERIFY(memory, LARGE, 14);
+}
+
+/* Many small changes at the edges, down to one page. */
+static void page_by_page(void)
+{
+    size_t bytes = 48 * MIB;
+    char *memory = filled(bytes, 15);
+    REQUIRE_OUT(memory, bytes);
+    for (size_t page = 0; page < bytes / PAGE; page += 7)
+        CHECK(munmap(memory + page * PAGE, PAGE) == 0);
+    for (size_t page = 0; page < bytes / PAGE; page++) {
+        if (page % 7 == 0)
+            CHECK(map_at(memory + page * PAGE, PAGE, MAP_FIXED_NOREPLACE) == memory + page * PAGE);
+        if (page % 7 == 0)
+            VERIFY_ZERO(memory + page * PAGE, PAGE);
+        else
+            VERIFY_FROM(memory + page * PAGE, PAGE, 15, page);
+    }
+}
+
+/* What the kernel refuses must change nothing. */
+static void refused_calls(void)
+{
+    char *memory = filled(LARGE, 16);
+    REQUIRE_OUT(memory, LARGE);
+    CHECK(munmap(memory + 1, PAGE) == -1 && errno == EINVAL);
+    CHECK(munmap(memory, 0) == -1 && errno == EINVAL);
+    CHECK(mremap(memory + 1, PAGE, PAGE, MREMAP_MAYMOVE) == MAP_FAILED && errno == EINVAL);
+    CHECK(mremap(memory, LARGE, 0, MREMAP_MAYMOVE) == MAP_FAILED && errno == EINVAL);
+    CHECK(mremap(memory, 8 * MIB, 8 * MIB, MREMAP_MAYMOVE | MREMAP_FIXED, memory + 4 * MIB) == MAP_FAILED
+          && errno == EINVAL);
+    CHECK(mremap(memory, LARGE, (size_t)1 << 46, MREMAP_MAYMOVE) == MAP_FAILED && errno == ENOMEM);
+    CHECK(madvise(memory, LARGE, 12345) == -1 && errno == EINVAL);
+    CHECK(madvise(memory + 1, PAGE, MADV_DONTNEED) == -1 && errno == EINVAL);
+    CHECK(mprotect(memory + 1, PAGE, PROT_READ) == -1 && errno == EINVAL);
+    CHECK(mmap(memory, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED
+          && errno == EEXIST);
+    CHECK(mmap(memory, PAGE, PROT_READ, MAP_PRIVATE | MAP_FIXED, 12345, 0) == MAP_FAILED && errno == EBADF);
+    CHECK(mmap(NULL, 0, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == EINVAL);
+    VERIFY(memory, LARGE, 16);
+}
+
+MAIN({ "realloc_growth", realloc_growth }, { "moved_growth", moved_growth }, { "grown_in_place", grown_in_place },
+     { "shrunk", shrunk }, { "moved_to_fixed_place", moved_to_fixed_place },
+     { "moved_and_not_unmapped", moved_and_not_unmapped }, { "pieces", pieces },
+     { "halves_unmapped", halves_unmapped }, { "mapped_over", mapped_over }, { "page_by_page", page_by_page },
+     { "refused_calls", refused_calls })

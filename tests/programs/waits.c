@@ -1,0 +1,57 @@
+/* Fills memory, says so by a file `ready`, waits for a file `go`, and reads all of it: what happens in between is
+ * the test's. The noise is too much for any pool. */
+#include "check.h"
+
+static void noise(uint64_t *memory, size_t bytes, uint64_t seed)
+{
+    for (size_t i = 0; i < bytes / 8; i++)
+        memory[i] = mix(seed ^ mix(i + 1));
+}
+
+static void compare(const uint64_t *memory, size_t bytes, uint64_t seed)
+{
+    for (size_t i = 0; i < bytes / 8; i++)
+        if (memory[i] != mix(seed ^ mix(i + 1)))
+            FAIL("word %zu at %p is %016lx, not %016lx", i, (void *)(memory + i), memory[i], mix(seed ^ mix(i + 1)));
+}
+
+static void say(const char *name)
+{
+    int file = open(name, O_CREAT | O_WRONLY, 0600);
+    CHECK(file >= 0);
+    close(file);
+}
+
+static void wait_for(const char *name)
+{
+    for (int i = 0; access(name, F_OK) != 0; i++) {
+        CHECK(i < 12000);
+        usleep(5000);
+    }
+}
+
+/* 96 MiB, read after the wait. */
+static void read_after(void)
+{
+    uint64_t *memory = (uint64_t *)map(LARGE);
+    noise(memory, LARGE, 1);
+    say("ready");
+    wait_for("go");
+    compare(memory, LARGE, 1);
+    puts("all right");
+}
+
+/* Half before the wait and half after it, so that there is something to write then. */
+static void write_after(void)
+{
+    uint64_t *memory = (uint64_t *)map(LARGE), *more = (uint64_t *)map(LARGE);
+    noise(memory, LARGE / 2, 2);
+    say("ready");
+    wait_for("go");
+    noise(more, LARGE / 2, 3);
+    compare(memory, LARGE / 2, 2);
+    compare(more, LARGE / 2, 3);
+    puts("all right");
+}
+
+MAIN({ "read_after", read_after }, { "write_after", write_after })
