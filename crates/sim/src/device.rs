@@ -1,0 +1,95 @@
+//! A swap area's device, shared by all processes of a run: memory behind the decorators of `farpage-io`.
+//!
+//! The layers, from the outside: requests are counted; news of them is late, in simulated time; they fail or
+//! lie as planned; they are carried out in some order, until the device is lost.
+
+// UNSAFETY: requests carry addresses, and the device borrows memory that it owns itself.
+
+use crate::profile::AreaProfile;
+use farpage_core::units::{CLUSTER_SLOTS, FrameIndex, PAGE_BYTES, SlotIndex};
+use farpage_io::{Backend, Busy, Completion, Counting, Crash, FaultCounts, Faulty, Mem, Op};
+use farpage_io::{Request, Segment, Slow, Wait};
+use std::cell::RefCell;
+use std::sync::atomic::AtomicU32;
+
+type Stack = Counting<Slow<Faulty<Crash<Mem<'static>>>>>;
+
+/// One area's device, and what processes share about the area.
+pub(crate) struct Device {
+    stack: RefCell<Option<Box<Stack>>>,
+    memory: *mut [u8],
+    /// Who has which cluster.
+    pub holders: Vec<AtomicU32>,
+    pub bad: Vec<u32>,
+    pub slots: u32,
+    pub priority: i32,
+}
+
+impl Device {
+    pub(crate) fn new(profile: &AreaProfile) -> Device {
+        let memory = vec![0; profile.device_pages as usize * PAGE_BYTES].into_boxed_slice();
+        let memory = Box::into_raw(memory);
+        // SAFETY: just allocated, reached through this reference only, and freed in `drop`, after the stack.
+        let mem = Mem::new(unsafe { &mut *memory });
+        let faulty = Faulty::new(Crash::new(mem, profile.crash), profile.faults);
+        let stack = Counting::new(Slow::new(faulty, profile.slow));
+        Device {
+            stack: RefCell::new(Some(Box::new(stack))),
+            memory,
+            holders: (0..profile.slots.div_ceil(CLUSTER_SLOTS)).map(|_| AtomicU32::new(0)).collect(),
+            bad: profile.bad.clone(),
+            slots: profile.slots,
+            priority: profile.priority,
+        }
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Stack) -> T) -> T {
+        act(self.stack.borrow_mut().as_mut().expect("a device that isn't dropped"))
+    }
+
+    /// Reads or writes neighbouring slots. The frames are left alone until the completion is back.
+    pub(crate) fn submit(
+        &self,
+        op: Op,
+        slot: SlotIndex,
+        frames: impl Iterator<Item = FrameIndex>,
+        pointer: impl Fn(FrameIndex) -> *mut u8,
+        token: u64,
+    ) -> Result<(), Busy> {
+        let segments: Vec<Segment> = frames.map(|frame| Segment { base: pointer(frame) }).collect();
+        let request = Request { op, offset: slot.byte_offset(), segments: &segments, token };
+        // SAFETY: the frames belong to an operation that keeps them until the completion is back; a process
+        // that dies keeps its memory until all its requests are.
+        self.with(|stack| unsafe { stack.submit(&request) })
+    }
+
+    /// Lets time pass, and collects what has finished.
+    pub(crate) fn pass(&self, ticks: u64, mut finished: impl FnMut(Completion)) {
+        let mut out = [Completion::EMPTY; 16];
+        let count = self.with(|stack| {
+            stack.inner().advance(ticks);
+            stack.complete(Wait::No, &mut out)
+        });
+        out[..count].iter().for_each(|completion| finished(*completion));
+    }
+
+    /// What it has done wrong so far.
+    pub(crate) fn faults(&self) -> FaultCounts {
+        self.with(|stack| *stack.inner().inner().counts())
+    }
+
+    /// How many pages can have been damaged by lies: a lost write leaves up to 64 old pages; a misdirected one
+    /// also overwrites as many.
+    pub(crate) fn pages_lied_about_max(&self) -> u64 {
+        let faults = self.faults();
+        faults.flips + faults.lost_writes * 64 + faults.misdirections * 128
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.stack.borrow_mut().take();
+        // SAFETY: from `Box::into_raw` in `new`; the stack, which borrowed it, is gone.
+        drop(unsafe { Box::from_raw(self.memory) });
+    }
+}

@@ -1,0 +1,136 @@
+//! The memory that a simulated process hands to its pager: tables, frames and pool, zeroed, and freed when
+//! the process is gone.
+//!
+//! Frames are also modelled as the kernel has them: one without memory behind it is full of poison, which no
+//! page contains and nobody may disturb.
+
+// UNSAFETY: a pager borrows what it is handed for its whole life, and here that memory belongs to the same
+// owner as the pager; so its lifetime can't be written down.
+
+use farpage_core::cache::Backing;
+use farpage_core::memory::{Region, Zeroed};
+use farpage_core::table::Leaf;
+use farpage_core::units::{FrameIndex, PAGE_BYTES, PageBytes};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+/// Pieces of memory that live until this is dropped.
+#[derive(Default)]
+pub(crate) struct Home {
+    pieces: Vec<(*mut u8, Layout)>,
+}
+
+impl Home {
+    /// `bytes` zeroed bytes, page aligned.
+    pub(crate) fn piece(&mut self, bytes: usize) -> *mut u8 {
+        let layout = Layout::from_size_align(bytes.max(1), PAGE_BYTES).expect("a sensible size");
+        // SAFETY: the layout's size isn't 0.
+        let piece = unsafe { alloc_zeroed(layout) };
+        assert!(!piece.is_null(), "no memory for a simulated process");
+        self.pieces.push((piece, layout));
+        piece
+    }
+
+    /// A table of `count` zeroed values. The caller drops what uses it before the home.
+    pub(crate) fn table<T: Zeroed>(&mut self, count: usize) -> &'static mut [T] {
+        let bytes = Region::bytes_for::<T>(count);
+        let base = self.piece(bytes);
+        // SAFETY: fresh zeroed memory of that size, ours alone. It doesn't really live for ever, but as long
+        // as `self`, which outlives the pager: `Space` declares it last.
+        unsafe { Region::new(base, bytes) }.carve(count)
+    }
+
+    /// A leaf for the page table.
+    pub(crate) fn leaf(&mut self) -> &'static Leaf {
+        &self.table::<Leaf>(1)[0]
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        for &(piece, layout) in &self.pieces {
+            // SAFETY: allocated in `piece` with this layout and freed once.
+            unsafe { dealloc(piece, layout) };
+        }
+    }
+}
+
+/// What is in a frame that has no memory.
+const POISON: u8 = 0xdb;
+
+/// The frames, as the kernel sees them.
+pub(crate) struct Frames {
+    first: *mut PageBytes,
+    backed: Vec<bool>,
+}
+
+impl Frames {
+    /// `count` frames at `first`, which live as long as `self` is used, all of them with or without memory.
+    pub(crate) fn new(first: *mut PageBytes, count: usize, backing: Backing) -> Frames {
+        let mut frames = Frames { first, backed: vec![true; count] };
+        if backing == Backing::Hole {
+            (0..count).for_each(|frame| frames.empty(FrameIndex(frame as u32)));
+        }
+        frames
+    }
+
+    #[expect(clippy::mut_from_ref, reason = "frames are raw memory; the simulator has one thread")]
+    fn bytes(&self, frame: FrameIndex) -> &mut [u8; PAGE_BYTES] {
+        assert!(frame.at() < self.backed.len());
+        // SAFETY: in bounds, and alive by the promise in `new`. The references that the core makes to frames
+        // live inside one of its calls, in the same thread, and none of them leads here.
+        unsafe { &mut (*self.first.add(frame.at())).0 }
+    }
+
+    pub(crate) fn is_backed(&self, frame: FrameIndex) -> bool {
+        self.backed[frame.at()]
+    }
+
+    pub(crate) fn backed_count(&self) -> usize {
+        self.backed.iter().filter(|&&backed| backed).count()
+    }
+
+    /// The first touch of a hole: zeros.
+    pub(crate) fn back(&mut self, frame: FrameIndex) {
+        assert!(!self.is_backed(frame), "{frame:?} already has memory");
+        self.assert_intact(frame);
+        self.bytes(frame).fill(0);
+        self.backed[frame.at()] = true;
+    }
+
+    /// MADV_DONTNEED, or the page moved out.
+    pub(crate) fn empty(&mut self, frame: FrameIndex) {
+        assert!(self.is_backed(frame), "{frame:?} is a hole already");
+        self.bytes(frame).fill(POISON);
+        self.backed[frame.at()] = false;
+    }
+
+    /// A page moves into a hole.
+    pub(crate) fn fill_hole(&mut self, frame: FrameIndex, bytes: &[u8; PAGE_BYTES]) {
+        assert!(!self.is_backed(frame), "a page was moved over {frame:?}, which has memory");
+        self.assert_intact(frame);
+        *self.bytes(frame) = *bytes;
+        self.backed[frame.at()] = true;
+    }
+
+    /// A page is copied into a frame with memory.
+    pub(crate) fn copy_in(&mut self, frame: FrameIndex, bytes: &[u8; PAGE_BYTES]) {
+        assert!(self.is_backed(frame), "{frame:?} is a hole");
+        *self.bytes(frame) = *bytes;
+    }
+
+    pub(crate) fn read(&self, frame: FrameIndex) -> &[u8; PAGE_BYTES] {
+        assert!(self.is_backed(frame), "{frame:?}, a hole, was read");
+        self.bytes(frame)
+    }
+
+    fn assert_intact(&self, frame: FrameIndex) {
+        assert!(self.bytes(frame).iter().all(|&byte| byte == POISON), "{frame:?}, a hole, was written");
+    }
+
+    /// Asserts that nobody has written into a hole.
+    pub(crate) fn check(&self) {
+        for frame in (0..self.backed.len() as u32).map(FrameIndex).filter(|&frame| !self.is_backed(frame)) {
+            self.assert_intact(frame);
+        }
+    }
+}

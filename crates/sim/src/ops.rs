@@ -1,0 +1,688 @@
+//! Operations under way: each is a little state machine that goes one call further when its turn comes, so
+//! that any two of them can overlap in any order.
+
+use crate::change::ChangeOp;
+use crate::program::NotThere;
+use crate::space::{Slots, Space};
+use crate::world::World;
+use farpage_core::areas::AreaState;
+use farpage_core::cache::Backing;
+use farpage_core::config::Install;
+use farpage_core::pager::{Access, Batch, Left, Placed, Shrunk, Step, Taken, Ticket, WriteBatch};
+use farpage_core::pager::{WriteProgress, WriteRequest};
+use farpage_core::stats::Counter;
+use farpage_core::table::entry::State;
+use farpage_core::units::{FrameIndex, PageIndex, SlotIndex};
+use farpage_io::{IoError, Op as Direction};
+use std::ops::Range;
+
+/// A thread faulted and nobody has looked at it yet.
+#[derive(Clone, Copy)]
+pub(crate) struct Message {
+    pub thread: usize,
+    pub page: PageIndex,
+    pub access: Access,
+}
+
+/// What one writer collects.
+#[derive(Default)]
+pub(crate) struct Writer {
+    pub batch: WriteBatch,
+}
+
+/// Something under way.
+pub(crate) enum Op {
+    Fault(FaultOp),
+    Evict(Box<EvictOp>),
+    Write(Box<WriteOp>),
+    Change(ChangeOp),
+    /// Memory of the pool that is being given back.
+    ReleasePool(Range<usize>),
+    /// Frames whose memory is being given back.
+    ReleaseFrames(u32, u32),
+}
+
+/// What became of an operation's turn.
+pub(crate) enum Next {
+    /// It went on.
+    Go(Op),
+    /// It has to wait.
+    Wait(Op),
+    Done,
+}
+
+pub(crate) struct FaultOp {
+    page: PageIndex,
+    access: Access,
+    phase: FaultPhase,
+}
+
+enum FaultPhase {
+    Ask,
+    BackToLoad(Ticket),
+    Load(Ticket),
+    BackToRead(Ticket),
+    Read(Ticket),
+    /// The only phase with a ticket that isn't inside the map lock.
+    Wait(Ticket, u64),
+    Zero(Ticket),
+    Install(Ticket),
+    Unprotect(Ticket),
+    Settle(Ticket, Left),
+    Fail(Ticket, SlotIndex),
+}
+
+impl FaultPhase {
+    const fn ticket(&self) -> Option<&Ticket> {
+        match self {
+            FaultPhase::Ask => None,
+            FaultPhase::BackToLoad(ticket)
+            | FaultPhase::Load(ticket)
+            | FaultPhase::BackToRead(ticket)
+            | FaultPhase::Read(ticket)
+            | FaultPhase::Wait(ticket, _)
+            | FaultPhase::Zero(ticket)
+            | FaultPhase::Install(ticket)
+            | FaultPhase::Unprotect(ticket)
+            | FaultPhase::Fail(ticket, _)
+            | FaultPhase::Settle(ticket, _) => Some(ticket),
+        }
+    }
+}
+
+pub(crate) struct EvictOp {
+    batch: Batch,
+    /// Victims before it have been dealt with.
+    at: usize,
+    /// With `Install::Copy`: whether the pages are write-protected by now.
+    protected: bool,
+}
+
+pub(crate) struct WriteOp {
+    request: WriteRequest,
+    phase: WritePhase,
+}
+
+#[derive(Clone, Copy)]
+enum WritePhase {
+    Submit,
+    Wait(u64),
+    Done(Result<(), AreaState>),
+}
+
+impl Op {
+    /// The request it waits for.
+    pub(crate) const fn token(&self) -> Option<u64> {
+        match self {
+            Op::Fault(FaultOp { phase: FaultPhase::Wait(_, token), .. }) => Some(*token),
+            Op::Write(write) => match write.phase {
+                WritePhase::Wait(token) => Some(token),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Adds what it holds to the lists; returns how many of its frames have memory and no page that counts
+    /// them.
+    pub(crate) fn holds(
+        &mut self,
+        frames: &mut Vec<FrameIndex>,
+        writing: &mut Vec<FrameIndex>,
+        slots: &mut Slots,
+    ) -> i64 {
+        match self {
+            Op::Fault(fault) => {
+                let Some(ticket) = fault.phase.ticket() else { return 0 };
+                let moved = matches!(fault.phase, FaultPhase::Settle(_, Left { frame: Backing::Hole, .. }));
+                if let State::Parked { .. } = ticket.before() {
+                    // Counted as parked. Once moved out it is parked without memory for a moment.
+                    return if moved { -1 } else { 0 };
+                }
+                let Some(frame) = ticket.frame() else { return 0 };
+                frames.push(frame);
+                i64::from(!ticket.needs_backing() && !moved)
+            }
+            Op::Evict(evict) => {
+                let mut backed = 0;
+                for victim in evict.batch.victims() {
+                    frames.push(victim.frame);
+                    backed += i64::from(victim.taken == Taken::Yes || victim.backing == Backing::Memory);
+                }
+                backed
+            }
+            Op::Write(write) => {
+                for (slot, frame) in write.request.open() {
+                    writing.push(frame);
+                    slots.push(slot);
+                }
+                0
+            }
+            Op::ReleaseFrames(first, length) => {
+                frames.extend((*first..*first + *length).map(FrameIndex));
+                i64::from(*length)
+            }
+            Op::Change(_) | Op::ReleasePool(_) => 0,
+        }
+    }
+}
+
+impl Space {
+    /// Gives one operation, drawn at random, its turn. False if it had to wait.
+    pub(crate) fn step_one(&self, world: &World) -> bool {
+        let count = self.ops.borrow().len();
+        if count == 0 {
+            return false;
+        }
+        let op = self.ops.borrow_mut().swap_remove(world.random.index(count));
+        let next = match op {
+            Op::Fault(fault) => self.step_fault(world, fault),
+            Op::Evict(evict) => self.step_evict(world, evict),
+            Op::Write(write) => self.step_write(world, write),
+            Op::Change(change) => self.step_change(world, change),
+            Op::ReleasePool(range) => {
+                self.release_pool(range);
+                Next::Done
+            }
+            Op::ReleaseFrames(first, length) => {
+                for frame in (first..first + length).map(FrameIndex) {
+                    self.frames.borrow_mut().empty(frame);
+                    self.pager.cache().put(frame, Backing::Hole);
+                }
+                Next::Done
+            }
+        };
+        let (op, went) = match next {
+            Next::Go(op) => (Some(op), true),
+            Next::Wait(op) => (Some(op), false),
+            Next::Done => (None, true),
+        };
+        self.ops.borrow_mut().extend(op);
+        went
+    }
+
+    /// A handler takes the oldest message, or sometimes another one.
+    pub(crate) fn handle_message(&self, world: &World) -> bool {
+        let busy = self.ops.borrow().iter().filter(|op| matches!(op, Op::Fault(_))).count();
+        let mut messages = self.messages.borrow_mut();
+        if messages.is_empty() || busy >= world.profile.handlers {
+            return false;
+        }
+        let at = if world.random.percent(70) { 0 } else { world.random.index(messages.len()) };
+        let Message { page, access, .. } = messages.remove(at).expect("in bounds");
+        self.ops.borrow_mut().push(Op::Fault(FaultOp { page, access, phase: FaultPhase::Ask }));
+        true
+    }
+
+    fn step_fault(&self, world: &World, fault: FaultOp) -> Next {
+        let FaultOp { page, access, phase } = fault;
+        let op = |phase| Op::Fault(FaultOp { page, access, phase });
+        match phase {
+            FaultPhase::Ask => self.ask(world, page, access),
+            FaultPhase::BackToLoad(ticket) => Next::Go(op(FaultPhase::Load(self.back(ticket)))),
+            FaultPhase::BackToRead(ticket) => Next::Go(op(FaultPhase::Read(self.back(ticket)))),
+            FaultPhase::Load(ticket) => {
+                let loaded = self.with_scratches(|scratches| self.pager.load(&ticket, &mut scratches.page));
+                loaded.expect("the pool has the bytes that were stored");
+                Next::Go(op(FaultPhase::Install(ticket)))
+            }
+            FaultPhase::Read(ticket) => {
+                let slot = ticket.slot().expect("a slot to read");
+                match world.submit(self, Direction::Read, slot, ticket.frame().into_iter()) {
+                    Some(token) => {
+                        self.leave();
+                        Next::Go(op(FaultPhase::Wait(ticket, token)))
+                    }
+                    None => Next::Wait(op(FaultPhase::Read(ticket))),
+                }
+            }
+            FaultPhase::Wait(ticket, token) => {
+                if !world.is_finished(token) || !self.enter() {
+                    return Next::Wait(op(FaultPhase::Wait(ticket, token)));
+                }
+                Next::Go(op(self.read_finished(world, ticket, world.finish(token))))
+            }
+            FaultPhase::Fail(ticket, slot) => {
+                self.program.borrow_mut().page_mut(page).lost = true;
+                self.pager.fail(ticket, slot);
+                self.leave();
+                self.wake(page, &world.random);
+                Next::Done
+            }
+            FaultPhase::Zero(ticket) => {
+                let refused = world.refuses();
+                let result = if refused { Err(NotThere) } else { self.program.borrow_mut().zero(page) };
+                self.installed(world, ticket, result, Left { frame: Backing::Hole, protected: false })
+            }
+            FaultPhase::Install(ticket) => self.install(world, ticket),
+            FaultPhase::Unprotect(ticket) => {
+                // Whatever is there now: the kernel may have dropped it, and lifting is harmless then.
+                self.program.borrow_mut().page_mut(page).protected = false;
+                let left = Left { frame: Backing::Hole, protected: false };
+                Next::Go(op(FaultPhase::Settle(ticket, left)))
+            }
+            FaultPhase::Settle(ticket, left) => {
+                self.pager.settle_fault(ticket, left);
+                self.leave();
+                self.wake(page, &world.random);
+                Next::Done
+            }
+        }
+    }
+
+    /// Asks the pager what a fault needs.
+    fn ask(&self, world: &World, page: PageIndex, access: Access) -> Next {
+        let op = |phase| Op::Fault(FaultOp { page, access, phase });
+        if !self.enter() {
+            return Next::Wait(op(FaultPhase::Ask));
+        }
+        let step = self.pager.fault(page, access);
+        world.note(|| format!("{} fault {page:?} {access:?}: {step:?}", self.number));
+        let (name, phase) = match step {
+            Step::Zero(ticket) => {
+                self.zero_neighbours(world, page);
+                ("step Zero", Some(FaultPhase::Zero(ticket)))
+            }
+            Step::Install(ticket) => ("step Install", Some(FaultPhase::Install(ticket))),
+            Step::Load(ticket) if ticket.needs_backing() => {
+                ("step Load", Some(FaultPhase::BackToLoad(ticket)))
+            }
+            Step::Load(ticket) => ("step Load", Some(FaultPhase::Load(ticket))),
+            Step::Read(ticket) if ticket.needs_backing() => {
+                ("step Read", Some(FaultPhase::BackToRead(ticket)))
+            }
+            Step::Read(ticket) => ("step Read", Some(FaultPhase::Read(ticket))),
+            Step::Unprotect(ticket) => ("step Unprotect", Some(FaultPhase::Unprotect(ticket))),
+            Step::Joined => ("step Joined", None),
+            Step::Present => {
+                self.wake(page, &world.random);
+                ("step Present", None)
+            }
+            Step::Lost(_) => {
+                self.sigbus(page);
+                ("step Lost", None)
+            }
+            Step::NoFrame => {
+                world.saw("step NoFrame");
+                self.leave();
+                self.make_room(world);
+                return Next::Wait(op(FaultPhase::Ask));
+            }
+            Step::Unknown => panic!("{page:?} isn't known"),
+        };
+        world.saw(name);
+        match phase {
+            Some(phase) => Next::Go(op(phase)),
+            None => {
+                self.leave();
+                Next::Done
+            }
+        }
+    }
+
+    /// First touches come in runs: some of the pages behind are mapped along with this one.
+    fn zero_neighbours(&self, world: &World, page: PageIndex) {
+        let end = self.pager.registered_end(page).0.min(page.0 + world.random.below(4));
+        for page in (page.0 + 1..end).map(PageIndex) {
+            let Some(ticket) = self.pager.lock_absent(page) else { break };
+            // Each is an operation of its own, inside the map lock like any other.
+            assert!(self.enter_again());
+            let phase = FaultPhase::Zero(ticket);
+            self.ops.borrow_mut().push(Op::Fault(FaultOp { page, access: Access::Read, phase }));
+        }
+    }
+
+    fn back(&self, mut ticket: Ticket) -> Ticket {
+        self.frames.borrow_mut().back(ticket.frame().expect("a frame"));
+        ticket.set_backed();
+        ticket
+    }
+
+    /// A read is over: were these the bytes? If not, the device must have failed or lied.
+    fn read_finished(&self, world: &World, ticket: Ticket, result: Result<(), IoError>) -> FaultPhase {
+        let slot = ticket.slot().expect("a slot");
+        match result {
+            Err(error) if error.is_retryable() => return FaultPhase::Read(ticket),
+            Err(error) => {
+                world.saw("read error");
+                world.note(|| format!("{} {:?} could not be read: {error}", self.number, ticket.page()));
+                return FaultPhase::Fail(ticket, slot);
+            }
+            Ok(()) => {}
+        }
+        match self.pager.read_done(&ticket) {
+            Ok(()) => FaultPhase::Install(ticket),
+            Err(slot) => {
+                let (page, frame) = (ticket.page(), ticket.frame().expect("a frame"));
+                assert!(
+                    self.frames.borrow().read(frame) != self.program.borrow().truth(page),
+                    "{page:?} came back whole from {slot:?}, but was refused"
+                );
+                world.lied(slot);
+                FaultPhase::Fail(ticket, slot)
+            }
+        }
+    }
+
+    fn install(&self, world: &World, ticket: Ticket) -> Next {
+        let (page, frame) = (ticket.page(), ticket.frame().expect("a frame to install"));
+        // Moving can't protect at the same instant, so a page that should be protected is copied.
+        let protect = ticket.wants_protection() && world.random.percent(90);
+        let copy = self.pager.config.install == Install::Copy || protect;
+        let left = Left { frame: if copy { Backing::Memory } else { Backing::Hole }, protected: protect };
+        let result = if world.refuses() {
+            Err(NotThere)
+        } else {
+            self.program.borrow_mut().install(page, self.frames.borrow().read(frame), protect)
+        };
+        if result.is_ok() && !copy {
+            self.frames.borrow_mut().empty(frame);
+        }
+        self.installed(world, ticket, result, left)
+    }
+
+    /// The kernel has installed a page, and perhaps woken its threads, or refused.
+    fn installed(&self, world: &World, ticket: Ticket, result: Result<(), NotThere>, left: Left) -> Next {
+        let page = ticket.page();
+        if result.is_err() {
+            world.saw("given back");
+            self.pager.give_back(ticket);
+            self.leave();
+            self.wake(page, &world.random);
+            return Next::Done;
+        }
+        if world.random.percent(50) {
+            self.wake(page, &world.random);
+        }
+        Next::Go(Op::Fault(FaultOp { page, access: Access::Read, phase: FaultPhase::Settle(ticket, left) }))
+    }
+
+    /// Starts an eviction.
+    pub(crate) fn begin_evict(&self, world: &World) -> bool {
+        if !self.enter() {
+            return false;
+        }
+        let mut batch = Batch::new();
+        self.pager.begin_evict(&mut batch, world.profile.batch_max);
+        if batch.is_empty() {
+            self.leave();
+            return false;
+        }
+        world.note(|| {
+            format!("{} evicts {} pages from {:?}", self.number, batch.len(), batch.victims()[0].page)
+        });
+        self.ops.borrow_mut().push(Op::Evict(Box::new(EvictOp { batch, at: 0, protected: false })));
+        true
+    }
+
+    fn step_evict(&self, world: &World, mut evict: Box<EvictOp>) -> Next {
+        let copy = self.pager.config.install == Install::Copy;
+        if copy && !evict.protected {
+            let mut program = self.program.borrow_mut();
+            for victim in evict
+                .batch
+                .victims()
+                .iter()
+                .filter(|victim| program.page(victim.page).present)
+                .map(|v| v.page)
+                .collect::<Vec<_>>()
+            {
+                program.page_mut(victim).protected = true;
+            }
+            evict.protected = true;
+        } else if evict.at < evict.batch.len() {
+            let run = world.random.within(1, 16) as usize;
+            let end = evict.batch.len().min(evict.at + run);
+            for at in evict.at..end {
+                self.take(world, &mut evict.batch, at, copy);
+            }
+            evict.at = end;
+        } else {
+            self.pager.park(&mut evict.batch);
+            self.leave();
+            return Next::Done;
+        }
+        Next::Go(Op::Evict(evict))
+    }
+
+    /// Takes one page out, if the kernel lets us.
+    fn take(&self, world: &World, batch: &mut Batch, at: usize, copy: bool) {
+        let (mut frames, mut program) = (self.frames.borrow_mut(), self.program.borrow_mut());
+        let victim = &mut batch.victims()[at];
+        assert_eq!(frames.is_backed(victim.frame), victim.backing == Backing::Memory);
+        let wanted = if copy { Backing::Memory } else { Backing::Hole };
+        if victim.backing != wanted {
+            if copy {
+                frames.back(victim.frame)
+            } else {
+                frames.empty(victim.frame)
+            }
+            victim.backing = wanted;
+        }
+        if world.random.percent(world.profile.gone_percent) {
+            // The program had said MADV_FREE here, and the kernel has made use of it.
+            program.drop_page(victim.page);
+        }
+        victim.taken = if !program.page(victim.page).present {
+            Taken::Gone
+        } else if world.random.percent(world.profile.busy_percent) {
+            // A page that was write-protected for the copy stays so: whether it was before isn't known here,
+            // and a needless protection only costs a fault.
+            Taken::Busy
+        } else {
+            if copy {
+                frames.copy_in(victim.frame, program.bytes(victim.page));
+            } else {
+                frames.fill_hole(victim.frame, program.bytes(victim.page));
+            }
+            program.remove(victim.page);
+            Taken::Yes
+        };
+    }
+
+    /// Takes a writer that nobody uses out of its place.
+    fn take_writer(&self, world: &World) -> Option<(usize, Box<Writer>)> {
+        let mut writers = self.writers.borrow_mut();
+        let first = world.random.index(writers.len());
+        let count = writers.len();
+        let mut order = (0..count).map(|at| (first + at) % count);
+        order.find_map(|at| writers[at].take().map(|writer| (at, writer)))
+    }
+
+    /// Calls `act` inside the map lock with a writer that nobody uses.
+    fn with_writer<T>(&self, world: &World, act: impl FnOnce(&mut WriteBatch) -> T) -> Option<T> {
+        let (at, mut writer) = self.take_writer(world)?;
+        let result = self.enter().then(|| {
+            let result = act(&mut writer.batch);
+            self.leave();
+            result
+        });
+        self.writers.borrow_mut()[at] = Some(writer);
+        result
+    }
+
+    /// Places the oldest parked page.
+    pub(crate) fn place(&self, world: &World) -> Option<Placed> {
+        let placed = self.with_writer(world, |batch| {
+            (!batch.is_full()).then(|| {
+                self.with_scratches(|scratches| self.pager.place_oldest(&mut scratches.codec, batch))
+            })
+        })??;
+        world.saw(match placed {
+            Placed::Nothing => "placed Nothing",
+            Placed::Done => "placed Done",
+            Placed::Queued => "placed Queued",
+            Placed::Busy => "placed Busy",
+            Placed::NowhereToGo => "placed NowhereToGo",
+        });
+        if placed != Placed::Nothing {
+            world.note(|| format!("{} placed: {placed:?}", self.number));
+        }
+        Some(placed)
+    }
+
+    /// Moves the pool's oldest object towards an area.
+    pub(crate) fn shrink(&self, world: &World) -> bool {
+        let shrunk = self
+            .with_writer(world, |batch| {
+                (!batch.is_full())
+                    .then(|| self.with_scratches(|scratches| self.pager.shrink(&mut scratches.page, batch)))
+            })
+            .flatten();
+        let Some(shrunk) = shrunk else { return false };
+        world.saw(match shrunk {
+            Shrunk::Enough => "shrunk Enough",
+            Shrunk::Queued => "shrunk Queued",
+            Shrunk::Busy => "shrunk Busy",
+            Shrunk::NoFrame => "shrunk NoFrame",
+        });
+        if shrunk == Shrunk::Enough {
+            return false;
+        }
+        world.note(|| format!("{} shrunk: {shrunk:?}", self.number));
+        if shrunk == Shrunk::NoFrame
+            && let Some((frame, backing)) = self.pager.cache().take()
+        {
+            if backing == Backing::Hole {
+                self.frames.borrow_mut().back(frame);
+            }
+            self.pager.cache().put(frame, Backing::Memory);
+        }
+        true
+    }
+
+    /// Pages in the fullest write batch.
+    pub(crate) fn waiting_for_slots(&self) -> usize {
+        self.writers.borrow().iter().flatten().map(|writer| writer.batch.len()).max().unwrap_or(0)
+    }
+
+    /// Gives a write batch slots; if there are none, frees some, or parks the batch again.
+    pub(crate) fn assign(&self, world: &World) -> bool {
+        let request = self.with_writer(world, |batch| {
+            let waiting = batch.len();
+            let request = self.pager.assign(batch);
+            if request.is_none() && waiting > 0 && self.pager.release_kept(8) == 0 {
+                self.pager.park_again(batch);
+                world.note(|| format!("{} no slot: {waiting} parked again", self.number));
+                return Err(true);
+            }
+            request.ok_or(false)
+        });
+        match request {
+            Some(Ok(request)) => {
+                world.note(|| format!("{} writes {:?}", self.number, request.run()));
+                let write = WriteOp { request, phase: WritePhase::Submit };
+                self.ops.borrow_mut().push(Op::Write(Box::new(write)));
+                true
+            }
+            Some(Err(parked)) => {
+                if parked {
+                    self.put_back(world);
+                }
+                parked
+            }
+            None => false,
+        }
+    }
+
+    /// Parks a write batch again.
+    pub(crate) fn park_again(&self, world: &World) -> bool {
+        self.with_writer(world, |batch| self.pager.park_again(batch)).is_some()
+    }
+
+    fn step_write(&self, world: &World, mut write: Box<WriteOp>) -> Next {
+        match write.phase {
+            WritePhase::Submit => {
+                let frames = write.request.frames().to_vec();
+                let first = write.request.run().first;
+                match world.submit(self, Direction::Write, first, frames.into_iter()) {
+                    Some(token) => write.phase = WritePhase::Wait(token),
+                    None => return Next::Wait(Op::Write(write)),
+                }
+            }
+            WritePhase::Wait(token) if !world.is_finished(token) => return Next::Wait(Op::Write(write)),
+            WritePhase::Wait(token) => {
+                write.phase = match world.finish(token) {
+                    Ok(()) => WritePhase::Done(Ok(())),
+                    Err(error) if error.is_retryable() => WritePhase::Submit,
+                    Err(error) if error.is_no_space() => WritePhase::Done(Err(AreaState::Full)),
+                    Err(_) => WritePhase::Done(Err(AreaState::ReadOnly)),
+                }
+            }
+            WritePhase::Done(result) => {
+                if !self.enter() {
+                    return Next::Wait(Op::Write(write));
+                }
+                let progress = self.pager.write_done(&mut write.request, result);
+                self.leave();
+                match progress {
+                    WriteProgress::Finished => {
+                        world.saw("write Finished");
+                        return Next::Done;
+                    }
+                    WriteProgress::Again => {
+                        world.saw("write Again");
+                        return Next::Wait(Op::Write(write));
+                    }
+                }
+            }
+        }
+        Next::Go(Op::Write(write))
+    }
+
+    /// Starts to put the oldest parked page back into the program.
+    pub(crate) fn put_back(&self, world: &World) -> bool {
+        if !self.enter() {
+            return false;
+        }
+        let Some(ticket) = self.pager.put_back() else {
+            self.leave();
+            return false;
+        };
+        let page = ticket.page();
+        world.note(|| format!("{} puts {page:?} back", self.number));
+        let phase = FaultPhase::Install(ticket);
+        self.ops.borrow_mut().push(Op::Fault(FaultOp { page, access: Access::Read, phase }));
+        true
+    }
+
+    /// No frame is free: what a faulting thread does about it.
+    pub(crate) fn make_room(&self, world: &World) {
+        self.pager.stats().count(Counter::ReclaimDirect);
+        match self.place(world) {
+            Some(Placed::NowhereToGo) => {
+                self.put_back(world);
+            }
+            Some(Placed::Done) => {}
+            _ => {
+                self.assign(world);
+            }
+        }
+    }
+
+    /// The pool's empty blocks: their memory is given back.
+    pub(crate) fn compact(&self, world: &World) -> bool {
+        let moved = self.pager.pool().compact(world.random.within(1, 20) as usize);
+        self.pager.stats().add(Counter::PoolMoved, moved as u64);
+        let range = self.pager.pool().take_released();
+        let went = moved > 0 || range.is_some();
+        self.ops.borrow_mut().extend(range.map(Op::ReleasePool));
+        went
+    }
+
+    fn release_pool(&self, range: Range<usize>) {
+        for byte in range.clone() {
+            // SAFETY: the pool has handed these bytes out and doesn't touch them until `released`.
+            unsafe { self.pool_data.add(byte).write(0xe5) };
+        }
+        self.pager.pool().released(range);
+    }
+
+    /// Starts to give the memory of free frames back.
+    pub(crate) fn surplus(&self, world: &World) -> bool {
+        let run = self.pager.cache().take_surplus(world.random.below(8) as u32);
+        let went = run.is_some();
+        self.ops.borrow_mut().extend(run.map(|(first, length)| Op::ReleaseFrames(first.0, length)));
+        went
+    }
+}

@@ -1,0 +1,194 @@
+//! A simulated program's memory, as the kernel keeps it, and the oracle beside it: for each page the bytes
+//! that it must have. Whatever a kernel would refuse is refused here, and whatever would lose somebody's
+//! bytes ends the run.
+
+use crate::content;
+use crate::random::Random;
+use farpage_core::pager::Access;
+use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
+
+/// What the kernel knows about one page.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Page {
+    pub mapped: bool,
+    pub registered: bool,
+    pub present: bool,
+    /// A write faults although the page is there.
+    pub protected: bool,
+    /// The program may not touch it now.
+    pub forbidden: bool,
+    /// Its only copy was lost with a device, and the pager has said so.
+    pub lost: bool,
+}
+
+/// What came of touching a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Touch {
+    Done,
+    /// The thread can't go on until somebody has served this.
+    Fault(Access),
+    /// Nothing is mapped there, or it may not be touched: the program knows better than to do so.
+    No,
+}
+
+/// There is no such mapping (ENOENT).
+#[derive(Debug)]
+pub(crate) struct NotThere;
+
+/// The pages of one program, numbered from 0.
+pub(crate) struct Program {
+    first: PageIndex,
+    pub pages: Vec<Page>,
+    memory: Vec<[u8; PAGE_BYTES]>,
+    truth: Vec<[u8; PAGE_BYTES]>,
+}
+
+impl Program {
+    pub(crate) fn new(first: PageIndex, pages: usize) -> Program {
+        Program {
+            first,
+            pages: vec![Page::default(); pages],
+            memory: vec![[0; PAGE_BYTES]; pages],
+            truth: vec![[0; PAGE_BYTES]; pages],
+        }
+    }
+
+    pub(crate) fn at(&self, page: PageIndex) -> usize {
+        (page.0 - self.first.0) as usize
+    }
+
+    pub(crate) fn page(&self, page: PageIndex) -> &Page {
+        &self.pages[self.at(page)]
+    }
+
+    pub(crate) fn page_mut(&mut self, page: PageIndex) -> &mut Page {
+        let at = self.at(page);
+        &mut self.pages[at]
+    }
+
+    pub(crate) fn all(&self) -> PageRange {
+        PageRange::of(self.first, self.pages.len() as u64)
+    }
+
+    /// What the page must contain.
+    pub(crate) fn truth(&self, page: PageIndex) -> &[u8; PAGE_BYTES] {
+        &self.truth[self.at(page)]
+    }
+
+    /// What it contains, if it is there.
+    pub(crate) fn bytes(&self, page: PageIndex) -> &[u8; PAGE_BYTES] {
+        assert!(self.page(page).present, "{page:?} isn't there");
+        &self.memory[self.at(page)]
+    }
+
+    /// A thread reads or writes the page. Every read is compared.
+    pub(crate) fn touch(
+        &mut self,
+        page: PageIndex,
+        write: bool,
+        random: &Random,
+        contents: &[u32; content::KINDS],
+    ) -> Touch {
+        let at = self.at(page);
+        let state = self.pages[at];
+        if !state.mapped || state.forbidden {
+            return Touch::No;
+        }
+        if !state.present {
+            if state.registered {
+                return Touch::Fault(if write { Access::Write } else { Access::Read });
+            }
+            self.put_zeros(at);
+        }
+        if write && state.protected {
+            return Touch::Fault(Access::WriteProtected);
+        }
+        assert!(self.memory[at] == self.truth[at], "{page:?} has wrong bytes");
+        if write {
+            self.write(at, random, contents);
+        }
+        Touch::Done
+    }
+
+    fn write(&mut self, at: usize, random: &Random, contents: &[u32; content::KINDS]) {
+        if random.percent(70) {
+            content::fill(&mut self.memory[at], random, contents);
+        } else {
+            let byte = random.index(PAGE_BYTES);
+            self.memory[at][byte] = self.memory[at][byte].wrapping_add(1);
+        }
+        self.truth[at] = self.memory[at];
+    }
+
+    fn put_zeros(&mut self, at: usize) {
+        assert!(self.truth[at].iter().all(|&byte| byte == 0), "page {at} became zeros");
+        self.memory[at].fill(0);
+        (self.pages[at].present, self.pages[at].protected) = (true, false);
+    }
+
+    fn vacant(&self, page: PageIndex) -> Result<usize, NotThere> {
+        let state = self.page(page);
+        if !state.mapped || !state.registered {
+            return Err(NotThere);
+        }
+        assert!(!state.present, "{page:?} was installed over a page that is there");
+        Ok(self.at(page))
+    }
+
+    /// UFFDIO_ZEROPAGE.
+    pub(crate) fn zero(&mut self, page: PageIndex) -> Result<(), NotThere> {
+        let at = self.vacant(page)?;
+        self.put_zeros(at);
+        Ok(())
+    }
+
+    /// UFFDIO_MOVE or UFFDIO_COPY.
+    pub(crate) fn install(
+        &mut self,
+        page: PageIndex,
+        bytes: &[u8; PAGE_BYTES],
+        protected: bool,
+    ) -> Result<(), NotThere> {
+        let at = self.vacant(page)?;
+        assert!(*bytes == self.truth[at], "wrong bytes were installed at {page:?}");
+        self.memory[at] = *bytes;
+        (self.pages[at].present, self.pages[at].protected) = (true, protected);
+        Ok(())
+    }
+
+    /// The page is not there any more; what it contained is somewhere else, or dropped.
+    pub(crate) fn remove(&mut self, page: PageIndex) {
+        let state = self.page_mut(page);
+        (state.present, state.protected) = (false, false);
+    }
+
+    /// The page reads as zeros from now on.
+    pub(crate) fn drop_page(&mut self, page: PageIndex) {
+        self.remove(page);
+        let at = self.at(page);
+        self.pages[at].lost = false;
+        self.truth[at].fill(0);
+    }
+
+    /// munmap.
+    pub(crate) fn unmap(&mut self, page: PageIndex) {
+        self.drop_page(page);
+        *self.page_mut(page) = Page::default();
+    }
+
+    /// mmap, with MAP_FIXED if something is there.
+    pub(crate) fn map(&mut self, page: PageIndex) {
+        self.unmap(page);
+        self.page_mut(page).mapped = true;
+    }
+
+    /// mremap: the page with all it has, but for its write protection.
+    pub(crate) fn remap(&mut self, from: PageIndex, to: PageIndex) {
+        self.unmap(to);
+        let (source, target) = (self.at(from), self.at(to));
+        self.pages[target] = Page { protected: false, ..self.pages[source] };
+        self.memory[target] = self.memory[source];
+        self.truth[target] = self.truth[source];
+        self.unmap(from);
+    }
+}

@@ -1,0 +1,479 @@
+//! One simulated process: its program, its pager, and everything under way between the two.
+//!
+//! The rules of the map lock hold here: every call into the core that needs it shared is made between
+//! [`Space::enter`] and [`Space::leave`]; a change of mappings runs only when nobody is inside. A fault that
+//! waits for its area isn't inside.
+
+// UNSAFETY: the pager borrows memory that this space owns (see `home`).
+
+use crate::device::Device;
+use crate::home::{Frames, Home};
+use crate::ops::{Message, Op, Writer};
+use crate::profile::Profile;
+use crate::program::{Program, Touch};
+use crate::random::Random;
+use crate::world::World;
+use farpage_core::areas::{AreaMemory, Areas, Leases};
+use farpage_core::cache::{Backing, Cache, CacheMemory};
+use farpage_core::check::{self, InFlight};
+use farpage_core::config::Install;
+use farpage_core::pager::{Pager, Parts, Wake};
+use farpage_core::stats::{Counter, Stats};
+use farpage_core::table::entry::State;
+use farpage_core::table::ranges::{Flags, Ranges};
+use farpage_core::table::{LEAF_PAGES, Table};
+use farpage_core::units::{
+    CLUSTER_SLOTS, FrameIndex, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex,
+};
+use farpage_core::zswap::codec::{Scratch, decompress};
+use farpage_core::zswap::pool::{Pool, PoolLayout, PoolMemory};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+/// Pages that somebody waits for and that were settled.
+#[derive(Default)]
+struct WakeList(Mutex<Vec<PageIndex>>);
+
+impl Wake for WakeList {
+    fn wake(&self, page: PageIndex) {
+        self.0.lock().expect("the simulator has one thread").push(page);
+    }
+}
+
+/// How a thread chooses what to touch next.
+#[derive(Clone, Copy)]
+pub(crate) enum Pattern {
+    Sequential,
+    Strided(u64),
+    Random,
+    HotSet,
+}
+
+/// A program's thread.
+pub(crate) struct Thread {
+    pub pattern: Pattern,
+    cursor: u64,
+    /// What it is about to do: tried again until it works.
+    want: Option<(PageIndex, bool)>,
+    /// It faulted here and sleeps until it is woken.
+    pub blocked: Option<PageIndex>,
+}
+
+/// Buffers of one engine thread.
+pub(crate) struct Scratches {
+    pub page: PageBytes,
+    pub codec: Scratch,
+}
+
+/// A process.
+pub(crate) struct Space {
+    pub number: u32,
+    pub pager: Pager<'static>,
+    pub program: RefCell<Program>,
+    pub frames: RefCell<Frames>,
+    pub threads: RefCell<Vec<Thread>>,
+    pub messages: RefCell<VecDeque<Message>>,
+    pub ops: RefCell<Vec<Op>>,
+    /// None while one is in use.
+    pub writers: RefCell<Vec<Option<Box<Writer>>>>,
+    scratches: RefCell<Vec<Box<Scratches>>>,
+    inside: Cell<u32>,
+    /// A change has the map lock.
+    pub exclusive: Cell<bool>,
+    /// A change waits for it, and new operations wait for the change.
+    pub change_waits: Cell<bool>,
+    /// Killed; its requests are still on their way.
+    pub dying: Cell<bool>,
+    pub pool_data: *mut u8,
+    wake: Box<WakeList>,
+    // Last: the pager borrows from it.
+    _home: Home,
+}
+
+/// A reference that outlives what the compiler can see.
+///
+/// # Safety
+/// The caller keeps the value alive and in place for as long as the reference is used.
+unsafe fn lasting<T: ?Sized>(value: &T) -> &'static T {
+    // SAFETY: valid now, and for as long as it is used by the caller's promise.
+    unsafe { &*core::ptr::from_ref(value) }
+}
+
+impl Space {
+    /// A process with nothing mapped. The devices outlive it.
+    pub(crate) fn new(number: u32, profile: &Profile, devices: &[Device], random: &Random) -> Space {
+        let mut home = Home::default();
+        let config = profile.config;
+        let first = Self::first_page(profile, random);
+        let leaves_at = PageIndex(first.0 / LEAF_PAGES as u64 * LEAF_PAGES as u64);
+        let table = Table::new(home.table(2), leaves_at);
+        table.attach(leaves_at, home.leaf());
+        let last = first.plus(profile.pages as u64 - 1);
+        if !table.has_leaf(last) {
+            table.attach(last, home.leaf());
+        }
+        let count = config.frames as usize;
+        let backing = if config.install == Install::Copy || random.percent(20) {
+            Backing::Memory
+        } else {
+            Backing::Hole
+        };
+        let frames = home.piece(count * PAGE_BYTES).cast::<PageBytes>();
+        let cache = CacheMemory {
+            frames,
+            meta: home.table(count),
+            free: home.table(count.div_ceil(64)),
+            backed: home.table(count.div_ceil(64)),
+        };
+        // SAFETY: `frames` points to as many page-aligned frames as there are metas, used by nobody else.
+        let cache = unsafe { Cache::new(cache, backing) };
+        let layout = PoolLayout::for_limit(config.pool_bytes_max as usize);
+        let pool_data = home.piece(layout.data_bytes);
+        let memory = PoolMemory {
+            // SAFETY: a piece of that size, zeroed, which lives as long as the pager. Nobody else uses it but
+            // `release_pool`, which writes what the pool has handed out.
+            data: unsafe { core::slice::from_raw_parts_mut(pool_data, layout.data_bytes) },
+            objects: home.table(layout.objects),
+            blocks: home.table(layout.blocks),
+        };
+        let mut areas = Areas::default();
+        for device in devices {
+            let slots = device.slots as usize;
+            areas.add(AreaMemory {
+                slots: device.slots,
+                priority: device.priority,
+                // SAFETY: devices outlive spaces, and their tables never move.
+                leases: Leases::new(unsafe { lasting(&device.holders[..]) }, number),
+                clusters: home.table(slots.div_ceil(CLUSTER_SLOTS as usize)),
+                owners: home.table(slots),
+                checksums: home.table(slots),
+                // SAFETY: as above.
+                bad: unsafe { lasting(&device.bad[..]) },
+            });
+        }
+        let wake = Box::<WakeList>::default();
+        let stats = home.piece(size_of::<Stats>()).cast::<Stats>();
+        let pager = Pager::new(Parts {
+            config,
+            table,
+            ranges: Ranges::new(home.table(2048)),
+            cache,
+            pool: Pool::new(&layout, memory, config.accept_percent),
+            areas,
+            // SAFETY: zeroed memory of that size; all-zero bytes are a valid, fresh `Stats`; the home outlives
+            // the pager.
+            stats: unsafe { &*stats },
+            // SAFETY: the box lives as long as the pager, and what is in it doesn't move.
+            wake: unsafe { lasting(&*wake) },
+        });
+        let space = Space {
+            number,
+            pager,
+            program: RefCell::new(Program::new(first, profile.pages)),
+            frames: RefCell::new(Frames::new(frames, count, backing)),
+            threads: RefCell::new((0..profile.threads).map(|_| Thread::new(random)).collect()),
+            messages: RefCell::default(),
+            ops: RefCell::default(),
+            writers: RefCell::new((0..profile.writers).map(|_| Some(Box::default())).collect()),
+            scratches: RefCell::default(),
+            inside: Cell::new(0),
+            exclusive: Cell::new(false),
+            change_waits: Cell::new(false),
+            dying: Cell::new(false),
+            pool_data,
+            wake,
+            _home: home,
+        };
+        space.begin(random);
+        space
+    }
+
+    /// Anywhere, with the first page of all and the seam between two leaves more often than they deserve.
+    fn first_page(profile: &Profile, random: &Random) -> PageIndex {
+        let leaf = LEAF_PAGES as u64;
+        let pages = profile.pages as u64;
+        match random.below(3) {
+            0 => PageIndex(0),
+            1 => PageIndex(leaf * random.within(1, 3) - random.within(1, pages - 1)),
+            _ => PageIndex(leaf * random.below(1000) + random.below(leaf - pages)),
+        }
+    }
+
+    /// Most of the memory is mapped and registered from the start.
+    fn begin(&self, random: &Random) {
+        let mut program = self.program.borrow_mut();
+        let all = program.all();
+        let mapped = PageRange::new(all.start, PageIndex(all.end.0 - random.below(all.count() / 2)));
+        mapped.iter().for_each(|page| {
+            program.map(page);
+            program.page_mut(page).registered = true;
+        });
+        self.pager.ranges.lock().insert(mapped, Flags::REGISTERED).expect("room for one range");
+    }
+
+    /// Takes the map lock shared; false if a change has it, or wants it first.
+    pub(crate) fn enter(&self) -> bool {
+        let free = !self.exclusive.get() && !self.change_waits.get();
+        self.inside.set(self.inside.get() + u32::from(free));
+        free
+    }
+
+    /// Takes it once more, for somebody who is inside.
+    pub(crate) fn enter_again(&self) -> bool {
+        self.inside.set(self.inside.get() + 1);
+        self.inside.get() > 1
+    }
+
+    pub(crate) fn leave(&self) {
+        self.inside.set(self.inside.get() - 1);
+    }
+
+    /// Takes the map lock for a change; false if somebody is inside.
+    pub(crate) fn enter_alone(&self) -> bool {
+        let free = !self.exclusive.get() && self.inside.get() == 0;
+        if free {
+            self.exclusive.set(true);
+        }
+        free
+    }
+
+    pub(crate) fn with_scratches<T>(&self, act: impl FnOnce(&mut Scratches) -> T) -> T {
+        let spare = self.scratches.borrow_mut().pop();
+        let mut scratches =
+            spare.unwrap_or_else(|| Box::new(Scratches { page: PageBytes::ZERO, codec: Scratch::new() }));
+        let result = act(&mut scratches);
+        self.scratches.borrow_mut().push(scratches);
+        result
+    }
+
+    /// Wakes the threads that sleep on a page. The kernel forgets the message of some of them.
+    pub(crate) fn wake(&self, page: PageIndex, random: &Random) {
+        for (number, thread) in self.threads.borrow_mut().iter_mut().enumerate() {
+            if thread.blocked == Some(page) {
+                thread.blocked = None;
+                if random.percent(50) {
+                    self.messages.borrow_mut().retain(|message| message.thread != number);
+                }
+            }
+        }
+    }
+
+    /// Wakes whoever the pager has said should be woken.
+    pub(crate) fn deliver_wakes(&self, random: &Random) {
+        let pages = core::mem::take(&mut *self.wake.0.lock().expect("one thread"));
+        pages.into_iter().for_each(|page| self.wake(page, random));
+    }
+
+    /// The program got SIGBUS: its threads give up on this page.
+    pub(crate) fn sigbus(&self, page: PageIndex) {
+        assert!(self.program.borrow().page(page).lost, "{page:?} is said to be lost, but no device lost it");
+        for thread in self.threads.borrow_mut().iter_mut().filter(|thread| thread.blocked == Some(page)) {
+            (thread.blocked, thread.want) = (None, None);
+        }
+    }
+
+    /// Lets a thread run until it faults, but not for long. False if it sleeps.
+    pub(crate) fn run_thread(&self, world: &World, number: usize) -> bool {
+        (0..world.random.within(1, 12)).take_while(|_| self.touch_once(world, number)).count() > 0
+    }
+
+    fn touch_once(&self, world: &World, number: usize) -> bool {
+        let mut threads = self.threads.borrow_mut();
+        let mut program = self.program.borrow_mut();
+        let thread = &mut threads[number];
+        if thread.blocked.is_some() {
+            return false;
+        }
+        let (page, write) = match thread.want {
+            Some(want) => want,
+            None if world.is_ending() => return false,
+            None => thread.choose(program.all(), &world.random, world.profile.write_percent),
+        };
+        thread.want = Some((page, write));
+        match program.touch(page, write, &world.random, &world.profile.contents) {
+            Touch::Done => {
+                thread.want = None;
+                world.note(|| {
+                    format!(
+                        "{} thread {number} {} {page:?}",
+                        self.number,
+                        if write { "wrote" } else { "read" }
+                    )
+                });
+            }
+            Touch::No => thread.want = None,
+            Touch::Fault(access) => {
+                thread.blocked = Some(page);
+                self.messages.borrow_mut().push_back(Message { thread: number, page, access });
+                world.note(|| format!("{} thread {number} faulted at {page:?}: {access:?}", self.number));
+            }
+        }
+        true
+    }
+
+    /// Makes an idle thread read this page next.
+    pub(crate) fn ask_to_read(&self, number: usize, page: PageIndex) {
+        let thread = &mut self.threads.borrow_mut()[number];
+        assert!(thread.blocked.is_none());
+        thread.want = Some((page, false));
+    }
+
+    /// Whether any thread sleeps or is about to do something.
+    pub(crate) fn threads_are_busy(&self) -> bool {
+        self.threads.borrow().iter().any(|thread| thread.blocked.is_some() || thread.want.is_some())
+    }
+
+    /// Asserts everything that must hold between two steps.
+    pub(crate) fn check(&self, world: &World) {
+        let (mut frames, mut writing, mut slots, mut backed) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        for op in self.ops.borrow_mut().iter_mut() {
+            backed += op.holds(&mut frames, &mut writing, &mut slots);
+        }
+        for writer in self.writers.borrow().iter() {
+            writing.extend_from_slice(writer.as_ref().expect("writers rest between steps").batch.frames());
+        }
+        check::all(&self.pager, &InFlight { frames: &frames, writing: &writing, slots: &slots });
+        let usage = self.pager.cache().usage();
+        let known = i64::from(usage.free_backed + usage.parked) + writing.len() as i64 + backed;
+        assert_eq!(self.frames.borrow().backed_count() as i64, known, "frames with memory behind them");
+        self.check_pages(world);
+        // While a change has told the kernel but not the pager, the two disagree.
+        if !self.exclusive.get() {
+            self.check_bytes(world);
+        }
+    }
+
+    /// Asserts that the table says of every page what the kernel would say.
+    fn check_pages(&self, world: &World) {
+        let program = self.program.borrow();
+        let mut seen = [0; STATES.len()];
+        for page in program.all().iter() {
+            let kernel = program.page(page);
+            let word = self.pager.table().get(page).expect("leaves are attached").entry().load();
+            let state = word.state();
+            seen[kind_of(state)] += 1;
+            if word.is_locked() || self.exclusive.get() {
+                continue;
+            }
+            if kernel.registered {
+                assert_eq!(
+                    state.is_resident(),
+                    kernel.present,
+                    "{page:?} is {state:?}; there: {}",
+                    kernel.present
+                );
+            }
+            assert!(kernel.registered || state == State::Absent, "{page:?} isn't managed, but {state:?}");
+            if let State::Resident { slot: Some(_), .. } = state {
+                assert!(kernel.protected, "{page:?} keeps a slot, but can be written");
+            }
+            if let State::Lost(_) = state {
+                assert!(kernel.lost, "{page:?} was lost for no reason");
+            }
+        }
+        let mut coverage = world.coverage.borrow_mut();
+        STATES
+            .iter()
+            .zip(seen)
+            .filter(|(_, seen)| *seen > 0)
+            .for_each(|(name, seen)| coverage.add(name, seen));
+    }
+
+    /// Asserts that a page that is out, drawn at random, still has its bytes somewhere.
+    fn check_bytes(&self, world: &World) {
+        let program = self.program.borrow();
+        let all = program.all();
+        let page = all.start.plus(world.audit.below(all.count()));
+        let word = self.pager.table().get(page).expect("leaves are attached").entry().load();
+        let truth = program.truth(page);
+        let is_filled = |with: u64| truth.chunks_exact(8).all(|word| word == with.to_ne_bytes());
+        let sound = match word.state() {
+            State::Parked { frame, .. } | State::Writing { frame } => {
+                // The bytes of a page that is just being installed have left the frame already.
+                word.is_locked() || self.frames.borrow().read(frame) == truth
+            }
+            State::Pooled(handle) => self.with_scratches(|scratches| {
+                let mut bytes = [0; PAGE_BYTES];
+                let length = self.pager.pool().load(handle, &mut scratches.page.0);
+                let decoded = decompress(self.pager.config.codec, &scratches.page.0[..length], &mut bytes);
+                decoded.is_ok() && bytes == *truth
+            }),
+            State::Zero => is_filled(0),
+            State::Same(word) => is_filled(word.word()),
+            _ => true,
+        };
+        assert!(sound || program.page(page).present, "{page:?}, which is {word:?}, has wrong bytes");
+    }
+
+    /// Adds the pager's counters to what was seen.
+    pub(crate) fn cover_counters(&self, world: &World) {
+        let mut coverage = world.coverage.borrow_mut();
+        for &counter in Counter::ALL {
+            coverage.add(counter.name(), self.pager.stats().get(counter));
+        }
+    }
+
+    /// Frames of a request, as addresses.
+    pub(crate) fn pointer(&self, frame: FrameIndex) -> *mut u8 {
+        self.pager.cache().pointer(frame).cast()
+    }
+}
+
+impl Thread {
+    fn new(random: &Random) -> Thread {
+        let pattern = match random.below(4) {
+            0 => Pattern::Sequential,
+            1 => Pattern::Strided(random.within(2, 9)),
+            2 => Pattern::Random,
+            _ => Pattern::HotSet,
+        };
+        Thread { pattern, cursor: random.next() >> 8, want: None, blocked: None }
+    }
+
+    fn choose(&mut self, all: PageRange, random: &Random, write_percent: u64) -> (PageIndex, bool) {
+        self.cursor = match self.pattern {
+            Pattern::Sequential => self.cursor + 1,
+            Pattern::Strided(stride) => self.cursor + stride,
+            Pattern::Random => random.next() >> 8,
+            Pattern::HotSet if random.percent(80) => random.below(all.count() / 8 + 1),
+            Pattern::HotSet => random.next() >> 8,
+        };
+        (all.start.plus(self.cursor % all.count()), random.percent(write_percent))
+    }
+}
+
+/// What the coverage calls the states.
+const STATES: [&str; 11] = [
+    "state Absent",
+    "state Zero",
+    "state Same",
+    "state Resident",
+    "state Resident with a slot",
+    "state Parked",
+    "state Parked with a slot",
+    "state Writing",
+    "state Pooled",
+    "state OnArea",
+    "state Lost",
+];
+
+/// Which of them this is.
+const fn kind_of(state: State) -> usize {
+    match state {
+        State::Absent => 0,
+        State::Zero => 1,
+        State::Same(_) => 2,
+        State::Resident { slot: None, .. } => 3,
+        State::Resident { slot: Some(_), .. } => 4,
+        State::Parked { slot: None, .. } => 5,
+        State::Parked { slot: Some(_), .. } => 6,
+        State::Writing { .. } => 7,
+        State::Pooled(_) => 8,
+        State::OnArea(_) => 9,
+        State::Lost(_) => 10,
+    }
+}
+
+/// What operations hold, gathered for the check.
+pub(crate) type Slots = Vec<SlotIndex>;

@@ -1,0 +1,86 @@
+//! Bugs that the simulator has found, each told once more in the fewest steps.
+
+use crate::device::Device;
+use crate::profile::{AreaProfile, Profile};
+use crate::random::Random;
+use crate::space::Space;
+use farpage_core::cache::Backing;
+use farpage_core::config::Install;
+use farpage_core::pager::{Access, Batch, Left, Placed, Step, Taken, WriteBatch, WriteProgress};
+use farpage_core::table::entry::State;
+use farpage_core::units::{AreaId, PageIndex};
+use farpage_io::{CrashPlan, FaultPlan, SlowPlan};
+
+/// A process with an area of 30 slots and no pool.
+fn with_space(story: impl FnOnce(&Space)) {
+    let random = Random::new(1);
+    let mut profile = Profile::draw(&random);
+    profile.config.pool_bytes_max = 0;
+    profile.config.install = Install::Copy;
+    let area = AreaProfile {
+        slots: 30,
+        device_pages: 30,
+        priority: 0,
+        bad: Vec::new(),
+        slow: SlowPlan { seed: 1, latency_ticks_min: 0, latency_ticks_max: 0 },
+        faults: FaultPlan::none(1),
+        crash: CrashPlan { seed: 1, at_request: u64::MAX },
+    };
+    let devices = [Device::new(&area)];
+    let space = Space::new(1, &profile, &devices, &random);
+    story(&space);
+    // The space borrows from the devices.
+    drop(space);
+}
+
+/// Touches the first page, evicts it to the area, and reads it back so that it keeps its slot.
+fn page_that_keeps_its_slot(space: &Space) -> PageIndex {
+    let (pager, page) = (&space.pager, space.program.borrow().all().start);
+    let Step::Zero(ticket) = pager.fault(page, Access::Write) else { panic!("a first touch") };
+    pager.settle_fault(ticket, Left { frame: Backing::Memory, protected: false });
+    let mut batch = Batch::new();
+    pager.begin_evict(&mut batch, 1);
+    let frame = batch.victims()[0].frame;
+    // A word of no shape that fits an entry.
+    let word = 0x0123_4567_89ab_cdef_u64.to_ne_bytes();
+    space.frames.borrow_mut().copy_in(frame, &std::array::from_fn(|at| word[at % 8]));
+    batch.victims()[0].taken = Taken::Yes;
+    pager.park(&mut batch);
+    let mut writes = WriteBatch::new();
+    let placed = space.with_scratches(|scratches| pager.place_oldest(&mut scratches.codec, &mut writes));
+    assert_eq!(placed, Placed::Queued);
+    let mut request = pager.assign(&mut writes).expect("an empty area has slots");
+    assert_eq!(pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
+    let Step::Read(ticket) = pager.fault(page, Access::Read) else { panic!("it is on the area") };
+    pager.settle_fault(ticket, Left { frame: Backing::Memory, protected: true });
+    assert!(matches!(pager.state(page), State::Resident { slot: Some(_), .. }));
+    page
+}
+
+/// The search for kept slots found the slot of a page that was just being evicted, could not free it, went
+/// on behind it, came round, and found it again: a thread that needed a slot span until somebody else had
+/// settled the page, and if that somebody was the same thread, for ever.
+#[test]
+fn release_kept_passes_over_a_page_that_is_being_moved() {
+    with_space(|space| {
+        let page = page_that_keeps_its_slot(space);
+        let mut batch = Batch::new();
+        space.pager.begin_evict(&mut batch, 1);
+        assert_eq!((batch.len(), batch.victims()[0].page), (1, page));
+        assert_eq!(space.pager.release_kept(8), 0);
+        batch.victims()[0].taken = Taken::Busy;
+        space.pager.park(&mut batch);
+        assert_eq!(space.pager.release_kept(8), 1);
+    });
+}
+
+/// The place where the search goes on grows with each search that finds nothing; after 262,144 of them its
+/// sum with the next step was more than 32 bits hold.
+#[test]
+fn search_for_kept_slots_may_go_on_anywhere() {
+    with_space(|space| {
+        page_that_keeps_its_slot(space);
+        let found = space.pager.areas().find_owned(AreaId(0), u32::MAX, 100, |_, _| true);
+        assert!(found.is_some());
+    });
+}

@@ -1,0 +1,26 @@
+//! Bugs on purpose: each must be noticed within a few seeds, and without it the same seeds must hold. All in
+//! one test, because a bug is planted in the whole process.
+#![cfg(feature = "planted")]
+
+use farpage_core::planted::{Bug, plant};
+use farpage_sim::{Failure, Say, run};
+
+const SEEDS: u64 = 150;
+
+fn first_violation() -> Option<Failure> {
+    (0..SEEDS).find_map(|seed| run(seed, Say::Nothing).err())
+}
+
+#[test]
+fn planted_bugs_are_caught_and_nothing_else_is() {
+    for bug in [Bug::DropInvalidation, Bug::FreeSlotTwice, Bug::SkipIdentityCheck] {
+        plant(Some(bug));
+        let violation = first_violation();
+        plant(None);
+        let violation = violation.unwrap_or_else(|| panic!("{bug:?} wasn't noticed in {SEEDS} seeds"));
+        println!("{bug:?}: seed {}: {}", violation.seed, violation.message);
+    }
+    if let Some(violation) = first_violation() {
+        panic!("{violation}");
+    }
+}

@@ -1,0 +1,102 @@
+//! A few hundred seeds, as `make test` runs them, and the question whether they still reach everything that
+//! can happen.
+
+use farpage_core::stats::Counter;
+use farpage_sim::{Coverage, Say, run};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+const SEEDS: u64 = 400;
+
+/// Counters of what only a live driver does.
+const DRIVERS_OWN: [Counter; 1] = [Counter::ForkRefused];
+
+/// What must have happened at least once, beside the counters.
+const EXPECTED: &[&str] = &[
+    "step Zero",
+    "step Install",
+    "step Load",
+    "step Read",
+    "step Unprotect",
+    "step Joined",
+    "step Present",
+    "step Lost",
+    "step NoFrame",
+    "step Unknown",
+    "state Absent",
+    "state Zero",
+    "state Same",
+    "state Resident",
+    "state Resident with a slot",
+    "state Parked",
+    "state Parked with a slot",
+    "state Writing",
+    "state Pooled",
+    "state OnArea",
+    "state Lost",
+    "placed Nothing",
+    "placed Done",
+    "placed Queued",
+    "placed Busy",
+    "placed NowhereToGo",
+    "shrunk Enough",
+    "shrunk Queued",
+    "shrunk Busy",
+    "shrunk NoFrame",
+    "write Finished",
+    "write Again",
+    "given back",
+    "Unsettled",
+    "change Discard",
+    "change Unmap",
+    "change Map",
+    "change Register",
+    "change Remap",
+    "change Flag",
+    "death",
+    "reaped",
+    "read error",
+    "lie noticed",
+    "device read errors",
+    "device write errors",
+    "device torn writes",
+    "device lost writes",
+    "device flips",
+    "device misdirections",
+];
+
+#[test]
+fn hundreds_of_seeds_hold_and_reach_everything() {
+    let next = AtomicU64::new(0);
+    let work = || {
+        let mut coverage = Coverage::default();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= SEEDS {
+                return coverage;
+            }
+            match run(seed, Say::Nothing) {
+                Ok(report) => coverage.merge(&report.coverage),
+                Err(failure) => panic!("{failure}"),
+            }
+        }
+    };
+    let mut coverage = Coverage::default();
+    thread::scope(|scope| {
+        let workers = [scope.spawn(work), scope.spawn(work)];
+        workers.into_iter().for_each(|worker| coverage.merge(&worker.join().expect("no violation")));
+    });
+    let counters = Counter::ALL.iter().filter(|counter| !DRIVERS_OWN.contains(counter));
+    let names = counters.map(|counter| counter.name()).chain(EXPECTED.iter().copied());
+    let missing: Vec<_> = names.filter(|name| coverage.count(name) == 0).collect();
+    assert!(missing.is_empty(), "{SEEDS} seeds never reached {missing:?}");
+}
+
+#[test]
+fn one_seed_gives_one_run() {
+    let seen = || {
+        let report = run(3, Say::Nothing).expect("no violation");
+        (report.steps, report.coverage.iter().collect::<Vec<_>>())
+    };
+    assert_eq!(seen(), seen());
+}
