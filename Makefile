@@ -1,0 +1,54 @@
+# make build | demo | test | test-full | programs | lint | bench-within | clean
+#
+# `make test` is what CI runs. Everything needs only Rust, a C compiler and make; the programs that the
+# end-to-end tests run are installed by `make programs` (as root; else it names what is missing).
+
+CARGO ?= cargo
+PYTHON ?= python3
+
+.PHONY: build demo test test-unit test-sim test-e2e test-full programs lint bench-within clean
+
+# The preload library is built by itself: it is no_std, and would lose that beside crates that need std.
+build:
+	$(CARGO) build --release -p farpage-preload
+	$(CARGO) build --release
+
+demo: build programs
+	$(PYTHON) demo/objects.py
+
+test: programs lint build test-unit test-sim test-e2e
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --all-targets -- -D warnings
+	$(CARGO) clippy -p farpage-preload -- -D warnings
+
+# core needs no privileges and no kernel feature: its tests run as nobody where we are root.
+test-unit:
+	$(CARGO) test -p farpage-os -p farpage-io -p farpage-fault -p farpage
+	$(CARGO) test -p farpage-cli --bins
+	tests/unprivileged.sh $(CARGO) test -p farpage-core
+
+# A few hundred seeds, and the same with planted bugs, each of which must be found.
+test-sim:
+	$(CARGO) test -p farpage-sim
+	$(CARGO) test -p farpage-sim --features planted
+
+# Real programs share memory and processors, so they run one after the other.
+test-e2e: build programs
+	$(CARGO) test -p farpage-cli --test bad_input --test supervisor
+	$(CARGO) test -p farpage-cli --test memory_calls --test limits --test programs -- --test-threads=1
+
+# The sizes that the promise is made for: about 1 GiB for each program.
+test-full: build programs
+	FARPAGE_TEST_SIZE=full $(CARGO) test -p farpage-cli --test programs --test memory_calls -- --test-threads=1 --nocapture
+
+programs:
+	@tests/programs.sh
+
+# Not a test: times depend on the machine.
+bench-within: build
+	$(PYTHON) tests/within_budget.py
+
+clean:
+	$(CARGO) clean
