@@ -142,6 +142,7 @@ suite! {
     poisoned_page_is_refused_to_the_kernel
     threads_hammering_see_every_byte_while_pages_go_in_and_out
     page_shared_with_a_child_is_never_taken_wrongly
+    moves_that_we_make_are_told_from_those_that_we_do_not_see
 }
 
 mod cases {
@@ -334,5 +335,48 @@ mod cases {
         // SAFETY: our own child.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(libc::WEXITSTATUS(status), 2, "the child saw something else than its page");
+    }
+    /// A handler reads the event, which lets the call go on, and looks only then whether the call was ours: by
+    /// that time it was over, and a program was stopped for nothing.
+    pub fn moves_that_we_make_are_told_from_those_that_we_do_not_see(bench: &'static Bench) {
+        use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed};
+        let bytes = 16 * PAGE_BYTES;
+        bench.fill(16);
+        // SAFETY: new memory that nobody uses; it only keeps a place.
+        let aside =
+            unsafe { mmap_anonymous(core::ptr::null_mut(), bytes, ProtFlags::empty(), MapFlags::PRIVATE) };
+        let aside = PageIndex::of_address(aside.unwrap() as usize);
+        for _ in 0..3 {
+            std::thread::spawn(|| {
+                let mut list = [Fault { page: PageIndex(0), access: Access::Read }; FAULTS_MAX];
+                loop {
+                    Faults::of(bench.uffd).wait(&mut list);
+                }
+            });
+        }
+        // The place stays taken, so that no other test's memory lands there.
+        let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
+        let shift = |from: PageIndex, to: PageIndex| {
+            let (from, to) = (from.address() as *mut _, to.address() as *mut _);
+            // SAFETY: both places are the test's, and nobody touches them meanwhile.
+            unsafe { mremap_fixed(from, bytes, bytes, flags, to) }.unwrap();
+        };
+        for _ in 0..2_000 {
+            for (from, to) in [(bench.page(0), aside), (aside, bench.page(0))] {
+                bench.uffd.move_begins(PageRange::of(from, 16));
+                shift(from, to);
+                bench.uffd.move_ended();
+            }
+        }
+        assert_eq!(bench.uffd.unseen_moves(), 0);
+        bench.uffd.move_begins(PageRange::of(bench.page(100), 16));
+        shift(bench.page(0), aside);
+        shift(aside, bench.page(0));
+        bench.uffd.move_ended();
+        // A reader counts after reading. It could be behind, but it can't stay behind.
+        while bench.uffd.unseen_moves() < 2 {
+            std::thread::yield_now();
+        }
+        assert_eq!(bench.read(15), vec![16; PAGE_BYTES]);
     }
 }

@@ -5,7 +5,7 @@
 // UNSAFETY: these calls move, add and remove pages of this process.
 
 use crate::sys::{self, Errno, number};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::units::{PageIndex, PageRange};
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -86,6 +86,7 @@ const O_CLOEXEC_NONBLOCK: usize = 0o2_000_000 | 0o4_000;
 pub struct Message {
     event: u8,
     reserved: [u8; 7],
+    /// Of a fault; in an event for a moved mapping, the address it had.
     flags: u64,
     address: u64,
     thread: u32,
@@ -98,10 +99,10 @@ impl Message {
     /// Room for a message.
     pub const EMPTY: Message =
         Message { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0, padding: 0 };
-    /// A mapping was moved.
-    const fn is_remap(&self) -> bool {
+    /// Where a mapping was that was moved; none if this is something else.
+    fn moved_from(&self) -> Option<PageIndex> {
         const REMAP: u8 = 0x14;
-        self.event == REMAP
+        (self.event == REMAP).then(|| PageIndex::of_address(self.flags as usize))
     }
     /// The page that was touched; none for an event.
     pub const fn page(&self) -> Option<PageIndex> {
@@ -122,10 +123,49 @@ impl Message {
 pub struct Uffd {
     fd: OwnedFd,
     features: Features,
-    /// 1 while a call that we know of may be moving a mapping.
-    is_moving: AtomicU32,
+    known_moves: KnownMoves,
     /// Mappings that were moved by calls that we have not seen.
     unseen_moves: AtomicU32,
+}
+
+/// The last calls that we know of and that may move a mapping: what they move.
+///
+/// Who reads the event of such a call lets it go on, so it may be over, and the next ones too, before the reader
+/// looks here whether it was ours. So it looks before and after: one of those between must be the one.
+struct KnownMoves {
+    /// Beginnings and ends: odd while a call is under way.
+    edges: AtomicU32,
+    last: [(AtomicU64, AtomicU64); KnownMoves::KEPT as usize],
+}
+
+impl KnownMoves {
+    /// So many calls while one reader reads: then we can't tell, and don't stop a program.
+    const KEPT: u32 = 16;
+
+    const fn new() -> KnownMoves {
+        let last = [const { (AtomicU64::new(0), AtomicU64::new(0)) }; KnownMoves::KEPT as usize];
+        KnownMoves { edges: AtomicU32::new(0), last }
+    }
+
+    fn begin(&self, from: PageRange) {
+        let edges = self.edges.load(Ordering::Relaxed);
+        let (start, end) = &self.last[(edges / 2 % KnownMoves::KEPT) as usize];
+        start.store(from.start.0, Ordering::Relaxed);
+        end.store(from.end.0, Ordering::Relaxed);
+        // Ordering: Release publishes the range to `has`.
+        self.edges.store(edges + 1, Ordering::Release);
+    }
+
+    /// Whether one of the calls since `before` moves a mapping at `from`.
+    fn has(&self, before: u32, from: PageIndex) -> bool {
+        let first = before / 2;
+        let calls = self.edges.load(Ordering::Acquire).div_ceil(2).wrapping_sub(first);
+        calls >= KnownMoves::KEPT
+            || (0..calls).any(|call| {
+                let (start, end) = &self.last[(first.wrapping_add(call) % KnownMoves::KEPT) as usize];
+                (start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed)).contains(&from.0)
+            })
+    }
 }
 
 impl Uffd {
@@ -153,8 +193,8 @@ impl Uffd {
         let mut api = [0xaa_u64, Features::WRITE_PROTECT.0 | Features::EVENT_REMAP.0, 0];
         // SAFETY: the kernel reads and writes a 24-byte uffdio_api.
         unsafe { sys::ioctl(fd.as_raw_fd(), UFFDIO_API, api.as_mut_ptr() as usize) }?;
-        let (is_moving, unseen_moves) = (AtomicU32::new(0), AtomicU32::new(0));
-        Ok(Uffd { fd, features: Features(api[1]), is_moving, unseen_moves })
+        let features = Features(api[1]);
+        Ok(Uffd { fd, features, known_moves: KnownMoves::new(), unseen_moves: AtomicU32::new(0) })
     }
 
     /// What this kernel can do.
@@ -173,13 +213,14 @@ impl Uffd {
         let bytes = unsafe {
             core::slice::from_raw_parts_mut(messages.as_mut_ptr().cast::<u8>(), size_of_val(messages))
         };
+        let before = self.known_moves.edges.load(Ordering::Acquire);
         match rustix::io::read(&self.fd, bytes) {
             Ok(read) => {
                 let count = read / size_of::<Message>();
-                if messages[..count].iter().any(Message::is_remap)
-                    && self.is_moving.load(Ordering::Acquire) == 0
-                {
-                    self.unseen_moves.fetch_add(1, Ordering::Release);
+                let moved = messages[..count].iter().filter_map(Message::moved_from);
+                let unseen = moved.filter(|from| !self.known_moves.has(before, *from)).count();
+                if unseen > 0 {
+                    self.unseen_moves.fetch_add(unseen as u32, Ordering::Release);
                 }
                 Ok(count)
             }
@@ -188,9 +229,14 @@ impl Uffd {
         }
     }
 
-    /// Says whether a call that may move a mapping is under way.
-    pub fn set_moving(&self, moving: bool) {
-        self.is_moving.store(u32::from(moving), Ordering::Release);
+    /// A call that may move the mappings in `from` begins. One at a time, until [`Uffd::move_ended`].
+    pub fn move_begins(&self, from: PageRange) {
+        self.known_moves.begin(from);
+    }
+
+    /// The call has returned, and its event was read.
+    pub fn move_ended(&self) {
+        self.known_moves.edges.fetch_add(1, Ordering::Release);
     }
 
     /// Mappings of ours that the program has moved without our knowledge: what we know of them is wrong.
@@ -332,5 +378,35 @@ impl Uffd {
     pub fn poison(&self, page: PageIndex) -> Result<(), Trouble> {
         // SAFETY: a uffdio_poison; the kernel refuses where a page is.
         unsafe { self.ranged(UFFDIO_POISON, [page.address() as u64, 4096, 0, 0]) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, count: u64) -> PageRange {
+        PageRange::of(PageIndex(start), count)
+    }
+
+    #[test]
+    fn moves_under_way_or_over_since_are_known_and_no_others() {
+        let known = KnownMoves::new();
+        assert!(!known.has(0, PageIndex(5)), "nothing is being moved");
+        known.begin(range(5, 3));
+        let under_way = known.edges.load(Ordering::Relaxed);
+        for before in [0, under_way] {
+            assert!(known.has(before, PageIndex(5)) && known.has(before, PageIndex(7)));
+            assert!(!known.has(before, PageIndex(4)) && !known.has(before, PageIndex(8)));
+        }
+        known.edges.fetch_add(1, Ordering::Relaxed);
+        assert!(known.has(under_way, PageIndex(5)), "it was over before the reader looked");
+        assert!(!known.has(2, PageIndex(5)), "it was over before the reader read");
+        for call in 1..KnownMoves::KEPT {
+            known.begin(range(100 * u64::from(call), 1));
+            known.edges.fetch_add(1, Ordering::Relaxed);
+        }
+        assert!(known.has(2, PageIndex(100)) && !known.has(2, PageIndex(5)));
+        assert!(known.has(0, PageIndex(77)), "too many to tell");
     }
 }

@@ -180,7 +180,7 @@ pub fn mremap(engine: &Engine, arguments: Arguments) -> isize {
         pass_on(number::MUNLOCK, [address, old_bytes, 0, 0, 0, 0]);
     }
     let result = if has(Flags::REGISTERED) {
-        engine.registrar.while_moving(engine, || pass_on(number::MREMAP, arguments))
+        engine.registrar.while_moving(engine, old, || pass_on(number::MREMAP, arguments))
     } else {
         pass_on(number::MREMAP, arguments)
     };

@@ -51,9 +51,9 @@ impl Registrar {
         }
     }
 
-    /// Makes a call that may move a registered mapping. Under the exclusive map lock.
-    pub fn while_moving(&self, engine: &Engine, call: impl FnOnce() -> isize) -> isize {
-        engine.uffd.set_moving(true);
+    /// Makes a call that may move the registered mapping `from`. Under the exclusive map lock.
+    pub fn while_moving(&self, engine: &Engine, from: PageRange, call: impl FnOnce() -> isize) -> isize {
+        engine.uffd.move_begins(from);
         self.state.store(MOVING, Ordering::Release);
         sync::wake_all(&self.state);
         let result = call();
@@ -71,7 +71,7 @@ impl Registrar {
             let state = self.state.load(Ordering::Acquire);
             if state == MOVING || state == MOVED {
                 engine.uffd.drain_until(|| self.state.load(Ordering::Acquire) == MOVED);
-                engine.uffd.set_moving(false);
+                engine.uffd.move_ended();
                 self.state.store(IDLE, Ordering::Release);
                 sync::wake_all(&self.state);
                 continue;
