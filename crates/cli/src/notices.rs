@@ -4,7 +4,7 @@ use crate::budget::Budget;
 use crate::numbers::{grouped, iec, suggestion};
 use crate::session;
 use crate::totals;
-use farpage::session::{Notice, Session, StartFailure, unpack_io_error};
+use farpage::session::{Notice, Session, StartFailure, StopReason, unpack_io_error};
 use farpage_core::units::PAGE_SHIFT;
 use std::io;
 use std::sync::atomic::Ordering;
@@ -61,6 +61,7 @@ const fn weight(notice: Notice) -> Weight {
         | Notice::ReadError
         | Notice::Corrupt
         | Notice::NotStarted
+        | Notice::Stopped
         | Notice::BudgetTooSmall => Weight::Serious,
         Notice::AreaFull | Notice::PoolFull | Notice::Unmanaged | Notice::Locked | Notice::ForkRefused => {
             Weight::Information
@@ -116,6 +117,7 @@ pub fn describe(notice: Notice, value: u64, session: &Session, budget: &Budget) 
             grouped(value)
         ),
         Notice::NotStarted => format!("Farpage could not start in it: {}", start_failure(value)),
+        Notice::Stopped => format!("STOPPED rather than given wrong bytes: {}", stop_reason(value)),
         Notice::BudgetTooSmall => {
             format!("the budget of {} is below the {} it needs before it starts", iec(budget.ram_bytes), iec(value))
         }
@@ -162,11 +164,28 @@ fn start_failure(value: u64) -> String {
         ),
         (StartFailure::Proc, "/proc is not usable; mount it in the container or chroot"),
     ];
-    let text = reasons
-        .iter()
-        .find(|(failure, _)| *failure as u16 == kind)
-        .map_or("unknown reason", |(_, text)| text);
+    let reason = reasons.iter().find(|(failure, _)| *failure as u16 == kind);
+    let text = reason.map_or("unknown reason", |(_, text)| text);
     if errno == 0 { text.into() } else { format!("{text} ({})", error_text(errno)) }
+}
+
+fn stop_reason(value: u64) -> &'static str {
+    let reasons = [
+        (
+            StopReason::Tables,
+            "no memory for the tables of what is evicted; look at `ulimit -v` and the cgroup's limit",
+        ),
+        (
+            StopReason::Thread,
+            "no thread could be started to serve its faults; look at `ulimit -u` and the cgroup's pids.max",
+        ),
+        (
+            StopReason::UnseenMove,
+            "it moved memory (mremap) by a system call of its own, past libc, which Farpage can't follow; run it without Farpage",
+        ),
+    ];
+    let reason = reasons.iter().find(|(reason, _)| *reason as u64 == value);
+    reason.map_or("unknown reason", |(_, text)| text)
 }
 
 #[cfg(test)]
@@ -240,5 +259,9 @@ mod tests {
             assert!(!start_failure(kind | 12 << 16).contains("unknown"), "{kind}");
         }
         assert!(start_failure(77).contains("unknown"));
+        for reason in 1..=3 {
+            assert!(!stop_reason(reason).contains("unknown"), "{reason}");
+        }
+        assert!(stop_reason(77).contains("unknown"));
     }
 }

@@ -4,7 +4,7 @@ use crate::{patch, stack};
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use farpage::engine::Engine;
-use farpage::session::{PATH_BYTES, SESSION_ENV};
+use farpage::session::{Notice, PATH_BYTES, SESSION_ENV, StartFailure};
 use farpage::start::{Start, StartError, start};
 use farpage_os::memory;
 use farpage_os::sys;
@@ -53,6 +53,9 @@ extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *con
     }
     if begin(None) {
         if patch::all().is_err() {
+            if let Some(engine) = engine() {
+                engine.record.notice(Notice::NotStarted, StartFailure::Hooks as u64);
+            }
             sys::exit_group(FAILED);
         }
         crate::fork::prepare();

@@ -256,7 +256,7 @@ fn moved(engine: &Engine, old: PageRange, new: PageRange, flags: Flags, old_stay
 
 /// Memory of the program can't be reached any more.
 fn out_of_tables(engine: &Engine) -> ! {
-    engine.stop_program(crate::session::StartFailure::Memory)
+    engine.stop_program(crate::session::StopReason::Tables)
 }
 
 /// `madvise(address, bytes, advice)`.

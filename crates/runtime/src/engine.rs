@@ -11,7 +11,7 @@ use crate::fork::ForkGate;
 use crate::map_lock::MapLock;
 use crate::record::Membership;
 use crate::registrar::Registrar;
-use crate::session::{Notice, ProcessRecord, StartFailure};
+use crate::session::{Notice, ProcessRecord, StopReason};
 use core::sync::atomic::{AtomicU32, Ordering};
 use farpage_core::pager::Pager;
 use farpage_core::stats::{Counter, Gauge};
@@ -136,8 +136,8 @@ impl Engine {
     }
 
     /// What we know of the program's memory can't be kept true: better no program than one with wrong bytes.
-    pub fn stop_program(&self, why: StartFailure) -> ! {
-        self.record.notice(Notice::NotStarted, why as u64);
+    pub fn stop_program(&self, why: StopReason) -> ! {
+        self.record.notice(Notice::Stopped, why as u64);
         farpage_os::sys::exit_group(125)
     }
 

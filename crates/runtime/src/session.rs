@@ -118,11 +118,13 @@ pub enum Notice {
     BudgetTooSmall = 8,
     /// What an area returned was not what was written there (checksum): treated as a failed read.
     Corrupt = 9,
+    /// The program was ended with status 125, because its memory could not be kept right. Value: a [`StopReason`].
+    Stopped = 10,
 }
 
 impl Notice {
     /// Every notice, by bit number.
-    pub const ALL: [Notice; 10] = [
+    pub const ALL: [Notice; 11] = [
         Notice::AreaFull,
         Notice::PoolFull,
         Notice::WriteError,
@@ -133,6 +135,7 @@ impl Notice {
         Notice::NotStarted,
         Notice::BudgetTooSmall,
         Notice::Corrupt,
+        Notice::Stopped,
     ];
 }
 
@@ -152,6 +155,19 @@ pub enum StartFailure {
     Hooks = 5,
     /// /proc is not usable.
     Proc = 6,
+}
+
+/// Why a program that ran had to be stopped (value of [`Notice::Stopped`]): better no program than one with
+/// wrong bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum StopReason {
+    /// No memory for tables of memory that is evicted.
+    Tables = 1,
+    /// No thread could be started to serve faults.
+    Thread = 2,
+    /// It moved evicted memory by a call that we did not see.
+    UnseenMove = 3,
 }
 
 /// Packs area, errno and slot of a failed request: errno in bits 48.., area in 32..48, slot below.

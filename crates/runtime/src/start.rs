@@ -12,7 +12,7 @@ use crate::fork::ForkGate;
 use crate::map_lock::{MapLock, READERS_MAX, ReaderIndex};
 use crate::record::Membership;
 use crate::registrar::Registrar;
-use crate::session::{Notice, PATH_BYTES, Session, StartFailure, UffdSource};
+use crate::session::{Notice, PATH_BYTES, Session, StartFailure, StopReason, UffdSource};
 use crate::worker::{Progress, Worker};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use farpage_core::cache::{Backing, Cache, CacheMemory, FrameMeta};
@@ -184,7 +184,7 @@ fn activate(engine: &'static Engine) {
     started &= handlers > 0;
     if !started {
         // Without threads nobody would serve a fault.
-        engine.stop_program(StartFailure::Thread);
+        engine.stop_program(StopReason::Thread);
     }
     // Ordering: Release: a hook that sees it may ask the registrar.
     engine.active.store(1, Ordering::Release);
@@ -216,7 +216,7 @@ fn handler_main(argument: usize) -> ! {
     loop {
         let count = faults.wait(&mut list);
         if handler.engine.uffd.unseen_moves() > 0 {
-            handler.engine.stop_program(StartFailure::Hooks);
+            handler.engine.stop_program(StopReason::UnseenMove);
         }
         for fault in &list[..count] {
             worker.serve(*fault);
