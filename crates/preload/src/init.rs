@@ -59,6 +59,7 @@ extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *con
             sys::exit_group(FAILED);
         }
         crate::fork::prepare();
+        crate::threads::prepare();
     }
 }
 

@@ -4,7 +4,7 @@
 //! calls that change memory. From then on everything happens in the runtime; here is only the door.
 //!
 //! [`init`] when the library is loaded · [`patch`] libc's functions lead to ours · [`hooks`] what they do ·
-//! [`stack`] on which stack · [`fork`] copies of the process
+//! [`stack`] on which stack · [`fork`] copies of the process · [`threads`] stacks of the program's choice
 #![no_std]
 
 mod fork;
@@ -12,6 +12,7 @@ mod hooks;
 mod init;
 mod patch;
 mod stack;
+mod threads;
 
 use core::ffi::{c_char, c_int, c_void};
 

@@ -11,6 +11,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use farpage::changes::{self, Arguments};
 use farpage::engine::Engine;
+use farpage_core::units::PageRange;
 use farpage_os::memory;
 use farpage_os::sys::{self, Errno};
 use farpage_os::thread::SignalsBlocked;
@@ -35,6 +36,8 @@ pub enum Task {
     BeforeFork,
     /// After it, in the parent.
     AfterFork,
+    /// These pages stay in memory from now on.
+    Hold(PageRange),
 }
 
 struct Work {
@@ -124,6 +127,10 @@ extern "C" fn run(work: *mut Work) {
         Task::BeforeFork => isize::from(farpage::fork::prepare(engine)),
         Task::AfterFork => {
             farpage::fork::parent(engine);
+            0
+        }
+        Task::Hold(range) => {
+            changes::hold(engine, range);
             0
         }
     };

@@ -357,6 +357,12 @@ fn mark_locked(engine: &Engine, range: PageRange, locked: bool) {
     let _ = engine.pager.ranges.lock().update(range, change);
 }
 
+/// What is in `range` stays in memory, or stays there once it is touched, until it is unmapped.
+pub fn hold(engine: &Engine, range: PageRange) {
+    let _exclusive = engine.settled(range);
+    let _ = engine.pager.ranges.lock().update(range, |flags| flags.with(Flags::HELD));
+}
+
 /// `mlockall(flags)`.
 pub fn mlockall(engine: &Engine, arguments: Arguments) -> isize {
     const MCL_CURRENT: usize = 1;
