@@ -9,6 +9,7 @@ use super::step::{WRITE_PAGES_MAX, WriteBatch, WriteRequest};
 use crate::areas::{AreaState, checksum};
 use crate::cache::Backing;
 use crate::stats::Counter;
+use crate::table::Place;
 use crate::table::entry::State;
 use crate::units::{AreaId, FrameIndex, PageBytes, PageIndex, SlotIndex};
 use crate::zswap::codec::decompress;
@@ -136,16 +137,7 @@ impl Pager<'_> {
             self.cache.put(frame, Backing::Memory);
             return true;
         };
-        pause!();
-        let Some(place) = self.table.get(page) else { return false };
-        let word = place.entry().load();
-        pause!();
-        if word.is_locked()
-            || word.state() != (State::Writing { frame })
-            || place.entry().try_lock(word).is_err()
-        {
-            return false;
-        }
+        let Some(place) = self.lock_writing(page, frame) else { return false };
         let after = match result {
             Ok(()) => {
                 self.stats.count(Counter::Pswpout);
@@ -163,8 +155,18 @@ impl Pager<'_> {
                 State::Parked { frame, slot: None }
             }
         };
-        self.settle(page, place, word.state(), after);
+        self.settle(page, place, State::Writing { frame }, after);
         true
+    }
+
+    /// Locks a page that is being written out of `frame`; none if it is just being moved, or isn't there any more.
+    fn lock_writing(&self, page: PageIndex, frame: FrameIndex) -> Option<Place<'_>> {
+        pause!();
+        let place = self.table.get(page)?;
+        let word = place.entry().load();
+        pause!();
+        let is_writing = !word.is_locked() && word.state() == (State::Writing { frame });
+        (is_writing && place.entry().try_lock(word).is_ok()).then_some(place)
     }
 
     /// No slot is to be had: parks what waits again. Pages that are just being faulted on stay in the batch.
@@ -189,19 +191,10 @@ impl Pager<'_> {
     }
 
     fn park_unwritten(&self, frame: FrameIndex, page: PageIndex) -> bool {
-        pause!();
-        let Some(place) = self.table.get(page) else { return false };
-        let word = place.entry().load();
-        pause!();
-        if word.is_locked()
-            || word.state() != (State::Writing { frame })
-            || place.entry().try_lock(word).is_err()
-        {
-            return false;
-        }
+        let Some(place) = self.lock_writing(page, frame) else { return false };
         self.stats.count(Counter::AreaFull);
         self.cache.park(frame, page);
-        self.settle(page, place, word.state(), State::Parked { frame, slot: None });
+        self.settle(page, place, State::Writing { frame }, State::Parked { frame, slot: None });
         true
     }
 
