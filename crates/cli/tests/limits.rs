@@ -4,7 +4,7 @@
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
 
-use farpage::budgeted::{Job, MIB, Running, Under, able, alone, compiled, descendants, find, library};
+use farpage::budgeted::{Job, MIB, Running, Under, alone_with, compiled, descendants, find, library};
 use farpage::{directory, is_root, put, skip};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -64,10 +64,7 @@ fn swap_file(directory: &Path, name: &str, bytes: u64) -> Option<String> {
 
 #[test]
 fn full_area_goes_over_the_budget_and_loses_nothing() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let place = directory();
     let area = format!("{}:16M", place.path().display());
     let running = start_waiting("read_after", &["--swap", &area]);
@@ -82,10 +79,7 @@ fn full_area_goes_over_the_budget_and_loses_nothing() {
 
 #[test]
 fn full_pool_without_a_disk_goes_over_the_budget_and_loses_nothing() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let running = start_waiting("read_after", &["--no-disk"]);
     go(&running);
     let outcome = running.end();
@@ -145,10 +139,7 @@ impl Drop for SmallDisk {
 
 #[test]
 fn disk_that_fills_up_goes_over_the_budget_and_loses_nothing() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let Some(disk) = SmallDisk::new(256 << 20) else { return };
     let running = start_waiting("write_after", &["--swap", disk.path()]);
     disk.fill();
@@ -163,10 +154,7 @@ fn disk_that_fills_up_goes_over_the_budget_and_loses_nothing() {
 
 #[test]
 fn last_tenth_of_the_disk_is_left_alone() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let Some(disk) = SmallDisk::new(128 << 20) else { return };
     let running = start_waiting("read_after", &["--swap", disk.path()]);
     let output = Command::new("df").args(["-k", "--output=size,avail", disk.path()]).output().unwrap();
@@ -198,10 +186,7 @@ fn loses_data(area: &str, damage: impl FnOnce(), words: &[&str]) {
 
 #[test]
 fn area_that_was_cut_off_gives_sigbus_and_names_the_offset() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let place = directory();
     let Some(path) = swap_file(place.path(), "swap", 160 * MIB) else { return };
     let cut = || File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
@@ -210,10 +195,7 @@ fn area_that_was_cut_off_gives_sigbus_and_names_the_offset() {
 
 #[test]
 fn area_that_somebody_wrote_to_gives_sigbus_and_names_the_offset() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let place = directory();
     let Some(path) = swap_file(place.path(), "swap", 160 * MIB) else { return };
     let overwrite = || {
@@ -257,10 +239,7 @@ impl Drop for Loop {
 
 #[test]
 fn device_that_fails_to_read_gives_sigbus_and_names_the_offset() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let place = directory();
     let Some(backing) = swap_file(place.path(), "backing", 160 * MIB) else { return };
     let Some(device) = Loop::new(&backing) else { return };
@@ -271,10 +250,7 @@ fn device_that_fails_to_read_gives_sigbus_and_names_the_offset() {
 
 #[test]
 fn device_that_fails_to_write_keeps_the_pages() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let place = directory();
     let Some(backing) = swap_file(place.path(), "backing", 160 * MIB) else { return };
     let Some(device) = Loop::new(&backing) else { return };
@@ -294,10 +270,7 @@ fn device_that_fails_to_write_keeps_the_pages() {
 
 #[test]
 fn device_that_promised_more_than_it_has_keeps_the_pages() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let Some(disk) = SmallDisk::new(128 << 20) else { return };
     // Thinly provisioned: once the disk behind it is full it answers "no space".
     let Some(backing) = swap_file(&disk.mounted, "backing", 160 * MIB) else { return };
@@ -316,10 +289,7 @@ fn device_that_promised_more_than_it_has_keeps_the_pages() {
 
 #[test]
 fn budget_below_what_the_process_needs_names_the_number() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let program = compiled("waits");
     let outcome =
         Job::new(&Under::budget(MIB, &[]), &[program.to_str().unwrap(), "read_after"]).within(20).run();
@@ -362,20 +332,14 @@ fn send(pid: u32, signal: i32) {
 
 #[test]
 fn supervisor_killed_leaves_nothing() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let outcome = nothing_is_left_after(|supervisor, _| send(supervisor, libc::SIGKILL));
     assert_eq!(outcome.signal, Some(libc::SIGKILL));
 }
 
 #[test]
 fn program_killed_leaves_nothing_and_the_summary_is_told() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let outcome = nothing_is_left_after(|_, program| send(program, libc::SIGKILL));
     assert_eq!(outcome.signal, Some(libc::SIGKILL));
     assert!(outcome.stderr.contains("was killed by SIGKILL"), "{}", outcome.stderr);
@@ -384,10 +348,7 @@ fn program_killed_leaves_nothing_and_the_summary_is_told() {
 
 #[test]
 fn program_that_ends_leaves_nothing() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let outcome = nothing_is_left_after(|_, program| send(program, libc::SIGTERM));
     assert_eq!(outcome.signal, Some(libc::SIGTERM));
 }
@@ -396,10 +357,7 @@ fn program_that_ends_leaves_nothing() {
 
 #[test]
 fn pipeline_passes_every_byte_while_pages_are_out() {
-    if !able("python3") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("python3") else { return };
     let input: Vec<u8> =
         (0_u64..12 << 20).flat_map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 13).to_ne_bytes()).collect();
     let reverse = "import sys; data = sys.stdin.buffer.read(); sys.stdout.buffer.write(data[::-1])";
@@ -426,10 +384,7 @@ fn is_used(path: &str) -> bool {
 
 #[test]
 fn file_made_by_mkswap_takes_pages_and_keeps_its_header() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let place = directory();
     let Some(path) = swap_file(place.path(), "swap", 160 * MIB) else { return };
     let header = fs::read(&path).unwrap()[..4096].to_vec();
@@ -446,10 +401,7 @@ fn file_made_by_mkswap_takes_pages_and_keeps_its_header() {
 
 #[test]
 fn area_of_higher_priority_is_filled_first() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let place = directory();
     let Some(first) = swap_file(place.path(), "first", 160 * MIB) else { return };
     let Some(second) = swap_file(place.path(), "second", 160 * MIB) else { return };

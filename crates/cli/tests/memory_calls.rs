@@ -7,7 +7,7 @@
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
 
-use farpage::budgeted::{Job, MIB, Under, able, alone, compiled};
+use farpage::budgeted::{Job, MIB, Under, able, alone, alone_with, compiled};
 use std::process::Command;
 
 const RAM: u64 = 32 * MIB;
@@ -62,10 +62,7 @@ cases! {
 /// The table above and the programs must not drift apart.
 #[test]
 fn every_case_of_the_programs_is_tested() {
-    if !able("cc") {
-        return;
-    }
-    let _alone = alone();
+    let Some(_alone) = alone_with("cc") else { return };
     let tested = include_str!("memory_calls.rs");
     for name in ["remap", "advise", "heap", "io", "threads", "stacks", "processes"] {
         let usage = Command::new(compiled(name)).output().unwrap();
