@@ -22,6 +22,10 @@ use std::path::{Path, PathBuf};
 const DISK_RESERVE_PERCENT: u64 = 10;
 /// With less than this to grow into, a disk counts as full.
 const GROWTH_BYTES_MIN: u64 = 64 << 20;
+/// What to do about a `$FARPAGE_SWAP_DIR` that can't be used.
+pub const FIX_SWAP_DIR: &str = "point FARPAGE_SWAP_DIR to a directory on a disk, or unset it";
+/// What to do about a place that can't be used for a reason of its own.
+const FIX_ANOTHER_PLACE: &str = "name another place: --swap DIRECTORY, or none: --no-disk";
 /// Priority of the first area that has none; each further one is lower, as with swapon.
 const PRIORITY_AUTOMATIC: i32 = -2;
 
@@ -111,7 +115,7 @@ pub fn open_default(variable: impl Fn(&str) -> Option<OsString>) -> Result<Area,
         match open_directory_of(&argument) {
             Ok(area) => return Ok(Area { priority: PRIORITY_AUTOMATIC, ..area }),
             Err(failure) if name == "$FARPAGE_SWAP_DIR" => {
-                return Err(failure.fix("point FARPAGE_SWAP_DIR to a directory on a disk, or unset it"));
+                return Err(failure.fix(FIX_SWAP_DIR));
             }
             Err(failure) => reasons.push(failure.in_one_line()),
         }
@@ -136,7 +140,8 @@ pub fn default_directories(variable: impl Fn(&str) -> Option<OsString>) -> Vec<(
 pub fn open_directory_of(argument: &SwapArgument) -> Result<Area, Failure> {
     match metadata(&argument.path)? {
         metadata if metadata.is_dir() => open_directory(argument),
-        _ => Err(Failure::new(format!("{} is not a directory", argument.path.display()))),
+        _ => Err(Failure::new(format!("{} is not a directory", argument.path.display()))
+            .fix("name a directory on a disk: --swap DIRECTORY")),
     }
 }
 
@@ -148,8 +153,18 @@ fn metadata(path: &Path) -> Result<fs::Metadata, Failure> {
                 path.display()
             ))
         }
-        _ => Failure::new(format!("swap path {} can't be looked at: {error}", path.display())),
+        _ => not_seen(path, &error),
     })
+}
+
+fn not_seen(path: &Path, error: &io::Error) -> Failure {
+    let failure = Failure::new(format!("swap path {} can't be looked at: {error}", path.display()));
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => failure
+            .because("a directory on its path is closed to this user")
+            .fix("name a place of your own: --swap DIRECTORY"),
+        _ => failure.fix(FIX_ANOTHER_PLACE),
+    }
 }
 
 fn open(argument: &SwapArgument, opened: &[Area]) -> Result<Area, Failure> {
@@ -184,6 +199,7 @@ fn open_for_swap(path: &Path, exclusive: bool) -> Result<File, Failure> {
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).map_err(|error| {
         if error.raw_os_error() == Some(libc::EBUSY) {
             in_use(path, "the system")
+                .fix(format!("`lsblk {}` shows what holds it; free it, or name another", path.display()))
         } else {
             not_writable(path, &error)
         }
@@ -200,7 +216,7 @@ fn not_writable(path: &Path, error: &io::Error) -> Failure {
         Some(libc::EACCES | libc::EPERM) => failure
             .because("its permissions exclude this user")
             .fix(format!("`ls -ld {name}` shows who may; name a place of your own: --swap DIRECTORY")),
-        _ => failure.fix("name another place: --swap DIRECTORY, or none: --no-disk"),
+        _ => failure.fix(FIX_ANOTHER_PLACE),
     }
 }
 
@@ -221,7 +237,11 @@ fn take(file: &File, path: &Path) -> Result<(), Failure> {
                     path.display()
                 )));
             }
-            Err(error) => return Err(Failure::new(format!("{} can't be locked: {error}", path.display()))),
+            Err(error) => {
+                return Err(Failure::new(format!("swap path {} can't be locked: {error}", path.display()))
+                    .because("most likely its file system has no locks")
+                    .fix("name a directory on a local disk: --swap DIRECTORY"));
+            }
         }
     }
     Ok(())
@@ -240,6 +260,7 @@ fn open_directory(argument: &SwapArgument) -> Result<Area, Failure> {
 fn disk_of(file: &File, path: &Path) -> Result<FileSystem, Failure> {
     let file_system = sys::file_system(file).map_err(|error| {
         Failure::new(format!("the file system of {} is unknown: {error}", path.display()))
+            .fix(FIX_ANOTHER_PLACE)
     })?;
     if file_system.is_memory() {
         return Err(Failure::new(format!("swap path {} is on {}", path.display(), file_system.name()))
@@ -341,9 +362,7 @@ fn too_small(path: &Path, pages: u64) -> Failure {
 fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
     let path = &argument.path;
     let disk = disk_of(&file, path)?;
-    let metadata = file
-        .metadata()
-        .map_err(|error| Failure::new(format!("{} can't be looked at: {error}", path.display())))?;
+    let metadata = file.metadata().map_err(|error| not_seen(path, &error))?;
     let open_to_others = metadata.mode() & 0o077 != 0;
     let warning = open_to_others.then(|| {
         format!(
@@ -355,7 +374,7 @@ fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
     if metadata.len() == 0 {
         return growing(argument, file, disk, Kind::EmptyFile).map(|area| Area { warning, ..area });
     }
-    let header = read_header(&file, path, metadata.len())?;
+    let header = read_header(&file, path, metadata.len(), Kind::SwapFile)?;
     if !header.bad_pages.is_empty() {
         return Err(damaged(path, "its header lists bad pages, which only devices can have"));
     }
@@ -368,36 +387,42 @@ fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
 
 fn open_device(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
     let path = &argument.path;
-    let bytes = sys::length(&file)
-        .map_err(|error| Failure::new(format!("the size of {} is unknown: {error}", path.display())))?;
-    let header = read_header(&file, path, bytes)?;
+    let bytes = sys::length(&file).map_err(|error| {
+        Failure::new(format!("the size of {} is unknown: {error}", path.display())).fix(FIX_ANOTHER_PLACE)
+    })?;
+    let header = read_header(&file, path, bytes, Kind::Device)?;
     prepared(argument, file, header, bytes, Kind::Device)
 }
 
-fn read_header(file: &File, path: &Path, bytes: u64) -> Result<Header, Failure> {
+fn read_header(file: &File, path: &Path, bytes: u64, kind: Kind) -> Result<Header, Failure> {
     let mut page = [0; PAGE_BYTES];
     if bytes < PAGE_BYTES as u64 {
-        return Err(foreign(path, HeaderError::Missing));
+        return Err(foreign(path, HeaderError::Missing, kind));
     }
-    file.read_exact_at(&mut page, 0)
-        .map_err(|error| Failure::new(format!("swap path {} can't be read: {error}", path.display())))?;
+    file.read_exact_at(&mut page, 0).map_err(|error| {
+        Failure::new(format!("swap path {} can't be read: {error}", path.display())).fix(FIX_ANOTHER_PLACE)
+    })?;
     header::parse(&page).map_err(|error| match error {
         HeaderError::TooSmall(pages) => too_small(path, u64::from(pages)),
         error if error.is_damage() => damaged(path, &error.to_string()),
-        error => foreign(path, error),
+        error => foreign(path, error, kind),
     })
 }
 
-fn foreign(path: &Path, error: HeaderError) -> Failure {
+fn foreign(path: &Path, error: HeaderError, kind: Kind) -> Failure {
     let name = path.display();
     let failure = Failure::new(format!("swap path {name} holds something else: {error}"))
         .because("Farpage never overwrites data that isn't swap");
-    if error == HeaderError::Hibernation {
-        return failure.fix("name another place: --swap DIRECTORY");
+    let elsewhere = "name another place: --swap DIRECTORY";
+    match kind {
+        _ if error == HeaderError::Hibernation => failure.fix(elsewhere),
+        Kind::Device => failure.fix(format!("if its content can be given up: `mkswap {name}`")),
+        // Most likely the wrong name was typed, so this comes first. An emptied file holds nothing that
+        // mkswap could leave behind, and needs no size.
+        Kind::Temporary | Kind::EmptyFile | Kind::SwapFile => failure.fix(elsewhere).fix(format!(
+            "if its content can be given up: `truncate -s 0 {name}` (Farpage then uses it as an empty file)"
+        )),
     }
-    failure.fix(format!(
-        "if it can be given up, prepare it: `fallocate -l 8G {name} && chmod 600 {name} && mkswap {name}`"
-    ))
 }
 
 fn damaged(path: &Path, why: &str) -> Failure {
@@ -619,6 +644,29 @@ mod tests {
             assert!(message.contains(words), "{message}");
         }
         assert_eq!(fs::read(&text).unwrap(), b"precious");
+    }
+
+    /// The same advice for both was to allocate 8 GiB in a device, and to spoil what is in a file.
+    #[test]
+    fn what_is_not_swap_is_fixed_by_its_kind() {
+        let text = |error, kind| foreign(Path::new("/x"), error, kind).to_string();
+        let device = text(HeaderError::Missing, Kind::Device);
+        assert!(device.contains("fix: if its content can be given up: `mkswap /x`"), "{device}");
+        let file = text(HeaderError::Missing, Kind::SwapFile);
+        assert!(file.contains("--swap DIRECTORY") && file.contains("`truncate -s 0 /x`"), "{file}");
+        for kind in [Kind::Device, Kind::SwapFile] {
+            let asleep = text(HeaderError::Hibernation, kind);
+            assert!(asleep.contains("--swap DIRECTORY") && !asleep.contains("given up"), "{asleep}");
+        }
+    }
+
+    #[test]
+    fn place_that_can_not_be_looked_at_has_a_fix() {
+        let text = |errno| not_seen(Path::new("/x"), &io::Error::from_raw_os_error(errno)).to_string();
+        let closed = text(libc::EACCES);
+        assert!(closed.contains("closed to this user") && closed.contains("fix: "), "{closed}");
+        let broken = text(libc::EIO);
+        assert!(!broken.contains("closed to this user") && broken.contains("--no-disk"), "{broken}");
     }
 
     #[test]

@@ -139,7 +139,7 @@ pub fn resolve(
     let ram_bytes = whole_pages(ram_bytes);
     if ram_bytes == 0 {
         return Err(Failure::new(format!("`{origin}` is less than one page of {PAGE_BYTES} bytes"))
-            .fix("give a budget the program can start in, for example --ram 256M"));
+            .fix("give a budget the program can start in, for example --ram 256M (or FARPAGE_RAM=256M)"));
     }
     let pool_bytes_max = pool_limit(pool, behind, ram_bytes)?;
     Ok(Budget { ram_bytes, origin, pool_bytes_max })
@@ -156,7 +156,7 @@ fn pool_limit(pool: Option<&Size>, behind: Behind, ram_bytes: u64) -> Result<u64
     if bytes == 0 {
         return Err(Failure::new("`--pool 0` leaves no pool")
             .because("evicted pages pass through the pool on their way to an area")
-            .fix(format!("leave --pool out ({percent} % of the budget) or give it more")));
+            .fix(format!("leave --pool (or FARPAGE_POOL) out ({percent} % of the budget) or give it more")));
     }
     if bytes > (u128::from(ram_bytes) * u128::from(POOL_PERCENT_MAX) / 100) as u64 {
         return Err(Failure::new(format!(

@@ -64,9 +64,9 @@ struct Choice {
 /// Looks at everything; 0 if `farpage run` would work with its defaults, else 1.
 pub fn doctor(options: &DoctorOptions) -> ExitCode {
     let userfaultfd = kernel::userfaultfd();
-    let mut checks = vec![kernel_check(), user_check()];
+    let mut checks = vec![kernel_check(sys::kernel_release()), user_check()];
     checks.extend(userfaultfd_checks(&userfaultfd));
-    checks.extend(io_check());
+    checks.push(io_check());
     checks.extend(swap_checks());
     checks.extend(memory_checks());
     checks.extend(limit_checks());
@@ -88,20 +88,24 @@ pub fn doctor(options: &DoctorOptions) -> ExitCode {
 
 // ---- the checks ----------------------------------------------------------------------------------------
 
-fn kernel_check() -> Check {
-    let release = sys::kernel_release();
+fn kernel_check(release: String) -> Check {
     match version(&release) {
         Some(version) if version >= (6, 8) => Check::new("kernel", Verdict::Ok, release),
-        Some(version) if version >= (5, 7) => Check::new(
+        Some(version) if version >= kernel::VERSION_MIN => Check::new(
             "kernel",
             Verdict::Note,
             format!("{release}: works; from 6.8 on pages can be moved, which is faster"),
         ),
         Some(_) => {
-            Check::new("kernel", Verdict::No, release).fix("use a kernel of 5.7 or later, best 6.8 or later")
+            Check::new("kernel", Verdict::No, release).fix(format!("{}, best 6.8 or later", use_kernel()))
         }
         None => Check::new("kernel", Verdict::Note, release),
     }
+}
+
+fn use_kernel() -> String {
+    let (major, minor) = kernel::VERSION_MIN;
+    format!("use a kernel of {major}.{minor} or later")
 }
 
 fn version(release: &str) -> Option<(u32, u32)> {
@@ -179,7 +183,7 @@ fn feature_checks(features: u64) -> Vec<Check> {
             Verdict::Note,
             "pages are copied; kernel 6.8 or later moves them",
         ),
-        feature("feature WP", kernel::FEATURE_WRITE_PROTECT, Verdict::No, "use kernel 5.7 or later"),
+        feature("feature WP", kernel::FEATURE_WRITE_PROTECT, Verdict::No, &use_kernel()),
         feature(
             "feature POISON",
             kernel::FEATURE_POISON,
@@ -208,12 +212,12 @@ fn seccomp_check() -> Check {
     }
 }
 
-fn io_check() -> Option<Check> {
-    Some(match sys::io_uring() {
+fn io_check() -> Check {
+    match sys::io_uring() {
         Ok(()) => Check::new("io_uring", Verdict::Ok, "works"),
         Err(error) => Check::new("io_uring", Verdict::Note, format!("{error}; psync is used instead"))
             .fix("sudo sysctl kernel.io_uring_disabled=0; docker run --security-opt seccomp=unconfined"),
-    })
+    }
 }
 
 fn swap_checks() -> Vec<Check> {
@@ -255,7 +259,8 @@ fn swap_check(name: String, origin: &str, argument: &SwapArgument) -> Check {
             // A TMPDIR in memory is common, and passed over.
             let verdict = if origin == "$TMPDIR" { Verdict::Note } else { Verdict::No };
             let check = Check::new(name, verdict, failure.in_one_line());
-            failure.fixes().iter().fold(check, |check, fix| check.fix(fix))
+            let check = failure.fixes().iter().fold(check, |check, fix| check.fix(fix));
+            if origin == "$FARPAGE_SWAP_DIR" { check.fix(areas::FIX_SWAP_DIR) } else { check }
         }
         (_, Err(error)) => {
             Check::new(name, Verdict::No, error.to_string()).fix("name another directory with --swap")
@@ -432,8 +437,26 @@ mod tests {
     }
 
     #[test]
+    fn kernel_before_5_9_is_too_old() {
+        for (release, verdict) in [
+            ("5.8.18", Verdict::No),
+            ("5.9.0", Verdict::Note),
+            ("6.8.1", Verdict::Ok),
+            ("odd", Verdict::Note),
+        ] {
+            assert_eq!(kernel_check(release.into()).verdict, verdict, "{release}");
+        }
+        assert_eq!(kernel_check("5.8".into()).fixes, ["use a kernel of 5.9 or later, best 6.8 or later"]);
+    }
+
+    #[test]
     fn every_no_has_a_fix() {
-        let mut checks = vec![kernel_check(), user_check(), seccomp_check(), preload_check()];
+        let mut checks = vec![kernel_check("5.4.0".into()), user_check(), seccomp_check(), preload_check()];
+        for origin in ["$FARPAGE_SWAP_DIR", "/var/tmp"] {
+            let file = SwapArgument { path: "/etc/passwd".into(), bytes: None, priority: None };
+            checks.push(swap_check(origin.into(), origin, &file));
+        }
+        checks.push(io_check());
         checks.extend(feature_checks(0));
         checks.extend(swap_checks());
         checks.extend(memory_checks());
@@ -445,5 +468,7 @@ mod tests {
             assert!(!check.fixes.is_empty(), "{check:?}");
         }
         assert!(checks.iter().any(|check| check.verdict == Verdict::No));
+        let swap_dir = checks.iter().find(|check| check.name == "$FARPAGE_SWAP_DIR").unwrap();
+        assert!(swap_dir.fixes.iter().any(|fix| fix == areas::FIX_SWAP_DIR), "{swap_dir:?}");
     }
 }

@@ -8,6 +8,9 @@ use farpage::session::UffdSource;
 use farpage_core::config::{Install, IoEngine};
 use std::io;
 
+/// The oldest kernel that has everything Farpage can't do without: close_range came with 5.9,
+/// write-protection by userfaultfd with 5.7.
+pub const VERSION_MIN: (u32, u32) = (5, 9);
 /// Write-protected pages are reported.
 pub const FEATURE_WRITE_PROTECT: u64 = 1 << 0;
 /// The exact address of a fault is reported.
@@ -92,8 +95,10 @@ pub fn choose_install(asked: Option<Install>, features: u64) -> Result<(Install,
     if features & FEATURE_WRITE_PROTECT == 0 {
         return Err(Failure::new("this kernel's userfaultfd can't write-protect pages")
             .because(format!(
-                "the kernel is {}; x86-64 has it from 5.7 on, arm64 from 6.4 on",
-                sys::kernel_release()
+                "the kernel is {}; Farpage needs {}.{} or later",
+                sys::kernel_release(),
+                VERSION_MIN.0,
+                VERSION_MIN.1
             ))
             .fix("use a newer kernel"));
     }
@@ -155,7 +160,8 @@ mod tests {
         let (install, note) = choose_install(None, FEATURE_WRITE_PROTECT).unwrap();
         assert!(install == Install::Copy && note.is_some());
         assert!(choose_install(Some(Install::Move), FEATURE_WRITE_PROTECT).is_err());
-        assert!(choose_install(Some(Install::Copy), FEATURE_MOVE).is_err());
+        let message = choose_install(Some(Install::Copy), FEATURE_MOVE).unwrap_err().to_string();
+        assert!(message.contains("Farpage needs 5.9 or later"), "{message}");
     }
 
     #[test]

@@ -42,9 +42,10 @@ use options::Command;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let line = match options::read(std::env::args_os().collect()) {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let line = match options::read(&arguments) {
         Ok(line) => line,
-        Err(error) => return options::report(&error),
+        Err(error) => return options::report(&error, &arguments),
     };
     match line.command {
         Command::Doctor(options) => doctor::doctor(&options),

@@ -106,10 +106,11 @@ pub fn describe(notice: Notice, value: u64, session: &Session, budget: &Budget) 
             place(value, session)
         ),
         Notice::Unmanaged => format!(
-            "{} of its memory can't be evicted (locked memory, stacks, small mappings), more than the budget of {}; use --ram {} or more",
+            "{} of its memory can't be evicted (locked memory, stacks, small mappings), out of a budget of {}; use --ram {} or more",
             iec(value),
             iec(budget.ram_bytes),
-            suggestion(value)
+            // It is told from half of the budget on: a quarter more could be less than there is now.
+            suggestion(value.saturating_mul(2))
         ),
         Notice::Locked => "it locked all its memory (mlockall): nothing can be evicted; switch that off in the program, or run it without Farpage".into(),
         Notice::ForkRefused => format!(
@@ -173,7 +174,7 @@ fn stop_reason(value: u64) -> &'static str {
     let reasons = [
         (
             StopReason::Tables,
-            "no memory for the tables of what is evicted; look at `ulimit -v` and the cgroup's limit",
+            "no memory for the tables of what is evicted, or for a thread that evicts; look at `ulimit -v` and the cgroup's limit",
         ),
         (
             StopReason::Thread,
@@ -238,6 +239,16 @@ mod tests {
             news[0].1,
             "`--ram 1M` (1 MiB) is below the 23.4 MiB that python3 needs resident before it starts; use --ram 32M or more"
         );
+    }
+
+    /// It was called more than the budget, but is told from half of the budget on.
+    #[test]
+    fn memory_that_can_not_be_evicted_is_compared_with_the_budget() {
+        let shared = two_programs();
+        let budget = Budget { ram_bytes: 100 << 20, ..budget() };
+        let text = describe(Notice::Unmanaged, 60 << 20, shared.session(), &budget);
+        assert!(text.starts_with("60 MiB of its memory can't be evicted"), "{text}");
+        assert!(text.ends_with("out of a budget of 100 MiB; use --ram 192M or more"), "{text}");
     }
 
     #[test]

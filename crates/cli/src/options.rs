@@ -6,7 +6,7 @@
 use crate::failure::{Failure, STATUS_FAILED};
 use crate::size::{self, Amount, Size};
 use clap::builder::FalseyValueParser;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use farpage_core::config::{Codec, Install, IoEngine};
 use std::ffi::{OsStr, OsString};
@@ -47,8 +47,8 @@ pub struct DoctorOptions {
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub struct RunOptions {
-    /// Budget for the program's memory in RAM; a percentage is of the tightest limit (cgroup, else free
-    /// memory) [default: 90%].
+    /// Budget of each process for its memory in RAM; a percentage is of the tightest limit: those of the
+    /// cgroups, and what memory is available (MemAvailable) [default: 90%].
     #[arg(long, value_name = "SIZE", env = "FARPAGE_RAM", value_parser = size::parse)]
     pub ram: Option<Size>,
 
@@ -76,7 +76,7 @@ pub struct RunOptions {
     #[arg(long, value_enum, env = "FARPAGE_INSTALL")]
     install: Option<InstallOption>,
 
-    /// How areas are read and written [default: uring where the kernel allows it].
+    /// How areas are written; faults always read with pread [default: uring where the kernel allows it].
     #[arg(long, value_enum, env = "FARPAGE_IO")]
     io: Option<IoOption>,
 
@@ -84,7 +84,7 @@ pub struct RunOptions {
     #[arg(long, value_name = "FILE", env = "FARPAGE_STATS")]
     pub stats: Option<PathBuf>,
 
-    /// Print no summary and no notices, unless data was lost.
+    /// Print no summary and no notices, unless data was lost, a disk fails, or Farpage ends the program.
     #[arg(long, env = "FARPAGE_QUIET", value_parser = FalseyValueParser::new())]
     pub quiet: bool,
 
@@ -100,7 +100,8 @@ pub struct RunOptions {
 
 const AFTER_HELP: &str = "\
 Sizes: 2G and 2GiB are 2^31 bytes, 2GB is 2*10^9, a plain number is bytes; 1.5G and 50% work too.
-Exit status: the program's own; 125 Farpage failed, 126 the program can't run under it, 127 not found.
+Exit status: the program's own; 125 Farpage failed, 126 the program can't run under it,
+127 not found; 134 a bug in Farpage, 135 a page could not be read back.
 Example: farpage run --ram 2G -- python3 train.py";
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -125,7 +126,7 @@ enum InstallOption {
 enum IoOption {
     /// io_uring.
     Uring,
-    /// pread and pwrite.
+    /// pwrite.
     Psync,
 }
 
@@ -155,11 +156,11 @@ impl RunOptions {
 }
 
 /// Reads the command line. `Err` is help, a version, or an error: for [`report`].
-pub fn read(arguments: Vec<OsString>) -> Result<CommandLine, clap::Error> {
-    let matches = CommandLine::command().try_get_matches_from(&arguments);
+pub fn read(arguments: &[OsString]) -> Result<CommandLine, clap::Error> {
+    let matches = CommandLine::command().try_get_matches_from(arguments);
     matches
         .and_then(|matches| CommandLine::from_arg_matches(&matches))
-        .and_then(|line| refuse_unknown_option(line, &arguments))
+        .and_then(|line| refuse_unknown_option(line, arguments))
 }
 
 /// A program's arguments may look like options, so clap takes an unknown option of ours for the program.
@@ -178,7 +179,7 @@ fn refuse_unknown_option(line: CommandLine, arguments: &[OsString]) -> Result<Co
 }
 
 /// Prints what [`read`] gave instead of a command line; the exit status.
-pub fn report(error: &clap::Error) -> ExitCode {
+pub fn report(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     let text = error.render().to_string();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
@@ -186,13 +187,39 @@ pub fn report(error: &clap::Error) -> ExitCode {
             ExitCode::SUCCESS
         }
         _ => {
-            crate::say::plainly(&match text.strip_prefix("error: ") {
+            let mut text = match text.strip_prefix("error: ") {
                 Some(text) => format!("farpage: {}", text.trim_end()),
                 None => text.trim_end().to_owned(),
-            });
+            };
+            if let Some(variable) = variable_of(error).filter(|_| !was_typed(error, arguments)) {
+                text += &format!("\nfarpage:   it comes from {variable}: correct or unset it");
+            }
+            crate::say::plainly(&text);
             ExitCode::from(STATUS_FAILED)
         }
     }
+}
+
+/// The variable that stands for the option an error is about. clap blames the option either way.
+fn variable_of(error: &clap::Error) -> Option<String> {
+    // As in the usage: `--ram <SIZE>`.
+    let name = refused_option(error)?.split(' ').next()?.strip_prefix("--")?;
+    Some(format!("FARPAGE_{}", name.replace('-', "_").to_ascii_uppercase()))
+}
+
+fn refused_option(error: &clap::Error) -> Option<&str> {
+    match error.get(ContextKind::InvalidArg)? {
+        ContextValue::String(option) => Some(option),
+        _ => None,
+    }
+}
+
+/// Whether clap finds the same fault without any variable. Looking for the option among the words would not
+/// do: it may be one of the program's.
+fn was_typed(error: &clap::Error, arguments: &[OsString]) -> bool {
+    let plain = |run: clap::Command| run.mut_args(|argument| argument.env(None::<&'static str>));
+    let again = CommandLine::command().mut_subcommand("run", plain).try_get_matches_from(arguments);
+    again.is_err_and(|again| refused_option(&again) == refused_option(error))
 }
 
 /// One `--swap`.
@@ -291,7 +318,7 @@ fn swap_argument(argument: &OsStr, exists: impl Fn(&Path) -> bool) -> Result<Swa
 }
 
 fn bad_swap(argument: &str, why: &str) -> Failure {
-    Failure::new(format!("`--swap {argument}`: {why}"))
+    Failure::new(format!("swap area `{argument}`: {why}"))
         .fix("write --swap PATH[:SIZE][,prio=N], for example --swap /var/tmp:8G,prio=5")
 }
 
@@ -337,7 +364,8 @@ mod tests {
 
     fn run(line: &str) -> Result<RunOptions, clap::Error> {
         let arguments = ["farpage", "run"].into_iter().chain(line.split_whitespace());
-        read(arguments.map(OsString::from).collect()).map(|line| match line.command {
+        let arguments: Vec<_> = arguments.map(OsString::from).collect();
+        read(&arguments).map(|line| match line.command {
             Command::Run(options) => options,
             Command::Doctor(_) => unreachable!("the line says run"),
         })
@@ -366,6 +394,25 @@ mod tests {
         {
             assert!(run(line).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn refused_option_is_known_with_its_variable_and_as_typed() {
+        for (line, variable) in [
+            ("--ram x true", Some("FARPAGE_RAM")),
+            ("--codec zip true", Some("FARPAGE_CODEC")),
+            ("--io= true", Some("FARPAGE_IO")),
+            ("", None),
+        ] {
+            let error = run(line).unwrap_err();
+            assert_eq!(variable_of(&error).as_deref(), variable, "{line}");
+            let words = format!("farpage run {line}");
+            let arguments: Vec<_> = words.split_whitespace().map(OsString::from).collect();
+            assert!(was_typed(&error, &arguments), "{line}");
+        }
+        // As if a variable had held the `x`.
+        let other = ["farpage", "run", "prog", "--ram", "x"].map(OsString::from);
+        assert!(!was_typed(&run("--ram x true").unwrap_err(), &other));
     }
 
     #[test]

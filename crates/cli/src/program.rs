@@ -31,7 +31,9 @@ pub fn resolve(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure>
 /// over, but remembered as the reason if there is no other.
 fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure> {
     if name.is_empty() {
-        return Err(not_found("the program's name is empty"));
+        return Err(
+            not_found("the program's name is empty").fix("name a program: farpage run --ram 2G -- PROGRAM")
+        );
     }
     if name.as_bytes().contains(&b'/') {
         executable(Path::new(name))?;
@@ -61,15 +63,28 @@ fn executable(path: &Path) -> Result<(), Failure> {
             not_found(format!("{} is not there", path.display()))
                 .fix("check the spelling; a program in the current directory needs `./` before its name")
         }
-        _ => cant_run(format!("{} can't be looked at: {error}", path.display())),
+        _ => not_seen(path, &error),
     })?;
     if metadata.is_dir() {
-        return Err(cant_run(format!("{} is a directory, not a program", path.display())));
+        return Err(cant_run(format!("{} is a directory, not a program", path.display()))
+            .fix("name the program in it, with its path"));
     }
     if !metadata.is_file() {
-        return Err(cant_run(format!("{} is not a regular file", path.display())));
+        return Err(cant_run(format!("{} is not a regular file", path.display()))
+            .because("only files can be executed")
+            .fix("check the spelling"));
     }
     sys::may_execute(path).map_err(|_| not_executable(path, metadata.permissions().mode()))
+}
+
+fn not_seen(path: &Path, error: &io::Error) -> Failure {
+    let failure = cant_run(format!("{} can't be looked at: {error}", path.display()));
+    let failure = match error.kind() {
+        io::ErrorKind::PermissionDenied => failure.because("a directory on its path is closed to this user"),
+        // A loop of links, a name that is too long: the error is the cause.
+        _ => failure,
+    };
+    failure.fix(format!("`namei -l {}` shows which part of its path it is", path.display()))
 }
 
 fn not_executable(path: &Path, mode: u32) -> Failure {
@@ -92,7 +107,8 @@ fn check(path: &Path, search: Option<&OsStr>, levels: usize) -> Result<(), Failu
             .because("Farpage reads a program's first bytes to see whether it can work inside it")
             .fix(format!("chmod +r {}", path.display()))
     })?;
-    let unreadable = |error| cant_run(format!("{} can't be read: {error}", path.display()));
+    let unreadable =
+        |error| cant_run(format!("{} can't be read: {error}", path.display())).fix("check the disk (dmesg)");
     match elf::inspect(|offset, buffer| file.read_at(buffer, offset)).map_err(unreadable)? {
         Elf::Other => check_script(path, &file, search, levels),
         kind => {
@@ -170,7 +186,8 @@ fn check_script(path: &Path, file: &File, search: Option<&OsStr>, levels: usize)
         }
         FirstLine::None if head.contains(&0) => {
             return Err(cant_run(format!("{} is not a program for Linux", path.display()))
-                .because("it is neither ELF nor a script"));
+                .because("it is neither ELF nor a script")
+                .fix("name the program that runs such files: farpage run ... INTERPRETER FILE"));
         }
         FirstLine::None => PathBuf::from("/bin/sh"),
     };
@@ -181,7 +198,8 @@ fn check_script(path: &Path, file: &File, search: Option<&OsStr>, levels: usize)
 fn check_next(script: &Path, next: &Path, search: Option<&OsStr>, levels: usize) -> Result<(), Failure> {
     if levels == 0 {
         return Err(cant_run(format!("{} is a script of a script of a script", script.display()))
-            .because(format!("more than {INTERPRETERS_MAX} interpreters would have to start each other")));
+            .because(format!("more than {INTERPRETERS_MAX} interpreters would have to start each other"))
+            .fix("name the last interpreter: farpage run ... INTERPRETER SCRIPT"));
     }
     check(next, search, levels - 1)
 }
@@ -299,5 +317,25 @@ mod tests {
         let place = directory();
         let path = put(place.path(), "blob", b"MZ\0\0\0", 0o755);
         assert_eq!(resolve(path.as_os_str(), None).unwrap_err().status, STATUS_CANT_RUN);
+    }
+
+    #[test]
+    fn every_refusal_has_a_fix() {
+        let place = directory();
+        let blob = put(place.path(), "blob", b"MZ\0\0\0", 0o755);
+        let circle = place.path().join("circle");
+        std::os::unix::fs::symlink(&circle, &circle).unwrap();
+        for name in ["", "no-such-program", "/no/such", "/var/tmp", "/dev/null"].map(OsStr::new) {
+            let failure = resolve(name, None).unwrap_err();
+            assert!(!failure.fixes().is_empty(), "{failure}");
+        }
+        for path in [blob, circle] {
+            let failure = resolve(path.as_os_str(), None).unwrap_err();
+            assert!(failure.status == STATUS_CANT_RUN && !failure.fixes().is_empty(), "{failure}");
+        }
+        let deep = check_next(Path::new("/x"), Path::new("/y"), None, 0).unwrap_err();
+        assert!(deep.fixes()[0].contains("last interpreter"), "{deep}");
+        let closed = not_seen(Path::new("/x/y"), &io::Error::from_raw_os_error(libc::EACCES)).to_string();
+        assert!(closed.contains("closed to this user") && closed.contains("`namei -l /x/y`"), "{closed}");
     }
 }

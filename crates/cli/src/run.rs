@@ -140,11 +140,27 @@ fn start(options: &RunOptions, plan: &Plan, shared: &Shared) -> Result<u32, Fail
     command.env("LD_PRELOAD", preload::with_existing(&plan.preload, existing.as_deref()));
     command.env(SESSION_ENV, shared.path());
     signals::hand_down(&mut command, &inherited);
-    let child = command.spawn().map_err(|error| {
-        let status = if error.kind() == io::ErrorKind::NotFound { STATUS_NOT_FOUND } else { STATUS_CANT_RUN };
-        Failure::new(format!("{} can't be started: {error}", plan.program.display())).status(status)
-    })?;
+    let child = command.spawn().map_err(|error| not_started(&plan.program, &error))?;
     Ok(child.id())
+}
+
+/// The program was checked before: what is left is the machine's limits, or that it has changed since.
+fn not_started(program: &Path, error: &io::Error) -> Failure {
+    let failure = Failure::new(format!("{} can't be started: {error}", program.display()));
+    match error.raw_os_error() {
+        Some(libc::EAGAIN) => failure
+            .because("there are as many processes as this user or cgroup may have")
+            .fix("raise the limit of processes: ulimit -u, or the cgroup's pids.max"),
+        Some(libc::ENOMEM) => failure.fix("free some memory, or look at the cgroup's limit"),
+        Some(libc::E2BIG) => failure
+            .because("arguments and environment are too long")
+            .fix("shorten them, or raise the limit of the stack, which bounds them: ulimit -s")
+            .status(STATUS_CANT_RUN),
+        error => failure
+            .because("it has changed since Farpage checked it")
+            .fix("try again when nobody writes to it any more")
+            .status(if error == Some(libc::ENOENT) { STATUS_NOT_FOUND } else { STATUS_CANT_RUN }),
+    }
 }
 
 fn report(options: &RunOptions, plan: &Plan, shared: &Shared, exit: ChildState, started: Instant) {
@@ -184,6 +200,27 @@ fn pass_on(exit: ChildState) -> ExitCode {
         }
         ChildState::Running | ChildState::Stopped => {
             unreachable!("supervise returns when the program has ended")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::STATUS_FAILED;
+
+    #[test]
+    fn program_that_does_not_start_has_status_cause_and_fix() {
+        for (errno, status, words) in [
+            (libc::EAGAIN, STATUS_FAILED, "ulimit -u"),
+            (libc::ENOMEM, STATUS_FAILED, "free some memory"),
+            (libc::E2BIG, STATUS_CANT_RUN, "too long"),
+            (libc::ETXTBSY, STATUS_CANT_RUN, "has changed"),
+            (libc::ENOENT, STATUS_NOT_FOUND, "has changed"),
+        ] {
+            let failure = not_started(Path::new("/x"), &io::Error::from_raw_os_error(errno));
+            assert_eq!(failure.status, status, "{failure}");
+            assert!(failure.to_string().contains(words) && !failure.fixes().is_empty(), "{failure}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Farpage's own words: on standard error, each line prefixed `farpage: `. The program's output is never
-//! touched. Nobody listening isn't an error.
+//! Farpage's own words: on standard error, each line prefixed `farpage: `; clap's own texts only in their
+//! first line. The program's output is never touched. Nobody listening isn't an error.
 
 use std::io::Write;
 

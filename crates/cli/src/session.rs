@@ -54,8 +54,11 @@ impl Shared {
                 ))
                 .fix("ulimit -f unlimited"));
         }
-        let memory = SharedMemory::new(c"farpage-session", bytes)
-            .map_err(|error| Failure::new(format!("shared memory can't be made: {error}")))?;
+        let memory = SharedMemory::new(c"farpage-session", bytes).map_err(|error| {
+            Failure::new(format!("shared memory can't be made: {error}"))
+                .because("no memory, or no descriptor is free")
+                .fix("look at `ulimit -n` and the cgroup's limit")
+        })?;
         // SAFETY: `lay_out` made the memory at least as large as a `Session`; it is page-aligned and zeroed,
         // and all-zero bytes are a valid `Session`. No other process knows of it yet, and no other
         // reference into it exists, so this one is exclusive until it ends with this function.

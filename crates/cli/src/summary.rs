@@ -41,19 +41,32 @@ pub struct Run<'a> {
 
 /// The lines, without their prefix.
 pub fn text(run: &Run) -> Vec<String> {
-    let mut lines = vec![headline(run)];
-    if run.totals.processes.is_empty() {
-        lines.push(row("note", "no process reported: Farpage's library was not loaded or could not start"));
-    } else if !run.totals.was_active() {
-        lines = vec![
-            never_reached(run),
-            "nothing was registered: the program ran as it does without Farpage".into(),
-        ];
-    } else {
+    let mut lines = if run.totals.processes.is_empty() {
+        let note = "no process reported: Farpage's library was not loaded or could not start";
+        vec![headline(run), row("note", note)]
+    } else if run.totals.was_active() {
+        let mut lines = vec![headline(run)];
         lines.extend(details(run));
-    }
+        lines
+    } else if ended_by_us(run) {
+        // The problem below says why. It did not run as it does without Farpage.
+        vec![headline(run)]
+    } else {
+        never_reached(run)
+    };
+    lines.extend(note_on_status(run));
     lines.extend(problems(run));
     lines
+}
+
+/// Whether Farpage ended a process, or did not let it begin.
+fn ended_by_us(run: &Run) -> bool {
+    let mut notices = run.totals.processes.iter().flat_map(|process| &process.notices);
+    notices.any(|(notice, _)| is_an_end(*notice))
+}
+
+const fn is_an_end(notice: Notice) -> bool {
+    matches!(notice, Notice::NotStarted | Notice::BudgetTooSmall | Notice::Stopped)
 }
 
 fn headline(run: &Run) -> String {
@@ -76,12 +89,24 @@ fn name(run: &Run) -> String {
     name.rsplit('/').next().unwrap_or(name).to_owned()
 }
 
-fn never_reached(run: &Run) -> String {
+fn never_reached(run: &Run) -> Vec<String> {
     let peak = match run.totals.sum.gauge(Gauge::AnonymousPeak) {
         0 => String::new(),
         peak => format!(" (peak {})", iec(peak)),
     };
-    format!("{} stayed within its budget of {}{peak}", name(run), iec(run.budget.ram_bytes))
+    // Whatever else ended it must still be told: a signal, an error of its own.
+    let mut lines = Vec::new();
+    lines.extend((run.exit != ChildState::Exited(0)).then(|| headline(run)));
+    lines.push(format!("{} stayed within its budget of {}{peak}", name(run), iec(run.budget.ram_bytes)));
+    lines.push("nothing was registered: the program ran as it does without Farpage".into());
+    lines
+}
+
+/// 134 is also what a shell answers for a program that aborted: only a silent one is suspicious.
+fn note_on_status(run: &Run) -> Option<String> {
+    let text = "status 134 without a message of the program's own may be a bug in Farpage: please report it \
+                with this summary";
+    (run.exit == ChildState::Exited(134)).then(|| row("note", text))
 }
 
 fn row(label: &str, text: &str) -> String {
@@ -140,19 +165,17 @@ fn to_areas_row(run: &Run, n: &Numbers) -> String {
         0 => String::new(),
         _ => format!(" in {} writes of {}", grouped(writes), iec(pages * PAGE / writes)),
     };
-    let text = format!("{} pages, {}{mean}, to {}", grouped(pages), iec(pages * PAGE), names.join(", "));
-    row("written", &text)
+    let from_pool = match n.counter(Counter::Zswpwb) {
+        0 => String::new(),
+        from_pool => format!("; {} of them from the pool", grouped(from_pool)),
+    };
+    let bytes = iec(pages * PAGE);
+    row("written", &format!("{} pages, {bytes}{mean}{from_pool}, to {}", grouped(pages), names.join(", ")))
 }
 
 fn from_areas_row(n: &Numbers) -> String {
-    let (pages, ahead) = (n.counter(Counter::Pswpin), n.counter(Counter::Zswpwb));
-    let text = format!(
-        "{} pages, {}; {} of the written came from the pool",
-        grouped(pages),
-        iec(pages * PAGE),
-        grouped(ahead)
-    );
-    row("read", &text)
+    let pages = n.counter(Counter::Pswpin);
+    row("read", &format!("{} pages, {}", grouped(pages), iec(pages * PAGE)))
 }
 
 /// The kinds of fault, with the words for them.
@@ -218,7 +241,8 @@ fn problems(run: &Run) -> Vec<String> {
     }
     for process in &run.totals.processes {
         for (notice, value) in &process.notices {
-            if matches!(notice, Notice::ReadError | Notice::Corrupt | Notice::WriteError) {
+            let failed = matches!(notice, Notice::ReadError | Notice::Corrupt | Notice::WriteError);
+            if failed || is_an_end(*notice) {
                 let text = notices::describe(*notice, *value, run.session, run.budget);
                 rows.push(row("problem", &format!("pid {}: {text}", process.pid)));
             }
@@ -255,7 +279,17 @@ pub fn json(run: &Run) -> Value {
     object.insert("wall_seconds".into(), run.wall.as_secs_f64().into());
     object.insert("settings".into(), settings(run));
     object.insert("processes".into(), processes.into());
+    object.insert("legend".into(), legend());
     Value::Object(object)
+}
+
+/// What the counters and gauges mean, so that the file explains itself.
+fn legend() -> Value {
+    let row =
+        |name: &str, unit: &str, help: &str| (name.to_owned(), json!({ "unit": unit, "help": help.trim() }));
+    let counters = Counter::ALL.iter().map(|c| row(c.name(), c.unit(), c.help()));
+    let gauges = Gauge::ALL.iter().map(|g| row(g.name(), g.unit(), g.help()));
+    Value::Object(counters.chain(gauges).collect())
 }
 
 fn numbers(n: &Numbers) -> Map<String, Value> {
@@ -400,6 +434,70 @@ mod tests {
     }
 
     #[test]
+    fn run_that_failed_within_its_budget_keeps_its_headline() {
+        let shared = two_programs();
+        shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, 0));
+        for (exit, headline) in [
+            (ChildState::Killed(9), "python3 was killed by SIGKILL after 1.5 s"),
+            (ChildState::Exited(3), "python3 ended with status 3 after 1.5 s"),
+        ] {
+            let lines = with(&shared, exit, text);
+            assert!(lines[0].starts_with(headline), "{lines:#?}");
+            assert!(lines[1].starts_with("python3 stayed within its budget of 256 MiB"), "{lines:#?}");
+            assert_eq!(lines.len(), 3, "{lines:#?}");
+        }
+    }
+
+    /// `--ram 2M` ended python3 with 125, and the summary said that it had stayed within its budget.
+    #[test]
+    fn run_that_farpage_ended_did_not_stay_within_its_budget() {
+        for (notice, words) in [
+            (Notice::BudgetTooSmall, "below the 16 MiB it needs"),
+            (Notice::NotStarted, "could not start in it"),
+            (Notice::Stopped, "STOPPED rather than given wrong bytes"),
+        ] {
+            let shared = two_programs();
+            shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, 0));
+            shared.session().processes[0].notice(notice, 16 << 20);
+            let lines = with(&shared, ChildState::Exited(125), text);
+            assert_eq!(lines.len(), 2, "{lines:#?}");
+            assert!(lines[0].starts_with("python3 ended with status 125"), "{lines:#?}");
+            assert!(lines[1].starts_with("  problem    pid 101: "), "{lines:#?}");
+            assert!(lines[1].contains(words), "{lines:#?}");
+        }
+    }
+
+    #[test]
+    fn stop_of_a_busy_run_is_a_problem() {
+        let shared = two_programs();
+        shared.session().processes[1].notice(Notice::Stopped, 1);
+        let lines = with(&shared, ChildState::Exited(125), text);
+        assert!(lines.iter().any(|line| line.starts_with("  problem    pid 102: STOPPED")), "{lines:#?}");
+        assert!(!lines.iter().any(|line| line.contains("none")), "{lines:#?}");
+        assert!(lines.iter().any(|line| line.starts_with("  evicted")), "{lines:#?}");
+    }
+
+    #[test]
+    fn status_134_may_be_our_bug() {
+        let is_told = |status| {
+            let lines = with(&two_programs(), ChildState::Exited(status), text);
+            lines.iter().any(|line| line.contains("may be a bug in Farpage"))
+        };
+        assert!(is_told(134) && !is_told(0) && !is_told(133));
+    }
+
+    #[test]
+    fn written_row_says_how_much_came_from_the_pool() {
+        let shared = two_programs();
+        shared.session().processes[0].stats.add(Counter::Zswpwb, 950);
+        let lines = with(&shared, ChildState::Exited(0), text);
+        let written =
+            "  written    960 pages, 3.8 MiB in 30 writes of 128 KiB; 950 of them from the pool, to /var/tmp";
+        assert!(lines.iter().any(|line| line == written), "{lines:#?}");
+        assert!(lines.iter().any(|line| line == "  read       0 pages, 0 B"), "{lines:#?}");
+    }
+
+    #[test]
     fn run_that_nobody_reported_from_says_so() {
         let shared = Shared::new(settings(), &[]).unwrap();
         let lines = with(&shared, ChildState::Killed(9), text);
@@ -422,12 +520,19 @@ mod tests {
     fn json_has_every_row_of_every_table() {
         let json = with(&two_programs(), ChildState::Killed(15), json);
         assert_eq!(json["schema"], 1);
+        let explained = |name: &str, unit: &str| {
+            let help = json["legend"][name]["help"].as_str().unwrap_or_default();
+            json["legend"][name]["unit"] == unit && help.ends_with('.') && help == help.trim()
+        };
         for counter in Counter::ALL {
             assert!(json["counters"][counter.name()].is_u64(), "{}", counter.name());
+            assert!(explained(counter.name(), counter.unit()), "{}", counter.name());
         }
         for gauge in Gauge::ALL {
             assert!(json["gauges"][gauge.name()].is_u64(), "{}", gauge.name());
+            assert!(explained(gauge.name(), gauge.unit()), "{}", gauge.name());
         }
+        assert_eq!(json["legend"]["pswpin"], json!({ "unit": "pages", "help": "Pages read from areas." }));
         for kind in Latency::ALL.iter().map(|kind| kind.name()).chain(["total"]) {
             assert!(json["latency_ns"][kind]["p99"].is_u64(), "{kind}");
         }

@@ -42,7 +42,7 @@ impl Numbers {
             *sum += counter;
         }
         for (gauge, (sum, value)) in Gauge::ALL.iter().zip(self.gauges.iter_mut().zip(&other.gauges)) {
-            *sum = if is_peak(*gauge) { (*sum).max(*value) } else { sum.wrapping_add(*value) };
+            *sum = if gauge.is_peak() { (*sum).max(*value) } else { sum.wrapping_add(*value) };
         }
         for (sum, latency) in self.latencies.iter_mut().zip(&other.latencies) {
             sum.add(latency);
@@ -68,13 +68,6 @@ impl Numbers {
             sum
         })
     }
-}
-
-const fn is_peak(gauge: Gauge) -> bool {
-    matches!(
-        gauge,
-        Gauge::AnonymousPeak | Gauge::ProgramPeak | Gauge::PoolPeak | Gauge::StoredPeak | Gauge::Active
-    )
 }
 
 /// One process.

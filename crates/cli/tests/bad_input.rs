@@ -60,12 +60,28 @@ fn variables_are_checked_like_options() {
     let with = |name: &str, value: &str| {
         farpage::Ended::of(farpage::farpage().env(name, value).arg("run").args(PROGRAM).output().unwrap())
     };
-    with("FARPAGE_RAM", "lots").refused(125, &["lots", "is not a size"]);
-    with("FARPAGE_POOL", "0").refused(125, &["--pool 0"]);
-    with("FARPAGE_IO", "mmap").refused(125, &["mmap"]);
+    with("FARPAGE_RAM", "lots").refused(125, &["lots", "is not a size", "it comes from FARPAGE_RAM"]);
+    with("FARPAGE_RAM", "100").refused(125, &["less than one page", "FARPAGE_RAM=256M"]);
+    with("FARPAGE_POOL", "0").refused(125, &["--pool 0", "FARPAGE_POOL"]);
+    with("FARPAGE_IO", "mmap").refused(125, &["mmap", "it comes from FARPAGE_IO"]);
+    with("FARPAGE_SWAP", "/var/tmp:lots").refused(125, &["swap area `/var/tmp:lots`: `lots` is not a size"]);
     with("FARPAGE_SWAP", "/no/such/place").refused(125, &["/no/such/place", "does not exist"]);
     with("FARPAGE_SWAP_DIR", "/dev/shm").refused(125, &["/dev/shm", "tmpfs", "FARPAGE_SWAP_DIR"]);
     with("FARPAGE_PRELOAD", "/no/such.so").refused(125, &["/no/such.so"]);
+}
+
+#[test]
+fn typing_error_is_not_blamed_on_a_variable() {
+    let with = |own: &[&str], program: &[&str]| {
+        let words = [&["run"], own, program].concat();
+        let output = farpage::farpage().env("FARPAGE_RAM", "much").args(words).output().unwrap();
+        farpage::Ended::of(output)
+    };
+    let typed = with(&["--ram", "lots"], &PROGRAM);
+    typed.refused(125, &["lots", "is not a size"]);
+    assert!(!typed.stderr.contains("FARPAGE_RAM"), "{}", typed.stderr);
+    // Here the option is the program's.
+    with(&[], &["echo", "--ram", "lots"]).refused(125, &["much", "it comes from FARPAGE_RAM"]);
 }
 
 #[test]
@@ -209,7 +225,8 @@ fn file_with_other_content_is_never_written() {
     let place = directory();
     for (name, content) in [("text", &b"precious"[..]), ("page", &[7; 8192]), ("zeros", &[0; 1 << 20])] {
         let path = put(place.path(), name, content, 0o600);
-        refused_with(&["--swap", &path], 125, &[&path, "holds something else", "mkswap"]);
+        let emptied = format!("`truncate -s 0 {path}`");
+        refused_with(&["--swap", &path], 125, &[&path, "holds something else", &emptied]);
         refused_with(&["--swap", &format!("{path}:1G")], 125, &[&path, "holds something else"]);
         assert_eq!(fs::read(&path).unwrap(), content);
     }
@@ -269,7 +286,7 @@ fn program_that_is_not_there() {
     run(&["no-such-program"]).refused(127, &["no-such-program is not there", "PATH"]);
     run(&["/no/such/program"]).refused(127, &["/no/such/program is not there"]);
     run(&["--", "--odd"]).refused(127, &["--odd is not there"]);
-    run(&[""]).refused(127, &["name is empty"]);
+    run(&[""]).refused(127, &["name is empty", "fix: "]);
 }
 
 #[test]
@@ -277,9 +294,9 @@ fn program_that_is_not_executable() {
     let place = directory();
     let text = put(place.path(), "text", b"#!/bin/sh\necho it ran\n", 0o644);
     run(&[&text]).refused(126, &[&text, "is not executable", "chmod +x"]);
-    run(&["/var/tmp"]).refused(126, &["/var/tmp is a directory"]);
+    run(&["/var/tmp"]).refused(126, &["/var/tmp is a directory", "fix: "]);
     let blob = put(place.path(), "blob", b"MZ\0\0", 0o755);
-    run(&[&blob]).refused(126, &[&blob, "not a program for Linux"]);
+    run(&[&blob]).refused(126, &[&blob, "not a program for Linux", "INTERPRETER FILE"]);
 }
 
 #[test]
