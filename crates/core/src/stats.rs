@@ -50,9 +50,11 @@ table! {
         SwpoutSame = "swpout_same", "pages";
         /// First touches of memory that was never there, after the budget was reached.
         FaultFirst = "fault_first", "faults";
+        /// Pages of zeros that came along with a neighbour's first touch.
+        ZeroAhead = "zero_ahead", "pages";
         /// Faults on pages still parked uncompressed (minor faults).
         FaultParked = "fault_parked", "faults";
-        /// Faults served from the pool, or from a repeated word.
+        /// Faults served from the pool, or from a repeated word (zeros too).
         FaultPool = "fault_pool", "faults";
         /// Faults that read an area.
         FaultArea = "fault_area", "faults";
@@ -140,13 +142,14 @@ table! {
 }
 
 table! {
-    /// Kinds of fault whose latency is kept, measured from reading the message to waking the thread.
+    /// Kinds of fault whose latency is kept: from when a handler begins with the fault to when it has woken the
+    /// thread.
     Latency {
         /// First touch.
         First = "first", "ns";
         /// From the swap cache.
         Parked = "parked", "ns";
-        /// From the pool, or a repeated word.
+        /// From the pool, or a repeated word (zeros too).
         Pool = "pool", "ns";
         /// From an area.
         Area = "area", "ns";
@@ -163,10 +166,11 @@ impl Gauge {
     }
 }
 
-/// Buckets of a latency histogram: four to an octave, from 1 ns up; the last one takes the rest.
+/// Buckets of a latency histogram: four to an octave, from 4 ns up; the last one takes the rest.
 pub const BUCKETS: usize = 160;
 
-/// Durations in logarithmic buckets (each a quarter of an octave wide, so a percentile is within 19 %).
+/// Durations in buckets, each a quarter of an octave wide, at most 1.25 times its lower bound: a percentile is at
+/// most 25 % too high.
 #[repr(C)]
 pub struct Histogram {
     count: AtomicU64,

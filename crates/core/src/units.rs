@@ -3,7 +3,7 @@
 //! Everything else in the house speaks in these types. Converting is always visible at the call, and
 //! rounding is always a named choice.
 
-/// Bytes in a page. The whole house assumes 4 KiB; `os::probe` refuses machines where this is not so.
+/// Bytes in a page. x86-64 has no other base page size.
 pub const PAGE_BYTES: usize = 4096;
 /// `PAGE_BYTES` as a shift.
 pub const PAGE_SHIFT: u32 = 12;

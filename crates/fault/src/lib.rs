@@ -3,9 +3,8 @@
 //! Two borders, so that modes can be combined and compared:
 //!
 //! * [`Pages`]: program memory. [`uffd::ByMove`] moves pages with UFFDIO_MOVE, [`uffd::ByCopy`] copies them, for
-//!   kernels that can't move. (`segv` mode will be a third.) All pass one conformance suite.
-//! * [`Fault`]: a touch that can't go on. [`thread::Faults`] reads them as userfaultfd messages. (`signal` and
-//!   `segv` will make them from signals.)
+//!   kernels that can't move. Both pass one conformance suite.
+//! * [`Fault`]: a touch that can't go on. [`thread::Faults`] reads them as userfaultfd messages.
 //!
 //! Whoever calls is an engine thread: no allocation, no libc, no thread-local storage.
 #![cfg_attr(not(test), no_std)]

@@ -1,8 +1,8 @@
 //! `thread` mode: faults as messages, read by engine threads.
 //!
 //! Every handler thread waits on the same descriptor and is pinned to a CPU of its own. The kernel wakes them
-//! all; the one on the faulting thread's CPU runs first, because that thread has just gone to sleep there:
-//! 4 µs instead of the 75 µs that waking another CPU takes (measured, 2 vCPU virtual machine).
+//! all; the one on the faulting thread's CPU runs first, because that thread has just gone to sleep there, and
+//! none has to wait until another CPU wakes up, which takes many times as long.
 
 use crate::Fault;
 use farpage_core::pager::Access;

@@ -103,14 +103,6 @@ impl SetupError {
     pub(crate) const fn at(step: SetupStep) -> impl Fn(Errno) -> SetupError {
         move |errno| SetupError { step, errno: errno.raw_os_error() as u16 }
     }
-
-    /// Whether this machine or container doesn't offer io_uring at all, so that trying again is pointless.
-    pub const fn is_refused(self) -> bool {
-        matches!(self.step, SetupStep::Ring | SetupStep::Features)
-            && self.errno != Errno::NOMEM.raw_os_error() as u16
-            && self.errno != Errno::MFILE.raw_os_error() as u16
-            && self.errno != Errno::NFILE.raw_os_error() as u16
-    }
 }
 
 impl core::fmt::Display for SetupError {

@@ -24,7 +24,6 @@ use crate::table::Places;
 use crate::transfer::{Transfer, Verdict};
 use crate::{Backend, Busy, Completion, DEPTH, IoError, Op, Request, SEGMENTS_MAX, Wait};
 use core::ffi::c_void;
-use core::mem::ManuallyDrop;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicU32, Ordering};
 use farpage_core::units::PAGE_BYTES;
@@ -157,17 +156,6 @@ impl Uring {
         uring.fill_index_array(&params);
         uring.register(fd).map_err(SetupError::at(SetupStep::File))?;
         Ok(uring)
-    }
-
-    /// Gives the ring up in the child of a fork. The rings aren't mapped there, what was in flight belongs to
-    /// the parent, and dropping the value as usual would wait for it.
-    pub fn abandon_after_fork(self) {
-        let this = ManuallyDrop::new(self);
-        // SAFETY: `this` is never dropped or used again, so each field is moved out once. The other two
-        // mappings are left alone: MADV_DONTFORK kept them out of this process, and their addresses may have
-        // been given to somebody else since.
-        let (table, ring) = unsafe { (core::ptr::read(&this.table), core::ptr::read(&this.ring)) };
-        drop((table, ring));
     }
 
     /// The submission queue goes through an array of indices. Ours is the identity, once and for all.

@@ -112,16 +112,6 @@ pub unsafe fn wipe_in_children(base: *mut u8, bytes: usize) -> Result<(), Errno>
     unsafe { rustix::mm::madvise(base.cast(), bytes, Advice::LinuxWipeOnFork) }.map_err(errno)
 }
 
-/// Gives a mapping of ours back.
-///
-/// # Safety
-/// Nobody uses the range any more.
-pub unsafe fn release(base: *mut u8, bytes: usize) {
-    // SAFETY: the caller's promise. It can fail only for a range that isn't one.
-    let result = unsafe { rustix::mm::munmap(base.cast(), bytes) };
-    debug_assert!(result.is_ok());
-}
-
 /// Gives the memory behind a range back; it reads as zeros (or faults, where registered) afterwards.
 ///
 /// # Safety

@@ -32,11 +32,9 @@ pub mod number {
     pub const RT_SIGPROCMASK: usize = raw::__NR_rt_sigprocmask as usize;
     pub const FORK: usize = raw::__NR_fork as usize;
     pub const CLONE: usize = raw::__NR_clone as usize;
-    pub const CLONE3: usize = raw::__NR_clone3 as usize;
     pub const EXIT: usize = raw::__NR_exit as usize;
     pub const EXIT_GROUP: usize = raw::__NR_exit_group as usize;
     pub const FCNTL: usize = raw::__NR_fcntl as usize;
-    pub const PRCTL: usize = raw::__NR_prctl as usize;
 }
 
 /// Makes a system call and returns the kernel's word: negative errors included.

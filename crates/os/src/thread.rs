@@ -109,7 +109,8 @@ extern "C" fn begin(start: *const u8) -> ! {
     (start.main)(start.argument)
 }
 
-/// Closes every descriptor of the calling thread's own table.
+/// Closes every descriptor of the calling thread's own table. A kernel before 5.9 doesn't have the call, and what was
+/// inherited would stay open; `farpage doctor` says that such a kernel is too old.
 fn close_all_descriptors() {
     // SAFETY: takes no pointer; the table is this thread's alone, so nobody else loses a descriptor.
     unsafe { sys::call(number::CLOSE_RANGE, [0, u32::MAX as usize, 0, 0, 0, 0]) };

@@ -63,7 +63,6 @@ const EAGAIN: i32 = 11;
 const DRAIN_AFTER: u64 = 100;
 const UFFDIO_API: u32 = 0xc018_aa3f;
 const UFFDIO_REGISTER: u32 = 0xc020_aa00;
-const UFFDIO_UNREGISTER: u32 = 0x8010_aa01;
 const UFFDIO_WAKE: u32 = 0x8010_aa02;
 const UFFDIO_COPY: u32 = 0xc028_aa03;
 const UFFDIO_ZEROPAGE: u32 = 0xc020_aa04;
@@ -159,6 +158,7 @@ impl KnownMoves {
     /// Whether one of the calls since `before` moves a mapping at `from`.
     fn has(&self, before: u32, from: PageIndex) -> bool {
         let first = before / 2;
+        // Ordering: Acquire pairs with the Release in `begin`: a call that is counted has its range.
         let calls = self.edges.load(Ordering::Acquire).div_ceil(2).wrapping_sub(first);
         calls >= KnownMoves::KEPT
             || (0..calls).any(|call| {
@@ -213,6 +213,7 @@ impl Uffd {
         let bytes = unsafe {
             core::slice::from_raw_parts_mut(messages.as_mut_ptr().cast::<u8>(), size_of_val(messages))
         };
+        // Ordering: Acquire keeps this load before the read: no call whose event is read had ended by now.
         let before = self.known_moves.edges.load(Ordering::Acquire);
         match rustix::io::read(&self.fd, bytes) {
             Ok(read) => {
@@ -220,6 +221,7 @@ impl Uffd {
                 let moved = messages[..count].iter().filter_map(Message::moved_from);
                 let unseen = moved.filter(|from| !self.known_moves.has(before, *from)).count();
                 if unseen > 0 {
+                    // Ordering: Release pairs with the Acquire in `unseen_moves`.
                     self.unseen_moves.fetch_add(unseen as u32, Ordering::Release);
                 }
                 Ok(count)
@@ -236,11 +238,13 @@ impl Uffd {
 
     /// The call has returned, and its event was read.
     pub fn move_ended(&self) {
+        // Ordering: Release keeps the reading of the call's event before this: pairs with the Acquire in `read`.
         self.known_moves.edges.fetch_add(1, Ordering::Release);
     }
 
     /// Mappings of ours that the program has moved without our knowledge: what we know of them is wrong.
     pub fn unseen_moves(&self) -> u32 {
+        // Ordering: Acquire pairs with the Release in `read`.
         self.unseen_moves.load(Ordering::Acquire)
     }
 
@@ -306,16 +310,6 @@ impl Uffd {
         let words = [pages.start.address() as u64, pages.bytes() as u64, REGISTER_MISSING | REGISTER_WP, 0];
         // SAFETY: the kernel reads and writes a 32-byte uffdio_register.
         unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, (&raw const words) as usize) }.map(|_| ())
-    }
-
-    /// Lets the kernel handle faults again.
-    ///
-    /// # Safety
-    /// No page of the range may be evicted: it would read as zeros.
-    pub unsafe fn unregister(&self, pages: PageRange) -> Result<(), Errno> {
-        let words = [pages.start.address() as u64, pages.bytes() as u64];
-        // SAFETY: the kernel reads a 16-byte uffdio_range.
-        unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_UNREGISTER, (&raw const words) as usize) }.map(|_| ())
     }
 
     /// Wakes whoever waits for a page of `pages`; they try again.

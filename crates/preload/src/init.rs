@@ -24,12 +24,14 @@ pub fn engine() -> Option<&'static Engine> {
     let alive = ALIVE.load(Ordering::Acquire);
     // SAFETY: null, or a page that `begin` reserved for good.
     let is_alive = unsafe { alive.as_ref() }.is_some_and(|word| word.load(Ordering::Relaxed) != 0);
+    // Ordering: Acquire pairs with the Release in `begin`, as above.
     // SAFETY: null, or an engine, placed for good.
     is_alive.then(|| unsafe { ENGINE.load(Ordering::Acquire).as_ref() }).flatten()
 }
 
 /// The engine of the parent, in a fresh child.
 pub fn parents_engine() -> Option<&'static Engine> {
+    // Ordering: Acquire as in `engine`.
     // SAFETY: as in `engine`; the parent's engine structure is inherited, only its tables are not.
     unsafe { ENGINE.load(Ordering::Acquire).as_ref() }
 }
@@ -76,13 +78,14 @@ pub fn begin(parent: Option<&'static Engine>) -> bool {
             {
                 sys::exit_group(FAILED);
             }
+            // Ordering: Release publishes the engine to the Acquire loads in `engine` and `parents_engine`.
             ENGINE.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Release);
-            // Ordering: Release publishes the engine to `engine`.
+            // Ordering: Release, so that who sees that we are alive sees the engine, too.
             ALIVE.store(alive, Ordering::Release);
             true
         }
         Err(StartError::NoSession) => false,
-        // The supervisor says why: it was told.
+        // The supervisor says why: it was told, unless not even the request or the keeper could be made.
         Err(_) => sys::exit_group(FAILED),
     }
 }

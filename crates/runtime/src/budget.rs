@@ -8,6 +8,7 @@
 //!            limit  ─────────────  a thread that needs memory evicts by itself (direct reclaim)
 //!   limit -   gap   ─────────────  the background thread starts evicting
 //!   limit - 2 gap   ─────────────  ... and stops
+//!   limit - 3 gap   ─────────────  activation: mappings are registered
 //! ```
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -106,21 +107,20 @@ impl Budget {
         futex::wait_for(&self.bell, seen, ns);
     }
 
-    /// Whether a process that has `anonymous_bytes` and grows by `growth` bytes in a microsecond must be taken over
-    /// now: at the mark, or earlier if it would be past it before we could look again and have registered its
-    /// mappings. Without this a program that fills memory at 2 GB/s was 37 MB over a budget of 100 MB before
-    /// the first page was evicted.
-    pub const fn must_activate(&self, anonymous_bytes: u64, growth: u64) -> bool {
-        anonymous_bytes + growth * TAKE_OVER_US >= self.activate_at()
+    /// Whether a process that has `anonymous_bytes` and grows must be taken over now: at the mark, or earlier if it
+    /// would be past it before we could look again and have registered its mappings. Without this a program that
+    /// fills memory fast would be far over its budget before the first page is evicted.
+    pub const fn must_activate(&self, anonymous_bytes: u64, growth_bytes_per_us: u64) -> bool {
+        anonymous_bytes + growth_bytes_per_us * TAKE_OVER_US >= self.activate_at()
     }
 
     /// How long the process can grow, at the fastest that memory can be touched, before it must be looked at
     /// again. Looking costs 5 µs.
-    pub const fn look_again_ns(&self, anonymous_bytes: u64, growth: u64) -> u64 {
+    pub const fn look_again_ns(&self, anonymous_bytes: u64, growth_bytes_per_us: u64) -> u64 {
         // First touches with huge pages reach some 8 GB/s on two threads: 8 bytes in a nanosecond.
         let headroom_ns = self.activate_at().saturating_sub(anonymous_bytes) / 8;
         // 100 bytes in a microsecond: who grows that fast may be looked at more often.
-        let shortest_ns = if growth > 100 { 250_000 } else { 1_000_000 };
+        let shortest_ns = if growth_bytes_per_us > 100 { 250_000 } else { 1_000_000 };
         if headroom_ns < shortest_ns {
             shortest_ns
         } else if headroom_ns > 20_000_000 {

@@ -39,11 +39,11 @@ fn pages_of(address: usize, bytes: usize) -> Option<PageRange> {
 }
 
 impl Engine {
-    /// The map lock, with no page of `range` being moved.
-    fn settled(&self, range: PageRange) -> Exclusive<'_> {
+    /// The map lock, with no page of `ranges` being moved.
+    fn settled<const N: usize>(&self, ranges: [PageRange; N]) -> Exclusive<'_> {
         loop {
             let exclusive = self.map.exclusive();
-            match self.pager.quiet(range) {
+            match ranges.iter().try_for_each(|range| self.pager.quiet(*range)) {
                 Ok(()) => return exclusive,
                 Err(unsettled) => {
                     drop(exclusive);
@@ -111,7 +111,7 @@ pub fn mmap(engine: &Engine, mut arguments: Arguments) -> isize {
         return pass_on(number::MMAP, arguments);
     };
     let replaced = if replaces && is_aligned(address) { wanted } else { PageRange::of(wanted.start, 0) };
-    let _exclusive = engine.settled(replaced);
+    let _exclusive = engine.settled([replaced]);
     if is_ours && (engine.is_active() || bytes as u64 > engine.headroom()) {
         // Populating is a hint, and would go past the budget before we can register anything.
         arguments[3] &= !(raw::MAP_POPULATE as usize);
@@ -140,7 +140,7 @@ pub fn munmap(engine: &Engine, arguments: Arguments) -> isize {
     let Some(range) = pages_of(address, bytes).filter(|_| is_aligned(address)) else {
         return pass_on(number::MUNMAP, arguments);
     };
-    let _exclusive = engine.settled(range);
+    let _exclusive = engine.settled([range]);
     let result = pass_on(number::MUNMAP, arguments);
     if result == 0 && engine.touches(range) {
         engine.forget(range);
@@ -160,17 +160,8 @@ pub fn mremap(engine: &Engine, arguments: Arguments) -> isize {
         return pass_on(number::MREMAP, arguments);
     }
     let target = if is_fixed { new } else { PageRange::of(old.start, 0) };
-    // Both ranges in one walk: from the lower start to the higher end would touch what lies between.
-    let exclusive = loop {
-        let exclusive = engine.settled(old);
-        match engine.pager.quiet(target) {
-            Ok(()) => break exclusive,
-            Err(unsettled) => {
-                drop(exclusive);
-                sync::wait(engine.pager.settled_word(), unsettled.seen);
-            }
-        }
-    };
+    // Two ranges, not one that spans both: what lies between may move.
+    let exclusive = engine.settled([old, target]);
     let known = engine.pager.ranges.lock().find(old.start);
     let has = |flag| known.is_some_and(|known| known.flags.has(flag));
     // The kernel populates what a locked mapping grows by, and would wait for our handlers, which wait for the
@@ -270,7 +261,7 @@ pub fn madvise(engine: &Engine, mut arguments: Arguments) -> isize {
     const GUARD_INSTALL: u32 = 102;
     match advice as u32 {
         raw::MADV_DONTNEED | raw::MADV_FREE | DONTNEED_LOCKED | GUARD_INSTALL => {
-            let _exclusive = engine.settled(range);
+            let _exclusive = engine.settled([range]);
             if !engine.touches(range) || !engine.is_active() {
                 return pass_on(number::MADVISE, arguments);
             }
@@ -290,7 +281,7 @@ pub fn madvise(engine: &Engine, mut arguments: Arguments) -> isize {
             result
         }
         raw::MADV_DONTFORK | raw::MADV_DOFORK => {
-            let _exclusive = engine.settled(PageRange::of(range.start, 0));
+            let _exclusive = engine.map.exclusive();
             let keep_out = advice as u32 == raw::MADV_DONTFORK;
             let change =
                 |f: Flags| if keep_out { f.with(Flags::DONT_FORK) } else { f.without(Flags::DONT_FORK) };
@@ -311,7 +302,7 @@ pub fn mprotect(engine: &Engine, call: usize, arguments: Arguments) -> isize {
     let Some(range) = pages_of(address, bytes).filter(|_| is_aligned(address)) else {
         return pass_on(call, arguments);
     };
-    let _exclusive = engine.settled(PageRange::of(range.start, 0));
+    let _exclusive = engine.map.exclusive();
     let result = pass_on(call, arguments);
     if !engine.touches(range) {
         return result;
@@ -352,14 +343,14 @@ pub fn munlock(engine: &Engine, arguments: Arguments) -> isize {
 }
 
 fn mark_locked(engine: &Engine, range: PageRange, locked: bool) {
-    let _exclusive = engine.settled(PageRange::of(range.start, 0));
+    let _exclusive = engine.map.exclusive();
     let change = |f: Flags| if locked { f.with(Flags::LOCKED) } else { f.without(Flags::LOCKED) };
     let _ = engine.pager.ranges.lock().update(range, change);
 }
 
 /// What is in `range` stays in memory, or stays there once it is touched, until it is unmapped.
 pub fn hold(engine: &Engine, range: PageRange) {
-    let _exclusive = engine.settled(range);
+    let _exclusive = engine.settled([range]);
     let _ = engine.pager.ranges.lock().update(range, |flags| flags.with(Flags::HELD));
 }
 
@@ -368,7 +359,7 @@ pub fn mlockall(engine: &Engine, arguments: Arguments) -> isize {
     const MCL_CURRENT: usize = 1;
     const MCL_FUTURE: usize = 2;
     {
-        let _exclusive = engine.settled(PageRange::of(PageIndex(0), 0));
+        let _exclusive = engine.map.exclusive();
         engine.lock_future.store(u32::from(arguments[0] & MCL_FUTURE != 0), Ordering::Relaxed);
         if arguments[0] & MCL_CURRENT != 0 {
             engine.all_locked.store(1, Ordering::Relaxed);
@@ -404,7 +395,7 @@ pub fn brk(engine: &Engine, arguments: Arguments) -> isize {
     }
     let end_page = |address: usize| PageIndex::of_address(address + PAGE_BYTES - 1);
     let shrinks = PageRange::new(end_page(wanted), end_page(before));
-    let _exclusive = engine.settled(shrinks);
+    let _exclusive = engine.settled([shrinks]);
     let after = pass_on(number::BRK, arguments);
     if after as usize != wanted {
         return after;

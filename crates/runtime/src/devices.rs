@@ -12,6 +12,7 @@ use farpage_io::uring::Uring;
 use farpage_io::{Backend, Busy, Completion, Request, Wait};
 use farpage_os::memory;
 use farpage_os::sys::Errno;
+use linux_raw_sys::errno::{EINVAL, EIO};
 use rustix::fd::{BorrowedFd, IntoRawFd};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
@@ -64,7 +65,7 @@ const fn bitmap_words(area: &AreaDescription) -> usize {
 }
 
 fn open(area: &AreaDescription) -> Result<BorrowedFd<'static>, Errno> {
-    let path = core::ffi::CStr::from_bytes_until_nul(&area.open_path).map_err(|_| Errno(22))?;
+    let path = core::ffi::CStr::from_bytes_until_nul(&area.open_path).map_err(|_| Errno(EINVAL as i32))?;
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     // Some file systems refuse direct I/O: then the page cache is in between, which is only slower.
     let fd = rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty())
@@ -117,7 +118,7 @@ impl Devices {
                 let reserve = description.disk_reserve_bytes;
                 let file = AreaFile::new(fd, area_bytes(description), reserve, ensured);
                 let errno = |error: farpage_io::IoError| OpenError {
-                    errno: Errno(error.errno().map_or(5, i32::from)),
+                    errno: Errno(error.errno().map_or(EIO as i32, i32::from)),
                 };
                 grows = Some(file.map_err(errno)?);
             }

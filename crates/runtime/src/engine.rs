@@ -17,18 +17,16 @@ use farpage_core::pager::Pager;
 use farpage_core::stats::{Counter, Gauge};
 use farpage_core::table::Leaf;
 use farpage_core::table::ranges::Flags;
-use farpage_core::units::{PageIndex, PageRange};
+use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::Pages;
 use farpage_os::memory;
 use farpage_os::proc::{Pagemap, Statm};
 use farpage_os::sys::Errno;
 use farpage_os::uffd::Uffd;
+use linux_raw_sys::general::{MADV_DOFORK, MADV_DONTFORK};
 
 /// Mappings smaller than this are not worth managing: 1 MiB.
 pub const MANAGED_PAGES_MIN: u64 = 256;
-
-const MADV_DONTFORK: u32 = 10;
-const MADV_DOFORK: u32 = 11;
 
 /// Everything one process's engine has.
 pub struct Engine {
@@ -60,8 +58,7 @@ pub struct Engine {
     pub registrar: Registrar,
     /// 1 once the budget was reached.
     pub active: AtomicU32,
-    /// 1 while nothing may be evicted because the program has locked all its memory, or no thread could be
-    /// started.
+    /// 1 while nothing may be evicted because the program has locked all its memory.
     pub all_locked: AtomicU32,
     /// Writes to areas that are under way, of all threads: while there are any, frames will be free soon.
     pub writes_under_way: AtomicU32,
@@ -118,7 +115,7 @@ impl Engine {
             return self.record.notice(Notice::Locked, self.budget.limit_bytes());
         }
         let stats = self.pager.stats();
-        let resident = self.pager.resident() * farpage_core::units::PAGE_BYTES as u64;
+        let resident = self.pager.resident() * PAGE_BYTES as u64;
         let unmanaged = stats.gauge(Gauge::Anonymous).saturating_sub(resident + self.pager.own_bytes());
         if unmanaged > self.budget.limit_bytes() / 2 {
             self.record.notice(Notice::Unmanaged, unmanaged);
@@ -131,7 +128,7 @@ impl Engine {
         if self.pager.areas().count() == 0 {
             self.record.notice(Notice::PoolFull, pool);
         } else {
-            self.record.notice(Notice::AreaFull, self.pager.areas().in_use() * 4096);
+            self.record.notice(Notice::AreaFull, self.pager.areas().in_use() * PAGE_BYTES as u64);
         }
     }
 

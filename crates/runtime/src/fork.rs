@@ -2,8 +2,8 @@
 //!
 //! A child must see every byte as of the fork. While nothing is evicted it does, by the kernel's own copy on
 //! write, and it gets an engine of its own. While pages are out, the pool and the areas are the parent's
-//! alone, so such a fork is refused with ENOMEM; sharing them is a later chapter. vfork and posix_spawn need
-//! nothing: their children use the parent's memory, and the parent's handlers serve it.
+//! alone, so such a fork is refused with ENOMEM. vfork and posix_spawn need nothing: their children use the
+//! parent's memory, and the parent's handlers serve it.
 //!
 //! A child that was made behind our back (a bare clone) finds managed memory missing, not zeroed: registered
 //! ranges are kept from children except during a fork that we have allowed.
@@ -36,11 +36,14 @@ impl ForkGate {
 
     /// Whether a thread is between [`prepare`] and [`parent`].
     pub fn is_under_way(&self) -> bool {
+        // Ordering: Acquire pairs with the Release in `end`: who sees that a fork is over sees the managed memory
+        // hidden from children again.
         self.under_way.load(Ordering::Acquire) != 0
     }
 
     /// The ranges as of the fork. In the child.
     pub fn snapshot(&self) -> &[Range] {
+        // Ordering: Acquire pairs with the Release in `prepare`: the count is that of the list written before it.
         // SAFETY: the child has one thread, and its copy of the list was complete before the fork.
         let list: &[Range] = unsafe { &*self.snapshot.get() };
         &list[..self.count.load(Ordering::Acquire)]
@@ -54,6 +57,7 @@ impl ForkGate {
     }
 
     fn end(&self) {
+        // Ordering: Release pairs with the Acquire in `begin` and in `is_under_way`.
         self.under_way.store(0, Ordering::Release);
         sync::wake_all(&self.under_way);
     }
@@ -72,6 +76,7 @@ pub fn prepare(engine: &Engine) -> bool {
     }
     // SAFETY: `begin` made us the only one.
     let list: &mut [Range] = unsafe { &mut *engine.fork.snapshot.get() };
+    // Ordering: Release publishes the list to `snapshot`.
     engine.fork.count.store(engine.pager.ranges.lock().copy_to(list), Ordering::Release);
     if engine.is_active() {
         engine.show_to_children(true);

@@ -1,8 +1,10 @@
 //! The live engine: threads, budget, life cycle, and what the supervisor and its programs share.
 //!
-//! [`session`] what all processes of a run share · [`start`] how an engine comes to be, and its threads ·
-//! [`engine`] what they share · [`worker`] what one thread does: faults in, evictions out · [`changes`] the
-//! program changes its memory · [`fork`] the program makes a copy of itself · [`budget`] how much is too much
+//! [`session`] what all processes of a run share · [`record`] our place in it · [`devices`] its areas ·
+//! [`start`] how an engine comes to be, and its threads · [`engine`] what they share · [`worker`] what one thread
+//! does: faults in, evictions out · [`map_lock`] mappings and table say the same · [`changes`] the program changes
+//! its memory · [`registrar`] registers for hooks · [`fork`] the program makes a copy of itself · [`budget`] how
+//! much is too much
 #![cfg_attr(not(test), no_std)]
 
 pub mod budget;

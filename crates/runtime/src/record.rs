@@ -4,9 +4,11 @@
 //! record's lock knows that its process is dead, whatever its pid means where it ran.
 
 use crate::session::{MAGIC, PROCESSES_MAX, ProcessRecord, Session};
+use core::mem::offset_of;
 use core::sync::atomic::Ordering;
 use farpage_core::stats::Gauge;
 use farpage_os::sys::{self, Errno, number};
+use linux_raw_sys::errno::{EAGAIN, EINVAL};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -25,6 +27,9 @@ struct Flock {
     pid: i32,
 }
 
+// `join` reads the first two words before it believes that the rest is a session.
+const _: () = assert!(offset_of!(Session, magic) == 0 && offset_of!(Session, bytes) == size_of::<u64>());
+
 /// The session as one process holds it: mapped, its descriptor open for good.
 pub struct Membership {
     fd: OwnedFd,
@@ -41,20 +46,23 @@ impl Membership {
         let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(errno)?;
         let bytes = rustix::fs::fstat(&fd).map_err(errno)?.st_size as usize;
         if bytes < size_of::<Session>() {
-            return Err(Errno(22));
+            return Err(Errno(EINVAL as i32));
         }
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping where the kernel likes it. Its size is the file's, which never shrinks.
         let base =
             unsafe { rustix::mm::mmap(core::ptr::null_mut(), bytes, access, MapFlags::SHARED, &fd, 0) };
-        // SAFETY: as large as a `Session` at least (checked above), page-aligned, never unmapped; every field is
-        // an atomic or was written before this process started, and is valid for any bytes the supervisor
-        // writes.
-        let session = unsafe { &*base.map_err(errno)?.cast::<Session>() };
-        if session.magic != MAGIC || session.bytes != bytes as u64 {
-            return Err(Errno(22));
+        let base = base.map_err(errno)?;
+        // SAFETY: page-aligned and larger than two words (checked above); any bytes are integers.
+        let head = unsafe { base.cast::<[u64; 2]>().read() };
+        if head != [MAGIC, bytes as u64] {
+            return Err(Errno(EINVAL as i32));
         }
-        let index = claim(&fd, session).ok_or(Errno(11))?;
+        // SAFETY: as large as a `Session` at least, page-aligned, never unmapped. The magic says that a supervisor
+        // of this very layout has filled it in, so the settings are values of their enums; it did so before this
+        // process started, and what changes from now on is atomic.
+        let session = unsafe { &*base.cast::<Session>() };
+        let index = claim(&fd, session).ok_or(Errno(EAGAIN as i32))?;
         Ok(Membership { fd, session, index })
     }
 

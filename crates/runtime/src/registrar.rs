@@ -44,6 +44,7 @@ impl Registrar {
         while self.state.load(Ordering::Acquire) != ANSWERED {
             futex::wait(&self.state, ASKED);
         }
+        // Ordering: Relaxed: only the registrar looks, and finds nothing to do. The next request has its own Release.
         self.state.store(IDLE, Ordering::Relaxed);
         match self.answer.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -54,6 +55,7 @@ impl Registrar {
     /// Makes a call that may move the registered mapping `from`. Under the exclusive map lock.
     pub fn while_moving(&self, engine: &Engine, from: PageRange, call: impl FnOnce() -> isize) -> isize {
         engine.uffd.move_begins(from);
+        // Ordering: Release publishes the beginning of the move to the registrar's Acquire.
         self.state.store(MOVING, Ordering::Release);
         sync::wake_all(&self.state);
         let result = call();
@@ -68,10 +70,13 @@ impl Registrar {
     /// Answers requests for ever.
     pub fn serve(&self, engine: &Engine) -> ! {
         loop {
+            // Ordering: Acquire pairs with the Release of whoever asks: the range, or the beginning of a move.
             let state = self.state.load(Ordering::Acquire);
             if state == MOVING || state == MOVED {
+                // Ordering: Acquire pairs with the Release of MOVED: the call is over, and with it its event was read.
                 engine.uffd.drain_until(|| self.state.load(Ordering::Acquire) == MOVED);
                 engine.uffd.move_ended();
+                // Ordering: Release publishes the end of the move to whoever waits in `while_moving`.
                 self.state.store(IDLE, Ordering::Release);
                 sync::wake_all(&self.state);
                 continue;

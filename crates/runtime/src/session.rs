@@ -4,7 +4,8 @@
 //! [`SESSION_ENV`]. Every program that starts with our preload library opens it there, maps it, and claims
 //! a [`ProcessRecord`] by locking the byte of the record's number in the memfd: the lock is gone when the
 //! process is, however it ended, in whatever pid namespace it was. It then updates the record's counters in
-//! place, so the supervisor can read them however the program ended. The memory vanishes with its last user, so nothing is left behind.
+//! place, so the supervisor can read them however the program ended. The memory vanishes with its last user,
+//! so nothing is left behind.
 //!
 //! Everything is atomics or written before the first program starts. All-zero bytes are valid everywhere.
 
@@ -16,7 +17,7 @@ use farpage_core::units::AREAS_MAX;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x01");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x02");
 /// Programs that can be counted one by one; later ones take over records of dead ones.
 pub const PROCESSES_MAX: usize = 256;
 /// Bytes for a path, NUL-terminated.
@@ -55,7 +56,7 @@ pub struct Settings {
     pub install: Install,
     /// How areas are written.
     pub io: IoEngine,
-    /// 1 if the supervisor could open /dev/userfaultfd or the system call works: which one to use.
+    /// Which way to a userfaultfd worked for the supervisor.
     pub uffd_source: UffdSource,
 }
 
@@ -106,13 +107,14 @@ pub enum Notice {
     WriteError = 2,
     /// A read from an area failed; the program got SIGBUS. Value: see [`pack_io_error`].
     ReadError = 3,
-    /// Memory that can't be evicted (locked, stacks, small mappings) is over the budget alone. Value: bytes.
+    /// Memory that can't be evicted (locked, stacks, small mappings) is more than half of the budget, and there
+    /// was nothing left to evict. Value: bytes.
     Unmanaged = 4,
     /// The program locked all its memory (mlockall): nothing can be evicted.
     Locked = 5,
     /// A fork was refused with ENOMEM because pages were evicted. Value: evicted pages.
     ForkRefused = 6,
-    /// The engine could not start in this program; it runs without us. Value: a [`StartFailure`].
+    /// The engine could not start in this program, which was ended with status 125. Value: a [`StartFailure`].
     NotStarted = 7,
     /// The budget is below what the program already needs; it was ended with status 125. Value: bytes needed.
     BudgetTooSmall = 8,
@@ -162,7 +164,7 @@ pub enum StartFailure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum StopReason {
-    /// No memory for tables of memory that is evicted.
+    /// No memory for tables of memory that is evicted, or for a thread that evicts.
     Tables = 1,
     /// No thread could be started to serve faults.
     Thread = 2,

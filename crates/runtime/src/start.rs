@@ -134,25 +134,22 @@ fn keep(engine: &'static Engine) -> ! {
     let (mut before, mut looked) = (engine.measure(), now_ns());
     loop {
         let (anonymous, now) = (engine.measure(), now_ns());
-        let growth = anonymous.saturating_sub(before) * 1000 / (now - looked).max(1);
-        if engine.budget.must_activate(anonymous, growth) {
+        let growth_bytes_per_us = anonymous.saturating_sub(before) * 1000 / (now - looked).max(1);
+        if engine.budget.must_activate(anonymous, growth_bytes_per_us) {
             break;
         }
         (before, looked) = (anonymous, now);
-        engine.budget.wait(engine.budget.bell(), engine.budget.look_again_ns(anonymous, growth));
+        engine.budget.wait(engine.budget.bell(), engine.budget.look_again_ns(anonymous, growth_bytes_per_us));
     }
     activate(engine);
-    let worker = memory::place(Worker::new(engine, KEEPER)).unwrap_or_else(|_| out_of_memory());
+    let worker = memory::place(Worker::new(engine, KEEPER))
+        .unwrap_or_else(|_| engine.stop_program(StopReason::Tables));
     loop {
         let seen = engine.budget.bell();
         let progress = worker.reclaim_background();
         let quiet_ns = if progress == Progress::Some || worker.has_writes() { 1_000_000 } else { 5_000_000 };
         engine.budget.wait(seen, quiet_ns);
     }
-}
-
-fn out_of_memory() -> ! {
-    farpage_os::sys::exit_group(125)
 }
 
 /// The budget is reached: takes over every mapping that is big enough.
@@ -208,8 +205,8 @@ fn handler_main(argument: usize) -> ! {
     // SAFETY: `spawn_handler` placed it for good and gave us its address.
     let handler = unsafe { &*(argument as *const Handler) };
     thread::pin_to_cpu(handler.cpu);
-    let worker =
-        memory::place(Worker::new(handler.engine, handler.index)).unwrap_or_else(|_| out_of_memory());
+    let worker = memory::place(Worker::new(handler.engine, handler.index))
+        .unwrap_or_else(|_| handler.engine.stop_program(StopReason::Tables));
     let faults = Faults::of(handler.engine.uffd);
     let nothing = farpage_fault::Fault { page: PageIndex(0), access: farpage_core::pager::Access::Read };
     let mut list = [nothing; FAULTS_MAX];
@@ -248,25 +245,24 @@ fn build(request: &'static Start) -> Result<&'static Engine, StartError> {
     let path =
         core::ffi::CStr::from_bytes_until_nul(&request.session_path).map_err(|_| StartError::NoSession)?;
     let membership = Membership::join(path).map_err(|_| StartError::NoSession)?;
-    let built = build_in(request, membership).map_err(|(error, membership_record)| {
-        let value = match error {
+    let record = membership.record();
+    let built = build_in(request, membership)
+        .and_then(|engine| memory::place(engine).map_err(failed(StartFailure::Memory)));
+    built.map(|engine| &*engine).inspect_err(|error| {
+        let value = match *error {
             StartError::NoSession => 0,
             StartError::Failed(failure, errno) => failure as u64 | (errno.0 as u64) << 16,
             StartError::BudgetTooSmall(needed) => needed,
         };
         let too_small = matches!(error, StartError::BudgetTooSmall(_));
-        membership_record.notice(if too_small { Notice::BudgetTooSmall } else { Notice::NotStarted }, value);
-        error
-    })?;
-    memory::place(built).map(|engine| &*engine).map_err(failed(StartFailure::Memory))
+        record.notice(if too_small { Notice::BudgetTooSmall } else { Notice::NotStarted }, value);
+    })
 }
 
-type BuildError = (StartError, &'static crate::session::ProcessRecord);
-
-fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, BuildError> {
+fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, StartError> {
     let (session, record, index) = (membership.session, membership.record(), membership.index);
     name_record(record);
-    let failed = |failure| move |errno| (StartError::Failed(failure, errno), record);
+    let failed = |failure| move |errno| StartError::Failed(failure, errno);
     let no_memory = failed(StartFailure::Memory);
     let ranges = known_ranges(request).map_err(no_memory)?;
     let snapshot = range_list().map_err(no_memory)?;
@@ -277,7 +273,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, B
     let needed = statm.anonymous_bytes().map_err(failed(StartFailure::Proc))? + OWN_BYTES_MIN;
     // A fork's child has what its parent had: it goes on, over its budget until pages are evicted.
     if request.parent.is_none() && session.settings.ram_bytes < needed {
-        return Err((StartError::BudgetTooSmall(needed), record));
+        return Err(StartError::BudgetTooSmall(needed));
     }
 
     let config = config_of(session, uffd.features());
@@ -285,7 +281,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, B
     let mut region = handed_region(session, &config, &pool_layout).map_err(no_memory)?;
     // SAFETY: `Membership::join` mapped the whole session for good.
     let (devices, areas) = unsafe { Devices::open(session, index as u32 + 1, &mut region) }
-        .map_err(|error| (StartError::Failed(StartFailure::Area, error.errno), record))?;
+        .map_err(|error| StartError::Failed(StartFailure::Area, error.errno))?;
 
     let frames_bytes = config.frames as usize * PAGE_BYTES;
     let frames = memory::reserve(frames_bytes).map_err(no_memory)?;

@@ -14,7 +14,8 @@ use core::sync::atomic::Ordering;
 use farpage_core::areas::AreaState;
 use farpage_core::cache::Backing;
 use farpage_core::pager::{
-    Access, Batch, Left, Placed, Shrunk, Step, Taken, Ticket, WriteBatch, WriteProgress, WriteRequest,
+    Access, BATCH_MAX, Batch, Left, Placed, Shrunk, Step, Taken, Ticket, WriteBatch, WriteProgress,
+    WriteRequest,
 };
 use farpage_core::stats::{Counter, Latency};
 use farpage_core::table::entry::State;
@@ -26,10 +27,11 @@ use farpage_fault::{Fault, InstallError, Outgoing};
 use farpage_io::psync::read_now;
 use farpage_io::{Backend, Completion, IoError, Op, Request, SEGMENTS_MAX, Segment, Wait};
 use farpage_os::clock::now_ns;
+use linux_raw_sys::errno::EIO;
 
 /// Write requests that one thread has under way.
 const WRITES_MAX: usize = 16;
-/// Victims of one batch that a thread takes which serves a fault.
+/// Victims of one batch in a thread that serves a fault.
 const DIRECT_BATCH: usize = 32;
 /// Victims of one batch in the background.
 const BACKGROUND_BATCH: usize = 64;
@@ -43,6 +45,8 @@ const ZERO_RUN_MAX: u64 = 32;
 const DIRECT_NS_MAX: u64 = 2_000_000_000;
 /// After finding nothing to evict, a thread doesn't look again for so long.
 const GIVE_UP_NS: u64 = 20_000_000;
+/// How often a full area is tried again.
+const RETRY_AREAS_NS: u64 = 1_000_000_000;
 
 /// A write under way.
 #[derive(Clone, Copy)]
@@ -51,9 +55,6 @@ struct InFlight {
     /// How it ended; none while the device has it.
     result: Option<Result<(), AreaState>>,
 }
-
-/// How often a full area is tried again.
-const RETRY_AREAS_NS: u64 = 1_000_000_000;
 
 /// What one batch of evictions did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +72,7 @@ pub struct Worker {
     scratch: MaybeUninit<Scratch>,
     page: PageBytes,
     batch: Batch,
-    outgoing: [Outgoing; farpage_core::pager::WRITE_PAGES_MAX],
+    outgoing: [Outgoing; BATCH_MAX],
     writes: WriteBatch,
     in_flight: [Option<InFlight>; WRITES_MAX],
     back_ends: [Option<BackEnd>; AREAS_MAX],
@@ -100,7 +101,7 @@ impl Worker {
             scratch,
             page: PageBytes::ZERO,
             batch: Batch::new(),
-            outgoing: [nothing; farpage_core::pager::WRITE_PAGES_MAX],
+            outgoing: [nothing; BATCH_MAX],
             writes: WriteBatch::new(),
             in_flight: [const { None }; WRITES_MAX],
             back_ends: [const { None }; AREAS_MAX],
@@ -125,8 +126,9 @@ impl Worker {
             let step = self.engine.pager.fault(fault.page, fault.access);
             let kind = match step {
                 Step::Zero(ticket) => {
+                    let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
                     self.zero(ticket);
-                    Some(Latency::First)
+                    Some(kind)
                 }
                 Step::Install(ticket) => {
                     self.install(ticket);
@@ -662,7 +664,7 @@ impl Worker {
             if error.is_no_space() {
                 return AreaState::Full;
             }
-            let packed = pack_io_error(first.area().0, first.offset(), error.errno().unwrap_or(5));
+            let packed = pack_io_error(first.area().0, first.offset(), error.errno().unwrap_or(EIO as u16));
             self.engine.record.notice(Notice::WriteError, packed);
             AreaState::ReadOnly
         }));

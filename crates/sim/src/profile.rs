@@ -171,7 +171,7 @@ impl Profile {
             codec: if random.percent(12) { Codec::None } else { Codec::Lz4 },
             frames,
             parked_max: random.within(0, u64::from(frames)) as u32,
-            compressed_max: random.pick(&[0, 1000, 3584, 3584, 4096]),
+            compressed_bytes_max: random.pick(&[0, 1000, 3584, 3584, 4096]),
             install: if random.percent(70) { Install::Move } else { Install::Copy },
         }
     }

@@ -1,4 +1,4 @@
-//! Bugs that the simulator has found, each told once more in the fewest steps.
+//! Bugs that were found, most by the simulator, each told once more in the fewest steps.
 
 use crate::device::Device;
 use crate::profile::{AreaProfile, Profile};
@@ -7,8 +7,9 @@ use crate::space::Space;
 use farpage_core::cache::Backing;
 use farpage_core::config::Install;
 use farpage_core::pager::{Access, Batch, Left, Placed, Step, Taken, WriteBatch, WriteProgress};
+use farpage_core::stats::Counter;
 use farpage_core::table::entry::State;
-use farpage_core::units::{AreaId, PageIndex};
+use farpage_core::units::{AreaId, PAGE_BYTES, PageIndex};
 use farpage_io::{CrashPlan, FaultPlan, SlowPlan};
 
 /// A process with an area of 30 slots and no pool.
@@ -82,5 +83,38 @@ fn search_for_kept_slots_may_go_on_anywhere() {
         page_that_keeps_its_slot(space);
         let found = space.pager.areas().find_owned(AreaId(0), u32::MAX, 100, |_, _| true);
         assert!(found.is_some());
+    });
+}
+
+/// Faults were counted by where the page came from, not by whether anybody had touched it: neighbours that came
+/// along with a first touch counted as faults, and pages of zeros that came back counted as none.
+#[test]
+fn pages_count_as_faults_only_if_they_were_touched() {
+    with_space(|space| {
+        let (pager, page) = (&space.pager, space.program.borrow().all().start);
+        let left = Left { frame: Backing::Memory, protected: false };
+        let counts = || {
+            [Counter::FaultFirst, Counter::ZeroAhead, Counter::SwpinZero, Counter::FaultPool]
+                .map(|counter| pager.stats().get(counter))
+        };
+        let Step::Zero(touched) = pager.fault(page, Access::Write) else { panic!("a first touch") };
+        let neighbour = pager.lock_absent(page.plus(1)).expect("nobody has touched it");
+        pager.settle_fault(touched, left);
+        pager.settle_fault(neighbour, left);
+        assert_eq!(counts(), [1, 1, 0, 0]);
+
+        let mut batch = Batch::new();
+        pager.begin_evict(&mut batch, 1);
+        let victim = &mut batch.victims()[0];
+        space.frames.borrow_mut().copy_in(victim.frame, &[0; PAGE_BYTES]);
+        victim.taken = Taken::Yes;
+        let evicted = victim.page;
+        pager.park(&mut batch);
+        let mut writes = WriteBatch::new();
+        let placed = space.with_scratches(|scratches| pager.place_oldest(&mut scratches.codec, &mut writes));
+        assert_eq!((placed, pager.state(evicted)), (Placed::Done, State::Zero));
+        let Step::Zero(ticket) = pager.fault(evicted, Access::Read) else { panic!("a page of zeros") };
+        pager.settle_fault(ticket, left);
+        assert_eq!(counts(), [1, 1, 1, 1]);
     });
 }

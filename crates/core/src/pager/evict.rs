@@ -8,7 +8,6 @@ use crate::table::Place;
 use crate::table::entry::{SameWord, State};
 use crate::units::{FrameIndex, PageIndex, SlotIndex};
 use crate::zswap::codec::{Scratch, compress};
-use crate::zswap::pool::Age;
 use crate::zswap::same_filled::same_filled;
 
 /// Laps for a page that could not be taken: whoever holds it is likely to go on doing so.
@@ -158,7 +157,8 @@ impl Pager<'_> {
             return None;
         }
         pause!();
-        let compressed = compress(self.config.codec, bytes, scratch, self.config.compressed_max as usize);
+        let compressed =
+            compress(self.config.codec, bytes, scratch, self.config.compressed_bytes_max as usize);
         let stored: &[u8] = match compressed {
             Some(compressed) => compressed,
             None => {
@@ -170,7 +170,7 @@ impl Pager<'_> {
                 bytes
             }
         };
-        match self.pool.store(page, stored, Age::Youngest) {
+        match self.pool.store(page, stored) {
             Ok(handle) => {
                 self.stats.count(Counter::Zswpout);
                 Some(State::Pooled(handle))
@@ -194,6 +194,7 @@ impl Pager<'_> {
         pause!();
         let (_, slot) = self.lock_parked(frame, page)?;
         let before = State::Parked { frame, slot };
-        Some(Ticket { page, before, frame: Some((frame, Backing::Memory)), keep_slot: false, put_back: true })
+        let frame = Some((frame, Backing::Memory));
+        Some(Ticket { page, before, frame, keep_slot: false, put_back: true, ahead: false })
     }
 }

@@ -37,7 +37,8 @@ impl Pager<'_> {
     /// One try; none if the page's word changed meanwhile.
     fn begin(&self, page: PageIndex, place: Place<'_>, word: Word, access: Access) -> Option<Step> {
         let before = word.state();
-        let ticket = |frame, keep_slot| Ticket { page, before, frame, keep_slot, put_back: false };
+        let ticket =
+            |frame, keep_slot| Ticket { page, before, frame, keep_slot, put_back: false, ahead: false };
         let keep_slot = access == Access::Read;
         match before {
             State::Lost(slot) => return Some(Step::Lost(slot)),
@@ -82,7 +83,8 @@ impl Pager<'_> {
         if word.is_locked() || word.state() != State::Absent || place.entry().try_lock(word).is_err() {
             return None;
         }
-        Some(Ticket { page, before: State::Absent, frame: None, keep_slot: false, put_back: false })
+        let before = State::Absent;
+        Some(Ticket { page, before, frame: None, keep_slot: false, put_back: false, ahead: true })
     }
 
     /// Where the registered, freely accessible range around `page` ends; `page` itself if there is none.
@@ -127,7 +129,7 @@ impl Pager<'_> {
 
     /// The page is in the program's memory.
     pub fn settle_fault(&self, ticket: Ticket, left: Left) {
-        let Ticket { page, before, frame, keep_slot, put_back } = ticket;
+        let Ticket { page, before, frame, keep_slot, put_back, ahead } = ticket;
         let place = self.place(page);
         pause!();
         let mut kept = None;
@@ -137,8 +139,11 @@ impl Pager<'_> {
                 self.stats.count(Counter::FaultWrite);
                 slot.into_iter().for_each(|slot| self.areas.free(slot));
             }
-            State::Absent => self.stats.count(Counter::FaultFirst),
-            State::Zero => self.stats.count(Counter::SwpinZero),
+            State::Absent => self.stats.count(if ahead { Counter::ZeroAhead } else { Counter::FaultFirst }),
+            State::Zero => {
+                self.stats.count(Counter::SwpinZero);
+                self.stats.count(Counter::FaultPool);
+            }
             State::Same(_) => {
                 self.stats.count(Counter::SwpinSame);
                 self.stats.count(Counter::FaultPool);

@@ -28,7 +28,9 @@ mod write;
 
 pub use change::Unsettled;
 pub use evict::Placed;
-pub use step::{Access, Batch, Left, Step, Taken, Ticket, WRITE_PAGES_MAX, WriteBatch, WriteRequest};
+pub use step::{
+    Access, BATCH_MAX, Batch, Left, Step, Taken, Ticket, WRITE_PAGES_MAX, WriteBatch, WriteRequest,
+};
 pub use write::{Shrunk, WriteProgress};
 
 use crate::areas::Areas;
@@ -86,7 +88,7 @@ pub struct Pager<'m> {
     /// Changes whenever a page was settled that somebody waited for.
     settled: AtomicU32,
     /// Where the search for slots that clean pages keep goes on.
-    kept_hint: AtomicU64,
+    kept_hint: AtomicU32,
     /// Slots that could not be read and whose page is gone: never used again.
     slots_given_up: AtomicU64,
 }
@@ -105,7 +107,7 @@ impl<'m> Pager<'m> {
             stats: parts.stats,
             wake: parts.wake,
             settled: AtomicU32::new(0),
-            kept_hint: AtomicU64::new(0),
+            kept_hint: AtomicU32::new(0),
             slots_given_up: AtomicU64::new(0),
         }
     }

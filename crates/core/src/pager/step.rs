@@ -52,6 +52,8 @@ pub struct Ticket {
     pub(super) frame: Option<(FrameIndex, Backing)>,
     pub(super) keep_slot: bool,
     pub(super) put_back: bool,
+    /// Nobody has touched the page: it comes along with a neighbour.
+    pub(super) ahead: bool,
 }
 
 impl Ticket {
@@ -128,7 +130,7 @@ pub struct Victim {
     pub(super) slot: Option<SlotIndex>,
 }
 
-/// Pages on their way out, in address order but for one wrap.
+/// Pages on their way out, in address order, beginning again where the hand wrapped.
 #[derive(Debug)]
 pub struct Batch {
     victims: [Victim; BATCH_MAX],

@@ -119,11 +119,9 @@ impl Pager<'_> {
             self.areas.set_state(request.run.first.area(), state);
         }
         let snapshot = *request;
-        for (at, (slot, frame)) in
-            snapshot.open().map(|(slot, frame)| (slot.offset() - request.run.first.offset(), (slot, frame)))
-        {
+        for (slot, frame) in snapshot.open() {
             if self.write_settled(slot, frame, result) {
-                request.open &= !(1 << at);
+                request.open &= !(1 << (slot.offset() - request.run.first.offset()));
             }
         }
         if request.open == 0 { WriteProgress::Finished } else { WriteProgress::Again }
@@ -150,6 +148,7 @@ impl Pager<'_> {
                     self.stats.count(Counter::WriteErrors);
                 }
                 self.areas.free(slot);
+                // Again: freeing the slot may have reopened a full area.
                 self.areas.set_state(slot.area(), state);
                 self.cache.park(frame, page);
                 State::Parked { frame, slot: None }
@@ -202,7 +201,7 @@ impl Pager<'_> {
     pub fn release_kept(&self, max: u32) -> u32 {
         let mut released = 0;
         for id in 0..self.areas.count() {
-            let mut from = self.kept_hint.load(Ordering::Relaxed) as u32;
+            let mut from = self.kept_hint.load(Ordering::Relaxed);
             while released < max {
                 // A page that is being moved is passed over: its slot can't be freed now, and finding it
                 // again and again would be waiting for whoever moves it.
@@ -221,7 +220,7 @@ impl Pager<'_> {
                 from = slot.offset() + 1;
                 released += u32::from(self.release_one(slot));
             }
-            self.kept_hint.store(u64::from(from), Ordering::Relaxed);
+            self.kept_hint.store(from, Ordering::Relaxed);
         }
         released
     }

@@ -202,6 +202,8 @@ impl Entry {
     /// Asks the holder of the lock to wake us; false if the page isn't locked any more.
     #[must_use]
     pub fn ask_to_be_woken(&self) -> bool {
+        // Ordering: Relaxed: the bit publishes nothing, and the holder's `settle` swaps this very word: it sees the
+        // bit, or we see that the page isn't locked any more.
         let asked = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
             (word & LOCKED != 0).then_some(word | WAITED)
         });
@@ -222,6 +224,7 @@ impl Entry {
         let State::Resident { slot, age } = seen.state() else { return };
         debug_assert!(!seen.is_locked() && age > 0);
         let younger = Word::of(State::Resident { slot, age: age - 1 }).0;
+        // Ordering: Relaxed: an age publishes nothing, and an exchange keeps what `settle` has published by the word.
         // Losing the race means that the page is moving: then its age no longer matters.
         let _ = self.0.compare_exchange(seen.0, younger, Ordering::Relaxed, Ordering::Relaxed);
     }

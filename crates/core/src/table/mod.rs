@@ -84,7 +84,7 @@ fn bump(count: &AtomicU32, before: bool, after: bool) {
 /// The page table of one space.
 pub struct Table<'m> {
     directory: &'m [AtomicPtr<Leaf>],
-    /// What page 0 of the directory stands for; lets a small space have a small directory.
+    /// The page that the first leaf begins with; lets a small space have a small directory.
     first: PageIndex,
 }
 
@@ -118,6 +118,7 @@ impl<'m> Table<'m> {
     /// Gives the table memory for the leaf that holds `page`. Under the exclusive map lock.
     pub fn attach(&self, page: PageIndex, leaf: &'m Leaf) {
         let (at, _) = self.split(page).expect("page outside the directory");
+        // Ordering: Release publishes the leaf to `leaf`.
         let old = self.directory[at].swap(core::ptr::from_ref(leaf).cast_mut(), Ordering::Release);
         assert!(old.is_null(), "a leaf was attached twice");
     }
@@ -162,7 +163,9 @@ impl<'m> Table<'m> {
             for step in 0..stop {
                 let place = Place { leaf, at: at + step };
                 let state = place.entry().load().state();
-                if if walk == Walk::Resident { state.is_resident() } else { state != State::Absent } {
+                let is_wanted =
+                    if walk == Walk::Resident { state.is_resident() } else { state != State::Absent };
+                if is_wanted {
                     return Some((page.plus(step as u64), place));
                 }
             }

@@ -29,7 +29,7 @@ use core::ops::Range;
 
 pub use blocks::BlockMeta;
 pub use layout::{HANDLE_BITS, PoolLayout, PoolMemory};
-pub use objects::{Age, ObjectHandle, ObjectMeta};
+pub use objects::{ObjectHandle, ObjectMeta};
 
 use crate::sync::Lock;
 use crate::units::{PAGE_BYTES, PageIndex};
@@ -58,13 +58,11 @@ pub struct PoolUsage {
     pub payload_bytes: usize,
     /// Objects stored.
     pub objects: usize,
-    /// Memory that the pool's own tables have touched so far; not part of `bytes`.
-    pub table_bytes: usize,
 }
 
 /// The compressed pool. Shared by all engine threads.
 pub struct Pool<'m> {
-    // Rank 5. Protects all of the pool. Held for list work and one copy of a page at most (`compact`: a few).
+    // Rank 6. Protects all of the pool. Held for list work and one copy of a page at most (`compact`: a few).
     state: Lock<State<'m>>,
 }
 
@@ -115,9 +113,9 @@ impl<'m> Pool<'m> {
     }
 
     /// Stores `bytes` (1 to 4096 of them) for `owner`, who keeps the handle.
-    pub fn store(&self, owner: PageIndex, bytes: &[u8], age: Age) -> Result<ObjectHandle, StoreError> {
+    pub fn store(&self, owner: PageIndex, bytes: &[u8]) -> Result<ObjectHandle, StoreError> {
         assert!(!bytes.is_empty() && bytes.len() <= PAGE_BYTES, "an object of {} bytes", bytes.len());
-        self.state.lock().store(owner, bytes, age)
+        self.state.lock().store(owner, bytes)
     }
 
     /// Copies the object's bytes to the beginning of `out` and returns how many they are. The object stays.
@@ -196,8 +194,6 @@ impl<'m> Pool<'m> {
             bytes_occupied: state.blocks.in_use as usize * block_bytes,
             payload_bytes: state.objects.payload_bytes,
             objects: state.objects.count(),
-            table_bytes: state.objects.touched as usize * size_of::<ObjectMeta>()
-                + state.blocks.touched as usize * size_of::<BlockMeta>(),
         }
     }
 }
@@ -211,7 +207,7 @@ impl State<'_> {
             || over(self.objects.count(), self.objects.capacity())
     }
 
-    fn store(&mut self, owner: PageIndex, bytes: &[u8], age: Age) -> Result<ObjectHandle, StoreError> {
+    fn store(&mut self, owner: PageIndex, bytes: &[u8]) -> Result<ObjectHandle, StoreError> {
         let class = self.classes.of_length(bytes.len());
         let block = match self.block_with_room(class) {
             Ok(block) => block,
@@ -223,7 +219,7 @@ impl State<'_> {
         let slot_bytes = self.classes.get(class).slot_bytes;
         let slot = self.blocks.take_slot(block, slot_bytes);
         self.blocks.write(block, slot, slot_bytes, bytes);
-        let number = self.objects.begin(owner, bytes.len(), age);
+        let number = self.objects.begin(owner, bytes.len());
         self.attach(number, block, slot);
         Ok(ObjectHandle::from_raw(number).expect("object numbers begin at 1"))
     }

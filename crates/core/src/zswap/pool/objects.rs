@@ -119,8 +119,8 @@ impl<'m> Objects<'m> {
         (meta.length != 0).then_some(PageIndex(meta.owner))
     }
 
-    /// Makes a live object of `length` bytes that lies nowhere yet; the youngest, or else the oldest.
-    pub fn begin(&mut self, owner: PageIndex, length: usize, age: Age) -> u32 {
+    /// Makes a live object of `length` bytes that lies nowhere yet, the youngest.
+    pub fn begin(&mut self, owner: PageIndex, length: usize) -> u32 {
         debug_assert!(self.has_room());
         let number = match self.free {
             0 => {
@@ -135,10 +135,7 @@ impl<'m> Objects<'m> {
         let meta = &mut self.metas[number as usize];
         assert!(meta.length == 0, "pool object {number} was handed out while live");
         (meta.owner, meta.length) = (owner.0, length as u16);
-        match age {
-            Age::Youngest => self.by_age.push_last(self.metas, number),
-            Age::Oldest => self.by_age.push_first(self.metas, number),
-        }
+        self.by_age.push_last(self.metas, number);
         self.payload_bytes += length;
         number
     }
@@ -181,13 +178,4 @@ impl<'m> Objects<'m> {
         }
         assert!(free + self.by_age.count == self.touched, "handles were lost");
     }
-}
-
-/// Where in the age order an object begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Age {
-    /// Written back after all others: the usual case.
-    Youngest,
-    /// Written back before all others: a page that is known to be cold, or that takes too much room.
-    Oldest,
 }

@@ -67,7 +67,7 @@ fn load(pool: &Pool, handle: ObjectHandle) -> Vec<u8> {
 }
 
 fn store(pool: &Pool, owner: u64, length: usize) -> Result<ObjectHandle, StoreError> {
-    pool.store(PageIndex(owner), &bytes_of(owner, length), Age::Youngest)
+    pool.store(PageIndex(owner), &bytes_of(owner, length))
 }
 
 /// Gives everything back that the pool doesn't want to keep, as a driver would; the content goes bad.
@@ -96,11 +96,10 @@ fn objects_come_back_whatever_their_length() {
 }
 
 #[test]
-fn oldest_is_first_in_first_out_except_where_told_otherwise() {
+fn oldest_is_first_in_first_out_except_for_busy_pages() {
     let mut memory = Memory::for_limit(1 << 20);
     let pool = memory.pool(90);
     let [a, b, c] = [1, 2, 3].map(|owner| store(&pool, owner, 500).unwrap());
-    let d = pool.store(PageIndex(4), b"cold", Age::Oldest).unwrap();
     // b's page is busy; a handle in the hands of another owner is left where it is.
     pool.rotate(b, PageIndex(2));
     pool.rotate(a, PageIndex(2));
@@ -110,7 +109,7 @@ fn oldest_is_first_in_first_out_except_where_told_otherwise() {
         Some((handle, owner.0))
     })
     .collect();
-    assert_eq!(order, [(d, 4), (a, 1), (c, 3), (b, 2)]);
+    assert_eq!(order, [(a, 1), (c, 3), (b, 2)]);
     pool.rotate(b, PageIndex(2)); // gone: nothing happens
 }
 
@@ -168,7 +167,7 @@ fn raw_pages_fill_the_pool_to_the_last_byte() {
         let mut memory = Memory::for_limit(bytes_max);
         let pool = memory.pool(90);
         let page = [7; PAGE_BYTES];
-        let raw = |owner| pool.store(PageIndex(owner), &page, Age::Youngest);
+        let raw = |owner| pool.store(PageIndex(owner), &page);
         let stored = (0..).take_while(|&owner| raw(owner).is_ok()).count();
         assert_eq!(stored * PAGE_BYTES, bytes_max);
         assert_eq!(pool.usage().bytes, bytes_max);
@@ -339,7 +338,7 @@ fn compaction_frees_blocks_and_keeps_every_byte() {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Store { owner: u64, length: usize, age_oldest: bool },
+    Store { owner: u64, length: usize },
     Free(Index),
     FreeOldest,
     Load(Index),
@@ -373,8 +372,7 @@ fn any_op() -> impl Strategy<Value = Op> {
     let length =
         prop_oneof![4 => 1..120_usize, 3 => Just(700_usize), 2 => 1..=4096_usize, 1 => Just(4096_usize)];
     prop_oneof![
-        12 => (0..50_u64, length, prop::bool::weighted(0.2))
-            .prop_map(|(owner, length, age_oldest)| Op::Store { owner, length, age_oldest }),
+        12 => (0..50_u64, length).prop_map(|(owner, length)| Op::Store { owner, length }),
         5 => any::<Index>().prop_map(Op::Free),
         2 => Just(Op::FreeOldest),
         1 => any::<Index>().prop_map(Op::Load),
@@ -422,7 +420,7 @@ impl Model {
 
     fn apply(&mut self, pool: &Pool, op: Op) {
         match op {
-            Op::Store { owner, length, age_oldest } => self.store(pool, owner, length, age_oldest),
+            Op::Store { owner, length } => self.store(pool, owner, length),
             Op::Free(which) => {
                 if let Some(handle) = self.pick(&which) {
                     pool.free(handle);
@@ -486,21 +484,17 @@ impl Model {
         }
     }
 
-    fn store(&mut self, pool: &Pool, owner: u64, length: usize, age_oldest: bool) {
+    fn store(&mut self, pool: &Pool, owner: u64, length: usize) {
         self.stores += 1;
         let bytes = bytes_of(self.stores, length);
         let before = pool.usage();
-        let age = if age_oldest { Age::Oldest } else { Age::Youngest };
-        match pool.store(PageIndex(owner), &bytes, age) {
+        match pool.store(PageIndex(owner), &bytes) {
             Ok(handle) => {
                 let after = pool.usage().bytes_occupied;
                 assert!(after == before.bytes_occupied || after <= self.limit, "a block over the limit");
                 assert!(before.objects < self.objects_max && handle.raw() >> HANDLE_BITS == 0);
                 assert!(self.live.insert(handle.raw(), (owner, bytes)).is_none(), "{handle:?} twice");
-                match age {
-                    Age::Oldest => self.order.push_front(handle.raw()),
-                    Age::Youngest => self.order.push_back(handle.raw()),
-                }
+                self.order.push_back(handle.raw());
             }
             Err(error) => {
                 self.was_full = true;
@@ -642,7 +636,7 @@ fn waste_percent(usage: &PoolUsage) -> f64 {
 
 fn fill(pool: &Pool, random: &mut Random) -> Vec<ObjectHandle> {
     let zeros = [0; PAGE_BYTES];
-    let store = || pool.store(PageIndex(1), &zeros[..mixed_length(random)], Age::Youngest).ok();
+    let store = || pool.store(PageIndex(1), &zeros[..mixed_length(random)]).ok();
     std::iter::from_fn(store).collect()
 }
 
@@ -671,9 +665,7 @@ fn steady_state_wastes_little_and_hardly_gives_memory_back() {
         for _ in 0..live.len() * 4 {
             if random.below(2) == 0 || !pool.accepts() {
                 pool.free(live.swap_remove(random.below(live.len())));
-            } else if let Ok(handle) =
-                pool.store(PageIndex(1), &zeros[..mixed_length(&mut random)], Age::Youngest)
-            {
+            } else if let Ok(handle) = pool.store(PageIndex(1), &zeros[..mixed_length(&mut random)]) {
                 live.push(handle);
                 turnover += 1;
             }
