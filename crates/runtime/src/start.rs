@@ -303,6 +303,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         meta: region.carve::<FrameMeta>(config.frames as usize),
         free: region.carve(words),
         backed: region.carve(words),
+        moved: region.carve(words),
     };
     let backing = if frames_move { Backing::Hole } else { Backing::Memory };
     // SAFETY: `frames` are as many as `meta` has elements, page-aligned, and nobody else's.

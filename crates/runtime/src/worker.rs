@@ -466,9 +466,10 @@ impl Worker {
         }
     }
 
-    /// Gives memory that lies behind free frames back, but for what the next faults need.
-    fn trim_frames(&self) {
+    /// Gives memory that lies behind free frames back, but for what the next faults need. Whether there was any.
+    fn trim_frames(&self) -> bool {
         let pager = &self.engine.pager;
+        let mut trimmed = false;
         while let Some((first, count)) = pager.cache().take_surplus(BACKED_KEPT) {
             // SAFETY: the frames were free, and `take_surplus` gave them to us: nobody needs their bytes.
             let dropped =
@@ -477,13 +478,18 @@ impl Worker {
                 if dropped.is_ok() && self.engine.frames_move { Backing::Hole } else { Backing::Memory };
             (first.0..first.0 + count).for_each(|frame| pager.cache().put(FrameIndex(frame), backing));
             if backing == Backing::Memory {
-                return;
+                break;
             }
+            trimmed = true;
         }
+        trimmed
     }
 
     /// A fault needs a frame and none is free: place parked pages, or wait for a write.
     fn free_a_frame(&mut self) {
+        if self.trim_frames() {
+            return;
+        }
         self.send_writes();
         if self.place(self.engine.pager.cache().usage().parked.saturating_sub(8)) > 0 {
             self.collect_writes(Wait::No);
@@ -537,6 +543,7 @@ impl Worker {
 
     fn back_a_free_frame(&self) -> bool {
         let pager = &self.engine.pager;
+        self.trim_frames();
         let Some((frame, backing)) = pager.cache().take() else { return false };
         // SAFETY: the frame was free and is ours.
         let backed = backing == Backing::Memory

@@ -61,12 +61,14 @@ const POISON: u8 = 0xdb;
 pub(crate) struct Frames {
     first: *mut PageBytes,
     backed: Vec<bool>,
+    /// What a page was when it was moved into the frame: a pipe or a device may still read it there.
+    lent: Vec<Option<Box<[u8; PAGE_BYTES]>>>,
 }
 
 impl Frames {
     /// `count` frames at `first`, which live as long as `self` is used, all of them with or without memory.
     pub(crate) fn new(first: *mut PageBytes, count: usize, backing: Backing) -> Frames {
-        let mut frames = Frames { first, backed: vec![true; count] };
+        let mut frames = Frames { first, backed: vec![true; count], lent: vec![None; count] };
         if backing == Backing::Hole {
             (0..count).for_each(|frame| frames.empty(FrameIndex(frame as u32)));
         }
@@ -100,8 +102,10 @@ impl Frames {
     /// MADV_DONTNEED, or the page moved out.
     pub(crate) fn empty(&mut self, frame: FrameIndex) {
         assert!(self.is_backed(frame), "{frame:?} is a hole already");
+        self.assert_unchanged(frame);
         self.bytes(frame).fill(POISON);
         self.backed[frame.at()] = false;
+        self.lent[frame.at()] = None;
     }
 
     /// A page moves into a hole.
@@ -110,6 +114,7 @@ impl Frames {
         self.assert_intact(frame);
         *self.bytes(frame) = *bytes;
         self.backed[frame.at()] = true;
+        self.lent[frame.at()] = Some(Box::new(*bytes));
     }
 
     /// A page is copied into a frame with memory.
@@ -127,10 +132,18 @@ impl Frames {
         assert!(self.bytes(frame).iter().all(|&byte| byte == POISON), "{frame:?}, a hole, was written");
     }
 
-    /// Asserts that nobody has written into a hole.
+    fn assert_unchanged(&self, frame: FrameIndex) {
+        let lent = self.lent[frame.at()].as_deref();
+        assert!(
+            lent.is_none_or(|lent| lent == self.bytes(frame)),
+            "{frame:?}: a page that came was written to"
+        );
+    }
+
+    /// Asserts that nobody has written into a hole, or into the memory of a page that was moved here.
     pub(crate) fn check(&self) {
-        for frame in (0..self.backed.len() as u32).map(FrameIndex).filter(|&frame| !self.is_backed(frame)) {
-            self.assert_intact(frame);
+        for frame in (0..self.backed.len() as u32).map(FrameIndex) {
+            if self.is_backed(frame) { self.assert_unchanged(frame) } else { self.assert_intact(frame) }
         }
     }
 }

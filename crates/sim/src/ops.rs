@@ -649,6 +649,7 @@ impl Space {
     /// No frame is free: what a faulting thread does about it.
     pub(crate) fn make_room(&self, world: &World) {
         self.pager.stats().count(Counter::ReclaimDirect);
+        self.surplus(world);
         match self.place(world) {
             Some(Placed::NowhereToGo) => {
                 self.put_back(world);

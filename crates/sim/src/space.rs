@@ -125,6 +125,7 @@ impl Space {
             meta: home.table(count),
             free: home.table(count.div_ceil(64)),
             backed: home.table(count.div_ceil(64)),
+            moved: home.table(count.div_ceil(64)),
         };
         // SAFETY: `frames` points to as many page-aligned frames as there are metas, used by nobody else.
         let cache = unsafe { Cache::new(cache, backing) };

@@ -2,8 +2,11 @@
 //!
 //! A frame is a page-sized buffer of ours. Under UFFDIO_MOVE it is a place that a page can be moved to and
 //! from, so it either has memory behind it ([`Backing::Memory`]) or is a hole; holes are where pages are
-//! taken to, and memory left over from a page that was compressed is what the next page is decompressed
-//! into and moved out of. In a balanced program nothing is allocated, zeroed or copied.
+//! taken to.
+//!
+//! Memory that came with a page of the program's may still be read or written by the kernel: as part of a pipe
+//! (vmsplice), of a message on its way (MSG_ZEROCOPY). Nothing else is ever put into it: such a frame is emptied
+//! before it is used again. Pages are loaded into memory of our own, which a few frames keep.
 //!
 //! Parked pages sit in frames in the order in which they came, uncompressed, for a short second chance.
 // UNSAFETY: frames are raw memory shared with the kernel and the program's faults; who may touch which frame
@@ -47,14 +50,30 @@ pub struct CacheMemory<'m> {
     pub free: &'m mut [u64],
     /// One bit for each frame.
     pub backed: &'m mut [u64],
+    /// One bit for each frame.
+    pub moved: &'m mut [u64],
+}
+
+/// What a free frame can be used for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A page can be moved into it.
+    Hole,
+    /// A page can be loaded into it.
+    Own,
+    /// It must be emptied first: its memory came with a page.
+    Moved,
 }
 
 struct Frames<'m> {
     meta: &'m mut [FrameMeta],
     free: &'m mut [u64],
     backed: &'m mut [u64],
+    /// Of the frames with memory, those whose memory came with a page of the program's.
+    moved: &'m mut [u64],
     free_count: u32,
     free_backed: u32,
+    free_moved: u32,
     parked_count: u32,
     oldest: u32,
     youngest: u32,
@@ -92,7 +111,8 @@ impl<'m> Cache<'m> {
     /// for `'m`; they needn't be readable while [`Backing::Hole`].
     pub unsafe fn new(memory: CacheMemory<'m>, backing: Backing) -> Cache<'m> {
         let count = memory.meta.len() as u32;
-        assert!(memory.free.len() * 64 >= count as usize && memory.backed.len() == memory.free.len());
+        assert!(memory.free.len() * 64 >= count as usize);
+        assert!(memory.backed.len() == memory.free.len() && memory.moved.len() == memory.free.len());
         for frame in 0..count as usize {
             memory.free[frame / 64] |= 1 << (frame % 64);
             if backing == Backing::Memory {
@@ -106,8 +126,10 @@ impl<'m> Cache<'m> {
                 meta: memory.meta,
                 free: memory.free,
                 backed: memory.backed,
+                moved: memory.moved,
                 free_count: count,
                 free_backed: if backing == Backing::Memory { count } else { 0 },
+                free_moved: 0,
                 parked_count: 0,
                 oldest: NONE,
                 youngest: NONE,
@@ -145,19 +167,24 @@ impl<'m> Cache<'m> {
         unsafe { &mut (*self.pointer(frame)).0 }
     }
 
-    /// Takes one free frame to fill, one with memory if there is any.
+    /// Takes one free frame to fill, one with memory if there is any. None although some are free: they must be
+    /// emptied first ([`Cache::take_surplus`]).
     pub fn take(&self) -> Option<(FrameIndex, Backing)> {
         let mut frames = self.lock.lock();
-        let wanted = if frames.free_backed > 0 { Backing::Memory } else { Backing::Hole };
+        let (wanted, backing) = if frames.free_backed > frames.free_moved {
+            (Kind::Own, Backing::Memory)
+        } else {
+            (Kind::Hole, Backing::Hole)
+        };
         let (frame, _) = frames.find_run(1, wanted)?;
         frames.claim(frame, 1);
-        Some((FrameIndex(frame), wanted))
+        Some((FrameIndex(frame), backing))
     }
 
-    /// Takes one free frame that has memory.
+    /// Takes one free frame that has memory of our own.
     pub fn take_backed(&self) -> Option<FrameIndex> {
         let mut frames = self.lock.lock();
-        let (frame, _) = frames.find_run(1, Backing::Memory)?;
+        let (frame, _) = frames.find_run(1, Kind::Own)?;
         frames.claim(frame, 1);
         Some(FrameIndex(frame))
     }
@@ -167,19 +194,28 @@ impl<'m> Cache<'m> {
     pub fn take_run(&self, max: u32, keep: u32) -> Option<(FrameIndex, u32, Backing)> {
         let mut frames = self.lock.lock();
         let spare = frames.free_count.checked_sub(keep).filter(|&n| n > 0)?.min(max);
-        let holes = frames.find_run(spare, Backing::Hole).map(|run| (run, Backing::Hole));
-        let ((first, length), backing) =
-            holes.or_else(|| frames.find_run(spare, Backing::Memory).map(|run| (run, Backing::Memory)))?;
-        frames.claim(first, length);
-        Some((FrameIndex(first), length, backing))
+        for kind in [Kind::Hole, Kind::Moved, Kind::Own] {
+            if let Some((first, length)) = frames.find_run(spare, kind) {
+                frames.claim(first, length);
+                let backing = if kind == Kind::Hole { Backing::Hole } else { Backing::Memory };
+                return Some((FrameIndex(first), length, backing));
+            }
+        }
+        None
     }
 
-    /// Takes a run of free frames with memory, if more than `keep` of them lie about, so that the driver
-    /// can give the memory back and [`Cache::put`] them as holes.
+    /// Takes a run of free frames whose memory came with pages, else of those with memory of our own if more
+    /// than `keep` of them lie about, so that the driver can give the memory back and [`Cache::put`] them as
+    /// holes.
     pub fn take_surplus(&self, keep: u32) -> Option<(FrameIndex, u32)> {
         let mut frames = self.lock.lock();
-        let surplus = frames.free_backed.checked_sub(keep).filter(|&n| n > 0)?;
-        let (first, length) = frames.find_run(surplus.min(64), Backing::Memory)?;
+        let own = frames.free_backed - frames.free_moved;
+        let (kind, surplus) = if frames.free_moved > 0 {
+            (Kind::Moved, frames.free_moved)
+        } else {
+            (Kind::Own, own.checked_sub(keep).filter(|&n| n > 0)?)
+        };
+        let (first, length) = frames.find_run(surplus.min(64), kind)?;
         frames.claim(first, length);
         Some((FrameIndex(first), length))
     }
@@ -195,9 +231,19 @@ impl<'m> Cache<'m> {
         if backing == Backing::Memory {
             frames.backed[word] |= bit;
             frames.free_backed += 1;
+            frames.free_moved += u32::from(frames.moved[word] & bit != 0);
         } else {
             frames.backed[word] &= !bit;
+            frames.moved[word] &= !bit;
         }
+    }
+
+    /// Parks `page`, which was moved into the taken frame `frame`, as the youngest.
+    pub fn park_moved(&self, frame: FrameIndex, page: PageIndex) {
+        let mut frames = self.lock.lock();
+        frames.moved[frame.at() / 64] |= 1 << (frame.at() % 64);
+        frames.meta[frame.at()].owner = page.0 + 1;
+        frames.push(frame.0);
     }
 
     /// Parks `page`, whose bytes are in the taken frame `frame`, as the youngest.
@@ -251,9 +297,11 @@ impl<'m> Cache<'m> {
         let frames = self.lock.lock();
         let ones = |bits: &[u64]| bits.iter().map(|word| word.count_ones()).sum::<u32>();
         assert_eq!(ones(frames.free), frames.free_count, "free frames");
-        let both =
-            frames.free.iter().zip(frames.backed.iter()).map(|(f, b)| (f & b).count_ones()).sum::<u32>();
-        assert_eq!(both, frames.free_backed, "free frames with memory");
+        let words = || frames.free.iter().zip(frames.backed.iter()).zip(frames.moved.iter());
+        let backed: u32 = words().map(|((free, backed), _)| (free & backed).count_ones()).sum();
+        assert_eq!(backed, frames.free_backed, "free frames with memory");
+        let moved: u32 = words().map(|((free, backed), moved)| (free & backed & moved).count_ones()).sum();
+        assert_eq!(moved, frames.free_moved, "free frames whose memory came with a page");
         let (mut at, mut before, mut count) = (frames.oldest, NONE, 0);
         while at != NONE {
             let meta = frames.meta[at as usize];
@@ -275,13 +323,18 @@ const fn decode(stored: u32) -> u32 {
 }
 
 impl Frames<'_> {
-    /// The longest run of free frames with this backing, up to `max`: the first that is long enough. Runs
+    /// The longest run of free frames of this kind, up to `max`: the first that is long enough. Runs
     /// don't cross words of 64, the most that one move takes.
-    fn find_run(&self, max: u32, backing: Backing) -> Option<(u32, u32)> {
+    fn find_run(&self, max: u32, kind: Kind) -> Option<(u32, u32)> {
         let mut best = None;
         let mut best_length = 0;
-        for (word, (&free, &backed)) in self.free.iter().zip(self.backed.iter()).enumerate() {
-            let mut bits = if backing == Backing::Memory { free & backed } else { free & !backed };
+        for word in 0..self.free.len() {
+            let (free, backed, moved) = (self.free[word], self.backed[word], self.moved[word]);
+            let mut bits = match kind {
+                Kind::Hole => free & !backed,
+                Kind::Own => free & backed & !moved,
+                Kind::Moved => free & backed & moved,
+            };
             let mut at = 0;
             while bits != 0 {
                 let skip = bits.trailing_zeros();
@@ -310,7 +363,9 @@ impl Frames<'_> {
             let (word, bit) = (frame as usize / 64, 1 << (frame % 64));
             debug_assert!(self.free[word] & bit != 0);
             self.free[word] &= !bit;
-            self.free_backed -= u32::from(self.backed[word] & bit != 0);
+            let is_backed = self.backed[word] & bit != 0;
+            self.free_backed -= u32::from(is_backed);
+            self.free_moved -= u32::from(is_backed && self.moved[word] & bit != 0);
         }
         self.free_count -= length;
     }
@@ -347,7 +402,7 @@ impl Frames<'_> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::{BTreeMap, VecDeque};
+    use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
     fn cache(count: usize) -> Cache<'static> {
         let memory = CacheMemory {
@@ -355,6 +410,7 @@ mod tests {
             meta: vec![FrameMeta { owner: 0, previous: 0, next: 0 }; count].leak(),
             free: vec![0; count.div_ceil(64)].leak(),
             backed: vec![0; count.div_ceil(64)].leak(),
+            moved: vec![0; count.div_ceil(64)].leak(),
         };
         // SAFETY: these tests never touch a frame's bytes.
         unsafe { Cache::new(memory, Backing::Hole) }
@@ -367,6 +423,7 @@ mod tests {
         Surplus(u32),
         Put(usize, bool),
         Park(usize),
+        ParkMoved(usize),
         Unpark(usize),
         Rotate(usize),
     }
@@ -378,25 +435,30 @@ mod tests {
             (0_u32..4).prop_map(Op::Surplus),
             (any::<usize>(), any::<bool>()).prop_map(|(i, b)| Op::Put(i, b)),
             any::<usize>().prop_map(Op::Park),
+            any::<usize>().prop_map(Op::ParkMoved),
             any::<usize>().prop_map(Op::Unpark),
             any::<usize>().prop_map(Op::Rotate),
         ]
     }
 
     proptest! {
-        /// The model: which frames are taken, and a queue of those that are parked.
+        /// The model: which frames are taken, which have memory that came with a page, and a queue of those that
+        /// are parked.
         #[test]
         fn cache_says_what_the_model_says(ops in prop::collection::vec(op(), 1..120)) {
             let cache = cache(70);
             let mut taken: BTreeMap<u32, ()> = BTreeMap::new();
+            let mut moved: BTreeSet<u32> = BTreeSet::new();
             let mut parked: VecDeque<u32> = VecDeque::new();
             for op in ops {
                 let nth = |taken: &BTreeMap<u32, ()>, i: usize| taken.keys().nth(i % taken.len().max(1)).copied();
                 match op {
                     Op::Take => if let Some((frame, _)) = cache.take() {
                         prop_assert!(taken.insert(frame.0, ()).is_none() && !parked.contains(&frame.0));
+                        prop_assert!(!moved.contains(&frame.0), "to be loaded into a page of the program's");
                     } else {
-                        prop_assert_eq!(taken.len() + parked.len(), 70);
+                        let free: Vec<u32> = (0..70).filter(|f| !taken.contains_key(f) && !parked.contains(f)).collect();
+                        prop_assert!(free.iter().all(|frame| moved.contains(frame)));
                     },
                     Op::TakeRun(n, keep) => if let Some((first, length, _)) = cache.take_run(n, keep) {
                         prop_assert!(length >= 1 && length <= n);
@@ -404,16 +466,26 @@ mod tests {
                         prop_assert!(70 - taken.len() - parked.len() >= keep as usize);
                     },
                     Op::Surplus(keep) => if let Some((first, length)) = cache.take_surplus(keep) {
-                        for frame in first.0..first.0 + length { cache.put(FrameIndex(frame), Backing::Hole); }
+                        for frame in first.0..first.0 + length {
+                            cache.put(FrameIndex(frame), Backing::Hole);
+                            moved.remove(&frame);
+                        }
                     } else { prop_assert!(cache.usage().free_backed <= keep); },
                     Op::Put(i, backed) => if let Some(frame) = nth(&taken, i) {
                         taken.remove(&frame);
+                        if !backed { moved.remove(&frame); }
                         cache.put(FrameIndex(frame), if backed { Backing::Memory } else { Backing::Hole });
                     },
                     Op::Park(i) => if let Some(frame) = nth(&taken, i) {
                         taken.remove(&frame);
                         cache.park(FrameIndex(frame), PageIndex(u64::from(frame) + 1000));
                         parked.push_back(frame);
+                    },
+                    Op::ParkMoved(i) => if let Some(frame) = nth(&taken, i) {
+                        taken.remove(&frame);
+                        cache.park_moved(FrameIndex(frame), PageIndex(u64::from(frame) + 1000));
+                        parked.push_back(frame);
+                        moved.insert(frame);
                     },
                     Op::Unpark(i) => if !parked.is_empty() {
                         let frame = parked.remove(i % parked.len()).unwrap();

@@ -68,7 +68,10 @@ impl Pager<'_> {
             let after = match victim.taken {
                 Taken::Yes => {
                     self.stats.count(Counter::EvictTaken);
-                    self.cache.park(victim.frame, victim.page);
+                    match victim.backing {
+                        Backing::Hole => self.cache.park_moved(victim.frame, victim.page),
+                        Backing::Memory => self.cache.park(victim.frame, victim.page),
+                    }
                     State::Parked { frame: victim.frame, slot: victim.slot }
                 }
                 Taken::Busy => {

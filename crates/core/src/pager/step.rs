@@ -123,7 +123,7 @@ pub struct Victim {
     pub page: PageIndex,
     /// Where it goes.
     pub frame: FrameIndex,
-    /// What is behind the frame; a page can only be moved into a hole.
+    /// What is behind the frame, or was before the page came; a page can only be moved into a hole.
     pub backing: Backing,
     /// What became of it; the driver sets it.
     pub taken: Taken,
