@@ -199,6 +199,12 @@ static void all_locked(void)
     CHECK(mlockall(MCL_CURRENT) == 0);
     CHECK(pages_out(memory, LARGE) == 0);
     VERIFY(memory, LARGE, 11);
+    /* The kernel fills what a locked mapping grows by, before it tells us that it has moved. */
+    memory = mremap(memory, LARGE, LARGE + 8 * MIB, MREMAP_MAYMOVE);
+    CHECK(memory != MAP_FAILED);
+    CHECK(pages_out(memory, LARGE + 8 * MIB) == 0);
+    VERIFY(memory, LARGE, 11);
+    VERIFY_ZERO(memory + LARGE, 8 * MIB);
     CHECK(munlockall() == 0);
     push_out();
     REQUIRE_OUT(memory, LARGE);
@@ -206,9 +212,20 @@ static void all_locked(void)
     char *later = map(8 * MIB);
     CHECK(pages_out(later, 8 * MIB) == 0);
     fill(later, 8 * MIB, 12);
+    /* One that fails changes nothing. */
+    CHECK(mlockall(0) == -1 && errno == EINVAL);
+    char *last = map(8 * MIB);
+    CHECK(pages_out(last, 8 * MIB) == 0);
     CHECK(munlockall() == 0);
     VERIFY(memory, LARGE, 11);
     VERIFY(later, 8 * MIB, 12);
+    /* Nor does a failed mlock unlock what was locked before. */
+    CHECK(mlock(memory, MIB) == 0);
+    CHECK(munmap(last, 8 * MIB) == 0);
+    CHECK(mlock(memory, (size_t)1 << 46) == -1);
+    push_out();
+    CHECK(pages_out(memory, MIB) == 0);
+    CHECK(munlock(memory, MIB) == 0);
 }
 
 MAIN({ "dont_need", dont_need }, { "free_later", free_later }, { "other_advice", other_advice },

@@ -10,7 +10,7 @@ static char *memory;
 static unsigned char *versions; /* Small, and touched always: it stays. */
 static volatile int stop;
 static volatile int zeros_allowed;
-static unsigned long touched[THREADS];
+static volatile unsigned long touched[THREADS];
 
 static void write_page(char *page, size_t number, unsigned version)
 {
@@ -75,11 +75,13 @@ static void under_hammers(void (*change)(int round))
         CHECK(pthread_create(&thread[i], NULL, hammer, (void *)i) == 0);
     for (int round = 0; round < ROUNDS; round++)
         change(round);
+    /* The first touch of each may have waited for the disk all the while. */
+    for (int i = 0; i < THREADS; i++)
+        while (touched[i] == 0)
+            usleep(1000);
     stop = 1;
-    for (int i = 0; i < THREADS; i++) {
+    for (int i = 0; i < THREADS; i++)
         CHECK(pthread_join(thread[i], NULL) == 0);
-        CHECK(touched[i] > 0);
-    }
     for (size_t number = 0; number < THREADS * OWN / PAGE; number++)
         check_page(memory + number * PAGE, number, versions[number]);
 }

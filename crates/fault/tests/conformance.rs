@@ -15,6 +15,7 @@ use farpage_os::memory::reserve;
 use farpage_os::uffd::{Features, Uffd};
 use std::collections::HashMap;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const PAGES: usize = 64;
 
@@ -58,6 +59,14 @@ fn bench(install: Install) -> Option<&'static Bench> {
     } else {
         Box::leak(Box::new(ByCopy::new(uffd).unwrap()))
     };
+    // Another test forks: what it would share with its child could not be moved here.
+    for (start, bytes) in [(memory, PAGES * PAGE_BYTES), (frames, PAGES * PAGE_BYTES)] {
+        // SAFETY: keeps memory of ours from children that don't need it.
+        unsafe {
+            farpage_os::memory::advise(PageRange::covering(start as usize, bytes), libc::MADV_DONTFORK as u32)
+        }
+        .unwrap();
+    }
     let moves = install.takes_by_move();
     let bench = Bench { uffd, pages, memory, frames: frames.cast(), moves };
     // SAFETY: what is missing reads as zeros until something is taken, and then the test serves it.
@@ -319,6 +328,8 @@ mod cases {
     /// it movable; the child keeps its own copy all the while.
     pub fn page_shared_with_a_child_is_never_taken_wrongly(bench: &'static Bench) {
         bench.fill(1);
+        // SAFETY: the child of this test is to have a copy.
+        unsafe { farpage_os::memory::advise(bench.range(0, PAGES), libc::MADV_DOFORK as u32) }.unwrap();
         // SAFETY: the child only reads one byte and exits, without running anything of the test harness.
         let child = unsafe { libc::fork() };
         if child == 0 {

@@ -17,13 +17,14 @@ fn read_at(fd: &OwnedFd, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> 
     rustix::io::pread(fd, bytes, offset).map_err(|error| Errno(error.raw_os_error()))
 }
 
-/// How much memory the process has, from /proc/self/statm.
+/// How much memory the process has, from statm of the thread that opens it: that of the process says 0 once its
+/// first thread has ended.
 pub struct Statm(OwnedFd);
 
 impl Statm {
     /// Opens it.
     pub fn open() -> Result<Statm, Errno> {
-        open(c"/proc/self/statm").map(Statm)
+        open(c"/proc/thread-self/statm").map(Statm)
     }
 
     /// Anonymous resident bytes: resident without what is backed by files or shared. 2 µs.

@@ -19,10 +19,10 @@ use farpage_core::table::Leaf;
 use farpage_core::table::ranges::Flags;
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::Pages;
-use farpage_os::memory;
 use farpage_os::proc::{Pagemap, Statm};
 use farpage_os::sys::Errno;
 use farpage_os::uffd::Uffd;
+use farpage_os::{futex, memory};
 use linux_raw_sys::general::{MADV_DOFORK, MADV_DONTFORK};
 
 /// Mappings smaller than this are not worth managing: 1 MiB.
@@ -58,13 +58,15 @@ pub struct Engine {
     pub registrar: Registrar,
     /// 1 once the budget was reached.
     pub active: AtomicU32,
-    /// 1 while nothing may be evicted because the program has locked all its memory.
+    /// 1 if a call of the program's is waiting for that.
+    pub activation_wanted: AtomicU32,
+    /// Not 0 while nothing may be evicted because the program has locked all its memory.
     pub all_locked: AtomicU32,
     /// Writes to areas that are under way, of all threads: while there are any, frames will be free soon.
     pub writes_under_way: AtomicU32,
     /// Threads that are evicting just now: they have frames, and will soon have memory.
     pub evicting: AtomicU32,
-    /// 1 once the program has called mlockall(MCL_FUTURE).
+    /// Not 0 once the program has called mlockall(MCL_FUTURE).
     pub lock_future: AtomicU32,
     /// The fork that is under way.
     pub fork: ForkGate,
@@ -109,6 +111,17 @@ impl Engine {
         self.budget.activate_at().saturating_sub(self.pager.stats().gauge(Gauge::Anonymous))
     }
 
+    /// The program is about to fill so much memory in one system call. That can hold the kernel's lock of the
+    /// mappings to its end, so if it could pass the budget everything is registered before it begins. Without any
+    /// lock.
+    pub fn prepare_to_fill(&self, bytes: u64) {
+        while !self.is_active() && bytes > self.headroom() {
+            self.activation_wanted.store(1, Ordering::Relaxed);
+            self.budget.ring();
+            futex::wait_for(&self.active, 0, 1_000_000);
+        }
+    }
+
     /// Nothing could be evicted although memory is over the budget: tells the user why.
     pub fn explain_over_budget(&self) {
         if self.all_locked.load(Ordering::Relaxed) != 0 {
@@ -140,7 +153,7 @@ impl Engine {
 
     /// Takes the clusters of dead processes back. Whether there were any.
     pub fn reap_dead_processes(&self) -> bool {
-        self.pager.areas().reap(|holder| self.membership.is_dead(holder as usize - 1)) > 0
+        self.pager.areas().reap(|holder, free| self.membership.if_dead(holder as usize - 1, free)) > 0
     }
 
     /// Gives the table memory for every page in `range`. Under the exclusive map lock.

@@ -69,6 +69,8 @@ pub fn prepare(engine: &Engine) -> bool {
     let _exclusive = engine.map.exclusive();
     let evicted = engine.pager.evicted();
     if evicted > 0 {
+        // A mapping that was registered after `begin` was left visible for the child that there won't be.
+        engine.show_to_children(false);
         engine.fork.end();
         engine.pager.stats().count(Counter::ForkRefused);
         engine.record.notice(Notice::ForkRefused, evicted);

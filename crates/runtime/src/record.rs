@@ -13,7 +13,6 @@ use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-const F_OFD_GETLK: usize = 36;
 const F_OFD_SETLK: usize = 37;
 const F_WRLCK: i16 = 1;
 const F_UNLCK: i16 = 2;
@@ -71,15 +70,20 @@ impl Membership {
         &self.session.processes[self.index]
     }
 
-    /// Whether the process of another record is dead.
-    pub fn is_dead(&self, index: usize) -> bool {
-        let mut lock = lock_of(index);
-        index != self.index && fcntl(&self.fd, F_OFD_GETLK, &mut lock).is_ok() && lock.kind == F_UNLCK
+    /// Calls `then` if the process of another record is dead, and holds the record's lock meanwhile, so that no new
+    /// process can claim it. What `then` returns, or false.
+    pub fn if_dead(&self, index: usize, then: &dyn Fn() -> bool) -> bool {
+        if index == self.index || fcntl(&self.fd, F_OFD_SETLK, &mut lock_of(index, F_WRLCK)).is_err() {
+            return false;
+        }
+        let result = then();
+        let _ = fcntl(&self.fd, F_OFD_SETLK, &mut lock_of(index, F_UNLCK));
+        result
     }
 }
 
-const fn lock_of(index: usize) -> Flock {
-    Flock { kind: F_WRLCK, whence: 0, start: index as i64, length: 1, pid: 0 }
+const fn lock_of(index: usize, kind: i16) -> Flock {
+    Flock { kind, whence: 0, start: index as i64, length: 1, pid: 0 }
 }
 
 fn fcntl(fd: &OwnedFd, command: usize, lock: &mut Flock) -> Result<usize, Errno> {
@@ -97,7 +101,7 @@ fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
             if fresh_only && record.pid.load(Ordering::Relaxed) != 0 {
                 continue;
             }
-            if fcntl(fd, F_OFD_SETLK, &mut lock_of(index)).is_ok() {
+            if fcntl(fd, F_OFD_SETLK, &mut lock_of(index, F_WRLCK)).is_ok() {
                 // What the last holder had at the end is not ours; what it counted stays counted.
                 for gauge in Gauge::ALL.iter().filter(|gauge| !gauge.is_peak()) {
                     record.stats.set(*gauge, 0);

@@ -135,7 +135,8 @@ fn keep(engine: &'static Engine) -> ! {
     loop {
         let (anonymous, now) = (engine.measure(), now_ns());
         let growth_bytes_per_us = anonymous.saturating_sub(before) * 1000 / (now - looked).max(1);
-        if engine.budget.must_activate(anonymous, growth_bytes_per_us) {
+        let is_wanted = engine.activation_wanted.load(Ordering::Relaxed) != 0;
+        if is_wanted || engine.budget.must_activate(anonymous, growth_bytes_per_us) {
             break;
         }
         (before, looked) = (anonymous, now);
@@ -170,6 +171,8 @@ fn activate(engine: &'static Engine) {
         engine.take_over(range.pages.start, |range| engine.register_here(range));
         from = stretch.end;
     }
+    // What was counted as somebody else's memory is ours now. Counted twice, it would have pages evicted for nothing.
+    engine.measure();
     let argument = core::ptr::from_ref(engine) as usize;
     let mut started = thread::spawn(registrar_main, argument, Descriptors::Shared).is_ok();
     let mut handlers = 0;
@@ -185,6 +188,7 @@ fn activate(engine: &'static Engine) {
     }
     // Ordering: Release: a hook that sees it may ask the registrar.
     engine.active.store(1, Ordering::Release);
+    farpage_core::sync::wake_all(&engine.active);
     engine.pager.stats().set(Gauge::Active, 1);
     drop(exclusive);
 }
@@ -334,6 +338,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         frames_move,
         registrar: Registrar::default(),
         active: AtomicU32::new(0),
+        activation_wanted: AtomicU32::new(0),
         all_locked: AtomicU32::new(0),
         writes_under_way: AtomicU32::new(0),
         evicting: AtomicU32::new(0),

@@ -163,8 +163,10 @@ impl Worker {
                     continue;
                 }
                 Step::Unknown => {
-                    // Registered, but nothing was ever known here: a mapping that is just being taken over.
-                    let _ = self.engine.pages.zero(PageRange::of(fault.page, 1));
+                    // Registered, but nothing was ever known here: moved by a call that we have not seen. Whoever reads
+                    // that call's event stops the program; until then nothing may be installed.
+                    drop(shared);
+                    farpage_os::clock::sleep_ns(1_000_000);
                     self.engine.pages.wake(fault.page);
                     None
                 }

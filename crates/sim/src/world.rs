@@ -276,7 +276,7 @@ impl World {
 
     fn reap(&self, space: &Space) -> bool {
         let dead = self.dead.borrow();
-        let reaped = space.pager.areas().reap(|number| dead.contains(&number));
+        let reaped = space.pager.areas().reap(|number, free| dead.contains(&number) && free());
         if reaped > 0 {
             self.saw("reaped");
             self.note(|| format!("{} reaps {reaped} clusters", space.number));

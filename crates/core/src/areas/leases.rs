@@ -15,9 +15,14 @@ pub struct Leases<'m> {
 }
 
 impl<'m> Leases<'m> {
-    /// `me` is this process's number, not 0, the same for all areas and nobody else's.
+    /// `me` is this process's number, not 0, the same for all areas and nobody else's. A number is used again when
+    /// its process is dead: what that one held is free now.
     pub fn new(holders: &'m [AtomicU32], me: u32) -> Leases<'m> {
         assert!(me != 0);
+        for holder in holders {
+            // Ordering: as in `give_back`.
+            let _ = holder.compare_exchange(me, 0, Ordering::Release, Ordering::Relaxed);
+        }
         Leases { holders, me, hint: AtomicU32::new(0) }
     }
 
@@ -55,19 +60,18 @@ impl<'m> Leases<'m> {
         self.holders[cluster as usize].load(Ordering::Relaxed) == self.me
     }
 
-    /// Frees every cluster of holders that `is_dead` names. Returns how many.
-    pub fn reap(&self, mut is_dead: impl FnMut(u32) -> bool) -> u32 {
+    /// Frees every cluster of dead holders. Returns how many. `if_dead` must call what it is given only if that
+    /// holder is dead and its number isn't used again meanwhile, and return what that returns.
+    pub fn reap(&self, mut if_dead: impl FnMut(u32, &dyn Fn() -> bool) -> bool) -> u32 {
         let mut freed = 0;
         for holder in self.holders {
             let number = holder.load(Ordering::Relaxed);
-            // Ordering: as in `take`. If it changed meanwhile, another process has reaped and taken it.
-            if number != 0
-                && number != self.me
-                && is_dead(number)
-                && holder.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-            {
-                freed += 1;
+            if number == 0 || number == self.me {
+                continue;
             }
+            // Ordering: as in `take`. If it changed meanwhile, another process has reaped and taken it.
+            let free = || holder.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+            freed += u32::from(if_dead(number, &free));
         }
         if freed > 0 {
             self.hint.store(0, Ordering::Relaxed);
@@ -88,9 +92,17 @@ mod tests {
         a.give_back(0);
         assert_eq!(b.take(1), Some(0), "a hint never hides a free cluster");
         assert_eq!(b.take(2), None, "clusters beyond the limit are not taken");
-        assert_eq!(a.reap(|holder| holder == 2), 2);
+        assert_eq!(a.reap(|holder, free| holder == 2 && free()), 2);
         assert!(a.holds(2) && !b.holds(1));
         assert_eq!(a.take(9), Some(0));
+    }
+
+    #[test]
+    fn what_the_last_process_of_a_number_held_is_free() {
+        let holders: Vec<AtomicU32> = [1, 2, 1].map(AtomicU32::new).into();
+        let again = Leases::new(&holders, 1);
+        assert!(!again.holds(0) && !again.holds(2));
+        assert_eq!((again.take(9), again.take(9), again.take(9)), (Some(0), Some(2), None));
     }
 
     #[test]

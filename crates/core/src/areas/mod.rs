@@ -256,8 +256,8 @@ impl<'m> Areas<'m> {
     }
 
     /// Takes clusters of dead processes back. Returns how many.
-    pub fn reap(&self, mut is_dead: impl FnMut(u32) -> bool) -> u32 {
-        let freed = (0..self.count).map(|id| self.area(AreaId(id as u8)).leases.reap(&mut is_dead)).sum();
+    pub fn reap(&self, mut if_dead: impl FnMut(u32, &dyn Fn() -> bool) -> bool) -> u32 {
+        let freed = (0..self.count).map(|id| self.area(AreaId(id as u8)).leases.reap(&mut if_dead)).sum();
         if freed > 0 {
             self.reopen();
         }
