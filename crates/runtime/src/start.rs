@@ -15,7 +15,7 @@ use crate::registrar::Registrar;
 use crate::session::{Notice, PATH_BYTES, Session, StartFailure, StopReason, UffdSource};
 use crate::worker::{Progress, Worker};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use farpage_core::cache::{Backing, Cache, CacheMemory, FrameMeta};
+use farpage_core::cache::{Backing, Cache, CacheMemory};
 use farpage_core::config::{Config, Install};
 use farpage_core::memory::Region;
 use farpage_core::pager::{Pager, Parts, Wake};
@@ -301,14 +301,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
     } else {
         memory::place(ByCopy::new(uffd).map_err(failed(StartFailure::Proc))?).map_err(no_memory)?
     };
-    let words = config.frames.div_ceil(64) as usize;
-    let cache_memory = CacheMemory {
-        frames: frames.cast::<PageBytes>(),
-        meta: region.carve::<FrameMeta>(config.frames as usize),
-        free: region.carve(words),
-        backed: region.carve(words),
-        moved: region.carve(words),
-    };
+    let cache_memory = CacheMemory::carve(&mut region, frames.cast::<PageBytes>(), config.frames as usize);
     let backing = if frames_move { Backing::Hole } else { Backing::Memory };
     // SAFETY: `frames` are as many as `meta` has elements, page-aligned, and nobody else's.
     let cache = unsafe { Cache::new(cache_memory, backing) };
@@ -360,8 +353,7 @@ fn config_of(session: &Session, features: Features) -> Config {
 fn handed_region(session: &Session, config: &Config, pool: &PoolLayout) -> Result<Region<'static>, Errno> {
     let frames = config.frames as usize;
     let bytes = devices::table_bytes(session)
-        + Region::bytes_for::<FrameMeta>(frames)
-        + 2 * Region::bytes_for::<u64>(frames.div_ceil(64))
+        + CacheMemory::table_bytes(frames)
         + Region::bytes_for::<PageBytes>(pool.data_bytes.div_ceil(PAGE_BYTES))
         + Region::bytes_for::<ObjectMeta>(pool.objects)
         + Region::bytes_for::<BlockMeta>(pool.blocks)

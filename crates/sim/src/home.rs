@@ -30,13 +30,17 @@ impl Home {
         piece
     }
 
-    /// A table of `count` zeroed values. The caller drops what uses it before the home.
-    pub(crate) fn table<T: Zeroed>(&mut self, count: usize) -> &'static mut [T] {
-        let bytes = Region::bytes_for::<T>(count);
+    /// Zeroed memory for tables. The caller drops what uses it before the home.
+    pub(crate) fn region(&mut self, bytes: usize) -> Region<'static> {
         let base = self.piece(bytes);
         // SAFETY: fresh zeroed memory of that size, ours alone. It doesn't really live for ever, but as long
         // as `self`, which outlives the pager: `Space` declares it last.
-        unsafe { Region::new(base, bytes) }.carve(count)
+        unsafe { Region::new(base, bytes) }
+    }
+
+    /// A table of `count` zeroed values, likewise.
+    pub(crate) fn table<T: Zeroed>(&mut self, count: usize) -> &'static mut [T] {
+        self.region(Region::bytes_for::<T>(count)).carve(count)
     }
 
     /// A leaf for the page table.

@@ -120,13 +120,7 @@ impl Space {
             Backing::Hole
         };
         let frames = home.piece(count * PAGE_BYTES).cast::<PageBytes>();
-        let cache = CacheMemory {
-            frames,
-            meta: home.table(count),
-            free: home.table(count.div_ceil(64)),
-            backed: home.table(count.div_ceil(64)),
-            moved: home.table(count.div_ceil(64)),
-        };
+        let cache = CacheMemory::carve(&mut home.region(CacheMemory::table_bytes(count)), frames, count);
         // SAFETY: `frames` points to as many page-aligned frames as there are metas, used by nobody else.
         let cache = unsafe { Cache::new(cache, backing) };
         let layout = PoolLayout::for_limit(config.pool_bytes_max as usize);

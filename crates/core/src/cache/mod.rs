@@ -12,7 +12,7 @@
 // UNSAFETY: frames are raw memory shared with the kernel and the program's faults; who may touch which frame
 // follows from who took it, which the borrow checker can't see.
 
-use crate::memory::Zeroed;
+use crate::memory::{Region, Zeroed};
 use crate::sync::Lock;
 use crate::units::{FrameIndex, PAGE_BYTES, PageBytes, PageIndex};
 
@@ -52,6 +52,25 @@ pub struct CacheMemory<'m> {
     pub backed: &'m mut [u64],
     /// One bit for each frame.
     pub moved: &'m mut [u64],
+}
+
+impl<'m> CacheMemory<'m> {
+    /// Bytes of a region that the tables of `count` frames take.
+    pub const fn table_bytes(count: usize) -> usize {
+        Region::bytes_for::<FrameMeta>(count) + 3 * Region::bytes_for::<u64>(count.div_ceil(64))
+    }
+
+    /// Takes them out of `region`, for `count` frames from `frames` on.
+    pub fn carve(region: &mut Region<'m>, frames: *mut PageBytes, count: usize) -> CacheMemory<'m> {
+        let words = count.div_ceil(64);
+        CacheMemory {
+            frames,
+            meta: region.carve(count),
+            free: region.carve(words),
+            backed: region.carve(words),
+            moved: region.carve(words),
+        }
+    }
 }
 
 /// What a free frame can be used for.
@@ -405,13 +424,13 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
     fn cache(count: usize) -> Cache<'static> {
-        let memory = CacheMemory {
-            frames: core::ptr::NonNull::<PageBytes>::dangling().as_ptr(),
-            meta: vec![FrameMeta { owner: 0, previous: 0, next: 0 }; count].leak(),
-            free: vec![0; count.div_ceil(64)].leak(),
-            backed: vec![0; count.div_ceil(64)].leak(),
-            moved: vec![0; count.div_ceil(64)].leak(),
-        };
+        // Not a byte more than it says, at the worst address.
+        let bytes = CacheMemory::table_bytes(count);
+        let place = vec![0_u64; bytes / 8 + 2].leak().as_mut_ptr().cast::<u8>();
+        // SAFETY: zeroed memory of that size from the second byte on, for good.
+        let mut region = unsafe { Region::new(place.add(1), bytes) };
+        let frames = core::ptr::NonNull::<PageBytes>::dangling().as_ptr();
+        let memory = CacheMemory::carve(&mut region, frames, count);
         // SAFETY: these tests never touch a frame's bytes.
         unsafe { Cache::new(memory, Backing::Hole) }
     }
