@@ -165,7 +165,8 @@ fn to_areas_row(run: &Run, n: &Numbers) -> String {
         0 => String::new(),
         _ => format!(" in {} writes of {}", grouped(writes), iec(pages * PAGE / writes)),
     };
-    let from_pool = match n.counter(Counter::Zswpwb) {
+    // Counted when they are sent; some may not have arrived when the program ended.
+    let from_pool = match n.counter(Counter::Zswpwb).min(pages) {
         0 => String::new(),
         from_pool => format!("; {} of them from the pool", grouped(from_pool)),
     };
