@@ -36,6 +36,9 @@ fn start(script: &str) -> (Child, u32, BufReader<std::process::ChildStdout>) {
     let script = format!("echo $$\n{script}");
     let mut command = farpage_run();
     command.args(["--quiet", "sh", "-c", &script]).stdout(Stdio::piped());
+    // A group of its own. The tests' group may be orphaned (started in the background by a shell that is gone), and
+    // there the kernel drops a terminal's stop.
+    command.process_group(0);
     let mut child = command.spawn().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
