@@ -25,7 +25,7 @@ lint:
 
 # core needs no privileges and no kernel feature: its tests run as nobody where we are root.
 test-unit:
-	$(CARGO) test -p farpage-os -p farpage-io -p farpage-fault -p farpage
+	$(CARGO) test -p farpage-os -p farpage-io -p farpage-fault -p farpage -p farpage-bench
 	$(CARGO) test -p farpage-cli --bins
 	tests/unprivileged.sh $(CARGO) test -p farpage-core
 

@@ -1,7 +1,8 @@
 //! `farpage`: the command line.
 //!
 //! `farpage run` puts Farpage's library into a program and stays beside it as its supervisor; `farpage
-//! doctor` says what this machine offers. Nothing here serves a fault: that happens inside the program.
+//! doctor` says what this machine offers; `farpage bench` measures. Nothing here serves a fault: that happens
+//! inside the program.
 //!
 //! A run, in the order of the modules:
 //!
@@ -14,10 +15,11 @@
 //! 7. [`signals`] stays with it; [`notices`] tells what happens meanwhile.
 //! 8. [`totals`] collects what was counted; [`summary`] prints it, and writes it as JSON.
 //!
-//! [`doctor`] asks the same modules without running anything. [`failure`] is every error's form, [`say`] and
+//! [`doctor`] asks the same modules without running anything; [`bench`] hands on to `farpage-bench`. [`failure`] is every error's form, [`say`] and
 //! [`numbers`] are how Farpage talks, [`sys`] wraps system calls.
 
 mod areas;
+mod bench;
 mod budget;
 mod doctor;
 mod elf;
@@ -38,6 +40,7 @@ mod summary;
 mod sys;
 mod totals;
 
+use failure::Failure;
 use options::Command;
 use std::process::ExitCode;
 
@@ -49,9 +52,13 @@ fn main() -> ExitCode {
     };
     match line.command {
         Command::Doctor(options) => doctor::doctor(&options),
-        Command::Run(options) => run::run(&options).unwrap_or_else(|failure| {
-            say::plainly(&failure.to_string());
-            ExitCode::from(failure.status)
-        }),
+        Command::Run(options) => run::run(&options).unwrap_or_else(give_up),
+        Command::Bench(options) => bench::bench(&options).unwrap_or_else(give_up),
+        Command::Load(options) => bench::load(&options).unwrap_or_else(give_up),
     }
+}
+
+fn give_up(failure: Failure) -> ExitCode {
+    say::plainly(&failure.to_string());
+    ExitCode::from(failure.status)
 }

@@ -5,9 +5,11 @@
 
 use crate::failure::{Failure, STATUS_FAILED};
 use crate::size::{self, Amount, Size};
-use clap::builder::FalseyValueParser;
+use clap::builder::{FalseyValueParser, PossibleValue, PossibleValuesParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use farpage_bench::EXPERIMENTS;
+use farpage_bench::load::LOADS;
 use farpage_core::config::{Codec, Install, IoEngine};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -33,6 +35,59 @@ pub enum Command {
     Run(RunOptions),
     /// Say what this machine offers, what `run` would choose, and how to get what is missing.
     Doctor(DoctorOptions),
+    /// Measure one of the designs at the heart of Farpage against what it replaced, on this machine.
+    Bench(BenchOptions),
+    /// A program that uses memory, for `bench`.
+    #[command(hide = true)]
+    Load(LoadOptions),
+}
+
+/// Options of `farpage bench`.
+#[derive(clap::Args, Debug)]
+pub struct BenchOptions {
+    /// What to measure.
+    #[arg(value_parser = PossibleValuesParser::new(EXPERIMENTS.iter().map(|e| PossibleValue::new(e.name).help(e.about))))]
+    pub experiment: String,
+
+    /// Smaller sizes and fewer rounds: to see that it works.
+    #[arg(long)]
+    pub quick: bool,
+
+    /// Write the result to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+
+    /// Write the result to this file as a plot.
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+}
+
+/// Options of `farpage load`.
+#[derive(clap::Args, Debug)]
+pub struct LoadOptions {
+    /// Which load.
+    #[arg(value_parser = PossibleValuesParser::new(LOADS.iter().map(|l| PossibleValue::new(l.name).help(l.about))))]
+    pub name: String,
+
+    /// Size of its memory.
+    #[arg(long, value_parser = size::parse, default_value = "64M")]
+    pub bytes: Size,
+
+    /// Threads.
+    #[arg(long, default_value_t = 1)]
+    pub threads: usize,
+
+    /// How long to run.
+    #[arg(long, default_value_t = 1.0)]
+    pub seconds: f64,
+
+    /// Percent of touches that write.
+    #[arg(long, default_value_t = 20)]
+    pub write_percent: u64,
+
+    /// Where its numbers come from.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
 }
 
 /// Options of `farpage doctor`.
@@ -367,7 +422,7 @@ mod tests {
         let arguments: Vec<_> = arguments.map(OsString::from).collect();
         read(&arguments).map(|line| match line.command {
             Command::Run(options) => options,
-            Command::Doctor(_) => unreachable!("the line says run"),
+            _ => unreachable!("the line says run"),
         })
     }
 

@@ -1,0 +1,50 @@
+//! `farpage bench`: each design at the heart of Farpage against what it replaced, in one run, on this machine.
+//!
+//! 1. [`report`] is what every experiment ends in: tables, targets, charts; as text, JSON and SVG.
+//! 2. [`measure`] is how it gets there: interleaved rounds, medians with their spread, several threads.
+//! 3. [`rivals`] are the baselines, built as well as we can.
+//! 4. [`live`] runs programs under `farpage run` and without; [`load`] is the program.
+//! 5. One module for each experiment.
+//!
+//! Every benchmark verifies what it measures: a lookup that returns the wrong block, or a page that comes back
+//! with other bytes, ends it.
+
+pub mod live;
+pub mod load;
+pub mod measure;
+pub mod report;
+pub mod rivals;
+
+use report::Report;
+
+/// How much an experiment may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// Everything, some minutes.
+    Full,
+    /// The same with smaller sizes and fewer rounds, well below a minute: to see that it works.
+    Quick,
+}
+
+impl Effort {
+    /// `full` in a full run, else `quick`.
+    pub fn pick<T>(self, full: T, quick: T) -> T {
+        match self {
+            Effort::Full => full,
+            Effort::Quick => quick,
+        }
+    }
+}
+
+/// An experiment: its name on the command line, what it shows, and how it is run.
+pub struct Experiment {
+    /// `extents`, ...
+    pub name: &'static str,
+    /// One line for the help.
+    pub about: &'static str,
+    /// Runs it. `Err` says why it can't be run here.
+    pub run: fn(Effort) -> Result<Report, String>,
+}
+
+/// The one table of experiments.
+pub const EXPERIMENTS: &[Experiment] = &[];

@@ -1,0 +1,141 @@
+//! How the benchmarks measure: what is compared is run in turns, several rounds, and medians are given with
+//! their spread. This machine is shared with others and its clock speed isn't ours to set, so only ratios of
+//! one run mean anything.
+
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+/// A median with what lies around it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// Half of the measurements are at or below.
+    pub median: f64,
+    /// The smallest.
+    pub low: f64,
+    /// The largest.
+    pub high: f64,
+}
+
+impl Sample {
+    /// Of measurements, at least one.
+    pub fn of(values: &[f64]) -> Sample {
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        let median =
+            if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 };
+        Sample { median, low: sorted[0], high: sorted[sorted.len() - 1] }
+    }
+
+    /// How far apart the extremes are, as a share of the median.
+    pub fn spread(&self) -> f64 {
+        (self.high - self.low) / self.median
+    }
+}
+
+/// Calls each contestant once a round, and gives what each of them returned, round by round. The order turns
+/// from round to round, so that nobody always comes after the same rival.
+pub fn interleaved<T>(rounds: usize, contestants: usize, mut run: impl FnMut(usize) -> T) -> Vec<Vec<T>> {
+    let mut results: Vec<Vec<T>> = (0..contestants).map(|_| Vec::with_capacity(rounds)).collect();
+    for round in 0..rounds {
+        for at in 0..contestants {
+            let who = (at + round) % contestants;
+            results[who].push(run(who));
+        }
+    }
+    results
+}
+
+/// The ratio of two contestants, round by round: `ours` over `theirs`.
+pub fn ratio(ours: &[f64], theirs: &[f64]) -> Sample {
+    let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
+    Sample::of(&ratios)
+}
+
+/// Runs `work` in `threads` threads that start together, each with its number, and gives the time from the
+/// start to the end of the last.
+pub fn on_threads(threads: usize, work: impl Fn(usize) + Sync) -> Duration {
+    let start = Barrier::new(threads + 1);
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads)
+            .map(|thread| {
+                let (start, work) = (&start, &work);
+                scope.spawn(move || {
+                    start.wait();
+                    work(thread);
+                })
+            })
+            .collect();
+        start.wait();
+        let began = Instant::now();
+        handles.into_iter().for_each(|handle| handle.join().expect("a measuring thread panicked"));
+        began.elapsed()
+    })
+}
+
+/// A sequence of numbers from a seed: xorshift64*, which costs about a nanosecond a number.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// The sequence of this seed.
+    pub const fn new(seed: u64) -> Random {
+        // Zero would stay zero.
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// The next number.
+    pub const fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `end`, by multiplication: no division, and even enough below 2^32.
+    pub const fn below(&mut self, end: u64) -> u64 {
+        ((self.next() >> 32) * end) >> 32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn sample_has_median_and_extremes() {
+        let sample = Sample::of(&[4.0, 1.0, 2.0]);
+        assert_eq!(sample, Sample { median: 2.0, low: 1.0, high: 4.0 });
+        assert_eq!(Sample::of(&[4.0, 1.0, 2.0, 3.0]).median, 2.5);
+        assert_eq!(sample.spread(), 1.5);
+    }
+
+    #[test]
+    fn contestants_take_turns_and_keep_their_results() {
+        let mut order = Vec::new();
+        let results = interleaved(2, 3, |who| {
+            order.push(who);
+            who
+        });
+        assert_eq!(order, [0, 1, 2, 1, 2, 0]);
+        assert_eq!(results, [[0, 0], [1, 1], [2, 2]]);
+    }
+
+    #[test]
+    fn all_threads_have_worked_when_the_clock_stops() {
+        let count = AtomicUsize::new(0);
+        let took = on_threads(3, |thread| {
+            count.fetch_add(thread + 1, Ordering::Relaxed);
+        });
+        assert_eq!(count.into_inner(), 6);
+        assert!(took > Duration::ZERO);
+    }
+
+    #[test]
+    fn random_numbers_stay_below_their_end_and_differ() {
+        let mut random = Random::new(0);
+        let numbers: Vec<u64> = (0..1000).map(|_| random.below(10)).collect();
+        assert!((0..10).all(|digit| numbers.contains(&digit)) && numbers.iter().all(|number| *number < 10));
+    }
+}

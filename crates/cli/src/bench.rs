@@ -1,0 +1,55 @@
+//! `farpage bench` and `farpage load`: from the options to `farpage-bench`, and its report to screen and files.
+
+use crate::failure::Failure;
+use crate::options::{BenchOptions, LoadOptions};
+use crate::say;
+use farpage_bench::load::{LOADS, Settings};
+use farpage_bench::{EXPERIMENTS, Effort};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Runs an experiment and reports; the exit status doesn't depend on what was found.
+pub fn bench(options: &BenchOptions) -> Result<ExitCode, Failure> {
+    let experiment = EXPERIMENTS.iter().find(|experiment| experiment.name == options.experiment);
+    let experiment = experiment.expect("clap accepts the names in the table only");
+    // Before the minutes that it takes.
+    for file in [&options.json, &options.svg].into_iter().flatten() {
+        write(file, "")?;
+    }
+    let effort = if options.quick { Effort::Quick } else { Effort::Full };
+    let report = (experiment.run)(effort)
+        .map_err(|why| Failure::new(format!("`bench {}` could not go on: {why}", experiment.name)))?;
+    say::to_stdout(&report.text());
+    if let Some(file) = &options.json {
+        write(file, &format!("{:#}\n", report.json()))?;
+    }
+    if let Some(file) = &options.svg {
+        let svg = report.svg().map_err(|why| Failure::new(format!("the plot can't be drawn: {why}")))?;
+        write(file, &svg)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|error| {
+        Failure::new(format!("{} can't be written: {error}", path.display()))
+            .fix("name a file in a directory that exists and is yours")
+    })
+}
+
+/// Runs a load. Its JSON goes to standard output.
+pub fn load(options: &LoadOptions) -> Result<ExitCode, Failure> {
+    let load = LOADS.iter().find(|load| load.name == options.name);
+    let load = load.expect("clap accepts the names in the table only");
+    let settings = Settings {
+        bytes: options.bytes.of(0),
+        threads: options.threads,
+        seconds: options.seconds,
+        write_percent: options.write_percent,
+        seed: options.seed,
+    };
+    let found =
+        (load.run)(&settings).map_err(|why| Failure::new(format!("load {}: {why}", load.name)).status(1))?;
+    say::to_stdout(&format!("{found}\n"));
+    Ok(ExitCode::SUCCESS)
+}
