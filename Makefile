@@ -1,4 +1,4 @@
-# make build | demo | test | test-full | programs | lint | bench-within | clean
+# make build | demo | test | test-full | programs | lint | bench-within | bench-programs BEFORE=DIR | clean
 #
 # `make test` is what CI runs. Everything needs only Rust, a C compiler and make; the programs that the
 # end-to-end tests run are installed by `make programs` (as root; else it names what is missing).
@@ -6,7 +6,7 @@
 CARGO ?= cargo
 PYTHON ?= python3
 
-.PHONY: build demo test test-unit test-sim test-e2e test-full programs lint bench-within clean
+.PHONY: build demo test test-unit test-sim test-e2e test-full programs lint bench-within bench-programs clean
 
 # The preload library is built by itself: it is no_std, and would lose that beside crates that need std.
 build:
@@ -49,6 +49,10 @@ programs:
 # Not a test: times depend on the machine.
 bench-within: build
 	$(PYTHON) tests/within_budget.py
+
+# Did it get slower? BEFORE is a directory with farpage and its library of an earlier build.
+bench-programs: build programs
+	$(PYTHON) tests/before_after.py $(BEFORE)
 
 clean:
 	$(CARGO) clean
