@@ -5,9 +5,11 @@
 //! page it belongs to and a checksum of what was written, so that whatever comes back is either that or an
 //! error.
 
+pub mod extents;
 mod leases;
 mod slots;
 
+pub use extents::Extents;
 pub use leases::Leases;
 pub use slots::{Cluster, Slots};
 
@@ -60,6 +62,8 @@ struct Area<'m> {
     owners: &'m [AtomicU64],
     checksums: &'m [AtomicU64],
     bad: &'m [u32],
+    /// Where its slots lie on the device, if that is known.
+    extents: Option<Extents<'m>>,
 }
 
 /// The areas of one process, in the order in which they are used.
@@ -108,9 +112,28 @@ impl<'m> Areas<'m> {
             owners: memory.owners,
             checksums: memory.checksums,
             bad: memory.bad,
+            extents: None,
         });
         self.count += 1;
         AreaId(id as u8)
+    }
+
+    /// Says where an area's slots lie. Only while nobody uses the areas yet.
+    pub fn set_extents(&mut self, id: AreaId, extents: Extents<'m>) {
+        let area = self.areas[id.0 as usize].as_mut().expect("an area that is on");
+        assert!(extents.tally().slots() >= area.total, "every slot has a block");
+        area.extents = Some(extents);
+    }
+
+    /// Where an area's slots lie; a file that takes room as it needs it has no places yet.
+    pub fn extents(&self, id: AreaId) -> Option<&Extents<'m>> {
+        self.area(id).extents.as_ref()
+    }
+
+    /// The area that begins at this block of this device.
+    pub fn at_block(&self, device: u64, block: u64) -> Option<AreaId> {
+        let begins = |id: &AreaId| self.extents(*id).is_some_and(|extents| extents.begins_at(device, block));
+        (0..self.count).map(|id| AreaId(id as u8)).find(begins)
     }
 
     /// Areas that are on.
