@@ -6,10 +6,12 @@
 //! passed on exactly as they are.
 //!
 //! [`uffd`] userfaultfd · [`memory`] our own mappings · [`futex`] waiting · [`thread`] engine threads ·
-//! [`proc`] what /proc says about this process · [`clock`] time · [`report`] last words · [`sys`] calls passed on
+//! [`proc`] what /proc says about this process · [`clock`] time · [`fiemap`] where a file lies ·
+//! [`report`] last words · [`sys`] calls passed on
 #![cfg_attr(not(test), no_std)]
 
 pub mod clock;
+pub mod fiemap;
 pub mod futex;
 pub mod memory;
 pub mod proc;
