@@ -49,6 +49,38 @@ pub enum IoEngine {
     Psync = 1,
 }
 
+/// In which order areas are used that the user gave no priority. Those with one come first in every order: the
+/// highest first, equals in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum AreaOrder {
+    /// One after the other, as they were put on: -1, -2, -3 (Linux before 4.14).
+    Global = 0,
+    /// -2, -3, -4, but on each node the areas of its own come first, in turn (Linux 4.14 to 6.18).
+    Numa = 1,
+    /// All of them -1, and so in turn (Linux after 6.18).
+    RoundRobin = 2,
+    /// All of them -1; the one that is expected to be done soonest: by how long its writes take, how many wait,
+    /// how far it is from the CPU, and how full it is.
+    Weighted = 3,
+}
+
+impl AreaOrder {
+    /// Every order.
+    pub const ALL: [AreaOrder; 4] =
+        [AreaOrder::Global, AreaOrder::Numa, AreaOrder::RoundRobin, AreaOrder::Weighted];
+
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            AreaOrder::Global => "global",
+            AreaOrder::Numa => "numa",
+            AreaOrder::RoundRobin => "round-robin",
+            AreaOrder::Weighted => "weighted",
+        }
+    }
+}
+
 /// The pager's own settings.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

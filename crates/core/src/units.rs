@@ -113,6 +113,14 @@ impl FrameIndex {
 #[repr(transparent)]
 pub struct AreaId(pub u8);
 
+/// Number of a NUMA node: of the CPU that a thread runs on, or of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct NodeId(pub u8);
+
+/// Nodes that are told apart.
+pub const NODES_MAX: usize = 64;
+
 /// A page-sized place in a swap area: the area's number in the top 4 bits, the slot in the other 28.
 ///
 /// 28 bits of 4 KiB slots are 1 TiB per area; 4 bits are [`AREAS_MAX`] areas. The value 0 (slot 0 of area

@@ -7,6 +7,7 @@
 
 pub mod extents;
 mod leases;
+pub mod order;
 mod slots;
 
 pub use extents::Extents;
