@@ -1,4 +1,4 @@
-# make build | demo | test | test-full | programs | lint | bench-within | bench-programs BEFORE=DIR | clean
+# make build | demo | test | loom | test-full | programs | lint | bench-within | bench-programs BEFORE=DIR | clean
 #
 # `make test` is what CI runs. Everything needs only Rust, a C compiler and make; the programs that the
 # end-to-end tests run are installed by `make programs` (as root; else it names what is missing).
@@ -6,7 +6,7 @@
 CARGO ?= cargo
 PYTHON ?= python3
 
-.PHONY: build demo test test-unit test-sim test-e2e test-full programs lint bench-within bench-programs clean
+.PHONY: build demo test test-unit loom test-sim test-e2e test-full programs lint bench-within bench-programs clean
 
 # The preload library is built by itself: it is no_std, and would lose that beside crates that need std.
 build:
@@ -16,7 +16,7 @@ build:
 demo: build programs
 	$(PYTHON) demo/objects.py
 
-test: programs lint build test-unit test-sim test-e2e
+test: programs lint build test-unit loom test-sim test-e2e
 
 lint:
 	$(CARGO) fmt --all --check
@@ -28,6 +28,11 @@ test-unit:
 	$(CARGO) test -p farpage-os -p farpage-io -p farpage-fault -p farpage -p farpage-bench
 	$(CARGO) test -p farpage-cli --bins
 	tests/unprivileged.sh $(CARGO) test -p farpage-core
+
+# The lock-free parts in every order in which their threads can meet. Seconds, once loom is built; in a directory
+# of its own, because the flag would have everything else built again.
+loom:
+	RUSTFLAGS="--cfg loom" $(CARGO) test -p farpage-core --lib --target-dir $${CARGO_TARGET_DIR:-target}/loom loom_
 
 # A few hundred seeds, and the same with planted bugs, each of which must be found.
 test-sim:

@@ -24,6 +24,15 @@ use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
+/// The atomics of what loom runs (`make loom`): this lock, a page's entry, the index. A file that uses them from
+/// here can have a module of loom models, compiled with `cfg(all(test, loom))`.
+pub mod atomic {
+    #[cfg(not(all(test, loom)))]
+    pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    #[cfg(all(test, loom))]
+    pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+}
+
 /// How a thread waits for a word to change, and how waiters are woken: a futex in a live process.
 pub struct Parker {
     /// Returns when `word` may no longer be `expected`; may return early.
@@ -69,12 +78,12 @@ const HELD: u32 = 1;
 const CONTENDED: u32 = 2;
 
 /// How often to look again before going to sleep. Critical sections are some 100 ns; a futex wait and wake
-/// cost several microseconds.
-const SPINS: u32 = 64;
+/// cost several microseconds. One is enough for loom.
+const SPINS: u32 = if cfg!(all(test, loom)) { 1 } else { 64 };
 
 /// A mutual-exclusion lock around a value: one word, no poisoning (a panic ends the process).
 pub struct Lock<T> {
-    state: AtomicU32,
+    state: atomic::AtomicU32,
     value: UnsafeCell<T>,
 }
 
@@ -84,8 +93,15 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
     /// A free lock.
+    #[cfg(not(all(test, loom)))]
     pub const fn new(value: T) -> Self {
-        Lock { state: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+        Lock { state: atomic::AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+    }
+
+    /// The same; loom's atomics can't be made at compile time.
+    #[cfg(all(test, loom))]
+    pub fn new(value: T) -> Self {
+        Lock { state: atomic::AtomicU32::new(FREE), value: UnsafeCell::new(value) }
     }
 
     /// Takes the lock, waiting for it. Signal-safe in a thread whose asynchronous signals are blocked.
@@ -111,9 +127,29 @@ impl<T> Lock<T> {
         // Ordering: Acquire as in `lock`. CONTENDED although we may be alone: the unlock then wakes once too
         // often, which is harmless; the other way round a sleeper would be forgotten.
         while self.state.swap(CONTENDED, Ordering::Acquire) != FREE {
-            wait(&self.state, CONTENDED);
+            self.sleep();
         }
     }
+
+    #[cfg(not(all(test, loom)))]
+    fn sleep(&self) {
+        wait(&self.state, CONTENDED);
+    }
+
+    #[cfg(all(test, loom))]
+    fn sleep(&self) {
+        loom::thread::yield_now();
+    }
+
+    #[cfg(not(all(test, loom)))]
+    fn wake_one(&self) {
+        if let Some(parker) = parker() {
+            (parker.wake)(&self.state, 1);
+        }
+    }
+
+    #[cfg(all(test, loom))]
+    fn wake_one(&self) {}
 }
 
 /// Proof that a [`Lock`] is held; gives it back when dropped.
@@ -139,15 +175,13 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         // Ordering: Release publishes what was written under the lock to the next Acquire.
-        if self.lock.state.swap(FREE, Ordering::Release) == CONTENDED
-            && let Some(parker) = parker()
-        {
-            (parker.wake)(&self.lock.state, 1);
+        if self.lock.state.swap(FREE, Ordering::Release) == CONTENDED {
+            self.lock.wake_one();
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::sync::Arc;
@@ -163,5 +197,33 @@ mod tests {
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(*lock.lock(), 20_000);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loomed {
+    //! The lock in every order in which its threads can meet: `make loom`.
+
+    use super::*;
+    use loom::cell::Cell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    #[test]
+    fn loom_who_holds_the_lock_is_alone_and_sees_what_the_last_one_did() {
+        loom::model(|| {
+            let lock = Arc::new(Lock::new(Cell::new(0)));
+            let add = |lock: &Lock<Cell<u32>>| {
+                let value = lock.lock();
+                value.set(value.get() + 1);
+            };
+            let other = {
+                let lock = Arc::clone(&lock);
+                thread::spawn(move || add(&lock))
+            };
+            add(&lock);
+            other.join().unwrap();
+            assert_eq!(lock.lock().get(), 2);
+        });
     }
 }

@@ -7,10 +7,11 @@
 //! 3. [`pool`]: compressed pages lie in blocks of equal-sized slots, in age order and under a limit. When
 //!    it is full, whoever drives us writes the oldest objects to areas until the pool accepts again.
 //!
-//! There is no index here: the page table's entry of a pooled page holds the object's handle, and the
+//! A space needs no index: the page table's entry of a pooled page holds the object's handle, and the
 //! object knows the page that owns it. Who may move a page is decided by the lock bit in its entry, so
-//! nothing in these modules needs a reference count.
+//! nothing in these modules needs a reference count. [`index`] is for keys that have no such entry.
 
 pub mod codec;
+pub mod index;
 pub mod pool;
 pub mod same_filled;
