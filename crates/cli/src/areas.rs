@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::header::{self, Header, HeaderError, SLOTS_MIN};
 use crate::numbers::iec;
 use crate::options::SwapArgument;
+use crate::places::Places;
 use crate::sys::{self, FileSystem, Lock};
 use farpage_core::units::{PAGE_BYTES, SLOTS_PER_AREA_MAX};
 use std::ffi::{OsStr, OsString};
@@ -48,6 +49,8 @@ pub struct Area {
     pub bad_slots: Vec<u32>,
     /// Free bytes that growing must leave on the disk.
     pub disk_reserve_bytes: u64,
+    /// Where its slots lie, if that is known already.
+    pub places: Option<Places>,
     /// What the user should know about it.
     pub warning: Option<String>,
 }
@@ -311,6 +314,7 @@ fn growing(argument: &SwapArgument, file: File, disk: FileSystem, kind: Kind) ->
         grows: true,
         bad_slots: Vec::new(),
         disk_reserve_bytes,
+        places: None,
         warning: None,
     })
 }
@@ -379,10 +383,15 @@ fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
         return Err(damaged(path, "its header lists bad pages, which only devices can have"));
     }
     let area = prepared(argument, file, header, metadata.len(), Kind::SwapFile)?;
-    // A file with holes takes room when they are written to.
-    let grows = metadata.blocks() * 512 < metadata.len();
+    let (places, unknown) = match Places::of_file(&area.file, path, disk, area.slots)? {
+        Ok(places) => (Some(places), None),
+        Err(why) => (None, Some(why)),
+    };
+    // Where nobody says where the file lies it may have holes, which take room when they are written to.
+    let grows = places.is_none() && metadata.blocks() * 512 < metadata.len();
     let disk_reserve_bytes = if grows { disk.bytes / 100 * DISK_RESERVE_PERCENT } else { 0 };
-    Ok(Area { grows, disk_reserve_bytes, warning, ..area })
+    let warning = [warning, unknown].into_iter().flatten().reduce(|one, other| format!("{one}; {other}"));
+    Ok(Area { grows, disk_reserve_bytes, places, warning, ..area })
 }
 
 fn open_device(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
@@ -391,7 +400,8 @@ fn open_device(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
         Failure::new(format!("the size of {} is unknown: {error}", path.display())).fix(FIX_ANOTHER_PLACE)
     })?;
     let header = read_header(&file, path, bytes, Kind::Device)?;
-    prepared(argument, file, header, bytes, Kind::Device)
+    let area = prepared(argument, file, header, bytes, Kind::Device)?;
+    Ok(Area { places: Some(Places::of_device(area.slots)), ..area })
 }
 
 fn read_header(file: &File, path: &Path, bytes: u64, kind: Kind) -> Result<Header, Failure> {
@@ -463,6 +473,7 @@ fn prepared(
         grows: false,
         bad_slots,
         disk_reserve_bytes: 0,
+        places: None,
         warning: None,
     })
 }
@@ -582,7 +593,7 @@ mod tests {
     fn swap_file(directory: &Path, name: &str, pages: u32, in_file: u64) -> PathBuf {
         let path = directory.join(name);
         let file = File::create(&path).unwrap();
-        file.set_len(in_file * PAGE_BYTES as u64).unwrap();
+        file.write_all_at(&vec![0; in_file as usize * PAGE_BYTES], 0).unwrap();
         for (at, word) in [(1024, 1), (1028, pages - 1)] {
             file.write_all_at(&u32::to_ne_bytes(word), at).unwrap();
         }
@@ -599,6 +610,7 @@ mod tests {
         assert_eq!((metadata.nlink(), metadata.mode() & 0o777), (0, 0o600));
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
         assert_eq!((area.slots, area.grows, area.kind), (256, true, Kind::Temporary));
+        assert_eq!(area.places, None);
         assert!(area.disk_reserve_bytes > 0);
         let again = format!("/proc/self/fd/{}", area.file.as_raw_fd());
         OpenOptions::new().read(true).write(true).open(again).unwrap();
@@ -610,10 +622,25 @@ mod tests {
         let path = swap_file(place.path(), "swap", 100, 100);
         let first = open(&argument(&path, None), &[]).unwrap();
         assert_eq!((first.slots, first.kind, first.bytes()), (100, Kind::SwapFile, 99 * 4096));
+        let places = first.places.expect("/var/tmp is on a file system that says where files lie");
+        assert!(!first.grows && (1..=100).contains(&places.extents) && places.span_bytes >= 99 * 4096);
         let second = open(&argument(&path, None), &[]).unwrap_err().to_string();
         assert!(second.contains("already in use"), "{second}");
         drop(first);
         assert_eq!(open(&argument(&path, Some(50 * 4096)), &[]).unwrap().slots, 50);
+    }
+
+    #[test]
+    fn swap_file_with_a_hole_among_the_slots_used_is_refused() {
+        let place = directory();
+        let path = swap_file(place.path(), "swap", 100, 100);
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(80 * 4096).and_then(|()| file.set_len(100 * 4096)).unwrap();
+        let message = open(&argument(&path, None), &[]).unwrap_err().to_string();
+        assert!(message.contains("has holes") && message.contains("fallocate -l 409600"), "{message}");
+        // What is asked for ends before it.
+        assert_eq!(open(&argument(&path, Some(80 * 4096)), &[]).unwrap().slots, 80);
+        assert!(open(&argument(&path, Some(81 * 4096)), &[]).is_err());
     }
 
     #[test]

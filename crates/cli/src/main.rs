@@ -9,7 +9,8 @@
 //! 1. [`options`] reads the command line; [`size`] reads sizes.
 //! 2. [`budget`] finds the limits that apply and makes the budget from them.
 //! 3. [`program`] finds the program and checks with [`elf`] that Farpage can get into it.
-//! 4. [`areas`] opens the swap areas; [`header`] reads what mkswap wrote.
+//! 4. [`areas`] opens the swap areas; [`header`] reads what mkswap wrote, [`places`] asks where a
+//!    file lies.
 //! 5. [`preload`] finds the library; [`kernel`] tries what the kernel offers, and chooses.
 //! 6. [`session`] fills the memory shared with the programs; [`run`] starts the first of them.
 //! 7. [`signals`] stays with it; [`notices`] tells what happens meanwhile.
@@ -29,6 +30,7 @@ mod kernel;
 mod notices;
 mod numbers;
 mod options;
+mod places;
 mod preload;
 mod program;
 mod run;

@@ -147,6 +147,7 @@ pub mod tests {
             grows: true,
             bad_slots: bad_slots.into(),
             disk_reserve_bytes: 7,
+            places: None,
             warning: None,
         }
     }

@@ -337,6 +337,8 @@ fn settings(run: &Run) -> Value {
             "grows": area.grows,
             "bad_slots": area.bad_slots.len(),
             "disk_reserve_bytes": area.disk_reserve_bytes,
+            "extents": area.places.map(|places| places.extents),
+            "span_bytes": area.places.map(|places| places.span_bytes),
         })
     });
     json!({

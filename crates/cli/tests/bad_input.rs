@@ -103,9 +103,8 @@ fn statistics_file_that_can_not_be_written_is_refused_before_the_program_runs() 
 
 /// What mkswap writes for `pages` pages, in a file of `in_file` pages.
 fn swap_file(directory: &Path, name: &str, pages: u32, in_file: u64) -> String {
-    let path = put(directory, name, b"", 0o600);
+    let path = put(directory, name, &vec![0; in_file as usize * 4096], 0o600);
     let file = File::options().write(true).open(&path).unwrap();
-    file.set_len(in_file * 4096).unwrap();
     for (at, word) in [(1024, 1), (1028, pages - 1)] {
         file.write_all_at(&u32::to_ne_bytes(word), at).unwrap();
     }
@@ -218,6 +217,21 @@ fn swap_file_with_a_damaged_header() {
     refused(&bad, &["bad pages, which only devices can have"]);
     patch(&bad, 1032, 638);
     refused(&bad, &["638 bad pages"]);
+}
+
+/// It was accepted, and grew while the program ran.
+#[test]
+fn swap_file_with_holes() {
+    let place = directory();
+    let path = swap_file(place.path(), "swap", 100, 1);
+    File::options().write(true).open(&path).unwrap().set_len(400 << 10).unwrap();
+    let fix = format!("`fallocate -l 409600 {path}`");
+    refused_with(&["--swap", &path], 125, &[&path, "has holes", "at byte 4096", "swapon refuses it", &fix]);
+    // The first fix works, and leaves the header.
+    if Command::new("fallocate").args(["-l", "409600", &path]).status().is_ok_and(|status| status.success()) {
+        let ended = run(&["--ram", "256M", "--swap", &path, "/bin/true"]);
+        assert!(!ended.stderr.contains("has holes"), "{}", ended.stderr);
+    }
 }
 
 #[test]

@@ -48,13 +48,12 @@ fn ran(program: &str, words: &[&str]) -> bool {
         .is_some_and(|program| Command::new(program).args(words).output().is_ok_and(|o| o.status.success()))
 }
 
-/// A file made by mkswap; none if there is no mkswap.
+/// A file with all its blocks, made by mkswap; none if there is no mkswap.
 #[track_caller]
 fn swap_file(directory: &Path, name: &str, bytes: u64) -> Option<String> {
     let path = put(directory, name, b"", 0o600);
-    File::options().write(true).open(&path).unwrap().set_len(bytes).unwrap();
-    if !ran("mkswap", &[&path]) {
-        skip("there is no mkswap");
+    if !ran("fallocate", &["-l", &bytes.to_string(), &path]) || !ran("mkswap", &[&path]) {
+        skip("there is no mkswap, or no fallocate");
         return None;
     }
     Some(path)
