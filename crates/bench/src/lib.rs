@@ -9,6 +9,7 @@
 //! Every benchmark verifies what it measures: a lookup that returns the wrong block, or a page that comes back
 //! with other bytes, ends it.
 
+pub mod index;
 pub mod live;
 pub mod load;
 pub mod measure;
@@ -47,4 +48,8 @@ pub struct Experiment {
 }
 
 /// The one table of experiments.
-pub const EXPERIMENTS: &[Experiment] = &[];
+pub const EXPERIMENTS: &[Experiment] = &[Experiment {
+    name: "index",
+    about: "zswap's index: trees under one lock, radix trees, a hash table, and ours",
+    run: index::run,
+}];

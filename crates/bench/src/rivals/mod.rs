@@ -1,2 +1,6 @@
 //! What Farpage's structures are measured against: well-kept libraries where they exist, else the published
 //! structure, written as well as we can.
+
+pub mod index_buckets;
+pub mod index_radix;
+pub mod index_trees;
