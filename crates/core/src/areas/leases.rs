@@ -12,7 +12,12 @@ pub struct Leases<'m> {
     me: u32,
     /// Where to look next: clusters before it were taken when we last looked.
     hint: AtomicU32,
+    /// Calls of `take_unless_futile` that don't look: the last look found nothing.
+    skip: AtomicU32,
 }
+
+/// Nobody tells us when another process gives a cluster back, and looking means looking at all of them.
+const SKIPS: u32 = 64;
 
 impl<'m> Leases<'m> {
     /// `me` is this process's number, not 0, the same for all areas and nobody else's. A number is used again when
@@ -23,7 +28,7 @@ impl<'m> Leases<'m> {
             // Ordering: as in `give_back`.
             let _ = holder.compare_exchange(me, 0, Ordering::Release, Ordering::Relaxed);
         }
-        Leases { holders, me, hint: AtomicU32::new(0) }
+        Leases { holders, me, hint: AtomicU32::new(0), skip: AtomicU32::new(0) }
     }
 
     /// Clusters of the area.
@@ -35,16 +40,29 @@ impl<'m> Leases<'m> {
     pub fn take(&self, limit: u32) -> Option<u32> {
         let clusters = self.clusters().min(limit);
         let hint = self.hint.load(Ordering::Relaxed).min(clusters);
-        (hint..clusters).chain(0..hint).find(|&cluster| {
+        let taken = (hint..clusters).chain(0..hint).find(|&cluster| {
+            let holder = &self.holders[cluster as usize];
             // Ordering: AcqRel: what the last holder did to the cluster's slots is over, and others see ours.
-            let taken = self.holders[cluster as usize]
-                .compare_exchange(0, self.me, Ordering::AcqRel, Ordering::Relaxed)
-                .is_ok();
-            if taken {
-                self.hint.store(cluster + 1, Ordering::Relaxed);
+            holder.load(Ordering::Relaxed) == 0
+                && holder.compare_exchange(0, self.me, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        });
+        match taken {
+            Some(cluster) => self.hint.store(cluster + 1, Ordering::Relaxed),
+            None => self.skip.store(SKIPS, Ordering::Relaxed),
+        }
+        taken
+    }
+
+    /// The same, for who has another way: once it has found none it doesn't look the next 64 times, unless this
+    /// process gave one back meanwhile.
+    pub fn take_unless_futile(&self, limit: u32) -> Option<u32> {
+        match self.skip.load(Ordering::Relaxed).checked_sub(1) {
+            Some(skip) => {
+                self.skip.store(skip, Ordering::Relaxed);
+                None
             }
-            taken
-        })
+            None => self.take(limit),
+        }
     }
 
     /// Gives an empty cluster back.
@@ -53,6 +71,7 @@ impl<'m> Leases<'m> {
         let old = self.holders[cluster as usize].swap(0, Ordering::Release);
         assert_eq!(old, self.me, "cluster {cluster} was not ours to give back");
         self.hint.fetch_min(cluster, Ordering::Relaxed);
+        self.skip.store(0, Ordering::Relaxed);
     }
 
     /// Whether we hold it.
@@ -75,6 +94,7 @@ impl<'m> Leases<'m> {
         }
         if freed > 0 {
             self.hint.store(0, Ordering::Relaxed);
+            self.skip.store(0, Ordering::Relaxed);
         }
         freed
     }
@@ -103,6 +123,18 @@ mod tests {
         let again = Leases::new(&holders, 1);
         assert!(!again.holds(0) && !again.holds(2));
         assert_eq!((again.take(9), again.take(9), again.take(9)), (Some(0), Some(2), None));
+    }
+
+    #[test]
+    fn futile_looks_are_left_out_until_a_cluster_comes_back() {
+        let holders = [AtomicU32::new(0), AtomicU32::new(0)];
+        let (a, b) = (Leases::new(&holders, 1), Leases::new(&holders, 2));
+        assert_eq!((a.take_unless_futile(9), b.take(9), a.take_unless_futile(9)), (Some(0), Some(1), None));
+        b.give_back(1);
+        assert!((0..SKIPS).all(|_| a.take_unless_futile(9).is_none()), "another's gift is seen late");
+        assert_eq!((a.take_unless_futile(9), a.take_unless_futile(9)), (Some(1), None));
+        a.give_back(0);
+        assert_eq!(a.take_unless_futile(9), Some(0), "our own is seen at once");
     }
 
     #[test]
