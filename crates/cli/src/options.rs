@@ -10,7 +10,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use farpage_bench::EXPERIMENTS;
 use farpage_bench::load::LOADS;
-use farpage_core::config::{Codec, Install, IoEngine};
+use farpage_core::config::{Codec, Install, IoEngine, SlotPolicy};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -135,6 +135,10 @@ pub struct RunOptions {
     #[arg(long, value_enum, env = "FARPAGE_IO")]
     io: Option<IoOption>,
 
+    /// How free slots of an area are found (for comparison).
+    #[arg(long, value_enum, env = "FARPAGE_SLOTS", default_value = "clusters")]
+    slots: SlotsOption,
+
     /// Write counters, latencies and settings to this file as JSON when the program has ended.
     #[arg(long, value_name = "FILE", env = "FARPAGE_STATS")]
     pub stats: Option<PathBuf>,
@@ -185,7 +189,25 @@ enum IoOption {
     Psync,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SlotsOption {
+    /// A cluster for each CPU; what is emptiest first.
+    Clusters,
+    /// As Linux did until 5.7.
+    Classic,
+    /// As Linux did from 5.8 on.
+    ScanMore,
+}
+
 impl RunOptions {
+    /// How slots are found.
+    pub fn slots(&self) -> SlotPolicy {
+        match self.slots {
+            SlotsOption::Clusters => SlotPolicy::Clusters,
+            SlotsOption::Classic => SlotPolicy::Classic,
+            SlotsOption::ScanMore => SlotPolicy::ScanMore,
+        }
+    }
     /// The pool's codec.
     pub fn codec(&self) -> Codec {
         match self.codec {
@@ -445,8 +467,16 @@ mod tests {
 
     #[test]
     fn unknown_option_before_the_program_is_refused() {
-        for line in ["--rma 1G true", "-q true", "--ram", "--ram x true", "--codec zstd true", "", "--quiet"]
-        {
+        for line in [
+            "--rma 1G true",
+            "-q true",
+            "--ram",
+            "--ram x true",
+            "--codec zstd true",
+            "--slots x true",
+            "",
+            "--quiet",
+        ] {
             assert!(run(line).is_err(), "{line}");
         }
     }
@@ -457,6 +487,7 @@ mod tests {
             ("--ram x true", Some("FARPAGE_RAM")),
             ("--codec zip true", Some("FARPAGE_CODEC")),
             ("--io= true", Some("FARPAGE_IO")),
+            ("--slots best true", Some("FARPAGE_SLOTS")),
             ("", None),
         ] {
             let error = run(line).unwrap_err();

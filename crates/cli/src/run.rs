@@ -100,6 +100,7 @@ fn plan(options: &RunOptions) -> Result<Plan, Failure> {
         codec: options.codec(),
         install,
         io,
+        slots: options.slots(),
         uffd_source: userfaultfd.source,
     };
     Ok(Plan { budget, settings, areas, program, preload, stats })

@@ -124,7 +124,7 @@ pub mod tests {
     use super::*;
     use crate::areas::Kind;
     use farpage::session::UffdSource;
-    use farpage_core::config::{Codec, Install, IoEngine};
+    use farpage_core::config::{Codec, Install, IoEngine, SlotPolicy};
 
     pub fn settings() -> Settings {
         Settings {
@@ -133,6 +133,7 @@ pub mod tests {
             codec: Codec::Lz4,
             install: Install::Move,
             io: IoEngine::Uring,
+            slots: SlotPolicy::Clusters,
             uffd_source: UffdSource::Syscall,
         }
     }

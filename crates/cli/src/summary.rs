@@ -349,6 +349,7 @@ fn settings(run: &Run) -> Value {
         "faults": "thread",
         "install": install_name(settings.install),
         "io": io_name(settings.io),
+        "slots": settings.slots.name(),
         "userfaultfd": uffd_name(settings.uffd_source),
         "areas": areas.collect::<Vec<_>>(),
     })

@@ -81,6 +81,32 @@ impl AreaOrder {
     }
 }
 
+/// How free slots of an area are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum SlotPolicy {
+    /// Ours: see `areas::slots::clusters`.
+    Clusters = 0,
+    /// Linux 4.11 to 5.7: from a cluster per CPU while clusters are free; then a linear scan for one slot at a time.
+    Classic = 1,
+    /// Linux 5.8: the same, but what the scan's time allows is looked at after the first slot that was found.
+    ScanMore = 2,
+}
+
+impl SlotPolicy {
+    /// All of them, the oldest first.
+    pub const ALL: [SlotPolicy; 3] = [SlotPolicy::Classic, SlotPolicy::ScanMore, SlotPolicy::Clusters];
+
+    /// As `--slots` has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            SlotPolicy::Clusters => "clusters",
+            SlotPolicy::Classic => "classic",
+            SlotPolicy::ScanMore => "scan-more",
+        }
+    }
+}
+
 /// The pager's own settings.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

@@ -28,8 +28,12 @@ unsafe impl Zeroed for core::sync::atomic::AtomicU64 {}
 unsafe impl<T> Zeroed for core::sync::atomic::AtomicPtr<T> {}
 // SAFETY: an array is zeroed when its elements are.
 unsafe impl<T: Zeroed, const N: usize> Zeroed for [T; N] {}
+// SAFETY: as above.
+unsafe impl Zeroed for core::sync::atomic::AtomicU8 {}
 // SAFETY: bytes only.
 unsafe impl Zeroed for crate::units::PageBytes {}
+// SAFETY: a lock's word is zero while it is free; what it protects may be zeroed, and neither has a drop.
+unsafe impl<T: Zeroed> Zeroed for crate::sync::Lock<T> {}
 
 // SAFETY: zero bytes are an object that was never stored, and no field has a drop.
 unsafe impl Zeroed for crate::zswap::pool::ObjectMeta {}

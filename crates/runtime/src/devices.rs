@@ -1,8 +1,10 @@
 //! The session's areas as this process sees them: opened by its own engine threads, with back ends.
 
+use crate::map_lock::READERS_MAX;
 use crate::session::{AreaDescription, Session};
 use core::sync::atomic::{AtomicU32, AtomicU64};
-use farpage_core::areas::{AreaMemory, Areas, Leases};
+use farpage_core::areas::slots::cpus_served;
+use farpage_core::areas::{AreaMemory, Areas, Leases, SlotMemory};
 use farpage_core::config::IoEngine;
 use farpage_core::memory::Region;
 use farpage_core::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, PAGE_BYTES};
@@ -40,8 +42,8 @@ pub struct OpenError {
 pub fn table_bytes(session: &Session) -> usize {
     descriptions(session)
         .map(|area| {
-            let (slots, clusters) = (area.slots as usize, clusters_of(area));
-            Region::bytes_for::<farpage_core::areas::Cluster>(clusters)
+            let slots = area.slots as usize;
+            SlotMemory::bytes(session.settings.slots, area.slots, cpus_of(area))
                 + 2 * Region::bytes_for::<AtomicU64>(slots)
                 + Region::bytes_for::<AtomicU64>(bitmap_words(area))
         })
@@ -54,6 +56,10 @@ fn descriptions(session: &Session) -> impl Iterator<Item = &AreaDescription> {
 
 const fn clusters_of(area: &AreaDescription) -> usize {
     area.slots.div_ceil(CLUSTER_SLOTS) as usize
+}
+
+fn cpus_of(area: &AreaDescription) -> usize {
+    cpus_served(area.slots, READERS_MAX)
 }
 
 const fn area_bytes(area: &AreaDescription) -> u64 {
@@ -107,7 +113,13 @@ impl Devices {
                 slots: description.slots,
                 priority: description.priority,
                 leases: Leases::new(holders, holder),
-                clusters: region.carve(clusters_of(description)),
+                memory: SlotMemory::carve(
+                    region,
+                    session.settings.slots,
+                    description.slots,
+                    cpus_of(description),
+                ),
+                discards: false,
                 owners: region.carve(description.slots as usize),
                 checksums: region.carve(description.slots as usize),
                 bad,

@@ -10,7 +10,7 @@
 //! Everything is atomics or written before the first program starts. All-zero bytes are valid everywhere.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use farpage_core::config::{Codec, Install, IoEngine};
+use farpage_core::config::{Codec, Install, IoEngine, SlotPolicy};
 use farpage_core::stats::Stats;
 use farpage_core::units::AREAS_MAX;
 
@@ -56,6 +56,8 @@ pub struct Settings {
     pub install: Install,
     /// How areas are written.
     pub io: IoEngine,
+    /// How free slots are found.
+    pub slots: SlotPolicy,
     /// Which way to a userfaultfd worked for the supervisor.
     pub uffd_source: UffdSource,
 }

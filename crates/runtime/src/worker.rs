@@ -589,9 +589,9 @@ impl Worker {
             let Some(at) = self.free_request() else { return false };
             let shared = self.engine.map.shared(self.index);
             let pager = &self.engine.pager;
-            let request = pager.assign(&mut self.writes).or_else(|| {
+            let request = pager.assign(self.index.0, &mut self.writes).or_else(|| {
                 let found = pager.release_kept(64) > 0 || self.engine.reap_dead_processes();
-                if found { pager.assign(&mut self.writes) } else { None }
+                if found { pager.assign(self.index.0, &mut self.writes) } else { None }
             });
             let Some(request) = request else {
                 pager.park_again(&mut self.writes);

@@ -23,6 +23,8 @@ pub(crate) struct Device {
     pub bad: Vec<u32>,
     pub slots: u32,
     pub priority: i32,
+    /// Whether it is told of clusters that became empty.
+    pub discards: bool,
 }
 
 impl Device {
@@ -40,6 +42,7 @@ impl Device {
             bad: profile.bad.clone(),
             slots: profile.slots,
             priority: profile.priority,
+            discards: profile.discards,
         }
     }
 

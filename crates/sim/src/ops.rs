@@ -5,14 +5,14 @@ use crate::change::ChangeOp;
 use crate::program::NotThere;
 use crate::space::{Slots, Space};
 use crate::world::World;
-use farpage_core::areas::AreaState;
+use farpage_core::areas::{AreaState, SlotRun};
 use farpage_core::cache::Backing;
 use farpage_core::config::Install;
 use farpage_core::pager::{Access, Batch, Left, Placed, Shrunk, Step, Taken, Ticket, WriteBatch};
 use farpage_core::pager::{WriteProgress, WriteRequest};
 use farpage_core::stats::Counter;
 use farpage_core::table::entry::State;
-use farpage_core::units::{FrameIndex, PageIndex, SlotIndex};
+use farpage_core::units::{AreaId, FrameIndex, PageIndex, SlotIndex};
 use farpage_io::{IoError, Op as Direction};
 use std::ops::Range;
 
@@ -40,6 +40,8 @@ pub(crate) enum Op {
     ReleasePool(Range<usize>),
     /// Frames whose memory is being given back.
     ReleaseFrames(u32, u32),
+    /// Slots whose device is being told that nobody needs them.
+    Discard(SlotRun),
 }
 
 /// What became of an operation's turn.
@@ -162,7 +164,7 @@ impl Op {
                 frames.extend((*first..*first + *length).map(FrameIndex));
                 i64::from(*length)
             }
-            Op::Change(_) | Op::ReleasePool(_) => 0,
+            Op::Change(_) | Op::ReleasePool(_) | Op::Discard(_) => 0,
         }
     }
 }
@@ -189,6 +191,10 @@ impl Space {
                     self.frames.borrow_mut().empty(frame);
                     self.pager.cache().put(frame, Backing::Hole);
                 }
+                Next::Done
+            }
+            Op::Discard(run) => {
+                self.discard_slots(run);
                 Next::Done
             }
         };
@@ -560,7 +566,7 @@ impl Space {
     pub(crate) fn assign(&self, world: &World) -> bool {
         let request = self.with_writer(world, |batch| {
             let waiting = batch.len();
-            let request = self.pager.assign(batch);
+            let request = self.pager.assign(world.random.index(4), batch);
             if request.is_none() && waiting > 0 && self.pager.release_kept(8) == 0 {
                 self.pager.park_again(batch);
                 world.note(|| format!("{} no slot: {waiting} parked again", self.number));
@@ -628,6 +634,25 @@ impl Space {
             }
         }
         Next::Go(Op::Write(write))
+    }
+
+    /// Takes an empty cluster to be discarded.
+    pub(crate) fn begin_discard(&self, world: &World) -> bool {
+        let areas = self.pager.areas();
+        let run = (0..areas.count()).find_map(|area| areas.take_discard(AreaId(area as u8)));
+        if let Some(run) = run {
+            world.saw("discard");
+            world.note(|| format!("{} discards {run:?}", self.number));
+            self.ops.borrow_mut().push(Op::Discard(run));
+        }
+        run.is_some()
+    }
+
+    /// The device forgets the slots. Nobody may have got one of them meanwhile.
+    fn discard_slots(&self, run: SlotRun) {
+        let mut slots = (0..run.count).map(|at| run.first.plus(at));
+        assert!(slots.all(|slot| self.pager.areas().owner(slot).is_none()), "{run:?} is being discarded");
+        self.pager.areas().discarded(run);
     }
 
     /// Starts to put the oldest parked page back into the program.

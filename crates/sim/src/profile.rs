@@ -4,7 +4,7 @@
 
 use crate::content;
 use crate::random::Random;
-use farpage_core::config::{Codec, Config, Install};
+use farpage_core::config::{Codec, Config, Install, SlotPolicy};
 use farpage_io::{CrashPlan, FaultPlan, IoError, SlowPlan};
 
 /// What can happen in one step.
@@ -45,6 +45,8 @@ pub(crate) enum Act {
     Stray,
     /// Clusters of dead processes are taken back.
     Reap,
+    /// An empty cluster is discarded.
+    Discard,
     /// A process dies.
     Die,
 }
@@ -55,7 +57,7 @@ const _: () = assert!(ACTS == Act::ALL.len());
 
 impl Act {
     /// All of them, in the order of their weights.
-    pub(crate) const ALL: [Act; 18] = [
+    pub(crate) const ALL: [Act; 19] = [
         Act::Thread,
         Act::Handle,
         Act::Continue,
@@ -73,6 +75,7 @@ impl Act {
         Act::PoolLimit,
         Act::Stray,
         Act::Reap,
+        Act::Discard,
         Act::Die,
     ];
 }
@@ -86,6 +89,7 @@ pub(crate) struct AreaProfile {
     pub priority: i32,
     /// Sorted.
     pub bad: Vec<u32>,
+    pub discards: bool,
     pub slow: SlowPlan,
     pub faults: FaultPlan,
     pub crash: CrashPlan,
@@ -105,6 +109,9 @@ pub(crate) struct Profile {
     pub batch_max: usize,
     pub config: Config,
     pub areas: Vec<AreaProfile>,
+    pub slots: SlotPolicy,
+    /// CPUs that have slots at hand.
+    pub slot_cpus: usize,
     pub weights: [u32; ACTS],
     pub contents: [u32; content::KINDS],
     pub write_percent: u64,
@@ -140,6 +147,13 @@ impl Profile {
             batch_max: random.pick(&[1, 4, 16, 64]),
             config: Self::config(random, frames),
             areas,
+            slots: random.pick(&[
+                SlotPolicy::Clusters,
+                SlotPolicy::Clusters,
+                SlotPolicy::Classic,
+                SlotPolicy::ScanMore,
+            ]),
+            slot_cpus: random.pick(&[1, 2, 3]),
             weights: Self::weights(random),
             contents: std::array::from_fn(
                 |_| if random.percent(30) { 0 } else { random.within(1, 5) as u32 },
@@ -189,7 +203,7 @@ impl Profile {
                 Act::EvictAnyway => (false, 12),
                 Act::Change => (false, 4),
                 Act::ReleaseKept | Act::Compact | Act::PutBack | Act::Surplus => (false, 6),
-                Act::ParkAgain | Act::PoolLimit | Act::Reap => (false, 3),
+                Act::ParkAgain | Act::PoolLimit | Act::Reap | Act::Discard => (false, 3),
                 Act::Stray | Act::Die => (false, 1),
             };
             let likely = most >= 40;
@@ -213,6 +227,7 @@ impl Profile {
             device_pages: if random.percent(10) { random.within(1, u64::from(slots)) as u32 } else { slots },
             priority: random.within(0, 2) as i32 - 1,
             bad,
+            discards: random.percent(25),
             slow: SlowPlan { seed: random.next(), latency_ticks_min: slow.0, latency_ticks_max: slow.1 },
             faults: Self::faults(random),
             crash: CrashPlan {

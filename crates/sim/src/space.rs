@@ -13,7 +13,7 @@ use crate::profile::Profile;
 use crate::program::{Program, Touch};
 use crate::random::Random;
 use crate::world::World;
-use farpage_core::areas::{AreaMemory, Areas, Leases};
+use farpage_core::areas::{AreaMemory, Areas, Leases, SlotMemory};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
 use farpage_core::check::{self, InFlight};
 use farpage_core::config::Install;
@@ -22,9 +22,7 @@ use farpage_core::stats::{Counter, Stats};
 use farpage_core::table::entry::State;
 use farpage_core::table::ranges::{Flags, Ranges};
 use farpage_core::table::{LEAF_PAGES, Table};
-use farpage_core::units::{
-    CLUSTER_SLOTS, FrameIndex, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex,
-};
+use farpage_core::units::{FrameIndex, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex};
 use farpage_core::zswap::codec::{Scratch, decompress};
 use farpage_core::zswap::pool::{Pool, PoolLayout, PoolMemory};
 use std::cell::{Cell, RefCell};
@@ -140,7 +138,11 @@ impl Space {
                 priority: device.priority,
                 // SAFETY: devices outlive spaces, and their tables never move.
                 leases: Leases::new(unsafe { lasting(&device.holders[..]) }, number),
-                clusters: home.table(slots.div_ceil(CLUSTER_SLOTS as usize)),
+                memory: {
+                    let bytes = SlotMemory::bytes(profile.slots, device.slots, profile.slot_cpus);
+                    SlotMemory::carve(&mut home.region(bytes), profile.slots, device.slots, profile.slot_cpus)
+                },
+                discards: device.discards,
                 owners: home.table(slots),
                 checksums: home.table(slots),
                 // SAFETY: as above.

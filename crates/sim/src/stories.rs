@@ -23,6 +23,7 @@ fn with_space(story: impl FnOnce(&Space)) {
         device_pages: 30,
         priority: 0,
         bad: Vec::new(),
+        discards: false,
         slow: SlowPlan { seed: 1, latency_ticks_min: 0, latency_ticks_max: 0 },
         faults: FaultPlan::none(1),
         crash: CrashPlan { seed: 1, at_request: u64::MAX },
@@ -50,7 +51,7 @@ fn page_that_keeps_its_slot(space: &Space) -> PageIndex {
     let mut writes = WriteBatch::new();
     let placed = space.with_scratches(|scratches| pager.place_oldest(&mut scratches.codec, &mut writes));
     assert_eq!(placed, Placed::Queued);
-    let mut request = pager.assign(&mut writes).expect("an empty area has slots");
+    let mut request = pager.assign(0, &mut writes).expect("an empty area has slots");
     assert_eq!(pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
     let Step::Read(ticket) = pager.fault(page, Access::Read) else { panic!("it is on the area") };
     pager.settle_fault(ticket, Left { frame: Backing::Memory, protected: true });

@@ -252,6 +252,7 @@ impl World {
             }
             Act::Stray => self.stray(space),
             Act::Reap => self.reap(space),
+            Act::Discard => space.begin_discard(self),
             Act::Die => self.kill(space),
         }
     }

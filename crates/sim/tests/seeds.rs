@@ -55,6 +55,7 @@ const EXPECTED: &[&str] = &[
     "change Flag",
     "death",
     "reaped",
+    "discard",
     "read error",
     "lie noticed",
     "device read errors",

@@ -8,15 +8,16 @@
 pub mod extents;
 mod leases;
 pub mod order;
-mod slots;
+pub mod slots;
 
 pub use extents::Extents;
 pub use leases::Leases;
-pub use slots::{Cluster, Slots};
+pub use slots::{SlotMemory, Slots};
 
-use crate::sync::Lock;
-use crate::units::{AREAS_MAX, AreaId, PAGE_BYTES, PageIndex, SlotIndex};
+use crate::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, PAGE_BYTES, PageIndex, SlotIndex};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use slots::Ground;
+use slots::probe::Unwatched;
 
 /// Whether pages may be written to an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +43,10 @@ pub struct AreaMemory<'m> {
     pub priority: i32,
     /// Who has which cluster, shared by the processes of a run.
     pub leases: Leases<'m>,
-    /// One for each cluster.
-    pub clusters: &'m mut [Cluster],
+    /// Tables of its slots.
+    pub memory: SlotMemory<'m>,
+    /// Whether clusters that became empty are to be discarded: see [`Areas::take_discard`].
+    pub discards: bool,
     /// One for each slot: 1 + page, 0 where free.
     pub owners: &'m [AtomicU64],
     /// One for each slot.
@@ -58,11 +61,9 @@ struct Area<'m> {
     /// Slots freed since it was full.
     freed: AtomicU32,
     total: u32,
-    leases: Leases<'m>,
-    slots: Lock<Slots<'m>>,
+    slots: Slots<'m>,
     owners: &'m [AtomicU64],
     checksums: &'m [AtomicU64],
-    bad: &'m [u32],
     /// Where its slots lie on the device, if that is known.
     extents: Option<Extents<'m>>,
 }
@@ -103,16 +104,15 @@ impl<'m> Areas<'m> {
         let at = self.order[..self.count].iter().take_while(|other| before(other)).count();
         self.order.copy_within(at..self.count, at + 1);
         self.order[at] = id as u8;
+        let AreaMemory { slots: total, bad, leases, discards, .. } = memory;
         self.areas[id] = Some(Area {
             priority: memory.priority,
             state: AtomicU32::new(AreaState::Writable as u32),
             freed: AtomicU32::new(0),
-            total: memory.slots,
-            leases: memory.leases,
-            slots: Lock::new(Slots::new(memory.clusters, memory.slots)),
+            total,
+            slots: Slots::new(Ground { total, bad, leases, discards }, memory.memory, Unwatched),
             owners: memory.owners,
             checksums: memory.checksums,
-            bad: memory.bad,
             extents: None,
         });
         self.count += 1;
@@ -170,8 +170,9 @@ impl<'m> Areas<'m> {
     }
 
     /// Takes up to `max` neighbouring slots for `owner`s that [`Areas::own`] will name: from the writable
-    /// area of the highest priority that has any, equals in turn.
-    pub fn take(&self, max: u32) -> Option<SlotRun> {
+    /// area of the highest priority that has any, equals in turn. `cpu` is the caller's CPU, or its number among
+    /// the threads that take slots.
+    pub fn take(&self, cpu: usize, max: u32) -> Option<SlotRun> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed) as usize;
         let mut at = 0;
         while at < self.count {
@@ -180,32 +181,39 @@ impl<'m> Areas<'m> {
             let equals = self.order[at..self.count].iter().take_while(same).count();
             for step in 0..equals {
                 let id = AreaId(self.order[at + (turn + step) % equals]);
-                if self.state(id) != AreaState::Writable {
-                    continue;
+                let taken = self.take_in(id, cpu, max);
+                if taken.is_some() {
+                    return taken;
                 }
-                let area = self.area(id);
-                let taken = area.slots.lock().take(max, &area.leases, area.bad);
-                if let Some((first, count)) = taken {
-                    return Some(SlotRun { first: SlotIndex::new(id, first), count });
-                }
-                self.set_state(id, AreaState::Full);
             }
             at += equals;
         }
         None
     }
 
+    /// From this area, if it is writable; it is full if it has none.
+    fn take_in(&self, id: AreaId, cpu: usize, max: u32) -> Option<SlotRun> {
+        if self.state(id) != AreaState::Writable {
+            return None;
+        }
+        let Some((first, count)) = self.area(id).slots.take(cpu, max) else {
+            self.set_state(id, AreaState::Full);
+            return None;
+        };
+        Some(SlotRun { first: SlotIndex::new(id, first), count })
+    }
+
     /// Frees a slot. Whoever owned it must no longer name it.
     pub fn free(&self, slot: SlotIndex) {
         let area = self.area(slot.area());
         area.owners[slot.offset() as usize].store(0, Ordering::Relaxed);
-        let mut slots = area.slots.lock();
-        slots.free(slot.offset(), &area.leases);
+        // Who frees doesn't know its CPU; neighbours are often freed together.
+        let cpu = (slot.offset() / CLUSTER_SLOTS) as usize;
+        area.slots.free(cpu, slot.offset());
         #[cfg(feature = "planted")]
         if crate::planted::strikes(crate::planted::Bug::FreeSlotTwice) {
-            slots.free(slot.offset(), &area.leases);
+            area.slots.free(cpu, slot.offset());
         }
-        drop(slots);
         if self.state(slot.area()) == AreaState::Full {
             self.freed_while_full(slot.area());
         }
@@ -215,7 +223,7 @@ impl<'m> Areas<'m> {
     fn freed_while_full(&self, id: AreaId) {
         let area = self.area(id);
         let enough = (area.total / 16).clamp(1, FREED_ENOUGH);
-        let is_empty = area.slots.lock().in_use() == 0;
+        let is_empty = area.slots.in_use() == 0;
         if area.freed.fetch_add(1, Ordering::Relaxed) + 1 >= enough || is_empty {
             self.set_state(id, AreaState::Writable);
         }
@@ -257,12 +265,12 @@ impl<'m> Areas<'m> {
     /// stays unchanged: only while at most half of the area is used (Linux's `vm_swap_full`).
     pub fn may_keep(&self, slot: SlotIndex) -> bool {
         let area = self.area(slot.area());
-        u64::from(area.slots.lock().in_use()) * 2 <= u64::from(area.total)
+        u64::from(area.slots.in_use()) * 2 <= u64::from(area.total)
     }
 
     /// Slots in use, over all areas.
     pub fn in_use(&self) -> u64 {
-        (0..self.count).map(|id| u64::from(self.area(AreaId(id as u8)).slots.lock().in_use())).sum()
+        (0..self.count).map(|id| u64::from(self.area(AreaId(id as u8)).slots.in_use())).sum()
     }
 
     /// The next slot at or after `from` (wrapping at the area's end) that `wanted` is true of its owner.
@@ -281,11 +289,23 @@ impl<'m> Areas<'m> {
 
     /// Takes clusters of dead processes back. Returns how many.
     pub fn reap(&self, mut if_dead: impl FnMut(u32, &dyn Fn() -> bool) -> bool) -> u32 {
-        let freed = (0..self.count).map(|id| self.area(AreaId(id as u8)).leases.reap(&mut if_dead)).sum();
+        let freed = (0..self.count).map(|id| self.area(AreaId(id as u8)).slots.reap(&mut if_dead)).sum();
         if freed > 0 {
             self.reopen();
         }
         freed
+    }
+
+    /// Slots of an area that the driver may discard on its device; nobody takes any of them until it says
+    /// [`Areas::discarded`].
+    pub fn take_discard(&self, id: AreaId) -> Option<SlotRun> {
+        let (first, count) = self.area(id).slots.take_discard()?;
+        Some(SlotRun { first: SlotIndex::new(id, first), count })
+    }
+
+    /// What [`Areas::take_discard`] gave is discarded, or could not be: it is free again.
+    pub fn discarded(&self, run: SlotRun) {
+        self.area(run.first.area()).slots.discarded((run.first.offset(), run.count));
     }
 
     /// Asserts the invariants of every area; calls `used` for each slot in use.
@@ -293,7 +313,7 @@ impl<'m> Areas<'m> {
         for id in 0..self.count {
             let area = self.area(AreaId(id as u8));
             let visit = |offset: u32| used(SlotIndex::new(AreaId(id as u8), offset));
-            area.slots.lock().check(&area.leases, area.bad, visit);
+            area.slots.check(visit);
         }
     }
 }

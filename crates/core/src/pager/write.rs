@@ -85,12 +85,12 @@ impl Pager<'_> {
     }
 
     /// Gives the oldest of the waiting frames neighbouring slots. None if no area has a free slot: then
-    /// [`Pager::release_kept`], or [`Pager::park_again`].
-    pub fn assign(&self, writes: &mut WriteBatch) -> Option<WriteRequest> {
+    /// [`Pager::release_kept`], or [`Pager::park_again`]. `cpu` as in [`crate::areas::Areas::take`].
+    pub fn assign(&self, cpu: usize, writes: &mut WriteBatch) -> Option<WriteRequest> {
         if writes.is_empty() {
             return None;
         }
-        let run = self.areas.take(writes.len() as u32)?;
+        let run = self.areas.take(cpu, writes.len() as u32)?;
         pause!();
         let count = run.count as usize;
         let mut request = WriteRequest {

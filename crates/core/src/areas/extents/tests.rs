@@ -193,17 +193,28 @@ fn slot_beyond_the_area_is_a_bug() {
 
 #[test]
 fn area_is_found_again_by_its_first_block() {
-    use crate::areas::{AreaMemory, Areas, Cluster, Leases};
+    use crate::areas::{AreaMemory, Areas, Leases, SlotMemory};
+    use crate::config::SlotPolicy;
     use core::sync::atomic::{AtomicU32, AtomicU64};
     let words: [Vec<AtomicU32>; 2] = [vec![AtomicU32::new(0)], vec![AtomicU32::new(0)]];
     let slots: Vec<AtomicU64> = (0..20).map(|_| AtomicU64::new(0)).collect();
-    let mut tables = Memory(vec![0; 2 * Region::bytes_for::<Cluster>(1) / 8]);
+    let mut tables = Memory(vec![0; 2 * SlotMemory::bytes(SlotPolicy::Clusters, 10, 1) / 8]);
     let mut tables = tables.region();
     let mut areas = Areas::default();
     for words in &words {
-        let (leases, clusters) = (Leases::new(words, 1), tables.carve(1));
+        let leases = Leases::new(words, 1);
+        let memory = SlotMemory::carve(&mut tables, SlotPolicy::Clusters, 10, 1);
         let (owners, checksums) = (&slots[..10], &slots[10..]);
-        areas.add(AreaMemory { slots: 10, priority: 0, leases, clusters, owners, checksums, bad: &[] });
+        areas.add(AreaMemory {
+            slots: 10,
+            priority: 0,
+            leases,
+            memory,
+            discards: false,
+            owners,
+            checksums,
+            bad: &[],
+        });
     }
     let (mut one, mut other) = (Memory(Vec::new()), Memory(Vec::new()));
     areas.set_extents(AreaId(0), build(&mut one, &[Extent { slot: 0, count: 10, block: 500 }]));

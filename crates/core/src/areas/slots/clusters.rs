@@ -1,0 +1,327 @@
+//! Our way to find free slots: a CPU takes all free slots of one cluster into its hand at once, and hands them out
+//! from there, front to back, without meeting anybody. Slots that are freed meanwhile go back to their cluster,
+//! under that cluster's own lock. Only when a hand is empty its CPU takes the lock of the lists, to put the cluster
+//! back and to choose the next one: once for the 512 slots of an empty cluster, or the 100 holes of a full one.
+//!
+//! Which one: pages that go out together should lie together, so that they are written in one request and later
+//! read in one. First what is at least half free; then an empty cluster; then a new lease; and only then holes, those
+//! first that had the longest time to grow. Where the device is told of empty clusters (discard), empty ones come
+//! first: that spreads the writes. When nothing is left, what other CPUs hold in their hands.
+//!
+//! Linux 6.12 has the same lists, but allocates slot by slot in the cluster and moves it between lists as it goes.
+//! It has them once for each order of huge pages; we have no huge pages.
+//!
+//! Locks, outermost first: a CPU's hand, the lists, a cluster. Nobody holds two hands.
+
+use super::bits::Bits;
+use super::lists::{Link, List, Lists};
+use super::probe::{Held, Locked, Probe};
+use super::{Ground, Run};
+use crate::areas::leases::Leases;
+use crate::memory::Zeroed;
+use crate::sync::Lock;
+use crate::units::CLUSTER_SLOTS;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// Empty clusters to keep leased for the next run; the rest goes back to the other processes.
+pub(super) const EMPTY_KEPT: u32 = 2;
+
+/// One cluster.
+#[repr(C)]
+pub struct Cluster {
+    /// Slots that nobody may take: in use, in a CPU's hand, bad, or not there at all.
+    taken: Bits,
+    /// Those that are not in `taken`.
+    free: u16,
+    /// Those that are neither bad nor beyond the end.
+    usable: u16,
+    /// Index of its [`List`].
+    list: u8,
+}
+
+// SAFETY: integers; zero is a cluster that isn't leased.
+unsafe impl Zeroed for Cluster {}
+
+impl Cluster {
+    const fn list(&self) -> List {
+        match self.list {
+            0 => List::Unleased,
+            1 => List::InHand,
+            2 => List::Discarding,
+            3 => List::Free,
+            4 => List::Nonfull,
+            5 => List::Fragmented,
+            6 => List::Full,
+            _ => List::Discard,
+        }
+    }
+
+    /// Where it belongs by what is free.
+    const fn wanted(&self, discards: bool) -> List {
+        match self.free {
+            0 => List::Full,
+            free if free == self.usable && discards => List::Discard,
+            free if free == self.usable => List::Free,
+            free if free as u32 >= CLUSTER_SLOTS / 2 => List::Nonfull,
+            _ => List::Fragmented,
+        }
+    }
+}
+
+/// What a CPU has in its hand: free slots of one cluster, taken there. On cache lines of its own.
+#[repr(C, align(128))]
+pub struct Hand {
+    free: Bits,
+    /// The cluster plus one; 0 none.
+    cluster: u32,
+}
+
+// SAFETY: integers; zero is an empty hand.
+unsafe impl Zeroed for Hand {}
+
+/// A counter on a cache line of its own.
+#[repr(align(64))]
+struct Shard(AtomicU32);
+
+/// Shards of the count of slots in use: each is counted at its cluster's.
+const SHARDS: usize = 16;
+
+/// An area's slots.
+pub struct Clusters<'m, P: Probe> {
+    pub(super) ground: Ground<'m>,
+    clusters: &'m [Lock<Cluster>],
+    lists: Lock<Lists<'m>>,
+    hands: &'m [Lock<Hand>],
+    in_use: [Shard; SHARDS],
+    pub(super) probe: P,
+}
+
+impl<'m, P: Probe> Clusters<'m, P> {
+    /// Nothing leased yet. All tables are zeroed.
+    pub(super) fn new(
+        ground: Ground<'m>,
+        clusters: &'m [Lock<Cluster>],
+        links: &'m mut [Link],
+        hands: &'m [Lock<Hand>],
+        probe: P,
+    ) -> Self {
+        assert!(clusters.len() >= ground.clusters() as usize && links.len() >= clusters.len());
+        assert!(!hands.is_empty());
+        let in_use = [const { Shard(AtomicU32::new(0)) }; SHARDS];
+        Clusters { ground, clusters, lists: Lock::new(Lists::new(links)), hands, in_use, probe }
+    }
+
+    fn hand(&self, cpu: usize) -> Held<'_, Hand, P> {
+        Held::new(&self.probe, Locked::Cpu(cpu as u32), &self.hands[cpu])
+    }
+    fn lists(&self) -> Held<'_, Lists<'m>, P> {
+        Held::new(&self.probe, Locked::Area, &self.lists)
+    }
+    fn cluster(&self, cluster: u32) -> Held<'_, Cluster, P> {
+        Held::new(&self.probe, Locked::Cluster(cluster), &self.clusters[cluster as usize])
+    }
+
+    /// Slots in use. Exact while nobody takes or frees.
+    pub fn in_use(&self) -> u32 {
+        let shards = self.in_use.iter();
+        shards.map(|shard| shard.0.load(Ordering::Relaxed)).fold(0, u32::wrapping_add)
+    }
+
+    /// Takes up to `max` neighbours of one cluster.
+    pub fn take(&self, cpu: usize, max: u32) -> Option<Run> {
+        let cpu = cpu % self.hands.len();
+        let run = self.take_here(cpu, max).or_else(|| self.take_from_others(cpu, max))?;
+        self.shard(run.0 / CLUSTER_SLOTS).fetch_add(run.1, Ordering::Relaxed);
+        Some(run)
+    }
+
+    fn shard(&self, cluster: u32) -> &AtomicU32 {
+        &self.in_use[cluster as usize % SHARDS].0
+    }
+
+    fn take_here(&self, cpu: usize, max: u32) -> Option<Run> {
+        let mut hand = self.hand(cpu);
+        hand.take(max).or_else(|| {
+            self.refill(&mut hand);
+            hand.take(max)
+        })
+    }
+
+    /// There is no cluster left: whatever the other CPUs have in their hands, or was freed in the clusters they took it
+    /// from.
+    #[cold]
+    fn take_from_others(&self, cpu: usize, max: u32) -> Option<Run> {
+        (1..self.hands.len()).find_map(|step| self.take_here((cpu + step) % self.hands.len(), max))
+    }
+
+    /// The hand is empty: puts its cluster back and takes the next one, if there is any.
+    fn refill(&self, hand: &mut Hand) {
+        let mut lists = self.lists();
+        if let Some(done) = hand.cluster.checked_sub(1) {
+            hand.cluster = 0;
+            self.place(&mut lists, done, &mut self.cluster(done));
+        }
+        let Some(next) = self.choose(&mut lists) else { return };
+        let mut cluster = self.cluster(next);
+        lists.move_to(next, cluster.list(), List::InHand);
+        drop(lists);
+        cluster.list = List::InHand as u8;
+        *hand = Hand { free: cluster.taken.complement(), cluster: next + 1 };
+        self.probe.refilled(cluster.free.into());
+        (cluster.taken, cluster.free) = (Bits::ALL, 0);
+    }
+
+    fn choose(&self, lists: &mut Lists<'m>) -> Option<u32> {
+        let [first, second] =
+            if self.ground.discards { [List::Free, List::Nonfull] } else { [List::Nonfull, List::Free] };
+        lists
+            .first(first)
+            .or_else(|| if self.ground.discards { None } else { lists.first(second) })
+            .or_else(|| self.lease(lists, Leases::take_unless_futile))
+            .or_else(|| lists.first(second))
+            // Not discarded yet: what is about to be written needn't be.
+            .or_else(|| lists.first(List::Discard))
+            .or_else(|| lists.first(List::Fragmented))
+            .or_else(|| self.lease(lists, Leases::take))
+    }
+
+    /// Leases a cluster; it is in the list of empty ones then. Some have no usable slot: they are kept as full.
+    fn lease(&self, lists: &mut Lists<'m>, take: fn(&Leases<'m>, u32) -> Option<u32>) -> Option<u32> {
+        loop {
+            let number = take(&self.ground.leases, self.ground.clusters())?;
+            lists.leased += 1;
+            let mut cluster = self.cluster(number);
+            let mut taken = Bits::NONE;
+            self.ground.each_unusable(number, |at| taken.set(at));
+            let free = (CLUSTER_SLOTS - taken.count()) as u16;
+            let list = if free == 0 { List::Full } else { List::Free };
+            *cluster = Cluster { taken, free, usable: free, list: list as u8 };
+            lists.move_to(number, List::Unleased, list);
+            if free > 0 {
+                return Some(number);
+            }
+        }
+    }
+
+    /// Frees a slot.
+    pub fn free(&self, slot: u32) {
+        let (number, at) = (slot / CLUSTER_SLOTS, slot % CLUSTER_SLOTS);
+        let moves = {
+            let mut cluster = self.cluster(number);
+            assert!(cluster.taken.has(at), "slot {slot} was freed twice");
+            cluster.taken.clear(at);
+            cluster.free += 1;
+            cluster.list().is_list() && cluster.list() != cluster.wanted(self.ground.discards)
+        };
+        self.shard(number).fetch_sub(1, Ordering::Relaxed);
+        if moves {
+            let mut lists = self.lists();
+            let mut cluster = self.cluster(number);
+            // In between, a CPU may have taken it into its hand, or another freer may have moved it.
+            if cluster.list().is_list() {
+                self.place(&mut lists, number, &mut cluster);
+            }
+        }
+    }
+
+    /// Puts a cluster that no CPU has in its hand where it belongs.
+    fn place(&self, lists: &mut Lists<'m>, number: u32, cluster: &mut Cluster) {
+        let (from, mut to) = (cluster.list(), cluster.wanted(self.ground.discards));
+        if from == to || (from == List::Free && to == List::Discard) {
+            return;
+        }
+        if from == List::Discarding {
+            to = List::Free;
+        }
+        if to == List::Free && lists.length(List::Free) >= EMPTY_KEPT {
+            to = List::Unleased;
+        }
+        lists.move_to(number, from, to);
+        cluster.list = to as u8;
+        if to == List::Unleased {
+            lists.leased -= 1;
+            self.ground.leases.give_back(number);
+        }
+    }
+
+    /// An empty cluster whose slots the driver may discard now; nobody takes any of them until it says
+    /// [`Clusters::discarded`].
+    pub fn take_discard(&self) -> Option<Run> {
+        let mut lists = self.lists();
+        let number = lists.first(List::Discard)?;
+        lists.move_to(number, List::Discard, List::Discarding);
+        self.cluster(number).list = List::Discarding as u8;
+        let slots = self.ground.slots(number);
+        // The header's slot isn't ours to discard.
+        let first = slots.start.max(1);
+        Some((first, slots.end - first))
+    }
+
+    /// The slots that [`Clusters::take_discard`] gave are discarded, or could not be.
+    pub fn discarded(&self, first: u32) {
+        let number = first / CLUSTER_SLOTS;
+        let mut lists = self.lists();
+        let mut cluster = self.cluster(number);
+        assert!(cluster.list() == List::Discarding, "cluster {number} was not to be discarded");
+        self.place(&mut lists, number, &mut cluster);
+    }
+
+    /// Asserts lists and counts; calls `used` for each slot that is in use. Only while nobody takes or frees.
+    pub fn check(&self, mut used: impl FnMut(u32)) {
+        let mut in_hands = [const { (0, Bits::NONE) }; 128];
+        assert!(self.hands.len() <= in_hands.len());
+        for (hand, copy) in self.hands.iter().map(Lock::lock).zip(&mut in_hands) {
+            *copy = (hand.cluster, hand.free);
+        }
+        let lists = self.lists.lock();
+        let (mut in_use, mut leased, mut listed) = (0, 0, [0; 8]);
+        for number in 0..self.ground.clusters() {
+            let cluster = self.clusters[number as usize].lock();
+            listed[cluster.list as usize] += 1;
+            if cluster.list() == List::Unleased {
+                continue;
+            }
+            leased += 1;
+            assert!(self.ground.leases.holds(number), "cluster {number} is used but not leased");
+            assert_eq!(
+                CLUSTER_SLOTS - cluster.taken.count(),
+                cluster.free.into(),
+                "free in cluster {number}"
+            );
+            let mut inside = cluster.taken;
+            self.ground.each_unusable(number, |at| {
+                assert!(inside.has(at), "slot {at} of cluster {number} can't be used, but is free");
+                inside.clear(at);
+            });
+            let mut owners = 0;
+            for (_, free) in in_hands.iter().filter(|(of, _)| *of == number + 1) {
+                assert_eq!(inside.without(free).count() + free.count(), inside.count());
+                inside = inside.without(free);
+                owners += 1;
+            }
+            assert_eq!(owners, u32::from(cluster.list() == List::InHand), "hands with cluster {number}");
+            assert!(
+                !cluster.list().is_list()
+                    || cluster.wanted(self.ground.discards) == cluster.list()
+                    || (cluster.list() == List::Free && cluster.free == cluster.usable),
+                "cluster {number} is in the wrong list"
+            );
+            in_use += inside.count();
+            (0..CLUSTER_SLOTS).filter(|at| inside.has(*at)).for_each(|at| used(number * CLUSTER_SLOTS + at));
+        }
+        for list in [List::Free, List::Nonfull, List::Fragmented, List::Full, List::Discard] {
+            lists.check(list, |number| {
+                assert!(self.clusters[number as usize].lock().list() == list, "cluster {number} in {list:?}");
+            });
+            assert_eq!(lists.length(list), listed[list as usize], "clusters in {list:?}");
+        }
+        assert_eq!((in_use, leased), (self.in_use(), lists.leased), "slots in use, clusters leased");
+    }
+}
+
+impl Hand {
+    fn take(&mut self, max: u32) -> Option<Run> {
+        let (at, length) = self.free.take_run(max)?;
+        Some(((self.cluster - 1) * CLUSTER_SLOTS + at, length))
+    }
+}

@@ -1,0 +1,83 @@
+//! Who watches an allocator's locks and scans. In a live engine nobody does, and nothing of this is left in the
+//! machine code; the benchmark measures how long threads wait, and its simulation records what a call does.
+
+use crate::sync::{Guard, Lock};
+use core::ops::{Deref, DerefMut};
+
+/// A lock of an allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Locked {
+    /// What one CPU has at hand.
+    Cpu(u32),
+    /// What one CPU has freed.
+    Returned(u32),
+    /// One cluster.
+    Cluster(u32),
+    /// The area's lists, or the whole area.
+    Area,
+}
+
+/// Watches.
+pub trait Probe {
+    /// Takes a lock.
+    fn lock<'a, T>(&self, _name: Locked, lock: &'a Lock<T>) -> Guard<'a, T> {
+        lock.lock()
+    }
+    /// The lock is about to be given back.
+    fn unlocking(&self, _name: Locked) {}
+    /// So many slots were looked at one by one.
+    fn scanned(&self, _slots: u32) {}
+    /// A CPU had nothing at hand, and so many slots were found for it.
+    fn refilled(&self, _slots: u32) {}
+}
+
+/// Nobody watches.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unwatched;
+
+impl Probe for Unwatched {}
+
+/// A lock that is held, watched.
+pub(super) struct Held<'a, T, P: Probe> {
+    /// None only inside of `unlocked`.
+    guard: Option<Guard<'a, T>>,
+    lock: &'a Lock<T>,
+    probe: &'a P,
+    name: Locked,
+}
+
+impl<'a, T, P: Probe> Held<'a, T, P> {
+    pub(super) fn new(probe: &'a P, name: Locked, lock: &'a Lock<T>) -> Self {
+        Held { guard: Some(probe.lock(name, lock)), lock, probe, name }
+    }
+
+    /// Gives the lock back meanwhile.
+    pub(super) fn unlocked<R>(&mut self, act: impl FnOnce() -> R) -> R {
+        self.probe.unlocking(self.name);
+        self.guard = None;
+        let result = act();
+        self.guard = Some(self.probe.lock(self.name, self.lock));
+        result
+    }
+}
+
+impl<T, P: Probe> Deref for Held<'_, T, P> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        self.guard.as_ref().expect("a lock that is held")
+    }
+}
+
+impl<T, P: Probe> DerefMut for Held<'_, T, P> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.guard.as_mut().expect("a lock that is held")
+    }
+}
+
+impl<T, P: Probe> Drop for Held<'_, T, P> {
+    fn drop(&mut self) {
+        if self.guard.is_some() {
+            self.probe.unlocking(self.name);
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! Every policy against a set of slots. Clusters are of 512 slots, so most of them are bad: a few are left in each,
+//! and running out of them is the rule.
+
+use super::*;
+use core::sync::atomic::AtomicU32;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+const CLUSTERS: u32 = 5;
+/// The last one is short.
+const TOTAL: u32 = (CLUSTERS - 1) * CLUSTER_SLOTS + 100;
+
+/// Where nothing else is bad, `tiny` leaves only slots whose number in the cluster is below it or just below 128.
+fn bad(tiny: Option<u32>) -> &'static [u32] {
+    let is_bad = |slot: &u32| {
+        let at = slot % CLUSTER_SLOTS;
+        match tiny {
+            Some(few) => at > few && !(128 - few..128).contains(&at),
+            None => [3, 700, 701].contains(slot),
+        }
+    };
+    (1..TOTAL).filter(is_bad).collect::<Vec<_>>().leak()
+}
+
+struct Setting {
+    policy: SlotPolicy,
+    tiny: Option<u32>,
+    cpus: usize,
+    discards: bool,
+}
+
+fn slots(setting: &Setting, holders: &'static [AtomicU32]) -> Slots<'static> {
+    let bytes = SlotMemory::bytes(setting.policy, TOTAL, setting.cpus);
+    let memory = vec![0_u64; bytes / 8 + 1].leak();
+    // SAFETY: zeroed memory of that size, which is never freed and nobody else's.
+    let mut region = unsafe { Region::new(memory.as_mut_ptr().cast(), bytes) };
+    let memory = SlotMemory::carve(&mut region, setting.policy, TOTAL, setting.cpus);
+    let leases = Leases::new(holders, 1);
+    let ground = Ground { total: TOTAL, bad: bad(setting.tiny), leases, discards: setting.discards };
+    let mut slots = Slots::new(ground, memory, Unwatched);
+    if let (Policy::Classic(classic), Some(_)) = (&mut slots.0, setting.tiny) {
+        classic.limits = classic::Limits { ration: 7, batch: 3, on: 2, off: 1 };
+    }
+    slots
+}
+
+fn holders() -> &'static [AtomicU32] {
+    (0..CLUSTERS).map(|_| AtomicU32::new(0)).collect::<Vec<_>>().leak()
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Take(usize, u32),
+    Free(usize),
+    /// Every second one from here on.
+    FreeMany(usize),
+    Discard,
+    Discarded,
+    /// The other process takes a cluster, or gives one back.
+    Other(bool),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (0_usize..4, 1_u32..65).prop_map(|(cpu, max)| Op::Take(cpu, max)),
+        2 => any::<usize>().prop_map(Op::Free),
+        2 => any::<usize>().prop_map(Op::FreeMany),
+        1 => Just(Op::Discard),
+        1 => Just(Op::Discarded),
+        1 => any::<bool>().prop_map(Op::Other),
+    ]
+}
+
+/// What the model knows.
+#[derive(Default)]
+struct Model {
+    used: BTreeSet<u32>,
+    discarding: Vec<Run>,
+    others: Vec<u32>,
+}
+
+impl Model {
+    /// Whether a slot was handed out that may not be.
+    fn take(&mut self, run: Run, bad: &[u32]) -> Result<(), TestCaseError> {
+        prop_assert_eq!(run.0 / CLUSTER_SLOTS, (run.0 + run.1 - 1) / CLUSTER_SLOTS);
+        for slot in run.0..run.0 + run.1 {
+            prop_assert!(slot > 0 && slot < TOTAL && bad.binary_search(&slot).is_err(), "slot {}", slot);
+            prop_assert!(!self.is_discarding(slot), "slot {} is being discarded", slot);
+            prop_assert!(!self.others.contains(&(slot / CLUSTER_SLOTS)), "slot {} is another's", slot);
+            prop_assert!(self.used.insert(slot), "slot {} was handed out twice", slot);
+        }
+        Ok(())
+    }
+
+    fn is_discarding(&self, slot: u32) -> bool {
+        self.discarding.iter().any(|run| (run.0..run.0 + run.1).contains(&slot))
+    }
+
+    /// Slots that this process could have.
+    fn free(&self, bad: &[u32]) -> usize {
+        let usable = |slot: &u32| bad.binary_search(slot).is_err() && !self.is_discarding(*slot);
+        let ours = |slot: &u32| !self.others.contains(&(slot / CLUSTER_SLOTS)) && !self.used.contains(slot);
+        (1..TOTAL).filter(usable).filter(ours).count()
+    }
+}
+
+fn run(setting: &Setting, ops: Vec<Op>) -> Result<(), TestCaseError> {
+    let holders = holders();
+    let slots = slots(setting, holders);
+    let other = Leases::new(holders, 2);
+    let bad = bad(setting.tiny);
+    let mut model = Model::default();
+    for op in ops {
+        match op {
+            Op::Take(cpu, max) => match slots.take(cpu, max) {
+                Some(run) => {
+                    prop_assert!((1..=max).contains(&run.1));
+                    model.take(run, bad)?;
+                }
+                None => prop_assert_eq!(model.free(bad), 0),
+            },
+            Op::Free(at) => {
+                if let Some(&slot) = model.used.iter().nth(at % model.used.len().max(1)) {
+                    model.used.remove(&slot);
+                    slots.free(at % 7, slot);
+                }
+            }
+            Op::FreeMany(at) => {
+                for slot in model.used.iter().copied().skip(at % 7).step_by(2).collect::<Vec<_>>() {
+                    model.used.remove(&slot);
+                    slots.free(at % 7, slot);
+                }
+            }
+            Op::Discard => {
+                let run = slots.take_discard();
+                prop_assert!(run.is_none() || setting.discards);
+                if let Some((first, count)) = run {
+                    prop_assert!((first..first + count).all(|slot| !model.used.contains(&slot)));
+                    prop_assert!(first > 0 && first + count <= TOTAL);
+                    model.discarding.push((first, count));
+                }
+            }
+            Op::Discarded => model.discarding.pop().into_iter().for_each(|run| slots.discarded(run)),
+            Op::Other(true) => model.others.extend(other.take(CLUSTERS)),
+            Op::Other(false) => model.others.pop().into_iter().for_each(|cluster| other.give_back(cluster)),
+        }
+        let mut seen = BTreeSet::new();
+        slots.check(|slot| assert!(seen.insert(slot)));
+        prop_assert_eq!(&seen, &model.used);
+        prop_assert_eq!(slots.in_use() as usize, model.used.len());
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn no_slot_is_handed_out_twice_and_all_are_found(
+        policy in prop::sample::select(&SlotPolicy::ALL[..]),
+        tiny in prop_oneof![Just(None), (0_u32..6).prop_map(Some)],
+        cpus in 1_usize..4,
+        discards in any::<bool>(),
+        ops in prop::collection::vec(op(), 1..120),
+    ) {
+        run(&Setting { policy, tiny, cpus, discards }, ops)?;
+    }
+}
+
+fn plain(policy: SlotPolicy) -> Setting {
+    Setting { policy, tiny: None, cpus: 1, discards: false }
+}
+
+fn take_all(slots: &Slots<'_>) -> Vec<u32> {
+    core::iter::from_fn(|| slots.take(0, 64)).flat_map(|(first, count)| first..first + count).collect()
+}
+
+/// Invariant 7: slots in use are what the clusters count less what can't be used, and free ones are the rest.
+#[test]
+fn invariant_7_counts_of_clusters_add_up_to_slots_in_use() {
+    for policy in SlotPolicy::ALL {
+        let slots = slots(&plain(policy), holders());
+        let usable = TOTAL - 1 - bad(None).len() as u32;
+        let taken = take_all(&slots);
+        assert_eq!((taken.len() as u32, slots.in_use()), (usable, usable), "{policy:?}");
+        taken.iter().step_by(3).for_each(|slot| slots.free(0, *slot));
+        let mut seen = 0;
+        slots.check(|_| seen += 1);
+        assert_eq!((seen, slots.in_use()), (usable - usable.div_ceil(3), seen), "{policy:?}");
+        assert_eq!(take_all(&slots).len() as u32, usable - seen, "{policy:?}: free ones are the rest");
+    }
+}
+
+/// Invariant 9, of which order 0 is left: whatever is handed out together lies in one cluster.
+#[test]
+fn invariant_9_no_run_crosses_a_cluster() {
+    for policy in SlotPolicy::ALL {
+        let slots = slots(&plain(policy), holders());
+        let mut longest = 0;
+        while let Some((first, count)) = slots.take(0, 512) {
+            assert_eq!(first / CLUSTER_SLOTS, (first + count - 1) / CLUSTER_SLOTS, "{policy:?}");
+            longest = longest.max(count);
+        }
+        assert!(longest >= 64, "{policy:?}: runs are long while there is room");
+    }
+}
+
+#[test]
+fn runs_are_contiguous_while_there_is_room() {
+    for policy in SlotPolicy::ALL {
+        let slots = slots(&plain(policy), holders());
+        // The baselines leave a cluster that has a bad slot, as the one with the header, to the end.
+        let first = if policy == SlotPolicy::Clusters { 4 } else { 2 * CLUSTER_SLOTS };
+        if policy == SlotPolicy::Clusters {
+            assert_eq!(slots.take(0, 64), Some((1, 2)));
+        }
+        assert_eq!(slots.take(0, 64), Some((first, 64)), "{policy:?}");
+        assert_eq!(slots.take(0, 64), Some((first + 64, 64)), "{policy:?}");
+    }
+}
+
+#[test]
+fn empty_clusters_go_back_to_the_others() {
+    for policy in SlotPolicy::ALL {
+        let holders = holders();
+        let slots = slots(&plain(policy), holders);
+        take_all(&slots).into_iter().for_each(|slot| slots.free(0, slot));
+        let held =
+            holders.iter().filter(|holder| holder.load(core::sync::atomic::Ordering::Relaxed) == 1).count();
+        // Of the baselines' clusters three have unusable slots and are never empty.
+        let kept = if policy == SlotPolicy::Clusters { clusters::EMPTY_KEPT as usize + 1 } else { 5 };
+        assert!(held <= kept, "{policy:?}: {held} clusters are still leased");
+    }
+}
+
+#[test]
+fn cpus_work_in_clusters_of_their_own() {
+    let slots = slots(&Setting { cpus: 2, ..plain(SlotPolicy::Clusters) }, holders());
+    let places: Vec<u32> = (0..8).map(|cpu| slots.take(cpu, 1).unwrap().0 / CLUSTER_SLOTS).collect();
+    assert_eq!(places, [0, 1, 0, 1, 0, 1, 0, 1]);
+}
+
+#[test]
+fn holes_are_used_last_and_what_was_freed_longest_ago_first() {
+    let slots = slots(&plain(SlotPolicy::Clusters), holders());
+    let taken = take_all(&slots);
+    let free = |slot: u32| slots.free(0, slot);
+    // One hole in cluster 3, then one in cluster 0, then half of cluster 2.
+    free(3 * CLUSTER_SLOTS + 5);
+    free(9);
+    (2 * CLUSTER_SLOTS..2 * CLUSTER_SLOTS + 300).for_each(free);
+    let order: Vec<_> = core::iter::from_fn(|| slots.take(0, 300)).collect();
+    assert_eq!(order, [(2 * CLUSTER_SLOTS, 300), (3 * CLUSTER_SLOTS + 5, 1), (9, 1)]);
+    assert_eq!(slots.in_use() as usize, taken.len());
+}
+
+#[test]
+fn empty_cluster_is_discarded_before_it_is_used_again() {
+    let setting = Setting { discards: true, ..plain(SlotPolicy::Clusters) };
+    let slots = slots(&setting, holders());
+    let taken = take_all(&slots);
+    assert_eq!(slots.take_discard(), None);
+    taken.iter().filter(|slot| **slot / CLUSTER_SLOTS == 2).for_each(|slot| slots.free(0, *slot));
+    let run = slots.take_discard();
+    assert_eq!(run, Some((2 * CLUSTER_SLOTS, CLUSTER_SLOTS)));
+    assert_eq!((slots.take_discard(), slots.take(0, 1)), (None, None));
+    slots.discarded(run.unwrap());
+    assert_eq!(slots.take(0, 8), Some((2 * CLUSTER_SLOTS, 8)));
+}
+
+#[test]
+fn slot_freed_twice_is_a_bug() {
+    for policy in SlotPolicy::ALL {
+        let twice = std::panic::catch_unwind(|| {
+            let slots = slots(&plain(policy), holders());
+            let (slot, _) = slots.take(0, 1).unwrap();
+            slots.free(0, slot);
+            slots.free(0, slot);
+        });
+        assert!(twice.is_err(), "{policy:?}");
+    }
+}
+
+/// Eight threads, each with slots of its own, and a word for each slot that says whose it is.
+#[test]
+fn threads_never_get_the_same_slot() {
+    for policy in SlotPolicy::ALL {
+        let slots = slots(&Setting { cpus: 3, ..plain(policy) }, holders());
+        let owners: Vec<AtomicU32> = (0..TOTAL).map(|_| AtomicU32::new(0)).collect();
+        let order = core::sync::atomic::Ordering::Relaxed;
+        std::thread::scope(|scope| {
+            for cpu in 0..8 {
+                let (slots, owners) = (&slots, &owners);
+                scope.spawn(move || {
+                    let mut mine = Vec::new();
+                    for round in 0..300_usize {
+                        if let Some((first, count)) = slots.take(cpu, 40) {
+                            for slot in first..first + count {
+                                assert_eq!(
+                                    owners[slot as usize].swap(1, order),
+                                    0,
+                                    "{policy:?}: slot {slot}"
+                                );
+                                mine.push(slot);
+                            }
+                        }
+                        while mine.len() > 180 {
+                            let slot = mine.swap_remove(round * 7919 % mine.len());
+                            owners[slot as usize].store(0, order);
+                            slots.free(cpu, slot);
+                        }
+                    }
+                });
+            }
+        });
+        let used = owners.iter().filter(|owner| owner.load(order) == 1).count();
+        let mut seen = 0;
+        slots.check(|_| seen += 1);
+        assert_eq!((seen, slots.in_use() as usize), (used, used), "{policy:?}");
+    }
+}
