@@ -7,11 +7,14 @@
 
 use crate::failure::Failure;
 use crate::header::{self, Header, HeaderError, SLOTS_MIN};
+use crate::machine::Machine;
 use crate::numbers::iec;
 use crate::options::SwapArgument;
 use crate::places::Places;
 use crate::sys::{self, FileSystem, Lock};
-use farpage_core::units::{PAGE_BYTES, SLOTS_PER_AREA_MAX};
+use farpage_core::areas::{Order, Place};
+use farpage_core::config::AreaOrder;
+use farpage_core::units::{AreaId, PAGE_BYTES, SLOTS_PER_AREA_MAX};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -27,8 +30,6 @@ const GROWTH_BYTES_MIN: u64 = 64 << 20;
 pub const FIX_SWAP_DIR: &str = "point FARPAGE_SWAP_DIR to a directory on a disk, or unset it";
 /// What to do about a place that can't be used for a reason of its own.
 const FIX_ANOTHER_PLACE: &str = "name another place: --swap DIRECTORY, or none: --no-disk";
-/// Priority of the first area that has none; each further one is lower, as with swapon.
-const PRIORITY_AUTOMATIC: i32 = -2;
 
 /// An opened area.
 #[derive(Debug)]
@@ -41,7 +42,9 @@ pub struct Area {
     pub kind: Kind,
     /// Slots, the header's slot 0 included.
     pub slots: u32,
-    /// Priority as in `swapon -p`.
+    /// What places it among the others.
+    pub place: Place,
+    /// Its priority, given by the user or by the order.
     pub priority: i32,
     /// Whether room on the disk is only taken when it is needed.
     pub grows: bool,
@@ -95,28 +98,52 @@ impl Area {
 }
 
 /// Opens the areas that were named, in their order.
-pub fn open_all(arguments: &[SwapArgument]) -> Result<Vec<Area>, Failure> {
+pub fn open_all(arguments: &[SwapArgument], machine: &Machine) -> Result<Vec<Area>, Failure> {
     let mut areas: Vec<Area> = Vec::new();
-    let mut automatic = PRIORITY_AUTOMATIC;
     for argument in arguments {
-        let mut area = open(argument, &areas)?;
-        area.priority = argument.priority.unwrap_or_else(|| {
-            automatic -= 1;
-            automatic + 1
-        });
-        areas.push(area);
+        let area = open(argument, &areas)?;
+        areas.push(placed(area, argument, machine)?);
     }
     Ok(areas)
 }
 
+/// With its place: on the node that the user named, else on that of its disk.
+fn placed(mut area: Area, argument: &SwapArgument, machine: &Machine) -> Result<Area, Failure> {
+    let nodes = machine.nodes();
+    if let Some(node) = argument.node.filter(|node| !nodes.contains(node)) {
+        let there: Vec<_> = nodes.iter().map(|node| node.0.to_string()).collect();
+        return Err(Failure::new(format!("swap path {}: there is no node {}", area.path.display(), node.0))
+            .because(format!("this machine has node {}", there.join(", ")))
+            .fix("leave node= out: Farpage finds the node of a disk by itself where it is known"));
+    }
+    if argument.discard.is_some() {
+        return Err(Failure::new(format!("swap path {}: discard isn't supported yet", area.path.display()))
+            .fix("leave discard out"));
+    }
+    let metadata = area.file.metadata().ok();
+    let node = argument.node.or_else(|| machine.node_of(&metadata?));
+    area.place = machine.place(node, argument.priority);
+    Ok(area)
+}
+
+/// Gives every area its priority, as the programs' own order will find it.
+pub fn number(areas: &mut [Area], order: AreaOrder) {
+    let mut numbers = Order::new(order, 1);
+    let id = |at| AreaId(at as u8);
+    areas.iter().enumerate().for_each(|(at, area)| numbers.on(id(at), area.place));
+    for (at, area) in areas.iter_mut().enumerate() {
+        area.priority = numbers.priority(id(at)).expect("an area that is on has a priority");
+    }
+}
+
 /// Opens a temporary file in the first default directory that is on a disk with room.
 /// `$FARPAGE_SWAP_DIR` was chosen for this purpose, so if it can't be used that is an error.
-pub fn open_default(variable: impl Fn(&str) -> Option<OsString>) -> Result<Area, Failure> {
+pub fn open_default(variable: impl Fn(&str) -> Option<OsString>, machine: &Machine) -> Result<Area, Failure> {
     let mut reasons = Vec::new();
     for (name, path) in default_directories(variable) {
-        let argument = SwapArgument { path, bytes: None, priority: None };
+        let argument = SwapArgument { path, ..SwapArgument::default() };
         match open_directory_of(&argument) {
-            Ok(area) => return Ok(Area { priority: PRIORITY_AUTOMATIC, ..area }),
+            Ok(area) => return placed(area, &argument, machine),
             Err(failure) if name == "$FARPAGE_SWAP_DIR" => {
                 return Err(failure.fix(FIX_SWAP_DIR));
             }
@@ -310,6 +337,7 @@ fn growing(argument: &SwapArgument, file: File, disk: FileSystem, kind: Kind) ->
         path: argument.path.clone(),
         kind,
         slots,
+        place: Place::default(),
         priority: 0,
         grows: true,
         bad_slots: Vec::new(),
@@ -469,6 +497,7 @@ fn prepared(
         path,
         kind,
         slots,
+        place: Place::default(),
         priority: 0,
         grows: false,
         bad_slots,
@@ -579,9 +608,10 @@ pub fn name_bytes(path: &Path, bytes: usize) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farpage_core::units::NodeId;
 
     fn argument(path: &Path, bytes: Option<u64>) -> SwapArgument {
-        SwapArgument { path: path.into(), bytes, priority: None }
+        SwapArgument { path: path.into(), bytes, ..SwapArgument::default() }
     }
 
     /// A directory on a disk: /tmp may be memory.
@@ -647,7 +677,9 @@ mod tests {
     fn same_file_twice_is_said_as_such() {
         let place = directory();
         let path = swap_file(place.path(), "swap", 100, 100);
-        let message = open_all(&[argument(&path, None), argument(&path, None)]).unwrap_err().to_string();
+        let message = open_all(&[argument(&path, None), argument(&path, None)], &Machine::this())
+            .unwrap_err()
+            .to_string();
         assert!(message.contains("given twice"), "{message}");
     }
 
@@ -723,18 +755,41 @@ mod tests {
         let place = directory();
         let mut arguments = vec![argument(place.path(), Some(1 << 20)); 3];
         arguments[1].priority = Some(5);
-        let priorities: Vec<_> = open_all(&arguments).unwrap().iter().map(|area| area.priority).collect();
-        assert_eq!(priorities, [-2, 5, -3]);
+        let mut areas = open_all(&arguments, &Machine::this()).unwrap();
+        for (order, expected) in [
+            (AreaOrder::Global, [-1, 5, -2]),
+            (AreaOrder::Numa, [-2, 5, -3]),
+            (AreaOrder::RoundRobin, [-1, 5, -1]),
+            (AreaOrder::Weighted, [-1, 5, -1]),
+        ] {
+            number(&mut areas, order);
+            assert_eq!(areas.iter().map(|area| area.priority).collect::<Vec<_>>(), expected, "{order:?}");
+        }
+    }
+
+    #[test]
+    fn node_is_the_users_or_the_disks_and_must_be_there() {
+        let place = directory();
+        let machine = Machine::below("/no/such");
+        let with = |node| SwapArgument { node, ..argument(place.path(), Some(1 << 20)) };
+        let open = |node: Option<u8>| open_all(&[with(node.map(NodeId))], &machine);
+        assert_eq!(open(None).unwrap()[0].place.node(), None);
+        assert_eq!(open(Some(0)).unwrap()[0].place.node(), Some(NodeId(0)));
+        let message = open(Some(3)).unwrap_err().to_string();
+        assert!(message.contains("no node 3") && message.contains("has node 0"), "{message}");
     }
 
     #[test]
     fn default_directory_is_the_first_one_on_a_disk() {
         let place = directory();
         let with = |swap_dir: Option<&str>, tmp: Option<&str>| {
-            open_default(|name| match name {
-                "FARPAGE_SWAP_DIR" => swap_dir.map(OsString::from),
-                _ => tmp.map(OsString::from),
-            })
+            open_default(
+                |name| match name {
+                    "FARPAGE_SWAP_DIR" => swap_dir.map(OsString::from),
+                    _ => tmp.map(OsString::from),
+                },
+                &Machine::this(),
+            )
         };
         let own = place.path().to_str().unwrap();
         assert_eq!(with(Some(own), None).unwrap().path, place.path());

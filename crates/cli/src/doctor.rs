@@ -4,6 +4,7 @@
 use crate::areas;
 use crate::budget::{self, Behind, Roots};
 use crate::kernel::{self, Refused, Userfaultfd};
+use crate::machine::Machine;
 use crate::numbers::iec;
 use crate::options::{DoctorOptions, SwapArgument};
 use crate::preload;
@@ -229,7 +230,7 @@ fn swap_checks() -> Vec<Check> {
             } else {
                 format!("swap {origin} ({})", path.display())
             };
-            let argument = SwapArgument { path, bytes: None, priority: None };
+            let argument = SwapArgument { path, ..SwapArgument::default() };
             swap_check(name, origin, &argument)
         })
         .collect()
@@ -377,7 +378,7 @@ fn choose(userfaultfd: &Result<Userfaultfd, Refused>) -> Choice {
             IoEngine::Psync
         }
     };
-    let swap = areas::open_default(sys::environment);
+    let swap = areas::open_default(sys::environment, &Machine::this());
     why.extend(swap.as_ref().err().map(crate::failure::Failure::in_one_line));
     Choice {
         faults: install.map(|_| "thread"),
@@ -453,7 +454,7 @@ mod tests {
     fn every_no_has_a_fix() {
         let mut checks = vec![kernel_check("5.4.0".into()), user_check(), seccomp_check(), preload_check()];
         for origin in ["$FARPAGE_SWAP_DIR", "/var/tmp"] {
-            let file = SwapArgument { path: "/etc/passwd".into(), bytes: None, priority: None };
+            let file = SwapArgument { path: "/etc/passwd".into(), ..SwapArgument::default() };
             checks.push(swap_check(origin.into(), origin, &file));
         }
         checks.push(io_check());

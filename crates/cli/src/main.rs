@@ -10,7 +10,7 @@
 //! 2. [`budget`] finds the limits that apply and makes the budget from them.
 //! 3. [`program`] finds the program and checks with [`elf`] that Farpage can get into it.
 //! 4. [`areas`] opens the swap areas; [`header`] reads what mkswap wrote, [`places`] asks where a
-//!    file lies.
+//!    file lies, [`machine`] which node its device is on.
 //! 5. [`preload`] finds the library; [`kernel`] tries what the kernel offers, and chooses.
 //! 6. [`session`] fills the memory shared with the programs; [`run`] starts the first of them.
 //! 7. [`signals`] stays with it; [`notices`] tells what happens meanwhile.
@@ -27,6 +27,7 @@ mod elf;
 mod failure;
 mod header;
 mod kernel;
+mod machine;
 mod notices;
 mod numbers;
 mod options;

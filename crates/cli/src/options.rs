@@ -10,7 +10,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use farpage_bench::EXPERIMENTS;
 use farpage_bench::load::LOADS;
-use farpage_core::config::{Codec, Install, IoEngine, SlotPolicy};
+use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, SlotPolicy};
+use farpage_core::units::{NODES_MAX, NodeId};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -110,8 +111,13 @@ pub struct RunOptions {
     /// Where pages go that don't fit the pool: a directory (a temporary file is made in it), an empty file,
     /// or a file or device prepared with mkswap. May be given several times; the variable FARPAGE_SWAP holds
     /// several separated by `;` [default: the first usable of $FARPAGE_SWAP_DIR, $TMPDIR, /var/tmp].
-    #[arg(long, value_name = "PATH[:SIZE][,prio=N]")]
+    #[arg(long, value_name = "PATH[:SIZE][,prio=N][,node=N][,discard]")]
     swap: Vec<OsString>,
+
+    /// Which of several areas without prio= is used: the one expected to be done soonest, those of the CPU's own node
+    /// first, in turn, or one after the other.
+    #[arg(long, value_enum, env = "FARPAGE_ORDER", default_value = "weighted")]
+    order: OrderOption,
 
     /// Use no disk: what is evicted must fit the compressed pool. Also FARPAGE_NO_DISK=1.
     #[arg(long)]
@@ -199,6 +205,18 @@ enum SlotsOption {
     ScanMore,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OrderOption {
+    /// By how long writes take, how many wait, how far the device is, and how full.
+    Weighted,
+    /// Those of the CPU's own node first, in turn; then one after the other (Linux 4.14 to 6.18).
+    Numa,
+    /// In turn (Linux after 6.18).
+    RoundRobin,
+    /// One after the other (Linux before 4.14).
+    Global,
+}
+
 impl RunOptions {
     /// How slots are found.
     pub fn slots(&self) -> SlotPolicy {
@@ -206,6 +224,15 @@ impl RunOptions {
             SlotsOption::Clusters => SlotPolicy::Clusters,
             SlotsOption::Classic => SlotPolicy::Classic,
             SlotsOption::ScanMore => SlotPolicy::ScanMore,
+        }
+    }
+    /// In which order areas are used.
+    pub fn order(&self) -> AreaOrder {
+        match self.order {
+            OrderOption::Weighted => AreaOrder::Weighted,
+            OrderOption::Numa => AreaOrder::Numa,
+            OrderOption::RoundRobin => AreaOrder::RoundRobin,
+            OrderOption::Global => AreaOrder::Global,
         }
     }
     /// The pool's codec.
@@ -300,7 +327,7 @@ fn was_typed(error: &clap::Error, arguments: &[OsString]) -> bool {
 }
 
 /// One `--swap`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SwapArgument {
     /// The directory, file or device.
     pub path: PathBuf,
@@ -308,6 +335,21 @@ pub struct SwapArgument {
     pub bytes: Option<u64>,
     /// Its priority, if the user gave one.
     pub priority: Option<i32>,
+    /// The node of its device, if the user knows better.
+    pub node: Option<NodeId>,
+    /// When what isn't needed any more is discarded, if ever.
+    pub discard: Option<Discard>,
+}
+
+/// When an area's device is told that nothing there is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Discard {
+    /// For the whole area before it is used, and for each cluster that becomes empty.
+    Both,
+    /// For the whole area before it is used.
+    Once,
+    /// For each cluster that becomes empty.
+    Pages,
 }
 
 /// Where evicted pages may go beyond the pool.
@@ -367,11 +409,11 @@ fn areas<'a>(arguments: impl Iterator<Item = &'a OsStr>) -> Result<Disk, Failure
     Ok(if areas.is_empty() { Disk::Default } else { Disk::Areas(areas) })
 }
 
-/// Reads `PATH[:SIZE][,prio=N]`. A path that exists as it stands is a path, whatever is in it.
+/// Reads `PATH[:SIZE][,prio=N][,node=N][,discard]`. A path that exists as it stands is a path, whatever is in it.
 fn swap_argument(argument: &OsStr, exists: impl Fn(&Path) -> bool) -> Result<SwapArgument, Failure> {
     let whole = argument.to_string_lossy().into_owned();
     let mut rest = argument.as_bytes();
-    let mut priority = None;
+    let mut area = SwapArgument::default();
     let is_path = |text: &[u8]| exists(Path::new(OsStr::from_bytes(text)));
     let has_only_size = |text: &[u8]| {
         last_colon(text).is_some_and(|colon| is_path(&text[..colon]) && !text[colon..].contains(&b','))
@@ -383,34 +425,51 @@ fn swap_argument(argument: &OsStr, exists: impl Fn(&Path) -> bool) -> Result<Swa
             break;
         }
         rest = &rest[..comma];
-        if priority.replace(priority_of(&option, &whole)?).is_some() {
-            return Err(bad_swap(&whole, "prio= is given twice"));
-        }
+        read_area_option(&option, &whole, &mut area)?;
     }
     let (path, bytes) = split_size(rest, &whole, is_path)?;
     if path.is_empty() {
         return Err(bad_swap(&whole, "there is no path in it"));
     }
-    Ok(SwapArgument { path: OsStr::from_bytes(path).into(), bytes, priority })
+    Ok(SwapArgument { path: OsStr::from_bytes(path).into(), bytes, ..area })
 }
 
 fn bad_swap(argument: &str, why: &str) -> Failure {
     Failure::new(format!("swap area `{argument}`: {why}"))
-        .fix("write --swap PATH[:SIZE][,prio=N], for example --swap /var/tmp:8G,prio=5")
+        .fix("write --swap PATH[:SIZE][,prio=N][,node=N][,discard], for example --swap /var/tmp:8G,prio=5")
 }
 
-/// The one option there is.
-fn priority_of(option: &str, whole: &str) -> Result<i32, Failure> {
+/// One option behind the path.
+fn read_area_option(option: &str, whole: &str, area: &mut SwapArgument) -> Result<(), Failure> {
     let (name, value) = option.split_once('=').unwrap_or((option, ""));
-    match name {
-        "prio" | "pri" => {
-            value.parse().ok().filter(|priority| (0..=PRIORITY_MAX).contains(priority)).ok_or_else(|| {
-                bad_swap(whole, &format!("`{value}` is not a priority from 0 to {PRIORITY_MAX}"))
-            })
+    let was_given = match name {
+        "prio" | "pri" => area.priority.replace(number(value, PRIORITY_MAX, "a priority", whole)?).is_some(),
+        "node" => {
+            let node = number(value, NODES_MAX as i32 - 1, "a node", whole)?;
+            area.node.replace(NodeId(node as u8)).is_some()
         }
-        "node" | "discard" => Err(bad_swap(whole, &format!("`{name}` isn't supported yet"))),
-        _ => Err(bad_swap(whole, &format!("`{option}` is not an option of a swap area"))),
-    }
+        "discard" => {
+            let discard = match option {
+                "discard" => Discard::Both,
+                "discard=once" => Discard::Once,
+                "discard=pages" => Discard::Pages,
+                _ => {
+                    return Err(bad_swap(
+                        whole,
+                        &format!("`{option}` is neither discard, nor =once, nor =pages"),
+                    ));
+                }
+            };
+            area.discard.replace(discard).is_some()
+        }
+        _ => return Err(bad_swap(whole, &format!("`{option}` is not an option of a swap area"))),
+    };
+    if was_given { Err(bad_swap(whole, &format!("{name} is given twice"))) } else { Ok(()) }
+}
+
+fn number(value: &str, most: i32, what: &str, whole: &str) -> Result<i32, Failure> {
+    let number = value.parse().ok().filter(|number| (0..=most).contains(number));
+    number.ok_or_else(|| bad_swap(whole, &format!("`{value}` is not {what} from 0 to {most}")))
 }
 
 /// Where a size may begin: the last colon that no slash follows.
@@ -503,7 +562,12 @@ mod tests {
 
     #[test]
     fn swap_argument_has_path_size_and_priority() {
-        let argument = |path: &str, bytes, priority| SwapArgument { path: path.into(), bytes, priority };
+        let argument = |path: &str, bytes, priority| SwapArgument {
+            path: path.into(),
+            bytes,
+            priority,
+            ..SwapArgument::default()
+        };
         for (text, expected) in [
             ("/a", argument("/a", None, None)),
             ("/a:8G", argument("/a", Some(8 << 30), None)),
@@ -514,6 +578,34 @@ mod tests {
         ] {
             assert_eq!(swap(text).unwrap(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn swap_argument_has_node_and_discard_in_any_order() {
+        let node =
+            |node| SwapArgument { path: "/a".into(), node: Some(NodeId(node)), ..SwapArgument::default() };
+        let discard = |discard| SwapArgument { discard: Some(discard), ..node(0) };
+        for (text, expected) in [
+            ("/a,node=0", node(0)),
+            ("/a,node=63", node(63)),
+            ("/a,discard,node=0", discard(Discard::Both)),
+            ("/a,node=0,discard=once", discard(Discard::Once)),
+            (
+                "/a:8G,discard=pages,prio=3,node=0",
+                SwapArgument { bytes: Some(8 << 30), priority: Some(3), ..discard(Discard::Pages) },
+            ),
+        ] {
+            assert_eq!(swap(text).unwrap(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn order_is_weighted_unless_another_is_asked_for() {
+        assert_eq!(run("true").unwrap().order(), AreaOrder::Weighted);
+        for order in AreaOrder::ALL {
+            assert_eq!(run(&format!("--order {} true", order.name())).unwrap().order(), order);
+        }
+        assert!(run("--order any true").is_err());
     }
 
     #[test]
@@ -528,9 +620,14 @@ mod tests {
             "/a,prio=",
             "/a,prio=-1",
             "/a,prio=32768",
-            "/a,node=1",
-            "/a,discard",
+            "/a,node=",
+            "/a,node=64",
+            "/a,node=-1",
+            "/a,discard=now",
+            "/a,discard=",
+            "/a,discard,discard=once",
             "/a,prio=1,prio=2",
+            "/a,node=1,node=1",
             "/a,what",
             "/a:8G,prio=x",
         ] {

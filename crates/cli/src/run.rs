@@ -7,6 +7,7 @@ use crate::areas::{self, Area};
 use crate::budget::{self, Behind, Budget, Limit, Roots};
 use crate::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND};
 use crate::kernel;
+use crate::machine::Machine;
 use crate::notices::{Watcher, Weight};
 use crate::numbers::iec;
 use crate::options::{self, Disk, RunOptions};
@@ -79,11 +80,13 @@ fn plan(options: &RunOptions) -> Result<Plan, Failure> {
     let behind = if disk == Disk::None { Behind::Nothing } else { Behind::Areas };
     let budget = budget::resolve(options.ram.as_ref(), options.pool.as_ref(), behind, &limits)?;
     let program = program::resolve(&options.program[0], std::env::var_os("PATH").as_deref())?;
-    let areas = match &disk {
+    let machine = Machine::this();
+    let mut areas = match &disk {
         Disk::None => Vec::new(),
-        Disk::Default => vec![areas::open_default(sys::environment)?],
-        Disk::Areas(arguments) => areas::open_all(arguments)?,
+        Disk::Default => vec![areas::open_default(sys::environment, &machine)?],
+        Disk::Areas(arguments) => areas::open_all(arguments, &machine)?,
     };
+    areas::number(&mut areas, options.order());
     let stats = options.stats.as_deref().map(open_stats).transpose()?;
     let preload = preload::find()?;
     let userfaultfd = kernel::userfaultfd().map_err(|refused| refused.failure())?;
@@ -101,6 +104,8 @@ fn plan(options: &RunOptions) -> Result<Plan, Failure> {
         install,
         io,
         slots: options.slots(),
+        order: options.order(),
+        nodes: machine.nodes().last().map_or(1, |node| u32::from(node.0) + 1),
         uffd_source: userfaultfd.source,
     };
     Ok(Plan { budget, settings, areas, program, preload, stats })

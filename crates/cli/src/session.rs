@@ -3,7 +3,7 @@
 //! of its bad slots and one word for each of its clusters.
 // UNSAFETY: shared memory has no type. It is given one here, once, and handed out as a reference.
 
-use crate::areas::{self, Area};
+use crate::areas::{self, Area, Kind};
 use crate::failure::Failure;
 use crate::numbers::iec;
 use crate::sys::{self, SharedMemory};
@@ -106,6 +106,8 @@ fn describe(description: &mut AreaDescription, area: &Area, tables: &Tables) {
     description.name[..name.len()].copy_from_slice(name);
     description.slots = area.slots;
     description.priority = area.priority;
+    description.place = area.place;
+    description.is_device = (area.kind == Kind::Device).into();
     description.grows = area.grows.into();
     description.bad_count = area.bad_slots.len() as u32;
     description.bad_offset = tables.bad_offset as u64;
@@ -122,9 +124,9 @@ pub fn text(bytes: &[u8]) -> String {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::areas::Kind;
     use farpage::session::UffdSource;
-    use farpage_core::config::{Codec, Install, IoEngine, SlotPolicy};
+    use farpage_core::areas::Place;
+    use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, SlotPolicy};
 
     pub fn settings() -> Settings {
         Settings {
@@ -134,6 +136,8 @@ pub mod tests {
             install: Install::Move,
             io: IoEngine::Uring,
             slots: SlotPolicy::Clusters,
+            order: AreaOrder::Weighted,
+            nodes: 1,
             uffd_source: UffdSource::Syscall,
         }
     }
@@ -144,6 +148,7 @@ pub mod tests {
             path: name.into(),
             kind: Kind::Temporary,
             slots,
+            place: Place::default(),
             priority: -2,
             grows: true,
             bad_slots: bad_slots.into(),

@@ -334,6 +334,7 @@ fn settings(run: &Run) -> Value {
             "slots": area.slots,
             "bytes": area.bytes(),
             "priority": area.priority,
+            "node": area.place.node().map(|node| node.0),
             "grows": area.grows,
             "bad_slots": area.bad_slots.len(),
             "disk_reserve_bytes": area.disk_reserve_bytes,
@@ -350,6 +351,7 @@ fn settings(run: &Run) -> Value {
         "install": install_name(settings.install),
         "io": io_name(settings.io),
         "slots": settings.slots.name(),
+        "order": settings.order.name(),
         "userfaultfd": uffd_name(settings.uffd_source),
         "areas": areas.collect::<Vec<_>>(),
     })

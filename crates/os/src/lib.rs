@@ -6,14 +6,15 @@
 //! passed on exactly as they are.
 //!
 //! [`uffd`] userfaultfd · [`memory`] our own mappings · [`futex`] waiting · [`thread`] engine threads ·
-//! [`proc`] what /proc says about this process · [`clock`] time · [`fiemap`] where a file lies ·
-//! [`report`] last words · [`sys`] calls passed on
+//! [`proc`] what /proc says about this process · [`numa`] which node · [`clock`] time · [`fiemap`] where a file
+//! lies · [`report`] last words · [`sys`] calls passed on
 #![cfg_attr(not(test), no_std)]
 
 pub mod clock;
 pub mod fiemap;
 pub mod futex;
 pub mod memory;
+pub mod numa;
 pub mod proc;
 pub mod report;
 pub mod sys;

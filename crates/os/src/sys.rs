@@ -34,6 +34,7 @@ pub mod number {
     pub const CLONE: usize = raw::__NR_clone as usize;
     pub const EXIT: usize = raw::__NR_exit as usize;
     pub const EXIT_GROUP: usize = raw::__NR_exit_group as usize;
+    pub const GETCPU: usize = raw::__NR_getcpu as usize;
     pub const FCNTL: usize = raw::__NR_fcntl as usize;
 }
 

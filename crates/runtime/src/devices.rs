@@ -95,7 +95,7 @@ impl Devices {
     ) -> Result<(&'static Devices, Areas<'static>), OpenError> {
         let devices = memory::place(Devices { list: [const { None }; AREAS_MAX], io: session.settings.io });
         let devices = devices.map_err(|errno| OpenError { errno })?;
-        let mut areas = Areas::default();
+        let mut areas = Areas::new(session.settings.order, session.settings.nodes as usize);
         for (at, description) in descriptions(session).enumerate() {
             let fd = open(description).map_err(|errno| OpenError { errno })?;
             let base = core::ptr::from_ref(session).cast::<u8>();
@@ -111,7 +111,7 @@ impl Devices {
             };
             areas.add(AreaMemory {
                 slots: description.slots,
-                priority: description.priority,
+                place: description.place,
                 leases: Leases::new(holders, holder),
                 memory: SlotMemory::carve(
                     region,
@@ -174,6 +174,11 @@ pub enum BackEnd {
 }
 
 impl BackEnd {
+    /// Whether a request is done by the time it is submitted.
+    pub const fn is_synchronous(&self) -> bool {
+        matches!(self, BackEnd::Psync(_))
+    }
+
     fn inner(&mut self) -> &mut dyn Backend {
         match self {
             BackEnd::Uring(ring) => ring,

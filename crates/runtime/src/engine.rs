@@ -17,7 +17,7 @@ use farpage_core::pager::Pager;
 use farpage_core::stats::{Counter, Gauge};
 use farpage_core::table::Leaf;
 use farpage_core::table::ranges::Flags;
-use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
+use farpage_core::units::{AreaId, PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::Pages;
 use farpage_os::proc::{Pagemap, Statm};
 use farpage_os::sys::Errno;
@@ -119,6 +119,15 @@ impl Engine {
             self.activation_wanted.store(1, Ordering::Relaxed);
             self.budget.ring();
             futex::wait_for(&self.active, 0, 1_000_000);
+        }
+    }
+
+    /// Copies what the pager knows about itself to where the supervisor and others see it.
+    pub fn publish_gauges(&self) {
+        self.pager.refresh_gauges();
+        let areas = self.pager.areas();
+        for (id, used) in self.record.slots_used.iter().enumerate().take(areas.count()) {
+            used.store(areas.in_use_of(AreaId(id as u8)), Ordering::Relaxed);
         }
     }
 

@@ -106,6 +106,7 @@ fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
                 for gauge in Gauge::ALL.iter().filter(|gauge| !gauge.is_peak()) {
                     record.stats.set(*gauge, 0);
                 }
+                record.slots_used.iter().for_each(|slots| slots.store(0, Ordering::Relaxed));
                 // The lock decides; the number is for people.
                 record.pid.store(pid, Ordering::Relaxed);
                 return Some(index);

@@ -10,14 +10,15 @@
 //! Everything is atomics or written before the first program starts. All-zero bytes are valid everywhere.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use farpage_core::config::{Codec, Install, IoEngine, SlotPolicy};
+use farpage_core::areas::Place;
+use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, SlotPolicy};
 use farpage_core::stats::Stats;
 use farpage_core::units::AREAS_MAX;
 
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x02");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x03");
 /// Programs that can be counted one by one; later ones take over records of dead ones.
 pub const PROCESSES_MAX: usize = 256;
 /// Bytes for a path, NUL-terminated.
@@ -58,6 +59,10 @@ pub struct Settings {
     pub io: IoEngine,
     /// How free slots are found.
     pub slots: SlotPolicy,
+    /// In which order areas are used.
+    pub order: AreaOrder,
+    /// Nodes that the machine has, counted up to the highest number.
+    pub nodes: u32,
     /// Which way to a userfaultfd worked for the supervisor.
     pub uffd_source: UffdSource,
 }
@@ -81,8 +86,12 @@ pub struct AreaDescription {
     pub name: [u8; PATH_BYTES],
     /// Slots, the header's slot 0 included.
     pub slots: u32,
-    /// Priority as in `swapon -p`; higher is used first.
+    /// Priority as in `swapon -p`: the user's, or what the order gives it. For whoever looks on.
     pub priority: i32,
+    /// What places it in the order, for the programs.
+    pub place: Place,
+    /// 1 for a block device.
+    pub is_device: u32,
     /// 1 if the file may have to be extended before a cluster is written (it grows on demand).
     pub grows: u32,
     /// Bad slots listed at `bad_offset`.
@@ -195,6 +204,8 @@ pub struct ProcessRecord {
     pub notice_values: [AtomicU64; 16],
     /// The program's name as in /proc/self/comm, NUL-padded.
     pub command: [AtomicU64; 2],
+    /// Slots in use in each area, while the process lives.
+    pub slots_used: [AtomicU32; AREAS_MAX],
     /// Counters and latencies.
     pub stats: Stats,
 }

@@ -143,7 +143,7 @@ fn keep(engine: &'static Engine) -> ! {
         engine.budget.wait(engine.budget.bell(), engine.budget.look_again_ns(anonymous, growth_bytes_per_us));
     }
     activate(engine);
-    let worker = memory::place(Worker::new(engine, KEEPER))
+    let worker = memory::place(Worker::new(engine, KEEPER, None))
         .unwrap_or_else(|_| engine.stop_program(StopReason::Tables));
     loop {
         let seen = engine.budget.bell();
@@ -209,7 +209,8 @@ fn handler_main(argument: usize) -> ! {
     // SAFETY: `spawn_handler` placed it for good and gave us its address.
     let handler = unsafe { &*(argument as *const Handler) };
     thread::pin_to_cpu(handler.cpu);
-    let worker = memory::place(Worker::new(handler.engine, handler.index))
+    let node = Some(farpage_os::numa::current_node());
+    let worker = memory::place(Worker::new(handler.engine, handler.index, node))
         .unwrap_or_else(|_| handler.engine.stop_program(StopReason::Tables));
     let faults = Faults::of(handler.engine.uffd);
     let nothing = farpage_fault::Fault { page: PageIndex(0), access: farpage_core::pager::Access::Read };

@@ -11,7 +11,7 @@ use crate::map_lock::ReaderIndex;
 use crate::session::{Notice, pack_io_error};
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
-use farpage_core::areas::AreaState;
+use farpage_core::areas::{AreaState, Took};
 use farpage_core::cache::Backing;
 use farpage_core::pager::{
     Access, BATCH_MAX, Batch, Left, Placed, Shrunk, Step, Taken, Ticket, WriteBatch, WriteProgress,
@@ -20,7 +20,8 @@ use farpage_core::pager::{
 use farpage_core::stats::{Counter, Latency};
 use farpage_core::table::entry::State;
 use farpage_core::units::{
-    AREAS_MAX, CLUSTER_SLOTS, FrameIndex, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex,
+    AREAS_MAX, AreaId, CLUSTER_SLOTS, FrameIndex, NodeId, PAGE_BYTES, PageBytes, PageIndex, PageRange,
+    SlotIndex,
 };
 use farpage_core::zswap::codec::Scratch;
 use farpage_fault::{Fault, InstallError, Outgoing};
@@ -45,6 +46,8 @@ const ZERO_RUN_MAX: u64 = 32;
 const DIRECT_NS_MAX: u64 = 2_000_000_000;
 /// After finding nothing to evict, a thread doesn't look again for so long.
 const GIVE_UP_NS: u64 = 20_000_000;
+/// A call that took longer than this has waited for the device.
+const BLOCKED_NS: u64 = 20_000;
 /// How often a full area is tried again.
 const RETRY_AREAS_NS: u64 = 1_000_000_000;
 
@@ -52,6 +55,8 @@ const RETRY_AREAS_NS: u64 = 1_000_000_000;
 #[derive(Clone, Copy)]
 struct InFlight {
     request: WriteRequest,
+    /// When it got its slots.
+    since_ns: u64,
     /// How it ended; none while the device has it.
     result: Option<Result<(), AreaState>>,
 }
@@ -69,6 +74,8 @@ pub enum Progress {
 pub struct Worker {
     engine: &'static Engine,
     index: ReaderIndex,
+    /// The node of the CPU that this thread is pinned to, if it is.
+    node: Option<NodeId>,
     scratch: MaybeUninit<Scratch>,
     page: PageBytes,
     batch: Batch,
@@ -81,11 +88,13 @@ pub struct Worker {
     zero_run: u64,
     give_up_until_ns: u64,
     retry_areas_at_ns: u64,
+    /// When completions were last looked for.
+    looked_ns: u64,
 }
 
 impl Worker {
-    /// A worker for the thread with this index.
-    pub fn new(engine: &'static Engine, index: ReaderIndex) -> Worker {
+    /// A worker for the thread with this index, which stays on that node or (none) moves about.
+    pub fn new(engine: &'static Engine, index: ReaderIndex, node: Option<NodeId>) -> Worker {
         let nothing = Outgoing {
             page: PageIndex(0),
             frame: core::ptr::null_mut(),
@@ -98,6 +107,7 @@ impl Worker {
         Worker {
             engine,
             index,
+            node,
             scratch,
             page: PageBytes::ZERO,
             batch: Batch::new(),
@@ -109,6 +119,7 @@ impl Worker {
             zero_run: 1,
             give_up_until_ns: 0,
             retry_areas_at_ns: 0,
+            looked_ns: 0,
         }
     }
 
@@ -380,7 +391,7 @@ impl Worker {
         }
         self.collect_writes(Wait::No);
         self.trim_frames();
-        engine.pager.refresh_gauges();
+        engine.publish_gauges();
         progress
     }
 
@@ -560,6 +571,7 @@ impl Worker {
         if now >= self.retry_areas_at_ns {
             self.retry_areas_at_ns = now + RETRY_AREAS_NS;
             self.engine.pager.areas().reopen();
+            self.engine.pager.areas().note_used();
         }
     }
 
@@ -587,11 +599,13 @@ impl Worker {
     fn send_writes(&mut self) -> bool {
         while !self.writes.is_empty() {
             let Some(at) = self.free_request() else { return false };
+            let node = self.node.unwrap_or_else(farpage_os::numa::current_node);
+            let since_ns = now_ns();
             let shared = self.engine.map.shared(self.index);
             let pager = &self.engine.pager;
-            let request = pager.assign(self.index.0, &mut self.writes).or_else(|| {
+            let request = pager.assign(self.index.0, node, &mut self.writes).or_else(|| {
                 let found = pager.release_kept(64) > 0 || self.engine.reap_dead_processes();
-                if found { pager.assign(self.index.0, &mut self.writes) } else { None }
+                if found { pager.assign(self.index.0, node, &mut self.writes) } else { None }
             });
             let Some(request) = request else {
                 pager.park_again(&mut self.writes);
@@ -600,7 +614,7 @@ impl Worker {
                 return false;
             };
             drop(shared);
-            self.in_flight[at] = Some(InFlight { request, result: None });
+            self.in_flight[at] = Some(InFlight { request, since_ns, result: None });
             self.engine.writes_under_way.fetch_add(1, Ordering::Relaxed);
             self.send(at, request);
         }
@@ -640,6 +654,9 @@ impl Worker {
         // SAFETY: frames of a write request are ours until `write_done`, have memory, and nobody writes them.
         let sent = unsafe { back_end.submit(&request) };
         back_end.flush();
+        if back_end.is_synchronous() {
+            self.note_latency(area, at, u64::MAX);
+        }
         if sent.is_err() {
             // Its table is as long as ours: it can't be full. Treat it as a failed write all the same.
             self.ended(at, Err(IoError::EIO));
@@ -650,20 +667,42 @@ impl Worker {
     fn collect_writes(&mut self, wait: Wait) {
         let mut done = [Completion::EMPTY; WRITES_MAX];
         let mut wait = wait;
+        let is_news = self.has_writes();
         for area in 0..AREAS_MAX {
             let Some(back_end) = &mut self.back_ends[area] else { continue };
             if back_end.in_flight() == 0 {
                 continue;
             }
+            let before = now_ns();
             let count = back_end.complete(wait, &mut done);
+            let was_noted = back_end.is_synchronous();
+            // Whoever had to wait has found it the moment it was done.
+            let looked_ns = if now_ns() - before > BLOCKED_NS { u64::MAX } else { self.looked_ns };
+            for completion in done.iter().take(count).filter(|_| !was_noted) {
+                self.note_latency(AreaId(area as u8), completion.token as usize, looked_ns);
+            }
             wait = Wait::No;
             for completion in done.iter().take(count) {
                 self.ended(completion.token as usize, completion.result);
             }
         }
+        if is_news {
+            self.looked_ns = now_ns();
+        }
         for at in 0..WRITES_MAX {
             self.settle_write(at);
         }
+    }
+
+    /// Tells the order of areas how long a write took that has just been found done. The ring doesn't say when that
+    /// was: after `looked_ns`, and if that is long ago this is only a bound.
+    fn note_latency(&self, area: AreaId, at: usize, looked_ns: u64) {
+        let Some(write) = self.in_flight[at] else { return };
+        let now = now_ns();
+        let took_ns = now - write.since_ns;
+        let is_exact = now.saturating_sub(looked_ns.max(write.since_ns)) * 4 <= took_ns;
+        let took = if is_exact { Took::Exactly(took_ns) } else { Took::AtMost(took_ns) };
+        self.engine.pager.areas().note_latency(area, took);
     }
 
     fn ended(&mut self, at: usize, result: Result<(), IoError>) {
@@ -681,7 +720,7 @@ impl Worker {
     }
 
     fn settle_write(&mut self, at: usize) {
-        let Some(InFlight { request, result: Some(result) }) = &mut self.in_flight[at] else { return };
+        let Some(InFlight { request, result: Some(result), .. }) = &mut self.in_flight[at] else { return };
         let _shared = self.engine.map.shared(self.index);
         if self.engine.pager.write_done(request, *result) == WriteProgress::Finished {
             if *result == Err(AreaState::Full) {

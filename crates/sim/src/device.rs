@@ -6,7 +6,8 @@
 // UNSAFETY: requests carry addresses, and the device borrows memory that it owns itself.
 
 use crate::profile::AreaProfile;
-use farpage_core::units::{CLUSTER_SLOTS, FrameIndex, PAGE_BYTES, SlotIndex};
+use farpage_core::areas::Place;
+use farpage_core::units::{CLUSTER_SLOTS, FrameIndex, NodeId, PAGE_BYTES, SlotIndex};
 use farpage_io::{Backend, Busy, Completion, Counting, Crash, FaultCounts, Faulty, Mem, Op};
 use farpage_io::{Request, Segment, Slow, Wait};
 use std::cell::RefCell;
@@ -44,6 +45,12 @@ impl Device {
             priority: profile.priority,
             discards: profile.discards,
         }
+    }
+
+    /// Its place in the order: below 0 it has no priority of its own.
+    pub(crate) fn place(&self) -> Place {
+        let place = Place::default().at(NodeId((self.slots % 2) as u8), |_| None);
+        if self.priority < 0 { place } else { place.with_priority(self.priority) }
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut Stack) -> T) -> T {

@@ -566,7 +566,7 @@ impl Space {
     pub(crate) fn assign(&self, world: &World) -> bool {
         let request = self.with_writer(world, |batch| {
             let waiting = batch.len();
-            let request = self.pager.assign(world.random.index(4), batch);
+            let request = self.pager.assign(world.random.index(4), self.node(), batch);
             if request.is_none() && waiting > 0 && self.pager.release_kept(8) == 0 {
                 self.pager.park_again(batch);
                 world.note(|| format!("{} no slot: {waiting} parked again", self.number));

@@ -16,13 +16,13 @@ use crate::world::World;
 use farpage_core::areas::{AreaMemory, Areas, Leases, SlotMemory};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
 use farpage_core::check::{self, InFlight};
-use farpage_core::config::Install;
+use farpage_core::config::{AreaOrder, Install};
 use farpage_core::pager::{Pager, Parts, Wake};
 use farpage_core::stats::{Counter, Stats};
 use farpage_core::table::entry::State;
 use farpage_core::table::ranges::{Flags, Ranges};
 use farpage_core::table::{LEAF_PAGES, Table};
-use farpage_core::units::{FrameIndex, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex};
+use farpage_core::units::{FrameIndex, NodeId, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex};
 use farpage_core::zswap::codec::{Scratch, decompress};
 use farpage_core::zswap::pool::{Pool, PoolLayout, PoolMemory};
 use std::cell::{Cell, RefCell};
@@ -130,12 +130,13 @@ impl Space {
             objects: home.table(layout.objects),
             blocks: home.table(layout.blocks),
         };
-        let mut areas = Areas::default();
+        // Every order has its turn, on one of two nodes.
+        let mut areas = Areas::new(AreaOrder::ALL[number as usize % AreaOrder::ALL.len()], 2);
         for device in devices {
             let slots = device.slots as usize;
             areas.add(AreaMemory {
                 slots: device.slots,
-                priority: device.priority,
+                place: device.place(),
                 // SAFETY: devices outlive spaces, and their tables never move.
                 leases: Leases::new(unsafe { lasting(&device.holders[..]) }, number),
                 memory: {
@@ -184,6 +185,11 @@ impl Space {
         };
         space.begin(random);
         space
+    }
+
+    /// The node that its threads run on.
+    pub(crate) fn node(&self) -> NodeId {
+        NodeId((self.number % 2) as u8)
     }
 
     /// Anywhere, with the first page of all and the seam between two leaves more often than they deserve.

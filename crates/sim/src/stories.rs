@@ -51,7 +51,7 @@ fn page_that_keeps_its_slot(space: &Space) -> PageIndex {
     let mut writes = WriteBatch::new();
     let placed = space.with_scratches(|scratches| pager.place_oldest(&mut scratches.codec, &mut writes));
     assert_eq!(placed, Placed::Queued);
-    let mut request = pager.assign(0, &mut writes).expect("an empty area has slots");
+    let mut request = pager.assign(0, space.node(), &mut writes).expect("an empty area has slots");
     assert_eq!(pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
     let Step::Read(ticket) = pager.fault(page, Access::Read) else { panic!("it is on the area") };
     pager.settle_fault(ticket, Left { frame: Backing::Memory, protected: true });

@@ -36,6 +36,11 @@ impl<'m> Leases<'m> {
         self.holders.len() as u32
     }
 
+    /// Clusters that any process holds.
+    pub fn leased(&self) -> u32 {
+        self.holders.iter().filter(|holder| holder.load(Ordering::Relaxed) != 0).count() as u32
+    }
+
     /// Leases the first free cluster below `limit`.
     pub fn take(&self, limit: u32) -> Option<u32> {
         let clusters = self.clusters().min(limit);

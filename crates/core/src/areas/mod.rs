@@ -12,9 +12,13 @@ pub mod slots;
 
 pub use extents::Extents;
 pub use leases::Leases;
+use order::AreaSet;
+pub use order::{Order, Place, Took};
 pub use slots::{SlotMemory, Slots};
 
-use crate::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, PAGE_BYTES, PageIndex, SlotIndex};
+use crate::config::AreaOrder;
+use crate::sync::Lock;
+use crate::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, NodeId, PAGE_BYTES, PageIndex, SlotIndex};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use slots::Ground;
 use slots::probe::Unwatched;
@@ -39,8 +43,8 @@ const FREED_ENOUGH: u32 = 64;
 pub struct AreaMemory<'m> {
     /// Slots, slot 0 included.
     pub slots: u32,
-    /// Higher is used first.
-    pub priority: i32,
+    /// What places it in the order.
+    pub place: Place,
     /// Who has which cluster, shared by the processes of a run.
     pub leases: Leases<'m>,
     /// Tables of its slots.
@@ -56,7 +60,7 @@ pub struct AreaMemory<'m> {
 }
 
 struct Area<'m> {
-    priority: i32,
+    /// Changes under the order's lock, so that the order's lists say the same.
     state: AtomicU32,
     /// Slots freed since it was full.
     freed: AtomicU32,
@@ -68,14 +72,19 @@ struct Area<'m> {
     extents: Option<Extents<'m>>,
 }
 
-/// The areas of one process, in the order in which they are used.
+/// The areas of one process.
 pub struct Areas<'m> {
     areas: [Option<Area<'m>>; AREAS_MAX],
-    /// Areas by falling priority.
-    order: [u8; AREAS_MAX],
     count: usize,
-    /// Advances by one at each allocation, so that areas of equal priority take turns.
-    turn: AtomicU32,
+    /// Which of them is used next. Held for a look at a short list; never together with an area's slots.
+    order: Lock<Order>,
+}
+
+/// An area that is being taken off; for [`Areas::end_off`].
+#[must_use]
+pub struct Leaving {
+    id: AreaId,
+    before: AreaState,
 }
 
 /// Neighbouring slots.
@@ -89,24 +98,24 @@ pub struct SlotRun {
 
 impl Default for Areas<'_> {
     fn default() -> Self {
-        Areas { areas: [const { None }; AREAS_MAX], order: [0; AREAS_MAX], count: 0, turn: AtomicU32::new(0) }
+        Areas::new(AreaOrder::Weighted, 1)
     }
 }
 
 impl<'m> Areas<'m> {
+    /// No area yet, to be used in this order by CPUs of so many nodes.
+    pub fn new(order: AreaOrder, nodes: usize) -> Areas<'m> {
+        Areas { areas: [const { None }; AREAS_MAX], count: 0, order: Lock::new(Order::new(order, nodes)) }
+    }
+
     /// Puts an area on. Only while nobody uses the areas yet.
     pub fn add(&mut self, memory: AreaMemory<'m>) -> AreaId {
         let id = self.count;
         assert!(id < AREAS_MAX && memory.owners.len() >= memory.slots as usize);
         assert!(memory.checksums.len() >= memory.slots as usize);
-        let before =
-            |other: &u8| self.areas[*other as usize].as_ref().is_some_and(|a| a.priority >= memory.priority);
-        let at = self.order[..self.count].iter().take_while(|other| before(other)).count();
-        self.order.copy_within(at..self.count, at + 1);
-        self.order[at] = id as u8;
         let AreaMemory { slots: total, bad, leases, discards, .. } = memory;
+        self.order.lock().on(AreaId(id as u8), memory.place);
         self.areas[id] = Some(Area {
-            priority: memory.priority,
             state: AtomicU32::new(AreaState::Writable as u32),
             freed: AtomicU32::new(0),
             total,
@@ -158,10 +167,44 @@ impl<'m> Areas<'m> {
     /// Changes an area's state; read-only is for good.
     pub fn set_state(&self, id: AreaId, state: AreaState) {
         self.area(id).freed.store(0, Ordering::Relaxed);
-        let current = &self.area(id).state;
-        let _ = current.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
-            (old != AreaState::ReadOnly as u32).then_some(state as u32)
-        });
+        let mut order = self.order.lock();
+        if self.state(id) == AreaState::ReadOnly {
+            return;
+        }
+        self.area(id).state.store(state as u32, Ordering::Relaxed);
+        match state {
+            AreaState::Writable => order.back(id),
+            AreaState::Full | AreaState::ReadOnly => order.full(id),
+        }
+    }
+
+    /// Begins to take an area off: nothing is written there any more, and automatic priorities below it move up. The
+    /// caller brings back or moves every page that is there, and calls [`Areas::end_off`].
+    pub fn begin_off(&self, id: AreaId) -> Leaving {
+        let mut order = self.order.lock();
+        let before = self.state(id);
+        order.begin_off(id);
+        self.area(id).state.store(AreaState::ReadOnly as u32, Ordering::Relaxed);
+        Leaving { id, before }
+    }
+
+    /// Ends it. Whether the area is off: if pages of this process are still there it is on again, as it was.
+    pub fn end_off(&self, leaving: Leaving) -> bool {
+        let Leaving { id, before } = leaving;
+        let is_empty = self.area(id).slots.in_use() == 0;
+        let mut order = self.order.lock();
+        if is_empty {
+            order.finish_off(id);
+        } else {
+            order.restore(id);
+            self.area(id).state.store(before as u32, Ordering::Relaxed);
+        }
+        is_empty
+    }
+
+    /// An area's priority; none if it is off.
+    pub fn priority(&self, id: AreaId) -> Option<i32> {
+        self.order.lock().priority(id)
     }
 
     /// Whether any area takes pages.
@@ -169,38 +212,39 @@ impl<'m> Areas<'m> {
         (0..self.count).any(|id| self.state(AreaId(id as u8)) == AreaState::Writable)
     }
 
-    /// Takes up to `max` neighbouring slots for `owner`s that [`Areas::own`] will name: from the writable
-    /// area of the highest priority that has any, equals in turn. `cpu` is the caller's CPU, or its number among
-    /// the threads that take slots.
-    pub fn take(&self, cpu: usize, max: u32) -> Option<SlotRun> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) as usize;
-        let mut at = 0;
-        while at < self.count {
-            let priority = self.area(AreaId(self.order[at])).priority;
-            let same = |id: &&u8| self.area(AreaId(**id)).priority == priority;
-            let equals = self.order[at..self.count].iter().take_while(same).count();
-            for step in 0..equals {
-                let id = AreaId(self.order[at + (turn + step) % equals]);
-                let taken = self.take_in(id, cpu, max);
-                if taken.is_some() {
-                    return taken;
-                }
+    /// Takes up to `max` neighbouring slots for `owner`s that [`Areas::own`] will name: from the first area that has
+    /// any, in the order of `node`, the caller's CPU's. `cpu` is that CPU, or the caller's number among the threads
+    /// that take slots. Report the end of what is done with them by [`Areas::finished`].
+    pub fn take(&self, cpu: usize, node: NodeId, max: u32) -> Option<SlotRun> {
+        let mut tried = AreaSet::default();
+        loop {
+            let id = self.order.lock().choose(node, tried)?;
+            if let Some((first, count)) = self.area(id).slots.take(cpu, max) {
+                return Some(SlotRun { first: SlotIndex::new(id, first), count });
             }
-            at += equals;
+            tried.insert(id);
+            self.finished(id);
+            self.set_state(id, AreaState::Full);
         }
-        None
     }
 
-    /// From this area, if it is writable; it is full if it has none.
-    fn take_in(&self, id: AreaId, cpu: usize, max: u32) -> Option<SlotRun> {
-        if self.state(id) != AreaState::Writable {
-            return None;
+    /// What was done with slots that [`Areas::take`] gave is over.
+    pub fn finished(&self, id: AreaId) {
+        self.order.lock().finished(id);
+    }
+
+    /// How long a write took, from taking its slots to its completion.
+    pub fn note_latency(&self, id: AreaId, latency: Took) {
+        self.order.lock().note_latency(id, latency);
+    }
+
+    /// Looks how full the areas are, all processes together. Call now and then.
+    pub fn note_used(&self) {
+        for id in (0..self.count).map(|id| AreaId(id as u8)) {
+            let leases = self.area(id).slots.leases();
+            let (leased, clusters) = (leases.leased(), leases.clusters());
+            self.order.lock().note_used(id, u64::from(leased), u64::from(clusters));
         }
-        let Some((first, count)) = self.area(id).slots.take(cpu, max) else {
-            self.set_state(id, AreaState::Full);
-            return None;
-        };
-        Some(SlotRun { first: SlotIndex::new(id, first), count })
     }
 
     /// Frees a slot. Whoever owned it must no longer name it.
@@ -270,7 +314,12 @@ impl<'m> Areas<'m> {
 
     /// Slots in use, over all areas.
     pub fn in_use(&self) -> u64 {
-        (0..self.count).map(|id| u64::from(self.area(AreaId(id as u8)).slots.in_use())).sum()
+        (0..self.count).map(|id| u64::from(self.in_use_of(AreaId(id as u8)))).sum()
+    }
+
+    /// Slots in use of an area.
+    pub fn in_use_of(&self, id: AreaId) -> u32 {
+        self.area(id).slots.in_use()
     }
 
     /// The next slot at or after `from` (wrapping at the area's end) that `wanted` is true of its owner.
@@ -289,7 +338,8 @@ impl<'m> Areas<'m> {
 
     /// Takes clusters of dead processes back. Returns how many.
     pub fn reap(&self, mut if_dead: impl FnMut(u32, &dyn Fn() -> bool) -> bool) -> u32 {
-        let freed = (0..self.count).map(|id| self.area(AreaId(id as u8)).slots.reap(&mut if_dead)).sum();
+        let freed =
+            (0..self.count).map(|id| self.area(AreaId(id as u8)).slots.leases().reap(&mut if_dead)).sum();
         if freed > 0 {
             self.reopen();
         }
@@ -315,10 +365,103 @@ impl<'m> Areas<'m> {
             let visit = |offset: u32| used(SlotIndex::new(AreaId(id as u8), offset));
             area.slots.check(visit);
         }
+        self.order.lock().check();
     }
 }
 
 /// Checksum of a page as it is written to an area.
 pub fn checksum(bytes: &[u8; PAGE_BYTES]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::SlotPolicy;
+
+    /// Areas of one cluster each; the first has the highest of the automatic priorities.
+    fn areas(count: usize, order: AreaOrder) -> Areas<'static> {
+        let mut areas = Areas::new(order, 1);
+        for _ in 0..count {
+            let holders: &'static [AtomicU32] = vec![AtomicU32::new(0)].leak();
+            let words = || (0..CLUSTER_SLOTS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
+            let bytes = SlotMemory::bytes(SlotPolicy::Clusters, CLUSTER_SLOTS, 1);
+            let bytes = vec![0_u64; bytes.div_ceil(8)].leak();
+            // SAFETY: zeroed memory that is nobody else's for good, of the size for one cluster.
+            let mut region =
+                unsafe { crate::memory::Region::new(bytes.as_mut_ptr().cast(), size_of_val(bytes)) };
+            areas.add(AreaMemory {
+                slots: CLUSTER_SLOTS,
+                place: Place::default(),
+                leases: Leases::new(holders, 1),
+                memory: SlotMemory::carve(&mut region, SlotPolicy::Clusters, CLUSTER_SLOTS, 1),
+                discards: false,
+                owners: words(),
+                checksums: words(),
+                bad: &[],
+            });
+        }
+        areas
+    }
+
+    fn take(areas: &Areas, max: u32) -> Option<SlotRun> {
+        let run = areas.take(0, NodeId(0), max);
+        run.into_iter().for_each(|run| areas.finished(run.first.area()));
+        run
+    }
+
+    #[test]
+    fn full_area_is_passed_over_until_slots_are_free_again() {
+        let areas = areas(2, AreaOrder::Global);
+        let mut first = Vec::new();
+        while let Some(run) = take(&areas, 64).filter(|run| run.first.area() == AreaId(0)) {
+            first.extend((0..run.count).map(|n| run.first.plus(n)));
+        }
+        assert_eq!(first.len() as u32, CLUSTER_SLOTS - 1);
+        assert_eq!(areas.state(AreaId(0)), AreaState::Full);
+        for slot in &first[..CLUSTER_SLOTS as usize / 16] {
+            assert_eq!(take(&areas, 1).unwrap().first.area(), AreaId(1));
+            areas.free(*slot);
+        }
+        assert_eq!(take(&areas, 1).unwrap().first.area(), AreaId(0));
+    }
+
+    #[test]
+    fn area_whose_write_failed_is_left_for_good() {
+        let areas = areas(2, AreaOrder::Global);
+        areas.set_state(AreaId(0), AreaState::ReadOnly);
+        areas.set_state(AreaId(0), AreaState::Writable);
+        assert_eq!(take(&areas, 1).unwrap().first.area(), AreaId(1));
+        areas.reopen();
+        areas.check(|_| ());
+        assert_eq!((areas.state(AreaId(0)), areas.any_writable()), (AreaState::ReadOnly, true));
+    }
+
+    #[test]
+    fn invariant_12_off_empties_the_area_or_restores_it_with_unchanged_priority() {
+        let areas = areas(2, AreaOrder::Numa);
+        let slot = take(&areas, 1).unwrap().first;
+        assert_eq!(
+            (slot.area(), areas.priority(AreaId(0)), areas.priority(AreaId(1))),
+            (AreaId(0), Some(-2), Some(-3))
+        );
+
+        let leaving = areas.begin_off(AreaId(0));
+        assert_eq!(take(&areas, 1).unwrap().first.area(), AreaId(1), "nothing new goes there");
+        assert!(!areas.end_off(leaving), "a page is still there");
+        assert_eq!((areas.priority(AreaId(0)), areas.priority(AreaId(1))), (Some(-2), Some(-3)));
+        assert_eq!(
+            take(&areas, 1).map(|run| {
+                areas.free(run.first);
+                run.first.area()
+            }),
+            Some(AreaId(0))
+        );
+
+        let leaving = areas.begin_off(AreaId(0));
+        areas.free(slot);
+        assert!(areas.end_off(leaving));
+        assert_eq!((areas.priority(AreaId(0)), areas.priority(AreaId(1))), (None, Some(-2)));
+        assert_eq!(take(&areas, 1).unwrap().first.area(), AreaId(1));
+    }
 }

@@ -26,8 +26,9 @@ const CHOICES_PER_TRIAL: u32 = 256;
 const UNKNOWN_NS: u64 = 1_000;
 /// Longer than a second is for ever.
 const LATENCY_NS_MAX: u64 = 1 << 30;
-// The parts of a cost: latency, requests waiting (over a queue of at least `UNITS`), distance, how full.
-const _: () = assert!(30 + 12 + 8 + 9 < u64::BITS);
+/// More requests under way make no difference. A cost has 30 + 12 + 8 + 9 bits then: latency, requests, distance,
+/// how full.
+const IN_FLIGHT_MAX: u64 = 1 << 12;
 /// A new measurement counts an eighth.
 const SMOOTHING: u64 = 8;
 /// How full an area is, and how long its queue was, are counted in units of 1/256.
@@ -141,6 +142,15 @@ impl List {
             self.count -= 1;
         }
     }
+}
+
+/// How long a request took, in ns, as far as it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Took {
+    /// So long.
+    Exactly(u64),
+    /// Nobody looked earlier whether it was done.
+    AtMost(u64),
 }
 
 /// A set of areas.
@@ -334,7 +344,7 @@ impl Order {
     fn cost(&self, node: NodeId, area: AreaId) -> u64 {
         let Member { place, load, .. } = self.member(area);
         // The latency was measured with `queue` requests under way; now there would be one more than there are.
-        let waiting = (u64::from(load.in_flight) + 1).min(1 << 12) * UNITS;
+        let waiting = (u64::from(load.in_flight) + 1).min(IN_FLIGHT_MAX) * UNITS;
         let latency_ns = if load.latency_ns == 0 { UNKNOWN_NS } else { load.latency_ns.min(LATENCY_NS_MAX) };
         let latency_ns = latency_ns * waiting / load.queue;
         let distance = u64::from(place.distances[node.0 as usize]);
@@ -349,9 +359,13 @@ impl Order {
     }
 
     /// How long a request to an area took, from when it was chosen.
-    pub fn note_latency(&mut self, area: AreaId, ns: u64) {
+    pub fn note_latency(&mut self, area: AreaId, took: Took) {
         let load = &mut self.members[area.0 as usize].load;
-        load.latency_ns = if load.latency_ns == 0 { ns } else { smooth(load.latency_ns, ns) };
+        match took {
+            Took::Exactly(ns) if load.latency_ns == 0 => load.latency_ns = ns,
+            Took::AtMost(ns) if ns >= load.latency_ns => {}
+            Took::Exactly(ns) | Took::AtMost(ns) => load.latency_ns = smooth(load.latency_ns, ns),
+        }
     }
 
     /// How full an area is: `used` of `total` of whatever it is counted in.

@@ -254,7 +254,7 @@ proptest! {
                 prop_assert_eq!(chosen.is_some(), !first.is_empty());
                 let Some(area) = chosen else { continue };
                 prop_assert!(first.contains(&area.0));
-                order.note_latency(area, latencies.next().unwrap());
+                order.note_latency(area, Took::Exactly(latencies.next().unwrap()));
                 order.note_used(area, latencies.next().unwrap() % 100, 99);
                 // As in the order itself: behind its equals.
                 let list = &mut model.lists[*node as usize];
@@ -388,12 +388,12 @@ fn weighted_prefers_what_is_near_quick_idle_and_empty() {
     let two = || {
         let mut order = Order::new(AreaOrder::Weighted, 2);
         (0..2).for_each(|area| order.on(AreaId(area), place(None, Some(area))));
-        (0..2).for_each(|area| order.note_latency(AreaId(area), 1_000_000));
+        (0..2).for_each(|area| order.note_latency(AreaId(area), Took::Exactly(1_000_000)));
         order
     };
     assert_eq!(chosen(&mut two(), 1, 100), [0, 100], "the nearer");
     let mut order = two();
-    (0..64).for_each(|_| order.note_latency(AreaId(1), 3_000_000));
+    (0..64).for_each(|_| order.note_latency(AreaId(1), Took::Exactly(3_000_000)));
     assert_eq!(chosen(&mut order, 1, 100), [100, 0], "three times as slow is worse than twice as far");
     let mut order = two();
     let first: Vec<u8> = (0..3).map(|_| order.choose(NodeId(1), AreaSet::default()).unwrap().0).collect();
@@ -409,8 +409,21 @@ fn weighted_takes_equals_in_turn_and_tries_a_slow_area_again() {
     let mut order = Order::new(AreaOrder::Weighted, 1);
     (0..2).for_each(|area| order.on(AreaId(area), Place::default()));
     assert_eq!(chosen(&mut order, 0, 100), [50, 50]);
-    order.note_latency(AreaId(0), 1_000_000_000);
-    order.note_latency(AreaId(1), 1_000_000);
+    order.note_latency(AreaId(0), Took::Exactly(1_000_000_000));
+    order.note_latency(AreaId(1), Took::Exactly(1_000_000));
     let found = chosen(&mut order, 0, CHOICES_PER_TRIAL as usize * 8);
     assert!((4..=8).contains(&found[0]), "{found:?}");
+}
+
+#[test]
+fn time_that_is_only_bounded_never_makes_an_area_look_slower() {
+    let mut order = Order::new(AreaOrder::Weighted, 1);
+    order.on(AreaId(0), Place::default());
+    order.note_latency(AreaId(0), Took::AtMost(5_000));
+    assert_eq!(order.members[0].load.latency_ns, 0, "still unknown");
+    order.note_latency(AreaId(0), Took::Exactly(1_000));
+    order.note_latency(AreaId(0), Took::AtMost(5_000));
+    assert_eq!(order.members[0].load.latency_ns, 1_000);
+    order.note_latency(AreaId(0), Took::AtMost(200));
+    assert_eq!(order.members[0].load.latency_ns, 900);
 }

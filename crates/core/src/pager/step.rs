@@ -232,6 +232,8 @@ pub struct WriteRequest {
     pub(super) frames: [FrameIndex; WRITE_PAGES_MAX],
     /// Bit n: page n is not settled yet.
     pub(super) open: u64,
+    /// The areas have heard that it is over.
+    pub(super) is_over: bool,
 }
 
 const _: () = assert!(WRITE_PAGES_MAX == u64::BITS as usize);

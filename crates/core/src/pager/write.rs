@@ -11,7 +11,7 @@ use crate::cache::Backing;
 use crate::stats::Counter;
 use crate::table::Place;
 use crate::table::entry::State;
-use crate::units::{AreaId, FrameIndex, PageBytes, PageIndex, SlotIndex};
+use crate::units::{AreaId, FrameIndex, NodeId, PageBytes, PageIndex, SlotIndex};
 use crate::zswap::codec::decompress;
 use core::sync::atomic::Ordering;
 
@@ -84,19 +84,21 @@ impl Pager<'_> {
         Shrunk::Queued
     }
 
-    /// Gives the oldest of the waiting frames neighbouring slots. None if no area has a free slot: then
-    /// [`Pager::release_kept`], or [`Pager::park_again`]. `cpu` as in [`crate::areas::Areas::take`].
-    pub fn assign(&self, cpu: usize, writes: &mut WriteBatch) -> Option<WriteRequest> {
+    /// Gives the oldest of the waiting frames neighbouring slots, in the area that the order has for CPUs of
+    /// `node`. None if no area has a free slot: then [`Pager::release_kept`], or [`Pager::park_again`]. `cpu` as in
+    /// [`crate::areas::Areas::take`].
+    pub fn assign(&self, cpu: usize, node: NodeId, writes: &mut WriteBatch) -> Option<WriteRequest> {
         if writes.is_empty() {
             return None;
         }
-        let run = self.areas.take(cpu, writes.len() as u32)?;
+        let run = self.areas.take(cpu, node, writes.len() as u32)?;
         pause!();
         let count = run.count as usize;
         let mut request = WriteRequest {
             run,
             frames: [FrameIndex(0); WRITE_PAGES_MAX],
             open: u64::MAX >> (WRITE_PAGES_MAX - count),
+            is_over: false,
         };
         request.frames[..count].copy_from_slice(&writes.frames()[..count]);
         writes.drop_first(count);
@@ -115,6 +117,9 @@ impl Pager<'_> {
 
     /// The write is over. `result` is the same for all pages of the request. Under the shared map lock.
     pub fn write_done(&self, request: &mut WriteRequest, result: Result<(), AreaState>) -> WriteProgress {
+        if !core::mem::replace(&mut request.is_over, true) {
+            self.areas.finished(request.run.first.area());
+        }
         if let Err(state) = result {
             self.areas.set_state(request.run.first.area(), state);
         }

@@ -193,7 +193,7 @@ fn slot_beyond_the_area_is_a_bug() {
 
 #[test]
 fn area_is_found_again_by_its_first_block() {
-    use crate::areas::{AreaMemory, Areas, Leases, SlotMemory};
+    use crate::areas::{AreaMemory, Areas, Leases, Place, SlotMemory};
     use crate::config::SlotPolicy;
     use core::sync::atomic::{AtomicU32, AtomicU64};
     let words: [Vec<AtomicU32>; 2] = [vec![AtomicU32::new(0)], vec![AtomicU32::new(0)]];
@@ -207,7 +207,7 @@ fn area_is_found_again_by_its_first_block() {
         let (owners, checksums) = (&slots[..10], &slots[10..]);
         areas.add(AreaMemory {
             slots: 10,
-            priority: 0,
+            place: Place::default(),
             leases,
             memory,
             discards: false,
@@ -240,7 +240,7 @@ fn naive_pages(places: &[Option<u64>], slots_max: u32) -> Result<Vec<u64>, Hole>
         }
         let first = run[0].unwrap_or(0);
         let in_one_piece = (0..).zip(run).all(|(n, place)| *place == Some(first + n));
-        if first % BLOCKS_PER_PAGE == 0 && in_one_piece {
+        if first.is_multiple_of(BLOCKS_PER_PAGE) && in_one_piece {
             pages.push(first / BLOCKS_PER_PAGE);
             at += per_page;
         } else {

@@ -197,11 +197,11 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
-    /// Takes clusters of dead processes back: see [`Leases::reap`].
-    pub fn reap(&self, if_dead: impl FnMut(u32, &dyn Fn() -> bool) -> bool) -> u32 {
+    /// Who has which cluster.
+    pub fn leases(&self) -> &Leases<'m> {
         match &self.0 {
-            Policy::Clusters(clusters) => clusters.ground.leases.reap(if_dead),
-            Policy::Classic(classic) => classic.ground.leases.reap(if_dead),
+            Policy::Clusters(clusters) => &clusters.ground.leases,
+            Policy::Classic(classic) => &classic.ground.leases,
         }
     }
 

@@ -1,0 +1,143 @@
+//! The machine's nodes and where its block devices are, from sysfs.
+
+use farpage_core::areas::Place;
+use farpage_core::units::{NODES_MAX, NodeId};
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// What sysfs says, below some root.
+pub struct Machine {
+    root: PathBuf,
+}
+
+impl Machine {
+    /// This one.
+    pub fn this() -> Machine {
+        Machine::below("/sys")
+    }
+
+    /// The one whose sysfs is at `root`.
+    pub fn below(root: impl Into<PathBuf>) -> Machine {
+        Machine { root: root.into() }
+    }
+
+    /// The nodes that are online, in rising order; node 0 if nothing is known.
+    pub fn nodes(&self) -> Vec<NodeId> {
+        let online = fs::read_to_string(self.root.join("devices/system/node/online")).unwrap_or_default();
+        let nodes: Vec<NodeId> = online.trim().split(',').filter_map(span).flatten().map(NodeId).collect();
+        if nodes.is_empty() { vec![NodeId(0)] } else { nodes }
+    }
+
+    /// How far `to` is from `from`, where 10 is no distance.
+    fn distance(&self, from: NodeId, to: NodeId) -> Option<u8> {
+        let path = self.root.join(format!("devices/system/node/node{}/distance", from.0));
+        // One number for each node that is online.
+        let at = self.nodes().iter().position(|node| *node == to)?;
+        fs::read_to_string(path).ok()?.split_whitespace().nth(at)?.parse().ok()
+    }
+
+    /// The node that a file's disk, or a block device, is attached to; none where nobody knows.
+    pub fn node_of(&self, metadata: &fs::Metadata) -> Option<NodeId> {
+        let is_device = metadata.file_type().is_block_device();
+        let device = if is_device { metadata.rdev() } else { metadata.dev() };
+        let name = format!("{}:{}", libc::major(device), libc::minor(device));
+        self.node_of_entry(&self.root.join("dev/block").join(name).canonicalize().ok()?)
+    }
+
+    /// A disk says it below `device`, a partition has it from the disk that it lies in, a virtual device from the
+    /// ones it is made of, if they agree.
+    fn node_of_entry(&self, entry: &Path) -> Option<NodeId> {
+        let root = self.root.canonicalize().ok()?;
+        let above = entry.ancestors().take_while(|path| *path != root);
+        let found = above.flat_map(|path| [path.join("device/numa_node"), path.join("numa_node")]);
+        if let Some(text) = found.filter_map(|path| fs::read_to_string(path).ok()).next() {
+            // -1: it is nowhere in particular.
+            return text.trim().parse().ok().filter(|node| (*node as usize) < NODES_MAX).map(NodeId);
+        }
+        let parts = fs::read_dir(entry.join("slaves")).ok()?;
+        let mut nodes = parts.flatten().map(|part| self.node_of_entry(&part.path().canonicalize().ok()?));
+        let first = nodes.next()??;
+        nodes.all(|node| node == Some(first)).then_some(first)
+    }
+
+    /// The place of an area on a device of this node; the priority is the user's, if there is one.
+    pub fn place(&self, node: Option<NodeId>, priority: Option<i32>) -> Place {
+        let place = priority.map_or(Place::default(), |priority| Place::default().with_priority(priority));
+        node.map_or(place, |node| place.at(node, |from| self.distance(from, node)))
+    }
+}
+
+/// `3` or `0-3`.
+fn span(text: &str) -> Option<std::ops::RangeInclusive<u8>> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let last: usize = last.parse().ok()?;
+    Some(first.parse().ok()?..=last.min(NODES_MAX - 1) as u8)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// Two nodes, 21 apart; node 1 has the disk that the tests' own files are on, in its second partition.
+    fn two_nodes(numa_node: &str) -> (tempfile::TempDir, fs::Metadata) {
+        let root = tempfile::tempdir().unwrap();
+        let put = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        put("devices/system/node/online", "0-1\n");
+        put("devices/system/node/node0/distance", "10 21\n");
+        put("devices/system/node/node1/distance", "21 10\n");
+        put("devices/pci0/0000:00:02.0/block/sda/sda2/partition", "2\n");
+        put("devices/pci0/0000:00:02.0/block/sda/device/numa_node", numa_node);
+        let file = root.path().metadata().unwrap();
+        let entry = format!("dev/block/{}:{}", libc::major(file.dev()), libc::minor(file.dev()));
+        fs::create_dir_all(root.path().join("dev/block")).unwrap();
+        let target = root.path().join("devices/pci0/0000:00:02.0/block/sda/sda2");
+        std::os::unix::fs::symlink(target, root.path().join(entry)).unwrap();
+        (root, file)
+    }
+
+    #[test]
+    fn partition_is_on_the_node_of_its_disk() {
+        let (root, file) = two_nodes("1\n");
+        let machine = Machine::below(root.path());
+        assert_eq!(machine.nodes(), [NodeId(0), NodeId(1)]);
+        assert_eq!(machine.node_of(&file), Some(NodeId(1)));
+        assert_eq!(machine.distance(NodeId(0), NodeId(1)), Some(21));
+        let place = machine.place(Some(NodeId(1)), Some(7));
+        assert_eq!((place.node(), place.priority), (Some(NodeId(1)), 7));
+    }
+
+    #[test]
+    fn device_that_is_nowhere_in_particular_has_no_node() {
+        let (root, file) = two_nodes("-1\n");
+        assert_eq!(Machine::below(root.path()).node_of(&file), None);
+        assert_eq!(Machine::below("/no/such").node_of(&file), None);
+        assert_eq!(Machine::below("/no/such").nodes(), [NodeId(0)]);
+    }
+
+    #[test]
+    fn device_made_of_others_is_where_they_are_if_they_agree() {
+        let (root, _) = two_nodes("1\n");
+        let machine = Machine::below(root.path());
+        let whole = root.path().canonicalize().unwrap().join("devices/virtual/block/dm-0");
+        fs::create_dir_all(whole.join("slaves")).unwrap();
+        let disk = root.path().join("devices/pci0/0000:00:02.0/block/sda");
+        std::os::unix::fs::symlink(&disk, whole.join("slaves/sda")).unwrap();
+        assert_eq!(machine.node_of_entry(&whole), Some(NodeId(1)));
+        fs::create_dir_all(root.path().join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink(root.path().join("elsewhere"), whole.join("slaves/sdb")).unwrap();
+        assert_eq!(machine.node_of_entry(&whole), None);
+    }
+
+    #[test]
+    fn nodes_may_be_given_in_spans() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("devices/system/node")).unwrap();
+        fs::write(root.path().join("devices/system/node/online"), "0,2-3\n").unwrap();
+        assert_eq!(Machine::below(root.path()).nodes(), [NodeId(0), NodeId(2), NodeId(3)]);
+    }
+}
