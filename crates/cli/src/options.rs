@@ -10,7 +10,9 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use farpage_bench::EXPERIMENTS;
 use farpage_bench::load::LOADS;
-use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, SlotPolicy};
+use farpage_core::config::{
+    AreaOrder, Codec, Install, IoEngine, PAGE_CLUSTER, PAGE_CLUSTER_MAX, Readahead, SlotPolicy,
+};
 use farpage_core::units::{NODES_MAX, NodeId};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -144,6 +146,14 @@ pub struct RunOptions {
     /// How free slots of an area are found (for comparison).
     #[arg(long, value_enum, env = "FARPAGE_SLOTS", default_value = "clusters")]
     slots: SlotsOption,
+    /// What is brought in before the program asks for it.
+    #[arg(long, value_enum, env = "FARPAGE_READAHEAD", default_value = "streams")]
+    readahead: ReadaheadOption,
+
+    /// Windows of by-address and by-slot have at most 2^N pages; 0 is none.
+    #[arg(long, value_name = "N", env = "FARPAGE_PAGE_CLUSTER", default_value_t = PAGE_CLUSTER,
+        value_parser = clap::value_parser!(u32).range(..=i64::from(PAGE_CLUSTER_MAX)))]
+    pub page_cluster: u32,
 
     /// Write counters, latencies and settings to this file as JSON when the program has ended.
     #[arg(long, value_name = "FILE", env = "FARPAGE_STATS")]
@@ -217,6 +227,18 @@ enum OrderOption {
     Global,
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ReadaheadOption {
+    /// Sequences of faults are found, several at once, and the pages of their next steps mapped.
+    Streams,
+    /// A window around the fault, one for each mapping, as Linux does it.
+    ByAddress,
+    /// A block of neighbouring slots around the fault's, as Linux did it.
+    BySlot,
+    /// Nothing.
+    Off,
+}
+
 impl RunOptions {
     /// How slots are found.
     pub fn slots(&self) -> SlotPolicy {
@@ -249,6 +271,15 @@ impl RunOptions {
             InstallOption::Copy => Install::Copy,
             InstallOption::Mixed => Install::Mixed,
         })
+    }
+    /// What is brought in before the program asks for it.
+    pub fn readahead(&self) -> Readahead {
+        match self.readahead {
+            ReadaheadOption::Streams => Readahead::Streams,
+            ReadaheadOption::ByAddress => Readahead::ByAddress,
+            ReadaheadOption::BySlot => Readahead::BySlot,
+            ReadaheadOption::Off => Readahead::Off,
+        }
     }
     /// How areas shall be written, if the user said so.
     pub fn io(&self) -> Option<IoEngine> {
@@ -547,6 +578,8 @@ mod tests {
             ("--codec zip true", Some("FARPAGE_CODEC")),
             ("--io= true", Some("FARPAGE_IO")),
             ("--slots best true", Some("FARPAGE_SLOTS")),
+            ("--readahead some true", Some("FARPAGE_READAHEAD")),
+            ("--page-cluster 6 true", Some("FARPAGE_PAGE_CLUSTER")),
             ("", None),
         ] {
             let error = run(line).unwrap_err();

@@ -107,6 +107,8 @@ fn plan(options: &RunOptions) -> Result<Plan, Failure> {
         order: options.order(),
         nodes: machine.nodes().last().map_or(1, |node| u32::from(node.0) + 1),
         uffd_source: userfaultfd.source,
+        readahead: options.readahead(),
+        page_cluster: options.page_cluster,
     };
     Ok(Plan { budget, settings, areas, program, preload, stats })
 }

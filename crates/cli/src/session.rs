@@ -126,7 +126,7 @@ pub mod tests {
     use super::*;
     use farpage::session::UffdSource;
     use farpage_core::areas::Place;
-    use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, SlotPolicy};
+    use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, Readahead, SlotPolicy};
 
     pub fn settings() -> Settings {
         Settings {
@@ -139,6 +139,8 @@ pub mod tests {
             order: AreaOrder::Weighted,
             nodes: 1,
             uffd_source: UffdSource::Syscall,
+            readahead: Readahead::Streams,
+            page_cluster: 3,
         }
     }
 

@@ -7,7 +7,7 @@ use crate::numbers::{duration, grouped, iec};
 use crate::sys::{self, ChildState};
 use crate::totals::{Numbers, Totals};
 use farpage::session::{Notice, Session, Settings, UffdSource};
-use farpage_core::config::{Codec, Install, IoEngine};
+use farpage_core::config::{Codec, Install, IoEngine, Readahead};
 use farpage_core::stats::{Counter, Gauge, Latency, LatencySummary};
 use farpage_core::units::PAGE_BYTES;
 use serde_json::{Map, Value, json};
@@ -352,6 +352,8 @@ fn settings(run: &Run) -> Value {
         "io": io_name(settings.io),
         "slots": settings.slots.name(),
         "order": settings.order.name(),
+        "readahead": readahead_name(settings.readahead),
+        "page_cluster": settings.page_cluster,
         "userfaultfd": uffd_name(settings.uffd_source),
         "areas": areas.collect::<Vec<_>>(),
     })
@@ -371,6 +373,16 @@ pub const fn install_name(install: Install) -> &'static str {
         Install::Move => "move",
         Install::Copy => "copy",
         Install::Mixed => "mixed",
+    }
+}
+
+/// As `--readahead` has it.
+const fn readahead_name(readahead: Readahead) -> &'static str {
+    match readahead {
+        Readahead::Streams => "streams",
+        Readahead::ByAddress => "by-address",
+        Readahead::BySlot => "by-slot",
+        Readahead::Off => "off",
     }
 }
 

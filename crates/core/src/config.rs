@@ -107,6 +107,25 @@ impl SlotPolicy {
     }
 }
 
+/// What is brought in before anybody asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Readahead {
+    /// Several streams in one region, each with its stride; windows are mapped at once.
+    Streams = 0,
+    /// One window for each region, around the fault, as Linux has it with `vma_ra_enabled`.
+    ByAddress = 1,
+    /// An aligned block of slots around the fault's, as Linux had it before and has it on rotating disks.
+    BySlot = 2,
+    /// Nothing.
+    Off = 3,
+}
+
+/// `--page-cluster` unless it is given, as `vm.page-cluster`: windows of 8 pages at most.
+pub const PAGE_CLUSTER: u32 = 3;
+/// The most that `--page-cluster` can be: 32 pages.
+pub const PAGE_CLUSTER_MAX: u32 = 5;
+
 /// The pager's own settings.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -126,6 +145,10 @@ pub struct Config {
     pub compressed_bytes_max: u32,
     /// Whether frames are recycled by moving pages (then a frame may have no memory behind it).
     pub install: Install,
+    /// What is brought in before anybody asks for it.
+    pub readahead: Readahead,
+    /// Windows of `ByAddress` and `BySlot` have at most 2 to the power of this pages; 0 is none at all.
+    pub page_cluster: u32,
 }
 
 impl Config {
@@ -142,6 +165,8 @@ impl Config {
             // whole page from 3632 bytes on.
             compressed_bytes_max: (PAGE_BYTES * 7 / 8) as u32,
             install: Install::Mixed,
+            readahead: Readahead::Streams,
+            page_cluster: PAGE_CLUSTER,
         }
     }
 }

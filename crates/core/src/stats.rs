@@ -48,6 +48,12 @@ table! {
         SwpinSame = "swpin_same", "pages";
         /// Pages of one repeated word that went out.
         SwpoutSame = "swpout_same", "pages";
+        /// Pages brought in before anybody asked for them (readahead).
+        SwapRa = "swap_ra", "pages";
+        /// Pages of readahead that were then used.
+        SwapRaHit = "swap_ra_hit", "pages";
+        /// Faults on a page that readahead was just bringing in.
+        SwapRaJoined = "swap_ra_joined", "faults";
         /// First touches of memory that was never there, after the budget was reached.
         FaultFirst = "fault_first", "faults";
         /// Pages of zeros that came along with a neighbour's first touch.

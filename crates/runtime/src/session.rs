@@ -11,7 +11,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::areas::Place;
-use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, SlotPolicy};
+use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, Readahead, SlotPolicy};
 use farpage_core::stats::Stats;
 use farpage_core::units::AREAS_MAX;
 
@@ -65,6 +65,10 @@ pub struct Settings {
     pub nodes: u32,
     /// Which way to a userfaultfd worked for the supervisor.
     pub uffd_source: UffdSource,
+    /// What is brought in before anybody asks for it.
+    pub readahead: Readahead,
+    /// Windows of Linux's policies have at most 2 to the power of this pages.
+    pub page_cluster: u32,
 }
 
 /// Where a program gets its userfaultfd from.

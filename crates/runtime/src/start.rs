@@ -346,6 +346,8 @@ fn config_of(session: &Session, features: Features) -> Config {
     let settings = &session.settings;
     let mut config = Config::for_budget(settings.ram_bytes, settings.pool_bytes_max);
     config.codec = settings.codec;
+    config.readahead = settings.readahead;
+    config.page_cluster = settings.page_cluster;
     config.install = if features.has(Features::MOVE) { settings.install } else { Install::Copy };
     config
 }

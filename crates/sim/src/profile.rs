@@ -4,7 +4,7 @@
 
 use crate::content;
 use crate::random::Random;
-use farpage_core::config::{Codec, Config, Install, SlotPolicy};
+use farpage_core::config::{Codec, Config, Install, Readahead, SlotPolicy};
 use farpage_io::{CrashPlan, FaultPlan, IoError, SlowPlan};
 
 /// What can happen in one step.
@@ -187,6 +187,8 @@ impl Profile {
             parked_max: random.within(0, u64::from(frames)) as u32,
             compressed_bytes_max: random.pick(&[0, 1000, 3584, 3584, 4096]),
             install: if random.percent(70) { Install::Move } else { Install::Copy },
+            readahead: Readahead::Off,
+            page_cluster: random.within(0, 5) as u32,
         }
     }
 

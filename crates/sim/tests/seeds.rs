@@ -9,7 +9,8 @@ use std::thread;
 const SEEDS: u64 = 400;
 
 /// Counters of what only a live driver does.
-const DRIVERS_OWN: [Counter; 1] = [Counter::ForkRefused];
+const DRIVERS_OWN: [Counter; 4] =
+    [Counter::ForkRefused, Counter::SwapRa, Counter::SwapRaHit, Counter::SwapRaJoined];
 
 /// What must have happened at least once, beside the counters.
 const EXPECTED: &[&str] = &[
