@@ -2,7 +2,7 @@
 //! it after each step; nothing else may be under way meanwhile.
 
 use crate::pager::Pager;
-use crate::stats::Gauge;
+use crate::stats::{Counter, Gauge};
 use crate::table::entry::State;
 use crate::units::{FrameIndex, SlotIndex};
 
@@ -52,6 +52,8 @@ pub fn all(pager: &Pager<'_>, in_flight: &InFlight<'_>) {
             _ => {}
         }
     });
+    let (hits, issued) = (pager.stats().get(Counter::SwapRaHit), pager.stats().get(Counter::SwapRa));
+    assert!(hits <= issued, "{hits} pages of {issued} read ahead were used");
     assert_eq!(resident, pager.stats().gauge(Gauge::Resident), "resident pages");
     assert_eq!(evicted, pager.stats().gauge(Gauge::Evicted), "evicted pages");
     let mut parked_frames = 0;

@@ -12,6 +12,9 @@
 //! 3. [`pager::Pager::load`] decompresses, or [`pager::Pager::read_done`] verifies what was read.
 //! 4. The driver installs the page; [`pager::Pager::settle_fault`] ends the move.
 //!
+//! A fault that no frame could serve may also start [`readahead`]: [`pager::Pager::plan_ahead`] says which pages
+//! are likely to be next.
+//!
 //! # Life of an eviction
 //!
 //! 1. [`pager::Pager::begin_evict`] lets [`reclaim`] choose victims, locks them, and gives them frames.
@@ -29,6 +32,7 @@ pub mod memory;
 pub mod pager;
 #[cfg(feature = "planted")]
 pub mod planted;
+pub mod readahead;
 pub mod reclaim;
 pub mod stats;
 pub mod sync;

@@ -16,6 +16,7 @@
 //! | 5 | `cache::Cache` | which frames are free, the queue of parked pages |
 //! | 6 | `zswap::Pool` | objects, size classes, age order |
 //! | 7 | `areas::Areas` | clusters, slot bits, owners |
+//! | 8 | `readahead::Streams` | which walks there are |
 //!
 //! Take ranks downward only. A lock of rank 3 and below is held for a bounded number of instructions, never
 //! across a system call, and never while program memory is touched.

@@ -82,6 +82,18 @@ pub trait Pages: Sync {
         protect: bool,
     ) -> Result<Left, InstallError>;
 
+    /// Copies neighbouring pages in, where they are missing, and wakes whoever waits for them. Returns how many,
+    /// from the start, are there now, write-protected if `protect`; an error if none is.
+    ///
+    /// # Safety
+    /// `source` is as many readable pages that nobody writes; the pages are locked by the caller.
+    unsafe fn install_run(
+        &self,
+        pages: PageRange,
+        source: *const PageBytes,
+        protect: bool,
+    ) -> Result<u64, InstallError>;
+
     /// Maps zeros into the missing `pages` and wakes. Returns how many, from the start, are there now.
     fn zero(&self, pages: PageRange) -> Result<u64, InstallError>;
 

@@ -79,6 +79,24 @@ unsafe fn copy_in(
     Ok(Left { frame: Backing::Memory, protected: protect })
 }
 
+/// Copies a run in.
+///
+/// # Safety
+/// As for `Pages::install_run`.
+unsafe fn copy_run_in(
+    uffd: &Uffd,
+    pages: PageRange,
+    source: *const PageBytes,
+    protect: bool,
+) -> Result<u64, InstallError> {
+    // SAFETY: passed on.
+    match unsafe { uffd.copy_run(pages, source.cast(), protect) } {
+        Ok(()) => Ok(pages.count()),
+        Err(Trouble::Partly(done)) => Ok(done),
+        Err(trouble) => Err(install_error(trouble)),
+    }
+}
+
 fn poison(uffd: &Uffd, page: PageIndex) -> Result<(), InstallError> {
     uffd.poison(page).map_err(install_error)
 }
@@ -186,6 +204,16 @@ impl Pages for ByMove<'_> {
         unsafe { copy_in(self.uffd, page, frame, protect) }
     }
 
+    unsafe fn install_run(
+        &self,
+        pages: PageRange,
+        source: *const PageBytes,
+        protect: bool,
+    ) -> Result<u64, InstallError> {
+        // SAFETY: passed on.
+        unsafe { copy_run_in(self.uffd, pages, source, protect) }
+    }
+
     fn zero(&self, pages: PageRange) -> Result<u64, InstallError> {
         zero(self.uffd, pages)
     }
@@ -285,6 +313,16 @@ impl Pages for ByCopy<'_> {
     ) -> Result<Left, InstallError> {
         // SAFETY: passed on.
         unsafe { copy_in(self.uffd, page, frame, protect) }
+    }
+
+    unsafe fn install_run(
+        &self,
+        pages: PageRange,
+        source: *const PageBytes,
+        protect: bool,
+    ) -> Result<u64, InstallError> {
+        // SAFETY: passed on.
+        unsafe { copy_run_in(self.uffd, pages, source, protect) }
     }
 
     fn zero(&self, pages: PageRange) -> Result<u64, InstallError> {

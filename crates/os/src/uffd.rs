@@ -336,6 +336,17 @@ impl Uffd {
         unsafe { self.ranged(UFFDIO_COPY, [page.address() as u64, source as u64, 4096, mode, 0]) }
     }
 
+    /// As [`Uffd::copy`], for neighbouring `pages` from as many neighbouring ones at `source`.
+    ///
+    /// # Safety
+    /// `source` must be as many readable pages that don't change meanwhile.
+    pub unsafe fn copy_run(&self, pages: PageRange, source: *const u8, protect: bool) -> Result<(), Trouble> {
+        let mode = if protect { COPY_MODE_WP } else { 0 };
+        let words = [pages.start.address() as u64, source as u64, pages.bytes() as u64, mode, 0];
+        // SAFETY: a uffdio_copy; the kernel refuses where a page is; the source is the caller's promise.
+        unsafe { self.ranged(UFFDIO_COPY, words) }
+    }
+
     /// Moves `pages` from `from` to `to` without copying. `wake` says whether somebody may wait there.
     ///
     /// # Safety

@@ -5,6 +5,7 @@
 //! registered. Then it becomes *active*: every mapping of 1 MiB and more is registered, handler threads serve
 //! faults, and the first thread evicts in the background.
 
+use crate::ahead::AheadQueue;
 use crate::budget::Budget;
 use crate::devices::Devices;
 use crate::fork::ForkGate;
@@ -54,6 +55,8 @@ pub struct Engine {
     pub pool_base: *mut u8,
     /// Frames may be holes: pages are moved, not copied.
     pub frames_move: bool,
+    /// Readahead that waits for its thread.
+    pub ahead: AheadQueue,
     /// Registers mappings for hooks, which have no descriptor.
     pub registrar: Registrar,
     /// 1 once the budget was reached.

@@ -12,6 +12,7 @@
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::areas::Place;
 use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, Readahead, SlotPolicy};
+use farpage_core::readahead::by_slot::SlotWords;
 use farpage_core::stats::Stats;
 use farpage_core::units::AREAS_MAX;
 
@@ -39,6 +40,8 @@ pub struct Session {
     pub settings: Settings,
     /// The swap areas.
     pub areas: [AreaDescription; AREAS_MAX],
+    /// What readahead by slot knows, of all programs together.
+    pub slot_words: SlotWords,
     /// One for each program.
     pub processes: [ProcessRecord; PROCESSES_MAX],
 }

@@ -5,6 +5,7 @@
 //! budget: first only measuring, later evicting in the background. When the budget is first reached it starts
 //! the registrar and a handler thread for each CPU, and takes the program's mappings over.
 
+use crate::ahead::{AheadQueue, Reclaim};
 use crate::budget::Budget;
 use crate::devices::{self, Devices};
 use crate::engine::Engine;
@@ -16,7 +17,7 @@ use crate::session::{Notice, PATH_BYTES, Session, StartFailure, StopReason, Uffd
 use crate::worker::{Progress, Worker};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
-use farpage_core::config::{Config, Install};
+use farpage_core::config::{Config, Install, Readahead};
 use farpage_core::memory::Region;
 use farpage_core::pager::{Pager, Parts, Wake};
 use farpage_core::stats::Gauge;
@@ -42,6 +43,8 @@ const RANGES_MAX: usize = 1 << 16;
 const OWN_BYTES_MIN: u64 = 5 << 20;
 /// Reader index of the keeper; handlers have the numbers after it.
 const KEEPER: ReaderIndex = ReaderIndex(0);
+/// Reader index of the thread that reads ahead.
+const AHEAD: ReaderIndex = ReaderIndex(READERS_MAX - 1);
 
 /// Why there is no engine.
 #[derive(Clone, Copy, Debug)]
@@ -177,11 +180,15 @@ fn activate(engine: &'static Engine) {
     let mut started = thread::spawn(registrar_main, argument, Descriptors::Shared).is_ok();
     let mut handlers = 0;
     thread::for_each_cpu(|cpu| {
-        if handlers + 1 < READERS_MAX && spawn_handler(engine, cpu, ReaderIndex(handlers + 1)) {
+        if handlers + 1 < AHEAD.0 && spawn_handler(engine, cpu, ReaderIndex(handlers + 1)) {
             handlers += 1;
         }
     });
     started &= handlers > 0;
+    if engine.pager.config.readahead != Readahead::Off {
+        // Without it nothing is read ahead, no more.
+        let _ = thread::spawn(ahead_main, argument, Descriptors::Shared);
+    }
     if !started {
         // Without threads nobody would serve a fault.
         engine.stop_program(StopReason::Thread);
@@ -224,6 +231,21 @@ fn handler_main(argument: usize) -> ! {
             worker.serve(*fault);
         }
         worker.finish_writes(Wait::No);
+    }
+}
+
+fn ahead_main(argument: usize) -> ! {
+    thread::set_name(c"farpage-ahead");
+    // SAFETY: `activate` gave us the address of the engine, which lives as long as the process.
+    let engine = unsafe { &*(argument as *const Engine) };
+    let Ok(worker) = memory::place(Worker::new(engine, AHEAD, None)) else { thread::exit() };
+    loop {
+        let seen = engine.ahead.bell();
+        while let Some(plan) = engine.ahead.pop() {
+            worker.bring(plan, Reclaim::Allowed);
+        }
+        worker.finish_writes(Wait::No);
+        engine.ahead.wait(seen, if worker.has_writes() { 1_000_000 } else { 1_000_000_000 });
     }
 }
 
@@ -317,7 +339,17 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
     let pool = Pool::new(&pool_layout, pool_memory, config.accept_percent);
     let table = Table::new(region.carve::<AtomicPtr<Leaf>>(DIRECTORY_LEAVES), PageIndex(0));
     let wake: &'static dyn Wake = memory::place(Waker { pages }).map_err(no_memory)?;
-    let pager = Pager::new(Parts { config, table, ranges, cache, pool, areas, stats: &record.stats, wake });
+    let pager = Pager::new(Parts {
+        config,
+        table,
+        ranges,
+        cache,
+        pool,
+        areas,
+        stats: &record.stats,
+        wake,
+        slot_words: &session.slot_words,
+    });
     Ok(Engine {
         record,
         pager,
@@ -330,6 +362,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         statm,
         pool_base,
         frames_move,
+        ahead: AheadQueue::new(),
         registrar: Registrar::default(),
         active: AtomicU32::new(0),
         activation_wanted: AtomicU32::new(0),

@@ -5,6 +5,7 @@
 //! instruction with any of its locks held: no allocation, no libc, no thread-local storage; nothing here
 //! touches program memory except through `fault`.
 
+use crate::ahead::{AheadMemory, Reclaim};
 use crate::devices::BackEnd;
 use crate::engine::Engine;
 use crate::map_lock::ReaderIndex;
@@ -17,6 +18,7 @@ use farpage_core::pager::{
     Access, BATCH_MAX, Batch, Left, Placed, Shrunk, Step, Taken, Ticket, WriteBatch, WriteProgress,
     WriteRequest,
 };
+use farpage_core::readahead::Plan;
 use farpage_core::stats::{Counter, Latency};
 use farpage_core::table::entry::State;
 use farpage_core::units::{
@@ -72,12 +74,13 @@ pub enum Progress {
 
 /// One engine thread's own state.
 pub struct Worker {
-    engine: &'static Engine,
-    index: ReaderIndex,
+    pub(crate) engine: &'static Engine,
+    pub(crate) index: ReaderIndex,
     /// The node of the CPU that this thread is pinned to, if it is.
     node: Option<NodeId>,
     scratch: MaybeUninit<Scratch>,
-    page: PageBytes,
+    pub(crate) page: PageBytes,
+    pub(crate) ahead: AheadMemory,
     batch: Batch,
     outgoing: [Outgoing; BATCH_MAX],
     writes: WriteBatch,
@@ -110,6 +113,7 @@ impl Worker {
             node,
             scratch,
             page: PageBytes::ZERO,
+            ahead: AheadMemory::new(),
             batch: Batch::new(),
             outgoing: [nothing; BATCH_MAX],
             writes: WriteBatch::new(),
@@ -128,6 +132,14 @@ impl Worker {
     /// Serves one fault to its end. Every path either installs the page or sees to it that the thread that
     /// waits is woken.
     pub fn serve(&mut self, fault: Fault) {
+        // The map lock is free again before anything is read ahead.
+        if let Some(plan) = self.serve_page(fault) {
+            self.bring(plan, Reclaim::NotHere);
+        }
+    }
+
+    /// Returns what this thread should read ahead now that the page is served.
+    fn serve_page(&mut self, fault: Fault) -> Option<Plan> {
         let started = now_ns();
         if fault.access != Access::WriteProtected && self.engine.is_over_limit() {
             self.make_memory_direct();
@@ -135,21 +147,26 @@ impl Worker {
         loop {
             let shared = self.engine.map.shared(self.index);
             let step = self.engine.pager.fault(fault.page, fault.access);
+            let mut plan = None;
             let kind = match step {
                 Step::Zero(ticket) => {
                     let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
+                    plan = self.plan_ahead(&ticket, fault.access);
                     self.zero(ticket);
                     Some(kind)
                 }
                 Step::Install(ticket) => {
+                    plan = self.plan_ahead(&ticket, fault.access);
                     self.install(ticket);
                     Some(Latency::Parked)
                 }
                 Step::Load(ticket) => {
+                    plan = self.plan_ahead(&ticket, fault.access);
                     self.load(ticket);
                     Some(Latency::Pool)
                 }
                 Step::Read(ticket) => {
+                    plan = self.plan_ahead(&ticket, fault.access);
                     drop(shared);
                     self.read(ticket);
                     Some(Latency::Area)
@@ -185,7 +202,7 @@ impl Worker {
             if let Some(kind) = kind {
                 self.engine.pager.stats().latency(kind).record(now_ns() - started);
             }
-            return;
+            return plan;
         }
     }
 
@@ -277,7 +294,7 @@ impl Worker {
         }
     }
 
-    fn back(&self, ticket: &mut Ticket) -> bool {
+    pub(crate) fn back(&self, ticket: &mut Ticket) -> bool {
         if let Some(frame) = ticket.frame().filter(|_| ticket.needs_backing()) {
             // SAFETY: the ticket owns the frame.
             if unsafe { self.engine.pages.give_memory(self.engine.pager.cache().pointer(frame)) }.is_err() {
@@ -322,7 +339,7 @@ impl Worker {
     // ---- evictions ----------------------------------------------------------------------------------
 
     /// Evicts in the thread that needs the memory, until there is some or nothing can be done.
-    fn make_memory_direct(&mut self) {
+    pub(crate) fn make_memory_direct(&mut self) {
         self.engine.budget.ring();
         let deadline = now_ns() + DIRECT_NS_MAX;
         loop {

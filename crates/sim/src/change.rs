@@ -195,7 +195,7 @@ impl Space {
         let moved: Vec<Range> = ranges
             .as_slice()
             .iter()
-            .map(|known| Range { pages: known.pages.intersection(range), flags: known.flags })
+            .map(|known| Range { pages: known.pages.intersection(range), ..*known })
             .filter(|part| !part.pages.is_empty())
             .collect();
         ranges.remove(range).expect("room for the ranges");

@@ -6,7 +6,7 @@
 //! - `world`: the scheduler. One turn after the other, somebody goes one call further; then everything is
 //!   checked.
 //! - `space`: a process: a pager, its program, and what is under way between them: `ops` (faults, evictions,
-//!   writes) and `change` (munmap and its kin).
+//!   writes), `ahead` (readahead) and `change` (munmap and its kin).
 //! - `program`: the program's memory as the kernel keeps it, and the oracle that knows every byte.
 //!   `content`: what programs write.
 //! - `home`: memory that a process hands to its pager; frames, with poison where a frame is a hole.
@@ -15,6 +15,7 @@
 //!
 //! A violation is a panic, from an assertion here or in the core; the seed reproduces it.
 
+mod ahead;
 mod change;
 mod content;
 mod coverage;

@@ -1,6 +1,7 @@
 //! Operations under way: each is a little state machine that goes one call further when its turn comes, so
 //! that any two of them can overlap in any order.
 
+use crate::ahead::AheadOp;
 use crate::change::ChangeOp;
 use crate::program::NotThere;
 use crate::space::{Slots, Space};
@@ -33,6 +34,7 @@ pub(crate) struct Writer {
 /// Something under way.
 pub(crate) enum Op {
     Fault(FaultOp),
+    Ahead(Box<AheadOp>),
     Evict(Box<EvictOp>),
     Write(Box<WriteOp>),
     Change(ChangeOp),
@@ -113,15 +115,17 @@ enum WritePhase {
 }
 
 impl Op {
-    /// The request it waits for.
-    pub(crate) const fn token(&self) -> Option<u64> {
+    /// The requests it waits for.
+    pub(crate) fn for_each_token(&self, mut visit: impl FnMut(u64)) {
         match self {
-            Op::Fault(FaultOp { phase: FaultPhase::Wait(_, token), .. }) => Some(*token),
-            Op::Write(write) => match write.phase {
-                WritePhase::Wait(token) => Some(token),
-                _ => None,
-            },
-            _ => None,
+            Op::Fault(FaultOp { phase: FaultPhase::Wait(_, token), .. }) => visit(*token),
+            Op::Ahead(ahead) => ahead.for_each_token(visit),
+            Op::Write(write) => {
+                if let WritePhase::Wait(token) = write.phase {
+                    visit(token);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -145,6 +149,7 @@ impl Op {
                 frames.push(frame);
                 i64::from(!ticket.needs_backing() && !moved)
             }
+            Op::Ahead(ahead) => ahead.holds(frames),
             Op::Evict(evict) => {
                 let mut backed = 0;
                 for victim in evict.batch.victims() {
@@ -179,6 +184,7 @@ impl Space {
         let op = self.ops.borrow_mut().swap_remove(world.random.index(count));
         let next = match op {
             Op::Fault(fault) => self.step_fault(world, fault),
+            Op::Ahead(ahead) => self.step_ahead(world, ahead),
             Op::Evict(evict) => self.step_evict(world, evict),
             Op::Write(write) => self.step_write(world, write),
             Op::Change(change) => self.step_change(world, change),
@@ -284,6 +290,7 @@ impl Space {
         }
         let step = self.pager.fault(page, access);
         world.note(|| format!("{} fault {page:?} {access:?}: {step:?}", self.number));
+        self.plan_ahead(world, &step, access);
         let (name, phase) = match step {
             Step::Zero(ticket) => {
                 self.zero_neighbours(world, page);
@@ -338,7 +345,7 @@ impl Space {
         }
     }
 
-    fn back(&self, mut ticket: Ticket) -> Ticket {
+    pub(crate) fn back(&self, mut ticket: Ticket) -> Ticket {
         self.frames.borrow_mut().back(ticket.frame().expect("a frame"));
         ticket.set_backed();
         ticket

@@ -187,7 +187,13 @@ impl Profile {
             parked_max: random.within(0, u64::from(frames)) as u32,
             compressed_bytes_max: random.pick(&[0, 1000, 3584, 3584, 4096]),
             install: if random.percent(70) { Install::Move } else { Install::Copy },
-            readahead: Readahead::Off,
+            readahead: random.pick(&[
+                Readahead::Streams,
+                Readahead::Streams,
+                Readahead::ByAddress,
+                Readahead::BySlot,
+                Readahead::Off,
+            ]),
             page_cluster: random.within(0, 5) as u32,
         }
     }

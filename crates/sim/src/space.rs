@@ -18,6 +18,7 @@ use farpage_core::cache::{Backing, Cache, CacheMemory};
 use farpage_core::check::{self, InFlight};
 use farpage_core::config::{AreaOrder, Install};
 use farpage_core::pager::{Pager, Parts, Wake};
+use farpage_core::readahead::by_slot::SlotWords;
 use farpage_core::stats::{Counter, Stats};
 use farpage_core::table::entry::State;
 use farpage_core::table::ranges::{Flags, Ranges};
@@ -152,6 +153,7 @@ impl Space {
         }
         let wake = Box::<WakeList>::default();
         let stats = home.piece(size_of::<Stats>()).cast::<Stats>();
+        let slot_words = home.piece(size_of::<SlotWords>()).cast::<SlotWords>();
         let pager = Pager::new(Parts {
             config,
             table,
@@ -164,6 +166,8 @@ impl Space {
             stats: unsafe { &*stats },
             // SAFETY: the box lives as long as the pager, and what is in it doesn't move.
             wake: unsafe { lasting(&*wake) },
+            // SAFETY: zeroed memory of that size in the home; all-zero bytes are fresh.
+            slot_words: unsafe { &*slot_words },
         });
         let space = Space {
             number,

@@ -5,7 +5,6 @@
 
 use crate::coverage::Coverage;
 use crate::device::Device;
-use crate::ops::Op;
 use crate::profile::{Act, Profile};
 use crate::random::Random;
 use crate::space::Space;
@@ -306,8 +305,10 @@ impl World {
         let space = self.spaces.borrow_mut().remove(at);
         self.dead.borrow_mut().insert(space.number);
         // Completions that nobody will ask for.
-        space.ops.borrow().iter().filter_map(Op::token).for_each(|token| {
-            self.finished.borrow_mut().remove(&token);
+        space.ops.borrow().iter().for_each(|op| {
+            op.for_each_token(|token| {
+                self.finished.borrow_mut().remove(&token);
+            });
         });
         drop(space);
         self.add_space();
@@ -321,9 +322,21 @@ impl World {
         slot: SlotIndex,
         frames: impl Iterator<Item = FrameIndex>,
     ) -> Option<u64> {
+        self.submit_at(space, op, slot, frames, |frame| space.pointer(frame))
+    }
+
+    /// As `submit`, for memory that `pointer` knows.
+    pub(crate) fn submit_at(
+        &self,
+        space: &Space,
+        op: Direction,
+        slot: SlotIndex,
+        frames: impl Iterator<Item = FrameIndex>,
+        pointer: impl Fn(FrameIndex) -> *mut u8,
+    ) -> Option<u64> {
         let token = self.next_token.get();
         let device = &self.devices[slot.area().0 as usize];
-        device.submit(op, slot, frames, |frame| space.pointer(frame), token).ok()?;
+        device.submit(op, slot, frames, pointer, token).ok()?;
         self.next_token.set(token + 1);
         self.in_flight.borrow_mut().insert(token, space.number);
         self.note(|| format!("{} request {token}: {op:?} from {slot:?}", space.number));

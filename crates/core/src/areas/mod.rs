@@ -312,6 +312,11 @@ impl<'m> Areas<'m> {
         u64::from(area.slots.in_use()) * 2 <= u64::from(area.total)
     }
 
+    /// Slots that an area has, slot 0 included.
+    pub fn slots(&self, id: AreaId) -> u32 {
+        self.area(id).total
+    }
+
     /// Slots in use, over all areas.
     pub fn in_use(&self) -> u64 {
         (0..self.count).map(|id| u64::from(self.in_use_of(AreaId(id as u8)))).sum()

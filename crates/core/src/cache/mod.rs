@@ -52,12 +52,14 @@ pub struct CacheMemory<'m> {
     pub backed: &'m mut [u64],
     /// One bit for each frame.
     pub moved: &'m mut [u64],
+    /// One bit for each frame.
+    pub marked: &'m mut [u64],
 }
 
 impl<'m> CacheMemory<'m> {
     /// Bytes of a region that the tables of `count` frames take.
     pub const fn table_bytes(count: usize) -> usize {
-        Region::bytes_for::<FrameMeta>(count) + 3 * Region::bytes_for::<u64>(count.div_ceil(64))
+        Region::bytes_for::<FrameMeta>(count) + 4 * Region::bytes_for::<u64>(count.div_ceil(64))
     }
 
     /// Takes them out of `region`, for `count` frames from `frames` on.
@@ -69,6 +71,7 @@ impl<'m> CacheMemory<'m> {
             free: region.carve(words),
             backed: region.carve(words),
             moved: region.carve(words),
+            marked: region.carve(words),
         }
     }
 }
@@ -90,6 +93,8 @@ struct Frames<'m> {
     backed: &'m mut [u64],
     /// Of the frames with memory, those whose memory came with a page of the program's.
     moved: &'m mut [u64],
+    /// Parked frames whose page was read ahead and not touched since.
+    marked: &'m mut [u64],
     free_count: u32,
     free_backed: u32,
     free_moved: u32,
@@ -132,6 +137,7 @@ impl<'m> Cache<'m> {
         let count = memory.meta.len() as u32;
         assert!(memory.free.len() * 64 >= count as usize);
         assert!(memory.backed.len() == memory.free.len() && memory.moved.len() == memory.free.len());
+        assert!(memory.marked.len() == memory.free.len());
         for frame in 0..count as usize {
             memory.free[frame / 64] |= 1 << (frame % 64);
             if backing == Backing::Memory {
@@ -146,6 +152,7 @@ impl<'m> Cache<'m> {
                 free: memory.free,
                 backed: memory.backed,
                 moved: memory.moved,
+                marked: memory.marked,
                 free_count: count,
                 free_backed: if backing == Backing::Memory { count } else { 0 },
                 free_moved: 0,
@@ -272,9 +279,26 @@ impl<'m> Cache<'m> {
         frames.push(frame.0);
     }
 
+    /// Marks a parked frame: its page was read ahead.
+    pub fn mark(&self, frame: FrameIndex) {
+        let mut frames = self.lock.lock();
+        frames.marked[frame.at() / 64] |= 1 << (frame.at() % 64);
+    }
+
+    /// Takes a frame's mark away. Whether it had one.
+    pub fn unmark(&self, frame: FrameIndex) -> bool {
+        let mut frames = self.lock.lock();
+        let (word, bit) = (frame.at() / 64, 1 << (frame.at() % 64));
+        let was_marked = frames.marked[word] & bit != 0;
+        frames.marked[word] &= !bit;
+        was_marked
+    }
+
     /// Takes the parked frame out of the queue; it stays taken.
     pub fn unpark(&self, frame: FrameIndex) {
-        self.lock.lock().unlink(frame.0);
+        let mut frames = self.lock.lock();
+        frames.unlink(frame.0);
+        frames.marked[frame.at() / 64] &= !(1 << (frame.at() % 64));
     }
 
     /// The page that has been parked longest.
@@ -321,15 +345,19 @@ impl<'m> Cache<'m> {
         assert_eq!(backed, frames.free_backed, "free frames with memory");
         let moved: u32 = words().map(|((free, backed), moved)| (free & backed & moved).count_ones()).sum();
         assert_eq!(moved, frames.free_moved, "free frames whose memory came with a page");
+        let marked = ones(frames.marked);
+        let mut marked_parked = 0;
         let (mut at, mut before, mut count) = (frames.oldest, NONE, 0);
         while at != NONE {
             let meta = frames.meta[at as usize];
             assert!(frames.free[at as usize / 64] & 1 << (at % 64) == 0, "a parked frame is free");
             assert_eq!(meta.previous, encode(before), "parked queue is broken");
+            marked_parked += frames.marked[at as usize / 64] >> (at % 64) & 1;
             parked(FrameIndex(at), PageIndex(meta.owner - 1));
             (before, at, count) = (at, decode(meta.next), count + 1);
         }
         assert_eq!((count, before), (frames.parked_count, frames.youngest), "parked pages");
+        assert_eq!(u64::from(marked), marked_parked, "a frame is marked that isn't parked");
     }
 }
 

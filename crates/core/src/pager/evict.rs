@@ -1,6 +1,7 @@
 //! Life of an eviction: begin (lock victims, give them frames), park, and place, oldest first.
 
 use super::Pager;
+use super::ahead::Fate;
 use super::step::{BATCH_MAX, Batch, Taken, Ticket, WriteBatch};
 use crate::cache::Backing;
 use crate::stats::Counter;
@@ -198,6 +199,6 @@ impl Pager<'_> {
         let (_, slot) = self.lock_parked(frame, page)?;
         let before = State::Parked { frame, slot };
         let frame = Some((frame, Backing::Memory));
-        Some(Ticket { page, before, frame, keep_slot: false, put_back: true, ahead: false })
+        Some(Ticket { page, before, frame, keep_slot: false, put_back: true, ahead: false, fate: Fate::Map })
     }
 }

@@ -1,5 +1,6 @@
 //! Life of a fault: begin, load or read, settle.
 
+use super::ahead::Fate;
 use super::step::{Access, Left, Step, Ticket};
 use super::{Pager, State};
 use crate::cache::Backing;
@@ -37,8 +38,15 @@ impl Pager<'_> {
     /// One try; none if the page's word changed meanwhile.
     fn begin(&self, page: PageIndex, place: Place<'_>, word: Word, access: Access) -> Option<Step> {
         let before = word.state();
-        let ticket =
-            |frame, keep_slot| Ticket { page, before, frame, keep_slot, put_back: false, ahead: false };
+        let ticket = |frame, keep_slot| Ticket {
+            page,
+            before,
+            frame,
+            keep_slot,
+            put_back: false,
+            ahead: false,
+            fate: Fate::Map,
+        };
         let keep_slot = access == Access::Read;
         match before {
             State::Lost(slot) => return Some(Step::Lost(slot)),
@@ -84,7 +92,15 @@ impl Pager<'_> {
             return None;
         }
         let before = State::Absent;
-        Some(Ticket { page, before, frame: None, keep_slot: false, put_back: false, ahead: true })
+        Some(Ticket {
+            page,
+            before,
+            frame: None,
+            keep_slot: false,
+            put_back: false,
+            ahead: true,
+            fate: Fate::Map,
+        })
     }
 
     /// Where the registered, freely accessible range around `page` ends; `page` itself if there is none.
@@ -129,7 +145,12 @@ impl Pager<'_> {
 
     /// The page is in the program's memory.
     pub fn settle_fault(&self, ticket: Ticket, left: Left) {
-        let Ticket { page, before, frame, keep_slot, put_back, ahead } = ticket;
+        let served = |counter| {
+            if !ticket.ahead {
+                self.stats.count(counter);
+            }
+        };
+        let Ticket { page, before, frame, keep_slot, put_back, ahead, .. } = ticket;
         let place = self.place(page);
         pause!();
         let mut kept = None;
@@ -142,19 +163,19 @@ impl Pager<'_> {
             State::Absent => self.stats.count(if ahead { Counter::ZeroAhead } else { Counter::FaultFirst }),
             State::Zero => {
                 self.stats.count(Counter::SwpinZero);
-                self.stats.count(Counter::FaultPool);
+                served(Counter::FaultPool);
             }
             State::Same(_) => {
                 self.stats.count(Counter::SwpinSame);
-                self.stats.count(Counter::FaultPool);
+                served(Counter::FaultPool);
             }
             State::Parked { frame, slot } => {
                 self.cache.unpark(frame);
                 kept = self.keep_or_free(slot, keep_slot && left.protected);
-                if !put_back {
+                if !put_back && !ahead {
                     age = AGE_FROM_PARKED;
                 }
-                self.stats.count(if put_back { Counter::EvictPutBack } else { Counter::FaultParked });
+                served(if put_back { Counter::EvictPutBack } else { Counter::FaultParked });
             }
             State::Writing { frame } => {
                 // The write's completion frees this frame and its slot: the page has left both.
@@ -171,19 +192,22 @@ impl Pager<'_> {
                     self.pool.free(handle);
                 }
                 self.stats.count(Counter::Zswpin);
-                self.stats.count(Counter::FaultPool);
+                served(Counter::FaultPool);
             }
             State::OnArea(slot) => {
                 kept = self.keep_or_free(Some(slot), keep_slot && left.protected);
                 self.stats.count(Counter::Pswpin);
-                self.stats.count(Counter::FaultArea);
+                served(Counter::FaultArea);
             }
             State::Lost(_) => panic!("a lost page was installed"),
         }
         if let Some((frame, _)) = frame {
             self.cache.put(frame, left.frame);
         }
-        self.settle(page, place, before, State::Resident { slot: kept, age });
+        let waited = self.settle(page, place, before, State::Resident { slot: kept, age });
+        if ahead && before.is_evicted() {
+            self.count_ahead(waited);
+        }
     }
 
     fn keep_or_free(&self, slot: Option<SlotIndex>, keep: bool) -> Option<SlotIndex> {
@@ -197,9 +221,8 @@ impl Pager<'_> {
     /// Gives a ticket back unused: the page is as before.
     pub fn give_back(&self, ticket: Ticket) {
         let Ticket { page, before, frame, .. } = ticket;
-        if let Some((frame, backing)) = frame
-            && Self::needs_frame(before)
-        {
+        // A parked page's frame stays the page's.
+        if let Some((frame, backing)) = frame.filter(|_| !matches!(before, State::Parked { .. })) {
             self.cache.put(frame, backing);
         }
         self.settle(page, self.place(page), before, before);

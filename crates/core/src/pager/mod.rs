@@ -20,12 +20,14 @@ macro_rules! pause {
     };
 }
 
+mod ahead;
 mod change;
 mod evict;
 mod fault;
 mod step;
 mod write;
 
+pub use ahead::{Fate, Opening};
 pub use change::Unsettled;
 pub use evict::Placed;
 pub use step::{
@@ -36,6 +38,8 @@ pub use write::{Shrunk, WriteProgress};
 use crate::areas::Areas;
 use crate::cache::Cache;
 use crate::config::Config;
+use crate::readahead::by_slot::SlotWords;
+use crate::readahead::streams::Streams;
 use crate::reclaim::Clock;
 use crate::stats::{Gauge, Stats};
 use crate::sync::{self, Lock};
@@ -70,6 +74,8 @@ pub struct Parts<'m> {
     pub stats: &'m Stats,
     /// Whom to tell.
     pub wake: &'m dyn Wake,
+    /// What readahead by slot knows.
+    pub slot_words: &'m SlotWords,
 }
 
 /// One space: one process's managed memory and where its pages are.
@@ -85,6 +91,8 @@ pub struct Pager<'m> {
     pub(crate) clock: Lock<Clock>,
     pub(crate) stats: &'m Stats,
     wake: &'m dyn Wake,
+    pub(crate) streams: Lock<Streams>,
+    pub(crate) slot_words: &'m SlotWords,
     /// Changes whenever a page was settled that somebody waited for.
     settled: AtomicU32,
     /// Where the search for slots that clean pages keep goes on.
@@ -106,6 +114,8 @@ impl<'m> Pager<'m> {
             clock: Lock::new(Clock::new()),
             stats: parts.stats,
             wake: parts.wake,
+            streams: Lock::new(Streams::new()),
+            slot_words: parts.slot_words,
             settled: AtomicU32::new(0),
             kept_hint: AtomicU32::new(0),
             slots_given_up: AtomicU64::new(0),
@@ -158,16 +168,18 @@ impl<'m> Pager<'m> {
         &self.settled
     }
 
-    /// Ends a move of a locked page: books, new state, wake-up.
-    pub(crate) fn settle(&self, page: PageIndex, place: Place<'_>, before: State, after: State) {
+    /// Ends a move of a locked page: books, new state, wake-up. Whether somebody waited.
+    pub(crate) fn settle(&self, page: PageIndex, place: Place<'_>, before: State, after: State) -> bool {
         pause!();
         self.account(before, after);
-        if place.settle(before, after) {
+        let waited = place.settle(before, after);
+        if waited {
             // Ordering: Release: who sees the new count sees the settled entry.
             self.settled.fetch_add(1, Ordering::Release);
             sync::wake_all(&self.settled);
             self.wake.wake(page);
         }
+        waited
     }
 
     /// Keeps the gauges in step with a page's state.

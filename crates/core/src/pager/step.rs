@@ -1,5 +1,6 @@
 //! What the pager wants done next, and what it must hear afterwards. The contract between core and drivers.
 
+use super::ahead::Fate;
 use crate::areas::SlotRun;
 use crate::cache::Backing;
 use crate::table::entry::State;
@@ -54,6 +55,8 @@ pub struct Ticket {
     pub(super) put_back: bool,
     /// Nobody has touched the page: it comes along with a neighbour.
     pub(super) ahead: bool,
+    /// Where readahead puts it.
+    pub(super) fate: Fate,
 }
 
 impl Ticket {
@@ -77,6 +80,10 @@ impl Ticket {
         if let Some((_, backing)) = &mut self.frame {
             *backing = Backing::Memory;
         }
+    }
+    /// Where readahead puts the page.
+    pub const fn fate(&self) -> Fate {
+        self.fate
     }
     /// The slot to read.
     pub const fn slot(&self) -> Option<SlotIndex> {

@@ -5,6 +5,7 @@
 //! of a fault: there, a page's entry says all.
 
 use crate::memory::Zeroed;
+use crate::readahead::by_address::RegionWord;
 use crate::units::{PageIndex, PageRange};
 
 /// What we know about a range.
@@ -59,9 +60,11 @@ pub struct Range {
     pub pages: PageRange,
     /// What is known about it.
     pub flags: Flags,
+    /// What readahead by address knows about it.
+    pub ahead: RegionWord,
 }
 
-// SAFETY: two integers and a bit set, each valid as zero.
+// SAFETY: integers, each valid as zero.
 unsafe impl Zeroed for Range {}
 
 /// The list is full: the program has more mappings than we can follow (the kernel's limit is 65,530).
@@ -93,6 +96,13 @@ impl<'m> Ranges<'m> {
     /// The range that contains `page`.
     pub fn find(&self, page: PageIndex) -> Option<Range> {
         self.at_or_after(page).filter(|range| range.pages.contains(page))
+    }
+
+    /// What readahead by address knows about the range that contains `page`, to change it.
+    pub fn ahead_mut(&mut self, page: PageIndex) -> Option<(Range, &mut RegionWord)> {
+        let at = self.first_ending_after(page);
+        let range = self.list[..self.count].get_mut(at).filter(|range| range.pages.contains(page))?;
+        Some((*range, &mut range.ahead))
     }
 
     /// The first range that has a page at or after `page`.
@@ -139,7 +149,8 @@ impl<'m> Ranges<'m> {
         }
         let first = self.first_ending_after(pages.start);
         let last = self.as_slice().partition_point(|range| range.pages.start < pages.end);
-        let mut pieces = [Range { pages, flags: Flags::NONE }; 3];
+        let new = |flags| Range { pages, flags, ahead: RegionWord::NEW };
+        let mut pieces = [new(Flags::NONE); 3];
         let mut piece_count = 0;
         let mut keep = |range: Range| {
             pieces[piece_count] = range;
@@ -150,7 +161,7 @@ impl<'m> Ranges<'m> {
             keep(Range { pages: PageRange::new(head.pages.start, pages.start), ..head });
         }
         if let Some(flags) = with {
-            keep(Range { pages, flags });
+            keep(new(flags));
         }
         if first < last && self.list[last - 1].pages.end > pages.end {
             let tail = self.list[last - 1];
@@ -235,6 +246,8 @@ mod tests {
     use proptest::prelude::*;
 
     const PAGES: usize = 64;
+    const NOTHING: Range =
+        Range { pages: PageRange::of(PageIndex(0), 0), flags: Flags::NONE, ahead: RegionWord::NEW };
 
     #[derive(Clone, Debug)]
     enum Op {
@@ -256,7 +269,7 @@ mod tests {
         /// The naive model is an array of flags, one for each page.
         #[test]
         fn list_says_what_an_array_of_pages_says(ops in prop::collection::vec(op(), 1..60)) {
-            let mut memory = vec![Range { pages: PageRange::of(PageIndex(0), 0), flags: Flags::NONE }; PAGES + 16];
+            let mut memory = vec![NOTHING; PAGES + 16];
             let mut ranges = Ranges::new(&mut memory);
             let mut model = [None; PAGES + 16];
             for op in ops {
@@ -293,7 +306,7 @@ mod tests {
     /// An update of no pages inside a range looked at that range for ever.
     #[test]
     fn update_of_nothing_ends_and_changes_nothing() {
-        let mut memory = vec![Range { pages: PageRange::of(PageIndex(0), 0), flags: Flags::NONE }; 4];
+        let mut memory = vec![NOTHING; 4];
         let mut ranges = Ranges::new(&mut memory);
         ranges.insert(PageRange::of(PageIndex(0), 10), Flags::NONE).unwrap();
         ranges.update(PageRange::of(PageIndex(5), 0), |f| f.with(Flags::LOCKED)).unwrap();
@@ -302,7 +315,7 @@ mod tests {
 
     #[test]
     fn full_list_refuses_and_stays_as_it_was() {
-        let mut memory = vec![Range { pages: PageRange::of(PageIndex(0), 0), flags: Flags::NONE }; 2];
+        let mut memory = vec![NOTHING; 2];
         let mut ranges = Ranges::new(&mut memory);
         ranges.insert(PageRange::of(PageIndex(0), 10), Flags::NONE).unwrap();
         ranges.insert(PageRange::of(PageIndex(20), 10), Flags::NONE).unwrap();

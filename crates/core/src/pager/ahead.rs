@@ -1,0 +1,343 @@
+//! Readahead in the books: what to bring in because of a fault, locking it, and settling it.
+//!
+//! A page that is read ahead is on its way like any other: locked, with a ticket. It is never waited for by the
+//! fault that started it. Where anything goes wrong the ticket is given back and the page is as it was; the fault
+//! that needs it will find out why.
+//!
+//! A driver opens a plan, locks pages of it until there are no more, brings them in, and closes it:
+//! [`Pager::plan_ahead`], [`Opening::new`], [`Pager::lock_ahead`], [`Pager::load_ahead`] or
+//! [`Pager::check_ahead`], [`Pager::settle_fault`] or [`Pager::settle_parked`], [`Pager::close_ahead`].
+
+use super::Pager;
+use super::step::{Access, Ticket};
+use crate::cache::Backing;
+use crate::config::Readahead;
+use crate::readahead::Plan;
+use crate::readahead::streams::{Landed, Seen, WINDOW_MAX};
+use crate::stats::Counter;
+use crate::table::entry::State;
+use crate::table::ranges::Range;
+use crate::units::{PAGE_BYTES, PageBytes, PageIndex, SlotIndex};
+use crate::zswap::codec::decompress;
+use crate::zswap::same_filled::fill;
+
+/// Where a page that is read ahead goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Into the program's memory.
+    Map,
+    /// Into a frame, marked: whoever touches it is counted.
+    Park,
+}
+
+/// A plan that is being carried out.
+#[derive(Debug)]
+pub struct Opening {
+    plan: Plan,
+    /// Places looked at so far.
+    step: u32,
+    /// Pages locked so far.
+    locked: u32,
+    landed: Landed,
+    /// Where the last page that is out lies, if the window ends with its range: it stays parked, so that the stream
+    /// is seen reaching it.
+    closing_step: Option<u32>,
+    /// No frame is to be had for another page.
+    out_of_frames: bool,
+}
+
+impl Opening {
+    /// Nothing of it has been done.
+    pub const fn new(plan: Plan) -> Opening {
+        let landed = Landed { marker: None, closing: None, mapped: 0, steps: 0 };
+        Opening { plan, step: 0, locked: 0, landed, closing_step: None, out_of_frames: false }
+    }
+
+    /// The plan.
+    pub const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Nothing more is wanted of the rest.
+    pub const fn stop(&mut self) {
+        self.step = self.plan.looks();
+    }
+}
+
+impl Pager<'_> {
+    /// What to bring in because of the fault that this ticket is about. Once for each fault, before its ticket is
+    /// settled or given back.
+    pub fn plan_ahead(&self, ticket: &Ticket, access: Access) -> Option<Plan> {
+        let page = ticket.page;
+        match (self.config.readahead, ticket.before) {
+            (Readahead::Off, _) => None,
+            (policy, State::Parked { frame, .. }) => {
+                let was_marked = self.cache.unmark(frame);
+                if was_marked {
+                    self.stats.count(Counter::SwapRaHit);
+                }
+                self.found_ahead(policy, page, was_marked, access)
+            }
+            (Readahead::Streams, before) if Self::is_out(before) => {
+                let range = self.range_for_readahead(page)?;
+                let seen = self.streams.lock().fault(page, range.pages, self.window_max());
+                self.plan_of(seen, access)
+            }
+            (Readahead::ByAddress, before) if Self::is_out(before) => {
+                let mut ranges = self.ranges.lock();
+                let (range, word) = ranges.ahead_mut(page)?;
+                let (next, window) = word.missed(page, range.pages, self.config.page_cluster);
+                *word = next;
+                (window.count() > 1 && range.flags.may_evict()).then_some(Plan::Pages(window))
+            }
+            (Readahead::BySlot, State::OnArea(slot)) => {
+                let slots = self.areas.slots(slot.area());
+                let window = self.slot_words.missed(slot.offset(), slots, self.config.page_cluster);
+                let first = SlotIndex::new(slot.area(), window.first);
+                (window.count > 1).then_some(Plan::Slots { first, count: window.count })
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the page's bytes are farther away than in a frame.
+    const fn is_out(state: State) -> bool {
+        matches!(state, State::Zero | State::Same(_) | State::Pooled(_) | State::OnArea(_))
+    }
+
+    /// A fault found its page parked.
+    fn found_ahead(
+        &self,
+        policy: Readahead,
+        page: PageIndex,
+        was_marked: bool,
+        access: Access,
+    ) -> Option<Plan> {
+        match policy {
+            Readahead::Streams if was_marked => {
+                let range = self.range_for_readahead(page)?;
+                let seen = self.streams.lock().touched(page, range.pages, self.window_max());
+                self.plan_of(seen, access)
+            }
+            Readahead::ByAddress => {
+                let mut ranges = self.ranges.lock();
+                let (_, word) = ranges.ahead_mut(page)?;
+                *word = word.found(page, was_marked);
+                None
+            }
+            Readahead::BySlot if was_marked => {
+                self.slot_words.hit();
+                None
+            }
+            _ => None,
+        }
+    }
+
+    fn range_for_readahead(&self, page: PageIndex) -> Option<Range> {
+        self.ranges.lock().find(page).filter(|range| range.flags.may_evict())
+    }
+
+    fn plan_of(&self, seen: Seen, access: Access) -> Option<Plan> {
+        self.stats.add(Counter::SwapRaHit, u64::from(seen.hits));
+        seen.window.map(|window| Plan::Stream { window, writes: access == Access::Write })
+    }
+
+    /// The largest window of a stream: a 256th of the budget.
+    fn window_max(&self) -> u32 {
+        let pages = (self.config.frames / 4).clamp(8, WINDOW_MAX);
+        1 << pages.ilog2()
+    }
+
+    /// Locks the next page of the plan that is out and free; none when there is no more. Under the shared map lock.
+    ///
+    /// With [`Fate::Park`] the ticket has a frame, which may need memory; with [`Fate::Map`] only if the page was
+    /// parked.
+    pub fn lock_ahead(&self, opening: &mut Opening) -> Option<Ticket> {
+        if opening.step == 0 {
+            opening.closing_step = self.closing_step(&opening.plan);
+        }
+        while opening.step < opening.plan.looks() && opening.locked < opening.plan.count() {
+            let step = opening.step;
+            let closes = opening.closing_step == Some(step);
+            opening.step += 1;
+            let page = opening.plan.page(step, |slot| self.areas.owner(slot));
+            let fate = match opening.plan {
+                Plan::Stream { .. } if opening.landed.marker.is_some() && !closes => Fate::Map,
+                _ => Fate::Park,
+            };
+            let ticket = page.and_then(|page| self.try_lock_ahead(page, fate, opening));
+            if let Some(ticket) = ticket {
+                opening.locked += 1;
+                let is_stream = matches!(opening.plan, Plan::Stream { .. });
+                if is_stream && ticket.fate == Fate::Park {
+                    opening.landed.marker.get_or_insert(ticket.page);
+                    opening.landed.closing = closes.then_some(ticket.page);
+                }
+                return Some(ticket);
+            }
+            if opening.out_of_frames {
+                break;
+            }
+        }
+        None
+    }
+
+    /// Only a hint: the pages aren't locked.
+    fn closing_step(&self, plan: &Plan) -> Option<u32> {
+        let Plan::Stream { window, .. } = plan else { return None };
+        let is_last = |step: &u32| Self::is_out(self.state(window.page(*step)));
+        (0..window.reach).rev().find(is_last).filter(|_| window.closes)
+    }
+
+    fn try_lock_ahead(&self, page: PageIndex, fate: Fate, opening: &mut Opening) -> Option<Ticket> {
+        let place = self.table.get(page)?;
+        let word = place.entry().load();
+        let before = word.state();
+        let writes = match opening.plan {
+            Plan::Stream { writes, .. } => writes,
+            _ => true,
+        };
+        let is_wanted = match (before, &opening.plan) {
+            // What costs nothing to keep where it is costs nothing to map, but a frame to park.
+            (State::Zero | State::Same(_) | State::Parked { .. }, plan) => {
+                matches!(plan, Plan::Stream { .. })
+            }
+            (State::OnArea(slot), Plan::Slots { first, count }) => {
+                slot.area() == first.area()
+                    && (first.offset()..first.offset() + count).contains(&slot.offset())
+            }
+            (State::Pooled(_), Plan::Slots { .. }) => false,
+            (before, _) => Self::is_out(before),
+        };
+        if word.is_locked() || !is_wanted {
+            return None;
+        }
+        let (fate, frame) = match before {
+            State::Parked { frame, .. } => (fate, Some((frame, Backing::Memory))),
+            _ if fate == Fate::Map => (fate, None),
+            _ => match self.frame_ahead() {
+                Some(frame) => (fate, Some(frame)),
+                // A stream goes on without a marker; the next fault behind the window continues it.
+                None if matches!(opening.plan, Plan::Stream { .. }) => (Fate::Map, None),
+                None => {
+                    opening.out_of_frames = true;
+                    return None;
+                }
+            },
+        };
+        pause!();
+        let ticket = Ticket {
+            page,
+            before,
+            frame,
+            keep_slot: !writes && before.slot().is_some_and(|slot| self.areas.may_keep(slot)),
+            put_back: false,
+            ahead: true,
+            fate,
+        };
+        if place.entry().try_lock(word).is_err() {
+            if let Some((frame, backing)) = frame.filter(|_| !matches!(before, State::Parked { .. })) {
+                self.cache.put(frame, backing);
+            }
+            return None;
+        }
+        Some(ticket)
+    }
+
+    /// A frame for readahead: a quarter of them is left to faults.
+    fn frame_ahead(&self) -> Option<(crate::units::FrameIndex, Backing)> {
+        if self.cache.usage().free <= self.cache.count() / 4 { None } else { self.cache.take() }
+    }
+
+    /// Puts the bytes of a page that isn't on an area into `bytes`, which is the driver's or the ticket's frame.
+    /// `scratch` is the calling thread's own. An error leaves it to the fault to say what is wrong.
+    pub fn load_ahead(
+        &self,
+        ticket: &Ticket,
+        scratch: &mut PageBytes,
+        bytes: &mut [u8; PAGE_BYTES],
+    ) -> Result<(), SlotIndex> {
+        match ticket.before {
+            State::Zero => bytes.fill(0),
+            State::Same(word) => fill(bytes, word.word()),
+            // SAFETY: the page's lock is ours, its frame has memory, and nobody writes the frame of a parked page.
+            State::Parked { frame, .. } => bytes.copy_from_slice(unsafe { self.cache.bytes(frame) }),
+            State::Pooled(handle) => {
+                let length = self.pool.load(handle, &mut scratch.0);
+                let decoded = decompress(self.config.codec, &scratch.0[..length], bytes);
+                decoded.map_err(|_| SlotIndex::from_raw(0))?;
+            }
+            state => panic!("nothing to load for a page that is {state:?}"),
+        }
+        Ok(())
+    }
+
+    /// The ticket's slot was read into `bytes`: are they what was written there?
+    pub fn check_ahead(&self, ticket: &Ticket, bytes: &[u8; PAGE_BYTES]) -> Result<(), SlotIndex> {
+        let slot = ticket.slot().expect("a ticket to read has a slot");
+        if self.areas.verify(slot, bytes) { Ok(()) } else { Err(slot) }
+    }
+
+    /// The page's bytes are in the ticket's frame, where it waits for somebody to touch it.
+    pub fn settle_parked(&self, ticket: Ticket) {
+        assert!(ticket.ahead && ticket.fate == Fate::Park);
+        let (frame, backing) = ticket.frame.expect("a page to park has a frame");
+        assert!(backing == Backing::Memory, "a page was to be parked in a hole");
+        let (page, before) = (ticket.page, ticket.before);
+        match before {
+            State::Parked { .. } => {}
+            _ => self.cache.park(frame, page),
+        }
+        self.cache.mark(frame);
+        match before {
+            State::Pooled(handle) => {
+                self.pool.free(handle);
+                self.stats.count(Counter::Zswpin);
+            }
+            State::OnArea(_) => self.stats.count(Counter::Pswpin),
+            State::Zero => self.stats.count(Counter::SwpinZero),
+            State::Same(_) => self.stats.count(Counter::SwpinSame),
+            _ => {}
+        }
+        let slot = before.slot();
+        // Before it is settled: who finds the mark counts a hit, and there are never more of these.
+        self.stats.count(Counter::SwapRa);
+        if self.settle(page, self.place(page), before, State::Parked { frame, slot }) {
+            self.stats.count(Counter::SwapRaJoined);
+        }
+    }
+
+    /// A page was mapped ahead; whether somebody was waiting for it.
+    pub(super) fn count_ahead(&self, waited: bool) {
+        self.stats.count(Counter::SwapRa);
+        if waited {
+            self.stats.count(Counter::SwapRaJoined);
+        }
+    }
+
+    /// The page was mapped, and its ticket settled.
+    pub const fn mapped_ahead(opening: &mut Opening) {
+        opening.landed.mapped += 1;
+    }
+
+    /// The page could not be brought in: it is as it was.
+    pub fn give_up_ahead(&self, opening: &mut Opening, ticket: Ticket) {
+        let page = Some(ticket.page);
+        if opening.landed.marker == page {
+            opening.landed.marker = None;
+        }
+        if opening.landed.closing == page {
+            opening.landed.closing = None;
+        }
+        self.give_back(ticket);
+    }
+
+    /// Everything of the plan that could be done was done.
+    pub fn close_ahead(&self, mut opening: Opening) {
+        if let Plan::Stream { window, .. } = opening.plan {
+            // What was looked at beyond what was wanted is known to be there.
+            opening.landed.steps = opening.step.max(window.count);
+            self.streams.lock().landed(&window, opening.landed);
+        }
+    }
+}

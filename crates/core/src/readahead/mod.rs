@@ -1,0 +1,68 @@
+//! Readahead: which pages are brought in before anybody asks for them.
+//!
+//! Three policies answer the same question (`--readahead`): [`streams`] is ours, [`by_address`] and [`by_slot`]
+//! are Linux's, to compare with, and share the formula in [`window`]. What they decide is a [`Plan`]. Who carries
+//! it out is `pager/ahead.rs` for the books and the driver for the rest; nobody waits for it.
+
+pub mod by_address;
+pub mod by_slot;
+pub mod streams;
+pub mod window;
+
+pub use streams::{Streams, Window};
+
+use crate::units::{PageIndex, PageRange, SlotIndex};
+
+/// Pages to bring in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// The evicted pages of a range, to be parked with a mark.
+    Pages(PageRange),
+    /// The pages that own these neighbouring slots, likewise.
+    Slots {
+        /// The first slot.
+        first: SlotIndex,
+        /// How many.
+        count: u32,
+    },
+    /// A stream's next window: parked is its first page, the others are mapped at once.
+    Stream {
+        /// The window.
+        window: Window,
+        /// The stream writes: a slot would only be freed at once.
+        writes: bool,
+    },
+}
+
+impl Plan {
+    /// Places to look at.
+    pub const fn looks(&self) -> u32 {
+        match self {
+            Plan::Pages(range) => range.count() as u32,
+            Plan::Slots { count, .. } => *count,
+            Plan::Stream { window, .. } => window.reach,
+        }
+    }
+
+    /// Pages to bring in at most.
+    pub const fn count(&self) -> u32 {
+        match self {
+            Plan::Pages(range) => range.count() as u32,
+            Plan::Slots { count, .. } => *count,
+            Plan::Stream { window, .. } => window.count,
+        }
+    }
+
+    /// The page at one place; `owner` says whose a slot is.
+    pub(crate) fn page(
+        &self,
+        step: u32,
+        owner: impl Fn(SlotIndex) -> Option<PageIndex>,
+    ) -> Option<PageIndex> {
+        match self {
+            Plan::Pages(range) => Some(range.start.plus(u64::from(step))),
+            Plan::Slots { first, .. } => owner(first.plus(step)),
+            Plan::Stream { window, .. } => Some(window.page(step)),
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Streams against a naive program: a set of pages that are there, walkers that touch one page after the other,
+//! windows that are brought in at once, late, or not at all.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+/// A program's memory: what is there, and which pages are parked with a mark.
+struct World {
+    streams: Streams,
+    region: PageRange,
+    pages_max: u32,
+    there: BTreeSet<u64>,
+    parked: BTreeSet<u64>,
+    /// Windows asked for and not brought in yet.
+    asked: Vec<Window>,
+    issued: u64,
+    hits: u64,
+    faults: u64,
+    /// Pages mapped ahead that nobody has touched yet.
+    untouched: BTreeSet<u64>,
+}
+
+impl World {
+    fn new(start: u64, pages: u64, pages_max: u32) -> World {
+        World {
+            streams: Streams::new(),
+            region: PageRange::of(PageIndex(start), pages),
+            pages_max,
+            there: BTreeSet::new(),
+            parked: BTreeSet::new(),
+            asked: Vec::new(),
+            issued: 0,
+            hits: 0,
+            faults: 0,
+            untouched: BTreeSet::new(),
+        }
+    }
+
+    fn touch(&mut self, page: u64) {
+        self.untouched.remove(&page);
+        if self.there.contains(&page) {
+            return;
+        }
+        let seen = if self.parked.remove(&page) {
+            self.hits += 1;
+            self.streams.touched(PageIndex(page), self.region, self.pages_max)
+        } else {
+            self.faults += 1;
+            self.streams.fault(PageIndex(page), self.region, self.pages_max)
+        };
+        self.there.insert(page);
+        self.hits += u64::from(seen.hits);
+        if let Some(window) = seen.window {
+            assert!((1..=self.pages_max).contains(&window.count), "{window:?}");
+            for step in [0, window.count - 1, window.reach - 1] {
+                assert!(self.region.contains(window.page(step)), "{window:?} leaves the range");
+            }
+            self.asked.push(window);
+        }
+        assert!(self.hits <= self.issued, "{} hits of {} pages", self.hits, self.issued);
+    }
+
+    /// Brings the oldest window in.
+    fn bring(&mut self) {
+        if self.asked.is_empty() {
+            return;
+        }
+        let window = self.asked.remove(0);
+        let out = |world: &World, page: u64| !world.there.contains(&page) && !world.parked.contains(&page);
+        let closing = (0..window.reach).rev().find(|step| window.closes && out(self, window.page(*step).0));
+        let mut landed = Landed::default();
+        let (mut step, mut brought) = (0, 0);
+        while step < window.reach && brought < window.count {
+            let page = window.page(step).0;
+            let closes = closing == Some(step);
+            step += 1;
+            if !out(self, page) {
+                continue;
+            }
+            brought += 1;
+            self.issued += 1;
+            if landed.marker.is_none() || closes {
+                self.parked.insert(page);
+                landed.marker.get_or_insert(PageIndex(page));
+                landed.closing = closes.then_some(PageIndex(page));
+            } else {
+                self.there.insert(page);
+                self.untouched.insert(page);
+                landed.mapped += 1;
+            }
+        }
+        landed.steps = step.max(window.count);
+        self.streams.landed(&window, landed);
+    }
+
+    fn walk(&mut self, pages: impl IntoIterator<Item = u64>) {
+        for page in pages {
+            self.touch(page);
+            while !self.asked.is_empty() {
+                self.bring();
+            }
+        }
+    }
+
+    fn hit_percent(&self) -> f64 {
+        100.0 * self.hits as f64 / self.issued as f64
+    }
+}
+
+#[test]
+fn walk_upward_downward_and_in_strides_is_found_and_faults_no_more() {
+    for stride in [1_i64, -1, 3, -7, 64] {
+        let mut world = World::new(1000, 80_000, 256);
+        let start = if stride > 0 { 1000 } else { 80_999 };
+        world.walk((0..1200).map(|step| (start + step * stride) as u64));
+        assert!(world.faults <= 4, "stride {stride}: {} faults", world.faults);
+        assert!(world.issued >= 1150, "stride {stride}: {} pages", world.issued);
+    }
+}
+
+#[test]
+fn whole_range_is_read_with_every_page_hit() {
+    for stride in [1, -1] {
+        let mut world = World::new(512, 25_000, 64);
+        let pages = 512..25_512_u64;
+        if stride > 0 {
+            world.walk(pages)
+        } else {
+            world.walk(pages.rev())
+        }
+        assert_eq!(world.hits, world.issued);
+        assert_eq!(world.issued, 25_000 - 3);
+    }
+}
+
+#[test]
+fn sixteen_interleaved_streams_in_one_region_are_all_kept() {
+    let (streams, pages) = (16_u64, 4096_u64);
+    let mut world = World::new(0, streams * pages, 256);
+    world.walk((0..pages).flat_map(|page| (0..streams).map(move |stream| stream * pages + page)));
+    assert!(world.faults <= streams * 3, "{} faults", world.faults);
+    // Each runs into the next one's pages at its end.
+    assert!(world.hit_percent() >= 99.0, "{:.2} %", world.hit_percent());
+}
+
+#[test]
+fn random_faults_read_nothing_and_push_no_stream_out() {
+    let mut world = World::new(0, 200_000, 256);
+    let mut random = 88_172_645_463_325_252_u64;
+    let mut far = move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        100_000 + random % 100_000
+    };
+    (0..20_000).for_each(|_| world.walk([far()]));
+    assert!(world.issued <= 16, "{} pages read for random faults", world.issued);
+    let before = world.issued;
+    world.walk((0..20_000_u64).flat_map(|page| [page, far(), far(), far()]));
+    let walked = world.issued - before;
+    assert!(walked >= 19_900 && world.hits * 1000 >= walked * 990, "{} of {walked}", world.hits);
+}
+
+#[test]
+fn pages_that_are_there_are_passed_over() {
+    let mut world = World::new(0, 10_000, 64);
+    (0..10_000).filter(|page| page % 3 == 1 && *page > 10).for_each(|page| {
+        world.there.insert(page);
+    });
+    world.walk(0..10_000);
+    assert!(world.faults <= 4, "{} faults", world.faults);
+    assert_eq!(world.hits, world.issued);
+}
+
+#[test]
+fn stream_that_ends_counts_only_what_it_passed() {
+    let mut world = World::new(0, 100_000, 64);
+    world.walk(0..30_000);
+    assert_eq!(
+        world.issued - world.hits,
+        world.asked.len() as u64 + world.untouched.len() as u64 + 1 + passed_unseen(&world)
+    );
+    assert!(world.hit_percent() > 99.0);
+}
+
+/// Pages that were touched behind the last marker, which nobody has seen.
+fn passed_unseen(world: &World) -> u64 {
+    world.streams.live.iter().map(|stream| u64::from(stream.behind + stream.beyond)).sum::<u64>()
+        - world.untouched.len() as u64
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Step(usize),
+    Random(u64),
+    Bring,
+    Forget(u64),
+    Evict(u64),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        6 => (0_usize..5).prop_map(Event::Step),
+        2 => (0_u64..400).prop_map(Event::Random),
+        4 => Just(Event::Bring),
+        1 => any::<u64>().prop_map(Event::Forget),
+        2 => (0_u64..400).prop_map(Event::Evict),
+    ]
+}
+
+proptest! {
+    /// Invariants 11 and 13: whatever happens, windows stay in their range and below the maximum, and there are
+    /// never more hits than pages issued. Windows come late, or never; pages are evicted under the walkers.
+    #[test]
+    fn windows_stay_in_their_range_and_hits_below_pages_issued(
+        events in prop::collection::vec(event(), 1..600),
+        start in 0_u64..300, pages in 8_u64..400, pages_max in 1_u32..40,
+        walkers in prop::collection::vec((0_u64..400, -3_i64..4), 5),
+    ) {
+        let mut world = World::new(start, pages, pages_max);
+        let mut walkers = walkers;
+        for event in events {
+            match event {
+                Event::Step(at) => {
+                    let (page, stride) = &mut walkers[at];
+                    world.touch(start + *page % pages);
+                    *page = page.wrapping_add_signed(*stride) % pages;
+                }
+                Event::Random(page) => world.touch(start + page % pages),
+                Event::Bring => world.bring(),
+                Event::Forget(at) if !world.asked.is_empty() => {
+                    let at = at as usize % world.asked.len();
+                    world.asked.remove(at);
+                }
+                Event::Forget(_) => {}
+                Event::Evict(page) => {
+                    let page = start + page % pages;
+                    world.there.remove(&page);
+                    world.parked.remove(&page);
+                }
+            }
+        }
+    }
+}

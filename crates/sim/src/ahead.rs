@@ -1,0 +1,260 @@
+//! Readahead under way: the same plans that the live engine carries out, a page at a time, with everything else
+//! in between. A plan waits for its turn; its pages are locked together and come in one by one, from the pool or
+//! from devices that are slow, fail and lie. Nothing of that may be seen by the program.
+
+use crate::ops::{Next, Op};
+use crate::program::NotThere;
+use crate::space::Space;
+use crate::world::World;
+use farpage_core::cache::Backing;
+use farpage_core::pager::{Access, Fate, Left, Opening, Pager, Step, Ticket};
+use farpage_core::readahead::Plan;
+use farpage_core::table::entry::State;
+use farpage_core::units::{FrameIndex, PageBytes};
+use farpage_io::Op as Direction;
+
+/// Pages that are locked together, at most.
+const BATCH_MAX: u64 = 20;
+
+/// A page on its way.
+struct Page {
+    ticket: Ticket,
+    bytes: Box<PageBytes>,
+    place: Place,
+}
+
+/// Where a page is on its way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Its bytes are not here yet.
+    Away,
+    /// Its device has been asked.
+    Asked(u64),
+    /// Its bytes are here; the device said so, if it was asked.
+    Here,
+    /// It is in the program's memory, perhaps under write protection.
+    Mapped(bool),
+}
+
+/// A plan that is carried out.
+pub(crate) struct AheadOp {
+    opening: Opening,
+    pages: Vec<Page>,
+    /// Whether it is inside the map lock.
+    inside: bool,
+}
+
+impl AheadOp {
+    /// The requests it waits for.
+    pub(crate) fn for_each_token(&self, mut visit: impl FnMut(u64)) {
+        for page in &self.pages {
+            if let Place::Asked(token) = page.place {
+                visit(token);
+            }
+        }
+    }
+
+    /// Adds the frames it holds; returns how many of them have memory.
+    pub(crate) fn holds(&self, frames: &mut Vec<FrameIndex>) -> i64 {
+        let tickets = self.pages.iter().map(|page| &page.ticket);
+        // A parked page's frame counts as the page's.
+        let held = tickets.filter(|ticket| !matches!(ticket.before(), State::Parked { .. }));
+        held.filter_map(|ticket| Some((ticket.frame()?, !ticket.needs_backing())))
+            .map(|(frame, is_backed)| {
+                frames.push(frame);
+                i64::from(is_backed)
+            })
+            .sum()
+    }
+}
+
+impl Space {
+    /// A fault may lead to a plan.
+    pub(crate) fn plan_ahead(&self, world: &World, step: &Step, access: Access) {
+        let (Step::Zero(ticket) | Step::Install(ticket) | Step::Load(ticket) | Step::Read(ticket)) = step
+        else {
+            return;
+        };
+        let Some(plan) = self.pager.plan_ahead(ticket, access) else { return };
+        world.note(|| format!("{} reads ahead: {plan:?}", self.number));
+        world.saw(match plan {
+            Plan::Pages(_) => "plan Pages",
+            Plan::Slots { .. } => "plan Slots",
+            Plan::Stream { .. } => "plan Stream",
+        });
+        if world.is_ending() || world.random.percent(5) {
+            // The queue was full.
+            return world.saw("ahead dropped");
+        }
+        let op = AheadOp { opening: Opening::new(plan), pages: Vec::new(), inside: false };
+        self.ops.borrow_mut().push(Op::Ahead(Box::new(op)));
+    }
+
+    pub(crate) fn step_ahead(&self, world: &World, mut ahead: Box<AheadOp>) -> Next {
+        if ahead.pages.is_empty() {
+            return self.begin_batch(world, ahead);
+        }
+        // While devices are waited for, it isn't inside the map lock.
+        if !ahead.inside {
+            let is_read = |page: &Page| matches!(page.place, Place::Asked(token) if world.is_finished(token));
+            let asked = |page: &Page| matches!(page.place, Place::Asked(_));
+            if let Some(page) = ahead.pages.iter_mut().find(|page| is_read(page)) {
+                let Place::Asked(token) = page.place else { unreachable!("found as such") };
+                self.read_ahead_done(world, page, token);
+                return Next::Go(Op::Ahead(ahead));
+            }
+            if ahead.pages.iter().any(asked) || !self.enter() {
+                return Next::Wait(Op::Ahead(ahead));
+            }
+            ahead.inside = true;
+        }
+        let near =
+            |page: &Page| !matches!((page.place, page.ticket.before()), (Place::Away, State::OnArea(_)));
+        if let Some(at) = ahead.pages.iter().position(near) {
+            let page = ahead.pages.swap_remove(at);
+            if let Some(page) = self.land_ahead(world, &mut ahead.opening, page) {
+                ahead.pages.push(page);
+            }
+        } else if !self.ask_ahead(world, &mut ahead) {
+            return Next::Wait(Op::Ahead(ahead));
+        }
+        if ahead.inside && ahead.pages.is_empty() {
+            ahead.inside = false;
+            self.leave();
+        }
+        Next::Go(Op::Ahead(ahead))
+    }
+
+    fn begin_batch(&self, world: &World, mut ahead: Box<AheadOp>) -> Next {
+        if !self.enter() {
+            return Next::Wait(Op::Ahead(ahead));
+        }
+        if world.is_ending() {
+            ahead.opening.stop();
+        }
+        let most = world.random.within(1, BATCH_MAX) as usize;
+        while ahead.pages.len() < most
+            && let Some(ticket) = self.pager.lock_ahead(&mut ahead.opening)
+        {
+            ahead.pages.push(Page { ticket, bytes: Box::new(PageBytes::ZERO), place: Place::Away });
+        }
+        if ahead.pages.is_empty() {
+            self.pager.close_ahead(ahead.opening);
+            self.leave();
+            return Next::Done;
+        }
+        ahead.inside = true;
+        Next::Go(Op::Ahead(ahead))
+    }
+
+    /// Asks the devices for all that is left, through frames of the tickets or memory of our own. False if they
+    /// take no more at the moment.
+    fn ask_ahead(&self, world: &World, ahead: &mut AheadOp) -> bool {
+        for page in &mut ahead.pages {
+            let slot = page.ticket.slot().expect("a slot to read");
+            let base = page.bytes.0.as_mut_ptr();
+            let frame = FrameIndex(0);
+            match world.submit_at(self, Direction::Read, slot, core::iter::once(frame), |_| base) {
+                Some(token) => page.place = Place::Asked(token),
+                None => break,
+            }
+        }
+        let asked = ahead.pages.iter().any(|page| matches!(page.place, Place::Asked(_)));
+        if asked {
+            world.saw("ahead read");
+            ahead.inside = false;
+            self.leave();
+        }
+        asked
+    }
+
+    fn read_ahead_done(&self, world: &World, page: &mut Page, token: u64) {
+        page.place = match world.finish(token) {
+            Ok(()) => Place::Here,
+            Err(error) => {
+                world.saw("ahead read error");
+                world
+                    .note(|| format!("{} {:?} was not read ahead: {error}", self.number, page.ticket.page()));
+                // A mark that no check of the bytes can mistake for a page.
+                page.bytes.0.fill(0x5a);
+                Place::Here
+            }
+        };
+    }
+
+    /// Takes one page a step further; none once it has arrived or was given up.
+    fn land_ahead(&self, world: &World, opening: &mut Opening, mut page: Page) -> Option<Page> {
+        let is_on_area = matches!(page.ticket.before(), State::OnArea(_));
+        match page.place {
+            Place::Away => {
+                let is_there =
+                    matches!(page.ticket.before(), State::Parked { .. }) && page.ticket.fate() == Fate::Park;
+                if !is_there {
+                    let load = |scratches: &mut crate::space::Scratches| {
+                        self.pager.load_ahead(&page.ticket, &mut scratches.page, &mut page.bytes.0)
+                    };
+                    self.with_scratches(load).expect("the pool has the bytes that were stored");
+                }
+                page.place = Place::Here;
+                Some(page)
+            }
+            Place::Here if is_on_area && self.pager.check_ahead(&page.ticket, &page.bytes.0).is_err() => {
+                assert!(
+                    page.bytes.0 != *self.program.borrow().truth(page.ticket.page()),
+                    "whole, but refused"
+                );
+                world.saw("ahead lie noticed");
+                self.pager.give_up_ahead(opening, page.ticket);
+                None
+            }
+            Place::Here if page.ticket.fate() == Fate::Park => {
+                self.park_ahead(world, page);
+                None
+            }
+            Place::Here => self.map_ahead(world, opening, page),
+            Place::Mapped(protected) => {
+                let page_index = page.ticket.page();
+                self.pager.settle_fault(page.ticket, Left { frame: Backing::Memory, protected });
+                Pager::mapped_ahead(opening);
+                world.saw("ahead mapped");
+                self.wake(page_index, &world.random);
+                None
+            }
+            Place::Asked(_) => unreachable!("it waits outside the map lock"),
+        }
+    }
+
+    fn park_ahead(&self, world: &World, page: Page) {
+        let mut ticket = page.ticket;
+        if !matches!(ticket.before(), State::Parked { .. }) {
+            if ticket.needs_backing() {
+                ticket = self.back(ticket);
+            }
+            let frame = ticket.frame().expect("a page to park has a frame");
+            self.frames.borrow_mut().copy_in(frame, &page.bytes.0);
+        }
+        world.saw("ahead parked");
+        self.pager.settle_parked(ticket);
+    }
+
+    fn map_ahead(&self, world: &World, opening: &mut Opening, mut page: Page) -> Option<Page> {
+        let at = page.ticket.page();
+        let protect = page.ticket.wants_protection() && world.random.percent(90);
+        let result = if world.refuses() {
+            Err(NotThere)
+        } else {
+            self.program.borrow_mut().install(at, &page.bytes.0, protect)
+        };
+        if result.is_err() {
+            world.saw("ahead refused");
+            self.pager.give_up_ahead(opening, page.ticket);
+            self.wake(at, &world.random);
+            return None;
+        }
+        if world.random.percent(50) {
+            self.wake(at, &world.random);
+        }
+        page.place = Place::Mapped(protect);
+        Some(page)
+    }
+}
