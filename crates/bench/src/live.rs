@@ -22,9 +22,22 @@ impl Outcome {
         self.load[name].as_f64().unwrap_or(f64::NAN)
     }
 
-    /// One of Farpage's counters.
+    /// A number of one part of the load.
+    pub fn part(&self, part: &str, name: &str) -> f64 {
+        self.load["parts"][part][name].as_f64().unwrap_or(f64::NAN)
+    }
+
+    /// One of Farpage's counters, of all processes together.
     pub fn counter(&self, name: &str) -> f64 {
         self.stats["counters"][name].as_f64().unwrap_or(f64::NAN)
+    }
+
+    /// One of Farpage's counters, of the process in which this part of the load ran.
+    pub fn counter_of(&self, part: &str, name: &str) -> f64 {
+        let pid = &self.load["parts"][part]["pid"];
+        let processes = self.stats["processes"].as_array();
+        let process = processes.and_then(|all| all.iter().find(|process| process["pid"] == *pid));
+        process.and_then(|process| process["counters"][name].as_f64()).unwrap_or(f64::NAN)
     }
 }
 

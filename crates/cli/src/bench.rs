@@ -44,9 +44,16 @@ pub fn load(options: &LoadOptions) -> Result<ExitCode, Failure> {
     let settings = Settings {
         bytes: options.bytes.of(0),
         threads: options.threads,
+        random_bytes: options.random_bytes.of(0),
+        random_threads: options.random_threads,
+        stride: options.stride,
         seconds: options.seconds,
         write_percent: options.write_percent,
         seed: options.seed,
+        noise: options.noise,
+        shared: options.shared,
+        processes: options.processes,
+        gate: options.gate,
     };
     let found =
         (load.run)(&settings).map_err(|why| Failure::new(format!("load {}: {why}", load.name)).status(1))?;

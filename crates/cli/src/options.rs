@@ -80,6 +80,18 @@ pub struct LoadOptions {
     #[arg(long, default_value_t = 1)]
     pub threads: usize,
 
+    /// Size of the memory of random threads beside them.
+    #[arg(long, value_parser = size::parse, default_value = "64M")]
+    pub random_bytes: Size,
+
+    /// Random threads beside them.
+    #[arg(long, default_value_t = 0)]
+    pub random_threads: usize,
+
+    /// Pages from one touch to the next.
+    #[arg(long, default_value_t = 1)]
+    pub stride: usize,
+
     /// How long to run.
     #[arg(long, default_value_t = 1.0)]
     pub seconds: f64,
@@ -91,6 +103,22 @@ pub struct LoadOptions {
     /// Where its numbers come from.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+
+    /// Pages that don't compress.
+    #[arg(long)]
+    pub noise: bool,
+
+    /// One mapping for all threads of a kind.
+    #[arg(long)]
+    pub shared: bool,
+
+    /// A process for each kind of thread.
+    #[arg(long)]
+    pub processes: bool,
+
+    /// Say on standard output when memory is filled, and go on after a byte on standard input.
+    #[arg(long)]
+    pub gate: bool,
 }
 
 /// Options of `farpage doctor`.

@@ -3,23 +3,41 @@
 //!
 //! A load prints one line of JSON on standard output, and ends with status 1 if a byte was wrong.
 
+pub mod ahead;
+pub mod latency;
+pub mod lu;
 pub mod region;
+pub mod walk;
 
 use serde_json::Value;
 
 /// What a load is given. Each uses what it needs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// Size of the region.
     pub bytes: u64,
     /// Threads.
     pub threads: usize,
+    /// Size of the memory of random threads beside them.
+    pub random_bytes: u64,
+    /// Random threads beside them.
+    pub random_threads: usize,
+    /// Pages from one touch to the next.
+    pub stride: usize,
     /// How long to run.
     pub seconds: f64,
     /// Percent of touches that write.
     pub write_percent: u64,
     /// Where its numbers come from.
     pub seed: u64,
+    /// Pages that don't compress.
+    pub noise: bool,
+    /// One mapping for all threads of a kind.
+    pub shared: bool,
+    /// A process for each kind of thread.
+    pub processes: bool,
+    /// To say when memory is filled, and wait.
+    pub gate: bool,
 }
 
 /// One load.
@@ -33,11 +51,26 @@ pub struct Load {
 }
 
 /// The one table of loads.
-pub const LOADS: &[Load] = &[Load {
-    name: "fill",
-    about: "writes every page of the region once, then reads every page in order",
-    run: fill,
-}];
+pub const LOADS: &[Load] = &[
+    Load {
+        name: "fill",
+        about: "writes every page of the region once, then reads every page in order",
+        run: fill,
+    },
+    Load { name: "mixed", about: "sequential walkers, and random ones beside them", run: ahead::mixed },
+    Load {
+        name: "interleaved",
+        about: "16 sequential streams through one region, a page at a time in turns",
+        run: ahead::interleaved,
+    },
+    Load {
+        name: "strided",
+        about: "every nth page, again and again, each pass a page further",
+        run: ahead::strided,
+    },
+    Load { name: "backward", about: "from the last page to the first", run: ahead::backward },
+    Load { name: "lu", about: "factors a matrix as Linpack does", run: lu::lu },
+];
 
 fn fill(settings: &Settings) -> Result<Value, String> {
     let region = region::Region::new(settings.bytes)?;

@@ -1,6 +1,6 @@
 //! Memory of a load: one anonymous mapping whose pages hold what can be computed from their number, so that
-//! every byte can be checked, and which compress as pages of real programs do (to about 0.35 of their size
-//! by LZ4): pointers into one heap, small integers, some noise.
+//! every byte can be checked. [`Content::Heap`] compresses as pages of real programs do (to about 0.35 of their
+//! size by LZ4): pointers into one heap, small integers, some noise. [`Content::Noise`] doesn't compress.
 // UNSAFETY: a region larger than RAM is a raw mapping that several threads write at places of their own.
 
 use crate::measure::Random;
@@ -9,10 +9,20 @@ use crate::measure::Random;
 pub const PAGE_BYTES: usize = 4096;
 const WORDS: usize = PAGE_BYTES / 8;
 
+/// What pages hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// As an interpreter's heap: goes to the pool.
+    Heap,
+    /// Nothing that compresses: goes to an area.
+    Noise,
+}
+
 /// An anonymous private mapping.
 pub struct Region {
     base: *mut u64,
     pages: usize,
+    content: Content,
 }
 
 // SAFETY: the mapping belongs to the region; its words are only reached by volatile accesses of whole pages,
@@ -22,14 +32,20 @@ unsafe impl Sync for Region {}
 unsafe impl Send for Region {}
 
 impl Region {
-    /// Maps `bytes`, untouched.
+    /// Maps `bytes`, untouched, for pages like a heap's.
     pub fn new(bytes: u64) -> Result<Region, String> {
+        Region::of(bytes, Content::Heap)
+    }
+
+    /// Maps `bytes`, untouched, for pages of this kind. Between two regions lies a page that can't be touched, so that
+    /// the kernel never joins them: each is a mapping of its own.
+    pub fn of(bytes: u64, content: Content) -> Result<Region, String> {
         let pages = bytes as usize / PAGE_BYTES;
         // SAFETY: a new mapping where the kernel likes it; nobody else knows it.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                pages * PAGE_BYTES,
+                (pages + 1) * PAGE_BYTES,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
                 -1,
@@ -42,7 +58,11 @@ impl Region {
                 std::io::Error::last_os_error()
             ));
         }
-        Ok(Region { base: base.cast(), pages })
+        // SAFETY: the last page of the mapping just made.
+        if unsafe { libc::mprotect(base.byte_add(pages * PAGE_BYTES), PAGE_BYTES, libc::PROT_NONE) } != 0 {
+            return Err(format!("a guard page can't be made: {}", std::io::Error::last_os_error()));
+        }
+        Ok(Region { base: base.cast(), pages, content })
     }
 
     /// Pages in it.
@@ -69,17 +89,31 @@ impl Region {
         unsafe { self.page(page).add(word).write_volatile(value) }
     }
 
+    /// Address of a page, as the kernel counts them: for /proc/self/pagemap.
+    pub fn page_number(&self, page: usize) -> u64 {
+        self.base.addr() as u64 / PAGE_BYTES as u64 + page as u64
+    }
+
     /// Writes a whole page as [`Region::check`] expects it.
     pub fn put(&self, page: usize, seed: u64) {
-        let mut random = Random::new(seed ^ (page as u64) << 20);
-        (0..WORDS).for_each(|word| self.write(page, word, content(&mut random, page, word)));
+        let mut words = Words::of(self.content, page, seed);
+        (0..WORDS).for_each(|word| self.write(page, word, words.next(word)));
     }
 
     /// Compares a whole page.
     pub fn check(&self, page: usize, seed: u64) -> Result<(), String> {
-        let mut random = Random::new(seed ^ (page as u64) << 20);
+        self.check_from(0, page, seed)
+    }
+
+    /// Compares a page from this word on.
+    pub fn check_from(&self, first: usize, page: usize, seed: u64) -> Result<(), String> {
+        let mut words = Words::of(self.content, page, seed);
         for word in 0..WORDS {
-            let (found, wanted) = (self.read(page, word), content(&mut random, page, word));
+            let wanted = words.next(word);
+            if word < first {
+                continue;
+            }
+            let found = self.read(page, word);
             if found != wanted {
                 return Err(format!("page {page}, word {word}: {found:#x} instead of {wanted:#x}"));
             }
@@ -87,9 +121,19 @@ impl Region {
         Ok(())
     }
 
+    /// The first word of a page.
+    pub fn first_word(&self, page: usize, seed: u64) -> u64 {
+        Words::of(self.content, page, seed).next(0)
+    }
+
     /// Writes every page.
     pub fn fill(&self, seed: u64) {
-        (0..self.pages).for_each(|page| self.put(page, seed));
+        self.fill_pages(0..self.pages, seed);
+    }
+
+    /// Writes these pages.
+    pub fn fill_pages(&self, pages: std::ops::Range<usize>, seed: u64) {
+        pages.for_each(|page| self.put(page, seed));
     }
 
     /// Compares every page.
@@ -101,18 +145,49 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: the mapping of `new`, whole; nobody can use it after the region.
-        unsafe { libc::munmap(self.base.cast(), self.pages * PAGE_BYTES) };
+        unsafe { libc::munmap(self.base.cast(), (self.pages + 1) * PAGE_BYTES) };
+    }
+}
+
+/// The words of one page, in order.
+struct Words {
+    content: Content,
+    page: usize,
+    random: Random,
+    /// Where noise starts.
+    start: u64,
+}
+
+impl Words {
+    fn of(content: Content, page: usize, seed: u64) -> Words {
+        let key = seed ^ (page as u64) << 20;
+        Words { content, page, random: Random::new(key), start: key.wrapping_mul(0x9e37_79b9_7f4a_7c15) }
+    }
+
+    fn next(&mut self, word: usize) -> u64 {
+        match self.content {
+            Content::Heap => heap(&mut self.random, self.page, word),
+            Content::Noise => noise(self.start, word),
+        }
     }
 }
 
 /// An object of four words, over and over: type, count, pointer, payload. Like an interpreter's heap.
-fn content(random: &mut Random, page: usize, word: usize) -> u64 {
+fn heap(random: &mut Random, page: usize, word: usize) -> u64 {
     match word % 4 {
         0 => 0x7f3a_9c40_12e0,
         1 => 1 + (word as u64 / 64),
         2 => 0x7f3a_8000_0000 + page as u64 * PAGE_BYTES as u64 + random.below(256) * 16,
         _ => random.below(1 << 12),
     }
+}
+
+/// Each word from its number alone, so that a page is checked about as fast as it is read: one multiplication a
+/// word, none of which waits for another.
+const fn noise(start: u64, word: usize) -> u64 {
+    let mixed = start.wrapping_add((word as u64).wrapping_mul(0xd134_2543_de82_ef95));
+    let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xdaba_0b6e_b093_22e3);
+    mixed ^ mixed >> 29
 }
 
 #[cfg(test)]
@@ -132,17 +207,36 @@ mod tests {
     }
 
     #[test]
-    fn pages_compress_like_a_heap() {
-        let region = Region::new(8 * PAGE_BYTES as u64).unwrap();
+    fn two_regions_are_two_mappings() {
+        let regions = [0; 2].map(|_| Region::new(4 * PAGE_BYTES as u64).unwrap());
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        for region in &regions {
+            let (start, end) = (region.base.addr(), region.base.addr() + 4 * PAGE_BYTES);
+            assert!(maps.contains(&format!("{start:x}-{end:x} rw-p")), "{start:x}-{end:x} in\n{maps}");
+        }
+    }
+
+    /// Compressed sizes of a few pages; none if they don't compress to less than a page.
+    fn compressed(content: Content) -> Vec<Option<usize>> {
+        let region = Region::of(8 * PAGE_BYTES as u64, content).unwrap();
         region.fill(1);
+        region.verify(1).unwrap();
         let mut scratch = Scratch::new();
-        for page in 0..8 {
+        let one = |page| {
             let mut bytes = [0; PAGE_BYTES];
             for (word, chunk) in bytes.chunks_exact_mut(8).enumerate() {
                 chunk.copy_from_slice(&region.read(page, word).to_le_bytes());
             }
-            let length = compress(Codec::Lz4, &bytes, &mut scratch, PAGE_BYTES).map(<[u8]>::len);
-            assert!(length.is_some_and(|length| (800..2000).contains(&length)), "{length:?}");
-        }
+            compress(Codec::Lz4, &bytes, &mut scratch, PAGE_BYTES - 1).map(<[u8]>::len)
+        };
+        (0..8).map(one).collect()
+    }
+
+    #[test]
+    fn pages_compress_like_a_heap_or_not_at_all() {
+        let lengths = compressed(Content::Heap);
+        let is_usual = |length: &Option<usize>| length.is_some_and(|length| (800..2000).contains(&length));
+        assert!(lengths.iter().all(is_usual), "{lengths:?}");
+        assert_eq!(compressed(Content::Noise), [None; 8]);
     }
 }
