@@ -13,6 +13,7 @@ pub mod index;
 pub mod live;
 pub mod load;
 pub mod measure;
+mod readahead;
 pub mod report;
 pub mod rivals;
 
@@ -48,8 +49,15 @@ pub struct Experiment {
 }
 
 /// The one table of experiments.
-pub const EXPERIMENTS: &[Experiment] = &[Experiment {
-    name: "index",
-    about: "zswap's index: trees under one lock, radix trees, a hash table, and ours",
-    run: index::run,
-}];
+pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        name: "index",
+        about: "zswap's index: trees under one lock, radix trees, a hash table, and ours",
+        run: index::run,
+    },
+    Experiment {
+        name: "readahead",
+        about: "readahead by slot, by address and by streams, live",
+        run: readahead::run,
+    },
+];

@@ -14,6 +14,8 @@ fn shows_what_it_found(experiment: &str, tables: usize) {
     let directory = directory();
     let [json, svg] = ["found.json", "found.svg"].map(|name| directory.path().join(name));
     let mut command = farpage();
+    // Live experiments run programs for real.
+    command.env("FARPAGE_PRELOAD", farpage::budgeted::library());
     command.args(["bench", experiment, "--quick"]).arg("--json").arg(&json).arg("--svg").arg(&svg);
     let ended = Ended::of(command.output().unwrap());
     assert_eq!(ended.status, Some(0), "{}", ended.stderr);
@@ -33,4 +35,9 @@ fn shows_what_it_found(experiment: &str, tables: usize) {
 #[test]
 fn index_shows_what_it_found() {
     shows_what_it_found("index", 3);
+}
+
+#[test]
+fn readahead_shows_what_it_found() {
+    shows_what_it_found("readahead", 18);
 }
