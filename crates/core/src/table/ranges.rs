@@ -112,7 +112,7 @@ impl<'m> Ranges<'m> {
 
     /// Whether any range has a page in `pages`.
     pub fn touches(&self, pages: PageRange) -> bool {
-        self.at_or_after(pages.start).is_some_and(|range| range.pages.start < pages.end)
+        !pages.is_empty() && self.at_or_after(pages.start).is_some_and(|range| range.pages.start < pages.end)
     }
 
     /// Makes `pages` a range with `flags`, whatever was there.
@@ -311,6 +311,17 @@ mod tests {
         ranges.insert(PageRange::of(PageIndex(0), 10), Flags::NONE).unwrap();
         ranges.update(PageRange::of(PageIndex(5), 0), |f| f.with(Flags::LOCKED)).unwrap();
         assert_eq!(ranges.find(PageIndex(5)).unwrap().flags, Flags::NONE);
+    }
+
+    /// No pages at all, in the middle of a range, were said to touch it.
+    #[test]
+    fn nothing_touches_no_range() {
+        let mut memory = vec![Range { pages: PageRange::of(PageIndex(0), 0), flags: Flags::NONE }; 4];
+        let mut ranges = Ranges::new(&mut memory);
+        ranges.insert(PageRange::of(PageIndex(0), 10), Flags::NONE).unwrap();
+        assert!(!ranges.touches(PageRange::of(PageIndex(5), 0)));
+        assert!(ranges.touches(PageRange::of(PageIndex(9), 1)));
+        assert!(!ranges.touches(PageRange::of(PageIndex(10), 1)));
     }
 
     #[test]
