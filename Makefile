@@ -1,4 +1,4 @@
-# make build | demo | test | loom | test-full | programs | lint | bench-within | bench-programs BEFORE=DIR | clean
+# make build | demo | test | loom | fuzz | test-full | programs | lint | bench-within | bench-programs BEFORE=DIR | clean
 #
 # `make test` is what CI runs. Everything needs only Rust, a C compiler and make; the programs that the
 # end-to-end tests run are installed by `make programs` (as root; else it names what is missing).
@@ -6,7 +6,7 @@
 CARGO ?= cargo
 PYTHON ?= python3
 
-.PHONY: build demo test test-unit loom test-sim test-e2e test-full programs lint bench-within bench-programs clean
+.PHONY: build demo test test-unit loom fuzz test-sim test-e2e test-full programs lint bench-within bench-programs clean
 
 # The preload library is built by itself: it is no_std, and would lose that beside crates that need std.
 build:
@@ -25,7 +25,7 @@ lint:
 
 # core needs no privileges and no kernel feature: its tests run as nobody where we are root.
 test-unit:
-	$(CARGO) test -p farpage-os -p farpage-io -p farpage-fault -p farpage -p farpage-bench
+	$(CARGO) test -p farpage-os -p farpage-io -p farpage-fault -p farpage -p farpage-bench -p farpage-fuzz
 	$(CARGO) test -p farpage-cli --bins
 	tests/unprivileged.sh $(CARGO) test -p farpage-core
 
@@ -33,6 +33,11 @@ test-unit:
 # of its own, because the flag would have everything else built again.
 loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test -p farpage-core --lib --target-dir $${CARGO_TARGET_DIR:-target}/loom loom_
+
+# Every fuzz target for so many seconds (`make test` runs each for less than one, on random bytes).
+FUZZ_SECONDS ?= 60
+fuzz:
+	fuzz/run.sh $(FUZZ_SECONDS)
 
 # A few hundred seeds, and the same with planted bugs, each of which must be found.
 test-sim:

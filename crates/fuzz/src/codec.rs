@@ -1,0 +1,44 @@
+//! The codec: whatever it compresses comes back; whatever bytes it is given to decompress, it answers.
+
+use crate::Input;
+use farpage_core::config::Codec;
+use farpage_core::units::PAGE_BYTES;
+use farpage_core::zswap::codec::{Scratch, compress, decompress};
+use farpage_core::zswap::same_filled::{fill, same_filled};
+
+/// A page, and bytes that nobody has compressed.
+pub fn run(input: &mut Input) {
+    let repeat = 1 + input.below(64);
+    let bytes_max = input.below(PAGE_BYTES + 1);
+    let bytes = input.rest();
+
+    let mut page = Box::new([0xee; PAGE_BYTES]);
+    if decompress(Codec::Lz4, &bytes[..bytes.len().min(PAGE_BYTES)], &mut page).is_ok() {
+        comes_back(&page, PAGE_BYTES);
+    }
+
+    // Each byte some times, so that there is something to compress.
+    let stretched = bytes.iter().flat_map(|byte| std::iter::repeat_n(*byte, repeat));
+    page.fill(0);
+    page.iter_mut().zip(stretched).for_each(|(to, byte)| *to = byte);
+    comes_back(&page, bytes_max);
+    comes_back(&page, PAGE_BYTES);
+
+    let mut again = Box::new([0xee; PAGE_BYTES]);
+    let words = || page.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
+    let first = words().next().expect("a page has words");
+    assert_eq!(same_filled(&page), words().all(|word| word == first).then_some(first));
+    if let Some(word) = same_filled(&page) {
+        fill(&mut again, word);
+        assert_eq!(page, again);
+    }
+}
+
+fn comes_back(page: &[u8; PAGE_BYTES], bytes_max: usize) {
+    let mut scratch = Box::new(Scratch::new());
+    let mut again = Box::new([0xee; PAGE_BYTES]);
+    let Some(stored) = compress(Codec::Lz4, page, &mut scratch, bytes_max) else { return };
+    assert!(stored.len() <= bytes_max && stored.len() < PAGE_BYTES);
+    decompress(Codec::Lz4, stored, &mut again).expect("it was compressed just now");
+    assert_eq!(page, &*again);
+}

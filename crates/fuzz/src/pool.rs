@@ -1,0 +1,115 @@
+//! The pool against a queue of objects, the oldest first.
+
+use crate::{Input, Memory};
+use farpage_core::units::{PAGE_BYTES, PageIndex};
+use farpage_core::zswap::pool::{ObjectHandle, Pool, PoolLayout, PoolMemory, StoreError};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// 16 blocks of a page each.
+const LIMIT: usize = 16 * PAGE_BYTES;
+
+struct Object {
+    handle: ObjectHandle,
+    owner: PageIndex,
+    length: usize,
+    /// Its bytes are all this one and those after it.
+    first: u8,
+}
+
+impl Object {
+    fn bytes(&self) -> impl Iterator<Item = u8> {
+        let first = self.first;
+        (0..self.length).map(move |at| first.wrapping_add(at as u8))
+    }
+}
+
+/// Stores, frees, ages, moves and gives back.
+pub fn run(input: &mut Input) {
+    let off = input.byte();
+    let accept_percent = input.below(120) as u32;
+    let layout = PoolLayout::for_limit(LIMIT);
+    let mut memory = Memory::new(layout.data_bytes + PAGE_BYTES + (layout.objects + layout.blocks + 2) * 64);
+    let mut region = memory.region();
+    let data = region.carve::<u8>(layout.data_bytes + PAGE_BYTES);
+    let start = data.as_ptr().align_offset(PAGE_BYTES);
+    let memory = PoolMemory {
+        data: &mut data[start..],
+        objects: region.carve(layout.objects),
+        blocks: region.carve(layout.blocks),
+    };
+    let pool = Pool::new(&layout, memory, accept_percent);
+    let mut model: VecDeque<Object> = VecDeque::new();
+    let mut releasing: Vec<Range<usize>> = Vec::new();
+    while !input.is_over() {
+        let kind = input.kind(8, off);
+        let which = if model.is_empty() { None } else { Some(input.below(model.len())) };
+        match (kind, which) {
+            (Some(0 | 1), _) => store(input, &pool, &mut model),
+            (Some(2), Some(at)) => pool.free(model.remove(at).expect("in range").handle),
+            (Some(3), Some(_)) => {
+                let oldest = model.pop_front().expect("not empty");
+                assert_eq!(pool.oldest(), Some((oldest.handle, oldest.owner)));
+                pool.free(oldest.handle);
+            }
+            (Some(4), Some(at)) => {
+                let object = model.remove(at).expect("in range");
+                pool.rotate(object.handle, object.owner);
+                model.push_back(object);
+            }
+            (Some(5), Some(at)) => {
+                let owner = PageIndex(u64::from(input.byte()));
+                pool.rename(model[at].handle, owner);
+                model[at].owner = owner;
+            }
+            (Some(6), _) => {
+                pool.compact(input.below(20));
+            }
+            (Some(7), _) => match pool.take_released() {
+                Some(range) if input.byte() < 128 => releasing.push(range),
+                Some(range) => pool.released(range),
+                None => releasing.drain(..).for_each(|range| pool.released(range)),
+            },
+            _ => {}
+        }
+        agree(&pool, &model);
+    }
+    for object in &model {
+        let mut out = [0; PAGE_BYTES];
+        let length = pool.load(object.handle, &mut out);
+        assert!(out[..length].iter().copied().eq(object.bytes()), "an object's bytes changed");
+    }
+}
+
+fn store(input: &mut Input, pool: &Pool, model: &mut VecDeque<Object>) {
+    // Few sizes, so that blocks fill up.
+    let lengths = [1, 33, 100, 700, 1365, 1366, 2049, PAGE_BYTES];
+    let length = match input.below(10) {
+        any @ 8.. => 1 + (input.below(PAGE_BYTES) + any) % PAGE_BYTES,
+        at => lengths[at],
+    };
+    let owner = PageIndex(u64::from(input.byte()));
+    let mut object =
+        Object { handle: ObjectHandle::from_raw(1).expect("not 0"), owner, length, first: input.byte() };
+    match pool.store(owner, &object.bytes().collect::<Vec<u8>>()) {
+        Ok(handle) => {
+            object.handle = handle;
+            model.push_back(object);
+        }
+        Err(StoreError::Full | StoreError::NoHandle) => {}
+    }
+}
+
+fn agree(pool: &Pool, model: &VecDeque<Object>) {
+    let mut expected = model.iter();
+    pool.check(&mut |handle, owner, length| {
+        let object = expected.next().expect("an object that was never stored");
+        assert_eq!((handle, owner, length), (object.handle, object.owner, object.length));
+    });
+    assert!(expected.next().is_none(), "an object was lost");
+    let usage = pool.usage();
+    assert_eq!(usage.objects, model.len());
+    assert_eq!(usage.payload_bytes, model.iter().map(|object| object.length).sum::<usize>());
+    assert!(usage.payload_bytes <= usage.bytes_occupied && usage.bytes_occupied <= usage.bytes);
+    assert!(usage.bytes <= LIMIT, "over the limit");
+}
