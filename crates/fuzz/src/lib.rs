@@ -17,6 +17,7 @@ mod header;
 mod index;
 mod order;
 mod pool;
+mod slots;
 mod table;
 
 use farpage_core::memory::Region;
@@ -38,6 +39,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "order", run: order::run },
     Target { name: "pool", run: pool::run },
     Target { name: "ranges", run: table::run_ranges },
+    Target { name: "slots", run: slots::run },
     Target { name: "table", run: table::run },
 ];
 
@@ -91,8 +93,8 @@ impl<'b> Input<'b> {
     }
 
     /// All that is left.
-    pub const fn rest(&mut self) -> &'b [u8] {
-        core::mem::replace(&mut self.bytes, &[])
+    pub fn rest(&mut self) -> &'b [u8] {
+        core::mem::take(&mut self.bytes)
     }
 }
 
