@@ -170,7 +170,7 @@ impl Zswap {
 
 /// Invariant 2: after a failed store there is no older copy, whether the pool refused or the index.
 #[test]
-fn failed_store_leaves_no_older_copy_of_the_slot() {
+fn invariant_2_failed_store_leaves_no_older_copy_of_the_slot() {
     let zswap = Zswap::new();
     assert!(zswap.store(key(0, 1), &[1; 4096]) && zswap.store(key(0, 2), &[2; 4096]));
     assert_eq!(zswap.load(key(0, 1)), Some(1));
@@ -184,7 +184,7 @@ fn failed_store_leaves_no_older_copy_of_the_slot() {
 /// Invariant 5: who writes an object back looks it up, reads it, and then erases exactly that entry. If the slot
 /// was stored anew meanwhile, what it has read is old and must not go on.
 #[test]
-fn write_back_of_an_entry_that_was_replaced_meanwhile_is_refused() {
+fn invariant_5_write_back_of_an_entry_that_was_replaced_meanwhile_is_refused() {
     let zswap = Zswap::new();
     zswap.store(key(0, 1), &[1; 100]);
     let (oldest, owner) = zswap.pool.oldest().unwrap();
