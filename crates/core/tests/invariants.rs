@@ -1,0 +1,334 @@
+//! The invariants that hold across components, by number, and the tests that show them. Those that belong to no
+//! single structure are shown here, through the pager and a driver of a few lines.
+//!
+//! | | invariant | shown by |
+//! |---|---|---|
+//! | 1 | a slot is free again only when nothing counts on it | `check::all` after each step of the simulator; `areas::slots::tests::no_slot_is_handed_out_twice_and_all_are_found` |
+//! | 2 | after a failed store no older copy is in the pool | here; `zswap::index::tests::invariant_2_*`, `defect_4_*` |
+//! | 3 | whether a page is zeros is found anew at each eviction | here |
+//! | 4 | a page on its way is locked, and who locks it looks again | here; `table::entry::loomed` |
+//! | 5 | the pool's write-back holds the page and compares identities | here; `zswap::index::tests::invariant_5_*`; `sim/tests/planted.rs`, `SkipIdentityCheck` |
+//! | 6 | a failed write keeps the page; a failed read is an error, never zeros | here; `sim`'s oracle under faults of devices |
+//! | 7 | slots in use are what clusters count, less what can't be used | `areas::slots::tests::invariant_7_*` |
+//! | 8 | extents cover every slot once, however they were merged | `areas::extents::tests::invariant_8_*` |
+//! | 9 | no run crosses a cluster | `areas::slots::tests::invariant_9_*` |
+//! | 10 | automatic priorities | `areas::order::tests::invariant_10_*` |
+//! | 11 | readahead isn't waited for; it stays in region, 2 MiB and area | property tests of `readahead::by_address`, `by_slot`, `streams` |
+//! | 12 | off empties an area or restores it unchanged | `areas::tests::invariant_12_*`, `areas::order::tests::invariant_12_*` |
+//! | 13 | never more readahead hits than pages read ahead | `readahead::streams::tests::windows_stay_in_their_range_and_hits_below_pages_issued` |
+// UNSAFETY: a driver hands the pager its memory and writes the frames.
+
+use farpage_core::areas::{AreaMemory, AreaState, Areas, Leases, Place, SlotMemory};
+use farpage_core::cache::{Backing, Cache, CacheMemory};
+use farpage_core::check::{self, InFlight};
+use farpage_core::config::{AreaOrder, Config, Install, SlotPolicy};
+use farpage_core::memory::{Region, Zeroed};
+use farpage_core::pager::{
+    Access, Batch, Left, Pager, Parts, Placed, Shrunk, Step, Taken, Ticket, Wake, WriteBatch, WriteProgress,
+};
+use farpage_core::readahead::by_slot::SlotWords;
+use farpage_core::stats::Stats;
+use farpage_core::table::entry::State;
+use farpage_core::table::ranges::{Flags, Ranges};
+use farpage_core::table::{Leaf, Table};
+use farpage_core::units::{
+    AreaId, FrameIndex, NodeId, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex,
+};
+use farpage_core::zswap::codec::Scratch;
+use farpage_core::zswap::pool::{Pool, PoolLayout, PoolMemory};
+
+const FRAMES: usize = 16;
+const SLOTS: u32 = 64;
+const PAGE: PageIndex = PageIndex(3);
+const OTHER: PageIndex = PageIndex(4);
+const LEFT: Left = Left { frame: Backing::Memory, protected: false };
+
+/// Nobody waits in these tests but where it is said.
+struct Nobody;
+
+impl Wake for Nobody {
+    fn wake(&self, _: PageIndex) {}
+}
+
+/// A pager and its frames, which stand for the program's memory and the device too.
+struct Driver {
+    pager: Pager<'static>,
+    frames: *mut PageBytes,
+    scratch: Box<Scratch>,
+}
+
+/// Zeroed memory that is never given back.
+fn region(bytes: usize) -> Region<'static> {
+    let memory = vec![0_u64; bytes.div_ceil(8)].leak();
+    // SAFETY: zeroed, of that size, and leaked: nobody else's for good.
+    unsafe { Region::new(memory.as_mut_ptr().cast(), size_of_val(memory)) }
+}
+
+fn table<T: Zeroed>(count: usize) -> &'static mut [T] {
+    region(Region::bytes_for::<T>(count)).carve(count)
+}
+
+fn area() -> AreaMemory<'static> {
+    let bytes = SlotMemory::bytes(SlotPolicy::Clusters, SLOTS, 1);
+    AreaMemory {
+        slots: SLOTS,
+        place: Place::default(),
+        leases: Leases::new(table(1), 1),
+        memory: SlotMemory::carve(&mut region(bytes), SlotPolicy::Clusters, SLOTS, 1),
+        discards: false,
+        owners: table(SLOTS as usize),
+        checksums: table(SLOTS as usize),
+        bad: &[],
+    }
+}
+
+/// How many bytes the pool may have, and whether there is an area.
+fn driver(pool_bytes: usize, with_area: bool) -> Driver {
+    let config = Config {
+        frames: FRAMES as u32,
+        install: Install::Copy,
+        // Anything at all in the pool is more than it should keep.
+        accept_percent: 0,
+        ..Config::for_budget(1 << 20, pool_bytes as u64)
+    };
+    let leaves: &'static [Leaf] = table(1);
+    let pages = Table::new(table(1), PageIndex(0));
+    pages.attach(PageIndex(0), &leaves[0]);
+    let frames = table::<PageBytes>(FRAMES).as_mut_ptr();
+    let memory = CacheMemory::carve(&mut region(CacheMemory::table_bytes(FRAMES)), frames, FRAMES);
+    // SAFETY: as many page-aligned frames as there are tables for, used by this driver and the pager only.
+    let cache = unsafe { Cache::new(memory, Backing::Memory) };
+    let layout = PoolLayout::for_limit(pool_bytes);
+    let data: &'static mut [PageBytes] = table(layout.data_bytes.div_ceil(PAGE_BYTES));
+    let memory = PoolMemory {
+        // SAFETY: the bytes of those pages, in one piece, handed over for good.
+        data: unsafe { core::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), layout.data_bytes) },
+        objects: table(layout.objects),
+        blocks: table(layout.blocks),
+    };
+    let mut areas = Areas::new(AreaOrder::Weighted, 1);
+    if with_area {
+        areas.add(area());
+    }
+    let stats = table::<PageBytes>(size_of::<Stats>().div_ceil(PAGE_BYTES));
+    let pager = Pager::new(Parts {
+        config,
+        table: pages,
+        ranges: Ranges::new(table(8)),
+        cache,
+        pool: Pool::new(&layout, memory, config.accept_percent),
+        areas,
+        // SAFETY: zeroed memory of that size and more, aligned to a page; zeros are fresh counters.
+        stats: unsafe { &*stats.as_ptr().cast() },
+        wake: &Nobody,
+        slot_words: Box::leak(Box::new(SlotWords::new())),
+    });
+    pager.ranges.lock().insert(PageRange::of(PageIndex(0), 100), Flags::REGISTERED).unwrap();
+    Driver { pager, frames, scratch: Box::new(Scratch::new()) }
+}
+
+/// What a page may contain: zeros, or something that compresses well and is no single word.
+fn bytes_of(kind: u8) -> [u8; PAGE_BYTES] {
+    std::array::from_fn(|at| if kind == 0 || at % 16 == 0 { kind } else { (at % 16) as u8 })
+}
+
+impl Driver {
+    fn frame(&mut self, frame: FrameIndex) -> &mut [u8; PAGE_BYTES] {
+        assert!(frame.at() < FRAMES);
+        // SAFETY: in bounds; the pager makes references to frames only inside its calls, none of which runs now.
+        unsafe { &mut (*self.frames.add(frame.at())).0 }
+    }
+
+    fn first_touch(&self, page: PageIndex) {
+        let Step::Zero(ticket) = self.pager.fault(page, Access::Write) else { panic!("it reads as zeros") };
+        self.pager.settle_fault(ticket, LEFT);
+    }
+
+    /// Takes the one resident page out, with these bytes, and parks it.
+    fn evict(&mut self, page: PageIndex, kind: u8) {
+        let mut batch = Batch::new();
+        // The hand spares it some laps if it came back lately.
+        (0..8).for_each(|_| {
+            if batch.is_empty() {
+                self.pager.begin_evict(&mut batch, 1);
+            }
+        });
+        assert_eq!(batch.victims()[0].page, page);
+        *self.frame(batch.victims()[0].frame) = bytes_of(kind);
+        batch.victims()[0].taken = Taken::Yes;
+        self.pager.park(&mut batch);
+    }
+
+    fn place(&mut self, writes: &mut WriteBatch) -> Placed {
+        self.pager.place_oldest(&mut self.scratch, writes)
+    }
+
+    /// Evicts and finds a place that needs no write: the state it ends in.
+    fn evict_and_place(&mut self, page: PageIndex, kind: u8) -> State {
+        self.evict(page, kind);
+        let placed = self.place(&mut WriteBatch::new());
+        assert!(matches!(placed, Placed::Done | Placed::NowhereToGo), "{placed:?}");
+        self.pager.state(page)
+    }
+
+    /// Evicts and writes to the area: the slot.
+    fn evict_to_area(&mut self, page: PageIndex, kind: u8) -> SlotIndex {
+        self.evict(page, kind);
+        let mut writes = WriteBatch::new();
+        assert_eq!(self.place(&mut writes), Placed::Queued);
+        let mut request = self.pager.assign(0, NodeId(0), &mut writes).expect("a slot");
+        assert_eq!(self.pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
+        let State::OnArea(slot) = self.pager.state(page) else { panic!("it was written") };
+        slot
+    }
+
+    fn begin_load(&self, page: PageIndex) -> Ticket {
+        let Step::Load(ticket) = self.pager.fault(page, Access::Write) else { panic!("it is in the pool") };
+        ticket
+    }
+
+    /// Ends a fault on a page in the pool, and says what was in it.
+    fn finish_load(&mut self, ticket: Ticket) -> [u8; PAGE_BYTES] {
+        self.pager.load(&ticket, &mut PageBytes::ZERO.clone()).unwrap();
+        let bytes = *self.frame(ticket.frame().unwrap());
+        self.pager.settle_fault(ticket, LEFT);
+        bytes
+    }
+
+    fn check(&self) {
+        check::all(&self.pager, &InFlight::default());
+    }
+}
+
+#[test]
+fn invariant_2_after_a_failed_store_the_pool_has_no_older_copy() {
+    let mut driver = driver(64 << 10, false);
+    driver.first_touch(PAGE);
+    assert!(matches!(driver.evict_and_place(PAGE, 1), State::Pooled(_)));
+    let ticket = driver.begin_load(PAGE);
+    assert_eq!(driver.finish_load(ticket), bytes_of(1));
+    // It changes, and this time the pool has no room.
+    driver.pager.pool().set_limit(0);
+    assert!(matches!(driver.evict_and_place(PAGE, 2), State::Parked { .. }));
+    assert_eq!(driver.pager.pool().usage().objects, 0, "the old bytes are still there");
+    let Step::Install(ticket) = driver.pager.fault(PAGE, Access::Read) else { panic!("it is parked") };
+    assert_eq!(*driver.frame(ticket.frame().unwrap()), bytes_of(2));
+    driver.pager.settle_fault(ticket, LEFT);
+    driver.check();
+}
+
+#[test]
+fn invariant_3_whether_a_page_is_zeros_is_found_anew_at_each_eviction() {
+    let mut driver = driver(64 << 10, false);
+    driver.first_touch(PAGE);
+    for _ in 0..3 {
+        assert_eq!(driver.evict_and_place(PAGE, 0), State::Zero);
+        driver.first_touch(PAGE);
+        assert!(matches!(driver.evict_and_place(PAGE, 1), State::Pooled(_)));
+        let ticket = driver.begin_load(PAGE);
+        assert_eq!(driver.finish_load(ticket), bytes_of(1));
+    }
+    assert_eq!(driver.evict_and_place(PAGE, 0), State::Zero);
+    assert_eq!(driver.pager.pool().usage().objects, 0);
+    driver.check();
+}
+
+/// The same where the page still owns a slot with other bytes, which it loses with the first write.
+#[test]
+fn invariant_3_a_page_that_becomes_zeros_leaves_its_slot() {
+    let mut driver = driver(0, true);
+    driver.first_touch(PAGE);
+    let slot = driver.evict_to_area(PAGE, 1);
+    let Step::Read(ticket) = driver.pager.fault(PAGE, Access::Read) else { panic!("it is on the area") };
+    *driver.frame(ticket.frame().unwrap()) = bytes_of(1);
+    assert_eq!(driver.pager.read_done(&ticket), Ok(()));
+    driver.pager.settle_fault(ticket, Left { protected: true, ..LEFT });
+    assert!(matches!(driver.pager.state(PAGE), State::Resident { slot: Some(kept), .. } if kept == slot));
+    let Step::Unprotect(ticket) = driver.pager.fault(PAGE, Access::WriteProtected) else { panic!("a write") };
+    driver.pager.settle_fault(ticket, LEFT);
+    assert_eq!(driver.pager.areas().in_use(), 0);
+    assert_eq!(driver.evict_and_place(PAGE, 0), State::Zero);
+    driver.check();
+}
+
+#[test]
+fn invariant_4_a_page_on_its_way_is_locked_and_who_locks_it_looks_again() {
+    let mut driver = driver(64 << 10, true);
+    driver.first_touch(PAGE);
+    assert!(matches!(driver.evict_and_place(PAGE, 1), State::Pooled(_)));
+    let seen_before = driver.pager.table().get(PAGE).unwrap().entry().load();
+    let ticket = driver.begin_load(PAGE);
+    // It is being filled: nobody else gets it, whichever way he comes.
+    assert!(matches!(driver.pager.fault(PAGE, Access::Read), Step::Joined));
+    let (mut writes, mut scratch) = (WriteBatch::new(), Box::new(PageBytes::ZERO));
+    assert_eq!(driver.pager.shrink(&mut scratch, &mut writes), Shrunk::Busy);
+    assert!(driver.pager.quiet(PageRange::of(PAGE, 1)).is_err());
+    assert!(driver.pager.table().get(PAGE).unwrap().entry().try_lock(seen_before).is_err());
+    assert_eq!(driver.finish_load(ticket), bytes_of(1));
+    // Who looked before it was locked finds out that what he saw is over.
+    let now = driver.pager.table().get(PAGE).unwrap().entry().try_lock(seen_before).unwrap_err();
+    assert!(now.state().is_resident() && !now.is_locked());
+    driver.check();
+}
+
+#[test]
+fn invariant_5_write_back_leaves_a_page_alone_that_is_on_its_way_or_gone() {
+    let mut driver = driver(64 << 10, true);
+    driver.first_touch(PAGE);
+    let State::Pooled(first) = driver.evict_and_place(PAGE, 1) else { panic!("it compresses") };
+    let (mut writes, mut scratch) = (WriteBatch::new(), Box::new(PageBytes::ZERO));
+    let ticket = driver.begin_load(PAGE);
+    assert_eq!(driver.pager.shrink(&mut scratch, &mut writes), Shrunk::Busy);
+    assert_eq!((writes.len(), driver.pager.pool().owner(first)), (0, Some(PAGE)));
+    driver.finish_load(ticket);
+    assert_eq!(driver.pager.shrink(&mut scratch, &mut writes), Shrunk::Enough);
+    // Stored anew under the same handle: what is written is what is there now.
+    assert_eq!(driver.evict_and_place(PAGE, 2), State::Pooled(first));
+    assert_eq!(driver.pager.shrink(&mut scratch, &mut writes), Shrunk::Queued);
+    let frame = writes.frames()[0];
+    assert_eq!(*driver.frame(frame), bytes_of(2));
+    assert_eq!(
+        (driver.pager.state(PAGE), driver.pager.pool().usage().objects),
+        (State::Writing { frame }, 0)
+    );
+    check::all(&driver.pager, &InFlight { writing: &[frame], ..InFlight::default() });
+}
+
+#[test]
+fn invariant_6_a_failed_write_keeps_the_page() {
+    for state in [AreaState::ReadOnly, AreaState::Full] {
+        let mut driver = driver(0, true);
+        driver.first_touch(PAGE);
+        driver.evict(PAGE, 1);
+        let mut writes = WriteBatch::new();
+        assert_eq!(driver.place(&mut writes), Placed::Queued);
+        let mut request = driver.pager.assign(0, NodeId(0), &mut writes).expect("a slot");
+        assert_eq!(driver.pager.write_done(&mut request, Err(state)), WriteProgress::Finished);
+        assert_eq!((driver.pager.areas().state(AreaId(0)), driver.pager.areas().in_use()), (state, 0));
+        driver.check();
+        let Step::Install(ticket) = driver.pager.fault(PAGE, Access::Read) else { panic!("it is parked") };
+        assert_eq!(*driver.frame(ticket.frame().unwrap()), bytes_of(1));
+        driver.pager.settle_fault(ticket, LEFT);
+        driver.check();
+    }
+}
+
+#[test]
+fn invariant_6_a_failed_read_is_an_error_for_good_and_never_zeros() {
+    let mut driver = driver(0, true);
+    driver.first_touch(PAGE);
+    let slot = driver.evict_to_area(PAGE, 1);
+    let Step::Read(ticket) = driver.pager.fault(PAGE, Access::Read) else { panic!("it is on the area") };
+    // The device says that it has read, but what came are zeros.
+    *driver.frame(ticket.frame().unwrap()) = bytes_of(0);
+    assert_eq!(driver.pager.read_done(&ticket), Err(slot));
+    driver.pager.fail(ticket, slot);
+    for access in [Access::Read, Access::Write] {
+        assert!(matches!(driver.pager.fault(PAGE, access), Step::Lost(lost) if lost == slot));
+    }
+    driver.check();
+    // Another page never gets the slot that could not be read.
+    driver.first_touch(OTHER);
+    assert_ne!(driver.evict_to_area(OTHER, 2), slot);
+    driver.check();
+}
