@@ -13,6 +13,8 @@ pub mod index;
 pub mod live;
 pub mod load;
 pub mod measure;
+pub mod order;
+mod order_sim;
 mod readahead;
 pub mod report;
 pub mod rivals;
@@ -50,6 +52,11 @@ pub struct Experiment {
 
 /// The one table of experiments.
 pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        name: "order",
+        about: "which area pages go to: by one list, by node, in turn, or by expected cost; machines are simulated",
+        run: order::run,
+    },
     Experiment {
         name: "index",
         about: "zswap's index: trees under one lock, radix trees, a hash table, and ours",

@@ -38,6 +38,11 @@ fn index_shows_what_it_found() {
 }
 
 #[test]
+fn order_shows_what_it_found() {
+    shows_what_it_found("order", 3);
+}
+
+#[test]
 fn readahead_shows_what_it_found() {
     shows_what_it_found("readahead", 18);
 }

@@ -394,7 +394,7 @@ fn weighted_prefers_what_is_near_quick_idle_and_empty() {
     assert_eq!(chosen(&mut two(), 1, 100), [0, 100], "the nearer");
     let mut order = two();
     (0..64).for_each(|_| order.note_latency(AreaId(1), Took::Exactly(3_000_000)));
-    assert_eq!(chosen(&mut order, 1, 100), [100, 0], "three times as slow is worse than twice as far");
+    assert_eq!(chosen(&mut order, 1, 100), [100, 0], "three times as slow is worse than far");
     let mut order = two();
     let first: Vec<u8> = (0..3).map(|_| order.choose(NodeId(1), AreaSet::default()).unwrap().0).collect();
     assert!(first.contains(&0), "two wait at the nearer: {first:?}");
