@@ -54,4 +54,17 @@ static void write_after(void)
     puts("all right");
 }
 
-MAIN({ "read_after", read_after }, { "write_after", write_after })
+/* 96 MiB, given up after the wait. */
+static void give_up_after(void)
+{
+    uint64_t *memory = (uint64_t *)map(LARGE);
+    noise(memory, LARGE, 4);
+    say("ready");
+    wait_for("go");
+    CHECK(munmap(memory, LARGE) == 0);
+    say("gone");
+    wait_for("end");
+    puts("all right");
+}
+
+MAIN({ "read_after", read_after }, { "write_after", write_after }, { "give_up_after", give_up_after })

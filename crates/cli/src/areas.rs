@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::header::{self, Header, HeaderError, SLOTS_MIN};
 use crate::machine::Machine;
 use crate::numbers::iec;
-use crate::options::SwapArgument;
+use crate::options::{Discard, SwapArgument};
 use crate::places::Places;
 use crate::sys::{self, FileSystem, Lock};
 use farpage_core::areas::{Order, Place};
@@ -48,6 +48,8 @@ pub struct Area {
     pub priority: i32,
     /// Whether room on the disk is only taken when it is needed.
     pub grows: bool,
+    /// Whether the disk is told of clusters that became empty.
+    pub discards: bool,
     /// Slots that must not be used.
     pub bad_slots: Vec<u32>,
     /// Free bytes that growing must leave on the disk.
@@ -116,13 +118,40 @@ fn placed(mut area: Area, argument: &SwapArgument, machine: &Machine) -> Result<
             .because(format!("this machine has node {}", there.join(", ")))
             .fix("leave node= out: Farpage finds the node of a disk by itself where it is known"));
     }
-    if argument.discard.is_some() {
-        return Err(Failure::new(format!("swap path {}: discard isn't supported yet", area.path.display()))
-            .fix("leave discard out"));
-    }
     let metadata = area.file.metadata().ok();
     let node = argument.node.or_else(|| machine.node_of(&metadata?));
     area.place = machine.place(node, argument.priority);
+    match argument.discard {
+        Some(discard) => discarding(area, discard, machine),
+        None => Ok(area),
+    }
+}
+
+/// With discards: a device is told, a file that grows gets holes. The file of the user's that mkswap has prepared must
+/// keep its blocks: the kernel refuses to swap to a file with holes, and so do we.
+fn discarding(mut area: Area, discard: Discard, machine: &Machine) -> Result<Area, Failure> {
+    let name = area.path.display().to_string();
+    match area.kind {
+        Kind::SwapFile => {
+            return Err(Failure::new(format!("swap path {name}: discard would make holes in a swap file"))
+                .because("a file that mkswap has prepared can't be used for swap any more once it has holes")
+                .fix("leave discard out, or name a directory or an empty file: their room is given back"));
+        }
+        Kind::Device if !area.file.metadata().is_ok_and(|metadata| machine.can_discard(&metadata)) => {
+            area.warning = Some(format!("{name} can't discard: it is used without"));
+            return Ok(area);
+        }
+        Kind::Device if discard != Discard::Pages => {
+            // All but the header. As with swapon, a failure is told and no more.
+            let bytes = (u64::from(area.slots) - 1) * PAGE_BYTES as u64;
+            if let Err(error) = sys::discard(&area.file, PAGE_BYTES as u64, bytes) {
+                area.warning = Some(format!("{name} could not be discarded before its use: {error}"));
+            }
+        }
+        // A file that grows is empty when it is put on.
+        Kind::Device | Kind::Temporary | Kind::EmptyFile => {}
+    }
+    area.discards = discard != Discard::Once;
     Ok(area)
 }
 
@@ -340,6 +369,7 @@ fn growing(argument: &SwapArgument, file: File, disk: FileSystem, kind: Kind) ->
         place: Place::default(),
         priority: 0,
         grows: true,
+        discards: false,
         bad_slots: Vec::new(),
         disk_reserve_bytes,
         places: None,
@@ -500,6 +530,7 @@ fn prepared(
         place: Place::default(),
         priority: 0,
         grows: false,
+        discards: false,
         bad_slots,
         disk_reserve_bytes: 0,
         places: None,
@@ -765,6 +796,20 @@ mod tests {
             number(&mut areas, order);
             assert_eq!(areas.iter().map(|area| area.priority).collect::<Vec<_>>(), expected, "{order:?}");
         }
+    }
+
+    #[test]
+    fn discard_is_for_files_that_grow_and_refused_for_prepared_ones() {
+        let place = directory();
+        let with =
+            |path: &Path, discard| SwapArgument { discard: Some(discard), ..argument(path, Some(1 << 20)) };
+        let open = |path: &Path, discard| open_all(&[with(path, discard)], &Machine::this());
+        assert!(open(place.path(), Discard::Both).unwrap()[0].discards);
+        assert!(open(place.path(), Discard::Pages).unwrap()[0].discards);
+        assert!(!open(place.path(), Discard::Once).unwrap()[0].discards);
+        let prepared = swap_file(place.path(), "swap", 300, 300);
+        let message = open(&prepared, Discard::Both).unwrap_err().to_string();
+        assert!(message.contains("holes") && message.contains("leave discard out"), "{message}");
     }
 
     #[test]

@@ -45,6 +45,16 @@ impl Machine {
         self.node_of_entry(&self.root.join("dev/block").join(name).canonicalize().ok()?)
     }
 
+    /// Whether a block device can be told that its content isn't needed.
+    pub fn can_discard(&self, device: &fs::Metadata) -> bool {
+        let name = format!("dev/block/{}:{}", libc::major(device.rdev()), libc::minor(device.rdev()));
+        let Ok(entry) = self.root.join(name).canonicalize() else { return false };
+        // A partition has the queue of the disk that it lies in.
+        let places = [entry.as_path(), entry.parent().unwrap_or(&entry)];
+        let mut found = places.into_iter().map(|path| path.join("queue/discard_max_bytes"));
+        found.find_map(|path| fs::read_to_string(path).ok()).is_some_and(|most| most.trim() != "0")
+    }
+
     /// A disk says it below `device`, a partition has it from the disk that it lies in, a virtual device from the
     /// ones it is made of, if they agree.
     fn node_of_entry(&self, entry: &Path) -> Option<NodeId> {

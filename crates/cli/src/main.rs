@@ -1,7 +1,7 @@
 //! `farpage`: the command line.
 //!
 //! `farpage run` puts Farpage's library into a program and stays beside it as its supervisor; `farpage
-//! doctor` says what this machine offers; `farpage bench` measures. Nothing here serves a fault: that happens
+//! doctor` says what this machine offers; `farpage show` looks at a run; `farpage bench` measures. Nothing here serves a fault: that happens
 //! inside the program.
 //!
 //! A run, in the order of the modules:
@@ -16,7 +16,7 @@
 //! 7. [`signals`] stays with it; [`notices`] tells what happens meanwhile.
 //! 8. [`totals`] collects what was counted; [`summary`] prints it, and writes it as JSON.
 //!
-//! [`doctor`] asks the same modules without running anything; [`bench`] hands on to `farpage-bench`. [`failure`] is every error's form, [`say`] and
+//! [`show`] looks on from outside. [`doctor`] asks the same modules without running anything; [`bench`] hands on to `farpage-bench`. [`failure`] is every error's form, [`say`] and
 //! [`numbers`] are how Farpage talks, [`sys`] wraps system calls.
 
 mod areas;
@@ -37,6 +37,7 @@ mod program;
 mod run;
 mod say;
 mod session;
+mod show;
 mod signals;
 mod size;
 mod summary;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
     match line.command {
         Command::Doctor(options) => doctor::doctor(&options),
         Command::Run(options) => run::run(&options).unwrap_or_else(give_up),
+        Command::Show(options) => show::show(&options).unwrap_or_else(give_up),
         Command::Bench(options) => bench::bench(&options).unwrap_or_else(give_up),
         Command::Load(options) => bench::load(&options).unwrap_or_else(give_up),
     }

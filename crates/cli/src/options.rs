@@ -36,6 +36,8 @@ pub struct CommandLine {
 pub enum Command {
     /// Run a program within a RAM budget: pages beyond it go to a compressed pool, then to disk.
     Run(RunOptions),
+    /// Show the swap areas of a run while it runs, and how full they are.
+    Show(ShowOptions),
     /// Say what this machine offers, what `run` would choose, and how to get what is missing.
     Doctor(DoctorOptions),
     /// Measure one of the designs at the heart of Farpage against what it replaced, on this machine.
@@ -43,6 +45,67 @@ pub enum Command {
     /// A program that uses memory, for `bench`.
     #[command(hide = true)]
     Load(LoadOptions),
+}
+
+/// Options of `farpage show`.
+#[derive(clap::Args, Debug)]
+pub struct ShowOptions {
+    /// A `farpage run`, or a process under it.
+    pub pid: u32,
+
+    /// Columns to print, separated by commas [default: all].
+    #[arg(
+        short = 'o',
+        long = "output",
+        value_name = "COLUMNS",
+        value_enum,
+        value_delimiter = ',',
+        ignore_case = true
+    )]
+    pub columns: Vec<Column>,
+
+    /// Print no headings.
+    #[arg(long)]
+    pub noheadings: bool,
+
+    /// Print sizes in bytes.
+    #[arg(long)]
+    pub bytes: bool,
+
+    /// Print everything as JSON, sizes in bytes.
+    #[arg(long, conflicts_with_all = ["columns", "noheadings", "bytes"])]
+    pub json: bool,
+}
+
+/// Columns of `farpage show`: those of `swapon --show`, and the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Column {
+    /// The directory, file or device.
+    Name,
+    /// `file` or `partition`.
+    Type,
+    /// What fits into it.
+    Size,
+    /// What the processes that live have in it.
+    Used,
+    /// Its priority.
+    Prio,
+    /// The node of its disk, if it is known.
+    Node,
+}
+
+impl Column {
+    /// What stands above it.
+    pub const fn heading(self) -> &'static str {
+        match self {
+            Column::Name => "NAME",
+            Column::Type => "TYPE",
+            Column::Size => "SIZE",
+            Column::Used => "USED",
+            Column::Prio => "PRIO",
+            Column::Node => "NODE",
+        }
+    }
 }
 
 /// Options of `farpage bench`.
@@ -139,7 +202,8 @@ pub struct RunOptions {
     pub ram: Option<Size>,
 
     /// Where pages go that don't fit the pool: a directory (a temporary file is made in it), an empty file,
-    /// or a file or device prepared with mkswap. May be given several times; the variable FARPAGE_SWAP holds
+    /// or a file or device prepared with mkswap. With discard, room that isn't needed any more is given back while
+    /// the program runs: holes in files that grow, BLKDISCARD on devices. May be given several times; the variable FARPAGE_SWAP holds
     /// several separated by `;` [default: the first usable of $FARPAGE_SWAP_DIR, $TMPDIR, /var/tmp].
     #[arg(long, value_name = "PATH[:SIZE][,prio=N][,node=N][,discard]")]
     swap: Vec<OsString>,

@@ -107,6 +107,7 @@ fn describe(description: &mut AreaDescription, area: &Area, tables: &Tables) {
     description.slots = area.slots;
     description.priority = area.priority;
     description.place = area.place;
+    description.discards = area.discards.into();
     description.is_device = (area.kind == Kind::Device).into();
     description.grows = area.grows.into();
     description.bad_count = area.bad_slots.len() as u32;
@@ -153,6 +154,7 @@ pub mod tests {
             place: Place::default(),
             priority: -2,
             grows: true,
+            discards: false,
             bad_slots: bad_slots.into(),
             disk_reserve_bytes: 7,
             places: None,

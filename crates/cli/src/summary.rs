@@ -336,6 +336,7 @@ fn settings(run: &Run) -> Value {
             "priority": area.priority,
             "node": area.place.node().map(|node| node.0),
             "grows": area.grows,
+            "discards": area.discards,
             "bad_slots": area.bad_slots.len(),
             "disk_reserve_bytes": area.disk_reserve_bytes,
             "extents": area.places.map(|places| places.extents),

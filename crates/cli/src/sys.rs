@@ -100,6 +100,29 @@ pub fn lock(file: &File, lock: Lock) -> io::Result<bool> {
     }
 }
 
+/// Whether somebody holds an open-file-description lock on a byte of a file; that is how a process of a session
+/// says that it lives.
+pub fn is_locked(file: &File, byte: u64) -> bool {
+    // SAFETY: a `flock` is integers, for which zeros are valid.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as _;
+    lock.l_start = byte as _;
+    lock.l_len = 1;
+    // SAFETY: the command reads and writes one `flock`.
+    let asked = answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) });
+    asked.is_ok() && i32::from(lock.l_type) != libc::F_UNLCK
+}
+
+/// `_IO(0x12, 119)`: start and length in bytes.
+const BLKDISCARD: c_ulong = 0x1277;
+
+/// Tells a block device that a range of it isn't needed any more: what is there is gone.
+pub fn discard(device: &File, start: u64, bytes: u64) -> io::Result<()> {
+    let range = [start, bytes];
+    // SAFETY: the request reads two u64.
+    answer(unsafe { libc::ioctl(device.as_raw_fd(), BLKDISCARD, range.as_ptr()) }).map(|_| ())
+}
+
 /// Bytes of a block device (or of any file whose end can be sought).
 pub fn length(file: &File) -> io::Result<u64> {
     // SAFETY: takes no pointers.
@@ -152,6 +175,24 @@ impl SharedMemory {
             return Err(io::Error::last_os_error());
         }
         Ok(SharedMemory { file, start: start.cast(), bytes })
+    }
+
+    /// Maps all of somebody else's, for reading only: nothing may be written through `start`.
+    pub fn open(file: File) -> io::Result<SharedMemory> {
+        let bytes = file.metadata()?.len() as usize;
+        let fd = file.as_raw_fd();
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing. Length 0 is refused.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(SharedMemory { file, start: start.cast(), bytes })
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Its first byte; page-aligned, valid for its size as long as `self` lives.

@@ -98,6 +98,8 @@ table! {
         PoolMoved = "pool_moved", "objects";
         /// Write requests sent to areas; pswpout divided by this is the mean merged write.
         AreaWrites = "area_writes", "requests";
+        /// Pages of areas that the disk was told are not needed.
+        Discarded = "discarded", "pages";
         /// Failed writes: the pages were kept.
         WriteErrors = "write_errors", "pages";
         /// Failed reads: the pages are lost.

@@ -27,8 +27,8 @@ pub struct AreaFile<'a> {
     fd: BorrowedFd<'a>,
     area_bytes: u64,
     disk_reserve_bytes: u64,
-    /// One bit per cluster that is known to have blocks. Bits are only ever set; setting one publishes
-    /// nothing but itself, since the blocks are the kernel's business.
+    /// One bit per cluster that is known to have blocks. Changing one publishes nothing but itself, since the
+    /// blocks are the kernel's business.
     ensured: &'a [AtomicU64],
     /// Clusters that we may still grow by before the next look at the file system. A plain counter.
     allowance: AtomicU32,
@@ -97,6 +97,19 @@ impl<'a> AreaFile<'a> {
         })?;
         self.set_ensured(cluster);
         Ok(())
+    }
+
+    /// Gives the blocks of an empty cluster back to the disk, from `start_bytes` on, where the file system can do
+    /// that. It must be ensured again before it is written. The file keeps its length.
+    ///
+    /// Nobody may read, write or ensure the cluster meanwhile. Each process knows only what it ensured by itself: who
+    /// punches clusters must punch every one that it gives away.
+    pub fn punch(&self, start_bytes: u64) -> Result<(), IoError> {
+        let cluster = (start_bytes / CLUSTER_BYTES) as u32;
+        self.ensured[(cluster / BITS) as usize].fetch_and(!(1 << (cluster % BITS)), Ordering::Relaxed);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let bytes = self.end_of(cluster) - start_bytes;
+        retry_on_intr(|| fallocate(self.fd, flags, start_bytes, bytes)).map_err(IoError::from_errno)
     }
 
     /// Whether this cluster is known to have blocks.
@@ -202,6 +215,25 @@ mod tests {
         assert!((CLUSTER_BYTES..2 * CLUSTER_BYTES).contains(&allocated), "{allocated}");
         area.prepare(CLUSTER_BYTES + 1).unwrap();
         assert!(area.is_ensured(0) && area.is_ensured(1) && !area.is_ensured(3));
+    }
+
+    #[test]
+    fn punched_cluster_gives_its_blocks_back_and_is_ensured_again() {
+        let file = tempfile::tempfile().unwrap();
+        let area_bytes = 4 * CLUSTER_BYTES;
+        let ensured = bitmap(area_bytes);
+        let area = AreaFile::new(file.as_fd(), area_bytes, 0, &ensured).unwrap();
+        area.prepare(area_bytes).unwrap();
+        let before = allocated_bytes(&file);
+        // The first page of the first cluster is the header's.
+        for start in [PAGE_BYTES as u64, 2 * CLUSTER_BYTES] {
+            area.punch(start).unwrap();
+        }
+        assert!(!area.is_ensured(0) && area.is_ensured(1) && !area.is_ensured(2) && area.is_ensured(3));
+        assert_eq!(before - allocated_bytes(&file), 2 * CLUSTER_BYTES - PAGE_BYTES as u64);
+        assert_eq!(file.metadata().unwrap().len(), area_bytes);
+        area.ensure_cluster(2).unwrap();
+        assert!(allocated_bytes(&file) >= before - CLUSTER_BYTES);
     }
 
     #[test]

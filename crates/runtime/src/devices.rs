@@ -1,10 +1,12 @@
 //! The session's areas as this process sees them: opened by its own engine threads, with back ends.
 
+// UNSAFETY: tables lie in memory that processes share, and a discard is an ioctl.
+
 use crate::map_lock::READERS_MAX;
 use crate::session::{AreaDescription, Session};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use farpage_core::areas::slots::cpus_served;
-use farpage_core::areas::{AreaMemory, Areas, Leases, SlotMemory};
+use farpage_core::areas::{AreaMemory, Areas, Leases, SlotMemory, SlotRun};
 use farpage_core::config::IoEngine;
 use farpage_core::memory::Region;
 use farpage_core::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, PAGE_BYTES};
@@ -15,8 +17,11 @@ use farpage_io::{Backend, Busy, Completion, Request, Wait};
 use farpage_os::memory;
 use farpage_os::sys::Errno;
 use linux_raw_sys::errno::{EINVAL, EIO};
-use rustix::fd::{BorrowedFd, IntoRawFd};
+use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use rustix::fs::{FlockOperation, Mode, OFlags};
+
+/// `_IO(0x12, 119)`: start and length in bytes.
+const BLKDISCARD: u32 = 0x1277;
 
 /// One opened area. Its descriptor is never closed: it goes with the process.
 struct Device {
@@ -119,7 +124,7 @@ impl Devices {
                     description.slots,
                     cpus_of(description),
                 ),
-                discards: false,
+                discards: description.discards != 0,
                 owners: region.carve(description.slots as usize),
                 checksums: region.carve(description.slots as usize),
                 bad,
@@ -151,6 +156,19 @@ impl Devices {
     /// Makes sure that a cluster of an area has blocks on the disk.
     pub fn prepare(&self, id: AreaId, cluster: u32) -> Result<(), farpage_io::IoError> {
         self.device(id).grows.as_ref().map_or(Ok(()), |file| file.ensure_cluster(cluster))
+    }
+
+    /// Tells the disk that nothing in these slots of one cluster is needed. A refusal changes nothing.
+    pub fn discard(&self, run: SlotRun) -> bool {
+        let device = self.device(run.first.area());
+        let start = run.first.byte_offset();
+        if let Some(file) = &device.grows {
+            return file.punch(start).is_ok();
+        }
+        let range = [start, u64::from(run.count) * PAGE_BYTES as u64];
+        // SAFETY: the request reads two u64 and discards that range of the device: slots that nobody uses, which the
+        // allocator keeps from everybody until it hears of the end.
+        unsafe { farpage_os::sys::ioctl(device.fd.as_raw_fd(), BLKDISCARD, range.as_ptr() as usize) }.is_ok()
     }
 
     /// A back end of its own for one engine thread. Falls back to psync where the ring is refused.

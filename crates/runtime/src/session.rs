@@ -99,6 +99,8 @@ pub struct AreaDescription {
     pub place: Place,
     /// 1 for a block device.
     pub is_device: u32,
+    /// 1 if clusters that became empty are discarded: holes in a file that grows, BLKDISCARD on a device.
+    pub discards: u32,
     /// 1 if the file may have to be extended before a cluster is written (it grows on demand).
     pub grows: u32,
     /// Bad slots listed at `bad_offset`.

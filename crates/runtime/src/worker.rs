@@ -50,6 +50,8 @@ const DIRECT_NS_MAX: u64 = 2_000_000_000;
 const GIVE_UP_NS: u64 = 20_000_000;
 /// A call that took longer than this has waited for the device.
 const BLOCKED_NS: u64 = 20_000;
+/// Clusters of an area that are discarded in one go.
+const DISCARDS_MAX: usize = 4;
 /// How often a full area is tried again.
 const RETRY_AREAS_NS: u64 = 1_000_000_000;
 
@@ -402,6 +404,7 @@ impl Worker {
             progress = Progress::Some;
         }
         self.tidy_pool();
+        self.discard_empty_clusters();
         self.retry_full_areas();
         if progress == Progress::None {
             self.send_writes();
@@ -580,6 +583,21 @@ impl Worker {
             || unsafe { self.engine.pages.give_memory(pager.cache().pointer(frame)) }.is_ok();
         pager.cache().put(frame, if backed { Backing::Memory } else { Backing::Hole });
         backed
+    }
+
+    /// Tells the disks of a few clusters that became empty. Without any lock: it may take milliseconds.
+    fn discard_empty_clusters(&self) {
+        let pager = &self.engine.pager;
+        let areas = (0..pager.areas().count()).map(|area| AreaId(area as u8));
+        for area in areas {
+            for _ in 0..DISCARDS_MAX {
+                let Some(run) = pager.areas().take_discard(area) else { break };
+                if self.engine.devices.discard(run) {
+                    pager.stats().add(Counter::Discarded, u64::from(run.count));
+                }
+                pager.areas().discarded(run);
+            }
+        }
     }
 
     /// An area was full; perhaps the disk or another process has made room.

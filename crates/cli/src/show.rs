@@ -1,0 +1,324 @@
+//! `farpage show PID`: the swap areas of a run while it runs, as `swapon --show` has them.
+//!
+//! The supervisor has the session open; programs have its path in their environment. It is mapped for reading only:
+//! looking on changes nothing. What is used is summed over the processes that live, which hold their record's lock.
+// UNSAFETY: shared memory has no type. It is given one here, after the mark at its head was read.
+
+use crate::failure::Failure;
+use crate::numbers::iec;
+use crate::options::{Column, ShowOptions};
+use crate::say;
+use crate::session::text;
+use crate::sys::{self, SharedMemory};
+use crate::totals;
+use farpage::session::{AreaDescription, MAGIC, SESSION_ENV, Session};
+use farpage_core::units::PAGE_BYTES;
+use serde_json::{Value, json};
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+
+/// Version of the JSON's layout.
+const SCHEMA: u32 = 1;
+const PAGE: u64 = PAGE_BYTES as u64;
+
+/// Prints the areas of the run that a process belongs to.
+pub fn show(options: &ShowOptions) -> Result<ExitCode, Failure> {
+    let path = find(Path::new("/proc"), options.pid)?;
+    let memory = open(&path, options.pid)?;
+    // SAFETY: `open` has checked that the memory is as large as a `Session` and begins with the mark of this very
+    // layout, which the supervisor has filled in; until it has, everything is zeros, which is valid too. It is mapped
+    // as long as `memory` lives, can't be shrunk, and what changes in it is atomic.
+    let session = unsafe { &*memory.start().cast::<Session>() };
+    let live = live(session, memory.file());
+    let rows: Vec<Row> =
+        areas(session).enumerate().map(|(at, area)| Row::of(area, used(session, &live, at))).collect();
+    let output = if options.json {
+        format!("{:#}\n", as_json(session, &live, &rows))
+    } else {
+        as_text(&rows, options)
+    };
+    say::to_stdout(&output);
+    Ok(ExitCode::SUCCESS)
+}
+
+// ---- finding the session -------------------------------------------------------------------------------
+
+/// Where the session of a process can be opened: among its own files if it is the supervisor, else where its
+/// environment says, else among the files of the processes that it descends from.
+fn find(proc: &Path, pid: u32) -> Result<PathBuf, Failure> {
+    if !proc.join(pid.to_string()).exists() {
+        return Err(Failure::new(format!("there is no process {pid}"))
+            .fix("`pgrep -a farpage` shows the runs of Farpage on this machine"));
+    }
+    let not_allowed = |error: io::Error| match error.kind() {
+        io::ErrorKind::PermissionDenied => closed(pid),
+        _ => Failure::new(format!("process {pid} can't be looked at: {error}"))
+            .fix("it has probably just ended"),
+    };
+    if let Some(path) = own_session(proc, pid).map_err(not_allowed)? {
+        return Ok(path);
+    }
+    let environment = fs::read(proc.join(format!("{pid}/environ"))).map_err(not_allowed)?;
+    if let Some(path) = variable(&environment) {
+        return Ok(path.into());
+    }
+    // A program whose environment was emptied.
+    let mut next = parent(proc, pid);
+    while let Some(above) = next.filter(|pid| *pid > 1) {
+        if let Ok(Some(path)) = own_session(proc, above) {
+            return Ok(path);
+        }
+        next = parent(proc, above);
+    }
+    Err(Failure::new(format!("process {pid} doesn't run under Farpage"))
+        .because("neither it nor a process above it was started by `farpage run`")
+        .fix("start it with: farpage run PROGRAM"))
+}
+
+fn closed(pid: u32) -> Failure {
+    Failure::new(format!("process {pid} can't be looked at: it belongs to somebody else"))
+        .because("only its own user and root may look into a process")
+        .fix(format!("sudo farpage show {pid}"))
+}
+
+/// The session among the open files of a process: only the supervisor has it there.
+fn own_session(proc: &Path, pid: u32) -> io::Result<Option<PathBuf>> {
+    for entry in fs::read_dir(proc.join(format!("{pid}/fd")))? {
+        let path = entry?.path();
+        let is_session = fs::read_link(&path)
+            .is_ok_and(|link| link.as_os_str().as_bytes().starts_with(b"/memfd:farpage-session"));
+        if is_session {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
+fn variable(environment: &[u8]) -> Option<&OsStr> {
+    let mut variables = environment.split(|byte| *byte == 0);
+    variables
+        .find_map(|line| line.strip_prefix(SESSION_ENV.as_bytes())?.strip_prefix(b"="))
+        .map(OsStr::from_bytes)
+}
+
+fn parent(proc: &Path, pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(proc.join(format!("{pid}/status"))).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
+}
+
+/// Opens and maps a session, and makes sure that it is one that this version can read.
+fn open(path: &Path, pid: u32) -> Result<SharedMemory, Failure> {
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::PermissionDenied => closed(pid),
+        io::ErrorKind::NotFound => Failure::new(format!("the run that process {pid} belongs to has ended"))
+            .because("its `farpage run` is gone, and what it knew with it")
+            .fix("look while it runs"),
+        _ => Failure::new(format!("the session at {} can't be opened: {error}", path.display()))
+            .fix("try again: it may have just ended"),
+    };
+    let memory = SharedMemory::open(File::open(path).map_err(failed)?).map_err(failed)?;
+    check(&memory, pid)?;
+    Ok(memory)
+}
+
+fn check(memory: &SharedMemory, pid: u32) -> Result<(), Failure> {
+    let mut head = [0; 8];
+    if memory.bytes() >= head.len() {
+        // SAFETY: the memory has so many bytes, and any bytes are an array of them.
+        head = unsafe { memory.start().cast::<[u8; 8]>().read() };
+    }
+    if u64::from_le_bytes(head) == MAGIC && memory.bytes() >= size_of::<Session>() {
+        return Ok(());
+    }
+    let error = Failure::new(format!("the run of process {pid} can't be read by this farpage"));
+    Err(if head.starts_with(&MAGIC.to_le_bytes()[..7]) {
+        error
+            .because(format!("it is of another version (layout {}, not {})", head[7], MAGIC >> 56))
+            .fix("use the farpage that started it: `readlink /proc/PID/exe` of its `farpage run`")
+    } else {
+        error.because("what its environment points to is no session").fix("name the PID of its `farpage run`")
+    })
+}
+
+// ---- what is in it -------------------------------------------------------------------------------------
+
+fn areas(session: &Session) -> impl Iterator<Item = &AreaDescription> {
+    session.areas.iter().take(session.areas_count as usize)
+}
+
+/// The records of the processes that live.
+fn live(session: &Session, file: &File) -> Vec<usize> {
+    let is_live = |at: &usize| {
+        session.processes[*at].pid.load(Ordering::Acquire) != 0 && sys::is_locked(file, *at as u64)
+    };
+    (0..session.processes.len()).filter(is_live).collect()
+}
+
+fn used(session: &Session, live: &[usize], area: usize) -> u64 {
+    let slots = live.iter().map(|at| session.processes[*at].slots_used[area].load(Ordering::Relaxed));
+    slots.map(u64::from).sum::<u64>() * PAGE
+}
+
+/// One area.
+struct Row {
+    name: String,
+    kind: &'static str,
+    size: u64,
+    used: u64,
+    priority: i32,
+    node: Option<u8>,
+}
+
+impl Row {
+    fn of(area: &AreaDescription, used: u64) -> Row {
+        Row {
+            name: text(&area.name),
+            // The kernel's words, whatever the device is.
+            kind: if area.is_device != 0 { "partition" } else { "file" },
+            size: u64::from(area.slots - 1 - area.bad_count) * PAGE,
+            used,
+            priority: area.priority,
+            node: area.place.node().map(|node| node.0),
+        }
+    }
+
+    fn cell(&self, column: Column, options: &ShowOptions) -> String {
+        let size = |bytes: u64| if options.bytes { bytes.to_string() } else { short(bytes) };
+        match column {
+            // A name can hold anything, a table must not.
+            Column::Name => self.name.escape_debug().to_string().replace(' ', "\\x20"),
+            Column::Type => self.kind.into(),
+            Column::Size => size(self.size),
+            Column::Used => size(self.used),
+            Column::Prio => self.priority.to_string(),
+            Column::Node => self.node.map_or("-".into(), |node| node.to_string()),
+        }
+    }
+}
+
+/// `8G`, `1.5M`, `0B`: as `swapon --show` writes sizes, in powers of 1024.
+fn short(bytes: u64) -> String {
+    iec(bytes).replace(' ', "").replace("iB", "")
+}
+
+fn as_text(rows: &[Row], options: &ShowOptions) -> String {
+    let all = [Column::Name, Column::Type, Column::Size, Column::Used, Column::Prio, Column::Node];
+    let columns = if options.columns.is_empty() { &all[..] } else { &options.columns };
+    let mut table: Vec<Vec<String>> = Vec::new();
+    if !options.noheadings {
+        table.push(columns.iter().map(|column| column.heading().to_owned()).collect());
+    }
+    table.extend(rows.iter().map(|row| columns.iter().map(|column| row.cell(*column, options)).collect()));
+    let width = |at: usize| table.iter().map(|cells| cells[at].chars().count()).max().unwrap_or(0);
+    let mut output = String::new();
+    for cells in &table {
+        let line: Vec<String> = columns
+            .iter()
+            .zip(cells)
+            .enumerate()
+            .map(|(at, (column, cell))| {
+                let width = width(at);
+                if matches!(column, Column::Name | Column::Type) {
+                    format!("{cell:<width$}")
+                } else {
+                    format!("{cell:>width$}")
+                }
+            })
+            .collect();
+        output += line.join(" ").trim_end();
+        output.push('\n');
+    }
+    output
+}
+
+fn as_json(session: &Session, live: &[usize], rows: &[Row]) -> Value {
+    let areas = rows.iter().map(|row| {
+        json!({
+            "name": row.name,
+            "type": row.kind,
+            "size": row.size,
+            "used": row.used,
+            "prio": row.priority,
+            "node": row.node,
+        })
+    });
+    let processes = live.iter().map(|at| {
+        let record = &session.processes[*at];
+        let used = record
+            .slots_used
+            .iter()
+            .take(rows.len())
+            .map(|slots| u64::from(slots.load(Ordering::Relaxed)) * PAGE);
+        json!({
+            "pid": record.pid.load(Ordering::Relaxed),
+            "command": totals::command(record),
+            "used": used.collect::<Vec<_>>(),
+        })
+    });
+    json!({
+        "schema": SCHEMA,
+        "supervisor": session.supervisor_pid,
+        "order": session.settings.order.name(),
+        "areas": areas.collect::<Vec<_>>(),
+        "processes": processes.collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::{Shared, tests as sessions};
+
+    fn options(columns: &[Column]) -> ShowOptions {
+        ShowOptions { pid: 1, columns: columns.into(), noheadings: false, bytes: false, json: false }
+    }
+
+    fn row(name: &str, used: u64) -> Row {
+        Row { name: name.into(), kind: "file", size: 8 << 30, used, priority: -1, node: None }
+    }
+
+    #[test]
+    fn table_has_the_columns_of_swapon_and_the_node() {
+        let rows =
+            [row("/var/tmp/a long name", 3 << 19), Row { node: Some(1), priority: 32_767, ..row("/b", 0) }];
+        assert_eq!(
+            as_text(&rows, &options(&[])),
+            "NAME                       TYPE SIZE USED  PRIO NODE\n\
+             /var/tmp/a\\x20long\\x20name file   8G 1.5M    -1    -\n\
+             /b                         file   8G   0B 32767    1\n"
+        );
+        let chosen = ShowOptions { noheadings: true, bytes: true, ..options(&[Column::Used, Column::Name]) };
+        assert_eq!(as_text(&rows[1..], &chosen), "0 /b\n");
+    }
+
+    #[test]
+    fn session_of_another_version_is_refused_as_such() {
+        let shared = Shared::new(sessions::settings(), &[]).unwrap();
+        let path = PathBuf::from(shared.path());
+        assert!(open(&path, 7).is_ok());
+        std::os::unix::fs::FileExt::write_all_at(
+            &File::options().write(true).open(&path).unwrap(),
+            &[255],
+            7,
+        )
+        .unwrap();
+        let message = open(&path, 7).err().unwrap().to_string();
+        assert!(message.contains("another version (layout 255"), "{message}");
+        let other = tempfile::NamedTempFile::new().unwrap();
+        fs::write(other.path(), "something else, of any length").unwrap();
+        let message = open(other.path(), 7).err().unwrap().to_string();
+        assert!(message.contains("no session"), "{message}");
+    }
+
+    #[test]
+    fn variable_is_found_by_its_whole_name() {
+        let environment = b"A=1\0FARPAGE_SESSION_OLD=/x\0FARPAGE_SESSION=/proc/1/fd/3\0";
+        assert_eq!(variable(environment), Some(OsStr::new("/proc/1/fd/3")));
+        assert_eq!(variable(b"PATH=/bin\0"), None);
+    }
+}
