@@ -15,7 +15,7 @@ pub mod load;
 pub mod measure;
 pub mod order;
 mod order_sim;
-mod readahead;
+pub mod readahead;
 pub mod report;
 pub mod rivals;
 

@@ -316,7 +316,7 @@ mod tests {
     /// No pages at all, in the middle of a range, were said to touch it.
     #[test]
     fn nothing_touches_no_range() {
-        let mut memory = vec![Range { pages: PageRange::of(PageIndex(0), 0), flags: Flags::NONE }; 4];
+        let mut memory = vec![NOTHING; 4];
         let mut ranges = Ranges::new(&mut memory);
         ranges.insert(PageRange::of(PageIndex(0), 10), Flags::NONE).unwrap();
         assert!(!ranges.touches(PageRange::of(PageIndex(5), 0)));
