@@ -379,7 +379,7 @@ pub fn checksum(bytes: &[u8; PAGE_BYTES]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::config::SlotPolicy;

@@ -16,7 +16,7 @@
 //! no faster than halving alone (33 ns; `farpage bench extents`).
 
 mod mapped;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use mapped::{Hole, Mapped, whole_pages};

@@ -222,5 +222,5 @@ impl<'m, P: Probe> Slots<'m, P> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
