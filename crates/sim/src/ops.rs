@@ -659,6 +659,7 @@ impl Space {
     fn discard_slots(&self, run: SlotRun) {
         let mut slots = (0..run.count).map(|at| run.first.plus(at));
         assert!(slots.all(|slot| self.pager.areas().owner(slot).is_none()), "{run:?} is being discarded");
+        self.pager.stats().add(Counter::Discarded, u64::from(run.count));
         self.pager.areas().discarded(run);
     }
 

@@ -235,7 +235,7 @@ impl Profile {
             device_pages: if random.percent(10) { random.within(1, u64::from(slots)) as u32 } else { slots },
             priority: random.within(0, 2) as i32 - 1,
             bad,
-            discards: random.percent(25),
+            discards: random.percent(50),
             slow: SlowPlan { seed: random.next(), latency_ticks_min: slow.0, latency_ticks_max: slow.1 },
             faults: Self::faults(random),
             crash: CrashPlan {
