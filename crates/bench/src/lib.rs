@@ -9,6 +9,7 @@
 //! Every benchmark verifies what it measures: a lookup that returns the wrong block, or a page that comes back
 //! with other bytes, ends it.
 
+pub mod extents;
 pub mod index;
 pub mod live;
 pub mod load;
@@ -52,6 +53,11 @@ pub struct Experiment {
 
 /// The one table of experiments.
 pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        name: "extents",
+        about: "from a slot to its block on the device: lists, trees, and ours; a file in 20,000 pieces",
+        run: extents::run,
+    },
     Experiment {
         name: "order",
         about: "which area pages go to: by one list, by node, in turn, or by expected cost; machines are simulated",

@@ -96,6 +96,13 @@ impl Random {
     pub const fn below(&mut self, end: u64) -> u64 {
         ((self.next() >> 32) * end) >> 32
     }
+
+    /// Puts a list into random order.
+    pub fn shuffle<T>(&mut self, list: &mut [T]) {
+        for at in (1..list.len()).rev() {
+            list.swap(at, self.below(at as u64 + 1) as usize);
+        }
+    }
 }
 
 #[cfg(test)]

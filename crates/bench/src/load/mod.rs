@@ -9,7 +9,10 @@ pub mod lu;
 pub mod region;
 pub mod walk;
 
+use crate::measure::on_threads;
 use serde_json::Value;
+use std::sync::Mutex;
+use std::time::Instant;
 
 /// What a load is given. Each uses what it needs.
 #[derive(Clone, Debug, Default)]
@@ -54,7 +57,7 @@ pub struct Load {
 pub const LOADS: &[Load] = &[
     Load {
         name: "fill",
-        about: "writes every page of the region once, then reads every page in order",
+        about: "writes every page of the region once, then reads every page in order; each thread has its part",
         run: fill,
     },
     Load { name: "mixed", about: "sequential walkers, and random ones beside them", run: ahead::mixed },
@@ -74,14 +77,24 @@ pub const LOADS: &[Load] = &[
 
 fn fill(settings: &Settings) -> Result<Value, String> {
     let region = region::Region::new(settings.bytes)?;
-    let began = std::time::Instant::now();
-    region.fill(settings.seed);
+    let (pages, threads) = (region.pages(), settings.threads.max(1));
+    let part = |thread: usize| pages * thread / threads..pages * (thread + 1) / threads;
+    let began = Instant::now();
+    on_threads(threads, |thread| part(thread).for_each(|page| region.put(page, settings.seed)));
     let filled = began.elapsed();
-    region.verify(settings.seed)?;
+    let wrong = Mutex::new(None);
+    on_threads(threads, |thread| {
+        if let Err(why) = part(thread).try_for_each(|page| region.check(page, settings.seed)) {
+            *wrong.lock().expect("no thread panicked") = Some(why);
+        }
+    });
     let read = began.elapsed() - filled;
-    Ok(serde_json::json!({
-        "pages": region.pages(),
-        "fill_seconds": filled.as_secs_f64(),
-        "read_seconds": read.as_secs_f64(),
-    }))
+    match wrong.into_inner().expect("no thread panicked") {
+        Some(why) => Err(why),
+        None => Ok(serde_json::json!({
+            "pages": pages,
+            "fill_seconds": filled.as_secs_f64(),
+            "read_seconds": read.as_secs_f64(),
+        })),
+    }
 }

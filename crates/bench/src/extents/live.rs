@@ -1,0 +1,201 @@
+//! The same for real: a swap file in 20,000 pieces against one in a few, the same program under the same budget.
+//!
+//! The files have no name from the start (they are passed on below /proc), so whatever ends this leaves none behind.
+// UNSAFETY: fallocate and fadvise are C functions.
+
+use crate::Effort;
+use crate::live::{self, Outcome};
+use crate::measure::{self, Random};
+use farpage_core::areas::extents::{Mapped, Tally, whole_pages};
+use farpage_core::units::{PAGE_BYTES, SLOTS_PER_AREA_MAX};
+use farpage_os::fiemap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+const PAGE: u64 = PAGE_BYTES as u64;
+const MIB: u64 = 1 << 20;
+/// What the program may keep in memory.
+const RAM: &str = "64M";
+const RAM_BYTES: u64 = 64 << 20;
+/// Threads of the program: a disk that is asked by one only waits most of the time.
+pub const THREADS: &str = "4";
+
+/// One of the two files.
+pub struct Area {
+    file: File,
+    /// Pieces, as `filefrag` counts them.
+    pub extents: u32,
+    /// How far apart they lie.
+    pub span_bytes: u64,
+}
+
+/// What one run gave.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// Bytes that the program wrote beyond its budget, in a second of writing.
+    pub out_mb_s: f64,
+    /// Bytes that it read back, in a second of reading.
+    pub in_mb_s: f64,
+    /// Pages that went out and in.
+    pub pages: f64,
+    /// KiB in a request to write, on average.
+    pub write_kib: f64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// What was measured.
+pub struct Found {
+    /// The file in many pieces, and the other one.
+    pub areas: [Area; 2],
+    /// Their size.
+    pub bytes: u64,
+    /// Their runs, round by round.
+    pub runs: [Vec<Run>; 2],
+}
+
+/// Makes both files and runs the program on each in turns. `Err` says why that isn't possible here.
+pub fn run(effort: Effort) -> Result<Found, String> {
+    // A few neighbours in the file are neighbours on the disk nevertheless.
+    let (pieces, rounds) = effort.pick((20_500, 5), (1_025, 2));
+    let directory = directory();
+    let failed = |error: io::Error| format!("a swap file can't be made in {}: {error}", directory.display());
+    let (fragmented, bytes) = in_pieces(&directory, pieces).map_err(failed)?;
+    let whole = in_one_piece(&directory, bytes).map_err(failed)?;
+    let areas = [prepared(fragmented, bytes)?, prepared(whole, bytes)?];
+    if areas[0].extents < pieces / 41 * 40 || areas[1].extents * 20 > areas[0].extents {
+        return Err(format!(
+            "the file system in {} puts files together in {} and {} pieces instead of {pieces} and a few",
+            directory.display(),
+            areas[0].extents,
+            areas[1].extents
+        ));
+    }
+    let runs = measure::interleaved(rounds, 2, |who| run_on(&areas[who], bytes));
+    let runs: Vec<Vec<Run>> =
+        runs.into_iter().map(|runs| runs.into_iter().collect()).collect::<Result<_, String>>()?;
+    let runs = runs.try_into().map_err(|_| "two contestants have two results".to_owned())?;
+    Ok(Found { areas, bytes, runs })
+}
+
+/// Where `farpage run` puts its files too, by the same variable.
+fn directory() -> PathBuf {
+    let named = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_dir());
+    named("FARPAGE_SWAP_DIR").unwrap_or_else(|| "/var/tmp".into())
+}
+
+fn without_a_name(directory: &Path) -> io::Result<File> {
+    // Without O_EXCL, which would forbid to open it again below /proc.
+    OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(directory)
+}
+
+fn allocate(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+    // SAFETY: takes no pointers.
+    let result = unsafe { libc::fallocate(file.as_raw_fd(), 0, offset as libc::off_t, bytes as libc::off_t) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A file of pieces of 32 to 160 KiB that are allocated in random order, so that each lies somewhere else. (Two files
+/// that grow in turns are put together by ext4 more often than not.)
+fn in_pieces(directory: &Path, pieces: u32) -> io::Result<(File, u64)> {
+    let file = without_a_name(directory)?;
+    let (mut random, mut bytes) = (Random::new(20), 0);
+    let mut places: Vec<(u64, u64)> = (0..pieces)
+        .map(|_| {
+            let piece = (bytes, (8 + random.below(33)) * PAGE);
+            bytes += piece.1;
+            piece
+        })
+        .collect();
+    random.shuffle(&mut places);
+    places.into_iter().try_for_each(|(offset, length)| allocate(&file, offset, length))?;
+    Ok((file, bytes))
+}
+
+fn in_one_piece(directory: &Path, bytes: u64) -> io::Result<File> {
+    let file = without_a_name(directory)?;
+    allocate(&file, 0, bytes)?;
+    Ok(file)
+}
+
+/// Writes every block once, so that no run pays for what the file system does at the first write, and then what
+/// mkswap writes. Counts the pieces.
+fn prepared(file: File, bytes: u64) -> Result<Area, String> {
+    let written = || -> io::Result<()> {
+        let zeros = vec![0; MIB as usize];
+        for at in (0..bytes).step_by(MIB as usize) {
+            file.write_all_at(&zeros[..MIB.min(bytes - at) as usize], at)?;
+        }
+        let slots = (bytes / PAGE) as u32;
+        file.write_all_at(&1_u32.to_ne_bytes(), 1024)?;
+        file.write_all_at(&(slots - 1).to_ne_bytes(), 1028)?;
+        file.write_all_at(b"SWAPSPACE2", PAGE - 10)?;
+        file.sync_all()
+    };
+    written().map_err(|error| format!("a file of {bytes} bytes can't be written: {error}"))?;
+    // SAFETY: takes no pointers. Only a hint: the page cache needn't keep the file.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    let tally = tally(&file, bytes)?;
+    Ok(Area { file, extents: tally.extents(), span_bytes: tally.span() * PAGE })
+}
+
+/// The pieces of a file.
+fn tally(file: &File, bytes: u64) -> Result<Tally, String> {
+    let mut mapped = Vec::new();
+    let looked = fiemap::pieces(file.as_raw_fd(), bytes, |piece| {
+        mapped.push(Mapped { offset: piece.offset, place: piece.place, bytes: piece.bytes });
+        true
+    });
+    looked.map_err(|errno| format!("the file system doesn't say where files lie (FIEMAP: {errno:?})"))?;
+    let mut tally = Tally::default();
+    whole_pages(&mapped, bytes, SLOTS_PER_AREA_MAX, |extent| _ = tally.add(extent))
+        .map_err(|hole| format!("the file has a {hole:?}"))?;
+    Ok(tally)
+}
+
+/// A program as large as the area, without compression, so that every page that doesn't fit goes there.
+fn run_on(area: &Area, bytes: u64) -> Result<Run, String> {
+    let path = format!("/proc/{}/fd/{}", std::process::id(), area.file.as_raw_fd());
+    let options = ["--ram", RAM, "--codec", "none", "--pool", "1M", "--swap", &path];
+    let size = bytes.to_string();
+    let outcome = live::under(&options, &["fill", "--bytes", &size, "--threads", THREADS])?;
+    if outcome.counter("pswpin") * (PAGE as f64) < (bytes - RAM_BYTES) as f64 * 0.9 {
+        return Err("pages did not go to the area".into());
+    }
+    Ok(of_outcome(&outcome, bytes))
+}
+
+fn of_outcome(outcome: &Outcome, bytes: u64) -> Run {
+    Run {
+        out_mb_s: (bytes - RAM_BYTES) as f64 / 1e6 / outcome.number("fill_seconds"),
+        in_mb_s: outcome.counter("pswpin") * PAGE as f64 / 1e6 / outcome.number("read_seconds"),
+        pages: outcome.counter("pswpout") + outcome.counter("pswpin"),
+        write_kib: outcome.counter("pswpout") * PAGE as f64 / 1024.0 / outcome.counter("area_writes"),
+        seconds: outcome.wall.as_secs_f64(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_allocated_in_random_order_is_in_pieces() {
+        let (file, bytes) = match in_pieces(Path::new("/var/tmp"), 50) {
+            Ok(made) => made,
+            Err(error) => {
+                return eprintln!("skipped: no fallocate in /var/tmp, or no unnamed files: {error}");
+            }
+        };
+        match prepared(file, bytes) {
+            Ok(area) => {
+                assert!((45..=55).contains(&area.extents), "{} extents", area.extents);
+                assert!(area.span_bytes >= bytes - PAGE, "{} bytes", area.span_bytes);
+            }
+            Err(why) => eprintln!("skipped: {why}"),
+        }
+    }
+}
