@@ -33,6 +33,14 @@ fn shows_what_it_found(experiment: &str, tables: usize) {
 }
 
 #[test]
+fn extents_shows_what_it_found() {
+    if !farpage::can_run() {
+        return;
+    }
+    shows_what_it_found("extents", 5);
+}
+
+#[test]
 fn index_shows_what_it_found() {
     shows_what_it_found("index", 3);
 }

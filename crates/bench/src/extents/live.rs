@@ -1,25 +1,30 @@
 //! The same for real: a swap file in 20,000 pieces against one in a few, the same program under the same budget.
 //!
 //! The files have no name from the start (they are passed on below /proc), so whatever ends this leaves none behind.
-// UNSAFETY: fallocate and fadvise are C functions.
+// UNSAFETY: fallocate and fadvise are C functions; O_DIRECT wants aligned memory, as bytes.
 
 use crate::Effort;
 use crate::live::{self, Outcome};
 use crate::measure::{self, Random};
 use farpage_core::areas::extents::{Mapped, Tally, whole_pages};
-use farpage_core::units::{PAGE_BYTES, SLOTS_PER_AREA_MAX};
+use farpage_core::units::{PAGE_BYTES, PageBytes, SLOTS_PER_AREA_MAX};
 use farpage_os::fiemap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 const MIB: u64 = 1 << 20;
 /// What the program may keep in memory.
 const RAM: &str = "64M";
 const RAM_BYTES: u64 = 64 << 20;
+/// A request to the disk alone: about what Farpage's writes have.
+pub const REQUEST_BYTES: usize = 128 << 10;
+/// So much of the file shows what the disk does.
+const DISK_BYTES_MAX: u64 = 512 << 20;
 /// Threads of the program: a disk that is asked by one only waits most of the time.
 pub const THREADS: &str = "4";
 
@@ -32,12 +37,22 @@ pub struct Area {
     pub span_bytes: u64,
 }
 
+/// What the disk gives without Farpage: the file from front to back in requests of [`REQUEST_BYTES`], one at a time,
+/// past the page cache.
+#[derive(Clone, Copy, Debug)]
+pub struct Disk {
+    /// MB written in a second.
+    pub out_mb_s: f64,
+    /// MB read in a second.
+    pub in_mb_s: f64,
+}
+
 /// What one run gave.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
     /// Bytes that the program wrote beyond its budget, in a second of writing.
     pub out_mb_s: f64,
-    /// Bytes that it read back, in a second of reading.
+    /// The same bytes, in a second of reading them back.
     pub in_mb_s: f64,
     /// Pages that went out and in.
     pub pages: f64,
@@ -53,19 +68,24 @@ pub struct Found {
     pub areas: [Area; 2],
     /// Their size.
     pub bytes: u64,
-    /// Their runs, round by round.
+    /// The size of the program, which fills them from the front.
+    pub program: u64,
+    /// The disk alone on each of them, round by round.
+    pub disks: [Vec<Disk>; 2],
+    /// Runs of the program on each of them.
     pub runs: [Vec<Run>; 2],
 }
 
 /// Makes both files and runs the program on each in turns. `Err` says why that isn't possible here.
 pub fn run(effort: Effort) -> Result<Found, String> {
     // A few neighbours in the file are neighbours on the disk nevertheless.
-    let (pieces, rounds) = effort.pick((20_500, 5), (1_025, 2));
+    let (pieces, program, rounds) = effort.pick((20_500, 1536 * MIB, 5), (600, 96 * MIB, 2));
     let directory = directory();
     let failed = |error: io::Error| format!("a swap file can't be made in {}: {error}", directory.display());
     let (fragmented, bytes) = in_pieces(&directory, pieces).map_err(failed)?;
     let whole = in_one_piece(&directory, bytes).map_err(failed)?;
-    let areas = [prepared(fragmented, bytes)?, prepared(whole, bytes)?];
+    let used = bytes.min(program + program / 4);
+    let areas = [prepared(fragmented, bytes, used)?, prepared(whole, bytes, used)?];
     if areas[0].extents < pieces / 41 * 40 || areas[1].extents * 20 > areas[0].extents {
         return Err(format!(
             "the file system in {} puts files together in {} and {} pieces instead of {pieces} and a few",
@@ -74,11 +94,17 @@ pub fn run(effort: Effort) -> Result<Found, String> {
             areas[1].extents
         ));
     }
-    let runs = measure::interleaved(rounds, 2, |who| run_on(&areas[who], bytes));
-    let runs: Vec<Vec<Run>> =
-        runs.into_iter().map(|runs| runs.into_iter().collect()).collect::<Result<_, String>>()?;
-    let runs = runs.try_into().map_err(|_| "two contestants have two results".to_owned())?;
-    Ok(Found { areas, bytes, runs })
+    let disks = both(rounds, |who| disk_alone(&areas[who].file, program.min(DISK_BYTES_MAX)))?;
+    let runs = both(rounds, |who| run_on(&areas[who], program))?;
+    Ok(Found { areas, bytes, program, disks, runs })
+}
+
+/// Measures both files in turns.
+fn both<T>(rounds: usize, run: impl FnMut(usize) -> Result<T, String>) -> Result<[Vec<T>; 2], String> {
+    let mut results = measure::interleaved(rounds, 2, run).into_iter();
+    let mut next = || results.next().expect("two contestants have two results").into_iter().collect();
+    let first: Result<Vec<T>, String> = next();
+    Ok([first?, next()?])
 }
 
 /// Where `farpage run` puts its files too, by the same variable.
@@ -98,20 +124,20 @@ fn allocate(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A file of pieces of 32 to 160 KiB that are allocated in random order, so that each lies somewhere else. (Two files
-/// that grow in turns are put together by ext4 more often than not.)
+/// A file of pieces of 256 to 768 KiB; the published file's had 945. First every second piece is allocated, then those
+/// between, so that each lies far from its neighbours. (Two files that grow in turns are put together by ext4 more
+/// often than not.)
 fn in_pieces(directory: &Path, pieces: u32) -> io::Result<(File, u64)> {
     let file = without_a_name(directory)?;
     let (mut random, mut bytes) = (Random::new(20), 0);
-    let mut places: Vec<(u64, u64)> = (0..pieces)
-        .map(|_| {
-            let piece = (bytes, (8 + random.below(33)) * PAGE);
-            bytes += piece.1;
-            piece
-        })
-        .collect();
-    random.shuffle(&mut places);
-    places.into_iter().try_for_each(|(offset, length)| allocate(&file, offset, length))?;
+    let mut places = Vec::new();
+    for _ in 0..pieces {
+        let length = (64 + random.below(129)) * PAGE;
+        places.push((bytes, length));
+        bytes += length;
+    }
+    let (first, between) = (places.iter().step_by(2), places.iter().skip(1).step_by(2));
+    first.chain(between).try_for_each(|(offset, length)| allocate(&file, *offset, *length))?;
     Ok((file, bytes))
 }
 
@@ -121,13 +147,13 @@ fn in_one_piece(directory: &Path, bytes: u64) -> io::Result<File> {
     Ok(file)
 }
 
-/// Writes every block once, so that no run pays for what the file system does at the first write, and then what
+/// Writes every block that will be `used` once, so that no run pays for what the file system does at the first write, and then what
 /// mkswap writes. Counts the pieces.
-fn prepared(file: File, bytes: u64) -> Result<Area, String> {
+fn prepared(file: File, bytes: u64, used: u64) -> Result<Area, String> {
     let written = || -> io::Result<()> {
         let zeros = vec![0; MIB as usize];
-        for at in (0..bytes).step_by(MIB as usize) {
-            file.write_all_at(&zeros[..MIB.min(bytes - at) as usize], at)?;
+        for at in (0..used).step_by(MIB as usize) {
+            file.write_all_at(&zeros[..MIB.min(used - at) as usize], at)?;
         }
         let slots = (bytes / PAGE) as u32;
         file.write_all_at(&1_u32.to_ne_bytes(), 1024)?;
@@ -156,9 +182,42 @@ fn tally(file: &File, bytes: u64) -> Result<Tally, String> {
     Ok(tally)
 }
 
-/// A program as large as the area, without compression, so that every page that doesn't fit goes there.
+fn disk_alone(file: &File, bytes: u64) -> Result<Disk, String> {
+    let failed = |error: io::Error| format!("a swap file can't be used past the page cache: {error}");
+    let direct = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(path_of(file))
+        .map_err(failed)?;
+    let mut pages = vec![PageBytes::ZERO; REQUEST_BYTES / PAGE_BYTES];
+    let buffer = as_bytes(&mut pages);
+    // The first request has the header.
+    let places = || (1..bytes / REQUEST_BYTES as u64).map(|request| request * REQUEST_BYTES as u64);
+    let mb_s =
+        |began: Instant| places().count() as f64 * REQUEST_BYTES as f64 / 1e6 / began.elapsed().as_secs_f64();
+    let began = Instant::now();
+    places().try_for_each(|at| direct.write_all_at(buffer, at)).map_err(failed)?;
+    let out_mb_s = mb_s(began);
+    let began = Instant::now();
+    places().try_for_each(|at| direct.read_exact_at(buffer, at)).map_err(failed)?;
+    Ok(Disk { out_mb_s, in_mb_s: mb_s(began) })
+}
+
+fn as_bytes(pages: &mut [PageBytes]) -> &mut [u8] {
+    let bytes = size_of_val(pages);
+    // SAFETY: a page is an array of bytes without padding, and the slice is borrowed exclusively.
+    unsafe { std::slice::from_raw_parts_mut(pages.as_mut_ptr().cast(), bytes) }
+}
+
+/// Another opening of the file, for as long as we have it.
+fn path_of(file: &File) -> String {
+    format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd())
+}
+
+/// A program of `bytes`, without compression, so that every page that doesn't fit goes there.
 fn run_on(area: &Area, bytes: u64) -> Result<Run, String> {
-    let path = format!("/proc/{}/fd/{}", std::process::id(), area.file.as_raw_fd());
+    let path = path_of(&area.file);
     let options = ["--ram", RAM, "--codec", "none", "--pool", "1M", "--swap", &path];
     let size = bytes.to_string();
     let outcome = live::under(&options, &["fill", "--bytes", &size, "--threads", THREADS])?;
@@ -171,7 +230,7 @@ fn run_on(area: &Area, bytes: u64) -> Result<Run, String> {
 fn of_outcome(outcome: &Outcome, bytes: u64) -> Run {
     Run {
         out_mb_s: (bytes - RAM_BYTES) as f64 / 1e6 / outcome.number("fill_seconds"),
-        in_mb_s: outcome.counter("pswpin") * PAGE as f64 / 1e6 / outcome.number("read_seconds"),
+        in_mb_s: (bytes - RAM_BYTES) as f64 / 1e6 / outcome.number("read_seconds"),
         pages: outcome.counter("pswpout") + outcome.counter("pswpin"),
         write_kib: outcome.counter("pswpout") * PAGE as f64 / 1024.0 / outcome.counter("area_writes"),
         seconds: outcome.wall.as_secs_f64(),
@@ -190,7 +249,7 @@ mod tests {
                 return eprintln!("skipped: no fallocate in /var/tmp, or no unnamed files: {error}");
             }
         };
-        match prepared(file, bytes) {
+        match prepared(file, bytes, MIB) {
             Ok(area) => {
                 assert!((45..=55).contains(&area.extents), "{} extents", area.extents);
                 assert!(area.span_bytes >= bytes - PAGE, "{} bytes", area.span_bytes);
