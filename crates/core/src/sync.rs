@@ -115,6 +115,14 @@ impl<T> Lock<T> {
         Guard { lock: self }
     }
 
+    /// Takes the lock if nobody has it.
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
+        // Ordering: Acquire as in `lock`.
+        let taken = self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        // Made only if it is taken: dropping a guard gives the lock back.
+        if taken { Some(Guard { lock: self }) } else { None }
+    }
+
     #[cold]
     fn lock_slow(&self) {
         for _ in 0..SPINS {
@@ -199,6 +207,15 @@ mod tests {
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(*lock.lock(), 20_000);
+    }
+
+    #[test]
+    fn lock_that_is_held_is_not_taken() {
+        let lock = Lock::new(0);
+        let guard = lock.try_lock();
+        assert!(guard.is_some() && lock.try_lock().is_none() && lock.try_lock().is_none());
+        drop(guard);
+        assert!(lock.try_lock().is_some());
     }
 }
 

@@ -84,25 +84,23 @@ fn take(processes: &mut [Process; 2], who: usize, cpu: usize, max: u32, bad: &[u
     };
     let is_free = |slot: u32| slot > 0 && slot < TOTAL && bad.binary_search(&slot).is_err() && !is_used(slot);
     let Process { number, slots, .. } = &processes[who];
-    match slots.take(cpu, max) {
-        Some((first, count)) => {
-            assert!((1..=max).contains(&count));
-            assert_eq!(
-                first / CLUSTER_SLOTS,
-                (first + count - 1) / CLUSTER_SLOTS,
-                "a run beyond its cluster"
-            );
-            assert!((first..first + count).all(is_free), "a slot that isn't free");
-            assert_eq!(holders[(first / CLUSTER_SLOTS) as usize].load(Ordering::Relaxed), *number);
-            processes[who].used.extend(first..first + count);
-        }
-        None => {
-            let mut could_have = (0..TOTAL).filter(|&slot| {
-                [0, *number].contains(&holders[(slot / CLUSTER_SLOTS) as usize].load(Ordering::Relaxed))
-            });
-            assert!(!could_have.any(is_free), "a free slot wasn't found");
-        }
+    let mut got = BTreeSet::new();
+    let taken = slots.take(cpu, max, |(first, count)| {
+        assert_eq!(first / CLUSTER_SLOTS, (first + count - 1) / CLUSTER_SLOTS, "a run beyond its cluster");
+        assert!(
+            (first..first + count).all(|slot| is_free(slot) && got.insert(slot)),
+            "a slot that isn't free"
+        );
+        assert_eq!(holders[(first / CLUSTER_SLOTS) as usize].load(Ordering::Relaxed), *number);
+    });
+    assert!(taken <= max && taken as usize == got.len());
+    if taken == 0 {
+        let mut could_have = (0..TOTAL).filter(|&slot| {
+            [0, *number].contains(&holders[(slot / CLUSTER_SLOTS) as usize].load(Ordering::Relaxed))
+        });
+        assert!(!could_have.any(is_free), "a free slot wasn't found");
     }
+    processes[who].used.extend(got);
 }
 
 impl Process<'_> {

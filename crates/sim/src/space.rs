@@ -338,7 +338,9 @@ impl Space {
             backed += op.holds(&mut frames, &mut writing, &mut slots);
         }
         for writer in self.writers.borrow().iter() {
-            writing.extend_from_slice(writer.as_ref().expect("writers rest between steps").batch.frames());
+            let batch = &writer.as_ref().expect("writers rest between steps").batch;
+            writing.extend_from_slice(batch.frames());
+            slots.extend(batch.slots());
         }
         check::all(&self.pager, &InFlight { frames: &frames, writing: &writing, slots: &slots });
         let usage = self.pager.cache().usage();

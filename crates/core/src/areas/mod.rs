@@ -212,15 +212,24 @@ impl<'m> Areas<'m> {
         (0..self.count).any(|id| self.state(AreaId(id as u8)) == AreaState::Writable)
     }
 
-    /// Takes up to `max` neighbouring slots for `owner`s that [`Areas::own`] will name: from the first area that has
-    /// any, in the order of `node`, the caller's CPU's. `cpu` is that CPU, or the caller's number among the threads
-    /// that take slots. Report the end of what is done with them by [`Areas::finished`].
-    pub fn take(&self, cpu: usize, node: NodeId, max: u32) -> Option<SlotRun> {
+    /// Takes up to `max` slots for `owner`s that [`Areas::own`] will name, and calls `each` with every run of
+    /// neighbours: from the first area that has any, in the order of `node`, the caller's CPU's. Returns how many.
+    /// `cpu` is that CPU, or the caller's number among the threads that take slots. Report the end of what is done
+    /// with each run by [`Areas::finished`].
+    pub fn take(&self, cpu: usize, node: NodeId, max: u32, mut each: impl FnMut(SlotRun)) -> u32 {
         let mut tried = AreaSet::default();
         loop {
-            let id = self.order.lock().choose(node, tried)?;
-            if let Some((first, count)) = self.area(id).slots.take(cpu, max) {
-                return Some(SlotRun { first: SlotIndex::new(id, first), count });
+            let Some(id) = self.order.lock().choose(node, tried) else { return 0 };
+            let mut runs = 0;
+            let taken = self.area(id).slots.take(cpu, max, |(first, count)| {
+                runs += 1;
+                each(SlotRun { first: SlotIndex::new(id, first), count });
+            });
+            if taken > 0 {
+                if runs > 1 {
+                    self.order.lock().chosen_again(id, runs - 1);
+                }
+                return taken;
             }
             tried.insert(id);
             self.finished(id);
@@ -410,9 +419,13 @@ mod tests {
     }
 
     fn take(areas: &Areas, max: u32) -> Option<SlotRun> {
-        let run = areas.take(0, NodeId(0), max);
-        run.into_iter().for_each(|run| areas.finished(run.first.area()));
-        run
+        let mut runs = Vec::new();
+        areas.take(0, NodeId(0), max, |run| runs.push(run));
+        runs.iter().for_each(|run| areas.finished(run.first.area()));
+        // Only the first one is wanted.
+        let others = runs.iter().skip(1).flat_map(|run| (0..run.count).map(|at| run.first.plus(at)));
+        others.for_each(|slot| areas.free(slot));
+        runs.first().copied()
     }
 
     #[test]

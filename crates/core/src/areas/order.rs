@@ -354,6 +354,11 @@ impl Order {
         latency_ns * distance * (UNITS + load.used)
     }
 
+    /// More requests of the same choice.
+    pub fn chosen_again(&mut self, area: AreaId, requests: u32) {
+        self.members[area.0 as usize].load.in_flight += requests;
+    }
+
     /// A chosen request is over, or was not made.
     pub fn finished(&mut self, area: AreaId) {
         let load = &mut self.members[area.0 as usize].load;

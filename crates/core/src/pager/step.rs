@@ -189,10 +189,12 @@ impl Batch {
 /// Pages of one write request at most.
 pub const WRITE_PAGES_MAX: usize = 64;
 
-/// Frames that wait for slots, oldest first.
+/// Frames that wait for slots, oldest first, and slots that were taken for them: at most one for each.
 pub struct WriteBatch {
     pub(super) frames: [FrameIndex; WRITE_PAGES_MAX],
     pub(super) count: usize,
+    runs: [SlotRun; WRITE_PAGES_MAX],
+    runs_count: usize,
 }
 
 impl Default for WriteBatch {
@@ -204,7 +206,13 @@ impl Default for WriteBatch {
 impl WriteBatch {
     /// Nothing in it.
     pub const fn new() -> WriteBatch {
-        WriteBatch { frames: [FrameIndex(0); WRITE_PAGES_MAX], count: 0 }
+        let no_run = SlotRun { first: SlotIndex::from_raw(0), count: 0 };
+        WriteBatch {
+            frames: [FrameIndex(0); WRITE_PAGES_MAX],
+            count: 0,
+            runs: [no_run; WRITE_PAGES_MAX],
+            runs_count: 0,
+        }
     }
     /// How many wait.
     pub const fn len(&self) -> usize {
@@ -225,6 +233,20 @@ impl WriteBatch {
     pub(super) fn drop_first(&mut self, count: usize) {
         self.frames.copy_within(count..self.count, 0);
         self.count -= count;
+    }
+    pub(super) fn push_run(&mut self, run: SlotRun) {
+        self.runs[self.runs_count] = run;
+        self.runs_count += 1;
+    }
+    /// The run that was taken last.
+    pub(super) fn pop_run(&mut self) -> Option<SlotRun> {
+        self.runs_count = self.runs_count.checked_sub(1)?;
+        Some(self.runs[self.runs_count])
+    }
+    /// Slots that were taken for the frames that wait.
+    pub fn slots(&self) -> impl Iterator<Item = SlotIndex> + '_ {
+        let runs = self.runs[..self.runs_count].iter();
+        runs.flat_map(|run| (0..run.count).map(|at| run.first.plus(at)))
     }
     /// The frames that wait.
     pub fn frames(&self) -> &[FrameIndex] {

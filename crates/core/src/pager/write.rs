@@ -6,7 +6,7 @@
 
 use super::Pager;
 use super::step::{WRITE_PAGES_MAX, WriteBatch, WriteRequest};
-use crate::areas::{AreaState, checksum};
+use crate::areas::{AreaState, SlotRun, checksum};
 use crate::cache::Backing;
 use crate::stats::Counter;
 use crate::table::Place;
@@ -85,13 +85,16 @@ impl Pager<'_> {
     }
 
     /// Gives the oldest of the waiting frames neighbouring slots, in the area that the order has for CPUs of
-    /// `node`. None if no area has a free slot: then [`Pager::release_kept`], or [`Pager::park_again`]. `cpu` as in
-    /// [`crate::areas::Areas::take`].
+    /// `node`; slots are taken for all of them at once, in as many runs as that needs. None if no area has a free
+    /// slot: then [`Pager::release_kept`], or [`Pager::park_again`]. `cpu` as in [`crate::areas::Areas::take`].
     pub fn assign(&self, cpu: usize, node: NodeId, writes: &mut WriteBatch) -> Option<WriteRequest> {
         if writes.is_empty() {
             return None;
         }
-        let run = self.areas.take(cpu, node, writes.len() as u32)?;
+        let run = self.taken_run(writes).or_else(|| {
+            self.areas.take(cpu, node, writes.len() as u32, |run| writes.push_run(run));
+            writes.pop_run()
+        })?;
         pause!();
         let count = run.count as usize;
         let mut request = WriteRequest {
@@ -113,6 +116,22 @@ impl Pager<'_> {
         }
         self.stats.count(Counter::AreaWrites);
         Some(request)
+    }
+
+    /// A run that was taken before, in an area that may still be written.
+    fn taken_run(&self, writes: &mut WriteBatch) -> Option<SlotRun> {
+        while let Some(run) = writes.pop_run() {
+            if self.areas.state(run.first.area()) != AreaState::ReadOnly {
+                return Some(run);
+            }
+            self.free_run(run);
+        }
+        None
+    }
+
+    fn free_run(&self, run: SlotRun) {
+        (0..run.count).for_each(|at| self.areas.free(run.first.plus(at)));
+        self.areas.finished(run.first.area());
     }
 
     /// The write is over. `result` is the same for all pages of the request. Under the shared map lock.
@@ -175,6 +194,9 @@ impl Pager<'_> {
 
     /// No slot is to be had: parks what waits again. Pages that are just being faulted on stay in the batch.
     pub fn park_again(&self, writes: &mut WriteBatch) {
+        while let Some(run) = writes.pop_run() {
+            self.free_run(run);
+        }
         let mut at = 0;
         while at < writes.count {
             let frame = writes.frames[at];

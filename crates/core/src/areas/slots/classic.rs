@@ -201,8 +201,20 @@ impl<'m, P: Probe> Classic<'m, P> {
         used - caches.sum::<u32>() - returned.sum::<u32>()
     }
 
-    /// Takes up to `max` neighbours of one cluster: those that come next anyway.
-    pub fn take(&self, cpu: usize, max: u32) -> Option<Run> {
+    /// Takes up to `max` slots; those that come next anyway are runs if they are neighbours. Returns how many.
+    pub fn take(&self, cpu: usize, max: u32, mut each: impl FnMut(Run)) -> u32 {
+        let mut taken = 0;
+        while taken < max
+            && let Some(run) = self.take_run(cpu, max - taken)
+        {
+            taken += run.1;
+            each(run);
+        }
+        taken
+    }
+
+    /// The next run out of a CPU's cache. Only here it is refilled: with as many as a scan finds.
+    fn take_run(&self, cpu: usize, max: u32) -> Option<Run> {
         let cpu = cpu % self.caches.len();
         self.switch_caches();
         let mut cache = self.cache(cpu);

@@ -83,7 +83,8 @@ unsafe impl Zeroed for Hand {}
 #[repr(align(64))]
 struct Shard(AtomicU32);
 
-/// Shards of the count of slots in use: each is counted at its cluster's.
+/// Shards of the count of slots in use: one CPU adds here, another one subtracts there, and only the sum means
+/// anything.
 const SHARDS: usize = 16;
 
 /// An area's slots.
@@ -127,31 +128,46 @@ impl<'m, P: Probe> Clusters<'m, P> {
         shards.map(|shard| shard.0.load(Ordering::Relaxed)).fold(0, u32::wrapping_add)
     }
 
-    /// Takes up to `max` neighbours of one cluster.
-    pub fn take(&self, cpu: usize, max: u32) -> Option<Run> {
-        let cpu = cpu % self.hands.len();
-        let run = self.take_here(cpu, max).or_else(|| self.take_from_others(cpu, max))?;
-        self.shard(run.0 / CLUSTER_SLOTS).fetch_add(run.1, Ordering::Relaxed);
-        Some(run)
+    /// Takes up to `max` slots, each run of them from one cluster. Returns how many.
+    pub fn take(&self, cpu: usize, max: u32, mut each: impl FnMut(Run)) -> u32 {
+        let home = cpu % self.hands.len();
+        let mut taken = self.take_here(home, max, &mut each);
+        if taken == 0 {
+            taken = self.take_from_others(home, max, &mut each);
+        }
+        self.shard(cpu).fetch_add(taken, Ordering::Relaxed);
+        taken
     }
 
-    fn shard(&self, cluster: u32) -> &AtomicU32 {
-        &self.in_use[cluster as usize % SHARDS].0
+    fn shard(&self, cpu: usize) -> &AtomicU32 {
+        &self.in_use[cpu % SHARDS].0
     }
 
-    fn take_here(&self, cpu: usize, max: u32) -> Option<Run> {
-        let mut hand = self.hand(cpu);
-        hand.take(max).or_else(|| {
-            self.refill(&mut hand);
-            hand.take(max)
-        })
+    fn take_here(&self, cpu: usize, max: u32, each: &mut impl FnMut(Run)) -> u32 {
+        let (mut hand, mut taken) = (self.hand(cpu), 0);
+        while taken < max {
+            match hand.take(max - taken) {
+                Some(run) => {
+                    taken += run.1;
+                    each(run);
+                }
+                None => {
+                    self.refill(&mut hand);
+                    if hand.is_empty() {
+                        break;
+                    }
+                }
+            }
+        }
+        taken
     }
 
     /// There is no cluster left: whatever the other CPUs have in their hands, or was freed in the clusters they took it
     /// from.
     #[cold]
-    fn take_from_others(&self, cpu: usize, max: u32) -> Option<Run> {
-        (1..self.hands.len()).find_map(|step| self.take_here((cpu + step) % self.hands.len(), max))
+    fn take_from_others(&self, cpu: usize, max: u32, each: &mut impl FnMut(Run)) -> u32 {
+        let others = (1..self.hands.len()).map(|step| (cpu + step) % self.hands.len());
+        others.map(|other| self.take_here(other, max, each)).find(|taken| *taken > 0).unwrap_or(0)
     }
 
     /// The hand is empty: puts its cluster back and takes the next one, if there is any.
@@ -204,7 +220,7 @@ impl<'m, P: Probe> Clusters<'m, P> {
     }
 
     /// Frees a slot.
-    pub fn free(&self, slot: u32) {
+    pub fn free(&self, cpu: usize, slot: u32) {
         let (number, at) = (slot / CLUSTER_SLOTS, slot % CLUSTER_SLOTS);
         let moves = {
             let mut cluster = self.cluster(number);
@@ -213,7 +229,7 @@ impl<'m, P: Probe> Clusters<'m, P> {
             cluster.free += 1;
             cluster.list().is_list() && cluster.list() != cluster.wanted(self.ground.discards)
         };
-        self.shard(number).fetch_sub(1, Ordering::Relaxed);
+        self.shard(cpu).fetch_sub(1, Ordering::Relaxed);
         if moves {
             let mut lists = self.lists();
             let mut cluster = self.cluster(number);
@@ -320,6 +336,10 @@ impl<'m, P: Probe> Clusters<'m, P> {
 }
 
 impl Hand {
+    fn is_empty(&self) -> bool {
+        self.free == Bits::NONE
+    }
+
     fn take(&mut self, max: u32) -> Option<Run> {
         let (at, length) = self.free.take_run(max)?;
         Some(((self.cluster - 1) * CLUSTER_SLOTS + at, length))

@@ -155,19 +155,20 @@ impl<'m, P: Probe> Slots<'m, P> {
         })
     }
 
-    /// Takes up to `max` neighbouring slots of one cluster. `cpu` is the caller's CPU, or its number among the
-    /// threads that do this: who has one of its own meets nobody. None: no slot is free.
-    pub fn take(&self, cpu: usize, max: u32) -> Option<Run> {
+    /// Takes up to `max` slots and calls `each` with every run of neighbours, none of which goes beyond a cluster.
+    /// Returns how many; 0: no slot is free. `cpu` is the caller's CPU, or its number among the threads that do
+    /// this: who has one of its own meets nobody. `each` is called with locks held.
+    pub fn take(&self, cpu: usize, max: u32, each: impl FnMut(Run)) -> u32 {
         match &self.0 {
-            Policy::Clusters(clusters) => clusters.take(cpu, max),
-            Policy::Classic(classic) => classic.take(cpu, max),
+            Policy::Clusters(clusters) => clusters.take(cpu, max, each),
+            Policy::Classic(classic) => classic.take(cpu, max, each),
         }
     }
 
     /// Frees a slot. `cpu` as for `take`; who doesn't know may say anything that differs from slot to slot.
     pub fn free(&self, cpu: usize, slot: u32) {
         match &self.0 {
-            Policy::Clusters(clusters) => clusters.free(slot),
+            Policy::Clusters(clusters) => clusters.free(cpu, slot),
             Policy::Classic(classic) => classic.free(cpu, slot),
         }
     }

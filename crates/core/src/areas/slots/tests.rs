@@ -48,6 +48,16 @@ fn holders() -> &'static [AtomicU32] {
     (0..CLUSTERS).map(|_| AtomicU32::new(0)).collect::<Vec<_>>().leak()
 }
 
+/// The first run of those that are taken; the others are freed again.
+fn take(slots: &Slots<'_>, cpu: usize, max: u32) -> Option<Run> {
+    let mut runs = Vec::new();
+    let taken = slots.take(cpu, max, |run| runs.push(run));
+    assert_eq!(runs.iter().map(|run| run.1).sum::<u32>(), taken);
+    let others = runs.iter().skip(1).flat_map(|run| run.0..run.0 + run.1);
+    others.for_each(|slot| slots.free(cpu, slot));
+    runs.first().copied()
+}
+
 #[derive(Clone, Debug)]
 enum Op {
     Take(usize, u32),
@@ -112,13 +122,13 @@ fn run(setting: &Setting, ops: Vec<Op>) -> Result<(), TestCaseError> {
     let mut model = Model::default();
     for op in ops {
         match op {
-            Op::Take(cpu, max) => match slots.take(cpu, max) {
-                Some(run) => {
-                    prop_assert!((1..=max).contains(&run.1));
-                    model.take(run, bad)?;
-                }
-                None => prop_assert_eq!(model.free(bad), 0),
-            },
+            Op::Take(cpu, max) => {
+                let mut runs = Vec::new();
+                let taken = slots.take(cpu, max, |run| runs.push(run));
+                prop_assert_eq!(runs.iter().map(|run| run.1).sum::<u32>(), taken);
+                prop_assert!(taken <= max && (taken > 0 || model.free(bad) == 0));
+                runs.into_iter().try_for_each(|run| model.take(run, bad))?;
+            }
             Op::Free(at) => {
                 if let Some(&slot) = model.used.iter().nth(at % model.used.len().max(1)) {
                     model.used.remove(&slot);
@@ -170,7 +180,9 @@ fn plain(policy: SlotPolicy) -> Setting {
 }
 
 fn take_all(slots: &Slots<'_>) -> Vec<u32> {
-    core::iter::from_fn(|| slots.take(0, 64)).flat_map(|(first, count)| first..first + count).collect()
+    let mut all = Vec::new();
+    while slots.take(0, 64, |(first, count)| all.extend(first..first + count)) > 0 {}
+    all
 }
 
 /// Invariant 7: slots in use are what the clusters count less what can't be used, and free ones are the rest.
@@ -195,10 +207,11 @@ fn invariant_9_no_run_crosses_a_cluster() {
     for policy in SlotPolicy::ALL {
         let slots = slots(&plain(policy), holders());
         let mut longest = 0;
-        while let Some((first, count)) = slots.take(0, 512) {
+        let each = |(first, count): Run| {
             assert_eq!(first / CLUSTER_SLOTS, (first + count - 1) / CLUSTER_SLOTS, "{policy:?}");
             longest = longest.max(count);
-        }
+        };
+        slots.take(0, TOTAL, each);
         assert!(longest >= 64, "{policy:?}: runs are long while there is room");
     }
 }
@@ -210,10 +223,10 @@ fn runs_are_contiguous_while_there_is_room() {
         // The baselines leave a cluster that has a bad slot, as the one with the header, to the end.
         let first = if policy == SlotPolicy::Clusters { 4 } else { 2 * CLUSTER_SLOTS };
         if policy == SlotPolicy::Clusters {
-            assert_eq!(slots.take(0, 64), Some((1, 2)));
+            assert_eq!(take(&slots, 0, 2), Some((1, 2)));
         }
-        assert_eq!(slots.take(0, 64), Some((first, 64)), "{policy:?}");
-        assert_eq!(slots.take(0, 64), Some((first + 64, 64)), "{policy:?}");
+        assert_eq!(take(&slots, 0, 64), Some((first, 64)), "{policy:?}");
+        assert_eq!(take(&slots, 0, 64), Some((first + 64, 64)), "{policy:?}");
     }
 }
 
@@ -234,7 +247,7 @@ fn empty_clusters_go_back_to_the_others() {
 #[test]
 fn cpus_work_in_clusters_of_their_own() {
     let slots = slots(&Setting { cpus: 2, ..plain(SlotPolicy::Clusters) }, holders());
-    let places: Vec<u32> = (0..8).map(|cpu| slots.take(cpu, 1).unwrap().0 / CLUSTER_SLOTS).collect();
+    let places: Vec<u32> = (0..8).map(|cpu| take(&slots, cpu, 1).unwrap().0 / CLUSTER_SLOTS).collect();
     assert_eq!(places, [0, 1, 0, 1, 0, 1, 0, 1]);
 }
 
@@ -247,7 +260,8 @@ fn holes_are_used_last_and_what_was_freed_longest_ago_first() {
     free(3 * CLUSTER_SLOTS + 5);
     free(9);
     (2 * CLUSTER_SLOTS..2 * CLUSTER_SLOTS + 300).for_each(free);
-    let order: Vec<_> = core::iter::from_fn(|| slots.take(0, 300)).collect();
+    let mut order = Vec::new();
+    slots.take(0, 999, |run| order.push(run));
     assert_eq!(order, [(2 * CLUSTER_SLOTS, 300), (3 * CLUSTER_SLOTS + 5, 1), (9, 1)]);
     assert_eq!(slots.in_use() as usize, taken.len());
 }
@@ -261,9 +275,9 @@ fn empty_cluster_is_discarded_before_it_is_used_again() {
     taken.iter().filter(|slot| **slot / CLUSTER_SLOTS == 2).for_each(|slot| slots.free(0, *slot));
     let run = slots.take_discard();
     assert_eq!(run, Some((2 * CLUSTER_SLOTS, CLUSTER_SLOTS)));
-    assert_eq!((slots.take_discard(), slots.take(0, 1)), (None, None));
+    assert_eq!((slots.take_discard(), take(&slots, 0, 1)), (None, None));
     slots.discarded(run.unwrap());
-    assert_eq!(slots.take(0, 8), Some((2 * CLUSTER_SLOTS, 8)));
+    assert_eq!(take(&slots, 0, 8), Some((2 * CLUSTER_SLOTS, 8)));
 }
 
 #[test]
@@ -271,7 +285,7 @@ fn slot_freed_twice_is_a_bug() {
     for policy in SlotPolicy::ALL {
         let twice = std::panic::catch_unwind(|| {
             let slots = slots(&plain(policy), holders());
-            let (slot, _) = slots.take(0, 1).unwrap();
+            let (slot, _) = take(&slots, 0, 1).unwrap();
             slots.free(0, slot);
             slots.free(0, slot);
         });
@@ -292,7 +306,7 @@ fn threads_never_get_the_same_slot() {
                 scope.spawn(move || {
                     let mut mine = Vec::new();
                     for round in 0..300_usize {
-                        if let Some((first, count)) = slots.take(cpu, 40) {
+                        slots.take(cpu, 40, |(first, count)| {
                             for slot in first..first + count {
                                 assert_eq!(
                                     owners[slot as usize].swap(1, order),
@@ -301,7 +315,7 @@ fn threads_never_get_the_same_slot() {
                                 );
                                 mine.push(slot);
                             }
-                        }
+                        });
                         while mine.len() > 180 {
                             let slot = mine.swap_remove(round * 7919 % mine.len());
                             owners[slot as usize].store(0, order);
