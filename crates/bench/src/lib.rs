@@ -19,6 +19,7 @@ mod order_sim;
 pub mod readahead;
 pub mod report;
 pub mod rivals;
+mod slots;
 
 use report::Report;
 
@@ -72,5 +73,10 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "readahead",
         about: "readahead by slot, by address and by streams, live",
         run: readahead::run,
+    },
+    Experiment {
+        name: "slots",
+        about: "free slots of a nearly full area: a hand for each CPU against linear scans",
+        run: slots::run,
     },
 ];

@@ -6,6 +6,7 @@
 pub mod ahead;
 pub mod latency;
 pub mod lu;
+pub mod random;
 pub mod region;
 pub mod walk;
 
@@ -73,6 +74,16 @@ pub const LOADS: &[Load] = &[
     },
     Load { name: "backward", about: "from the last page to the first", run: ahead::backward },
     Load { name: "lu", about: "factors a matrix as Linpack does", run: lu::lu },
+    Load {
+        name: "random",
+        about: "touches pages at random, evenly; some of them it writes",
+        run: random::threads,
+    },
+    Load {
+        name: "random-processes",
+        about: "the same in as many processes as threads were asked for, each with a region of its own",
+        run: random::processes,
+    },
 ];
 
 fn fill(settings: &Settings) -> Result<Value, String> {

@@ -1,0 +1,117 @@
+//! pmbench's pattern: pages touched at random, evenly, some of them written. Pages are of random words, which don't
+//! compress: what is evicted goes to an area.
+
+use super::Settings;
+use super::region::{PAGE_BYTES, Region};
+use crate::measure::Random;
+use serde_json::{Value, json};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const WORDS: usize = PAGE_BYTES / 8;
+/// The words behind this one are written; it and those before stay what they are, and are compared.
+const KEPT_WORDS: usize = 8;
+
+/// Threads, each with every n-th page.
+pub fn threads(settings: &Settings) -> Result<Value, String> {
+    let region = Region::new(settings.bytes)?;
+    for page in 0..region.pages() {
+        (0..WORDS).for_each(|word| region.write(page, word, expected(page, word, settings.seed)));
+    }
+    let touches = AtomicU64::new(0);
+    let began = Instant::now();
+    let work = |thread| touch(&region, settings, thread, &touches, began);
+    let work = &work;
+    let results: Vec<Result<(), String>> = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..settings.threads).map(|thread| scope.spawn(move || work(thread))).collect();
+        handles.into_iter().map(|handle| handle.join().expect("a loading thread panicked")).collect()
+    });
+    results.into_iter().collect::<Result<(), String>>()?;
+    let seconds = began.elapsed().as_secs_f64();
+    let touches = touches.into_inner();
+    Ok(json!({
+        "touches": touches,
+        "seconds": seconds,
+        "touches_per_second": touches as f64 / seconds,
+    }))
+}
+
+fn expected(page: usize, word: usize, seed: u64) -> u64 {
+    Random::new(seed ^ (page * WORDS + word) as u64).next()
+}
+
+fn touch(
+    region: &Region,
+    settings: &Settings,
+    thread: usize,
+    touches: &AtomicU64,
+    began: Instant,
+) -> Result<(), String> {
+    let mut random = Random::new(settings.seed ^ (thread as u64 + 1) << 32);
+    let end = Duration::from_secs_f64(settings.seconds);
+    let pages = (region.pages() / settings.threads) as u64;
+    while began.elapsed() < end {
+        for _ in 0..64 {
+            let page = random.below(pages) as usize * settings.threads + thread;
+            let word = random.below(KEPT_WORDS as u64) as usize;
+            let (found, wanted) = (region.read(page, word), expected(page, word, settings.seed));
+            if found != wanted {
+                return Err(format!("page {page}, word {word}: {found:#x} instead of {wanted:#x}"));
+            }
+            if random.below(100) < settings.write_percent {
+                let word = KEPT_WORDS + random.below((WORDS - KEPT_WORDS) as u64) as usize;
+                region.write(page, word, random.next());
+            }
+        }
+        touches.fetch_add(64, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// As many processes as threads were asked for, each of one thread and with a region of its own.
+pub fn processes(settings: &Settings) -> Result<Value, String> {
+    let farpage = std::env::current_exe().map_err(|error| format!("no file of ours: {error}"))?;
+    let spawn = |number: usize| {
+        Command::new(&farpage)
+            .args(["load", "random", "--threads", "1"])
+            .args(["--bytes", &settings.bytes.to_string()])
+            .args(["--seconds", &settings.seconds.to_string()])
+            .args(["--write-percent", &settings.write_percent.to_string()])
+            .args(["--seed", &(settings.seed + number as u64).to_string()])
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("process {number} can't be started: {error}"))
+    };
+    let children: Vec<_> = (0..settings.threads).map(spawn).collect::<Result<_, _>>()?;
+    let (mut touches, mut rate) = (0, 0.0);
+    for child in children {
+        let output = child.wait_with_output().map_err(|error| format!("a process is gone: {error}"))?;
+        if !output.status.success() {
+            return Err(format!("a process ended with {}", output.status));
+        }
+        let found: Value =
+            serde_json::from_slice(&output.stdout).map_err(|error| format!("no JSON: {error}"))?;
+        touches += found["touches"].as_u64().unwrap_or(0);
+        rate += found["touches_per_second"].as_f64().unwrap_or(0.0);
+    }
+    Ok(json!({ "touches": touches, "touches_per_second": rate }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_touched_and_keep_their_first_words() {
+        let settings = Settings {
+            bytes: 64 * PAGE_BYTES as u64,
+            threads: 2,
+            seconds: 0.01,
+            write_percent: 50,
+            seed: 7,
+            ..Settings::default()
+        };
+        assert!(threads(&settings).unwrap()["touches"].as_u64() >= Some(128));
+    }
+}

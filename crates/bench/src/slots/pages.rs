@@ -1,0 +1,68 @@
+//! pmbench's pattern for real: processes that touch pages at random, four reads to one write, under `farpage run` with
+//! each policy, and an area that is just large enough.
+
+use super::{CLASSIC, POLICIES};
+use crate::Effort;
+use crate::live::{self, Outcome};
+use crate::measure::{Sample, interleaved, ratio};
+use crate::report::{Cell, Chart, Report, Table};
+
+const MIB: f64 = (1 << 20) as f64;
+
+/// Runs it, and adds its table.
+pub(super) fn run(effort: Effort, report: &mut Report) -> Result<(), String> {
+    // Scaled from 16 processes on 48 CPUs: two on each of two CPUs.
+    let (processes, process_mib, seconds, rounds) = effort.pick((4, 96, 6.0, 5), (2, 48, 0.7, 1));
+    // A third of each process's memory fits; of the area 90 % is in use then.
+    let ram_mib = process_mib / 3;
+    let area_mib = processes * (process_mib - ram_mib) * 10 / 9;
+    let swap = format!("{}:{area_mib}M", std::env::temp_dir().display());
+    let mut failed = None;
+    let outcomes = interleaved(rounds, POLICIES.len(), |who| {
+        let (ram, bytes) = (format!("{ram_mib}M"), format!("{process_mib}M"));
+        let options = ["--ram", &ram, "--pool", "1M", "--swap", &swap, "--slots", POLICIES[who].name()];
+        let (processes, seconds) = (processes.to_string(), seconds.to_string());
+        let load = ["random-processes", "--bytes", &bytes, "--threads", &processes, "--seconds", &seconds];
+        live::under(&options, &load).map_err(|why| failed = Some(why)).ok()
+    });
+    if let Some(why) = failed {
+        return Err(why);
+    }
+    let mut table = Table::new(
+        format!(
+            "pmbench's pattern live: {processes} processes of {process_mib} MiB, {ram_mib} MiB of RAM each, an area of \
+             {area_mib} MiB, {seconds} s"
+        ),
+        &["policy", "touches/s", "ratio to classic", "swap-in MB/s", "swap-out MB/s", "pages/write"],
+    );
+    let numbers = |who: usize, of: fn(&Outcome) -> f64| -> Vec<f64> {
+        outcomes[who].iter().flatten().map(of).collect()
+    };
+    let touches: fn(&Outcome) -> f64 = |outcome| outcome.number("touches_per_second");
+    let mut bars = Vec::new();
+    for (who, policy) in POLICIES.iter().enumerate() {
+        let sample = |of| Cell::Sample(Sample::of(&numbers(who, of)));
+        table.row(vec![
+            policy.name().into(),
+            sample(touches),
+            ratio(&numbers(who, touches), &numbers(CLASSIC, touches)).into(),
+            sample(|outcome| pages_per_second(outcome, "pswpin") * 4096.0 / MIB),
+            sample(|outcome| pages_per_second(outcome, "pswpout") * 4096.0 / MIB),
+            sample(|outcome| outcome.counter("pswpout") / outcome.counter("area_writes")),
+        ]);
+        bars.push((policy.name().to_owned(), vec![Sample::of(&numbers(who, touches)).median]));
+    }
+    report.tables.push(table);
+    report.charts.push(Chart {
+        title: "pmbench's pattern, live".to_owned(),
+        unit: "touches/s".to_owned(),
+        groups: vec![format!("{processes} processes")],
+        series: bars,
+    });
+    Ok(())
+}
+
+/// Over the whole run, filling included: the counters don't tell one from the other.
+fn pages_per_second(outcome: &Outcome, counter: &str) -> f64 {
+    outcome.counter(counter) / outcome.wall.as_secs_f64()
+}
