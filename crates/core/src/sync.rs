@@ -15,7 +15,7 @@
 //! | 4 | `Pager::ranges` | which mappings we know, and what may be done with each |
 //! | 5 | `cache::Cache` | which frames are free, the queue of parked pages |
 //! | 6 | `zswap::Pool` | objects, size classes, age order |
-//! | 7 | `areas::Areas` | clusters, slot bits, owners |
+//! | 7 | `areas::Areas` | clusters, slot bits, owners; several locks: see `areas::slots` |
 //! | 8 | `readahead::Streams` | which walks there are |
 //!
 //! Take ranks downward only. A lock of rank 3 and below is held for a bounded number of instructions, never

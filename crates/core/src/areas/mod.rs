@@ -21,6 +21,7 @@ use crate::sync::Lock;
 use crate::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, NodeId, PAGE_BYTES, PageIndex, SlotIndex};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use slots::Ground;
+use slots::counts::NoRoom;
 use slots::probe::Unwatched;
 
 /// Whether pages may be written to an area.
@@ -34,6 +35,17 @@ pub enum AreaState {
     Full = 1,
     /// A write failed: only reads from now on.
     ReadOnly = 2,
+}
+
+/// Why a slot is not shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotShared {
+    /// There is no such slot, or it is the header's (Linux: EINVAL).
+    Invalid,
+    /// Nothing was written there, or it is a bad one (ENOENT).
+    Unused,
+    /// Its count would need a continuation, and there is no room for one (ENOMEM).
+    NoRoom,
 }
 
 /// Free slots that make a full area writable again: one decent write.
@@ -256,9 +268,24 @@ impl<'m> Areas<'m> {
         }
     }
 
-    /// Frees a slot. Whoever owned it must no longer name it.
+    /// Another process refers to a slot in use, too. Returns how many do now.
+    pub fn share(&self, slot: SlotIndex) -> Result<u32, NotShared> {
+        let (area, offset) = (self.area(slot.area()), slot.offset());
+        if offset == 0 || offset >= area.total {
+            return Err(NotShared::Invalid);
+        }
+        if self.owner(slot).is_none() {
+            return Err(NotShared::Unused);
+        }
+        area.slots.counts.add(offset).map_err(|NoRoom| NotShared::NoRoom)
+    }
+
+    /// Frees a slot, or gives one of several references to it back. Whoever owned it must no longer name it.
     pub fn free(&self, slot: SlotIndex) {
         let area = self.area(slot.area());
+        if area.slots.counts.remove(slot.offset()) > 0 {
+            return;
+        }
         area.owners[slot.offset() as usize].store(0, Ordering::Relaxed);
         // Who frees doesn't know its CPU; neighbours are often freed together.
         let cpu = (slot.offset() / CLUSTER_SLOTS) as usize;
@@ -442,6 +469,31 @@ mod tests {
             areas.free(*slot);
         }
         assert_eq!(take(&areas, 1).unwrap().first.area(), AreaId(0));
+    }
+
+    /// Invariant 1: a slot's count is never negative, and it is used again only when nobody refers to it.
+    #[test]
+    fn invariant_1_slot_is_used_again_when_its_last_reference_is_gone() {
+        let areas = areas(1, AreaOrder::Global);
+        let mut all = Vec::new();
+        areas.take(0, NodeId(0), 10_000, |run| all.extend((0..run.count).map(|at| run.first.plus(at))));
+        let slot = all[3];
+        assert_eq!(areas.share(slot), Err(NotShared::Unused), "nobody's bytes are there yet");
+        assert_eq!(areas.share(SlotIndex::new(AreaId(0), 0)), Err(NotShared::Invalid));
+        areas.own(slot, PageIndex(9), 1);
+        assert_eq!((areas.share(slot), areas.share(slot)), (Ok(2), Ok(3)));
+        for _ in 0..2 {
+            areas.free(slot);
+            assert_eq!((areas.owner(slot), take(&areas, 1)), (Some(PageIndex(9)), None));
+            areas.reopen();
+        }
+        areas.free(slot);
+        areas.reopen();
+        assert_eq!((areas.owner(slot), areas.in_use()), (None, all.len() as u64 - 1));
+        assert_eq!(take(&areas, 1), Some(SlotRun { first: slot, count: 1 }));
+        areas.free(slot);
+        let below = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| areas.free(slot)));
+        assert!(below.is_err(), "a count below zero is a bug");
     }
 
     #[test]

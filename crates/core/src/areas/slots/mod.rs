@@ -2,6 +2,7 @@
 //! write batches) and the area's file.
 //!
 //! - [`clusters`] is ours; `lists`, `bits` are its parts. [`classic`] with its `scan` is what it is measured against.
+//! - [`counts`]: slots that more than one process refers to.
 //! - [`probe`]: who watches locks and scans.
 //!
 //! All of them serve the clusters that this process has leased ([`crate::areas::Leases`]), hand out runs that never go
@@ -10,6 +11,7 @@
 mod bits;
 mod classic;
 mod clusters;
+pub mod counts;
 mod lists;
 pub mod probe;
 mod scan;
@@ -23,6 +25,7 @@ use classic::{Cache, Classic, Info, Returned, Tables};
 use clusters::{Cluster, Clusters, Hand};
 use core::ops::Range;
 use core::sync::atomic::AtomicU8;
+use counts::{Continuation, Counts};
 use lists::Link;
 use probe::{Probe, Unwatched};
 use scan::Fragmented;
@@ -78,8 +81,16 @@ pub fn cpus_served(slots: u32, cpus: usize) -> usize {
     cpus.clamp(1, (slots.div_ceil(CLUSTER_SLOTS) as usize / 16).max(1))
 }
 
+/// Places for continued counts: rare, so few.
+fn continuations(clusters: usize) -> usize {
+    clusters.next_power_of_two().max(8)
+}
+
 /// Tables of an area's slots, as the policy needs them.
-pub struct SlotMemory<'m>(Kind<'m>);
+pub struct SlotMemory<'m> {
+    kind: Kind<'m>,
+    counts: Counts<'m>,
+}
 
 enum Kind<'m> {
     Clusters { clusters: &'m [Lock<Cluster>], links: &'m mut [Link], hands: &'m [Lock<Hand>] },
@@ -91,19 +102,22 @@ impl<'m> SlotMemory<'m> {
     /// more of them share: see [`cpus_served`].
     pub fn bytes(policy: SlotPolicy, slots: u32, cpus: usize) -> usize {
         let clusters = slots.div_ceil(CLUSTER_SLOTS) as usize;
-        match policy {
-            SlotPolicy::Clusters => {
-                Region::bytes_for::<Lock<Cluster>>(clusters)
-                    + Region::bytes_for::<Link>(clusters)
-                    + Region::bytes_for::<Lock<Hand>>(cpus)
+        let counts = Region::bytes_for::<u8>(slots as usize)
+            + Region::bytes_for::<Continuation>(continuations(clusters));
+        counts
+            + match policy {
+                SlotPolicy::Clusters => {
+                    Region::bytes_for::<Lock<Cluster>>(clusters)
+                        + Region::bytes_for::<Link>(clusters)
+                        + Region::bytes_for::<Lock<Hand>>(cpus)
+                }
+                SlotPolicy::Classic | SlotPolicy::ScanMore => {
+                    Region::bytes_for::<AtomicU8>(slots as usize)
+                        + Region::bytes_for::<Info>(clusters)
+                        + Region::bytes_for::<Lock<Cache>>(cpus)
+                        + Region::bytes_for::<Lock<Returned>>(cpus)
+                }
             }
-            SlotPolicy::Classic | SlotPolicy::ScanMore => {
-                Region::bytes_for::<AtomicU8>(slots as usize)
-                    + Region::bytes_for::<Info>(clusters)
-                    + Region::bytes_for::<Lock<Cache>>(cpus)
-                    + Region::bytes_for::<Lock<Returned>>(cpus)
-            }
-        }
     }
 
     /// Carves them.
@@ -114,7 +128,7 @@ impl<'m> SlotMemory<'m> {
         }
         let fragmented =
             if policy == SlotPolicy::ScanMore { Fragmented::ScanOn } else { Fragmented::OneByOne };
-        SlotMemory(match policy {
+        let kind = match policy {
             SlotPolicy::Clusters => Kind::Clusters {
                 clusters: shared(region, clusters),
                 links: region.carve(clusters),
@@ -129,12 +143,18 @@ impl<'m> SlotMemory<'m> {
                 };
                 Kind::Classic(tables, fragmented)
             }
-        })
+        };
+        let bytes = region.carve(slots as usize);
+        SlotMemory { kind, counts: Counts::new(bytes, region.carve(continuations(clusters))) }
     }
 }
 
 /// Free and used slots of an area, by one of the policies.
-pub struct Slots<'m, P: Probe = Unwatched>(Policy<'m, P>);
+pub struct Slots<'m, P: Probe = Unwatched> {
+    policy: Policy<'m, P>,
+    /// Slots that more than one process refers to.
+    pub counts: Counts<'m>,
+}
 
 #[expect(clippy::large_enum_variant, reason = "one for each area, in place")]
 enum Policy<'m, P: Probe> {
@@ -145,29 +165,30 @@ enum Policy<'m, P: Probe> {
 impl<'m, P: Probe> Slots<'m, P> {
     /// Nothing leased yet.
     pub fn new(ground: Ground<'m>, memory: SlotMemory<'m>, probe: P) -> Self {
-        Slots(match memory.0 {
+        let policy = match memory.kind {
             Kind::Clusters { clusters, links, hands } => {
                 Policy::Clusters(Clusters::new(ground, clusters, links, hands, probe))
             }
             Kind::Classic(tables, fragmented) => {
                 Policy::Classic(Classic::new(ground, tables, fragmented, probe))
             }
-        })
+        };
+        Slots { policy, counts: memory.counts }
     }
 
     /// Takes up to `max` slots and calls `each` with every run of neighbours, none of which goes beyond a cluster.
     /// Returns how many; 0: no slot is free. `cpu` is the caller's CPU, or its number among the threads that do
     /// this: who has one of its own meets nobody. `each` is called with locks held.
     pub fn take(&self, cpu: usize, max: u32, each: impl FnMut(Run)) -> u32 {
-        match &self.0 {
+        match &self.policy {
             Policy::Clusters(clusters) => clusters.take(cpu, max, each),
             Policy::Classic(classic) => classic.take(cpu, max, each),
         }
     }
 
-    /// Frees a slot. `cpu` as for `take`; who doesn't know may say anything that differs from slot to slot.
+    /// Frees a slot that nobody refers to any more: [`Counts::remove`] said so. `cpu` as for `take`; who doesn't know may say anything that differs from slot to slot.
     pub fn free(&self, cpu: usize, slot: u32) {
-        match &self.0 {
+        match &self.policy {
             Policy::Clusters(clusters) => clusters.free(cpu, slot),
             Policy::Classic(classic) => classic.free(cpu, slot),
         }
@@ -175,7 +196,7 @@ impl<'m, P: Probe> Slots<'m, P> {
 
     /// Slots in use by this process. Exact while nobody takes or frees.
     pub fn in_use(&self) -> u32 {
-        match &self.0 {
+        match &self.policy {
             Policy::Clusters(clusters) => clusters.in_use(),
             Policy::Classic(classic) => classic.in_use(),
         }
@@ -184,7 +205,7 @@ impl<'m, P: Probe> Slots<'m, P> {
     /// An empty cluster that the driver may discard on its device. Nobody takes any of it until the driver says
     /// [`Slots::discarded`] with its first slot. Only if discards were asked for, and the policy is ours.
     pub fn take_discard(&self) -> Option<Run> {
-        match &self.0 {
+        match &self.policy {
             Policy::Clusters(clusters) => clusters.take_discard(),
             Policy::Classic(_) => None,
         }
@@ -192,7 +213,7 @@ impl<'m, P: Probe> Slots<'m, P> {
 
     /// What `take_discard` gave is discarded, or could not be: it is free again.
     pub fn discarded(&self, run: Run) {
-        match &self.0 {
+        match &self.policy {
             Policy::Clusters(clusters) => clusters.discarded(run.0),
             Policy::Classic(_) => unreachable!("nothing was given out to be discarded"),
         }
@@ -200,7 +221,7 @@ impl<'m, P: Probe> Slots<'m, P> {
 
     /// Who has which cluster.
     pub fn leases(&self) -> &Leases<'m> {
-        match &self.0 {
+        match &self.policy {
             Policy::Clusters(clusters) => &clusters.ground.leases,
             Policy::Classic(classic) => &classic.ground.leases,
         }
@@ -208,7 +229,7 @@ impl<'m, P: Probe> Slots<'m, P> {
 
     /// Who watches.
     pub fn probe(&self) -> &P {
-        match &self.0 {
+        match &self.policy {
             Policy::Clusters(clusters) => &clusters.probe,
             Policy::Classic(classic) => &classic.probe,
         }
@@ -216,7 +237,8 @@ impl<'m, P: Probe> Slots<'m, P> {
 
     /// Asserts everything; calls `used` for each slot in use. Only while nobody takes or frees.
     pub fn check(&self, used: impl FnMut(u32)) {
-        match &self.0 {
+        self.counts.check();
+        match &self.policy {
             Policy::Clusters(clusters) => clusters.check(used),
             Policy::Classic(classic) => classic.check(used),
         }

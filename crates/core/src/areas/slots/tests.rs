@@ -38,7 +38,7 @@ fn slots(setting: &Setting, holders: &'static [AtomicU32]) -> Slots<'static> {
     let leases = Leases::new(holders, 1);
     let ground = Ground { total: TOTAL, bad: bad(setting.tiny), leases, discards: setting.discards };
     let mut slots = Slots::new(ground, memory, Unwatched);
-    if let (Policy::Classic(classic), Some(_)) = (&mut slots.0, setting.tiny) {
+    if let (Policy::Classic(classic), Some(_)) = (&mut slots.policy, setting.tiny) {
         classic.limits = classic::Limits { ration: 7, batch: 3, on: 2, off: 1 };
     }
     slots

@@ -1,0 +1,215 @@
+//! How many processes refer to a slot, where it is more than one. A slot in use counts as one without being written
+//! down; only for one that is shared there is more, and then as Linux has it: a digit up to 62 in a byte of its own, and
+//! beyond that a continuation, which may find no room.
+//!
+//! The bytes are handed memory, which costs nothing until it is touched; nobody touches them, or takes this lock, while
+//! nothing is shared.
+
+use crate::memory::Zeroed;
+use crate::sync::Lock;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// The largest digit (Linux's `SWAP_MAP_MAX`).
+const DIGIT_MAX: u8 = 62;
+/// What the continuation counts: 63 each.
+const RADIX: u32 = DIGIT_MAX as u32 + 1;
+/// In a byte: there is a continuation.
+const CONTINUED: u8 = 0x80;
+
+/// One slot's continuation; slot 0, which is never shared: none.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Continuation {
+    slot: u32,
+    digits: u32,
+}
+
+// SAFETY: integers.
+unsafe impl Zeroed for Continuation {}
+
+/// There is no room for another continuation, and the count is what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoRoom;
+
+/// Counts beyond one.
+pub struct Counts<'m> {
+    /// Slots that are shared now.
+    shared: AtomicU32,
+    tables: Lock<Tables<'m>>,
+}
+
+struct Tables<'m> {
+    /// The digit less one; with `CONTINUED`, the digit.
+    bytes: &'m mut [u8],
+    /// Open addressing: a slot's continuation is where its hash says, or behind, before the next empty place.
+    continued: &'m mut [Continuation],
+    /// Places that are used.
+    used: usize,
+}
+
+impl<'m> Counts<'m> {
+    /// Nothing is shared. `continued` has one place more than can be used, and a power of two of them.
+    pub(super) fn new(bytes: &'m mut [u8], continued: &'m mut [Continuation]) -> Counts<'m> {
+        assert!(continued.len().is_power_of_two() && continued.len() > 1);
+        Counts { shared: AtomicU32::new(0), tables: Lock::new(Tables { bytes, continued, used: 0 }) }
+    }
+
+    /// One reference more to a slot in use. Returns how many there are now.
+    pub fn add(&self, slot: u32) -> Result<u32, NoRoom> {
+        let mut tables = self.tables.lock();
+        let before = tables.get(slot);
+        tables.put(slot, before + 1)?;
+        self.shared.fetch_add(u32::from(before == 1), Ordering::Relaxed);
+        Ok(before + 1)
+    }
+
+    /// One less, unless it is the last. Returns how many there are then; 0: it was the last, and the slot is the
+    /// caller's to free.
+    pub fn remove(&self, slot: u32) -> u32 {
+        // Ordering: Relaxed: who gives a reference back was given it by somebody, together with what that one has seen.
+        if self.shared.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        let mut tables = self.tables.lock();
+        let left = tables.get(slot) - 1;
+        if left > 0 {
+            tables.put(slot, left).expect("a smaller count needs no more room");
+            self.shared.fetch_sub(u32::from(left == 1), Ordering::Relaxed);
+        }
+        left
+    }
+
+    /// References to a slot in use.
+    pub fn get(&self, slot: u32) -> u32 {
+        if self.shared.load(Ordering::Relaxed) == 0 { 1 } else { self.tables.lock().get(slot) }
+    }
+
+    /// Asserts that each continuation is found where it is looked for, and that each slot's byte knows of it.
+    pub(super) fn check(&self) {
+        let tables = self.tables.lock();
+        let used = tables.continued.iter().enumerate().filter(|(_, entry)| entry.slot != 0);
+        assert_eq!(used.clone().count(), tables.used, "continuations");
+        for (at, entry) in used {
+            assert!(entry.digits > 0 && tables.bytes[entry.slot as usize] & CONTINUED != 0);
+            assert_eq!(tables.find(entry.slot), at, "slot {}", entry.slot);
+        }
+    }
+}
+
+impl Tables<'_> {
+    fn get(&self, slot: u32) -> u32 {
+        let byte = self.bytes[slot as usize];
+        match byte & CONTINUED {
+            0 => u32::from(byte) + 1,
+            _ => u32::from(byte & !CONTINUED) + RADIX * self.continued[self.find(slot)].digits,
+        }
+    }
+
+    fn put(&mut self, slot: u32, count: u32) -> Result<(), NoRoom> {
+        let (digits, digit) = (count / RADIX, (count % RADIX) as u8);
+        self.continue_with(slot, digits)?;
+        self.bytes[slot as usize] = if digits == 0 { digit - 1 } else { CONTINUED | digit };
+        Ok(())
+    }
+
+    fn continue_with(&mut self, slot: u32, digits: u32) -> Result<(), NoRoom> {
+        if digits == 0 && self.bytes[slot as usize] & CONTINUED == 0 {
+            return Ok(());
+        }
+        let at = self.find(slot);
+        if digits == 0 {
+            self.take_out(at);
+            return Ok(());
+        }
+        if self.continued[at].slot == 0 {
+            // One place stays empty, so that every search ends.
+            if self.used + 1 == self.continued.len() {
+                return Err(NoRoom);
+            }
+            self.used += 1;
+        }
+        self.continued[at] = Continuation { slot, digits };
+        Ok(())
+    }
+
+    fn home(&self, slot: u32) -> usize {
+        slot.wrapping_mul(0x9e37_79b9) as usize & (self.continued.len() - 1)
+    }
+
+    /// Where a slot's continuation is, or would be.
+    fn find(&self, slot: u32) -> usize {
+        let mut at = self.home(slot);
+        while self.continued[at].slot != slot && self.continued[at].slot != 0 {
+            at = (at + 1) & (self.continued.len() - 1);
+        }
+        at
+    }
+
+    /// Those behind move up, so that no search ends too early.
+    fn take_out(&mut self, at: usize) {
+        let mask = self.continued.len() - 1;
+        let (mut hole, mut next) = (at, (at + 1) & mask);
+        while self.continued[next].slot != 0 {
+            let home = self.home(self.continued[next].slot);
+            // It may move if its home isn't behind the hole, round the end.
+            if next.wrapping_sub(home) & mask >= next.wrapping_sub(hole) & mask {
+                self.continued[hole] = self.continued[next];
+                hole = next;
+            }
+            next = (next + 1) & mask;
+        }
+        self.continued[hole].slot = 0;
+        self.used -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn counts(slots: usize, places: usize) -> Counts<'static> {
+        Counts::new(vec![0; slots].leak(), vec![Continuation { slot: 0, digits: 0 }; places].leak())
+    }
+
+    proptest! {
+        /// The model is a number for each slot, and how many of them may be continued.
+        #[test]
+        fn counts_are_those_of_plain_numbers(
+            ops in prop::collection::vec((1_u32..12, any::<bool>(), 1_u32..200), 1..80),
+        ) {
+            let (counts, places) = (counts(12, 4), 3);
+            let mut model = [1_u32; 12];
+            for (slot, more, times) in ops {
+                for _ in 0..times {
+                    let count = model[slot as usize];
+                    if more {
+                        let continued = model.iter().filter(|count| **count > 62).count();
+                        let wanted = if count == 62 && continued == places { Err(NoRoom) } else { Ok(count + 1) };
+                        prop_assert_eq!(counts.add(slot), wanted);
+                        model[slot as usize] = wanted.unwrap_or(count);
+                    } else {
+                        prop_assert_eq!(counts.remove(slot), count - 1);
+                        model[slot as usize] = (count - 1).max(1);
+                    }
+                }
+                counts.check();
+                for slot in 1..12 {
+                    prop_assert_eq!(counts.get(slot), model[slot as usize]);
+                }
+                prop_assert_eq!(
+                    counts.shared.load(Ordering::Relaxed) as usize,
+                    model.iter().filter(|count| **count > 1).count()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn sixty_two_need_no_continuation_and_one_more_may_find_no_room() {
+        let counts = counts(4, 2);
+        (2..=62).for_each(|count| assert_eq!((counts.add(1), counts.add(2)), (Ok(count), Ok(count))));
+        assert_eq!((counts.add(1), counts.add(2), counts.get(2)), (Ok(63), Err(NoRoom), 62));
+        assert_eq!((counts.remove(1), counts.add(2)), (62, Ok(63)));
+    }
+}
