@@ -54,3 +54,8 @@ fn order_shows_what_it_found() {
 fn readahead_shows_what_it_found() {
     shows_what_it_found("readahead", 18);
 }
+
+#[test]
+fn slots_shows_what_it_found() {
+    shows_what_it_found("slots", 3);
+}

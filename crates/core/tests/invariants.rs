@@ -3,7 +3,7 @@
 //!
 //! | | invariant | shown by |
 //! |---|---|---|
-//! | 1 | a slot is free again only when nothing counts on it | `check::all` after each step of the simulator; `areas::slots::tests::no_slot_is_handed_out_twice_and_all_are_found` |
+//! | 1 | a slot is free again only when nothing counts on it | `check::all` after each step of the simulator; `areas::tests::invariant_1_*`; `areas::slots::tests::no_slot_is_handed_out_twice_and_all_are_found` |
 //! | 2 | after a failed store no older copy is in the pool | here; `zswap::index::tests::invariant_2_*`, `defect_4_*` |
 //! | 3 | whether a page is zeros is found anew at each eviction | here |
 //! | 4 | a page on its way is locked, and who locks it looks again | here; `table::entry::loomed` |
