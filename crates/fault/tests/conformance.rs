@@ -147,6 +147,7 @@ suite! {
     kernel_access_to_a_taken_page_waits_too
     write_to_a_protected_page_is_reported_and_goes_on_when_unprotected
     install_over_a_page_is_refused_and_changes_nothing
+    run_is_installed_up_to_the_first_page_that_is_there
     install_into_read_only_memory_works
     poisoned_page_is_refused_to_the_kernel
     threads_hammering_see_every_byte_while_pages_go_in_and_out
@@ -228,6 +229,30 @@ mod cases {
         bench.pages.unprotect(bench.page(0));
         writer.join().unwrap();
         assert_eq!(bench.read(0), vec![7; PAGE_BYTES]);
+    }
+
+    pub fn run_is_installed_up_to_the_first_page_that_is_there(bench: &'static Bench) {
+        bench.fill(8);
+        bench.take(&(0..8).map(|at| (at, 20 + at)).collect::<Vec<_>>());
+        // SAFETY: the frames were filled by `take`; nobody else has them.
+        let install = |from: usize, count: usize, protect: bool| unsafe {
+            bench.pages.install_run(bench.range(from, count), bench.frame(20 + from), protect)
+        };
+        assert_eq!(install(3, 2, false), Ok(2));
+        assert_eq!(install(0, 8, true), Ok(3), "the fourth page was there");
+        assert_eq!(install(3, 5, true), Err(InstallError::Present));
+        let waits = std::thread::spawn(|| bench.read(7));
+        assert_eq!(bench.next_faults(), [Fault { page: bench.page(7), access: Access::Read }]);
+        assert_eq!(install(5, 3, false), Ok(3));
+        assert_eq!(waits.join().unwrap(), vec![8; PAGE_BYTES]);
+        for at in 0..8 {
+            assert_eq!(bench.read(at), vec![at as u8 + 1; PAGE_BYTES]);
+            assert_eq!(bench.frame_bytes(20 + at), vec![at as u8 + 1; PAGE_BYTES], "the source stays");
+        }
+        let writer = std::thread::spawn(|| bench.write(1, 7));
+        assert_eq!(bench.next_faults(), [Fault { page: bench.page(1), access: Access::WriteProtected }]);
+        bench.pages.unprotect(bench.page(1));
+        writer.join().unwrap();
     }
 
     pub fn install_over_a_page_is_refused_and_changes_nothing(bench: &'static Bench) {

@@ -148,7 +148,9 @@ impl World {
             let page = window.page(step);
             !world.there.contains(&page) && !world.parked.contains(&page)
         };
-        let last = (0..window.reach).rev().find(|step| window.closes && is_out(self, *step));
+        let left: Vec<_> = (0..window.reach).filter(|step| is_out(self, *step)).collect();
+        let ends = window.closes && left.len() <= window.count as usize;
+        let last = left.last().copied().filter(|_| ends);
         let (mut landed, mut step, mut brought) = (Landed::default(), 0, 0);
         while step < window.reach && brought < window.count {
             let page = window.page(step);
@@ -160,14 +162,20 @@ impl World {
             (brought, self.issued) = (brought + 1, self.issued + 1);
             if landed.marker.is_none() || is_last {
                 self.parked.insert(page);
-                landed.marker.get_or_insert(page);
-                landed.closing = is_last.then_some(page);
+                if landed.marker.is_none() {
+                    landed.marker = Some(page);
+                    self.streams.mark(&window, page);
+                }
+                if is_last {
+                    self.streams.close(&window, page);
+                }
             } else {
                 self.there.insert(page);
                 landed.mapped += 1;
             }
         }
         landed.steps = step.max(window.count);
-        self.streams.landed(&window, landed);
+        self.hits += u64::from(self.streams.landed(&window, landed));
+        assert!(self.hits <= self.issued, "{} hits of {} pages", self.hits, self.issued);
     }
 }

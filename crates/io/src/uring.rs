@@ -25,7 +25,7 @@ use crate::transfer::{Transfer, Verdict};
 use crate::{Backend, Busy, Completion, DEPTH, IoError, Op, Request, SEGMENTS_MAX, Wait};
 use core::ffi::c_void;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use farpage_core::units::PAGE_BYTES;
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
@@ -384,6 +384,15 @@ fn rings_bytes(params: &io_uring_params) -> usize {
     sq_end.max(cq_end)
 }
 
+/// Where to ask the kernel for a mapping: far from where programs have theirs, and from where `os` puts ours. A ring
+/// is made when it is first needed, and the program may have made a hole by then that it counts on: a ring in there
+/// is in its way, or is overwritten. (Case `page_by_page` found one.) Only a wish: an address in use is never taken.
+fn far_away(bytes: usize) -> *mut c_void {
+    const STEP: usize = 1 << 21;
+    static NEXT: AtomicUsize = AtomicUsize::new(0x2000_0000_0000);
+    NEXT.fetch_add(bytes.next_multiple_of(STEP), Ordering::Relaxed) as *mut c_void
+}
+
 /// Memory that is unmapped when dropped.
 struct Mapping {
     base: NonNull<u8>,
@@ -396,7 +405,7 @@ impl Mapping {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: without MAP_FIXED a new mapping is made where nothing was.
-        let base = unsafe { mmap(null_mut(), bytes, protection, flags, ring, offset) }?;
+        let base = unsafe { mmap(far_away(bytes), bytes, protection, flags, ring, offset) }?;
         let mapping = Mapping::owning(base, bytes);
         // SAFETY: the range is the mapping just made, and DONTFORK doesn't touch its contents.
         unsafe { madvise(base, bytes, Advice::LinuxDontFork) }?;
@@ -408,7 +417,7 @@ impl Mapping {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: without MAP_FIXED a new mapping is made where nothing was.
-        let base = unsafe { mmap_anonymous(null_mut(), bytes, protection, flags) }?;
+        let base = unsafe { mmap_anonymous(far_away(bytes), bytes, protection, flags) }?;
         Ok(Mapping::owning(base, bytes))
     }
 

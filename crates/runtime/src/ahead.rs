@@ -148,10 +148,13 @@ struct Run {
 }
 
 impl Worker {
-    /// What to read ahead because of a fault. Hands it to the thread that does so; returned is what this thread
+    /// What to read ahead because of a fault. Hands it to the threads that do so; returned is what this thread
     /// should do itself when the fault is served. Under the map lock.
     pub(crate) fn plan_ahead(&self, ticket: &Ticket, access: Access) -> Option<Plan> {
-        let plan = self.engine.pager.plan_ahead(ticket, access)?;
+        let advice = self.engine.pager.plan_ahead(ticket, access);
+        let Some(plan) = advice.plan else {
+            return if advice.is_late { self.engine.ahead.pop() } else { None };
+        };
         let is_far = matches!(plan, Plan::Stream { .. }) || matches!(ticket.before(), State::OnArea(_));
         if is_far {
             // Now: the other thread wakes up while this one serves the fault.

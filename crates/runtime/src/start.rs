@@ -43,8 +43,10 @@ const RANGES_MAX: usize = 1 << 16;
 const OWN_BYTES_MIN: u64 = 5 << 20;
 /// Reader index of the keeper; handlers have the numbers after it.
 const KEEPER: ReaderIndex = ReaderIndex(0);
-/// Reader index of the thread that reads ahead.
-const AHEAD: ReaderIndex = ReaderIndex(READERS_MAX - 1);
+/// Threads that read ahead: while one waits for a device, the other goes on.
+const AHEAD_THREADS: usize = 2;
+/// Reader index of the first of them; they have the last ones.
+const AHEAD: ReaderIndex = ReaderIndex(READERS_MAX - AHEAD_THREADS);
 
 /// Why there is no engine.
 #[derive(Clone, Copy, Debug)]
@@ -180,14 +182,16 @@ fn activate(engine: &'static Engine) {
     let mut started = thread::spawn(registrar_main, argument, Descriptors::Shared).is_ok();
     let mut handlers = 0;
     thread::for_each_cpu(|cpu| {
-        if handlers + 1 < AHEAD.0 && spawn_handler(engine, cpu, ReaderIndex(handlers + 1)) {
+        if handlers + 1 < AHEAD.0 && spawn(engine, handler_main, cpu, ReaderIndex(handlers + 1)) {
             handlers += 1;
         }
     });
     started &= handlers > 0;
     if engine.pager.config.readahead != Readahead::Off {
-        // Without it nothing is read ahead, no more.
-        let _ = thread::spawn(ahead_main, argument, Descriptors::Shared);
+        // Without them nothing is read ahead, no more.
+        for number in 0..AHEAD_THREADS {
+            spawn(engine, ahead_main, 0, ReaderIndex(AHEAD.0 + number));
+        }
     }
     if !started {
         // Without threads nobody would serve a fault.
@@ -206,14 +210,14 @@ struct Handler {
     index: ReaderIndex,
 }
 
-fn spawn_handler(engine: &'static Engine, cpu: usize, index: ReaderIndex) -> bool {
+fn spawn(engine: &'static Engine, main: fn(usize) -> !, cpu: usize, index: ReaderIndex) -> bool {
     let Ok(handler) = memory::place(Handler { engine, cpu, index }) else { return false };
-    thread::spawn(handler_main, core::ptr::from_mut(handler) as usize, Descriptors::Shared).is_ok()
+    thread::spawn(main, core::ptr::from_mut(handler) as usize, Descriptors::Shared).is_ok()
 }
 
 fn handler_main(argument: usize) -> ! {
     thread::set_name(c"farpage-fault");
-    // SAFETY: `spawn_handler` placed it for good and gave us its address.
+    // SAFETY: `spawn` placed it for good and gave us its address.
     let handler = unsafe { &*(argument as *const Handler) };
     thread::pin_to_cpu(handler.cpu);
     let node = Some(farpage_os::numa::current_node());
@@ -236,9 +240,9 @@ fn handler_main(argument: usize) -> ! {
 
 fn ahead_main(argument: usize) -> ! {
     thread::set_name(c"farpage-ahead");
-    // SAFETY: `activate` gave us the address of the engine, which lives as long as the process.
-    let engine = unsafe { &*(argument as *const Engine) };
-    let Ok(worker) = memory::place(Worker::new(engine, AHEAD, None)) else { thread::exit() };
+    // SAFETY: `spawn` placed it for good and gave us its address.
+    let Handler { engine, index, .. } = unsafe { &*(argument as *const Handler) };
+    let Ok(worker) = memory::place(Worker::new(engine, *index, None)) else { thread::exit() };
     loop {
         let seen = engine.ahead.bell();
         while let Some(plan) = engine.ahead.pop() {

@@ -75,7 +75,7 @@ impl Space {
         else {
             return;
         };
-        let Some(plan) = self.pager.plan_ahead(ticket, access) else { return };
+        let Some(plan) = self.pager.plan_ahead(ticket, access).plan else { return };
         world.note(|| format!("{} reads ahead: {plan:?}", self.number));
         world.saw(match plan {
             Plan::Pages(_) => "plan Pages",

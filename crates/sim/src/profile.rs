@@ -251,7 +251,7 @@ impl Profile {
         let often = |percent: u64| if random.percent(percent) { random.pick(&[3_000, 50_000]) } else { 0 };
         FaultPlan {
             read_error: random.pick(&[IoError::EIO, IoError::Short, IoError::Device(11)]),
-            read_error_ppm: often(15),
+            read_error_ppm: often(35),
             write_error: random.pick(&errors),
             write_error_ppm: often(20),
             torn_write_ppm: often(10),

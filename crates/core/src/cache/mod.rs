@@ -285,6 +285,11 @@ impl<'m> Cache<'m> {
         frames.marked[frame.at() / 64] |= 1 << (frame.at() % 64);
     }
 
+    /// Whether a frame is marked.
+    pub fn is_marked(&self, frame: FrameIndex) -> bool {
+        self.lock.lock().marked[frame.at() / 64] & 1 << (frame.at() % 64) != 0
+    }
+
     /// Takes a frame's mark away. Whether it had one.
     pub fn unmark(&self, frame: FrameIndex) -> bool {
         let mut frames = self.lock.lock();

@@ -12,12 +12,12 @@ use super::Pager;
 use super::step::{Access, Ticket};
 use crate::cache::Backing;
 use crate::config::Readahead;
-use crate::readahead::Plan;
 use crate::readahead::streams::{Landed, Seen, WINDOW_MAX};
+use crate::readahead::{Advice, Plan};
 use crate::stats::Counter;
 use crate::table::entry::State;
 use crate::table::ranges::Range;
-use crate::units::{PAGE_BYTES, PageBytes, PageIndex, SlotIndex};
+use crate::units::{FrameIndex, PAGE_BYTES, PageBytes, PageIndex, SlotIndex};
 use crate::zswap::codec::decompress;
 use crate::zswap::same_filled::fill;
 
@@ -49,7 +49,7 @@ pub struct Opening {
 impl Opening {
     /// Nothing of it has been done.
     pub const fn new(plan: Plan) -> Opening {
-        let landed = Landed { marker: None, closing: None, mapped: 0, steps: 0 };
+        let landed = Landed { marker: None, mapped: 0, steps: 0 };
         Opening { plan, step: 0, locked: 0, landed, closing_step: None, out_of_frames: false }
     }
 
@@ -67,8 +67,13 @@ impl Opening {
 impl Pager<'_> {
     /// What to bring in because of the fault that this ticket is about. Once for each fault, before its ticket is
     /// settled or given back.
-    pub fn plan_ahead(&self, ticket: &Ticket, access: Access) -> Option<Plan> {
+    pub fn plan_ahead(&self, ticket: &Ticket, access: Access) -> Advice {
+        self.advice(ticket, access).unwrap_or_default()
+    }
+
+    fn advice(&self, ticket: &Ticket, access: Access) -> Option<Advice> {
         let page = ticket.page;
+        let only = |plan| Advice { plan: Some(plan), is_late: false };
         match (self.config.readahead, ticket.before) {
             (Readahead::Off, _) => None,
             (policy, State::Parked { frame, .. }) => {
@@ -81,20 +86,20 @@ impl Pager<'_> {
             (Readahead::Streams, before) if Self::is_out(before) => {
                 let range = self.range_for_readahead(page)?;
                 let seen = self.streams.lock().fault(page, range.pages, self.window_max());
-                self.plan_of(seen, access)
+                Some(self.advice_of(seen, access))
             }
             (Readahead::ByAddress, before) if Self::is_out(before) => {
                 let mut ranges = self.ranges.lock();
                 let (range, word) = ranges.ahead_mut(page)?;
                 let (next, window) = word.missed(page, range.pages, self.config.page_cluster);
                 *word = next;
-                (window.count() > 1 && range.flags.may_evict()).then_some(Plan::Pages(window))
+                (window.count() > 1 && range.flags.may_evict()).then_some(only(Plan::Pages(window)))
             }
             (Readahead::BySlot, State::OnArea(slot)) => {
                 let slots = self.areas.slots(slot.area());
                 let window = self.slot_words.missed(slot.offset(), slots, self.config.page_cluster);
                 let first = SlotIndex::new(slot.area(), window.first);
-                (window.count > 1).then_some(Plan::Slots { first, count: window.count })
+                (window.count > 1).then_some(only(Plan::Slots { first, count: window.count }))
             }
             _ => None,
         }
@@ -112,12 +117,12 @@ impl Pager<'_> {
         page: PageIndex,
         was_marked: bool,
         access: Access,
-    ) -> Option<Plan> {
+    ) -> Option<Advice> {
         match policy {
             Readahead::Streams if was_marked => {
                 let range = self.range_for_readahead(page)?;
                 let seen = self.streams.lock().touched(page, range.pages, self.window_max());
-                self.plan_of(seen, access)
+                Some(self.advice_of(seen, access))
             }
             Readahead::ByAddress => {
                 let mut ranges = self.ranges.lock();
@@ -137,14 +142,22 @@ impl Pager<'_> {
         self.ranges.lock().find(page).filter(|range| range.flags.may_evict())
     }
 
-    fn plan_of(&self, seen: Seen, access: Access) -> Option<Plan> {
+    fn advice_of(&self, seen: Seen, access: Access) -> Advice {
         self.stats.add(Counter::SwapRaHit, u64::from(seen.hits));
-        seen.window.map(|window| Plan::Stream { window, writes: access == Access::Write })
+        let plan = seen.window.map(|window| Plan::Stream { window, writes: access == Access::Write });
+        Advice { plan, is_late: seen.is_late }
     }
 
-    /// The largest window of a stream: a 256th of the budget.
+    /// Whether a parked page that has become the oldest should stay for a stream that will come to it.
+    pub(super) fn is_held_for_stream(&self, frame: FrameIndex, page: PageIndex) -> bool {
+        self.config.readahead == Readahead::Streams
+            && self.cache.is_marked(frame)
+            && self.streams.lock().holds(page)
+    }
+
+    /// The largest window of a stream: a 128th of the budget.
     fn window_max(&self) -> u32 {
-        let pages = (self.config.frames / 4).clamp(8, WINDOW_MAX);
+        let pages = (self.config.frames / 2).clamp(8, WINDOW_MAX);
         1 << pages.ilog2()
     }
 
@@ -168,10 +181,8 @@ impl Pager<'_> {
             let ticket = page.and_then(|page| self.try_lock_ahead(page, fate, opening));
             if let Some(ticket) = ticket {
                 opening.locked += 1;
-                let is_stream = matches!(opening.plan, Plan::Stream { .. });
-                if is_stream && ticket.fate == Fate::Park {
-                    opening.landed.marker.get_or_insert(ticket.page);
-                    opening.landed.closing = closes.then_some(ticket.page);
+                if ticket.fate == Fate::Park {
+                    self.tell_of_marker(opening, ticket.page, closes);
                 }
                 return Some(ticket);
             }
@@ -182,11 +193,26 @@ impl Pager<'_> {
         None
     }
 
-    /// Only a hint: the pages aren't locked.
+    /// A page that is just locked is going to be parked for a stream to come to.
+    fn tell_of_marker(&self, opening: &mut Opening, page: PageIndex, closes: bool) {
+        let Plan::Stream { window, .. } = &opening.plan else { return };
+        let mut streams = self.streams.lock();
+        if opening.landed.marker.is_none() {
+            opening.landed.marker = Some(page);
+            streams.mark(window, page);
+        }
+        if closes {
+            streams.close(window, page);
+        }
+    }
+
+    /// Where the last page lies that the stream can come to, if this window brings it. Only a hint: the pages aren't
+    /// locked.
     fn closing_step(&self, plan: &Plan) -> Option<u32> {
         let Plan::Stream { window, .. } = plan else { return None };
-        let is_last = |step: &u32| Self::is_out(self.state(window.page(*step)));
-        (0..window.reach).rev().find(is_last).filter(|_| window.closes)
+        let mut out = (0..window.reach).filter(|step| Self::is_out(self.state(window.page(*step))));
+        let last = out.by_ref().take(window.count as usize).last();
+        last.filter(|_| window.closes && out.next().is_none())
     }
 
     fn try_lock_ahead(&self, page: PageIndex, fate: Fate, opening: &mut Opening) -> Option<Ticket> {
@@ -245,7 +271,7 @@ impl Pager<'_> {
     }
 
     /// A frame for readahead: a quarter of them is left to faults.
-    fn frame_ahead(&self) -> Option<(crate::units::FrameIndex, Backing)> {
+    fn frame_ahead(&self) -> Option<(FrameIndex, Backing)> {
         if self.cache.usage().free <= self.cache.count() / 4 { None } else { self.cache.take() }
     }
 
@@ -322,12 +348,10 @@ impl Pager<'_> {
 
     /// The page could not be brought in: it is as it was.
     pub fn give_up_ahead(&self, opening: &mut Opening, ticket: Ticket) {
-        let page = Some(ticket.page);
-        if opening.landed.marker == page {
-            opening.landed.marker = None;
-        }
-        if opening.landed.closing == page {
-            opening.landed.closing = None;
+        if ticket.fate == Fate::Park
+            && let Plan::Stream { window, .. } = &opening.plan
+        {
+            self.streams.lock().unmark(window, ticket.page);
         }
         self.give_back(ticket);
     }
@@ -336,8 +360,10 @@ impl Pager<'_> {
     pub fn close_ahead(&self, mut opening: Opening) {
         if let Plan::Stream { window, .. } = opening.plan {
             // What was looked at beyond what was wanted is known to be there.
-            opening.landed.steps = opening.step.max(window.count);
-            self.streams.lock().landed(&window, opening.landed);
+            let is_done = opening.step == window.reach || opening.locked == window.count;
+            opening.landed.steps = if is_done { opening.step.max(window.count) } else { opening.step };
+            let hits = self.streams.lock().landed(&window, opening.landed);
+            self.stats.add(Counter::SwapRaHit, u64::from(hits));
         }
     }
 }

@@ -24,7 +24,7 @@ pub enum Placed {
     Done,
     /// It waits in the write batch.
     Queued,
-    /// It is just being faulted on: the next one is the oldest now.
+    /// It is just being faulted on, or a stream will come to it: the next one is the oldest now.
     Busy,
     /// Neither the pool nor an area takes it.
     NowhereToGo,
@@ -95,6 +95,10 @@ impl Pager<'_> {
     /// Finds the oldest parked page a place. `writes` must not be full. Under the shared map lock.
     pub fn place_oldest(&self, scratch: &mut Scratch, writes: &mut WriteBatch) -> Placed {
         let Some((frame, page)) = self.cache.oldest() else { return Placed::Nothing };
+        if self.is_held_for_stream(frame, page) {
+            self.cache.rotate(frame);
+            return Placed::Busy;
+        }
         pause!();
         let Some((place, slot)) = self.lock_parked(frame, page) else { return Placed::Busy };
         let before = State::Parked { frame, slot };

@@ -34,6 +34,15 @@ pub enum Plan {
     },
 }
 
+/// What readahead wants because of one fault.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Advice {
+    /// Pages to bring in.
+    pub plan: Option<Plan>,
+    /// A stream has outrun a window that still waits: whoever serves it should help.
+    pub is_late: bool,
+}
+
 impl Plan {
     /// Places to look at.
     pub const fn looks(&self) -> u32 {

@@ -25,12 +25,15 @@ const WINDOW_MIN: u32 = 8;
 /// Pages of the largest window.
 pub const WINDOW_MAX: u32 = 256;
 /// Steps that a stream must have gone for each page of its windows. A stream that ends leaves about one and a half
-/// windows unused: with this, less than a hundredth of what it has read.
-const STEPS_FOR_ONE: u64 = 256;
+/// windows unused: with this, less than half a hundredth of what it has read.
+const STEPS_FOR_ONE: u64 = 512;
 /// A stream that outruns its windows gets larger ones sooner, up to this.
-const LATE_WINDOW_MAX: u32 = 64;
+const LATE_WINDOW_MAX: u32 = 32;
 /// Pages that a window may pass over because they are there already, for each that it brings.
 const REACH: u32 = 4;
+
+/// How often a parked page is kept for its stream when it is the oldest.
+const HELD_MAX: u8 = 16;
 
 /// One stream, even after another one has taken its place in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +55,7 @@ pub struct Window {
     pub count: u32,
     /// Pages to look at for that, at most: those that are there already don't count.
     pub reach: u32,
-    /// Behind it the range ends.
+    /// Behind all of these the range ends, or another stream has begun.
     pub closes: bool,
 }
 
@@ -70,6 +73,8 @@ pub struct Seen {
     pub hits: u32,
     /// What to bring in next.
     pub window: Option<Window>,
+    /// The window that should have had the page is still waiting, or just being brought in.
+    pub is_late: bool,
 }
 
 /// What became of a window.
@@ -77,8 +82,6 @@ pub struct Seen {
 pub struct Landed {
     /// The page that was parked as the window's marker.
     pub marker: Option<PageIndex>,
-    /// The last page of the range, parked.
-    pub closing: Option<PageIndex>,
     /// Pages mapped at once.
     pub mapped: u32,
     /// Steps gone through, from the window's first page.
@@ -90,6 +93,8 @@ pub struct Landed {
 struct Stream {
     serial: u32,
     stride: i64,
+    /// Where it began, as far as we know: a walk that comes there has perhaps come to its end.
+    origin: i64,
     /// Where the walk was last seen.
     at: i64,
     /// What lies before this has been brought in.
@@ -107,6 +112,12 @@ struct Stream {
     behind: u32,
     /// Pages mapped behind the next marker.
     beyond: u32,
+    /// It has come to the last page that it was known to go to.
+    has_closed: bool,
+    /// The hand that looks for victims has passed over what this stream hasn't read yet.
+    was_spared: bool,
+    /// How often a parked page that it will come to was kept from going on.
+    held: u8,
     used: u32,
 }
 
@@ -117,6 +128,7 @@ impl Stream {
     const FREE: Stream = Stream {
         serial: 0,
         stride: 0,
+        origin: NOWHERE,
         at: 0,
         landed: 0,
         asked: 0,
@@ -128,6 +140,9 @@ impl Stream {
         closing: NOWHERE,
         behind: 0,
         beyond: 0,
+        has_closed: false,
+        was_spared: false,
+        held: 0,
         used: 0,
     };
 
@@ -157,6 +172,12 @@ impl Stream {
         }
     }
 
+    /// Whether the next step from `page` would leave `range`.
+    const fn is_last_in(&self, page: i64, range: PageRange) -> bool {
+        let next = page + self.stride;
+        next < range.start.0 as i64 || next >= range.end.0 as i64
+    }
+
     fn is_at(&mut self, page: i64, now: u32) {
         self.used = now;
         if let Some(steps) = self.steps_to(page) {
@@ -165,25 +186,31 @@ impl Stream {
         }
     }
 
-    /// Everything mapped so far lies behind the walk.
+    /// Everything mapped so far lies behind the walk. What lies behind a marker that it went past without touching it
+    /// doesn't count: it jumps, and so its windows begin small again.
     fn all_passed(&mut self) -> u32 {
+        if self.marker != NOWHERE && self.is_before(self.marker, self.at) {
+            (self.beyond, self.marker) = (0, NOWHERE);
+            (self.steps, self.window_floor) = (0, WINDOW_MIN);
+        }
         let hits = self.behind + self.beyond;
         (self.behind, self.beyond) = (0, 0);
         hits
     }
 
-    /// The next window, clipped to `range`.
-    fn ask(&mut self, index: usize, range: PageRange, pages_max: u32) -> Option<Window> {
+    /// The next window, clipped to `range` and to what lies before the page `limit`.
+    fn ask(&mut self, index: usize, range: PageRange, limit: i64, pages_max: u32) -> Option<Window> {
         let most = pages_max.clamp(1, WINDOW_MAX);
         let earned = (self.steps / STEPS_FOR_ONE).min(u64::from(most)) as u32;
         let earned = if earned == 0 { 0 } else { 1 << earned.ilog2() };
         self.window = earned.max(self.window_floor).min(most);
         let first = PageIndex(u64::try_from(self.asked).ok()?);
-        if !range.contains(first) {
+        if !range.contains(first) || !self.is_before(self.asked, limit) {
             return None;
         }
         let stride = self.stride.unsigned_abs();
-        let room = if self.stride > 0 { range.end.0 - 1 - first.0 } else { first.0 - range.start.0 };
+        let to_end = if self.stride > 0 { range.end.0 - 1 - first.0 } else { first.0 - range.start.0 };
+        let room = to_end.min((limit - self.asked).unsigned_abs() - 1);
         let left = room / stride + 1;
         // A short rest comes along.
         let wanted = u64::from(self.window);
@@ -192,7 +219,14 @@ impl Stream {
         let reach = left.min(count * u64::from(REACH)) as u32;
         self.asked += count as i64 * self.stride;
         let stream = StreamId { at: index as u32, serial: self.serial };
-        Some(Window { stream, first, stride: self.stride, count: count as u32, reach, closes: count == left })
+        Some(Window {
+            stream,
+            first,
+            stride: self.stride,
+            count: count as u32,
+            reach,
+            closes: u64::from(reach) == left,
+        })
     }
 }
 
@@ -220,6 +254,10 @@ impl Streams {
     /// A fault that no frame could serve, in `range`. Windows have `pages_max` pages at most.
     pub fn fault(&mut self, page: PageIndex, range: PageRange, pages_max: u32) -> Seen {
         self.count = self.count.wrapping_add(1);
+        // A marker that went on to where it had come from, because the stream was so slow, says the same.
+        if let Some(seen) = self.reached(page.0 as i64, range, pages_max) {
+            return seen;
+        }
         let seen = match self.on_the_way(page.0 as i64) {
             Some(at) => self.fault_of(at, page.0 as i64, range, pages_max),
             None => self.begin(page, range, pages_max).unwrap_or_default(),
@@ -245,6 +283,7 @@ impl Streams {
         let now = self.count;
         let stream = &mut self.live[at];
         stream.is_at(page, now);
+        stream.has_closed |= stream.is_last_in(page, range);
         if stream.is_before(page, stream.landed) {
             // The page was not brought in, or has been evicted since: don't count it as used.
             let part = if stream.behind > 0 { &mut stream.behind } else { &mut stream.beyond };
@@ -258,15 +297,38 @@ impl Streams {
                 stream.was_late = true;
                 stream.window_floor = (stream.window_floor * 2).min(LATE_WINDOW_MAX);
             }
-            return Seen { hits, window: None };
+            return Seen { hits, window: None, is_late: true };
         }
         stream.asked = page + stream.stride;
-        Seen { hits, window: self.ask(at, range, pages_max) }
+        if stream.has_closed {
+            // It went on, or another walk has begun where this one ended; who knows.
+            (stream.has_closed, stream.origin) = (false, page);
+        }
+        Seen { hits, window: self.ask(at, range, pages_max), is_late: false }
     }
 
     fn ask(&mut self, at: usize, range: PageRange, pages_max: u32) -> Option<Window> {
-        self.live[at].was_late = false;
-        self.live[at].ask(at, range, pages_max)
+        let limit = self.next_origin(at);
+        let stream = &mut self.live[at];
+        (stream.was_late, stream.was_spared, stream.held) = (false, false, 0);
+        stream.ask(at, range, limit, pages_max)
+    }
+
+    /// Where another stream of the same kind has begun, on this one's way: the next one. Walks that share a region
+    /// begin where others end.
+    fn next_origin(&self, at: usize) -> i64 {
+        let stream = &self.live[at];
+        let others = self.live.iter().enumerate().filter(|(other, _)| *other != at);
+        let origins = others
+            .filter(|(_, other)| other.stride == stream.stride && other.origin != NOWHERE)
+            .map(|(_, other)| other.origin)
+            .filter(|origin| !stream.is_before(*origin, stream.asked));
+        match stream.stride {
+            1 => origins.min().unwrap_or(i64::MAX),
+            -1 => origins.max().unwrap_or(i64::MIN / 2),
+            up if up > 0 => i64::MAX,
+            _ => i64::MIN / 2,
+        }
     }
 
     /// How many faults ago `page` was one.
@@ -308,56 +370,159 @@ impl Streams {
         self.live[at] = Stream {
             serial: self.serial,
             stride,
+            origin: page.0 as i64 - 2 * stride,
             at: page.0 as i64,
             landed: next,
             asked: next,
             used: self.count,
             ..Stream::FREE
         };
-        Some(Seen { hits: 0, window: self.ask(at, range, pages_max) })
+        Some(Seen { hits: 0, window: self.ask(at, range, pages_max), is_late: false })
     }
 
     /// A parked page that was read ahead was touched. The page itself is counted by its mark.
     pub fn touched(&mut self, page: PageIndex, range: PageRange, pages_max: u32) -> Seen {
-        let page = page.0 as i64;
-        let now = self.count;
+        self.reached(page.0 as i64, range, pages_max).unwrap_or_default()
+    }
+
+    fn awaiting(&self, page: i64) -> Option<usize> {
         let of_it = |stream: &Stream| stream.stride != 0 && (stream.marker == page || stream.closing == page);
-        let Some(at) = self.live.iter().position(of_it) else { return Seen::default() };
+        self.live.iter().position(of_it)
+    }
+
+    /// Whether a stream will come to this parked page; asked when the page would go on to where it came from. Not
+    /// for ever: the stream may have ended.
+    pub(crate) fn holds(&mut self, page: PageIndex) -> bool {
+        let Some(at) = self.awaiting(page.0 as i64) else { return false };
+        let stream = &mut self.live[at];
+        stream.held = stream.held.saturating_add(1);
+        stream.held <= HELD_MAX
+    }
+
+    /// A stream has come to its marker, or to the end of its way.
+    fn reached(&mut self, page: i64, range: PageRange, pages_max: u32) -> Option<Seen> {
+        let at = self.awaiting(page)?;
+        let now = self.count;
         let stream = &mut self.live[at];
         stream.is_at(page, now);
         if stream.closing == page {
-            let hits = stream.all_passed();
-            *stream = Stream::FREE;
-            return Seen { hits, window: None };
+            // If it goes on all the same, its next fault finds it here.
+            (stream.closing, stream.marker, stream.has_closed) = (NOWHERE, NOWHERE, true);
+            return Some(Seen { hits: stream.all_passed(), ..Seen::default() });
         }
         let hits = stream.behind;
         (stream.behind, stream.beyond, stream.marker) = (stream.beyond, 0, NOWHERE);
-        Seen { hits, window: self.ask(at, range, pages_max) }
+        Some(Seen { hits, window: self.ask(at, range, pages_max), is_late: false })
     }
 
-    /// A window was brought in, as far as it could be.
-    pub fn landed(&mut self, window: &Window, landed: Landed) {
+    fn of(&mut self, window: &Window) -> Option<&mut Stream> {
         let stream = &mut self.live[window.stream.at as usize];
-        if stream.serial != window.stream.serial || stream.stride == 0 {
-            return;
+        (stream.serial == window.stream.serial && stream.stride != 0).then_some(stream)
+    }
+
+    /// The first page of a window is about to be parked as its marker. Before it can be touched: the stream may come
+    /// to it long before the whole window is there.
+    pub fn mark(&mut self, window: &Window, marker: PageIndex) {
+        let Some(stream) = self.of(window) else { return };
+        // A marker that was not reached is passed over.
+        stream.behind += stream.beyond;
+        (stream.beyond, stream.marker) = (0, marker.0 as i64);
+    }
+
+    /// The last page of the stream's way is about to be parked.
+    pub fn close(&mut self, window: &Window, closing: PageIndex) {
+        if let Some(stream) = self.of(window) {
+            stream.closing = closing.0 as i64;
         }
+    }
+
+    /// A page that was to be parked could not be.
+    pub fn unmark(&mut self, window: &Window, page: PageIndex) {
+        let Some(stream) = self.of(window) else { return };
+        let page = page.0 as i64;
+        if stream.marker == page {
+            stream.marker = NOWHERE;
+        }
+        if stream.closing == page {
+            stream.closing = NOWHERE;
+        }
+    }
+
+    /// A window was brought in, as far as it could be. Returns how many pages the stream is seen behind already.
+    pub fn landed(&mut self, window: &Window, landed: Landed) -> u32 {
+        let Some(stream) = self.of(window) else { return 0 };
         let end = window.page(landed.steps).0 as i64;
+        if landed.steps < window.count && stream.asked == window.page(window.count).0 as i64 {
+            // It was broken off: the next fault asks for the rest.
+            stream.asked = end;
+        }
         if stream.is_before(stream.landed, end) {
             stream.landed = end;
         }
         if stream.is_before(stream.asked, end) {
             stream.asked = end;
         }
-        // A marker that was not reached is passed over: behind the new one all is new.
-        stream.behind += stream.beyond;
-        (stream.beyond, stream.marker) = (landed.mapped, NOWHERE);
-        match landed.marker {
-            Some(marker) => stream.marker = marker.0 as i64,
-            None => (stream.behind, stream.beyond) = (stream.behind + stream.beyond, 0),
+        let marker = landed.marker.map(|page| page.0 as i64);
+        if marker == Some(stream.marker) {
+            stream.beyond += landed.mapped;
+        } else {
+            stream.behind += landed.mapped;
         }
-        if let Some(closing) = landed.closing {
-            stream.closing = closing.0 as i64;
+        if stream.has_closed { stream.all_passed() } else { 0 }
+    }
+
+    /// What streams have had brought in and not read yet, to be spared: once, for a stream may have ended.
+    pub(crate) fn unread(&self, out: &mut Unread) {
+        let is_open =
+            |stream: &Stream| stream.stride != 0 && !stream.was_spared && stream.behind + stream.beyond > 0;
+        out.count = 0;
+        for (at, stream) in self.live.iter().enumerate().filter(|(_, stream)| is_open(stream)) {
+            let (low, high) = (stream.at.min(stream.landed), stream.at.max(stream.landed));
+            out.list[out.count] = Part { low, high, stride: stream.stride.abs(), at, was_met: false };
+            out.count += 1;
         }
+    }
+
+    /// The hand has passed over these.
+    pub(crate) fn were_spared(&mut self, unread: &Unread) {
+        for part in unread.list[..unread.count].iter().filter(|part| part.was_met) {
+            self.live[part.at].was_spared = true;
+        }
+    }
+}
+
+/// Pages of one stream.
+#[derive(Clone, Copy)]
+struct Part {
+    low: i64,
+    high: i64,
+    stride: i64,
+    at: usize,
+    was_met: bool,
+}
+
+/// Pages that were brought in for streams and that these haven't come to yet.
+pub(crate) struct Unread {
+    list: [Part; STREAMS],
+    count: usize,
+}
+
+impl Unread {
+    /// None.
+    pub(crate) const fn new() -> Unread {
+        Unread { list: [Part { low: 0, high: 0, stride: 1, at: 0, was_met: false }; STREAMS], count: 0 }
+    }
+
+    /// Whether `page` is one of them. What is asked for is remembered.
+    pub(crate) fn meets(&mut self, page: PageIndex) -> bool {
+        let page = page.0 as i64;
+        let has =
+            |part: &&mut Part| (part.low..=part.high).contains(&page) && (page - part.low) % part.stride == 0;
+        let found = self.list[..self.count].iter_mut().find(has);
+        found.is_some_and(|part| {
+            part.was_met = true;
+            true
+        })
     }
 }
 

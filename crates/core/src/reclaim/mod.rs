@@ -4,9 +4,12 @@
 //! round the program's ranges in address order; a page with age 0 goes, one with a higher age is spared and
 //! made younger. A page gets its age when it comes back: from the parking queue (it was out for a moment
 //! only, so it is in use) more than from farther away. Address order makes victims neighbours, so that one
-//! move takes a whole run.
+//! move takes a whole run. Pages that were brought in for a stream, and that it hasn't come to yet, are passed over
+//! once: they came back last, but their place in the round has nothing to do with that.
 
+use crate::config::Readahead;
 use crate::pager::{Batch, Pager};
+use crate::readahead::streams::Unread;
 use crate::stats::Counter;
 use crate::table::Walk;
 use crate::table::entry::State;
@@ -42,6 +45,10 @@ impl Pager<'_> {
     /// around, so that pages spared the first time are found the second.
     pub(crate) fn choose(&self, batch: &mut Batch, max: usize) {
         let mut clock = self.clock.lock();
+        let mut unread = Unread::new();
+        if self.config.readahead == Readahead::Streams {
+            self.streams.lock().unread(&mut unread);
+        }
         let (mut looks, mut wraps) = (0, 0);
         while batch.len() < max && looks < LOOKS_MAX && wraps < 3 {
             let Some(range) = self.evictable_at_or_after(clock.hand) else {
@@ -50,8 +57,10 @@ impl Pager<'_> {
                 continue;
             };
             let from = if range.contains(clock.hand) { clock.hand } else { range.start };
-            clock.hand = self.choose_in(PageRange::new(from, range.end), batch, max, &mut looks);
+            let rest = PageRange::new(from, range.end);
+            clock.hand = self.choose_in(rest, batch, max, &mut looks, &mut unread);
         }
+        self.streams.lock().were_spared(&unread);
     }
 
     fn evictable_at_or_after(&self, page: PageIndex) -> Option<PageRange> {
@@ -67,7 +76,14 @@ impl Pager<'_> {
     }
 
     /// Goes through one range; returns where the hand stands afterwards.
-    fn choose_in(&self, range: PageRange, batch: &mut Batch, max: usize, looks: &mut u32) -> PageIndex {
+    fn choose_in(
+        &self,
+        range: PageRange,
+        batch: &mut Batch,
+        max: usize,
+        looks: &mut u32,
+        unread: &mut Unread,
+    ) -> PageIndex {
         let mut rest = range;
         while let Some((page, place)) = self.table.next(rest, Walk::Resident) {
             rest = PageRange::new(page.plus(1), range.end);
@@ -80,6 +96,8 @@ impl Pager<'_> {
             if age > 0 {
                 self.stats.count(Counter::ClockSpared);
                 place.entry().grow_younger(word);
+            } else if unread.meets(page) {
+                self.stats.count(Counter::ClockSpared);
             } else if place.entry().try_lock(word).is_ok() {
                 batch.push(page, slot);
             }
