@@ -6,7 +6,7 @@ use farpage_sim::{Coverage, Say, run};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-const SEEDS: u64 = 400;
+const SEEDS: u64 = 600;
 
 /// Counters of what only a live driver does.
 const DRIVERS_OWN: [Counter; 1] = [Counter::ForkRefused];
