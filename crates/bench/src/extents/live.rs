@@ -79,7 +79,7 @@ pub struct Found {
 /// Makes both files and runs the program on each in turns. `Err` says why that isn't possible here.
 pub fn run(effort: Effort) -> Result<Found, String> {
     // A few neighbours in the file are neighbours on the disk nevertheless.
-    let (pieces, program, rounds) = effort.pick((20_500, 1536 * MIB, 5), (600, 96 * MIB, 2));
+    let (pieces, program, rounds) = effort.pick((20_500, 1024 * MIB, 5), (600, 96 * MIB, 2));
     let directory = directory();
     let failed = |error: io::Error| format!("a swap file can't be made in {}: {error}", directory.display());
     let (fragmented, bytes) = in_pieces(&directory, pieces).map_err(failed)?;

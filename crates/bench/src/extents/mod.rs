@@ -38,8 +38,8 @@ pub fn run(effort: Effort) -> Result<Report, String> {
                 extents: *extents,
                 patterns: &PATTERNS,
                 threads: &THREADS,
-                rounds: effort.pick(7, 3),
-                each: Duration::from_millis(effort.pick(100, 8)),
+                rounds: effort.pick(5, 3),
+                each: Duration::from_millis(effort.pick(60, 8)),
             })
         })
         .collect();
