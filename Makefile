@@ -47,7 +47,7 @@ test-sim:
 # Real programs share memory and processors, so they run one after the other.
 test-e2e: build programs
 	$(CARGO) test -p farpage-cli --test bad_input --test supervisor
-	$(CARGO) test -p farpage-cli --test memory_calls --test limits --test programs --test bench -- --test-threads=1
+	$(CARGO) test -p farpage-cli --test memory_calls --test limits --test programs --test show --test bench -- --test-threads=1
 
 # The sizes that the promise is made for: about 1 GiB for each program.
 test-full: build programs
