@@ -31,8 +31,8 @@ use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::io_uring::{
     IORING_OFF_SQ_RING, IORING_OFF_SQES, IoringEnterFlags, IoringFeatureFlags, IoringOp, IoringRegisterOp,
-    IoringSqeFlags, io_uring_cqe, io_uring_enter, io_uring_params, io_uring_ptr, io_uring_register,
-    io_uring_setup, io_uring_sqe, io_uring_user_data, iovec,
+    IoringSetupFlags, IoringSqeFlags, io_uring_cqe, io_uring_enter, io_uring_params, io_uring_ptr,
+    io_uring_register, io_uring_setup, io_uring_sqe, io_uring_user_data, iovec,
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
@@ -109,10 +109,7 @@ impl Uring {
     /// which may have been opened with O_DIRECT. The ring keeps the file open: `fd` may be closed afterwards.
     pub fn new(fd: BorrowedFd<'_>, entries: u32) -> Result<Uring, SetupError> {
         let depth = entries.clamp(1, DEPTH as u32);
-        let mut params = io_uring_params::default();
-        // SAFETY: no flag is set, so `wq_fd` means nothing, and `params` is ours for the kernel to fill.
-        let ring = unsafe { io_uring_setup(depth, &mut params) }.map_err(SetupError::at(SetupStep::Ring))?;
-
+        let (ring, params, own) = set_up(depth)?;
         // SINGLE_MMAP (5.4): both rings are one mapping. NODROP and SUBMIT_STABLE came with 5.5, which is the
         // oldest kernel that we want to meet.
         let needed = IoringFeatureFlags::SINGLE_MMAP | IoringFeatureFlags::SUBMIT_STABLE;
@@ -122,9 +119,15 @@ impl Uring {
         assert!(params.sq_entries >= depth && params.cq_entries >= params.sq_entries);
 
         let memory = SetupError::at(SetupStep::Memory);
-        let rings = Mapping::of_ring(&ring, IORING_OFF_SQ_RING, rings_bytes(&params)).map_err(&memory)?;
-        let entries_bytes = params.sq_entries as usize * size_of::<io_uring_sqe>();
-        let entries = Mapping::of_ring(&ring, IORING_OFF_SQES, entries_bytes).map_err(&memory)?;
+        let (rings, entries) = match own {
+            Some(own) => own,
+            None => {
+                let rings =
+                    Mapping::of_ring(&ring, IORING_OFF_SQ_RING, rings_bytes(&params)).map_err(&memory)?;
+                let bytes = params.sq_entries as usize * size_of::<io_uring_sqe>();
+                (rings, Mapping::of_ring(&ring, IORING_OFF_SQES, bytes).map_err(&memory)?)
+            }
+        };
         let table = Mapping::private(TABLE_BYTES).map_err(&memory)?;
         for place in 0..DEPTH {
             // SAFETY: the mapping is ours alone, page aligned, writable, and holds DEPTH places (TABLE_BYTES).
@@ -377,6 +380,37 @@ impl Drop for Uring {
     }
 }
 
+/// Both queues, and the submission entries, as memory of our own.
+type OwnMemory = (Mapping, Mapping);
+
+/// A ring, and its memory if that is ours.
+///
+/// The kernel maps a ring wherever it likes, and not at an address that it is told (EINVAL, for mremap too). A ring
+/// is made when it is first needed; the program may have made a hole by then that it counts on, and a ring in there
+/// is in its way, or is overwritten (case `page_by_page` found one). From 6.5 on a ring can lie in memory of ours,
+/// which is far away.
+fn set_up(depth: u32) -> Result<(OwnedFd, io_uring_params, Option<OwnMemory>), SetupError> {
+    // One page each, so that nobody asks whether pages are neighbours in RAM.
+    const _: () = assert!(DEPTH * size_of::<io_uring_sqe>() <= PAGE_BYTES);
+    const _: () =
+        assert!(2 * DEPTH * size_of::<io_uring_cqe>() + DEPTH * size_of::<u32>() + 512 <= PAGE_BYTES);
+    if let (Ok(rings), Ok(entries)) = (Mapping::private(PAGE_BYTES), Mapping::private(PAGE_BYTES)) {
+        let mut params = io_uring_params::default();
+        params.flags = IoringSetupFlags::NO_MMAP;
+        params.cq_off.user_addr = rings.base.as_ptr().cast::<c_void>().into();
+        params.sq_off.user_addr = entries.base.as_ptr().cast::<c_void>().into();
+        // SAFETY: both addresses are whole pages of ours, zeroed, and stay mapped for as long as the ring exists. The
+        // depth is at most DEPTH, so one page is enough for either (asserted above).
+        if let Ok(ring) = unsafe { io_uring_setup(depth, &mut params) } {
+            return Ok((ring, params, Some((rings, entries))));
+        }
+    }
+    let mut params = io_uring_params::default();
+    // SAFETY: no flag is set, so `wq_fd` means nothing, and `params` is ours for the kernel to fill.
+    let ring = unsafe { io_uring_setup(depth, &mut params) }.map_err(SetupError::at(SetupStep::Ring))?;
+    Ok((ring, params, None))
+}
+
 /// Bytes of the mapping that holds both queues: whichever ends later.
 fn rings_bytes(params: &io_uring_params) -> usize {
     let sq_end = params.sq_off.array as usize + params.sq_entries as usize * size_of::<u32>();
@@ -384,9 +418,8 @@ fn rings_bytes(params: &io_uring_params) -> usize {
     sq_end.max(cq_end)
 }
 
-/// Where to ask the kernel for a mapping: far from where programs have theirs, and from where `os` puts ours. A ring
-/// is made when it is first needed, and the program may have made a hole by then that it counts on: a ring in there
-/// is in its way, or is overwritten. (Case `page_by_page` found one.) Only a wish: an address in use is never taken.
+/// Where to ask the kernel for a mapping: far from where programs have theirs, and from where `os` puts ours. Only a
+/// wish: an address in use is never taken.
 fn far_away(bytes: usize) -> *mut c_void {
     const STEP: usize = 1 << 21;
     static NEXT: AtomicUsize = AtomicUsize::new(0x2000_0000_0000);
@@ -405,20 +438,23 @@ impl Mapping {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: without MAP_FIXED a new mapping is made where nothing was.
-        let base = unsafe { mmap(far_away(bytes), bytes, protection, flags, ring, offset) }?;
+        let base = unsafe { mmap(null_mut(), bytes, protection, flags, ring, offset) }?;
         let mapping = Mapping::owning(base, bytes);
         // SAFETY: the range is the mapping just made, and DONTFORK doesn't touch its contents.
         unsafe { madvise(base, bytes, Advice::LinuxDontFork) }?;
         Ok(mapping)
     }
 
-    /// Zeroed memory of our own.
+    /// Zeroed memory of our own; not a forked child's.
     fn private(bytes: usize) -> rustix::io::Result<Mapping> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: without MAP_FIXED a new mapping is made where nothing was.
         let base = unsafe { mmap_anonymous(far_away(bytes), bytes, protection, flags) }?;
-        Ok(Mapping::owning(base, bytes))
+        let mapping = Mapping::owning(base, bytes);
+        // SAFETY: as for a ring.
+        unsafe { madvise(base, bytes, Advice::LinuxDontFork) }?;
+        Ok(mapping)
     }
 
     fn owning(base: *mut c_void, bytes: usize) -> Mapping {
@@ -536,6 +572,19 @@ mod tests {
         }
         assert_eq!(results[1], Some(Ok(())));
         assert!(results[2].unwrap().unwrap_err().is_device_lost());
+    }
+
+    /// A ring that was made late lay in a hole between a program's mappings, where the program mapped memory next.
+    #[test]
+    fn rings_lie_far_from_the_programs_memory() {
+        let scratch = Scratch::new(2);
+        let Some(uring) = uring_or_skip(scratch.fd(), 8) else { return };
+        let place = |mapping: &Mapping| mapping.base.as_ptr() as usize >> 40;
+        let places = [&uring.rings, &uring.entries, &uring.table].map(place);
+        // Before 6.5 the kernel decides where rings are.
+        let can_choose = set_up(8).is_ok_and(|(_, _, own)| own.is_some());
+        assert!(!can_choose || places == [0x20; 3], "{places:x?}");
+        assert_eq!(places[2], 0x20);
     }
 
     #[test]
