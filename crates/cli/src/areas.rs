@@ -291,7 +291,9 @@ fn take(file: &File, path: &Path) -> Result<(), Failure> {
     // Exclusive to find out whether it is free, then shared, so that programs can hold it as well and keep
     // others out should this process be killed.
     for lock in [Lock::Exclusive, Lock::Shared] {
-        match lock_soon(file, lock) {
+        // Who loses the lock while it becomes a shared one (not every file system does that in one step) has lost.
+        let locked = if lock == Lock::Exclusive { lock_soon(file, lock) } else { sys::lock(file, lock) };
+        match locked {
             Ok(true) => {}
             Ok(false) => {
                 return Err(in_use(path, "another farpage, or a program under one,").fix(format!(

@@ -12,12 +12,14 @@ use crate::session::text;
 use crate::sys::{self, SharedMemory};
 use crate::totals;
 use farpage::session::{AreaDescription, MAGIC, SESSION_ENV, Session};
+use farpage_core::config::AreaOrder;
 use farpage_core::units::PAGE_BYTES;
 use serde_json::{Value, json};
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
@@ -121,7 +123,9 @@ fn open(path: &Path, pid: u32) -> Result<SharedMemory, Failure> {
         _ => Failure::new(format!("the session at {} can't be opened: {error}", path.display()))
             .fix("try again: it may have just ended"),
     };
-    let memory = SharedMemory::open(File::open(path).map_err(failed)?).map_err(failed)?;
+    // What the variable names may be anything: don't wait for it.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
+    let memory = SharedMemory::open(file).map_err(failed)?;
     check(&memory, pid)?;
     Ok(memory)
 }
@@ -180,7 +184,7 @@ impl Row {
             name: text(&area.name),
             // The kernel's words, whatever the device is.
             kind: if area.is_device != 0 { "partition" } else { "file" },
-            size: u64::from(area.slots - 1 - area.bad_count) * PAGE,
+            size: u64::from(area.slots.saturating_sub(area.bad_count).saturating_sub(1)) * PAGE,
             used,
             priority: area.priority,
             node: area.place.node().map(|node| node.0),
@@ -236,6 +240,13 @@ fn as_text(rows: &[Row], options: &ShowOptions) -> String {
     output
 }
 
+/// The order's name; null if what stands there is none. Anybody can have filled the memory in.
+fn order(session: &Session) -> Option<&'static str> {
+    // SAFETY: a word inside the session, read as the number it is; no enum is made of it.
+    let number = unsafe { (&raw const session.settings.order).cast::<u32>().read_volatile() };
+    AreaOrder::ALL.into_iter().find(|order| *order as u32 == number).map(AreaOrder::name)
+}
+
 fn as_json(session: &Session, live: &[usize], rows: &[Row]) -> Value {
     let areas = rows.iter().map(|row| {
         json!({
@@ -263,7 +274,7 @@ fn as_json(session: &Session, live: &[usize], rows: &[Row]) -> Value {
     json!({
         "schema": SCHEMA,
         "supervisor": session.supervisor_pid,
-        "order": session.settings.order.name(),
+        "order": order(session),
         "areas": areas.collect::<Vec<_>>(),
         "processes": processes.collect::<Vec<_>>(),
     })

@@ -177,10 +177,16 @@ impl SharedMemory {
         Ok(SharedMemory { file, start: start.cast(), bytes })
     }
 
-    /// Maps all of somebody else's, for reading only: nothing may be written through `start`.
+    /// Maps all of somebody else's, for reading only: nothing may be written through `start`. Refused if it could be
+    /// shrunk, or isn't such memory at all.
     pub fn open(file: File) -> io::Result<SharedMemory> {
-        let bytes = file.metadata()?.len() as usize;
         let fd = file.as_raw_fd();
+        // SAFETY: takes no pointers.
+        let seals = answer(unsafe { libc::fcntl(fd, libc::F_GET_SEALS) })?;
+        if seals & libc::F_SEAL_SHRINK == 0 {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let bytes = file.metadata()?.len() as usize;
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing. Length 0 is refused.
         let start =
             unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };

@@ -109,7 +109,12 @@ impl<'a> AreaFile<'a> {
         self.ensured[(cluster / BITS) as usize].fetch_and(!(1 << (cluster % BITS)), Ordering::Relaxed);
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let bytes = self.end_of(cluster) - start_bytes;
-        retry_on_intr(|| fallocate(self.fd, flags, start_bytes, bytes)).map_err(IoError::from_errno)
+        let punched = retry_on_intr(|| fallocate(self.fd, flags, start_bytes, bytes));
+        if punched.is_err_and(|errno| errno == Errno::OPNOTSUPP || errno == Errno::NOSYS) {
+            // Refused before anything was done.
+            self.set_ensured(cluster);
+        }
+        punched.map_err(IoError::from_errno)
     }
 
     /// Whether this cluster is known to have blocks.

@@ -13,7 +13,7 @@ use crate::map_lock::MapLock;
 use crate::record::Membership;
 use crate::registrar::Registrar;
 use crate::session::{Notice, ProcessRecord, StopReason};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farpage_core::pager::Pager;
 use farpage_core::stats::{Counter, Gauge};
 use farpage_core::table::Leaf;
@@ -67,6 +67,8 @@ pub struct Engine {
     pub all_locked: AtomicU32,
     /// Writes to areas that are under way, of all threads: while there are any, frames will be free soon.
     pub writes_under_way: AtomicU32,
+    /// Whether a thread is looking for dead processes.
+    pub reaping: AtomicBool,
     /// Threads that are evicting just now: they have frames, and will soon have memory.
     pub evicting: AtomicU32,
     /// Not 0 once the program has called mlockall(MCL_FUTURE).
@@ -165,7 +167,16 @@ impl Engine {
 
     /// Takes the clusters of dead processes back. Whether there were any.
     pub fn reap_dead_processes(&self) -> bool {
-        self.pager.areas().reap(|holder, free| self.membership.if_dead(holder as usize - 1, free)) > 0
+        // One thread at a time: a record's lock is the process's, so a second thread would get it too, and the
+        // first one's unlock would let a new process take the record while the second still frees what it had.
+        // Ordering: AcqRel: a lock; the store releases it.
+        if self.reaping.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        let freed =
+            self.pager.areas().reap(|holder, free| self.membership.if_dead(holder as usize - 1, free));
+        self.reaping.store(false, Ordering::Release);
+        freed > 0
     }
 
     /// Gives the table memory for every page in `range`. Under the exclusive map lock.

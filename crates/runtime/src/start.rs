@@ -15,7 +15,7 @@ use crate::record::Membership;
 use crate::registrar::Registrar;
 use crate::session::{Notice, PATH_BYTES, Session, StartFailure, StopReason, UffdSource};
 use crate::worker::{Progress, Worker};
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
 use farpage_core::config::{Config, Install, Readahead};
 use farpage_core::memory::Region;
@@ -372,6 +372,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         activation_wanted: AtomicU32::new(0),
         all_locked: AtomicU32::new(0),
         writes_under_way: AtomicU32::new(0),
+        reaping: AtomicBool::new(false),
         evicting: AtomicU32::new(0),
         lock_future: AtomicU32::new(0),
         fork: ForkGate::new(snapshot),

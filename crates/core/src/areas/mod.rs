@@ -397,6 +397,10 @@ impl<'m> Areas<'m> {
     /// What [`Areas::take_discard`] gave is discarded, or could not be: it is free again.
     pub fn discarded(&self, run: SlotRun) {
         self.area(run.first.area()).slots.discarded((run.first.offset(), run.count));
+        // Who looked meanwhile found nothing.
+        if self.state(run.first.area()) == AreaState::Full {
+            self.set_state(run.first.area(), AreaState::Writable);
+        }
     }
 
     /// Asserts the invariants of every area; calls `used` for each slot in use.

@@ -190,7 +190,7 @@ impl<'m, P: Probe> Classic<'m, P> {
         self.map[slot as usize].swap(byte ^ BAD, Ordering::Relaxed) ^ BAD
     }
 
-    /// Slots in use. Exact while nobody takes or frees.
+    /// Slots in use. Exact while nobody takes or frees, else near it.
     pub fn in_use(&self) -> u32 {
         let used: u32 = {
             let area = self.area.lock();
@@ -198,7 +198,7 @@ impl<'m, P: Probe> Classic<'m, P> {
         };
         let caches = self.caches.iter().map(|cache| cache.lock().waiting.left());
         let returned = self.returned.iter().map(|returned| returned.lock().0.left());
-        used - caches.sum::<u32>() - returned.sum::<u32>()
+        used.saturating_sub(caches.sum()).saturating_sub(returned.sum())
     }
 
     /// Takes up to `max` slots; those that come next anyway are runs if they are neighbours. Returns how many.

@@ -122,10 +122,12 @@ impl<'m, P: Probe> Clusters<'m, P> {
         Held::new(&self.probe, Locked::Cluster(cluster), &self.clusters[cluster as usize])
     }
 
-    /// Slots in use. Exact while nobody takes or frees.
+    /// Slots in use. Exact while nobody takes or frees, else near it.
     pub fn in_use(&self) -> u32 {
         let shards = self.in_use.iter();
-        shards.map(|shard| shard.0.load(Ordering::Relaxed)).fold(0, u32::wrapping_add)
+        let sum = shards.map(|shard| shard.0.load(Ordering::Relaxed)).fold(0, u32::wrapping_add);
+        // A slot may be seen freed in one shard and not yet taken in another.
+        (sum as i32).max(0) as u32
     }
 
     /// Takes up to `max` slots, each run of them from one cluster. Returns how many.
