@@ -120,6 +120,7 @@ fn open(path: &Path, pid: u32) -> Result<SharedMemory, Failure> {
         io::ErrorKind::NotFound => Failure::new(format!("the run that process {pid} belongs to has ended"))
             .because("its `farpage run` is gone, and what it knew with it")
             .fix("look while it runs"),
+        io::ErrorKind::InvalidInput => no_session(pid),
         _ => Failure::new(format!("the session at {} can't be opened: {error}", path.display()))
             .fix("try again: it may have just ended"),
     };
@@ -139,14 +140,23 @@ fn check(memory: &SharedMemory, pid: u32) -> Result<(), Failure> {
     if u64::from_le_bytes(head) == MAGIC && memory.bytes() >= size_of::<Session>() {
         return Ok(());
     }
-    let error = Failure::new(format!("the run of process {pid} can't be read by this farpage"));
     Err(if head.starts_with(&MAGIC.to_le_bytes()[..7]) {
-        error
+        unreadable(pid)
             .because(format!("it is of another version (layout {}, not {})", head[7], MAGIC >> 56))
             .fix("use the farpage that started it: `readlink /proc/PID/exe` of its `farpage run`")
     } else {
-        error.because("what its environment points to is no session").fix("name the PID of its `farpage run`")
+        no_session(pid)
     })
+}
+
+fn unreadable(pid: u32) -> Failure {
+    Failure::new(format!("the run of process {pid} can't be read by this farpage"))
+}
+
+fn no_session(pid: u32) -> Failure {
+    unreadable(pid)
+        .because("what its environment points to is no session")
+        .fix("name the PID of its `farpage run`")
 }
 
 // ---- what is in it -------------------------------------------------------------------------------------
