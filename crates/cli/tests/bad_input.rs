@@ -128,8 +128,8 @@ fn swap_path_with_bad_size_or_option() {
     refused_with(&["--swap", "/var/tmp:50%"], 125, &["percentage"]);
     refused_with(&["--swap", "/var/tmp:4K"], 125, &["too small", "10 pages"]);
     refused_with(&["--swap", "/var/tmp,prio=40000"], 125, &["40000", "priority"]);
-    refused_with(&["--swap", "/var/tmp,node=1"], 125, &["node", "isn't supported yet"]);
-    refused_with(&["--swap", "/var/tmp,discard"], 125, &["discard", "isn't supported yet"]);
+    refused_with(&["--swap", "/var/tmp,node=63"], 125, &["there is no node 63", "leave node= out"]);
+    refused_with(&["--swap", "/var/tmp,discard=often"], 125, &["often", "discard"]);
     let seventeen: Vec<_> = std::iter::repeat_n(["--swap", "/var/tmp:1M"], 17).flatten().collect();
     refused_with(&seventeen, 125, &["17", "at most 16"]);
 }
