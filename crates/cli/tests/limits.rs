@@ -274,7 +274,11 @@ fn device_that_promised_more_than_it_has_keeps_the_pages() {
     let Some(_alone) = alone_with("cc") else { return };
     let Some(disk) = SmallDisk::new(128 << 20) else { return };
     // Thinly provisioned: once the disk behind it is full it answers "no space".
-    let Some(backing) = swap_file(&disk.mounted, "backing", 160 * MIB) else { return };
+    let backing = put(&disk.mounted, "backing", b"", 0o600);
+    File::options().write(true).open(&backing).unwrap().set_len(160 * MIB).unwrap();
+    if !ran("mkswap", &[&backing]) {
+        return skip("there is no mkswap");
+    }
     let Some(device) = Loop::new(&backing) else { return };
     disk.fill();
     let running = start_waiting("write_after", &["--swap", &device.0]);
