@@ -7,7 +7,7 @@
 // UNSAFETY: pages are brought into raw memory, as the kernel and the devices see it.
 
 use crate::devices::BackEnd;
-use crate::worker::Worker;
+use crate::worker::{Progress, Worker};
 use core::sync::atomic::{AtomicU32, Ordering};
 use farpage_core::cache::Backing;
 use farpage_core::pager::{Access, Fate, Left, Opening, Pager, Ticket};
@@ -22,6 +22,8 @@ use farpage_os::{futex, memory};
 const BATCH: usize = SEGMENTS_MAX;
 /// Pages that are mapped by one call: who is close behind doesn't wait for more.
 const RUN_MAX: usize = 16;
+/// Batches that a thread that reads ahead evicts for one batch that it brings, at most.
+const BATCHES_FOR_ROOM: usize = 4;
 /// Windows that wait.
 const QUEUE: usize = 64;
 
@@ -171,22 +173,31 @@ impl Worker {
             opening.stop();
         }
         loop {
-            if self.engine.is_over_start() {
+            // Several threads bring a batch each: who begins just below the limit ends above it. So nothing is read
+            // ahead into what lies between the mark where eviction starts and the limit.
+            if self.engine.is_over_start() && (reclaim == Reclaim::NotHere || !self.make_room()) {
                 self.engine.budget.ring();
-            }
-            if self.engine.is_over_limit() {
-                if reclaim == Reclaim::Allowed {
-                    self.make_memory_direct();
-                }
-                if self.engine.is_over_limit() {
-                    break;
-                }
+                break;
             }
             if !self.bring_batch(&mut opening) {
                 break;
             }
         }
         self.engine.pager.close_ahead(opening);
+    }
+
+    /// Evicts until memory is below the mark where the keeper starts to. False if that takes long or can't be done.
+    fn make_room(&mut self) -> bool {
+        for _ in 0..BATCHES_FOR_ROOM {
+            self.engine.budget.refresh(&self.engine.pager);
+            if !self.engine.is_over_start() {
+                return true;
+            }
+            if self.evict(BATCH) == Progress::None {
+                return false;
+            }
+        }
+        false
     }
 
     /// Brings one batch in. Whether there may be more.

@@ -416,7 +416,7 @@ impl Worker {
     }
 
     /// One batch out of the program, and as many parked pages to where they stay.
-    fn evict(&mut self, max: usize) -> Progress {
+    pub(crate) fn evict(&mut self, max: usize) -> Progress {
         self.engine.evicting.fetch_add(1, Ordering::Relaxed);
         let progress = self.evict_batch(max);
         self.engine.evicting.fetch_sub(1, Ordering::Relaxed);
