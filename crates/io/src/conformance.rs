@@ -60,7 +60,15 @@ impl Scratch {
 
 /// A ring, or the reason why the test is skipped. On CI it must be there.
 pub(crate) fn uring_or_skip(fd: BorrowedFd<'_>, entries: u32) -> Option<Uring> {
-    match Uring::new(fd, entries) {
+    uring_or_skip_keeping(fd, None, entries)
+}
+
+pub(crate) fn uring_or_skip_keeping(
+    fd: BorrowedFd<'_>,
+    kept: Option<BorrowedFd<'_>>,
+    entries: u32,
+) -> Option<Uring> {
+    match Uring::new(fd, kept, entries) {
         Ok(uring) => Some(uring),
         Err(error) => {
             let on_ci = std::env::var("CI").is_ok_and(|value| value == "true");

@@ -40,7 +40,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 /// failed: the thread that faults must get an answer in the end.
 const REFUSALS_MAX: u32 = 1000;
 
-/// The registered file is the only one.
+/// The first registered file is what is read and written.
 const FILE_INDEX: RawFd = 0;
 
 /// What we know about a request in flight, and the iovecs that the kernel reads.
@@ -107,7 +107,10 @@ struct QueueLayout {
 impl Uring {
     /// Sets up a ring that keeps at most `entries` requests in flight (brought into `1..=DEPTH`) on `fd`,
     /// which may have been opened with O_DIRECT. The ring keeps the file open: `fd` may be closed afterwards.
-    pub fn new(fd: BorrowedFd<'_>, entries: u32) -> Result<Uring, SetupError> {
+    ///
+    /// `kept` stays open, too, until the last request is over, also when the process dies before that. A lock on that
+    /// file so says that nobody writes any more.
+    pub fn new(fd: BorrowedFd<'_>, kept: Option<BorrowedFd<'_>>, entries: u32) -> Result<Uring, SetupError> {
         let depth = entries.clamp(1, DEPTH as u32);
         let (ring, params, own) = set_up(depth)?;
         // SINGLE_MMAP (5.4): both rings are one mapping. NODROP and SUBMIT_STABLE came with 5.5, which is the
@@ -157,7 +160,7 @@ impl Uring {
             ring,
         };
         uring.fill_index_array(&params);
-        uring.register(fd).map_err(SetupError::at(SetupStep::File))?;
+        uring.register(fd, kept).map_err(SetupError::at(SetupStep::File))?;
         Ok(uring)
     }
 
@@ -169,12 +172,13 @@ impl Uring {
         }
     }
 
-    fn register(&self, fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
-        let files: [RawFd; 1] = [fd.as_raw_fd()];
-        // SAFETY: RegisterFiles reads `nr_args` = 1 file descriptor from `files`, which outlives the call;
-        // the kernel takes its own reference to the file.
+    fn register(&self, fd: BorrowedFd<'_>, kept: Option<BorrowedFd<'_>>) -> rustix::io::Result<()> {
+        const NO_FILE: RawFd = -1;
+        let files: [RawFd; 2] = [fd.as_raw_fd(), kept.map_or(NO_FILE, |kept| kept.as_raw_fd())];
+        // SAFETY: RegisterFiles reads `nr_args` = 2 file descriptors from `files`, which outlives the call; the
+        // kernel takes references of its own to the files.
         unsafe {
-            io_uring_register(&self.ring, IoringRegisterOp::RegisterFiles, files.as_ptr().cast(), 1)?;
+            io_uring_register(&self.ring, IoringRegisterOp::RegisterFiles, files.as_ptr().cast(), 2)?;
         }
         Ok(())
     }
@@ -241,8 +245,8 @@ impl Uring {
                 rustix::thread::sched_yield();
             }
             // The ring can't be entered: somebody closed our file descriptor, or a filter was put on this
-            // process. What the kernel already has still completes into the mapping, so looking again is the
-            // way to wait for it.
+            // process. What the kernel already has still completes into the mapping, or is broken off there, so
+            // looking again is the way to wait for it.
             Err(errno) => {
                 self.fail_queued(IoError::from_errno(errno));
                 rustix::thread::sched_yield();
@@ -482,7 +486,7 @@ impl Drop for Mapping {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::{Scratch, page_of, pages_of, read, uring_or_skip};
+    use crate::conformance::{Scratch, page_of, pages_of, read, uring_or_skip, uring_or_skip_keeping};
     use crate::{DEPTH, Segment};
     use rustix::fd::AsFd;
 
@@ -546,7 +550,8 @@ mod tests {
         assert!(back[1].0 == pages[1].0 && back[2].0 == pages[2].0);
     }
 
-    /// A program that closes all file descriptors, as daemons do, takes the ring away under us.
+    /// A program that closes all file descriptors, as daemons do, takes the ring away under us. Where the ring's memory is
+    /// ours, nothing else keeps the ring: then the kernel may break off what it has begun.
     #[test]
     fn ring_that_is_closed_by_the_program_fails_requests_and_doesnt_hang() {
         let scratch = Scratch::new(4);
@@ -570,8 +575,12 @@ mod tests {
                 results[completion.token as usize] = Some(completion.result);
             }
         }
-        assert_eq!(results[1], Some(Ok(())));
         assert!(results[2].unwrap().unwrap_err().is_device_lost());
+        if results[1].unwrap().is_ok() {
+            let mut back = [page_of(0)];
+            read(&mut crate::Psync::new(scratch.fd()), 0, &mut back).unwrap();
+            assert!(back[0].0 == pages[0].0, "said to be written, and isn't");
+        }
     }
 
     /// A ring that was made late lay in a hole between a program's mappings, where the program mapped memory next.
@@ -596,6 +605,26 @@ mod tests {
         let mut back = [page_of(9)];
         read(&mut uring, 1, &mut back).unwrap();
         assert!(back[0].0.iter().all(|&byte| byte == 0));
+    }
+
+    /// A process was killed; its lock was free while its last writes were still on their way, and another process
+    /// reused the slots.
+    #[test]
+    fn kept_file_is_open_for_as_long_as_the_ring() {
+        let scratch = Scratch::new(2);
+        let (reader, writer) = std::io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&reader, true).unwrap();
+        let Some(uring) = uring_or_skip_keeping(scratch.fd(), Some(writer.as_fd()), 8) else { return };
+        drop(writer);
+        assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Err(Errno::AGAIN), "there is a writer");
+        drop(uring);
+        // The kernel takes a ring down when it finds the time.
+        let is_closed = || rustix::io::read(&reader, &mut [0; 1]) == Ok(0);
+        let soon = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while !is_closed() {
+            assert!(std::time::Instant::now() < soon, "the ring is gone, the file is still open");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
 
     #[test]

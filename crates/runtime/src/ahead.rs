@@ -352,8 +352,7 @@ impl Worker {
         let mut read = 0;
         loop {
             let engine = self.engine;
-            let reader =
-                self.ahead.readers[area].get_or_insert_with(|| engine.devices.back_end(AreaId(area as u8)));
+            let reader = self.ahead.readers[area].get_or_insert_with(|| engine.back_end(AreaId(area as u8)));
             // SAFETY: the segments are this thread's own memory, which nobody touches until `read_batch` has waited
             // for all of its requests; each is in one request.
             if unsafe { reader.submit(&request) }.is_ok() {

@@ -171,10 +171,11 @@ impl Devices {
         unsafe { farpage_os::sys::ioctl(device.fd.as_raw_fd(), BLKDISCARD, range.as_ptr() as usize) }.is_ok()
     }
 
-    /// A back end of its own for one engine thread. Falls back to psync where the ring is refused.
-    pub fn back_end(&'static self, id: AreaId) -> BackEnd {
+    /// A back end of its own for one engine thread, which keeps `lock` open as long as it writes. Falls back to psync
+    /// where the ring is refused: a thread that writes is there itself until it is done.
+    pub fn back_end(&'static self, id: AreaId, lock: BorrowedFd<'_>) -> BackEnd {
         if self.io == IoEngine::Uring
-            && let Ok(ring) = Uring::new(self.fd(id), 32)
+            && let Ok(ring) = Uring::new(self.fd(id), Some(lock), 32)
         {
             return BackEnd::Uring(ring);
         }

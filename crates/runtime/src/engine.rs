@@ -7,7 +7,7 @@
 
 use crate::ahead::AheadQueue;
 use crate::budget::Budget;
-use crate::devices::Devices;
+use crate::devices::{BackEnd, Devices};
 use crate::fork::ForkGate;
 use crate::map_lock::MapLock;
 use crate::record::Membership;
@@ -177,6 +177,11 @@ impl Engine {
             self.pager.areas().reap(|holder, free| self.membership.if_dead(holder as usize - 1, free));
         self.reaping.store(false, Ordering::Release);
         freed > 0
+    }
+
+    /// A back end of its own for one engine thread.
+    pub fn back_end(&self, area: AreaId) -> BackEnd {
+        self.devices.back_end(area, self.membership.lock())
     }
 
     /// Gives the table memory for every page in `range`. Under the exclusive map lock.

@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering;
 use farpage_core::stats::Gauge;
 use farpage_os::sys::{self, Errno, number};
 use linux_raw_sys::errno::{EAGAIN, EINVAL};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -29,9 +29,13 @@ struct Flock {
 // `join` reads the first two words before it believes that the rest is a session.
 const _: () = assert!(offset_of!(Session, magic) == 0 && offset_of!(Session, bytes) == size_of::<u64>());
 
-/// The session as one process holds it: mapped, its descriptor open for good.
+/// The session as one process holds it: mapped, and opened once more for the lock.
+///
+/// A lock belongs to an open file. The mapped one is held by a forked child too, as long as it has the mapping; the
+/// other one only by our engine's threads, whose descriptors no child gets, and by our rings: it is closed when the
+/// process is dead and its last write is over.
 pub struct Membership {
-    fd: OwnedFd,
+    lock: OwnedFd,
     /// The shared memory.
     pub session: &'static Session,
     /// Index of our record.
@@ -42,7 +46,8 @@ impl Membership {
     /// Opens, maps and checks the session, and claims a record.
     pub fn join(path: &core::ffi::CStr) -> Result<Membership, Errno> {
         let errno = |error: rustix::io::Errno| Errno(error.raw_os_error());
-        let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(errno)?;
+        let open = || rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(errno);
+        let (fd, lock) = (open()?, open()?);
         let bytes = rustix::fs::fstat(&fd).map_err(errno)?.st_size as usize;
         if bytes < size_of::<Session>() {
             return Err(Errno(EINVAL as i32));
@@ -61,8 +66,13 @@ impl Membership {
         // of this very layout has filled it in, so the settings are values of their enums; it did so before this
         // process started, and what changes from now on is atomic.
         let session = unsafe { &*base.cast::<Session>() };
-        let index = claim(&fd, session).ok_or(Errno(EAGAIN as i32))?;
-        Ok(Membership { fd, session, index })
+        let index = claim(&lock, session).ok_or(Errno(EAGAIN as i32))?;
+        Ok(Membership { lock, session, index })
+    }
+
+    /// The file whose lock says that this process lives. Who may write after its end keeps it open until then.
+    pub fn lock(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
     }
 
     /// Our record.
@@ -73,11 +83,11 @@ impl Membership {
     /// Calls `then` if the process of another record is dead, and holds the record's lock meanwhile, so that no new
     /// process can claim it. What `then` returns, or false.
     pub fn if_dead(&self, index: usize, then: &dyn Fn() -> bool) -> bool {
-        if index == self.index || fcntl(&self.fd, F_OFD_SETLK, &mut lock_of(index, F_WRLCK)).is_err() {
+        if index == self.index || fcntl(&self.lock, F_OFD_SETLK, &mut lock_of(index, F_WRLCK)).is_err() {
             return false;
         }
         let result = then();
-        let _ = fcntl(&self.fd, F_OFD_SETLK, &mut lock_of(index, F_UNLCK));
+        let _ = fcntl(&self.lock, F_OFD_SETLK, &mut lock_of(index, F_UNLCK));
         result
     }
 }
@@ -114,4 +124,39 @@ fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::MemfdFlags;
+    use std::ffi::CString;
+
+    /// A session of this layout with nothing in it, and where it can be opened.
+    fn session() -> (OwnedFd, CString) {
+        let fd = rustix::fs::memfd_create("test-session", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, size_of::<Session>() as u64).unwrap();
+        rustix::io::write(&fd, [MAGIC, size_of::<Session>() as u64].map(u64::to_ne_bytes).as_flattened())
+            .unwrap();
+        let path = CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
+        (fd, path)
+    }
+
+    /// What we have of it is mapped for good, as by a child that lives on: the lock must not depend on it. A parent's
+    /// slots were not found to be free until its last child had gone.
+    #[test]
+    fn record_is_free_when_its_lock_is_closed_though_its_mapping_stays() {
+        let (_fd, path) = session();
+        let [parent, other] = [(); 2].map(|()| Membership::join(&path).unwrap());
+        assert_eq!([parent.index, other.index], [0, 1]);
+        assert!(!other.if_dead(parent.index, &|| true), "it lives");
+        assert!(!other.if_dead(other.index, &|| true), "nobody finds himself dead");
+        let kept_by_a_ring = parent.lock().try_clone_to_owned().unwrap();
+        drop(parent);
+        assert!(!other.if_dead(0, &|| true), "its last write isn't over");
+        drop(kept_by_a_ring);
+        assert!(other.if_dead(0, &|| true));
+        assert!(!other.if_dead(0, &|| false), "what was done is passed on");
+        assert_eq!(Membership::join(&path).unwrap().index, 2, "fresh records first");
+    }
 }

@@ -684,8 +684,7 @@ impl Worker {
             token: at as u64,
         };
         let area = first.area();
-        let back_end =
-            self.back_ends[area.0 as usize].get_or_insert_with(|| self.engine.devices.back_end(area));
+        let back_end = self.back_ends[area.0 as usize].get_or_insert_with(|| self.engine.back_end(area));
         // SAFETY: frames of a write request are ours until `write_done`, have memory, and nobody writes them.
         let sent = unsafe { back_end.submit(&request) };
         back_end.flush();
