@@ -50,9 +50,7 @@ impl<'a> AreaFile<'a> {
         disk_reserve_bytes: u64,
         ensured: &'a [AtomicU64],
     ) -> Result<Self, IoError> {
-        assert!(ensured.len() >= Self::bitmap_words(area_bytes));
-        ensured.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        let file = AreaFile { fd, area_bytes, disk_reserve_bytes, ensured, allowance: AtomicU32::new(0) };
+        let file = AreaFile::punched(fd, area_bytes, disk_reserve_bytes, ensured);
         let stat = fstat(fd).map_err(IoError::from_errno)?;
         for cluster in 0..file.clusters() {
             if file.end_of(cluster) > backed_bytes(&stat) {
@@ -61,6 +59,19 @@ impl<'a> AreaFile<'a> {
             file.set_ensured(cluster);
         }
         Ok(file)
+    }
+
+    /// An area whose empty clusters are punched, by several processes perhaps: blocks that a cluster has now may be
+    /// gone when it is ours, so none is ensured until we have done it.
+    pub fn punched(
+        fd: BorrowedFd<'a>,
+        area_bytes: u64,
+        disk_reserve_bytes: u64,
+        ensured: &'a [AtomicU64],
+    ) -> Self {
+        assert!(ensured.len() >= Self::bitmap_words(area_bytes));
+        ensured.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        AreaFile { fd, area_bytes, disk_reserve_bytes, ensured, allowance: AtomicU32::new(0) }
     }
 
     /// Clusters of the area; the last may be shorter than the others.
@@ -239,6 +250,20 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), area_bytes);
         area.ensure_cluster(2).unwrap();
         assert!(allocated_bytes(&file) >= before - CLUSTER_BYTES);
+    }
+
+    /// Two processes share a file that grows and is punched. The second one started when all of it had blocks, and
+    /// wrote to a hole later on, past the disk's reserve.
+    #[test]
+    fn cluster_that_another_process_punches_is_ensured_by_whoever_takes_it() {
+        let file = tempfile::tempfile().unwrap();
+        let area_bytes = 2 * CLUSTER_BYTES;
+        let bitmaps = [bitmap(area_bytes), bitmap(area_bytes)];
+        let first = AreaFile::punched(file.as_fd(), area_bytes, 0, &bitmaps[0]);
+        first.prepare(area_bytes).unwrap();
+        let second = AreaFile::punched(file.as_fd(), area_bytes, u64::MAX, &bitmaps[1]);
+        first.punch(CLUSTER_BYTES).unwrap();
+        assert_eq!(second.ensure_cluster(1), Err(IoError::NoSpace), "the reserve forbids it");
     }
 
     #[test]

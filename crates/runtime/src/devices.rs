@@ -133,11 +133,15 @@ impl Devices {
             let mut grows = None;
             if description.grows != 0 {
                 let reserve = description.disk_reserve_bytes;
-                let file = AreaFile::new(fd, area_bytes(description), reserve, ensured);
+                let bytes = area_bytes(description);
                 let errno = |error: farpage_io::IoError| OpenError {
                     errno: Errno(error.errno().map_or(EIO as i32, i32::from)),
                 };
-                grows = Some(file.map_err(errno)?);
+                grows = Some(if description.discards != 0 {
+                    AreaFile::punched(fd, bytes, reserve, ensured)
+                } else {
+                    AreaFile::new(fd, bytes, reserve, ensured).map_err(errno)?
+                });
             }
             devices.list[at] = Some(Device { fd, grows });
         }

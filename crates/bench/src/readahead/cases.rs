@@ -76,6 +76,9 @@ struct Sizes {
     /// Four times the budget: most touches of random walkers find their page gone.
     random: u64,
     seconds: f64,
+    /// For cases that are about hit rates: what a walk has brought in when it is stopped is never used, and should
+    /// weigh little.
+    seconds_long: f64,
     lu_budget: u64,
     lu: u64,
     rounds: usize,
@@ -89,6 +92,7 @@ fn sizes(effort: Effort) -> Sizes {
             sequential: 100,
             random: 240,
             seconds: 1.2,
+            seconds_long: 6.0,
             lu_budget: 28,
             lu: 36,
             rounds: 5,
@@ -99,6 +103,7 @@ fn sizes(effort: Effort) -> Sizes {
             sequential: 40,
             random: 60,
             seconds: 0.3,
+            seconds_long: 0.3,
             lu_budget: 12,
             lu: 14,
             rounds: 1,
@@ -129,7 +134,9 @@ pub fn cases(effort: Effort) -> Vec<Case> {
             Kind::MixedOther | Kind::Walk => (sizes.budget, sizes.rounds_other),
         };
         let options: &[&str] = if name == POOL { &["--pool", "70%"] } else { &[] };
-        let load = format!("{load} --write-percent 0 --seconds {}", sizes.seconds);
+        let seconds =
+            if matches!(kind, Kind::Apart | Kind::Interleaved) { sizes.seconds_long } else { sizes.seconds };
+        let load = format!("{load} --write-percent 0 --seconds {seconds}");
         let load = load.split(' ').map(str::to_owned).collect();
         let title = format!("{what}, budget {budget_mib} MiB");
         Case { kind, name, title, rounds, budget_mib, options, load }
