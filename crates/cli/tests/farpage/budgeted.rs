@@ -324,15 +324,21 @@ impl Outcome {
         let is_full_size = std::env::var("FARPAGE_TEST_SIZE").as_deref() == Ok("full");
         let slack = if is_full_size { ram / 20 } else { (ram / 20).max(4 * MIB) };
         for (pid, list) in &self.samples.of {
-            let after = list.iter().skip_while(|bytes| !reached(**bytes));
-            let over: Vec<_> = after.filter(|bytes| **bytes > ram + slack).collect();
+            let first = list.iter().position(|bytes| reached(*bytes)).unwrap_or(list.len());
+            let over: Vec<_> = (first..list.len()).filter(|at| list[*at] > ram + slack).collect();
+            // What was before and after each says whether it was the take-over, a moment, or for good.
+            let around = |at: &usize| {
+                let near = &list[at.saturating_sub(2)..list.len().min(at + 3)];
+                (*at, near.iter().map(|bytes| bytes / MIB).collect::<Vec<_>>())
+            };
             assert!(
                 over.is_empty(),
-                "process {pid} had {} of {} samples over its budget of {} MiB + 5 %, up to {} MiB:\n{}",
+                "process {pid} had {} of {} samples over its budget of {} MiB + 5 %; sample {first} was the first to \
+                 reach it, over and with two neighbours were, in MiB, {:?}:\n{}",
                 over.len(),
                 list.len(),
                 ram / MIB,
-                over.iter().copied().max().unwrap_or(&0) / MIB,
+                over.iter().map(around).collect::<Vec<_>>(),
                 self.stderr
             );
         }
