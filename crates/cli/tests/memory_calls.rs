@@ -50,7 +50,8 @@ cases! {
         halves_unmapped mapped_over page_by_page refused_calls;
     advise: dont_need free_later other_advice dont_need_over_a_hole protected_and_back reserved_and_opened
         made_executable locked_and_unlocked all_locked;
-    heap: break_up_and_down small_blocks arenas zeros_of_calloc static_array static_array_with_content populated;
+    heap: break_up_and_down small_blocks arenas zeros_of_calloc zeros_read_and_then_written static_array
+        static_array_with_content populated;
     io: files direct direct_while_pushed_out pipes pages_lent_to_a_pipe through_proc futexes;
     threads: only_threads protection_changes thrown_away mapped_anew moved_and_back locked advised
         others_come_and_go many_change all_on_the_same_page threads_end;

@@ -97,6 +97,9 @@ pub trait Pages: Sync {
     /// Maps zeros into the missing `pages` and wakes. Returns how many, from the start, are there now.
     fn zero(&self, pages: PageRange) -> Result<u64, InstallError>;
 
+    /// Has the next write to each of `pages` that is there reported to us, if the kernel can.
+    fn protect(&self, pages: PageRange);
+
     /// Lifts the write protection and wakes.
     fn unprotect(&self, page: PageIndex);
 

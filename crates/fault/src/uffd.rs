@@ -218,6 +218,10 @@ impl Pages for ByMove<'_> {
         zero(self.uffd, pages)
     }
 
+    fn protect(&self, pages: PageRange) {
+        let _ = self.uffd.protect(pages, true);
+    }
+
     fn unprotect(&self, page: PageIndex) {
         let _ = self.uffd.protect(PageRange::of(page, 1), false);
     }
@@ -327,6 +331,10 @@ impl Pages for ByCopy<'_> {
 
     fn zero(&self, pages: PageRange) -> Result<u64, InstallError> {
         zero(self.uffd, pages)
+    }
+
+    fn protect(&self, pages: PageRange) {
+        let _ = self.uffd.protect(pages, true);
     }
 
     fn unprotect(&self, page: PageIndex) {

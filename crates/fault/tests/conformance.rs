@@ -146,6 +146,7 @@ suite! {
     touch_of_a_taken_page_waits_for_its_install
     kernel_access_to_a_taken_page_waits_too
     write_to_a_protected_page_is_reported_and_goes_on_when_unprotected
+    first_write_to_zeros_is_reported_when_asked_for
     install_over_a_page_is_refused_and_changes_nothing
     run_is_installed_up_to_the_first_page_that_is_there
     install_into_read_only_memory_works
@@ -229,6 +230,20 @@ mod cases {
         bench.pages.unprotect(bench.page(0));
         writer.join().unwrap();
         assert_eq!(bench.read(0), vec![7; PAGE_BYTES]);
+    }
+
+    pub fn first_write_to_zeros_is_reported_when_asked_for(bench: &'static Bench) {
+        assert_eq!(bench.pages.zero(bench.range(0, 2)), Ok(2));
+        bench.pages.protect(bench.range(0, 2));
+        assert_eq!(bench.read(1), vec![0; PAGE_BYTES], "reading needs nobody");
+        let writer = std::thread::spawn(|| bench.write(1, 7));
+        assert_eq!(bench.next_faults(), [Fault { page: bench.page(1), access: Access::WriteProtected }]);
+        bench.pages.unprotect(bench.page(1));
+        writer.join().unwrap();
+        assert_eq!(bench.read(1), vec![7; PAGE_BYTES]);
+        // The other one is taken as any page is, protected or not.
+        assert_eq!(bench.take(&[(0, 5)])[0].taken, Taken::Yes);
+        assert_eq!(bench.frame_bytes(5), vec![0; PAGE_BYTES]);
     }
 
     pub fn run_is_installed_up_to_the_first_page_that_is_there(bench: &'static Bench) {

@@ -2,10 +2,11 @@
 //!
 //! Files are opened once, at start, and read with `pread`: the program may change its root or its limits
 //! later, and the numbers are needed often.
+// UNSAFETY: an ioctl that fills a buffer.
 
-use crate::sys::Errno;
+use crate::sys::{self, Errno};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
 fn open(path: &core::ffi::CStr) -> Result<OwnedFd, Errno> {
@@ -50,6 +51,37 @@ fn parse_decimal(digits: &[u8]) -> Option<u64> {
     })
 }
 
+const PAGEMAP_SCAN: u32 = 0xc060_6610;
+/// PAGE_IS_PFNZERO.
+const SCAN_IS_ZERO: u64 = 1 << 5;
+
+/// `struct pm_scan_arg`: what is looked for, and how far the kernel came.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Scan {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    runs: u64,
+    runs_max: u64,
+    pages_max: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_any_mask: u64,
+    return_mask: u64,
+}
+
+/// `struct page_region`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct ScannedRun {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
 /// Which pages are there, from /proc/self/pagemap.
 pub struct Pagemap(OwnedFd);
 
@@ -80,6 +112,36 @@ impl Pagemap {
                 }
             }
             page = page.plus(read as u64);
+        }
+        Ok(())
+    }
+
+    /// Calls `visit` for each run of pages in `range` that were read and never written: all of them are the kernel's
+    /// one page of zeros, and take memory only when they are written. Linux 6.7 says so; an older one refuses.
+    pub fn for_each_zero_run(&self, range: PageRange, mut visit: impl FnMut(PageRange)) -> Result<(), Errno> {
+        let mut runs = [ScannedRun::default(); 64];
+        let mut from = range.start;
+        while from < range.end {
+            let mut scan = Scan {
+                size: size_of::<Scan>() as u64,
+                start: from.address() as u64,
+                end: range.end.address() as u64,
+                runs: runs.as_mut_ptr() as u64,
+                runs_max: runs.len() as u64,
+                category_mask: SCAN_IS_ZERO,
+                return_mask: SCAN_IS_ZERO,
+                ..Scan::default()
+            };
+            // SAFETY: a pm_scan_arg that names our runs and how many there are; pages are only looked at.
+            let found = unsafe { sys::ioctl(self.0.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan as usize) }?;
+            for run in &runs[..found.min(runs.len())] {
+                visit(PageRange::covering(run.start as usize, (run.end - run.start) as usize));
+            }
+            let looked = PageIndex::of_address(scan.walk_end as usize);
+            if looked <= from {
+                return Err(Errno(5));
+            }
+            from = looked;
         }
         Ok(())
     }
@@ -215,5 +277,28 @@ mod tests {
         pagemap.for_each_present(PageRange::of(first, 4), |page| present.push(page)).unwrap();
         assert_eq!(present, [first.plus(1)]);
         assert!(pagemap.is_present(first.plus(1)).unwrap() && !pagemap.is_present(first).unwrap());
+    }
+
+    #[test]
+    fn pages_that_were_only_read_are_the_page_of_zeros() {
+        let base = crate::memory::reserve(300 * PAGE_BYTES).unwrap();
+        // Every second page is read, so that there are more runs than one look finds.
+        for page in (0..300).step_by(2) {
+            // SAFETY: within the mapping just made.
+            unsafe { base.add(page * PAGE_BYTES).read_volatile() };
+        }
+        // SAFETY: likewise.
+        unsafe { base.add(4 * PAGE_BYTES).write(1) };
+        let first = PageIndex::of_address(base as usize);
+        let mut runs = Vec::new();
+        let looked = Pagemap::open().unwrap().for_each_zero_run(PageRange::of(first, 300), |run| {
+            runs.push((run.start.0 - first.0, run.count()))
+        });
+        if looked == Err(Errno(25)) {
+            return eprintln!("SKIPPED: this kernel's pagemap can't be scanned (Linux 6.7)");
+        }
+        looked.unwrap();
+        let wanted: Vec<_> = (0..300).step_by(2).filter(|page| *page != 4).map(|page| (page, 1)).collect();
+        assert_eq!(runs, wanted);
     }
 }

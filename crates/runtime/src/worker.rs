@@ -143,7 +143,7 @@ impl Worker {
     /// Returns what this thread should read ahead now that the page is served.
     fn serve_page(&mut self, fault: Fault) -> Option<Plan> {
         let started = now_ns();
-        if fault.access != Access::WriteProtected && self.engine.is_over_limit() {
+        if self.engine.is_over_limit() {
             self.make_memory_direct();
         }
         loop {
