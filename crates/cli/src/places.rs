@@ -18,24 +18,29 @@ const PAGE: u64 = PAGE_BYTES as u64;
 pub type Found = Result<Places, String>;
 
 /// What is known about an area's places.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
-    /// Pieces, of slots that lie side by side.
-    pub extents: u32,
+    /// Pieces, of slots that lie side by side, in the order of their slots.
+    pub extents: Vec<Extent>,
     /// From the first byte of the lowest to the last of the highest slot, the header's not counted.
     pub span_bytes: u64,
 }
 
 impl Places {
-    fn of(tally: &Tally) -> Places {
-        Places { extents: tally.extents(), span_bytes: tally.span() * PAGE }
+    fn add(&mut self, tally: &mut Tally, extent: Extent) {
+        if tally.add(extent) {
+            self.extents.push(extent);
+        } else if let Some(last) = self.extents.last_mut() {
+            last.count += extent.count;
+        }
+        self.span_bytes = tally.span() * PAGE;
     }
 
     /// A device is one piece.
     pub fn of_device(slots: u32) -> Places {
-        let mut tally = Tally::default();
-        tally.add(Extent { slot: 0, count: slots, block: 0 });
-        Places::of(&tally)
+        let mut places = Places::default();
+        places.add(&mut Tally::default(), Extent { slot: 0, count: slots, block: 0 });
+        places
     }
 
     /// Of a swap file with this many slots. Where they aren't known the file can be used nevertheless; an error
@@ -64,14 +69,14 @@ impl Places {
 }
 
 fn in_whole_pages(mapped: &[Mapped], path: &Path, slots: u32) -> Result<Found, Failure> {
-    let mut tally = Tally::default();
-    let add = |extent| _ = tally.add(extent);
+    let (mut places, mut tally) = (Places::default(), Tally::default());
+    let add = |extent| places.add(&mut tally, extent);
     let found = whole_pages(mapped, u64::from(slots) * PAGE, slots, add)
         .map_err(|hole| with_a_hole(path, slots, hole))?;
     // Pages that are scattered in smaller blocks are no slots for the kernel. We reach slots through the file
     // system, which puts them together.
     Ok(if found == slots {
-        Ok(Places::of(&tally))
+        Ok(places)
     } else {
         Err(format!(
             "{} of {slots} pages of swap file {} lie in smaller blocks; it is used without extents",
@@ -155,13 +160,15 @@ mod tests {
         let page = |offset: u64, place: u64| Mapped { offset, place, bytes: PAGE };
         let places = |mapped: &[Mapped]| in_whole_pages(mapped, Path::new("/swap"), 3).unwrap();
         let whole = [page(0, 5 * PAGE), page(PAGE, 6 * PAGE), page(2 * PAGE, 2 * PAGE)];
-        assert_eq!(places(&whole), Ok(Places { extents: 2, span_bytes: 5 * PAGE }));
+        let extents = vec![Extent { slot: 0, count: 2, block: 5 }, Extent { slot: 2, count: 1, block: 2 }];
+        assert_eq!(places(&whole), Ok(Places { extents, span_bytes: 5 * PAGE }));
         let scattered = [whole[0], page(PAGE, 9 * PAGE + 1024), whole[2]];
         assert!(places(&scattered).unwrap_err().contains("1 of 3 pages"));
     }
 
     #[test]
     fn device_is_one_extent_as_long_as_its_slots() {
-        assert_eq!(Places::of_device(100), Places { extents: 1, span_bytes: 99 * PAGE });
+        let extents = vec![Extent { slot: 0, count: 100, block: 0 }];
+        assert_eq!(Places::of_device(100), Places { extents, span_bytes: 99 * PAGE });
     }
 }

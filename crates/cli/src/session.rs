@@ -1,6 +1,6 @@
 //! The memory that the supervisor and the programs share: made, laid out and filled in here, before the
-//! first program starts. Its layout is `farpage::session`'s; behind the head come, for each area, the list
-//! of its bad slots and one word for each of its clusters.
+//! first program starts. Its layout is `farpage::session`'s; behind the head come, for each area, its
+//! extents, the list of its bad slots and one word for each of its clusters.
 // UNSAFETY: shared memory has no type. It is given one here, once, and handed out as a reference.
 
 use crate::areas::{self, Area, Kind};
@@ -8,8 +8,12 @@ use crate::failure::Failure;
 use crate::numbers::iec;
 use crate::sys::{self, SharedMemory};
 use farpage::session::{AreaDescription, MAGIC, PATH_BYTES, Session, Settings};
+use farpage_core::areas::Extents;
+use farpage_core::areas::extents::{Builder, Extent, Head};
+use farpage_core::memory::Region;
 use farpage_core::units::CLUSTER_SLOTS;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 
 /// The shared memory of one run.
 pub struct Shared {
@@ -19,21 +23,40 @@ pub struct Shared {
 /// Where an area's tables are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tables {
+    extents_offset: usize,
     bad_offset: usize,
     owners_offset: usize,
 }
 
-/// Places the tables behind the head, in whole words; and the size of it all.
-fn lay_out(areas: impl Iterator<Item = (u32, usize)>) -> (Vec<Tables>, usize) {
+/// What decides how large an area's tables are.
+#[derive(Clone, Copy)]
+struct Sizes {
+    slots: u32,
+    bad: usize,
+    extents: usize,
+}
+
+impl Sizes {
+    fn of(area: &Area) -> Sizes {
+        Sizes { slots: area.slots, bad: area.bad_slots.len(), extents: extents_of(area).len() }
+    }
+}
+
+fn extents_of(area: &Area) -> &[Extent] {
+    area.places.as_ref().map_or(&[], |places| &places.extents)
+}
+
+/// Places the tables behind the head, extents in double words, the others in words; and the size of it all.
+fn lay_out(areas: impl Iterator<Item = Sizes>) -> (Vec<Tables>, usize) {
     let mut end = size_of::<Session>();
-    // The tables are words, and stay aligned because everything before them is made of words.
-    const _: () = assert!(size_of::<Session>().is_multiple_of(align_of::<u32>()));
     let tables = areas
-        .map(|(slots, bad_count)| {
-            let bad_offset = end;
+        .map(|Sizes { slots, bad: bad_count, extents }| {
+            let extents_offset = end.next_multiple_of(align_of::<u64>());
+            let bad_offset =
+                (extents_offset + Extents::bytes(extents as u32)).next_multiple_of(align_of::<u32>());
             let owners_offset = bad_offset + bad_count * size_of::<u32>();
             end = owners_offset + slots.div_ceil(CLUSTER_SLOTS) as usize * size_of::<u32>();
-            Tables { bad_offset, owners_offset }
+            Tables { extents_offset, bad_offset, owners_offset }
         })
         .collect();
     (tables, end)
@@ -42,7 +65,7 @@ fn lay_out(areas: impl Iterator<Item = (u32, usize)>) -> (Vec<Tables>, usize) {
 impl Shared {
     /// Makes and fills it.
     pub fn new(settings: Settings, areas: &[Area]) -> Result<Shared, Failure> {
-        let (tables, bytes) = lay_out(areas.iter().map(|area| (area.slots, area.bad_slots.len())));
+        let (tables, bytes) = lay_out(areas.iter().map(Sizes::of));
         // Making it larger than RLIMIT_FSIZE would not fail but kill us (SIGXFSZ).
         if let Some(limit) =
             sys::resource_limit(sys::Resource::FileSize).filter(|limit| *limit < bytes as u64)
@@ -70,6 +93,9 @@ impl Shared {
         session.settings = settings;
         for ((description, area), tables) in session.areas.iter_mut().zip(areas).zip(&tables) {
             describe(description, area, tables);
+            // SAFETY: `lay_out` gave this area's extents memory there, aligned to 8 bytes, zeroed, and behind the head
+            // that `session` refers to; nobody else has a reference into it.
+            description.extents = unsafe { build(extents_of(area), device_of(area), &memory, tables) };
         }
         for (area, tables) in areas.iter().zip(&tables) {
             for (n, bad) in area.bad_slots.iter().enumerate() {
@@ -113,7 +139,30 @@ fn describe(description: &mut AreaDescription, area: &Area, tables: &Tables) {
     description.bad_count = area.bad_slots.len() as u32;
     description.bad_offset = tables.bad_offset as u64;
     description.owners_offset = tables.owners_offset as u64;
+    description.extents_offset = tables.extents_offset as u64;
     description.disk_reserve_bytes = area.disk_reserve_bytes;
+}
+
+/// Puts an area's extents where programs find them.
+///
+/// # Safety
+/// Their memory in `tables` must be zeroed, aligned to 8 bytes, and nobody else's meanwhile.
+unsafe fn build(extents: &[Extent], device: u64, memory: &SharedMemory, tables: &Tables) -> Head {
+    if extents.is_empty() {
+        return Head::default();
+    }
+    let count = extents.len() as u32;
+    // SAFETY: the caller's promise, and `lay_out` has counted the bytes.
+    let mut region = unsafe { Region::new(memory.start().add(tables.extents_offset), Extents::bytes(count)) };
+    let mut builder = Builder::new(&mut region, count);
+    extents.iter().for_each(|extent| _ = builder.add(*extent));
+    builder.finish(device).head()
+}
+
+/// The number of the device that an area lies on.
+fn device_of(area: &Area) -> u64 {
+    let metadata = area.file.metadata().ok();
+    metadata.map_or(0, |metadata| if area.kind == Kind::Device { metadata.rdev() } else { metadata.dev() })
 }
 
 /// The text before the first NUL.
@@ -125,6 +174,7 @@ pub fn text(bytes: &[u8]) -> String {
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use crate::places::Places;
     use farpage::session::UffdSource;
     use farpage_core::areas::Place;
     use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, Readahead, SlotPolicy};
@@ -164,11 +214,16 @@ pub mod tests {
 
     #[test]
     fn tables_follow_each_other_without_overlap() {
-        let (tables, end) = lay_out([(512, 0), (513, 3)].into_iter());
+        let sizes = |slots, bad, extents| Sizes { slots, bad, extents };
+        let (tables, end) = lay_out([sizes(512, 0, 0), sizes(513, 3, 20)].into_iter());
         let head = size_of::<Session>();
-        assert_eq!(tables[0], Tables { bad_offset: head, owners_offset: head });
-        assert_eq!(tables[1], Tables { bad_offset: head + 4, owners_offset: head + 4 + 12 });
-        assert_eq!(end, head + 4 + 12 + 8);
+        let first = tables[0];
+        assert!(first.extents_offset == head && first.bad_offset - head < 16);
+        assert_eq!((first.bad_offset % 4, first.owners_offset), (0, first.bad_offset));
+        let second = tables[1];
+        assert!(second.extents_offset % 8 == 0 && second.extents_offset >= first.owners_offset + 4);
+        assert!(second.bad_offset % 4 == 0 && second.bad_offset >= second.extents_offset + 20 * 12);
+        assert_eq!((second.owners_offset, end), (second.bad_offset + 12, second.owners_offset + 8));
     }
 
     #[test]
@@ -185,6 +240,24 @@ pub mod tests {
         let owners = second.owners_offset as usize;
         assert_eq!((owners, bytes.len()), (at + 8, owners + 8));
         std::fs::File::options().read(true).write(true).open(text(&second.open_path)).unwrap();
+    }
+
+    #[test]
+    fn programs_find_where_slots_lie() {
+        let extents = [(0, 10, 700), (10, 30, 90), (40, 60, 300)];
+        let extents = extents.map(|(slot, count, block)| Extent { slot, count, block }).to_vec();
+        let places = Places { extents: extents.clone(), span_bytes: 0 };
+        let areas = [area("/first", 7, &[3]), Area { places: Some(places), ..area("/second", 100, &[5]) }];
+        let shared = Shared::new(settings(), &areas).unwrap();
+        let session = shared.session();
+        assert!(!session.areas[0].extents.is_known() && session.areas[1].extents.is_known());
+        let offset = session.areas[1].extents_offset as usize;
+        // SAFETY: built there by `Shared::new`, and not written any more.
+        let found =
+            unsafe { Extents::of_memory(session.areas[1].extents, shared.memory.start().add(offset)) };
+        found.check();
+        assert_eq!(found.iter().collect::<Vec<_>>(), extents);
+        assert!(found.begins_at(areas[1].file.metadata().unwrap().dev(), 700));
     }
 
     #[test]

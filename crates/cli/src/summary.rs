@@ -339,8 +339,8 @@ fn settings(run: &Run) -> Value {
             "discards": area.discards,
             "bad_slots": area.bad_slots.len(),
             "disk_reserve_bytes": area.disk_reserve_bytes,
-            "extents": area.places.map(|places| places.extents),
-            "span_bytes": area.places.map(|places| places.span_bytes),
+            "extents": area.places.as_ref().map(|places| places.extents.len()),
+            "span_bytes": area.places.as_ref().map(|places| places.span_bytes),
         })
     });
     json!({

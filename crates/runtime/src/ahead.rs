@@ -325,7 +325,7 @@ impl Worker {
         let mut read = 0;
         let mut at = 0;
         while at < BATCH {
-            let length = neighbours(tickets, at);
+            let length = self.neighbours(tickets, at);
             if length > 0 {
                 read |= self.submit_read(tickets, at, length);
             }
@@ -337,6 +337,18 @@ impl Worker {
             }
         }
         read
+    }
+
+    /// How many tickets from `first` on are in neighbouring slots of one area, side by side on its device.
+    fn neighbours(&self, tickets: &Tickets, first: usize) -> usize {
+        let slot = |at: usize| tickets.get(at).and_then(Option::as_ref).and_then(Ticket::slot);
+        let Some(start) = slot(first) else { return 0 };
+        let follows = |count: &u32| {
+            slot(first + *count as usize)
+                .is_some_and(|slot| slot.area() == start.area() && slot.offset() == start.offset() + count)
+        };
+        let count = (1..).take_while(follows).count() as u32 + 1;
+        self.engine.pager.areas().beside(start, count) as usize
     }
 
     fn submit_read(&mut self, tickets: &Tickets, first: usize, length: usize) -> u64 {
@@ -379,16 +391,3 @@ impl Worker {
 }
 
 const _: () = assert!(BATCH == u64::BITS as usize, "a bit for each page of a batch");
-
-/// How many tickets from `first` on are in neighbouring slots of one area.
-fn neighbours(tickets: &Tickets, first: usize) -> usize {
-    let slot = |at: usize| tickets.get(at).and_then(Option::as_ref).and_then(Ticket::slot);
-    let Some(start) = slot(first) else { return 0 };
-    (1..)
-        .find(|&count| {
-            slot(first + count).is_none_or(|slot| {
-                slot.area() != start.area() || slot.offset() != start.offset() + count as u32
-            })
-        })
-        .unwrap_or(1)
-}

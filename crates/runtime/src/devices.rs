@@ -6,7 +6,7 @@ use crate::map_lock::READERS_MAX;
 use crate::session::{AreaDescription, Session};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use farpage_core::areas::slots::cpus_served;
-use farpage_core::areas::{AreaMemory, Areas, Leases, SlotMemory, SlotRun};
+use farpage_core::areas::{AreaMemory, Areas, Extents, Leases, SlotMemory, SlotRun};
 use farpage_core::config::IoEngine;
 use farpage_core::memory::Region;
 use farpage_core::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, PAGE_BYTES};
@@ -114,7 +114,7 @@ impl Devices {
                     core::slice::from_raw_parts(bad, description.bad_count as usize),
                 )
             };
-            areas.add(AreaMemory {
+            let id = areas.add(AreaMemory {
                 slots: description.slots,
                 place: description.place,
                 leases: Leases::new(holders, holder),
@@ -129,6 +129,12 @@ impl Devices {
                 checksums: region.carve(description.slots as usize),
                 bad,
             });
+            if description.extents.is_known() {
+                // SAFETY: the supervisor built them there, aligned to 8 bytes, and nobody writes there any more.
+                areas.set_extents(id, unsafe {
+                    Extents::of_memory(description.extents, base.add(description.extents_offset as usize))
+                });
+            }
             let ensured: &'static [AtomicU64] = region.carve(bitmap_words(description));
             let mut grows = None;
             if description.grows != 0 {

@@ -11,6 +11,7 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::areas::Place;
+use farpage_core::areas::extents::Head;
 use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, Readahead, SlotPolicy};
 use farpage_core::readahead::by_slot::SlotWords;
 use farpage_core::stats::Stats;
@@ -19,13 +20,13 @@ use farpage_core::units::AREAS_MAX;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x03");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x04");
 /// Programs that can be counted one by one; later ones take over records of dead ones.
 pub const PROCESSES_MAX: usize = 256;
 /// Bytes for a path, NUL-terminated.
 pub const PATH_BYTES: usize = 512;
 
-/// The head of the shared memory. Tables of cluster owners and bad slots follow it.
+/// The head of the shared memory. Each area's extents, bad slots and cluster owners follow it.
 #[repr(C)]
 pub struct Session {
     /// [`MAGIC`].
@@ -110,6 +111,10 @@ pub struct AreaDescription {
     /// Byte offset in the session of one u32 for each cluster: 0, or 1 + index of the process record that
     /// has leased it.
     pub owners_offset: u64,
+    /// Where its slots lie on its device, if that is known and stays so.
+    pub extents: Head,
+    /// Byte offset in the session of the memory of `extents`.
+    pub extents_offset: u64,
     /// Free bytes that growing must leave on the disk.
     pub disk_reserve_bytes: u64,
 }

@@ -7,6 +7,7 @@
 
 use crate::profile::AreaProfile;
 use farpage_core::areas::Place;
+use farpage_core::areas::extents::Extent;
 use farpage_core::units::{CLUSTER_SLOTS, FrameIndex, NodeId, PAGE_BYTES, SlotIndex};
 use farpage_io::{Backend, Busy, Completion, Counting, Crash, FaultCounts, Faulty, Mem, Op};
 use farpage_io::{Request, Segment, Slow, Wait};
@@ -53,6 +54,20 @@ impl Device {
         if self.priority < 0 { place } else { place.with_priority(self.priority) }
     }
 
+    /// Where its slots lie: two of three are in pieces, each of which lies before the one before it.
+    pub(crate) fn extents(&self) -> Vec<Extent> {
+        if self.slots.is_multiple_of(3) {
+            return Vec::new();
+        }
+        let (mut list, mut slot) = (Vec::new(), 0);
+        while slot < self.slots {
+            let count = (1 + (slot * 7 + self.slots) % 13).min(self.slots - slot);
+            list.push(Extent { slot, count, block: u64::from(2 * (self.slots - slot)) });
+            slot += count;
+        }
+        list
+    }
+
     fn with<T>(&self, act: impl FnOnce(&mut Stack) -> T) -> T {
         act(self.stack.borrow_mut().as_mut().expect("a device that isn't dropped"))
     }
@@ -67,6 +82,13 @@ impl Device {
         token: u64,
     ) -> Result<(), Busy> {
         let segments: Vec<Segment> = frames.map(|frame| Segment { base: pointer(frame) }).collect();
+        let (first, end) = (slot.offset(), slot.offset() + segments.len() as u32);
+        let is_within = |extent: &Extent| extent.slot <= first && end <= extent.slot + extent.count;
+        let extents = self.extents();
+        assert!(
+            extents.is_empty() || extents.iter().any(is_within),
+            "{op:?} of {first}..{end} crosses extents"
+        );
         let request = Request { op, offset: slot.byte_offset(), segments: &segments, token };
         // SAFETY: the frames belong to an operation that keeps them until the completion is back; a process
         // that dies keeps its memory until all its requests are.

@@ -13,7 +13,8 @@ use crate::profile::Profile;
 use crate::program::{Program, Touch};
 use crate::random::Random;
 use crate::world::World;
-use farpage_core::areas::{AreaMemory, Areas, Leases, SlotMemory};
+use farpage_core::areas::extents::Builder;
+use farpage_core::areas::{AreaMemory, Areas, Extents, Leases, SlotMemory};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
 use farpage_core::check::{self, InFlight};
 use farpage_core::config::{AreaOrder, Install};
@@ -135,7 +136,7 @@ impl Space {
         let mut areas = Areas::new(AreaOrder::ALL[number as usize % AreaOrder::ALL.len()], 2);
         for device in devices {
             let slots = device.slots as usize;
-            areas.add(AreaMemory {
+            let id = areas.add(AreaMemory {
                 slots: device.slots,
                 place: device.place(),
                 // SAFETY: devices outlive spaces, and their tables never move.
@@ -150,6 +151,13 @@ impl Space {
                 // SAFETY: as above.
                 bad: unsafe { lasting(&device.bad[..]) },
             });
+            let extents = device.extents();
+            if !extents.is_empty() {
+                let count = extents.len() as u32;
+                let mut builder = Builder::new(&mut home.region(Extents::bytes(count)), count);
+                extents.iter().for_each(|extent| _ = builder.add(*extent));
+                areas.set_extents(id, builder.finish(1));
+            }
         }
         let wake = Box::<WakeList>::default();
         let stats = home.piece(size_of::<Stats>()).cast::<Stats>();

@@ -152,6 +152,13 @@ impl<'m> Areas<'m> {
         self.area(id).extents.as_ref()
     }
 
+    /// How many of `count` neighbouring slots from `slot` on lie side by side on the device too: what one request should
+    /// be made for.
+    pub fn beside(&self, slot: SlotIndex, count: u32) -> u32 {
+        let extents = self.extents(slot.area());
+        extents.map_or(count, |extents| extents.run_from(slot.offset()).count.min(count))
+    }
+
     /// The area that begins at this block of this device.
     pub fn at_block(&self, device: u64, block: u64) -> Option<AreaId> {
         let begins = |id: &AreaId| self.extents(*id).is_some_and(|extents| extents.begins_at(device, block));
@@ -225,7 +232,7 @@ impl<'m> Areas<'m> {
     }
 
     /// Takes up to `max` slots for `owner`s that [`Areas::own`] will name, and calls `each` with every run of
-    /// neighbours: from the first area that has any, in the order of `node`, the caller's CPU's. Returns how many.
+    /// neighbours, on the device too where that is known: from the first area that has any, in the order of `node`, the caller's CPU's. Returns how many.
     /// `cpu` is that CPU, or the caller's number among the threads that take slots. Report the end of what is done
     /// with each run by [`Areas::finished`].
     pub fn take(&self, cpu: usize, node: NodeId, max: u32, mut each: impl FnMut(SlotRun)) -> u32 {
@@ -234,8 +241,13 @@ impl<'m> Areas<'m> {
             let Some(id) = self.order.lock().choose(node, tried) else { return 0 };
             let mut runs = 0;
             let taken = self.area(id).slots.take(cpu, max, |(first, count)| {
-                runs += 1;
-                each(SlotRun { first: SlotIndex::new(id, first), count });
+                let mut rest = SlotRun { first: SlotIndex::new(id, first), count };
+                while rest.count > 0 {
+                    let run = SlotRun { count: self.beside(rest.first, rest.count), ..rest };
+                    rest = SlotRun { first: rest.first.plus(run.count), count: rest.count - run.count };
+                    runs += 1;
+                    each(run);
+                }
             });
             if taken > 0 {
                 if runs > 1 {
@@ -498,6 +510,31 @@ mod tests {
         areas.free(slot);
         let below = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| areas.free(slot)));
         assert!(below.is_err(), "a count below zero is a bug");
+    }
+
+    #[test]
+    fn runs_end_where_extents_do() {
+        let mut areas = areas(2, AreaOrder::Global);
+        let memory = vec![0_u64; Extents::bytes(3).div_ceil(8)].leak();
+        // SAFETY: zeroed memory that is nobody else's for good.
+        let mut region =
+            unsafe { crate::memory::Region::new(memory.as_mut_ptr().cast(), size_of_val(memory)) };
+        let mut builder = extents::Builder::new(&mut region, 3);
+        for (slot, count, block) in [(0, 11, 1000), (11, 2, 500), (13, CLUSTER_SLOTS - 13, 2000)] {
+            builder.add(extents::Extent { slot, count, block });
+        }
+        areas.set_extents(AreaId(0), builder.finish(1));
+        let mut runs = Vec::new();
+        assert_eq!(areas.take(0, NodeId(0), 40, |run| runs.push((run.first.offset(), run.count))), 40);
+        assert_eq!(runs, [(1, 10), (11, 2), (13, 28)]);
+        // Each of them is a request of its own to the order.
+        runs.iter().for_each(|_| areas.finished(AreaId(0)));
+        let slot = |offset| SlotIndex::new(AreaId(0), offset);
+        assert_eq!(
+            (areas.beside(slot(5), 4), areas.beside(slot(5), 40), areas.beside(slot(12), 9)),
+            (4, 6, 1)
+        );
+        assert_eq!(areas.beside(SlotIndex::new(AreaId(1), 5), 40), 40, "nothing is known of the other one");
     }
 
     #[test]

@@ -14,6 +14,13 @@
 //! An array of sixteenths above the array of first slots, and so on up, needs less memory (12.3 bytes for each extent
 //! instead of 13 to 14), but four dependent reads where this has two: at 84,656 extents and random slots it was
 //! no faster than halving alone (33 ns; `farpage bench extents`).
+//!
+//! The arrays may lie in memory that several processes see: one of them builds, and hands the others a [`Head`].
+//!
+//! What extents are for here: a request that goes from one extent into the next is two to the disk, and ext4 makes it
+//! wait for a lock of the whole file, in a thread of the kernel's. So requests end where extents do
+//! ([`super::Areas::take`], and readahead).
+// UNSAFETY: memory that another process built has no type. It is given one here, beside the builder.
 
 mod mapped;
 #[cfg(all(test, not(loom)))]
@@ -51,6 +58,7 @@ impl Extent {
 /// Counts extents as they come, in the order of their slots, without keeping them: what a summary shows, and
 /// how much memory [`Builder`] will need.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
 pub struct Tally {
     extents: u32,
     slots: u32,
@@ -58,8 +66,9 @@ pub struct Tally {
     distance: u64,
     /// Where slot 0 lies.
     first_block: u64,
-    /// Lowest and highest block with a slot other than 0.
-    ends: Option<(u64, u64)>,
+    /// The lowest block with a slot other than 0, and one past the highest; none if they are equal.
+    lowest: u64,
+    end: u64,
 }
 
 impl Tally {
@@ -84,8 +93,9 @@ impl Tally {
         let header = u64::from(extent.slot == 0);
         let (low, high) = (extent.block + header, extent.block + u64::from(extent.count));
         if low < high {
-            let (lowest, highest) = self.ends.unwrap_or((low, high - 1));
-            self.ends = Some((lowest.min(low), highest.max(high - 1)));
+            let is_first = self.lowest == self.end;
+            self.lowest = if is_first { low } else { self.lowest.min(low) };
+            self.end = self.end.max(high);
         }
     }
 
@@ -100,8 +110,27 @@ impl Tally {
     }
 
     /// Blocks from the lowest to the highest that is used, the header's not counted: how far apart the slots lie.
-    pub fn span(&self) -> u64 {
-        self.ends.map_or(0, |(lowest, highest)| highest - lowest + 1)
+    pub const fn span(&self) -> u64 {
+        self.end - self.lowest
+    }
+}
+
+/// What there is to an area's extents beside their memory. All zero: they aren't known.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Head {
+    device: u64,
+    tally: Tally,
+    /// Slots of a part of the guide, as a shift.
+    shift: u32,
+    /// Entries of the guide.
+    guide: u32,
+}
+
+impl Head {
+    /// Whether there are any.
+    pub const fn is_known(&self) -> bool {
+        self.tally.extents > 0
     }
 }
 
@@ -153,9 +182,8 @@ impl<'m> Builder<'m> {
             at += starts[at + 1..].iter().take_while(|start| u64::from(**start) <= first).count();
             *guide = at as u32;
         }
-        let mut few = [FAR; AT_ONCE];
-        few.iter_mut().zip(starts).for_each(|(few, start)| *few = *start);
-        Extents { device, tally, few, shift, guide, starts, distances }
+        let head = Head { device, tally, shift, guide: guide.len() as u32 };
+        Extents::of_arrays(head, distances, starts, guide)
     }
 }
 
@@ -167,12 +195,9 @@ const fn guide_max(extents: usize) -> usize {
 
 /// The extents of an area that is on. They never change, so any number of threads may look.
 pub struct Extents<'m> {
-    device: u64,
-    tally: Tally,
+    head: Head,
     /// The first sixteen first slots once more, filled up with what is beyond every slot: most areas have no more.
     few: [u32; AT_ONCE],
-    /// Slots of a part, as a shift.
-    shift: u32,
     /// Which extent has the first slot of each part; at the end, the last extent. Empty for few extents.
     guide: &'m [u32],
     /// The first slot of each extent.
@@ -186,6 +211,39 @@ impl<'m> Extents<'m> {
     pub const fn bytes(extents: u32) -> usize {
         let extents = extents as usize;
         Region::bytes_for::<u64>(extents) + Region::bytes_for::<u32>(extents + guide_max(extents))
+    }
+
+    fn of_arrays(head: Head, distances: &'m [u64], starts: &'m [u32], guide: &'m [u32]) -> Extents<'m> {
+        let mut few = [FAR; AT_ONCE];
+        few.iter_mut().zip(starts).for_each(|(few, start)| *few = *start);
+        Extents { head, few, guide, starts, distances }
+    }
+
+    /// For whoever has the memory too: see [`Extents::of_memory`].
+    pub const fn head(&self) -> Head {
+        self.head
+    }
+
+    /// The extents that a [`Builder`] with room for exactly so many has built in a region at `memory`, here or in
+    /// another process.
+    ///
+    /// # Safety
+    /// `head` must be theirs; `memory` must be aligned to 8 bytes, as it was for the builder, and nobody may write
+    /// there for `'m`.
+    pub unsafe fn of_memory(head: Head, memory: *const u8) -> Extents<'m> {
+        let (count, guide) = (head.tally.extents as usize, head.guide as usize);
+        // SAFETY: in such a region the builder has carved, without padding, distances, first slots, and the guide; the
+        // rest is the caller's promise.
+        unsafe {
+            let distances = memory.cast::<u64>();
+            let starts = distances.add(count).cast::<u32>();
+            Extents::of_arrays(
+                head,
+                core::slice::from_raw_parts(distances, count),
+                core::slice::from_raw_parts(starts, count),
+                core::slice::from_raw_parts(starts.add(count), guide),
+            )
+        }
     }
 
     /// A block device is one extent: slot and block have the same number.
@@ -212,11 +270,11 @@ impl<'m> Extents<'m> {
     /// The extent that has `slot`: the last one whose first slot isn't beyond it.
     #[inline]
     fn find(&self, slot: u32) -> usize {
-        assert!(slot < self.tally.slots, "slot {slot} is beyond the area");
+        assert!(slot < self.head.tally.slots, "slot {slot} is beyond the area");
         if self.guide.is_empty() {
             return not_beyond(&self.few, slot) - 1;
         }
-        let part = (slot >> self.shift) as usize;
+        let part = (slot >> self.head.shift) as usize;
         let (mut low, mut high) = (self.guide[part] as usize, self.guide[part + 1] as usize);
         while high - low >= AT_ONCE {
             let middle = low.midpoint(high);
@@ -234,19 +292,19 @@ impl<'m> Extents<'m> {
 
     /// One past the last slot of an extent.
     fn end_of(&self, at: usize) -> u32 {
-        self.starts.get(at + 1).copied().unwrap_or(self.tally.slots)
+        self.starts.get(at + 1).copied().unwrap_or(self.head.tally.slots)
     }
 
     /// All of them, in the order of their slots.
     pub fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
-        self.within(0, self.tally.slots)
+        self.within(0, self.head.tally.slots)
     }
 
     /// What `count` slots from `slot` on are made of: extents, the first and the last cut to the slots. To discard
     /// a cluster.
     pub fn within(&self, slot: u32, count: u32) -> impl Iterator<Item = Extent> + '_ {
         let end = slot + count;
-        assert!(end <= self.tally.slots, "slots {slot} to {end} are beyond the area");
+        assert!(end <= self.head.tally.slots, "slots {slot} to {end} are beyond the area");
         let first = if count == 0 { 0 } else { self.find(slot) };
         let all = (first..self.starts.len()).map(move |at| {
             let from = self.starts[at].max(slot);
@@ -258,31 +316,34 @@ impl<'m> Extents<'m> {
 
     /// Everything but the header, slot 0. To discard the area.
     pub fn without_header(&self) -> impl Iterator<Item = Extent> + '_ {
-        self.within(1, self.tally.slots - 1)
+        self.within(1, self.head.tally.slots - 1)
     }
 
     /// Whether the area begins at this block of this device: how an area is found again that is known by its place
     /// only, as after a hibernation.
     pub const fn begins_at(&self, device: u64, block: u64) -> bool {
-        self.device == device && self.tally.first_block == block
+        self.head.device == device && self.head.tally.first_block == block
     }
 
     /// How many there are, of how many slots, and how far apart.
     pub const fn tally(&self) -> &Tally {
-        &self.tally
+        &self.head.tally
     }
 
     /// Asserts what a lookup relies on: first slots rise from 0, neighbours aren't one extent, and the guide says
     /// which extent has the first slot of each part.
     pub fn check(&self) {
         let starts = self.starts;
-        assert!(starts[0] == 0 && starts[starts.len() - 1] < self.tally.slots);
+        assert!(starts[0] == 0 && starts[starts.len() - 1] < self.head.tally.slots);
         assert!(starts.windows(2).all(|pair| pair[0] < pair[1]));
         assert!(self.distances.windows(2).all(|pair| pair[0] != pair[1]));
         let of_slot = |slot: u64| starts.partition_point(|start| u64::from(*start) <= slot) - 1;
         let mut parts = self.guide.iter().enumerate();
-        assert!(parts.all(|(part, at)| *at as usize == of_slot((part as u64) << self.shift)));
-        assert!(self.guide.is_empty() || (self.guide.len() - 1) << self.shift >= self.tally.slots as usize);
+        assert!(parts.all(|(part, at)| *at as usize == of_slot((part as u64) << self.head.shift)));
+        assert!(
+            self.guide.is_empty()
+                || (self.guide.len() - 1) << self.head.shift >= self.head.tally.slots as usize
+        );
     }
 }
 
