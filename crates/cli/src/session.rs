@@ -156,7 +156,9 @@ unsafe fn build(extents: &[Extent], device: u64, memory: &SharedMemory, tables: 
     let mut region = unsafe { Region::new(memory.start().add(tables.extents_offset), Extents::bytes(count)) };
     let mut builder = Builder::new(&mut region, count);
     extents.iter().for_each(|extent| _ = builder.add(*extent));
-    builder.finish(device).head()
+    let built = builder.finish(device);
+    assert_eq!(built.tally().extents(), count, "neighbours that are one extent would be misread");
+    built.head()
 }
 
 /// The number of the device that an area lies on.

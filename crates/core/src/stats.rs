@@ -64,7 +64,7 @@ table! {
         FaultPool = "fault_pool", "faults";
         /// Faults that read an area.
         FaultArea = "fault_area", "faults";
-        /// First writes to pages whose clean copy still owned a slot.
+        /// First writes to pages whose clean copy still owned a slot, or that were only read before the take-over.
         FaultWrite = "fault_write", "faults";
         /// Faults on a page that another thread was already moving.
         FaultJoined = "fault_joined", "faults";

@@ -78,7 +78,7 @@ impl Budget {
 
     /// The kernel says that the process has `anonymous_bytes`. Pages of zeros count as resident although they
     /// take no memory until they are written, so the difference is never taken below zero: they may be
-    /// written at any moment, without a fault that we would see.
+    /// written at any moment, often without a fault that we would see.
     pub fn measured(&self, pager: &Pager<'_>, anonymous_bytes: u64) {
         let own = pager.own_bytes();
         let known = pager.resident() * PAGE + own;

@@ -28,6 +28,8 @@ use linux_raw_sys::general::{MADV_DOFORK, MADV_DONTFORK};
 
 /// Mappings smaller than this are not worth managing: 1 MiB.
 pub const MANAGED_PAGES_MIN: u64 = 256;
+/// Runs of zeros in one range that are write-protected when it is registered: some tens of milliseconds.
+const ZERO_RUNS_MAX: u32 = 1 << 14;
 
 /// Everything one process's engine has.
 pub struct Engine {
@@ -237,11 +239,18 @@ impl Engine {
             // SAFETY: keeps the range from children only.
             unsafe { memory::advise(range, MADV_DONTFORK) }?;
         }
+        self.pagemap.for_each_present(range, |page| self.pager.adopt_present(page))?;
         // Pages that were only read take memory when they are written, which otherwise nobody would tell us: a
         // program that reads all of a mapping, and then writes it while it is taken over, was seen at twice its budget.
-        // What the kernel doesn't say isn't needed for anything else.
-        let _ = self.pagemap.for_each_zero_run(range, |run| self.pages.protect(run));
-        self.pagemap.for_each_present(range, |page| self.pager.adopt_present(page))
+        // What the kernel doesn't say isn't needed for anything else, and everybody waits for us here.
+        let mut runs = 0;
+        let _ = self.pagemap.for_each_zero_run(range, |run| {
+            runs += 1;
+            if runs <= ZERO_RUNS_MAX {
+                self.pages.protect(run);
+            }
+        });
+        Ok(())
     }
 
     /// Lets a fork's child have the managed memory (nothing may be evicted), or keeps it from children again.

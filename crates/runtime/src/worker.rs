@@ -143,7 +143,7 @@ impl Worker {
     /// Returns what this thread should read ahead now that the page is served.
     fn serve_page(&mut self, fault: Fault) -> Option<Plan> {
         let started = now_ns();
-        if self.engine.is_over_limit() {
+        if self.engine.is_over_limit() && self.engine.pager.takes_memory(fault.page, fault.access) {
             self.make_memory_direct();
         }
         loop {
@@ -174,9 +174,10 @@ impl Worker {
                     Some(Latency::Area)
                 }
                 Step::Unprotect(ticket) => {
+                    let kind = if ticket.slot().is_none() { Some(Latency::First) } else { None };
                     self.engine.pages.unprotect(fault.page);
                     self.engine.pager.settle_fault(ticket, Left { frame: Backing::Hole, protected: false });
-                    None
+                    kind
                 }
                 Step::Joined => None,
                 Step::Present => {

@@ -212,8 +212,8 @@ fn show_live(report: &mut Report, found: &live::Found, ns: &[(&str, Sample)]) {
             .into(),
     );
     report.notes.push(
-        "live, what the program misses of 1 and the disk alone misses too is the disk's: a request that crosses from \
-         one piece to the next becomes two, and mapping has no part in it"
+        "live, the program's requests end where pieces do (one lookup for each run); those of the disk alone are all of \
+         one size, and who crosses from one piece to the next is two for the disk"
             .into(),
     );
 }

@@ -232,8 +232,8 @@ impl<'m> Areas<'m> {
     }
 
     /// Takes up to `max` slots for `owner`s that [`Areas::own`] will name, and calls `each` with every run of
-    /// neighbours, on the device too where that is known: from the first area that has any, in the order of `node`, the caller's CPU's. Returns how many.
-    /// `cpu` is that CPU, or the caller's number among the threads that take slots. Report the end of what is done
+    /// neighbours, on the device too where that is known: from the first area that has any, in the order of `node`,
+    /// the caller's CPU's. Returns how many. `cpu` is that CPU, or the caller's number among the threads that take slots. Report the end of what is done
     /// with each run by [`Areas::finished`].
     pub fn take(&self, cpu: usize, node: NodeId, max: u32, mut each: impl FnMut(SlotRun)) -> u32 {
         let mut tried = AreaSet::default();
@@ -241,10 +241,11 @@ impl<'m> Areas<'m> {
             let Some(id) = self.order.lock().choose(node, tried) else { return 0 };
             let mut runs = 0;
             let taken = self.area(id).slots.take(cpu, max, |(first, count)| {
-                let mut rest = SlotRun { first: SlotIndex::new(id, first), count };
-                while rest.count > 0 {
-                    let run = SlotRun { count: self.beside(rest.first, rest.count), ..rest };
-                    rest = SlotRun { first: rest.first.plus(run.count), count: rest.count - run.count };
+                let mut done = 0;
+                while done < count {
+                    let first = SlotIndex::new(id, first + done);
+                    let run = SlotRun { first, count: self.beside(first, count - done) };
+                    done += run.count;
                     runs += 1;
                     each(run);
                 }

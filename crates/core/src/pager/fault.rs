@@ -84,6 +84,12 @@ impl Pager<'_> {
         })
     }
 
+    /// Whether a fault is likely to be served with more memory: a page that keeps its slot has its memory when it is
+    /// written, one of zeros has not. Only a hint: the page isn't locked.
+    pub fn takes_memory(&self, page: PageIndex, access: Access) -> bool {
+        access != Access::WriteProtected || matches!(self.state(page), State::Resident { slot: None, .. })
+    }
+
     /// Locks a page that was never touched, so that it can be mapped along with its neighbour.
     pub fn lock_absent(&self, page: PageIndex) -> Option<Ticket> {
         let place = self.table.get(page)?;

@@ -238,10 +238,12 @@ impl WriteBatch {
         self.runs[self.runs_count] = run;
         self.runs_count += 1;
     }
-    /// The run that was taken last.
+    /// The run that was taken first: pages that follow each other then do so in their slots, border or not.
     pub(super) fn pop_run(&mut self) -> Option<SlotRun> {
-        self.runs_count = self.runs_count.checked_sub(1)?;
-        Some(self.runs[self.runs_count])
+        let first = self.runs[..self.runs_count].first().copied()?;
+        self.runs.copy_within(1..self.runs_count, 0);
+        self.runs_count -= 1;
+        Some(first)
     }
     /// Slots that were taken for the frames that wait.
     pub fn slots(&self) -> impl Iterator<Item = SlotIndex> + '_ {
