@@ -2,7 +2,10 @@
 //!
 //! What we promise is what the user can check: `Anonymous` in smaps_rollup stays below the limit. Part of it
 //! we know to the page (managed resident pages, frames, the pool); the rest, memory that we don't manage and
-//! our own tables, is measured now and then as the difference to what the kernel says.
+//! our own tables, is measured now and then as the difference to what the kernel says. That difference is blurred by
+//! pages of zeros: they count as resident, and take memory when they are written, often without a fault that we would
+//! see. So after many of them were mapped it isn't believed to have become smaller than those could explain; else a
+//! program that reads new memory and then writes it ends above its budget by as much as the rest takes.
 //!
 //! ```text
 //!            limit  ─────────────  a thread that needs memory evicts by itself (direct reclaim)
@@ -27,9 +30,16 @@ pub struct Budget {
     other_bytes: AtomicU64,
     /// Frames and pool, when last looked at: exact numbers need their locks.
     own_bytes: AtomicU64,
+    /// Managed pages that were mapped as zeros lately, in bytes: halved again and again.
+    zeros_bytes: AtomicU64,
+    /// When they were last halved.
+    halved_ns: AtomicU64,
     /// Changes when the background thread should look.
     bell: AtomicU32,
 }
+
+/// How often the bytes of zeros are halved: nobody says which of them were written or given up since.
+const HALVED_NS: u64 = 500_000_000;
 
 impl Budget {
     /// A budget of `limit_bytes`.
@@ -40,6 +50,8 @@ impl Budget {
             gap_bytes: if gap < 1 << 20 { 1 << 20 } else { gap },
             other_bytes: AtomicU64::new(0),
             own_bytes: AtomicU64::new(0),
+            zeros_bytes: AtomicU64::new(0),
+            halved_ns: AtomicU64::new(0),
             bell: AtomicU32::new(0),
         }
     }
@@ -76,19 +88,43 @@ impl Budget {
         self.own_bytes.store(pager.own_bytes(), Ordering::Relaxed);
     }
 
-    /// The kernel says that the process has `anonymous_bytes`. Pages of zeros count as resident although they
-    /// take no memory until they are written, so the difference is never taken below zero: they may be
-    /// written at any moment, often without a fault that we would see.
-    pub fn measured(&self, pager: &Pager<'_>, anonymous_bytes: u64) {
+    /// Pages of a range were mapped as zeros, or found to be.
+    pub fn mapped_zeros(&self, pages: u64) {
+        self.zeros_bytes.fetch_add(pages * PAGE, Ordering::Relaxed);
+    }
+
+    /// Anonymous memory that we don't know of, when last measured.
+    pub fn other(&self) -> u64 {
+        self.other_bytes.load(Ordering::Relaxed)
+    }
+
+    /// What we know of: managed resident pages, frames and the pool.
+    pub fn known(&self, pager: &Pager<'_>) -> u64 {
+        pager.resident() * PAGE + pager.own_bytes()
+    }
+
+    /// The kernel says that the process has `anonymous_bytes`. `known` is what we knew of just before it was asked: it
+    /// may have become less since. `before` is the other memory that there was, [`u64::MAX`] if that isn't known.
+    pub fn measured(&self, pager: &Pager<'_>, known: u64, anonymous_bytes: u64, before: u64) {
         let own = pager.own_bytes();
-        let known = pager.resident() * PAGE + own;
+        let known = known.max(self.known(pager));
         self.own_bytes.store(own, Ordering::Relaxed);
-        self.other_bytes.store(anonymous_bytes.saturating_sub(known), Ordering::Relaxed);
+        let zeros = self.zeros_bytes.load(Ordering::Relaxed);
+        self.other_bytes.store(other(anonymous_bytes, known, zeros, before), Ordering::Relaxed);
         let stats = pager.stats();
         stats.set(Gauge::Anonymous, anonymous_bytes);
         stats.raise(Gauge::AnonymousPeak, anonymous_bytes);
         let program = anonymous_bytes.saturating_sub(own) + pager.evicted() * PAGE;
         stats.raise(Gauge::ProgramPeak, program);
+    }
+
+    /// Halves the bytes of zeros when it is time. For one thread.
+    pub fn age_zeros(&self, now_ns: u64) {
+        if now_ns >= self.halved_ns.load(Ordering::Relaxed) + HALVED_NS {
+            self.halved_ns.store(now_ns, Ordering::Relaxed);
+            let zeros = self.zeros_bytes.load(Ordering::Relaxed);
+            self.zeros_bytes.fetch_sub(zeros.div_ceil(2), Ordering::Relaxed);
+        }
     }
 
     /// Asks the background thread to look.
@@ -133,3 +169,43 @@ impl Budget {
 
 /// Time to wake up, start threads and register, on busy CPUs.
 const TAKE_OVER_US: u64 = 20_000;
+
+/// Anonymous memory that isn't `known`, which has up to `zeros` bytes that take no memory yet: at least what is left
+/// over if all of them were written, at most as much more; what was measured `before` if that is in between.
+fn other(anonymous: u64, known: u64, zeros: u64, before: u64) -> u64 {
+    let least = anonymous.saturating_sub(known);
+    let most = (anonymous + zeros).saturating_sub(known);
+    before.clamp(least, most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const UNKNOWN: u64 = u64::MAX;
+
+    #[test]
+    fn other_memory_is_the_difference_while_nothing_was_mapped_as_zeros() {
+        assert_eq!(other(50 * MIB, 40 * MIB, 0, 3 * MIB), 10 * MIB);
+        assert_eq!(other(50 * MIB, 40 * MIB, 0, UNKNOWN), 10 * MIB);
+        assert_eq!(other(30 * MIB, 40 * MIB, 0, 3 * MIB), 0, "some of the known pages take no memory");
+    }
+
+    /// A worker of stress-ng was 6 MiB over 115: it had read its new buffer, which hid the memory of everything else,
+    /// and wrote it without a fault.
+    #[test]
+    fn pages_of_zeros_do_not_hide_other_memory() {
+        // 6 MiB of other memory; 100 MiB are read as zeros, then written.
+        let mut found = other(6 * MIB, 0, 0, UNKNOWN);
+        for written in [0, 50, 94, 100] {
+            found = other((6 + written) * MIB, 100 * MIB, 100 * MIB, found);
+            assert_eq!(found, 6 * MIB, "{written} MiB are written");
+        }
+        // Taken over with all of these zeros in place.
+        assert_eq!(other(16 * MIB, 100 * MIB, 90 * MIB, UNKNOWN), 6 * MIB);
+        // More of it is seen at once, less once there are fewer zeros.
+        assert_eq!(other(120 * MIB, 100 * MIB, 100 * MIB, found), 20 * MIB);
+        assert_eq!(other(16 * MIB, 14 * MIB, MIB, found), 3 * MIB);
+    }
+}

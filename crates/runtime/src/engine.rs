@@ -108,8 +108,18 @@ impl Engine {
 
     /// Asks the kernel how much memory there is. Returns it.
     pub fn measure(&self) -> u64 {
+        self.measure_after(self.budget.other())
+    }
+
+    /// The same when what was other memory until now has been taken over.
+    pub fn measure_anew(&self) -> u64 {
+        self.measure_after(u64::MAX)
+    }
+
+    fn measure_after(&self, before: u64) -> u64 {
+        let known = self.budget.known(&self.pager);
         let anonymous = self.statm.anonymous_bytes().unwrap_or(0);
-        self.budget.measured(&self.pager, anonymous);
+        self.budget.measured(&self.pager, known, anonymous, before);
         anonymous
     }
 
@@ -245,6 +255,7 @@ impl Engine {
         // What the kernel doesn't say isn't needed for anything else, and everybody waits for us here.
         let mut runs = 0;
         let _ = self.pagemap.for_each_zero_run(range, |run| {
+            self.budget.mapped_zeros(run.count());
             runs += 1;
             if runs <= ZERO_RUNS_MAX {
                 self.pages.protect(run);

@@ -177,7 +177,7 @@ fn activate(engine: &'static Engine) {
         from = stretch.end;
     }
     // What was counted as somebody else's memory is ours now. Counted twice, it would have pages evicted for nothing.
-    engine.measure();
+    engine.measure_anew();
     let argument = core::ptr::from_ref(engine) as usize;
     let mut started = thread::spawn(registrar_main, argument, Descriptors::Shared).is_ok();
     let mut handlers = 0;

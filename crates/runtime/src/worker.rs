@@ -229,6 +229,7 @@ impl Worker {
         }
         // None: somebody was quicker, or the mapping is gone. The thread tries again and finds out.
         let there = self.engine.pages.zero(PageRange::of(page, count)).unwrap_or_default();
+        self.engine.budget.mapped_zeros(there);
         for (at, ticket) in tickets.into_iter().flatten().enumerate() {
             if (at as u64) < there {
                 pager.settle_fault(ticket, Left { frame: Backing::Hole, protected: false });
@@ -353,7 +354,12 @@ impl Worker {
             }
             self.engine.pager.stats().count(Counter::ReclaimDirect);
             if now > deadline || (self.evict(DIRECT_BATCH) == Progress::None && !self.wait_for_frames()) {
-                return self.give_up();
+                // There may be nothing because the program has just given it back, and less is needed now.
+                self.engine.measure();
+                if self.engine.is_over_limit() {
+                    self.give_up();
+                }
+                return;
             }
         }
     }
@@ -382,6 +388,7 @@ impl Worker {
     pub fn reclaim_background(&mut self) -> Progress {
         let engine = self.engine;
         engine.measure();
+        engine.budget.age_zeros(now_ns());
         let mut progress = Progress::None;
         if engine.budget.estimate(&engine.pager) > engine.budget.start_at()
             && now_ns() >= self.give_up_until_ns
@@ -392,8 +399,12 @@ impl Worker {
                     if self.wait_for_frames() {
                         continue;
                     }
-                    self.give_up();
-                    self.engine.explain_over_budget();
+                    // As in `make_memory_direct`.
+                    engine.measure();
+                    if engine.is_over_start() {
+                        self.give_up();
+                        self.engine.explain_over_budget();
+                    }
                     break;
                 }
                 progress = Progress::Some;
