@@ -4,7 +4,7 @@
 //! we know to the page (managed resident pages, frames, the pool); the rest, memory that we don't manage and
 //! our own tables, is measured now and then as the difference to what the kernel says. That difference is blurred by
 //! pages of zeros: they count as resident, and take memory when they are written, often without a fault that we would
-//! see. So after many of them were mapped it isn't believed to have become smaller than those could explain; else a
+//! see. So when it shrinks, as much of that isn't believed as pages lately mapped as zeros can explain; else a
 //! program that reads new memory and then writes it ends above its budget by as much as the rest takes.
 //!
 //! ```text
@@ -107,7 +107,7 @@ impl Budget {
     /// may have become less since. `before` is the other memory that there was, [`u64::MAX`] if that isn't known.
     pub fn measured(&self, pager: &Pager<'_>, known: u64, anonymous_bytes: u64, before: u64) {
         let own = pager.own_bytes();
-        let known = known.max(self.known(pager));
+        let known = known.max(pager.resident() * PAGE + own);
         self.own_bytes.store(own, Ordering::Relaxed);
         let zeros = self.zeros_bytes.load(Ordering::Relaxed);
         self.other_bytes.store(other(anonymous_bytes, known, zeros, before), Ordering::Relaxed);
