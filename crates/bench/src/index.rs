@@ -8,7 +8,7 @@
 // UNSAFETY: handing memory to the index, which never allocates; and malloc's own count of its bytes.
 
 use crate::Effort;
-use crate::measure::{Random, Sample, interleaved, on_threads, ratio};
+use crate::measure::{Random, Sample, interleaved, on_threads, ratio, weighed};
 use crate::report::{Cell, Chart, Report, Table, Target};
 use crate::rivals::index_buckets::Buckets;
 use crate::rivals::index_radix::Radix;
@@ -146,21 +146,13 @@ fn run_once(index: &dyn Contestant, entries: u32, threads: usize, seed: u64, tim
     }
 }
 
-/// Bytes that malloc has given out, in small pieces and in mappings.
-fn heap_bytes() -> usize {
-    // SAFETY: no arguments; it only reads malloc's own counts.
-    let info = unsafe { libc::mallinfo2() };
-    info.uordblks + info.hblkhd
-}
-
 /// Every second key, on the average, in random order, as slots are freed and taken again.
-fn filled(who: usize, entries: u32, order: &[u32]) -> (Box<dyn Contestant>, f64) {
-    let before = heap_bytes();
+fn filled(who: usize, entries: u32, order: &[u32]) -> Box<dyn Contestant> {
     let index = make(who, entries);
     for &key in &order[..entries as usize] {
         assert_eq!(index.store(key, handle_for(key, 0)), None);
     }
-    (index, (heap_bytes() - before) as f64 / f64::from(entries))
+    index
 }
 
 fn shuffled(keys: u32) -> Vec<u32> {
@@ -191,8 +183,10 @@ struct Measured {
 fn measure(entries: u32, effort: Effort) -> Size {
     let (rounds, time) = effort.pick((7, Duration::from_millis(200)), (3, Duration::from_millis(30)));
     let order = shuffled(entries * 2);
-    let (indexes, bytes_per_entry): (Vec<_>, Vec<_>) =
-        (0..NAMES.len()).map(|who| filled(who, entries, &order)).unzip();
+    let (indexes, bytes_per_entry): (Vec<_>, Vec<_>) = (0..NAMES.len())
+        .map(|who| weighed(|| filled(who, entries, &order)))
+        .map(|(index, bytes)| (index, bytes as f64 / f64::from(entries)))
+        .unzip();
     drop(order);
     let run_threads = |threads: usize| {
         let mut seed = threads as u64 * 1000;
@@ -341,8 +335,7 @@ mod tests {
         const ENTRIES: u32 = 20_000;
         let order = shuffled(ENTRIES * 2);
         for (who, name) in NAMES.iter().enumerate() {
-            let (index, bytes) = filled(who, ENTRIES, &order);
-            assert!((4.0..200.0).contains(&bytes), "{name}: {bytes} bytes");
+            let index = filled(who, ENTRIES, &order);
             let mut model: BTreeMap<u32, u32> =
                 order[..ENTRIES as usize].iter().map(|&key| (key, handle_for(key, 0))).collect();
             let mut random = Random::new(7);
@@ -362,7 +355,7 @@ mod tests {
     fn all_contestants_keep_handles_with_their_keys_under_threads() {
         let order = shuffled(2_000);
         for (who, name) in NAMES.iter().enumerate() {
-            let (index, _) = filled(who, 1_000, &order);
+            let index = filled(who, 1_000, &order);
             let done = run_once(&*index, 1_000, 4, 1, Duration::from_millis(40));
             assert!(done.ops_per_second > 0.0 && !done.latencies_ns.is_empty());
             let left = (0..2_000).filter(|&key| index.load(key).is_some()).count();

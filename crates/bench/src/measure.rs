@@ -52,6 +52,22 @@ pub fn ratio(ours: &[f64], theirs: &[f64]) -> Sample {
     Sample::of(&ratios)
 }
 
+/// What `make` makes, and the bytes that malloc gave for it. The counts are the whole process's: what other threads
+/// allocate and free in the meantime is in them, so a test executable, whose tests share a process, can't ask for
+/// the figure.
+pub fn weighed<T>(make: impl FnOnce() -> T) -> (T, usize) {
+    let before = heap_bytes();
+    let made = make();
+    (made, heap_bytes().saturating_sub(before))
+}
+
+/// Bytes that malloc has given out, in small pieces and in mappings.
+fn heap_bytes() -> usize {
+    // SAFETY: no arguments; it only reads malloc's own counts.
+    let info = unsafe { libc::mallinfo2() };
+    info.uordblks + info.hblkhd
+}
+
 /// Runs `work` in `threads` threads that start together, each with its number, and gives the time from the
 /// first one's start to the last one's end. The threads look at the clock themselves: with more of them than CPUs,
 /// whoever waits for them may get going when the first are done.

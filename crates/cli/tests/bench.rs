@@ -8,9 +8,9 @@ use farpage::{Ended, directory, farpage};
 use serde_json::Value;
 use std::fs;
 
-/// Runs an experiment and looks for its tables, targets and plot.
+/// Runs an experiment, looks for its tables, targets and plot, and gives its JSON.
 #[track_caller]
-fn shows_what_it_found(experiment: &str, tables: usize) {
+fn shows_what_it_found(experiment: &str, tables: usize) -> Value {
     let directory = directory();
     let [json, svg] = ["found.json", "found.svg"].map(|name| directory.path().join(name));
     let mut command = farpage();
@@ -30,6 +30,7 @@ fn shows_what_it_found(experiment: &str, tables: usize) {
     }
     assert!(!list(&found["published"]).is_empty() && !list(&found["targets"]).is_empty());
     assert!(fs::read_to_string(&svg).unwrap().contains("<rect"), "a plot without bars");
+    found
 }
 
 #[test]
@@ -42,7 +43,12 @@ fn extents_shows_what_it_found() {
 
 #[test]
 fn index_shows_what_it_found() {
-    shows_what_it_found("index", 3);
+    let found = shows_what_it_found("index", 3);
+    let memory = found["tables"][2]["rows"].as_array().unwrap();
+    for row in memory {
+        let bytes = row["bytes per entry"].as_f64().unwrap();
+        assert!((4.0..200.0).contains(&bytes), "{row}");
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! threads that look up slots and compare each block with what it must be.
 // UNSAFETY: the size of the heap is asked from C; handed memory is raw.
 
-use crate::measure::{self, Random};
+use crate::measure::{self, Random, weighed};
 use crate::rivals::{extent_list, extent_rbtree};
 use farpage_core::areas::extents::{Builder, Extent, Extents};
 use farpage_core::memory::Region;
@@ -107,20 +107,6 @@ fn cpu_time() -> Duration {
     // SAFETY: writes one timespec, which lives here.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-}
-
-/// Memory that the heap has given out.
-fn heap_bytes() -> usize {
-    // SAFETY: takes nothing and returns numbers.
-    let info = unsafe { libc::mallinfo2() };
-    info.uordblks + info.hblkhd
-}
-
-/// What `make` makes, and what the heap gave for it.
-fn weighed<T>(make: impl FnOnce() -> T) -> (T, usize) {
-    let before = heap_bytes();
-    let made = make();
-    (made, heap_bytes().saturating_sub(before))
 }
 
 /// One measurement.
