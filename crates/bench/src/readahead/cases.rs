@@ -77,8 +77,9 @@ struct Sizes {
     random: u64,
     seconds: f64,
     /// For cases that are about hit rates: what a walk has brought in when it is stopped is never used, and should
-    /// weigh little.
+    /// weigh little. For one walk two pages of 10,000 are allowed, so it gets longest.
     seconds_long: f64,
+    seconds_apart: f64,
     lu_budget: u64,
     lu: u64,
     rounds: usize,
@@ -93,6 +94,7 @@ fn sizes(effort: Effort) -> Sizes {
             random: 240,
             seconds: 1.2,
             seconds_long: 6.0,
+            seconds_apart: 12.0,
             lu_budget: 28,
             lu: 36,
             rounds: 5,
@@ -104,6 +106,7 @@ fn sizes(effort: Effort) -> Sizes {
             random: 60,
             seconds: 0.3,
             seconds_long: 0.3,
+            seconds_apart: 0.3,
             lu_budget: 12,
             lu: 14,
             rounds: 1,
@@ -134,8 +137,11 @@ pub fn cases(effort: Effort) -> Vec<Case> {
             Kind::MixedOther | Kind::Walk => (sizes.budget, sizes.rounds_other),
         };
         let options: &[&str] = if name == POOL { &["--pool", "70%"] } else { &[] };
-        let seconds =
-            if matches!(kind, Kind::Apart | Kind::Interleaved) { sizes.seconds_long } else { sizes.seconds };
+        let seconds = match kind {
+            Kind::Apart => sizes.seconds_apart,
+            Kind::Interleaved => sizes.seconds_long,
+            _ => sizes.seconds,
+        };
         let load = format!("{load} --write-percent 0 --seconds {seconds}");
         let load = load.split(' ').map(str::to_owned).collect();
         let title = format!("{what}, budget {budget_mib} MiB");
