@@ -11,6 +11,10 @@
 //!
 //! Random faults begin no stream but by accident: two others of the last [`REMEMBERED`] would have to be exactly
 //! one and two pages away, in this order. They can't push a live stream out either: the two tables are apart.
+//!
+//! Programs that touch a few neighbours here and a few there begin many streams that end at once, each with a window or
+//! two that nobody comes to. So a stream begins on *credit*, until it has gone through a window; where most don't, the
+//! credit is used up, and it takes a longer walk to begin one.
 
 use crate::units::{PageIndex, PageRange};
 
@@ -31,6 +35,15 @@ const STEPS_FOR_ONE: u64 = 512;
 const LATE_WINDOW_MAX: u32 = 32;
 /// Pages that a window may pass over because they are there already, for each that it brings.
 const REACH: u32 = 4;
+
+/// Streams that may begin before one of them has gone through a window.
+const CREDIT_MAX: u32 = 32;
+/// What a stream gives back that has: half of all streams may end early.
+const CREDIT_EARNED: u32 = 2;
+/// Steps that begin a stream: of one page, and of more.
+const STEPS_ON_CREDIT: (u64, u64) = (2, 3);
+/// The same without credit.
+const STEPS_WITHOUT: (u64, u64) = (5, 7);
 
 /// How often a parked page is kept for its stream when it is the oldest.
 const HELD_MAX: u8 = 16;
@@ -118,6 +131,10 @@ struct Stream {
     was_spared: bool,
     /// How often a parked page that it will come to was kept from going on.
     held: u8,
+    /// It has gone through a window.
+    has_paid: bool,
+    /// It went past a marker without touching it.
+    has_jumped: bool,
     used: u32,
 }
 
@@ -143,6 +160,8 @@ impl Stream {
         has_closed: false,
         was_spared: false,
         held: 0,
+        has_paid: false,
+        has_jumped: false,
         used: 0,
     };
 
@@ -187,11 +206,11 @@ impl Stream {
     }
 
     /// Everything mapped so far lies behind the walk. What lies behind a marker that it went past without touching it
-    /// doesn't count: it jumps, and so its windows begin small again.
+    /// doesn't count: it jumps.
     fn all_passed(&mut self) -> u32 {
         if self.marker != NOWHERE && self.is_before(self.marker, self.at) {
             (self.beyond, self.marker) = (0, NOWHERE);
-            (self.steps, self.window_floor) = (0, WINDOW_MIN);
+            self.has_jumped = true;
         }
         let hits = self.behind + self.beyond;
         (self.behind, self.beyond) = (0, 0);
@@ -237,6 +256,7 @@ pub struct Streams {
     /// Faults so far; the newest is at this minus one, in the ring.
     count: u32,
     serial: u32,
+    credit: u32,
 }
 
 impl Default for Streams {
@@ -248,7 +268,13 @@ impl Default for Streams {
 impl Streams {
     /// None yet.
     pub const fn new() -> Streams {
-        Streams { live: [Stream::FREE; STREAMS], faults: [u64::MAX; REMEMBERED], count: 0, serial: 0 }
+        Streams {
+            live: [Stream::FREE; STREAMS],
+            faults: [u64::MAX; REMEMBERED],
+            count: 0,
+            serial: 0,
+            credit: CREDIT_MAX,
+        }
     }
 
     /// A fault that no frame could serve, in `range`. Windows have `pages_max` pages at most.
@@ -291,6 +317,12 @@ impl Streams {
             return Seen::default();
         }
         let hits = stream.all_passed();
+        if stream.has_jumped {
+            // Going the same way isn't touching every page of it. If it does after all, it begins anew.
+            *stream = Stream::FREE;
+            self.credit = self.credit.saturating_sub(1);
+            return Seen { hits, ..Seen::default() };
+        }
         if stream.is_before(page, stream.asked) {
             // The window is on its way: the stream outruns it.
             if !stream.was_late && stream.steps > u64::from(2 * WINDOW_MIN) {
@@ -305,6 +337,15 @@ impl Streams {
             (stream.has_closed, stream.origin) = (false, page);
         }
         Seen { hits, window: self.ask(at, range, pages_max), is_late: false }
+    }
+
+    /// A stream was seen behind pages that it had mapped.
+    fn pay(&mut self, at: usize, hits: u32) {
+        let stream = &mut self.live[at];
+        if hits > 0 && !stream.has_paid {
+            stream.has_paid = true;
+            self.credit = (self.credit + CREDIT_EARNED).min(CREDIT_MAX);
+        }
     }
 
     fn ask(&mut self, at: usize, range: PageRange, pages_max: u32) -> Option<Window> {
@@ -350,14 +391,15 @@ impl Streams {
         })
     }
 
-    /// The stride of which this fault is the third step, or the fourth.
+    /// The stride that this fault and those before it make.
     fn stride_at(&self, page: u64) -> Option<i64> {
-        if let Some(unit) = [1, -1].into_iter().find(|unit| self.continues(page, *unit, 2)) {
+        let (steps, steps_afar) = if self.credit > 0 { STEPS_ON_CREDIT } else { STEPS_WITHOUT };
+        if let Some(unit) = [1, -1].into_iter().find(|unit| self.continues(page, *unit, steps)) {
             return Some(unit);
         }
         let near = |fault: &u64| (2..=STRIDE_MAX).contains(&fault.abs_diff(page));
         let strides = self.faults.iter().filter(|fault| near(fault)).map(|fault| page as i64 - *fault as i64);
-        strides.into_iter().find(|stride| self.continues(page, *stride, 3))
+        strides.into_iter().find(|stride| self.continues(page, *stride, steps_afar))
     }
 
     fn begin(&mut self, page: PageIndex, range: PageRange, pages_max: u32) -> Option<Seen> {
@@ -377,7 +419,9 @@ impl Streams {
             used: self.count,
             ..Stream::FREE
         };
-        Some(Seen { hits: 0, window: self.ask(at, range, pages_max), is_late: false })
+        let window = self.ask(at, range, pages_max);
+        self.credit = self.credit.saturating_sub(u32::from(window.is_some()));
+        Some(Seen { hits: 0, window, is_late: false })
     }
 
     /// A parked page that was read ahead was touched. The page itself is counted by its mark.
@@ -408,10 +452,13 @@ impl Streams {
         if stream.closing == page {
             // If it goes on all the same, its next fault finds it here.
             (stream.closing, stream.marker, stream.has_closed) = (NOWHERE, NOWHERE, true);
-            return Some(Seen { hits: stream.all_passed(), ..Seen::default() });
+            let hits = stream.all_passed();
+            self.pay(at, hits);
+            return Some(Seen { hits, ..Seen::default() });
         }
         let hits = stream.behind;
         (stream.behind, stream.beyond, stream.marker) = (stream.beyond, 0, NOWHERE);
+        self.pay(at, hits);
         Some(Seen { hits, window: self.ask(at, range, pages_max), is_late: false })
     }
 

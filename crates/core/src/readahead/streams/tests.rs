@@ -192,6 +192,25 @@ fn stream_that_ends_counts_only_what_it_passed() {
     assert!(world.hit_percent() > 99.0);
 }
 
+/// redis, reading keys whose values lie 40 apart: three neighbours now and then, and jumps of some ten pages in one
+/// direction. Taken for streams that went on, these had 7,000 pages read for 50,000 faults, of which 5,500 were in vain.
+#[test]
+fn walks_that_jump_end_and_where_most_do_it_takes_more_to_begin_one() {
+    let mut world = World::new(0, 4_000_000, 256);
+    let burst = |at: u64| [0, 1, 2, 14, 27, 40, 51, 63, 77].map(|step| at * 10_000 + step);
+    (0..300).for_each(|at| world.walk(burst(at)));
+    assert!(world.issued <= 600, "{} pages", world.issued);
+    let (faults, issued) = (world.faults, world.issued);
+    world.walk(3_100_000..3_102_000);
+    assert!(world.faults - faults <= 6, "a long walk begins all the same");
+    // Long walks restore the credit, and the next one begins as soon as the first did.
+    (0..40).for_each(|at| world.walk((0..100).map(|page| 3_200_000 + at * 10_000 + page)));
+    assert!(world.issued - issued > 5_500);
+    let faults = world.faults;
+    world.walk(3_900_000..3_900_100);
+    assert_eq!(world.faults - faults, 3);
+}
+
 /// Pages that were touched behind the last marker, which nobody has seen.
 fn passed_unseen(world: &World) -> u64 {
     world.streams.live.iter().map(|stream| u64::from(stream.behind + stream.beyond)).sum::<u64>()
