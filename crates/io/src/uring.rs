@@ -132,10 +132,6 @@ impl Uring {
             }
         };
         let table = Mapping::private(TABLE_BYTES).map_err(&memory)?;
-        for place in 0..DEPTH {
-            // SAFETY: the mapping is ours alone, page aligned, writable, and holds DEPTH places (TABLE_BYTES).
-            unsafe { table.base.cast::<InFlight>().add(place).write(InFlight::VACANT) };
-        }
 
         let uring = Uring {
             sq: QueueLayout {
@@ -183,10 +179,18 @@ impl Uring {
         Ok(())
     }
 
-    /// The table's place.
+    /// The table's place, for a new request. What no request has needed yet takes no memory.
+    fn vacated(&mut self, place: usize) -> &mut InFlight {
+        assert!(place < DEPTH && !self.taken.contains(place));
+        // SAFETY: the mapping is ours alone, page aligned, writable, and holds DEPTH places (TABLE_BYTES).
+        unsafe { self.table.base.cast::<InFlight>().add(place).write(InFlight::VACANT) };
+        self.place(place)
+    }
+
+    /// The place of a request.
     fn place(&mut self, place: usize) -> &mut InFlight {
         assert!(place < DEPTH);
-        // SAFETY: the mapping is page aligned and holds DEPTH places (TABLE_BYTES), all initialised by `new`.
+        // SAFETY: the mapping is page aligned and holds DEPTH places (TABLE_BYTES); `vacated` has initialised this one.
         // The kernel only reads `iovecs`, which `submit` writes while no entry of this place is with it.
         // `&mut self` makes the reference the only one.
         unsafe { self.table.base.cast::<InFlight>().add(place).as_mut() }
@@ -330,7 +334,7 @@ impl Backend for Uring {
     unsafe fn submit(&mut self, request: &Request<'_>) -> Result<(), Busy> {
         request.check();
         let place = self.taken.vacant_below(self.depth)?;
-        let in_flight = self.place(place);
+        let in_flight = self.vacated(place);
         in_flight.token = request.token;
         in_flight.op = match request.op {
             Op::Read => IoringOp::Readv,
@@ -452,9 +456,8 @@ impl Mapping {
     /// Zeroed memory of our own; not a forked child's.
     fn private(bytes: usize) -> rustix::io::Result<Mapping> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: without MAP_FIXED a new mapping is made where nothing was.
-        let base = unsafe { mmap_anonymous(far_away(bytes), bytes, protection, flags) }?;
+        let base = unsafe { mmap_anonymous(far_away(bytes), bytes, protection, MapFlags::PRIVATE) }?;
         let mapping = Mapping::owning(base, bytes);
         // SAFETY: as for a ring.
         unsafe { madvise(base, bytes, Advice::LinuxDontFork) }?;

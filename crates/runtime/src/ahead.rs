@@ -24,6 +24,8 @@ const BATCH: usize = SEGMENTS_MAX;
 const RUN_MAX: usize = 16;
 /// Batches that a thread that reads ahead evicts for one batch that it brings, at most.
 const BATCHES_FOR_ROOM: usize = 4;
+/// Pages of one such batch, at least.
+const EVICTED_MIN: usize = 16;
 /// Windows that wait.
 const QUEUE: usize = 64;
 
@@ -104,7 +106,7 @@ pub(crate) struct AheadMemory {
     /// Neighbouring pages to gather a batch in; null until needed.
     pages: *mut PageBytes,
     /// Back ends for reads alone: their completions are waited for.
-    readers: [Option<BackEnd>; AREAS_MAX],
+    readers: [Option<&'static mut BackEnd>; AREAS_MAX],
 }
 
 impl AheadMemory {
@@ -175,7 +177,9 @@ impl Worker {
         loop {
             // Several threads bring a batch each: who begins just below the limit ends above it. So nothing is read
             // ahead into what lies between the mark where eviction starts and the limit.
-            if self.engine.is_over_start() && (reclaim == Reclaim::NotHere || !self.make_room()) {
+            if self.engine.is_over_start()
+                && (reclaim == Reclaim::NotHere || !self.make_room(opening.plan().count() as usize))
+            {
                 self.engine.budget.ring();
                 break;
             }
@@ -186,14 +190,15 @@ impl Worker {
         self.engine.pager.close_ahead(opening);
     }
 
-    /// Evicts until memory is below the mark where the keeper starts to. False if that takes long or can't be done.
-    fn make_room(&mut self) -> bool {
+    /// Evicts until memory is below the mark where the keeper starts to, about as much as is going to come: what goes
+    /// early comes back by faults. False if that takes long or can't be done.
+    fn make_room(&mut self, pages: usize) -> bool {
         for _ in 0..BATCHES_FOR_ROOM {
             self.engine.budget.refresh(&self.engine.pager);
             if !self.engine.is_over_start() {
                 return true;
             }
-            if self.evict(BATCH) == Progress::None {
+            if self.evict(pages.clamp(EVICTED_MIN, BATCH)) == Progress::None {
                 return false;
             }
         }
@@ -236,7 +241,7 @@ impl Worker {
                 continue;
             };
             let is_there = ticket.fate() == Fate::Park && matches!(ticket.before(), State::Parked { .. });
-            if !is_there && pager.load_ahead(&ticket, &mut self.page, self.ahead.bytes(at)).is_err() {
+            if !is_there && pager.load_ahead(&ticket, self.page, self.ahead.bytes(at)).is_err() {
                 pager.give_up_ahead(opening, ticket);
             } else {
                 self.land(opening, tickets, ticket, at, &mut run);

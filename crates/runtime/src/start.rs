@@ -148,8 +148,8 @@ fn keep(engine: &'static Engine) -> ! {
         engine.budget.wait(engine.budget.bell(), engine.budget.look_again_ns(anonymous, growth_bytes_per_us));
     }
     activate(engine);
-    let worker = memory::place(Worker::new(engine, KEEPER, None))
-        .unwrap_or_else(|_| engine.stop_program(StopReason::Tables));
+    let worker =
+        Worker::placed(engine, KEEPER, None).unwrap_or_else(|_| engine.stop_program(StopReason::Tables));
     loop {
         let seen = engine.budget.bell();
         let progress = worker.reclaim_background();
@@ -221,7 +221,7 @@ fn handler_main(argument: usize) -> ! {
     let handler = unsafe { &*(argument as *const Handler) };
     thread::pin_to_cpu(handler.cpu);
     let node = Some(farpage_os::numa::current_node());
-    let worker = memory::place(Worker::new(handler.engine, handler.index, node))
+    let worker = Worker::placed(handler.engine, handler.index, node)
         .unwrap_or_else(|_| handler.engine.stop_program(StopReason::Tables));
     let faults = Faults::of(handler.engine.uffd);
     let nothing = farpage_fault::Fault { page: PageIndex(0), access: farpage_core::pager::Access::Read };
@@ -242,7 +242,7 @@ fn ahead_main(argument: usize) -> ! {
     thread::set_name(c"farpage-ahead");
     // SAFETY: `spawn` placed it for good and gave us its address.
     let Handler { engine, index, .. } = unsafe { &*(argument as *const Handler) };
-    let Ok(worker) = memory::place(Worker::new(engine, *index, None)) else { thread::exit() };
+    let Ok(worker) = Worker::placed(engine, *index, None) else { thread::exit() };
     loop {
         let seen = engine.ahead.bell();
         while let Some(plan) = engine.ahead.pop() {

@@ -30,6 +30,8 @@ use farpage_fault::{Fault, InstallError, Outgoing};
 use farpage_io::psync::read_now;
 use farpage_io::{Backend, Completion, IoError, Op, Request, SEGMENTS_MAX, Segment, Wait};
 use farpage_os::clock::now_ns;
+use farpage_os::memory;
+use farpage_os::sys::Errno;
 use linux_raw_sys::errno::EIO;
 
 /// Write requests that one thread has under way.
@@ -80,14 +82,14 @@ pub struct Worker {
     pub(crate) index: ReaderIndex,
     /// The node of the CPU that this thread is pinned to, if it is.
     node: Option<NodeId>,
-    scratch: MaybeUninit<Scratch>,
-    pub(crate) page: PageBytes,
+    scratch: &'static mut Scratch,
+    pub(crate) page: &'static mut PageBytes,
     pub(crate) ahead: AheadMemory,
     batch: Batch,
     outgoing: [Outgoing; BATCH_MAX],
     writes: WriteBatch,
     in_flight: [Option<InFlight>; WRITES_MAX],
-    back_ends: [Option<BackEnd>; AREAS_MAX],
+    back_ends: [Option<&'static mut BackEnd>; AREAS_MAX],
     /// Where the last run of first touches ended, and how long it was: sequential fills get longer ones.
     zero_end: PageIndex,
     zero_run: u64,
@@ -98,8 +100,14 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker for the thread with this index, which stays on that node or (none) moves about.
-    pub fn new(engine: &'static Engine, index: ReaderIndex, node: Option<NodeId>) -> Worker {
+    /// A worker for the thread with this index, which stays on that node or (none) moves about. For good. Its larger
+    /// parts are made where they stay: what is moved there takes its size of the thread's stack, too, and all of that
+    /// counts against the budget.
+    pub fn placed(
+        engine: &'static Engine,
+        index: ReaderIndex,
+        node: Option<NodeId>,
+    ) -> Result<&'static mut Worker, Errno> {
         let nothing = Outgoing {
             page: PageIndex(0),
             frame: core::ptr::null_mut(),
@@ -107,14 +115,17 @@ impl Worker {
             taken: Taken::Busy,
             is_shared: false,
         };
-        let mut scratch = MaybeUninit::uninit();
-        Scratch::init(&mut scratch);
-        Worker {
+        let scratch = memory::reserve(size_of::<Scratch>())?.cast::<MaybeUninit<Scratch>>();
+        // SAFETY: a new mapping of this size, ours alone, for good.
+        let scratch = unsafe { &mut *scratch };
+        let page = memory::reserve(PAGE_BYTES)?.cast::<PageBytes>();
+        memory::place(Worker {
             engine,
             index,
             node,
-            scratch,
-            page: PageBytes::ZERO,
+            scratch: Scratch::init(scratch),
+            // SAFETY: a new mapping of one page, all zeros, ours alone, for good.
+            page: unsafe { &mut *page },
             ahead: AheadMemory::new(),
             batch: Batch::new(),
             outgoing: [nothing; BATCH_MAX],
@@ -126,7 +137,7 @@ impl Worker {
             give_up_until_ns: 0,
             retry_areas_at_ns: 0,
             looked_ns: 0,
-        }
+        })
     }
 
     // ---- faults -------------------------------------------------------------------------------------
@@ -269,7 +280,7 @@ impl Worker {
             self.engine.pager.give_back(ticket);
             return self.engine.pages.wake(page);
         }
-        match self.engine.pager.load(&ticket, &mut self.page) {
+        match self.engine.pager.load(&ticket, self.page) {
             Ok(()) => self.install(ticket),
             Err(slot) => self.lose(ticket, slot, Notice::Corrupt, 0),
         }
@@ -485,9 +496,7 @@ impl Worker {
                 break;
             }
             let _shared = self.engine.map.shared(self.index);
-            // SAFETY: initialised in `new`.
-            let scratch = unsafe { self.scratch.assume_init_mut() };
-            match self.engine.pager.place_oldest(scratch, &mut self.writes) {
+            match self.engine.pager.place_oldest(self.scratch, &mut self.writes) {
                 Placed::Done | Placed::Queued => left += 1,
                 Placed::Busy => busy += 1,
                 Placed::Nothing => break,
@@ -567,7 +576,7 @@ impl Worker {
                 break;
             }
             let shared = self.engine.map.shared(self.index);
-            let shrunk = self.engine.pager.shrink(&mut self.page, &mut self.writes);
+            let shrunk = self.engine.pager.shrink(self.page, &mut self.writes);
             drop(shared);
             match shrunk {
                 Shrunk::Enough => break,
