@@ -40,6 +40,9 @@ const REACH: u32 = 4;
 const CREDIT_MAX: u32 = 32;
 /// What a stream gives back that has: half of all streams may end early.
 const CREDIT_EARNED: u32 = 2;
+/// Faults for which one more may begin on credit: many walks in turns need it, for they have too few of the faults that
+/// are remembered to begin without.
+const FAULTS_FOR_CREDIT: u32 = 256;
 /// Steps that begin a stream: of one page, and of more.
 const STEPS_ON_CREDIT: (u64, u64) = (2, 3);
 /// The same without credit.
@@ -280,6 +283,9 @@ impl Streams {
     /// A fault that no frame could serve, in `range`. Windows have `pages_max` pages at most.
     pub fn fault(&mut self, page: PageIndex, range: PageRange, pages_max: u32) -> Seen {
         self.count = self.count.wrapping_add(1);
+        if self.count.is_multiple_of(FAULTS_FOR_CREDIT) {
+            self.credit = (self.credit + 1).min(CREDIT_MAX);
+        }
         // A marker that went on to where it had come from, because the stream was so slow, says the same.
         if let Some(seen) = self.reached(page.0 as i64, range, pages_max) {
             return seen;
@@ -320,7 +326,6 @@ impl Streams {
         if stream.has_jumped {
             // Going the same way isn't touching every page of it. If it does after all, it begins anew.
             *stream = Stream::FREE;
-            self.credit = self.credit.saturating_sub(1);
             return Seen { hits, ..Seen::default() };
         }
         if stream.is_before(page, stream.asked) {
@@ -391,19 +396,20 @@ impl Streams {
         })
     }
 
-    /// The stride that this fault and those before it make.
-    fn stride_at(&self, page: u64) -> Option<i64> {
+    /// The stride that this fault and those before it make, and in how many steps.
+    fn stride_at(&self, page: u64) -> Option<(i64, u64)> {
         let (steps, steps_afar) = if self.credit > 0 { STEPS_ON_CREDIT } else { STEPS_WITHOUT };
         if let Some(unit) = [1, -1].into_iter().find(|unit| self.continues(page, *unit, steps)) {
-            return Some(unit);
+            return Some((unit, steps));
         }
         let near = |fault: &u64| (2..=STRIDE_MAX).contains(&fault.abs_diff(page));
         let strides = self.faults.iter().filter(|fault| near(fault)).map(|fault| page as i64 - *fault as i64);
-        strides.into_iter().find(|stride| self.continues(page, *stride, steps_afar))
+        let stride = strides.into_iter().find(|stride| self.continues(page, *stride, steps_afar));
+        stride.map(|stride| (stride, steps_afar))
     }
 
     fn begin(&mut self, page: PageIndex, range: PageRange, pages_max: u32) -> Option<Seen> {
-        let stride = self.stride_at(page.0)?;
+        let (stride, steps) = self.stride_at(page.0)?;
         let age = |stream: &Stream| self.count.wrapping_sub(stream.used);
         let quiet = |stream: &Stream| if stream.stride == 0 { u32::MAX } else { age(stream) };
         let at = (0..STREAMS).max_by_key(|at| quiet(&self.live[*at]))?;
@@ -412,7 +418,7 @@ impl Streams {
         self.live[at] = Stream {
             serial: self.serial,
             stride,
-            origin: page.0 as i64 - 2 * stride,
+            origin: page.0 as i64 - steps as i64 * stride,
             at: page.0 as i64,
             landed: next,
             asked: next,
@@ -515,7 +521,13 @@ impl Streams {
         } else {
             stream.behind += landed.mapped;
         }
-        if stream.has_closed { stream.all_passed() } else { 0 }
+        if !stream.has_closed {
+            return 0;
+        }
+        let hits = stream.all_passed();
+        // The window was late, it didn't jump.
+        stream.has_jumped = false;
+        hits
     }
 
     /// What streams have had brought in and not read yet, to be spared: once, for a stream may have ended.
