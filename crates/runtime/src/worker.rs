@@ -103,6 +103,7 @@ impl Worker {
     /// A worker for the thread with this index, which stays on that node or (none) moves about. For good. Its larger
     /// parts are made where they stay: what is moved there takes its size of the thread's stack, too, and all of that
     /// counts against the budget.
+    #[expect(clippy::mut_from_ref, reason = "it is new, not borrowed from the engine")]
     pub fn placed(
         engine: &'static Engine,
         index: ReaderIndex,
