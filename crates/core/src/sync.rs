@@ -25,14 +25,14 @@ use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// The atomics of what loom runs (`make loom`): this lock, a page's entry, leases, the index. A file that uses
+/// The atomics of what loom runs (`make loom`): this lock, a page's entry, holds, leases, the index. A file that uses
 /// them from here can have a module of loom models, compiled with `cfg(all(test, loom))`; unit tests that hand it
 /// the standard library's are left out then.
 pub mod atomic {
     #[cfg(not(all(test, loom)))]
-    pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
     #[cfg(all(test, loom))]
-    pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 }
 
 /// How a thread waits for a word to change, and how waiters are woken: a futex in a live process.

@@ -4,11 +4,13 @@
 //!
 //! * [`Pages`]: program memory. [`uffd::ByMove`] moves pages with UFFDIO_MOVE, [`uffd::ByCopy`] copies them, for
 //!   kernels that can't move. Both pass one conformance suite.
-//! * [`Fault`]: a touch that can't go on. [`thread::Faults`] reads them as userfaultfd messages.
+//! * [`Fault`]: a touch that can't go on. [`thread::Faults`] reads them as userfaultfd messages;
+//!   [`signal::Handover`] gets them from the threads that touched.
 //!
 //! Whoever calls is an engine thread: no allocation, no libc, no thread-local storage.
 #![cfg_attr(not(test), no_std)]
 
+pub mod signal;
 pub mod thread;
 pub mod uffd;
 

@@ -1,21 +1,24 @@
-//! One suite for every way of getting pages in and out: moved, copied, mixed.
+//! One suite for every way of getting pages in and out (moved, copied, mixed), and for both ways in which faults
+//! arrive: as messages, and as signals.
 //!
 //! A test is its own little engine: memory that it registers, frames, and a handler thread that serves faults
-//! on what was taken. It needs a userfaultfd that handles faults of the kernel; without the privilege the
-//! tests say so and are skipped (and fail under CI=true).
+//! on what was taken. Messages need a userfaultfd that handles faults of the kernel; without the privilege these
+//! tests say so and are skipped (and fail under CI=true). Signals need nothing.
 
 use farpage_core::cache::Backing;
 use farpage_core::config::Install;
 use farpage_core::pager::{Access, Taken};
 use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
+use farpage_fault::signal::{Handover, Woken, fault_of};
 use farpage_fault::thread::{FAULTS_MAX, Faults};
 use farpage_fault::uffd::{ByCopy, ByMove};
 use farpage_fault::{Fault, InstallError, Outgoing, Pages};
 use farpage_os::memory::reserve;
+use farpage_os::signal::{Action, Context, Info, SIGBUS, set_action};
 use farpage_os::uffd::{Features, Uffd};
 use std::collections::HashMap;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, Once};
 
 const PAGES: usize = 64;
 
@@ -26,6 +29,18 @@ struct Bench {
     memory: *mut u8,
     frames: *mut PageBytes,
     moves: bool,
+    /// Where faults are handed over, if they arrive as signals.
+    handover: Option<&'static Handover>,
+    /// A page that was poisoned, by its number, and how often it was touched.
+    poisoned: AtomicU64,
+    refused: AtomicU32,
+}
+
+/// How faults arrive.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    Messages,
+    Signals,
 }
 
 // SAFETY: the pointers are to mappings that live for good; each test says itself who touches what.
@@ -39,12 +54,34 @@ fn skipped(why: &str) -> Option<Bench> {
     None
 }
 
-fn bench(install: Install) -> Option<&'static Bench> {
-    let uffd: &'static Uffd = match Uffd::by_syscall() {
+/// Every bench whose faults arrive as signals.
+static SIGNALLED: [AtomicPtr<Bench>; 64] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 64];
+
+/// What the preload library does in a program: finds out whose memory it is, and has the fault served.
+unsafe extern "C" fn on_sigbus(_: i32, info: *mut Info, context: *mut Context) {
+    // SAFETY: the kernel's own structures, for this call.
+    let (info, context) = unsafe { (&*info, &*context) };
+    // SAFETY: null, or a bench that was leaked for good.
+    let benches = || SIGNALLED.iter().filter_map(|bench| unsafe { bench.load(Ordering::Acquire).as_ref() });
+    let page = PageIndex::of_address(info.address());
+    match benches().find(|bench| bench.range(0, PAGES).contains(page)) {
+        // Before anything else: kernels that don't handle failures of memory report it like a missing page.
+        Some(bench) if bench.poisoned.load(Ordering::Acquire) == page.0 => bench.replace_poisoned(page),
+        Some(bench) => bench.handover.unwrap().serve(fault_of(info, context).expect("a fault of ours")),
+        // SAFETY: ends the process, as it should be for a signal that nobody expects.
+        None => unsafe { libc::_exit(99) },
+    }
+}
+
+fn bench(install: Install, by: By) -> Option<&'static Bench> {
+    let (opened, what) = match by {
+        By::Messages => (Uffd::by_syscall(), "for faults of the kernel"),
+        By::Signals => (Uffd::for_signals(), "at all"),
+    };
+    let uffd: &'static Uffd = match opened {
         Ok(uffd) => Box::leak(Box::new(uffd)),
         Err(errno) => {
-            return skipped(&format!("no userfaultfd for faults of the kernel ({errno:?})"))
-                .map(|_| unreachable!());
+            return skipped(&format!("no userfaultfd {what} ({errno:?})")).map(|_| unreachable!());
         }
     };
     if install.takes_by_move() && !uffd.features().has(Features::MOVE) {
@@ -53,11 +90,12 @@ fn bench(install: Install) -> Option<&'static Bench> {
     let memory = reserve(PAGES * PAGE_BYTES).unwrap();
     let frames = reserve(PAGES * PAGE_BYTES).unwrap();
     let frame_range = PageRange::covering(frames as usize, PAGES * PAGE_BYTES);
+    let handover = (by == By::Signals).then(|| &*Box::leak(Box::new(Handover::new())));
     let pages: &'static dyn Pages = if install.takes_by_move() {
         // SAFETY: the mapping just made, used as frames only.
-        Box::leak(Box::new(unsafe { ByMove::new(uffd, frame_range, install) }.unwrap()))
+        woken(unsafe { ByMove::new(uffd, frame_range, install) }.unwrap(), handover)
     } else {
-        Box::leak(Box::new(ByCopy::new(uffd).unwrap()))
+        woken(ByCopy::new(uffd).unwrap(), handover)
     };
     // Another test forks: what it would share with its child could not be moved here.
     for (start, bytes) in [(memory, PAGES * PAGE_BYTES), (frames, PAGES * PAGE_BYTES)] {
@@ -68,10 +106,29 @@ fn bench(install: Install) -> Option<&'static Bench> {
         .unwrap();
     }
     let moves = install.takes_by_move();
-    let bench = Bench { uffd, pages, memory, frames: frames.cast(), moves };
+    let bench = Box::leak(Box::new(Bench {
+        uffd,
+        pages,
+        memory,
+        frames: frames.cast(),
+        moves,
+        handover,
+        poisoned: AtomicU64::new(0),
+        refused: AtomicU32::new(0),
+    }));
     // SAFETY: what is missing reads as zeros until something is taken, and then the test serves it.
     unsafe { pages.register(bench.range(0, PAGES)) }.unwrap();
-    Some(Box::leak(Box::new(bench)))
+    if by == By::Signals {
+        bench.expect_signals();
+    }
+    Some(bench)
+}
+
+fn woken(pages: impl Pages + 'static, handover: Option<&'static Handover>) -> &'static dyn Pages {
+    match handover {
+        Some(handover) => Box::leak(Box::new(Woken { pages, handover })),
+        None => Box::leak(Box::new(pages)),
+    }
 }
 
 impl Bench {
@@ -114,10 +171,33 @@ impl Bench {
         unsafe { self.pages.take(&mut pages) };
         pages
     }
+    fn expect_signals(&'static self) {
+        static ONCE: Once = Once::new();
+        // SAFETY: the handler only looks at statics, and sleeps on a futex.
+        ONCE.call_once(|| _ = unsafe { set_action(SIGBUS, &Action::of(on_sigbus)) }.unwrap());
+        let bench = core::ptr::from_ref(self).cast_mut();
+        let free = |place: &&AtomicPtr<Bench>| {
+            let null = core::ptr::null_mut();
+            place.compare_exchange(null, bench, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        assert!(SIGNALLED.iter().any(|place| free(&place)), "too many benches");
+    }
+    /// Zeros instead of a page that is lost, so that its thread goes on.
+    fn replace_poisoned(&self, page: PageIndex) {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        self.refused.fetch_add(1, Ordering::Release);
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
+        // SAFETY: a page of the bench's memory, whose content can't be had any more.
+        unsafe { mmap_anonymous(page.address() as *mut _, PAGE_BYTES, protection, flags) }.unwrap();
+    }
     fn next_faults(&self) -> Vec<Fault> {
         let mut list = [Fault { page: PageIndex(0), access: Access::Read }; FAULTS_MAX];
         loop {
-            match Faults::of(self.uffd).wait(&mut list) {
+            let count = match self.handover {
+                Some(handover) => handover.wait(&mut list),
+                None => Faults::of(self.uffd).wait(&mut list),
+            };
+            match count {
                 0 => {}
                 count => return list[..count].to_vec(),
             }
@@ -127,33 +207,51 @@ impl Bench {
 
 /// Runs a test for each way.
 macro_rules! suite {
-    ($($name:ident)+) => { $(
+    ($($by:ident: $($name:ident)+;)+) => { $( $(
         mod $name {
             use super::*;
-            #[test]
-            fn moved() { bench(Install::Move).into_iter().for_each(super::cases::$name); }
-            #[test]
-            fn copied() { bench(Install::Copy).into_iter().for_each(super::cases::$name); }
-            #[test]
-            fn mixed() { bench(Install::Mixed).into_iter().for_each(super::cases::$name); }
+            suite!(@ways $by $name);
         }
-    )+ };
+    )+ )+ };
+    (@ways both $name:ident) => {
+        suite!(@ways messages $name);
+        mod signals {
+            use super::*;
+            suite!(@ways signals $name);
+        }
+    };
+    (@ways messages $name:ident) => { suite!(@tests Messages $name); };
+    (@ways signals $name:ident) => { suite!(@tests Signals $name); };
+    (@tests $by:ident $name:ident) => {
+        #[test]
+        fn moved() { bench(Install::Move, By::$by).into_iter().for_each(cases::$name); }
+        #[test]
+        fn copied() { bench(Install::Copy, By::$by).into_iter().for_each(cases::$name); }
+        #[test]
+        fn mixed() { bench(Install::Mixed, By::$by).into_iter().for_each(cases::$name); }
+    };
 }
 
 suite! {
+    both:
     taken_pages_are_in_their_frames_and_come_back_whole
     run_with_holes_takes_what_is_there
     touch_of_a_taken_page_waits_for_its_install
-    kernel_access_to_a_taken_page_waits_too
     write_to_a_protected_page_is_reported_and_goes_on_when_unprotected
     first_write_to_zeros_is_reported_when_asked_for
     install_over_a_page_is_refused_and_changes_nothing
     run_is_installed_up_to_the_first_page_that_is_there
     install_into_read_only_memory_works
-    poisoned_page_is_refused_to_the_kernel
     threads_hammering_see_every_byte_while_pages_go_in_and_out
     page_shared_with_a_child_is_never_taken_wrongly
-    moves_that_we_make_are_told_from_those_that_we_do_not_see
+    moves_that_we_make_are_told_from_those_that_we_do_not_see;
+    messages:
+    kernel_access_to_a_taken_page_waits_too
+    poisoned_page_is_refused_to_the_kernel;
+    signals:
+    kernel_access_to_a_taken_page_is_refused_and_nothing_is_lost
+    touch_of_a_poisoned_page_is_signalled_until_it_is_replaced
+    more_threads_than_the_queue_has_room_are_all_served;
 }
 
 mod cases {
@@ -216,6 +314,24 @@ mod cases {
             (bench.read(0)[99], bench.read(0)[100], bench.read(1)[99], bench.read(1)[100]),
             (1, 0, 0, 2)
         );
+    }
+
+    /// Which is why `signal` mode needs a guard around system calls.
+    pub fn kernel_access_to_a_taken_page_is_refused_and_nothing_is_lost(bench: &'static Bench) {
+        bench.fill(2);
+        bench.take(&[(1, 6)]);
+        let zero = std::fs::File::open("/dev/zero").unwrap();
+        let read = |from: usize, bytes: usize| {
+            // SAFETY: inside the two pages; nobody else touches them.
+            let buffer = unsafe { core::slice::from_raw_parts_mut(bench.memory.add(from), bytes) };
+            rustix::io::read(&zero, buffer)
+        };
+        assert_eq!(read(PAGE_BYTES, 10), Err(rustix::io::Errno::FAULT));
+        assert!(read(PAGE_BYTES - 10, 20).unwrap() <= 10, "what is missing was read into");
+        // SAFETY: the frame was filled by `take`.
+        unsafe { bench.pages.install(bench.page(1), bench.frame(6), false) }.unwrap();
+        assert_eq!(read(PAGE_BYTES - 10, 20), Ok(20));
+        assert_eq!(bench.read(1)[..12], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2]);
     }
 
     pub fn write_to_a_protected_page_is_reported_and_goes_on_when_unprotected(bench: &'static Bench) {
@@ -300,6 +416,45 @@ mod cases {
         let page = unsafe { core::slice::from_raw_parts(bench.memory, PAGE_BYTES) };
         let error = rustix::io::write(std::os::fd::AsFd::as_fd(&null), page).unwrap_err();
         assert_eq!(error, rustix::io::Errno::FAULT);
+    }
+
+    /// It is the program's to hear of: a handler that took it for a missing page would wait for ever.
+    pub fn touch_of_a_poisoned_page_is_signalled_until_it_is_replaced(bench: &'static Bench) {
+        bench.fill(2);
+        bench.take(&[(0, 5), (1, 6)]);
+        bench.poisoned.store(bench.page(1).0, Ordering::Release);
+        bench.pages.poison(bench.page(1)).unwrap();
+        assert_eq!(bench.read(1), vec![0; PAGE_BYTES]);
+        assert_eq!(bench.refused.load(Ordering::Acquire), 1);
+        // SAFETY: the frame was filled by `take`.
+        unsafe { bench.pages.install(bench.page(0), bench.frame(5), false) }.unwrap();
+        assert_eq!(bench.read(0), vec![1; PAGE_BYTES]);
+    }
+
+    /// 300 threads touch 64 pages at once, all before anybody takes a fault up.
+    pub fn more_threads_than_the_queue_has_room_are_all_served(bench: &'static Bench) {
+        bench.fill(PAGES);
+        bench.take(&(0..PAGES).map(|at| (at, at)).collect::<Vec<_>>());
+        let read = |thread: usize| std::thread::spawn(move || (thread % PAGES, bench.read(thread % PAGES)));
+        let readers: Vec<_> = (0..300).map(read).collect();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::thread::spawn(|| {
+            let mut is_out = [true; PAGES];
+            loop {
+                for fault in bench.next_faults() {
+                    let at = (fault.page.0 - bench.page(0).0) as usize;
+                    if core::mem::take(&mut is_out[at]) {
+                        // SAFETY: the frame was filled by `take`.
+                        unsafe { bench.pages.install(fault.page, bench.frame(at), false) }.unwrap();
+                    }
+                    bench.pages.wake(fault.page);
+                }
+            }
+        });
+        for reader in readers {
+            let (at, bytes) = reader.join().unwrap();
+            assert_eq!(bytes, vec![at as u8 + 1; PAGE_BYTES]);
+        }
     }
 
     fn tempfile() -> std::io::Result<std::fs::File> {

@@ -7,7 +7,7 @@
 //!
 //! [`uffd`] userfaultfd · [`memory`] our own mappings · [`futex`] waiting · [`thread`] engine threads ·
 //! [`proc`] what /proc says about this process · [`numa`] which node · [`clock`] time · [`fiemap`] where a file
-//! lies · [`report`] last words · [`sys`] calls passed on
+//! lies · [`signal`] handlers that libc doesn't know · [`report`] last words · [`sys`] calls passed on
 #![cfg_attr(not(test), no_std)]
 
 pub mod clock;
@@ -17,6 +17,7 @@ pub mod memory;
 pub mod numa;
 pub mod proc;
 pub mod report;
+pub mod signal;
 pub mod sys;
 pub mod thread;
 pub mod uffd;

@@ -30,6 +30,8 @@ pub mod number {
     pub const USERFAULTFD: usize = raw::__NR_userfaultfd as usize;
     pub const CLOSE_RANGE: usize = raw::__NR_close_range as usize;
     pub const RT_SIGPROCMASK: usize = raw::__NR_rt_sigprocmask as usize;
+    pub const RT_SIGACTION: usize = raw::__NR_rt_sigaction as usize;
+    pub const RT_SIGRETURN: usize = raw::__NR_rt_sigreturn as usize;
     pub const FORK: usize = raw::__NR_fork as usize;
     pub const CLONE: usize = raw::__NR_clone as usize;
     pub const EXIT: usize = raw::__NR_exit as usize;

@@ -18,6 +18,8 @@ impl Features {
     pub const WRITE_PROTECT: Features = Features(1);
     /// A mapping that is moved stays registered. The call that moves it waits until somebody has read the event.
     pub const EVENT_REMAP: Features = Features(1 << 2);
+    /// Faults are reported as SIGBUS to the thread that touched, not as messages.
+    const SIGBUS: Features = Features(1 << 7);
     /// `UFFDIO_POISON`.
     pub const POISON: Features = Features(1 << 14);
     /// `UFFDIO_MOVE`.
@@ -168,13 +170,25 @@ impl KnownMoves {
     }
 }
 
+fn new_descriptor(mode: usize) -> Result<OwnedFd, Errno> {
+    // SAFETY: takes no pointer.
+    let fd =
+        sys::check(unsafe { sys::call(number::USERFAULTFD, [O_CLOEXEC_NONBLOCK | mode, 0, 0, 0, 0, 0]) })?;
+    // SAFETY: the kernel has just given us this descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
 impl Uffd {
     /// By the system call. EPERM: the caller may not handle faults of the kernel.
     pub fn by_syscall() -> Result<Uffd, Errno> {
-        // SAFETY: takes no pointer.
-        let fd = sys::check(unsafe { sys::call(number::USERFAULTFD, [O_CLOEXEC_NONBLOCK, 0, 0, 0, 0, 0]) })?;
-        // SAFETY: the kernel has just given us this descriptor.
-        Uffd::handshake(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+        Uffd::handshake(new_descriptor(0)?, Features(0))
+    }
+
+    /// Without any privilege: whoever touches a missing or protected page gets SIGBUS, and serves the fault itself
+    /// or has it served. The kernel's own accesses aren't: those system calls answer EFAULT, or a short count.
+    pub fn for_signals() -> Result<Uffd, Errno> {
+        const USER_MODE_ONLY: usize = 1;
+        Uffd::handshake(new_descriptor(USER_MODE_ONLY)?, Features::SIGBUS)
     }
 
     /// By /dev/userfaultfd, already open as `device`.
@@ -182,15 +196,15 @@ impl Uffd {
         // SAFETY: this request takes flags, not a pointer.
         let fd = unsafe { sys::ioctl(device.as_raw_fd(), IOC_NEW, O_CLOEXEC_NONBLOCK) }?;
         // SAFETY: the kernel has just given us this descriptor.
-        Uffd::handshake(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+        Uffd::handshake(unsafe { OwnedFd::from_raw_fd(fd as i32) }, Features(0))
     }
 
     /// Agrees with the kernel on features: what we use. Of the events only the one for moved mappings: a mapping
     /// that lost its registration, if only for a moment, would show zeros to a thread that touches it. Events
     /// block the program's call until they are read, and every ioctl meanwhile, so whoever lets the program move
     /// a registered mapping has somebody read ([`Uffd::drain_until`]).
-    fn handshake(fd: OwnedFd) -> Result<Uffd, Errno> {
-        let mut api = [0xaa_u64, Features::WRITE_PROTECT.0 | Features::EVENT_REMAP.0, 0];
+    fn handshake(fd: OwnedFd, more: Features) -> Result<Uffd, Errno> {
+        let mut api = [0xaa_u64, Features::WRITE_PROTECT.0 | Features::EVENT_REMAP.0 | more.0, 0];
         // SAFETY: the kernel reads and writes a 24-byte uffdio_api.
         unsafe { sys::ioctl(fd.as_raw_fd(), UFFDIO_API, api.as_mut_ptr() as usize) }?;
         let features = Features(api[1]);

@@ -202,9 +202,9 @@ impl Entry {
     /// Asks the holder of the lock to wake us; false if the page isn't locked any more.
     #[must_use]
     pub fn ask_to_be_woken(&self) -> bool {
-        // Ordering: Relaxed: the bit publishes nothing, and the holder's `settle` swaps this very word: it sees the
-        // bit, or we see that the page isn't locked any more.
-        let asked = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+        // Ordering: the holder's `settle` swaps this very word: it sees the bit, or we see that the page isn't locked any
+        // more. Release, for who is woken by him: what the waiter has done to be woken comes before the bit.
+        let asked = self.0.fetch_update(Ordering::Release, Ordering::Relaxed, |word| {
             (word & LOCKED != 0).then_some(word | WAITED)
         });
         asked.is_ok()
@@ -213,8 +213,9 @@ impl Entry {
     /// Ends a move: sets the new state, unlocks, and says whether somebody waits and must be woken.
     #[must_use]
     pub fn settle(&self, state: State) -> bool {
-        // Ordering: Release publishes everything done for this page to the next `load` or `try_lock`.
-        let before = self.0.swap(Word::of(state).0, Ordering::Release);
+        // Ordering: Release publishes everything done for this page to the next `load` or `try_lock`. Acquire pairs with the
+        // Release in `ask_to_be_woken`.
+        let before = self.0.swap(Word::of(state).0, Ordering::AcqRel);
         assert!(before & LOCKED != 0, "a page was settled that nobody had locked: {:?}", Word(before));
         before & WAITED != 0
     }
@@ -344,6 +345,36 @@ mod loomed {
             let moves = move_it(&page) + other.join().unwrap();
             assert!(moves > 0);
             assert_eq!(page.1.get(), moves);
+        });
+    }
+
+    /// A page that a system call uses, and an evictor (`holds.rs`): never does one go on with a page that the other one
+    /// believes to have.
+    #[test]
+    fn loom_a_held_page_is_not_taken_while_its_holder_believes_it_to_be_there() {
+        use crate::holds::{Holder, is_held, locked};
+        use crate::units::{PageIndex, PageRange};
+        const PAGE: PageIndex = PageIndex(5);
+        loom::model(|| {
+            let shared = Arc::new((Holder::new(), Entry(AtomicU64::new(0))));
+            let evictor = {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || {
+                    let (holder, entry) = &*shared;
+                    if entry.try_lock(entry.load()).is_err() {
+                        return false;
+                    }
+                    locked();
+                    let is_free = !is_held([holder], PAGE);
+                    if !is_free {
+                        let _ = entry.settle(State::Absent);
+                    }
+                    is_free
+                })
+            };
+            shared.0.hold(PageRange::of(PAGE, 1));
+            let is_there = !shared.1.load().is_locked();
+            assert!(!(evictor.join().unwrap() && is_there));
         });
     }
 }

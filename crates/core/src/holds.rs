@@ -1,0 +1,141 @@
+//! Pages that must stay while a system call uses them, told to evictors without a lock.
+//!
+//! Where the kernel can't wait for us, a thread of the program *holds* a call's memory: it publishes the ranges, then makes
+//! sure that each of their pages is there, then makes the call. An evictor locks a page's entry, then looks whether it
+//! is held, and leaves it if it is. So whoever comes second sees the other: either the evictor sees the range, or the
+//! holder sees the locked entry, and waits until it is settled.
+//!
+//! A holder has a few words of its own; what doesn't fit is held together with what lies between. That the two sides never
+//! miss each other is a loom model beside the entry (`table/entry.rs`).
+
+use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use crate::units::{PageIndex, PageRange};
+
+/// Ranges that one holder tells apart.
+pub const RANGES: usize = 8;
+
+/// A range of pages in one word, so that nobody sees half of one: 36 bits for where it begins, 28 for its length. 0 is none.
+const COUNT_BITS: u32 = 28;
+const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
+/// Where a program's pages end.
+const END: PageIndex = PageIndex(1 << 35);
+
+/// The longest length stands for everything from there on: what covers ranges far apart may be longer than the bits say, and
+/// must not be shorter than what it covers.
+const fn pack(pages: PageRange) -> u64 {
+    let count = if pages.count() > COUNT_MAX { COUNT_MAX } else { pages.count() };
+    if count == 0 { 0 } else { pages.start.0 << COUNT_BITS | count }
+}
+
+const fn unpack(word: u64) -> PageRange {
+    let (start, count) = (PageIndex(word >> COUNT_BITS), word & COUNT_MAX);
+    if count == COUNT_MAX { PageRange::new(start, END) } else { PageRange::of(start, count) }
+}
+
+/// What one thread holds.
+#[repr(align(64))]
+pub struct Holder {
+    ranges: [AtomicU64; RANGES],
+}
+
+impl Default for Holder {
+    fn default() -> Self {
+        Holder::new()
+    }
+}
+
+impl Holder {
+    /// Nothing.
+    pub fn new() -> Holder {
+        Holder { ranges: core::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+
+    /// Holds `pages` too. In the holder's own thread. Pages that are out stay out: who holds them brings them in afterwards,
+    /// and waits for those that are just being moved.
+    pub fn hold(&self, pages: PageRange) {
+        if pages.is_empty() {
+            return;
+        }
+        let known = || self.ranges.iter().map(|range| unpack(range.load(Ordering::Relaxed)));
+        // Ordering: Relaxed: the fence below is what publishes it.
+        let set = |at: usize, pages: PageRange| self.ranges[at].store(pack(pages), Ordering::Relaxed);
+        match known().position(|range| range.is_empty()) {
+            Some(at) => set(at, pages),
+            None => {
+                // The one that grows least.
+                let hull =
+                    |range: PageRange| PageRange::new(range.start.min(pages.start), range.end.max(pages.end));
+                let growth = |(_, range): &(usize, PageRange)| hull(*range).count() - range.count();
+                if let Some((at, range)) = known().enumerate().min_by_key(growth) {
+                    set(at, hull(range));
+                }
+            }
+        }
+        // Ordering: SeqCst, as in `is_held`: of the two fences one comes first. If ours does, the evictor sees the range; if
+        // the other one does, we see the entry that was locked before it.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Holds nothing any more.
+    pub fn release(&self) {
+        for range in &self.ranges {
+            // Ordering: Release: the call's use of the memory comes before this.
+            range.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// Whether one of `holders` holds `page`. For an evictor, once it has locked the page's entry and called [`locked`].
+pub fn is_held<'a>(holders: impl IntoIterator<Item = &'a Holder>, page: PageIndex) -> bool {
+    // Ordering: Acquire pairs with the Release in `release`: what is held no more was used before it is taken.
+    let holds = |range: &AtomicU64| unpack(range.load(Ordering::Acquire)).contains(page);
+    holders.into_iter().any(|holder| holder.ranges.iter().any(holds))
+}
+
+/// An evictor has locked the entries of its victims, and is going to ask whether they are held.
+pub fn locked() {
+    // Ordering: SeqCst, as in `hold`.
+    fence(Ordering::SeqCst);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn range(start: u64, count: u64) -> PageRange {
+        PageRange::of(PageIndex(start), count)
+    }
+
+    proptest! {
+        /// Beside a list of what was asked for: all of it is held, and with few ranges nothing else.
+        #[test]
+        fn all_that_was_asked_for_is_held_until_it_is_released(
+            ranges in prop::collection::vec((0_u64..200, 0_u64..20, 0_u64..3), 0..20),
+        ) {
+            let holders = [Holder::new(), Holder::new()];
+            // Some lie as far apart as a program's heap and its mappings.
+            let ranges: Vec<PageRange> =
+                ranges.iter().map(|(start, count, far)| range(start + (far << 33), *count)).collect();
+            ranges.iter().for_each(|range| holders[1].hold(*range));
+            let is_exact = ranges.iter().filter(|range| !range.is_empty()).count() <= RANGES;
+            for page in (0..3).flat_map(|far| (0..250).map(move |page| PageIndex(page + (far << 33)))) {
+                let (held, asked) = (is_held(&holders, page), ranges.iter().any(|range| range.contains(page)));
+                prop_assert!(held || !asked, "{:?}", page);
+                prop_assert!(!held || asked || !is_exact, "{:?} of nobody", page);
+            }
+            holders[1].release();
+            prop_assert!((0..250).all(|page| !is_held(&holders, PageIndex(page))));
+        }
+    }
+
+    #[test]
+    fn longest_range_and_highest_page_fit_in_a_word() {
+        let holder = Holder::new();
+        let top = END.0 - 1;
+        holder.hold(range(top, 1));
+        assert!(is_held([&holder], PageIndex(top)) && !is_held([&holder], PageIndex(top - 1)));
+        holder.hold(range(7, 1 << 30));
+        assert!(is_held([&holder], PageIndex(7 + (1 << 30) - 1)) && !is_held([&holder], PageIndex(6)));
+    }
+}

@@ -1,0 +1,251 @@
+//! `signal` mode: faults as SIGBUS, in the thread that touched the page.
+//!
+//! It needs no privilege. The kernel doesn't put the thread to sleep; it calls a handler of ours, which *hands the
+//! fault over* to an engine thread and sleeps until the page was dealt with. Then the handler returns, and the access
+//! is tried again.
+//!
+//! Whoever deals with a page wakes those that sleep for it; userfaultfd does that by itself for threads that it has put
+//! to sleep, but it knows nothing of ours. [`Woken`] does it for every way of getting pages in.
+// UNSAFETY: it passes on what changes the program's memory, with its callers' promises.
+
+use crate::thread::FAULTS_MAX;
+use crate::{Fault, InstallError, Outgoing, Pages};
+use core::sync::atomic::{AtomicU32, Ordering};
+use farpage_core::pager::{Access, Left};
+use farpage_core::sync::Lock;
+use farpage_core::units::{PageBytes, PageIndex, PageRange};
+use farpage_os::futex;
+use farpage_os::signal::{Context, Info};
+use farpage_os::sys::Errno;
+
+/// Faults that wait to be taken up; a thread more waits for room.
+const WAITING_MAX: usize = 128;
+/// Threads that sleep for different pages of the same bucket are woken together.
+const BUCKETS: usize = 64;
+
+/// What a SIGBUS is about, if a page is missing or protected there. Whether it is one of ours is the caller's to know, and
+/// whether we have poisoned it: kernels without handling of memory failures report that in the same way.
+pub const fn fault_of(info: &Info, context: &Context) -> Option<Fault> {
+    let Some(address) = info.missing_at() else { return None };
+    let access = match (context.was_protection(), context.was_write()) {
+        (true, _) => Access::WriteProtected,
+        (false, true) => Access::Write,
+        (false, false) => Access::Read,
+    };
+    Some(Fault { page: PageIndex::of_address(address), access })
+}
+
+struct Ring {
+    faults: [Fault; WAITING_MAX],
+    first: usize,
+    count: usize,
+}
+
+/// Sleepers for the pages of one bucket.
+#[repr(align(64))]
+struct Bucket {
+    /// Changes when a page of the bucket was dealt with.
+    turn: AtomicU32,
+    sleepers: AtomicU32,
+}
+
+/// Where threads of the program and engine threads meet.
+pub struct Handover {
+    ring: Lock<Ring>,
+    /// Changes with each fault that is handed over.
+    bell: AtomicU32,
+    /// Engine threads that sleep until it does.
+    idle: AtomicU32,
+    /// Changes when faults were taken up while there was no room for more.
+    room: AtomicU32,
+    buckets: [Bucket; BUCKETS],
+}
+
+impl Default for Handover {
+    fn default() -> Self {
+        Handover::new()
+    }
+}
+
+impl Handover {
+    /// Nobody waits.
+    pub fn new() -> Handover {
+        let nothing = Fault { page: PageIndex(0), access: Access::Read };
+        Handover {
+            ring: Lock::new(Ring { faults: [nothing; WAITING_MAX], first: 0, count: 0 }),
+            bell: AtomicU32::new(0),
+            idle: AtomicU32::new(0),
+            room: AtomicU32::new(0),
+            buckets: [const { Bucket { turn: AtomicU32::new(0), sleepers: AtomicU32::new(0) } }; BUCKETS],
+        }
+    }
+
+    const fn bucket(&self, page: PageIndex) -> &Bucket {
+        &self.buckets[page.0 as usize % BUCKETS]
+    }
+
+    /// In a thread of the program, with signals blocked: has the fault served. When it returns the page may be there,
+    /// or the access faults again.
+    pub fn serve(&self, fault: Fault) {
+        let bucket = self.bucket(fault.page);
+        // Before anybody can take the fault up: whoever deals with it sees that somebody sleeps.
+        // Ordering: SeqCst: whoever wakes has taken the fault out of the ring after this, or has settled the page after
+        // such a one asked to be woken (`Entry::ask_to_be_woken`): his load in `wake` finds it.
+        bucket.sleepers.fetch_add(1, Ordering::SeqCst);
+        let turn = bucket.turn.load(Ordering::SeqCst);
+        self.hand_over(fault);
+        while bucket.turn.load(Ordering::SeqCst) == turn {
+            futex::wait(&bucket.turn, turn);
+        }
+        bucket.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn hand_over(&self, fault: Fault) {
+        loop {
+            let room = self.room.load(Ordering::SeqCst);
+            {
+                let mut ring = self.ring.lock();
+                if ring.count < WAITING_MAX {
+                    let at = (ring.first + ring.count) % WAITING_MAX;
+                    ring.faults[at] = fault;
+                    ring.count += 1;
+                    break;
+                }
+            }
+            futex::wait(&self.room, room);
+        }
+        // Ordering: SeqCst here and in `wait`: either we see that somebody sleeps, or he sees that the bell has rung.
+        self.bell.fetch_add(1, Ordering::SeqCst);
+        if self.idle.load(Ordering::SeqCst) > 0 {
+            futex::wake(&self.bell, 1);
+        }
+    }
+
+    /// In an engine thread: waits for faults and returns how many were put into `faults`; 0 if another thread was
+    /// quicker.
+    pub fn wait(&self, faults: &mut [Fault; FAULTS_MAX]) -> usize {
+        let seen = self.bell.load(Ordering::SeqCst);
+        let count = self.take(faults);
+        if count == 0 {
+            // Ordering: SeqCst, as in `hand_over`.
+            self.idle.fetch_add(1, Ordering::SeqCst);
+            futex::wait(&self.bell, seen);
+            self.idle.fetch_sub(1, Ordering::Relaxed);
+        }
+        count
+    }
+
+    fn take(&self, faults: &mut [Fault; FAULTS_MAX]) -> usize {
+        let mut ring = self.ring.lock();
+        let was_full = ring.count == WAITING_MAX;
+        let mut count = 0;
+        while count < FAULTS_MAX && ring.count > 0 {
+            faults[count] = ring.faults[ring.first];
+            ring.first = (ring.first + 1) % WAITING_MAX;
+            ring.count -= 1;
+            count += 1;
+        }
+        drop(ring);
+        if was_full {
+            // Ordering: SeqCst: who found no room has read the number before, and doesn't sleep on an old one.
+            self.room.fetch_add(1, Ordering::SeqCst);
+            futex::wake(&self.room, u32::MAX >> 1);
+        }
+        count
+    }
+
+    /// Wakes whoever sleeps for one of `pages`; they try again.
+    pub fn wake(&self, pages: PageRange) {
+        for at in 0..pages.count().min(BUCKETS as u64) {
+            let bucket = self.bucket(pages.start.plus(at));
+            // Ordering: SeqCst, as in `serve`.
+            if bucket.sleepers.load(Ordering::SeqCst) > 0 {
+                bucket.turn.fetch_add(1, Ordering::SeqCst);
+                futex::wake(&bucket.turn, u32::MAX >> 1);
+            }
+        }
+    }
+}
+
+/// Another way of getting pages in and out, with those woken who have handed their faults over.
+pub struct Woken<'a, P> {
+    /// The way.
+    pub pages: P,
+    /// Where threads sleep.
+    pub handover: &'a Handover,
+}
+
+impl<P: Pages> Pages for Woken<'_, P> {
+    unsafe fn register(&self, pages: PageRange) -> Result<(), Errno> {
+        // SAFETY: passed on.
+        unsafe { self.pages.register(pages) }
+    }
+
+    unsafe fn take(&self, pages: &mut [Outgoing]) {
+        // SAFETY: passed on.
+        unsafe { self.pages.take(pages) }
+    }
+
+    unsafe fn install(
+        &self,
+        page: PageIndex,
+        frame: *mut PageBytes,
+        protect: bool,
+    ) -> Result<Left, InstallError> {
+        // SAFETY: passed on.
+        let left = unsafe { self.pages.install(page, frame, protect) }?;
+        self.handover.wake(PageRange::of(page, 1));
+        Ok(left)
+    }
+
+    unsafe fn install_run(
+        &self,
+        pages: PageRange,
+        source: *const PageBytes,
+        protect: bool,
+    ) -> Result<u64, InstallError> {
+        // SAFETY: passed on.
+        let count = unsafe { self.pages.install_run(pages, source, protect) }?;
+        self.handover.wake(PageRange::of(pages.start, count));
+        Ok(count)
+    }
+
+    fn zero(&self, pages: PageRange) -> Result<u64, InstallError> {
+        let count = self.pages.zero(pages)?;
+        self.handover.wake(PageRange::of(pages.start, count));
+        Ok(count)
+    }
+
+    fn protect(&self, pages: PageRange) {
+        self.pages.protect(pages);
+    }
+
+    fn unprotect(&self, page: PageIndex) {
+        self.pages.unprotect(page);
+        self.handover.wake(PageRange::of(page, 1));
+    }
+
+    fn poison(&self, page: PageIndex) -> Result<(), InstallError> {
+        self.pages.poison(page)?;
+        self.handover.wake(PageRange::of(page, 1));
+        Ok(())
+    }
+
+    fn wake(&self, page: PageIndex) {
+        self.handover.wake(PageRange::of(page, 1));
+    }
+
+    fn unshare(&self, page: PageIndex) {
+        self.pages.unshare(page);
+    }
+
+    unsafe fn give_memory(&self, frame: *mut PageBytes) -> Result<(), InstallError> {
+        // SAFETY: passed on.
+        unsafe { self.pages.give_memory(frame) }
+    }
+
+    unsafe fn drop_memory(&self, first: *mut PageBytes, count: usize) -> Result<(), Errno> {
+        // SAFETY: passed on.
+        unsafe { self.pages.drop_memory(first, count) }
+    }
+}
