@@ -1,0 +1,439 @@
+//! From a system call and its arguments to the memory that the kernel will look at or change.
+//!
+//! Some of it is only named in other memory (an `iovec`, a `msghdr`, a list of texts), which may itself be out. So
+//! [`each`] tells of every piece before it looks into it, and looks only through [`Memory`].
+
+use super::calls::{How, Pointer, What, pointers};
+use farpage_core::units::PAGE_BYTES;
+use linux_raw_sys::general as raw;
+
+/// Memory that one call is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Where it begins.
+    pub address: usize,
+    /// How long it is, at most.
+    pub bytes: usize,
+    /// What the kernel does with it.
+    pub how: How,
+}
+
+/// The program's memory, as a call is about to be made.
+pub trait Memory {
+    /// The kernel will look at or change this.
+    fn buffer(&mut self, buffer: Buffer);
+
+    /// The 8 bytes at `address`, which lie in pages of buffers that were told of; none if they can't be read. Then the
+    /// kernel can't either.
+    fn word(&mut self, address: usize) -> Option<u64>;
+}
+
+/// Where a program's addresses end.
+const END: usize = 0x7fff_ffff_f000;
+/// Below this there is no memory.
+const BEGINNING: usize = PAGE_BYTES;
+/// `iovec`s and `mmsghdr`s that the kernel takes in one call.
+const VECTORS_MAX: usize = 1024;
+const MSGHDR: usize = 56;
+const MMSGHDR: usize = 64;
+/// `futex_waitv`s that the kernel takes.
+const WAIT_WORDS_MAX: usize = 128;
+/// `iocb`s of one call that are looked at.
+const CONTROL_BLOCKS_MAX: usize = 1 << 16;
+/// Texts in a list of them.
+const TEXTS_MAX: usize = 1 << 20;
+/// The longest text that the kernel takes: an argument of execve.
+const TEXT_BYTES_MAX: usize = 32 * PAGE_BYTES;
+/// The kernel moves no more in one call (MAX_RW_COUNT).
+const BYTES_MAX: usize = 0x7fff_f000;
+/// How much lies at an address of which nothing else is known: most structures are smaller.
+const UNKNOWN_BYTES: usize = 2 * PAGE_BYTES;
+
+/// Tells `memory` of what the kernel looks at or changes in this call.
+///
+/// Not of the stack that the thread is on, which no argument names (signals are delivered there, and `rt_sigreturn` reads
+/// from it), nor of what only the maker of a device or of a filter knows to lie in it: memory that is named in the argument
+/// of most ioctls, of bpf, seccomp, keyctl, in socket filters, and in the queue of an io_uring.
+pub fn each(call: usize, arguments: &[usize; 6], memory: &mut impl Memory) {
+    let mut walk = Walk { arguments, memory };
+    match (pointers(call), call as u32) {
+        (Some(list), _) => list.iter().for_each(|pointer| walk.pointer(pointer)),
+        (None, raw::__NR_ioctl) => walk.ioctl(),
+        (None, raw::__NR_fcntl) => walk.fcntl(),
+        (None, raw::__NR_futex) => walk.futex(),
+        (None, raw::__NR_clone) => walk.clone(),
+        // Newer than we are, or too many things in one call.
+        (None, _) => arguments.iter().for_each(|argument| walk.buffer(*argument, UNKNOWN_BYTES, How::Both)),
+    }
+}
+
+struct Walk<'a, M> {
+    arguments: &'a [usize; 6],
+    memory: &'a mut M,
+}
+
+impl<M: Memory> Walk<'_, M> {
+    fn buffer(&mut self, address: usize, bytes: usize, how: How) {
+        let bytes = bytes.min(BYTES_MAX).min(END.saturating_sub(address));
+        if bytes > 0 && address >= BEGINNING {
+            self.memory.buffer(Buffer { address, bytes, how });
+        }
+    }
+
+    /// The word at `address`; 0 if it can't be read.
+    fn word(&mut self, address: usize) -> usize {
+        if (BEGINNING..=END - 8).contains(&address) {
+            self.memory.word(address).unwrap_or(0) as usize
+        } else {
+            0
+        }
+    }
+
+    fn argument(&self, number: u8) -> usize {
+        self.arguments[number as usize]
+    }
+
+    /// The 4 bytes at `address`; 0 if they can't be read.
+    fn half(&mut self, address: usize) -> usize {
+        let offset = address % 8;
+        let (first, second) = (
+            self.word(address - offset),
+            if offset > 4 { self.word((address - offset).saturating_add(8)) } else { 0 },
+        );
+        let both = (second as u128) << 64 | first as u128;
+        (both >> (offset * 8)) as u32 as usize
+    }
+
+    /// A list of `count` elements, which the kernel reads: how many of them there can be.
+    fn list(&mut self, address: usize, count: usize, each: usize) -> usize {
+        self.buffer(address, count * each, How::In);
+        if (BEGINNING..END).contains(&address) && count * each <= END - address { count } else { 0 }
+    }
+
+    /// An argument that the kernel takes as an `int`: it refuses what is negative.
+    fn count(&self, number: u8) -> usize {
+        usize::try_from(self.argument(number) as i32).unwrap_or(0)
+    }
+
+    fn pointer(&mut self, pointer: &Pointer) {
+        let (address, how) = (self.argument(pointer.argument), pointer.how);
+        match pointer.what {
+            What::Bytes(bytes) => self.buffer(address, bytes.into(), how),
+            What::Sized(by) => self.buffer(address, self.argument(by), how),
+            What::Sized32(by) => self.buffer(address, self.count(by), how),
+            What::Behind8(by) => self.buffer(address, self.argument(by).saturating_add(8), how),
+            What::Array(by, each) => self.buffer(address, self.count(by) * usize::from(each), how),
+            What::Bits(by) => self.buffer(address, self.count(by).div_ceil(64) * 8, how),
+            What::PerPage(by) => self.buffer(address, self.argument(by).div_ceil(PAGE_BYTES), how),
+            What::SizedBy(by) => {
+                let bytes = self.half(self.argument(by));
+                self.buffer(address, bytes, how);
+            }
+            What::Text => self.text(address),
+            What::Texts => self.texts(address),
+            What::SignalStack => self.signal_stack(address),
+            What::Vectors(by) => self.vectors(address, self.argument(by), how),
+            What::Message => self.message(address, MSGHDR, how),
+            What::Messages(by) => {
+                for at in 0..self.count(by).min(VECTORS_MAX) {
+                    self.message(address.saturating_add(at * MMSGHDR), MMSGHDR, how);
+                }
+            }
+            What::SizedAddress => {
+                self.buffer(address, 16, How::In);
+                let (start, bytes) = (self.word(address), self.word(address.saturating_add(8)));
+                self.buffer(start, bytes, how);
+            }
+            What::CloneArguments(by) => self.clone_arguments(address, self.argument(by)),
+            What::WaitWords(by) => self.wait_words(address, self.count(by)),
+            What::WaitWordPair => self.wait_words(address, 2),
+            What::ControlBlocks(by) => self.control_blocks(address, self.argument(by)),
+        }
+    }
+
+    /// A page at a time, until its end is found.
+    fn text(&mut self, start: usize) {
+        let mut at = start;
+        while (BEGINNING..END).contains(&at) && at - start < TEXT_BYTES_MAX {
+            let end = (at / PAGE_BYTES + 1) * PAGE_BYTES;
+            self.buffer(at, end - at, How::In);
+            if self.ends_within(at, end) {
+                return;
+            }
+            at = end;
+        }
+    }
+
+    /// Whether there is a byte of 0 in these bytes of one page, or they can't be read.
+    fn ends_within(&mut self, start: usize, end: usize) -> bool {
+        let mut at = start & !7;
+        while at < end {
+            let Some(word) = self.memory.word(at) else { return true };
+            // What lies before the start doesn't count.
+            let before = if at < start { (1_u64 << ((start - at) * 8)) - 1 } else { 0 };
+            if (word | before).to_ne_bytes().contains(&0) {
+                return true;
+            }
+            at += 8;
+        }
+        false
+    }
+
+    fn texts(&mut self, list: usize) {
+        for at in 0..TEXTS_MAX {
+            let place = list.saturating_add(at * 8);
+            self.buffer(place, 8, How::In);
+            match self.word(place) {
+                0 => return,
+                text => self.text(text),
+            }
+        }
+    }
+
+    fn vectors(&mut self, list: usize, count: usize, how: How) {
+        // A longer list is refused before it is looked at.
+        let count = if count > VECTORS_MAX { 0 } else { count };
+        for at in 0..self.list(list, count, 16) {
+            let (start, bytes) = (self.word(list + at * 16), self.word(list + at * 16 + 8));
+            self.buffer(start, bytes, how);
+        }
+    }
+
+    /// A `msghdr`, perhaps with a length behind it. Lengths and flags are written back.
+    fn message(&mut self, address: usize, bytes: usize, how: How) {
+        self.buffer(address, bytes, How::Both);
+        let word = |walk: &mut Self, offset| walk.word(address.saturating_add(offset));
+        let (name, name_bytes) = (word(self, 0), self.half(address.saturating_add(8)));
+        let (list, count) = (word(self, 16), word(self, 24));
+        let (control, control_bytes) = (word(self, 32), word(self, 40));
+        self.buffer(name, name_bytes, how);
+        self.buffer(control, control_bytes, how);
+        self.vectors(list, count, how);
+    }
+
+    fn clone_arguments(&mut self, address: usize, bytes: usize) {
+        self.buffer(address, bytes, How::Both);
+        let field = |walk: &mut Self, at: usize| {
+            if (at + 1) * 8 <= bytes { walk.word(address.saturating_add(at * 8)) } else { 0 }
+        };
+        let flags = field(self, 0) as u32;
+        let (pidfd, child_id, parent_id) = (field(self, 1), field(self, 2), field(self, 3));
+        self.thread_ids(flags, pidfd, parent_id, child_id);
+        let (ids, count) = (field(self, 8), field(self, 9));
+        self.buffer(ids, count.min(VECTORS_MAX) * 4, How::In);
+    }
+
+    /// In `clone` the descriptor goes where the id would.
+    fn clone(&mut self) {
+        let [flags, _, parent_id, child_id, ..] = *self.arguments;
+        let flags = flags as u32;
+        self.thread_ids(flags, parent_id, parent_id, child_id);
+    }
+
+    /// Where the ids of a new thread are written: its own, also when it ends, and whoever waits for it waits for that.
+    fn thread_ids(&mut self, flags: u32, pidfd: usize, parent_id: usize, child_id: usize) {
+        if flags & raw::CLONE_PIDFD != 0 {
+            self.buffer(pidfd, 4, How::Out);
+        }
+        if flags & raw::CLONE_PARENT_SETTID != 0 {
+            self.buffer(parent_id, 4, How::Out);
+        }
+        if flags & (raw::CLONE_CHILD_SETTID | raw::CLONE_CHILD_CLEARTID) != 0 {
+            self.buffer(child_id, 4, How::Stays);
+        }
+    }
+
+    fn signal_stack(&mut self, address: usize) {
+        self.buffer(address, 24, How::In);
+        let flags = self.half(address.saturating_add(8)) as u32;
+        let (start, bytes) = (self.word(address), self.word(address.saturating_add(16)));
+        if flags & raw::SS_DISABLE == 0 {
+            self.buffer(start, bytes, How::Stays);
+        }
+    }
+
+    fn wait_words(&mut self, list: usize, count: usize) {
+        let count = if count > WAIT_WORDS_MAX { 0 } else { count };
+        for at in 0..self.list(list, count, 24) {
+            let place = self.word(list + at * 24 + 8);
+            // The kernel refuses a word that the program couldn't write.
+            self.buffer(place, 4, How::Both);
+        }
+    }
+
+    /// What these name is read and written until the call's completion is collected, which may be never.
+    fn control_blocks(&mut self, list: usize, count: usize) {
+        for at in 0..self.list(list, count.min(CONTROL_BLOCKS_MAX), 8) {
+            let block = self.word(list + at * 8);
+            self.buffer(block, 64, How::Both);
+            let word = |walk: &mut Self, offset| walk.word(block.saturating_add(offset));
+            let (what, start, bytes) = (word(self, 16) as u16, word(self, 24), word(self, 32));
+            match what {
+                0 | 1 => self.buffer(start, bytes, How::Stays),
+                7 | 8 => self.vectors(start, bytes, How::Stays),
+                _ => {}
+            }
+        }
+    }
+
+    /// A request says itself how long its argument is; the oldest ones say nothing, and some have a list behind it.
+    fn ioctl(&mut self) {
+        const FIEMAP: u32 = 0xc020_660b;
+        let [_, request, argument, ..] = *self.arguments;
+        self.buffer(argument, (request >> 16 & 0x3fff).max(UNKNOWN_BYTES), How::Both);
+        if request as u32 == FIEMAP {
+            let extents = self.half(argument.saturating_add(24));
+            self.buffer(argument, 32 + extents * 56, How::Both);
+        }
+    }
+
+    fn fcntl(&mut self) {
+        let bytes = match self.arguments[1] as u32 {
+            raw::F_GETLK | raw::F_SETLK | raw::F_SETLKW => 32,
+            raw::F_OFD_GETLK | raw::F_OFD_SETLK | raw::F_OFD_SETLKW => 32,
+            raw::F_SETOWN_EX | raw::F_GETOWN_EX => 8,
+            raw::F_GETOWNER_UIDS => 8,
+            raw::F_GET_RW_HINT | raw::F_SET_RW_HINT | raw::F_GET_FILE_RW_HINT | raw::F_SET_FILE_RW_HINT => 8,
+            _ => 0,
+        };
+        self.buffer(self.arguments[2], bytes, How::Both);
+    }
+
+    fn futex(&mut self) {
+        let command = self.arguments[1] as u32 & raw::FUTEX_CMD_MASK as u32;
+        self.buffer(self.arguments[0], 4, How::Both);
+        match command {
+            raw::FUTEX_WAIT | raw::FUTEX_WAIT_BITSET | raw::FUTEX_LOCK_PI | raw::FUTEX_LOCK_PI2 => {
+                self.buffer(self.arguments[3], 16, How::In);
+            }
+            raw::FUTEX_WAIT_REQUEUE_PI => {
+                self.buffer(self.arguments[3], 16, How::In);
+                self.buffer(self.arguments[4], 4, How::Both);
+            }
+            raw::FUTEX_REQUEUE | raw::FUTEX_CMP_REQUEUE | raw::FUTEX_CMP_REQUEUE_PI | raw::FUTEX_WAKE_OP => {
+                self.buffer(self.arguments[4], 4, How::Both)
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    /// Memory of which only some words can be read.
+    #[derive(Default)]
+    struct Fake {
+        words: BTreeMap<usize, u64>,
+        told: Vec<(usize, usize, How)>,
+    }
+
+    impl Memory for Fake {
+        fn buffer(&mut self, buffer: Buffer) {
+            self.told.push((buffer.address, buffer.bytes, buffer.how));
+        }
+        fn word(&mut self, address: usize) -> Option<u64> {
+            let is_there = |address: usize| {
+                let pages =
+                    |start: usize, bytes: usize| start / PAGE_BYTES..(start + bytes).div_ceil(PAGE_BYTES);
+                self.told
+                    .iter()
+                    .any(|(start, bytes, _)| pages(*start, *bytes).contains(&(address / PAGE_BYTES)))
+            };
+            let all = is_there(address) && is_there(address + 7);
+            assert!(all, "{address:#x} is looked at before anybody could bring it");
+            self.words.get(&address).copied()
+        }
+    }
+
+    fn told(call: u32, arguments: [usize; 6], words: &[(usize, u64)]) -> Vec<(usize, usize, How)> {
+        let mut memory = Fake { words: words.iter().copied().collect(), told: Vec::new() };
+        each(call as usize, &arguments, &mut memory);
+        memory.told
+    }
+
+    const A: usize = 0x10_0000;
+    const B: usize = 0x20_0000;
+    const C: usize = 0x30_0000;
+
+    #[test]
+    fn what_is_named_in_other_memory_is_found_and_nothing_is_read_unannounced() {
+        let vectors = [(A, B as u64), (A + 8, 10), (A + 16, C as u64), (A + 24, 0)];
+        assert_eq!(
+            told(raw::__NR_readv, [3, A, 2, 0, 0, 0], &vectors),
+            [(A, 32, How::In), (B, 10, How::Out)]
+        );
+        let length = [(B, 0xdead_0000_0010)];
+        assert_eq!(
+            told(raw::__NR_accept, [3, A, B, 0, 0, 0], &length),
+            [(B, 4, How::Both), (A, 16, How::Out)],
+            "only the lower half of the word is the length"
+        );
+        let text = [(A + 8, u64::from_ne_bytes(*b"/tmp/x\0y"))];
+        let page = A + PAGE_BYTES - (A + 9);
+        assert_eq!(told(raw::__NR_chdir, [A + 9, 0, 0, 0, 0, 0], &text), [(A + 9, page, How::In)]);
+    }
+
+    #[test]
+    fn what_the_kernel_uses_later_stays() {
+        let flags = (raw::CLONE_CHILD_CLEARTID | raw::CLONE_PARENT_SETTID) as usize;
+        let ids = [(B, 4, How::Out), (C, 4, How::Stays)];
+        assert_eq!(told(raw::__NR_clone, [flags, A, B, C, 0, 0], &[]), ids);
+        assert_eq!(told(raw::__NR_clone, [0, A, B, C, 0, 0], &[]), [], "nobody asked for ids");
+        let fields = [(A, flags as u64), (A + 16, C as u64), (A + 24, B as u64)];
+        assert_eq!(told(raw::__NR_clone3, [A, 88, 0, 0, 0, 0], &fields)[1..], ids);
+        let stack = |flags| [(A, B as u64), (A + 8, flags), (A + 16, 9000)];
+        let uses = |flags| told(raw::__NR_sigaltstack, [A, 0, 0, 0, 0, 0], &stack(flags));
+        assert_eq!(uses(0), [(A, 24, How::In), (B, 9000, How::Stays)]);
+        assert_eq!(uses(raw::SS_DISABLE.into()).len(), 1);
+    }
+
+    #[test]
+    fn lengths_are_what_the_kernel_takes_them_for() {
+        let half = |bytes: usize| told(raw::__NR_connect, [3, A, bytes, 0, 0, 0], &[]);
+        assert_eq!(half(0xdead_0000_0010), [(A, 16, How::In)]);
+        assert_eq!(half(0xffff_fff0), []);
+        let all = told(raw::__NR_read, [3, A, usize::MAX, 0, 0, 0], &[]);
+        assert_eq!(all, [(A, BYTES_MAX, How::Out)]);
+    }
+
+    #[test]
+    fn text_goes_on_to_its_end_and_not_beyond_what_can_be_read() {
+        let start = A + PAGE_BYTES - 16;
+        let mut words = vec![(start, u64::MAX), (start + 8, u64::MAX), (start + 16, 0)];
+        let pages = |words: &[(usize, u64)]| told(raw::__NR_chdir, [start, 0, 0, 0, 0, 0], words).len();
+        assert_eq!(pages(&words), 2);
+        words[1].1 = 0;
+        assert_eq!(pages(&words), 1);
+        words.truncate(1);
+        assert_eq!(pages(&words), 1, "the kernel stops there too");
+    }
+
+    #[test]
+    fn nonsense_is_told_within_the_address_space_and_ends() {
+        let wild = [usize::MAX, usize::MAX - 7, END - 1, END, 1 << 46, 7];
+        for call in 0..600 {
+            for turn in 0..6 {
+                let mut arguments = wild;
+                arguments.rotate_left(turn);
+                for (start, bytes, _) in told(call, arguments, &[]) {
+                    assert!(start >= BEGINNING && start + bytes <= END && bytes > 0, "call {call}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_calls_and_requests_have_every_address_looked_at() {
+        let all = told(9999, [A, 5, B, 0, 0, C], &[]);
+        assert_eq!(all.iter().map(|told| told.0).collect::<Vec<_>>(), [A, B, C]);
+        for request in [0xc028_aa03, 0x5401] {
+            assert_eq!(told(raw::__NR_ioctl, [3, request, A, 0, 0, 0], &[]), [(A, UNKNOWN_BYTES, How::Both)]);
+        }
+        let list = told(raw::__NR_ioctl, [3, 0xc020_660b, A, 0, 0, 0], &[(A + 24, 1000)]);
+        assert_eq!(list[1], (A, 32 + 56_000, How::Both));
+        assert_eq!(told(raw::__NR_close, [A, B, 0, 0, 0, 0], &[]), []);
+    }
+}
