@@ -71,7 +71,7 @@ impl Holder {
                 }
             }
         }
-        // Ordering: SeqCst, as in `is_held`: of the two fences one comes first. If ours does, the evictor sees the range; if
+        // Ordering: SeqCst, as in `locked`: of the two fences one comes first. If ours does, the evictor sees the range; if
         // the other one does, we see the entry that was locked before it.
         fence(Ordering::SeqCst);
     }

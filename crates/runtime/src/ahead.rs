@@ -6,7 +6,7 @@
 //! that one read and one UFFDIO_COPY take a whole run, and no frame is needed but for what is parked.
 // UNSAFETY: pages are brought into raw memory, as the kernel and the devices see it.
 
-use crate::devices::BackEnd;
+use crate::devices::BackEnds;
 use crate::worker::{Progress, Worker};
 use core::sync::atomic::{AtomicU32, Ordering};
 use farpage_core::cache::Backing;
@@ -106,12 +106,12 @@ pub(crate) struct AheadMemory {
     /// Neighbouring pages to gather a batch in; null until needed.
     pages: *mut PageBytes,
     /// Back ends for reads alone: their completions are waited for.
-    readers: [Option<&'static mut BackEnd>; AREAS_MAX],
+    readers: BackEnds,
 }
 
 impl AheadMemory {
-    pub(crate) const fn new() -> AheadMemory {
-        AheadMemory { pages: core::ptr::null_mut(), readers: [const { None }; AREAS_MAX] }
+    pub(crate) const fn new(readers: BackEnds) -> AheadMemory {
+        AheadMemory { pages: core::ptr::null_mut(), readers }
     }
 
     /// Makes sure that there is memory to gather pages in.
@@ -336,8 +336,8 @@ impl Worker {
             }
             at += length.max(1);
         }
-        for area in 0..AREAS_MAX {
-            while self.ahead.readers[area].as_ref().is_some_and(|reader| reader.in_flight() > 0) {
+        for area in (0..AREAS_MAX as u8).map(AreaId) {
+            while self.ahead.readers.get(area).is_some_and(|reader| reader.in_flight() > 0) {
                 read |= self.collect_reads(area);
             }
         }
@@ -365,11 +365,11 @@ impl Worker {
         let token = (first | length << 32) as u64;
         let request =
             Request { op: Op::Read, offset: slot.byte_offset(), segments: &segments[..length], token };
-        let area = slot.area().0 as usize;
+        let area = slot.area();
         let mut read = 0;
         loop {
             let engine = self.engine;
-            let reader = self.ahead.readers[area].get_or_insert_with(|| engine.back_end(AreaId(area as u8)));
+            let reader = self.ahead.readers.get_or_make(area, || engine.back_end(area));
             // SAFETY: the segments are this thread's own memory, which nobody touches until `read_batch` has waited
             // for all of its requests; each is in one request.
             if unsafe { reader.submit(&request) }.is_ok() {
@@ -380,9 +380,9 @@ impl Worker {
     }
 
     /// Waits for one read at least.
-    fn collect_reads(&mut self, area: usize) -> u64 {
+    fn collect_reads(&mut self, area: AreaId) -> u64 {
         let mut done = [Completion::EMPTY; 16];
-        let Some(reader) = &mut self.ahead.readers[area] else { return 0 };
+        let Some(reader) = self.ahead.readers.get(area) else { return 0 };
         let count = reader.complete(Wait::One, &mut done);
         done[..count]
             .iter()

@@ -4,6 +4,7 @@
 
 use crate::map_lock::READERS_MAX;
 use crate::session::{AreaDescription, Session};
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use farpage_core::areas::slots::cpus_served;
 use farpage_core::areas::{AreaMemory, Areas, Extents, Leases, SlotMemory, SlotRun};
@@ -193,7 +194,42 @@ impl Devices {
     }
 }
 
-/// A back end of either kind. A worker has few of them, in memory that is reserved anyway.
+/// One thread's back ends, each made when it is first needed. Where they will lie is reserved before: by then there may be
+/// no more mappings to be had, and what has none falls back to psync. A place takes no memory until it is needed.
+pub struct BackEnds {
+    places: &'static mut BackEndPlaces,
+    made: [bool; AREAS_MAX],
+}
+
+/// A place for each area's.
+pub type BackEndPlaces = [MaybeUninit<BackEnd>; AREAS_MAX];
+
+impl BackEnds {
+    /// None yet; they will be in `places`, whatever these hold.
+    pub const fn new(places: &'static mut BackEndPlaces) -> BackEnds {
+        BackEnds { places, made: [false; AREAS_MAX] }
+    }
+
+    /// An area's, if it was ever needed.
+    pub fn get(&mut self, area: AreaId) -> Option<&mut BackEnd> {
+        let at = area.0 as usize;
+        // SAFETY: `get_or_make` has written it, and nobody takes it out.
+        self.made[at].then(|| unsafe { self.places[at].assume_init_mut() })
+    }
+
+    /// An area's, made now if it is needed for the first time.
+    pub fn get_or_make(&mut self, area: AreaId, make: impl FnOnce() -> BackEnd) -> &mut BackEnd {
+        let at = area.0 as usize;
+        if !self.made[at] {
+            self.places[at].write(make());
+            self.made[at] = true;
+        }
+        // SAFETY: written just now, or when it was first needed.
+        unsafe { self.places[at].assume_init_mut() }
+    }
+}
+
+/// A back end of either kind.
 #[expect(clippy::large_enum_variant, reason = "there is no heap to put the larger one on")]
 pub enum BackEnd {
     /// io_uring.
@@ -232,5 +268,29 @@ impl Backend for BackEnd {
             BackEnd::Uring(ring) => ring.in_flight(),
             BackEnd::Psync(psync) => psync.in_flight(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_area_has_its_back_end_made_once_and_kept() {
+        // SAFETY: places needn't hold anything.
+        let places =
+            unsafe { &mut *memory::reserve(size_of::<BackEndPlaces>()).unwrap().cast::<BackEndPlaces>() };
+        let mut back_ends = BackEnds::new(places);
+        let null = rustix::fs::open(c"/dev/null", OFlags::RDWR, Mode::empty()).unwrap();
+        // SAFETY: never closed.
+        let fd = unsafe { BorrowedFd::borrow_raw(null.into_raw_fd()) };
+        let (first, last) = (AreaId(0), AreaId(AREAS_MAX as u8 - 1));
+        assert!(back_ends.get(last).is_none());
+        let made = core::ptr::from_mut(back_ends.get_or_make(last, || BackEnd::Psync(Psync::new(fd))));
+        assert!(
+            back_ends.get(first).is_none() && back_ends.get(last).is_some_and(|it| core::ptr::eq(it, made))
+        );
+        let again = core::ptr::from_mut(back_ends.get_or_make(last, || panic!("it is there")));
+        assert_eq!(again, made);
     }
 }

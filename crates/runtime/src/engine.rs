@@ -192,9 +192,8 @@ impl Engine {
     }
 
     /// A back end of its own for one engine thread.
-    pub fn back_end(&self, area: AreaId) -> &'static mut BackEnd {
-        let back_end = self.devices.back_end(area, self.membership.lock());
-        memory::place(back_end).unwrap_or_else(|_| self.stop_program(StopReason::Tables))
+    pub fn back_end(&self, area: AreaId) -> BackEnd {
+        self.devices.back_end(area, self.membership.lock())
     }
 
     /// Gives the table memory for every page in `range`. Under the exclusive map lock.

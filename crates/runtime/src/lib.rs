@@ -2,8 +2,9 @@
 //!
 //! [`session`] what all processes of a run share · [`record`] our place in it · [`devices`] its areas ·
 //! [`start`] how an engine comes to be, and its threads · [`engine`] what they share · [`worker`] what one thread
-//! does: faults in, evictions out · [`ahead`] pages that nobody has asked for yet · [`map_lock`] mappings and table say the same · [`changes`] the program changes
-//! its memory · [`registrar`] registers for hooks · [`fork`] the program makes a copy of itself ·
+//! does: faults in, evictions out · [`ahead`] pages that nobody has asked for yet · [`map_lock`] mappings and table say
+//! the same · [`changes`] the program changes its memory · [`registrar`] registers for hooks · [`fork`] the program
+//! makes a copy of itself ·
 //! [`guard`] what system calls do to its memory · [`budget`] how much is too much
 #![cfg_attr(not(test), no_std)]
 

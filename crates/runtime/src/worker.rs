@@ -6,7 +6,7 @@
 //! touches program memory except through `fault`.
 
 use crate::ahead::{AheadMemory, Reclaim};
-use crate::devices::BackEnd;
+use crate::devices::{BackEndPlaces, BackEnds};
 use crate::engine::Engine;
 use crate::map_lock::ReaderIndex;
 use crate::session::{Notice, pack_io_error};
@@ -76,6 +76,14 @@ pub enum Progress {
     None,
 }
 
+/// A worker's larger parts, where they stay.
+struct Room {
+    page: PageBytes,
+    scratch: MaybeUninit<Scratch>,
+    back_ends: BackEndPlaces,
+    readers: BackEndPlaces,
+}
+
 /// One engine thread's own state.
 pub struct Worker {
     pub(crate) engine: &'static Engine,
@@ -89,7 +97,7 @@ pub struct Worker {
     outgoing: [Outgoing; BATCH_MAX],
     writes: WriteBatch,
     in_flight: [Option<InFlight>; WRITES_MAX],
-    back_ends: [Option<&'static mut BackEnd>; AREAS_MAX],
+    back_ends: BackEnds,
     /// Where the last run of first touches ended, and how long it was: sequential fills get longer ones.
     zero_end: PageIndex,
     zero_run: u64,
@@ -116,23 +124,20 @@ impl Worker {
             taken: Taken::Busy,
             is_shared: false,
         };
-        let scratch = memory::reserve(size_of::<Scratch>())?.cast::<MaybeUninit<Scratch>>();
-        // SAFETY: a new mapping of this size, ours alone, for good.
-        let scratch = unsafe { &mut *scratch };
-        let page = memory::reserve(PAGE_BYTES)?.cast::<PageBytes>();
+        // SAFETY: a new mapping of this size, ours alone, for good; zeros are a page, and the rest may hold anything.
+        let room = unsafe { &mut *memory::reserve(size_of::<Room>())?.cast::<Room>() };
         memory::place(Worker {
             engine,
             index,
             node,
-            scratch: Scratch::init(scratch),
-            // SAFETY: a new mapping of one page, all zeros, ours alone, for good.
-            page: unsafe { &mut *page },
-            ahead: AheadMemory::new(),
+            scratch: Scratch::init(&mut room.scratch),
+            page: &mut room.page,
+            ahead: AheadMemory::new(BackEnds::new(&mut room.readers)),
             batch: Batch::new(),
             outgoing: [nothing; BATCH_MAX],
             writes: WriteBatch::new(),
             in_flight: [const { None }; WRITES_MAX],
-            back_ends: [const { None }; AREAS_MAX],
+            back_ends: BackEnds::new(&mut room.back_ends),
             zero_end: PageIndex(0),
             zero_run: 1,
             give_up_until_ns: 0,
@@ -706,7 +711,7 @@ impl Worker {
             token: at as u64,
         };
         let area = first.area();
-        let back_end = self.back_ends[area.0 as usize].get_or_insert_with(|| self.engine.back_end(area));
+        let back_end = self.back_ends.get_or_make(area, || self.engine.back_end(area));
         // SAFETY: frames of a write request are ours until `write_done`, have memory, and nobody writes them.
         let sent = unsafe { back_end.submit(&request) };
         back_end.flush();
@@ -725,7 +730,7 @@ impl Worker {
         let mut wait = wait;
         let is_news = self.has_writes();
         for area in 0..AREAS_MAX {
-            let Some(back_end) = &mut self.back_ends[area] else { continue };
+            let Some(back_end) = self.back_ends.get(AreaId(area as u8)) else { continue };
             if back_end.in_flight() == 0 {
                 continue;
             }

@@ -233,8 +233,8 @@ impl<'m> Areas<'m> {
 
     /// Takes up to `max` slots for `owner`s that [`Areas::own`] will name, and calls `each` with every run of
     /// neighbours, on the device too where that is known: from the first area that has any, in the order of `node`,
-    /// the caller's CPU's. Returns how many. `cpu` is that CPU, or the caller's number among the threads that take slots. Report the end of what is done
-    /// with each run by [`Areas::finished`].
+    /// the caller's CPU's. Returns how many. `cpu` is that CPU, or the caller's number among the threads that take
+    /// slots. Report the end of what is done with each run by [`Areas::finished`].
     pub fn take(&self, cpu: usize, node: NodeId, max: u32, mut each: impl FnMut(SlotRun)) -> u32 {
         let mut tried = AreaSet::default();
         loop {

@@ -1,8 +1,8 @@
 //! The system calls of x86-64 Linux that are given addresses, and what lies there.
 //!
-//! Calls that only name memory (munmap, madvise, mlock ...) are not here: they don't look at it, and what they do to it is
-//! the business of [`crate::changes`]. A call that is in neither place has no addresses, or is newer than this table:
-//! [`pointers`] doesn't know it, and who asks makes do with the addresses themselves.
+//! Calls that only name memory (munmap, madvise, mlock ...) don't look at it: they count as having no addresses, and what
+//! they do to memory is the business of [`crate::changes`]. What [`pointers`] doesn't know is newer than this table, or does
+//! different things by its arguments ([`super::buffers`] knows some of those).
 
 use linux_raw_sys::general as raw;
 
