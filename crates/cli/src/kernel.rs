@@ -20,7 +20,21 @@ pub const FEATURE_POISON: u64 = 1 << 14;
 /// Pages can be moved.
 pub const FEATURE_MOVE: u64 = 1 << 16;
 
-/// A userfaultfd that reports the kernel's faults too.
+/// What the user asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultsAsked {
+    /// What works here.
+    Best,
+    /// Messages.
+    Thread,
+    /// Signals.
+    Signal,
+}
+
+/// Faults can be reported as SIGBUS.
+const FEATURE_SIGBUS: u64 = 1 << 7;
+
+/// A userfaultfd, and how it reports faults.
 #[derive(Clone, Copy, Debug)]
 pub struct Userfaultfd {
     /// Where it came from.
@@ -55,7 +69,38 @@ pub fn userfaultfd() -> Result<Userfaultfd, Refused> {
     }
 }
 
-/// The ways to get a userfaultfd, most convenient first.
+/// A userfaultfd for the program's own faults, and what guarding its system calls takes. Needs no privilege.
+pub fn user_mode() -> Result<Userfaultfd, Failure> {
+    let refused = |error: io::Error| {
+        Failure::new(format!("faults can't arrive as signals here: userfaultfd: {error}"))
+            .because("even its unprivileged form is refused: the kernel has none, or a container's seccomp profile hides it")
+            .fix("docker run --security-opt seccomp=unconfined, or a profile that allows userfaultfd")
+    };
+    let features = sys::userfaultfd_by_syscall(Faults::UserOnly).map_err(refused)?;
+    if features & FEATURE_SIGBUS == 0 {
+        return Err(refused(io::Error::from_raw_os_error(libc::EINVAL)));
+    }
+    sys::syscall_user_dispatch().map_err(|error| {
+        Failure::new(format!("the program's system calls can't be guarded here: {error}"))
+            .because(format!(
+                "Syscall User Dispatch came with Linux 5.11 (this is {}), or a sandbox hides it",
+                sys::kernel_release()
+            ))
+            .fix("--faults thread, with one of the ways that `farpage doctor` shows")
+    })?;
+    Ok(Userfaultfd { source: UffdSource::UserMode, features })
+}
+
+/// The userfaultfd that `farpage run` uses.
+pub fn faults(asked: FaultsAsked) -> Result<Userfaultfd, Failure> {
+    match asked {
+        FaultsAsked::Signal => user_mode(),
+        FaultsAsked::Thread => userfaultfd().map_err(|refused| refused.failure()),
+        FaultsAsked::Best => userfaultfd().or_else(|refused| user_mode().map_err(|_| refused.failure())),
+    }
+}
+
+/// The ways to get a userfaultfd for the kernel's faults, too, most convenient first.
 pub const WAYS: [&str; 3] = [
     "run as root, or with the capability CAP_SYS_PTRACE (docker run --cap-add=SYS_PTRACE; systemd: AmbientCapabilities=)",
     "allow it to everyone: sudo sysctl vm.unprivileged_userfaultfd=1",

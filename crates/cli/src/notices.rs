@@ -184,6 +184,10 @@ fn stop_reason(value: u64) -> &'static str {
             StopReason::UnseenMove,
             "it moved memory (mremap) by a system call of its own, past libc, which Farpage can't follow; run it without Farpage",
         ),
+        (
+            StopReason::Arming,
+            "the system calls of one of its threads could not be guarded; try --faults thread, which needs a privilege (`farpage doctor`)",
+        ),
     ];
     let reason = reasons.iter().find(|(reason, _)| *reason as u64 == value);
     reason.map_or("unknown reason", |(_, text)| text)

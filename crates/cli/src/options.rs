@@ -4,6 +4,7 @@
 //! line wins over its variable.
 
 use crate::failure::{Failure, STATUS_FAILED};
+use crate::kernel::FaultsAsked;
 use crate::size::{self, Amount, Size};
 use clap::builder::{FalseyValueParser, PossibleValue, PossibleValuesParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -226,6 +227,11 @@ pub struct RunOptions {
     #[arg(long, value_enum, env = "FARPAGE_CODEC", default_value = "lz4")]
     codec: CodecOption,
 
+    /// How faults are heard of: as messages to threads of ours, which needs a privilege, or as signals to the thread that
+    /// touched, which needs none; the program's system calls are guarded then [auto: thread where that is allowed].
+    #[arg(long, value_enum, env = "FARPAGE_FAULTS", default_value = "auto")]
+    faults: FaultsOption,
+
     /// How pages get in and out of the program: moved, copied (kernels before 6.8), or moved out and copied in
     /// [default: mixed where the kernel can move].
     #[arg(long, value_enum, env = "FARPAGE_INSTALL")]
@@ -331,7 +337,25 @@ enum ReadaheadOption {
     Off,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FaultsOption {
+    /// The best that works here.
+    Auto,
+    /// As signals; for any user.
+    Signal,
+    /// As messages.
+    Thread,
+}
+
 impl RunOptions {
+    /// How faults shall be heard of.
+    pub fn faults(&self) -> FaultsAsked {
+        match self.faults {
+            FaultsOption::Auto => FaultsAsked::Best,
+            FaultsOption::Signal => FaultsAsked::Signal,
+            FaultsOption::Thread => FaultsAsked::Thread,
+        }
+    }
     /// How slots are found.
     pub fn slots(&self) -> SlotPolicy {
         match self.slots {
@@ -670,6 +694,7 @@ mod tests {
             ("--codec zip true", Some("FARPAGE_CODEC")),
             ("--io= true", Some("FARPAGE_IO")),
             ("--slots best true", Some("FARPAGE_SLOTS")),
+            ("--faults best true", Some("FARPAGE_FAULTS")),
             ("--readahead some true", Some("FARPAGE_READAHEAD")),
             ("--page-cluster 6 true", Some("FARPAGE_PAGE_CLUSTER")),
             ("", None),

@@ -89,7 +89,7 @@ fn plan(options: &RunOptions) -> Result<Plan, Failure> {
     areas::number(&mut areas, options.order());
     let stats = options.stats.as_deref().map(open_stats).transpose()?;
     let preload = preload::find()?;
-    let userfaultfd = kernel::userfaultfd().map_err(|refused| refused.failure())?;
+    let userfaultfd = kernel::faults(options.faults())?;
     let (install, note) = kernel::choose_install(options.install(), userfaultfd.features)?;
     let io = kernel::choose_io(options.io(), &sys::io_uring())?;
     if !options.quiet {

@@ -348,7 +348,7 @@ fn settings(run: &Run) -> Value {
         "ram_origin": run.budget.origin,
         "pool_bytes_max": settings.pool_bytes_max,
         "codec": codec_name(settings.codec),
-        "faults": "thread",
+        "faults": faults_name(settings.uffd_source),
         "install": install_name(settings.install),
         "io": io_name(settings.io),
         "slots": settings.slots.name(),
@@ -400,6 +400,15 @@ pub const fn uffd_name(source: UffdSource) -> &'static str {
     match source {
         UffdSource::Syscall => "system call",
         UffdSource::Device => "/dev/userfaultfd",
+        UffdSource::UserMode => "system call, user mode only",
+    }
+}
+
+/// As `--faults` has it.
+pub const fn faults_name(source: UffdSource) -> &'static str {
+    match source {
+        UffdSource::Syscall | UffdSource::Device => "thread",
+        UffdSource::UserMode => "signal",
     }
 }
 

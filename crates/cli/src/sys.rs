@@ -254,6 +254,14 @@ pub fn userfaultfd_by_device() -> io::Result<u64> {
     userfaultfd_features(answer(fd)?)
 }
 
+/// Whether a thread's system calls can be stopped and looked at.
+pub fn syscall_user_dispatch() -> io::Result<()> {
+    const PR_SET_SYSCALL_USER_DISPATCH: c_int = 59;
+    const OFF: usize = 0;
+    // SAFETY: takes no pointers, and switches off what is off.
+    answer(unsafe { libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, OFF, 0_usize, 0_usize, 0_usize) }).map(|_| ())
+}
+
 /// Asks a new userfaultfd what it can do, and closes it.
 fn userfaultfd_features(fd: c_int) -> io::Result<u64> {
     // struct uffdio_api: api, features, ioctls.

@@ -8,7 +8,7 @@
 //! A holder has a few words of its own; what doesn't fit is held together with what lies between. That the two sides never
 //! miss each other is a loom model beside the entry (`table/entry.rs`).
 
-use crate::sync::atomic::{AtomicU64, Ordering, fence};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::units::{PageIndex, PageRange};
 
 /// Ranges that one holder tells apart.
@@ -32,9 +32,11 @@ const fn unpack(word: u64) -> PageRange {
     if count == COUNT_MAX { PageRange::new(start, END) } else { PageRange::of(start, count) }
 }
 
-/// What one thread holds.
+/// What one call of one thread holds.
 #[repr(align(64))]
 pub struct Holder {
+    /// 0: nothing, whatever the ranges say.
+    busy: AtomicU32,
     ranges: [AtomicU64; RANGES],
 }
 
@@ -47,7 +49,7 @@ impl Default for Holder {
 impl Holder {
     /// Nothing.
     pub fn new() -> Holder {
-        Holder { ranges: core::array::from_fn(|_| AtomicU64::new(0)) }
+        Holder { busy: AtomicU32::new(0), ranges: core::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
     /// Holds `pages` too. In the holder's own thread. Pages that are out stay out: who holds them brings them in afterwards,
@@ -56,46 +58,97 @@ impl Holder {
         if pages.is_empty() {
             return;
         }
+        // Ordering: Relaxed here and below: the fence is what publishes it.
+        if self.busy.load(Ordering::Relaxed) == 0 {
+            self.ranges.iter().for_each(|range| range.store(0, Ordering::Relaxed));
+            self.busy.store(1, Ordering::Relaxed);
+        }
         let known = || self.ranges.iter().map(|range| unpack(range.load(Ordering::Relaxed)));
-        // Ordering: Relaxed: the fence below is what publishes it.
         let set = |at: usize, pages: PageRange| self.ranges[at].store(pack(pages), Ordering::Relaxed);
         match known().position(|range| range.is_empty()) {
             Some(at) => set(at, pages),
             None => {
                 // The one that grows least.
-                let hull =
-                    |range: PageRange| PageRange::new(range.start.min(pages.start), range.end.max(pages.end));
-                let growth = |(_, range): &(usize, PageRange)| hull(*range).count() - range.count();
+                let growth = |(_, range): &(usize, PageRange)| hull(*range, pages).count() - range.count();
                 if let Some((at, range)) = known().enumerate().min_by_key(growth) {
-                    set(at, hull(range));
+                    set(at, hull(range, pages));
                 }
             }
         }
-        // Ordering: SeqCst, as in `locked`: of the two fences one comes first. If ours does, the evictor sees the range; if
+        // Ordering: SeqCst, as in `Held::of`: of the two fences one comes first. If ours does, the evictor sees the range; if
         // the other one does, we see the entry that was locked before it.
         fence(Ordering::SeqCst);
     }
 
     /// Holds nothing any more.
     pub fn release(&self) {
-        for range in &self.ranges {
-            // Ordering: Release: the call's use of the memory comes before this.
-            range.store(0, Ordering::Release);
-        }
+        // Ordering: Release: the call's use of the memory comes before this.
+        self.busy.store(0, Ordering::Release);
+    }
+
+    /// Whether it holds anything.
+    pub fn is_busy(&self) -> bool {
+        // Ordering: Acquire pairs with the Release in `release`: what is held no more was used before it is taken.
+        self.busy.load(Ordering::Acquire) != 0
+    }
+
+    /// Storing 0 here is [`Holder::release`]: for code that can't call it.
+    pub const fn busy_word(&self) -> &AtomicU32 {
+        &self.busy
     }
 }
 
-/// Whether one of `holders` holds `page`. For an evictor, once it has locked the page's entry and called [`locked`].
-pub fn is_held<'a>(holders: impl IntoIterator<Item = &'a Holder>, page: PageIndex) -> bool {
-    // Ordering: Acquire pairs with the Release in `release`: what is held no more was used before it is taken.
-    let holds = |range: &AtomicU64| unpack(range.load(Ordering::Acquire)).contains(page);
-    holders.into_iter().any(|holder| holder.ranges.iter().any(holds))
+/// The least range that covers both.
+fn hull(one: PageRange, other: PageRange) -> PageRange {
+    PageRange::new(one.start.min(other.start), one.end.max(other.end))
 }
 
-/// An evictor has locked the entries of its victims, and is going to ask whether they are held.
-pub fn locked() {
-    // Ordering: SeqCst, as in `hold`.
-    fence(Ordering::SeqCst);
+/// What was held at one moment, by all holders.
+pub struct Held {
+    ranges: [PageRange; Held::MAX],
+    count: usize,
+}
+
+impl Held {
+    /// Ranges that are told apart.
+    const MAX: usize = 64;
+
+    /// What `holders` hold. For an evictor, once it has locked the entries of its victims: whoever holds a page only later
+    /// sees it locked.
+    pub fn of<'a>(holders: impl IntoIterator<Item = &'a Holder>) -> Held {
+        // Ordering: SeqCst, as in `hold`.
+        fence(Ordering::SeqCst);
+        let mut held = Held { ranges: [PageRange::of(PageIndex(0), 0); Held::MAX], count: 0 };
+        for holder in holders.into_iter().filter(|holder| holder.is_busy()) {
+            for range in &holder.ranges {
+                held.add(unpack(range.load(Ordering::Relaxed)));
+            }
+        }
+        held
+    }
+
+    fn add(&mut self, range: PageRange) {
+        if range.is_empty() {
+            return;
+        }
+        if self.count < Held::MAX {
+            self.ranges[self.count] = range;
+            self.count += 1;
+        } else {
+            let last = &mut self.ranges[Held::MAX - 1];
+            *last = hull(*last, range);
+        }
+    }
+
+    /// Calls `visit` with each range that was held.
+    pub fn for_each(&self, visit: impl FnMut(PageRange)) {
+        self.ranges[..self.count].iter().copied().for_each(visit);
+    }
+
+    /// Whether `page` was held.
+    pub fn has(&self, page: PageIndex) -> bool {
+        self.ranges[..self.count].iter().any(|range| range.contains(page))
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -120,12 +173,12 @@ mod tests {
             ranges.iter().for_each(|range| holders[1].hold(*range));
             let is_exact = ranges.iter().filter(|range| !range.is_empty()).count() <= RANGES;
             for page in (0..3).flat_map(|far| (0..250).map(move |page| PageIndex(page + (far << 33)))) {
-                let (held, asked) = (is_held(&holders, page), ranges.iter().any(|range| range.contains(page)));
+                let (held, asked) = (Held::of(&holders).has(page), ranges.iter().any(|range| range.contains(page)));
                 prop_assert!(held || !asked, "{:?}", page);
                 prop_assert!(!held || asked || !is_exact, "{:?} of nobody", page);
             }
             holders[1].release();
-            prop_assert!((0..250).all(|page| !is_held(&holders, PageIndex(page))));
+            prop_assert!((0..250).all(|page| !Held::of(&holders).has(PageIndex(page))));
         }
     }
 
@@ -134,8 +187,10 @@ mod tests {
         let holder = Holder::new();
         let top = END.0 - 1;
         holder.hold(range(top, 1));
-        assert!(is_held([&holder], PageIndex(top)) && !is_held([&holder], PageIndex(top - 1)));
+        assert!(Held::of([&holder]).has(PageIndex(top)) && !Held::of([&holder]).has(PageIndex(top - 1)));
         holder.hold(range(7, 1 << 30));
-        assert!(is_held([&holder], PageIndex(7 + (1 << 30) - 1)) && !is_held([&holder], PageIndex(6)));
+        assert!(
+            Held::of([&holder]).has(PageIndex(7 + (1 << 30) - 1)) && !Held::of([&holder]).has(PageIndex(6))
+        );
     }
 }

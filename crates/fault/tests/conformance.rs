@@ -174,7 +174,7 @@ impl Bench {
     fn expect_signals(&'static self) {
         static ONCE: Once = Once::new();
         // SAFETY: the handler only looks at statics, and sleeps on a futex.
-        ONCE.call_once(|| _ = unsafe { set_action(SIGBUS, &Action::of(on_sigbus)) }.unwrap());
+        ONCE.call_once(|| _ = unsafe { set_action(SIGBUS, &Action::of(on_sigbus, 0)) }.unwrap());
         let bench = core::ptr::from_ref(self).cast_mut();
         let free = |place: &&AtomicPtr<Bench>| {
             let null = core::ptr::null_mut();

@@ -5,16 +5,19 @@
 //! through `rustix`, which makes them directly, or through [`sys`] where the program's own arguments must be
 //! passed on exactly as they are.
 //!
-//! [`uffd`] userfaultfd · [`memory`] our own mappings · [`futex`] waiting · [`thread`] engine threads ·
+//! [`uffd`] userfaultfd · [`memory`] our own mappings · [`peek`] memory that may not be there · [`futex`] waiting · [`thread`] engine threads ·
 //! [`proc`] what /proc says about this process · [`numa`] which node · [`clock`] time · [`fiemap`] where a file
-//! lies · [`signal`] handlers that libc doesn't know · [`report`] last words · [`sys`] calls passed on
+//! lies · [`signal`] handlers that libc doesn't know · [`dispatch`] the program's calls are stopped · [`report`] last
+//! words · [`sys`] calls passed on
 #![cfg_attr(not(test), no_std)]
 
 pub mod clock;
+pub mod dispatch;
 pub mod fiemap;
 pub mod futex;
 pub mod memory;
 pub mod numa;
+pub mod peek;
 pub mod proc;
 pub mod report;
 pub mod signal;

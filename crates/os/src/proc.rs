@@ -241,6 +241,79 @@ fn parse_hex(digits: &[u8]) -> Option<u64> {
     })
 }
 
+/// Calls `visit` for each thread of this process, our own included.
+pub fn for_each_thread(mut visit: impl FnMut(u32)) {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(directory) = rustix::fs::open(c"/proc/self/task", flags, Mode::empty()) else { return };
+    let mut room = [core::mem::MaybeUninit::uninit(); 4096];
+    let mut entries = rustix::fs::RawDir::new(&directory, &mut room);
+    while let Some(Ok(entry)) = entries.next() {
+        if let Some(thread) = parse_decimal(entry.file_name().to_bytes()) {
+            visit(thread as u32);
+        }
+    }
+}
+
+/// A system call that a thread is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallUnderWay {
+    /// Its number.
+    pub number: usize,
+    /// Its arguments.
+    pub arguments: [usize; 6],
+    /// The thread's stack pointer.
+    pub stack_pointer: usize,
+    /// Where the thread goes on.
+    pub instruction: usize,
+}
+
+/// The system call that a thread of this process is in; none if it runs, or the kernel doesn't tell.
+pub fn call_under_way(thread: u32) -> Option<CallUnderWay> {
+    let mut text = [0; 256];
+    parse_call(read_of_thread(thread, b"syscall", &mut text)?)
+}
+
+/// `0 0x3 0x7f0012 0x400 0x0 0x0 0x0 0x7ffd12 0x7f0034`
+fn parse_call(text: &[u8]) -> Option<CallUnderWay> {
+    let mut fields = text.trim_ascii().split(|byte| *byte == b' ');
+    let number = parse_decimal(fields.next()?)? as usize;
+    let mut words = [0; 8];
+    for word in &mut words {
+        *word = parse_hex(fields.next()?.strip_prefix(b"0x")?)? as usize;
+    }
+    let [a, b, c, d, e, f, stack_pointer, instruction] = words;
+    Some(CallUnderWay { number, arguments: [a, b, c, d, e, f], stack_pointer, instruction })
+}
+
+/// Whether a thread of this process has ended: gone, or waiting for the others to end, too.
+pub fn has_ended(thread: u32) -> bool {
+    let mut text = [0; 256];
+    let Some(text) = read_of_thread(thread, b"stat", &mut text) else { return true };
+    // The state comes behind the name, which may have anything in it but ends with the last bracket.
+    let behind = text.iter().rposition(|byte| *byte == b')').map_or(text, |at| &text[at..]);
+    matches!(behind.get(2), Some(b'Z' | b'X'))
+}
+
+/// A short file of a thread's. None if there is no such thread.
+fn read_of_thread<'t>(thread: u32, name: &[u8], text: &'t mut [u8]) -> Option<&'t [u8]> {
+    let mut path = [0_u8; 64];
+    let mut digits = [0_u8; 10];
+    let (mut first, mut rest) = (digits.len(), thread);
+    while first == digits.len() || rest > 0 {
+        first -= 1;
+        digits[first] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    let mut end = 0;
+    for part in [b"/proc/self/task/", &digits[first..], b"/", name, b"\0"] {
+        path[end..end + part.len()].copy_from_slice(part);
+        end += part.len();
+    }
+    let file = open(core::ffi::CStr::from_bytes_with_nul(&path[..end]).ok()?).ok()?;
+    let length = read_at(&file, text, 0).ok()?;
+    Some(&text[..length])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,6 +337,43 @@ mod tests {
         for_each_mapping(|mapping| stacks += u32::from(mapping.name == MappingName::Stack)).unwrap();
         assert_eq!(stacks, 1);
         assert!(Statm::open().unwrap().anonymous_bytes().unwrap() > 0);
+    }
+
+    #[test]
+    fn thread_that_waits_is_found_with_its_call_and_one_that_has_ended_is_not() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (release, wait) = std::sync::mpsc::channel::<()>();
+        let waiting = std::thread::spawn(move || {
+            // SAFETY: takes nothing.
+            tell.send(unsafe { sys::call(sys::number::GETTID, [0; 6]) } as u32).unwrap();
+            wait.recv().unwrap_err();
+        });
+        let thread = told.recv().unwrap();
+        let is_listed = || {
+            let mut found = false;
+            for_each_thread(|other| found |= other == thread);
+            found
+        };
+        const FUTEX: usize = 202;
+        let mut tries = 0;
+        let call = loop {
+            // It may not wait yet, or for something else.
+            match call_under_way(thread) {
+                Some(call) if call.number == FUTEX => break call,
+                _ if tries == 10_000 => panic!("the thread waits for ever"),
+                _ => tries += 1,
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        };
+        assert!(call.stack_pointer > 0 && call.instruction > 0 && call.arguments[0] > 0);
+        assert!(is_listed() && !has_ended(thread));
+        drop(release);
+        waiting.join().unwrap();
+        assert_eq!(parse_call(b"running\n"), None);
+        while is_listed() {
+            std::thread::yield_now();
+        }
+        assert!(has_ended(thread));
     }
 
     #[test]

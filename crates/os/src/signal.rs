@@ -9,22 +9,54 @@ use core::arch::naked_asm;
 
 /// A memory access that can't go on; `signal` mode's faults arrive as this.
 pub const SIGBUS: u32 = 7;
+/// A system call that is not to be made as it is (see [`crate::dispatch`]).
+pub const SIGSYS: u32 = 31;
+/// libc's own signal for its set-user-id calls. No program can block it through libc, so it reaches every thread.
+pub const SIGSETXID: u32 = 33;
+
+/// A signal's bit in a mask.
+pub const fn bit(signal: u32) -> u64 {
+    1 << (signal - 1)
+}
+
 /// What a handler looks like. The context is the thread's, as it goes on when the handler returns.
 pub type Handler = unsafe extern "C" fn(signal: i32, info: *mut Info, context: *mut Context);
 
-/// What happened: the head of the kernel's `siginfo_t`, for signals that are about an address.
+/// What happened: the head of the kernel's `siginfo_t`, for signals that are about an address, a call, or that carry a
+/// word.
 #[repr(C)]
 pub struct Info {
     signal: i32,
     errno: i32,
     code: i32,
     padding: i32,
+    /// Of a signal that was sent: process and user.
     address: usize,
+    /// The word that was sent along; of a stopped call its number, and the kind of machine that it is for.
+    value: usize,
+    rest: [u64; 12],
 }
+
+const _: () = assert!(size_of::<Info>() == 128);
 
 impl Info {
     /// `BUS_ADRERR`: nothing could be had for this address. userfaultfd says so of a page that we are to bring.
     const BUS_ADDRESS: i32 = 2;
+    /// `SYS_USER_DISPATCH`: a system call that was stopped because its thread is armed.
+    const USER_DISPATCH: i32 = 2;
+    /// `SI_QUEUE`: sent with a word.
+    const QUEUED: i32 = -1;
+    /// `AUDIT_ARCH_X86_64`: not a call of 32-bit code.
+    const MACHINE: usize = 0xc000_003e;
+
+    /// The number of a stopped system call, none if it is one of 32-bit code; none at all if the signal is about
+    /// something else, or was sent.
+    pub const fn stopped_call(&self) -> Option<Option<usize>> {
+        if self.signal as u32 != SIGSYS || self.code != Info::USER_DISPATCH {
+            return None;
+        }
+        Some(if self.value >> 32 == Info::MACHINE { Some(self.value as u32 as usize) } else { None })
+    }
 
     /// The address that the signal is about, if it is about one.
     pub const fn address(&self) -> usize {
@@ -35,24 +67,87 @@ impl Info {
     pub const fn missing_at(&self) -> Option<usize> {
         if self.signal as u32 == SIGBUS && self.code == Info::BUS_ADDRESS { Some(self.address) } else { None }
     }
+
+    /// Whether a process has sent it: then there is nothing that its thread would run into again.
+    pub const fn was_sent(&self) -> bool {
+        self.code <= 0
+    }
+
+    /// The word that was sent along, if one was.
+    pub const fn word(&self) -> Option<usize> {
+        if self.code == Info::QUEUED { Some(self.value) } else { None }
+    }
 }
 
-/// A thread as it was interrupted: the head of the kernel's `ucontext_t` on x86-64.
+/// Sends a signal with a word to one thread of this process.
+pub fn send_to_thread(process: u32, thread: u32, signal: u32, word: usize) -> Result<(), Errno> {
+    let sender = process as usize;
+    let info = Info {
+        signal: signal as i32,
+        errno: 0,
+        code: Info::QUEUED,
+        padding: 0,
+        address: sender,
+        value: word,
+        rest: [0; 12],
+    };
+    let arguments = [process as usize, thread as usize, signal as usize, (&raw const info) as usize, 0, 0];
+    // SAFETY: the kernel reads a siginfo_t, which `info` is as long as.
+    sys::check(unsafe { sys::call(number::RT_TGSIGQUEUEINFO, arguments) }).map(|_| ())
+}
+
+/// A thread as it was interrupted: the head of the kernel's `ucontext_t` on x86-64. What is changed here is what the
+/// thread goes on with.
 #[repr(C)]
 pub struct Context {
     flags: u64,
     link: usize,
-    stack: [usize; 3],
+    /// The alternate stack that the thread has when the handler has returned.
+    pub stack: AlternateStack,
     /// r8 to r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, flags, segments.
-    registers: [u64; 19],
+    registers: [usize; 19],
     /// Of the exception: bit 0 the page was there, bit 1 it was a write.
     error: u64,
+    trap: u64,
+    old_mask: u64,
+    address: u64,
+    float_state: usize,
+    reserved: [u64; 8],
+    /// Signals that are blocked when the handler has returned.
+    pub blocked: u64,
 }
 
-// As in the kernel's headers: the registers begin after 40 bytes, the error word is the 20th.
+// As in the kernel's headers: the registers begin after 40 bytes, the error word is the 20th, the mask comes after 256.
 const _: () = assert!(core::mem::offset_of!(Context, error) == 40 + 19 * 8);
+const _: () = assert!(core::mem::offset_of!(Context, blocked) == 40 + 256);
+
+/// Registers by their place in [`Context`].
+#[derive(Clone, Copy, Debug)]
+#[repr(usize)]
+#[expect(missing_docs, reason = "they are the processor's names")]
+pub enum Register {
+    R8 = 0,
+    R9 = 1,
+    R10 = 2,
+    Rdi = 8,
+    Rsi = 9,
+    Rdx = 12,
+    Rax = 13,
+    Rsp = 15,
+    Rip = 16,
+}
 
 impl Context {
+    /// A register's content.
+    pub const fn register(&self, register: Register) -> usize {
+        self.registers[register as usize]
+    }
+
+    /// Changes a register.
+    pub const fn set_register(&mut self, register: Register, value: usize) {
+        self.registers[register as usize] = value;
+    }
+
     /// Whether the access that raised the signal was a write.
     pub const fn was_write(&self) -> bool {
         self.error & 2 != 0
@@ -68,25 +163,72 @@ impl Context {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Action {
-    handler: usize,
-    flags: u64,
+    /// A function, or 0 for what the kernel does by default, or 1 for nothing.
+    pub handler: usize,
+    /// `SA_*`.
+    pub flags: u64,
     restorer: usize,
-    mask: u64,
+    /// Signals that are blocked meanwhile.
+    pub mask: u64,
 }
 
 const SA_SIGINFO: u64 = 4;
 const SA_ONSTACK: u64 = 0x0800_0000;
+const SA_RESTART: u64 = 0x1000_0000;
+const SA_NODEFER: u64 = 0x4000_0000;
+const SA_RESETHAND: u64 = 0x8000_0000;
 const SA_RESTORER: u64 = 0x0400_0000;
 
 impl Action {
-    /// A handler of ours: on the thread's alternate stack if it has one, with every other signal blocked meanwhile.
-    pub fn of(handler: Handler) -> Action {
+    /// What the kernel does by itself.
+    pub const DEFAULT: Action = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
+
+    /// A handler of ours: on the thread's alternate stack if it has one, with every signal blocked meanwhile but
+    /// `open`. Calls that it interrupts go on.
+    pub fn of(handler: Handler, open: u64) -> Action {
         Action {
             handler: handler as *const () as usize,
-            flags: SA_SIGINFO | SA_ONSTACK | SA_RESTORER,
+            flags: SA_SIGINFO | SA_ONSTACK | SA_RESTART | SA_NODEFER | SA_RESTORER,
             restorer: return_from_signal as *const () as usize,
-            mask: u64::MAX,
+            mask: !open,
         }
+    }
+
+    /// The same on whatever stack the thread is on: for one that has no alternate stack of ours yet.
+    #[must_use]
+    pub const fn on_any_stack(self) -> Action {
+        Action { flags: self.flags & !SA_ONSTACK, ..self }
+    }
+
+    /// As the kernel reads it.
+    pub const fn from_words(words: [u64; 4]) -> Action {
+        Action { handler: words[0] as usize, flags: words[1], restorer: words[2] as usize, mask: words[3] }
+    }
+
+    /// As the kernel writes it.
+    pub fn to_bytes(&self) -> [u8; 32] {
+        words_to_bytes([self.handler as u64, self.flags, self.restorer as u64, self.mask])
+    }
+
+    /// Whether it is a function.
+    pub const fn is_handler(&self) -> bool {
+        self.handler > 1
+    }
+
+    /// Whether it is the default again after one signal.
+    pub const fn is_once(&self) -> bool {
+        self.flags & SA_RESETHAND != 0
+    }
+
+    /// Whether nothing is to happen.
+    pub const fn is_ignored(&self) -> bool {
+        self.handler == 1
+    }
+
+    /// The signals that are blocked while it handles `signal`, in a thread that blocks `blocked`.
+    pub const fn blocks(&self, signal: u32, blocked: u64) -> u64 {
+        let own = if self.flags & SA_NODEFER == 0 { bit(signal) } else { 0 };
+        blocked | self.mask | own
     }
 }
 
@@ -101,10 +243,78 @@ unsafe extern "C" fn return_from_signal() {
 /// # Safety
 /// A handler must be able to run on top of anything its thread may be doing.
 pub unsafe fn set_action(signal: u32, action: &Action) -> Result<Action, Errno> {
-    let mut before = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
+    let mut before = Action::DEFAULT;
     let arguments = [signal as usize, &raw const *action as usize, &raw mut before as usize, 8, 0, 0];
     // SAFETY: both are the kernel's structure, with a mask of 8 bytes; the handler is the caller's promise.
     sys::check(unsafe { sys::call(number::RT_SIGACTION, arguments) }).map(|_| before)
+}
+
+/// The stack that a thread's handlers run on: the kernel's `stack_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AlternateStack {
+    /// Where it begins.
+    pub start: usize,
+    /// `SS_*`.
+    pub flags: usize,
+    /// Its size.
+    pub bytes: usize,
+}
+
+/// Words as they lie in memory.
+fn words_to_bytes<const N: usize, const BYTES: usize>(words: [u64; N]) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_ne_bytes());
+    }
+    bytes
+}
+
+impl AlternateStack {
+    /// What the kernel would make of a program's wish; EINVAL, ENOMEM: it refuses.
+    pub fn accepted(self) -> Result<AlternateStack, Errno> {
+        const AUTODISARM: usize = 1 << 31;
+        const BYTES_MIN: usize = 2048;
+        match self.flags & !AUTODISARM {
+            2 => Ok(AlternateStack { flags: self.flags, ..AlternateStack::NONE }),
+            0 | 1 if self.bytes < BYTES_MIN => Err(Errno(12)),
+            0 | 1 => Ok(AlternateStack { flags: self.flags & !AlternateStack::IN_USE, ..self }),
+            _ => Err(Errno(22)),
+        }
+    }
+
+    /// As the kernel writes it.
+    pub fn to_bytes(&self) -> [u8; 24] {
+        words_to_bytes([self.start as u64, self.flags as u64, self.bytes as u64])
+    }
+
+    /// `SS_ONSTACK`: the thread is on it.
+    pub const IN_USE: usize = 1;
+    /// `SS_DISABLE`: there is none.
+    pub const NONE: AlternateStack = AlternateStack { start: 0, flags: 2, bytes: 0 };
+}
+
+/// Gives the calling thread another alternate stack and returns the one before. EPERM: it is on it.
+///
+/// # Safety
+/// The memory must be nobody else's as long as the thread lives or until it gets another one.
+pub unsafe fn set_alternate_stack(stack: &AlternateStack) -> Result<AlternateStack, Errno> {
+    let mut before = AlternateStack::NONE;
+    let arguments = [&raw const *stack as usize, &raw mut before as usize, 0, 0, 0, 0];
+    // SAFETY: both are the kernel's structure; the memory is the caller's promise.
+    sys::check(unsafe { sys::call(number::SIGALTSTACK, arguments) }).map(|_| before)
+}
+
+/// What `rt_sigprocmask` makes of a thread's blocked signals; none for a `how` that there isn't.
+pub const fn change_blocked(blocked: u64, how: usize, set: u64) -> Option<u64> {
+    // SIGKILL and SIGSTOP can't be blocked.
+    let set = set & !(bit(9) | bit(19));
+    match how as i32 {
+        0 => Some(blocked | set),
+        1 => Some(blocked & !set),
+        2 => Some(set),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -142,7 +352,7 @@ mod tests {
         let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), 8192, protection, flags, descriptor, 0) };
         let second = base.unwrap().cast::<u8>().wrapping_add(4096 + 24);
         // SAFETY: the handler touches only statics and the file.
-        let before = unsafe { set_action(SIGBUS, &Action::of(note_and_grow)) }.unwrap();
+        let before = unsafe { set_action(SIGBUS, &Action::of(note_and_grow, 0)) }.unwrap();
         // SAFETY: inside the mapping; beyond the file's end until the handler has run.
         unsafe { second.write_volatile(7) };
         assert_eq!(SEEN[0].load(Ordering::SeqCst), second as u64);

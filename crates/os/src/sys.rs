@@ -4,6 +4,7 @@
 //! what no library wraps. Everything else goes through `rustix`.
 // UNSAFETY: a system call is an instruction.
 
+use crate::signal;
 use core::arch::asm;
 
 /// A failed call's error number.
@@ -32,8 +33,19 @@ pub mod number {
     pub const RT_SIGPROCMASK: usize = raw::__NR_rt_sigprocmask as usize;
     pub const RT_SIGACTION: usize = raw::__NR_rt_sigaction as usize;
     pub const RT_SIGRETURN: usize = raw::__NR_rt_sigreturn as usize;
+    pub const RT_TGSIGQUEUEINFO: usize = raw::__NR_rt_tgsigqueueinfo as usize;
+    pub const RT_SIGSUSPEND: usize = raw::__NR_rt_sigsuspend as usize;
+    pub const SIGALTSTACK: usize = raw::__NR_sigaltstack as usize;
     pub const FORK: usize = raw::__NR_fork as usize;
+    pub const VFORK: usize = raw::__NR_vfork as usize;
     pub const CLONE: usize = raw::__NR_clone as usize;
+    pub const CLONE3: usize = raw::__NR_clone3 as usize;
+    pub const PROCESS_VM_READV: usize = raw::__NR_process_vm_readv as usize;
+    pub const PROCESS_VM_WRITEV: usize = raw::__NR_process_vm_writev as usize;
+    pub const GETTID: usize = raw::__NR_gettid as usize;
+    pub const GETPID: usize = raw::__NR_getpid as usize;
+    pub const TGKILL: usize = raw::__NR_tgkill as usize;
+    pub const PRCTL: usize = raw::__NR_prctl as usize;
     pub const EXIT: usize = raw::__NR_exit as usize;
     pub const EXIT_GROUP: usize = raw::__NR_exit_group as usize;
     pub const GETCPU: usize = raw::__NR_getcpu as usize;
@@ -78,25 +90,58 @@ pub fn exit_group(status: i32) -> ! {
     }
 }
 
-/// The signals of this thread that were blocked before [`block_signals`].
+/// The signals of this thread that were blocked before.
 #[derive(Clone, Copy)]
 pub struct SignalMask(u64);
 
-/// Blocks every signal that can be blocked in the calling thread, so that no handler of the program runs on
-/// top of ours while a lock is held. Faults of the thread itself are not delayed by this.
+/// Signals that are never blocked by us: in `signal` mode a fault, or a stopped call, of a thread that blocks them ends the
+/// process, and the third arms threads.
+const ALWAYS_OPEN: u64 =
+    signal::bit(signal::SIGBUS) | signal::bit(signal::SIGSYS) | signal::bit(signal::SIGSETXID);
+
+/// Blocks signals in the calling thread, so that no handler of the program runs on top of ours while a lock is held.
+/// Faults of the thread itself are not delayed by this.
 pub fn block_signals() -> SignalMask {
-    let (all, mut old) = (u64::MAX, 0_u64);
-    let arguments = [0 /* SIG_BLOCK */, &raw const all as usize, &raw mut old as usize, 8, 0, 0];
-    // SAFETY: both pointers are to 8-byte sets on our stack, the size that the call is told.
-    unsafe { call(number::RT_SIGPROCMASK, arguments) };
+    static MOST: u64 = !ALWAYS_OPEN;
+    block(&MOST)
+}
+
+/// Blocks all of them: for what a new engine thread begins with, which must never get one that was sent to the process.
+pub fn block_all_signals() -> SignalMask {
+    static ALL: u64 = u64::MAX;
+    block(&ALL)
+}
+
+fn block(set: &'static u64) -> SignalMask {
+    let mut old = 0_u64;
+    // The thread's stack may be memory of the program's that is out, where the kernel can't write. Asked first and changed
+    // then: an error after the change would lose what was there before.
+    change_mask(0 /* SIG_BLOCK */, 0, &raw mut old as usize);
+    change_mask(0, core::ptr::from_ref(set) as usize, 0);
     SignalMask(old)
 }
 
-/// Undoes [`block_signals`].
+/// Undoes [`block_signals`] or [`block_all_signals`].
 pub fn restore_signals(mask: SignalMask) {
-    let arguments = [2 /* SIG_SETMASK */, &raw const mask.0 as usize, 0, 8, 0, 0];
-    // SAFETY: the set is on our stack; no old set is asked for.
-    unsafe { call(number::RT_SIGPROCMASK, arguments) };
+    change_mask(2 /* SIG_SETMASK */, &raw const mask.0 as usize, 0);
+}
+
+/// `rt_sigprocmask`, until it can be done.
+fn change_mask(how: usize, set: usize, old: usize) {
+    const EFAULT: isize = -14;
+    let arguments = [how, set, old, size_of::<u64>(), 0, 0];
+    // SAFETY: both pointers are null or to 8-byte sets of our callers', the size that the call is told.
+    while unsafe { call(number::RT_SIGPROCMASK, arguments) } == EFAULT {
+        // SAFETY: as above; what is written is overwritten. Touching it brings the page back.
+        unsafe {
+            if set != 0 {
+                (set as *const u64).read_volatile();
+            }
+            if old != 0 {
+                (old as *mut u64).write_volatile(0);
+            }
+        }
+    }
 }
 
 #[cfg(test)]

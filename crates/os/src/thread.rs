@@ -61,7 +61,7 @@ pub fn spawn(main: Main, argument: usize, descriptors: Descriptors) -> Result<()
     if descriptors == Descriptors::Shared {
         flags |= CLONE_FILES;
     }
-    let mask = sys::block_signals();
+    let mask = sys::block_all_signals();
     // SAFETY: the new stack is ours alone and big enough; the child never returns from `clone_thread`.
     let result = unsafe { clone_thread(flags, top, segment) };
     sys::restore_signals(mask);

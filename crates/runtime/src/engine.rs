@@ -9,6 +9,7 @@ use crate::ahead::AheadQueue;
 use crate::budget::Budget;
 use crate::devices::{BackEnd, Devices};
 use crate::fork::ForkGate;
+use crate::guard;
 use crate::map_lock::MapLock;
 use crate::record::Membership;
 use crate::registrar::Registrar;
@@ -20,6 +21,7 @@ use farpage_core::table::Leaf;
 use farpage_core::table::ranges::Flags;
 use farpage_core::units::{AreaId, PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::Pages;
+use farpage_fault::signal::Handover;
 use farpage_os::proc::{Pagemap, Statm};
 use farpage_os::sys::Errno;
 use farpage_os::uffd::Uffd;
@@ -47,6 +49,10 @@ pub struct Engine {
     pub pages: &'static dyn Pages,
     /// Where faults come from.
     pub uffd: &'static Uffd,
+    /// Where threads that have run into a fault hand it over; none if the kernel does that.
+    pub handover: Option<&'static Handover>,
+    /// This process.
+    pub process: u32,
     /// The areas.
     pub devices: &'static Devices,
     /// Which pages are there.
@@ -227,13 +233,36 @@ impl Engine {
             if range.flags.has(Flags::REGISTERED) || !range.flags.may_register() {
                 continue;
             }
-            if register(range.pages).is_ok() {
-                let marked = self.pager.ranges.lock().update(range.pages, |f| f.with(Flags::REGISTERED));
+            // Marked before it is true: a thread that runs into a fault from now on waits for us, and one that makes a call
+            // sees to its memory.
+            let mark = |set: fn(Flags) -> Flags| {
+                let marked = self.pager.ranges.lock().update(range.pages, set);
                 debug_assert!(marked.is_ok());
+            };
+            mark(|flags| flags.with(Flags::REGISTERED));
+            self.fill_what_calls_use(range.pages);
+            if register(range.pages).is_ok() {
                 self.pager.stats().count(Counter::Registered);
                 self.pager.stats().gauge_add(Gauge::ManagedBytes, range.pages.bytes() as u64);
+            } else {
+                mark(|flags| flags.without(Flags::REGISTERED));
             }
         }
+    }
+
+    /// Where the kernel doesn't wait for us, what is missing of the memory of calls that are under way must be there before
+    /// it is registered. Calls that begin now find that it is.
+    fn fill_what_calls_use(&self, range: PageRange) {
+        if self.handover.is_none() {
+            return;
+        }
+        guard::rooms::held().for_each(|held| {
+            let pages = held.intersection(range);
+            if !pages.is_empty() {
+                // SAFETY: it changes no byte.
+                let _ = unsafe { memory::advise(pages, linux_raw_sys::general::MADV_POPULATE_WRITE) };
+            }
+        });
     }
 
     /// Registers one range in this thread, which must be an engine thread: leaves, userfaultfd, no copy for
@@ -255,13 +284,33 @@ impl Engine {
         // What the kernel doesn't say isn't needed for anything else, and everybody waits for us here.
         let mut runs = 0;
         let _ = self.pagemap.for_each_zero_run(range, |run| {
-            self.budget.mapped_zeros(run.count());
             runs += 1;
-            if runs <= ZERO_RUNS_MAX {
+            if runs > ZERO_RUNS_MAX {
+                self.budget.mapped_zeros(run.count());
+            } else if self.handover.is_none() {
+                self.budget.mapped_zeros(run.count());
                 self.pages.protect(run);
+            } else {
+                self.drop_zeros(run);
             }
         });
         Ok(())
+    }
+
+    /// Takes pages of zeros away: whoever touches one gets another. Where calls of the program's can't wait for us, a page
+    /// must not be protected unless its entry says so.
+    fn drop_zeros(&self, run: PageRange) {
+        // Protected first: what is still zero then stays so. Whoever wants to write waits for the map lock.
+        self.pages.protect(run);
+        let _ = self.pagemap.for_each_zero_run(run, |zeros| {
+            // SAFETY: zeros are what a page that is missing here reads as.
+            if unsafe { memory::advise(zeros, linux_raw_sys::general::MADV_DONTNEED) }.is_ok() {
+                self.pager.discard(zeros);
+            }
+        });
+        for page in run.start.0..run.end.0 {
+            self.pages.unprotect(PageIndex(page));
+        }
     }
 
     /// Lets a fork's child have the managed memory (nothing may be evicted), or keeps it from children again.

@@ -24,6 +24,8 @@ struct Reader(AtomicU32);
 /// The lock.
 pub struct MapLock {
     gate: AtomicU32,
+    /// Changes of mappings that are over.
+    changes: AtomicU32,
     readers: [Reader; READERS_MAX],
 }
 
@@ -40,7 +42,11 @@ impl Default for MapLock {
 impl MapLock {
     /// Open.
     pub const fn new() -> MapLock {
-        MapLock { gate: AtomicU32::new(OPEN), readers: [const { Reader(AtomicU32::new(0)) }; READERS_MAX] }
+        MapLock {
+            gate: AtomicU32::new(OPEN),
+            changes: AtomicU32::new(0),
+            readers: [const { Reader(AtomicU32::new(0)) }; READERS_MAX],
+        }
     }
 
     /// Takes the lock shared. Not twice by one thread.
@@ -67,6 +73,22 @@ impl MapLock {
         reader.store(0, Ordering::SeqCst);
         if self.gate.load(Ordering::SeqCst) != OPEN {
             futex::wake(reader, 1);
+        }
+    }
+
+    /// Waits while mappings are being changed. Returns how many changes are over.
+    pub fn wait_for_changes(&self) -> u32 {
+        loop {
+            let gate = self.gate.load(Ordering::SeqCst);
+            if gate == OPEN {
+                return self.changes.load(Ordering::SeqCst);
+            }
+            // As in `shared`.
+            if gate == CONTENDED
+                || self.gate.compare_exchange(gate, CONTENDED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+            {
+                futex::wait(&self.gate, CONTENDED);
+            }
         }
     }
 
@@ -106,6 +128,7 @@ pub struct Exclusive<'l> {
 
 impl Drop for Exclusive<'_> {
     fn drop(&mut self) {
+        self.lock.changes.fetch_add(1, Ordering::SeqCst);
         // Ordering: SeqCst as in `shared`; publishes the change of the table.
         if self.lock.gate.swap(OPEN, Ordering::SeqCst) == CONTENDED {
             futex::wake(&self.lock.gate, i32::MAX as u32);

@@ -83,6 +83,9 @@ pub enum UffdSource {
     Syscall = 0,
     /// /dev/userfaultfd, whose file permissions decide.
     Device = 1,
+    /// The system call, for faults of the program's own instructions: anybody. They arrive as signals, and its system
+    /// calls are guarded.
+    UserMode = 2,
 }
 
 /// One swap area.
@@ -195,6 +198,8 @@ pub enum StopReason {
     Thread = 2,
     /// It moved evicted memory by a call that we did not see.
     UnseenMove = 3,
+    /// A thread's system calls could not be stopped.
+    Arming = 4,
 }
 
 /// Packs area, errno and slot of a failed request: errno in bits 48.., area in 32..48, slot below.

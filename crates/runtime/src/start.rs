@@ -10,6 +10,7 @@ use crate::budget::Budget;
 use crate::devices::{self, Devices};
 use crate::engine::Engine;
 use crate::fork::ForkGate;
+use crate::guard;
 use crate::map_lock::{MapLock, READERS_MAX, ReaderIndex};
 use crate::record::Membership;
 use crate::registrar::Registrar;
@@ -26,6 +27,7 @@ use farpage_core::table::{DIRECTORY_LEAVES, Leaf, Table};
 use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
 use farpage_core::zswap::pool::{BlockMeta, ObjectMeta, Pool, PoolLayout, PoolMemory};
 use farpage_fault::Pages;
+use farpage_fault::signal::{Handover, Woken};
 use farpage_fault::thread::{FAULTS_MAX, Faults};
 use farpage_fault::uffd::{ByCopy, ByMove};
 use farpage_io::Wait;
@@ -160,6 +162,9 @@ fn keep(engine: &'static Engine) -> ! {
 
 /// The budget is reached: takes over every mapping that is big enough.
 fn activate(engine: &'static Engine) {
+    if engine.handover.is_some() {
+        guard::arm::all(engine);
+    }
     // A fork under way has let its child have the mappings as they are: not registered.
     let exclusive = loop {
         let exclusive = engine.map.exclusive();
@@ -227,7 +232,10 @@ fn handler_main(argument: usize) -> ! {
     let nothing = farpage_fault::Fault { page: PageIndex(0), access: farpage_core::pager::Access::Read };
     let mut list = [nothing; FAULTS_MAX];
     loop {
-        let count = faults.wait(&mut list);
+        let count = match handler.engine.handover {
+            Some(handover) => handover.wait(&mut list),
+            None => faults.wait(&mut list),
+        };
         if handler.engine.uffd.unseen_moves() > 0 {
             handler.engine.stop_program(StopReason::UnseenMove);
         }
@@ -301,6 +309,10 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
     let pagemap = Pagemap::open().map_err(failed(StartFailure::Proc))?;
     let uffd = open_uffd(session.settings.uffd_source).map_err(failed(StartFailure::Userfaultfd))?;
     let uffd: &'static Uffd = memory::place(uffd).map_err(no_memory)?;
+    let handover: Option<&'static Handover> = match session.settings.uffd_source {
+        UffdSource::UserMode => Some(memory::place(Handover::new()).map_err(no_memory)?),
+        UffdSource::Syscall | UffdSource::Device => None,
+    };
     let needed = statm.anonymous_bytes().map_err(failed(StartFailure::Proc))? + OWN_BYTES_MIN;
     // A fork's child has what its parent had: it goes on, over its budget until pages are evicted.
     if request.parent.is_none() && session.settings.ram_bytes < needed {
@@ -324,9 +336,10 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         // SAFETY: the mapping just made, which only the cache below hands out.
         let by_move =
             unsafe { ByMove::new(uffd, range, config.install) }.map_err(failed(StartFailure::Userfaultfd))?;
-        memory::place(by_move).map_err(no_memory)?
+        place_pages(by_move, handover).map_err(no_memory)?
     } else {
-        memory::place(ByCopy::new(uffd).map_err(failed(StartFailure::Proc))?).map_err(no_memory)?
+        let by_copy = ByCopy::new(uffd).map_err(failed(StartFailure::Proc))?;
+        place_pages(by_copy, handover).map_err(no_memory)?
     };
     let cache_memory = CacheMemory::carve(&mut region, frames.cast::<PageBytes>(), config.frames as usize);
     let backing = if frames_move { Backing::Hole } else { Backing::Memory };
@@ -361,6 +374,8 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         budget: Budget::new(session.settings.ram_bytes),
         pages,
         uffd,
+        handover,
+        process: rustix::process::getpid().as_raw_nonzero().get() as u32,
         devices,
         pagemap,
         statm,
@@ -377,6 +392,17 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         lock_future: AtomicU32::new(0),
         fork: ForkGate::new(snapshot),
         membership,
+    })
+}
+
+/// A way of moving pages, which wakes those that have handed their faults over.
+fn place_pages<P: Pages + 'static>(
+    pages: P,
+    handover: Option<&'static Handover>,
+) -> Result<&'static dyn Pages, Errno> {
+    Ok(match handover {
+        Some(handover) => memory::place(Woken { pages, handover })?,
+        None => memory::place(pages)?,
     })
 }
 
@@ -409,6 +435,7 @@ fn handed_region(session: &Session, config: &Config, pool: &PoolLayout) -> Resul
 fn open_uffd(source: UffdSource) -> Result<Uffd, Errno> {
     match source {
         UffdSource::Syscall => Uffd::by_syscall(),
+        UffdSource::UserMode => Uffd::for_signals(),
         UffdSource::Device => {
             let flags = OFlags::RDWR | OFlags::CLOEXEC;
             let device = rustix::fs::open(c"/dev/userfaultfd", flags, Mode::empty());

@@ -8,6 +8,7 @@
 use crate::ahead::{AheadMemory, Reclaim};
 use crate::devices::{BackEndPlaces, BackEnds};
 use crate::engine::Engine;
+use crate::guard;
 use crate::map_lock::ReaderIndex;
 use crate::session::{Notice, pack_io_error};
 use core::mem::MaybeUninit;
@@ -459,6 +460,11 @@ impl Worker {
             return Progress::None;
         }
         pager.begin_evict(&mut self.batch, max);
+        let mut spared = 0;
+        if self.engine.handover.is_some() {
+            let held = guard::rooms::held();
+            spared = pager.spare(&mut self.batch, |page| held.has(page));
+        }
         let count = self.batch.len();
         for (outgoing, victim) in self.outgoing.iter_mut().zip(self.batch.victims()) {
             *outgoing = Outgoing {
@@ -483,7 +489,8 @@ impl Worker {
         self.collect_writes(Wait::No);
         self.trim_frames();
         self.engine.budget.refresh(&self.engine.pager);
-        if taken > 0 || placed > 0 { Progress::Some } else { Progress::None }
+        // What is held is passed over the next time.
+        if taken > 0 || placed > 0 || spared > 0 { Progress::Some } else { Progress::None }
     }
 
     /// Pages that are shared since a fork, or pinned: what is only shared can be made ours. Not in a thread

@@ -106,6 +106,10 @@ impl Memory for Opens<'_> {
         // SAFETY: inside the arena.
         (at + 8 <= PAGES * PAGE).then(|| unsafe { self.arena.base.add(at).cast::<u64>().read_unaligned() })
     }
+
+    fn process(&self) -> usize {
+        std::process::id() as usize
+    }
 }
 
 /// Makes the call with only that memory in reach that the table names.

@@ -161,7 +161,12 @@ impl Job {
             Under::Budget { ram, options } => {
                 let mut command = super::farpage();
                 command.env("FARPAGE_PRELOAD", library()).arg("run").args(["--ram", &ram.to_string()]);
-                command.arg("--stats").arg(place.path().join("stats.json")).args(options).arg("--");
+                command.arg("--stats").arg(place.path().join("stats.json")).args(options);
+                // Every test once more in another mode: `make test-e2e`.
+                if let Some(faults) = std::env::var_os("FARPAGE_TEST_FAULTS") {
+                    command.arg("--faults").arg(faults);
+                }
+                command.arg("--");
                 command.arg(words[0]);
                 command
             }

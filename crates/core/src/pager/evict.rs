@@ -2,7 +2,7 @@
 
 use super::Pager;
 use super::ahead::Fate;
-use super::step::{BATCH_MAX, Batch, Taken, Ticket, WriteBatch};
+use super::step::{BATCH_MAX, Batch, Taken, Ticket, Victim, WriteBatch};
 use crate::cache::Backing;
 use crate::stats::Counter;
 use crate::table::Place;
@@ -61,12 +61,40 @@ impl Pager<'_> {
         }
     }
 
+    /// Releases the victims that a system call uses just now, and takes them out of the batch. To be asked before anything
+    /// is taken. Returns how many there were.
+    pub fn spare(&self, batch: &mut Batch, is_held: impl Fn(PageIndex) -> bool) -> usize {
+        let before = batch.len();
+        batch.retain(|victim| {
+            let held = is_held(victim.page);
+            if held {
+                self.stats.count(Counter::EvictBusy);
+                self.release_victim(victim);
+            }
+            !held
+        });
+        before - batch.len()
+    }
+
+    /// A victim that stays where it is.
+    fn release_victim(&self, victim: &Victim) {
+        let place = self.place(victim.page);
+        let before = place.entry().load().state();
+        self.cache.put(victim.frame, victim.backing);
+        self.settle(victim.page, place, before, State::Resident { slot: victim.slot, age: AGE_BUSY });
+    }
+
     /// The driver has taken what it could: parks the pages that are out, releases the others.
     pub fn park(&self, batch: &mut Batch) {
         for victim in batch.victims() {
             let place = self.place(victim.page);
             let before = place.entry().load().state();
             let after = match victim.taken {
+                Taken::Busy => {
+                    self.stats.count(Counter::EvictBusy);
+                    self.release_victim(victim);
+                    continue;
+                }
                 Taken::Yes => {
                     self.stats.count(Counter::EvictTaken);
                     match victim.backing {
@@ -74,11 +102,6 @@ impl Pager<'_> {
                         Backing::Memory => self.cache.park(victim.frame, victim.page),
                     }
                     State::Parked { frame: victim.frame, slot: victim.slot }
-                }
-                Taken::Busy => {
-                    self.stats.count(Counter::EvictBusy);
-                    self.cache.put(victim.frame, victim.backing);
-                    State::Resident { slot: victim.slot, age: AGE_BUSY }
                 }
                 Taken::Gone => {
                     self.stats.count(Counter::EvictGone);

@@ -177,6 +177,16 @@ impl Batch {
     pub(crate) const fn clear(&mut self) {
         self.count = 0;
     }
+    pub(super) fn retain(&mut self, stays: impl Fn(&Victim) -> bool) {
+        let mut kept = 0;
+        for at in 0..self.count {
+            if stays(&self.victims[at]) {
+                self.victims[kept] = self.victims[at];
+                kept += 1;
+            }
+        }
+        self.count = kept;
+    }
     pub(crate) fn push(&mut self, page: PageIndex, slot: Option<SlotIndex>) {
         let victim = &mut self.victims[self.count];
         victim.page = page;

@@ -26,6 +26,9 @@ pub trait Memory {
     /// The 8 bytes at `address`, which lie in pages of buffers that were told of; none if they can't be read. Then the
     /// kernel can't either.
     fn word(&mut self, address: usize) -> Option<u64>;
+
+    /// This process's number, as the call would name it.
+    fn process(&self) -> usize;
 }
 
 /// Where a program's addresses end.
@@ -62,6 +65,8 @@ pub fn each(call: usize, arguments: &[usize; 6], memory: &mut impl Memory) {
         (None, raw::__NR_fcntl) => walk.fcntl(),
         (None, raw::__NR_futex) => walk.futex(),
         (None, raw::__NR_clone) => walk.clone(),
+        (None, raw::__NR_process_vm_readv) => walk.process_vm(How::Out, How::In),
+        (None, raw::__NR_process_vm_writev) => walk.process_vm(How::In, How::Out),
         // Newer than we are, or too many things in one call.
         (None, _) => arguments.iter().for_each(|argument| walk.buffer(*argument, UNKNOWN_BYTES, How::Both)),
     }
@@ -131,7 +136,6 @@ impl<M: Memory> Walk<'_, M> {
             }
             What::Text => self.text(address),
             What::Texts => self.texts(address),
-            What::SignalStack => self.signal_stack(address),
             What::Vectors(by) => self.vectors(address, self.argument(by), how),
             What::Message => self.message(address, MSGHDR, how),
             What::Messages(by) => {
@@ -230,6 +234,17 @@ impl<M: Memory> Walk<'_, M> {
         self.thread_ids(flags, parent_id, parent_id, child_id);
     }
 
+    /// What is named in another process's memory is that process's to bring.
+    fn process_vm(&mut self, here: How, there: How) {
+        let [process, list, count, their_list, their_count, _] = *self.arguments;
+        self.vectors(list, count, here);
+        if process as u32 as usize == self.memory.process() {
+            self.vectors(their_list, their_count, there);
+        } else {
+            self.list(their_list, their_count.min(VECTORS_MAX), 16);
+        }
+    }
+
     /// Where the ids of a new thread are written: its own, also when it ends, and whoever waits for it waits for that.
     fn thread_ids(&mut self, flags: u32, pidfd: usize, parent_id: usize, child_id: usize) {
         if flags & raw::CLONE_PIDFD != 0 {
@@ -240,15 +255,6 @@ impl<M: Memory> Walk<'_, M> {
         }
         if flags & (raw::CLONE_CHILD_SETTID | raw::CLONE_CHILD_CLEARTID) != 0 {
             self.buffer(child_id, 4, How::Stays);
-        }
-    }
-
-    fn signal_stack(&mut self, address: usize) {
-        self.buffer(address, 24, How::In);
-        let flags = self.half(address.saturating_add(8)) as u32;
-        let (start, bytes) = (self.word(address), self.word(address.saturating_add(16)));
-        if flags & raw::SS_DISABLE == 0 {
-            self.buffer(start, bytes, How::Stays);
         }
     }
 
@@ -346,6 +352,9 @@ mod tests {
             assert!(all, "{address:#x} is looked at before anybody could bring it");
             self.words.get(&address).copied()
         }
+        fn process(&self) -> usize {
+            OWN
+        }
     }
 
     fn told(call: u32, arguments: [usize; 6], words: &[(usize, u64)]) -> Vec<(usize, usize, How)> {
@@ -354,6 +363,7 @@ mod tests {
         memory.told
     }
 
+    const OWN: usize = 7;
     const A: usize = 0x10_0000;
     const B: usize = 0x20_0000;
     const C: usize = 0x30_0000;
@@ -384,10 +394,15 @@ mod tests {
         assert_eq!(told(raw::__NR_clone, [0, A, B, C, 0, 0], &[]), [], "nobody asked for ids");
         let fields = [(A, flags as u64), (A + 16, C as u64), (A + 24, B as u64)];
         assert_eq!(told(raw::__NR_clone3, [A, 88, 0, 0, 0, 0], &fields)[1..], ids);
-        let stack = |flags| [(A, B as u64), (A + 8, flags), (A + 16, 9000)];
-        let uses = |flags| told(raw::__NR_sigaltstack, [A, 0, 0, 0, 0, 0], &stack(flags));
-        assert_eq!(uses(0), [(A, 24, How::In), (B, 9000, How::Stays)]);
-        assert_eq!(uses(raw::SS_DISABLE.into()).len(), 1);
+    }
+
+    #[test]
+    fn memory_of_other_processes_is_not_ours() {
+        let lists = [(A, C as u64), (A + 8, 10), (B, C as u64), (B + 8, 20)];
+        let told = |process| told(raw::__NR_process_vm_readv, [process, A, 1, B, 1, 0], &lists);
+        let (own, list) = ([(A, 16, How::In), (C, 10, How::Out)], (B, 16, How::In));
+        assert_eq!(told(OWN), [own[0], own[1], list, (C, 20, How::In)]);
+        assert_eq!(told(OWN + 1), [own[0], own[1], list]);
     }
 
     #[test]

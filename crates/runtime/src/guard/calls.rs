@@ -42,8 +42,6 @@ pub enum What {
     Text,
     /// Addresses of texts, up to a null.
     Texts,
-    /// A `stack_t`, and the stack that it names: signals are delivered there from now on.
-    SignalStack,
     /// As many `iovec`s as that argument says: the kernel reads them, and does what is said to what they name.
     Vectors(u8),
     /// A `msghdr`, and what it names.
@@ -94,8 +92,8 @@ const fn text(argument: u8) -> Pointer {
 }
 
 use What::{
-    Array, Behind8, Bits, Bytes, CloneArguments, ControlBlocks, Message, Messages, PerPage, SignalStack,
-    Sized, Sized32, SizedAddress, SizedBy, Texts, Vectors, WaitWordPair, WaitWords,
+    Array, Behind8, Bits, Bytes, CloneArguments, ControlBlocks, Message, Messages, PerPage, Sized, Sized32,
+    SizedAddress, SizedBy, Texts, Vectors, WaitWordPair, WaitWords,
 };
 
 // Sizes of the kernel's structures.
@@ -189,7 +187,7 @@ const TABLE: &[(u32, &[Pointer])] = &[
     (raw::__NR_rt_sigtimedwait, &[reads(0, Sized(3)), writes(1, SIGINFO), reads(2, TIME)]),
     (raw::__NR_rt_sigqueueinfo, &[reads(2, SIGINFO)]),
     (raw::__NR_rt_sigsuspend, &[reads(0, Sized(1))]),
-    (raw::__NR_sigaltstack, &[reads(0, SignalStack), writes(1, Bytes(24))]),
+    (raw::__NR_sigaltstack, &[reads(0, Bytes(24)), writes(1, Bytes(24))]),
     (raw::__NR_utime, &[text(0), reads(1, TIME)]),
     (raw::__NR_mknod, &[text(0)]),
     (raw::__NR_ustat, &[writes(1, Bytes(32))]),
@@ -303,8 +301,6 @@ const TABLE: &[(u32, &[Pointer])] = &[
     (raw::__NR_clock_adjtime, &[both(1, TIMEX)]),
     (raw::__NR_sendmmsg, &[reads(1, Messages(2))]),
     (raw::__NR_getcpu, &[writes(0, INT), writes(1, INT)]),
-    (raw::__NR_process_vm_readv, &[writes(1, Vectors(2)), reads(3, Array(4, 16))]),
-    (raw::__NR_process_vm_writev, &[reads(1, Vectors(2)), reads(3, Array(4, 16))]),
     (raw::__NR_finit_module, &[text(1)]),
     (raw::__NR_sched_setattr, &[both(1, Bytes(56))]),
     (raw::__NR_sched_getattr, &[writes(1, Sized32(2))]),

@@ -1,8 +1,18 @@
-//! What a system call does to the program's memory.
+//! What a system call does to the program's memory, and what is done so that it can.
 //!
 //! In `signal` and `segv` mode the kernel can't wait for a page of ours: a call that meets one answers EFAULT, or less
-//! than was asked for. So before a call is made, everything that it will read or write must be there. [`calls`] is the
-//! table of calls and of what their arguments point to; [`buffers`] finds out what that means for one call.
+//! than was asked for. So before a call is made, everything that it will read or write must be there.
+//!
+//! [`calls`] the table of calls and of what their arguments point to · [`buffers`] what that means for one call ·
+//! [`resident`] its memory is brought in and held · [`large`] calls that are made in parts · [`handlers`] where faults and
+//! stopped calls arrive · [`signals`] what the program does with our signals · [`rooms`] what each thread has of ours ·
+//! [`arm`] how threads come under it
 
+pub(crate) mod arm;
 pub mod buffers;
 pub mod calls;
+mod handlers;
+mod large;
+mod resident;
+pub(crate) mod rooms;
+mod signals;

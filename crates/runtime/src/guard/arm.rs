@@ -1,0 +1,191 @@
+//! Arming: from when the engine becomes active, each system call of the program's threads is stopped and looked at.
+//!
+//! Within its budget a program runs as ever, so its threads are armed only then, before anything is registered. The keeper
+//! sends each a signal that no program blocks through libc (libc's own for set-user-id calls), and the thread arms itself
+//! in the handler. A call that this interrupts is made again, through us: what it was given is held like that of any
+//! other. Threads that an armed thread makes are armed before they run code of the program.
+// UNSAFETY: handlers and stacks are put in place; a thread's registers are changed so that a call is made again.
+
+use super::handlers::{self, ENGINE, born};
+use super::rooms::{self, ARMED, FAILED, GIVEN, LATER, Room};
+use super::signals::{self, OPEN};
+use crate::engine::Engine;
+use crate::session::StopReason;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use farpage_core::sync::Lock;
+use farpage_core::units::PageIndex;
+use farpage_os::clock::{now_ns, sleep_ns};
+use farpage_os::dispatch::{self, Selector, set_born};
+use farpage_os::proc::{self, CallUnderWay};
+use farpage_os::signal::{
+    Action, Context, Handler, Info, Register, SIGSETXID, send_to_thread, set_action, set_alternate_stack,
+};
+use farpage_os::sys::{self, Errno, number};
+
+static SELECTOR: Selector = Selector::new();
+/// The range of our own code: system calls from there always pass.
+static CODE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+/// Who else handles the signal that we use: libc, once it was needed.
+static OTHERS: Lock<Action> = Lock::new(Action::DEFAULT);
+
+/// How long a thread that doesn't answer is given until we look whether it still lives.
+const PATIENCE_NS: u64 = 5_000_000;
+
+/// Arms every thread of the program. In the keeper, with no lock held.
+pub fn all(engine: &'static Engine) {
+    if find_own_code().is_err() {
+        engine.stop_program(StopReason::Arming);
+    }
+    set_born(born);
+    // Ordering: Release publishes the engine to handlers.
+    ENGINE.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Release);
+    install_handlers();
+    // SAFETY: the handler runs on top of anything.
+    match unsafe { set_action(SIGSETXID, &Action::of(on_arm, OPEN).on_any_stack()) } {
+        Ok(before) => *OTHERS.lock() = before,
+        Err(_) => engine.stop_program(StopReason::Arming),
+    }
+    SELECTOR.set(true);
+    // A thread that isn't armed may make one while we look; one that is armed makes armed ones.
+    let mut quiet_turns = 0;
+    while quiet_turns < 2 {
+        quiet_turns = if arm_those_there_are(engine) { quiet_turns + 1 } else { 0 };
+    }
+    // A thread may have set its own handlers before it was armed.
+    install_handlers();
+    let others = *OTHERS.lock();
+    // SAFETY: what was there before.
+    let _ = unsafe { set_action(SIGSETXID, &others) };
+}
+
+/// The mapping that this function is in: all of our code is in one library.
+fn find_own_code() -> Result<(), Errno> {
+    let here = PageIndex::of_address(find_own_code as *const () as usize);
+    proc::for_each_mapping(|mapping| {
+        if mapping.pages.contains(here) {
+            CODE[0].store(mapping.pages.start.address(), Ordering::Relaxed);
+            CODE[1].store(mapping.pages.end.address(), Ordering::Relaxed);
+        }
+    })
+}
+
+/// One look at all threads. Whether all were armed already.
+fn arm_those_there_are(engine: &Engine) -> bool {
+    let mut all_armed = true;
+    let own = current_thread();
+    proc::for_each_thread(|thread| {
+        if thread != own && !rooms::of_thread(thread).is_some_and(is_armed) {
+            all_armed = false;
+            arm(engine, thread);
+        }
+    });
+    all_armed
+}
+
+fn is_armed(room: &Room) -> bool {
+    // Ordering: Acquire pairs with the Release in `move_in`.
+    room.state.load(Ordering::Acquire) == ARMED
+}
+
+fn current_thread() -> u32 {
+    // SAFETY: takes nothing.
+    unsafe { sys::call(number::GETTID, [0; 6]) as u32 }
+}
+
+/// Has a thread arm itself and waits for it, unless it ends.
+fn arm(engine: &Engine, thread: u32) {
+    let Some(room) = Room::give(thread) else { engine.stop_program(StopReason::Arming) };
+    loop {
+        // SAFETY: the thread isn't in the handler that reads it: it was given the room just now, or has put it back.
+        unsafe { (*room.own.get()).expected = proc::call_under_way(thread) };
+        room.state.store(GIVEN, Ordering::Release);
+        if send_to_thread(engine.process, thread, SIGSETXID, room.word()).is_err() {
+            return room.give_back(); // It has ended.
+        }
+        let since = now_ns();
+        let (mut pause_ns, mut state) = (20_000, GIVEN);
+        while state == GIVEN {
+            sleep_ns(pause_ns);
+            pause_ns = (pause_ns * 2).min(1_000_000);
+            state = room.state.load(Ordering::Acquire);
+            if state == GIVEN && now_ns() - since > PATIENCE_NS && proc::has_ended(thread) {
+                return room.give_back();
+            }
+        }
+        match state {
+            LATER => sleep_ns(1_000_000),
+            FAILED => engine.stop_program(StopReason::Arming),
+            _ => return,
+        }
+    }
+}
+
+/// Puts the handlers of SIGBUS and SIGSYS in place.
+pub fn install_handlers() {
+    signals::install(handlers::on_sigbus, handlers::on_sigsys);
+}
+
+/// Stops the calling thread's system calls from now on.
+pub fn arm_this_thread() -> bool {
+    let code = CODE[0].load(Ordering::Relaxed)..CODE[1].load(Ordering::Relaxed);
+    // SAFETY: `all` has installed the handler; no armed thread blocks SIGSYS, nor does whom it makes.
+    unsafe { dispatch::arm(code, &SELECTOR) }.is_ok()
+}
+
+/// The calling thread lives in `room` from now on. False if it is on another alternate stack just now.
+pub fn move_in(room: &Room) -> bool {
+    // SAFETY: a room's stack is its thread's alone.
+    let Ok(before) = (unsafe { set_alternate_stack(&room.stack()) }) else { return false };
+    if before != room.stack() {
+        // SAFETY: its own thread's.
+        unsafe { (*room.own.get()).alternate = before };
+    }
+    let state = if arm_this_thread() { ARMED } else { FAILED };
+    // Ordering: Release: who sees it armed sees its room complete.
+    room.state.store(state, Ordering::Release);
+    true
+}
+
+/// The keeper asks this thread to arm itself, or libc asks for something else.
+unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context) {
+    // SAFETY: the kernel's own structures, for this call.
+    let word = unsafe { (*info).word() };
+    let Some(room) = word.and_then(rooms::by_word) else {
+        let others = *OTHERS.lock();
+        if others.is_handler() {
+            // SAFETY: libc's handler, with what the kernel told.
+            unsafe { core::mem::transmute::<usize, Handler>(others.handler)(signal, info, context) };
+        }
+        return;
+    };
+    if room.state.load(Ordering::Acquire) != GIVEN {
+        return; // A second asking.
+    }
+    // SAFETY: as above.
+    let context = unsafe { &mut *context };
+    // SAFETY: the thread's own room now.
+    let own = unsafe { &mut *room.own.get() };
+    own.claimed = context.blocked & OPEN;
+    let expected = own.expected.take();
+    if !move_in(room) {
+        return room.state.store(LATER, Ordering::Release);
+    }
+    context.blocked &= !OPEN;
+    context.stack = room.stack();
+    make_again(context, expected);
+}
+
+/// The kernel has ended a call with EINTR for our signal, which the program has nothing to do with: it is made again.
+fn make_again(context: &mut Context, expected: Option<CallUnderWay>) {
+    const EINTR: usize = -(linux_raw_sys::errno::EINTR as isize) as usize;
+    /// Of the instruction `syscall`.
+    const INSTRUCTION_BYTES: usize = 2;
+    let Some(expected) = expected.filter(|_| context.register(Register::Rax) == EINTR) else { return };
+    let is_the_same = expected.instruction == context.register(Register::Rip)
+        && expected.stack_pointer == context.register(Register::Rsp)
+        && expected.arguments == dispatch::Call::stopped(0, context).arguments;
+    if is_the_same {
+        context.set_register(Register::Rax, expected.number);
+        context.set_register(Register::Rip, expected.instruction - INSTRUCTION_BYTES);
+    }
+}

@@ -1,0 +1,349 @@
+//! The two handlers of `signal` mode: SIGBUS for a page that is out, SIGSYS for a call that was stopped.
+//!
+//! Both run on a stack of ours with all other signals blocked, in a thread that may be anywhere: no allocation, no libc, no
+//! thread-local storage. They touch memory of the program's with no lock held: that may be out, too, and then a handler runs
+//! on top of this one.
+// UNSAFETY: arguments of the program's calls are read and written.
+
+use super::buffers::{self, Buffer, Memory};
+use super::calls::How;
+use super::large;
+use super::resident::Guarding;
+use super::rooms::{Level, Room};
+use super::signals::{self, OPEN};
+use crate::changes;
+use crate::engine::Engine;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use farpage_core::table::entry::State;
+use farpage_fault::Fault;
+use farpage_fault::signal::fault_of;
+use farpage_os::dispatch::{Birth, Call, Making, is_about_arming};
+use farpage_os::signal::{
+    Action, AlternateStack, Context, Info, Register, change_blocked, set_alternate_stack,
+};
+use farpage_os::sys::{self, number};
+use linux_raw_sys::general as raw;
+
+/// The engine whose memory it is. Null in a child that has a copy of it.
+pub static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The engine, if this process has one that serves faults in this way.
+pub fn engine() -> Option<&'static Engine> {
+    // Ordering: Acquire pairs with the Release in `arm::all`.
+    // SAFETY: null, or an engine, placed for good.
+    unsafe { ENGINE.load(Ordering::Acquire).as_ref() }
+}
+
+const EFAULT: isize = -(linux_raw_sys::errno::EFAULT as isize);
+const EINVAL: isize = -(linux_raw_sys::errno::EINVAL as isize);
+const EPERM: isize = -(linux_raw_sys::errno::EPERM as isize);
+const EAGAIN: isize = -(linux_raw_sys::errno::EAGAIN as isize);
+const ENOSYS: isize = -(linux_raw_sys::errno::ENOSYS as isize);
+
+/// A page is out.
+pub unsafe extern "C" fn on_sigbus(signal: i32, info: *mut Info, context: *mut Context) {
+    // SAFETY: the kernel's own structures, for this call.
+    let fault = unsafe { fault_of(&*info, &*context) };
+    if let (Some(fault), Some(engine)) = (fault, engine())
+        && is_ours(engine, fault)
+    {
+        return;
+    }
+    // SAFETY: passed on.
+    unsafe { signals::hand_on(signal, info, context) }
+}
+
+/// Whether the access is to be tried again: the page was brought, or it can't be said yet that it isn't ours.
+fn is_ours(engine: &Engine, fault: Fault) -> bool {
+    if let Some(handover) = engine.handover.filter(|_| engine.is_registered(fault.page)) {
+        // Lost pages are poisoned: the program is to hear of it.
+        let is_lost = matches!(engine.pager.state(fault.page), State::Lost(_));
+        if !is_lost {
+            handover.serve(fault);
+        }
+        return !is_lost;
+    }
+    // A mapping that is being moved is at its new place before we know of it.
+    let seen = (fault.page, engine.map.wait_for_changes());
+    let Some(room) = Room::if_here() else { return false };
+    // SAFETY: the thread's own.
+    let strange = unsafe { &mut (*room.own.get()).strange };
+    core::mem::replace(strange, seen) != seen
+}
+
+/// A system call is about to be made.
+pub unsafe extern "C" fn on_sigsys(signal: i32, info: *mut Info, context: *mut Context) {
+    // SAFETY: the kernel's own structures, for this call.
+    let stopped = unsafe { (*info).stopped_call() };
+    let Some(number) = stopped else {
+        // SAFETY: passed on.
+        return unsafe { signals::hand_on(signal, info, context) };
+    };
+    // SAFETY: as above.
+    let context = unsafe { &mut *context };
+    // SAFETY: threads are armed once they have a room's stack, which this handler runs on.
+    let room = unsafe { Room::here() };
+    let answer = match (number, engine()) {
+        // 32-bit code, which we don't know how to guard.
+        (None, _) => Some(ENOSYS),
+        (Some(number), engine) => {
+            let call = Call::stopped(number, context);
+            let level = room.level(context.register(Register::Rsp));
+            let answer = Stopped { engine, room, level, call, context }.deal_with();
+            if answer.is_some() {
+                level.holder.release();
+            }
+            answer
+        }
+    };
+    if let Some(answer) = answer {
+        context.set_register(Register::Rax, answer as usize);
+    }
+}
+
+struct Stopped<'a> {
+    engine: Option<&'static Engine>,
+    room: &'static Room,
+    level: &'static Level,
+    call: Call,
+    context: &'a mut Context,
+}
+
+impl Stopped<'_> {
+    /// Gives the answer, or none if the thread is going to make the call when the handler returns.
+    fn deal_with(mut self) -> Option<isize> {
+        let Some(engine) = self.engine else { return self.make() };
+        if let Some(answer) = changes::by_number(engine, self.call.number, self.call.arguments) {
+            return Some(answer);
+        }
+        if is_about_arming(&self.call) {
+            return Some(EINVAL);
+        }
+        // Its buffers are named in a queue that we don't see; programs do without, as they must in containers.
+        if self.call.number == raw::__NR_io_uring_setup as usize {
+            return Some(ENOSYS);
+        }
+        if let Some(answer) = large::transfer(engine, self.level, &mut self.call, self.context) {
+            return Some(answer);
+        }
+        let stack_pointer = self.context.register(Register::Rsp);
+        let mut guarding = Guarding::new(engine, self.level, stack_pointer);
+        buffers::each(self.call.number, &self.call.arguments, &mut guarding);
+        match self.call.number {
+            number::RT_SIGPROCMASK => return Some(self.change_mask(&mut guarding)),
+            number::RT_SIGACTION => return self.change_action(&mut guarding),
+            number::SIGALTSTACK => return Some(self.change_stack(&mut guarding)),
+            number::RT_SIGRETURN => self.before_return(&mut guarding),
+            number::EXIT => self.before_exit(),
+            _ => self.open_mask(&mut guarding),
+        }
+        self.make()
+    }
+
+    fn make(self) -> Option<isize> {
+        // SAFETY: `buffers::each` has made sure of the arguments.
+        let newborn = match unsafe { self.call.birth() } {
+            Some(Birth::Elsewhere { waits: false, .. }) => match Room::give(0) {
+                Some(room) => room.word(),
+                None => return Some(EAGAIN),
+            },
+            _ => 0,
+        };
+        // SAFETY: this thread's own level, whose last call is over.
+        let room = unsafe { &mut *self.level.room.get() };
+        let making = Making { done: self.level.holder.busy_word(), maker: self.room.word(), newborn, room };
+        // SAFETY: this handler's own context; faults on the program's stack run a handler on top of this one.
+        if unsafe { self.call.make(self.context, making) } { None } else { Some(EAGAIN) }
+    }
+
+    /// `rt_sigprocmask`: what the thread goes on with is in the context.
+    fn change_mask(&mut self, memory: &mut Guarding<'_>) -> isize {
+        let [how, set, before, bytes, ..] = self.call.arguments;
+        if bytes != size_of::<u64>() {
+            return EINVAL;
+        }
+        // SAFETY: its own thread's.
+        let own = unsafe { &mut *self.room.own.get() };
+        let blocked = self.context.blocked | own.claimed;
+        if set != 0 {
+            let Some(set) = memory.word(set) else { return EFAULT };
+            let Some(after) = change_blocked(blocked, how, set) else { return EINVAL };
+            own.claimed = after & OPEN;
+            self.context.blocked = after & !OPEN;
+        }
+        // SAFETY: where the program wants it.
+        if before != 0 && !unsafe { memory.write(before, blocked.to_ne_bytes()) } {
+            return EFAULT;
+        }
+        0
+    }
+
+    /// `rt_sigaction`. None: the kernel does it.
+    fn change_action(mut self, memory: &mut Guarding<'_>) -> Option<isize> {
+        let [signal, action, before, bytes, ..] = self.call.arguments;
+        if bytes != size_of::<u64>() {
+            return Some(EINVAL);
+        }
+        let mut new = None;
+        if action != 0 {
+            let mut words = [0_u64; 4];
+            for (at, word) in words.iter_mut().enumerate() {
+                let Some(found) = memory.word(action + at * 8) else { return Some(EFAULT) };
+                *word = found;
+            }
+            new = Some(Action::from_words(words));
+        }
+        if signals::is_ours(signal) {
+            let old = signals::disposition(signal);
+            // A child that borrows this memory has dispositions of its own, which end when it runs another program.
+            if let Some(new) = new.filter(|_| !is_borrower(self.engine)) {
+                signals::set_disposition(signal, new);
+            }
+            // SAFETY: where the program wants it.
+            let written = before == 0 || unsafe { memory.write(before, old.to_bytes()) };
+            return Some(if written { 0 } else { EFAULT });
+        }
+        if let Some(new) = new.filter(|new| new.mask & OPEN != 0) {
+            // SAFETY: this thread's own level.
+            let room = unsafe { &mut *self.level.room.get() };
+            let mut changed = new;
+            changed.mask &= !OPEN;
+            for (place, bytes) in room.iter_mut().zip(changed.to_bytes().chunks_exact(8)) {
+                *place = usize::from_ne_bytes(bytes.try_into().unwrap_or_default());
+            }
+            self.call.arguments[1] = room.as_ptr() as usize;
+            // SAFETY: the program's own call, with a disposition of ours.
+            return Some(unsafe { sys::call(self.call.number, self.call.arguments) });
+        }
+        self.make()
+    }
+
+    /// `sigaltstack`: handlers run on ours; the program believes that they run on its own.
+    fn change_stack(&mut self, memory: &mut Guarding<'_>) -> isize {
+        let [new, before, ..] = self.call.arguments;
+        // SAFETY: its own thread's.
+        let own = unsafe { &mut *self.room.own.get() };
+        let is_in_use = self.room.is_on_stack(self.context.register(Register::Rsp));
+        let mut old = own.alternate;
+        if is_in_use && old != AlternateStack::NONE {
+            old.flags |= AlternateStack::IN_USE;
+        }
+        if new != 0 {
+            let words = [memory.word(new), memory.word(new + 8), memory.word(new + 16)];
+            let [Some(start), Some(flags), Some(bytes)] = words else { return EFAULT };
+            if is_in_use {
+                return EPERM;
+            }
+            let stack =
+                AlternateStack { start: start as usize, flags: flags as u32 as usize, bytes: bytes as usize };
+            match stack.accepted() {
+                Ok(stack) => own.alternate = stack,
+                Err(errno) => return -(errno.0 as isize),
+            }
+        }
+        // SAFETY: where the program wants it.
+        if before != 0 && !unsafe { memory.write(before, old.to_bytes()) } {
+            return EFAULT;
+        }
+        0
+    }
+
+    /// The kernel reads what a handler of the program's returns to from the stack, its mask of signals and its alternate
+    /// stack, too. Those are from before the thread was armed, or the program's own work.
+    fn before_return(&mut self, memory: &mut Guarding<'_>) {
+        let stack_pointer = self.context.register(Register::Rsp);
+        memory.buffer(Buffer {
+            address: stack_pointer.wrapping_sub(8),
+            bytes: FRAME_BYTES_MAX,
+            how: How::Both,
+        });
+        let place = stack_pointer.wrapping_add(core::mem::offset_of!(Context, blocked));
+        if let Some(mask) = memory.word(place).filter(|mask| mask & OPEN != 0) {
+            // SAFETY: in the frame, which nobody reads any more but the kernel.
+            unsafe { memory.write(place, (mask & !OPEN).to_ne_bytes()) };
+        }
+        let place = stack_pointer.wrapping_add(core::mem::offset_of!(Context, stack));
+        let stack = self.room.stack();
+        if memory.word(place).is_some_and(|start| start as usize != stack.start) {
+            // SAFETY: as above.
+            unsafe { memory.write(place, stack.to_bytes()) };
+        }
+    }
+
+    fn before_exit(&mut self) {
+        // SAFETY: takes nothing.
+        let thread = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
+        // Not of a child that borrows this stack.
+        if self.room.thread.load(Ordering::Relaxed) == thread {
+            self.room.leave();
+        }
+    }
+
+    /// Calls that change the mask of signals while they wait: a handler that runs meanwhile makes calls, too.
+    fn open_mask(&mut self, memory: &mut Guarding<'_>) {
+        let (argument, is_sized) = match self.call.number as u32 {
+            raw::__NR_rt_sigsuspend => (0, false),
+            raw::__NR_ppoll => (3, false),
+            raw::__NR_epoll_pwait | raw::__NR_epoll_pwait2 => (4, false),
+            raw::__NR_pselect6 | raw::__NR_io_pgetevents => (5, true),
+            _ => return,
+        };
+        let mut place = self.call.arguments[argument];
+        let mut bytes = size_of::<u64>();
+        if is_sized {
+            let (Some(found), Some(length)) = (memory.word(place), memory.word(place.wrapping_add(8))) else {
+                return;
+            };
+            (place, bytes) = (found as usize, length as usize);
+        }
+        let mask = if place == 0 || bytes != size_of::<u64>() { None } else { memory.word(place) };
+        let Some(mask) = mask.filter(|mask| mask & OPEN != 0) else { return };
+        // SAFETY: this thread's own level.
+        let (own, sized) = unsafe { (&mut *self.level.mask.get(), &mut *self.level.sized_mask.get()) };
+        *own = mask & !OPEN;
+        *sized = [core::ptr::from_ref(own) as usize, bytes];
+        self.call.arguments[argument] = if is_sized { sized.as_ptr() as usize } else { sized[0] };
+    }
+}
+
+/// A signal's frame at its largest: the state of AMX's tiles is 8 KiB.
+const FRAME_BYTES_MAX: usize = 16 * 1024;
+
+/// Whether the calling process isn't the engine's, but one that borrows its memory until it runs another program.
+fn is_borrower(engine: Option<&Engine>) -> bool {
+    // SAFETY: takes nothing.
+    let process = unsafe { sys::call(number::GETPID, [0; 6]) } as u32;
+    engine.is_some_and(|engine| engine.process != process)
+}
+
+/// What each new thread and child of an armed thread runs before the program's code.
+pub extern "C" fn born(newborn: usize) {
+    use farpage_os::dispatch::{BORROWER, COPY};
+    if newborn == BORROWER {
+        // Perhaps its dispositions were cleared (CLONE_CLEAR_SIGHAND).
+        super::arm::install_handlers();
+        super::arm::arm_this_thread();
+        return;
+    }
+    // SAFETY: both words name a room: the maker's, or one of its own.
+    let room = unsafe { Room::of_word(newborn & !COPY) };
+    if newborn & COPY != 0 {
+        return leave_in_child(room);
+    }
+    // SAFETY: takes nothing.
+    room.thread.store(unsafe { sys::call(number::GETTID, [0; 6]) } as u32, Ordering::Relaxed);
+    super::arm::move_in(room);
+}
+
+/// A child with a copy of its parent's memory, before it has an engine of its own: as if there had never been one.
+fn leave_in_child(room: &Room) {
+    ENGINE.store(core::ptr::null_mut(), Ordering::Relaxed);
+    signals::uninstall();
+    // SAFETY: the child's only thread; the stack is the program's own, or none.
+    let own = unsafe { &*room.own.get() };
+    // SAFETY: as above; this isn't run on an alternate stack, unless the program forks in a handler: then it keeps ours.
+    let _ = unsafe { set_alternate_stack(&own.alternate) };
+    let claimed = own.claimed;
+    super::rooms::reset_in_child();
+    signals::add_blocked(claimed);
+}

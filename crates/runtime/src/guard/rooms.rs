@@ -1,0 +1,275 @@
+//! What each armed thread has of ours: an alternate stack, and on top of it what its handlers must know.
+//!
+//! Handlers have no thread-local storage. But they run on a stack of ours, so a handler finds its thread's [`Room`] by its
+//! own stack pointer: rooms are aligned to their size. A room is given to a thread before that exists, or before it is told
+//! to arm itself, and taken back when its thread has ended.
+// UNSAFETY: stacks are memory; each room's fields are its thread's alone.
+
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use farpage_core::holds::{Held, Holder};
+use farpage_core::units::{PAGE_BYTES, PageIndex};
+use farpage_os::dispatch::ROOM_WORDS;
+use farpage_os::memory;
+use farpage_os::signal::AlternateStack;
+use farpage_os::sys::{self, number};
+
+/// A room's size, and what it is aligned to; only what is touched takes memory. Signal frames take 1 to 11 KiB each
+/// (AVX-512, AMX); a program's handler that asked for an alternate stack, however large, runs here, too.
+const ROOM_BYTES: usize = 512 * 1024;
+/// Rooms are made so many at a time.
+const CHUNK: usize = 32;
+/// Threads at once: 32,768, as many as the kernel gives a process by default.
+const CHUNKS_MAX: usize = 1024;
+/// Calls of one thread that are under way at once: each but the last was interrupted by a handler that called again.
+pub const LEVELS: usize = 8;
+/// Stack pointers further apart than this are taken for ones of different stacks.
+const STACK_BYTES_MAX: usize = 64 << 20;
+
+/// One call that is under way.
+pub struct Level {
+    /// What it holds.
+    pub holder: Holder,
+    /// The thread's stack pointer when it was made.
+    stack_pointer: AtomicUsize,
+    /// Arguments that aren't the program's own, while the kernel reads them.
+    pub room: UnsafeCell<[usize; ROOM_WORDS]>,
+    /// A mask of signals that isn't the program's own, likewise.
+    pub mask: UnsafeCell<u64>,
+    /// Address and size of that, for calls that take both in one word.
+    pub sized_mask: UnsafeCell<[usize; 2]>,
+}
+
+/// What only the room's own thread uses, or the keeper before it is armed.
+pub struct Own {
+    /// The alternate stack that the program believes to have.
+    pub alternate: AlternateStack,
+    /// Signals that the program believes to block, and that stay open.
+    pub claimed: u64,
+    /// The last fault that wasn't in memory of ours, and how many changes of mappings were over then.
+    pub strange: (PageIndex, u32),
+    /// The call that the thread was in before it was told to arm itself.
+    pub expected: Option<farpage_os::proc::CallUnderWay>,
+}
+
+/// Nobody's.
+pub const FREE: u32 = 0;
+/// Its thread isn't armed yet.
+pub const GIVEN: u32 = 1;
+/// Its thread is armed.
+pub const ARMED: u32 = 2;
+/// Its thread could not be armed just now: it was on another alternate stack.
+pub const LATER: u32 = 3;
+/// Its thread can't be armed.
+pub const FAILED: u32 = 4;
+/// Its thread is ending.
+const LEAVING: u32 = 5;
+
+/// What lies on top of the stack.
+#[repr(C, align(4096))]
+pub struct Room {
+    /// What is the matter with it.
+    pub state: AtomicU32,
+    /// Whose it is.
+    pub thread: AtomicU32,
+    /// Calls that are under way.
+    pub levels: [Level; LEVELS],
+    /// The thread's own.
+    pub own: UnsafeCell<Own>,
+}
+
+// SAFETY: what isn't atomic is used by one thread at a time: see `Own`, and levels are their thread's.
+unsafe impl Sync for Room {}
+
+const _: () = assert!(size_of::<Room>() + 4 * PAGE_BYTES < ROOM_BYTES);
+
+static CHUNKS: [AtomicPtr<u8>; CHUNKS_MAX] = [const { AtomicPtr::new(core::ptr::null_mut()) }; CHUNKS_MAX];
+/// Rooms that were ever given out lie below this.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+impl Room {
+    /// The room whose stack the caller is on.
+    ///
+    /// # Safety
+    /// Only in a handler that runs on a room's stack.
+    pub unsafe fn here() -> &'static Room {
+        let place = 0_u8;
+        let base = &raw const place as usize & !(ROOM_BYTES - 1);
+        // SAFETY: the caller's promise; rooms stay for good.
+        unsafe { &*((base + ROOM_BYTES - size_of::<Room>()) as *const Room) }
+    }
+
+    /// The room whose stack the caller is on, if it is on one.
+    pub fn if_here() -> Option<&'static Room> {
+        let place = 0_u8;
+        let here = &raw const place as usize;
+        all().find(|room| room.is_on_stack(here))
+    }
+
+    /// The room that `word` names, as [`Room::word`] gave it.
+    ///
+    /// # Safety
+    /// It must be such a word.
+    pub unsafe fn of_word(word: usize) -> &'static Room {
+        // SAFETY: the caller's promise.
+        unsafe { &*(word as *const Room) }
+    }
+
+    /// Names the room in one word, which is neither 0 nor odd.
+    pub fn word(&self) -> usize {
+        core::ptr::from_ref(self) as usize
+    }
+
+    /// The stack, without its guard page.
+    pub fn stack(&self) -> AlternateStack {
+        let base = self.word() & !(ROOM_BYTES - 1);
+        let start = base + PAGE_BYTES;
+        AlternateStack { start, flags: 0, bytes: self.word() - start }
+    }
+
+    /// Whether an address is on the stack.
+    pub fn is_on_stack(&self, address: usize) -> bool {
+        address & !(ROOM_BYTES - 1) == self.word() & !(ROOM_BYTES - 1)
+    }
+
+    /// A room for one more thread; none if there is no memory for it.
+    pub fn give(thread: u32) -> Option<&'static Room> {
+        let used = USED.load(Ordering::Relaxed);
+        let again = (0..used).filter_map(room).find(|room| room.claim());
+        let room = again.or_else(|| {
+            loop {
+                let at = USED.load(Ordering::Relaxed);
+                let room = room_made(at)?;
+                // Ordering: Release: who finds the room below `USED` finds it made.
+                let _ = USED.compare_exchange(at, at + 1, Ordering::Release, Ordering::Relaxed);
+                if room.claim() {
+                    return Some(room);
+                }
+            }
+        })?;
+        room.levels.iter().for_each(|level| level.holder.release());
+        // SAFETY: the room was claimed, and its thread doesn't run in it yet.
+        unsafe {
+            *room.own.get() = Own {
+                alternate: AlternateStack::NONE,
+                claimed: 0,
+                strange: (PageIndex(0), 0),
+                expected: None,
+            }
+        };
+        room.thread.store(thread, Ordering::Relaxed);
+        Some(room)
+    }
+
+    fn claim(&self) -> bool {
+        let state = self.state.load(Ordering::Relaxed);
+        let is_free = state == FREE || state == LEAVING && !is_alive(self.thread.load(Ordering::Relaxed));
+        // Ordering: Acquire pairs with the Release in `leave`.
+        is_free && self.state.compare_exchange(state, GIVEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Its thread is about to end, and uses the stack no more once it has.
+    pub fn leave(&self) {
+        self.levels.iter().for_each(|level| level.holder.release());
+        // Ordering: Release: the thread's use of the room comes before the next one's.
+        self.state.store(LEAVING, Ordering::Release);
+    }
+
+    /// It is nobody's, and never was anybody's.
+    pub fn give_back(&self) {
+        // Ordering: Release, as in `leave`.
+        self.state.store(FREE, Ordering::Release);
+    }
+
+    /// A level for a call that is made with this stack pointer. What was interrupted for good is given up: a thread that is
+    /// at the same place, or further up the same stack, has left it.
+    pub fn level(&self, stack_pointer: usize) -> &Level {
+        for level in &self.levels {
+            let before = level.stack_pointer.load(Ordering::Relaxed);
+            if level.holder.is_busy() && before <= stack_pointer && stack_pointer - before < STACK_BYTES_MAX {
+                level.holder.release();
+            }
+        }
+        let free = self.levels.iter().find(|level| !level.holder.is_busy());
+        // With all of them under way the last one holds what both need, until the inner one is done.
+        let level = free.unwrap_or(&self.levels[LEVELS - 1]);
+        level.stack_pointer.store(stack_pointer, Ordering::Relaxed);
+        level
+    }
+}
+
+/// Whether a thread of this process has not ended yet.
+fn is_alive(thread: u32) -> bool {
+    // SAFETY: takes nothing.
+    let process = unsafe { sys::call(number::GETPID, [0; 6]) } as usize;
+    // SAFETY: takes no address; signal 0 is only asked about.
+    sys::check(unsafe { sys::call(number::TGKILL, [process, thread as usize, 0, 0, 0, 0]) }).is_ok()
+}
+
+/// The room with this number, if it was made.
+fn room(at: usize) -> Option<&'static Room> {
+    // Ordering: Acquire pairs with the Release in `room_made`.
+    let chunk = CHUNKS.get(at / CHUNK)?.load(Ordering::Acquire);
+    if chunk.is_null() {
+        return None;
+    }
+    let end = chunk as usize + (at % CHUNK + 1) * ROOM_BYTES;
+    // SAFETY: zeroed memory of a chunk, for good: a free room.
+    Some(unsafe { &*((end - size_of::<Room>()) as *const Room) })
+}
+
+/// The same; it is made if need be.
+fn room_made(at: usize) -> Option<&'static Room> {
+    let place = CHUNKS.get(at / CHUNK)?;
+    if place.load(Ordering::Acquire).is_null() {
+        let base = memory::reserve((CHUNK + 1) * ROOM_BYTES).ok()?;
+        let chunk = (base as usize).next_multiple_of(ROOM_BYTES);
+        for room in 0..CHUNK {
+            // SAFETY: the lowest page of a room in the mapping just made: nothing refers to it yet. Without a guard a
+            // handler that needs too much would overwrite its neighbour.
+            let guard =
+                unsafe { sys::call(number::MPROTECT, [chunk + room * ROOM_BYTES, PAGE_BYTES, 0, 0, 0, 0]) };
+            sys::check(guard).ok()?;
+        }
+        // Two at once: one chunk is never used.
+        // Ordering: Release: who sees the chunk sees its guards.
+        let _ = place.compare_exchange(
+            core::ptr::null_mut(),
+            chunk as *mut u8,
+            Ordering::Release,
+            Ordering::Relaxed,
+        );
+    }
+    room(at)
+}
+
+fn all() -> impl Iterator<Item = &'static Room> {
+    // Ordering: Acquire pairs with the Release in `give`.
+    (0..USED.load(Ordering::Acquire)).filter_map(room)
+}
+
+/// The room of a thread, if it has one.
+pub fn of_thread(thread: u32) -> Option<&'static Room> {
+    all().find(|room| {
+        !matches!(room.state.load(Ordering::Acquire), FREE | LEAVING)
+            && room.thread.load(Ordering::Relaxed) == thread
+    })
+}
+
+/// What system calls hold just now. For an evictor that has locked its victims.
+pub fn held() -> Held {
+    Held::of(all().flat_map(|room| &room.levels).map(|level| &level.holder))
+}
+
+/// In a child with a copy of its parent's memory: none of the parent's threads is here.
+pub fn reset_in_child() {
+    for room in all() {
+        room.levels.iter().for_each(|level| level.holder.release());
+        room.state.store(FREE, Ordering::Relaxed);
+    }
+}
+
+/// The room that a word names, if it names one.
+pub fn by_word(word: usize) -> Option<&'static Room> {
+    all().find(|room| room.word() == word)
+}

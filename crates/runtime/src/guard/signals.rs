@@ -1,0 +1,113 @@
+//! What a program does with signals that must stay ours.
+//!
+//! A fault (SIGBUS) or a stopped call (SIGSYS) in a thread that blocks that signal, or in a program that handles it itself,
+//! would end the process. So the program's dispositions of both are kept here, threads that block them only believe to, and
+//! signals that aren't about us go to the program's own handler, with what the kernel said.
+// UNSAFETY: the program's handlers are called as the kernel would.
+
+use core::cell::UnsafeCell;
+use farpage_core::sync::Lock;
+use farpage_os::signal::{Action, Context, Handler, Info, SIGBUS, SIGSYS, bit, set_action};
+use farpage_os::sys::{self, number};
+
+/// Signals that no thread may block.
+pub const OPEN: u64 = bit(SIGBUS) | bit(SIGSYS);
+
+/// Whether a signal is one of ours.
+pub const fn is_ours(signal: usize) -> bool {
+    signal == SIGBUS as usize || signal == SIGSYS as usize
+}
+
+/// The program's dispositions of SIGBUS and SIGSYS.
+struct Dispositions {
+    actions: UnsafeCell<[Action; 2]>,
+    lock: Lock<()>,
+}
+
+// SAFETY: the actions are used under the lock.
+unsafe impl Sync for Dispositions {}
+
+static DISPOSITIONS: Dispositions =
+    Dispositions { actions: UnsafeCell::new([Action::DEFAULT; 2]), lock: Lock::new(()) };
+
+/// The program's disposition of one of our signals.
+pub fn disposition(signal: usize) -> Action {
+    let _lock = DISPOSITIONS.lock.lock();
+    // SAFETY: under the lock.
+    unsafe { (*DISPOSITIONS.actions.get())[usize::from(signal == SIGSYS as usize)] }
+}
+
+/// Changes it.
+pub fn set_disposition(signal: usize, action: Action) {
+    let _lock = DISPOSITIONS.lock.lock();
+    // SAFETY: under the lock.
+    unsafe { (*DISPOSITIONS.actions.get())[usize::from(signal == SIGSYS as usize)] = action };
+}
+
+/// Puts handlers of ours in place. What was there is the program's disposition from now on.
+pub fn install(on_sigbus: Handler, on_sigsys: Handler) {
+    for (signal, handler) in [(SIGBUS, on_sigbus), (SIGSYS, on_sigsys)] {
+        let action = Action::of(handler, OPEN);
+        // SAFETY: our handlers run on top of anything: they use nothing of the program's.
+        let before = unsafe { set_action(signal, &action) };
+        if let Some(before) = before.ok().filter(|before| before.handler != action.handler) {
+            set_disposition(signal as usize, before);
+        }
+    }
+}
+
+/// In a child that has a copy of its parent's memory, and no engine: everything as if we had never been there.
+pub fn uninstall() {
+    for signal in [SIGBUS, SIGSYS] {
+        // SAFETY: the program's own.
+        let _ = unsafe { set_action(signal, &disposition(signal as usize)) };
+    }
+}
+
+/// A signal that isn't about us: what the program would do with it.
+///
+/// # Safety
+/// In a handler of ours, with what that was given.
+pub unsafe fn hand_on(signal: i32, info: *mut Info, context: *mut Context) {
+    let action = disposition(signal as usize);
+    // SAFETY: the kernel's own structures.
+    let (was_sent, blocked) = unsafe { ((*info).was_sent(), (*context).blocked) };
+    if action.is_handler() {
+        if action.is_once() {
+            set_disposition(signal as usize, Action::DEFAULT);
+        }
+        set_blocked(action.blocks(signal as u32, blocked) & !OPEN);
+        // SAFETY: the program's handler, called with what the kernel would call it with: it takes one argument or three.
+        let handler = unsafe { core::mem::transmute::<usize, Handler>(action.handler) };
+        // SAFETY: as above. It may never return.
+        return unsafe { handler(signal, info, context) };
+    }
+    if action.is_ignored() && was_sent {
+        return;
+    }
+    // The default is to end the process: with this very signal, so that whoever waits for it is told what happened.
+    // SAFETY: takes our handler away.
+    let _ = unsafe { set_action(signal as u32, &Action::DEFAULT) };
+    if was_sent {
+        // Delivered when our handler returns. Whatever it was else happens again then.
+        // SAFETY: takes nothing.
+        let (process, thread) =
+            unsafe { (sys::call(number::GETPID, [0; 6]), sys::call(number::GETTID, [0; 6])) };
+        // SAFETY: takes no address.
+        unsafe { sys::call(number::TGKILL, [process as usize, thread as usize, signal as usize, 0, 0, 0]) };
+    }
+}
+
+/// Blocks exactly `mask` in the calling thread.
+pub fn set_blocked(mask: u64) {
+    const SET: usize = 2;
+    // SAFETY: the kernel reads a set of 8 bytes on our own stack.
+    unsafe { sys::call(number::RT_SIGPROCMASK, [SET, &raw const mask as usize, 0, 8, 0, 0]) };
+}
+
+/// Blocks the signals of `mask`, too.
+pub fn add_blocked(mask: u64) {
+    const BLOCK: usize = 0;
+    // SAFETY: as in `set_blocked`.
+    unsafe { sys::call(number::RT_SIGPROCMASK, [BLOCK, &raw const mask as usize, 0, 8, 0, 0]) };
+}
