@@ -102,8 +102,8 @@ pub trait Pages: Sync {
     /// Has the next write to each of `pages` that is there reported to us, if the kernel can.
     fn protect(&self, pages: PageRange);
 
-    /// Lifts the write protection and wakes.
-    fn unprotect(&self, page: PageIndex);
+    /// Lifts the write protection and wakes. False if it can't be lifted.
+    fn unprotect(&self, page: PageIndex) -> bool;
 
     /// Makes every touch of the missing page a SIGBUS, and wakes.
     fn poison(&self, page: PageIndex) -> Result<(), InstallError>;

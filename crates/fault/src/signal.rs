@@ -35,6 +35,17 @@ pub const fn fault_of(info: &Info, context: &Context) -> Option<Fault> {
     Some(Fault { page: PageIndex::of_address(address), access })
 }
 
+/// What came of a fault that the thread which ran into it tried to serve itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Here {
+    /// It was dealt with.
+    Served,
+    /// Somebody else is dealing with the page, and wakes who sleeps for it then.
+    Joined,
+    /// It takes an engine thread.
+    Elsewhere,
+}
+
 struct Ring {
     faults: [Fault; WAITING_MAX],
     first: usize,
@@ -84,16 +95,28 @@ impl Handover {
         &self.buckets[page.0 as usize % BUCKETS]
     }
 
-    /// In a thread of the program, with signals blocked: has the fault served. When it returns the page may be there,
-    /// or the access faults again.
-    pub fn serve(&self, fault: Fault) {
+    /// In a thread of the program, with signals blocked: has the fault served, by `here` if that can. When it returns the
+    /// page may be there, or the access faults again.
+    pub fn serve(&self, fault: Fault, mut here: impl FnMut(Fault) -> Here) {
+        let first = here(fault);
+        if first == Here::Served {
+            return;
+        }
         let bucket = self.bucket(fault.page);
         // Before anybody can take the fault up: whoever deals with it sees that somebody sleeps.
         // Ordering: SeqCst: whoever wakes has taken the fault out of the ring after this, or has settled the page after
         // such a one asked to be woken (`Entry::ask_to_be_woken`): his load in `wake` finds it.
         bucket.sleepers.fetch_add(1, Ordering::SeqCst);
         let turn = bucket.turn.load(Ordering::SeqCst);
-        self.hand_over(fault);
+        // Whoever is dealing with the page may have woken those that slept before we did.
+        let now = if first == Here::Joined { here(fault) } else { first };
+        if now == Here::Served {
+            bucket.sleepers.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        if now == Here::Elsewhere {
+            self.hand_over(fault);
+        }
         while bucket.turn.load(Ordering::SeqCst) == turn {
             futex::wait(&bucket.turn, turn);
         }
@@ -220,9 +243,10 @@ impl<P: Pages> Pages for Woken<'_, P> {
         self.pages.protect(pages);
     }
 
-    fn unprotect(&self, page: PageIndex) {
-        self.pages.unprotect(page);
+    fn unprotect(&self, page: PageIndex) -> bool {
+        let lifted = self.pages.unprotect(page);
         self.handover.wake(PageRange::of(page, 1));
+        lifted
     }
 
     fn poison(&self, page: PageIndex) -> Result<(), InstallError> {

@@ -222,8 +222,8 @@ impl Pages for ByMove<'_> {
         let _ = self.uffd.protect(pages, true);
     }
 
-    fn unprotect(&self, page: PageIndex) {
-        let _ = self.uffd.protect(PageRange::of(page, 1), false);
+    fn unprotect(&self, page: PageIndex) -> bool {
+        self.uffd.protect(PageRange::of(page, 1), false).is_ok()
     }
 
     fn poison(&self, page: PageIndex) -> Result<(), InstallError> {
@@ -337,8 +337,8 @@ impl Pages for ByCopy<'_> {
         let _ = self.uffd.protect(pages, true);
     }
 
-    fn unprotect(&self, page: PageIndex) {
-        let _ = self.uffd.protect(PageRange::of(page, 1), false);
+    fn unprotect(&self, page: PageIndex) -> bool {
+        self.uffd.protect(PageRange::of(page, 1), false).is_ok()
     }
 
     fn poison(&self, page: PageIndex) -> Result<(), InstallError> {

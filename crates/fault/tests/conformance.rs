@@ -9,7 +9,7 @@ use farpage_core::cache::Backing;
 use farpage_core::config::Install;
 use farpage_core::pager::{Access, Taken};
 use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
-use farpage_fault::signal::{Handover, Woken, fault_of};
+use farpage_fault::signal::{Handover, Here, Woken, fault_of};
 use farpage_fault::thread::{FAULTS_MAX, Faults};
 use farpage_fault::uffd::{ByCopy, ByMove};
 use farpage_fault::{Fault, InstallError, Outgoing, Pages};
@@ -67,7 +67,10 @@ unsafe extern "C" fn on_sigbus(_: i32, info: *mut Info, context: *mut Context) {
     match benches().find(|bench| bench.range(0, PAGES).contains(page)) {
         // Before anything else: kernels that don't handle failures of memory report it like a missing page.
         Some(bench) if bench.poisoned.load(Ordering::Acquire) == page.0 => bench.replace_poisoned(page),
-        Some(bench) => bench.handover.unwrap().serve(fault_of(info, context).expect("a fault of ours")),
+        Some(bench) => bench
+            .handover
+            .unwrap()
+            .serve(fault_of(info, context).expect("a fault of ours"), |_| Here::Elsewhere),
         // SAFETY: ends the process, as it should be for a signal that nobody expects.
         None => unsafe { libc::_exit(99) },
     }

@@ -26,6 +26,8 @@ pub enum Descriptors {
     Shared,
     /// A table of its own, empty.
     OwnEmpty,
+    /// A table of its own, with this one only.
+    Only(i32),
 }
 
 const CLONE_VM: usize = 0x100;
@@ -103,17 +105,25 @@ unsafe extern "C" fn clone_thread(flags: usize, stack: *mut u8, segment: *mut u8
 extern "C" fn begin(start: *const u8) -> ! {
     // SAFETY: `spawn` wrote a `Start` there, in memory that is this thread's own.
     let start = unsafe { start.cast::<Start>().read() };
-    if start.descriptors == Descriptors::OwnEmpty {
-        close_all_descriptors();
+    match start.descriptors {
+        Descriptors::Shared => {}
+        Descriptors::OwnEmpty => close_descriptors(0, u32::MAX),
+        Descriptors::Only(kept) => {
+            let kept = kept as u32;
+            if kept > 0 {
+                close_descriptors(0, kept - 1);
+            }
+            close_descriptors(kept + 1, u32::MAX);
+        }
     }
     (start.main)(start.argument)
 }
 
-/// Closes every descriptor of the calling thread's own table. A kernel before 5.9 doesn't have the call, and what was
+/// Closes descriptors of the calling thread's own table. A kernel before 5.9 doesn't have the call, and what was
 /// inherited would stay open; `farpage doctor` says that such a kernel is too old.
-fn close_all_descriptors() {
+fn close_descriptors(first: u32, last: u32) {
     // SAFETY: takes no pointer; the table is this thread's alone, so nobody else loses a descriptor.
-    unsafe { sys::call(number::CLOSE_RANGE, [0, u32::MAX as usize, 0, 0, 0, 0]) };
+    unsafe { sys::call(number::CLOSE_RANGE, [first as usize, last as usize, 0, 0, 0, 0]) };
 }
 
 /// Ends the calling engine thread. Its stack stays: engine threads end only with the engine.
@@ -185,6 +195,30 @@ mod tests {
         DONE.store(1, Ordering::Release);
         crate::futex::wake(&DONE, 1);
         exit()
+    }
+
+    static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+    fn look(argument: usize) -> ! {
+        let is_open = |fd: i32| {
+            // SAFETY: only asked about.
+            rustix::io::fcntl_getfd(unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) }).is_ok()
+        };
+        let open = (0..1024).filter(|fd| is_open(*fd)).count();
+        KEPT.store(1 + usize::from(open == 1 && is_open(argument as i32)), Ordering::Release);
+        crate::futex::wake(&DONE, 1);
+        exit()
+    }
+
+    #[test]
+    fn one_descriptor_may_be_kept() {
+        use std::os::fd::AsRawFd;
+        let file = std::fs::File::open("/proc/self/comm").unwrap();
+        spawn(look, file.as_raw_fd() as usize, Descriptors::Only(file.as_raw_fd())).unwrap();
+        while KEPT.load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(KEPT.load(Ordering::Relaxed), 2);
     }
 
     #[test]

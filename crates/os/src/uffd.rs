@@ -191,6 +191,17 @@ impl Uffd {
         Uffd::handshake(new_descriptor(USER_MODE_ONLY)?, Features::SIGBUS)
     }
 
+    /// The same with a descriptor near the end of the table, where programs don't expect to find theirs.
+    pub fn out_of_the_way(self) -> Uffd {
+        const FROM_END: u64 = 32;
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let lowest = limit.unwrap_or(1 << 16).min(1 << 16).saturating_sub(FROM_END);
+        match rustix::io::fcntl_dupfd_cloexec(&self.fd, lowest as i32) {
+            Ok(fd) => Uffd { fd, ..self },
+            Err(_) => self,
+        }
+    }
+
     /// By /dev/userfaultfd, already open as `device`.
     pub fn by_device(device: &OwnedFd) -> Result<Uffd, Errno> {
         // SAFETY: this request takes flags, not a pointer.

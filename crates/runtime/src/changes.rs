@@ -107,7 +107,7 @@ const fn flags_for(protection: usize) -> Flags {
 }
 
 /// `mmap(address, bytes, protection, flags, fd, offset)`.
-pub fn mmap(engine: &Engine, mut arguments: Arguments) -> isize {
+pub fn mmap(engine: &'static Engine, mut arguments: Arguments) -> isize {
     let [address, bytes, protection, flags, ..] = arguments;
     let flag = |bit: u32| flags & bit as usize != 0;
     let is_private = flags & raw::MAP_TYPE as usize == raw::MAP_PRIVATE as usize;
@@ -147,7 +147,7 @@ pub fn mmap(engine: &Engine, mut arguments: Arguments) -> isize {
 }
 
 /// `munmap(address, bytes)`.
-pub fn munmap(engine: &Engine, arguments: Arguments) -> isize {
+pub fn munmap(engine: &'static Engine, arguments: Arguments) -> isize {
     let [address, bytes, ..] = arguments;
     let Some(range) = pages_of(address, bytes).filter(|_| is_aligned(address)) else {
         return pass_on(number::MUNMAP, arguments);
@@ -162,7 +162,7 @@ pub fn munmap(engine: &Engine, arguments: Arguments) -> isize {
 }
 
 /// `mremap(old_address, old_bytes, new_bytes, flags, new_address)`.
-pub fn mremap(engine: &Engine, arguments: Arguments) -> isize {
+pub fn mremap(engine: &'static Engine, arguments: Arguments) -> isize {
     let [address, old_bytes, new_bytes, flags, new_address, _] = arguments;
     let is_fixed = flags & raw::MREMAP_FIXED as usize != 0;
     let (Some(old), Some(new)) = (pages_of(address, old_bytes), pages_of(new_address, new_bytes)) else {
@@ -199,7 +199,7 @@ pub fn mremap(engine: &Engine, arguments: Arguments) -> isize {
 
 /// What a finished mremap means for us.
 fn moved_or_resized(
-    engine: &Engine,
+    engine: &'static Engine,
     result: isize,
     arguments: Arguments,
     known: Option<Range>,
@@ -220,7 +220,7 @@ fn moved_or_resized(
     }
 }
 
-fn resized_in_place(engine: &Engine, old: PageRange, new: PageRange, flags: Flags) {
+fn resized_in_place(engine: &'static Engine, old: PageRange, new: PageRange, flags: Flags) {
     if new.end < old.end {
         engine.forget(PageRange::new(new.end, old.end));
     } else if new.end > old.end {
@@ -238,7 +238,7 @@ fn resized_in_place(engine: &Engine, old: PageRange, new: PageRange, flags: Flag
     }
 }
 
-fn moved(engine: &Engine, old: PageRange, new: PageRange, flags: Flags, old_stays: bool) {
+fn moved(engine: &'static Engine, old: PageRange, new: PageRange, flags: Flags, old_stays: bool) {
     if !flags.has(Flags::REGISTERED) {
         if !old_stays {
             engine.forget(old);
@@ -259,12 +259,12 @@ fn moved(engine: &Engine, old: PageRange, new: PageRange, flags: Flags, old_stay
 }
 
 /// Memory of the program can't be reached any more.
-fn out_of_tables(engine: &Engine) -> ! {
+fn out_of_tables(engine: &'static Engine) -> ! {
     engine.stop_program(crate::session::StopReason::Tables)
 }
 
 /// `madvise(address, bytes, advice)`.
-pub fn madvise(engine: &Engine, mut arguments: Arguments) -> isize {
+pub fn madvise(engine: &'static Engine, mut arguments: Arguments) -> isize {
     let [address, bytes, advice, ..] = arguments;
     let Some(range) = pages_of(address, bytes).filter(|_| is_aligned(address)) else {
         return pass_on(number::MADVISE, arguments);
@@ -331,7 +331,7 @@ pub fn madvise(engine: &Engine, mut arguments: Arguments) -> isize {
 
 /// Advice that has the kernel touch pages, which it doesn't do for those that are out: in parts, since all of them may never
 /// be there at once.
-fn bring_and_advise(engine: &Engine, arguments: Arguments) -> isize {
+fn bring_and_advise(engine: &'static Engine, arguments: Arguments) -> isize {
     const PART_BYTES: usize = 1 << 20;
     /// It may be out again before the kernel looks.
     const TRIES_MAX: usize = 100;
@@ -355,7 +355,7 @@ fn bring_and_advise(engine: &Engine, arguments: Arguments) -> isize {
 }
 
 /// `mprotect(address, bytes, protection)`, and `pkey_mprotect` with a key as fourth argument.
-pub fn mprotect(engine: &Engine, call: usize, arguments: Arguments) -> isize {
+pub fn mprotect(engine: &'static Engine, call: usize, arguments: Arguments) -> isize {
     let [address, bytes, protection, ..] = arguments;
     let Some(range) = pages_of(address, bytes).filter(|_| is_aligned(address)) else {
         return pass_on(call, arguments);
@@ -379,7 +379,7 @@ pub fn mprotect(engine: &Engine, call: usize, arguments: Arguments) -> isize {
 }
 
 /// `mlock(address, bytes)` and `mlock2`. The pages come in through faults, so no lock is held meanwhile.
-pub fn mlock(engine: &Engine, call: usize, arguments: Arguments) -> isize {
+pub fn mlock(engine: &'static Engine, call: usize, arguments: Arguments) -> isize {
     let [address, bytes, ..] = arguments;
     let Some(range) = pages_of(address, bytes) else { return pass_on(call, arguments) };
     engine.prepare_to_fill(range.bytes() as u64);
@@ -403,7 +403,7 @@ const fn is_on_fault(call: usize, arguments: Arguments) -> bool {
 }
 
 /// `munlock(address, bytes)`.
-pub fn munlock(engine: &Engine, arguments: Arguments) -> isize {
+pub fn munlock(engine: &'static Engine, arguments: Arguments) -> isize {
     let [address, bytes, ..] = arguments;
     let result = pass_on(number::MUNLOCK, arguments);
     if let (0, Some(range)) = (result, pages_of(address, bytes)) {
@@ -412,14 +412,14 @@ pub fn munlock(engine: &Engine, arguments: Arguments) -> isize {
     result
 }
 
-fn mark_locked(engine: &Engine, range: PageRange, locked: bool) {
+fn mark_locked(engine: &'static Engine, range: PageRange, locked: bool) {
     let _exclusive = engine.map.exclusive();
     let change = |f: Flags| if locked { f.with(Flags::LOCKED) } else { f.without(Flags::LOCKED) };
     let _ = engine.pager.ranges.lock().update(range, change);
 }
 
 /// What is in `range` stays in memory, or stays there once it is touched, until it is unmapped.
-pub fn hold(engine: &Engine, range: PageRange) {
+pub fn hold(engine: &'static Engine, range: PageRange) {
     let _exclusive = engine.settled([range]);
     let _ = engine.pager.ranges.lock().update(range, |flags| flags.with(Flags::HELD));
 }
@@ -428,7 +428,7 @@ pub fn hold(engine: &Engine, range: PageRange) {
 ///
 /// The kernel would fill everything that there is, our tables and frames too: gigabytes, and pages where we know of
 /// holes. So it only marks (MCL_ONFAULT), and we fill what we know of the program's.
-pub fn mlockall(engine: &Engine, mut arguments: Arguments) -> isize {
+pub fn mlockall(engine: &'static Engine, mut arguments: Arguments) -> isize {
     let asked = arguments[0] as u32;
     let has = |flag: u32| asked & flag != 0;
     arguments[0] |= if has(raw::MCL_CURRENT | raw::MCL_FUTURE) { raw::MCL_ONFAULT as usize } else { 0 };
@@ -461,7 +461,7 @@ pub fn mlockall(engine: &Engine, mut arguments: Arguments) -> isize {
 }
 
 /// Every known page is there afterwards. Without any lock: the pages come in through faults.
-fn fill_all(engine: &Engine) {
+fn fill_all(engine: &'static Engine) {
     let mut from = PageIndex(0);
     while let Some(range) = { engine.pager.ranges.lock().at_or_after(from) } {
         fill(engine, range.pages);
@@ -470,27 +470,27 @@ fn fill_all(engine: &Engine) {
 }
 
 /// Every page of `range` is there afterwards, if it can be written. Without any lock.
-fn fill(engine: &Engine, range: PageRange) {
+fn fill(engine: &'static Engine, range: PageRange) {
     engine.bring_in(range, true);
     // SAFETY: it changes no byte.
     let _ = unsafe { memory::advise(range, raw::MADV_POPULATE_WRITE) };
 }
 
 /// `munlockall()`.
-pub fn munlockall(engine: &Engine, arguments: Arguments) -> isize {
+pub fn munlockall(engine: &'static Engine, arguments: Arguments) -> isize {
     let result = pass_on(number::MUNLOCKALL, arguments);
     unlock_all(engine);
     result
 }
 
-fn unlock_all(engine: &Engine) {
+fn unlock_all(engine: &'static Engine) {
     mark_locked(engine, EVERYTHING, false);
     engine.lock_future.store(0, Ordering::Relaxed);
     engine.all_locked.store(0, Ordering::Relaxed);
 }
 
 /// `brk(address)`: the kernel's call, which returns the break as it is afterwards.
-pub fn brk(engine: &Engine, arguments: Arguments) -> isize {
+pub fn brk(engine: &'static Engine, arguments: Arguments) -> isize {
     let before = pass_on(number::BRK, [0; 6]) as usize;
     let wanted = arguments[0];
     if wanted == 0 || wanted == before {
@@ -516,7 +516,7 @@ pub fn brk(engine: &Engine, arguments: Arguments) -> isize {
 }
 
 /// A call by number, through libc's `syscall`: those that change memory go where they belong.
-pub fn by_number(engine: &Engine, call: usize, arguments: Arguments) -> Option<isize> {
+pub fn by_number(engine: &'static Engine, call: usize, arguments: Arguments) -> Option<isize> {
     Some(match call {
         number::MMAP => mmap(engine, arguments),
         number::MUNMAP => munmap(engine, arguments),

@@ -2,7 +2,7 @@
 
 // UNSAFETY: tables lie in memory that processes share, and a discard is an ioctl.
 
-use crate::map_lock::READERS_MAX;
+use crate::map_lock::ENGINE_THREADS_MAX;
 use crate::session::{AreaDescription, Session};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -65,7 +65,7 @@ const fn clusters_of(area: &AreaDescription) -> usize {
 }
 
 fn cpus_of(area: &AreaDescription) -> usize {
-    cpus_served(area.slots, READERS_MAX)
+    cpus_served(area.slots, ENGINE_THREADS_MAX)
 }
 
 const fn area_bytes(area: &AreaDescription) -> u64 {

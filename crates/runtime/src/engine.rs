@@ -10,6 +10,7 @@ use crate::budget::Budget;
 use crate::devices::{BackEnd, Devices};
 use crate::fork::ForkGate;
 use crate::guard;
+use crate::guard::direct::Direct;
 use crate::map_lock::MapLock;
 use crate::record::Membership;
 use crate::registrar::Registrar;
@@ -51,6 +52,8 @@ pub struct Engine {
     pub uffd: &'static Uffd,
     /// Where threads that have run into a fault hand it over; none if the kernel does that.
     pub handover: Option<&'static Handover>,
+    /// Faults that those threads serve by themselves.
+    pub direct: Direct,
     /// This process.
     pub process: u32,
     /// The areas.

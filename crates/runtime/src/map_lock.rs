@@ -7,11 +7,15 @@
 //! Each engine thread has a word of its own, in a cache line of its own, so taking the lock shared costs no
 //! traffic between CPUs. The exclusive side pays: it looks at every word.
 
+use crate::guard::direct::SERVERS;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farpage_os::futex;
 
 /// Engine threads that can take the lock shared.
-pub const READERS_MAX: usize = 72;
+pub const ENGINE_THREADS_MAX: usize = 72;
+/// Index of the first of those in which threads of the program serve their own faults.
+pub const DIRECT: ReaderIndex = ReaderIndex(ENGINE_THREADS_MAX);
+const READERS_MAX: usize = ENGINE_THREADS_MAX + SERVERS;
 
 const OPEN: u32 = 0;
 const CLOSED: u32 = 1;

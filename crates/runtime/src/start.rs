@@ -11,7 +11,8 @@ use crate::devices::{self, Devices};
 use crate::engine::Engine;
 use crate::fork::ForkGate;
 use crate::guard;
-use crate::map_lock::{MapLock, READERS_MAX, ReaderIndex};
+use crate::guard::direct::Direct;
+use crate::map_lock::{ENGINE_THREADS_MAX, MapLock, ReaderIndex};
 use crate::record::Membership;
 use crate::registrar::Registrar;
 use crate::session::{Notice, PATH_BYTES, Session, StartFailure, StopReason, UffdSource};
@@ -37,6 +38,7 @@ use farpage_os::sys::Errno;
 use farpage_os::thread::{self, Descriptors};
 use farpage_os::uffd::{Features, Uffd};
 use farpage_os::{futex, memory, proc};
+use rustix::fd::AsRawFd;
 use rustix::fs::{Mode, OFlags};
 
 /// Ranges that one process can have: the kernel's own default limit of mappings is 65,530.
@@ -48,7 +50,7 @@ const KEEPER: ReaderIndex = ReaderIndex(0);
 /// Threads that read ahead: while one waits for a device, the other goes on.
 const AHEAD_THREADS: usize = 2;
 /// Reader index of the first of them; they have the last ones.
-const AHEAD: ReaderIndex = ReaderIndex(READERS_MAX - AHEAD_THREADS);
+const AHEAD: ReaderIndex = ReaderIndex(ENGINE_THREADS_MAX - AHEAD_THREADS);
 
 /// Why there is no engine.
 #[derive(Clone, Copy, Debug)]
@@ -69,12 +71,15 @@ pub struct Start {
     pub thread_block: usize,
     /// In a fork's child: the parent's engine, whose list of mappings is still true.
     pub parent: Option<&'static Engine>,
+    /// For `signal` mode, opened where the program's threads have it, too.
+    uffd: core::cell::Cell<Option<Uffd>>,
     engine: AtomicPtr<Engine>,
     failure: core::cell::Cell<Option<StartError>>,
     done: AtomicU32,
 }
 
-// SAFETY: `failure` is written by the keeper before `done` and read by the starter after it.
+// SAFETY: `failure` is written by the keeper before `done` and read by the starter after it; `uffd` is written before there
+// is a keeper, and read only by that.
 unsafe impl Sync for Start {}
 
 impl Start {
@@ -88,6 +93,7 @@ impl Start {
             session_path,
             thread_block,
             parent,
+            uffd: core::cell::Cell::new(None),
             engine: AtomicPtr::new(core::ptr::null_mut()),
             failure: core::cell::Cell::new(None),
             done: AtomicU32::new(0),
@@ -100,17 +106,36 @@ pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     farpage_core::sync::set_parker(&futex::PARKER);
     let failed = |failure| move |errno| StartError::Failed(failure, errno);
     let request = &*memory::place(request).map_err(failed(StartFailure::Memory))?;
-    thread::spawn(keeper_main, core::ptr::from_ref(request) as usize, Descriptors::OwnEmpty)
+    if let Some(parent) = request.parent.filter(|parent| parent.handover.is_some()) {
+        // The parent's, of which this process has a copy.
+        close(parent.uffd.fd().as_raw_fd());
+    }
+    // Which mode it is only the keeper finds out. Where this is refused, the mode isn't possible either.
+    let uffd = Uffd::for_signals().ok().map(Uffd::out_of_the_way);
+    let fd = uffd.as_ref().map(|uffd| uffd.fd().as_raw_fd());
+    request.uffd.set(uffd);
+    let descriptors = fd.map_or(Descriptors::OwnEmpty, Descriptors::Only);
+    thread::spawn(keeper_main, core::ptr::from_ref(request) as usize, descriptors)
         .map_err(failed(StartFailure::Thread))?;
     // Ordering: Acquire pairs with the Release in `keeper_main`.
     while request.done.load(Ordering::Acquire) == 0 {
         futex::wait(&request.done, 0);
     }
     // SAFETY: null, or the engine that the keeper placed for good before it set `done`.
-    match unsafe { request.engine.load(Ordering::Relaxed).as_ref() } {
+    let engine = unsafe { request.engine.load(Ordering::Relaxed).as_ref() };
+    if let Some(fd) = fd.filter(|_| engine.is_none_or(|engine| engine.handover.is_none())) {
+        close(fd);
+    }
+    match engine {
         Some(engine) => Ok(engine),
         None => Err(request.failure.get().unwrap_or(StartError::NoSession)),
     }
+}
+
+/// Closes a descriptor of the calling thread's table, whatever others have at that number.
+fn close(fd: i32) {
+    // SAFETY: ours; no object in this table's threads uses it any more.
+    unsafe { rustix::io::close(fd) };
 }
 
 fn keeper_main(argument: usize) -> ! {
@@ -307,7 +332,13 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
     let snapshot = range_list().map_err(no_memory)?;
     let statm = Statm::open().map_err(failed(StartFailure::Proc))?;
     let pagemap = Pagemap::open().map_err(failed(StartFailure::Proc))?;
-    let uffd = open_uffd(session.settings.uffd_source).map_err(failed(StartFailure::Userfaultfd))?;
+    // In other modes the one that is there already is closed again.
+    let at_hand = request.uffd.take();
+    let uffd = match session.settings.uffd_source {
+        UffdSource::UserMode => at_hand.map_or_else(Uffd::for_signals, Ok),
+        source => open_uffd(source),
+    };
+    let uffd = uffd.map_err(failed(StartFailure::Userfaultfd))?;
     let uffd: &'static Uffd = memory::place(uffd).map_err(no_memory)?;
     let handover: Option<&'static Handover> = match session.settings.uffd_source {
         UffdSource::UserMode => Some(memory::place(Handover::new()).map_err(no_memory)?),
@@ -375,6 +406,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         pages,
         uffd,
         handover,
+        direct: Direct::new(),
         process: rustix::process::getpid().as_raw_nonzero().get() as u32,
         devices,
         pagemap,

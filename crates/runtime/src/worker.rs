@@ -27,6 +27,7 @@ use farpage_core::units::{
     SlotIndex,
 };
 use farpage_core::zswap::codec::Scratch;
+use farpage_fault::signal::Here;
 use farpage_fault::{Fault, InstallError, Outgoing};
 use farpage_io::psync::read_now;
 use farpage_io::{Backend, Completion, IoError, Op, Request, SEGMENTS_MAX, Segment, Wait};
@@ -148,6 +149,58 @@ impl Worker {
     }
 
     // ---- faults -------------------------------------------------------------------------------------
+
+    /// Serves one fault in the thread of the program that ran into it, if it needs no more than what a userfaultfd and the
+    /// pool can do: nothing is evicted, read or waited for here. That thread has none of our other descriptors.
+    pub fn serve_here(&mut self, fault: Fault) -> Here {
+        let started = now_ns();
+        let pager = &self.engine.pager;
+        if self.engine.is_over_limit() && pager.takes_memory(fault.page, fault.access) {
+            return Here::Elsewhere;
+        }
+        let _shared = self.engine.map.shared(self.index);
+        let (kind, plan) = match pager.fault(fault.page, fault.access) {
+            Step::Zero(ticket) => {
+                let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
+                let plan = self.plan_ahead(&ticket, fault.access);
+                self.zero(ticket);
+                (kind, plan)
+            }
+            Step::Install(ticket) => {
+                let plan = self.plan_ahead(&ticket, fault.access);
+                self.install(ticket);
+                (Latency::Parked, plan)
+            }
+            Step::Load(ticket) => {
+                let plan = self.plan_ahead(&ticket, fault.access);
+                self.load(ticket);
+                (Latency::Pool, plan)
+            }
+            Step::Unprotect(ticket) if self.engine.pages.unprotect(fault.page) => {
+                pager.settle_fault(ticket, Left { frame: Backing::Hole, protected: false });
+                return Here::Served;
+            }
+            Step::Unprotect(ticket) => {
+                pager.give_back(ticket);
+                return Here::Elsewhere;
+            }
+            Step::Read(ticket) => {
+                pager.give_back(ticket);
+                return Here::Elsewhere;
+            }
+            Step::Joined => return Here::Joined,
+            Step::Present | Step::Lost(_) | Step::NoFrame | Step::Unknown => return Here::Elsewhere,
+        };
+        if let Some(plan) = plan {
+            self.engine.ahead.push(plan);
+        }
+        // Without the descriptor nothing was done: the program has closed it.
+        if !pager.state(fault.page).is_resident() {
+            return Here::Elsewhere;
+        }
+        self.engine.pager.stats().latency(kind).record(now_ns() - started);
+        Here::Served
+    }
 
     /// Serves one fault to its end. Every path either installs the page or sees to it that the thread that
     /// waits is woken.

@@ -23,6 +23,7 @@ use farpage_os::signal::{
 };
 use farpage_os::sys::{self, number};
 use linux_raw_sys::general as raw;
+use rustix::fd::AsRawFd;
 
 /// The engine whose memory it is. Null in a child that has a copy of it.
 pub static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(core::ptr::null_mut());
@@ -34,6 +35,7 @@ pub fn engine() -> Option<&'static Engine> {
     unsafe { ENGINE.load(Ordering::Acquire).as_ref() }
 }
 
+const EBADF: isize = -(linux_raw_sys::errno::EBADF as isize);
 const EFAULT: isize = -(linux_raw_sys::errno::EFAULT as isize);
 const EINVAL: isize = -(linux_raw_sys::errno::EINVAL as isize);
 const EPERM: isize = -(linux_raw_sys::errno::EPERM as isize);
@@ -54,12 +56,12 @@ pub unsafe extern "C" fn on_sigbus(signal: i32, info: *mut Info, context: *mut C
 }
 
 /// Whether the access is to be tried again: the page was brought, or it can't be said yet that it isn't ours.
-fn is_ours(engine: &Engine, fault: Fault) -> bool {
+fn is_ours(engine: &'static Engine, fault: Fault) -> bool {
     if let Some(handover) = engine.handover.filter(|_| engine.is_registered(fault.page)) {
         // Lost pages are poisoned: the program is to hear of it.
         let is_lost = matches!(engine.pager.state(fault.page), State::Lost(_));
         if !is_lost {
-            handover.serve(fault);
+            engine.serve_fault(handover, fault);
         }
         return !is_lost;
     }
@@ -119,6 +121,9 @@ impl Stopped<'_> {
         if is_about_arming(&self.call) {
             return Some(EINVAL);
         }
+        if let Some(answer) = self.keep_descriptor(engine) {
+            return Some(answer);
+        }
         // Its buffers are named in a queue that we don't see; programs do without, as they must in containers.
         if self.call.number == raw::__NR_io_uring_setup as usize {
             return Some(ENOSYS);
@@ -138,6 +143,33 @@ impl Stopped<'_> {
             _ => self.open_mask(&mut guarding),
         }
         self.make()
+    }
+
+    /// The program closes descriptors, or puts something in place of one: ours isn't one of them.
+    fn keep_descriptor(&self, engine: &'static Engine) -> Option<isize> {
+        let own = engine.uffd.fd().as_raw_fd() as usize;
+        let [first, second, flags, ..] = self.call.arguments;
+        match self.call.number as u32 {
+            raw::__NR_close if first as u32 as usize == own && !is_borrower(self.engine) => Some(EBADF),
+            raw::__NR_dup2 | raw::__NR_dup3 if second as u32 as usize == own && first != second => {
+                // It is the program's from now on; faults are handed over.
+                engine.direct.give_up();
+                None
+            }
+            raw::__NR_close_range
+                if (first as u32 as usize..=second as u32 as usize).contains(&own)
+                    && flags as u32 & CLOSE_RANGE_CLOEXEC == 0 =>
+            {
+                let close = |first: usize, last: usize| {
+                    let arguments = [first, last, flags, 0, 0, 0];
+                    // SAFETY: the program's own call, but for one descriptor.
+                    if first > last { 0 } else { unsafe { sys::call(self.call.number, arguments) } }
+                };
+                let below = if own == 0 { 0 } else { close(first as u32 as usize, own - 1) };
+                Some(if below == 0 { close(own + 1, second as u32 as usize) } else { below })
+            }
+            _ => None,
+        }
     }
 
     fn make(self) -> Option<isize> {
@@ -305,6 +337,8 @@ impl Stopped<'_> {
         self.call.arguments[argument] = if is_sized { sized.as_ptr() as usize } else { sized[0] };
     }
 }
+
+const CLOSE_RANGE_CLOEXEC: u32 = 4;
 
 /// A signal's frame at its largest: the state of AMX's tiles is 8 KiB.
 const FRAME_BYTES_MAX: usize = 16 * 1024;

@@ -47,7 +47,7 @@ enum Kind {
 }
 
 /// Makes a call in parts and gives its result, or has it ask for less. None if it is to be made, as `call` says now.
-pub fn transfer(engine: &Engine, level: &Level, call: &mut Call, context: &Context) -> Option<isize> {
+pub fn transfer(engine: &'static Engine, level: &Level, call: &mut Call, context: &Context) -> Option<isize> {
     let is_write = match call.number {
         READ | PREAD => false,
         WRITE | PWRITE => true,
@@ -71,7 +71,7 @@ pub fn transfer(engine: &Engine, level: &Level, call: &mut Call, context: &Conte
     }
 }
 
-fn part_bytes(engine: &Engine) -> usize {
+fn part_bytes(engine: &'static Engine) -> usize {
     let share = (engine.budget.limit_bytes() / BUDGET_SHARE) as usize;
     share.next_power_of_two().clamp(PART_BYTES_MIN, PART_BYTES_MAX)
 }
@@ -108,7 +108,7 @@ fn is_stream(fd: BorrowedFd<'_>) -> bool {
 }
 
 struct Parts<'a> {
-    engine: &'a Engine,
+    engine: &'static Engine,
     level: &'a Level,
     call: &'a Call,
     context: &'a Context,

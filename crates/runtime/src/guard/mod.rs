@@ -5,12 +5,13 @@
 //!
 //! [`calls`] the table of calls and of what their arguments point to · [`buffers`] what that means for one call ·
 //! [`resident`] its memory is brought in and held · [`large`] calls that are made in parts · [`handlers`] where faults and
-//! stopped calls arrive · [`signals`] what the program does with our signals · [`rooms`] what each thread has of ours ·
+//! stopped calls arrive · [`direct`] faults served there · [`signals`] what the program does with our signals · [`rooms`] what each thread has of ours ·
 //! [`arm`] how threads come under it
 
 pub(crate) mod arm;
 pub mod buffers;
 pub mod calls;
+pub(crate) mod direct;
 mod handlers;
 mod large;
 mod resident;

@@ -14,6 +14,7 @@ use farpage_core::table::entry::State;
 use farpage_core::table::ranges::Flags;
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::Fault;
+use farpage_fault::signal::Handover;
 use farpage_os::peek;
 
 /// After so many tries a page can't be had: its mapping is gone, or another thread discards it again and again.
@@ -22,7 +23,7 @@ const TRIES_MAX: u32 = 1000;
 impl Engine {
     /// Sees to it that each page of `pages` that we manage is in the program's memory, to be written if `write`. It may be
     /// out again at once, unless it is held. In a thread of the program, with no lock held.
-    pub fn bring_in(&self, pages: PageRange, write: bool) {
+    pub fn bring_in(&'static self, pages: PageRange, write: bool) {
         if self.handover.is_none() {
             return; // The kernel waits for us.
         }
@@ -67,7 +68,12 @@ impl Engine {
         true
     }
 
-    fn bring_page(&self, page: PageIndex, write: bool) {
+    /// Has a fault served, here or by an engine thread.
+    pub fn serve_fault(&'static self, handover: &Handover, fault: Fault) {
+        handover.serve(fault, |fault| self.direct.serve(self, fault));
+    }
+
+    fn bring_page(&'static self, page: PageIndex, write: bool) {
         let Some(handover) = self.handover else { return };
         for tries in 0..TRIES_MAX {
             // None while it is just being registered.
@@ -87,7 +93,7 @@ impl Engine {
             if tries > 1 && !self.is_registered(page) {
                 return;
             }
-            handover.serve(Fault { page, access });
+            self.serve_fault(handover, Fault { page, access });
         }
     }
 
@@ -112,7 +118,7 @@ fn pages_of(address: usize, bytes: usize) -> Option<PageRange> {
 
 /// One call's memory, being made ready.
 pub struct Guarding<'a> {
-    engine: &'a Engine,
+    engine: &'static Engine,
     level: &'a Level,
     /// The thread's stack pointer: its page is mapped, whatever else isn't.
     stack_pointer: usize,
@@ -122,7 +128,7 @@ pub struct Guarding<'a> {
 
 impl<'a> Guarding<'a> {
     /// For a call of a thread with this stack pointer.
-    pub fn new(engine: &'a Engine, level: &'a Level, stack_pointer: usize) -> Guarding<'a> {
+    pub fn new(engine: &'static Engine, level: &'a Level, stack_pointer: usize) -> Guarding<'a> {
         Guarding { engine, level, stack_pointer, readable: Cell::new(stack_pointer / PAGE_BYTES) }
     }
 
