@@ -1,10 +1,11 @@
 //! What libc's functions do now: the same calls, with the engine's knowledge changing along.
 
 use crate::init::engine;
+use crate::patch::JUMP_BYTES;
 use crate::stack::on_own_stack;
 use crate::{libc_symbol, set_errno};
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use farpage::changes::Arguments;
 use farpage_os::sys::{self, number};
 use linux_raw_sys::errno::ENOMEM;
@@ -124,6 +125,34 @@ pub extern "C" fn brk(address: usize) -> c_int {
     0
 }
 
+/// Where libc's `syscall` makes its system call, errno and return behind it; 0 if it isn't known.
+static INSTRUCTION: AtomicUsize = AtomicUsize::new(0);
+
+/// Finds that place, in a function of so many bytes.
+pub fn find_system_call(function: *const u8, bytes: usize) {
+    // SAFETY: libc's code, which can be read.
+    let code = unsafe { core::slice::from_raw_parts(function, bytes) };
+    if let Some(at) = code.windows(2).position(|pair| pair == [0x0f, 0x05]).filter(|at| *at >= JUMP_BYTES) {
+        INSTRUCTION.store(function as usize + at, Ordering::Relaxed);
+    }
+}
+
+/// Makes a system call in libc's `syscall`, from its instruction on: it sets errno and returns.
+///
+/// # Safety
+/// As the call itself demands.
+unsafe fn from_libc(instruction: usize, call: usize, arguments: Arguments) -> isize {
+    let [a, b, c, d, e, f] = arguments;
+    let result;
+    // SAFETY: what follows the instruction in libc changes errno, rcx and r11, and returns.
+    unsafe {
+        core::arch::asm!("call {at}", at = in(reg) instruction, inlateout("rax") call => result, in("rdi") a,
+            in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _,
+            clobber_abi("C"));
+    }
+    result
+}
+
 /// syscall(2): the same calls by number.
 pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
     let arguments = [a, b, c, d, e, f];
@@ -140,8 +169,12 @@ pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e
         | number::MLOCKALL
         | number::MUNLOCKALL
         | number::BRK => result(kernel(call, arguments)),
+        // Not from code of ours, whose calls nobody looks at.
         // SAFETY: the program's own call, unchanged. A child made in this way doesn't get managed memory once
         // anything is registered: it can't read a wrong byte.
-        _ => result(unsafe { sys::call(call, arguments) }),
+        _ => match INSTRUCTION.load(Ordering::Relaxed) {
+            0 => result(unsafe { sys::call(call, arguments) }),
+            instruction => unsafe { from_libc(instruction, call, arguments) },
+        },
     }
 }

@@ -11,7 +11,7 @@ use core::ffi::{CStr, c_int, c_void};
 use farpage_os::sys::{self, number};
 
 /// `movabs r11, address; jmp r11`. r11 is free at a function's entry, and a system call destroys it anyway.
-const JUMP_BYTES: usize = 13;
+pub const JUMP_BYTES: usize = 13;
 
 /// libc's functions, and what they become.
 fn table() -> [(&'static CStr, *const c_void); 14] {
@@ -51,8 +51,13 @@ pub fn all() -> Result<(), Refused> {
 }
 
 fn replace(function: *mut c_void, replacement: *const c_void) -> Result<(), Refused> {
-    if size_of_function(function) < JUMP_BYTES {
+    let size = size_of_function(function);
+    if size < JUMP_BYTES {
         return Err(Refused);
+    }
+    if replacement == hooks::syscall as *const c_void {
+        // What we put there ends before it.
+        hooks::find_system_call(function.cast_const().cast(), size);
     }
     let mut jump = [0_u8; JUMP_BYTES];
     jump[..2].copy_from_slice(&[0x49, 0xbb]);

@@ -41,7 +41,7 @@ pub struct Engine {
     /// Our record in the session.
     pub record: &'static ProcessRecord,
     /// Books and decisions.
-    pub pager: Pager<'static>,
+    pub pager: &'static Pager<'static>,
     /// Mappings and table say the same.
     pub map: MapLock,
     /// How much is too much.

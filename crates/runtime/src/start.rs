@@ -387,7 +387,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
     let pool = Pool::new(&pool_layout, pool_memory, config.accept_percent);
     let table = Table::new(region.carve::<AtomicPtr<Leaf>>(DIRECTORY_LEAVES), PageIndex(0));
     let wake: &'static dyn Wake = memory::place(Waker { pages }).map_err(no_memory)?;
-    let pager = Pager::new(Parts {
+    let pager = place_pager(Parts {
         config,
         table,
         ranges,
@@ -397,7 +397,8 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         stats: &record.stats,
         wake,
         slot_words: &session.slot_words,
-    });
+    })
+    .map_err(no_memory)?;
     Ok(Engine {
         record,
         pager,
@@ -425,6 +426,12 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         fork: ForkGate::new(snapshot),
         membership,
     })
+}
+
+/// By itself: it is large, and the keeper's stack is not.
+#[inline(never)]
+fn place_pager(parts: Parts<'static>) -> Result<&'static Pager<'static>, Errno> {
+    Ok(memory::place(Pager::new(parts))?)
 }
 
 /// A way of moving pages, which wakes those that have handed their faults over.

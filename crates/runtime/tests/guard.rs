@@ -6,6 +6,9 @@
 //! would do if it went on, this can't show.)
 //!
 //! The calls are harmless, and so is the test to whoever runs it: no privilege is needed.
+//!
+//! `live_*` runs all of these tests once more under `farpage run --faults signal`, as an ordinary user: there the memory is
+//! really out, and the calls are made in every way that a program can make them.
 
 use farpage::guard::buffers::{Buffer, Memory, each};
 use farpage::guard::calls::How;
@@ -16,6 +19,10 @@ use std::path::PathBuf;
 
 const PAGE: usize = 4096;
 const PAGES: usize = 128;
+/// What is mapped for an arena: enough for Farpage to manage it.
+const MAPPED_BYTES: usize = 2 << 20;
+/// Set in the program that `live_*` starts.
+const LIVE: &str = "FARPAGE_GUARD_LIVE";
 
 /// The memory that arguments lie in.
 struct Arena {
@@ -25,11 +32,20 @@ struct Arena {
 }
 
 impl Arena {
+    /// In memory that Farpage manages, if there is one.
     fn new() -> Arena {
-        let (protection, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        Arena::mapped(libc::MAP_PRIVATE)
+    }
+
+    /// In memory that is none of its business.
+    fn unmanaged() -> Arena {
+        Arena::mapped(libc::MAP_SHARED)
+    }
+
+    fn mapped(kind: c_int) -> Arena {
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping.
-        let base = unsafe { libc::mmap(core::ptr::null_mut(), PAGES * PAGE, protection, flags, -1, 0) };
+        let base = unsafe { libc::mmap(core::ptr::null_mut(), MAPPED_BYTES, protection, flags, -1, 0) };
         assert!(base != libc::MAP_FAILED);
         Arena { base: base.cast(), next: 0 }
     }
@@ -74,7 +90,7 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         // SAFETY: nobody refers to it any more.
-        unsafe { libc::munmap(self.base.cast(), PAGES * PAGE) };
+        unsafe { libc::munmap(self.base.cast(), MAPPED_BYTES) };
     }
 }
 
@@ -136,7 +152,7 @@ fn make(call: c_long, arguments: [usize; 6]) -> isize {
 }
 
 /// What both runs must have alike.
-#[derive(PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Compare {
     /// The call's answer, and every byte.
     All,
@@ -151,14 +167,38 @@ const EFAULT: isize = -(libc::EFAULT as isize);
 /// arguments is kept open as long as the call takes.
 #[track_caller]
 fn check<K>(name: &str, call: c_long, compare: Compare, prepare: impl Fn(&mut Arena) -> ([usize; 6], K)) {
-    let (mut free, mut guarded) = (Arena::new(), Arena::new());
+    let mut free = Arena::unmanaged();
     let (arguments, kept) = prepare(&mut free);
     let expected = make(call, arguments);
     drop(kept);
     assert_ne!(expected, EFAULT, "{name}: the test itself is wrong");
+    if std::env::var_os(LIVE).is_some() {
+        for (state, by) in live::WAYS {
+            let mut managed = Arena::new();
+            let (arguments, kept) = prepare(&mut managed);
+            let found = live::make(&managed, state, by, call, arguments);
+            drop(kept);
+            let name = format!("{name}, memory {state:?}, made by {by:?}");
+            same(&name, call, compare, (&free, expected), (&managed, found));
+        }
+        return;
+    }
+    let mut guarded = Arena::new();
     let (arguments, kept) = prepare(&mut guarded);
     let found = make_guarded(&guarded, call, arguments);
     drop(kept);
+    same(name, call, compare, (&free, expected), (&guarded, found));
+}
+
+/// What is expected, and what was found.
+#[track_caller]
+fn same(
+    name: &str,
+    call: c_long,
+    compare: Compare,
+    (free, expected): (&Arena, isize),
+    (guarded, found): (&Arena, isize),
+) {
     // Descriptors are given out by number, and other tests open some too.
     let is_descriptor = matches!(
         call,
@@ -170,11 +210,8 @@ fn check<K>(name: &str, call: c_long, compare: Compare, prepare: impl Fn(&mut Ar
             | libc::SYS_signalfd4
     );
     if is_descriptor && expected >= 0 && found >= 0 {
-        for fd in [expected, found] {
-            // SAFETY: the call has just made it, and nobody else knows it.
-            drop(unsafe { OwnedFd::from_raw_fd(fd as c_int) });
-        }
-        return;
+        // SAFETY: the call has just made it, and nobody else knows it. What was expected is open for the next comparison.
+        return drop(unsafe { OwnedFd::from_raw_fd(found as c_int) });
     }
     assert_eq!(found, expected, "{name}");
     if compare == All {
@@ -188,7 +225,7 @@ fn check<K>(name: &str, call: c_long, compare: Compare, prepare: impl Fn(&mut Ar
             };
             words.map(relative).collect::<Vec<_>>()
         };
-        let (free, guarded) = (places(&free), places(&guarded));
+        let (free, guarded) = (places(free), places(guarded));
         let differs = (0..free.len()).find(|at| free[*at] != guarded[*at]);
         assert!(differs.is_none(), "{name}: word {:?} differs", differs);
     }
@@ -533,7 +570,8 @@ fn times_limits_and_what_the_machine_is() {
         // No such child.
         ([1, 0x7fff_fff0, arena.room(128), 4 | 1, arena.room(144), 0], ())
     });
-    check("prctl", libc::SYS_prctl, All, |arena| ([16, arena.room(16), 0, 0, 0, 0], ()));
+    // The name, which is each thread's own.
+    check("prctl", libc::SYS_prctl, Answer, |arena| ([16, arena.room(16), 0, 0, 0, 0], ()));
     check("ioctl by its size", libc::SYS_ioctl, All, |arena| {
         // FS_IOC_GETFLAGS on a pipe: refused by every file system alike.
         let pipe = pipe();
@@ -577,4 +615,216 @@ fn programs_and_their_arguments() {
         let (arguments, environment) = (arena.words(&texts), arena.words(&[0]));
         ([arena.text(&junk), arguments, environment, 0, 0, 0], ())
     });
+}
+
+/// With memory that is really out.
+mod live {
+    use super::{Arena, LIVE, MAPPED_BYTES, PAGE, PAGES};
+    use libc::{c_int, c_long, c_void};
+    use std::io::{Read, Seek, SeekFrom};
+    use std::process::Command;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicIsize, AtomicU32, AtomicUsize, Ordering};
+
+    /// Where the arguments are when the call is made.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum State {
+        /// All evicted.
+        Out,
+        /// Every second page evicted, and those that are there only to be read.
+        Half,
+        /// Pages of zeros were never touched; the rest is evicted.
+        Fresh,
+    }
+
+    /// Who makes it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum By {
+        /// An instruction of the program's.
+        Inline,
+        /// libc's `syscall`.
+        Libc,
+        /// A thread that libc doesn't know.
+        Stranger,
+    }
+
+    /// What is tried with each call.
+    pub const WAYS: [(State, By); 5] = [
+        (State::Out, By::Inline),
+        (State::Out, By::Libc),
+        (State::Out, By::Stranger),
+        (State::Half, By::Inline),
+        (State::Fresh, By::Inline),
+    ];
+
+    /// More than the budget.
+    const BALLAST_BYTES: usize = 20 << 20;
+
+    pub fn make(arena: &Arena, state: State, by: By, call: c_long, arguments: [usize; 6]) -> isize {
+        if state == State::Fresh {
+            discard_zeros(arena);
+        }
+        push_out(arena);
+        if state == State::Half {
+            for page in (0..PAGES).step_by(2) {
+                // SAFETY: inside the arena.
+                unsafe { arena.base.add(page * PAGE).read_volatile() };
+            }
+        }
+        let result = match by {
+            By::Inline => super::make(call, arguments),
+            By::Libc => {
+                let [a, b, c, d, e, f] = arguments;
+                // SAFETY: as in `super::make`.
+                let result = unsafe { libc::syscall(call, a, b, c, d, e, f) };
+                let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+                if result == -1 { -(errno as isize) } else { result as isize }
+            }
+            By::Stranger => stranger::make(call, arguments),
+        };
+        if by == By::Libc {
+            // What it wrote survives being evicted again.
+            push_out(arena);
+        }
+        result
+    }
+
+    fn discard_zeros(arena: &Arena) {
+        for page in 0..MAPPED_BYTES / PAGE {
+            // SAFETY: inside the arena's mapping, which nobody else uses.
+            unsafe {
+                let start = arena.base.add(page * PAGE);
+                let bytes = core::slice::from_raw_parts(start, PAGE);
+                if bytes.iter().all(|byte| *byte == 0) {
+                    assert_eq!(libc::madvise(start.cast(), PAGE, libc::MADV_DONTNEED), 0);
+                }
+            }
+        }
+    }
+
+    /// Has the arena evicted by touching more than there is room for.
+    fn push_out(arena: &Arena) {
+        static BALLAST: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+        let mut ballast = BALLAST.lock().unwrap();
+        if ballast.is_empty() {
+            *ballast = vec![1; BALLAST_BYTES];
+        }
+        for turn in 0..50 {
+            for at in (0..BALLAST_BYTES).step_by(PAGE) {
+                ballast[at] = ballast[at].wrapping_add(1);
+            }
+            if pages_there(arena) == 0 {
+                return;
+            }
+            assert!(turn < 49, "the arena isn't evicted: this tests nothing");
+        }
+    }
+
+    fn pages_there(arena: &Arena) -> usize {
+        const PRESENT: u64 = 1 << 63;
+        let mut pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
+        pagemap.seek(SeekFrom::Start((arena.base as usize / PAGE * 8) as u64)).unwrap();
+        let mut words = [0; PAGES * 8];
+        pagemap.read_exact(&mut words).unwrap();
+        let words = words.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap()));
+        words.filter(|word| word & PRESENT != 0).count()
+    }
+
+    /// A thread made by a bare clone before Farpage became active. It has no thread-local storage of its own, so it does
+    /// nothing but make calls.
+    mod stranger {
+        use super::*;
+
+        static CALL: AtomicUsize = AtomicUsize::new(0);
+        static ARGUMENTS: [AtomicUsize; 6] = [const { AtomicUsize::new(0) }; 6];
+        static RESULT: AtomicIsize = AtomicIsize::new(0);
+        /// 0: not there yet, 1: it waits, 2: it has something to do.
+        static STATE: AtomicU32 = AtomicU32::new(0);
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+        extern "C" fn main(_: *mut c_void) -> c_int {
+            loop {
+                STATE.store(1, Ordering::Release);
+                while STATE.load(Ordering::Acquire) != 2 {
+                    super::super::make(libc::SYS_sched_yield, [0; 6]);
+                }
+                let arguments = core::array::from_fn(|at| ARGUMENTS[at].load(Ordering::Relaxed));
+                let result = super::super::make(CALL.load(Ordering::Relaxed) as c_long, arguments);
+                RESULT.store(result, Ordering::Relaxed);
+            }
+        }
+
+        pub fn start() {
+            const STACK_BYTES: usize = 256 << 10;
+            let flags = libc::CLONE_VM
+                | libc::CLONE_FS
+                | libc::CLONE_FILES
+                | libc::CLONE_SIGHAND
+                | libc::CLONE_THREAD
+                | libc::CLONE_SYSVSEM;
+            let stack = Box::leak(vec![0_u8; STACK_BYTES].into_boxed_slice());
+            let top = stack.as_mut_ptr_range().end as usize & !15;
+            // SAFETY: the stack is the thread's for good; it uses atomics only.
+            let thread = unsafe { libc::clone(main, top as *mut c_void, flags, core::ptr::null_mut()) };
+            assert!(thread > 0);
+            wait();
+        }
+
+        fn wait() {
+            while STATE.load(Ordering::Acquire) != 1 {
+                std::thread::yield_now();
+            }
+        }
+
+        pub fn make(call: c_long, arguments: [usize; 6]) -> isize {
+            let _alone = ONE_AT_A_TIME.lock().unwrap();
+            CALL.store(call as usize, Ordering::Relaxed);
+            for (place, argument) in ARGUMENTS.iter().zip(arguments) {
+                place.store(argument, Ordering::Relaxed);
+            }
+            STATE.store(2, Ordering::Release);
+            wait();
+            RESULT.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn live_calls_answer_as_ever_when_their_memory_is_out() {
+        if std::env::var_os(LIVE).is_some() {
+            return stranger::start();
+        }
+        let here = std::env::current_exe().unwrap();
+        let built = here.parent().unwrap().parent().unwrap();
+        let (farpage, library) = (built.join("farpage"), built.join("libfarpage_preload.so"));
+        if !farpage.exists() || !library.exists() {
+            assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "CI builds farpage first");
+            return eprintln!("skipped: `cargo build` and `cargo build -p farpage-preload` first");
+        }
+        // Where an ordinary user can reach them.
+        let place = std::env::temp_dir().join(format!("farpage-live-{}", std::process::id()));
+        std::fs::create_dir_all(&place).unwrap();
+        let copy = |from: &std::path::Path, to: &str| {
+            let done = Command::new("install").args(["-m", "755"]).arg(from).arg(place.join(to)).status();
+            assert!(done.unwrap().success());
+            place.join(to)
+        };
+        let (farpage, library, tests) =
+            (copy(&farpage, "farpage"), copy(&library, "preload.so"), copy(&here, "tests"));
+        let mut command = Command::new(farpage);
+        command.env(LIVE, "1").env("FARPAGE_PRELOAD", library).current_dir(&place);
+        command
+            .args(["run", "--faults", "signal", "--ram", "16M", "--pool", "4M", "--swap", "/var/tmp", "--"]);
+        // One after the other, the one that makes the stranger first: by name.
+        command.arg(tests).args(["--test-threads=1", "--include-ignored"]);
+        // SAFETY: takes no pointers.
+        if unsafe { libc::geteuid() } == 0 {
+            use std::os::unix::process::CommandExt;
+            command.uid(65_534).gid(65_534);
+        }
+        let ended = command.output().unwrap();
+        std::fs::remove_dir_all(&place).unwrap();
+        let (out, err) = (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+        assert!(ended.status.success(), "{out}\n{err}");
+        assert!(err.contains("evicted"), "nothing was evicted, so this tests nothing: {err}");
+    }
 }
