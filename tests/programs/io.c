@@ -1,5 +1,6 @@
 /* The kernel reads and writes memory of which pages are out: files, O_DIRECT, pipes, other processes. */
 #include "check.h"
+#include <sys/random.h>
 
 static int scratch(int flags)
 {
@@ -131,6 +132,51 @@ static void pipes(void)
     VERIFY(from, 48 * MIB, 6);
 }
 
+static void *whole_writer(void *argument)
+{
+    CHECK(write(pipe_ends[1], argument, 40 * MIB) == 40 * MIB);
+    struct iovec pieces[3] = { { argument, 20 * MIB }, { NULL, 0 }, { (char *)argument + 20 * MIB, 20 * MIB } };
+    CHECK(writev(pipe_ends[1], pieces, 3) == 40 * MIB);
+    return NULL;
+}
+
+/* More in one call than there is room for in memory: nothing less is written, and from a file nothing less is read. */
+static void all_in_one_call(void)
+{
+    char *from = filled(40 * MIB, 11), *to = filled(40 * MIB, 12);
+    int file = scratch(0);
+    CHECK(write(file, from, 40 * MIB) == 40 * MIB);
+    struct iovec pieces[3] = { { from + 9, 20 * MIB }, { NULL, 0 }, { from + 9 + 20 * MIB, 20 * MIB - 9 } };
+    CHECK(pwritev(file, pieces, 3, 40 * MIB) == 40 * MIB - 9);
+    /* Up to the end of the file. */
+    CHECK(pread(file, to, 40 * MIB, 41 * MIB) == 39 * MIB - 9);
+    CHECK(memcmp(to, from + 9 + MIB, 39 * MIB - 9) == 0);
+    pieces[0].iov_base = to, pieces[2].iov_base = to + 20 * MIB;
+    CHECK(preadv(file, pieces, 3, 40 * MIB) == 40 * MIB - 9);
+    CHECK(memcmp(to, from + 9, 40 * MIB - 9) == 0);
+    CHECK(lseek(file, 30 * MIB, SEEK_SET) == 30 * MIB);
+    CHECK(read(file, to, 10 * MIB) == 10 * MIB && lseek(file, 0, SEEK_CUR) == 40 * MIB);
+    VERIFY_FROM(to, 10 * MIB, 11, 30 * MIB / PAGE);
+    /* What the kernel refuses. */
+    volatile size_t error = (size_t)-1;
+    CHECK(read(file, to, error) == -1 && errno == EFAULT);
+    CHECK(write(-1, from, 40 * MIB) == -1 && errno == EBADF);
+    CHECK(getrandom(to, 20 * MIB, 0) == 20 * MIB);
+    CHECK(pipe(pipe_ends) == 0);
+    pthread_t writer;
+    CHECK(pthread_create(&writer, NULL, whole_writer, from) == 0);
+    for (int turn = 0; turn < 2; turn++) {
+        for (size_t done = 0; done < 40 * MIB;) {
+            ssize_t got = read(pipe_ends[0], to + done, 40 * MIB - done);
+            CHECK(got > 0);
+            done += (size_t)got;
+        }
+        VERIFY(to, 40 * MIB, 11);
+    }
+    CHECK(pthread_join(writer, NULL) == 0);
+    VERIFY(from, 40 * MIB, 11);
+}
+
 /* Pages lent to a pipe and evicted meanwhile. */
 static void pages_lent_to_a_pipe(void)
 {
@@ -226,4 +272,4 @@ static void futexes(void)
 
 MAIN({ "files", files }, { "direct", direct }, { "direct_while_pushed_out", direct_while_pushed_out },
      { "pipes", pipes }, { "pages_lent_to_a_pipe", pages_lent_to_a_pipe }, { "through_proc", through_proc },
-     { "futexes", futexes })
+     { "futexes", futexes }, { "all_in_one_call", all_in_one_call })

@@ -52,7 +52,8 @@ cases! {
         made_executable locked_and_unlocked all_locked;
     heap: break_up_and_down small_blocks arenas zeros_of_calloc zeros_read_and_then_written static_array
         static_array_with_content populated;
-    io: files direct direct_while_pushed_out pipes pages_lent_to_a_pipe through_proc futexes;
+    io: files direct direct_while_pushed_out pipes pages_lent_to_a_pipe through_proc futexes
+        all_in_one_call;
     threads: only_threads protection_changes thrown_away mapped_anew moved_and_back locked advised
         others_come_and_go many_change all_on_the_same_page threads_end;
     stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks;

@@ -12,7 +12,7 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::units::{PageIndex, PageRange};
 
 /// Ranges that one holder tells apart.
-pub const RANGES: usize = 8;
+pub const RANGES: usize = 16;
 
 /// A range of pages in one word, so that nobody sees half of one: 36 bits for where it begins, 28 for its length. 0 is none.
 const COUNT_BITS: u32 = 28;
@@ -63,6 +63,16 @@ impl Holder {
             self.ranges.iter().for_each(|range| range.store(0, Ordering::Relaxed));
             self.busy.store(1, Ordering::Relaxed);
         }
+        // What adjoins is one: lists of buffers often lie side by side, and the same page is told of again and again.
+        let touching = self.ranges.iter().find(|range| {
+            let known = unpack(range.load(Ordering::Relaxed));
+            !known.is_empty() && known.start <= pages.end && pages.start <= known.end
+        });
+        if let Some(range) = touching {
+            let all = hull(unpack(range.load(Ordering::Relaxed)), pages);
+            range.store(pack(all), Ordering::Relaxed);
+            return fence(Ordering::SeqCst);
+        }
         let known = || self.ranges.iter().map(|range| unpack(range.load(Ordering::Relaxed)));
         let set = |at: usize, pages: PageRange| self.ranges[at].store(pack(pages), Ordering::Relaxed);
         match known().position(|range| range.is_empty()) {
@@ -75,7 +85,7 @@ impl Holder {
                 }
             }
         }
-        // Ordering: SeqCst, as in `Held::of`: of the two fences one comes first. If ours does, the evictor sees the range; if
+        // Ordering: SeqCst, as in `for_each`: of the two fences one comes first. If ours does, the evictor sees the range; if
         // the other one does, we see the entry that was locked before it.
         fence(Ordering::SeqCst);
     }
@@ -103,52 +113,23 @@ fn hull(one: PageRange, other: PageRange) -> PageRange {
     PageRange::new(one.start.min(other.start), one.end.max(other.end))
 }
 
-/// What was held at one moment, by all holders.
-pub struct Held {
-    ranges: [PageRange; Held::MAX],
-    count: usize,
+/// Calls `visit` with each range that `holders` hold. For an evictor, once it has locked the entries of its victims: whoever
+/// holds a page only later sees it locked.
+pub fn for_each<'a>(holders: impl IntoIterator<Item = &'a Holder>, mut visit: impl FnMut(PageRange)) {
+    // Ordering: SeqCst, as in `hold`.
+    fence(Ordering::SeqCst);
+    for holder in holders.into_iter().filter(|holder| holder.is_busy()) {
+        let ranges = holder.ranges.iter().map(|range| unpack(range.load(Ordering::Relaxed)));
+        ranges.filter(|range| !range.is_empty()).for_each(&mut visit);
+    }
 }
 
-impl Held {
-    /// Ranges that are told apart.
-    const MAX: usize = 64;
-
-    /// What `holders` hold. For an evictor, once it has locked the entries of its victims: whoever holds a page only later
-    /// sees it locked.
-    pub fn of<'a>(holders: impl IntoIterator<Item = &'a Holder>) -> Held {
-        // Ordering: SeqCst, as in `hold`.
-        fence(Ordering::SeqCst);
-        let mut held = Held { ranges: [PageRange::of(PageIndex(0), 0); Held::MAX], count: 0 };
-        for holder in holders.into_iter().filter(|holder| holder.is_busy()) {
-            for range in &holder.ranges {
-                held.add(unpack(range.load(Ordering::Relaxed)));
-            }
-        }
-        held
-    }
-
-    fn add(&mut self, range: PageRange) {
-        if range.is_empty() {
-            return;
-        }
-        if self.count < Held::MAX {
-            self.ranges[self.count] = range;
-            self.count += 1;
-        } else {
-            let last = &mut self.ranges[Held::MAX - 1];
-            *last = hull(*last, range);
-        }
-    }
-
-    /// Calls `visit` with each range that was held.
-    pub fn for_each(&self, visit: impl FnMut(PageRange)) {
-        self.ranges[..self.count].iter().copied().for_each(visit);
-    }
-
-    /// Whether `page` was held.
-    pub fn has(&self, page: PageIndex) -> bool {
-        self.ranges[..self.count].iter().any(|range| range.contains(page))
-    }
+/// Whether one of `holders` holds `page`.
+#[cfg(test)]
+pub fn is_held<'a>(holders: impl IntoIterator<Item = &'a Holder>, page: PageIndex) -> bool {
+    let mut held = false;
+    for_each(holders, |range| held |= range.contains(page));
+    held
 }
 
 #[cfg(all(test, not(loom)))]
@@ -173,12 +154,12 @@ mod tests {
             ranges.iter().for_each(|range| holders[1].hold(*range));
             let is_exact = ranges.iter().filter(|range| !range.is_empty()).count() <= RANGES;
             for page in (0..3).flat_map(|far| (0..250).map(move |page| PageIndex(page + (far << 33)))) {
-                let (held, asked) = (Held::of(&holders).has(page), ranges.iter().any(|range| range.contains(page)));
+                let (held, asked) = (is_held(&holders, page), ranges.iter().any(|range| range.contains(page)));
                 prop_assert!(held || !asked, "{:?}", page);
                 prop_assert!(!held || asked || !is_exact, "{:?} of nobody", page);
             }
             holders[1].release();
-            prop_assert!((0..250).all(|page| !Held::of(&holders).has(PageIndex(page))));
+            prop_assert!((0..250).all(|page| !is_held(&holders, PageIndex(page))));
         }
     }
 
@@ -187,10 +168,8 @@ mod tests {
         let holder = Holder::new();
         let top = END.0 - 1;
         holder.hold(range(top, 1));
-        assert!(Held::of([&holder]).has(PageIndex(top)) && !Held::of([&holder]).has(PageIndex(top - 1)));
+        assert!(is_held([&holder], PageIndex(top)) && !is_held([&holder], PageIndex(top - 1)));
         holder.hold(range(7, 1 << 30));
-        assert!(
-            Held::of([&holder]).has(PageIndex(7 + (1 << 30) - 1)) && !Held::of([&holder]).has(PageIndex(6))
-        );
+        assert!(is_held([&holder], PageIndex(7 + (1 << 30) - 1)) && !is_held([&holder], PageIndex(6)));
     }
 }

@@ -194,7 +194,7 @@ impl Worker {
     /// early comes back by faults. False if that takes long or can't be done.
     fn make_room(&mut self, pages: usize) -> bool {
         for _ in 0..BATCHES_FOR_ROOM {
-            self.engine.budget.refresh(&self.engine.pager);
+            self.engine.budget.refresh(self.engine.pager);
             if !self.engine.is_over_start() {
                 return true;
             }
@@ -233,7 +233,7 @@ impl Worker {
 
     /// Everything that isn't on an area.
     fn load_batch(&mut self, opening: &mut Opening, tickets: &mut Tickets) {
-        let pager = &self.engine.pager;
+        let pager = self.engine.pager;
         let mut run = Run::default();
         for at in 0..BATCH {
             let Some(ticket) = tickets[at].take_if(|ticket| !matches!(ticket.before(), State::OnArea(_)))
@@ -252,7 +252,7 @@ impl Worker {
 
     /// What was read: bit n of `read` says that page n was.
     fn land_batch(&self, opening: &mut Opening, tickets: &mut Tickets, read: u64) {
-        let pager = &self.engine.pager;
+        let pager = self.engine.pager;
         let mut run = Run::default();
         for at in 0..BATCH {
             let Some(ticket) = tickets[at].take() else { continue };
@@ -285,7 +285,7 @@ impl Worker {
     }
 
     fn park_ahead(&self, opening: &mut Opening, mut ticket: Ticket, at: usize) {
-        let pager = &self.engine.pager;
+        let pager = self.engine.pager;
         if !matches!(ticket.before(), State::Parked { .. }) {
             if !self.back(&mut ticket) {
                 return pager.give_up_ahead(opening, ticket);
@@ -299,7 +299,7 @@ impl Worker {
 
     /// Maps a run by as few calls as the kernel allows.
     fn map_run(&self, opening: &mut Opening, tickets: &mut Tickets, run: Run) {
-        let pager = &self.engine.pager;
+        let pager = self.engine.pager;
         let mut at = run.first;
         while at < run.first + run.count {
             let Some(first) = &tickets[at] else { return };

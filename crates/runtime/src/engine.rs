@@ -102,12 +102,12 @@ impl Engine {
 
     /// Whether a thread that needs memory must make some first.
     pub fn is_over_limit(&self) -> bool {
-        self.budget.estimate(&self.pager) >= self.budget.limit_bytes()
+        self.budget.estimate(self.pager) >= self.budget.limit_bytes()
     }
 
     /// Whether the background thread should be at work.
     pub fn is_over_start(&self) -> bool {
-        self.budget.estimate(&self.pager) > self.budget.start_at()
+        self.budget.estimate(self.pager) > self.budget.start_at()
     }
 
     /// Whether pages may be taken out now. Under the map lock.
@@ -126,9 +126,9 @@ impl Engine {
     }
 
     fn measure_after(&self, before: u64) -> u64 {
-        let known = self.budget.known(&self.pager);
+        let known = self.budget.known(self.pager);
         let anonymous = self.statm.anonymous_bytes().unwrap_or(0);
-        self.budget.measured(&self.pager, known, anonymous, before);
+        self.budget.measured(self.pager, known, anonymous, before);
         anonymous
     }
 
@@ -259,7 +259,7 @@ impl Engine {
         if self.handover.is_none() {
             return;
         }
-        guard::rooms::held().for_each(|held| {
+        guard::rooms::for_each_held(|held| {
             let pages = held.intersection(range);
             if !pages.is_empty() {
                 // SAFETY: it changes no byte.

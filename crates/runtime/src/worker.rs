@@ -69,6 +69,9 @@ struct InFlight {
     result: Option<Result<(), AreaState>>,
 }
 
+/// Batches of nothing but pages that calls hold, before a thread finds that there is nothing to evict.
+const HELD_BATCHES_MAX: usize = 16;
+
 /// What one batch of evictions did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
@@ -154,7 +157,7 @@ impl Worker {
     /// pool can do: nothing is evicted, read or waited for here. That thread has none of our other descriptors.
     pub fn serve_here(&mut self, fault: Fault) -> Here {
         let started = now_ns();
-        let pager = &self.engine.pager;
+        let pager = self.engine.pager;
         if self.engine.is_over_limit() && pager.takes_memory(fault.page, fault.access) {
             return Here::Elsewhere;
         }
@@ -282,7 +285,7 @@ impl Worker {
 
     /// A first touch, or a page that was all zeros. Neighbours that are touched in order come along.
     fn zero(&mut self, ticket: Ticket) {
-        let pager = &self.engine.pager;
+        let pager = self.engine.pager;
         let page = ticket.page();
         let follows = page == self.zero_end && ticket.before() == State::Absent;
         self.zero_run = if follows { (self.zero_run * 2).min(ZERO_RUN_MAX) } else { 1 };
@@ -317,7 +320,7 @@ impl Worker {
     /// The frame has the bytes: into the program with it.
     fn install(&mut self, ticket: Ticket) {
         let (page, frame) = (ticket.page(), ticket.frame().expect("a page to install is in a frame"));
-        let pager = &self.engine.pager;
+        let pager = self.engine.pager;
         let pointer = pager.cache().pointer(frame);
         // SAFETY: the ticket owns the frame, which has memory, and holds the page's lock.
         match unsafe { self.engine.pages.install(page, pointer, ticket.wants_protection()) } {
@@ -418,7 +421,7 @@ impl Worker {
         self.engine.budget.ring();
         let deadline = now_ns() + DIRECT_NS_MAX;
         loop {
-            self.engine.budget.refresh(&self.engine.pager);
+            self.engine.budget.refresh(self.engine.pager);
             let now = now_ns();
             if !self.engine.is_over_limit() || now < self.give_up_until_ns {
                 return;
@@ -461,10 +464,10 @@ impl Worker {
         engine.measure();
         engine.budget.age_zeros(now_ns());
         let mut progress = Progress::None;
-        if engine.budget.estimate(&engine.pager) > engine.budget.start_at()
+        if engine.budget.estimate(engine.pager) > engine.budget.start_at()
             && now_ns() >= self.give_up_until_ns
         {
-            while engine.budget.estimate(&engine.pager) > engine.budget.stop_at() {
+            while engine.budget.estimate(engine.pager) > engine.budget.stop_at() {
                 engine.pager.stats().count(Counter::ReclaimBackground);
                 if self.evict(BACKGROUND_BATCH) == Progress::None {
                     if self.wait_for_frames() {
@@ -480,7 +483,7 @@ impl Worker {
                 }
                 progress = Progress::Some;
                 self.unshare_refused();
-                engine.budget.refresh(&engine.pager);
+                engine.budget.refresh(engine.pager);
             }
         }
         if self.shrink_pool() == Progress::Some {
@@ -501,22 +504,30 @@ impl Worker {
     /// One batch out of the program, and as many parked pages to where they stay.
     pub(crate) fn evict(&mut self, max: usize) -> Progress {
         self.engine.evicting.fetch_add(1, Ordering::Relaxed);
-        let progress = self.evict_batch(max);
+        // What calls hold is passed over, and not chosen again for some time. More than that is somebody else's to wait for:
+        // a program that holds more than its budget goes over it.
+        let progress = (0..HELD_BATCHES_MAX).find_map(|_| self.evict_batch(max)).unwrap_or(Progress::None);
         self.engine.evicting.fetch_sub(1, Ordering::Relaxed);
         progress
     }
 
-    fn evict_batch(&mut self, max: usize) -> Progress {
-        let pager = &self.engine.pager;
+    /// None if there were only pages that calls hold.
+    fn evict_batch(&mut self, max: usize) -> Option<Progress> {
+        let pager = self.engine.pager;
         let shared = self.engine.map.shared(self.index);
         if !self.engine.evictions_allowed() {
-            return Progress::None;
+            return Some(Progress::None);
         }
         pager.begin_evict(&mut self.batch, max);
         let mut spared = 0;
         if self.engine.handover.is_some() {
-            let held = guard::rooms::held();
-            spared = pager.spare(&mut self.batch, |page| held.has(page));
+            let mut held = 0;
+            guard::rooms::for_each_held(|range| {
+                for (at, victim) in self.batch.victims().iter().enumerate() {
+                    held |= u64::from(range.contains(victim.page)) << at;
+                }
+            });
+            spared = pager.spare(&mut self.batch, held);
         }
         let count = self.batch.len();
         for (outgoing, victim) in self.outgoing.iter_mut().zip(self.batch.victims()) {
@@ -541,9 +552,11 @@ impl Worker {
         let placed = self.place(if count == 0 { 0 } else { self.engine.pager.config.parked_max });
         self.collect_writes(Wait::No);
         self.trim_frames();
-        self.engine.budget.refresh(&self.engine.pager);
-        // What is held is passed over the next time.
-        if taken > 0 || placed > 0 || spared > 0 { Progress::Some } else { Progress::None }
+        self.engine.budget.refresh(self.engine.pager);
+        if taken > 0 || placed > 0 {
+            return Some(Progress::Some);
+        }
+        (spared == 0).then_some(Progress::None)
     }
 
     /// Pages that are shared since a fork, or pinned: what is only shared can be made ours. Not in a thread
@@ -588,7 +601,7 @@ impl Worker {
 
     /// Gives memory that lies behind free frames back, but for what the next faults need. Whether there was any.
     fn trim_frames(&self) -> bool {
-        let pager = &self.engine.pager;
+        let pager = self.engine.pager;
         let mut trimmed = false;
         while let Some((first, count)) = pager.cache().take_surplus(BACKED_KEPT) {
             // SAFETY: the frames were free, and `take_surplus` gave them to us: nobody needs their bytes.
@@ -662,7 +675,7 @@ impl Worker {
     }
 
     fn back_a_free_frame(&self) -> bool {
-        let pager = &self.engine.pager;
+        let pager = self.engine.pager;
         self.trim_frames();
         let Some((frame, backing)) = pager.cache().take() else { return false };
         // SAFETY: the frame was free and is ours.
@@ -674,7 +687,7 @@ impl Worker {
 
     /// Tells the disks of a few clusters that became empty. Without any lock: it may take milliseconds.
     fn discard_empty_clusters(&self) {
-        let pager = &self.engine.pager;
+        let pager = self.engine.pager;
         let areas = (0..pager.areas().count()).map(|area| AreaId(area as u8));
         for area in areas {
             for _ in 0..DISCARDS_MAX {
@@ -699,7 +712,7 @@ impl Worker {
 
     /// Moves objects together where blocks are sparse, and gives free blocks back.
     fn tidy_pool(&mut self) {
-        let pager = &self.engine.pager;
+        let pager = self.engine.pager;
         let usage = pager.pool().usage();
         // An eighth of the pool being waste is worth some memcpy.
         if usage.bytes > usage.payload_bytes + usage.bytes / 8 {
@@ -724,7 +737,7 @@ impl Worker {
             let node = self.node.unwrap_or_else(farpage_os::numa::current_node);
             let since_ns = now_ns();
             let shared = self.engine.map.shared(self.index);
-            let pager = &self.engine.pager;
+            let pager = self.engine.pager;
             let request = pager.assign(self.index.0, node, &mut self.writes).or_else(|| {
                 let found = pager.release_kept(64) > 0 || self.engine.reap_dead_processes();
                 if found { pager.assign(self.index.0, node, &mut self.writes) } else { None }

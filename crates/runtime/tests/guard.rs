@@ -123,8 +123,8 @@ impl Memory for Opens<'_> {
         (at + 8 <= PAGES * PAGE).then(|| unsafe { self.arena.base.add(at).cast::<u64>().read_unaligned() })
     }
 
-    fn process(&self) -> usize {
-        std::process::id() as usize
+    fn is_own_process(&self, number: u32) -> bool {
+        number == std::process::id()
     }
 }
 

@@ -61,12 +61,13 @@ impl Pager<'_> {
         }
     }
 
-    /// Releases the victims that a system call uses just now, and takes them out of the batch. To be asked before anything
-    /// is taken. Returns how many there were.
-    pub fn spare(&self, batch: &mut Batch, is_held: impl Fn(PageIndex) -> bool) -> usize {
+    /// Releases the victims whose bit is set in `held`, by their place in the batch, and takes them out of it: a system call
+    /// uses them just now. To be done before anything is taken. Returns how many there were.
+    pub fn spare(&self, batch: &mut Batch, held: u64) -> usize {
+        const { assert!(BATCH_MAX <= 64) };
         let before = batch.len();
-        batch.retain(|victim| {
-            let held = is_held(victim.page);
+        batch.retain(|at, victim| {
+            let held = held & 1 << at != 0;
             if held {
                 self.stats.count(Counter::EvictBusy);
                 self.release_victim(victim);

@@ -177,10 +177,10 @@ impl Batch {
     pub(crate) const fn clear(&mut self) {
         self.count = 0;
     }
-    pub(super) fn retain(&mut self, stays: impl Fn(&Victim) -> bool) {
+    pub(super) fn retain(&mut self, stays: impl Fn(usize, &Victim) -> bool) {
         let mut kept = 0;
         for at in 0..self.count {
-            if stays(&self.victims[at]) {
+            if stays(at, &self.victims[at]) {
                 self.victims[kept] = self.victims[at];
                 kept += 1;
             }

@@ -352,7 +352,7 @@ mod loomed {
     /// believes to have.
     #[test]
     fn loom_a_held_page_is_not_taken_while_its_holder_believes_it_to_be_there() {
-        use crate::holds::{Held, Holder};
+        use crate::holds::{Holder, is_held};
         use crate::units::{PageIndex, PageRange};
         const PAGE: PageIndex = PageIndex(5);
         loom::model(|| {
@@ -364,7 +364,7 @@ mod loomed {
                     if entry.try_lock(entry.load()).is_err() {
                         return false;
                     }
-                    let is_free = !Held::of([holder]).has(PAGE);
+                    let is_free = !is_held([holder], PAGE);
                     if !is_free {
                         let _ = entry.settle(State::Absent);
                     }

@@ -27,16 +27,20 @@ pub trait Memory {
     /// kernel can't either.
     fn word(&mut self, address: usize) -> Option<u64>;
 
-    /// This process's number, as the call would name it.
-    fn process(&self) -> usize;
+    /// Whether a call that names this process or thread means the memory at hand.
+    fn is_own_process(&self, number: u32) -> bool;
 }
 
 /// Where a program's addresses end.
-const END: usize = 0x7fff_ffff_f000;
+pub const END: usize = 0x7fff_ffff_f000;
 /// Below this there is no memory.
 const BEGINNING: usize = PAGE_BYTES;
 /// `iovec`s and `mmsghdr`s that the kernel takes in one call.
 const VECTORS_MAX: usize = 1024;
+/// `mmsghdr`s of one call that are looked at: recvmmsg has no limit.
+const MESSAGES_MAX: usize = 1 << 16;
+/// `sockaddr_storage`: no address is longer.
+const SOCKET_ADDRESS_BYTES: usize = 128;
 const MSGHDR: usize = 56;
 const MMSGHDR: usize = 64;
 /// `futex_waitv`s that the kernel takes.
@@ -65,10 +69,14 @@ pub fn each(call: usize, arguments: &[usize; 6], memory: &mut impl Memory) {
         (None, raw::__NR_fcntl) => walk.fcntl(),
         (None, raw::__NR_futex) => walk.futex(),
         (None, raw::__NR_clone) => walk.clone(),
+        (None, raw::__NR_prctl) => walk.prctl(),
+        (None, raw::__NR_seccomp) => walk.filter(arguments[2]),
+        (None, raw::__NR_setsockopt) => walk.setsockopt(),
+        (None, raw::__NR_get_mempolicy) => walk.get_mempolicy(),
+        (None, raw::__NR_semctl) => walk.buffer(arguments[3], 1 << 16, How::Both),
         (None, raw::__NR_process_vm_readv) => walk.process_vm(How::Out, How::In),
         (None, raw::__NR_process_vm_writev) => walk.process_vm(How::In, How::Out),
-        // Newer than we are, or too many things in one call.
-        (None, _) => arguments.iter().for_each(|argument| walk.buffer(*argument, UNKNOWN_BYTES, How::Both)),
+        (None, _) => walk.unknown(),
     }
 }
 
@@ -79,7 +87,10 @@ struct Walk<'a, M> {
 
 impl<M: Memory> Walk<'_, M> {
     fn buffer(&mut self, address: usize, bytes: usize, how: How) {
-        let bytes = bytes.min(BYTES_MAX).min(END.saturating_sub(address));
+        // What goes on beyond the end the kernel refuses, as a whole or when it gets there.
+        let goes_beyond = bytes > END.saturating_sub(address);
+        let bytes =
+            bytes.min(if goes_beyond { UNKNOWN_BYTES } else { BYTES_MAX }).min(END.saturating_sub(address));
         if bytes > 0 && address >= BEGINNING {
             self.memory.buffer(Buffer { address, bytes, how });
         }
@@ -134,12 +145,16 @@ impl<M: Memory> Walk<'_, M> {
                 let bytes = self.half(self.argument(by));
                 self.buffer(address, bytes, how);
             }
+            What::SocketAddress(by) => {
+                let bytes = self.half(self.argument(by)).min(SOCKET_ADDRESS_BYTES);
+                self.buffer(address, bytes, how);
+            }
             What::Text => self.text(address),
             What::Texts => self.texts(address),
             What::Vectors(by) => self.vectors(address, self.argument(by), how),
             What::Message => self.message(address, MSGHDR, how),
             What::Messages(by) => {
-                for at in 0..self.count(by).min(VECTORS_MAX) {
+                for at in 0..self.count(by).min(MESSAGES_MAX) {
                     self.message(address.saturating_add(at * MMSGHDR), MMSGHDR, how);
                 }
             }
@@ -210,7 +225,7 @@ impl<M: Memory> Walk<'_, M> {
         let (name, name_bytes) = (word(self, 0), self.half(address.saturating_add(8)));
         let (list, count) = (word(self, 16), word(self, 24));
         let (control, control_bytes) = (word(self, 32), word(self, 40));
-        self.buffer(name, name_bytes, how);
+        self.buffer(name, name_bytes.min(SOCKET_ADDRESS_BYTES), how);
         self.buffer(control, control_bytes, how);
         self.vectors(list, count, how);
     }
@@ -238,7 +253,7 @@ impl<M: Memory> Walk<'_, M> {
     fn process_vm(&mut self, here: How, there: How) {
         let [process, list, count, their_list, their_count, _] = *self.arguments;
         self.vectors(list, count, here);
-        if process as u32 as usize == self.memory.process() {
+        if self.memory.is_own_process(process as u32) {
             self.vectors(their_list, their_count, there);
         } else {
             self.list(their_list, their_count.min(VECTORS_MAX), 16);
@@ -285,11 +300,71 @@ impl<M: Memory> Walk<'_, M> {
     /// A request says itself how long its argument is; the oldest ones say nothing, and some have a list behind it.
     fn ioctl(&mut self) {
         const FIEMAP: u32 = 0xc020_660b;
+        const SIOCGIFCONF: u32 = 0x8912;
+        const SIOCETHTOOL: u32 = 0x8946;
         let [_, request, argument, ..] = *self.arguments;
         self.buffer(argument, (request >> 16 & 0x3fff).max(UNKNOWN_BYTES), How::Both);
+        if request as u32 == SIOCGIFCONF {
+            let (bytes, start) = (self.half(argument), self.word(argument.saturating_add(8)));
+            self.buffer(start, bytes, How::Both);
+        }
+        if request as u32 == SIOCETHTOOL {
+            let start = self.word(argument.saturating_add(16));
+            self.buffer(start, UNKNOWN_BYTES, How::Both);
+        }
         if request as u32 == FIEMAP {
             let extents = self.half(argument.saturating_add(24));
             self.buffer(argument, 32 + extents * 56, How::Both);
+        }
+    }
+
+    /// A `sock_fprog`: as many instructions as its first half-word says.
+    fn filter(&mut self, address: usize) {
+        self.buffer(address, 16, How::In);
+        let (count, start) = (self.half(address) & 0xffff, self.word(address.saturating_add(8)));
+        self.buffer(start, count * 8, How::In);
+    }
+
+    fn prctl(&mut self) {
+        const PR_SET_SECCOMP: usize = 22;
+        const PR_SET_VMA: usize = 0x5356_4d41;
+        match self.arguments[0] {
+            // It names memory, and gives it a name.
+            PR_SET_VMA => self.text(self.arguments[4]),
+            PR_SET_SECCOMP => self.filter(self.arguments[2]),
+            _ => self.unknown(),
+        }
+    }
+
+    fn setsockopt(&mut self) {
+        const SOL_SOCKET: usize = 1;
+        const SO_ATTACH_FILTER: usize = 26;
+        const SO_ATTACH_REUSEPORT_CBPF: usize = 51;
+        let [_, level, option, value, bytes, _] = *self.arguments;
+        self.buffer(value, self.count(4), How::In);
+        if level == SOL_SOCKET
+            && matches!(option, SO_ATTACH_FILTER | SO_ATTACH_REUSEPORT_CBPF)
+            && bytes as u32 >= 16
+        {
+            self.filter(value);
+        }
+    }
+
+    fn get_mempolicy(&mut self) {
+        // The node of a page, which the kernel touches for that.
+        const NODE_OF_ADDRESS: usize = 3;
+        let [mode, mask, nodes, address, flags, _] = *self.arguments;
+        self.buffer(mode, 4, How::Out);
+        self.buffer(mask, nodes.div_ceil(64).saturating_mul(8), How::Out);
+        if flags & NODE_OF_ADDRESS == NODE_OF_ADDRESS {
+            self.buffer(address, 1, How::In);
+        }
+    }
+
+    /// Newer than we are, or too many things in one call.
+    fn unknown(&mut self) {
+        for argument in *self.arguments {
+            self.buffer(argument, UNKNOWN_BYTES, How::Both);
         }
     }
 
@@ -352,8 +427,8 @@ mod tests {
             assert!(all, "{address:#x} is looked at before anybody could bring it");
             self.words.get(&address).copied()
         }
-        fn process(&self) -> usize {
-            OWN
+        fn is_own_process(&self, number: u32) -> bool {
+            number as usize == OWN
         }
     }
 

@@ -38,6 +38,8 @@ pub enum What {
     PerPage(u8),
     /// As many bytes as the 32-bit word says that that argument points to.
     SizedBy(u8),
+    /// The same for the address of a socket, which has a longest length.
+    SocketAddress(u8),
     /// Text that ends with a byte of 0.
     Text,
     /// Addresses of texts, up to a null.
@@ -93,7 +95,7 @@ const fn text(argument: u8) -> Pointer {
 
 use What::{
     Array, Behind8, Bits, Bytes, CloneArguments, ControlBlocks, Message, Messages, PerPage, Sized, Sized32,
-    SizedAddress, SizedBy, Texts, Vectors, WaitWordPair, WaitWords,
+    SizedAddress, SizedBy, SocketAddress, Texts, Vectors, WaitWordPair, WaitWords,
 };
 
 // Sizes of the kernel's structures.
@@ -138,16 +140,15 @@ const TABLE: &[(u32, &[Pointer])] = &[
     (raw::__NR_setitimer, &[reads(1, INTERVAL), writes(2, INTERVAL)]),
     (raw::__NR_sendfile, &[both(2, WORD)]),
     (raw::__NR_connect, &[reads(1, Sized32(2))]),
-    (raw::__NR_accept, &[both(2, INT), writes(1, SizedBy(2))]),
+    (raw::__NR_accept, &[both(2, INT), writes(1, SocketAddress(2))]),
     (raw::__NR_sendto, &[reads(1, Sized(2)), reads(4, Sized32(5))]),
-    (raw::__NR_recvfrom, &[writes(1, Sized(2)), both(5, INT), writes(4, SizedBy(5))]),
+    (raw::__NR_recvfrom, &[writes(1, Sized(2)), both(5, INT), writes(4, SocketAddress(5))]),
     (raw::__NR_sendmsg, &[reads(1, Message)]),
     (raw::__NR_recvmsg, &[writes(1, Message)]),
     (raw::__NR_bind, &[reads(1, Sized32(2))]),
-    (raw::__NR_getsockname, &[both(2, INT), writes(1, SizedBy(2))]),
-    (raw::__NR_getpeername, &[both(2, INT), writes(1, SizedBy(2))]),
+    (raw::__NR_getsockname, &[both(2, INT), writes(1, SocketAddress(2))]),
+    (raw::__NR_getpeername, &[both(2, INT), writes(1, SocketAddress(2))]),
     (raw::__NR_socketpair, &[writes(3, TWO_INTS)]),
-    (raw::__NR_setsockopt, &[reads(3, Sized32(4))]),
     (raw::__NR_getsockopt, &[both(4, INT), both(3, SizedBy(4))]),
     (raw::__NR_execve, &[text(0), reads(1, Texts), reads(2, Texts)]),
     (raw::__NR_wait4, &[writes(1, INT), writes(3, USAGE)]),
@@ -247,7 +248,6 @@ const TABLE: &[(u32, &[Pointer])] = &[
     (raw::__NR_utimes, &[text(0), reads(1, Bytes(32))]),
     (raw::__NR_mbind, &[reads(3, Bits(4))]),
     (raw::__NR_set_mempolicy, &[reads(1, Bits(2))]),
-    (raw::__NR_get_mempolicy, &[writes(0, INT), writes(1, Bits(2))]),
     (raw::__NR_mq_open, &[text(0), reads(3, SIXTY_FOUR)]),
     (raw::__NR_mq_unlink, &[text(0)]),
     (raw::__NR_mq_timedsend, &[reads(1, Sized(2)), reads(4, TIME)]),
@@ -286,7 +286,7 @@ const TABLE: &[(u32, &[Pointer])] = &[
     (raw::__NR_signalfd, &[reads(1, Sized(2))]),
     (raw::__NR_timerfd_settime, &[reads(2, INTERVAL), writes(3, INTERVAL)]),
     (raw::__NR_timerfd_gettime, &[writes(1, INTERVAL)]),
-    (raw::__NR_accept4, &[both(2, INT), writes(1, SizedBy(2))]),
+    (raw::__NR_accept4, &[both(2, INT), writes(1, SocketAddress(2))]),
     (raw::__NR_signalfd4, &[reads(1, Sized(2))]),
     (raw::__NR_pipe2, &[writes(0, TWO_INTS)]),
     (raw::__NR_preadv, &[writes(1, Vectors(2))]),

@@ -90,6 +90,7 @@ pub unsafe extern "C" fn on_sigsys(signal: i32, info: *mut Info, context: *mut C
         (None, _) => Some(ENOSYS),
         (Some(number), engine) => {
             let call = Call::stopped(number, context);
+            room.take_back();
             let level = room.level(context.register(Register::Rsp));
             let answer = Stopped { engine, room, level, call, context }.deal_with();
             if answer.is_some() {
@@ -179,7 +180,11 @@ impl Stopped<'_> {
                 Some(room) => room.word(),
                 None => return Some(EAGAIN),
             },
-            _ => 0,
+            Some(Birth::Borrowed | Birth::Elsewhere { .. }) => {
+                self.room.lend();
+                0
+            }
+            Some(Birth::Copy) | None => 0,
         };
         // SAFETY: this thread's own level, whose last call is over.
         let room = unsafe { &mut *self.level.room.get() };

@@ -3,10 +3,10 @@
 //! A program reads a whole file into memory that it has no RAM for, or writes it out. From files that happens here, one part
 //! after the other, as the kernel does it: nothing interrupts it. Pipes and sockets may keep a thread waiting, and a signal
 //! must reach it then: writes wait for room with the program's own mask of signals and write what is sure not to wait;
-//! reads just ask for less, which is what such reads must be content with anyway.
+//! reads just ask for less, which is what such reads must be content with anyway. Lists of buffers are gone through.
 // UNSAFETY: the program's own calls are made, in parts.
 
-use super::buffers::{Buffer, Memory};
+use super::buffers::{Buffer, END, Memory};
 use super::calls::How;
 use super::resident::Guarding;
 use super::rooms::Level;
@@ -35,6 +35,41 @@ const WRITE: usize = raw::__NR_write as usize;
 const PREAD: usize = raw::__NR_pread64 as usize;
 const PWRITE: usize = raw::__NR_pwrite64 as usize;
 
+/// A call that can be made in parts.
+struct Divisible {
+    /// Makes one part: the call itself, or the one that does the same with one buffer.
+    one: usize,
+    /// Where the buffer is among its arguments, with its length behind it.
+    buffer: usize,
+    is_write: bool,
+    /// It is given a list of buffers.
+    is_list: bool,
+}
+
+impl Divisible {
+    const fn new(one: usize, buffer: usize, is_write: bool, is_list: bool) -> Divisible {
+        Divisible { one, buffer, is_write, is_list }
+    }
+
+    const fn of(call: &Call) -> Option<Divisible> {
+        const MSG_WAITALL: usize = 0x100;
+        match call.number as u32 {
+            raw::__NR_read | raw::__NR_pread64 => Some(Divisible::new(call.number, 1, false, false)),
+            raw::__NR_write | raw::__NR_pwrite64 => Some(Divisible::new(call.number, 1, true, false)),
+            raw::__NR_readv => Some(Divisible::new(READ, 1, false, true)),
+            raw::__NR_writev => Some(Divisible::new(WRITE, 1, true, true)),
+            raw::__NR_preadv => Some(Divisible::new(PREAD, 1, false, true)),
+            raw::__NR_pwritev => Some(Divisible::new(PWRITE, 1, true, true)),
+            raw::__NR_sendto => Some(Divisible::new(call.number, 1, true, false)),
+            raw::__NR_recvfrom if call.arguments[3] & MSG_WAITALL == 0 => {
+                Some(Divisible::new(call.number, 1, false, false))
+            }
+            raw::__NR_getrandom => Some(Divisible::new(call.number, 0, false, false)),
+            _ => None,
+        }
+    }
+}
+
 /// What a descriptor leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -42,32 +77,88 @@ enum Kind {
     File,
     /// Bytes in order, perhaps not yet there.
     Stream,
+    /// Nothing is open there.
+    Nothing,
     /// Each call is a message of its own, or means something else: it is left whole.
     Other,
 }
 
 /// Makes a call in parts and gives its result, or has it ask for less. None if it is to be made, as `call` says now.
 pub fn transfer(engine: &'static Engine, level: &Level, call: &mut Call, context: &Context) -> Option<isize> {
-    let is_write = match call.number {
-        READ | PREAD => false,
-        WRITE | PWRITE => true,
-        _ => return None,
-    };
+    let how = Divisible::of(call)?;
     let part = part_bytes(engine);
-    let [fd, address, bytes, ..] = call.arguments;
-    let bytes = bytes.min(BYTES_MAX);
-    if bytes <= part || engine.managed_bytes(address, bytes) <= part {
+    let (list, count) = (call.arguments[how.buffer], call.arguments[how.buffer + 1]);
+    if !how.is_list && count <= part {
         return None;
     }
-    let mut parts = Parts { engine, level, call, context, bytes, done: 0 };
-    match kind(fd as i32) {
-        Kind::File => Some(parts.all(part)),
-        Kind::Stream if is_write => Some(parts.as_there_is_room(fd as i32)),
+    let mut guarding = Guarding::new(engine, level, context.register(Register::Rsp));
+    let mut buffers = Buffers::new(&how, list, count)?;
+    let (mut managed, mut rest) = (0, buffers);
+    while let Some((address, bytes)) = rest.next(&mut guarding)? {
+        managed += engine.managed_bytes(address, bytes);
+    }
+    if managed <= part {
+        return None;
+    }
+    let fd = call.arguments[0] as i32;
+    let kind = if how.buffer == 0 { Kind::File } else { kind(fd) };
+    let mut parts = Parts { engine, level, call, context, how: &how, done: 0 };
+    match kind {
+        Kind::File => parts.each(&mut buffers, |parts, address, bytes| parts.all(address, bytes, part)),
+        Kind::Stream if how.is_write => {
+            parts.each(&mut buffers, |parts, address, bytes| parts.as_there_is_room(fd, address, bytes))
+        }
         Kind::Stream => {
-            call.arguments[2] = part;
+            // As much as is sure to be had at once, into the first buffer.
+            let (address, bytes) = buffers.next(&mut guarding)??;
+            call.number = how.one;
+            (call.arguments[1], call.arguments[2]) = (address, bytes.min(PART_BYTES_MIN));
             None
         }
+        // The kernel says so before it looks at any memory.
+        // SAFETY: the program's own call.
+        Kind::Nothing => Some(unsafe { sys::call(call.number, call.arguments) }),
         Kind::Other => None,
+    }
+}
+
+/// The buffers of a call, one after the other.
+#[derive(Clone, Copy)]
+struct Buffers {
+    /// Of a list of them; else the only one.
+    is_list: bool,
+    at: usize,
+    left: usize,
+}
+
+impl Buffers {
+    /// None if the kernel refuses the call before it does anything.
+    fn new(how: &Divisible, start: usize, count: usize) -> Option<Buffers> {
+        const VECTORS_MAX: usize = 1024;
+        let bytes = if how.is_list { count.checked_mul(16)? } else { count };
+        let is_sound = start.checked_add(bytes)? <= END && !(how.is_list && count > VECTORS_MAX);
+        is_sound.then_some(Buffers { is_list: how.is_list, at: start, left: count })
+    }
+
+    /// The next one that isn't empty; none inside if there is no more, none at all if the kernel refuses the call.
+    #[expect(clippy::option_option, reason = "said above")]
+    fn next(&mut self, memory: &mut Guarding<'_>) -> Option<Option<(usize, usize)>> {
+        while self.left > 0 {
+            if !self.is_list {
+                return Some(Some((self.at, core::mem::take(&mut self.left).min(BYTES_MAX))));
+            }
+            memory.buffer(Buffer { address: self.at, bytes: 16, how: How::In });
+            let (address, bytes) = (memory.word(self.at)? as usize, memory.word(self.at + 8)? as usize);
+            if address.checked_add(bytes)? > END {
+                return None;
+            }
+            self.at += 16;
+            self.left -= 1;
+            if bytes > 0 {
+                return Some(Some((address, bytes.min(BYTES_MAX))));
+            }
+        }
+        Some(None)
     }
 }
 
@@ -78,17 +169,20 @@ fn part_bytes(engine: &'static Engine) -> usize {
 
 fn kind(fd: i32) -> Kind {
     const MEMORY_DEVICES: u32 = 1;
+    /// Consoles, /dev/tty and the like, and pseudo-terminals.
+    const TERMINALS: [u32; 10] = [4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
     if fd < 0 {
-        return Kind::Other;
+        return Kind::Nothing;
     }
     // SAFETY: only asked about; what isn't open is an error.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    let Ok(stat) = rustix::fs::fstat(fd) else { return Kind::Other };
+    let Ok(stat) = rustix::fs::fstat(fd) else { return Kind::Nothing };
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile | FileType::BlockDevice => Kind::File,
         // /dev/zero and the like.
         FileType::CharacterDevice if rustix::fs::major(stat.st_rdev) == MEMORY_DEVICES => Kind::File,
-        FileType::CharacterDevice | FileType::Fifo => Kind::Stream,
+        FileType::CharacterDevice if TERMINALS.contains(&rustix::fs::major(stat.st_rdev)) => Kind::Stream,
+        FileType::Fifo => Kind::Stream,
         FileType::Socket if is_stream(fd) => Kind::Stream,
         _ => Kind::Other,
     }
@@ -112,61 +206,90 @@ struct Parts<'a> {
     level: &'a Level,
     call: &'a Call,
     context: &'a Context,
-    bytes: usize,
+    how: &'a Divisible,
+    /// Bytes, of all parts so far.
     done: usize,
 }
 
+/// A call is over before all of its parts were made; the kernel's last word.
+struct Over(isize);
+
 impl Parts<'_> {
-    /// The next `bytes`, with their memory held meanwhile. The kernel's word.
-    fn next(&mut self, bytes: usize) -> isize {
-        let bytes = bytes.min(self.bytes - self.done);
+    fn guarding(&self) -> Guarding<'_> {
+        Guarding::new(self.engine, self.level, self.context.register(Register::Rsp))
+    }
+
+    /// One buffer after the other.
+    fn each(
+        &mut self,
+        buffers: &mut Buffers,
+        transfer: impl Fn(&mut Self, usize, usize) -> Result<(), Over>,
+    ) -> Option<isize> {
+        loop {
+            let next = buffers.next(&mut self.guarding());
+            let Some((address, bytes)) = next.flatten().filter(|_| self.done < BYTES_MAX) else {
+                return Some(self.done as isize);
+            };
+            let bytes = bytes.min(BYTES_MAX - self.done);
+            if let Err(Over(last)) = transfer(self, address, bytes) {
+                // An error only if it is all that there is to say.
+                return Some(if self.done > 0 { self.done as isize } else { last });
+            }
+        }
+    }
+
+    /// One part, with its memory held meanwhile. The kernel's word.
+    fn part(&mut self, address: usize, bytes: usize) -> isize {
         let mut arguments = self.call.arguments;
-        arguments[1] += self.done;
-        arguments[2] = bytes;
-        if matches!(self.call.number, PREAD | PWRITE) {
+        arguments[self.how.buffer] = address;
+        arguments[self.how.buffer + 1] = bytes;
+        if matches!(self.how.one, PREAD | PWRITE) {
             arguments[3] = arguments[3].wrapping_add(self.done);
         }
         self.level.holder.release();
-        let how = if matches!(self.call.number, READ | PREAD) { How::Out } else { How::In };
-        let mut guarding = Guarding::new(self.engine, self.level, self.context.register(Register::Rsp));
-        guarding.buffer(Buffer { address: arguments[1], bytes, how });
+        let how = if self.how.is_write { How::In } else { How::Out };
+        self.guarding().buffer(Buffer { address, bytes, how });
         // SAFETY: a part of the program's own call.
-        let result = unsafe { sys::call(self.call.number, arguments) };
+        let result = unsafe { sys::call(self.how.one, arguments) };
         if result > 0 {
             self.done += result as usize;
         }
         result
     }
 
-    /// What the program is told after the kernel's last word: an error only if it is all that there is.
-    fn result(&self, last: isize) -> isize {
-        if self.done > 0 { self.done as isize } else { last }
-    }
-
-    fn all(&mut self, part: usize) -> isize {
-        loop {
-            let wanted = part.min(self.bytes - self.done) as isize;
-            let last = self.next(part);
-            if last < wanted || self.done == self.bytes {
-                return self.result(last);
+    fn all(&mut self, address: usize, bytes: usize, part: usize) -> Result<(), Over> {
+        for start in (0..bytes).step_by(part) {
+            let wanted = part.min(bytes - start);
+            let last = self.part(address + start, wanted);
+            if last < wanted as isize {
+                return Err(Over(last));
             }
         }
+        Ok(())
     }
 
-    fn as_there_is_room(&mut self, fd: i32) -> isize {
+    fn as_there_is_room(&mut self, fd: i32, address: usize, bytes: usize) -> Result<(), Over> {
         const EINTR: isize = -(linux_raw_sys::errno::EINTR as isize);
+        const MSG_DONTWAIT: usize = 0x40;
         // SAFETY: as in `kind`.
         let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) });
-        let waits = !flags.is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
-        loop {
-            if waits && self.wait_for_room(fd) == EINTR && self.done > 0 {
-                return self.result(EINTR);
+        let is_told = self.how.one == raw::__NR_sendto as usize && self.call.arguments[3] & MSG_DONTWAIT != 0;
+        let waits = !is_told && !flags.is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
+        let mut done = 0;
+        while done < bytes {
+            if waits && self.wait_for_room(fd) == EINTR {
+                if self.done > 0 {
+                    return Err(Over(EINTR));
+                }
+                continue;
             }
-            let last = self.next(READY_BYTES);
-            if last <= 0 || self.done == self.bytes {
-                return self.result(last);
+            let last = self.part(address + done, READY_BYTES.min(bytes - done));
+            if last <= 0 {
+                return Err(Over(last));
             }
+            done += last as usize;
         }
+        Ok(())
     }
 
     /// Until something can be written, or a handler of the program's has run: on top of this one.

@@ -5,7 +5,7 @@
 
 use super::buffers::{Buffer, Memory};
 use super::calls::How;
-use super::rooms::Level;
+use super::rooms::{self, Level};
 use crate::changes;
 use crate::engine::Engine;
 use core::cell::Cell;
@@ -179,7 +179,7 @@ impl Memory for Guarding<'_> {
         // SAFETY: the kernel has just read there, and what is ours is held.
         there.then(|| unsafe { (address as *const u64).read_unaligned() })
     }
-    fn process(&self) -> usize {
-        self.engine.process as usize
+    fn is_own_process(&self, number: u32) -> bool {
+        number == self.engine.process || rooms::of_thread(number).is_some()
     }
 }

@@ -7,8 +7,8 @@
 
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-use farpage_core::holds::{Held, Holder};
-use farpage_core::units::{PAGE_BYTES, PageIndex};
+use farpage_core::holds::{self, Holder};
+use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_os::dispatch::ROOM_WORDS;
 use farpage_os::memory;
 use farpage_os::signal::AlternateStack;
@@ -46,6 +46,8 @@ pub struct Own {
     pub alternate: AlternateStack,
     /// Signals that the program believes to block, and that stay open.
     pub claimed: u64,
+    /// The thread waits for a child that uses its room, or has: levels that were busy before, one bit each.
+    pub lent: Option<u32>,
     /// The last fault that wasn't in memory of ours, and how many changes of mappings were over then.
     pub strange: (PageIndex, u32),
     /// The call that the thread was in before it was told to arm itself.
@@ -153,12 +155,38 @@ impl Room {
             *room.own.get() = Own {
                 alternate: AlternateStack::NONE,
                 claimed: 0,
+                lent: None,
                 strange: (PageIndex(0), 0),
                 expected: None,
             }
         };
         room.thread.store(thread, Ordering::Relaxed);
         Some(room)
+    }
+
+    /// The thread is about to wait for a child that makes its calls with this room, and whose last one doesn't return.
+    pub fn lend(&self) {
+        let busy = self.levels.iter().enumerate().filter(|(_, level)| level.holder.is_busy());
+        // SAFETY: the thread's own.
+        unsafe { (*self.own.get()).lent = Some(busy.fold(0, |bits, (at, _)| bits | 1 << at)) };
+    }
+
+    /// The thread may be back from waiting for a child: what that held is given up.
+    pub fn take_back(&self) {
+        // SAFETY: the thread's own, or its child's while it waits.
+        let lent = unsafe { &mut (*self.own.get()).lent };
+        let Some(before) = *lent else { return };
+        // SAFETY: takes nothing.
+        let caller = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
+        if caller != self.thread.load(Ordering::Relaxed) {
+            return;
+        }
+        *lent = None;
+        for (at, level) in self.levels.iter().enumerate() {
+            if before & 1 << at == 0 {
+                level.holder.release();
+            }
+        }
     }
 
     fn claim(&self) -> bool {
@@ -186,7 +214,10 @@ impl Room {
     pub fn level(&self, stack_pointer: usize) -> &Level {
         for level in &self.levels {
             let before = level.stack_pointer.load(Ordering::Relaxed);
-            if level.holder.is_busy() && before <= stack_pointer && stack_pointer - before < STACK_BYTES_MAX {
+            // A handler on this room's stack says nothing about the thread's own.
+            let is_same_stack = self.is_on_stack(before) == self.is_on_stack(stack_pointer);
+            let is_left = before <= stack_pointer && stack_pointer - before < STACK_BYTES_MAX;
+            if level.holder.is_busy() && is_same_stack && is_left {
                 level.holder.release();
             }
         }
@@ -256,9 +287,9 @@ pub fn of_thread(thread: u32) -> Option<&'static Room> {
     })
 }
 
-/// What system calls hold just now. For an evictor that has locked its victims.
-pub fn held() -> Held {
-    Held::of(all().flat_map(|room| &room.levels).map(|level| &level.holder))
+/// Calls `visit` with what system calls hold just now. For an evictor that has locked its victims.
+pub fn for_each_held(visit: impl FnMut(PageRange)) {
+    holds::for_each(all().flat_map(|room| &room.levels).map(|level| &level.holder), visit);
 }
 
 /// In a child with a copy of its parent's memory: none of the parent's threads is here.
