@@ -48,10 +48,14 @@ test-sim:
 test-e2e: build programs
 	$(CARGO) test -p farpage-cli --test bad_input --test supervisor
 	$(CARGO) test -p farpage-cli --test memory_calls --test limits --test programs --test show --test bench -- --test-threads=1
+	FARPAGE_TEST_FAULTS=signal $(CARGO) test -p farpage-cli --test memory_calls --test programs -- --test-threads=1 \
+		io:: stacks:: processes:: without_disk
 
 # The sizes that the promise is made for: about 1 GiB for each program.
 test-full: build programs
 	FARPAGE_TEST_SIZE=full $(CARGO) test -p farpage-cli --test programs --test memory_calls -- --test-threads=1 --nocapture
+	FARPAGE_TEST_SIZE=full FARPAGE_TEST_FAULTS=signal $(CARGO) test -p farpage-cli --test programs --test memory_calls \
+		-- --test-threads=1 --nocapture
 
 programs:
 	@tests/programs.sh

@@ -3,14 +3,16 @@
 
 use crate::areas;
 use crate::budget::{self, Behind, Roots};
+use crate::failure::Failure;
 use crate::kernel::{self, Refused, Userfaultfd};
 use crate::machine::Machine;
 use crate::numbers::iec;
 use crate::options::{DoctorOptions, SwapArgument};
 use crate::preload;
 use crate::say;
-use crate::summary::{install_name, io_name, uffd_name};
+use crate::summary::{faults_name, install_name, io_name, uffd_name};
 use crate::sys::{self, Faults, Resource};
+use farpage::session::UffdSource;
 use farpage_core::config::{Install, IoEngine};
 use serde::Serialize;
 use serde_json::json;
@@ -64,15 +66,17 @@ struct Choice {
 
 /// Looks at everything; 0 if `farpage run` would work with its defaults, else 1.
 pub fn doctor(options: &DoctorOptions) -> ExitCode {
-    let userfaultfd = kernel::userfaultfd();
+    let privileged = kernel::userfaultfd();
+    let signals = kernel::user_mode();
     let mut checks = vec![kernel_check(sys::kernel_release()), user_check()];
-    checks.extend(userfaultfd_checks(&userfaultfd));
+    checks.push(signal_check(&signals));
+    checks.extend(userfaultfd_checks(&privileged, signals.is_ok()));
     checks.push(io_check());
     checks.extend(swap_checks());
     checks.extend(memory_checks());
     checks.extend(limit_checks());
     checks.push(preload_check());
-    let choice = choose(&userfaultfd);
+    let choice = choose(&kernel::faults(kernel::FaultsAsked::Best));
     let works = choice.install.is_some()
         && choice.swap.is_some()
         && choice.budget_bytes.is_some()
@@ -137,9 +141,21 @@ fn setting(path: &str) -> Option<String> {
     Some(fs::read_to_string(Path::new("/proc/sys").join(path)).ok()?.trim().to_owned())
 }
 
-/// The three ways to a userfaultfd (one is enough), and its features.
-fn userfaultfd_checks(userfaultfd: &Result<Userfaultfd, Refused>) -> Vec<Check> {
-    let missing = if userfaultfd.is_ok() { Verdict::Note } else { Verdict::No };
+/// Faults as signals, for which no privilege is needed.
+fn signal_check(signals: &Result<Userfaultfd, Failure>) -> Check {
+    match signals {
+        Ok(_) => Check::new("faults by signal", Verdict::Ok, "works, without privileges"),
+        Err(failure) => {
+            let check = Check::new("faults by signal", Verdict::Note, failure.in_one_line());
+            failure.fixes().iter().fold(check, |check, fix| check.fix(fix))
+        }
+    }
+}
+
+/// The three ways to a userfaultfd for the kernel's faults, too (one is enough, none if they can arrive as signals), and
+/// its features.
+fn userfaultfd_checks(userfaultfd: &Result<Userfaultfd, Refused>, signals: bool) -> Vec<Check> {
+    let missing = if userfaultfd.is_ok() || signals { Verdict::Note } else { Verdict::No };
     let way = |name: &str, result: Result<u64, std::io::Error>, fix: &str| match result {
         Ok(_) => Check::new(name, Verdict::Ok, "works"),
         Err(error) if missing == Verdict::Note => Check::new(name, missing, format!("{error} (not needed)")),
@@ -152,6 +168,7 @@ fn userfaultfd_checks(userfaultfd: &Result<Userfaultfd, Refused>) -> Vec<Check> 
     ];
     match userfaultfd {
         Ok(userfaultfd) => checks.extend(feature_checks(userfaultfd.features)),
+        Err(_) if signals => {}
         Err(refused) => {
             let failure = refused.failure();
             let check = Check::new("userfaultfd", Verdict::No, failure.in_one_line());
@@ -345,7 +362,7 @@ fn preload_check() -> Check {
 
 // ---- the choice ----------------------------------------------------------------------------------------
 
-fn choose(userfaultfd: &Result<Userfaultfd, Refused>) -> Choice {
+fn choose(userfaultfd: &Result<Userfaultfd, Failure>) -> Choice {
     let limits = budget::limits(&Roots::of_this_machine());
     let mut why = Vec::new();
     let install = match userfaultfd {
@@ -363,11 +380,14 @@ fn choose(userfaultfd: &Result<Userfaultfd, Refused>) -> Choice {
                 None
             }
         },
-        Err(refused) => {
-            why.push(refused.failure().in_one_line());
+        Err(failure) => {
+            why.push(failure.in_one_line());
             None
         }
     };
+    if let Ok(Userfaultfd { source: UffdSource::UserMode, .. }) = userfaultfd {
+        why.push("signal: faults as messages need a privilege (--faults thread)".into());
+    }
     let io = match sys::io_uring() {
         Ok(()) => {
             why.push("uring: io_uring works".into());
@@ -379,9 +399,9 @@ fn choose(userfaultfd: &Result<Userfaultfd, Refused>) -> Choice {
         }
     };
     let swap = areas::open_default(sys::environment, &Machine::this());
-    why.extend(swap.as_ref().err().map(crate::failure::Failure::in_one_line));
+    why.extend(swap.as_ref().err().map(Failure::in_one_line));
     Choice {
-        faults: install.map(|_| "thread"),
+        faults: userfaultfd.as_ref().ok().map(|userfaultfd| faults_name(userfaultfd.source)),
         userfaultfd: userfaultfd.as_ref().ok().map(|userfaultfd| uffd_name(userfaultfd.source)),
         install: install.map(install_name),
         io: io_name(io),
@@ -464,7 +484,7 @@ mod tests {
         checks.extend(limit_checks());
         let refused = || std::io::Error::from_raw_os_error(libc::EPERM);
         let refused = Refused { syscall: refused(), device: refused(), user_only: None };
-        checks.extend(userfaultfd_checks(&Err(refused)));
+        checks.extend(userfaultfd_checks(&Err(refused), false));
         for check in checks.iter().filter(|check| check.verdict == Verdict::No) {
             assert!(!check.fixes.is_empty(), "{check:?}");
         }

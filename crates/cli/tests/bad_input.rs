@@ -389,7 +389,7 @@ fn script_of_a_missing_interpreter() {
 // ---- what the machine must allow -----------------------------------------------------------------------
 
 #[test]
-fn ordinary_user_without_userfaultfd_is_told_the_three_ways() {
+fn ordinary_user_who_wants_faults_as_messages_is_told_the_three_ways() {
     let setting = fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
     if setting.trim() != "0" {
         return skip("every user may have a userfaultfd here");
@@ -398,7 +398,8 @@ fn ordinary_user_without_userfaultfd_is_told_the_three_ways() {
         return skip("this user may open /dev/userfaultfd");
     }
     let place = directory();
-    let ended = run_as_ordinary_user(place.path(), &["--swap", "/var/tmp", "echo", "it ran"]);
+    let words = ["--faults", "thread", "--swap", "/var/tmp", "echo", "it ran"];
+    let ended = run_as_ordinary_user(place.path(), &words);
     ended.refused(125, &["CAP_SYS_PTRACE", "vm.unprivileged_userfaultfd=1", "/dev/userfaultfd"]);
 }
 

@@ -58,11 +58,7 @@ impl Holder {
         if pages.is_empty() {
             return;
         }
-        // Ordering: Relaxed here and below: the fence is what publishes it.
-        if self.busy.load(Ordering::Relaxed) == 0 {
-            self.ranges.iter().for_each(|range| range.store(0, Ordering::Relaxed));
-            self.busy.store(1, Ordering::Relaxed);
-        }
+        self.occupy();
         // What adjoins is one: lists of buffers often lie side by side, and the same page is told of again and again.
         let touching = self.ranges.iter().find(|range| {
             let known = unpack(range.load(Ordering::Relaxed));
@@ -88,6 +84,15 @@ impl Holder {
         // Ordering: SeqCst, as in `for_each`: of the two fences one comes first. If ours does, the evictor sees the range; if
         // the other one does, we see the entry that was locked before it.
         fence(Ordering::SeqCst);
+    }
+
+    /// Is busy until it is released, though it may hold nothing.
+    pub fn occupy(&self) {
+        // Ordering: Relaxed here and in `hold`: its fence is what publishes it.
+        if self.busy.load(Ordering::Relaxed) == 0 {
+            self.ranges.iter().for_each(|range| range.store(0, Ordering::Relaxed));
+            self.busy.store(1, Ordering::Relaxed);
+        }
     }
 
     /// Holds nothing any more.

@@ -18,7 +18,7 @@
 //! # Life of an eviction
 //!
 //! 1. [`pager::Pager::begin_evict`] lets [`reclaim`] choose victims, locks them, and gives them frames. (Where the kernel
-//!    can't wait for a page, a driver will leave alone what system calls hold: [`holds`]. None does so yet.)
+//!    can't wait for a page, the driver spares what system calls hold: [`holds`].)
 //! 2. The driver takes them out of the program; [`pager::Pager::park`] parks them.
 //! 3. [`pager::Pager::place_oldest`]: a word, the pool, or a batch of writes.
 //! 4. [`pager::Pager::assign`] gives the batch slots; the driver writes; [`pager::Pager::write_done`].

@@ -99,8 +99,8 @@ pub trait Pages: Sync {
     /// Maps zeros into the missing `pages` and wakes. Returns how many, from the start, are there now.
     fn zero(&self, pages: PageRange) -> Result<u64, InstallError>;
 
-    /// Has the next write to each of `pages` that is there reported to us, if the kernel can.
-    fn protect(&self, pages: PageRange);
+    /// Has the next write to each of `pages` that is there reported to us. False if the kernel can't.
+    fn protect(&self, pages: PageRange) -> bool;
 
     /// Lifts the write protection and wakes. False if it can't be lifted.
     fn unprotect(&self, page: PageIndex) -> bool;

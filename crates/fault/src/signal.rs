@@ -239,8 +239,8 @@ impl<P: Pages> Pages for Woken<'_, P> {
         Ok(count)
     }
 
-    fn protect(&self, pages: PageRange) {
-        self.pages.protect(pages);
+    fn protect(&self, pages: PageRange) -> bool {
+        self.pages.protect(pages)
     }
 
     fn unprotect(&self, page: PageIndex) -> bool {

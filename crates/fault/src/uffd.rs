@@ -218,8 +218,8 @@ impl Pages for ByMove<'_> {
         zero(self.uffd, pages)
     }
 
-    fn protect(&self, pages: PageRange) {
-        let _ = self.uffd.protect(pages, true);
+    fn protect(&self, pages: PageRange) -> bool {
+        self.uffd.protect(pages, true).is_ok()
     }
 
     fn unprotect(&self, page: PageIndex) -> bool {
@@ -333,8 +333,8 @@ impl Pages for ByCopy<'_> {
         zero(self.uffd, pages)
     }
 
-    fn protect(&self, pages: PageRange) {
-        let _ = self.uffd.protect(pages, true);
+    fn protect(&self, pages: PageRange) -> bool {
+        self.uffd.protect(pages, true).is_ok()
     }
 
     fn unprotect(&self, page: PageIndex) -> bool {

@@ -84,7 +84,8 @@ pub struct Making<'a> {
     pub done: &'a AtomicU32,
     /// Names the thread that makes it: not 0, and even.
     pub maker: usize,
-    /// Likewise the thread that it makes, should it make one on a stack of its own.
+    /// Likewise the thread that it makes, should it make one on a stack of its own; or 0. If that can't be made, the first
+    /// half-word there is set to 0.
     pub newborn: usize,
     /// Memory that stays as it is until then.
     pub room: &'a mut [usize; ROOM_WORDS],
@@ -103,6 +104,11 @@ pub const BORROWER: usize = 0;
 pub enum Birth {
     /// A copy of the maker's memory, stack and all.
     Copy,
+    /// Likewise, on a stack that ends here.
+    CopyElsewhere {
+        /// Where it ends.
+        end: usize,
+    },
     /// The maker's own stack: it waits meanwhile, and finds what lies below its stack pointer overwritten.
     Borrowed,
     /// A stack that ends here. `waits`: the maker waits until this child ends or runs another program.
@@ -161,7 +167,7 @@ impl Call {
             (false, 0) => Birth::Copy,
             (_, 0) => Birth::Borrowed,
             (true, end) => Birth::Elsewhere { end, waits },
-            (false, end) => Birth::Elsewhere { end, waits: false },
+            (false, end) => Birth::CopyElsewhere { end },
         })
     }
 
@@ -174,8 +180,8 @@ impl Call {
     /// faults there must be served.
     pub unsafe fn make(&self, context: &mut Context, making: Making<'_>) -> bool {
         if matches!(self.number, number::RT_SIGRETURN | number::EXIT) {
+            // Nobody says when it is done: whatever the thread does next.
             self.load_registers(context);
-            making.done.store(0, Ordering::Relaxed);
             context.set_register(Register::Rip, make_and_stay as *const () as usize);
             return true;
         }
@@ -195,6 +201,14 @@ impl Call {
         // SAFETY: as above.
         match unsafe { self.birth() } {
             Some(Birth::Copy) => frame.newborn = making.maker | COPY,
+            Some(Birth::CopyElsewhere { end }) => {
+                frame.newborn = making.maker | COPY;
+                // SAFETY: the caller's promise: the child's stack is nobody's yet.
+                unsafe {
+                    frame.plant(end - PLANTED);
+                    made.begin_below(end - PLANTED, making.room);
+                }
+            }
             Some(Birth::Elsewhere { end, waits }) => {
                 let child = Frame { done: NOBODY.as_ptr() as usize, ..frame };
                 // SAFETY: the caller's promise: the new thread's stack is nobody's yet.
@@ -290,7 +304,17 @@ static NOBODY: AtomicU32 = AtomicU32::new(0);
 /// Makes the call and goes on behind the program's instruction.
 #[unsafe(naked)]
 unsafe extern "C" fn make_and_return() {
-    naked_asm!("syscall", "jmp {finish}", finish = sym finish)
+    naked_asm!(
+        ".cfi_startproc",
+        ".cfi_signal_frame",
+        ".cfi_def_cfa rsp, {cfa}",
+        ".cfi_offset rip, -{cfa}",
+        "syscall",
+        "jmp {finish}",
+        ".cfi_endproc",
+        cfa = const RED_ZONE + 8,
+        finish = sym finish,
+    )
 }
 
 /// Behind the system call, with its result in rax.
@@ -330,6 +354,20 @@ unsafe extern "C" fn make_and_return_twice() {
         "xchg rax, rcx", // Neither this nor the next changes flags.
         "jrcxz 2f",
         "xchg rax, rcx",
+        "lea rsp, [rsp - {red_zone}]",
+        "pushfq",
+        "test rax, rax",
+        "jns 3f",
+        // Nothing was made: the room that is named, if one is, is free again.
+        "mov rcx, [rsp + {red_zone} + 8 - {newborn}]",
+        "test rcx, rcx",
+        "jz 3f",
+        "test cl, {copy}",
+        "jnz 3f",
+        "mov dword ptr [rcx], 0",
+        "3:",
+        "popfq",
+        "lea rsp, [rsp + {red_zone}]",
         "jmp {finish}",
         "2:",
         "mov r11, [rsp - {newborn}]",
@@ -338,6 +376,7 @@ unsafe extern "C" fn make_and_return_twice() {
         "lea rsp, [rsp + {red_zone}]",
         "mov rax, rcx",
         "jmp {finish}",
+        copy = const COPY,
         newborn = const BACK_OFFSET,
         finish = sym finish,
         keeping = sym born_keeping_registers,
@@ -479,6 +518,7 @@ mod tests {
     const ANSWER: usize = 123_456;
     const GETPPID: usize = 110;
     static DONE: AtomicU32 = AtomicU32::new(0);
+    static NEWBORN: AtomicU32 = AtomicU32::new(0);
 
     /// This executable's text: the system calls of the tests that go through libc are made elsewhere.
     extern "C" fn arm_here(_: usize) {
@@ -512,7 +552,7 @@ mod tests {
         }
         // Not from malloc, in which the thread may just be; for good, since the kernel reads it after this handler.
         let room = crate::memory::place([0; ROOM_WORDS]).unwrap();
-        let making = Making { done: &DONE, maker: 2, newborn: 4, room };
+        let making = Making { done: &DONE, maker: 2, newborn: NEWBORN.as_ptr() as usize, room };
         // SAFETY: the context of this very call; nothing here is paged.
         assert!(unsafe { call.make(context, making) });
     }

@@ -182,7 +182,8 @@ pub enum MappingName {
 
 /// Calls `visit` for each mapping of this process.
 pub fn for_each_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
-    let maps = open(c"/proc/self/maps")?;
+    // Those of the process are empty once its first thread has ended.
+    let maps = open(c"/proc/thread-self/maps")?;
     let mut text = [0_u8; 8192];
     let mut kept = 0;
     loop {
@@ -285,13 +286,17 @@ fn parse_call(text: &[u8]) -> Option<CallUnderWay> {
     Some(CallUnderWay { number, arguments: [a, b, c, d, e, f], stack_pointer, instruction })
 }
 
-/// Whether a thread of this process has ended: gone, or waiting for the others to end, too.
-pub fn has_ended(thread: u32) -> bool {
-    let mut text = [0; 256];
+/// Whether a thread of this process never runs code of the program again: it has ended (perhaps it waits for the others to
+/// end, too), or it is the kernel's own, as io_uring makes them.
+pub fn runs_no_program(thread: u32) -> bool {
+    const PF_IO_WORKER: u64 = 0x10;
+    const PF_USER_WORKER: u64 = 0x4000;
+    let mut text = [0; 512];
     let Some(text) = read_of_thread(thread, b"stat", &mut text) else { return true };
     // The state comes behind the name, which may have anything in it but ends with the last bracket.
     let behind = text.iter().rposition(|byte| *byte == b')').map_or(text, |at| &text[at..]);
-    matches!(behind.get(2), Some(b'Z' | b'X'))
+    let flags = behind.split(|byte| *byte == b' ').nth(7).and_then(parse_decimal).unwrap_or(0);
+    matches!(behind.get(2), Some(b'Z' | b'X')) || flags & (PF_IO_WORKER | PF_USER_WORKER) != 0
 }
 
 /// A short file of a thread's. None if there is no such thread.
@@ -366,14 +371,14 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(1));
         };
         assert!(call.stack_pointer > 0 && call.instruction > 0 && call.arguments[0] > 0);
-        assert!(is_listed() && !has_ended(thread));
+        assert!(is_listed() && !runs_no_program(thread));
         drop(release);
         waiting.join().unwrap();
         assert_eq!(parse_call(b"running\n"), None);
         while is_listed() {
             std::thread::yield_now();
         }
-        assert!(has_ended(thread));
+        assert!(runs_no_program(thread));
     }
 
     #[test]

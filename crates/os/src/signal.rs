@@ -249,6 +249,15 @@ pub unsafe fn set_action(signal: u32, action: &Action) -> Result<Action, Errno> 
     sys::check(unsafe { sys::call(number::RT_SIGACTION, arguments) }).map(|_| before)
 }
 
+/// The disposition of a signal.
+pub fn action_of(signal: u32) -> Result<Action, Errno> {
+    let mut action = Action::DEFAULT;
+    // SAFETY: the kernel's structure, with a mask of 8 bytes; nothing is changed.
+    let asked =
+        unsafe { sys::call(number::RT_SIGACTION, [signal as usize, 0, &raw mut action as usize, 8, 0, 0]) };
+    sys::check(asked).map(|_| action)
+}
+
 /// The stack that a thread's handlers run on: the kernel's `stack_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@
 //! what no library wraps. Everything else goes through `rustix`.
 // UNSAFETY: a system call is an instruction.
 
-use crate::signal;
 use core::arch::asm;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 /// A failed call's error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,36 +94,41 @@ pub fn exit_group(status: i32) -> ! {
 #[derive(Clone, Copy)]
 pub struct SignalMask(u64);
 
-/// Signals that are never blocked by us: in `signal` mode a fault, or a stopped call, of a thread that blocks them ends the
-/// process, and the third arms threads.
-const ALWAYS_OPEN: u64 =
-    signal::bit(signal::SIGBUS) | signal::bit(signal::SIGSYS) | signal::bit(signal::SIGSETXID);
+/// All signals but those that must get through. In `signal` mode a fault, or a stopped call, of a thread that blocks its
+/// signal ends the process; and until its threads are armed, so must what arms them.
+static BLOCKED: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// From now on [`block_signals`] leaves the signals in `mask` open, and no others.
+pub fn keep_open(mask: u64) {
+    BLOCKED.store(!mask, Ordering::Relaxed);
+}
 
 /// Blocks signals in the calling thread, so that no handler of the program runs on top of ours while a lock is held.
 /// Faults of the thread itself are not delayed by this.
 pub fn block_signals() -> SignalMask {
-    static MOST: u64 = !ALWAYS_OPEN;
-    block(&MOST)
+    block(BLOCKED.as_ptr() as usize)
 }
 
 /// Blocks all of them: for what a new engine thread begins with, which must never get one that was sent to the process.
 pub fn block_all_signals() -> SignalMask {
     static ALL: u64 = u64::MAX;
-    block(&ALL)
+    block(&raw const ALL as usize)
 }
 
-fn block(set: &'static u64) -> SignalMask {
+fn block(set: usize) -> SignalMask {
     let mut old = 0_u64;
     // The thread's stack may be memory of the program's that is out, where the kernel can't write. Asked first and changed
     // then: an error after the change would lose what was there before.
     change_mask(0 /* SIG_BLOCK */, 0, &raw mut old as usize);
-    change_mask(0, core::ptr::from_ref(set) as usize, 0);
+    change_mask(0, set, 0);
     SignalMask(old)
 }
 
-/// Undoes [`block_signals`] or [`block_all_signals`].
+/// Undoes [`block_signals`] or [`block_all_signals`]: what wasn't blocked before is open again. What was is left alone: it
+/// may have been opened for good meanwhile.
 pub fn restore_signals(mask: SignalMask) {
-    change_mask(2 /* SIG_SETMASK */, &raw const mask.0 as usize, 0);
+    let open = !mask.0;
+    change_mask(1 /* SIG_UNBLOCK */, &raw const open as usize, 0);
 }
 
 /// `rt_sigprocmask`, until it can be done.

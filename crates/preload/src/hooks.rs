@@ -169,11 +169,12 @@ pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e
         | number::MLOCKALL
         | number::MUNLOCKALL
         | number::BRK => result(kernel(call, arguments)),
-        // Not from code of ours, whose calls nobody looks at.
-        // SAFETY: the program's own call, unchanged. A child made in this way doesn't get managed memory once
+        // Not from code of ours, whose calls nobody looks at. A child made in this way doesn't get managed memory once
         // anything is registered: it can't read a wrong byte.
         _ => match INSTRUCTION.load(Ordering::Relaxed) {
+            // SAFETY: the program's own call, unchanged.
             0 => result(unsafe { sys::call(call, arguments) }),
+            // SAFETY: likewise.
             instruction => unsafe { from_libc(instruction, call, arguments) },
         },
     }

@@ -281,39 +281,36 @@ impl Engine {
             // SAFETY: keeps the range from children only.
             unsafe { memory::advise(range, MADV_DONTFORK) }?;
         }
-        self.pagemap.for_each_present(range, |page| self.pager.adopt_present(page))?;
         // Pages that were only read take memory when they are written, which otherwise nobody would tell us: a
         // program that reads all of a mapping, and then writes it while it is taken over, was seen at twice its budget.
         // What the kernel doesn't say isn't needed for anything else, and everybody waits for us here.
         let mut runs = 0;
         let _ = self.pagemap.for_each_zero_run(range, |run| {
             runs += 1;
-            if runs > ZERO_RUNS_MAX {
+            let is_heard_of = runs <= ZERO_RUNS_MAX
+                && if self.handover.is_none() { self.pages.protect(run) } else { self.drop_zeros(run) };
+            if !is_heard_of || self.handover.is_none() {
                 self.budget.mapped_zeros(run.count());
-            } else if self.handover.is_none() {
-                self.budget.mapped_zeros(run.count());
-                self.pages.protect(run);
-            } else {
-                self.drop_zeros(run);
             }
         });
-        Ok(())
+        self.pagemap.for_each_present(range, |page| self.pager.adopt_present(page))
     }
 
     /// Takes pages of zeros away: whoever touches one gets another. Where calls of the program's can't wait for us, a page
-    /// must not be protected unless its entry says so.
-    fn drop_zeros(&self, run: PageRange) {
+    /// must not be protected unless its entry says so. False if it can't be done.
+    fn drop_zeros(&self, run: PageRange) -> bool {
         // Protected first: what is still zero then stays so. Whoever wants to write waits for the map lock.
-        self.pages.protect(run);
-        let _ = self.pagemap.for_each_zero_run(run, |zeros| {
+        if !self.pages.protect(run) {
+            return false;
+        }
+        let dropped = self.pagemap.for_each_zero_run(run, |zeros| {
             // SAFETY: zeros are what a page that is missing here reads as.
-            if unsafe { memory::advise(zeros, linux_raw_sys::general::MADV_DONTNEED) }.is_ok() {
-                self.pager.discard(zeros);
-            }
+            let _ = unsafe { memory::advise(zeros, linux_raw_sys::general::MADV_DONTNEED) };
         });
         for page in run.start.0..run.end.0 {
             self.pages.unprotect(PageIndex(page));
         }
+        dropped.is_ok()
     }
 
     /// Lets a fork's child have the managed memory (nothing may be evicted), or keeps it from children again.

@@ -106,7 +106,8 @@ pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     farpage_core::sync::set_parker(&futex::PARKER);
     let failed = |failure| move |errno| StartError::Failed(failure, errno);
     let request = &*memory::place(request).map_err(failed(StartFailure::Memory))?;
-    if let Some(parent) = request.parent.filter(|parent| parent.handover.is_some()) {
+    let has_descriptor = |parent: &&Engine| parent.handover.is_some() && !parent.direct.is_over();
+    if let Some(parent) = request.parent.filter(has_descriptor) {
         // The parent's, of which this process has a copy.
         close(parent.uffd.fd().as_raw_fd());
     }
@@ -341,7 +342,10 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
     let uffd = uffd.map_err(failed(StartFailure::Userfaultfd))?;
     let uffd: &'static Uffd = memory::place(uffd).map_err(no_memory)?;
     let handover: Option<&'static Handover> = match session.settings.uffd_source {
-        UffdSource::UserMode => Some(memory::place(Handover::new()).map_err(no_memory)?),
+        UffdSource::UserMode => {
+            farpage_os::sys::keep_open(guard::UNTIL_ARMED);
+            Some(memory::place(Handover::new()).map_err(no_memory)?)
+        }
         UffdSource::Syscall | UffdSource::Device => None,
     };
     let needed = statm.anonymous_bytes().map_err(failed(StartFailure::Proc))? + OWN_BYTES_MIN;

@@ -739,7 +739,8 @@ impl Worker {
             let shared = self.engine.map.shared(self.index);
             let pager = self.engine.pager;
             let request = pager.assign(self.index.0, node, &mut self.writes).or_else(|| {
-                let found = pager.release_kept(64) > 0 || self.engine.reap_dead_processes();
+                let found = pager.release_kept(64, |page| _ = self.engine.pages.unprotect(page)) > 0
+                    || self.engine.reap_dead_processes();
                 if found { pager.assign(self.index.0, node, &mut self.writes) } else { None }
             });
             let Some(request) = request else {

@@ -574,7 +574,7 @@ impl Space {
         let request = self.with_writer(world, |batch| {
             let waiting = batch.len();
             let request = self.pager.assign(world.random.index(4), self.node(), batch);
-            if request.is_none() && waiting > 0 && self.pager.release_kept(8) == 0 {
+            if request.is_none() && waiting > 0 && self.pager.release_kept(8, |_| {}) == 0 {
                 self.pager.park_again(batch);
                 world.note(|| format!("{} no slot: {waiting} parked again", self.number));
                 return Err(true);

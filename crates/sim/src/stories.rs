@@ -69,10 +69,10 @@ fn release_kept_passes_over_a_page_that_is_being_moved() {
         let mut batch = Batch::new();
         space.pager.begin_evict(&mut batch, 1);
         assert_eq!((batch.len(), batch.victims()[0].page), (1, page));
-        assert_eq!(space.pager.release_kept(8), 0);
+        assert_eq!(space.pager.release_kept(8, |_| {}), 0);
         batch.victims()[0].taken = Taken::Busy;
         space.pager.park(&mut batch);
-        assert_eq!(space.pager.release_kept(8), 1);
+        assert_eq!(space.pager.release_kept(8, |_| {}), 1);
     });
 }
 

@@ -224,8 +224,9 @@ impl Pager<'_> {
         true
     }
 
-    /// Frees up to `max` slots that unchanged resident pages only keep. Returns how many.
-    pub fn release_kept(&self, max: u32) -> u32 {
+    /// Frees up to `max` slots that unchanged resident pages only keep. Returns how many. `unprotect` is told of each page
+    /// while that is locked: nothing is to be heard of its next write any more.
+    pub fn release_kept(&self, max: u32, unprotect: impl Fn(PageIndex)) -> u32 {
         let mut released = 0;
         for id in 0..self.areas.count() {
             let mut from = self.kept_hint.load(Ordering::Relaxed);
@@ -245,14 +246,14 @@ impl Pager<'_> {
                     break;
                 };
                 from = slot.offset() + 1;
-                released += u32::from(self.release_one(slot));
+                released += u32::from(self.release_one(slot, &unprotect));
             }
             self.kept_hint.store(from, Ordering::Relaxed);
         }
         released
     }
 
-    fn release_one(&self, slot: SlotIndex) -> bool {
+    fn release_one(&self, slot: SlotIndex, unprotect: &impl Fn(PageIndex)) -> bool {
         let Some(page) = self.areas.owner(slot) else { return false };
         pause!();
         let Some(place) = self.table.get(page) else { return false };
@@ -261,6 +262,7 @@ impl Pager<'_> {
         if found != slot || word.is_locked() || place.entry().try_lock(word).is_err() {
             return false;
         }
+        unprotect(page);
         self.areas.free(slot);
         self.settle(page, place, word.state(), State::Resident { slot: None, age });
         true

@@ -53,20 +53,31 @@ pub fn all(engine: &'static Engine) {
     }
     // A thread may have set its own handlers before it was armed.
     install_handlers();
+    signals::open_masks();
     let others = *OTHERS.lock();
     // SAFETY: what was there before.
-    let _ = unsafe { set_action(SIGSETXID, &others) };
+    let was = unsafe { set_action(SIGSETXID, &others) };
+    if let Some(was) = was.ok().filter(|was| was.handler != on_arm as *const () as usize) {
+        // libc has installed its own meanwhile.
+        // SAFETY: likewise.
+        let _ = unsafe { set_action(SIGSETXID, &was) };
+    }
+    sys::keep_open(OPEN);
 }
 
 /// The mapping that this function is in: all of our code is in one library.
 fn find_own_code() -> Result<(), Errno> {
+    const ENOENT: i32 = 2;
     let here = PageIndex::of_address(find_own_code as *const () as usize);
+    let mut found = Err(Errno(ENOENT));
     proc::for_each_mapping(|mapping| {
         if mapping.pages.contains(here) {
             CODE[0].store(mapping.pages.start.address(), Ordering::Relaxed);
             CODE[1].store(mapping.pages.end.address(), Ordering::Relaxed);
+            found = Ok(());
         }
-    })
+    })?;
+    found
 }
 
 /// One look at all threads. Whether all were armed already.
@@ -74,7 +85,9 @@ fn arm_those_there_are(engine: &Engine) -> bool {
     let mut all_armed = true;
     let own = current_thread();
     proc::for_each_thread(|thread| {
-        if thread != own && !rooms::of_thread(thread).is_some_and(is_armed) {
+        let is_done =
+            |thread| rooms::of_thread(thread).is_some_and(is_armed) || proc::runs_no_program(thread);
+        if thread != own && !is_done(thread) {
             all_armed = false;
             arm(engine, thread);
         }
@@ -100,7 +113,9 @@ fn arm(engine: &Engine, thread: u32) {
         unsafe { (*room.own.get()).expected = proc::call_under_way(thread) };
         room.state.store(GIVEN, Ordering::Release);
         if send_to_thread(engine.process, thread, SIGSETXID, room.word()).is_err() {
-            return room.give_back(); // It has ended.
+            // It has ended, or too many signals wait: then it is found again.
+            sleep_ns(1_000_000);
+            return room.give_back();
         }
         let since = now_ns();
         let (mut pause_ns, mut state) = (20_000, GIVEN);
@@ -108,7 +123,7 @@ fn arm(engine: &Engine, thread: u32) {
             sleep_ns(pause_ns);
             pause_ns = (pause_ns * 2).min(1_000_000);
             state = room.state.load(Ordering::Acquire);
-            if state == GIVEN && now_ns() - since > PATIENCE_NS && proc::has_ended(thread) {
+            if state == GIVEN && now_ns() - since > PATIENCE_NS && proc::runs_no_program(thread) {
                 return room.give_back();
             }
         }
@@ -120,9 +135,14 @@ fn arm(engine: &Engine, thread: u32) {
     }
 }
 
-/// Puts the handlers of SIGBUS and SIGSYS in place.
-pub fn install_handlers() {
-    signals::install(handlers::on_sigbus, handlers::on_sigsys);
+/// Puts the handlers of SIGBUS and SIGSYS in place. What was there is the program's disposition from now on.
+fn install_handlers() {
+    signals::install(handlers::on_sigbus, handlers::on_sigsys, signals::set_disposition);
+}
+
+/// The same in a child that borrows its maker's memory: its dispositions are its own, and end when it runs another program.
+pub fn install_handlers_in_borrower() {
+    signals::install(handlers::on_sigbus, handlers::on_sigsys, |_, _| {});
 }
 
 /// Stops the calling thread's system calls from now on.
@@ -141,6 +161,8 @@ pub fn move_in(room: &Room) -> bool {
         unsafe { (*room.own.get()).alternate = before };
     }
     let state = if arm_this_thread() { ARMED } else { FAILED };
+    // What held the stack until here.
+    room.levels[0].holder.release();
     // Ordering: Release: who sees it armed sees its room complete.
     room.state.store(state, Ordering::Release);
     true

@@ -176,16 +176,23 @@ impl Stopped<'_> {
     fn make(self) -> Option<isize> {
         // SAFETY: `buffers::each` has made sure of the arguments.
         let newborn = match unsafe { self.call.birth() } {
-            Some(Birth::Elsewhere { waits: false, .. }) => match Room::give(0) {
-                Some(room) => room.word(),
-                None => return Some(EAGAIN),
-            },
+            Some(Birth::Elsewhere { end, waits: false }) => {
+                let (Some(room), Some(engine)) = (Room::give(0), self.engine) else { return Some(EAGAIN) };
+                // Until it has an alternate stack, a fault on its own would end the process.
+                let mut guarding =
+                    Guarding::new(engine, &room.levels[0], self.context.register(Register::Rsp));
+                let address = end.saturating_sub(BIRTH_BYTES);
+                guarding.buffer(Buffer { address, bytes: BIRTH_BYTES, how: How::Both });
+                room.word()
+            }
             Some(Birth::Borrowed | Birth::Elsewhere { .. }) => {
                 self.room.lend();
                 0
             }
-            Some(Birth::Copy) | None => 0,
+            Some(Birth::Copy | Birth::CopyElsewhere { .. }) | None => 0,
         };
+        // Its words are in use until the call is done, whether or not it holds memory.
+        self.level.holder.occupy();
         // SAFETY: this thread's own level, whose last call is over.
         let room = unsafe { &mut *self.level.room.get() };
         let making = Making { done: self.level.holder.busy_word(), maker: self.room.word(), newborn, room };
@@ -345,6 +352,9 @@ impl Stopped<'_> {
 
 const CLOSE_RANGE_CLOEXEC: u32 = 4;
 
+/// What a new thread may use of its stack before it has an alternate one.
+const BIRTH_BYTES: usize = 8 * 1024;
+
 /// A signal's frame at its largest: the state of AMX's tiles is 8 KiB.
 const FRAME_BYTES_MAX: usize = 16 * 1024;
 
@@ -360,7 +370,7 @@ pub extern "C" fn born(newborn: usize) {
     use farpage_os::dispatch::{BORROWER, COPY};
     if newborn == BORROWER {
         // Perhaps its dispositions were cleared (CLONE_CLEAR_SIGHAND).
-        super::arm::install_handlers();
+        super::arm::install_handlers_in_borrower();
         super::arm::arm_this_thread();
         return;
     }

@@ -25,6 +25,8 @@ const PART_BYTES_MAX: usize = 1 << 20;
 const PART_BYTES_MIN: usize = 64 << 10;
 /// A part of the budget that one call may hold: 1/64.
 const BUDGET_SHARE: u64 = 64;
+/// Up to this part of the budget a write to a file is made whole: 1/4.
+const WHOLE_WRITE_SHARE: u64 = 4;
 /// The kernel moves no more in one call (MAX_RW_COUNT).
 const BYTES_MAX: usize = 0x7fff_f000;
 /// What a pipe that is ready takes without waiting (`PIPE_BUF`), and a socket, too.
@@ -77,7 +79,7 @@ enum Kind {
     File,
     /// Bytes in order, perhaps not yet there.
     Stream,
-    /// Nothing is open there.
+    /// Nothing is open there, or not for this.
     Nothing,
     /// Each call is a message of its own, or means something else: it is left whole.
     Other,
@@ -101,7 +103,12 @@ pub fn transfer(engine: &'static Engine, level: &Level, call: &mut Call, context
         return None;
     }
     let fd = call.arguments[0] as i32;
-    let kind = if how.buffer == 0 { Kind::File } else { kind(fd) };
+    let kind = if how.buffer == 0 { Kind::File } else { kind(fd, how.is_write) };
+    // One write is one step for others that write to the same file: it is only torn where it must be.
+    let is_small = managed as u64 <= engine.budget.limit_bytes() / WHOLE_WRITE_SHARE;
+    if kind == Kind::File && how.is_write && (is_small || is_appending(fd)) {
+        return None;
+    }
     let mut parts = Parts { engine, level, call, context, how: &how, done: 0 };
     match kind {
         Kind::File => parts.each(&mut buffers, |parts, address, bytes| parts.all(address, bytes, part)),
@@ -167,11 +174,22 @@ fn part_bytes(engine: &'static Engine) -> usize {
     share.next_power_of_two().clamp(PART_BYTES_MIN, PART_BYTES_MAX)
 }
 
-fn kind(fd: i32) -> Kind {
+fn flags(fd: i32) -> Option<rustix::fs::OFlags> {
+    // SAFETY: only asked about; what isn't open is an error.
+    rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).ok()
+}
+
+fn is_appending(fd: i32) -> bool {
+    flags(fd).is_some_and(|flags| flags.contains(rustix::fs::OFlags::APPEND))
+}
+
+fn kind(fd: i32, is_write: bool) -> Kind {
     const MEMORY_DEVICES: u32 = 1;
     /// Consoles, /dev/tty and the like, and pseudo-terminals.
     const TERMINALS: [u32; 10] = [4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
-    if fd < 0 {
+    let Some(flags) = Some(fd).filter(|fd| *fd >= 0).and_then(flags) else { return Kind::Nothing };
+    let mode = flags & rustix::fs::OFlags::RWMODE;
+    if mode == if is_write { rustix::fs::OFlags::RDONLY } else { rustix::fs::OFlags::WRONLY } {
         return Kind::Nothing;
     }
     // SAFETY: only asked about; what isn't open is an error.
@@ -271,10 +289,8 @@ impl Parts<'_> {
     fn as_there_is_room(&mut self, fd: i32, address: usize, bytes: usize) -> Result<(), Over> {
         const EINTR: isize = -(linux_raw_sys::errno::EINTR as isize);
         const MSG_DONTWAIT: usize = 0x40;
-        // SAFETY: as in `kind`.
-        let flags = rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) });
         let is_told = self.how.one == raw::__NR_sendto as usize && self.call.arguments[3] & MSG_DONTWAIT != 0;
-        let waits = !is_told && !flags.is_ok_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
+        let waits = !is_told && !flags(fd).is_some_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
         let mut done = 0;
         while done < bytes {
             if waits && self.wait_for_room(fd) == EINTR {

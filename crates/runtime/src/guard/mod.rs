@@ -8,6 +8,11 @@
 //! stopped calls arrive · [`direct`] faults served there · [`signals`] what the program does with our signals · [`rooms`] what each thread has of ours ·
 //! [`arm`] how threads come under it
 
+use farpage_os::signal::{SIGSETXID, bit};
+
+/// Signals that nothing of ours blocks, before the program's threads are armed.
+pub(crate) const UNTIL_ARMED: u64 = signals::OPEN | bit(SIGSETXID);
+
 pub(crate) mod arm;
 pub mod buffers;
 pub mod calls;

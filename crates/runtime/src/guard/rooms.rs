@@ -70,7 +70,7 @@ const LEAVING: u32 = 5;
 /// What lies on top of the stack.
 #[repr(C, align(4096))]
 pub struct Room {
-    /// What is the matter with it.
+    /// What is the matter with it. First: a trampoline sets it to [`FREE`] when no thread was made.
     pub state: AtomicU32,
     /// Whose it is.
     pub thread: AtomicU32,
@@ -83,6 +83,7 @@ pub struct Room {
 // SAFETY: what isn't atomic is used by one thread at a time: see `Own`, and levels are their thread's.
 unsafe impl Sync for Room {}
 
+const _: () = assert!(core::mem::offset_of!(Room, state) == 0 && FREE == 0);
 const _: () = assert!(size_of::<Room>() + 4 * PAGE_BYTES < ROOM_BYTES);
 
 static CHUNKS: [AtomicPtr<u8>; CHUNKS_MAX] = [const { AtomicPtr::new(core::ptr::null_mut()) }; CHUNKS_MAX];
@@ -214,10 +215,13 @@ impl Room {
     pub fn level(&self, stack_pointer: usize) -> &Level {
         for level in &self.levels {
             let before = level.stack_pointer.load(Ordering::Relaxed);
-            // A handler on this room's stack says nothing about the thread's own.
-            let is_same_stack = self.is_on_stack(before) == self.is_on_stack(stack_pointer);
-            let is_left = before <= stack_pointer && stack_pointer - before < STACK_BYTES_MAX;
-            if level.holder.is_busy() && is_same_stack && is_left {
+            // A handler on this room's stack says nothing about the thread's own; who is back there has left this one.
+            let is_left = match (self.is_on_stack(before), self.is_on_stack(stack_pointer)) {
+                (false, true) => false,
+                (true, false) => true,
+                _ => before <= stack_pointer && stack_pointer - before < STACK_BYTES_MAX,
+            };
+            if level.holder.is_busy() && is_left {
                 level.holder.release();
             }
         }

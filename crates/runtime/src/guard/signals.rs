@@ -7,7 +7,7 @@
 
 use core::cell::UnsafeCell;
 use farpage_core::sync::Lock;
-use farpage_os::signal::{Action, Context, Handler, Info, SIGBUS, SIGSYS, bit, set_action};
+use farpage_os::signal::{Action, Context, Handler, Info, SIGBUS, SIGSYS, action_of, bit, set_action};
 use farpage_os::sys::{self, number};
 
 /// Signals that no thread may block.
@@ -44,14 +44,27 @@ pub fn set_disposition(signal: usize, action: Action) {
     unsafe { (*DISPOSITIONS.actions.get())[usize::from(signal == SIGSYS as usize)] = action };
 }
 
-/// Puts handlers of ours in place. What was there is the program's disposition from now on.
-pub fn install(on_sigbus: Handler, on_sigsys: Handler) {
+/// Puts handlers of ours in place, and tells what was there instead: the program's dispositions.
+pub fn install(on_sigbus: Handler, on_sigsys: Handler, was_there: impl Fn(usize, Action)) {
     for (signal, handler) in [(SIGBUS, on_sigbus), (SIGSYS, on_sigsys)] {
         let action = Action::of(handler, OPEN);
         // SAFETY: our handlers run on top of anything: they use nothing of the program's.
         let before = unsafe { set_action(signal, &action) };
         if let Some(before) = before.ok().filter(|before| before.handler != action.handler) {
-            set_disposition(signal as usize, before);
+            was_there(signal as usize, before);
+        }
+    }
+}
+
+/// Handlers that the program installed before its calls were looked at don't block our signals either: they make calls.
+pub fn open_masks() {
+    const SIGNALS: u32 = 64;
+    for signal in (1..=SIGNALS).filter(|signal| !is_ours(*signal as usize)) {
+        let Ok(mut action) = action_of(signal) else { continue };
+        if action.is_handler() && action.mask & OPEN != 0 {
+            action.mask &= !OPEN;
+            // SAFETY: the program's own, but for its mask.
+            let _ = unsafe { set_action(signal, &action) };
         }
     }
 }
@@ -59,9 +72,14 @@ pub fn install(on_sigbus: Handler, on_sigsys: Handler) {
 /// In a child that has a copy of its parent's memory, and no engine: everything as if we had never been there.
 pub fn uninstall() {
     for signal in [SIGBUS, SIGSYS] {
-        // SAFETY: the program's own.
-        let _ = unsafe { set_action(signal, &disposition(signal as usize)) };
+        // SAFETY: the program's own. The child has one thread; another one of its parent may have had the lock.
+        let _ = unsafe {
+            let own = (*DISPOSITIONS.actions.get())[usize::from(signal == SIGSYS)];
+            set_action(signal, &own)
+        };
     }
+    // SAFETY: as above: it is nobody's here.
+    unsafe { (&raw const DISPOSITIONS.lock).cast_mut().write(Lock::new(())) };
 }
 
 /// A signal that isn't about us: what the program would do with it.
