@@ -142,7 +142,7 @@ static __attribute__((unused)) char *filled(size_t bytes, uint64_t seed)
 /* How many pages the kernel doesn't have in place. */
 static __attribute__((unused)) size_t pages_out(const void *memory, size_t bytes)
 {
-    int file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    int file = open("/proc/thread-self/pagemap", O_RDONLY | O_CLOEXEC);
     CHECK(file >= 0);
     size_t out = 0;
     for (size_t at = 0; at < bytes; at += PAGE) {

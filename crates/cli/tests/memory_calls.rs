@@ -56,6 +56,9 @@ cases! {
         all_in_one_call;
     threads: only_threads protection_changes thrown_away mapped_anew moved_and_back locked advised
         others_come_and_go many_change all_on_the_same_page threads_end;
+    signals: handlers_that_block_everything workers_that_block_everything ids_of_all_threads main_thread_ends
+        stacks_never_touched child_without_handlers clones_that_fail copy_on_another_stack thread_that_is_cancelled
+        what_the_program_believes;
     stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks;
     processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_refused bare_clone
         programs_started_while_out other_program_in_our_place forks_beside_threads;
@@ -66,7 +69,7 @@ cases! {
 fn every_case_of_the_programs_is_tested() {
     let Some(_alone) = alone_with("cc") else { return };
     let tested = include_str!("memory_calls.rs");
-    for name in ["remap", "advise", "heap", "io", "threads", "stacks", "processes"] {
+    for name in ["remap", "advise", "heap", "io", "threads", "stacks", "signals", "processes"] {
         let usage = Command::new(compiled(name)).output().unwrap();
         let usage = String::from_utf8(usage.stderr).unwrap();
         for case in usage.lines().skip(1) {

@@ -1,0 +1,279 @@
+/* Threads, handlers and children as they are when Farpage comes in, and made afterwards. Most of these ended the program
+ * once in `--faults signal`, where a blocked signal, a missing stack or somebody else's handler is enough for that. */
+#include "check.h"
+#include <linux/sched.h>
+#include <setjmp.h>
+
+static char *area;
+
+static void grow(void)
+{
+    area = filled(LARGE, 1);
+    REQUIRE_OUT(area, LARGE);
+}
+
+static long call(long number, long a, long b, long c, long d, long e, long f)
+{
+    long result;
+    register long r10 __asm__("r10") = d;
+    register long r8 __asm__("r8") = e;
+    register long r9 __asm__("r9") = f;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "0"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+    return result;
+}
+
+static volatile int handled;
+
+static void makes_calls(int signal)
+{
+    (void)signal;
+    getppid();
+    if (area != NULL)
+        *(volatile char *)(area + MIB);
+    handled++;
+}
+
+/* A handler that blocks everything while it makes calls and touches what is out: installed before and afterwards. */
+static void handlers_that_block_everything(void)
+{
+    struct sigaction action = { .sa_handler = makes_calls };
+    sigfillset(&action.sa_mask);
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    grow();
+    CHECK(raise(SIGUSR1) == 0 && handled == 1);
+    CHECK(sigaction(SIGUSR2, &action, NULL) == 0);
+    push_out();
+    CHECK(raise(SIGUSR2) == 0 && handled == 2);
+}
+
+static volatile int stop;
+
+static void *blocks_and_maps(void *argument)
+{
+    sigset_t all;
+    sigfillset(&all);
+    CHECK(pthread_sigmask(SIG_BLOCK, &all, NULL) == 0);
+    while (!stop) {
+        char *memory = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(memory != MAP_FAILED);
+        memory[0] = 1;
+        CHECK(munmap(memory, MIB) == 0);
+    }
+    sigset_t now;
+    CHECK(pthread_sigmask(SIG_BLOCK, NULL, &now) == 0 && sigismember(&now, SIGBUS) && sigismember(&now, SIGTERM));
+    return argument;
+}
+
+static void workers(void *(*work)(void *), size_t count, void (*meanwhile)(void))
+{
+    pthread_t thread[8];
+    for (size_t i = 0; i < count; i++)
+        CHECK(pthread_create(&thread[i], NULL, work, NULL) == 0);
+    meanwhile();
+    stop = 1;
+    for (size_t i = 0; i < count; i++)
+        CHECK(pthread_join(thread[i], NULL) == 0);
+}
+
+/* Workers that block every signal, inside calls that change memory when the budget is reached. */
+static void workers_that_block_everything(void)
+{
+    workers(blocks_and_maps, 3, grow);
+}
+
+static void *maps(void *argument)
+{
+    while (!stop) {
+        char *memory = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(memory != MAP_FAILED);
+        memory[0] = 1;
+        CHECK(munmap(memory, MIB) == 0);
+    }
+    return argument;
+}
+
+static void change_ids(void)
+{
+    for (int i = 0; i < 3000; i++)
+        CHECK(setresuid(getuid(), getuid(), getuid()) == 0);
+}
+
+/* libc has every thread change its ids, by a signal of its own. */
+static void ids_of_all_threads(void)
+{
+    grow();
+    workers(maps, 4, change_ids);
+}
+
+static void *grow_alone(void *argument)
+{
+    usleep(20000);
+    grow();
+    VERIFY(area, LARGE, 1);
+    exit(argument == NULL ? 0 : 1);
+}
+
+static void main_thread_ends(void)
+{
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, grow_alone, NULL) == 0);
+    pthread_exit(NULL);
+}
+
+static void *nothing(void *argument)
+{
+    return argument;
+}
+
+/* Threads on stacks that nobody has touched, with their ends at any place in a page. */
+static void stacks_never_touched(void)
+{
+    grow();
+    char *stacks = mmap(NULL, 64 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(stacks != MAP_FAILED);
+    for (size_t i = 0; i < 64; i++) {
+        pthread_attr_t attributes;
+        pthread_t thread;
+        CHECK(pthread_attr_init(&attributes) == 0);
+        CHECK(pthread_attr_setstack(&attributes, stacks + i * MIB + i * 64 % PAGE, 64 * 1024 + i * 64) == 0);
+        CHECK(pthread_create(&thread, &attributes, nothing, NULL) == 0);
+        CHECK(pthread_join(thread, NULL) == 0);
+    }
+}
+
+static char stack[64 * 1024] __attribute__((aligned(16)));
+static sigjmp_buf jump;
+
+static void jumps(int signal)
+{
+    (void)signal;
+    handled++;
+    siglongjmp(jump, 1);
+}
+
+static void runs_true(void)
+{
+    char *words[] = { "true", NULL };
+    execve("/bin/true", words, environ);
+    _exit(3);
+}
+
+/* As posix_spawn of newer libcs does it: a child on our memory, with all handlers taken away. */
+static void child_without_handlers(void)
+{
+    struct sigaction action = { .sa_handler = jumps };
+    CHECK(sigaction(SIGBUS, &action, NULL) == 0);
+    grow();
+    struct clone_args arguments = { .flags = CLONE_VM | CLONE_VFORK | CLONE_CLEAR_SIGHAND,
+                                    .exit_signal = SIGCHLD,
+                                    .stack = (uint64_t)stack,
+                                    .stack_size = sizeof stack };
+    register void (*run)(void) __asm__("r12") = runs_true;
+    long child;
+    __asm__ volatile("syscall; test %%rax, %%rax; jnz 1f; call *%%r12; hlt; 1:"
+                     : "=a"(child)
+                     : "0"(435L), "D"(&arguments), "S"(sizeof arguments), "r"(run)
+                     : "rcx", "r11", "memory");
+    int status;
+    CHECK(child > 0 && waitpid((pid_t)child, &status, 0) == child && status == 0);
+    struct sigaction now;
+    CHECK(sigaction(SIGBUS, NULL, &now) == 0 && now.sa_handler == jumps);
+    /* A true one: beyond the end of a file. */
+    int file = memfd_create("short", 0);
+    CHECK(file >= 0 && ftruncate(file, PAGE) == 0);
+    volatile char *memory = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (sigsetjmp(jump, 1) == 0)
+        memory[PAGE] = 1;
+    CHECK(handled == 1);
+    VERIFY(area, LARGE, 1);
+}
+
+/* Threads that can't be made take nothing with them. */
+static void clones_that_fail(void)
+{
+    grow();
+    for (int i = 0; i < 40000; i++)
+        CHECK(call(SYS_clone, CLONE_VM | CLONE_THREAD, (long)stack + 60000, 0, 0, 0, 0) == -EINVAL);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, nothing, NULL) == 0 && pthread_join(thread, NULL) == 0);
+}
+
+static int maps_by_itself(void *argument)
+{
+    (void)argument;
+    if (call(SYS_mmap, 0, 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) < 0)
+        return 1;
+    runs_true();
+    return 2;
+}
+
+/* A copy of the process, on a stack of its own. */
+static void copy_on_another_stack(void)
+{
+    grow();
+    pid_t child = clone(maps_by_itself, stack + sizeof stack, SIGCHLD, NULL);
+    int status;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+}
+
+static int ends[2];
+static volatile int cleaned;
+
+static void cleans(void *argument)
+{
+    (void)argument;
+    cleaned = 1;
+}
+
+static void *waits(void *argument)
+{
+    pthread_cleanup_push(cleans, NULL);
+    char byte;
+    CHECK(read(ends[0], &byte, 1) < 0);
+    pthread_cleanup_pop(0);
+    return argument;
+}
+
+static void thread_that_is_cancelled(void)
+{
+    grow();
+    CHECK(pipe(ends) == 0);
+    pthread_t thread;
+    void *result;
+    CHECK(pthread_create(&thread, NULL, waits, NULL) == 0);
+    usleep(50000);
+    CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0);
+    CHECK(result == PTHREAD_CANCELED && cleaned);
+}
+
+/* The program's own alternate stack and mask are what it says they are. */
+static void what_the_program_believes(void)
+{
+    static char own[16 * 1024];
+    stack_t set = { .ss_sp = own, .ss_size = sizeof own }, found;
+    CHECK(sigaltstack(&set, NULL) == 0);
+    sigset_t bus, before;
+    sigemptyset(&bus);
+    sigaddset(&bus, SIGBUS);
+    CHECK(pthread_sigmask(SIG_BLOCK, &bus, NULL) == 0);
+    grow();
+    CHECK(sigaltstack(NULL, &found) == 0);
+    CHECK(found.ss_sp == own && found.ss_size == sizeof own && found.ss_flags == 0);
+    CHECK(pthread_sigmask(SIG_UNBLOCK, &bus, &before) == 0 && sigismember(&before, SIGBUS));
+    CHECK(pthread_sigmask(SIG_BLOCK, NULL, &before) == 0 && !sigismember(&before, SIGBUS));
+    set.ss_size = 100;
+    CHECK(sigaltstack(&set, NULL) == -1 && errno == ENOMEM);
+    set.ss_flags = SS_DISABLE;
+    CHECK(sigaltstack(&set, NULL) == 0 && sigaltstack(NULL, &found) == 0 && found.ss_flags == SS_DISABLE);
+    VERIFY(area, LARGE, 1);
+}
+
+MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
+     { "workers_that_block_everything", workers_that_block_everything }, { "ids_of_all_threads", ids_of_all_threads },
+     { "main_thread_ends", main_thread_ends }, { "stacks_never_touched", stacks_never_touched },
+     { "child_without_handlers", child_without_handlers }, { "clones_that_fail", clones_that_fail },
+     { "copy_on_another_stack", copy_on_another_stack }, { "thread_that_is_cancelled", thread_that_is_cancelled },
+     { "what_the_program_believes", what_the_program_believes })
