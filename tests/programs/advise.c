@@ -41,6 +41,24 @@ static void free_later(void)
     VERIFY_FROM(memory + LARGE / 2, LARGE / 2, 3, LARGE / 2 / PAGE);
 }
 
+/* The same by way of a descriptor for the process: done, or refused, but never half known. */
+static void dont_need_of_a_process(void)
+{
+    char *memory = filled(48 * MIB, 6);
+    push_out();
+    REQUIRE_OUT(memory, 48 * MIB);
+    int self = (int)syscall(434 /* pidfd_open */, getpid(), 0);
+    CHECK(self >= 0);
+    struct iovec part = { memory, 16 * MIB };
+    ssize_t done = syscall(440 /* process_madvise */, self, &part, 1, MADV_DONTNEED, 0);
+    CHECK(done == (ssize_t)part.iov_len || (done == -1 && errno == EINVAL));
+    if (done > 0)
+        VERIFY_ZERO(memory, 16 * MIB);
+    else
+        VERIFY(memory, 16 * MIB, 6);
+    VERIFY_FROM(memory + 16 * MIB, 32 * MIB, 6, 16 * MIB / PAGE);
+}
+
 /* Advice that must not change a byte; the kernel may refuse some of it. */
 static void other_advice(void)
 {
@@ -228,7 +246,8 @@ static void all_locked(void)
     CHECK(munlock(memory, MIB) == 0);
 }
 
-MAIN({ "dont_need", dont_need }, { "free_later", free_later }, { "other_advice", other_advice },
+MAIN({ "dont_need", dont_need }, { "dont_need_of_a_process", dont_need_of_a_process }, { "free_later", free_later },
+     { "other_advice", other_advice },
      { "dont_need_over_a_hole", dont_need_over_a_hole }, { "protected_and_back", protected_and_back },
      { "reserved_and_opened", reserved_and_opened }, { "made_executable", made_executable },
      { "locked_and_unlocked", locked_and_unlocked }, { "all_locked", all_locked })

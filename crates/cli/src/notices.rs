@@ -63,9 +63,12 @@ const fn weight(notice: Notice) -> Weight {
         | Notice::NotStarted
         | Notice::Stopped
         | Notice::BudgetTooSmall => Weight::Serious,
-        Notice::AreaFull | Notice::PoolFull | Notice::Unmanaged | Notice::Locked | Notice::ForkRefused => {
-            Weight::Information
-        }
+        Notice::AreaFull
+        | Notice::PoolFull
+        | Notice::Unmanaged
+        | Notice::Locked
+        | Notice::NotArmed
+        | Notice::ForkRefused => Weight::Information,
     }
 }
 
@@ -113,6 +116,10 @@ pub fn describe(notice: Notice, value: u64, session: &Session, budget: &Budget) 
             suggestion(value.saturating_mul(2))
         ),
         Notice::Locked => "it locked all its memory (mlockall): nothing can be evicted; switch that off in the program, or run it without Farpage".into(),
+        Notice::NotArmed => format!(
+            "its thread {value} lets no signal through, so nothing can be evicted and memory goes over the budget of {}; --faults thread needs no signal, but a privilege (`farpage doctor`)",
+            iec(budget.ram_bytes)
+        ),
         Notice::ForkRefused => format!(
             "a fork was refused with ENOMEM, because {} of its pages are evicted and a child could not get at them yet; give more with --ram, or use posix_spawn in the program",
             grouped(value)

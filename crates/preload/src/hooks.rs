@@ -102,6 +102,12 @@ pub extern "C" fn munlockall() -> c_int {
     result(kernel(number::MUNLOCKALL, [0; 6])) as c_int
 }
 
+/// process_madvise(2)
+pub extern "C" fn process_madvise(fd: c_int, list: usize, count: usize, advice: c_int, flags: u32) -> isize {
+    let arguments = [fd as isize as usize, list, count, advice as usize, flags as usize, 0];
+    result(kernel(number::PROCESS_MADVISE, arguments))
+}
+
 /// glibc's own idea of the break, which its `sbrk` reads.
 static CURRENT_BREAK: AtomicPtr<*mut c_void> = AtomicPtr::new(core::ptr::null_mut());
 
@@ -168,6 +174,7 @@ pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e
         | number::MUNLOCK
         | number::MLOCKALL
         | number::MUNLOCKALL
+        | number::PROCESS_MADVISE
         | number::BRK => result(kernel(call, arguments)),
         // Not from code of ours, whose calls nobody looks at. A child made in this way doesn't get managed memory once
         // anything is registered: it can't read a wrong byte.

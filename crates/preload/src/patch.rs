@@ -14,7 +14,7 @@ use farpage_os::sys::{self, number};
 pub const JUMP_BYTES: usize = 13;
 
 /// libc's functions, and what they become.
-fn table() -> [(&'static CStr, *const c_void); 14] {
+fn table() -> [(&'static CStr, *const c_void); 15] {
     [
         (c"mmap", hooks::mmap as *const c_void),
         (c"mmap64", hooks::mmap as *const c_void),
@@ -29,6 +29,7 @@ fn table() -> [(&'static CStr, *const c_void); 14] {
         (c"mlockall", hooks::mlockall as *const c_void),
         (c"munlockall", hooks::munlockall as *const c_void),
         (c"brk", hooks::brk as *const c_void),
+        (c"process_madvise", hooks::process_madvise as *const c_void),
         (c"syscall", hooks::syscall as *const c_void),
     ]
 }

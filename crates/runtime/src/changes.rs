@@ -26,6 +26,9 @@ const EVERYTHING: PageRange = PageRange::new(PageIndex(0), PageIndex(1 << 35));
 const LOCK_AND_FILL: u32 = 1;
 /// Value of `Engine::lock_future`: new mappings are locked as they are touched.
 const LOCK: u32 = 2;
+// Newer than the headers: free under a lock, and guard pages.
+const DONTNEED_LOCKED: u32 = 24;
+const GUARD_INSTALL: u32 = 102;
 const READ_WRITE: usize = (raw::PROT_READ | raw::PROT_WRITE) as usize;
 
 /// Makes a call with the program's own arguments.
@@ -269,9 +272,6 @@ pub fn madvise(engine: &'static Engine, mut arguments: Arguments) -> isize {
     let Some(range) = pages_of(address, bytes).filter(|_| is_aligned(address)) else {
         return pass_on(number::MADVISE, arguments);
     };
-    // Newer than the headers: free under a lock, and guard pages.
-    const DONTNEED_LOCKED: u32 = 24;
-    const GUARD_INSTALL: u32 = 102;
     match advice as u32 {
         raw::MADV_DONTNEED | raw::MADV_FREE | DONTNEED_LOCKED | GUARD_INSTALL => {
             let _exclusive = engine.settled([range]);
@@ -515,6 +515,16 @@ pub fn brk(engine: &'static Engine, arguments: Arguments) -> isize {
     after
 }
 
+/// `process_madvise(pidfd, list, count, advice, flags)`: what takes memory away is refused as Linux before 6.13 refuses it,
+/// also for other processes, so that no program counts on it.
+pub fn process_madvise(arguments: Arguments) -> isize {
+    const EINVAL: isize = -(linux_raw_sys::errno::EINVAL as isize);
+    match arguments[3] as u32 {
+        raw::MADV_DONTNEED | raw::MADV_FREE | DONTNEED_LOCKED | GUARD_INSTALL => EINVAL,
+        _ => pass_on(number::PROCESS_MADVISE, arguments),
+    }
+}
+
 /// A call by number, through libc's `syscall`: those that change memory go where they belong.
 pub fn by_number(engine: &'static Engine, call: usize, arguments: Arguments) -> Option<isize> {
     Some(match call {
@@ -528,6 +538,7 @@ pub fn by_number(engine: &'static Engine, call: usize, arguments: Arguments) -> 
         number::MLOCKALL => mlockall(engine, arguments),
         number::MUNLOCKALL => munlockall(engine, arguments),
         number::BRK => brk(engine, arguments),
+        number::PROCESS_MADVISE => process_madvise(arguments),
         _ => return None,
     })
 }

@@ -150,11 +150,13 @@ pub enum Notice {
     Corrupt = 9,
     /// The program was ended with status 125, because its memory could not be kept right. Value: a [`StopReason`].
     Stopped = 10,
+    /// A thread blocks every signal, so its system calls can't be guarded, and nothing is evicted. Value: its number.
+    NotArmed = 11,
 }
 
 impl Notice {
     /// Every notice, by bit number.
-    pub const ALL: [Notice; 11] = [
+    pub const ALL: [Notice; 12] = [
         Notice::AreaFull,
         Notice::PoolFull,
         Notice::WriteError,
@@ -166,6 +168,7 @@ impl Notice {
         Notice::BudgetTooSmall,
         Notice::Corrupt,
         Notice::Stopped,
+        Notice::NotArmed,
     ];
 }
 

@@ -794,11 +794,12 @@ mod live {
             return stranger::start();
         }
         let here = std::env::current_exe().unwrap();
-        let built = here.parent().unwrap().parent().unwrap();
+        // What `make build` has built.
+        let built = here.ancestors().nth(3).unwrap().join("release");
         let (farpage, library) = (built.join("farpage"), built.join("libfarpage_preload.so"));
         if !farpage.exists() || !library.exists() {
             assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "CI builds farpage first");
-            return eprintln!("skipped: `cargo build` and `cargo build -p farpage-preload` first");
+            return eprintln!("skipped: `make build` first");
         }
         // Where an ordinary user can reach them.
         let place = std::env::temp_dir().join(format!("farpage-live-{}", std::process::id()));

@@ -10,7 +10,7 @@ use super::handlers::{self, ENGINE, born};
 use super::rooms::{self, ARMED, FAILED, GIVEN, LATER, Room};
 use super::signals::{self, OPEN};
 use crate::engine::Engine;
-use crate::session::StopReason;
+use crate::session::{Notice, StopReason};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use farpage_core::sync::Lock;
 use farpage_core::units::PageIndex;
@@ -30,6 +30,9 @@ static OTHERS: Lock<Action> = Lock::new(Action::DEFAULT);
 
 /// How long a thread that doesn't answer is given until we look whether it still lives.
 const PATIENCE_NS: u64 = 5_000_000;
+
+/// And until the user is told. It may still come: a thread that waits for a child of vfork, or for a disk.
+const TELL_AFTER_NS: u64 = 2_000_000_000;
 
 /// Arms every thread of the program. In the keeper, with no lock held.
 pub fn all(engine: &'static Engine) {
@@ -123,8 +126,12 @@ fn arm(engine: &Engine, thread: u32) {
             sleep_ns(pause_ns);
             pause_ns = (pause_ns * 2).min(1_000_000);
             state = room.state.load(Ordering::Acquire);
-            if state == GIVEN && now_ns() - since > PATIENCE_NS && proc::runs_no_program(thread) {
+            let waited_ns = now_ns() - since;
+            if state == GIVEN && waited_ns > PATIENCE_NS && proc::runs_no_program(thread) {
                 return room.give_back();
+            }
+            if waited_ns > TELL_AFTER_NS {
+                engine.record.notice(Notice::NotArmed, u64::from(thread));
             }
         }
         match state {

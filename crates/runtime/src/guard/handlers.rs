@@ -173,6 +173,7 @@ impl Stopped<'_> {
         }
     }
 
+    /// Sends the thread to make the call. The answer is EAGAIN if there is no room for whom it would make.
     fn make(self) -> Option<isize> {
         // SAFETY: `buffers::each` has made sure of the arguments.
         let newborn = match unsafe { self.call.birth() } {

@@ -293,7 +293,9 @@ pub fn of_thread(thread: u32) -> Option<&'static Room> {
 
 /// Calls `visit` with what system calls hold just now. For an evictor that has locked its victims.
 pub fn for_each_held(visit: impl FnMut(PageRange)) {
-    holds::for_each(all().flat_map(|room| &room.levels).map(|level| &level.holder), visit);
+    // What was held for a thread that couldn't be made is nobody's.
+    let rooms = all().filter(|room| room.state.load(Ordering::Relaxed) != FREE);
+    holds::for_each(rooms.flat_map(|room| &room.levels).map(|level| &level.holder), visit);
 }
 
 /// In a child with a copy of its parent's memory: none of the parent's threads is here.
