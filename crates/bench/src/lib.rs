@@ -10,6 +10,7 @@
 //! with other bytes, ends it.
 
 pub mod extents;
+mod faults;
 pub mod index;
 pub mod live;
 pub mod load;
@@ -58,6 +59,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "extents",
         about: "from a slot to its block on the device: lists, trees, and ours; a file in 20,000 pieces",
         run: extents::run,
+    },
+    Experiment {
+        name: "faults",
+        about: "faults as messages to threads of ours against faults as signals, live",
+        run: faults::run,
     },
     Experiment {
         name: "order",

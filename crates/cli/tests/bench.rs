@@ -65,3 +65,11 @@ fn readahead_shows_what_it_found() {
 fn slots_shows_what_it_found() {
     shows_what_it_found("slots", 3);
 }
+
+#[test]
+fn faults_shows_what_it_found() {
+    if !farpage::can_run() {
+        return;
+    }
+    shows_what_it_found("faults", 1);
+}

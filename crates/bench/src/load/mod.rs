@@ -80,6 +80,11 @@ pub const LOADS: &[Load] = &[
         run: random::threads,
     },
     Load {
+        name: "random-pool",
+        about: "the same with pages that compress: what is evicted fits the pool",
+        run: random::threads_from_pool,
+    },
+    Load {
         name: "random-processes",
         about: "the same in as many processes as threads were asked for, each with a region of its own",
         run: random::processes,

@@ -15,9 +15,19 @@ const KEPT_WORDS: usize = 8;
 
 /// Threads, each with every n-th page.
 pub fn threads(settings: &Settings) -> Result<Value, String> {
+    on_content(settings, expected)
+}
+
+/// The same with pages that compress: what is evicted fits the pool.
+pub fn threads_from_pool(settings: &Settings) -> Result<Value, String> {
+    let content = |page, word, seed| if word < KEPT_WORDS { expected(page, word, seed) } else { page as u64 };
+    on_content(settings, content)
+}
+
+fn on_content(settings: &Settings, content: impl Fn(usize, usize, u64) -> u64) -> Result<Value, String> {
     let region = Region::new(settings.bytes)?;
     for page in 0..region.pages() {
-        (0..WORDS).for_each(|word| region.write(page, word, expected(page, word, settings.seed)));
+        (0..WORDS).for_each(|word| region.write(page, word, content(page, word, settings.seed)));
     }
     let touches = AtomicU64::new(0);
     let began = Instant::now();
