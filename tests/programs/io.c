@@ -1,6 +1,8 @@
 /* The kernel reads and writes memory of which pages are out: files, O_DIRECT, pipes, other processes. */
 #include "check.h"
 #include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/time.h>
 
 static int scratch(int flags)
 {
@@ -177,6 +179,35 @@ static void all_in_one_call(void)
     VERIFY(from, 40 * MIB, 11);
 }
 
+static void rings(int signal)
+{
+    (void)signal;
+}
+
+/* A large write to a full pipe ends as it should when a handler has run, and a socket's own limit of time counts. */
+static void large_writes_that_wait(void)
+{
+    char *from = filled(40 * MIB, 13);
+    CHECK(pipe2(pipe_ends, O_NONBLOCK) == 0);
+    while (write(pipe_ends[1], from, PAGE) > 0)
+        ;
+    CHECK(write(pipe_ends[1], from, 40 * MIB) == -1 && errno == EAGAIN);
+    CHECK(write(pipe_ends[0], from, 40 * MIB) == -1 && errno == EBADF);
+    CHECK(pwrite(pipe_ends[1], from, 40 * MIB, 0) == -1 && errno == ESPIPE);
+    CHECK(fcntl(pipe_ends[1], F_SETFL, 0) == 0);
+    struct sigaction action = { .sa_handler = rings };
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0);
+    alarm(1);
+    CHECK(write(pipe_ends[1], from, 40 * MIB) == -1 && errno == EINTR);
+    int sockets[2];
+    struct timeval limit = { .tv_usec = 300000 };
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+    CHECK(setsockopt(sockets[0], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0);
+    ssize_t sent = send(sockets[0], from, 40 * MIB, 0);
+    CHECK(sent > 0 && sent < (ssize_t)(8 * MIB));
+    VERIFY(from, 40 * MIB, 13);
+}
+
 /* Pages lent to a pipe and evicted meanwhile. */
 static void pages_lent_to_a_pipe(void)
 {
@@ -272,4 +303,5 @@ static void futexes(void)
 
 MAIN({ "files", files }, { "direct", direct }, { "direct_while_pushed_out", direct_while_pushed_out },
      { "pipes", pipes }, { "pages_lent_to_a_pipe", pages_lent_to_a_pipe }, { "through_proc", through_proc },
-     { "futexes", futexes }, { "all_in_one_call", all_in_one_call })
+     { "futexes", futexes }, { "all_in_one_call", all_in_one_call },
+     { "large_writes_that_wait", large_writes_that_wait })

@@ -220,6 +220,11 @@ impl Action {
         self.flags & SA_RESETHAND != 0
     }
 
+    /// Whether calls that it interrupts go on.
+    pub const fn restarts(&self) -> bool {
+        self.flags & SA_RESTART != 0
+    }
+
     /// Whether nothing is to happen.
     pub const fn is_ignored(&self) -> bool {
         self.handler == 1

@@ -43,11 +43,7 @@ pub fn all(engine: &'static Engine) {
     // Ordering: Release publishes the engine to handlers.
     ENGINE.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Release);
     install_handlers();
-    // SAFETY: the handler runs on top of anything.
-    match unsafe { set_action(SIGSETXID, &Action::of(on_arm, OPEN).on_any_stack()) } {
-        Ok(before) => *OTHERS.lock() = before,
-        Err(_) => engine.stop_program(StopReason::Arming),
-    }
+    install_arming(engine);
     SELECTOR.set(true);
     // A thread that isn't armed may make one while we look; one that is armed makes armed ones.
     let mut quiet_turns = 0;
@@ -81,6 +77,20 @@ fn find_own_code() -> Result<(), Errno> {
         }
     })?;
     found
+}
+
+/// Puts the handler in place that arms a thread. True if it was there already.
+fn install_arming(engine: &Engine) -> bool {
+    let action = Action::of(on_arm, OPEN).on_any_stack();
+    // SAFETY: the handler runs on top of anything.
+    match unsafe { set_action(SIGSETXID, &action) } {
+        Ok(before) if before.handler == action.handler => true,
+        Ok(before) => {
+            *OTHERS.lock() = before;
+            false
+        }
+        Err(_) => engine.stop_program(StopReason::Arming),
+    }
 }
 
 /// One look at all threads. Whether all were armed already.
@@ -129,6 +139,10 @@ fn arm(engine: &Engine, thread: u32) {
             let waited_ns = now_ns() - since;
             if state == GIVEN && waited_ns > PATIENCE_NS && proc::runs_no_program(thread) {
                 return room.give_back();
+            }
+            if state == GIVEN && waited_ns > PATIENCE_NS && !install_arming(engine) {
+                // libc has put its own handler there, which doesn't know what we want.
+                let _ = send_to_thread(engine.process, thread, SIGSETXID, room.word());
             }
             if waited_ns > TELL_AFTER_NS {
                 engine.record.notice(Notice::NotArmed, u64::from(thread));
@@ -196,12 +210,12 @@ unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context)
     let own = unsafe { &mut *room.own.get() };
     own.claimed = context.blocked & OPEN;
     let expected = own.expected.take();
+    make_again(context, expected);
     if !move_in(room) {
         return room.state.store(LATER, Ordering::Release);
     }
     context.blocked &= !OPEN;
     context.stack = room.stack();
-    make_again(context, expected);
 }
 
 /// The kernel has ended a call with EINTR for our signal, which the program has nothing to do with: it is made again.

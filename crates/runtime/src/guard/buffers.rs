@@ -40,7 +40,7 @@ const VECTORS_MAX: usize = 1024;
 /// `mmsghdr`s of one call that are looked at: recvmmsg has no limit.
 const MESSAGES_MAX: usize = 1 << 16;
 /// `sockaddr_storage`: no address is longer.
-const SOCKET_ADDRESS_BYTES: usize = 128;
+pub const SOCKET_ADDRESS_BYTES: usize = 128;
 const MSGHDR: usize = 56;
 const MMSGHDR: usize = 64;
 /// `futex_waitv`s that the kernel takes.

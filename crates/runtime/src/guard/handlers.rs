@@ -175,6 +175,8 @@ impl Stopped<'_> {
 
     /// Sends the thread to make the call. The answer is EAGAIN if there is no room for whom it would make.
     fn make(self) -> Option<isize> {
+        // Its words are in use until the call is done, whether or not it holds memory.
+        self.level.holder.occupy();
         // SAFETY: `buffers::each` has made sure of the arguments.
         let newborn = match unsafe { self.call.birth() } {
             Some(Birth::Elsewhere { end, waits: false }) => {
@@ -192,8 +194,6 @@ impl Stopped<'_> {
             }
             Some(Birth::Copy | Birth::CopyElsewhere { .. }) | None => 0,
         };
-        // Its words are in use until the call is done, whether or not it holds memory.
-        self.level.holder.occupy();
         // SAFETY: this thread's own level, whose last call is over.
         let room = unsafe { &mut *self.level.room.get() };
         let making = Making { done: self.level.holder.busy_word(), maker: self.room.word(), newborn, room };
@@ -296,6 +296,7 @@ impl Stopped<'_> {
     /// The kernel reads what a handler of the program's returns to from the stack, its mask of signals and its alternate
     /// stack, too. Those are from before the thread was armed, or the program's own work.
     fn before_return(&mut self, memory: &mut Guarding<'_>) {
+        self.level.returns.store(true, Ordering::Relaxed);
         let stack_pointer = self.context.register(Register::Rsp);
         memory.buffer(Buffer {
             address: stack_pointer.wrapping_sub(8),

@@ -6,11 +6,11 @@
 //! reads just ask for less, which is what such reads must be content with anyway. Lists of buffers are gone through.
 // UNSAFETY: the program's own calls are made, in parts.
 
-use super::buffers::{Buffer, END, Memory};
+use super::buffers::{Buffer, END, Memory, SOCKET_ADDRESS_BYTES};
 use super::calls::How;
 use super::resident::Guarding;
 use super::rooms::Level;
-use super::signals::OPEN;
+use super::signals::{self, OPEN};
 use crate::engine::Engine;
 use farpage_os::dispatch::Call;
 use farpage_os::signal::{Context, Register};
@@ -103,7 +103,7 @@ pub fn transfer(engine: &'static Engine, level: &Level, call: &mut Call, context
         return None;
     }
     let fd = call.arguments[0] as i32;
-    let kind = if how.buffer == 0 { Kind::File } else { kind(fd, how.is_write) };
+    let kind = if how.buffer == 0 { Kind::File } else { kind(fd, &how) };
     // One write is one step for others that write to the same file: it is only torn where it must be.
     let is_small = managed as u64 <= engine.budget.limit_bytes() / WHOLE_WRITE_SHARE;
     if kind == Kind::File && how.is_write && (is_small || is_appending(fd)) {
@@ -113,7 +113,9 @@ pub fn transfer(engine: &'static Engine, level: &Level, call: &mut Call, context
     match kind {
         Kind::File => parts.each(&mut buffers, |parts, address, bytes| parts.all(address, bytes, part)),
         Kind::Stream if how.is_write => {
-            parts.each(&mut buffers, |parts, address, bytes| parts.as_there_is_room(fd, address, bytes))
+            let wait = Wait::of(fd, call);
+            let write = |parts: &mut Parts<'_>, address, bytes| parts.as_there_is_room(&wait, address, bytes);
+            parts.each(&mut buffers, write)
         }
         Kind::Stream => {
             // As much as is sure to be had at once, into the first buffer.
@@ -183,15 +185,16 @@ fn is_appending(fd: i32) -> bool {
     flags(fd).is_some_and(|flags| flags.contains(rustix::fs::OFlags::APPEND))
 }
 
-fn kind(fd: i32, is_write: bool) -> Kind {
+fn kind(fd: i32, how: &Divisible) -> Kind {
     const MEMORY_DEVICES: u32 = 1;
     /// Consoles, /dev/tty and the like, and pseudo-terminals.
     const TERMINALS: [u32; 10] = [4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
     let Some(flags) = Some(fd).filter(|fd| *fd >= 0).and_then(flags) else { return Kind::Nothing };
     let mode = flags & rustix::fs::OFlags::RWMODE;
-    if mode == if is_write { rustix::fs::OFlags::RDONLY } else { rustix::fs::OFlags::WRONLY } {
+    if mode == if how.is_write { rustix::fs::OFlags::RDONLY } else { rustix::fs::OFlags::WRONLY } {
         return Kind::Nothing;
     }
+    let is_positioned = matches!(how.one, PREAD | PWRITE);
     // SAFETY: only asked about; what isn't open is an error.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let Ok(stat) = rustix::fs::fstat(fd) else { return Kind::Nothing };
@@ -199,6 +202,10 @@ fn kind(fd: i32, is_write: bool) -> Kind {
         FileType::RegularFile | FileType::BlockDevice => Kind::File,
         // /dev/zero and the like.
         FileType::CharacterDevice if rustix::fs::major(stat.st_rdev) == MEMORY_DEVICES => Kind::File,
+        FileType::Fifo | FileType::Socket if is_positioned => Kind::Nothing,
+        // Packets; and a terminal that is ready may wait nevertheless.
+        FileType::Fifo if flags.contains(rustix::fs::OFlags::DIRECT) => Kind::Other,
+        FileType::CharacterDevice if how.is_write => Kind::Other,
         FileType::CharacterDevice if TERMINALS.contains(&rustix::fs::major(stat.st_rdev)) => Kind::Stream,
         FileType::Fifo => Kind::Stream,
         FileType::Socket if is_stream(fd) => Kind::Stream,
@@ -267,6 +274,13 @@ impl Parts<'_> {
         self.level.holder.release();
         let how = if self.how.is_write { How::In } else { How::Out };
         self.guarding().buffer(Buffer { address, bytes, how });
+        if self.how.one == raw::__NR_sendto as usize && arguments[4] != 0 {
+            self.guarding().buffer(Buffer {
+                address: arguments[4],
+                bytes: SOCKET_ADDRESS_BYTES,
+                how: How::In,
+            });
+        }
         // SAFETY: a part of the program's own call.
         let result = unsafe { sys::call(self.how.one, arguments) };
         if result > 0 {
@@ -286,18 +300,16 @@ impl Parts<'_> {
         Ok(())
     }
 
-    fn as_there_is_room(&mut self, fd: i32, address: usize, bytes: usize) -> Result<(), Over> {
-        const EINTR: isize = -(linux_raw_sys::errno::EINTR as isize);
-        const MSG_DONTWAIT: usize = 0x40;
-        let is_told = self.how.one == raw::__NR_sendto as usize && self.call.arguments[3] & MSG_DONTWAIT != 0;
-        let waits = !is_told && !flags(fd).is_some_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
+    fn as_there_is_room(&mut self, wait: &Wait, address: usize, bytes: usize) -> Result<(), Over> {
         let mut done = 0;
         while done < bytes {
-            if waits && self.wait_for_room(fd) == EINTR {
-                if self.done > 0 {
-                    return Err(Over(EINTR));
-                }
+            let waited = wait.for_room(self.context.blocked & !OPEN);
+            // With nothing written yet the call goes on after handlers that say so; which one has run nobody tells.
+            if waited == EINTR && self.done == 0 && !signals::any_interrupts() {
                 continue;
+            }
+            if waited != 0 {
+                return Err(Over(waited));
             }
             let last = self.part(address + done, READY_BYTES.min(bytes - done));
             if last <= 0 {
@@ -307,14 +319,51 @@ impl Parts<'_> {
         }
         Ok(())
     }
+}
 
-    /// Until something can be written, or a handler of the program's has run: on top of this one.
-    fn wait_for_room(&self, fd: i32) -> isize {
+const EINTR: isize = -(linux_raw_sys::errno::EINTR as isize);
+const EAGAIN: isize = -(linux_raw_sys::errno::EAGAIN as isize);
+
+/// How a writer waits for room.
+struct Wait {
+    fd: i32,
+    /// It doesn't: the kernel says EAGAIN instead.
+    is_not_to: bool,
+    /// Seconds and microseconds after which it gives up; zeros for never (SO_SNDTIMEO).
+    limit: [u64; 2],
+}
+
+impl Wait {
+    fn of(fd: i32, call: &Call) -> Wait {
+        const MSG_DONTWAIT: usize = 0x40;
+        const SOL_SOCKET: usize = 1;
+        const SO_SNDTIMEO: usize = 21;
+        let is_told = call.number == raw::__NR_sendto as usize && call.arguments[3] & MSG_DONTWAIT != 0;
+        let is_set = flags(fd).is_some_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
+        let (mut limit, mut bytes) = ([0_u64; 2], 16_u32);
+        let place =
+            [fd as usize, SOL_SOCKET, SO_SNDTIMEO, &raw mut limit as usize, &raw mut bytes as usize, 0];
+        // SAFETY: the kernel writes a `timeval`, and how long it is. What is no socket leaves it zero.
+        unsafe { sys::call(raw::__NR_getsockopt as usize, place) };
+        Wait { fd, is_not_to: is_told || is_set, limit }
+    }
+
+    /// Until something can be written, or a handler of the program's has run: on top of this one. An error if there is
+    /// nothing to be written to.
+    fn for_room(&self, mask: u64) -> isize {
         const POLLOUT: u64 = 4;
-        let mut asked = u64::from(fd as u32) | POLLOUT << 32;
-        let mask = self.context.blocked & !OPEN;
-        let arguments = [&raw mut asked as usize, 1, 0, &raw const mask as usize, size_of::<u64>(), 0];
-        // SAFETY: one `pollfd` and a mask of 8 bytes, both on our own stack.
-        unsafe { sys::call(raw::__NR_ppoll as usize, arguments) }
+        if self.is_not_to {
+            return 0;
+        }
+        let mut asked = u64::from(self.fd as u32) | POLLOUT << 32;
+        let mut limit = [self.limit[0], self.limit[1] * 1000];
+        let limit = if limit == [0, 0] { 0 } else { &raw mut limit as usize };
+        let arguments = [&raw mut asked as usize, 1, limit, &raw const mask as usize, size_of::<u64>(), 0];
+        // SAFETY: one `pollfd`, a `timespec` and a mask of 8 bytes, all on our own stack.
+        match unsafe { sys::call(raw::__NR_ppoll as usize, arguments) } {
+            EINTR => EINTR,
+            0 => EAGAIN,
+            _ => 0,
+        }
     }
 }

@@ -6,7 +6,7 @@
 // UNSAFETY: stacks are memory; each room's fields are its thread's alone.
 
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use farpage_core::holds::{self, Holder};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_os::dispatch::ROOM_WORDS;
@@ -32,6 +32,8 @@ pub struct Level {
     pub holder: Holder,
     /// The thread's stack pointer when it was made.
     stack_pointer: AtomicUsize,
+    /// It goes back to what a handler interrupted, and nobody says when it is done.
+    pub returns: AtomicBool,
     /// Arguments that aren't the program's own, while the kernel reads them.
     pub room: UnsafeCell<[usize; ROOM_WORDS]>,
     /// A mask of signals that isn't the program's own, likewise.
@@ -225,10 +227,16 @@ impl Room {
                 level.holder.release();
             }
         }
-        let free = self.levels.iter().find(|level| !level.holder.is_busy());
+        let free = self.levels.iter().find(|level| !level.holder.is_busy()).or_else(|| {
+            // The return that was made furthest up is done, if any is.
+            let returns = self.levels.iter().filter(|level| level.returns.load(Ordering::Relaxed));
+            let done = returns.max_by_key(|level| level.stack_pointer.load(Ordering::Relaxed));
+            done.inspect(|level| level.holder.release())
+        });
         // With all of them under way the last one holds what both need, until the inner one is done.
         let level = free.unwrap_or(&self.levels[LEVELS - 1]);
         level.stack_pointer.store(stack_pointer, Ordering::Relaxed);
+        level.returns.store(false, Ordering::Relaxed);
         level
     }
 }

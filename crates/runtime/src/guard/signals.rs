@@ -13,6 +13,8 @@ use farpage_os::sys::{self, number};
 /// Signals that no thread may block.
 pub const OPEN: u64 = bit(SIGBUS) | bit(SIGSYS);
 
+const SIGNALS: u32 = 64;
+
 /// Whether a signal is one of ours.
 pub const fn is_ours(signal: usize) -> bool {
     signal == SIGBUS as usize || signal == SIGSYS as usize
@@ -56,15 +58,28 @@ pub fn install(on_sigbus: Handler, on_sigsys: Handler, was_there: impl Fn(usize,
     }
 }
 
+/// Whether the program has a handler that ends the call which it interrupts.
+pub fn any_interrupts() -> bool {
+    (1..=SIGNALS)
+        .filter(|signal| !is_ours(*signal as usize))
+        .filter_map(|signal| action_of(signal).ok())
+        .any(|action| action.is_handler() && !action.restarts())
+}
+
 /// Handlers that the program installed before its calls were looked at don't block our signals either: they make calls.
 pub fn open_masks() {
-    const SIGNALS: u32 = 64;
     for signal in (1..=SIGNALS).filter(|signal| !is_ours(*signal as usize)) {
         let Ok(mut action) = action_of(signal) else { continue };
         if action.is_handler() && action.mask & OPEN != 0 {
+            let read = action;
             action.mask &= !OPEN;
             // SAFETY: the program's own, but for its mask.
-            let _ = unsafe { set_action(signal, &action) };
+            let before = unsafe { set_action(signal, &action) };
+            if let Some(mut newer) = before.ok().filter(|before| before.to_bytes() != read.to_bytes()) {
+                newer.mask &= !OPEN;
+                // SAFETY: likewise: another thread has set it meanwhile.
+                let _ = unsafe { set_action(signal, &newer) };
+            }
         }
     }
 }
