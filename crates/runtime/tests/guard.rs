@@ -813,8 +813,9 @@ mod live {
             (copy(&farpage, "farpage"), copy(&library, "preload.so"), copy(&here, "tests"));
         let mut command = Command::new(farpage);
         command.env(LIVE, "1").env("FARPAGE_PRELOAD", library).current_dir(&place);
-        command
-            .args(["run", "--faults", "signal", "--ram", "16M", "--pool", "4M", "--swap", "/var/tmp", "--"]);
+        command.args(["run", "--faults", "signal", "--ram", "16M", "--pool", "4M", "--swap", "/var/tmp"]);
+        // A walk through the ballast would go on into an arena that lies behind it, and bring that in again.
+        command.args(["--readahead", "off", "--"]);
         // One after the other, the one that makes the stranger first: by name.
         command.arg(tests).args(["--test-threads=1", "--include-ignored"]);
         // SAFETY: takes no pointers.
