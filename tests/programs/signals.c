@@ -51,17 +51,23 @@ static void handlers_that_block_everything(void)
 
 static volatile int stop;
 
-static void *blocks_and_maps(void *argument)
+static void *maps(void *argument)
 {
-    sigset_t all;
-    sigfillset(&all);
-    CHECK(pthread_sigmask(SIG_BLOCK, &all, NULL) == 0);
     while (!stop) {
         char *memory = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         CHECK(memory != MAP_FAILED);
         memory[0] = 1;
         CHECK(munmap(memory, MIB) == 0);
     }
+    return argument;
+}
+
+static void *blocks_and_maps(void *argument)
+{
+    sigset_t all;
+    sigfillset(&all);
+    CHECK(pthread_sigmask(SIG_BLOCK, &all, NULL) == 0);
+    maps(argument);
     sigset_t now;
     CHECK(pthread_sigmask(SIG_BLOCK, NULL, &now) == 0 && sigismember(&now, SIGBUS) && sigismember(&now, SIGTERM));
     return argument;
@@ -82,17 +88,6 @@ static void workers(void *(*work)(void *), size_t count, void (*meanwhile)(void)
 static void workers_that_block_everything(void)
 {
     workers(blocks_and_maps, 3, grow);
-}
-
-static void *maps(void *argument)
-{
-    while (!stop) {
-        char *memory = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        CHECK(memory != MAP_FAILED);
-        memory[0] = 1;
-        CHECK(munmap(memory, MIB) == 0);
-    }
-    return argument;
 }
 
 static void change_ids(void)
