@@ -545,6 +545,12 @@ impl Worker {
         for (outgoing, victim) in self.outgoing.iter().zip(self.batch.victims()) {
             (victim.taken, victim.backing) = (outgoing.taken, outgoing.backing);
             taken += usize::from(outgoing.taken != Taken::Busy);
+            // Protected to be copied, and then not taken: where calls of the program's can't wait for us, only what owns a slot
+            // may stay so.
+            let is_protected = outgoing.taken == Taken::Busy && !self.engine.frames_move;
+            if is_protected && self.engine.handover.is_some() && !victim.keeps_slot() {
+                self.engine.pages.unprotect(victim.page);
+            }
         }
         pager.park(&mut self.batch);
         drop(shared);

@@ -417,6 +417,10 @@ impl Space {
         }
         let mut batch = Batch::new();
         self.pager.begin_evict(&mut batch, world.profile.batch_max);
+        // What a system call of the program's would hold.
+        if world.random.percent(10) {
+            self.pager.spare(&mut batch, world.random.next());
+        }
         if batch.is_empty() {
             self.leave();
             return false;
@@ -569,12 +573,17 @@ impl Space {
         self.writers.borrow().iter().flatten().map(|writer| writer.batch.len()).max().unwrap_or(0)
     }
 
+    /// Frees slots that unchanged pages only keep; nothing is to be heard of writes to those any more.
+    pub(crate) fn release_kept(&self, max: u32) -> u32 {
+        self.pager.release_kept(max, |page| self.program.borrow_mut().page_mut(page).protected = false)
+    }
+
     /// Gives a write batch slots; if there are none, frees some, or parks the batch again.
     pub(crate) fn assign(&self, world: &World) -> bool {
         let request = self.with_writer(world, |batch| {
             let waiting = batch.len();
             let request = self.pager.assign(world.random.index(4), self.node(), batch);
-            if request.is_none() && waiting > 0 && self.pager.release_kept(8, |_| {}) == 0 {
+            if request.is_none() && waiting > 0 && self.release_kept(8) == 0 {
                 self.pager.park_again(batch);
                 world.note(|| format!("{} no slot: {waiting} parked again", self.number));
                 return Err(true);

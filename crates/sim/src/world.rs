@@ -234,7 +234,7 @@ impl World {
             }
             Act::ReleaseKept => {
                 space.enter() && {
-                    let freed = space.pager.release_kept(self.random.within(1, 20) as u32, |_| {});
+                    let freed = space.release_kept(self.random.within(1, 20) as u32);
                     space.leave();
                     freed > 0
                 }

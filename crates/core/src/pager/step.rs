@@ -137,6 +137,13 @@ pub struct Victim {
     pub(super) slot: Option<SlotIndex>,
 }
 
+impl Victim {
+    /// Whether it owns a slot: then it is write-protected and must stay so, should it not be taken.
+    pub const fn keeps_slot(&self) -> bool {
+        self.slot.is_some()
+    }
+}
+
 /// Pages on their way out, in address order, beginning again where the hand wrapped.
 #[derive(Debug)]
 pub struct Batch {
