@@ -214,6 +214,56 @@ static void copy_on_another_stack(void)
     CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
 }
 
+static void *has_no_stack_of_ours(void *argument)
+{
+    stack_t found;
+    CHECK(sigaltstack(NULL, &found) == 0 && found.ss_flags == SS_DISABLE);
+    return argument;
+}
+
+static void *makes_threads(void *argument)
+{
+    pthread_t thread;
+    while (!stop)
+        CHECK(pthread_create(&thread, NULL, has_no_stack_of_ours, NULL) == 0 && pthread_join(thread, NULL) == 0);
+    return argument;
+}
+
+/* Threads that are being made by others while all are told of the budget. */
+static void threads_made_meanwhile(void)
+{
+    workers(makes_threads, 4, grow);
+    VERIFY(area, LARGE, 1);
+}
+
+static void fill_area(void)
+{
+    fill(area, LARGE, 1);
+}
+
+static void *forks(void *argument)
+{
+    while (!stop) {
+        pid_t child = fork();
+        if (child == 0) {
+            stack_t found;
+            CHECK(sigaltstack(NULL, &found) == 0 && found.ss_flags == SS_DISABLE);
+            _exit(0);
+        }
+        int status = 0;
+        CHECK(child > 0 ? waitpid(child, &status, 0) == child && status == 0 : errno == ENOMEM);
+    }
+    return argument;
+}
+
+/* A copy of the process that is made just while its threads are told has nothing of ours in its way. */
+static void forks_meanwhile(void)
+{
+    area = map(LARGE);
+    workers(forks, 2, fill_area);
+    VERIFY(area, LARGE, 1);
+}
+
 static int ends[2];
 static volatile int cleaned;
 
@@ -271,4 +321,5 @@ MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
      { "main_thread_ends", main_thread_ends }, { "stacks_never_touched", stacks_never_touched },
      { "child_without_handlers", child_without_handlers }, { "clones_that_fail", clones_that_fail },
      { "copy_on_another_stack", copy_on_another_stack }, { "thread_that_is_cancelled", thread_that_is_cancelled },
-     { "what_the_program_believes", what_the_program_believes })
+     { "what_the_program_believes", what_the_program_believes }, { "threads_made_meanwhile", threads_made_meanwhile },
+     { "forks_meanwhile", forks_meanwhile })

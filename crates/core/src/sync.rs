@@ -123,6 +123,11 @@ impl<T> Lock<T> {
         if taken { Some(Guard { lock: self }) } else { None }
     }
 
+    /// Nobody has it: in a fork's child, where the thread that had it doesn't exist.
+    pub fn forget_holder(&self) {
+        self.state.store(FREE, Ordering::Relaxed);
+    }
+
     #[cold]
     fn lock_slow(&self) {
         for _ in 0..SPINS {

@@ -44,6 +44,7 @@ fn guarded(function: &AtomicPtr<c_void>, name: &core::ffi::CStr) -> c_int {
         return child;
     }
     stack::reset_in_child();
+    farpage::fork::child();
     begin(parents_engine());
     0
 }

@@ -86,6 +86,11 @@ pub fn prepare(engine: &Engine) -> bool {
     true
 }
 
+/// After a fork, in the child, before it starts an engine of its own.
+pub fn child() {
+    crate::guard::leave_in_child();
+}
+
 /// After a fork, in the parent, whether it succeeded or not.
 pub fn parent(engine: &Engine) {
     let _exclusive = engine.map.exclusive();

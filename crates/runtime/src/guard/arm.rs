@@ -18,7 +18,7 @@ use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::dispatch::{self, Selector, set_born};
 use farpage_os::proc::{self, CallUnderWay};
 use farpage_os::signal::{
-    Action, Context, Handler, Info, Register, SIGSETXID, send_to_thread, set_action, set_alternate_stack,
+    Action, Context, Handler, Info, Register, SIGSETXID, bit, send_to_thread, set_action, set_alternate_stack,
 };
 use farpage_os::sys::{self, Errno, number};
 
@@ -43,6 +43,8 @@ pub fn all(engine: &'static Engine) {
     // Ordering: Release publishes the engine to handlers.
     ENGINE.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Release);
     install_handlers();
+    // A hook that arming interrupts has our signals open when it goes on, and so must one that begins then.
+    sys::keep_open(OPEN | bit(SIGSETXID));
     install_arming(engine);
     SELECTOR.set(true);
     // A thread that isn't armed may make one while we look; one that is armed makes armed ones.
@@ -178,8 +180,11 @@ pub fn move_in(room: &Room) -> bool {
     // SAFETY: a room's stack is its thread's alone.
     let Ok(before) = (unsafe { set_alternate_stack(&room.stack()) }) else { return false };
     if before != room.stack() {
-        // SAFETY: its own thread's.
-        unsafe { (*room.own.get()).alternate = before };
+        // Whoever was just being born may have been told to arm itself, too, and lives in another room already.
+        let other = rooms::of_stack(&before);
+        // SAFETY: both are its own thread's.
+        unsafe { (*room.own.get()).alternate = other.map_or(before, |other| (*other.own.get()).alternate) };
+        other.into_iter().for_each(Room::give_back);
     }
     let state = if arm_this_thread() { ARMED } else { FAILED };
     // What held the stack until here.
@@ -187,6 +192,11 @@ pub fn move_in(room: &Room) -> bool {
     // Ordering: Release: who sees it armed sees its room complete.
     room.state.store(state, Ordering::Release);
     true
+}
+
+/// In a child with a copy of its parent's memory: a thread that isn't here may have had the lock.
+pub fn reset_in_child() {
+    OTHERS.forget_holder();
 }
 
 /// The keeper asks this thread to arm itself, or libc asks for something else.

@@ -15,6 +15,7 @@ use farpage_fault::signal::Here;
 
 /// Threads that serve at once; one more hands its fault over.
 pub const SERVERS: usize = 16;
+
 /// What one thread needs to serve a fault.
 #[repr(align(64))]
 struct Server {

@@ -386,15 +386,21 @@ pub extern "C" fn born(newborn: usize) {
     super::arm::move_in(room);
 }
 
-/// A child with a copy of its parent's memory, before it has an engine of its own: as if there had never been one.
+/// A child with a copy of its parent's memory, made by an armed thread.
 fn leave_in_child(room: &Room) {
-    ENGINE.store(core::ptr::null_mut(), Ordering::Relaxed);
-    signals::uninstall();
     // SAFETY: the child's only thread; the stack is the program's own, or none.
     let own = unsafe { &*room.own.get() };
     // SAFETY: as above; this isn't run on an alternate stack, unless the program forks in a handler: then it keeps ours.
     let _ = unsafe { set_alternate_stack(&own.alternate) };
-    let claimed = own.claimed;
-    super::rooms::reset_in_child();
-    signals::add_blocked(claimed);
+    signals::add_blocked(own.claimed);
+    leave_unarmed();
+}
+
+/// The same, made by one that wasn't armed yet, though handlers of ours may be in place.
+pub fn leave_unarmed() {
+    if !ENGINE.swap(core::ptr::null_mut(), Ordering::Relaxed).is_null() {
+        signals::uninstall();
+        super::arm::reset_in_child();
+        super::rooms::reset_in_child();
+    }
 }

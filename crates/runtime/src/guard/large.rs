@@ -95,10 +95,18 @@ pub fn transfer(engine: &'static Engine, level: &Level, call: &mut Call, context
     }
     let mut guarding = Guarding::new(engine, level, context.register(Register::Rsp));
     let mut buffers = Buffers::new(&how, list, count)?;
-    let (mut managed, mut rest) = (0, buffers);
-    while let Some((address, bytes)) = rest.next(&mut guarding)? {
-        managed += engine.managed_bytes(address, bytes);
+    let mut sum = |bytes_of: &dyn Fn(usize, usize) -> usize| {
+        let (mut total, mut rest) = (0, buffers);
+        while let Some((address, bytes)) = rest.next(&mut guarding)? {
+            total += bytes_of(address, bytes);
+        }
+        Some(total)
+    };
+    // Most calls are small, and their buffers needn't be looked for.
+    if sum(&|_, bytes| bytes)? <= part {
+        return None;
     }
+    let managed = sum(&|address, bytes| engine.managed_bytes(address, bytes))?;
     if managed <= part {
         return None;
     }
@@ -293,7 +301,8 @@ impl Parts<'_> {
         for start in (0..bytes).step_by(part) {
             let wanted = part.min(bytes - start);
             let last = self.part(address + start, wanted);
-            if last < wanted as isize {
+            // Nobody may wait for the rest of a long transfer who wants to end the program.
+            if last < wanted as isize || signals::is_ending(self.context.blocked) {
                 return Err(Over(last));
             }
         }

@@ -314,6 +314,11 @@ pub fn reset_in_child() {
     }
 }
 
+/// The room whose stack this is, if it is one.
+pub fn of_stack(stack: &AlternateStack) -> Option<&'static Room> {
+    all().find(|room| room.stack().start == stack.start)
+}
+
 /// The room that a word names, if it names one.
 pub fn by_word(word: usize) -> Option<&'static Room> {
     all().find(|room| room.word() == word)

@@ -5,7 +5,6 @@
 //! signals that aren't about us go to the program's own handler, with what the kernel said.
 // UNSAFETY: the program's handlers are called as the kernel would.
 
-use core::cell::UnsafeCell;
 use farpage_core::sync::Lock;
 use farpage_os::signal::{Action, Context, Handler, Info, SIGBUS, SIGSYS, action_of, bit, set_action};
 use farpage_os::sys::{self, number};
@@ -21,29 +20,20 @@ pub const fn is_ours(signal: usize) -> bool {
 }
 
 /// The program's dispositions of SIGBUS and SIGSYS.
-struct Dispositions {
-    actions: UnsafeCell<[Action; 2]>,
-    lock: Lock<()>,
+static DISPOSITIONS: Lock<[Action; 2]> = Lock::new([Action::DEFAULT; 2]);
+
+const fn place_of(signal: usize) -> usize {
+    if signal == SIGBUS as usize { 0 } else { 1 }
 }
-
-// SAFETY: the actions are used under the lock.
-unsafe impl Sync for Dispositions {}
-
-static DISPOSITIONS: Dispositions =
-    Dispositions { actions: UnsafeCell::new([Action::DEFAULT; 2]), lock: Lock::new(()) };
 
 /// The program's disposition of one of our signals.
 pub fn disposition(signal: usize) -> Action {
-    let _lock = DISPOSITIONS.lock.lock();
-    // SAFETY: under the lock.
-    unsafe { (*DISPOSITIONS.actions.get())[usize::from(signal == SIGSYS as usize)] }
+    DISPOSITIONS.lock()[place_of(signal)]
 }
 
 /// Changes it.
 pub fn set_disposition(signal: usize, action: Action) {
-    let _lock = DISPOSITIONS.lock.lock();
-    // SAFETY: under the lock.
-    unsafe { (*DISPOSITIONS.actions.get())[usize::from(signal == SIGSYS as usize)] = action };
+    DISPOSITIONS.lock()[place_of(signal)] = action;
 }
 
 /// Puts handlers of ours in place, and tells what was there instead: the program's dispositions.
@@ -66,6 +56,20 @@ pub fn any_interrupts() -> bool {
         .any(|action| action.is_handler() && !action.restarts())
 }
 
+/// Whether a signal waits that ends the process, in a thread that blocks `blocked`.
+pub fn is_ending(blocked: u64) -> bool {
+    // Those that do nothing by default, or stop the process or let it go on: CHLD, CONT, STOP, TSTP, TTIN, TTOU, URG, WINCH.
+    const HARMLESS: u64 = bit(17) | bit(18) | bit(19) | bit(20) | bit(21) | bit(22) | bit(23) | bit(28);
+    let mut waiting = 0_u64;
+    // SAFETY: the kernel writes a set of 8 bytes, on our own stack.
+    unsafe { sys::call(number::RT_SIGPENDING, [&raw mut waiting as usize, 8, 0, 0, 0, 0]) };
+    let waiting = waiting & !blocked & !HARMLESS;
+    (1..=SIGNALS)
+        .filter(|signal| waiting & bit(*signal) != 0)
+        .filter_map(|signal| action_of(signal).ok())
+        .any(|action| !action.is_handler() && !action.is_ignored())
+}
+
 /// Handlers that the program installed before its calls were looked at don't block our signals either: they make calls.
 pub fn open_masks() {
     for signal in (1..=SIGNALS).filter(|signal| !is_ours(*signal as usize)) {
@@ -86,15 +90,11 @@ pub fn open_masks() {
 
 /// In a child that has a copy of its parent's memory, and no engine: everything as if we had never been there.
 pub fn uninstall() {
+    DISPOSITIONS.forget_holder();
     for signal in [SIGBUS, SIGSYS] {
-        // SAFETY: the program's own. The child has one thread; another one of its parent may have had the lock.
-        let _ = unsafe {
-            let own = (*DISPOSITIONS.actions.get())[usize::from(signal == SIGSYS)];
-            set_action(signal, &own)
-        };
+        // SAFETY: the program's own.
+        let _ = unsafe { set_action(signal, &disposition(signal as usize)) };
     }
-    // SAFETY: as above: it is nobody's here.
-    unsafe { (&raw const DISPOSITIONS.lock).cast_mut().write(Lock::new(())) };
 }
 
 /// A signal that isn't about us: what the program would do with it.
