@@ -301,7 +301,8 @@ static NOBODY: AtomicU32 = AtomicU32::new(0);
 // A system call keeps all registers but rax, rcx and r11, and so do these; flags, too. Unwinders (thread cancellation)
 // are told where the program goes on.
 
-/// Makes the call and goes on behind the program's instruction.
+/// Makes the call and goes on behind the program's instruction. Other trampolines join behind the two bytes of `syscall`,
+/// with its result in rax.
 #[unsafe(naked)]
 unsafe extern "C" fn make_and_return() {
     naked_asm!(
@@ -310,21 +311,6 @@ unsafe extern "C" fn make_and_return() {
         ".cfi_def_cfa rsp, {cfa}",
         ".cfi_offset rip, -{cfa}",
         "syscall",
-        "jmp {finish}",
-        ".cfi_endproc",
-        cfa = const RED_ZONE + 8,
-        finish = sym finish,
-    )
-}
-
-/// Behind the system call, with its result in rax.
-#[unsafe(naked)]
-unsafe extern "C" fn finish() {
-    naked_asm!(
-        ".cfi_startproc",
-        ".cfi_signal_frame",
-        ".cfi_def_cfa rsp, {cfa}",
-        ".cfi_offset rip, -{cfa}",
         "mov rdi, [rsp - 56]",
         "mov rsi, [rsp - 48]",
         "mov rdx, [rsp - 40]",
@@ -368,17 +354,17 @@ unsafe extern "C" fn make_and_return_twice() {
         "3:",
         "popfq",
         "lea rsp, [rsp + {red_zone}]",
-        "jmp {finish}",
+        "jmp {finish} + 2",
         "2:",
         "mov r11, [rsp - {newborn}]",
         "lea rsp, [rsp - {red_zone}]",
         "call {keeping}",
         "lea rsp, [rsp + {red_zone}]",
         "mov rax, rcx",
-        "jmp {finish}",
+        "jmp {finish} + 2",
         copy = const COPY,
         newborn = const BACK_OFFSET,
-        finish = sym finish,
+        finish = sym make_and_return,
         keeping = sym born_keeping_registers,
         red_zone = const RED_ZONE,
     )

@@ -34,7 +34,7 @@ pub mod number {
     pub const RT_SIGACTION: usize = raw::__NR_rt_sigaction as usize;
     pub const RT_SIGRETURN: usize = raw::__NR_rt_sigreturn as usize;
     pub const RT_TGSIGQUEUEINFO: usize = raw::__NR_rt_tgsigqueueinfo as usize;
-    pub const RT_SIGSUSPEND: usize = raw::__NR_rt_sigsuspend as usize;
+    pub const RT_SIGPENDING: usize = raw::__NR_rt_sigpending as usize;
     pub const SIGALTSTACK: usize = raw::__NR_sigaltstack as usize;
     pub const FORK: usize = raw::__NR_fork as usize;
     pub const VFORK: usize = raw::__NR_vfork as usize;

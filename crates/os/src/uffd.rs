@@ -191,11 +191,13 @@ impl Uffd {
         Uffd::handshake(new_descriptor(USER_MODE_ONLY)?, Features::SIGBUS)
     }
 
-    /// The same with a descriptor near the end of the table, where programs don't expect to find theirs.
+    /// The same with a descriptor near 1000, where most programs don't come to.
     pub fn out_of_the_way(self) -> Uffd {
+        // The kernel's table is as long as its highest number, and is copied by each fork.
+        const TABLE: u64 = 1024;
         const FROM_END: u64 = 32;
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let lowest = limit.unwrap_or(1 << 16).min(1 << 16).saturating_sub(FROM_END);
+        let lowest = limit.unwrap_or(TABLE).min(TABLE).saturating_sub(FROM_END);
         match rustix::io::fcntl_dupfd_cloexec(&self.fd, lowest as i32) {
             Ok(fd) => Uffd { fd, ..self },
             Err(_) => self,
