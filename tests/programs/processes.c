@@ -7,7 +7,8 @@ extern char **environ;
 static void ended_well(pid_t child)
 {
     int status;
-    CHECK(waitpid(child, &status, 0) == child);
+    pid_t ended = waitpid(child, &status, 0);
+    CHECK(ended == child || (child == -1 && ended > 0));
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
         FAIL("the child ended with %s %d", WIFEXITED(status) ? "status" : "signal",
              WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
@@ -58,25 +59,14 @@ static void fork_of_a_fork(void)
     VERIFY(memory, 8 * MIB, 5);
 }
 
-/* Was over the budget, gave it back, and forks with nothing evicted but with memory that is registered. */
+/* Was over the budget, gave it back, and forks with nothing or little evicted, but with memory that is registered. */
 static void fork_after_giving_back(void)
 {
     char *memory = filled(8 * MIB, 8);
     push_out();
     VERIFY(memory, 8 * MIB, 8);
-    if (getenv("FARPAGE_SESSION") != NULL && pages_out(memory, 8 * MIB) > 0)
-        FAIL("pages of 8 MiB are out right after they were read");
-    pid_t child = -1;
-    for (int attempt = 0; child < 0 && attempt < 100; attempt++) {
-        VERIFY(memory, 8 * MIB, 8);
-        child = fork();
-        CHECK(child >= 0 || errno == ENOMEM);
-        if (child < 0)
-            usleep(10 * 1000);
-    }
-    /* Pages of libc's own may be out, which we can't bring back: then it stays refused, and that is right. */
-    if (child < 0)
-        return;
+    pid_t child = fork();
+    CHECK(child >= 0);
     fill(memory, 2 * MIB, child == 0 ? 9 : 10);
     push_out();
     VERIFY(memory, 2 * MIB, child == 0 ? 9 : 10);
@@ -86,21 +76,146 @@ static void fork_after_giving_back(void)
     ended_well(child);
 }
 
-/* While pages are out a child could not get at them: refused, and nothing is harmed. */
-static void fork_refused(void)
+/* Most of the memory is out at the fork: in frames, in the pool, on the disk. Both have all of it, and change it. */
+static void fork_while_out(void)
 {
     char *memory = filled(LARGE, 11);
-    REQUIRE_OUT(memory, LARGE);
-    pid_t child = fork();
-    if (getenv("FARPAGE_SESSION") != NULL)
-        CHECK(child == -1 && errno == ENOMEM);
-    if (child == 0) {
-        VERIFY(memory, LARGE, 11);
+    for (int round = 0; round < 2; round++) {
+        REQUIRE_OUT(memory, LARGE);
+        pid_t child = round == 0 ? fork() : _Fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            fill_from(memory + 8 * MIB, 24 * MIB, 21, 0);
+            VERIFY(memory, 8 * MIB, 11);
+            VERIFY_FROM(memory + 32 * MIB, 64 * MIB, 11, 32 * MIB / PAGE);
+            VERIFY(memory + 8 * MIB, 24 * MIB, 21);
+            _exit(0);
+        }
+        /* What was out at the fork is overwritten here, and its places are used again. */
+        fill(memory, LARGE, 22);
+        push_out();
+        VERIFY(memory, LARGE, 22);
+        ended_well(child);
+        VERIFY(memory, LARGE, 22);
+        fill(memory, LARGE, 11);
+    }
+}
+
+static int ends[2];
+
+static void tell(char byte)
+{
+    CHECK(write(ends[1], &byte, 1) == 1);
+}
+
+static void hear(char expected)
+{
+    char byte = 0;
+    CHECK(read(ends[0], &byte, 1) == 1 && byte == expected);
+}
+
+/* Each process forks and ends; the last one has what the first one had put out, and their changes. */
+static void line_of_forks_while_out(void)
+{
+    char *memory = filled(LARGE, 30);
+    CHECK(pipe(ends) == 0);
+    pid_t first = fork();
+    CHECK(first >= 0);
+    if (first == 0) {
+        for (int depth = 1; depth < 5; depth++) {
+            REQUIRE_OUT(memory, LARGE);
+            fill(memory + (size_t)depth * 8 * MIB, 8 * MIB, 30 + depth);
+            pid_t next = fork();
+            CHECK(next >= 0);
+            if (next > 0)
+                _exit(0);
+            /* Whoever looks for free places finds those of the dead. */
+            push_out();
+        }
+        for (int depth = 1; depth < 5; depth++)
+            VERIFY(memory + (size_t)depth * 8 * MIB, 8 * MIB, 30 + depth);
+        VERIFY(memory, 8 * MIB, 30);
+        VERIFY_FROM(memory + 40 * MIB, 56 * MIB, 30, 40 * MIB / PAGE);
+        tell('y');
         _exit(0);
     }
-    VERIFY(memory, LARGE, 11);
-    CHECK(_Fork() == -1 || getenv("FARPAGE_SESSION") == NULL);
-    VERIFY(memory, LARGE, 11);
+    ended_well(first);
+    fill(memory, LARGE, 40);
+    push_out();
+    hear('y');
+    VERIFY(memory, LARGE, 40);
+}
+
+/* Memory that a child is to find empty, whether it was out or not; and then again not. */
+static void wiped_in_children(void)
+{
+    char *memory = filled(LARGE, 70);
+    CHECK(madvise(memory, LARGE / 2, MADV_WIPEONFORK) == 0);
+    CHECK(madvise(memory, 8 * MIB, MADV_KEEPONFORK) == 0);
+    push_out();
+    REQUIRE_OUT(memory, LARGE / 2);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        VERIFY(memory, 8 * MIB, 70);
+        VERIFY_ZERO(memory + 8 * MIB, LARGE / 2 - 8 * MIB);
+        VERIFY_FROM(memory + LARGE / 2, LARGE / 2, 70, LARGE / 2 / PAGE);
+        _exit(0);
+    }
+    ended_well(child);
+    VERIFY(memory, LARGE, 70);
+}
+
+/* Holes that the program has made are its own: what it puts there in the child disturbs nobody, and stays. */
+static void holes_of_its_own(void)
+{
+    char *memory = filled(LARGE, 71), *place = map(16 * MIB);
+    for (size_t at = MIB; at < 16 * MIB; at += 2 * MIB)
+        CHECK(munmap(place + at, PAGE) == 0);
+    push_out();
+    REQUIRE_OUT(memory, LARGE);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        for (size_t at = MIB; at < 16 * MIB; at += 2 * MIB)
+            memset(map_at(place + at, PAGE, MAP_FIXED), 'h', PAGE);
+        usleep(200000);
+        VERIFY(memory, LARGE, 71);
+        usleep(200000);
+        for (size_t at = MIB; at < 16 * MIB; at += 2 * MIB)
+            CHECK(place[at] == 'h' && place[at + PAGE - 1] == 'h');
+        _exit(0);
+    }
+    fill(memory, LARGE, 72);
+    push_out();
+    ended_well(child);
+    VERIFY(memory, LARGE, 72);
+}
+
+/* Many children at once, some of which run another program instead. */
+static void many_children_while_out(void)
+{
+    char *memory = filled(LARGE / 2, 50);
+    pid_t child[12];
+    for (int i = 0; i < 12; i++) {
+        push_out();
+        REQUIRE_OUT(memory, LARGE / 2);
+        child[i] = fork();
+        CHECK(child[i] >= 0);
+        if (child[i] == 0) {
+            if (i % 3 == 0)
+                execl("/bin/sh", "sh", "-c", "exit 0", (char *)NULL);
+            VERIFY_FROM(memory + i * 4 * MIB, (size_t)(12 - i) * 4 * MIB, 50, (size_t)i * 4 * MIB / PAGE);
+            for (int done = 0; done < i; done++)
+                VERIFY(memory + done * 4 * MIB, 4 * MIB, 60 + done);
+            _exit(0);
+        }
+        fill(memory + i * 4 * MIB, 4 * MIB, 60 + i);
+    }
+    for (int i = 0; i < 12; i++)
+        ended_well(child[i]);
+    for (int i = 0; i < 12; i++)
+        VERIFY(memory + i * 4 * MIB, 4 * MIB, 60 + i);
 }
 
 /* A child that was made behind libc's back never reads a wrong byte: it has the right one, or dies. */
@@ -167,7 +282,7 @@ static void other_program_in_our_place(void)
     char *memory = filled(LARGE, 14);
     REQUIRE_OUT(memory, LARGE);
     (void)memory;
-    execl("/proc/self/exe", "processes", "fork_refused", (char *)NULL);
+    execl("/proc/self/exe", "processes", "fork_while_out", (char *)NULL);
     FAIL("execl: %s", strerror(errno));
 }
 
@@ -195,7 +310,7 @@ static void forks_beside_threads(void)
         CHECK(pthread_create(&thread[i], NULL, user, NULL) == 0);
     for (int round = 0; round < 20; round++) {
         pid_t child = fork();
-        CHECK(child >= 0 || errno == ENOMEM);
+        CHECK(child >= 0);
         if (child == 0) {
             VERIFY(shared, 8 * MIB, 15);
             char *own = filled(40 * MIB, 17);
@@ -203,15 +318,81 @@ static void forks_beside_threads(void)
             VERIFY(shared, 8 * MIB, 15);
             _exit(0);
         }
-        if (child > 0)
-            ended_well(child);
+        ended_well(child);
     }
     stop = 1;
     for (int i = 0; i < 3; i++)
         CHECK(pthread_join(thread[i], NULL) == 0);
 }
 
+/* Threads that write page after page, each from its first word to its last, with a number that grows by one. */
+#define WRITERS 8
+#define WRITTEN (LARGE / PAGE / WRITERS)
+static volatile uint64_t version[WRITERS][WRITTEN];
+
+static void *writes_pages(void *argument)
+{
+    size_t me = (size_t)argument;
+    uint64_t dice = me;
+    for (uint64_t number = 1; !stop; number++) {
+        dice = mix(dice + number);
+        size_t at = dice % WRITTEN;
+        volatile uint64_t *words = (volatile uint64_t *)(shared + (me * WRITTEN + at) * PAGE);
+        uint64_t next = version[me][at] + 1;
+        for (size_t word = 0; word < WORDS; word++)
+            words[word] = next * word_of(me, at, word);
+        version[me][at] = next;
+    }
+    return argument;
+}
+
+/* What the child has of one page: as it was when the version was `was`, or while the next one was being written. */
+static void verify_snapshot(size_t me, size_t at)
+{
+    const uint64_t *words = (const uint64_t *)(shared + (me * WRITTEN + at) * PAGE);
+    uint64_t was = version[me][at], number = was + 1;
+    for (size_t word = 0; word < WORDS; word++) {
+        if (words[word] != number * word_of(me, at, word) && number != was)
+            number = was;
+        if (words[word] != number * word_of(me, at, word))
+            FAIL("page %zu of writer %zu word %zu is %016lx, in version %lu", at, me, word, words[word], was);
+    }
+}
+
+/* Eight threads write all the time while the process forks; each child has everything as of one instant. */
+static void snapshots_beside_writers(void)
+{
+    shared = map(LARGE);
+    pthread_t thread[WRITERS];
+    for (size_t i = 0; i < WRITERS; i++)
+        CHECK(pthread_create(&thread[i], NULL, writes_pages, (void *)i) == 0);
+    while (getenv("FARPAGE_SESSION") != NULL && pages_out(shared, LARGE) < LARGE / PAGE / 4)
+        usleep(10000);
+    int rounds = getenv("FORKS") != NULL ? atoi(getenv("FORKS")) : 10;
+    for (int round = 0; round < rounds; round++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            for (size_t page = 0; page < WRITERS * WRITTEN; page++)
+                verify_snapshot(page / WRITTEN, page % WRITTEN);
+            _exit(0);
+        }
+        if (round % 3 != 0)
+            ended_well(child);
+    }
+    stop = 1;
+    for (size_t i = 0; i < WRITERS; i++)
+        CHECK(pthread_join(thread[i], NULL) == 0);
+    for (int round = 0; round < rounds; round += 3)
+        ended_well(-1);
+    for (size_t page = 0; page < WRITERS * WRITTEN; page++)
+        verify_snapshot(page / WRITTEN, page % WRITTEN);
+}
+
 MAIN({ "fork_within_budget", fork_within_budget }, { "fork_of_a_fork", fork_of_a_fork },
-     { "fork_after_giving_back", fork_after_giving_back }, { "fork_refused", fork_refused },
+     { "fork_after_giving_back", fork_after_giving_back }, { "fork_while_out", fork_while_out },
+     { "line_of_forks_while_out", line_of_forks_while_out }, { "many_children_while_out", many_children_while_out },
+     { "wiped_in_children", wiped_in_children }, { "holes_of_its_own", holes_of_its_own },
      { "bare_clone", bare_clone }, { "programs_started_while_out", programs_started_while_out },
-     { "other_program_in_our_place", other_program_in_our_place }, { "forks_beside_threads", forks_beside_threads })
+     { "other_program_in_our_place", other_program_in_our_place }, { "forks_beside_threads", forks_beside_threads },
+     { "snapshots_beside_writers", snapshots_beside_writers })

@@ -121,7 +121,7 @@ pub fn describe(notice: Notice, value: u64, session: &Session, budget: &Budget) 
             iec(budget.ram_bytes)
         ),
         Notice::ForkRefused => format!(
-            "a fork was refused with ENOMEM, because {} of its pages are evicted and a child could not get at them yet; give more with --ram, or use posix_spawn in the program",
+            "a fork was refused: its child could not have been given the {} pages that are evicted, because there are 256 processes under this run already, or the limit on mappings (vm.max_map_count) is reached; use posix_spawn in the program, or give more with --ram",
             grouped(value)
         ),
         Notice::NotStarted => format!("Farpage could not start in it: {}", start_failure(value)),

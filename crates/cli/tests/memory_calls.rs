@@ -60,7 +60,9 @@ cases! {
         stacks_never_touched child_without_handlers clones_that_fail copy_on_another_stack thread_that_is_cancelled
         what_the_program_believes threads_made_meanwhile forks_meanwhile;
     stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks;
-    processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_refused bare_clone
+    processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_while_out
+        line_of_forks_while_out many_children_while_out wiped_in_children holes_of_its_own
+        snapshots_beside_writers bare_clone
         programs_started_while_out other_program_in_our_place forks_beside_threads;
 }
 

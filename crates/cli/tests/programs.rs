@@ -162,6 +162,20 @@ fn python_objects_without_disk() {
     python_with(Variant::NoDisk, Data::Plain, Went::Anywhere);
 }
 
+/// Forked workers that each read what their parent had put out, and change it, while the parent does.
+fn run_workers(under: &Under, _: Data) -> (String, Outcome) {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/programs/workers.py");
+    let outcome = Job::new(under, &[&python(), script, &size(512, 100).to_string()]).within(900).run();
+    (outcome.text(), outcome)
+}
+
+#[test]
+fn python_workers_have_what_was_out_at_the_fork() {
+    if able("python3") {
+        compare("workers", run_workers, Data::Plain, Variant::Default, Went::Anywhere);
+    }
+}
+
 // ---- sort ----------------------------------------------------------------------------------------------
 
 /// A generator that is the same everywhere (splitmix64).
@@ -286,6 +300,25 @@ impl Redis {
         }
     }
 
+    fn say(&mut self, words: &[&str]) {
+        self.send(words);
+        self.to.flush().unwrap();
+    }
+
+    /// Its answer, if that is one line.
+    fn ask(&mut self, words: &[&str]) -> String {
+        self.say(words);
+        self.line()
+    }
+
+    /// A line of INFO persistence.
+    fn persistence(&mut self, name: &str) -> String {
+        self.say(&["INFO", "persistence"]);
+        let info = String::from_utf8(self.bulk()).unwrap();
+        let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.unwrap_or_else(|| panic!("{name} isn't in {info}")).trim().into()
+    }
+
     fn line(&mut self) -> String {
         let mut line = String::new();
         self.from.read_line(&mut line).unwrap();
@@ -349,12 +382,50 @@ fn run_redis(under: &Under, data: Data) -> (String, Outcome) {
     let mut redis = Redis::connect(&running.place().join("socket"));
     redis.fill(keys, data);
     let digests = [redis.digest(keys, data), redis.digest(keys, data)];
-    redis.send(&["DBSIZE"]);
-    redis.to.flush().unwrap();
-    let count = redis.line();
-    redis.send(&["SHUTDOWN", "NOSAVE"]);
-    redis.to.flush().unwrap();
+    let count = redis.ask(&["DBSIZE"]);
+    redis.say(&["SHUTDOWN", "NOSAVE"]);
     (format!("{count} {digests:x?}"), running.end())
+}
+
+/// Saves in the background while half of the values change, and reads the file in a server without Farpage: it has
+/// everything as of the fork.
+fn run_redis_that_saves(under: &Under, data: Data) -> (String, Outcome) {
+    let keys = size(400_000_000, 60_000_000) / VALUE_BYTES as u64;
+    let words = ["redis-server", "--port", "0", "--unixsocket", "socket", "--save", "", "--appendonly", "no"];
+    let running = Job::new(under, &words).within(900).start();
+    let mut redis = Redis::connect(&running.place().join("socket"));
+    redis.fill(keys, data);
+    assert_eq!(redis.ask(&["BGSAVE"]), "+Background saving started");
+    for key in 0..keys / 2 {
+        assert_eq!(redis.ask(&["SET", &format!("key:{key}"), "another value"]), "+OK");
+    }
+    let start = Instant::now();
+    while redis.persistence("rdb_bgsave_in_progress") != "0" {
+        assert!(start.elapsed() < Duration::from_secs(600), "it doesn't end");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(redis.persistence("rdb_last_bgsave_status"), "ok");
+    redis.say(&["SHUTDOWN", "NOSAVE"]);
+    let outcome = running.end();
+
+    let loads = Job::new(&Under::Nothing, &words);
+    fs::copy(outcome.place.path().join("dump.rdb"), loads.place.path().join("dump.rdb")).unwrap();
+    let running = loads.within(300).start();
+    let mut redis = Redis::connect(&running.place().join("socket"));
+    while redis.ask(&["DBSIZE"]).starts_with("-LOADING") {
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let digest = redis.digest(keys, data);
+    redis.say(&["SHUTDOWN", "NOSAVE"]);
+    running.end().succeeded();
+    (format!("{keys} {digest:x}"), outcome)
+}
+
+#[test]
+fn redis_saves_in_the_background() {
+    if able("redis-server") {
+        compare("redis-server BGSAVE", run_redis_that_saves, Data::Noisy, Variant::Default, Went::ToTheArea);
+    }
 }
 
 fn redis_with(variant: Variant, data: Data, went: Went) {

@@ -46,6 +46,8 @@ table! {
         SwpoutZero = "swpout_zero", "pages";
         /// Pages of one repeated word that came back.
         SwpinSame = "swpin_same", "pages";
+        /// Pages that came back from where a fork's parent had put them.
+        SwpinInherited = "swpin_inherited", "pages";
         /// Pages of one repeated word that went out.
         SwpoutSame = "swpout_same", "pages";
         /// Pages brought in before anybody asked for them (readahead).

@@ -16,9 +16,10 @@
 //! | 11 | readahead isn't waited for; it stays in region, 2 MiB and area | property tests of `readahead::by_address`, `by_slot`, `streams` |
 //! | 12 | off empties an area or restores it unchanged | `areas::tests::invariant_12_*`, `areas::order::tests::invariant_12_*` |
 //! | 13 | never more readahead hits than pages read ahead | `readahead::streams::tests::windows_stay_in_their_range_and_hits_below_pages_issued` |
+//! | 14 | a fork's child has every byte as of the fork, and its parent's slots stay as long as it is there | here; `areas::heirs::tests`; `tests/programs/processes.c` |
 // UNSAFETY: a driver hands the pager its memory and writes the frames.
 
-use farpage_core::areas::{AreaMemory, AreaState, Areas, Leases, Place, SlotMemory};
+use farpage_core::areas::{AreaMemory, AreaState, Areas, Leases, Place, SlotMemory, heirs};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
 use farpage_core::check::{self, InFlight};
 use farpage_core::config::{AreaOrder, Config, Install, SlotPolicy};
@@ -36,6 +37,7 @@ use farpage_core::units::{
 };
 use farpage_core::zswap::codec::Scratch;
 use farpage_core::zswap::pool::{Pool, PoolLayout, PoolMemory};
+use std::sync::atomic::AtomicU32;
 
 const FRAMES: usize = 16;
 const SLOTS: u32 = 64;
@@ -68,22 +70,32 @@ fn table<T: Zeroed>(count: usize) -> &'static mut [T] {
     region(Region::bytes_for::<T>(count)).carve(count)
 }
 
-fn area() -> AreaMemory<'static> {
+/// As the process `me` sees it.
+fn area(holders: &'static [AtomicU32], me: u32) -> AreaMemory<'static> {
     let bytes = SlotMemory::bytes(SlotPolicy::Clusters, SLOTS, 1);
     AreaMemory {
         slots: SLOTS,
         place: Place::default(),
-        leases: Leases::new(table(1), 1),
+        leases: Leases::new(holders, me),
         memory: SlotMemory::carve(&mut region(bytes), SlotPolicy::Clusters, SLOTS, 1),
         discards: false,
         owners: table(SLOTS as usize),
         checksums: table(SLOTS as usize),
         bad: &[],
+        heirs: table(heirs::words(SLOTS)),
     }
 }
 
 /// How many bytes the pool may have, and whether there is an area.
 fn driver(pool_bytes: usize, with_area: bool) -> Driver {
+    driver_of(pool_bytes, with_area.then(|| area(table(1), 1)), None)
+}
+
+fn driver_of(
+    pool_bytes: usize,
+    area: Option<AreaMemory<'static>>,
+    elder: Option<&'static Pager<'static>>,
+) -> Driver {
     let config = Config {
         frames: FRAMES as u32,
         install: Install::Copy,
@@ -107,8 +119,8 @@ fn driver(pool_bytes: usize, with_area: bool) -> Driver {
         blocks: table(layout.blocks),
     };
     let mut areas = Areas::new(AreaOrder::Weighted, 1);
-    if with_area {
-        areas.add(area());
+    if let Some(area) = area {
+        areas.add(area);
     }
     let stats = table::<PageBytes>(size_of::<Stats>().div_ceil(PAGE_BYTES));
     let pager = Pager::new(Parts {
@@ -122,6 +134,7 @@ fn driver(pool_bytes: usize, with_area: bool) -> Driver {
         stats: unsafe { &*stats.as_ptr().cast() },
         wake: &Nobody,
         slot_words: Box::leak(Box::new(SlotWords::new())),
+        elder,
     });
     pager.ranges.lock().insert(PageRange::of(PageIndex(0), 100), Flags::REGISTERED).unwrap();
     Driver { pager, frames, scratch: Box::new(Scratch::new()) }
@@ -331,4 +344,108 @@ fn invariant_6_a_failed_read_is_an_error_for_good_and_never_zeros() {
     driver.first_touch(OTHER);
     assert_ne!(driver.evict_to_area(OTHER, 2), slot);
     driver.check();
+}
+
+/// A child of `parent` as it is now, whose books never change again, with the same area.
+fn child_of(parent: Driver, holders: &'static [AtomicU32], me: u32) -> Driver {
+    let elder: &'static Driver = Box::leak(Box::new(parent));
+    elder.pager.forget_holders();
+    let child = driver_of(64 << 10, Some(area(holders, me)), Some(&elder.pager));
+    child.pager.inherit(PageRange::of(PageIndex(0), 100), |page| panic!("{page:?} isn't there"));
+    child
+}
+
+/// Serves a fault on a page that is out, with `on_disk` as what its slot holds: its bytes.
+fn bring(driver: &mut Driver, page: PageIndex, on_disk: u8) -> [u8; PAGE_BYTES] {
+    match driver.pager.fault(page, Access::Read) {
+        Step::Zero(ticket) => {
+            driver.pager.settle_fault(ticket, LEFT);
+            [0; PAGE_BYTES]
+        }
+        Step::Read(ticket) => {
+            *driver.frame(ticket.frame().unwrap()) = bytes_of(on_disk);
+            assert!(!ticket.wants_protection(), "the slot is another's");
+            driver.pager.read_done(&ticket).unwrap();
+            driver.pager.settle_fault(ticket, LEFT);
+            bytes_of(on_disk)
+        }
+        Step::Load(ticket) => driver.finish_load(ticket),
+        step => panic!("{step:?}"),
+    }
+}
+
+#[test]
+fn invariant_14_a_child_finds_each_page_where_its_parent_had_put_it() {
+    let holders: &'static [AtomicU32] = table(1);
+    let mut parent = driver_of(64 << 10, Some(area(holders, 1)), None);
+    let [parked, pooled, same, zero, disk, writing, lost, resident] = [0, 1, 2, 3, 4, 5, 6, 7].map(PageIndex);
+    for (page, kind) in [(pooled, 11), (same, 12), (zero, 0)] {
+        parent.first_touch(page);
+        parent.evict_and_place(page, kind);
+    }
+    // What is left to be stored goes to the area.
+    parent.pager.pool().set_limit(0);
+    parent.first_touch(disk);
+    let slot = parent.evict_to_area(disk, 14);
+    parent.first_touch(lost);
+    let gone = parent.evict_to_area(lost, 16);
+    let Step::Read(ticket) = parent.pager.fault(lost, Access::Read) else { panic!("it is on the area") };
+    parent.pager.fail(ticket, gone);
+    parent.first_touch(writing);
+    parent.evict(writing, 15);
+    let mut writes = WriteBatch::new();
+    assert_eq!(parent.place(&mut writes), Placed::Queued);
+    parent.first_touch(parked);
+    parent.evict(parked, 10);
+    parent.first_touch(resident);
+
+    parent.pager.bequeath(0);
+    let mut child = child_of(parent, holders, 2);
+    assert_eq!(child.pager.state(resident), State::Absent, "the kernel has copied it");
+    assert_eq!(child.pager.state(zero), State::Zero);
+    assert_eq!((child.pager.evicted(), child.pager.inherited()), (6, 5));
+    child.check();
+
+    // A child of the child, before that has looked at anything: then at some pages, but not at others.
+    assert_eq!(bring(&mut child, writing, 0), bytes_of(15));
+    let mut grandchild = child_of(child, holders, 3);
+    assert_eq!(grandchild.pager.inherited(), 4);
+    grandchild.pager.remap(PageRange::of(disk, 1), PageIndex(50));
+    for (page, kind) in [(parked, 10), (pooled, 11), (same, 12), (PageIndex(50), 14), (zero, 0)] {
+        assert_eq!(bring(&mut grandchild, page, kind), bytes_of(kind), "{page:?}");
+        grandchild.check();
+    }
+    assert!(matches!(grandchild.pager.fault(lost, Access::Read), Step::Lost(_)));
+    assert_eq!((grandchild.pager.inherited(), grandchild.pager.areas().in_use()), (0, 0));
+    assert_eq!(slot.area(), AreaId(0));
+}
+
+#[test]
+fn invariant_14_what_a_child_throws_away_it_inherits_no_more() {
+    let holders: &'static [AtomicU32] = table(1);
+    let mut parent = driver_of(64 << 10, Some(area(holders, 1)), None);
+    parent.first_touch(PAGE);
+    assert!(matches!(parent.evict_and_place(PAGE, 1), State::Pooled(_)));
+    let mut child = child_of(parent, holders, 2);
+    child.pager.discard(PageRange::of(PAGE, 1));
+    assert_eq!((child.pager.state(PAGE), child.pager.inherited()), (State::Absent, 0));
+    assert_eq!(bring(&mut child, PAGE, 0), [0; PAGE_BYTES]);
+    child.check();
+}
+
+/// The bytes of a slot that isn't what it was are never the child's: its page is lost, and so it stays.
+#[test]
+fn invariant_14_an_inherited_page_that_can_not_be_read_is_lost() {
+    let holders: &'static [AtomicU32] = table(1);
+    let mut parent = driver_of(0, Some(area(holders, 1)), None);
+    parent.first_touch(PAGE);
+    parent.evict_to_area(PAGE, 1);
+    let mut child = child_of(parent, holders, 2);
+    let Step::Read(ticket) = child.pager.fault(PAGE, Access::Read) else { panic!("it is on the area") };
+    *child.frame(ticket.frame().unwrap()) = bytes_of(2);
+    let slot = child.pager.read_done(&ticket).unwrap_err();
+    child.pager.fail(ticket, slot);
+    assert!(matches!(child.pager.fault(PAGE, Access::Read), Step::Lost(_)));
+    child.pager.discard(PageRange::of(PAGE, 1));
+    child.check();
 }

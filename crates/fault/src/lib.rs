@@ -111,9 +111,9 @@ pub trait Pages: Sync {
     /// Wakes whoever waits for the page; they try again.
     fn wake(&self, page: PageIndex);
 
-    /// Tries to make a page that could not be taken movable. It may wait for a fault, so the caller must be a
+    /// Tries to make pages that could not be taken movable. It may wait for a fault, so the caller must be a
     /// thread that serves none, and hold no lock.
-    fn unshare(&self, page: PageIndex);
+    fn unshare(&self, pages: PageRange);
 
     /// Gives a frame memory, if it has none.
     ///

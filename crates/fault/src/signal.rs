@@ -259,8 +259,8 @@ impl<P: Pages> Pages for Woken<'_, P> {
         self.handover.wake(PageRange::of(page, 1));
     }
 
-    fn unshare(&self, page: PageIndex) {
-        self.pages.unshare(page);
+    fn unshare(&self, pages: PageRange) {
+        self.pages.unshare(pages);
     }
 
     unsafe fn give_memory(&self, frame: *mut PageBytes) -> Result<(), InstallError> {

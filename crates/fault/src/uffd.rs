@@ -234,9 +234,9 @@ impl Pages for ByMove<'_> {
         self.uffd.wake(PageRange::of(page, 1));
     }
 
-    fn unshare(&self, page: PageIndex) {
-        // SAFETY: populating for writing changes no byte: it ends the sharing of a page since a fork.
-        let _ = unsafe { memory::advise(PageRange::of(page, 1), MADV_POPULATE_WRITE) };
+    fn unshare(&self, pages: PageRange) {
+        // SAFETY: populating for writing changes no byte: it ends the sharing of pages since a fork.
+        let _ = unsafe { memory::advise(pages, MADV_POPULATE_WRITE) };
     }
 
     unsafe fn give_memory(&self, frame: *mut PageBytes) -> Result<(), InstallError> {
@@ -349,7 +349,7 @@ impl Pages for ByCopy<'_> {
         self.uffd.wake(PageRange::of(page, 1));
     }
 
-    fn unshare(&self, _: PageIndex) {}
+    fn unshare(&self, _: PageRange) {}
 
     unsafe fn give_memory(&self, _: *mut PageBytes) -> Result<(), InstallError> {
         Ok(())

@@ -543,7 +543,7 @@ mod cases {
                 break;
             }
             assert!(outgoing.is_shared && std::time::Instant::now() < deadline, "{outgoing:?}");
-            bench.pages.unshare(bench.page(0));
+            bench.pages.unshare(bench.range(0, 1));
         }
         assert_eq!(bench.frame_bytes(5), vec![1; PAGE_BYTES]);
         let mut status = 0;

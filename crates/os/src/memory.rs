@@ -5,7 +5,10 @@ use crate::sys::Errno;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::fd::BorrowedFd;
+use rustix::mm::{Advice, MapFlags};
+
+pub use rustix::mm::ProtFlags;
 
 fn errno(error: rustix::io::Errno) -> Errno {
     Errno(error.raw_os_error())
@@ -35,44 +38,51 @@ fn remember(base: *mut c_void, bytes: usize) {
 /// Maps memory where programs have none. A program may count on a hole that it has made itself with munmap or
 /// mremap to stay one, and put something there later; a mapping of ours that the kernel had placed in it would
 /// be overwritten.
-fn map_far_away(bytes: usize) -> Result<*mut c_void, Errno> {
+fn map_far_away(
+    bytes: usize,
+    map: impl Fn(*mut c_void, MapFlags) -> rustix::io::Result<*mut c_void>,
+) -> Result<*mut c_void, Errno> {
     /// Far below where the kernel puts mappings (they grow down from the top) and above where programs are.
     const FIRST: usize = 0x1000_0000_0000;
     const STEP: usize = 1 << 21;
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
-    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    let here = 0_u8;
     if NEXT.load(Ordering::Relaxed) == 0 {
         // Where the kernel has put the stack is random: 22 bits of it make our place random, too.
-        let here = (&raw const protection as usize >> 12) & 0x3f_ffff;
+        let here = (&raw const here as usize >> 12) & 0x3f_ffff;
         let _ = NEXT.compare_exchange(0, FIRST + here * STEP, Ordering::Relaxed, Ordering::Relaxed);
     }
     for _ in 0..64 {
         let wanted = NEXT.fetch_add((bytes + PAGE_BYTES).next_multiple_of(STEP), Ordering::Relaxed);
-        // SAFETY: NOREPLACE: a new mapping, or an error, but nothing that exists is touched.
-        let mapped = unsafe {
-            rustix::mm::mmap_anonymous(
-                wanted as *mut c_void,
-                bytes,
-                protection,
-                flags | MapFlags::FIXED_NOREPLACE,
-            )
-        };
-        match mapped {
+        match map(wanted as *mut c_void, MapFlags::FIXED_NOREPLACE) {
             Err(rustix::io::Errno::EXIST) => {}
             Err(error) => return Err(errno(error)),
             Ok(base) => return Ok(base),
         }
     }
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing that exists.
-    unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), bytes, protection, flags) }.map_err(errno)
+    map(core::ptr::null_mut(), MapFlags::empty()).map_err(errno)
 }
 
-/// Reserves zeroed memory without charging for it until it is touched. It lives until the process ends, and
-/// a fork's child doesn't get it: the engine of the child is its own.
+/// Maps a file that is shared with others, from its beginning. It is ours until it is unmapped.
+pub fn map_shared(fd: BorrowedFd<'_>, bytes: usize, protection: ProtFlags) -> Result<*mut u8, Errno> {
+    let base = map_far_away(bytes, |place, flags| {
+        // SAFETY: where there is nothing, or where the kernel likes it: nothing that exists is touched.
+        unsafe { rustix::mm::mmap(place, bytes, protection, MapFlags::SHARED | flags, fd, 0) }
+    })?;
+    remember(base, bytes);
+    Ok(base.cast())
+}
+
+/// Reserves zeroed memory without charging for it until it is touched. It lives until the process ends; a fork's child has
+/// a copy, unless [`keep_from_children`] is told.
 pub fn reserve(bytes: usize) -> Result<*mut u8, Errno> {
     let bytes = bytes.next_multiple_of(PAGE_BYTES);
-    let base = map_far_away(bytes)?;
+    let base = map_far_away(bytes, |place, flags| {
+        let (protection, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE | flags);
+        // SAFETY: where there is nothing, or where the kernel likes it: nothing that exists is touched.
+        unsafe { rustix::mm::mmap_anonymous(place, bytes, protection, flags) }
+    })?;
     remember(base, bytes);
     // Huge pages would make the first touch of each sparse table cost 2 MiB of the budget.
     // SAFETY: advice about the mapping just made, which changes nothing that can be read.
@@ -81,6 +91,14 @@ pub fn reserve(bytes: usize) -> Result<*mut u8, Errno> {
         error => Err(errno(error)),
     })?;
     Ok(base.cast())
+}
+
+/// The same for what only engine threads use: a fork's child, which has none, doesn't get it.
+pub fn reserve_for_threads(bytes: usize) -> Result<*mut u8, Errno> {
+    let base = reserve(bytes)?;
+    // SAFETY: as the caller says.
+    unsafe { keep_from_children(base, bytes) }?;
+    Ok(base)
 }
 
 /// Puts a value into memory of its own, for as long as the process lives.
@@ -101,6 +119,15 @@ pub fn place<T>(value: T) -> Result<&'static mut T, Errno> {
 pub unsafe fn keep_from_children(base: *mut u8, bytes: usize) -> Result<(), Errno> {
     // SAFETY: the caller answers for the child; in this process nothing changes.
     unsafe { rustix::mm::madvise(base.cast(), bytes, Advice::LinuxDontFork) }.map_err(errno)
+}
+
+/// Undoes [`keep_from_children`].
+///
+/// # Safety
+/// Code that runs in a child may use its copy only as its own memory.
+pub unsafe fn give_to_children(base: *mut u8, bytes: usize) -> Result<(), Errno> {
+    // SAFETY: the caller answers for the child; in this process nothing changes.
+    unsafe { rustix::mm::madvise(base.cast(), bytes, Advice::LinuxDoFork) }.map_err(errno)
 }
 
 /// Makes a mapping read as zeros in a fork's child.

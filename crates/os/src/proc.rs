@@ -6,7 +6,7 @@
 
 use crate::sys::{self, Errno};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
 fn open(path: &core::ffi::CStr) -> Result<OwnedFd, Errno> {
@@ -301,22 +301,41 @@ pub fn runs_no_program(thread: u32) -> bool {
 
 /// A short file of a thread's. None if there is no such thread.
 fn read_of_thread<'t>(thread: u32, name: &[u8], text: &'t mut [u8]) -> Option<&'t [u8]> {
-    let mut path = [0_u8; 64];
+    let file = open(numbered(&mut [0; 64], b"/proc/self/task/", thread, &[b"/", name])?).ok()?;
+    let length = read_at(&file, text, 0).ok()?;
+    Some(&text[..length])
+}
+
+/// Opens the file of a descriptor of the calling thread once more, to read and write.
+pub fn reopen(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    const EINVAL: i32 = 22;
+    let mut path = [0; 64];
+    let path = numbered(&mut path, b"/proc/thread-self/fd/", fd.as_raw_fd() as u32, &[]);
+    let path = path.ok_or(Errno(EINVAL))?;
+    let opened = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    opened.map_err(|error| Errno(error.raw_os_error()))
+}
+
+/// A path with a number in it.
+fn numbered<'p>(
+    path: &'p mut [u8; 64],
+    before: &[u8],
+    number: u32,
+    after: &[&[u8]],
+) -> Option<&'p core::ffi::CStr> {
     let mut digits = [0_u8; 10];
-    let (mut first, mut rest) = (digits.len(), thread);
+    let (mut first, mut rest) = (digits.len(), number);
     while first == digits.len() || rest > 0 {
         first -= 1;
         digits[first] = b'0' + (rest % 10) as u8;
         rest /= 10;
     }
     let mut end = 0;
-    for part in [b"/proc/self/task/", &digits[first..], b"/", name, b"\0"] {
-        path[end..end + part.len()].copy_from_slice(part);
+    for part in [before, &digits[first..]].into_iter().chain(after.iter().copied()).chain([&b"\0"[..]]) {
+        path.get_mut(end..end + part.len())?.copy_from_slice(part);
         end += part.len();
     }
-    let file = open(core::ffi::CStr::from_bytes_with_nul(&path[..end]).ok()?).ok()?;
-    let length = read_at(&file, text, 0).ok()?;
-    Some(&text[..length])
+    core::ffi::CStr::from_bytes_with_nul(&path[..end]).ok()
 }
 
 #[cfg(test)]

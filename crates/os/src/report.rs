@@ -15,6 +15,11 @@ impl Write for Stderr {
     }
 }
 
+/// Tells the user of something, if anybody can hear it.
+pub fn say(what: &str) {
+    let _ = writeln!(Stderr, "farpage: {what}");
+}
+
 /// Says what happened, if anybody can hear it, and ends the process with SIGABRT's status.
 pub fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     let _ = writeln!(Stderr, "farpage: internal error, the program is stopped: {info}");

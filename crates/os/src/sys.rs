@@ -104,6 +104,12 @@ pub fn keep_open(mask: u64) {
     BLOCKED.store(!mask, Ordering::Relaxed);
 }
 
+/// Opens what [`keep_open`] was told of in the calling thread, though it has blocked signals before.
+pub fn open_what_is_kept_open() {
+    let open = !BLOCKED.load(Ordering::Relaxed);
+    change_mask(1 /* SIG_UNBLOCK */, &raw const open as usize, 0);
+}
+
 /// Blocks signals in the calling thread, so that no handler of the program runs on top of ours while a lock is held.
 /// Faults of the thread itself are not delayed by this.
 pub fn block_signals() -> SignalMask {

@@ -44,6 +44,8 @@ const STACK_BYTES: usize = 256 * 1024;
 pub fn spawn(main: Main, argument: usize, descriptors: Descriptors) -> Result<(), Errno> {
     let bytes = PAGE_BYTES + STACK_BYTES + PAGE_BYTES;
     let base = memory::reserve(bytes)?;
+    // SAFETY: a child has none of our threads.
+    unsafe { memory::keep_from_children(base, bytes) }?;
     // SAFETY: the lowest page of the mapping just made becomes the guard: nothing refers to it yet.
     let guard = unsafe { rustix::mm::mprotect(base.cast(), PAGE_BYTES, rustix::mm::MprotectFlags::empty()) };
     guard.map_err(|error| Errno(error.raw_os_error()))?;

@@ -1,62 +1,170 @@
-//! fork(2) and its relatives: refused while pages are out, otherwise the child gets an engine of its own.
+//! fork(2) and its relatives: the child has an engine of its own before it runs any code but ours.
+//!
+//! libc's `fork` touches the heap as soon as it is in the child, so the place to stand is its system call itself. There,
+//! in libc's code, a call to ours takes its place.
+// UNSAFETY: libc's registers are kept as a system call keeps them.
 
-use crate::init::{begin, engine, parents_engine};
+use crate::init::{begin, can_join, engine, parents_engine};
+use crate::libc_symbol;
+use crate::patch::{Refused, replace_bytes, size_of_function};
 use crate::stack::{self, Task, perform};
-use crate::{next_symbol, set_errno};
-use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicPtr, Ordering};
-use farpage_os::thread::SignalsBlocked;
+use core::arch::naked_asm;
+use core::ffi::c_void;
+use farpage::engine::Engine;
+use farpage_os::report;
+use farpage_os::sys::{self, number};
 use linux_raw_sys::errno::ENOMEM;
 
-static FORK: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-static FORK_BARE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+/// What libc's code is searched for, how much of it we replace by a call, and where it begins in that. Whatever the
+/// compiler has put between the number and the call, errors are looked for at once.
+const PATTERNS: [&[u8]; 2] = [
+    // mov eax, 56; syscall
+    &[0xb8, number::CLONE as u8, 0, 0, 0, 0x0f, 0x05],
+    // syscall; cmp rax, -4096
+    &[0x0f, 0x05, 0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff],
+];
 
-/// Finds the functions that ours hide.
-pub fn prepare() {
-    FORK.store(next_symbol(c"fork"), Ordering::Relaxed);
-    FORK_BARE.store(next_symbol(c"_Fork"), Ordering::Relaxed);
-}
-
-type ForkFunction = unsafe extern "C" fn() -> c_int;
-
-fn call(function: &AtomicPtr<c_void>, name: &core::ffi::CStr) -> c_int {
-    let mut address = function.load(Ordering::Relaxed);
-    if address.is_null() {
-        address = next_symbol(name);
+/// Has libc's forks come here. Which function has the call is libc's affair.
+pub fn patch() -> Result<(), Refused> {
+    let mut found = false;
+    for name in [c"_Fork", c"fork"] {
+        let function = libc_symbol(name);
+        if !function.is_null() {
+            found |= patch_in(function.cast())?;
+        }
     }
-    // SAFETY: libc's function of this name, which takes nothing and returns an int.
-    let function = unsafe { core::mem::transmute::<*mut c_void, ForkFunction>(address) };
-    // SAFETY: the program asked for a fork.
-    unsafe { function() }
+    if found { Ok(()) } else { Err(Refused) }
 }
 
-fn guarded(function: &AtomicPtr<c_void>, name: &core::ffi::CStr) -> c_int {
-    let Some(engine) = engine() else { return call(function, name) };
-    // A handler that ran in between might fork too, or never return.
-    let _signals = SignalsBlocked::new();
-    if perform(engine, Task::BeforeFork) == 0 {
-        set_errno(ENOMEM as i32);
-        return -1;
+fn patch_in(function: *mut u8) -> Result<bool, Refused> {
+    let size = size_of_function(function.cast::<c_void>());
+    // SAFETY: libc's code of that size, which is readable.
+    let code = unsafe { core::slice::from_raw_parts(function, size) };
+    let find = |pattern: &&[u8]| code.windows(pattern.len()).position(|bytes| bytes == *pattern);
+    let Some((at, which)) = (0..PATTERNS.len()).find_map(|which| Some((find(&PATTERNS[which])?, which)))
+    else {
+        return Ok(false);
+    };
+    let place = function.wrapping_add(at);
+    let target = [entrance_for_clone as *const (), entrance as *const ()][which];
+    let distance = (target as isize).wrapping_sub(place as isize + CALL_BYTES as isize);
+    // `call rel32`, and no-ops.
+    let mut call = [0x90; 8];
+    call[0] = 0xe8;
+    call[1..CALL_BYTES].copy_from_slice(&i32::try_from(distance).map_err(|_| Refused)?.to_le_bytes());
+    replace_bytes(place, &call[..PATTERNS[which].len()])?;
+    Ok(true)
+}
+
+const CALL_BYTES: usize = 5;
+
+/// The same as below, with the number of clone(2).
+#[unsafe(naked)]
+unsafe extern "C" fn entrance_for_clone() {
+    naked_asm!("mov eax, {clone}", "jmp {entrance}", clone = const number::CLONE, entrance = sym entrance)
+}
+
+/// Called in the place of the system call: a system call keeps all registers but rax, rcx and r11. Where the comparison with
+/// -4096 was replaced, too, its flags are wanted.
+#[unsafe(naked)]
+unsafe extern "C" fn entrance() {
+    naked_asm!(
+        "push rbp",
+        "mov rbp, rsp",
+        "push r9",
+        "push r8",
+        "push r10",
+        "push rdx",
+        "push rsi",
+        "push rdi",
+        "mov rdi, rsp",
+        "mov rsi, rax",
+        "sub rsp, 256",
+        "and rsp, -16",
+        "movaps [rsp], xmm0",
+        "movaps [rsp + 16], xmm1",
+        "movaps [rsp + 32], xmm2",
+        "movaps [rsp + 48], xmm3",
+        "movaps [rsp + 64], xmm4",
+        "movaps [rsp + 80], xmm5",
+        "movaps [rsp + 96], xmm6",
+        "movaps [rsp + 112], xmm7",
+        "movaps [rsp + 128], xmm8",
+        "movaps [rsp + 144], xmm9",
+        "movaps [rsp + 160], xmm10",
+        "movaps [rsp + 176], xmm11",
+        "movaps [rsp + 192], xmm12",
+        "movaps [rsp + 208], xmm13",
+        "movaps [rsp + 224], xmm14",
+        "movaps [rsp + 240], xmm15",
+        "call {by_libc}",
+        "movaps xmm0, [rsp]",
+        "movaps xmm1, [rsp + 16]",
+        "movaps xmm2, [rsp + 32]",
+        "movaps xmm3, [rsp + 48]",
+        "movaps xmm4, [rsp + 64]",
+        "movaps xmm5, [rsp + 80]",
+        "movaps xmm6, [rsp + 96]",
+        "movaps xmm7, [rsp + 112]",
+        "movaps xmm8, [rsp + 128]",
+        "movaps xmm9, [rsp + 144]",
+        "movaps xmm10, [rsp + 160]",
+        "movaps xmm11, [rsp + 176]",
+        "movaps xmm12, [rsp + 192]",
+        "movaps xmm13, [rsp + 208]",
+        "movaps xmm14, [rsp + 224]",
+        "movaps xmm15, [rsp + 240]",
+        "lea rsp, [rbp - 48]",
+        "pop rdi",
+        "pop rsi",
+        "pop rdx",
+        "pop r10",
+        "pop r8",
+        "pop r9",
+        "pop rbp",
+        "cmp rax, -4096",
+        "ret",
+        by_libc = sym by_libc,
+    )
+}
+
+extern "C" fn by_libc(arguments: *const [usize; 6], call: usize) -> isize {
+    // SAFETY: `entrance` has put them there.
+    let arguments = unsafe { *arguments };
+    match call {
+        number::CLONE => forked(arguments),
+        // SAFETY: libc's own call, unchanged.
+        _ => unsafe { sys::call(call, arguments) },
     }
-    let child = call(function, name);
-    if child != 0 {
-        perform(engine, Task::AfterFork);
-        return child;
+}
+
+/// Makes a fork, with the arguments of clone(2). Returns the kernel's word: twice.
+pub fn forked(arguments: [usize; 6]) -> isize {
+    match engine() {
+        Some(engine) => perform(engine, Task::Fork(arguments, &raw const arguments as usize)),
+        // SAFETY: the program's own call, unchanged.
+        None => unsafe { sys::call(number::CLONE, arguments) },
     }
-    stack::reset_in_child();
-    farpage::fork::child();
-    begin(parents_engine());
-    0
 }
 
-/// fork(2)
-#[unsafe(no_mangle)]
-pub extern "C" fn fork() -> c_int {
-    guarded(&FORK, c"fork")
-}
-
-/// _Fork(3)
-#[unsafe(no_mangle)]
-pub extern "C" fn _Fork() -> c_int {
-    guarded(&FORK_BARE, c"_Fork")
+/// The fork itself, on a stack of ours, with signals blocked.
+pub fn make(engine: &'static Engine, arguments: [usize; 6], stack_pointer: usize) -> isize {
+    if engine.pager.evicted() > 0 && !can_join() {
+        return -(ENOMEM as isize);
+    }
+    // SAFETY: takes nothing.
+    let maker = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
+    // SAFETY: the program's own call. Parent and child have a copy of this stack each.
+    let result = farpage::fork::fork(engine, || unsafe { sys::call(number::CLONE, arguments) });
+    if result == 0 {
+        stack::only_this_one();
+        farpage::fork::child(engine, maker, stack_pointer);
+        if !begin(parents_engine()) && engine.heirs.are_left_pages() {
+            report::say(
+                "the supervisor is gone, or 256 processes run under it: a fork's child can't get at what is evicted",
+            );
+            sys::exit_group(crate::init::FAILED);
+        }
+    }
+    result
 }

@@ -1,5 +1,6 @@
 //! What libc's functions do now: the same calls, with the engine's knowledge changing along.
 
+use crate::fork;
 use crate::init::engine;
 use crate::patch::JUMP_BYTES;
 use crate::stack::on_own_stack;
@@ -9,6 +10,10 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use farpage::changes::Arguments;
 use farpage_os::sys::{self, number};
 use linux_raw_sys::errno::ENOMEM;
+
+/// Of clone(2)'s flags: the signal at the child's end.
+const SIGNAL: usize = 0xff;
+const SIGCHLD: usize = 17;
 
 /// Makes the call through the engine; by itself where there is none. Returns the kernel's word.
 fn kernel(call: usize, arguments: Arguments) -> isize {
@@ -176,6 +181,9 @@ pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e
         | number::MUNLOCKALL
         | number::PROCESS_MADVISE
         | number::BRK => result(kernel(call, arguments)),
+        number::FORK => result(fork::forked([SIGCHLD, 0, 0, 0, 0, 0])),
+        // As fork makes it: nothing but the signal at its end.
+        number::CLONE if a & !SIGNAL == 0 && b == 0 => result(fork::forked([a, 0, 0, 0, 0, 0])),
         // Not from code of ours, whose calls nobody looks at. A child made in this way doesn't get managed memory once
         // anything is registered: it can't read a wrong byte.
         _ => match INSTRUCTION.load(Ordering::Relaxed) {

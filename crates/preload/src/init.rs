@@ -10,7 +10,7 @@ use farpage_os::memory;
 use farpage_os::sys;
 
 /// Exit status of "Farpage itself failed".
-const FAILED: i32 = 125;
+pub const FAILED: i32 = 125;
 
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(core::ptr::null_mut());
 /// A word that the kernel turns to zero in every child: whoever reads zero has no engine threads.
@@ -32,7 +32,7 @@ pub fn engine() -> Option<&'static Engine> {
 /// The engine of the parent, in a fresh child.
 pub fn parents_engine() -> Option<&'static Engine> {
     // Ordering: Acquire as in `engine`.
-    // SAFETY: as in `engine`; the parent's engine structure is inherited, only its tables are not.
+    // SAFETY: as in `engine`; the parent's engine structure is inherited.
     unsafe { ENGINE.load(Ordering::Acquire).as_ref() }
 }
 
@@ -54,15 +54,21 @@ extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *con
         sys::exit_group(FAILED);
     }
     if begin(None) {
-        if patch::all().is_err() {
+        if patch::all().and_then(|()| crate::fork::patch()).is_err() {
             if let Some(engine) = engine() {
                 engine.record.notice(Notice::NotStarted, StartFailure::Hooks as u64);
             }
             sys::exit_group(FAILED);
         }
-        crate::fork::prepare();
         crate::threads::prepare();
     }
+}
+
+/// Whether this process could still reach the session: after a chroot, or as another user, it can't.
+pub fn can_join() -> bool {
+    // SAFETY: written once, before any other thread could be here.
+    let path = unsafe { (&raw const SESSION_PATH).read() };
+    CStr::from_bytes_until_nul(&path).is_ok_and(farpage::session::is_reachable)
 }
 
 /// Starts an engine. False if there is no session any more: then the program runs by itself.

@@ -60,18 +60,27 @@ fn replace(function: *mut c_void, replacement: *const c_void) -> Result<(), Refu
         // What we put there ends before it.
         hooks::find_system_call(function.cast_const().cast(), size);
     }
+    replace_bytes(function.cast(), &jump_to(replacement))
+}
+
+fn jump_to(replacement: *const c_void) -> [u8; JUMP_BYTES] {
     let mut jump = [0_u8; JUMP_BYTES];
     jump[..2].copy_from_slice(&[0x49, 0xbb]);
     jump[2..10].copy_from_slice(&(replacement as usize).to_le_bytes());
     jump[10..].copy_from_slice(&[0x41, 0xff, 0xe3]);
-    let start = function as usize & !0xfff;
-    let bytes = (function as usize + JUMP_BYTES).next_multiple_of(4096) - start;
+    jump
+}
+
+/// Puts code in the place of libc's. Before the program has a second thread.
+pub fn replace_bytes(place: *mut u8, code: &[u8]) -> Result<(), Refused> {
+    let start = place as usize & !0xfff;
+    let bytes = (place as usize + code.len()).next_multiple_of(4096) - start;
     const READ_WRITE_EXECUTE: usize = 7;
     const READ_EXECUTE: usize = 5;
     protect(start, bytes, READ_WRITE_EXECUTE)?;
     // SAFETY: the function has at least so many bytes, writable now; no thread executes them: the library is
     // being loaded, and this code makes its system calls itself.
-    unsafe { function.cast::<u8>().copy_from_nonoverlapping(jump.as_ptr(), JUMP_BYTES) };
+    unsafe { place.copy_from_nonoverlapping(code.as_ptr(), code.len()) };
     protect(start, bytes, READ_EXECUTE)
 }
 
@@ -105,7 +114,7 @@ unsafe extern "C" {
 }
 
 /// How long libc's symbol table says that the function is; 0 if it doesn't know it.
-fn size_of_function(function: *const c_void) -> usize {
+pub fn size_of_function(function: *const c_void) -> usize {
     const RTLD_DL_SYMENT: c_int = 1;
     let null = core::ptr::null();
     let mut info = DlInfo { file: null, base: null, name: null, address: null };

@@ -32,10 +32,8 @@ struct Slot {
 pub enum Task {
     /// A system call that changes memory.
     Call(usize, Arguments),
-    /// Before a fork.
-    BeforeFork,
-    /// After it, in the parent.
-    AfterFork,
+    /// A fork, with the arguments of clone(2), and a place on the program's stack.
+    Fork([usize; 6], usize),
     /// These pages stay in memory from now on.
     Hold(PageRange),
 }
@@ -57,9 +55,11 @@ pub fn prepare() -> Result<(), Errno> {
     Ok(())
 }
 
-/// In a child: no thread of the parent is in a hook here.
-pub fn reset_in_child() {
-    IN_USE.store(0, Ordering::Relaxed);
+/// In a child, on one of these stacks: no other thread of the parent is in a hook here.
+pub fn only_this_one() {
+    let here = 0_u8;
+    let from_base = (&raw const here as usize).wrapping_sub(POOL.load(Ordering::Relaxed) as usize);
+    IN_USE.store(1 << (from_base / size_of::<Slot>()), Ordering::Relaxed);
 }
 
 /// Makes a call through the engine. Returns the kernel's word.
@@ -124,11 +124,7 @@ extern "C" fn run(work: *mut Work) {
         // SAFETY: a call that isn't about memory is made as the program asked for it.
         Task::Call(call, arguments) => changes::by_number(engine, call, arguments)
             .unwrap_or_else(|| unsafe { sys::call(call, arguments) }),
-        Task::BeforeFork => isize::from(farpage::fork::prepare(engine)),
-        Task::AfterFork => {
-            farpage::fork::parent(engine);
-            0
-        }
+        Task::Fork(arguments, stack_pointer) => crate::fork::make(engine, arguments, stack_pointer),
         Task::Hold(range) => {
             changes::hold(engine, range);
             0

@@ -159,7 +159,7 @@ impl Worker {
         let Some(plan) = advice.plan else {
             return if advice.is_late { self.engine.ahead.pop() } else { None };
         };
-        let is_far = matches!(plan, Plan::Stream { .. }) || matches!(ticket.before(), State::OnArea(_));
+        let is_far = matches!(plan, Plan::Stream { .. }) || ticket.is_on_area();
         if is_far {
             // Now: the other thread wakes up while this one serves the fault.
             self.engine.ahead.push(plan);
@@ -236,8 +236,7 @@ impl Worker {
         let pager = self.engine.pager;
         let mut run = Run::default();
         for at in 0..BATCH {
-            let Some(ticket) = tickets[at].take_if(|ticket| !matches!(ticket.before(), State::OnArea(_)))
-            else {
+            let Some(ticket) = tickets[at].take_if(|ticket| !ticket.is_on_area()) else {
                 continue;
             };
             let is_there = ticket.fate() == Fate::Park && matches!(ticket.before(), State::Parked { .. });

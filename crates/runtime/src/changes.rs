@@ -325,6 +325,17 @@ pub fn madvise(engine: &'static Engine, mut arguments: Arguments) -> isize {
             }
             pass_on(number::MADVISE, arguments)
         }
+        raw::MADV_WIPEONFORK | raw::MADV_KEEPONFORK => {
+            let _exclusive = engine.map.exclusive();
+            let result = pass_on(number::MADVISE, arguments);
+            let wipe = advice as u32 == raw::MADV_WIPEONFORK;
+            let change =
+                |f: Flags| if wipe { f.with(Flags::WIPE_ON_FORK) } else { f.without(Flags::WIPE_ON_FORK) };
+            if result == 0 {
+                let _ = engine.pager.ranges.lock().update(range, change);
+            }
+            result
+        }
         _ => pass_on(number::MADVISE, arguments),
     }
 }

@@ -7,7 +7,7 @@ use crate::session::{AreaDescription, Session};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use farpage_core::areas::slots::cpus_served;
-use farpage_core::areas::{AreaMemory, Areas, Extents, Leases, SlotMemory, SlotRun};
+use farpage_core::areas::{AreaMemory, Areas, Extents, Leases, SlotMemory, SlotRun, heirs};
 use farpage_core::config::IoEngine;
 use farpage_core::memory::Region;
 use farpage_core::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, PAGE_BYTES};
@@ -51,6 +51,7 @@ pub fn table_bytes(session: &Session) -> usize {
             let slots = area.slots as usize;
             SlotMemory::bytes(session.settings.slots, area.slots, cpus_of(area))
                 + 2 * Region::bytes_for::<AtomicU64>(slots)
+                + Region::bytes_for::<AtomicU64>(heirs::words(area.slots))
                 + Region::bytes_for::<AtomicU64>(bitmap_words(area))
         })
         .sum()
@@ -129,6 +130,7 @@ impl Devices {
                 owners: region.carve(description.slots as usize),
                 checksums: region.carve(description.slots as usize),
                 bad,
+                heirs: region.carve(heirs::words(description.slots)),
             });
             if description.extents.is_known() {
                 // SAFETY: the supervisor built them there, aligned to 8 bytes, and nobody writes there any more.

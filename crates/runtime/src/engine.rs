@@ -8,14 +8,14 @@
 use crate::ahead::AheadQueue;
 use crate::budget::Budget;
 use crate::devices::{BackEnd, Devices};
-use crate::fork::ForkGate;
+use crate::fork::{self, Heirs};
 use crate::guard;
 use crate::guard::direct::Direct;
 use crate::map_lock::MapLock;
 use crate::record::Membership;
 use crate::registrar::Registrar;
 use crate::session::{Notice, ProcessRecord, StopReason};
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use farpage_core::pager::Pager;
 use farpage_core::stats::{Counter, Gauge};
 use farpage_core::table::Leaf;
@@ -84,11 +84,15 @@ pub struct Engine {
     pub evicting: AtomicU32,
     /// Not 0 once the program has called mlockall(MCL_FUTURE).
     pub lock_future: AtomicU32,
-    /// The fork that is under way.
-    pub fork: ForkGate,
+    /// Children, and what was left to us as one.
+    pub heirs: Heirs,
+    /// In a fork's child: its parent's engine as of the fork, as long as there are pages whose bytes are only there.
+    pub elder: AtomicPtr<Engine>,
+    /// Mappings of our own tables and frames: first byte and bytes. A child gets them only to look pages up.
+    pub tables: [(*mut u8, usize); 2],
 }
 
-// SAFETY: `pool_base` is only an address to compute from; everything else is Sync by itself.
+// SAFETY: `pool_base` and `tables` are only addresses to compute from; everything else is Sync by itself.
 unsafe impl Sync for Engine {}
 // SAFETY: as above.
 unsafe impl Send for Engine {}
@@ -112,7 +116,7 @@ impl Engine {
 
     /// Whether pages may be taken out now. Under the map lock.
     pub fn evictions_allowed(&self) -> bool {
-        self.all_locked.load(Ordering::Relaxed) == 0 && !self.fork.is_under_way()
+        self.all_locked.load(Ordering::Relaxed) == 0
     }
 
     /// Asks the kernel how much memory there is. Returns it.
@@ -200,6 +204,17 @@ impl Engine {
         freed > 0
     }
 
+    /// Does what looks at other processes' records, as nobody else may meanwhile: see [`Engine::reap_dead_processes`].
+    pub fn while_nobody_reaps<T>(&self, look: impl FnOnce() -> T) -> T {
+        // Ordering: as there.
+        while self.reaping.swap(true, Ordering::AcqRel) {
+            farpage_os::clock::sleep_ns(50_000);
+        }
+        let result = look();
+        self.reaping.store(false, Ordering::Release);
+        result
+    }
+
     /// A back end of its own for one engine thread.
     pub fn back_end(&self, area: AreaId) -> BackEnd {
         self.devices.back_end(area, self.membership.lock())
@@ -276,11 +291,8 @@ impl Engine {
         // for it; nobody touches the range's entries meanwhile, under the exclusive lock.
         unsafe { self.pages.register(range) }?;
         // A child that we don't hear of must not see evicted pages as zeros: it gets SIGSEGV instead.
-        // During a fork that we have allowed its child gets all there is; afterwards `show_to_children` follows.
-        if !self.fork.is_under_way() {
-            // SAFETY: keeps the range from children only.
-            unsafe { memory::advise(range, MADV_DONTFORK) }?;
-        }
+        // SAFETY: keeps the range from children only.
+        unsafe { memory::advise(range, MADV_DONTFORK) }?;
         // Pages that were only read take memory when they are written, which otherwise nobody would tell us: a
         // program that reads all of a mapping, and then writes it while it is taken over, was seen at twice its budget.
         // What the kernel doesn't say isn't needed for anything else, and everybody waits for us here.
@@ -313,16 +325,75 @@ impl Engine {
         dropped.is_ok()
     }
 
-    /// Lets a fork's child have the managed memory (nothing may be evicted), or keeps it from children again.
-    pub fn show_to_children(&self, show: bool) {
+    /// Whether pages are still where a fork's parent had put them.
+    pub fn inherits(&self) -> bool {
+        !self.elder.load(Ordering::Relaxed).is_null()
+    }
+
+    /// Registers what a fork's parent had registered, and takes over what was out. Under the exclusive map lock; the program
+    /// doesn't run yet.
+    pub fn take_inheritance(&self) {
+        // SAFETY: null, or an engine that was placed for good.
+        let Some(elder) = (unsafe { self.elder.load(Ordering::Relaxed).as_ref() }) else { return };
+        let mut from = PageIndex(0);
+        while let Some(range) = { elder.pager.ranges.lock().at_or_after(from) } {
+            from = range.pages.end;
+            if !range.flags.has(Flags::REGISTERED) || range.flags.has(Flags::DONT_FORK) {
+                continue;
+            }
+            let marked = self.pager.ranges.lock().update(range.pages, |flags| flags.with(Flags::REGISTERED));
+            if marked.is_err() || self.register_here(range.pages).is_err() {
+                self.stop_program(StopReason::Tables);
+            }
+            self.pager.stats().count(Counter::Registered);
+            self.pager.stats().gauge_add(Gauge::ManagedBytes, range.pages.bytes() as u64);
+            if !range.flags.has(Flags::WIPE_ON_FORK) {
+                self.pager.inherit(range.pages, |page| {
+                    // SAFETY: the program hasn't run in this process yet, so this isn't a page of its making.
+                    let dropped = unsafe {
+                        memory::advise(PageRange::of(page, 1), linux_raw_sys::general::MADV_DONTNEED)
+                    };
+                    if dropped.is_err() {
+                        self.stop_program(StopReason::Tables);
+                    }
+                });
+            }
+        }
+    }
+
+    /// Lets a fork's child have the managed memory, or keeps it from children again. Under the exclusive map lock.
+    pub fn show_to_children(&self, show: bool) -> Result<(), Errno> {
         let advice = if show { MADV_DOFORK } else { MADV_DONTFORK };
         let mut from = PageIndex(0);
         while let Some(range) = { self.pager.ranges.lock().at_or_after(from) } {
             if range.flags.has(Flags::REGISTERED) && !range.flags.has(Flags::DONT_FORK) {
-                // SAFETY: what a child gets is complete: the caller made sure that nothing is evicted.
-                let _ = unsafe { memory::advise(range.pages, advice) };
+                // SAFETY: the child registers it before it runs, and finds what is out in its copy of our tables.
+                match unsafe { memory::advise(range.pages, advice) } {
+                    // Where there is a hole that we have not heard of, all the rest was done.
+                    Err(Errno(errno)) if errno != linux_raw_sys::errno::ENOMEM as i32 => {
+                        return Err(Errno(errno));
+                    }
+                    _ => {}
+                }
             }
             from = range.pages.end;
         }
+        Ok(())
+    }
+
+    /// The same for what we know of it, and the frames and pool objects that hold what is out.
+    pub fn show_tables(&self, show: bool) -> Result<(), Errno> {
+        // SAFETY: a child of a fork that we make only looks pages up there.
+        self.for_each_table(|base, bytes| unsafe { fork::show_mapping(base, bytes, show) })
+    }
+
+    /// Calls `visit` for each mapping of our own tables, until it fails.
+    pub fn for_each_table(
+        &self,
+        mut visit: impl FnMut(*mut u8, usize) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        // Leaves are found through the tables.
+        self.pager.table().for_each_leaf(|leaf| visit(leaf.cast(), size_of::<Leaf>()))?;
+        self.tables.iter().try_for_each(|(base, bytes)| visit(*base, *bytes))
     }
 }

@@ -1,101 +1,184 @@
 //! The program makes a copy of itself.
 //!
-//! A child must see every byte as of the fork. While nothing is evicted it does, by the kernel's own copy on
-//! write, and it gets an engine of its own. While pages are out, the pool and the areas are the parent's
-//! alone, so such a fork is refused with ENOMEM. vfork and posix_spawn need nothing: their children use the
-//! parent's memory, and the parent's handlers serve it.
+//! A child must see every byte as of the fork, and goes on by itself, with an engine of its own. What is in memory the
+//! kernel copies on write. For what is out, the child keeps its parent's books as they were (`core/src/pager/inherit.rs`):
+//! tables, pool and frames are copied on write, too, and slots that were in use stay as they are while the child may read
+//! them. Nothing else of the parent's engine is there: its threads aren't, and a userfaultfd doesn't follow a fork. So
+//! before the child runs any code of the program or of libc, its new engine has registered everything anew. That is why
+//! libc's functions are entered where they make the system call (`preload/src/fork.rs`): behind it they touch the heap.
 //!
-//! A child that was made behind our back (a bare clone) finds managed memory missing, not zeroed: registered
-//! ranges are kept from children except during a fork that we have allowed.
-
-// UNSAFETY: the snapshot is written by one fork and read by its child, a different process.
+//! How the parent hears that a child is gone, or runs another program: both map one page of a file, of which the parent
+//! forgets its own at once, so that the child has the last. The file is locked, and the lock goes with its last user
+//! ([`Membership::token`](crate::record::Membership::token)). The same lock keeps other processes from taking the slots of
+//! a parent that has died.
+//!
+//! vfork and posix_spawn need nothing: their children use the parent's memory, and the parent's handlers serve it. A child
+//! that was made behind our back (a bare clone) finds managed memory missing, not zeroed: registered ranges are kept from
+//! children except during a fork that we make ourselves. (One made by another thread just then finds zeros.)
 
 use crate::engine::Engine;
+use crate::guard;
 use crate::session::Notice;
-use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use farpage_core::areas::heirs::GENERATIONS;
 use farpage_core::stats::Counter;
-use farpage_core::sync;
-use farpage_core::table::ranges::Range;
+use farpage_core::units::PAGE_BYTES;
+use farpage_os::memory;
+use farpage_os::sys::{self, Errno, number};
 
-/// One fork at a time, and what its child must know.
-pub struct ForkGate {
-    under_way: AtomicU32,
-    snapshot: UnsafeCell<&'static mut [Range]>,
-    count: AtomicUsize,
+/// What one process knows of its children, and of itself as a child.
+#[derive(Default)]
+pub struct Heirs {
+    /// Bit n: there may be children of generation n.
+    generations: AtomicU32,
+    /// The generation of the last fork.
+    last: AtomicU32,
+    /// During a fork: the page that says that the child lives; 0 if nothing is out. A child finds it here.
+    token: AtomicUsize,
 }
 
-// SAFETY: `snapshot` is written only by the thread that has set `under_way`, and read only in the child.
-unsafe impl Sync for ForkGate {}
-
-impl ForkGate {
-    /// No fork is under way. `list` is room for every range.
-    pub const fn new(list: &'static mut [Range]) -> ForkGate {
-        ForkGate { under_way: AtomicU32::new(0), snapshot: UnsafeCell::new(list), count: AtomicUsize::new(0) }
+impl Heirs {
+    /// Whether pages were out at the fork that this is the child's copy of.
+    pub fn are_left_pages(&self) -> bool {
+        self.token.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether a thread is between [`prepare`] and [`parent`].
-    pub fn is_under_way(&self) -> bool {
-        // Ordering: Acquire pairs with the Release in `end`: who sees that a fork is over sees the managed memory
-        // hidden from children again.
-        self.under_way.load(Ordering::Acquire) != 0
-    }
-
-    /// The ranges as of the fork. In the child.
-    pub fn snapshot(&self) -> &[Range] {
-        // Ordering: Acquire pairs with the Release in `prepare`: the count is that of the list written before it.
-        // SAFETY: the child has one thread, and its copy of the list was complete before the fork.
-        let list: &[Range] = unsafe { &*self.snapshot.get() };
-        &list[..self.count.load(Ordering::Acquire)]
-    }
-
-    fn begin(&self) {
-        // Ordering: Acquire and Release order one fork's use of the snapshot before the next one's.
-        while self.under_way.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            sync::wait(&self.under_way, 1);
+    /// The generation of the next child: one of its own if there is one.
+    fn next(&self) -> usize {
+        let live = self.generations.load(Ordering::Relaxed);
+        match live.trailing_ones() as usize {
+            GENERATIONS => self.last.load(Ordering::Relaxed) as usize,
+            free => free,
         }
     }
+}
 
-    fn end(&self) {
-        // Ordering: Release pairs with the Acquire in `begin` and in `is_under_way`.
-        self.under_way.store(0, Ordering::Release);
-        sync::wake_all(&self.under_way);
+/// Makes a fork: `clone` is the system call. Returns the kernel's word: twice, as that does. In the child nothing of the
+/// engine may be used any more, but by [`child`].
+pub fn fork(engine: &'static Engine, clone: impl FnOnce() -> isize) -> isize {
+    let exclusive = engine.map.exclusive();
+    if !engine.is_active() {
+        let result = clone();
+        if result == 0 {
+            core::mem::forget(exclusive);
+        }
+        return result;
+    }
+    // Else the child would have what it has no use for, and keep it for good.
+    forget_elders_here(engine);
+    let shown = show(engine);
+    let result = match shown {
+        Ok(()) => clone(),
+        Err(errno) => {
+            engine.pager.stats().count(Counter::ForkRefused);
+            engine.record.notice(Notice::ForkRefused, engine.pager.evicted());
+            -(errno.0 as isize)
+        }
+    };
+    if result == 0 {
+        core::mem::forget(exclusive);
+        return 0;
+    }
+    hide(engine);
+    drop(exclusive);
+    result
+}
+
+/// Lets the child have what it needs.
+fn show(engine: &Engine) -> Result<(), Errno> {
+    if engine.pager.evicted() > 0 {
+        let generation = engine.heirs.next();
+        let token = engine.registrar.ask_for_token(generation)?;
+        engine.heirs.token.store(token, Ordering::Relaxed);
+        engine.heirs.last.store(generation as u32, Ordering::Relaxed);
+        engine.heirs.generations.fetch_or(1 << generation, Ordering::Relaxed);
+        engine.pager.bequeath(generation);
+        engine.show_tables(true)?;
+    }
+    engine.show_to_children(true)
+}
+
+/// After a fork, whether there was one or not.
+fn hide(engine: &Engine) {
+    // What can't be hidden again a child sees that we don't make: it would find zeros.
+    if engine.show_to_children(false).is_err() {
+        engine.stop_program(crate::session::StopReason::Tables);
+    }
+    let token = engine.heirs.token.swap(0, Ordering::Relaxed);
+    if token != 0 {
+        let _ = engine.show_tables(false);
+        unmap(token, PAGE_BYTES);
     }
 }
 
-/// Before a fork: makes sure that nothing is evicted and nothing will be. False if it must be refused.
-pub fn prepare(engine: &Engine) -> bool {
-    engine.fork.begin();
+/// In a fork's child, before it has an engine of its own: `engine` is its parent's, `maker` the thread that made it, with
+/// the program's stack pointer at `stack_pointer`.
+pub fn child(engine: &Engine, maker: u32, stack_pointer: usize) {
+    if engine.handover.is_some() {
+        guard::leave_in_child(maker, stack_pointer);
+        // The new engine arms this thread while it waits.
+        sys::keep_open(guard::UNTIL_ARMED);
+        sys::open_what_is_kept_open();
+    }
+    engine.pager.forget_holders();
+}
+
+/// Frees what was kept for children that are all gone by now. Under the map lock, in an engine thread. Whether there were
+/// any.
+pub fn forget_heirless(engine: &Engine) -> bool {
+    let mut any = false;
+    let live = engine.heirs.generations.load(Ordering::Relaxed);
+    for generation in (0..GENERATIONS).filter(|generation| live & 1 << generation != 0) {
+        if engine.membership.is_heirless(generation) {
+            engine.heirs.generations.fetch_and(!(1 << generation), Ordering::Relaxed);
+            engine.pager.areas().disinherit(generation);
+            any = true;
+        }
+    }
+    any
+}
+
+/// Gives the copy of the parent's books back once nothing is only there. In the keeper, without the map lock.
+pub fn forget_elders(engine: &Engine) {
+    if engine.elder.load(Ordering::Relaxed).is_null() || engine.pager.inherited() > 0 {
+        return;
+    }
+    // Whoever has seen a page that was inherited has looked it up by now.
     let _exclusive = engine.map.exclusive();
-    let evicted = engine.pager.evicted();
-    if evicted > 0 {
-        // A mapping that was registered after `begin` was left visible for the child that there won't be.
-        engine.show_to_children(false);
-        engine.fork.end();
-        engine.pager.stats().count(Counter::ForkRefused);
-        engine.record.notice(Notice::ForkRefused, evicted);
-        return false;
-    }
-    // SAFETY: `begin` made us the only one.
-    let list: &mut [Range] = unsafe { &mut *engine.fork.snapshot.get() };
-    // Ordering: Release publishes the list to `snapshot`.
-    engine.fork.count.store(engine.pager.ranges.lock().copy_to(list), Ordering::Release);
-    if engine.is_active() {
-        engine.show_to_children(true);
-    }
-    true
+    forget_elders_here(engine);
 }
 
-/// After a fork, in the child, before it starts an engine of its own.
-pub fn child() {
-    crate::guard::leave_in_child();
+/// The same under the exclusive map lock.
+fn forget_elders_here(engine: &Engine) {
+    if engine.pager.inherited() > 0 {
+        return;
+    }
+    let mut at = engine;
+    // SAFETY: null, or an engine that was placed for good.
+    while let Some(elder) = unsafe { at.elder.swap(core::ptr::null_mut(), Ordering::Relaxed).as_ref() } {
+        elder
+            .for_each_table(|base, bytes| {
+                unmap(base as usize, bytes);
+                Ok(())
+            })
+            .ok();
+        unmap(elder.heirs.token.load(Ordering::Relaxed), PAGE_BYTES);
+        at = elder;
+    }
 }
 
-/// After a fork, in the parent, whether it succeeded or not.
-pub fn parent(engine: &Engine) {
-    let _exclusive = engine.map.exclusive();
-    if engine.is_active() {
-        engine.show_to_children(false);
+fn unmap(base: usize, bytes: usize) {
+    // SAFETY: a mapping of ours that nobody refers to any more.
+    unsafe { sys::call(number::MUNMAP, [base, bytes.next_multiple_of(PAGE_BYTES), 0, 0, 0, 0]) };
+}
+
+/// Lets children have a mapping of ours, or keeps it from them.
+///
+/// # Safety
+/// A child's own engine may not use it but as a copy of its parent's.
+pub unsafe fn show_mapping(base: *mut u8, bytes: usize, show: bool) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if show { memory::give_to_children(base, bytes) } else { memory::keep_from_children(base, bytes) }
     }
-    engine.fork.end();
 }

@@ -6,14 +6,18 @@
 use crate::session::{MAGIC, PROCESSES_MAX, ProcessRecord, Session};
 use core::mem::offset_of;
 use core::sync::atomic::Ordering;
+use farpage_core::areas::heirs::GENERATIONS;
 use farpage_core::stats::Gauge;
+use farpage_core::units::PAGE_BYTES;
+use farpage_os::memory::{self, ProtFlags};
+use farpage_os::proc;
 use farpage_os::sys::{self, Errno, number};
 use linux_raw_sys::errno::{EAGAIN, EINVAL};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
-use rustix::mm::{MapFlags, ProtFlags};
 
 const F_OFD_SETLK: usize = 37;
+const F_RDLCK: i16 = 0;
 const F_WRLCK: i16 = 1;
 const F_UNLCK: i16 = 2;
 
@@ -52,11 +56,8 @@ impl Membership {
         if bytes < size_of::<Session>() {
             return Err(Errno(EINVAL as i32));
         }
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping where the kernel likes it. Its size is the file's, which never shrinks.
-        let base =
-            unsafe { rustix::mm::mmap(core::ptr::null_mut(), bytes, access, MapFlags::SHARED, &fd, 0) };
-        let base = base.map_err(errno)?;
+        // Its size is the file's, which never shrinks.
+        let base = memory::map_shared(fd.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
         // SAFETY: page-aligned and larger than two words (checked above); any bytes are integers.
         let head = unsafe { base.cast::<[u64; 2]>().read() };
         if head != [MAGIC, bytes as u64] {
@@ -83,17 +84,62 @@ impl Membership {
     /// Calls `then` if the process of another record is dead, and holds the record's lock meanwhile, so that no new
     /// process can claim it. What `then` returns, or false.
     pub fn if_dead(&self, index: usize, then: &dyn Fn() -> bool) -> bool {
-        if index == self.index || fcntl(&self.lock, F_OFD_SETLK, &mut lock_of(index, F_WRLCK)).is_err() {
+        if index == self.index || !take(&self.lock, index) {
             return false;
         }
         let result = then();
         let _ = fcntl(&self.lock, F_OFD_SETLK, &mut lock_of(index, F_UNLCK));
         result
     }
+
+    /// Maps a page that keeps a lock for as long as anybody has it mapped: a child, to whom our slots are left. Its address.
+    /// EAGAIN: there is no record for a child, which would be without an engine.
+    pub fn token(&self, generation: usize) -> Result<usize, Errno> {
+        if !self.has_room() {
+            return Err(Errno(EAGAIN as i32));
+        }
+        let fd = proc::reopen(self.lock.as_fd())?;
+        fcntl(&fd, F_OFD_SETLK, &mut heirs_of(self.index, generation, 1, F_RDLCK))?;
+        // Where the program has nothing, and won't: it would be gone if the program mapped something over it.
+        Ok(memory::map_shared(fd.as_fd(), PAGE_BYTES, ProtFlags::READ)? as usize)
+    }
+
+    /// Whether a record is free for one process more, just now.
+    fn has_room(&self) -> bool {
+        let never_used = |record: &ProcessRecord| record.pid.load(Ordering::Relaxed) == 0;
+        self.session.processes.iter().any(never_used)
+            || (0..PROCESSES_MAX).any(|index| self.if_dead(index, &|| true))
+    }
+
+    /// Whether nobody has a token of this generation any more.
+    pub fn is_heirless(&self, generation: usize) -> bool {
+        let lock = |kind| fcntl(&self.lock, F_OFD_SETLK, &mut heirs_of(self.index, generation, 1, kind));
+        lock(F_WRLCK).is_ok() && lock(F_UNLCK).is_ok()
+    }
+}
+
+/// Takes a record's lock, if its process is dead and so are all to whom it has left anything.
+fn take(fd: &OwnedFd, index: usize) -> bool {
+    if fcntl(fd, F_OFD_SETLK, &mut lock_of(index, F_WRLCK)).is_err() {
+        return false;
+    }
+    let heirs = |kind| fcntl(fd, F_OFD_SETLK, &mut heirs_of(index, 0, GENERATIONS, kind));
+    if heirs(F_WRLCK).is_ok() {
+        let _ = heirs(F_UNLCK);
+        return true;
+    }
+    let _ = fcntl(fd, F_OFD_SETLK, &mut lock_of(index, F_UNLCK));
+    false
 }
 
 const fn lock_of(index: usize, kind: i16) -> Flock {
     Flock { kind, whence: 0, start: index as i64, length: 1, pid: 0 }
+}
+
+/// Of `count` generations of a record's heirs. Whoever has a token has it for reading.
+const fn heirs_of(index: usize, generation: usize, count: usize, kind: i16) -> Flock {
+    let start = PROCESSES_MAX + index * GENERATIONS + generation;
+    Flock { kind, whence: 0, start: start as i64, length: count as i64, pid: 0 }
 }
 
 fn fcntl(fd: &OwnedFd, command: usize, lock: &mut Flock) -> Result<usize, Errno> {
@@ -111,7 +157,7 @@ fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
             if fresh_only && record.pid.load(Ordering::Relaxed) != 0 {
                 continue;
             }
-            if fcntl(fd, F_OFD_SETLK, &mut lock_of(index, F_WRLCK)).is_ok() {
+            if take(fd, index) {
                 // What the last holder had at the end is not ours; what it counted stays counted.
                 for gauge in Gauge::ALL.iter().filter(|gauge| !gauge.is_peak()) {
                     record.stats.set(*gauge, 0);

@@ -8,6 +8,7 @@
 //! for the map lock by then.
 
 use crate::engine::Engine;
+use crate::fork;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::sync;
 use farpage_core::units::{PageIndex, PageRange};
@@ -17,6 +18,8 @@ use farpage_os::sys::Errno;
 const IDLE: u32 = 0;
 const ASKED: u32 = 1;
 const ANSWERED: u32 = 2;
+/// Somebody is about to fork: what was left to children that are gone is free, and a token is wanted.
+const TOKEN: u32 = 5;
 /// A registered mapping is being moved: read the kernel's event.
 const MOVING: u32 = 3;
 /// It has been moved, or the call has failed.
@@ -37,12 +40,24 @@ impl Registrar {
     pub fn ask(&self, range: PageRange) -> Result<(), Errno> {
         self.start.store(range.start.0, Ordering::Relaxed);
         self.end.store(range.end.0, Ordering::Relaxed);
-        // Ordering: Release publishes the range to the registrar's Acquire.
-        self.state.store(ASKED, Ordering::Release);
+        self.wait_for(ASKED)
+    }
+
+    /// Has a page mapped that says to which generation of children its next user belongs: see
+    /// [`Membership::token`](crate::record::Membership::token). Its address. Under the exclusive map lock.
+    pub fn ask_for_token(&self, generation: usize) -> Result<usize, Errno> {
+        self.start.store(generation as u64, Ordering::Relaxed);
+        self.wait_for(TOKEN)?;
+        Ok(self.end.load(Ordering::Relaxed) as usize)
+    }
+
+    fn wait_for(&self, asked: u32) -> Result<(), Errno> {
+        // Ordering: Release publishes the question to the registrar's Acquire.
+        self.state.store(asked, Ordering::Release);
         sync::wake_all(&self.state);
         // Ordering: Acquire pairs with the Release of the answer.
         while self.state.load(Ordering::Acquire) != ANSWERED {
-            futex::wait(&self.state, ASKED);
+            futex::wait(&self.state, asked);
         }
         // Ordering: Relaxed: only the registrar looks, and finds nothing to do. The next request has its own Release.
         self.state.store(IDLE, Ordering::Relaxed);
@@ -81,14 +96,19 @@ impl Registrar {
                 sync::wake_all(&self.state);
                 continue;
             }
-            if state != ASKED {
+            if state != ASKED && state != TOKEN {
                 futex::wait(&self.state, state);
                 continue;
             }
-            let start = PageIndex(self.start.load(Ordering::Relaxed));
-            let range = PageRange::new(start, PageIndex(self.end.load(Ordering::Relaxed)));
-            let errno = engine.register_here(range).map_or_else(|errno| errno.0 as u32, |()| 0);
-            self.answer.store(errno, Ordering::Relaxed);
+            let (start, end) = (self.start.load(Ordering::Relaxed), self.end.load(Ordering::Relaxed));
+            let answer = if state == TOKEN {
+                fork::forget_heirless(engine);
+                let token = engine.while_nobody_reaps(|| engine.membership.token(start as usize));
+                token.map(|address| self.end.store(address as u64, Ordering::Relaxed))
+            } else {
+                engine.register_here(PageRange::new(PageIndex(start), PageIndex(end)))
+            };
+            self.answer.store(answer.map_or_else(|errno| errno.0 as u32, |()| 0), Ordering::Relaxed);
             // Ordering: Release publishes the answer and what registering did.
             self.state.store(ANSWERED, Ordering::Release);
             sync::wake_all(&self.state);

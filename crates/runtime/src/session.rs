@@ -21,6 +21,16 @@ use farpage_core::units::AREAS_MAX;
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x04");
+/// Whether the calling thread can open the session.
+pub fn is_reachable(path: &core::ffi::CStr) -> bool {
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags, rustix::fs::Mode::empty()) {
+        // Our own threads have a table of their own.
+        Ok(_) | Err(rustix::io::Errno::MFILE) => true,
+        Err(_) => false,
+    }
+}
+
 /// Programs that can be counted one by one; later ones take over records of dead ones.
 pub const PROCESSES_MAX: usize = 256;
 /// Bytes for a path, NUL-terminated.
@@ -140,7 +150,7 @@ pub enum Notice {
     Unmanaged = 4,
     /// The program locked all its memory (mlockall): nothing can be evicted.
     Locked = 5,
-    /// A fork was refused with ENOMEM because pages were evicted. Value: evicted pages.
+    /// A fork was refused because its child could not have been given what is evicted. Value: evicted pages.
     ForkRefused = 6,
     /// The engine could not start in this program, which was ended with status 125. Value: a [`StartFailure`].
     NotStarted = 7,

@@ -9,7 +9,7 @@ use crate::ahead::{AheadQueue, Reclaim};
 use crate::budget::Budget;
 use crate::devices::{self, Devices};
 use crate::engine::Engine;
-use crate::fork::ForkGate;
+use crate::fork::{self, Heirs};
 use crate::guard;
 use crate::guard::direct::Direct;
 use crate::map_lock::{ENGINE_THREADS_MAX, MapLock, ReaderIndex};
@@ -149,6 +149,12 @@ fn keeper_main(argument: usize) -> ! {
     // SAFETY: `start` placed the request for good and gave us its address.
     let request = unsafe { &*(argument as *const Start) };
     let built = build(request);
+    if let Ok(engine) = built
+        && engine.inherits()
+    {
+        // What was out at the fork must be there before the program runs.
+        activate(engine);
+    }
     match built {
         Ok(engine) => request.engine.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Relaxed),
         Err(error) => request.failure.set(Some(error)),
@@ -164,25 +170,33 @@ fn keeper_main(argument: usize) -> ! {
 
 /// Watches the budget; once it was reached, evicts in the background.
 fn keep(engine: &'static Engine) -> ! {
+    if !engine.is_active() {
+        wait_for_budget(engine);
+        activate(engine);
+    }
+    let worker =
+        Worker::placed(engine, KEEPER, None).unwrap_or_else(|_| engine.stop_program(StopReason::Tables));
+    loop {
+        let seen = engine.budget.bell();
+        let progress = worker.reclaim_background();
+        fork::forget_elders(engine);
+        let quiet_ns = if progress == Progress::Some || worker.has_writes() { 1_000_000 } else { 5_000_000 };
+        engine.budget.wait(seen, quiet_ns);
+    }
+}
+
+/// Returns when the budget is about to be reached.
+fn wait_for_budget(engine: &'static Engine) {
     let (mut before, mut looked) = (engine.measure(), now_ns());
     loop {
         let (anonymous, now) = (engine.measure(), now_ns());
         let growth_bytes_per_us = anonymous.saturating_sub(before) * 1000 / (now - looked).max(1);
         let is_wanted = engine.activation_wanted.load(Ordering::Relaxed) != 0;
         if is_wanted || engine.budget.must_activate(anonymous, growth_bytes_per_us) {
-            break;
+            return;
         }
         (before, looked) = (anonymous, now);
         engine.budget.wait(engine.budget.bell(), engine.budget.look_again_ns(anonymous, growth_bytes_per_us));
-    }
-    activate(engine);
-    let worker =
-        Worker::placed(engine, KEEPER, None).unwrap_or_else(|_| engine.stop_program(StopReason::Tables));
-    loop {
-        let seen = engine.budget.bell();
-        let progress = worker.reclaim_background();
-        let quiet_ns = if progress == Progress::Some || worker.has_writes() { 1_000_000 } else { 5_000_000 };
-        engine.budget.wait(seen, quiet_ns);
     }
 }
 
@@ -191,15 +205,8 @@ fn activate(engine: &'static Engine) {
     if engine.handover.is_some() {
         guard::arm::all(engine);
     }
-    // A fork under way has let its child have the mappings as they are: not registered.
-    let exclusive = loop {
-        let exclusive = engine.map.exclusive();
-        if !engine.fork.is_under_way() {
-            break exclusive;
-        }
-        drop(exclusive);
-        farpage_os::clock::sleep_ns(100_000);
-    };
+    let exclusive = engine.map.exclusive();
+    engine.take_inheritance();
     // First register: from now on the program grows only through us. Its faults wait for the threads below.
     let mut from = PageIndex(0);
     while let Some(range) = { engine.pager.ranges.lock().at_or_after(from) } {
@@ -330,7 +337,6 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
     let failed = |failure| move |errno| StartError::Failed(failure, errno);
     let no_memory = failed(StartFailure::Memory);
     let ranges = known_ranges(request).map_err(no_memory)?;
-    let snapshot = range_list().map_err(no_memory)?;
     let statm = Statm::open().map_err(failed(StartFailure::Proc))?;
     let pagemap = Pagemap::open().map_err(failed(StartFailure::Proc))?;
     // In other modes the one that is there already is closed again.
@@ -356,7 +362,8 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
 
     let config = config_of(session, uffd.features());
     let pool_layout = PoolLayout::for_limit(config.pool_bytes_max as usize);
-    let mut region = handed_region(session, &config, &pool_layout).map_err(no_memory)?;
+    let (mut region, tables) = handed_region(session, &config, &pool_layout).map_err(no_memory)?;
+    let elder = request.parent.filter(|parent| parent.heirs.are_left_pages());
     // SAFETY: `Membership::join` mapped the whole session for good.
     let (devices, areas) = unsafe { Devices::open(session, index as u32 + 1, &mut region) }
         .map_err(|error| StartError::Failed(StartFailure::Area, error.errno))?;
@@ -401,6 +408,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         stats: &record.stats,
         wake,
         slot_words: &session.slot_words,
+        elder: elder.map(|elder| elder.pager),
     })
     .map_err(no_memory)?;
     Ok(Engine {
@@ -427,7 +435,11 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         reaping: AtomicBool::new(false),
         evicting: AtomicU32::new(0),
         lock_future: AtomicU32::new(0),
-        fork: ForkGate::new(snapshot),
+        heirs: Heirs::default(),
+        elder: AtomicPtr::new(
+            elder.map_or(core::ptr::null_mut(), |elder| core::ptr::from_ref(elder).cast_mut()),
+        ),
+        tables: [tables, (frames, frames_bytes)],
         membership,
     })
 }
@@ -459,8 +471,12 @@ fn config_of(session: &Session, features: Features) -> Config {
     config
 }
 
-/// One mapping for all of core's tables, which no child gets.
-fn handed_region(session: &Session, config: &Config, pool: &PoolLayout) -> Result<Region<'static>, Errno> {
+/// One mapping for all of core's tables, which no child gets but to look up what it inherits; and where it is.
+fn handed_region(
+    session: &Session,
+    config: &Config,
+    pool: &PoolLayout,
+) -> Result<(Region<'static>, (*mut u8, usize)), Errno> {
     let frames = config.frames as usize;
     let bytes = devices::table_bytes(session)
         + CacheMemory::table_bytes(frames)
@@ -472,7 +488,7 @@ fn handed_region(session: &Session, config: &Config, pool: &PoolLayout) -> Resul
     // SAFETY: only engine code uses these tables, and a child makes an engine of its own.
     unsafe { memory::keep_from_children(base, bytes) }?;
     // SAFETY: the mapping just made: zeroed, and nobody else's for good.
-    Ok(unsafe { Region::new(base, bytes) })
+    Ok((unsafe { Region::new(base, bytes) }, (base, bytes)))
 }
 
 fn open_uffd(source: UffdSource) -> Result<Uffd, Errno> {
@@ -511,7 +527,9 @@ fn range_list() -> Result<&'static mut [Range], Errno> {
 fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
     let mut ranges = Ranges::new(range_list()?);
     if let Some(parent) = request.parent {
-        for range in parent.fork.snapshot() {
+        let mut from = PageIndex(0);
+        while let Some(range) = { parent.pager.ranges.lock().at_or_after(from) } {
+            from = range.pages.end;
             if !range.flags.has(Flags::DONT_FORK) {
                 // Locks aren't inherited by a child, registrations aren't either.
                 let flags = range.flags.without(Flags::REGISTERED).without(Flags::LOCKED);

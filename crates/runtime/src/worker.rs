@@ -8,6 +8,7 @@
 use crate::ahead::{AheadMemory, Reclaim};
 use crate::devices::{BackEndPlaces, BackEnds};
 use crate::engine::Engine;
+use crate::fork;
 use crate::guard;
 use crate::map_lock::ReaderIndex;
 use crate::session::{Notice, pack_io_error};
@@ -54,6 +55,8 @@ const DIRECT_NS_MAX: u64 = 2_000_000_000;
 const GIVE_UP_NS: u64 = 20_000_000;
 /// A call that took longer than this has waited for the device.
 const BLOCKED_NS: u64 = 20_000;
+/// See `Worker::find_slots`.
+const SOURCES_OF_SLOTS: u32 = 3;
 /// Clusters of an area that are discarded in one go.
 const DISCARDS_MAX: usize = 4;
 /// How often a full area is tried again.
@@ -69,6 +72,8 @@ struct InFlight {
     result: Option<Result<(), AreaState>>,
 }
 
+/// Batches of nothing but pages that the kernel can't move, before the keeper finds that there is nothing to evict.
+const SHARED_BATCHES_MAX: u32 = 1024;
 /// Batches of nothing but pages that calls hold, before a thread finds that there is nothing to evict.
 const HELD_BATCHES_MAX: usize = 16;
 
@@ -110,6 +115,8 @@ pub struct Worker {
     retry_areas_at_ns: u64,
     /// When completions were last looked for.
     looked_ns: u64,
+    /// The last batch was of pages that are shared since a fork: the keeper makes them the program's own.
+    sees_shared: bool,
 }
 
 impl Worker {
@@ -130,7 +137,7 @@ impl Worker {
             is_shared: false,
         };
         // SAFETY: a new mapping of this size, ours alone, for good; zeros are a page, and the rest may hold anything.
-        let room = unsafe { &mut *memory::reserve(size_of::<Room>())?.cast::<Room>() };
+        let room = unsafe { &mut *memory::reserve_for_threads(size_of::<Room>())?.cast::<Room>() };
         memory::place(Worker {
             engine,
             index,
@@ -148,6 +155,7 @@ impl Worker {
             give_up_until_ns: 0,
             retry_areas_at_ns: 0,
             looked_ns: 0,
+            sees_shared: false,
         })
     }
 
@@ -427,7 +435,7 @@ impl Worker {
                 return;
             }
             self.engine.pager.stats().count(Counter::ReclaimDirect);
-            if now > deadline || (self.evict(DIRECT_BATCH) == Progress::None && !self.wait_for_frames()) {
+            if now > deadline || (self.evict(DIRECT_BATCH) == Progress::None && !self.wait_for_others()) {
                 // There may be nothing because the program has just given it back, and less is needed now.
                 self.engine.measure();
                 if self.engine.is_over_limit() {
@@ -436,6 +444,16 @@ impl Worker {
                 return;
             }
         }
+    }
+
+    /// Nothing could be evicted: waits for who may be able to. False if nobody is.
+    fn wait_for_others(&mut self) -> bool {
+        if core::mem::take(&mut self.sees_shared) {
+            self.engine.budget.ring();
+            farpage_os::clock::sleep_ns(100_000);
+            return true;
+        }
+        self.wait_for_frames()
     }
 
     /// Nothing could be evicted because frames are being written or filled: waits for some. False if none is.
@@ -463,14 +481,17 @@ impl Worker {
         let engine = self.engine;
         engine.measure();
         engine.budget.age_zeros(now_ns());
-        let mut progress = Progress::None;
+        let (mut progress, mut shared_batches) = (Progress::None, 0);
         if engine.budget.estimate(engine.pager) > engine.budget.start_at()
             && now_ns() >= self.give_up_until_ns
         {
             while engine.budget.estimate(engine.pager) > engine.budget.stop_at() {
                 engine.pager.stats().count(Counter::ReclaimBackground);
-                if self.evict(BACKGROUND_BATCH) == Progress::None {
-                    if self.wait_for_frames() {
+                let evicted = self.evict(BACKGROUND_BATCH);
+                shared_batches = if self.unshare_refused() { shared_batches + 1 } else { 0 };
+                if evicted == Progress::None {
+                    // What was shared can be moved at the next look at it, unless a device holds it.
+                    if shared_batches > 0 && shared_batches < SHARED_BATCHES_MAX || self.wait_for_frames() {
                         continue;
                     }
                     // As in `make_memory_direct`.
@@ -482,7 +503,6 @@ impl Worker {
                     break;
                 }
                 progress = Progress::Some;
-                self.unshare_refused();
                 engine.budget.refresh(engine.pager);
             }
         }
@@ -490,6 +510,7 @@ impl Worker {
             progress = Progress::Some;
         }
         self.tidy_pool();
+        self.forget_heirless();
         self.discard_empty_clusters();
         self.retry_full_areas();
         if progress == Progress::None {
@@ -551,6 +572,10 @@ impl Worker {
             if is_protected && self.engine.handover.is_some() && !victim.keeps_slot() {
                 self.engine.pages.unprotect(victim.page);
             }
+            // Shared since a fork, it would stay: what is protected can't be made our own without a fault.
+            if outgoing.is_shared && victim.keeps_slot() && self.engine.pages.unprotect(victim.page) {
+                pager.leave_slot(victim);
+            }
         }
         pager.park(&mut self.batch);
         drop(shared);
@@ -562,15 +587,25 @@ impl Worker {
         if taken > 0 || placed > 0 {
             return Some(Progress::Some);
         }
+        self.sees_shared = self.outgoing.iter().any(|outgoing| outgoing.is_shared);
         (spared == 0).then_some(Progress::None)
     }
 
-    /// Pages that are shared since a fork, or pinned: what is only shared can be made ours. Not in a thread
-    /// that serves faults, and with no lock held: the kernel may have to fault them in.
-    fn unshare_refused(&self) {
-        for outgoing in self.outgoing.iter().filter(|outgoing| outgoing.is_shared) {
-            self.engine.pages.unshare(outgoing.page);
+    /// Pages that are shared since a fork, or pinned: what is only shared can be made ours. In the keeper, with no lock held:
+    /// the kernel may have to fault them in. Whether there were any.
+    fn unshare_refused(&self) -> bool {
+        let mut shared =
+            self.outgoing.iter().filter(|outgoing| outgoing.is_shared).map(|outgoing| outgoing.page);
+        let Some(mut first) = shared.next() else { return false };
+        let mut end = first.plus(1);
+        for page in shared.chain([PageIndex(0)]) {
+            if page != end {
+                self.engine.pages.unshare(PageRange::new(first, end));
+                first = page;
+            }
+            end = page.plus(1);
         }
+        true
     }
 
     /// Places the oldest parked pages until at most `keep` are parked. Returns how many left.
@@ -706,20 +741,30 @@ impl Worker {
         }
     }
 
-    /// An area was full; perhaps the disk or another process has made room.
+    /// An area was full; perhaps the disk or another process has made room. What the dead had is free again before it is
+    /// needed: else an area that grows would grow with every process that ever ran.
     fn retry_full_areas(&mut self) {
         let now = now_ns();
         if now >= self.retry_areas_at_ns {
             self.retry_areas_at_ns = now + RETRY_AREAS_NS;
+            self.engine.reap_dead_processes();
             self.engine.pager.areas().reopen();
             self.engine.pager.areas().note_used();
         }
+    }
+
+    /// Children may have gone.
+    fn forget_heirless(&self) {
+        let _shared = self.engine.map.shared(self.index);
+        fork::forget_heirless(self.engine);
     }
 
     /// Moves objects together where blocks are sparse, and gives free blocks back.
     fn tidy_pool(&mut self) {
         let pager = self.engine.pager;
         let usage = pager.pool().usage();
+        // A fork must not find the pool half changed.
+        let _shared = self.engine.map.shared(self.index);
         // An eighth of the pool being waste is worth some memcpy.
         if usage.bytes > usage.payload_bytes + usage.bytes / 8 {
             let moved = pager.pool().compact(256);
@@ -745,9 +790,11 @@ impl Worker {
             let shared = self.engine.map.shared(self.index);
             let pager = self.engine.pager;
             let request = pager.assign(self.index.0, node, &mut self.writes).or_else(|| {
-                let found = pager.release_kept(64, |page| _ = self.engine.pages.unprotect(page)) > 0
-                    || self.engine.reap_dead_processes();
-                if found { pager.assign(self.index.0, node, &mut self.writes) } else { None }
+                (0..SOURCES_OF_SLOTS).find_map(|source| {
+                    self.find_slots(source)
+                        .then(|| pager.assign(self.index.0, node, &mut self.writes))
+                        .flatten()
+                })
             });
             let Some(request) = request else {
                 pager.park_again(&mut self.writes);
@@ -761,6 +808,16 @@ impl Worker {
             self.send(at, request);
         }
         true
+    }
+
+    /// Where slots may come from when there are none, one source after the other. Whether there may be some now.
+    fn find_slots(&self, source: u32) -> bool {
+        let pager = self.engine.pager;
+        match source {
+            0 => pager.release_kept(64, |page| _ = self.engine.pages.unprotect(page)) > 0,
+            1 => fork::forget_heirless(self.engine),
+            _ => self.engine.reap_dead_processes(),
+        }
     }
 
     fn free_request(&mut self) -> Option<usize> {

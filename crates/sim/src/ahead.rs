@@ -108,8 +108,7 @@ impl Space {
             }
             ahead.inside = true;
         }
-        let near =
-            |page: &Page| !matches!((page.place, page.ticket.before()), (Place::Away, State::OnArea(_)));
+        let near = |page: &Page| !(matches!(page.place, Place::Away) && page.ticket.is_on_area());
         if let Some(at) = ahead.pages.iter().position(near) {
             let page = ahead.pages.swap_remove(at);
             if let Some(page) = self.land_ahead(world, &mut ahead.opening, page) {
@@ -184,7 +183,7 @@ impl Space {
 
     /// Takes one page a step further; none once it has arrived or was given up.
     fn land_ahead(&self, world: &World, opening: &mut Opening, mut page: Page) -> Option<Page> {
-        let is_on_area = matches!(page.ticket.before(), State::OnArea(_));
+        let is_on_area = page.ticket.is_on_area();
         match page.place {
             Place::Away => {
                 let is_there =

@@ -14,7 +14,7 @@ use crate::program::{Program, Touch};
 use crate::random::Random;
 use crate::world::World;
 use farpage_core::areas::extents::Builder;
-use farpage_core::areas::{AreaMemory, Areas, Extents, Leases, SlotMemory};
+use farpage_core::areas::{AreaMemory, Areas, Extents, Leases, SlotMemory, heirs};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
 use farpage_core::check::{self, InFlight};
 use farpage_core::config::{AreaOrder, Install};
@@ -150,6 +150,7 @@ impl Space {
                 checksums: home.table(slots),
                 // SAFETY: as above.
                 bad: unsafe { lasting(&device.bad[..]) },
+                heirs: home.table(heirs::words(device.slots)),
             });
             let extents = device.extents();
             if !extents.is_empty() {
@@ -176,6 +177,7 @@ impl Space {
             wake: unsafe { lasting(&*wake) },
             // SAFETY: zeroed memory of that size in the home; all-zero bytes are fresh.
             slot_words: unsafe { &*slot_words },
+            elder: None,
         });
         let space = Space {
             number,
@@ -489,6 +491,7 @@ const fn kind_of(state: State) -> usize {
         State::Pooled(_) => 8,
         State::OnArea(_) => 9,
         State::Lost(_) => 10,
+        State::Inherited(_) => panic!("no process here is a fork's child"),
     }
 }
 

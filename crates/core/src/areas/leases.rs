@@ -84,19 +84,19 @@ impl<'m> Leases<'m> {
         self.holders[cluster as usize].load(Ordering::Relaxed) == self.me
     }
 
-    /// Frees every cluster of dead holders. Returns how many. `if_dead` must call what it is given only if that
-    /// holder is dead and its number isn't used again meanwhile, and return what that returns.
-    pub fn reap(&self, mut if_dead: impl FnMut(u32, &dyn Fn() -> bool) -> bool) -> u32 {
-        let mut freed = 0;
-        for holder in self.holders {
-            let number = holder.load(Ordering::Relaxed);
-            if number == 0 || number == self.me {
-                continue;
-            }
-            // Ordering: as in `take`. If it changed meanwhile, another process has reaped and taken it.
-            let free = || holder.compare_exchange(number, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-            freed += u32::from(if_dead(number, &free));
-        }
+    /// The holder with the next higher number than `above`, but for us.
+    pub fn next_holder(&self, above: u32) -> Option<u32> {
+        let numbers = self.holders.iter().map(|holder| holder.load(Ordering::Relaxed));
+        numbers.filter(|number| *number > above && *number != self.me).min()
+    }
+
+    /// Frees every cluster of a holder that is dead, and whose number isn't used again meanwhile. Returns how many.
+    pub fn reap(&self, dead: u32) -> u32 {
+        // Ordering: as in `take`. If one changed meanwhile, another process has reaped and taken it.
+        let is_freed = |holder: &&AtomicU32| {
+            holder.compare_exchange(dead, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        let freed = self.holders.iter().filter(is_freed).count() as u32;
         if freed > 0 {
             self.hint.store(0, Ordering::Relaxed);
             self.skip.store(0, Ordering::Relaxed);
@@ -117,7 +117,8 @@ mod tests {
         a.give_back(0);
         assert_eq!(b.take(1), Some(0), "a hint never hides a free cluster");
         assert_eq!(b.take(2), None, "clusters beyond the limit are not taken");
-        assert_eq!(a.reap(|holder, free| holder == 2 && free()), 2);
+        assert_eq!((a.next_holder(0), a.next_holder(2)), (Some(2), None));
+        assert_eq!(a.reap(2), 2);
         assert!(a.holds(2) && !b.holds(1));
         assert_eq!(a.take(9), Some(0));
     }

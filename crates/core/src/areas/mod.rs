@@ -6,6 +6,7 @@
 //! error.
 
 pub mod extents;
+pub mod heirs;
 mod leases;
 pub mod order;
 pub mod slots;
@@ -69,6 +70,8 @@ pub struct AreaMemory<'m> {
     pub checksums: &'m [AtomicU64],
     /// Slots that can't be used, sorted.
     pub bad: &'m [u32],
+    /// So many as [`heirs::words`] says.
+    pub heirs: &'m [AtomicU64],
 }
 
 struct Area<'m> {
@@ -80,6 +83,7 @@ struct Area<'m> {
     slots: Slots<'m>,
     owners: &'m [AtomicU64],
     checksums: &'m [AtomicU64],
+    heirs: &'m [AtomicU64],
     /// Where its slots lie on the device, if that is known.
     extents: Option<Extents<'m>>,
 }
@@ -125,6 +129,7 @@ impl<'m> Areas<'m> {
         let id = self.count;
         assert!(id < AREAS_MAX && memory.owners.len() >= memory.slots as usize);
         assert!(memory.checksums.len() >= memory.slots as usize);
+        assert!(memory.heirs.len() >= heirs::words(memory.slots));
         let AreaMemory { slots: total, bad, leases, discards, .. } = memory;
         self.order.lock().on(AreaId(id as u8), memory.place);
         self.areas[id] = Some(Area {
@@ -134,6 +139,7 @@ impl<'m> Areas<'m> {
             slots: Slots::new(Ground { total, bad, leases, discards }, memory.memory, Unwatched),
             owners: memory.owners,
             checksums: memory.checksums,
+            heirs: memory.heirs,
             extents: None,
         });
         self.count += 1;
@@ -281,7 +287,7 @@ impl<'m> Areas<'m> {
         }
     }
 
-    /// Another process refers to a slot in use, too. Returns how many do now.
+    /// Somebody else refers to a slot in use, too. Returns how many do now.
     pub fn share(&self, slot: SlotIndex) -> Result<u32, NotShared> {
         let (area, offset) = (self.area(slot.area()), slot.offset());
         if offset == 0 || offset >= area.total {
@@ -293,13 +299,18 @@ impl<'m> Areas<'m> {
         area.slots.counts.add(offset).map_err(|NoRoom| NotShared::NoRoom)
     }
 
-    /// Frees a slot, or gives one of several references to it back. Whoever owned it must no longer name it.
+    /// Frees a slot that its owner no longer names; nobody takes it while somebody else refers to it.
     pub fn free(&self, slot: SlotIndex) {
+        self.area(slot.area()).owners[slot.offset() as usize].store(0, Ordering::Relaxed);
+        self.give_back(slot);
+    }
+
+    /// Gives one of the references to a slot back. With the last one it is free.
+    pub fn give_back(&self, slot: SlotIndex) {
         let area = self.area(slot.area());
         if area.slots.counts.remove(slot.offset()) > 0 {
             return;
         }
-        area.owners[slot.offset() as usize].store(0, Ordering::Relaxed);
         // Who frees doesn't know its CPU; neighbours are often freed together.
         let cpu = (slot.offset() / CLUSTER_SLOTS) as usize;
         area.slots.free(cpu, slot.offset());
@@ -390,14 +401,23 @@ impl<'m> Areas<'m> {
             .find(|&slot| self.owner(slot).is_some_and(|page| wanted(slot, page)))
     }
 
-    /// Takes clusters of dead processes back. Returns how many.
+    /// Takes clusters of dead processes back. Returns how many. `if_dead` must call what it is given only if that holder is
+    /// dead and its number isn't used again meanwhile; it is asked once for each holder.
     pub fn reap(&self, mut if_dead: impl FnMut(u32, &dyn Fn() -> bool) -> bool) -> u32 {
-        let freed =
-            (0..self.count).map(|id| self.area(AreaId(id as u8)).slots.leases().reap(&mut if_dead)).sum();
-        if freed > 0 {
+        let leases = || (0..self.count).map(|id| self.area(AreaId(id as u8)).slots.leases());
+        let freed = core::cell::Cell::new(0);
+        let mut last = 0;
+        while let Some(holder) = leases().filter_map(|leases| leases.next_holder(last)).min() {
+            last = holder;
+            if_dead(holder, &|| {
+                freed.set(freed.get() + leases().map(|leases| leases.reap(holder)).sum::<u32>());
+                true
+            });
+        }
+        if freed.get() > 0 {
             self.reopen();
         }
-        freed
+        freed.get()
     }
 
     /// Slots of an area that the driver may discard on its device; nobody takes any of them until it says
@@ -438,7 +458,7 @@ mod tests {
     use crate::config::SlotPolicy;
 
     /// Areas of one cluster each; the first has the highest of the automatic priorities.
-    fn areas(count: usize, order: AreaOrder) -> Areas<'static> {
+    pub(super) fn areas(count: usize, order: AreaOrder) -> Areas<'static> {
         let mut areas = Areas::new(order, 1);
         for _ in 0..count {
             let holders: &'static [AtomicU32] = vec![AtomicU32::new(0)].leak();
@@ -457,12 +477,13 @@ mod tests {
                 owners: words(),
                 checksums: words(),
                 bad: &[],
+                heirs: words(),
             });
         }
         areas
     }
 
-    fn take(areas: &Areas, max: u32) -> Option<SlotRun> {
+    pub(super) fn take(areas: &Areas, max: u32) -> Option<SlotRun> {
         let mut runs = Vec::new();
         areas.take(0, NodeId(0), max, |run| runs.push(run));
         runs.iter().for_each(|run| areas.finished(run.first.area()));
@@ -499,12 +520,13 @@ mod tests {
         assert_eq!(areas.share(SlotIndex::new(AreaId(0), 0)), Err(NotShared::Invalid));
         areas.own(slot, PageIndex(9), 1);
         assert_eq!((areas.share(slot), areas.share(slot)), (Ok(2), Ok(3)));
-        for _ in 0..2 {
-            areas.free(slot);
-            assert_eq!((areas.owner(slot), take(&areas, 1)), (Some(PageIndex(9)), None));
-            areas.reopen();
-        }
+        areas.give_back(slot);
+        assert_eq!((areas.owner(slot), take(&areas, 1)), (Some(PageIndex(9)), None));
+        areas.reopen();
         areas.free(slot);
+        assert_eq!((areas.owner(slot), take(&areas, 1)), (None, None), "its owner has left it");
+        areas.reopen();
+        areas.give_back(slot);
         areas.reopen();
         assert_eq!((areas.owner(slot), areas.in_use()), (None, all.len() as u64 - 1));
         assert_eq!(take(&areas, 1), Some(SlotRun { first: slot, count: 1 }));

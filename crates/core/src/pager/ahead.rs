@@ -18,8 +18,6 @@ use crate::stats::Counter;
 use crate::table::entry::State;
 use crate::table::ranges::Range;
 use crate::units::{FrameIndex, PAGE_BYTES, PageBytes, PageIndex, SlotIndex};
-use crate::zswap::codec::decompress;
-use crate::zswap::same_filled::fill;
 
 /// Where a page that is read ahead goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +105,10 @@ impl Pager<'_> {
 
     /// Whether the page's bytes are farther away than in a frame.
     const fn is_out(state: State) -> bool {
-        matches!(state, State::Zero | State::Same(_) | State::Pooled(_) | State::OnArea(_))
+        matches!(
+            state,
+            State::Zero | State::Same(_) | State::Pooled(_) | State::OnArea(_) | State::Inherited(_)
+        )
     }
 
     /// A fault found its page parked.
@@ -232,7 +233,7 @@ impl Pager<'_> {
                 slot.area() == first.area()
                     && (first.offset()..first.offset() + count).contains(&slot.offset())
             }
-            (State::Pooled(_), Plan::Slots { .. }) => false,
+            (State::Pooled(_) | State::Inherited(_), Plan::Slots { .. }) => false,
             (before, _) => Self::is_out(before),
         };
         if word.is_locked() || !is_wanted {
@@ -255,6 +256,7 @@ impl Pager<'_> {
         let ticket = Ticket {
             page,
             before,
+            source: self.source_of(before).0,
             frame,
             keep_slot: !writes && before.slot().is_some_and(|slot| self.areas.may_keep(slot)),
             put_back: false,
@@ -283,25 +285,12 @@ impl Pager<'_> {
         scratch: &mut PageBytes,
         bytes: &mut [u8; PAGE_BYTES],
     ) -> Result<(), SlotIndex> {
-        match ticket.before {
-            State::Zero => bytes.fill(0),
-            State::Same(word) => fill(bytes, word.word()),
-            // SAFETY: the page's lock is ours, its frame has memory, and nobody writes the frame of a parked page.
-            State::Parked { frame, .. } => bytes.copy_from_slice(unsafe { self.cache.bytes(frame) }),
-            State::Pooled(handle) => {
-                let length = self.pool.load(handle, &mut scratch.0);
-                let decoded = decompress(self.config.codec, &scratch.0[..length], bytes);
-                decoded.map_err(|_| SlotIndex::from_raw(0))?;
-            }
-            state => panic!("nothing to load for a page that is {state:?}"),
-        }
-        Ok(())
+        self.load_into(ticket, scratch, bytes)
     }
 
     /// The ticket's slot was read into `bytes`: are they what was written there?
     pub fn check_ahead(&self, ticket: &Ticket, bytes: &[u8; PAGE_BYTES]) -> Result<(), SlotIndex> {
-        let slot = ticket.slot().expect("a ticket to read has a slot");
-        if self.areas.verify(slot, bytes) { Ok(()) } else { Err(slot) }
+        self.verify(ticket, bytes)
     }
 
     /// The page's bytes are in the ticket's frame, where it waits for somebody to touch it.
@@ -323,6 +312,7 @@ impl Pager<'_> {
             State::OnArea(_) => self.stats.count(Counter::Pswpin),
             State::Zero => self.stats.count(Counter::SwpinZero),
             State::Same(_) => self.stats.count(Counter::SwpinSame),
+            State::Inherited(_) => self.stats.count(Counter::SwpinInherited),
             _ => {}
         }
         let slot = before.slot();

@@ -77,6 +77,13 @@ impl Pager<'_> {
         before - batch.len()
     }
 
+    /// A victim that isn't going to be taken, and that the driver has made writable, doesn't keep its slot.
+    pub fn leave_slot(&self, victim: &mut Victim) {
+        if let Some(slot) = victim.slot.take() {
+            self.areas.free(slot);
+        }
+    }
+
     /// A victim that stays where it is.
     fn release_victim(&self, victim: &Victim) {
         let place = self.place(victim.page);
@@ -227,6 +234,16 @@ impl Pager<'_> {
         let (_, slot) = self.lock_parked(frame, page)?;
         let before = State::Parked { frame, slot };
         let frame = Some((frame, Backing::Memory));
-        Some(Ticket { page, before, frame, keep_slot: false, put_back: true, ahead: false, fate: Fate::Map })
+        let fate = Fate::Map;
+        Some(Ticket {
+            page,
+            before,
+            source: before,
+            frame,
+            keep_slot: false,
+            put_back: true,
+            ahead: false,
+            fate,
+        })
     }
 }

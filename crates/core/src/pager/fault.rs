@@ -38,9 +38,11 @@ impl Pager<'_> {
     /// One try; none if the page's word changed meanwhile.
     fn begin(&self, page: PageIndex, place: Place<'_>, word: Word, access: Access) -> Option<Step> {
         let before = word.state();
+        let source = self.source_of(before).0;
         let ticket = |frame, keep_slot| Ticket {
             page,
             before,
+            source,
             frame,
             keep_slot,
             put_back: false,
@@ -78,8 +80,10 @@ impl Pager<'_> {
             return None;
         }
         let frame = Some((frame, backing));
-        Some(match before {
-            State::OnArea(slot) => Step::Read(ticket(frame, keep_slot && self.areas.may_keep(slot))),
+        Some(match (before, source) {
+            (State::OnArea(slot), _) => Step::Read(ticket(frame, keep_slot && self.areas.may_keep(slot))),
+            // The slot isn't ours to keep.
+            (_, State::OnArea(_)) => Step::Read(ticket(frame, false)),
             _ => Step::Load(ticket(frame, false)),
         })
     }
@@ -101,6 +105,7 @@ impl Pager<'_> {
         Some(Ticket {
             page,
             before,
+            source: before,
             frame: None,
             keep_slot: false,
             put_back: false,
@@ -116,7 +121,14 @@ impl Pager<'_> {
     }
 
     const fn needs_frame(state: State) -> bool {
-        matches!(state, State::Same(_) | State::Writing { .. } | State::Pooled(_) | State::OnArea(_))
+        matches!(
+            state,
+            State::Same(_)
+                | State::Writing { .. }
+                | State::Pooled(_)
+                | State::OnArea(_)
+                | State::Inherited(_)
+        )
     }
 
     /// Puts the page's bytes into the ticket's frame, which must have memory by now. `scratch` is the
@@ -126,27 +138,46 @@ impl Pager<'_> {
         assert!(backing == Backing::Memory, "a page was to be loaded into a hole");
         // SAFETY: the ticket owns the frame, it has memory, and only this thread has the ticket.
         let page = unsafe { self.cache.bytes_mut(frame) };
-        match ticket.before {
-            State::Same(word) => fill(page, word.word()),
-            // SAFETY: the page's lock is ours, and `write_done` waits for it before it frees the frame;
-            // until then nobody writes the frame.
-            State::Writing { frame } => page.copy_from_slice(unsafe { self.cache.bytes(frame) }),
+        self.load_into(ticket, scratch, page)
+    }
+
+    /// The bytes of a page that isn't on an area.
+    pub(super) fn load_into(
+        &self,
+        ticket: &Ticket,
+        scratch: &mut PageBytes,
+        bytes: &mut [u8; PAGE_BYTES],
+    ) -> Result<(), SlotIndex> {
+        let (source, books) = self.source_of(ticket.before);
+        match source {
+            State::Zero => bytes.fill(0),
+            State::Same(word) => fill(bytes, word.word()),
+            State::Parked { frame, .. } | State::Writing { frame } => {
+                // SAFETY: the page's lock is ours, its frame has memory, and nobody writes the frame of a page that is
+                // parked or being written; `write_done` waits for the lock before it frees it. An elder's never change.
+                bytes.copy_from_slice(unsafe { books.cache.bytes(frame) });
+            }
             State::Pooled(handle) => {
-                let length = self.pool.load(handle, &mut scratch.0);
-                decompress(self.config.codec, &scratch.0[..length], page).map_err(|_| NO_SLOT)?;
+                let length = books.pool.load(handle, &mut scratch.0);
+                decompress(books.config.codec, &scratch.0[..length], bytes).map_err(|_| NO_SLOT)?;
             }
             state => panic!("nothing to load for a page that is {state:?}"),
         }
         Ok(())
     }
 
+    /// Whether these are the bytes that were written to the ticket's slot.
+    pub(super) fn verify(&self, ticket: &Ticket, bytes: &[u8; PAGE_BYTES]) -> Result<(), SlotIndex> {
+        let slot = ticket.slot().expect("a ticket to read has a slot");
+        let (_, books) = self.source_of(ticket.before);
+        if books.areas.verify(slot, bytes) { Ok(()) } else { Err(slot) }
+    }
+
     /// The slot was read into the ticket's frame: are these the bytes that were written there?
     pub fn read_done(&self, ticket: &Ticket) -> Result<(), SlotIndex> {
         let (frame, _) = ticket.frame.expect("a ticket to read has a frame");
-        let slot = ticket.slot().expect("a ticket to read has a slot");
         // SAFETY: as in `load`; the read into it is over.
-        let bytes: &[u8; PAGE_BYTES] = unsafe { self.cache.bytes(frame) };
-        if self.areas.verify(slot, bytes) { Ok(()) } else { Err(slot) }
+        self.verify(ticket, unsafe { self.cache.bytes(frame) })
     }
 
     /// The page is in the program's memory.
@@ -156,7 +187,7 @@ impl Pager<'_> {
                 self.stats.count(counter);
             }
         };
-        let Ticket { page, before, frame, keep_slot, put_back, ahead, .. } = ticket;
+        let Ticket { page, before, source, frame, keep_slot, put_back, ahead, .. } = ticket;
         let place = self.place(page);
         pause!();
         let mut kept = None;
@@ -205,6 +236,10 @@ impl Pager<'_> {
                 self.stats.count(Counter::Pswpin);
                 served(Counter::FaultArea);
             }
+            State::Inherited(_) => {
+                self.stats.count(Counter::SwpinInherited);
+                served(if source.slot().is_some() { Counter::FaultArea } else { Counter::FaultPool });
+            }
             State::Lost(_) => panic!("a lost page was installed"),
         }
         if let Some((frame, _)) = frame {
@@ -236,7 +271,7 @@ impl Pager<'_> {
 
     /// The page's bytes can't be had any more. The driver sees to it that the program gets SIGBUS.
     pub fn fail(&self, ticket: Ticket, slot: SlotIndex) {
-        let Ticket { page, before, frame, .. } = ticket;
+        let Ticket { page, before, source, frame, .. } = ticket;
         if let Some((frame, backing)) = frame {
             self.cache.put(frame, backing);
         }
@@ -244,9 +279,12 @@ impl Pager<'_> {
             State::Pooled(handle) => self.pool.free(handle),
             // The slot stays taken: nothing new is entrusted to a place that could not be read.
             State::OnArea(_) => self.stats.count(Counter::ReadErrors),
+            State::Inherited(_) if source.slot().is_some() => self.stats.count(Counter::ReadErrors),
+            State::Inherited(_) => {}
             state => panic!("a page that is {state:?} can't fail to load"),
         }
         self.stats.count(Counter::FaultLost);
+        let slot = if matches!(before, State::Inherited(_)) { NO_SLOT } else { slot };
         self.settle(page, self.place(page), before, State::Lost(slot));
     }
 

@@ -24,6 +24,7 @@ mod ahead;
 mod change;
 mod evict;
 mod fault;
+mod inherit;
 mod step;
 mod write;
 
@@ -76,6 +77,8 @@ pub struct Parts<'m> {
     pub wake: &'m dyn Wake,
     /// What readahead by slot knows.
     pub slot_words: &'m SlotWords,
+    /// In a fork's child: its parent's books as of the fork.
+    pub elder: Option<&'m Pager<'m>>,
 }
 
 /// One space: one process's managed memory and where its pages are.
@@ -93,6 +96,9 @@ pub struct Pager<'m> {
     wake: &'m dyn Wake,
     pub(crate) streams: Lock<Streams>,
     pub(crate) slot_words: &'m SlotWords,
+    /// In a fork's child: its parent's books as of the fork, and what is still only there.
+    elder: Option<&'m Pager<'m>>,
+    inherited: AtomicU64,
     /// Changes whenever a page was settled that somebody waited for.
     settled: AtomicU32,
     /// Where the search for slots that clean pages keep goes on.
@@ -116,6 +122,8 @@ impl<'m> Pager<'m> {
             wake: parts.wake,
             streams: Lock::new(Streams::new()),
             slot_words: parts.slot_words,
+            elder: parts.elder,
+            inherited: AtomicU64::new(0),
             settled: AtomicU32::new(0),
             kept_hint: AtomicU32::new(0),
             slots_given_up: AtomicU64::new(0),
@@ -184,6 +192,12 @@ impl<'m> Pager<'m> {
 
     /// Keeps the gauges in step with a page's state.
     fn account(&self, before: State, after: State) {
+        match (matches!(before, State::Inherited(_)), matches!(after, State::Inherited(_))) {
+            (false, true) => _ = self.inherited.fetch_add(1, Ordering::Relaxed),
+            // Ordering: Release: our use of the elder's books comes before they are forgotten.
+            (true, false) => _ = self.inherited.fetch_sub(1, Ordering::Release),
+            _ => {}
+        }
         for (gauge, was, is) in [
             (Gauge::Resident, before.is_resident(), after.is_resident()),
             (Gauge::Evicted, before.is_evicted(), after.is_evicted()),

@@ -50,6 +50,8 @@ pub enum Step {
 pub struct Ticket {
     pub(super) page: PageIndex,
     pub(super) before: State,
+    /// Where its bytes are: `before`, or what that was for the process that it is inherited from.
+    pub(super) source: State,
     pub(super) frame: Option<(FrameIndex, Backing)>,
     pub(super) keep_slot: bool,
     pub(super) put_back: bool,
@@ -87,11 +89,15 @@ impl Ticket {
     }
     /// The slot to read.
     pub const fn slot(&self) -> Option<SlotIndex> {
-        self.before.slot()
+        self.source.slot()
     }
-    /// Where the page came from.
+    /// What the page was.
     pub const fn before(&self) -> State {
         self.before
+    }
+    /// Whether its bytes are in a slot and nowhere else.
+    pub const fn is_on_area(&self) -> bool {
+        matches!(self.source, State::OnArea(_))
     }
     /// Whether the page should be installed write-protected, so that it can keep its slot while unchanged.
     /// Only a wish: say at the end what was done.

@@ -10,10 +10,11 @@
 //! bits  0..4   state        bit 4  locked     bit 5  waited      bits 6..8  age (Resident)
 //! bits  9..25  frame (Parked, Writing) or kind of repeated word (Same)
 //! bits 32..64  slot (Resident and Parked: 0 = none), pool handle, or 32 bits of the repeated word
+//! bits 9..64   page of another process (Inherited)
 //! ```
 
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::units::{FrameIndex, SlotIndex};
+use crate::units::{FrameIndex, PageIndex, SlotIndex};
 use crate::zswap::pool::ObjectHandle;
 
 /// The life of a page; see the table in ARCHITECTURE.md.
@@ -50,6 +51,8 @@ pub enum State {
     OnArea(SlotIndex),
     /// Gone: the slot that held it could not be read.
     Lost(SlotIndex),
+    /// Evicted by the process that this one is a fork's child of, where it was this page at the fork.
+    Inherited(PageIndex),
 }
 
 impl State {
@@ -113,6 +116,8 @@ const WAITED: u64 = 1 << 5;
 const AGE_SHIFT: u32 = 6;
 const FRAME_SHIFT: u32 = 9;
 const FRAME_MASK: u64 = 0xffff;
+/// The lowest bit of what another process calls the page.
+const INHERITED_SHIFT: u32 = 9;
 /// Frames that an entry can name.
 pub const FRAMES_MAX: u32 = 1 << 16;
 
@@ -145,6 +150,7 @@ impl Word {
             State::Pooled(handle) => 6 | (handle.raw() as u64) << 32,
             State::OnArea(slot) => 7 | (slot.raw() as u64) << 32,
             State::Lost(slot) => 8 | (slot.raw() as u64) << 32,
+            State::Inherited(page) => 9 | page.0 << INHERITED_SHIFT,
         })
     }
 
@@ -166,6 +172,7 @@ impl Word {
             },
             7 => State::OnArea(SlotIndex::from_raw(high)),
             8 => State::Lost(SlotIndex::from_raw(high)),
+            9 => State::Inherited(PageIndex(self.0 >> INHERITED_SHIFT)),
             _ => panic!("a page's word has no such state"),
         }
     }
@@ -258,6 +265,7 @@ mod tests {
             (1..u32::MAX).prop_map(|h| State::Pooled(ObjectHandle::from_raw(h).unwrap())),
             slot.clone().prop_map(State::OnArea),
             slot.prop_map(State::Lost),
+            (0_u64..1 << (64 - 12)).prop_map(|page| State::Inherited(PageIndex(page))),
         ]
     }
 

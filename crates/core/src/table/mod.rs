@@ -183,6 +183,13 @@ impl<'m> Table<'m> {
         }
     }
 
+    /// Calls `visit` for each leaf that was attached, until it fails.
+    pub fn for_each_leaf<E>(&self, visit: impl FnMut(*mut Leaf) -> Result<(), E>) -> Result<(), E> {
+        // Ordering: Acquire as in `leaf`.
+        let leaves = self.directory.iter().map(|leaf| leaf.load(Ordering::Acquire));
+        leaves.filter(|leaf| !leaf.is_null()).try_for_each(visit)
+    }
+
     /// Every page the directory can hold.
     pub fn all(&self) -> PageRange {
         PageRange::of(self.first, (self.directory.len() * LEAF_PAGES) as u64)

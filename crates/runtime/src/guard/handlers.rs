@@ -390,14 +390,25 @@ pub extern "C" fn born(newborn: usize) {
 fn leave_in_child(room: &Room) {
     // SAFETY: the child's only thread; the stack is the program's own, or none.
     let own = unsafe { &*room.own.get() };
-    // SAFETY: as above; this isn't run on an alternate stack, unless the program forks in a handler: then it keeps ours.
+    // SAFETY: as above; this isn't run on an alternate stack, unless the program clones in a handler: then it keeps ours.
     let _ = unsafe { set_alternate_stack(&own.alternate) };
     signals::add_blocked(own.claimed);
     leave_unarmed();
 }
 
-/// The same, made by one that wasn't armed yet, though handlers of ours may be in place.
-pub fn leave_unarmed() {
+/// The same, made by `maker` in code of ours, with the program's stack pointer at `stack_pointer`: armed or not, handlers
+/// of ours may be in place.
+pub fn leave_copy(maker: u32, stack_pointer: usize) {
+    let room = super::rooms::of_thread(maker);
+    match room {
+        Some(room) => leave_in_child(room),
+        None => leave_unarmed(),
+    }
+    // A handler of the program's goes on there.
+    room.filter(|room| room.is_on_stack(stack_pointer)).inspect(|room| room.keep_for_good());
+}
+
+fn leave_unarmed() {
     if !ENGINE.swap(core::ptr::null_mut(), Ordering::Relaxed).is_null() {
         signals::uninstall();
         super::arm::reset_in_child();

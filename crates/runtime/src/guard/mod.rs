@@ -13,8 +13,8 @@ use farpage_os::signal::{SIGSETXID, bit};
 /// Signals that nothing of ours blocks as long as the program's threads aren't armed: what arms them.
 pub(crate) const UNTIL_ARMED: u64 = bit(SIGSETXID);
 
-/// In a fork's child, before it has an engine: as if there had never been one. Whoever was armed has done that already.
-pub(crate) use handlers::leave_unarmed as leave_in_child;
+/// In a fork's child, before it has an engine: as if there had never been one.
+pub(crate) use handlers::leave_copy as leave_in_child;
 
 pub(crate) mod arm;
 pub mod buffers;

@@ -212,6 +212,12 @@ impl Room {
         self.state.store(FREE, Ordering::Release);
     }
 
+    /// It is in use by nobody who would ever give it back.
+    pub fn keep_for_good(&self) {
+        self.thread.store(0, Ordering::Relaxed);
+        self.state.store(GIVEN, Ordering::Relaxed);
+    }
+
     /// A level for a call that is made with this stack pointer. What was interrupted for good is given up: a thread that is
     /// at the same place, or further up the same stack, has left it.
     pub fn level(&self, stack_pointer: usize) -> &Level {

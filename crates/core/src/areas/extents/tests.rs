@@ -203,6 +203,7 @@ fn area_is_found_again_by_its_first_block() {
     use core::sync::atomic::{AtomicU32, AtomicU64};
     let words: [Vec<AtomicU32>; 2] = [vec![AtomicU32::new(0)], vec![AtomicU32::new(0)]];
     let slots: Vec<AtomicU64> = (0..20).map(|_| AtomicU64::new(0)).collect();
+    let heirs = [const { AtomicU64::new(0) }; crate::areas::heirs::words(10)];
     let mut tables = Memory(vec![0; 2 * SlotMemory::bytes(SlotPolicy::Clusters, 10, 1) / 8]);
     let mut tables = tables.region();
     let mut areas = Areas::default();
@@ -219,6 +220,7 @@ fn area_is_found_again_by_its_first_block() {
             owners,
             checksums,
             bad: &[],
+            heirs: &heirs,
         });
     }
     let (mut one, mut other) = (Memory(Vec::new()), Memory(Vec::new()));

@@ -95,6 +95,11 @@ impl<'m> Pool<'m> {
         }
     }
 
+    /// Nobody is looking: in a fork's child, where whoever was doesn't exist.
+    pub fn forget_holder(&self) {
+        self.state.forget_holder();
+    }
+
     /// Whether a page should be stored: no from the moment a store met the limit until the pool has shrunk
     /// to the accept threshold. [`Pool::store`] doesn't ask this itself.
     pub fn accepts(&self) -> bool {

@@ -1,0 +1,162 @@
+//! Slots that the children of forks may read.
+//!
+//! A fork's child finds pages that were out in the slots that its parent had put them in. They are the parent's, who goes
+//! on, frees them, and would use them again. So at a fork every slot that has a page's only copy is *bequeathed*: it is referred to once more
+//! (`slots/counts.rs`) until the child is known to be gone. Children that have the same end belong to one *generation*;
+//! one bit for each slot says which generations it is kept for. A child never frees what it inherits.
+//!
+//! What the parent leaves after a fork has no owner any more, so the next fork doesn't bequeath it: it goes with the
+//! generation that it was kept for, however many forks follow.
+
+use super::Areas;
+use crate::units::{AreaId, CLUSTER_SLOTS, PageIndex, SlotIndex};
+use core::sync::atomic::Ordering;
+
+/// Generations that there can be at once. More children than that share one, and it lasts as long as the last of them.
+pub const GENERATIONS: usize = 32;
+
+/// Words that an area of so many slots needs: one bit for each slot and generation.
+pub const fn words(slots: u32) -> usize {
+    GENERATIONS * words_of_one(slots)
+}
+
+const fn words_of_one(slots: u32) -> usize {
+    slots.div_ceil(u64::BITS) as usize
+}
+
+impl Areas<'_> {
+    /// Keeps slots for a generation of children, in addition to those it has: those of which `is_needed` is true. Nobody may
+    /// take or free slots meanwhile.
+    pub fn bequeath(&self, generation: usize, is_needed: impl Fn(SlotIndex, PageIndex) -> bool) {
+        for id in (0..self.count()).map(|id| AreaId(id as u8)) {
+            let leases = self.area(id).slots.leases();
+            for cluster in (0..leases.clusters()).filter(|cluster| leases.holds(*cluster)) {
+                let first = cluster * CLUSTER_SLOTS;
+                for offset in first..(first + CLUSTER_SLOTS).min(self.slots(id)) {
+                    let slot = SlotIndex::new(id, offset);
+                    if self.owner(slot).is_some_and(|page| is_needed(slot, page)) {
+                        self.bequeath_one(generation, slot);
+                    }
+                }
+            }
+        }
+    }
+
+    fn bequeath_one(&self, generation: usize, slot: SlotIndex) {
+        let (word, bit) = self.heirs_of(generation, slot);
+        // Ordering: Relaxed: a generation is ended only before this, or after the fork; whoever clears a bit gives it back.
+        if word.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            self.share(slot).expect("a count of a few more needs no room");
+        }
+    }
+
+    fn heirs_of(&self, generation: usize, slot: SlotIndex) -> (&core::sync::atomic::AtomicU64, u64) {
+        let area = self.area(slot.area());
+        let at = generation * words_of_one(area.total) + (slot.offset() / u64::BITS) as usize;
+        (&area.heirs[at], 1 << (slot.offset() % u64::BITS))
+    }
+
+    /// A generation has no child any more. Returns how many slots were kept for it. Under the shared map lock.
+    pub fn disinherit(&self, generation: usize) -> u64 {
+        let mut kept = 0;
+        for id in (0..self.count()).map(|id| AreaId(id as u8)) {
+            let area = self.area(id);
+            let words = words_of_one(area.total);
+            for at in 0..words {
+                let word = &area.heirs[generation * words + at];
+                // Most were never written, and would take memory by it.
+                if word.load(Ordering::Relaxed) == 0 {
+                    continue;
+                }
+                let mut bits = word.swap(0, Ordering::Relaxed);
+                kept += u64::from(bits.count_ones());
+                while bits != 0 {
+                    let offset = at as u32 * u64::BITS + bits.trailing_zeros();
+                    self.give_back(SlotIndex::new(id, offset));
+                    bits &= bits - 1;
+                }
+            }
+        }
+        kept
+    }
+
+    /// Slots in use that nothing but a generation keeps.
+    pub fn kept_for_heirs(&self) -> usize {
+        let slots = (0..self.count()).map(|id| AreaId(id as u8));
+        slots
+            .flat_map(|id| (0..self.slots(id)).map(move |offset| SlotIndex::new(id, offset)))
+            .filter(|slot| self.owner(*slot).is_none())
+            .filter(|slot| (0..GENERATIONS).any(|generation| self.is_kept_for(generation, *slot)))
+            .count()
+    }
+
+    fn is_kept_for(&self, generation: usize, slot: SlotIndex) -> bool {
+        let (word, bit) = self.heirs_of(generation, slot);
+        word.load(Ordering::Relaxed) & bit != 0
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::tests::{areas, take};
+    use super::*;
+    use crate::config::AreaOrder;
+    use proptest::prelude::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    /// Who refers to a slot: its owner, and generations.
+    #[derive(Default)]
+    struct Model(BTreeMap<SlotIndex, (bool, BTreeSet<usize>)>);
+
+    impl Model {
+        fn owned(&self) -> Vec<SlotIndex> {
+            self.0.iter().filter(|(_, (owned, _))| *owned).map(|(slot, _)| *slot).collect()
+        }
+
+        fn forget_unused(&mut self) {
+            self.0.retain(|_, (owned, generations)| *owned || !generations.is_empty());
+        }
+    }
+
+    proptest! {
+        /// Whatever is forked, freed and ended in between: a slot is in use as long as the model says so, and nobody is
+        /// given one that is.
+        #[test]
+        fn slots_stay_as_long_as_anybody_may_read_them(
+            steps in prop::collection::vec((0_u8..8, 0_usize..GENERATIONS, any::<u16>()), 1..120),
+        ) {
+            let areas = areas(2, AreaOrder::Global);
+            let mut model = Model::default();
+            for (what, generation, dice) in steps {
+                match what {
+                    0..4 => if let Some(run) = take(&areas, u32::from(dice % 7) + 1) {
+                        for slot in (0..run.count).map(|at| run.first.plus(at)) {
+                            prop_assert!(model.0.insert(slot, (true, BTreeSet::new())).is_none(), "{slot:?} is in use");
+                            areas.own(slot, PageIndex(u64::from(dice)), 1);
+                        }
+                    },
+                    4 | 5 => if let Some(slot) = model.owned().get(usize::from(dice) % model.0.len().max(1)) {
+                        areas.free(*slot);
+                        model.0.get_mut(slot).unwrap().0 = false;
+                    },
+                    6 => {
+                        areas.bequeath(generation, |_, page| page.0 % 5 != 0);
+                        let of_page = |slot: &SlotIndex| areas.owner(*slot).is_some_and(|page| page.0 % 5 != 0);
+                        model.0.iter_mut().filter(|(slot, of)| of.0 && of_page(slot)).for_each(|(_, of)| _ = of.1.insert(generation));
+                    }
+                    _ => {
+                        let kept = model.0.values_mut().filter_map(|of| of.1.remove(&generation).then_some(()));
+                        prop_assert_eq!(areas.disinherit(generation), kept.count() as u64);
+                    }
+                }
+                model.forget_unused();
+                prop_assert_eq!(areas.in_use(), model.0.len() as u64);
+                prop_assert_eq!(areas.kept_for_heirs(), model.0.values().filter(|of| !of.0).count());
+                for (slot, (owned, _)) in &model.0 {
+                    prop_assert_eq!(areas.owner(*slot).is_some(), *owned);
+                }
+                areas.check(|_| ());
+            }
+        }
+    }
+}
