@@ -1,4 +1,5 @@
-# make build | demo | test | loom | fuzz | test-full | programs | lint | bench-within | bench-programs BEFORE=DIR | clean
+# make build | demo | test | loom | fuzz | test-full | compat | programs | lint | bench-within |
+#      bench-programs BEFORE=DIR | clean
 #
 # `make test` is what CI runs. Everything needs only Rust, a C compiler and make; the programs that the
 # end-to-end tests run are installed by `make programs` (as root; else it names what is missing).
@@ -6,7 +7,7 @@
 CARGO ?= cargo
 PYTHON ?= python3
 
-.PHONY: build demo test test-unit loom fuzz test-sim test-e2e test-full programs lint bench-within bench-programs clean
+.PHONY: build demo test test-unit loom fuzz test-sim test-e2e test-full compat programs lint bench-within bench-programs clean
 
 # The preload library is built by itself: it is no_std, and would lose that beside crates that need std.
 build:
@@ -56,6 +57,12 @@ test-full: build programs
 	FARPAGE_TEST_SIZE=full $(CARGO) test -p farpage-cli --test programs --test memory_calls -- --test-threads=1 --nocapture
 	FARPAGE_TEST_SIZE=full FARPAGE_TEST_FAULTS=signal $(CARGO) test -p farpage-cli --test programs --test memory_calls \
 		-- --test-threads=1 --nocapture
+
+# Many more programs, in each mode and as root and as an ordinary user: docs/compatibility.md is made of its results.
+# About half an hour, and installs what it needs.
+compat: build
+	tests/programs.sh compat
+	$(PYTHON) tests/compat.py --out docs/compatibility.md
 
 programs:
 	@tests/programs.sh

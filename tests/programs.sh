@@ -1,5 +1,6 @@
 #!/bin/sh
 # Installs the programs that the tests run, on Debian and its relatives as root; elsewhere names what is missing.
+# With `compat` also those of `make compat`.
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -28,6 +29,37 @@ need dmsetup dmsetup
 need setcap libcap2-bin
 need ps procps
 need grep grep
+
+if [ "${1:-}" = compat ]; then
+    need perl perl
+    need ruby ruby
+    need node nodejs
+    need java default-jdk-headless
+    need Rscript r-base-core
+    need guile guile-3.0
+    need lua5.4 lua5.4
+    need php php-cli
+    need tclsh tcl
+    need gawk gawk
+    need mawk mawk
+    need jq jq
+    need redis-cli redis-tools
+    need memcached memcached
+    need postgres postgresql
+    need g++ g++
+    need rustc rustc
+    need make make
+    need xz xz-utils
+    need zstd zstd
+    need brotli brotli
+    need 7z p7zip-full
+    need convert imagemagick
+    need ffmpeg ffmpeg
+    need git git
+    for module in numpy pandas; do
+        /usr/bin/python3 -c "import $module" 2>/dev/null || packages="$packages python3-$module"
+    done
+fi
 
 [ -n "$packages" ] || exit 0
 if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1; then

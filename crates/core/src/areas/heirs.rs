@@ -1,9 +1,9 @@
 //! Slots that the children of forks may read.
 //!
 //! A fork's child finds pages that were out in the slots that its parent had put them in. They are the parent's, who goes
-//! on, frees them, and would use them again. So at a fork every slot that has a page's only copy is *bequeathed*: it is referred to once more
-//! (`slots/counts.rs`) until the child is known to be gone. Children that have the same end belong to one *generation*;
-//! one bit for each slot says which generations it is kept for. A child never frees what it inherits.
+//! on, frees them, and would use them again. So at a fork every slot that has a page's only copy is *bequeathed*: it is
+//! referred to once more (`slots/counts.rs`) until the child is known to be gone. Children whose end is seen together belong
+//! to one *generation*; one bit for each slot and generation says whether it is kept. A child never frees what it inherits.
 //!
 //! What the parent leaves after a fork has no owner any more, so the next fork doesn't bequeath it: it goes with the
 //! generation that it was kept for, however many forks follow.
@@ -142,7 +142,8 @@ mod tests {
                     6 => {
                         areas.bequeath(generation, |_, page| page.0 % 5 != 0);
                         let of_page = |slot: &SlotIndex| areas.owner(*slot).is_some_and(|page| page.0 % 5 != 0);
-                        model.0.iter_mut().filter(|(slot, of)| of.0 && of_page(slot)).for_each(|(_, of)| _ = of.1.insert(generation));
+                        let kept = model.0.iter_mut().filter(|(slot, of)| of.0 && of_page(slot));
+                        kept.for_each(|(_, of)| _ = of.1.insert(generation));
                     }
                     _ => {
                         let kept = model.0.values_mut().filter_map(|of| of.1.remove(&generation).then_some(()));
