@@ -50,7 +50,7 @@ test-e2e: build programs
 	$(CARGO) test -p farpage-cli --test bad_input --test supervisor
 	$(CARGO) test -p farpage-cli --test memory_calls --test limits --test programs --test show --test bench -- --test-threads=1
 	FARPAGE_TEST_FAULTS=signal $(CARGO) test -p farpage-cli --test memory_calls --test programs -- --test-threads=1 \
-		io:: stacks:: processes:: signals:: without_disk
+		io:: stacks:: processes:: signals:: strange:: without_disk
 
 # The sizes that the promise is made for: about 1 GiB for each program.
 test-full: build programs

@@ -60,6 +60,8 @@ cases! {
         stacks_never_touched child_without_handlers clones_that_fail copy_on_another_stack thread_that_is_cancelled
         what_the_program_believes threads_made_meanwhile forks_meanwhile;
     stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks;
+    strange: closes_all_descriptors many_regions exhausts_its_stack limits_of_everything another_user another_root
+        cleared_environment;
     processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_while_out
         line_of_forks_while_out many_children_while_out wiped_in_children holes_of_its_own
         snapshots_beside_writers bare_clone
@@ -71,7 +73,7 @@ cases! {
 fn every_case_of_the_programs_is_tested() {
     let Some(_alone) = alone_with("cc") else { return };
     let tested = include_str!("memory_calls.rs");
-    for name in ["remap", "advise", "heap", "io", "threads", "stacks", "signals", "processes"] {
+    for name in ["remap", "advise", "heap", "io", "threads", "stacks", "signals", "processes", "strange"] {
         let usage = Command::new(compiled(name)).output().unwrap();
         let usage = String::from_utf8(usage.stderr).unwrap();
         for case in usage.lines().skip(1) {

@@ -1,0 +1,169 @@
+/* Programs that make it hard: everything closed, another user, another root, no more room for anything. Their memory is
+ * out all the while, and stays right. */
+#include "check.h"
+#include <grp.h>
+#include <setjmp.h>
+#include <sys/resource.h>
+
+static char *area;
+
+static void grow(void)
+{
+    area = filled(LARGE, 1);
+    REQUIRE_OUT(area, LARGE);
+}
+
+/* Reads all, changes a part, and has it pushed out again. */
+static void still_works(uint64_t seed)
+{
+    VERIFY_FROM(area + 8 * MIB, LARGE - 8 * MIB, 1, 8 * MIB / PAGE);
+    fill(area, 8 * MIB, seed);
+    push_out();
+    VERIFY(area, 8 * MIB, seed);
+    VERIFY_FROM(area + 8 * MIB, LARGE - 8 * MIB, 1, 8 * MIB / PAGE);
+}
+
+/* As a daemon does. Then it opens so many that whatever had a number of ours has it no more. */
+static void closes_all_descriptors(void)
+{
+    grow();
+    syscall(SYS_close_range, 3u, ~0u, 0u);
+    still_works(2);
+    for (int fd = 3; fd < 1024; fd++) {
+        int opened = open("/dev/null", O_RDWR);
+        CHECK(opened >= 0 || errno == EMFILE);
+        if (opened < 0)
+            break;
+    }
+    still_works(3);
+    for (int fd = 3; fd < 1024; fd++)
+        dup2(0, fd);
+    still_works(4);
+}
+
+static void many_regions(void)
+{
+    grow();
+    const size_t count = 60000;
+    char *memory = map(count * PAGE);
+    size_t made = 0;
+    for (size_t page = 0; page < count; page += 2, made++) {
+        /* What is read-only stays in memory: only a little of it. */
+        if (page % 64 == 0)
+            memory[page * PAGE] = (char)(page / 64);
+        if (mprotect(memory + page * PAGE, PAGE, PROT_READ) != 0) {
+            CHECK(errno == ENOMEM);
+            break;
+        }
+    }
+    CHECK(made > count / 4);
+    still_works(5);
+    for (size_t page = 0; page < 2 * made; page += 64)
+        CHECK(memory[page * PAGE] == (char)(page / 64));
+    char *more = filled(LARGE / 2, 6);
+    VERIFY(more, LARGE / 2, 6);
+}
+
+static sigjmp_buf back;
+static char handlers_stack[64 * 1024];
+
+static void stack_is_full(int signal)
+{
+    (void)signal;
+    siglongjmp(back, 1);
+}
+
+static __attribute__((noinline)) uint64_t recurse(uint64_t depth)
+{
+    volatile char frame[4096];
+    frame[depth % 4096] = (char)depth;
+    return depth > (1ul << 40) ? 0 : recurse(depth + 1) + (uint64_t)frame[depth % 4096];
+}
+
+static void exhausts_its_stack(void)
+{
+    stack_t stack = { .ss_sp = handlers_stack, .ss_size = sizeof handlers_stack };
+    CHECK(sigaltstack(&stack, NULL) == 0);
+    struct sigaction action = { .sa_handler = stack_is_full, .sa_flags = SA_ONSTACK };
+    CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
+    grow();
+    for (uint64_t round = 0; round < 2; round++) {
+        if (sigsetjmp(back, 1) == 0) {
+            recurse(0);
+            FAIL("the stack has no end");
+        }
+        still_works(7 + round);
+    }
+}
+
+static void limit(int which, rlim_t value)
+{
+    struct rlimit limit = { value, value };
+    CHECK(setrlimit(which, &limit) == 0);
+}
+
+/* What it may not have more of from now on, we may not need. */
+static void limits_of_everything(void)
+{
+    grow();
+    void *ballast = map(LARGE);
+    CHECK(munmap(ballast, LARGE) == 0);
+    limit(RLIMIT_NOFILE, 3);
+    limit(RLIMIT_NPROC, 1);
+    limit(RLIMIT_MEMLOCK, 0);
+    limit(RLIMIT_FSIZE, 0);
+    limit(RLIMIT_SIGPENDING, 0);
+    limit(RLIMIT_STACK, 64 * 1024);
+    still_works(9);
+    /* Address space for nothing more. */
+    limit(RLIMIT_AS, MIB);
+    CHECK(mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == ENOMEM);
+    VERIFY_FROM(area + 8 * MIB, LARGE - 8 * MIB, 1, 8 * MIB / PAGE);
+    fill(area, LARGE, 10);
+    VERIFY(area, LARGE, 10);
+}
+
+static void another_user(void)
+{
+    grow();
+    if (getuid() == 0) {
+        CHECK(setgroups(0, NULL) == 0 && setresgid(65534, 65534, 65534) == 0);
+        CHECK(setresuid(65534, 65534, 65534) == 0);
+    }
+    still_works(11);
+    /* The child could not reach what is out. */
+    pid_t child = fork();
+    if (child == 0) {
+        still_works(12);
+        _exit(0);
+    }
+    if (child > 0) {
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    } else {
+        CHECK(errno == ENOMEM);
+    }
+    still_works(13);
+}
+
+static void another_root(void)
+{
+    grow();
+    if (getuid() == 0)
+        CHECK(chroot("/var/tmp") == 0 && chdir("/") == 0);
+    still_works(14);
+}
+
+/* What runs in our place has nothing of ours in its environment: it runs without a budget, and runs. */
+static void cleared_environment(void)
+{
+    grow();
+    char *const arguments[] = { "sh", "-c", "exit 0", NULL }, *const nothing[] = { NULL };
+    execve("/bin/sh", arguments, nothing);
+    FAIL("execve: %s", strerror(errno));
+}
+
+MAIN({ "closes_all_descriptors", closes_all_descriptors }, { "many_regions", many_regions },
+     { "exhausts_its_stack", exhausts_its_stack }, { "limits_of_everything", limits_of_everything },
+     { "another_user", another_user }, { "another_root", another_root },
+     { "cleared_environment", cleared_environment })
