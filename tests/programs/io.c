@@ -1,5 +1,6 @@
 /* The kernel reads and writes memory of which pages are out: files, O_DIRECT, pipes, other processes. */
 #include "check.h"
+#include <linux/io_uring.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -229,6 +230,22 @@ static void pages_lent_to_a_pipe(void)
     VERIFY(from, 48 * MIB, 8);
 }
 
+/* More memory than the budget is pinned, and can't be moved: the program goes on over its budget, at a decent speed, with
+ * what else it has. Where no ring may be had, or not so much be locked, there is only the rest. */
+static void pinned_over_the_budget(void)
+{
+    char *pinned = filled(48 * MIB, 14);
+    struct io_uring_params parameters = { 0 };
+    int ring = (int)syscall(SYS_io_uring_setup, 4, &parameters);
+    struct iovec all = { pinned, 48 * MIB };
+    if (ring < 0 || syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, &all, 1) != 0)
+        fprintf(stderr, "nothing is pinned: %s\n", strerror(errno));
+    char *other = filled(40 * MIB, 15);
+    for (int round = 0; round < 3; round++)
+        VERIFY(other, 40 * MIB, 15);
+    VERIFY(pinned, 48 * MIB, 14);
+}
+
 /* As a debugger reads and writes. The kernel doesn't wait for a userfaultfd when /proc/PID/mem is used: it answers
  * EIO for a page that is out, never a wrong byte. process_vm_readv waits. */
 static void through_proc(void)
@@ -302,6 +319,7 @@ static void futexes(void)
 }
 
 MAIN({ "files", files }, { "direct", direct }, { "direct_while_pushed_out", direct_while_pushed_out },
-     { "pipes", pipes }, { "pages_lent_to_a_pipe", pages_lent_to_a_pipe }, { "through_proc", through_proc },
+     { "pipes", pipes }, { "pages_lent_to_a_pipe", pages_lent_to_a_pipe },
+     { "pinned_over_the_budget", pinned_over_the_budget }, { "through_proc", through_proc },
      { "futexes", futexes }, { "all_in_one_call", all_in_one_call },
      { "large_writes_that_wait", large_writes_that_wait })

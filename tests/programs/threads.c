@@ -290,7 +290,29 @@ static void threads_end(void)
     VERIFY(other, 64 * MIB, 6);
 }
 
+/* More threads than CPUs fill memory as fast as they can: the budget is passed within milliseconds. */
+#define FILLERS 8
+#define FILLED (384 * MIB)
+
+static void *fills_a_part(void *argument)
+{
+    fill_from((char *)argument, FILLED / FILLERS, 7, (size_t)((char *)argument - memory) / PAGE);
+    return NULL;
+}
+
+static void filled_by_many(void)
+{
+    memory = map(FILLED);
+    pthread_t thread[FILLERS];
+    for (size_t i = 0; i < FILLERS; i++)
+        CHECK(pthread_create(&thread[i], NULL, fills_a_part, memory + i * (FILLED / FILLERS)) == 0);
+    for (size_t i = 0; i < FILLERS; i++)
+        CHECK(pthread_join(thread[i], NULL) == 0);
+    VERIFY(memory, FILLED, 7);
+}
+
 MAIN({ "only_threads", only_threads }, { "protection_changes", protection_changes }, { "thrown_away", thrown_away },
      { "mapped_anew", mapped_anew }, { "moved_and_back", moved_and_back }, { "locked", locked },
      { "advised", advised }, { "others_come_and_go", others_come_and_go }, { "many_change", many_change },
-     { "all_on_the_same_page", all_on_the_same_page }, { "threads_end", threads_end })
+     { "all_on_the_same_page", all_on_the_same_page }, { "threads_end", threads_end },
+     { "filled_by_many", filled_by_many })

@@ -358,6 +358,23 @@ fn program_that_ends_leaves_nothing() {
     assert_eq!(outcome.signal, Some(libc::SIGTERM));
 }
 
+// ---- the budget ----------------------------------------------------------------------------------------
+
+/// Each of eight busy threads hears of us only when it is its turn on a CPU. With the others filling memory meanwhile the
+/// program was at 1.7 times its budget before the first page went out.
+#[test]
+fn eight_threads_that_fill_memory_are_taken_over_in_time() {
+    let Some(_alone) = alone_with("cc") else { return };
+    let program = compiled("threads");
+    for faults in ["signal", "thread"] {
+        let under = Under::budget(128 * MIB, &["--faults", faults]);
+        let outcome = Job::new(&under, &[program.to_str().unwrap(), "filled_by_many"]).within(120).run();
+        outcome.succeeded();
+        let peak = outcome.stats["gauges"]["anonymous_peak"].as_u64().unwrap();
+        assert!(peak < 128 * MIB * 3 / 2, "{faults}: {} MiB:\n{}", peak / MIB, outcome.stderr);
+    }
+}
+
 // ---- input and output ----------------------------------------------------------------------------------
 
 #[test]

@@ -44,6 +44,8 @@ pub mod number {
     pub const PROCESS_VM_READV: usize = raw::__NR_process_vm_readv as usize;
     pub const PROCESS_VM_WRITEV: usize = raw::__NR_process_vm_writev as usize;
     pub const GETTID: usize = raw::__NR_gettid as usize;
+    pub const SCHED_GETATTR: usize = raw::__NR_sched_getattr as usize;
+    pub const SCHED_SETATTR: usize = raw::__NR_sched_setattr as usize;
     pub const GETPID: usize = raw::__NR_getpid as usize;
     pub const TGKILL: usize = raw::__NR_tgkill as usize;
     pub const PRCTL: usize = raw::__NR_prctl as usize;

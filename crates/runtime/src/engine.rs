@@ -15,7 +15,7 @@ use crate::map_lock::MapLock;
 use crate::record::Membership;
 use crate::registrar::Registrar;
 use crate::session::{Notice, ProcessRecord, StopReason};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farpage_core::pager::Pager;
 use farpage_core::stats::{Counter, Gauge};
 use farpage_core::table::Leaf;
@@ -82,6 +82,8 @@ pub struct Engine {
     pub reaping: AtomicBool,
     /// Threads that are evicting just now: they have frames, and will soon have memory.
     pub evicting: AtomicU32,
+    /// Until then all that could be evicted is held by devices.
+    pub unmovable_until_ns: AtomicU64,
     /// Not 0 once the program has called mlockall(MCL_FUTURE).
     pub lock_future: AtomicU32,
     /// Children, and what was left to us as one.

@@ -72,8 +72,9 @@ struct InFlight {
     result: Option<Result<(), AreaState>>,
 }
 
-/// Batches of nothing but pages that the kernel can't move, before the keeper finds that there is nothing to evict.
-const SHARED_BATCHES_MAX: u32 = 1024;
+/// After looking at all of the program's memory and finding that nothing can be moved, for good, nobody waits for the keeper
+/// for so many times as that took, and it doesn't look again.
+const REST_AFTER_LAP: u64 = 8;
 /// Batches of nothing but pages that calls hold, before a thread finds that there is nothing to evict.
 const HELD_BATCHES_MAX: usize = 16;
 
@@ -448,7 +449,8 @@ impl Worker {
 
     /// Nothing could be evicted: waits for who may be able to. False if nobody is.
     fn wait_for_others(&mut self) -> bool {
-        if core::mem::take(&mut self.sees_shared) {
+        let is_for_good = now_ns() < self.engine.unmovable_until_ns.load(Ordering::Relaxed);
+        if core::mem::take(&mut self.sees_shared) && !is_for_good {
             self.engine.budget.ring();
             farpage_os::clock::sleep_ns(100_000);
             return true;
@@ -481,18 +483,30 @@ impl Worker {
         let engine = self.engine;
         engine.measure();
         engine.budget.age_zeros(now_ns());
-        let (mut progress, mut shared_batches) = (Progress::None, 0);
+        let mut progress = Progress::None;
+        // Batches of nothing but shared pages, and since when there have been no others.
+        let (mut shared_batches, mut since_ns) = (0, 0);
         if engine.budget.estimate(engine.pager) > engine.budget.start_at()
-            && now_ns() >= self.give_up_until_ns
+            && now_ns() >= self.give_up_until_ns.max(engine.unmovable_until_ns.load(Ordering::Relaxed))
         {
             while engine.budget.estimate(engine.pager) > engine.budget.stop_at() {
                 engine.pager.stats().count(Counter::ReclaimBackground);
                 let evicted = self.evict(BACKGROUND_BATCH);
-                shared_batches = if self.unshare_refused() { shared_batches + 1 } else { 0 };
+                let is_shared = self.unshare_refused();
                 if evicted == Progress::None {
-                    // What was shared can be moved at the next look at it, unless a device holds it.
-                    if shared_batches > 0 && shared_batches < SHARED_BATCHES_MAX || self.wait_for_frames() {
+                    if shared_batches == 0 {
+                        since_ns = now_ns();
+                    }
+                    shared_batches += u64::from(is_shared);
+                    // What was shared can be moved at the next look at it, a lap later, unless a device holds it.
+                    let is_seen_twice =
+                        shared_batches * BACKGROUND_BATCH as u64 > 2 * engine.pager.resident();
+                    if is_shared && !is_seen_twice || self.wait_for_frames() {
                         continue;
+                    }
+                    if is_seen_twice {
+                        let rest_ns = (now_ns() - since_ns) * REST_AFTER_LAP;
+                        engine.unmovable_until_ns.store(now_ns() + rest_ns, Ordering::Relaxed);
                     }
                     // As in `make_memory_direct`.
                     engine.measure();
@@ -502,7 +516,7 @@ impl Worker {
                     }
                     break;
                 }
-                progress = Progress::Some;
+                (progress, shared_batches) = (Progress::Some, 0);
                 engine.budget.refresh(engine.pager);
             }
         }

@@ -4,6 +4,10 @@
 //! sends each a signal that no program blocks through libc (libc's own for set-user-id calls), and the thread arms itself
 //! in the handler. A call that this interrupts is made again, through us: what it was given is held like that of any
 //! other. Threads that an armed thread makes are armed before they run code of the program.
+//!
+//! Who is armed waits in the handler until everything is registered. Busy threads take a slice of a CPU each until they
+//! hear of us; if the others went on filling memory meanwhile, a program with eight such threads on two CPUs would be at
+//! 1.7 times its budget before its first page goes out (`tests/programs/processes.c`, `filled_by_many`).
 // UNSAFETY: handlers and stacks are put in place; a thread's registers are changed so that a call is made again.
 
 use super::handlers::{self, ENGINE, born};
@@ -16,6 +20,7 @@ use farpage_core::sync::Lock;
 use farpage_core::units::PageIndex;
 use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::dispatch::{self, Selector, set_born};
+use farpage_os::futex;
 use farpage_os::proc::{self, CallUnderWay};
 use farpage_os::signal::{
     Action, Context, Handler, Info, Register, SIGSETXID, bit, send_to_thread, set_action, set_alternate_stack,
@@ -27,6 +32,9 @@ static SELECTOR: Selector = Selector::new();
 static CODE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 /// Who else handles the signal that we use: libc, once it was needed.
 static OTHERS: Lock<Action> = Lock::new(Action::DEFAULT);
+
+/// How long an armed thread waits for the rest, at most: one of those may be in a call that no signal interrupts.
+const PAUSE_NS: u64 = 50_000_000;
 
 /// How long a thread that doesn't answer is given until we look whether it still lives.
 const PATIENCE_NS: u64 = 5_000_000;
@@ -97,16 +105,18 @@ fn install_arming(engine: &Engine) -> bool {
 
 /// One look at all threads. Whether all were armed already.
 fn arm_those_there_are(engine: &Engine) -> bool {
-    let mut all_armed = true;
     let own = current_thread();
+    let mut all_armed = true;
+    // All are asked before any is waited for: each has to wait for its turn on a CPU.
     proc::for_each_thread(|thread| {
-        let is_done =
-            |thread| rooms::of_thread(thread).is_some_and(is_armed) || proc::runs_no_program(thread);
-        if thread != own && !is_done(thread) {
+        let is_done = rooms::of_thread(thread).is_some_and(is_armed) || proc::runs_no_program(thread);
+        if thread != own && !is_done {
             all_armed = false;
-            arm(engine, thread);
+            let Some(room) = Room::give(thread) else { engine.stop_program(StopReason::Arming) };
+            ask(engine, thread, room);
         }
     });
+    rooms::all().for_each(|room| wait_until_armed(engine, room));
     all_armed
 }
 
@@ -120,21 +130,31 @@ fn current_thread() -> u32 {
     unsafe { sys::call(number::GETTID, [0; 6]) as u32 }
 }
 
-/// Has a thread arm itself and waits for it, unless it ends.
-fn arm(engine: &Engine, thread: u32) {
-    let Some(room) = Room::give(thread) else { engine.stop_program(StopReason::Arming) };
+/// Asks a thread to arm itself in `room`, which it isn't looking at: it is new, or the thread has put it back.
+fn ask(engine: &Engine, thread: u32, room: &Room) {
+    // SAFETY: the thread isn't in the handler that reads it.
+    unsafe { (*room.own.get()).expected = proc::call_under_way(thread) };
+    // Ordering: Release publishes what is expected to the handler.
+    room.state.store(GIVEN, Ordering::Release);
+    if send_to_thread(engine.process, thread, SIGSETXID, room.word()).is_err() {
+        // It has ended, or too many signals wait: then it is found again.
+        sleep_ns(1_000_000);
+        room.give_back();
+    }
+}
+
+/// Waits until the thread that was asked to arm itself in `room`, if one was, has done so or ended.
+fn wait_until_armed(engine: &Engine, room: &Room) {
+    // None: given to a thread that isn't made yet.
+    let thread = room.thread.load(Ordering::Relaxed);
+    if thread == 0 {
+        return;
+    }
     loop {
-        // SAFETY: the thread isn't in the handler that reads it: it was given the room just now, or has put it back.
-        unsafe { (*room.own.get()).expected = proc::call_under_way(thread) };
-        room.state.store(GIVEN, Ordering::Release);
-        if send_to_thread(engine.process, thread, SIGSETXID, room.word()).is_err() {
-            // It has ended, or too many signals wait: then it is found again.
-            sleep_ns(1_000_000);
-            return room.give_back();
-        }
         let since = now_ns();
-        let (mut pause_ns, mut state) = (20_000, GIVEN);
-        while state == GIVEN {
+        let (mut pause_ns, mut state) = (20_000, room.state.load(Ordering::Acquire));
+        // Somebody else's by now: it was a room whose thread is gone.
+        while state == GIVEN && room.thread.load(Ordering::Relaxed) == thread {
             sleep_ns(pause_ns);
             pause_ns = (pause_ns * 2).min(1_000_000);
             state = room.state.load(Ordering::Acquire);
@@ -151,7 +171,10 @@ fn arm(engine: &Engine, thread: u32) {
             }
         }
         match state {
-            LATER => sleep_ns(1_000_000),
+            LATER => {
+                sleep_ns(1_000_000);
+                ask(engine, thread, room);
+            }
             FAILED => engine.stop_program(StopReason::Arming),
             _ => return,
         }
@@ -226,6 +249,17 @@ unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context)
     }
     context.blocked &= !OPEN;
     context.stack = room.stack();
+    wait_for_the_rest(context);
+}
+
+/// The thread, armed, goes on when there is something to serve its faults, or when that takes too long.
+fn wait_for_the_rest(context: &Context) {
+    // Ordering: Relaxed: set before any thread was asked.
+    let code = CODE[0].load(Ordering::Relaxed)..CODE[1].load(Ordering::Relaxed);
+    // In a hook of ours it may have the map lock, which activation needs.
+    if let Some(engine) = handlers::engine().filter(|_| !code.contains(&context.register(Register::Rip))) {
+        futex::wait_for(&engine.active, 0, PAUSE_NS);
+    }
 }
 
 /// The kernel has ended a call with EINTR for our signal, which the program has nothing to do with: it is made again.

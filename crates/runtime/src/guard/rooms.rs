@@ -292,7 +292,8 @@ fn room_made(at: usize) -> Option<&'static Room> {
     room(at)
 }
 
-fn all() -> impl Iterator<Item = &'static Room> {
+/// Rooms that were ever given out.
+pub fn all() -> impl Iterator<Item = &'static Room> {
     // Ordering: Acquire pairs with the Release in `give`.
     (0..USED.load(Ordering::Acquire)).filter_map(room)
 }
