@@ -51,12 +51,14 @@ test-e2e: build programs
 	$(CARGO) test -p farpage-cli --test memory_calls --test limits --test programs --test show --test bench -- --test-threads=1
 	FARPAGE_TEST_FAULTS=signal $(CARGO) test -p farpage-cli --test memory_calls --test programs -- --test-threads=1 \
 		io:: stacks:: processes:: signals:: strange:: without_disk
+	FARPAGE_TEST_FAULTS=segv $(CARGO) test -p farpage-cli --test memory_calls -- --test-threads=1 \
+		remap:: heap:: io:: stacks:: dont_need only_written fork_while_out snapshots moved_in_a_child
 
 # The sizes that the promise is made for: about 1 GiB for each program.
 test-full: build programs
 	FARPAGE_TEST_SIZE=full $(CARGO) test -p farpage-cli --test programs --test memory_calls -- --test-threads=1 --nocapture
-	FARPAGE_TEST_SIZE=full FARPAGE_TEST_FAULTS=signal $(CARGO) test -p farpage-cli --test programs --test memory_calls \
-		-- --test-threads=1 --nocapture
+	for faults in signal segv; do FARPAGE_TEST_SIZE=full FARPAGE_TEST_FAULTS=$$faults \
+		$(CARGO) test -p farpage-cli --test programs --test memory_calls -- --test-threads=1 --nocapture || exit; done
 
 # Many more programs, in each mode and as root and as an ordinary user: docs/compatibility.md is made of its results.
 # About half an hour, and installs what it needs.

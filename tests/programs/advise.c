@@ -246,8 +246,25 @@ static void all_locked(void)
     CHECK(munlock(memory, MIB) == 0);
 }
 
+/* The machine reads what may only be written, and executes what may only be executed. */
+static void only_written_or_executed(void)
+{
+    char *memory = filled(LARGE, 16);
+    CHECK(mprotect(memory, LARGE / 2, PROT_WRITE) == 0);
+    VERIFY(memory, LARGE / 2, 16);
+    CHECK(mprotect(memory, LARGE / 2, PROT_READ | PROT_WRITE) == 0);
+    for (size_t at = 0; at < LARGE / 2; at += PAGE)
+        memory[at] = (char)0xc3; /* ret */
+    push_out();
+    CHECK(mprotect(memory, LARGE / 2, PROT_EXEC) == 0);
+    for (size_t at = 0; at < LARGE / 2; at += PAGE)
+        ((void (*)(void))(uintptr_t)(memory + at))();
+    VERIFY_FROM(memory + LARGE / 2, LARGE / 2, 16, LARGE / 2 / PAGE);
+}
+
 MAIN({ "dont_need", dont_need }, { "dont_need_of_a_process", dont_need_of_a_process }, { "free_later", free_later },
      { "other_advice", other_advice },
      { "dont_need_over_a_hole", dont_need_over_a_hole }, { "protected_and_back", protected_and_back },
      { "reserved_and_opened", reserved_and_opened }, { "made_executable", made_executable },
-     { "locked_and_unlocked", locked_and_unlocked }, { "all_locked", all_locked })
+     { "locked_and_unlocked", locked_and_unlocked }, { "all_locked", all_locked },
+     { "only_written_or_executed", only_written_or_executed })

@@ -389,10 +389,46 @@ static void snapshots_beside_writers(void)
         verify_snapshot(page / WRITTEN, page % WRITTEN);
 }
 
+/* Memory that a call uses at the fork; the child then moves all of the mapping that it is a part of. The program has so
+ * many descriptors that whatever number one of ours has is one of its own, too. */
+static int asked[2];
+
+static void *asks(void *argument)
+{
+    return (void *)read(asked[0], (char *)argument + 8 * MIB, 4 * PAGE);
+}
+
+static void moved_in_a_child(void)
+{
+    char *memory = filled(20 * MIB, 18), *other = filled(64 * MIB, 19);
+    CHECK(pipe(asked) == 0);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, asks, memory) == 0);
+    usleep(200000);
+    for (int i = 0; i < 900; i++)
+        CHECK(open("/dev/zero", O_RDONLY) >= 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        char *moved = mremap(memory, 20 * MIB, 36 * MIB, MREMAP_MAYMOVE);
+        CHECK(moved != MAP_FAILED);
+        VERIFY(moved, 20 * MIB, 18);
+        VERIFY_ZERO(moved + 20 * MIB, 16 * MIB);
+        VERIFY(other, 64 * MIB, 19);
+        _exit(0);
+    }
+    ended_well(child);
+    CHECK(write(asked[1], "x", 1) == 1);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(memory[8 * MIB] == 'x');
+    VERIFY(other, 64 * MIB, 19);
+}
+
 MAIN({ "fork_within_budget", fork_within_budget }, { "fork_of_a_fork", fork_of_a_fork },
      { "fork_after_giving_back", fork_after_giving_back }, { "fork_while_out", fork_while_out },
      { "line_of_forks_while_out", line_of_forks_while_out }, { "many_children_while_out", many_children_while_out },
      { "wiped_in_children", wiped_in_children }, { "holes_of_its_own", holes_of_its_own },
      { "bare_clone", bare_clone }, { "programs_started_while_out", programs_started_while_out },
      { "other_program_in_our_place", other_program_in_our_place }, { "forks_beside_threads", forks_beside_threads },
-     { "snapshots_beside_writers", snapshots_beside_writers })
+     { "snapshots_beside_writers", snapshots_beside_writers },
+     { "moved_in_a_child", moved_in_a_child })

@@ -1,5 +1,6 @@
 /* Mappings that grow, shrink, move, and are taken apart while pages of them are out. */
 #include "check.h"
+#include <setjmp.h>
 
 /* malloc's huge blocks grow by mremap, in place or moved as the kernel finds room. */
 static void realloc_growth(void)
@@ -222,8 +223,84 @@ static void refused_calls(void)
     VERIFY(memory, LARGE, 16);
 }
 
+/* Others change a mapping that a thread writes to all the time: it waits each time, and that is nothing to end it for. */
+static volatile int stop;
+
+static void *counts(void *argument)
+{
+    volatile uint64_t *count = argument;
+    while (!stop)
+        ++*count;
+    return NULL;
+}
+
+static void resized_beside_a_writer(void)
+{
+    char *memory = filled(64 * MIB, 12);
+    volatile uint64_t *count = (volatile uint64_t *)(memory + 60 * MIB);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, counts, (void *)count) == 0);
+    for (int round = 0; round < 3000; round++) {
+        uint64_t before = *count;
+        CHECK(mremap(memory, 64 * MIB, 64 * MIB, 0) == memory);
+        if (mremap(memory, 64 * MIB, 65 * MIB, 0) == memory)
+            CHECK(munmap(memory + 64 * MIB, MIB) == 0);
+        while (*count == before)
+            sched_yield();
+    }
+    stop = 1;
+    CHECK(pthread_join(thread, NULL) == 0);
+    VERIFY(memory, 60 * MIB, 12);
+}
+
+/* What isn't one mapping can't be moved, and stays as it was. */
+static void neighbour_in_the_way(void)
+{
+    char *place = map_at(NULL, 80 * MIB, MAP_NORESERVE);
+    char *memory = map_at(place, 64 * MIB, MAP_FIXED);
+    char *shared = mmap(place + 64 * MIB, MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    CHECK(shared == place + 64 * MIB);
+    memset(shared, 7, MIB);
+    fill(memory, 64 * MIB, 13);
+    push_out();
+    CHECK(mremap(memory, 65 * MIB, 66 * MIB, MREMAP_MAYMOVE) == MAP_FAILED && errno == EFAULT);
+    VERIFY(memory, 64 * MIB, 13);
+    for (size_t at = 0; at < MIB; at++)
+        CHECK(shared[at] == 7);
+}
+
+/* A mapping grows with what it allows. */
+static sigjmp_buf refused;
+
+static void refuse(int signal)
+{
+    siglongjmp(refused, signal);
+}
+
+static void grown_and_still_read_only(void)
+{
+    char *memory = filled(16 * MIB, 14), *other = filled(64 * MIB, 15);
+    push_out();
+    CHECK(mprotect(memory, 16 * MIB, PROT_READ) == 0);
+    memory = mremap(memory, 16 * MIB, 24 * MIB, MREMAP_MAYMOVE);
+    CHECK(memory != MAP_FAILED);
+    CHECK(signal(SIGSEGV, refuse) != SIG_ERR);
+    for (size_t at = 0; at < 24 * MIB; at += 4 * MIB) {
+        if (sigsetjmp(refused, 1) == 0) {
+            ((volatile char *)memory)[at] = 1;
+            FAIL("page %zu was written", at / PAGE);
+        }
+    }
+    CHECK(signal(SIGSEGV, SIG_DFL) == refuse);
+    VERIFY(memory, 16 * MIB, 14);
+    VERIFY_ZERO(memory + 16 * MIB, 8 * MIB);
+    VERIFY(other, 64 * MIB, 15);
+}
+
 MAIN({ "realloc_growth", realloc_growth }, { "moved_growth", moved_growth }, { "grown_in_place", grown_in_place },
      { "shrunk", shrunk }, { "moved_to_fixed_place", moved_to_fixed_place },
      { "moved_and_not_unmapped", moved_and_not_unmapped }, { "pieces", pieces },
      { "halves_unmapped", halves_unmapped }, { "mapped_over", mapped_over }, { "page_by_page", page_by_page },
-     { "refused_calls", refused_calls })
+     { "refused_calls", refused_calls },
+     { "resized_beside_a_writer", resized_beside_a_writer }, { "neighbour_in_the_way", neighbour_in_the_way },
+     { "grown_and_still_read_only", grown_and_still_read_only })

@@ -67,10 +67,11 @@ struct Choice {
 /// Looks at everything; 0 if `farpage run` would work with its defaults, else 1.
 pub fn doctor(options: &DoctorOptions) -> ExitCode {
     let privileged = kernel::userfaultfd();
-    let signals = kernel::user_mode();
+    let (signals, without) = (kernel::user_mode(), kernel::without());
     let mut checks = vec![kernel_check(sys::kernel_release()), user_check()];
-    checks.push(signal_check(&signals));
-    checks.extend(userfaultfd_checks(&privileged, signals.is_ok()));
+    checks.push(signal_check("faults by signal", &signals));
+    checks.push(signal_check("faults by segv", &without));
+    checks.extend(userfaultfd_checks(&privileged, signals.is_ok() || without.is_ok()));
     checks.push(io_check());
     checks.extend(swap_checks());
     checks.extend(memory_checks());
@@ -142,11 +143,11 @@ fn setting(path: &str) -> Option<String> {
 }
 
 /// Faults as signals, for which no privilege is needed.
-fn signal_check(signals: &Result<Userfaultfd, Failure>) -> Check {
+fn signal_check(name: &str, signals: &Result<Userfaultfd, Failure>) -> Check {
     match signals {
-        Ok(_) => Check::new("faults by signal", Verdict::Ok, "works, without privileges"),
+        Ok(_) => Check::new(name, Verdict::Ok, "works, without privileges"),
         Err(failure) => {
-            let check = Check::new("faults by signal", Verdict::Note, failure.in_one_line());
+            let check = Check::new(name, Verdict::Note, failure.in_one_line());
             failure.fixes().iter().fold(check, |check, fix| check.fix(fix))
         }
     }
@@ -366,7 +367,7 @@ fn choose(userfaultfd: &Result<Userfaultfd, Failure>) -> Choice {
     let limits = budget::limits(&Roots::of_this_machine());
     let mut why = Vec::new();
     let install = match userfaultfd {
-        Ok(userfaultfd) => match kernel::choose_install(None, userfaultfd.features) {
+        Ok(userfaultfd) => match kernel::choose_install(None, *userfaultfd) {
             Ok((Install::Mixed, _)) => {
                 why.push("mixed: the kernel has UFFDIO_MOVE".into());
                 Some(Install::Mixed)
@@ -387,6 +388,9 @@ fn choose(userfaultfd: &Result<Userfaultfd, Failure>) -> Choice {
     };
     if let Ok(Userfaultfd { source: UffdSource::UserMode, .. }) = userfaultfd {
         why.push("signal: faults as messages need a privilege (--faults thread)".into());
+    }
+    if let Ok(Userfaultfd { source: UffdSource::Nothing, .. }) = userfaultfd {
+        why.push("segv: there is no userfaultfd for this user (--faults signal is faster)".into());
     }
     let io = match sys::io_uring() {
         Ok(()) => {

@@ -29,6 +29,8 @@ pub enum FaultsAsked {
     Thread,
     /// Signals.
     Signal,
+    /// Forbidden accesses.
+    Segv,
 }
 
 /// Faults can be reported as SIGBUS.
@@ -80,6 +82,23 @@ pub fn user_mode() -> Result<Userfaultfd, Failure> {
     if features & FEATURE_SIGBUS == 0 {
         return Err(refused(io::Error::from_raw_os_error(libc::EINVAL)));
     }
+    can_guard()?;
+    Ok(Userfaultfd { source: UffdSource::UserMode, features })
+}
+
+/// No userfaultfd, and what doing without takes. Needs no privilege, and nothing that containers refuse.
+pub fn without() -> Result<Userfaultfd, Failure> {
+    sys::writes_what_may_not_be_touched().map_err(|error| {
+        Failure::new(format!("memory that may not be touched can't be filled here: /proc/self/mem: {error}"))
+            .because("there is no /proc, or the kernel forbids it (proc_mem.force_override)")
+            .fix("mount /proc, or allow userfaultfd (`farpage doctor`)")
+    })?;
+    can_guard()?;
+    Ok(Userfaultfd { source: UffdSource::Nothing, features: 0 })
+}
+
+/// Whether the program's system calls can be stopped and looked at.
+fn can_guard() -> Result<(), Failure> {
     sys::syscall_user_dispatch().map_err(|error| {
         Failure::new(format!("the program's system calls can't be guarded here: {error}"))
             .because(format!(
@@ -87,8 +106,7 @@ pub fn user_mode() -> Result<Userfaultfd, Failure> {
                 sys::kernel_release()
             ))
             .fix("--faults thread, with one of the ways that `farpage doctor` shows")
-    })?;
-    Ok(Userfaultfd { source: UffdSource::UserMode, features })
+    })
 }
 
 /// The userfaultfd that `farpage run` uses.
@@ -96,7 +114,10 @@ pub fn faults(asked: FaultsAsked) -> Result<Userfaultfd, Failure> {
     match asked {
         FaultsAsked::Signal => user_mode(),
         FaultsAsked::Thread => userfaultfd().map_err(|refused| refused.failure()),
-        FaultsAsked::Best => userfaultfd().or_else(|refused| user_mode().map_err(|_| refused.failure())),
+        FaultsAsked::Segv => without(),
+        FaultsAsked::Best => {
+            userfaultfd().or_else(|refused| user_mode().or_else(|_| without()).map_err(|_| refused.failure()))
+        }
     }
 }
 
@@ -136,7 +157,19 @@ impl Refused {
 }
 
 /// How pages will move, and what the user should know about it.
-pub fn choose_install(asked: Option<Install>, features: u64) -> Result<(Install, Option<String>), Failure> {
+pub fn choose_install(
+    asked: Option<Install>,
+    Userfaultfd { source, features }: Userfaultfd,
+) -> Result<(Install, Option<String>), Failure> {
+    if source == UffdSource::Nothing {
+        return match asked {
+            Some(Install::Move | Install::Mixed) => Err(Failure::new("moving pages takes a userfaultfd")
+                .because("it isn't used (--faults segv), or may not be had here")
+                .fix("--install copy, or leave the option out")),
+            Some(Install::Copy) => Ok((Install::Copy, None)),
+            None => Ok((Install::Copy, Some("without a userfaultfd faults take longer".into()))),
+        };
+    }
     if features & FEATURE_WRITE_PROTECT == 0 {
         return Err(Failure::new("this kernel's userfaultfd can't write-protect pages")
             .because(format!(
@@ -198,14 +231,25 @@ mod tests {
         io::Error::from_raw_os_error(number)
     }
 
+    const fn with(features: u64) -> Userfaultfd {
+        Userfaultfd { source: UffdSource::Syscall, features }
+    }
+
+    #[test]
+    fn without_a_userfaultfd_pages_are_copied() {
+        let without = Userfaultfd { source: UffdSource::Nothing, features: 0 };
+        assert_eq!(choose_install(None, without).unwrap().0, Install::Copy);
+        assert!(choose_install(Some(Install::Mixed), without).is_err());
+    }
+
     #[test]
     fn install_falls_back_unless_it_was_asked_for() {
-        assert_eq!(choose_install(None, ALL).unwrap(), (Install::Mixed, None));
-        assert_eq!(choose_install(Some(Install::Copy), ALL).unwrap(), (Install::Copy, None));
-        let (install, note) = choose_install(None, FEATURE_WRITE_PROTECT).unwrap();
+        assert_eq!(choose_install(None, with(ALL)).unwrap(), (Install::Mixed, None));
+        assert_eq!(choose_install(Some(Install::Copy), with(ALL)).unwrap(), (Install::Copy, None));
+        let (install, note) = choose_install(None, with(FEATURE_WRITE_PROTECT)).unwrap();
         assert!(install == Install::Copy && note.is_some());
-        assert!(choose_install(Some(Install::Move), FEATURE_WRITE_PROTECT).is_err());
-        let message = choose_install(Some(Install::Copy), FEATURE_MOVE).unwrap_err().to_string();
+        assert!(choose_install(Some(Install::Move), with(FEATURE_WRITE_PROTECT)).is_err());
+        let message = choose_install(Some(Install::Copy), with(FEATURE_MOVE)).unwrap_err().to_string();
         assert!(message.contains("Farpage needs 5.9 or later"), "{message}");
     }
 

@@ -228,7 +228,8 @@ pub struct RunOptions {
     codec: CodecOption,
 
     /// How faults are heard of: as messages to threads of ours, which needs a privilege, or as signals to the thread that
-    /// touched, which needs none; the program's system calls are guarded then [auto: thread where that is allowed].
+    /// touched, which needs none, or (segv) not even a userfaultfd; the program's system calls are guarded then [auto: the
+    /// first of thread, signal, segv that is allowed].
     #[arg(long, value_enum, env = "FARPAGE_FAULTS", default_value = "auto")]
     faults: FaultsOption,
 
@@ -345,6 +346,8 @@ enum FaultsOption {
     Signal,
     /// As messages.
     Thread,
+    /// As forbidden accesses; for any user, also where containers refuse userfaultfd.
+    Segv,
 }
 
 impl RunOptions {
@@ -354,6 +357,7 @@ impl RunOptions {
             FaultsOption::Auto => FaultsAsked::Best,
             FaultsOption::Signal => FaultsAsked::Signal,
             FaultsOption::Thread => FaultsAsked::Thread,
+            FaultsOption::Segv => FaultsAsked::Segv,
         }
     }
     /// How slots are found.

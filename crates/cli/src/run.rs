@@ -90,7 +90,7 @@ fn plan(options: &RunOptions) -> Result<Plan, Failure> {
     let stats = options.stats.as_deref().map(open_stats).transpose()?;
     let preload = preload::find()?;
     let userfaultfd = kernel::faults(options.faults())?;
-    let (install, note) = kernel::choose_install(options.install(), userfaultfd.features)?;
+    let (install, note) = kernel::choose_install(options.install(), userfaultfd)?;
     let io = kernel::choose_io(options.io(), &sys::io_uring())?;
     if !options.quiet {
         let warnings = areas.iter().filter_map(|area| area.warning.as_ref()).chain(&note);

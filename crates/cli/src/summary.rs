@@ -401,6 +401,7 @@ pub const fn uffd_name(source: UffdSource) -> &'static str {
         UffdSource::Syscall => "system call",
         UffdSource::Device => "/dev/userfaultfd",
         UffdSource::UserMode => "system call, user mode only",
+        UffdSource::Nothing => "nothing",
     }
 }
 
@@ -409,6 +410,7 @@ pub const fn faults_name(source: UffdSource) -> &'static str {
     match source {
         UffdSource::Syscall | UffdSource::Device => "thread",
         UffdSource::UserMode => "signal",
+        UffdSource::Nothing => "segv",
     }
 }
 

@@ -262,6 +262,23 @@ pub fn syscall_user_dispatch() -> io::Result<()> {
     answer(unsafe { libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, OFF, 0_usize, 0_usize, 0_usize) }).map(|_| ())
 }
 
+/// Whether private memory that no instruction may touch can be written through /proc/self/mem.
+pub fn writes_what_may_not_be_touched() -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    const BYTES: usize = 4096;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping, which nothing refers to.
+    let page = unsafe { libc::mmap(core::ptr::null_mut(), BYTES, libc::PROT_NONE, kind, -1, 0) };
+    if page == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let memory = File::options().read(true).write(true).open("/proc/self/mem");
+    let result = memory.and_then(|memory| memory.write_all_at(b"bytes", page as u64));
+    // SAFETY: the mapping made above.
+    unsafe { libc::munmap(page, BYTES) };
+    result
+}
+
 /// Asks a new userfaultfd what it can do, and closes it.
 fn userfaultfd_features(fd: c_int) -> io::Result<u64> {
     // struct uffdio_api: api, features, ioctls.

@@ -47,9 +47,9 @@ macro_rules! cases {
 
 cases! {
     remap: realloc_growth moved_growth grown_in_place shrunk moved_to_fixed_place moved_and_not_unmapped pieces
-        halves_unmapped mapped_over page_by_page refused_calls;
+        halves_unmapped mapped_over page_by_page refused_calls resized_beside_a_writer neighbour_in_the_way grown_and_still_read_only;
     advise: dont_need dont_need_of_a_process free_later other_advice dont_need_over_a_hole protected_and_back reserved_and_opened
-        made_executable locked_and_unlocked all_locked;
+        made_executable locked_and_unlocked all_locked only_written_or_executed;
     heap: break_up_and_down small_blocks arenas zeros_of_calloc zeros_read_and_then_written static_array
         static_array_with_content populated;
     io: files direct direct_while_pushed_out pipes pages_lent_to_a_pipe pinned_over_the_budget through_proc futexes
@@ -65,7 +65,7 @@ cases! {
     processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_while_out
         line_of_forks_while_out many_children_while_out wiped_in_children holes_of_its_own
         snapshots_beside_writers bare_clone
-        programs_started_while_out other_program_in_our_place forks_beside_threads;
+        programs_started_while_out other_program_in_our_place forks_beside_threads moved_in_a_child;
 }
 
 /// The table above and the programs must not drift apart.

@@ -3,13 +3,14 @@
 //! Two borders, so that modes can be combined and compared:
 //!
 //! * [`Pages`]: program memory. [`uffd::ByMove`] moves pages with UFFDIO_MOVE, [`uffd::ByCopy`] copies them, for
-//!   kernels that can't move. Both pass one conformance suite.
+//!   kernels that can't move, and [`segv::ByProtection`] does without a userfaultfd. All pass one conformance suite.
 //! * [`Fault`]: a touch that can't go on. [`thread::Faults`] reads them as userfaultfd messages;
-//!   [`signal::Handover`] gets them from the threads that touched.
+//!   [`signal::Handover`] gets them from the threads that touched, as SIGBUS or SIGSEGV.
 //!
 //! Whoever calls is an engine thread: no allocation, no libc, no thread-local storage.
 #![cfg_attr(not(test), no_std)]
 
+pub mod segv;
 pub mod signal;
 pub mod thread;
 pub mod uffd;

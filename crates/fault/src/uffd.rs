@@ -102,7 +102,7 @@ fn poison(uffd: &Uffd, page: PageIndex) -> Result<(), InstallError> {
 }
 
 /// Calls `take` with the first and the length of each stretch that is contiguous in pages and in frames.
-fn for_each_run(pages: &mut [Outgoing], mut take: impl FnMut(&mut [Outgoing])) {
+pub(crate) fn for_each_run(pages: &mut [Outgoing], mut take: impl FnMut(&mut [Outgoing])) {
     let mut rest = pages;
     while !rest.is_empty() {
         let follows = |pair: &&[Outgoing]| {

@@ -1,5 +1,5 @@
-//! One suite for every way of getting pages in and out (moved, copied, mixed), and for both ways in which faults
-//! arrive: as messages, and as signals.
+//! One suite for every way of getting pages in and out (moved, copied, mixed), and for the ways in which faults arrive: as
+//! messages, as signals, and as forbidden accesses (there is one way in and out then).
 //!
 //! A test is its own little engine: memory that it registers, frames, and a handler thread that serves faults
 //! on what was taken. Messages need a userfaultfd that handles faults of the kernel; without the privilege these
@@ -9,12 +9,13 @@ use farpage_core::cache::Backing;
 use farpage_core::config::Install;
 use farpage_core::pager::{Access, Taken};
 use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
-use farpage_fault::signal::{Handover, Here, Woken, fault_of};
+use farpage_fault::segv::ByProtection;
+use farpage_fault::signal::{Handover, Here, Woken, fault_of, forbidden_of};
 use farpage_fault::thread::{FAULTS_MAX, Faults};
 use farpage_fault::uffd::{ByCopy, ByMove};
 use farpage_fault::{Fault, InstallError, Outgoing, Pages};
 use farpage_os::memory::reserve;
-use farpage_os::signal::{Action, Context, Info, SIGBUS, set_action};
+use farpage_os::signal::{Action, Context, Info, SIGBUS, SIGSEGV, set_action};
 use farpage_os::uffd::{Features, Uffd};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -24,13 +25,15 @@ const PAGES: usize = 64;
 
 /// Program memory, frames, and a way between them.
 struct Bench {
-    uffd: &'static Uffd,
+    /// None where faults are forbidden accesses.
+    uffd: Option<&'static Uffd>,
     pages: &'static dyn Pages,
     memory: *mut u8,
     frames: *mut PageBytes,
     moves: bool,
     /// Where faults are handed over, if they arrive as signals.
     handover: Option<&'static Handover>,
+    protections: Option<&'static ByProtection>,
     /// A page that was poisoned, by its number, and how often it was touched.
     poisoned: AtomicU64,
     refused: AtomicU32,
@@ -41,6 +44,7 @@ struct Bench {
 enum By {
     Messages,
     Signals,
+    Forbidden,
 }
 
 // SAFETY: the pointers are to mappings that live for good; each test says itself who touches what.
@@ -58,7 +62,7 @@ fn skipped(why: &str) -> Option<Bench> {
 static SIGNALLED: [AtomicPtr<Bench>; 64] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 64];
 
 /// What the preload library does in a program: finds out whose memory it is, and has the fault served.
-unsafe extern "C" fn on_sigbus(_: i32, info: *mut Info, context: *mut Context) {
+unsafe extern "C" fn on_fault(_: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the kernel's own structures, for this call.
     let (info, context) = unsafe { (&*info, &*context) };
     // SAFETY: null, or a bench that was leaked for good.
@@ -67,10 +71,13 @@ unsafe extern "C" fn on_sigbus(_: i32, info: *mut Info, context: *mut Context) {
     match benches().find(|bench| bench.range(0, PAGES).contains(page)) {
         // Before anything else: kernels that don't handle failures of memory report it like a missing page.
         Some(bench) if bench.poisoned.load(Ordering::Acquire) == page.0 => bench.replace_poisoned(page),
-        Some(bench) => bench
-            .handover
-            .unwrap()
-            .serve(fault_of(info, context).expect("a fault of ours"), |_| Here::Elsewhere),
+        Some(bench) => {
+            let fault = fault_of(info, context).or(forbidden_of(info, context)).expect("a fault of ours");
+            let is_opened = bench.protections.is_some_and(|pages| pages.is_open(page));
+            // Opened since the access: as if this thread had tried before.
+            let here = |_| if is_opened { Here::Served } else { Here::Elsewhere };
+            bench.handover.unwrap().serve(fault, here);
+        }
         // SAFETY: ends the process, as it should be for a signal that nobody expects.
         None => unsafe { libc::_exit(99) },
     }
@@ -78,27 +85,31 @@ unsafe extern "C" fn on_sigbus(_: i32, info: *mut Info, context: *mut Context) {
 
 fn bench(install: Install, by: By) -> Option<&'static Bench> {
     let (opened, what) = match by {
-        By::Messages => (Uffd::by_syscall(), "for faults of the kernel"),
-        By::Signals => (Uffd::for_signals(), "at all"),
+        By::Messages => (Uffd::by_syscall().map(Some), "for faults of the kernel"),
+        By::Signals => (Uffd::for_signals().map(Some), "at all"),
+        By::Forbidden => (Ok(None), "needed"),
     };
-    let uffd: &'static Uffd = match opened {
-        Ok(uffd) => Box::leak(Box::new(uffd)),
+    let uffd: Option<&'static Uffd> = match opened {
+        Ok(uffd) => uffd.map(|uffd| &*Box::leak(Box::new(uffd))),
         Err(errno) => {
             return skipped(&format!("no userfaultfd {what} ({errno:?})")).map(|_| unreachable!());
         }
     };
-    if install.takes_by_move() && !uffd.features().has(Features::MOVE) {
+    if install.takes_by_move() && uffd.is_some_and(|uffd| !uffd.features().has(Features::MOVE)) {
         return skipped("this kernel has no UFFDIO_MOVE (6.8)").map(|_| unreachable!());
     }
     let memory = reserve(PAGES * PAGE_BYTES).unwrap();
     let frames = reserve(PAGES * PAGE_BYTES).unwrap();
     let frame_range = PageRange::covering(frames as usize, PAGES * PAGE_BYTES);
-    let handover = (by == By::Signals).then(|| &*Box::leak(Box::new(Handover::new())));
-    let pages: &'static dyn Pages = if install.takes_by_move() {
-        // SAFETY: the mapping just made, used as frames only.
-        woken(unsafe { ByMove::new(uffd, frame_range, install) }.unwrap(), handover)
-    } else {
-        woken(ByCopy::new(uffd).unwrap(), handover)
+    let handover = (by != By::Messages).then(|| &*Box::leak(Box::new(Handover::new())));
+    let mut protections = None;
+    let pages: &'static dyn Pages = match uffd {
+        Some(uffd) if install.takes_by_move() => {
+            // SAFETY: the mapping just made, used as frames only.
+            woken(unsafe { ByMove::new(uffd, frame_range, install) }.unwrap(), handover)
+        }
+        Some(uffd) => woken(ByCopy::new(uffd).unwrap(), handover),
+        None => woken(*protections.insert(&*Box::leak(Box::new(ByProtection::new().unwrap()))), handover),
     };
     // Another test forks: what it would share with its child could not be moved here.
     for (start, bytes) in [(memory, PAGES * PAGE_BYTES), (frames, PAGES * PAGE_BYTES)] {
@@ -116,12 +127,13 @@ fn bench(install: Install, by: By) -> Option<&'static Bench> {
         frames: frames.cast(),
         moves,
         handover,
+        protections,
         poisoned: AtomicU64::new(0),
         refused: AtomicU32::new(0),
     }));
     // SAFETY: what is missing reads as zeros until something is taken, and then the test serves it.
     unsafe { pages.register(bench.range(0, PAGES)) }.unwrap();
-    if by == By::Signals {
+    if by != By::Messages {
         bench.expect_signals();
     }
     Some(bench)
@@ -176,8 +188,12 @@ impl Bench {
     }
     fn expect_signals(&'static self) {
         static ONCE: Once = Once::new();
-        // SAFETY: the handler only looks at statics, and sleeps on a futex.
-        ONCE.call_once(|| _ = unsafe { set_action(SIGBUS, &Action::of(on_sigbus, 0)) }.unwrap());
+        ONCE.call_once(|| {
+            for signal in [SIGBUS, SIGSEGV] {
+                // SAFETY: the handler only looks at statics, and sleeps on a futex.
+                unsafe { set_action(signal, &Action::of(on_fault, 0)) }.unwrap();
+            }
+        });
         let bench = core::ptr::from_ref(self).cast_mut();
         let free = |place: &&AtomicPtr<Bench>| {
             let null = core::ptr::null_mut();
@@ -198,7 +214,7 @@ impl Bench {
         loop {
             let count = match self.handover {
                 Some(handover) => handover.wait(&mut list),
-                None => Faults::of(self.uffd).wait(&mut list),
+                None => Faults::of(self.uffd.unwrap()).wait(&mut list),
             };
             match count {
                 0 => {}
@@ -223,6 +239,18 @@ macro_rules! suite {
             suite!(@ways signals $name);
         }
     };
+    (@ways all $name:ident) => {
+        suite!(@ways both $name);
+        suite!(@ways forbidden $name);
+    };
+    (@ways all_signals $name:ident) => {
+        suite!(@ways signals $name);
+        suite!(@ways forbidden $name);
+    };
+    (@ways forbidden $name:ident) => {
+        #[test]
+        fn forbidden() { bench(Install::Copy, By::Forbidden).into_iter().for_each(cases::$name); }
+    };
     (@ways messages $name:ident) => { suite!(@tests Messages $name); };
     (@ways signals $name:ident) => { suite!(@tests Signals $name); };
     (@tests $by:ident $name:ident) => {
@@ -236,25 +264,32 @@ macro_rules! suite {
 }
 
 suite! {
-    both:
+    all:
     taken_pages_are_in_their_frames_and_come_back_whole
     run_with_holes_takes_what_is_there
     touch_of_a_taken_page_waits_for_its_install
-    write_to_a_protected_page_is_reported_and_goes_on_when_unprotected
-    first_write_to_zeros_is_reported_when_asked_for
     install_over_a_page_is_refused_and_changes_nothing
     run_is_installed_up_to_the_first_page_that_is_there
-    install_into_read_only_memory_works
     threads_hammering_see_every_byte_while_pages_go_in_and_out
-    page_shared_with_a_child_is_never_taken_wrongly
+    page_shared_with_a_child_is_never_taken_wrongly;
+    both:
+    write_to_a_protected_page_is_reported_and_goes_on_when_unprotected
+    first_write_to_zeros_is_reported_when_asked_for
+    install_into_read_only_memory_works
     moves_that_we_make_are_told_from_those_that_we_do_not_see;
     messages:
     kernel_access_to_a_taken_page_waits_too
     poisoned_page_is_refused_to_the_kernel;
-    signals:
+    all_signals:
     kernel_access_to_a_taken_page_is_refused_and_nothing_is_lost
-    touch_of_a_poisoned_page_is_signalled_until_it_is_replaced
     more_threads_than_the_queue_has_room_are_all_served;
+    signals:
+    touch_of_a_poisoned_page_is_signalled_until_it_is_replaced;
+    forbidden:
+    what_the_program_allows_itself_comes_back_with_the_page
+    discarded_pages_are_heard_of_again
+    pieces_become_one_mapping_that_can_be_moved
+    pages_that_a_call_uses_stay_open;
 }
 
 mod cases {
@@ -383,10 +418,13 @@ mod cases {
             assert_eq!(bench.read(at), vec![at as u8 + 1; PAGE_BYTES]);
             assert_eq!(bench.frame_bytes(20 + at), vec![at as u8 + 1; PAGE_BYTES], "the source stays");
         }
-        let writer = std::thread::spawn(|| bench.write(1, 7));
-        assert_eq!(bench.next_faults(), [Fault { page: bench.page(1), access: Access::WriteProtected }]);
-        bench.pages.unprotect(bench.page(1));
-        writer.join().unwrap();
+        if bench.protections.is_none() {
+            let writer = std::thread::spawn(|| bench.write(1, 7));
+            let expected = [Fault { page: bench.page(1), access: Access::WriteProtected }];
+            assert_eq!(bench.next_faults(), expected);
+            bench.pages.unprotect(bench.page(1));
+            writer.join().unwrap();
+        }
     }
 
     pub fn install_over_a_page_is_refused_and_changes_nothing(bench: &'static Bench) {
@@ -460,6 +498,94 @@ mod cases {
         }
     }
 
+    /// The kernel's protection of a page, as /proc/self/maps has it.
+    fn protection_of(bench: &Bench, at: usize) -> String {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let address = bench.page(at).address();
+        let number = |text: &str| usize::from_str_radix(text, 16).unwrap();
+        let line = maps.lines().find(|line| {
+            let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+            (number(start)..number(end)).contains(&address)
+        });
+        line.unwrap().split(' ').nth(1).unwrap().to_owned()
+    }
+
+    pub fn what_the_program_allows_itself_comes_back_with_the_page(bench: &'static Bench) {
+        const READ: usize = 1;
+        let pages = bench.protections.unwrap();
+        bench.fill(4);
+        bench.take(&[(1, 1), (2, 2)]);
+        pages.allow(bench.range(0, 2), READ).unwrap();
+        let all = |bench: &Bench| (0..4).map(|at| protection_of(bench, at)).collect::<Vec<_>>();
+        assert_eq!(all(bench), ["r--p", "---p", "---p", "rw-p"]);
+        assert!(pages.allows(bench.page(1), false) && !pages.allows(bench.page(1), true));
+        for at in 1..3 {
+            // SAFETY: the frame was filled by `take`.
+            unsafe { bench.pages.install(bench.page(at), bench.frame(at), false) }.unwrap();
+        }
+        assert_eq!(all(bench), ["r--p", "r--p", "rw-p", "rw-p"]);
+        assert_eq!((bench.read(0)[0], bench.read(1)[0], bench.read(2)[0]), (1, 2, 3));
+        pages.allow(bench.range(0, 2), 3).unwrap();
+        bench.write(1, 9);
+    }
+
+    pub fn discarded_pages_are_heard_of_again(bench: &'static Bench) {
+        let pages = bench.protections.unwrap();
+        bench.fill(3);
+        // SAFETY: the test needs the page no more.
+        unsafe { farpage_os::memory::advise(bench.range(1, 1), libc::MADV_DONTNEED as u32) }.unwrap();
+        pages.withdraw(bench.range(1, 1)).unwrap();
+        let waits = std::thread::spawn(|| bench.read(1));
+        assert_eq!(bench.next_faults(), [Fault { page: bench.page(1), access: Access::Read }]);
+        assert_eq!(bench.pages.zero(bench.range(1, 1)), Ok(1));
+        assert_eq!(waits.join().unwrap(), vec![0; PAGE_BYTES]);
+        assert_eq!((bench.read(0)[0], bench.read(2)[0]), (1, 3));
+    }
+
+    /// realloc moves what it has as one mapping. Pages that were first opened when nobody had written to the mapping around
+    /// them used to stay mappings of their own for ever.
+    pub fn pieces_become_one_mapping_that_can_be_moved(bench: &'static Bench) {
+        let pages = bench.protections.unwrap();
+        for at in (0..PAGES).step_by(2) {
+            assert_eq!(bench.pages.zero(bench.range(at, 1)), Ok(1));
+            bench.write(at, at as u8 + 1);
+        }
+        let all = bench.range(0, PAGES);
+        pages.join(all);
+        let bytes = PAGES * PAGE_BYTES;
+        let (old, flags) = (bench.memory.cast(), rustix::mm::MremapFlags::MAYMOVE);
+        let new = reserve(2 * bytes).unwrap();
+        // SAFETY: the test's memory; it is at its new place from here on, and the old one isn't used any more.
+        let new = unsafe { rustix::mm::mremap_fixed(old, bytes, 2 * bytes, flags, new.cast()) }.unwrap();
+        let there = PageRange::covering(new as usize, 2 * bytes);
+        pages.moved(all.start, PAGES as u64, there).unwrap();
+        pages.forget(all);
+        for at in 0..PAGES {
+            assert_eq!(pages.is_open(there.start.plus(at as u64)), at % 2 == 0);
+        }
+        for at in (0..PAGES).step_by(2) {
+            // SAFETY: an open page of the test's.
+            assert_eq!(unsafe { *new.cast::<u8>().add(at * PAGE_BYTES + 7) }, at as u8 + 1);
+        }
+        assert!(
+            !pages.is_open(there.start.plus(PAGES as u64))
+                && pages.allows(there.start.plus(PAGES as u64), true)
+        );
+    }
+
+    pub fn pages_that_a_call_uses_stay_open(bench: &'static Bench) {
+        let pages = bench.protections.unwrap();
+        pages.forget(bench.range(0, 4));
+        // SAFETY: the test's memory, as it was before it was registered.
+        unsafe { farpage_os::memory::allow(bench.range(0, 4), 3) }.unwrap();
+        bench.write(1, 5);
+        pages.register_open(bench.range(1, 2)).unwrap();
+        assert_eq!((bench.read(1)[0], bench.read(2)[0]), (5, 0), "nobody need serve it");
+        assert_eq!(bench.take(&[(1, 1), (2, 2)])[0].taken, Taken::Yes);
+        assert_eq!(protection_of(bench, 1), "---p");
+        assert_eq!(bench.frame_bytes(1), vec![5; PAGE_BYTES]);
+    }
+
     fn tempfile() -> std::io::Result<std::fs::File> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -503,6 +629,9 @@ mod cases {
                             // SAFETY: the bytes are in the program now.
                             unsafe { bench.pages.drop_memory(bench.frame(frame), 1) }.unwrap();
                         }
+                    } else if bench.protections.is_some() {
+                        // Taken before it was ever touched, it was gone; or it is open again by now.
+                        let _ = bench.pages.zero(PageRange::of(fault.page, 1));
                     }
                     bench.pages.wake(fault.page);
                 }
@@ -555,7 +684,7 @@ mod cases {
     /// that time it was over, and a program was stopped for nothing.
     pub fn moves_that_we_make_are_told_from_those_that_we_do_not_see(bench: &'static Bench) {
         use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed};
-        let bytes = 16 * PAGE_BYTES;
+        let (bytes, uffd) = (16 * PAGE_BYTES, bench.uffd.unwrap());
         bench.fill(16);
         // SAFETY: new memory that nobody uses; it only keeps a place.
         let aside =
@@ -565,7 +694,7 @@ mod cases {
             std::thread::spawn(|| {
                 let mut list = [Fault { page: PageIndex(0), access: Access::Read }; FAULTS_MAX];
                 loop {
-                    Faults::of(bench.uffd).wait(&mut list);
+                    Faults::of(bench.uffd.unwrap()).wait(&mut list);
                 }
             });
         }
@@ -578,21 +707,21 @@ mod cases {
         };
         for _ in 0..2_000 {
             for (from, to) in [(bench.page(0), aside), (aside, bench.page(0))] {
-                bench.uffd.move_begins(PageRange::of(from, 16));
+                uffd.move_begins(PageRange::of(from, 16));
                 shift(from, to);
-                bench.uffd.move_ended();
+                uffd.move_ended();
             }
         }
-        assert_eq!(bench.uffd.unseen_moves(), 0);
+        assert_eq!(uffd.unseen_moves(), 0);
         // A reader that has looked before our last call ended may still take one of these for that call.
         for _ in 0..1_000 {
             shift(bench.page(0), aside);
             shift(aside, bench.page(0));
-            if bench.uffd.unseen_moves() > 0 {
+            if uffd.unseen_moves() > 0 {
                 break;
             }
         }
-        assert!(bench.uffd.unseen_moves() > 0);
+        assert!(uffd.unseen_moves() > 0);
         assert_eq!(bench.read(15), vec![16; PAGE_BYTES]);
     }
 }

@@ -148,6 +148,16 @@ pub unsafe fn drop_pages(base: *mut u8, bytes: usize) -> Result<(), Errno> {
     unsafe { rustix::mm::madvise(base.cast::<c_void>(), bytes, Advice::LinuxDontNeed) }.map_err(errno)
 }
 
+/// What may be done with pages: `PROT_*`.
+///
+/// # Safety
+/// Whoever runs into it must be served, or be meant to.
+pub unsafe fn allow(pages: PageRange, protection: usize) -> Result<(), Errno> {
+    let arguments = [pages.start.address(), pages.bytes(), protection, 0, 0, 0];
+    // SAFETY: the caller's promise.
+    crate::sys::check(unsafe { crate::sys::call(crate::sys::number::MPROTECT, arguments) }).map(|_| ())
+}
+
 /// Advice on the program's memory, by number: advice whose effect the program can't see, except
 /// `MADV_DONTNEED`, for which see Safety.
 ///

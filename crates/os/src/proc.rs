@@ -4,7 +4,7 @@
 //! later, and the numbers are needed often.
 // UNSAFETY: an ioctl that fills a buffer.
 
-use crate::sys::{self, Errno};
+use crate::sys::{self, Errno, number};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -152,6 +152,63 @@ impl Pagemap {
         self.for_each_present(PageRange::of(page, 1), |_| present = true)?;
         Ok(present)
     }
+}
+
+/// The program's memory as a file: it can be read and written where no instruction may, as long as it is private.
+pub struct OwnMemory(OwnedFd);
+
+impl OwnMemory {
+    /// Opens it.
+    pub fn open() -> Result<OwnMemory, Errno> {
+        let opened = rustix::fs::open(c"/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        opened.map(OwnMemory).map_err(|error| Errno(error.raw_os_error()))
+    }
+
+    /// Reads whole pages into memory of ours.
+    ///
+    /// # Safety
+    /// `to` must be as many bytes as `pages` has, the caller's alone.
+    pub unsafe fn read(&self, pages: PageRange, to: *mut u8) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { self.transfer(number::PREAD64, pages.start.address(), to as usize, pages.bytes()) }
+    }
+
+    /// Writes whole pages, wherever they are mapped as private.
+    ///
+    /// # Safety
+    /// `from` must be as many readable bytes as `pages` has, and the program must expect them.
+    pub unsafe fn write(&self, pages: PageRange, from: *const u8) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { self.transfer(number::PWRITE64, pages.start.address(), from as usize, pages.bytes()) }
+    }
+
+    unsafe fn transfer(&self, call: usize, at: usize, own: usize, bytes: usize) -> Result<(), Errno> {
+        let mut done = 0;
+        while done < bytes {
+            let arguments = [self.0.as_raw_fd() as usize, own + done, bytes - done, at + done, 0, 0];
+            // SAFETY: the caller's promise.
+            match sys::check(unsafe { sys::call(call, arguments) })? {
+                0 => return Err(Errno(5)),
+                more => done += more,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How many mappings this process has.
+pub fn count_mappings() -> Result<u64, Errno> {
+    let mut count = 0;
+    for_each_mapping(|_| count += 1)?;
+    Ok(count)
+}
+
+/// How many it may have: vm.max_map_count, or the kernel's default where that can't be read.
+pub fn mappings_max() -> u64 {
+    const DEFAULT: u64 = 65_530;
+    let mut text = [0_u8; 32];
+    let read = open(c"/proc/sys/vm/max_map_count").and_then(|file| read_at(&file, &mut text, 0));
+    read.ok().and_then(|length| parse_decimal(&text[..length])).unwrap_or(DEFAULT)
 }
 
 /// One line of /proc/self/maps, as far as it matters.

@@ -9,6 +9,8 @@ use core::arch::naked_asm;
 
 /// A memory access that can't go on; `signal` mode's faults arrive as this.
 pub const SIGBUS: u32 = 7;
+/// An access that isn't allowed, or to nothing.
+pub const SIGSEGV: u32 = 11;
 /// A system call that is not to be made as it is (see [`crate::dispatch`]).
 pub const SIGSYS: u32 = 31;
 /// libc's own signal for its set-user-id calls. No program can block it through libc, so it reaches every thread.
@@ -42,6 +44,8 @@ const _: () = assert!(size_of::<Info>() == 128);
 impl Info {
     /// `BUS_ADRERR`: nothing could be had for this address. userfaultfd says so of a page that we are to bring.
     const BUS_ADDRESS: i32 = 2;
+    /// `SEGV_ACCERR`: there is a mapping, but it doesn't allow the access.
+    const NOT_ALLOWED: i32 = 2;
     /// `SYS_USER_DISPATCH`: a system call that was stopped because its thread is armed.
     const USER_DISPATCH: i32 = 2;
     /// `SI_QUEUE`: sent with a word.
@@ -66,6 +70,15 @@ impl Info {
     /// The address of an access that found nothing; none if the signal is about something else, or was sent.
     pub const fn missing_at(&self) -> Option<usize> {
         if self.signal as u32 == SIGBUS && self.code == Info::BUS_ADDRESS { Some(self.address) } else { None }
+    }
+
+    /// The address of an access that was not allowed, where there is a mapping; none if the signal is about something else.
+    pub const fn forbidden_at(&self) -> Option<usize> {
+        if self.signal as u32 == SIGSEGV && self.code == Info::NOT_ALLOWED {
+            Some(self.address)
+        } else {
+            None
+        }
     }
 
     /// Whether a process has sent it: then there is nothing that its thread would run into again.

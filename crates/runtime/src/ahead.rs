@@ -303,7 +303,8 @@ impl Worker {
         while at < run.first + run.count {
             let Some(first) = &tickets[at] else { return };
             let pages = PageRange::of(first.page(), (run.first + run.count - at) as u64);
-            let protected = first.wants_protection();
+            // `segv` mode can't, and says so only page by page.
+            let protected = first.wants_protection() && self.engine.protections.is_none();
             // SAFETY: the pages were gathered in this thread's own memory, one after the other; their locks are ours.
             let installed = unsafe { self.engine.pages.install_run(pages, self.ahead.page(at), protected) };
             let end = at + installed.unwrap_or(0) as usize;

@@ -11,6 +11,7 @@ use farpage_core::stats::{Counter, Gauge};
 use farpage_core::sync;
 use farpage_core::table::ranges::{Flags, Range};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
+use farpage_fault::segv::ByProtection;
 use farpage_os::memory;
 use farpage_os::sys::{self, number};
 use linux_raw_sys::errno::ENOMEM;
@@ -80,6 +81,7 @@ impl Engine {
     /// The kernel has unmapped `range`: nothing is there any more.
     fn forget(&self, range: PageRange) {
         self.pager.discard(range);
+        self.protections.inspect(|protections| protections.forget(range));
         let mut ranges = self.pager.ranges.lock();
         let mut from = range.start;
         while let Some(known) = ranges.at_or_after(from).filter(|known| known.pages.start < range.end) {
@@ -185,10 +187,12 @@ pub fn mremap(engine: &'static Engine, arguments: Arguments) -> isize {
     if relock {
         pass_on(number::MUNLOCK, [address, old_bytes, 0, 0, 0, 0]);
     }
-    let result = if has(Flags::REGISTERED) {
-        engine.registrar.while_moving(engine, old, || pass_on(number::MREMAP, arguments))
-    } else {
-        pass_on(number::MREMAP, arguments)
+    let result = match engine.protections {
+        Some(protections) if has(Flags::REGISTERED) => move_joined(engine, protections, arguments, old),
+        None if has(Flags::REGISTERED) => {
+            engine.registrar.while_moving(engine, old, || pass_on(number::MREMAP, arguments))
+        }
+        _ => pass_on(number::MREMAP, arguments),
     };
     moved_or_resized(engine, result, arguments, known, (old, target));
     drop(exclusive);
@@ -196,6 +200,62 @@ pub fn mremap(engine: &'static Engine, arguments: Arguments) -> isize {
         let (place, bytes) = sys::check(result).map_or((address, old_bytes), |start| (start, new_bytes));
         engine.bring_in(PageRange::covering(place, bytes), true);
         pass_on(number::MLOCK, [place, bytes, 0, 0, 0, 0]);
+    }
+    result
+}
+
+/// mremap where what is out may not be touched: the kernel moves one mapping, not the pieces that this makes of it.
+fn move_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments, old: PageRange) -> isize {
+    const EFAULT: isize = -(linux_raw_sys::errno::EFAULT as isize);
+    let [_, old_bytes, new_bytes, flags, ..] = arguments;
+    let stays = flags & (raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP) as usize == 0 && new_bytes <= old_bytes;
+    if stays || !engine.is_wholly_registered(old) {
+        return pass_on(number::MREMAP, arguments);
+    }
+    engine.join(protections, old);
+    let result = pass_on(number::MREMAP, arguments);
+    if result >= 0 {
+        return result;
+    }
+    if protections.part(old).is_err() {
+        out_of_tables(engine);
+    }
+    match result {
+        EFAULT if flags & raw::MREMAP_MAYMOVE as usize != 0 => {
+            copy_joined(engine, protections, arguments, old)
+        }
+        // In pieces it can't grow where it is.
+        EFAULT => -(ENOMEM as isize),
+        _ => result,
+    }
+}
+
+/// The same for mappings that don't become one again, because a call uses part of them or a fork has kept them apart: a
+/// copy, and the old one goes.
+fn copy_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments, old: PageRange) -> isize {
+    let [address, old_bytes, new_bytes, flags, new_address, _] = arguments;
+    let has = |flag: u32| flags & flag as usize != 0;
+    let (place, fixed) = if has(raw::MREMAP_FIXED) { (new_address, raw::MAP_FIXED) } else { (0, 0) };
+    let kind = (raw::MAP_PRIVATE | raw::MAP_ANONYMOUS | raw::MAP_NORESERVE | fixed) as usize;
+    let result = pass_on(number::MMAP, [place, new_bytes, READ_WRITE, kind, usize::MAX, 0]);
+    let Ok(start) = sys::check(result) else { return result };
+    let new = PageRange::covering(start, new_bytes);
+    let copied = protections.copy(PageRange::of(old.start, old.count().min(new.count())), new.start);
+    // SAFETY: keeps it from children only, as all that is registered.
+    let kept = unsafe { memory::advise(new, raw::MADV_DONTFORK) };
+    if copied.and(kept).is_err() {
+        pass_on(number::MUNMAP, [start, new_bytes, 0, 0, 0, 0]);
+        if protections.part(old).is_err() {
+            out_of_tables(engine);
+        }
+        return -(ENOMEM as isize);
+    }
+    protections.join(new);
+    if has(raw::MREMAP_DONTUNMAP) {
+        protections.join(old);
+        pass_on(number::MADVISE, [address, old_bytes, raw::MADV_DONTNEED as usize, 0, 0, 0]);
+    } else {
+        pass_on(number::MUNMAP, [address, old_bytes, 0, 0, 0, 0]);
     }
     result
 }
@@ -224,13 +284,19 @@ fn moved_or_resized(
 }
 
 fn resized_in_place(engine: &'static Engine, old: PageRange, new: PageRange, flags: Flags) {
+    let stays = PageRange::new(old.start, old.end.min(new.end));
+    if engine.protections.is_some_and(|protections| protections.part(stays).is_err()) {
+        out_of_tables(engine);
+    }
     if new.end < old.end {
         engine.forget(PageRange::new(new.end, old.end));
     } else if new.end > old.end {
         // The kernel's mapping grew, and with it the part that is registered.
         let grown = PageRange::new(old.end, new.end);
         if flags.has(Flags::REGISTERED) {
-            if engine.attach_leaves(grown).is_err() {
+            let last = PageIndex(old.end.0 - 1);
+            let noted = engine.protections.map_or(Ok(()), |protections| protections.grown(grown, last));
+            if engine.attach_leaves(grown).and(noted).is_err() {
                 out_of_tables(engine);
             }
             engine.pager.stats().gauge_add(Gauge::ManagedBytes, grown.bytes() as u64);
@@ -253,6 +319,12 @@ fn moved(engine: &'static Engine, old: PageRange, new: PageRange, flags: Flags, 
     }
     let count = old.count().min(new.count());
     engine.pager.remap(PageRange::of(old.start, count), new.start);
+    if let Some(protections) = engine.protections {
+        if protections.moved(old.start, count, new).is_err() {
+            out_of_tables(engine);
+        }
+        protections.vacate(old);
+    }
     if !old_stays {
         engine.forget(old);
     }
@@ -262,7 +334,7 @@ fn moved(engine: &'static Engine, old: PageRange, new: PageRange, flags: Flags, 
 }
 
 /// Memory of the program can't be reached any more.
-fn out_of_tables(engine: &'static Engine) -> ! {
+fn out_of_tables(engine: &Engine) -> ! {
     engine.stop_program(crate::session::StopReason::Tables)
 }
 
@@ -290,6 +362,8 @@ pub fn madvise(engine: &'static Engine, mut arguments: Arguments) -> isize {
                 _ => PageRange::new(range.start, engine.first_locked(range).unwrap_or(range.start)),
             };
             engine.pager.discard(done);
+            // Still open, it would be touched again without our hearing of it: that only blurs how much there is.
+            let _ = engine.protections.map(|protections| protections.withdraw(done));
             engine.pager.stats().count(Counter::MapChanges);
             result
         }
@@ -347,6 +421,7 @@ fn bring_and_advise(engine: &'static Engine, arguments: Arguments) -> isize {
     /// It may be out again before the kernel looks.
     const TRIES_MAX: usize = 100;
     const EFAULT: isize = -(linux_raw_sys::errno::EFAULT as isize);
+    const EINVAL: isize = -(linux_raw_sys::errno::EINVAL as isize);
     let [address, bytes, advice, ..] = arguments;
     let mut result = 0;
     for start in (address..address + bytes).step_by(PART_BYTES) {
@@ -354,7 +429,8 @@ fn bring_and_advise(engine: &'static Engine, arguments: Arguments) -> isize {
         for _ in 0..TRIES_MAX {
             engine.bring_in(PageRange::covering(part[0], part[1]), true);
             result = pass_on(number::MADVISE, part);
-            if result != EFAULT {
+            // Of what may not be touched the kernel says EINVAL.
+            if result != EFAULT && !(result == EINVAL && engine.protections.is_some()) {
                 break;
             }
         }
@@ -372,7 +448,10 @@ pub fn mprotect(engine: &'static Engine, call: usize, arguments: Arguments) -> i
         return pass_on(call, arguments);
     };
     let _exclusive = engine.map.exclusive();
-    let result = pass_on(call, arguments);
+    let result = match engine.protections {
+        Some(protections) if engine.is_active() => protect_parts(engine, protections, call, arguments),
+        _ => pass_on(call, arguments),
+    };
     if !engine.touches(range) {
         return result;
     }
@@ -387,6 +466,39 @@ pub fn mprotect(engine: &'static Engine, call: usize, arguments: Arguments) -> i
         engine.take_over(range.start, |range| engine.registrar.ask(range));
     }
     result
+}
+
+/// The same where what is out may not be touched: what the program allows there is only noted.
+fn protect_parts(engine: &Engine, protections: &ByProtection, call: usize, arguments: Arguments) -> isize {
+    const EINVAL: isize = -(linux_raw_sys::errno::EINVAL as isize);
+    let [address, bytes, protection, key, ..] = arguments;
+    let range = PageRange::covering(address, bytes);
+    if engine.next_with(range, Flags::REGISTERED).is_none() {
+        return pass_on(call, arguments);
+    }
+    /// Means nothing on this machine.
+    const PROT_SEM: usize = 8;
+    if protection & !(PROTECTION | PROT_SEM) != 0 || call == number::PKEY_MPROTECT && key as u32 != u32::MAX {
+        // A key would be lost with each page that goes out.
+        return EINVAL;
+    }
+    let mut from = range.start;
+    while from < range.end {
+        let rest = PageRange::new(from, range.end);
+        let next = engine.next_with(rest, Flags::REGISTERED).unwrap_or(PageRange::of(range.end, 0));
+        let before = PageRange::new(from, next.start);
+        if !before.is_empty() {
+            let result = pass_on(call, [before.start.address(), before.bytes(), protection, key, 0, 0]);
+            if result != 0 {
+                return result;
+            }
+        }
+        if let Err(errno) = protections.allow(next, protection & PROTECTION) {
+            return -(errno.0 as isize);
+        }
+        from = next.end;
+    }
+    0
 }
 
 /// `mlock(address, bytes)` and `mlock2`. The pages come in through faults, so no lock is held meanwhile.

@@ -22,6 +22,7 @@ use farpage_core::table::Leaf;
 use farpage_core::table::ranges::Flags;
 use farpage_core::units::{AreaId, PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::Pages;
+use farpage_fault::segv::ByProtection;
 use farpage_fault::signal::Handover;
 use farpage_os::proc::{Pagemap, Statm};
 use farpage_os::sys::Errno;
@@ -33,6 +34,11 @@ use linux_raw_sys::general::{MADV_DOFORK, MADV_DONTFORK};
 pub const MANAGED_PAGES_MIN: u64 = 256;
 /// Runs of zeros in one range that are write-protected when it is registered: some tens of milliseconds.
 const ZERO_RUNS_MAX: u32 = 1 << 14;
+
+/// Eighths of all mappings at which a thread that needs one evicts first, and the background thread starts and stops.
+const CROWD_LIMIT: u64 = 7;
+const CROWD_START: u64 = 6;
+const CROWD_STOP: u64 = 5;
 
 /// Everything one process's engine has.
 pub struct Engine {
@@ -48,8 +54,10 @@ pub struct Engine {
     pub budget: Budget,
     /// The program's memory.
     pub pages: &'static dyn Pages,
-    /// Where faults come from.
-    pub uffd: &'static Uffd,
+    /// Where faults come from; none where they are forbidden accesses.
+    pub uffd: Option<&'static Uffd>,
+    /// The same way to the program's memory as `pages`, where what is out may not be touched.
+    pub protections: Option<&'static ByProtection>,
     /// Where threads that have run into a fault hand it over; none if the kernel does that.
     pub handover: Option<&'static Handover>,
     /// Faults that those threads serve by themselves.
@@ -108,12 +116,22 @@ impl Engine {
 
     /// Whether a thread that needs memory must make some first.
     pub fn is_over_limit(&self) -> bool {
-        self.budget.estimate(self.pager) >= self.budget.limit_bytes()
+        self.budget.estimate(self.pager) >= self.budget.limit_bytes() || self.is_crowded(CROWD_LIMIT)
     }
 
     /// Whether the background thread should be at work.
     pub fn is_over_start(&self) -> bool {
-        self.budget.estimate(self.pager) > self.budget.start_at()
+        self.budget.estimate(self.pager) > self.budget.start_at() || self.is_crowded(CROWD_START)
+    }
+
+    /// Whether it should go on.
+    pub fn is_over_stop(&self) -> bool {
+        self.budget.estimate(self.pager) > self.budget.stop_at() || self.is_crowded(CROWD_STOP)
+    }
+
+    /// Whether there are so many eighths of the mappings that the kernel allows: evicting what lies between makes fewer.
+    fn is_crowded(&self, eighths: u64) -> bool {
+        self.protections.is_some_and(|protections| protections.crowd() >= eighths)
     }
 
     /// Whether pages may be taken out now. Under the map lock.
@@ -289,9 +307,17 @@ impl Engine {
     /// children, and which pages are there. Under the exclusive map lock (perhaps another thread's).
     pub fn register_here(&self, range: PageRange) -> Result<(), Errno> {
         self.attach_leaves(range)?;
-        // SAFETY: what is missing in the range and has no entry reads as zeros, and that is what we install
-        // for it; nobody touches the range's entries meanwhile, under the exclusive lock.
-        unsafe { self.pages.register(range) }?;
+        let register = |range, is_held| match self.protections.filter(|_| is_held) {
+            Some(protections) => protections.register_open(range),
+            // SAFETY: what is missing in the range and has no entry reads as zeros, and that is what we install
+            // for it; nobody touches the range's entries meanwhile, under the exclusive lock.
+            None => unsafe { self.pages.register(range) },
+        };
+        if self.protections.is_some() {
+            self.for_each_part(range, register)?;
+        } else {
+            register(range, false)?;
+        }
         // A child that we don't hear of must not see evicted pages as zeros: it gets SIGSEGV instead.
         // SAFETY: keeps the range from children only.
         unsafe { memory::advise(range, MADV_DONTFORK) }?;
@@ -307,7 +333,79 @@ impl Engine {
                 self.budget.mapped_zeros(run.count());
             }
         });
-        self.pagemap.for_each_present(range, |page| self.pager.adopt_present(page))
+        match self.protections {
+            Some(protections) => {
+                protections.for_each_open(range, |page| self.pager.adopt_present(page));
+                Ok(())
+            }
+            None => self.pagemap.for_each_present(range, |page| self.pager.adopt_present(page)),
+        }
+    }
+
+    /// Calls `visit` for each part of `pages`, and says whether a system call holds it or it has to stay. Until it fails.
+    pub fn for_each_part(
+        &self,
+        pages: PageRange,
+        mut visit: impl FnMut(PageRange, bool) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let mut from = pages.start;
+        while from < pages.end {
+            let rest = PageRange::new(from, pages.end);
+            let mut next = PageRange::of(pages.end, 0);
+            let mut look = |range: PageRange| {
+                let part = range.intersection(rest);
+                if !part.is_empty() && part.start <= next.start {
+                    next = part;
+                }
+            };
+            guard::rooms::for_each_held(&mut look);
+            self.next_with(rest, Flags::HELD).into_iter().for_each(look);
+            let before = PageRange::new(from, next.start);
+            if !before.is_empty() {
+                visit(before, false)?;
+            }
+            if !next.is_empty() {
+                visit(next, true)?;
+            }
+            from = next.end;
+        }
+        Ok(())
+    }
+
+    /// Closes all of `pages` for the kernel, so that it is one mapping there, but for what calls are using just now.
+    pub fn join(&self, protections: &ByProtection, pages: PageRange) {
+        let _ = self.for_each_part(pages, |part, is_held| {
+            if !is_held {
+                protections.join(part);
+            }
+            Ok(())
+        });
+    }
+
+    /// Whether all of `pages` is registered.
+    pub fn is_wholly_registered(&self, pages: PageRange) -> bool {
+        let mut from = pages.start;
+        while from < pages.end {
+            let rest = PageRange::new(from, pages.end);
+            match self.next_with(rest, Flags::REGISTERED).filter(|part| part.start == from) {
+                Some(part) => from = part.end,
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// The first part of `pages` whose range has that flag.
+    pub fn next_with(&self, pages: PageRange, flag: Flags) -> Option<PageRange> {
+        let ranges = self.pager.ranges.lock();
+        let mut from = pages.start;
+        loop {
+            let range = ranges.at_or_after(from).filter(|range| range.pages.start < pages.end)?;
+            if range.flags.has(flag) {
+                return Some(range.pages.intersection(pages));
+            }
+            from = range.pages.end;
+        }
     }
 
     /// Takes pages of zeros away: whoever touches one gets another. Where calls of the program's can't wait for us, a page
@@ -349,13 +447,19 @@ impl Engine {
             }
             self.pager.stats().count(Counter::Registered);
             self.pager.stats().gauge_add(Gauge::ManagedBytes, range.pages.bytes() as u64);
+            if let (Some(own), Some(parents)) = (self.protections, elder.protections)
+                && own.allow_like(parents, range.pages).is_err()
+            {
+                self.stop_program(StopReason::Tables);
+            }
             if !range.flags.has(Flags::WIPE_ON_FORK) {
                 self.pager.inherit(range.pages, |page| {
                     // SAFETY: the program hasn't run in this process yet, so this isn't a page of its making.
                     let dropped = unsafe {
                         memory::advise(PageRange::of(page, 1), linux_raw_sys::general::MADV_DONTNEED)
                     };
-                    if dropped.is_err() {
+                    let closed = self.protections.map_or(Ok(()), |own| own.withdraw(PageRange::of(page, 1)));
+                    if dropped.and(closed).is_err() {
                         self.stop_program(StopReason::Tables);
                     }
                 });

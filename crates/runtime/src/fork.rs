@@ -22,7 +22,8 @@ use crate::session::Notice;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use farpage_core::areas::heirs::GENERATIONS;
 use farpage_core::stats::Counter;
-use farpage_core::units::PAGE_BYTES;
+use farpage_core::table::ranges::Flags;
+use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_os::memory;
 use farpage_os::sys::{self, Errno, number};
 
@@ -66,6 +67,8 @@ pub fn fork(engine: &'static Engine, clone: impl FnOnce() -> isize) -> isize {
     }
     // Else the child would have what it has no use for, and keep it for good.
     forget_elders_here(engine);
+    // As pieces, the child could never put them together again.
+    join(engine);
     let shown = show(engine);
     let result = match shown {
         Ok(()) => clone(),
@@ -79,9 +82,36 @@ pub fn fork(engine: &'static Engine, clone: impl FnOnce() -> isize) -> isize {
         core::mem::forget(exclusive);
         return 0;
     }
+    part(engine);
     hide(engine);
     drop(exclusive);
     result
+}
+
+/// Where what is out may not be touched: makes one mapping of each range.
+fn join(engine: &Engine) {
+    let Some(protections) = engine.protections else { return };
+    for_each_registered(engine, |range| {
+        engine.join(protections, range);
+        Ok(())
+    });
+}
+
+/// Undoes that.
+fn part(engine: &Engine) {
+    let Some(protections) = engine.protections else { return };
+    for_each_registered(engine, |range| protections.part(range));
+}
+
+fn for_each_registered(engine: &Engine, mut visit: impl FnMut(PageRange) -> Result<(), Errno>) {
+    let everything = PageRange::new(PageIndex(0), PageIndex(1 << 35));
+    let mut from = everything.start;
+    while let Some(range) = engine.next_with(PageRange::new(from, everything.end), Flags::REGISTERED) {
+        if visit(range).is_err() {
+            engine.stop_program(crate::session::StopReason::Tables);
+        }
+        from = range.end;
+    }
 }
 
 /// Lets the child have what it needs.
@@ -121,6 +151,13 @@ pub fn child(engine: &Engine, maker: u32, stack_pointer: usize) {
         sys::open_what_is_kept_open();
     }
     engine.pager.forget_holders();
+    if let Some(protections) = engine.protections.filter(|_| engine.is_active()) {
+        for_each_registered(engine, |range| match protections.part_in_child(range) {
+            // It was to be kept from children.
+            Err(Errno(errno)) if errno == linux_raw_sys::errno::ENOMEM as i32 => Ok(()),
+            result => result,
+        });
+    }
 }
 
 /// Frees what was kept for children that are all gone by now. Under the map lock, in an engine thread. Whether there were

@@ -69,7 +69,8 @@ impl Registrar {
 
     /// Makes a call that may move the registered mapping `from`. Under the exclusive map lock.
     pub fn while_moving(&self, engine: &Engine, from: PageRange, call: impl FnOnce() -> isize) -> isize {
-        engine.uffd.move_begins(from);
+        let Some(uffd) = engine.uffd else { return call() };
+        uffd.move_begins(from);
         // Ordering: Release publishes the beginning of the move to the registrar's Acquire.
         self.state.store(MOVING, Ordering::Release);
         sync::wake_all(&self.state);
@@ -87,10 +88,10 @@ impl Registrar {
         loop {
             // Ordering: Acquire pairs with the Release of whoever asks: the range, or the beginning of a move.
             let state = self.state.load(Ordering::Acquire);
-            if state == MOVING || state == MOVED {
+            if let Some(uffd) = engine.uffd.filter(|_| state == MOVING || state == MOVED) {
                 // Ordering: Acquire pairs with the Release of MOVED: the call is over, and with it its event was read.
-                engine.uffd.drain_until(|| self.state.load(Ordering::Acquire) == MOVED);
-                engine.uffd.move_ended();
+                uffd.drain_until(|| self.state.load(Ordering::Acquire) == MOVED);
+                uffd.move_ended();
                 // Ordering: Release publishes the end of the move to whoever waits in `while_moving`.
                 self.state.store(IDLE, Ordering::Release);
                 sync::wake_all(&self.state);

@@ -20,7 +20,7 @@ use farpage_core::units::AREAS_MAX;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x04");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x05");
 /// Whether the calling thread can open the session.
 pub fn is_reachable(path: &core::ffi::CStr) -> bool {
     let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
@@ -96,6 +96,9 @@ pub enum UffdSource {
     /// The system call, for faults of the program's own instructions: anybody. They arrive as signals, and its system
     /// calls are guarded.
     UserMode = 2,
+    /// None: what is out may not be touched, and a touch is a SIGSEGV. Anybody, also where containers refuse the system
+    /// call.
+    Nothing = 3,
 }
 
 /// One swap area.

@@ -28,12 +28,14 @@ use farpage_core::table::{DIRECTORY_LEAVES, Leaf, Table};
 use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
 use farpage_core::zswap::pool::{BlockMeta, ObjectMeta, Pool, PoolLayout, PoolMemory};
 use farpage_fault::Pages;
+use farpage_fault::segv::ByProtection;
 use farpage_fault::signal::{Handover, Woken};
 use farpage_fault::thread::{FAULTS_MAX, Faults};
 use farpage_fault::uffd::{ByCopy, ByMove};
 use farpage_io::Wait;
 use farpage_os::clock::now_ns;
 use farpage_os::proc::{MappingName, Pagemap, Statm};
+use farpage_os::signal::SIGSEGV;
 use farpage_os::sys::Errno;
 use farpage_os::thread::{self, Descriptors};
 use farpage_os::uffd::{Features, Uffd};
@@ -107,9 +109,9 @@ pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     let failed = |failure| move |errno| StartError::Failed(failure, errno);
     let request = &*memory::place(request).map_err(failed(StartFailure::Memory))?;
     let has_descriptor = |parent: &&Engine| parent.handover.is_some() && !parent.direct.is_over();
-    if let Some(parent) = request.parent.filter(has_descriptor) {
+    if let Some(uffd) = request.parent.filter(has_descriptor).and_then(|parent| parent.uffd) {
         // The parent's, of which this process has a copy.
-        close(parent.uffd.fd().as_raw_fd());
+        close(uffd.fd().as_raw_fd());
     }
     // Which mode it is only the keeper finds out. Where this is refused, the mode isn't possible either.
     let uffd = Uffd::for_signals().ok().map(Uffd::out_of_the_way);
@@ -124,7 +126,8 @@ pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     }
     // SAFETY: null, or the engine that the keeper placed for good before it set `done`.
     let engine = unsafe { request.engine.load(Ordering::Relaxed).as_ref() };
-    if let Some(fd) = fd.filter(|_| engine.is_none_or(|engine| engine.handover.is_none())) {
+    let is_used = |engine: &Engine| engine.handover.is_some() && engine.uffd.is_some();
+    if let Some(fd) = fd.filter(|_| !engine.is_some_and(is_used)) {
         close(fd);
     }
     match engine {
@@ -208,6 +211,9 @@ fn activate(engine: &'static Engine) {
         guard::arm::all(engine);
     }
     let exclusive = engine.map.exclusive();
+    if engine.protections.is_some() {
+        touch_each_mapping(engine);
+    }
     engine.take_inheritance();
     // First register: from now on the program grows only through us. Its faults wait for the threads below.
     let mut from = PageIndex(0);
@@ -244,6 +250,19 @@ fn activate(engine: &'static Engine) {
     drop(exclusive);
 }
 
+/// Has every mapping that we may register written to, without changing a byte: see [`Pages::register`] of
+/// [`ByProtection`]. What we know as one range may be several to the kernel.
+fn touch_each_mapping(engine: &Engine) {
+    let _ = proc::for_each_mapping(|mapping| {
+        let is_known = engine.pager.ranges.lock().touches(mapping.pages);
+        if mapping.is_private_data && mapping.is_anonymous && is_known {
+            let first = PageRange::of(mapping.pages.start, 1);
+            // SAFETY: populating changes no byte.
+            let _ = unsafe { memory::advise(first, linux_raw_sys::general::MADV_POPULATE_WRITE) };
+        }
+    });
+}
+
 struct Handler {
     engine: &'static Engine,
     cpu: usize,
@@ -263,16 +282,17 @@ fn handler_main(argument: usize) -> ! {
     let node = Some(farpage_os::numa::current_node());
     let worker = Worker::placed(handler.engine, handler.index, node)
         .unwrap_or_else(|_| handler.engine.stop_program(StopReason::Tables));
-    let faults = Faults::of(handler.engine.uffd);
+    let engine = handler.engine;
     let nothing = farpage_fault::Fault { page: PageIndex(0), access: farpage_core::pager::Access::Read };
     let mut list = [nothing; FAULTS_MAX];
     loop {
-        let count = match handler.engine.handover {
-            Some(handover) => handover.wait(&mut list),
-            None => faults.wait(&mut list),
+        let count = match (engine.handover, engine.uffd) {
+            (Some(handover), _) => handover.wait(&mut list),
+            (None, Some(uffd)) => Faults::of(uffd).wait(&mut list),
+            (None, None) => engine.stop_program(StopReason::Tables),
         };
-        if handler.engine.uffd.unseen_moves() > 0 {
-            handler.engine.stop_program(StopReason::UnseenMove);
+        if engine.uffd.is_some_and(|uffd| uffd.unseen_moves() > 0) {
+            engine.stop_program(StopReason::UnseenMove);
         }
         for fault in &list[..count] {
             worker.serve(*fault);
@@ -344,13 +364,20 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
     // In other modes the one that is there already is closed again.
     let at_hand = request.uffd.take();
     let uffd = match session.settings.uffd_source {
-        UffdSource::UserMode => at_hand.map_or_else(Uffd::for_signals, Ok),
-        source => open_uffd(source),
+        UffdSource::UserMode => at_hand.map_or_else(Uffd::for_signals, Ok).map(Some),
+        UffdSource::Syscall => Uffd::by_syscall().map(Some),
+        UffdSource::Device => open_device().map(Some),
+        UffdSource::Nothing => Ok(None),
     };
-    let uffd = uffd.map_err(failed(StartFailure::Userfaultfd))?;
-    let uffd: &'static Uffd = memory::place(uffd).map_err(no_memory)?;
+    let uffd = match uffd.map_err(failed(StartFailure::Userfaultfd))? {
+        Some(uffd) => Some(&*memory::place(uffd).map_err(no_memory)?),
+        None => None,
+    };
     let handover: Option<&'static Handover> = match session.settings.uffd_source {
-        UffdSource::UserMode => {
+        UffdSource::UserMode | UffdSource::Nothing => {
+            if uffd.is_none() {
+                guard::faults_arrive_as(SIGSEGV);
+            }
             farpage_os::sys::keep_open(guard::UNTIL_ARMED);
             Some(memory::place(Handover::new()).map_err(no_memory)?)
         }
@@ -362,7 +389,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         return Err(StartError::BudgetTooSmall(needed));
     }
 
-    let config = config_of(session, uffd.features());
+    let config = config_of(session, uffd.map(Uffd::features));
     let pool_layout = PoolLayout::for_limit(config.pool_bytes_max as usize);
     let (mut region, tables) = handed_region(session, &config, &pool_layout).map_err(no_memory)?;
     let elder = request.parent.filter(|parent| parent.heirs.are_left_pages());
@@ -375,15 +402,24 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
     // SAFETY: only engine code uses frames, and a child makes an engine of its own.
     unsafe { memory::keep_from_children(frames, frames_bytes) }.map_err(no_memory)?;
     let frames_move = config.install.takes_by_move();
-    let pages: &'static dyn Pages = if frames_move {
-        let range = PageRange::covering(frames as usize, frames_bytes);
-        // SAFETY: the mapping just made, which only the cache below hands out.
-        let by_move =
-            unsafe { ByMove::new(uffd, range, config.install) }.map_err(failed(StartFailure::Userfaultfd))?;
-        place_pages(by_move, handover).map_err(no_memory)?
-    } else {
-        let by_copy = ByCopy::new(uffd).map_err(failed(StartFailure::Proc))?;
-        place_pages(by_copy, handover).map_err(no_memory)?
+    let mut protections = None;
+    let pages: &'static dyn Pages = match uffd {
+        Some(uffd) if frames_move => {
+            let range = PageRange::covering(frames as usize, frames_bytes);
+            // SAFETY: the mapping just made, which only the cache below hands out.
+            let by_move = unsafe { ByMove::new(uffd, range, config.install) };
+            place_pages(by_move.map_err(failed(StartFailure::Userfaultfd))?, handover).map_err(no_memory)?
+        }
+        Some(uffd) => {
+            let by_copy = ByCopy::new(uffd).map_err(failed(StartFailure::Proc))?;
+            place_pages(by_copy, handover).map_err(no_memory)?
+        }
+        None => {
+            let by_protection = ByProtection::new().map_err(failed(StartFailure::Proc))?;
+            let by_protection = &*memory::place(by_protection).map_err(no_memory)?;
+            protections = Some(by_protection);
+            place_pages(by_protection, handover).map_err(no_memory)?
+        }
     };
     let cache_memory = CacheMemory::carve(&mut region, frames.cast::<PageBytes>(), config.frames as usize);
     let backing = if frames_move { Backing::Hole } else { Backing::Memory };
@@ -420,6 +456,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         budget: Budget::new(session.settings.ram_bytes),
         pages,
         uffd,
+        protections,
         handover,
         direct: Direct::new(),
         process: rustix::process::getpid().as_raw_nonzero().get() as u32,
@@ -464,13 +501,14 @@ fn place_pages<P: Pages + 'static>(
     })
 }
 
-fn config_of(session: &Session, features: Features) -> Config {
+fn config_of(session: &Session, features: Option<Features>) -> Config {
     let settings = &session.settings;
     let mut config = Config::for_budget(settings.ram_bytes, settings.pool_bytes_max);
     config.codec = settings.codec;
     config.readahead = settings.readahead;
     config.page_cluster = settings.page_cluster;
-    config.install = if features.has(Features::MOVE) { settings.install } else { Install::Copy };
+    let can_move = features.is_some_and(|features| features.has(Features::MOVE));
+    config.install = if can_move { settings.install } else { Install::Copy };
     config
 }
 
@@ -494,16 +532,10 @@ fn handed_region(
     Ok((unsafe { Region::new(base, bytes) }, (base, bytes)))
 }
 
-fn open_uffd(source: UffdSource) -> Result<Uffd, Errno> {
-    match source {
-        UffdSource::Syscall => Uffd::by_syscall(),
-        UffdSource::UserMode => Uffd::for_signals(),
-        UffdSource::Device => {
-            let flags = OFlags::RDWR | OFlags::CLOEXEC;
-            let device = rustix::fs::open(c"/dev/userfaultfd", flags, Mode::empty());
-            Uffd::by_device(&device.map_err(|error| Errno(error.raw_os_error()))?)
-        }
-    }
+fn open_device() -> Result<Uffd, Errno> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let device = rustix::fs::open(c"/dev/userfaultfd", flags, Mode::empty());
+    Uffd::by_device(&device.map_err(|error| Errno(error.raw_os_error()))?)
 }
 
 /// The program's name, for the summary.

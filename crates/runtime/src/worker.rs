@@ -410,7 +410,10 @@ impl Worker {
     /// The page should be there. Usually it is: another thread's fault brought it. If the kernel has dropped
     /// it (the program discarded it by a call that we don't see), it is zeros now.
     fn present(&mut self, fault: Fault) {
-        let there = || self.engine.pagemap.is_present(fault.page).unwrap_or(true);
+        let there = || match self.engine.protections {
+            Some(protections) => protections.is_open(fault.page),
+            None => self.engine.pagemap.is_present(fault.page).unwrap_or(true),
+        };
         if fault.access != Access::WriteProtected
             && !there()
             && let Step::Unprotect(ticket) = self.engine.pager.fault(fault.page, Access::WriteProtected)
@@ -486,10 +489,10 @@ impl Worker {
         let mut progress = Progress::None;
         // Batches of nothing but shared pages, and since when there have been no others.
         let (mut shared_batches, mut since_ns) = (0, 0);
-        if engine.budget.estimate(engine.pager) > engine.budget.start_at()
+        if engine.is_over_start()
             && now_ns() >= self.give_up_until_ns.max(engine.unmovable_until_ns.load(Ordering::Relaxed))
         {
-            while engine.budget.estimate(engine.pager) > engine.budget.stop_at() {
+            while engine.is_over_stop() {
                 engine.pager.stats().count(Counter::ReclaimBackground);
                 let evicted = self.evict(BACKGROUND_BATCH);
                 let is_shared = self.unshare_refused();
@@ -764,6 +767,7 @@ impl Worker {
             self.engine.reap_dead_processes();
             self.engine.pager.areas().reopen();
             self.engine.pager.areas().note_used();
+            self.engine.protections.inspect(|protections| protections.count_mappings());
         }
     }
 

@@ -7,7 +7,7 @@
 //!
 //! The calls are harmless, and so is the test to whoever runs it: no privilege is needed.
 //!
-//! `live_*` runs all of these tests once more under `farpage run --faults signal`, as an ordinary user: there the memory is
+//! `live_*` runs all of these tests once more under `farpage run --faults signal|segv`, as an ordinary user: there the memory is
 //! really out, and the calls are made in every way that a program can make them.
 
 use farpage::guard::buffers::{Buffer, Memory, each};
@@ -793,6 +793,17 @@ mod live {
         if std::env::var_os(LIVE).is_some() {
             return stranger::start();
         }
+        run_all_under("signal");
+    }
+
+    #[test]
+    fn live_without_a_userfaultfd_too() {
+        if std::env::var_os(LIVE).is_none() {
+            run_all_under("segv");
+        }
+    }
+
+    fn run_all_under(faults: &str) {
         let here = std::env::current_exe().unwrap();
         // What `make build` has built.
         let built = here.ancestors().nth(3).unwrap().join("release");
@@ -802,7 +813,7 @@ mod live {
             return eprintln!("skipped: `make build` first");
         }
         // Where an ordinary user can reach them.
-        let place = std::env::temp_dir().join(format!("farpage-live-{}", std::process::id()));
+        let place = std::env::temp_dir().join(format!("farpage-live-{faults}-{}", std::process::id()));
         std::fs::create_dir_all(&place).unwrap();
         let copy = |from: &std::path::Path, to: &str| {
             let done = Command::new("install").args(["-m", "755"]).arg(from).arg(place.join(to)).status();
@@ -813,7 +824,7 @@ mod live {
             (copy(&farpage, "farpage"), copy(&library, "preload.so"), copy(&here, "tests"));
         let mut command = Command::new(farpage);
         command.env(LIVE, "1").env("FARPAGE_PRELOAD", library).current_dir(&place);
-        command.args(["run", "--faults", "signal", "--ram", "16M", "--pool", "4M", "--swap", "/var/tmp"]);
+        command.args(["run", "--faults", faults, "--ram", "16M", "--pool", "4M", "--swap", "/var/tmp"]);
         // A walk through the ballast would go on into an arena that lies behind it, and bring that in again.
         command.args(["--readahead", "off", "--"]);
         // One after the other, the one that makes the stranger first: by name.

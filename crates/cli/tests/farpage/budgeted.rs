@@ -95,6 +95,11 @@ pub enum Under {
         /// Further options.
         options: Vec<String>,
     },
+    /// The same as an ordinary user, with what containers forbid refused: userfaultfd and io_uring.
+    Container {
+        /// Bytes.
+        ram: u64,
+    },
 }
 
 impl Under {
@@ -158,6 +163,12 @@ impl Job {
         let place = directory();
         let mut command = match under {
             Under::Nothing => Command::new(words[0]),
+            Under::Container { ram } => {
+                let mut command = confined(place.path());
+                command.args(["run", "--ram", &ram.to_string(), "--swap", "/var/tmp", "--stats"]);
+                command.arg(place.path().join("stats.json")).arg("--").arg(words[0]);
+                command
+            }
             Under::Budget { ram, options } => {
                 let mut command = super::farpage();
                 command.env("FARPAGE_PRELOAD", library()).arg("run").args(["--ram", &ram.to_string()]);
@@ -198,6 +209,53 @@ impl Job {
     pub fn run(self) -> Outcome {
         self.start().end()
     }
+}
+
+/// Farpage as it is started in a container, in a directory that is its user's.
+fn confined(place: &Path) -> Command {
+    use std::os::unix::process::CommandExt;
+    const NOBODY: u32 = 65_534;
+    let copy = |from: &Path, to: &str| {
+        fs::copy(from, place.join(to)).unwrap();
+        place.join(to)
+    };
+    let library = copy(&library(), "preload.so");
+    let mut command = Command::new(copy(Path::new(env!("CARGO_BIN_EXE_farpage")), "farpage"));
+    command.env("FARPAGE_PRELOAD", library);
+    // SAFETY: takes no pointers.
+    if unsafe { libc::geteuid() } == 0 {
+        std::os::unix::fs::chown(place, Some(NOBODY), Some(NOBODY)).unwrap();
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    // SAFETY: two system calls between fork and exec, with nothing but constants.
+    unsafe { command.pre_exec(forbid_what_containers_forbid) };
+    command
+}
+
+/// userfaultfd and io_uring answer EPERM from now on, as under Docker's profile.
+fn forbid_what_containers_forbid() -> std::io::Result<()> {
+    const fn step(code: u32, jump: u8, value: u32) -> libc::sock_filter {
+        libc::sock_filter { code: code as u16, jt: jump, jf: 0, k: value }
+    }
+    const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    const IS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    const ANSWER: u32 = libc::BPF_RET | libc::BPF_K;
+    static FILTER: [libc::sock_filter; 7] = [
+        // The call's number comes first.
+        step(LOAD, 0, 0),
+        step(IS, 4, libc::SYS_userfaultfd as u32),
+        step(IS, 3, libc::SYS_io_uring_setup as u32),
+        step(IS, 2, libc::SYS_io_uring_enter as u32),
+        step(IS, 1, libc::SYS_io_uring_register as u32),
+        step(ANSWER, 0, libc::SECCOMP_RET_ALLOW),
+        step(ANSWER, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+    ];
+    let program = libc::sock_fprog { len: FILTER.len() as u16, filter: FILTER.as_ptr().cast_mut() };
+    // SAFETY: takes no pointers.
+    let is_allowed = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    // SAFETY: a filter of that length, for good.
+    let filters = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
+    if (is_allowed, filters) == (0, 0) { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
 impl Running {
@@ -323,7 +381,9 @@ impl Outcome {
     /// let our first thread run. So there the slack is 4 MiB at least.
     #[track_caller]
     pub fn held_its_budget(&self) -> &Outcome {
-        let Under::Budget { ram, .. } = self.under else { panic!("there was no budget") };
+        let (Under::Budget { ram, .. } | Under::Container { ram }) = self.under else {
+            panic!("there was no budget");
+        };
         let reached = |bytes: u64| bytes >= ram / 100 * 85;
         assert!(reached(self.samples.peak()), "the budget was never reached: {}", self.samples.peak());
         let is_full_size = std::env::var("FARPAGE_TEST_SIZE").as_deref() == Ok("full");

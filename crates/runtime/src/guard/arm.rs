@@ -12,7 +12,7 @@
 
 use super::handlers::{self, ENGINE, born};
 use super::rooms::{self, ARMED, FAILED, GIVEN, LATER, Room};
-use super::signals::{self, OPEN};
+use super::signals::{self, open};
 use crate::engine::Engine;
 use crate::session::{Notice, StopReason};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -52,7 +52,7 @@ pub fn all(engine: &'static Engine) {
     ENGINE.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Release);
     install_handlers();
     // A hook that arming interrupts has our signals open when it goes on, and so must one that begins then.
-    sys::keep_open(OPEN | bit(SIGSETXID));
+    sys::keep_open(open() | bit(SIGSETXID));
     install_arming(engine);
     SELECTOR.set(true);
     // A thread that isn't armed may make one while we look; one that is armed makes armed ones.
@@ -71,7 +71,7 @@ pub fn all(engine: &'static Engine) {
         // SAFETY: likewise.
         let _ = unsafe { set_action(SIGSETXID, &was) };
     }
-    sys::keep_open(OPEN);
+    sys::keep_open(open());
 }
 
 /// The mapping that this function is in: all of our code is in one library.
@@ -91,7 +91,7 @@ fn find_own_code() -> Result<(), Errno> {
 
 /// Puts the handler in place that arms a thread. True if it was there already.
 fn install_arming(engine: &Engine) -> bool {
-    let action = Action::of(on_arm, OPEN).on_any_stack();
+    let action = Action::of(on_arm, open()).on_any_stack();
     // SAFETY: the handler runs on top of anything.
     match unsafe { set_action(SIGSETXID, &action) } {
         Ok(before) if before.handler == action.handler => true,
@@ -183,12 +183,12 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
 
 /// Puts the handlers of SIGBUS and SIGSYS in place. What was there is the program's disposition from now on.
 fn install_handlers() {
-    signals::install(handlers::on_sigbus, handlers::on_sigsys, signals::set_disposition);
+    signals::install(handlers::on_fault, handlers::on_sigsys, signals::set_disposition);
 }
 
 /// The same in a child that borrows its maker's memory: its dispositions are its own, and end when it runs another program.
 pub fn install_handlers_in_borrower() {
-    signals::install(handlers::on_sigbus, handlers::on_sigsys, |_, _| {});
+    signals::install(handlers::on_fault, handlers::on_sigsys, |_, _| {});
 }
 
 /// Stops the calling thread's system calls from now on.
@@ -241,13 +241,13 @@ unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context)
     let context = unsafe { &mut *context };
     // SAFETY: the thread's own room now.
     let own = unsafe { &mut *room.own.get() };
-    own.claimed = context.blocked & OPEN;
+    own.claimed = context.blocked & open();
     let expected = own.expected.take();
     make_again(context, expected);
     if !move_in(room) {
         return room.state.store(LATER, Ordering::Release);
     }
-    context.blocked &= !OPEN;
+    context.blocked &= !open();
     context.stack = room.stack();
     wait_for_the_rest(context);
 }

@@ -60,7 +60,7 @@ impl Direct {
     pub fn serve(&self, engine: &'static Engine, fault: Fault) -> Here {
         // Whether a page that was moved has left its frame only a descriptor says that isn't in this thread's table.
         let can_install = engine.pager.config.install != Install::Move;
-        if !can_install || self.is_over() {
+        if !can_install || engine.protections.is_some() || self.is_over() {
             return Here::Elsewhere;
         }
         let Some(at) = self.claim() else { return Here::Elsewhere };

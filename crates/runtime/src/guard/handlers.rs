@@ -1,4 +1,5 @@
-//! The two handlers of `signal` mode: SIGBUS for a page that is out, SIGSYS for a call that was stopped.
+//! The two handlers of `signal` and `segv` mode: SIGBUS or SIGSEGV for a page that is out, SIGSYS for a call that was
+//! stopped.
 //!
 //! Both run on a stack of ours with all other signals blocked, in a thread that may be anywhere: no allocation, no libc, no
 //! thread-local storage. They touch memory of the program's with no lock held: that may be out, too, and then a handler runs
@@ -8,18 +9,23 @@
 use super::buffers::{self, Buffer, Memory};
 use super::calls::How;
 use super::large;
+use super::memory_file;
 use super::resident::Guarding;
 use super::rooms::{Level, Room};
-use super::signals::{self, OPEN};
+use super::signals::{self, open};
 use crate::changes;
 use crate::engine::Engine;
 use core::sync::atomic::{AtomicPtr, Ordering};
+use farpage_core::pager::Access;
 use farpage_core::table::entry::State;
 use farpage_fault::Fault;
-use farpage_fault::signal::fault_of;
+use farpage_fault::segv::ByProtection;
+use farpage_fault::signal::{fault_of, forbidden_of};
+use farpage_os::clock::now_ns;
 use farpage_os::dispatch::{Birth, Call, Making, is_about_arming};
 use farpage_os::signal::{
-    Action, AlternateStack, Context, Info, Register, change_blocked, set_alternate_stack,
+    Action, AlternateStack, Context, Info, Register, SIGBUS, bit, change_blocked, send_to_thread,
+    set_alternate_stack,
 };
 use farpage_os::sys::{self, number};
 use linux_raw_sys::general as raw;
@@ -43,17 +49,68 @@ const EAGAIN: isize = -(linux_raw_sys::errno::EAGAIN as isize);
 const ENOSYS: isize = -(linux_raw_sys::errno::ENOSYS as isize);
 
 /// A page is out.
-pub unsafe extern "C" fn on_sigbus(signal: i32, info: *mut Info, context: *mut Context) {
+pub unsafe extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the kernel's own structures, for this call.
-    let fault = unsafe { fault_of(&*info, &*context) };
-    if let (Some(fault), Some(engine)) = (fault, engine())
-        && is_ours(engine, fault)
-    {
-        return;
+    let fault = unsafe { fault_of(&*info, &*context).or(forbidden_of(&*info, &*context)) };
+    if let (Some(fault), Some(engine)) = (fault, engine()) {
+        let is_ours = match engine.protections.filter(|_| engine.is_registered(fault.page)) {
+            // SAFETY: as above.
+            Some(protections) => is_forbidden_by_us(engine, protections, fault, unsafe { &mut *context }),
+            None => is_ours(engine, fault),
+        };
+        if is_ours {
+            return;
+        }
     }
     // SAFETY: passed on.
     unsafe { signals::hand_on(signal, info, context) }
 }
+
+/// Whether the access is to be tried again, where what is out may not be touched: the program may have forbidden it itself.
+fn is_forbidden_by_us(
+    engine: &'static Engine,
+    protections: &ByProtection,
+    fault: Fault,
+    context: &mut Context,
+) -> bool {
+    if matches!(engine.pager.state(fault.page), State::Lost(_)) {
+        // As from a disk that failed under a mapped file.
+        context.blocked &= !bit(SIGBUS);
+        // SAFETY: takes nothing.
+        let thread = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
+        return send_to_thread(engine.process, thread, SIGBUS, fault.page.address()).is_ok();
+    }
+    if !protections.allows(fault.page, fault.access == Access::Write) {
+        return false;
+    }
+    let serve = |fault| {
+        engine.handover.inspect(|handover| engine.serve_fault(handover, fault));
+        true
+    };
+    if !protections.is_open(fault.page) {
+        return serve(fault);
+    }
+    // Opened meanwhile, or the mapping is being changed; or closed behind our back, or what the page allows isn't enough.
+    let seen = (fault.page, engine.map.wait_for_changes());
+    let Some(room) = Room::if_here() else { return false };
+    // SAFETY: the thread's own.
+    let own = unsafe { &mut *room.own.get() };
+    let (now, before) = (now_ns(), core::mem::replace(&mut own.strange, seen));
+    let is_again = before == seen && now - own.strange_ns < TRIES_NS;
+    own.tries = if is_again { own.tries + 1 } else { 0 };
+    own.strange_ns = now;
+    match own.tries {
+        TRIES_ALONE => serve(Fault { access: Access::WriteProtected, ..fault }),
+        tries => tries < TRIES_MAX,
+    }
+}
+
+/// How often an access that should be possible is tried again, each time soon after the last, before the page is opened anew.
+const TRIES_ALONE: u32 = 50;
+/// And before the program is told.
+const TRIES_MAX: u32 = 100;
+/// A try that is longer after the last one has nothing to do with it.
+const TRIES_NS: u64 = 10_000_000;
 
 /// Whether the access is to be tried again: the page was brought, or it can't be said yet that it isn't ours.
 fn is_ours(engine: &'static Engine, fault: Fault) -> bool {
@@ -135,6 +192,9 @@ impl Stopped<'_> {
         let stack_pointer = self.context.register(Register::Rsp);
         let mut guarding = Guarding::new(engine, self.level, stack_pointer);
         buffers::each(self.call.number, &self.call.arguments, &mut guarding);
+        if let Some(answer) = memory_file::refuse(engine, &self.call, &mut guarding) {
+            return Some(answer);
+        }
         match self.call.number {
             number::RT_SIGPROCMASK => return Some(self.change_mask(&mut guarding)),
             number::RT_SIGACTION => return self.change_action(&mut guarding),
@@ -148,7 +208,7 @@ impl Stopped<'_> {
 
     /// The program closes descriptors, or puts something in place of one: ours isn't one of them.
     fn keep_descriptor(&self, engine: &'static Engine) -> Option<isize> {
-        let own = engine.uffd.fd().as_raw_fd() as usize;
+        let own = engine.uffd?.fd().as_raw_fd() as usize;
         let [first, second, flags, ..] = self.call.arguments;
         match self.call.number as u32 {
             raw::__NR_close if first as u32 as usize == own && !is_borrower(self.engine) => Some(EBADF),
@@ -213,8 +273,8 @@ impl Stopped<'_> {
         if set != 0 {
             let Some(set) = memory.word(set) else { return EFAULT };
             let Some(after) = change_blocked(blocked, how, set) else { return EINVAL };
-            own.claimed = after & OPEN;
-            self.context.blocked = after & !OPEN;
+            own.claimed = after & open();
+            self.context.blocked = after & !open();
         }
         // SAFETY: where the program wants it.
         if before != 0 && !unsafe { memory.write(before, blocked.to_ne_bytes()) } {
@@ -248,11 +308,11 @@ impl Stopped<'_> {
             let written = before == 0 || unsafe { memory.write(before, old.to_bytes()) };
             return Some(if written { 0 } else { EFAULT });
         }
-        if let Some(new) = new.filter(|new| new.mask & OPEN != 0) {
+        if let Some(new) = new.filter(|new| new.mask & open() != 0) {
             // SAFETY: this thread's own level.
             let room = unsafe { &mut *self.level.room.get() };
             let mut changed = new;
-            changed.mask &= !OPEN;
+            changed.mask &= !open();
             for (place, bytes) in room.iter_mut().zip(changed.to_bytes().chunks_exact(8)) {
                 *place = usize::from_ne_bytes(bytes.try_into().unwrap_or_default());
             }
@@ -304,9 +364,9 @@ impl Stopped<'_> {
             how: How::Both,
         });
         let place = stack_pointer.wrapping_add(core::mem::offset_of!(Context, blocked));
-        if let Some(mask) = memory.word(place).filter(|mask| mask & OPEN != 0) {
+        if let Some(mask) = memory.word(place).filter(|mask| mask & open() != 0) {
             // SAFETY: in the frame, which nobody reads any more but the kernel.
-            unsafe { memory.write(place, (mask & !OPEN).to_ne_bytes()) };
+            unsafe { memory.write(place, (mask & !open()).to_ne_bytes()) };
         }
         let place = stack_pointer.wrapping_add(core::mem::offset_of!(Context, stack));
         let stack = self.room.stack();
@@ -343,10 +403,10 @@ impl Stopped<'_> {
             (place, bytes) = (found as usize, length as usize);
         }
         let mask = if place == 0 || bytes != size_of::<u64>() { None } else { memory.word(place) };
-        let Some(mask) = mask.filter(|mask| mask & OPEN != 0) else { return };
+        let Some(mask) = mask.filter(|mask| mask & open() != 0) else { return };
         // SAFETY: this thread's own level.
         let (own, sized) = unsafe { (&mut *self.level.mask.get(), &mut *self.level.sized_mask.get()) };
-        *own = mask & !OPEN;
+        *own = mask & !open();
         *sized = [core::ptr::from_ref(own) as usize, bytes];
         self.call.arguments[argument] = if is_sized { sized.as_ptr() as usize } else { sized[0] };
     }

@@ -10,7 +10,7 @@ use super::buffers::{Buffer, END, Memory, SOCKET_ADDRESS_BYTES};
 use super::calls::How;
 use super::resident::Guarding;
 use super::rooms::Level;
-use super::signals::{self, OPEN};
+use super::signals::{self, open};
 use crate::engine::Engine;
 use farpage_os::dispatch::Call;
 use farpage_os::signal::{Context, Register};
@@ -312,7 +312,7 @@ impl Parts<'_> {
     fn as_there_is_room(&mut self, wait: &Wait, address: usize, bytes: usize) -> Result<(), Over> {
         let mut done = 0;
         while done < bytes {
-            let waited = wait.for_room(self.context.blocked & !OPEN);
+            let waited = wait.for_room(self.context.blocked & !open());
             // With nothing written yet the call goes on after handlers that say so; which one has run nobody tells.
             if waited == EINTR && self.done == 0 && !signals::any_interrupts() {
                 continue;

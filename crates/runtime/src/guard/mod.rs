@@ -4,7 +4,7 @@
 //! than was asked for. So before a call is made, everything that it will read or write must be there.
 //!
 //! [`calls`] the table of calls and of what their arguments point to · [`buffers`] what that means for one call ·
-//! [`resident`] its memory is brought in and held · [`large`] calls that are made in parts · [`handlers`] where faults and
+//! [`resident`] its memory is brought in and held · [`large`] calls that are made in parts · [`memory_file`] files that are memory · [`handlers`] where faults and
 //! stopped calls arrive · [`direct`] faults served there · [`signals`] what the program does with our signals · [`rooms`] what each thread has of ours ·
 //! [`arm`] how threads come under it
 
@@ -15,6 +15,7 @@ pub(crate) const UNTIL_ARMED: u64 = bit(SIGSETXID);
 
 /// In a fork's child, before it has an engine: as if there had never been one.
 pub(crate) use handlers::leave_copy as leave_in_child;
+pub(crate) use signals::faults_arrive_as;
 
 pub(crate) mod arm;
 pub mod buffers;
@@ -22,6 +23,7 @@ pub mod calls;
 pub(crate) mod direct;
 mod handlers;
 mod large;
+mod memory_file;
 mod resident;
 pub(crate) mod rooms;
 mod signals;

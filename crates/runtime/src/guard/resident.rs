@@ -29,24 +29,13 @@ impl Engine {
         }
         let mut from = pages.start;
         while from < pages.end {
-            let Some(part) = self.next_registered(PageRange::new(from, pages.end)) else { return };
+            let Some(part) = self.next_with(PageRange::new(from, pages.end), Flags::REGISTERED) else {
+                return;
+            };
             for page in part.start.0..part.end.0 {
                 self.bring_page(PageIndex(page), write);
             }
             from = part.end;
-        }
-    }
-
-    /// The first part of `pages` that is registered.
-    fn next_registered(&self, pages: PageRange) -> Option<PageRange> {
-        let ranges = self.pager.ranges.lock();
-        let mut from = pages.start;
-        loop {
-            let range = ranges.at_or_after(from).filter(|range| range.pages.start < pages.end)?;
-            if range.flags.has(Flags::REGISTERED) {
-                return Some(range.pages.intersection(pages));
-            }
-            from = range.pages.end;
         }
     }
 
@@ -102,7 +91,9 @@ impl Engine {
         let Some(pages) = pages_of(address, bytes) else { return 0 };
         let (mut from, mut found) = (pages.start, 0);
         while from < pages.end {
-            let Some(part) = self.next_registered(PageRange::new(from, pages.end)) else { break };
+            let Some(part) = self.next_with(PageRange::new(from, pages.end), Flags::REGISTERED) else {
+                break;
+            };
             found += part.bytes();
             from = part.end;
         }
@@ -170,6 +161,10 @@ impl Memory for Guarding<'_> {
         }
         // Before it is looked at whether it is there.
         self.level.holder.hold(pages);
+        if self.engine.protections.is_some() {
+            // Whoever closes memory for a moment (a fork) does it under the map lock, and leaves alone what is held.
+            self.engine.map.wait_for_changes();
+        }
         self.engine.bring_in(pages, buffer.how != How::In);
     }
 

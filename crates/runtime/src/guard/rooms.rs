@@ -52,6 +52,10 @@ pub struct Own {
     pub lent: Option<u32>,
     /// The last fault that wasn't in memory of ours, and how many changes of mappings were over then.
     pub strange: (PageIndex, u32),
+    /// When that was, and how often in a row its page should have been there.
+    pub strange_ns: u64,
+    /// See `strange_ns`.
+    pub tries: u32,
     /// The call that the thread was in before it was told to arm itself.
     pub expected: Option<farpage_os::proc::CallUnderWay>,
 }
@@ -160,6 +164,8 @@ impl Room {
                 claimed: 0,
                 lent: None,
                 strange: (PageIndex(0), 0),
+                strange_ns: 0,
+                tries: 0,
                 expected: None,
             }
         };

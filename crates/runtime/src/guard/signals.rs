@@ -1,29 +1,44 @@
 //! What a program does with signals that must stay ours.
 //!
-//! A fault (SIGBUS) or a stopped call (SIGSYS) in a thread that blocks that signal, or in a program that handles it itself,
+//! A fault (SIGBUS, or SIGSEGV without a userfaultfd) or a stopped call (SIGSYS) in a thread that blocks that signal, or in a program that handles it itself,
 //! would end the process. So the program's dispositions of both are kept here, threads that block them only believe to, and
 //! signals that aren't about us go to the program's own handler, with what the kernel said.
 // UNSAFETY: the program's handlers are called as the kernel would.
 
+use core::sync::atomic::{AtomicU32, Ordering};
 use farpage_core::sync::Lock;
 use farpage_os::signal::{Action, Context, Handler, Info, SIGBUS, SIGSYS, action_of, bit, set_action};
 use farpage_os::sys::{self, number};
 
+/// The signal that faults arrive as.
+static FAULT: AtomicU32 = AtomicU32::new(SIGBUS);
+
+/// Faults arrive as that signal. Before any thread is armed.
+pub fn faults_arrive_as(signal: u32) {
+    FAULT.store(signal, Ordering::Relaxed);
+}
+
+fn ours() -> [u32; 2] {
+    [FAULT.load(Ordering::Relaxed), SIGSYS]
+}
+
 /// Signals that no thread may block.
-pub const OPEN: u64 = bit(SIGBUS) | bit(SIGSYS);
+pub fn open() -> u64 {
+    ours().into_iter().fold(0, |bits, signal| bits | bit(signal))
+}
 
 const SIGNALS: u32 = 64;
 
 /// Whether a signal is one of ours.
-pub const fn is_ours(signal: usize) -> bool {
-    signal == SIGBUS as usize || signal == SIGSYS as usize
+pub fn is_ours(signal: usize) -> bool {
+    ours().contains(&(signal as u32))
 }
 
-/// The program's dispositions of SIGBUS and SIGSYS.
+/// The program's dispositions of our two signals: faults, stopped calls.
 static DISPOSITIONS: Lock<[Action; 2]> = Lock::new([Action::DEFAULT; 2]);
 
 const fn place_of(signal: usize) -> usize {
-    if signal == SIGBUS as usize { 0 } else { 1 }
+    if signal == SIGSYS as usize { 1 } else { 0 }
 }
 
 /// The program's disposition of one of our signals.
@@ -37,9 +52,9 @@ pub fn set_disposition(signal: usize, action: Action) {
 }
 
 /// Puts handlers of ours in place, and tells what was there instead: the program's dispositions.
-pub fn install(on_sigbus: Handler, on_sigsys: Handler, was_there: impl Fn(usize, Action)) {
-    for (signal, handler) in [(SIGBUS, on_sigbus), (SIGSYS, on_sigsys)] {
-        let action = Action::of(handler, OPEN);
+pub fn install(on_fault: Handler, on_sigsys: Handler, was_there: impl Fn(usize, Action)) {
+    for (signal, handler) in ours().into_iter().zip([on_fault, on_sigsys]) {
+        let action = Action::of(handler, open());
         // SAFETY: our handlers run on top of anything: they use nothing of the program's.
         let before = unsafe { set_action(signal, &action) };
         if let Some(before) = before.ok().filter(|before| before.handler != action.handler) {
@@ -74,13 +89,13 @@ pub fn is_ending(blocked: u64) -> bool {
 pub fn open_masks() {
     for signal in (1..=SIGNALS).filter(|signal| !is_ours(*signal as usize)) {
         let Ok(mut action) = action_of(signal) else { continue };
-        if action.is_handler() && action.mask & OPEN != 0 {
+        if action.is_handler() && action.mask & open() != 0 {
             let read = action;
-            action.mask &= !OPEN;
+            action.mask &= !open();
             // SAFETY: the program's own, but for its mask.
             let before = unsafe { set_action(signal, &action) };
             if let Some(mut newer) = before.ok().filter(|before| before.to_bytes() != read.to_bytes()) {
-                newer.mask &= !OPEN;
+                newer.mask &= !open();
                 // SAFETY: likewise: another thread has set it meanwhile.
                 let _ = unsafe { set_action(signal, &newer) };
             }
@@ -91,7 +106,7 @@ pub fn open_masks() {
 /// In a child that has a copy of its parent's memory, and no engine: everything as if we had never been there.
 pub fn uninstall() {
     DISPOSITIONS.forget_holder();
-    for signal in [SIGBUS, SIGSYS] {
+    for signal in ours() {
         // SAFETY: the program's own.
         let _ = unsafe { set_action(signal, &disposition(signal as usize)) };
     }
@@ -109,7 +124,7 @@ pub unsafe fn hand_on(signal: i32, info: *mut Info, context: *mut Context) {
         if action.is_once() {
             set_disposition(signal as usize, Action::DEFAULT);
         }
-        set_blocked(action.blocks(signal as u32, blocked) & !OPEN);
+        set_blocked(action.blocks(signal as u32, blocked) & !open());
         // SAFETY: the program's handler, called with what the kernel would call it with: it takes one argument or three.
         let handler = unsafe { core::mem::transmute::<usize, Handler>(action.handler) };
         // SAFETY: as above. It may never return.

@@ -1,0 +1,711 @@
+//! `segv` mode: without a userfaultfd. What is out may not be touched (PROT_NONE), and a touch is a SIGSEGV.
+//!
+//! It needs no privilege and no system call that containers refuse. What the other modes leave to the kernel is done here:
+//!
+//! * *Out of sight.* A page is filled while no instruction may touch it, through /proc/self/mem, and opened when its bytes
+//!   are there. It is closed first, and read through the same file, when it goes.
+//! * *Which pages.* Beside every page stands whether it is *open*, and what the program itself allows there, since both share
+//!   the kernel's one protection.
+//! * *How many mappings.* Neighbours with different protections are mappings of their own to the kernel, which allows some
+//!   65,000. The borders are counted; with many of them memory counts as full, and evictions, which go in address order, join
+//!   what lies between.
+//!
+//! A page that was never touched is closed, too: else the program would grow without our hearing of it.
+// UNSAFETY: it takes pages of the program away, with its callers' promises.
+
+use crate::uffd::for_each_run;
+use crate::{InstallError, Outgoing, Pages};
+use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
+use farpage_core::cache::Backing;
+use farpage_core::pager::{Left, Taken};
+use farpage_core::units::{PageBytes, PageIndex, PageRange};
+use farpage_os::memory;
+use farpage_os::proc::{self, OwnMemory, Pagemap};
+use farpage_os::sys::Errno;
+use linux_raw_sys::general::{MADV_DONTNEED, MADV_POPULATE_WRITE, PROT_NONE, PROT_READ};
+
+/// A page's four bits: it is open, and may be read, written, executed (`PROT_*`, as the program has it).
+const OPEN: u64 = 1;
+const READ_WRITE: u64 = 3;
+const BITS: u64 = 4;
+/// Pages in a word.
+const PAGES: u64 = 64 / BITS;
+/// The same bit of every page in a word.
+const EACH: u64 = 0x1111_1111_1111_1111;
+
+/// Pages that one leaf knows: 1 GiB.
+const LEAF_PAGES: u64 = 1 << 18;
+/// Leaves of the whole address space.
+const LEAVES: usize = 1 << 17;
+/// Runs that are opened when a range is registered, at most; more, and what lies between is opened, too.
+const RUNS_MAX: u64 = 4096;
+const ENOMEM: Errno = Errno(12);
+
+type Leaf = [AtomicU64; (LEAF_PAGES / PAGES) as usize];
+
+/// What each page's state is.
+struct Book {
+    leaves: &'static [AtomicPtr<Leaf>],
+    /// Borders between open and closed pages: the mappings that we have made of the program's.
+    borders: AtomicI64,
+}
+
+impl Book {
+    fn new() -> Result<Book, Errno> {
+        let base = memory::reserve(LEAVES * size_of::<AtomicPtr<Leaf>>())?;
+        // SAFETY: zeroed memory of that size, for good: null pointers.
+        let leaves = unsafe { core::slice::from_raw_parts(base.cast(), LEAVES) };
+        Ok(Book { leaves, borders: AtomicI64::new(0) })
+    }
+
+    /// Makes room for `pages`. For one thread at a time.
+    fn make_room(&self, pages: PageRange) -> Result<(), Errno> {
+        for leaf in pages.start.0 / LEAF_PAGES..pages.end.0.div_ceil(LEAF_PAGES) {
+            let place = &self.leaves[leaf as usize];
+            if place.load(Ordering::Relaxed).is_null() {
+                // Ordering: Release: whoever finds the leaf finds zeros.
+                place.store(memory::reserve(size_of::<Leaf>())?.cast(), Ordering::Release);
+            }
+        }
+        Ok(())
+    }
+
+    fn leaf(&self, page: PageIndex) -> Option<&Leaf> {
+        // Ordering: Acquire pairs with the Release in `make_room`.
+        let leaf = self.leaves.get((page.0 / LEAF_PAGES) as usize)?.load(Ordering::Acquire);
+        // SAFETY: null, or a leaf that stays for good.
+        unsafe { leaf.as_ref() }
+    }
+
+    fn word(&self, page: PageIndex) -> Option<&AtomicU64> {
+        Some(&self.leaf(page)?[(page.0 % LEAF_PAGES / PAGES) as usize])
+    }
+
+    /// A page's bits; 0 for what was never registered.
+    fn get(&self, page: PageIndex) -> u64 {
+        let word = self.word(page).map_or(0, |word| word.load(Ordering::Acquire));
+        word >> (page.0 % PAGES * BITS) & 0xf
+    }
+
+    fn is_open(&self, page: PageIndex) -> bool {
+        self.get(page) & OPEN != 0
+    }
+
+    /// Calls `change` with each word of `pages` and the bits in it that are theirs.
+    fn for_each_word(&self, pages: PageRange, mut change: impl FnMut(&AtomicU64, u64)) {
+        let mut page = pages.start;
+        while page < pages.end {
+            let Some(word) = self.word(page) else {
+                page = next_leaf(page);
+                continue;
+            };
+            let (first, count) = (page.0 % PAGES, (PAGES - page.0 % PAGES).min(pages.end.0 - page.0));
+            change(word, (u64::MAX >> (64 - count * BITS)) << (first * BITS));
+            page = page.plus(count);
+        }
+    }
+
+    /// All bits of `pages`.
+    fn set(&self, pages: PageRange, bits: u64) {
+        self.for_each_word(pages, |word, mask| {
+            let _ = word.fetch_update(Ordering::Release, Ordering::Relaxed, |was| {
+                Some((was & !mask) | ((EACH * bits) & mask))
+            });
+        });
+    }
+
+    /// What the program allows for `pages`.
+    fn set_allowed(&self, pages: PageRange, protection: u64) {
+        self.for_each_word(pages, |word, mask| {
+            let mask = mask & !(EACH * OPEN);
+            let _ = word.fetch_update(Ordering::Release, Ordering::Relaxed, |was| {
+                Some((was & !mask) | ((EACH * (protection << 1)) & mask))
+            });
+        });
+    }
+
+    /// Nothing is known of `pages` any more.
+    fn forget(&self, pages: PageRange) {
+        self.for_each_run(pages, is_open, |run, _| self.set_open(run, false));
+        self.set(pages, 0);
+    }
+
+    /// `pages` are registered, closed, and the program may read and write them.
+    fn register(&self, pages: PageRange) -> Result<(), Errno> {
+        self.make_room(pages)?;
+        self.forget(pages);
+        self.set(pages, READ_WRITE << 1);
+        Ok(())
+    }
+
+    /// Opens or closes `pages`, which were all alike, and counts the borders.
+    fn set_open(&self, pages: PageRange, open: bool) {
+        let is_open = |page: u64| i64::from(self.is_open(PageIndex(page)));
+        let (now, around) = (i64::from(open), is_open(pages.start.0.wrapping_sub(1)) + is_open(pages.end.0));
+        let was = is_open(pages.start.0);
+        self.for_each_word(pages, |word, mask| {
+            // Ordering: Release: who finds a page open finds what was done before.
+            if open {
+                word.fetch_or(mask & EACH, Ordering::Release);
+            } else {
+                word.fetch_and(!(mask & EACH), Ordering::Release);
+            }
+        });
+        // A side is a border if the neighbour differs.
+        let borders = |own: i64| if own == 1 { 2 - around } else { around };
+        self.borders.fetch_add(borders(now) - borders(was), Ordering::Relaxed);
+    }
+
+    /// The first run of pages from `from` on, before `end`, that are all alike and whose bits are wanted; and those.
+    fn next_run(
+        &self,
+        from: PageIndex,
+        end: PageIndex,
+        is_wanted: impl Fn(u64) -> bool,
+    ) -> Option<(PageRange, u64)> {
+        let mut page = from;
+        while page < end {
+            let Some(word) = self.word(page) else {
+                page = next_leaf(page);
+                continue;
+            };
+            if is_wanted(self.get(page)) {
+                break;
+            }
+            let skips = page.0.is_multiple_of(PAGES) && word.load(Ordering::Acquire) == 0;
+            page = page.plus(if skips { PAGES } else { 1 });
+        }
+        if page >= end {
+            return None;
+        }
+        let (start, bits) = (page, self.get(page));
+        while page < end && self.get(page) == bits {
+            page = page.plus(1);
+        }
+        Some((PageRange::new(start, page), bits))
+    }
+
+    fn for_each_run(
+        &self,
+        pages: PageRange,
+        is_wanted: impl Fn(u64) -> bool,
+        mut visit: impl FnMut(PageRange, u64),
+    ) {
+        let mut from = pages.start;
+        while let Some((run, bits)) = self.next_run(from, pages.end, &is_wanted) {
+            visit(run, bits);
+            from = run.end;
+        }
+    }
+}
+
+/// The first page that another leaf knows.
+const fn next_leaf(page: PageIndex) -> PageIndex {
+    PageIndex((page.0 / LEAF_PAGES + 1) * LEAF_PAGES)
+}
+
+const fn is_open(bits: u64) -> bool {
+    bits & OPEN != 0
+}
+
+const fn allowed(bits: u64) -> usize {
+    (bits >> 1) as usize
+}
+
+/// The kernel's protection of `pages`. An error is the caller's to deal with.
+fn protect(pages: PageRange, protection: usize) -> Result<(), Errno> {
+    // SAFETY: whoever runs into it is served by us, or meant to run into it by the program.
+    unsafe { memory::allow(pages, protection) }
+}
+
+/// Drops what is behind `pages`. False if something there is locked.
+///
+/// # Safety
+/// The bytes are needed no more.
+unsafe fn drop_memory(pages: PageRange) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { memory::advise(pages, MADV_DONTNEED) }.is_ok()
+}
+
+/// Pages taken and installed by what may be done with them.
+pub struct ByProtection {
+    memory: OwnMemory,
+    pagemap: Pagemap,
+    book: Book,
+    /// Mappings that this process may have.
+    mappings_max: u64,
+    /// Those that it has without our borders, when last counted. Threads that open neighbours at once miscount borders a
+    /// little, which this sets right.
+    others: AtomicI64,
+}
+
+impl ByProtection {
+    /// With nothing registered yet.
+    pub fn new() -> Result<ByProtection, Errno> {
+        let pages = ByProtection {
+            memory: OwnMemory::open()?,
+            pagemap: Pagemap::open()?,
+            book: Book::new()?,
+            mappings_max: proc::mappings_max(),
+            others: AtomicI64::new(0),
+        };
+        pages.count_mappings();
+        Ok(pages)
+    }
+
+    /// Closes `pages`, which are open, or doesn't change anything.
+    fn close(&self, pages: PageRange) -> bool {
+        self.book.set_open(pages, false);
+        let closed = protect(pages, PROT_NONE as usize).is_ok();
+        if !closed {
+            self.book.set_open(pages, true);
+            // The kernel may have done some of it.
+            self.part(pages).expect("what was one mapping can be one again");
+        }
+        closed
+    }
+
+    /// Lets the program at `pages` again, as far as it allows itself. Returns how many, from the start, are open now.
+    fn open(&self, pages: PageRange) -> u64 {
+        let mut from = pages.start;
+        while let Some((run, bits)) = self.book.next_run(from, pages.end, |_| true) {
+            if protect(run, allowed(bits)).is_err() {
+                // The kernel may have done some of it.
+                protect(run, PROT_NONE as usize).expect("what was one mapping can be one again");
+                break;
+            }
+            self.book.set_open(run, true);
+            from = run.end;
+        }
+        from.0 - pages.start.0
+    }
+
+    /// As many of `pages`, from the start, as are closed.
+    fn closed(&self, pages: PageRange) -> Result<PageRange, InstallError> {
+        let open = self.book.next_run(pages.start, pages.end, is_open);
+        let closed = PageRange::new(pages.start, open.map_or(pages.end, |(run, _)| run.start));
+        if closed.is_empty() { Err(InstallError::Present) } else { Ok(closed) }
+    }
+
+    /// Puts bytes into closed pages and opens them. Returns how many, from the start.
+    ///
+    /// # Safety
+    /// As for `Pages::install_run`.
+    unsafe fn fill(&self, pages: PageRange, from: *const PageBytes) -> Result<u64, InstallError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.memory.write(pages, from.cast()) }.map_err(install_error)?;
+        let count = self.open(pages);
+        let rest = PageRange::new(pages.start.plus(count), pages.end);
+        if !rest.is_empty() {
+            // SAFETY: what was written just now, and nobody has seen; the caller keeps where it came from.
+            unsafe { drop_memory(rest) };
+        }
+        if count == 0 { Err(InstallError::NoMemory) } else { Ok(count) }
+    }
+
+    fn take_run(&self, run: &mut [Outgoing]) {
+        let pages = PageRange::of(run[0].page, run.len() as u64);
+        let is_closed = |page: &Outgoing| !self.book.is_open(page.page);
+        // Some may have stayed closed when there was no mapping to spare.
+        if run.iter().any(is_closed) && self.open(pages) < pages.count() || !self.close(pages) {
+            return;
+        }
+        // Opened with its neighbours, and never touched.
+        let mut there = 0_u64;
+        let seen = self.pagemap.for_each_present(pages, |page| there |= 1 << (page.0 - pages.start.0));
+        let is_there = |at: usize| seen.is_err() || there & 1 << at != 0;
+        // SAFETY: the frames are the caller's, as many as pages, one after the other.
+        let read = unsafe { self.memory.read(pages, run[0].frame.cast()) };
+        // SAFETY: the bytes are in the frames.
+        if read.is_ok() && unsafe { drop_memory(pages) } {
+            let taken = |at| if is_there(at) { Taken::Yes } else { Taken::Gone };
+            return run.iter_mut().enumerate().for_each(|(at, page)| page.taken = taken(at));
+        }
+        // Locked by an mlock that we have not heard of, from somewhere in the run on. What was dropped is in its frame.
+        for page in run {
+            let alone = PageRange::of(page.page, 1);
+            // SAFETY: read above, if it was.
+            if read.is_ok() && unsafe { drop_memory(alone) } {
+                page.taken = Taken::Yes;
+            } else {
+                // Whoever touches it has it opened if this fails.
+                let _ = self.open(alone);
+            }
+        }
+    }
+
+    /// Whether a page holds nothing but zeros.
+    fn is_zero(&self, page: PageRange) -> bool {
+        let mut bytes = PageBytes::ZERO;
+        // SAFETY: a page of our own.
+        let read = unsafe { self.memory.read(page, (&raw mut bytes).cast()) };
+        read.is_ok() && bytes.0.iter().all(|byte| *byte == 0)
+    }
+
+    /// Opens what is there of `pages`, which were just closed; if that is in very many pieces, what lies between, too.
+    fn open_present(&self, pages: PageRange) -> Result<(), Errno> {
+        let mut gap = 1;
+        loop {
+            let mut runs = 0;
+            self.for_each_run_present(pages, gap, |_| runs += 1)?;
+            if runs <= RUNS_MAX {
+                break;
+            }
+            gap *= 4;
+        }
+        let mut all = true;
+        self.for_each_run_present(pages, gap, |run| all = all && self.open(run) == run.count())?;
+        if all { Ok(()) } else { Err(ENOMEM) }
+    }
+
+    /// Runs of pages that are there, with fewer than `gap` others between two of one run.
+    fn for_each_run_present(
+        &self,
+        pages: PageRange,
+        gap: u64,
+        mut visit: impl FnMut(PageRange),
+    ) -> Result<(), Errno> {
+        let mut run = PageRange::of(pages.start, 0);
+        self.pagemap.for_each_present(pages, |page| {
+            if run.is_empty() {
+                run = PageRange::of(page, 1);
+            } else if page.0 < run.end.0 + gap {
+                run = PageRange::new(run.start, page.plus(1));
+            } else {
+                visit(run);
+                run = PageRange::of(page, 1);
+            }
+        })?;
+        if !run.is_empty() {
+            visit(run);
+        }
+        Ok(())
+    }
+}
+
+const fn install_error(error: Errno) -> InstallError {
+    if error.0 == ENOMEM.0 { InstallError::NoMemory } else { InstallError::Unmapped }
+}
+
+impl Pages for &ByProtection {
+    unsafe fn register(&self, pages: PageRange) -> Result<(), Errno> {
+        self.book.register(pages)?;
+        // A mapping that nobody has written to gives its charge back when it is closed, and its parts get it again one by
+        // one: then they never become one mapping again. So one page is written first.
+        let first = PageRange::of(pages.start, 1);
+        // SAFETY: it changes no byte.
+        let _ = unsafe { memory::advise(first, MADV_POPULATE_WRITE) };
+        let closed = protect(pages, PROT_NONE as usize);
+        if closed.is_ok() && self.is_zero(first) {
+            // SAFETY: it reads as zeros, and will.
+            unsafe { drop_memory(first) };
+        }
+        let closed = closed.and_then(|()| self.open_present(pages));
+        closed.inspect_err(|_| {
+            self.book.forget(pages);
+            let _ = protect(pages, READ_WRITE as usize);
+        })
+    }
+
+    unsafe fn take(&self, pages: &mut [Outgoing]) {
+        for_each_run(pages, |run| self.take_run(run));
+    }
+
+    unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes, _: bool) -> Result<Left, InstallError> {
+        // SAFETY: passed on.
+        unsafe { self.fill(self.closed(PageRange::of(page, 1))?, frame) }?;
+        Ok(Left { frame: Backing::Memory, protected: false })
+    }
+
+    unsafe fn install_run(
+        &self,
+        pages: PageRange,
+        source: *const PageBytes,
+        _: bool,
+    ) -> Result<u64, InstallError> {
+        // SAFETY: passed on.
+        unsafe { self.fill(self.closed(pages)?, source) }
+    }
+
+    fn zero(&self, pages: PageRange) -> Result<u64, InstallError> {
+        match self.open(self.closed(pages)?) {
+            0 => Err(InstallError::NoMemory),
+            count => Ok(count),
+        }
+    }
+
+    fn protect(&self, _: PageRange) -> bool {
+        false
+    }
+
+    fn unprotect(&self, page: PageIndex) -> bool {
+        // Nothing is, but the kernel may have had no mapping to spare when it should have been opened.
+        self.open(PageRange::of(page, 1)) == 1
+    }
+
+    fn poison(&self, _: PageIndex) -> Result<(), InstallError> {
+        // It stays closed, and whoever touches it is told.
+        Ok(())
+    }
+
+    fn wake(&self, _: PageIndex) {}
+
+    fn unshare(&self, _: PageRange) {}
+
+    unsafe fn give_memory(&self, _: *mut PageBytes) -> Result<(), InstallError> {
+        Ok(())
+    }
+
+    unsafe fn drop_memory(&self, _: *mut PageBytes, _: usize) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+/// What the kernel does by itself where it knows which pages are missing. Under the exclusive map lock, if nothing else is
+/// said.
+impl ByProtection {
+    /// Calls `visit` for each page of `pages` that the program can touch without our hearing of it.
+    pub fn for_each_open(&self, pages: PageRange, mut visit: impl FnMut(PageIndex)) {
+        self.book.for_each_run(pages, is_open, |run, _| {
+            (run.start.0..run.end.0).for_each(|page| visit(PageIndex(page)))
+        });
+    }
+
+    /// Whether the program allows itself this access. Without the map lock.
+    pub fn allows(&self, page: PageIndex, write: bool) -> bool {
+        const WRITE: usize = 2;
+        // What can be written can be read, and what can be executed is fetched, which looks like reading. If it is not
+        // allowed the kernel says so again once the page is open.
+        allowed(self.book.get(page)) & if write { WRITE } else { usize::MAX } != 0
+    }
+
+    /// Whether `page` is open. Without the map lock.
+    pub fn is_open(&self, page: PageIndex) -> bool {
+        self.book.is_open(page)
+    }
+
+    /// What `pages` hold was discarded: whoever touches them is to wait for us.
+    pub fn withdraw(&self, pages: PageRange) -> Result<(), Errno> {
+        let mut result = Ok(());
+        self.book.for_each_run(pages, is_open, |run, _| {
+            if result.is_ok() && !self.close(run) {
+                result = Err(ENOMEM);
+            }
+        });
+        result
+    }
+
+    /// `pages` are registered now as well, and stay open: a system call is using them.
+    pub fn register_open(&self, pages: PageRange) -> Result<(), Errno> {
+        self.book.register(pages)?;
+        self.book.set_open(pages, true);
+        Ok(())
+    }
+
+    /// All of `pages` is somewhere else now, and the mapping is still there.
+    pub fn vacate(&self, pages: PageRange) {
+        self.book.for_each_run(pages, is_open, |run, _| self.book.set_open(run, false));
+    }
+
+    /// `pages` were unmapped.
+    pub fn forget(&self, pages: PageRange) {
+        self.book.forget(pages);
+    }
+
+    /// The program changes what it allows for `pages`, all of them registered. What is closed stays so.
+    pub fn allow(&self, pages: PageRange, protection: usize) -> Result<(), Errno> {
+        let mut result = Ok(());
+        self.book.for_each_run(pages, is_open, |run, _| {
+            if result.is_ok() {
+                result = protect(run, protection);
+            }
+        });
+        result.inspect(|()| self.book.set_allowed(pages, protection as u64))
+    }
+
+    /// Closes all of `pages` for the kernel, which has one mapping there then. What is open stays so in our books.
+    pub fn join(&self, pages: PageRange) {
+        let _ = protect(pages, PROT_NONE as usize);
+    }
+
+    /// Undoes `join`.
+    pub fn part(&self, pages: PageRange) -> Result<(), Errno> {
+        let mut result = Ok(());
+        self.book.for_each_run(pages, is_open, |run, bits| {
+            if result.is_ok() {
+                result = protect(run, allowed(bits));
+            }
+        });
+        result
+    }
+
+    /// In a fork's child, which doesn't know what is out: everything may be touched, as the program allows it.
+    pub fn part_in_child(&self, pages: PageRange) -> Result<(), Errno> {
+        let mut from = pages.start;
+        while from < pages.end {
+            // Open or not makes no difference here.
+            let protection = allowed(self.book.get(from));
+            let mut end = from;
+            while end < pages.end && allowed(self.book.get(end)) == protection {
+                end = end.plus(1);
+            }
+            protect(PageRange::new(from, end), protection)?;
+            from = end;
+        }
+        Ok(())
+    }
+
+    /// In a fork's child, where `parent`'s pages are a copy: it allows itself what that does.
+    pub fn allow_like(&self, parent: &ByProtection, pages: PageRange) -> Result<(), Errno> {
+        let mut from = pages.start;
+        while from < pages.end {
+            let protection = allowed(parent.book.get(from));
+            let mut end = from;
+            while end < pages.end && allowed(parent.book.get(end)) == protection {
+                end = end.plus(1);
+            }
+            if protection as u64 != READ_WRITE {
+                self.allow(PageRange::new(from, end), protection)?;
+            }
+            from = end;
+        }
+        Ok(())
+    }
+
+    /// A joined mapping is at `to` now: the first `count` pages are those from `from` on.
+    pub fn moved(&self, from: PageIndex, count: u64, to: PageRange) -> Result<(), Errno> {
+        self.grown(to, from.plus(count - 1))?;
+        let mut result = Ok(());
+        self.book.for_each_run(
+            PageRange::of(from, count),
+            |_| true,
+            |run, bits| {
+                let run = PageRange::of(to.start.plus(run.start.0 - from.0), run.count());
+                self.book.set(run, bits & !OPEN);
+                if is_open(bits) && self.open(run) < run.count() {
+                    result = Err(ENOMEM);
+                }
+            },
+        );
+        result
+    }
+
+    /// Where `from` can't be moved as one mapping, what is open of it is copied to `to`, new memory that may be written. It
+    /// can't be written any more then, until `part`. In a thread of the program, which has none of our descriptors.
+    pub fn copy(&self, from: PageRange, to: PageIndex) -> Result<(), Errno> {
+        let mut result = Ok(());
+        self.book.for_each_run(from, is_open, |run, _| {
+            if result.is_err() {
+                return;
+            }
+            result = protect(run, PROT_READ as usize);
+            if result.is_ok() {
+                let target = to.plus(run.start.0 - from.start.0).address() as *mut u8;
+                // SAFETY: readable since just now, and nobody writes it; the target is a mapping that nobody else has yet.
+                unsafe {
+                    core::ptr::copy_nonoverlapping(run.start.address() as *const u8, target, run.bytes())
+                };
+            }
+        });
+        result
+    }
+
+    /// A mapping has grown by `pages`, and the program allows itself there what it does at `like`.
+    pub fn grown(&self, pages: PageRange, like: PageIndex) -> Result<(), Errno> {
+        let bits = self.book.get(like);
+        self.book.register(pages)?;
+        self.book.set_allowed(pages, bits >> 1);
+        Ok(())
+    }
+
+    /// Looks at how many mappings there are that aren't of our making. Without the map lock.
+    pub fn count_mappings(&self) {
+        if let Ok(count) = proc::count_mappings() {
+            let borders = self.book.borders.load(Ordering::Relaxed);
+            self.others.store(count as i64 - borders, Ordering::Relaxed);
+        }
+    }
+
+    /// How many mappings there are, in eighths of what there may be; 8 if all of them. Without the map lock.
+    pub fn crowd(&self) -> u64 {
+        let all = self.book.borders.load(Ordering::Relaxed) + self.others.load(Ordering::Relaxed);
+        all.max(0) as u64 * 8 / self.mappings_max.max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Pages on both sides of a border between leaves.
+    const SOME: u64 = 96;
+    const FIRST: u64 = LEAF_PAGES - SOME / 2;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Change {
+        Allow(u64, u64, u64),
+        Open(u64, u64, bool),
+        Forget(u64, u64),
+    }
+
+    fn changes() -> impl Strategy<Value = Vec<Change>> {
+        let stretch = (0..SOME, 1..20_u64).prop_map(|(from, count)| (from, count.min(SOME - from)));
+        let change = prop_oneof![
+            (stretch.clone(), 0..8_u64).prop_map(|((from, count), bits)| Change::Allow(from, count, bits)),
+            (stretch.clone(), any::<bool>())
+                .prop_map(|((from, count), open)| Change::Open(from, count, open)),
+            stretch.prop_map(|(from, count)| Change::Forget(from, count)),
+        ];
+        prop::collection::vec(change, 1..60)
+    }
+
+    const fn pages(from: u64, count: u64) -> PageRange {
+        PageRange::of(PageIndex(FIRST + from), count)
+    }
+
+    proptest! {
+        /// Beside an array of what each page is.
+        #[test]
+        fn book_knows_each_page_and_every_border(changes in changes()) {
+            let book = Book::new().unwrap();
+            book.make_room(pages(0, SOME)).unwrap();
+            let mut model = [0_u64; SOME as usize];
+            for change in changes {
+                match change {
+                    Change::Allow(from, count, bits) => {
+                        book.set_allowed(pages(from, count), bits);
+                        model[from as usize..][..count as usize].iter_mut().for_each(|page| *page = *page & OPEN | bits << 1);
+                    }
+                    Change::Open(from, count, open) => {
+                        // Only what is alike is opened or closed at once.
+                        let alike = model[from as usize..][..count as usize].iter().take_while(|page| is_open(**page) != open).count();
+                        if alike > 0 {
+                            book.set_open(pages(from, alike as u64), open);
+                        }
+                        model[from as usize..][..alike].iter_mut().for_each(|page| *page = *page & !OPEN | u64::from(open));
+                    }
+                    Change::Forget(from, count) => {
+                        book.forget(pages(from, count));
+                        model[from as usize..][..count as usize].fill(0);
+                    }
+                }
+                for (at, bits) in model.iter().enumerate() {
+                    prop_assert_eq!(book.get(PageIndex(FIRST + at as u64)), *bits, "page {}", at);
+                }
+                let borders = (0..=SOME as usize).filter(|at| {
+                    let open = |at: Option<usize>| at.and_then(|at| model.get(at)).is_some_and(|bits| is_open(*bits));
+                    open(at.checked_sub(1)) != open(Some(*at))
+                });
+                prop_assert_eq!(book.borders.load(Ordering::Relaxed), borders.count() as i64);
+                // From far below, over leaves that there are not.
+                let mut found = Vec::new();
+                book.for_each_run(PageRange::new(PageIndex(0), PageIndex(1 << 30)), is_open, |run, bits| {
+                    found.extend((run.start.0..run.end.0).map(|page| (page - FIRST, bits)));
+                });
+                let expected: Vec<_> = (0..SOME).map(|at| (at, model[at as usize])).filter(|(_, bits)| is_open(*bits)).collect();
+                prop_assert_eq!(found, expected);
+            }
+        }
+    }
+}
