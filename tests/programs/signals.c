@@ -316,10 +316,50 @@ static void what_the_program_believes(void)
     VERIFY(area, LARGE, 1);
 }
 
+/* A collector's write barrier: memory that it has made read-only tells it of the first write to each page. What is out
+ * must not tell it anything, and what the program has no mapping for is told as ever. */
+static volatile size_t barriers, wrong_address, null_accesses;
+static char *old_objects;
+
+static void on_barrier(int number, siginfo_t *info, void *context)
+{
+    char *address = info->si_addr;
+    (void)context;
+    if (address < (char *)PAGE) {
+        null_accesses += info->si_code == SEGV_MAPERR;
+        siglongjmp(jump, number);
+    }
+    if (address < old_objects || address >= old_objects + LARGE / 2 || info->si_code != SEGV_ACCERR)
+        wrong_address++;
+    barriers++;
+    mprotect((char *)((uintptr_t)address / PAGE * PAGE), PAGE, PROT_READ | PROT_WRITE);
+}
+
+static void write_barriers(void)
+{
+    struct sigaction action = { .sa_sigaction = on_barrier, .sa_flags = SA_SIGINFO };
+    CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
+    grow();
+    old_objects = area;
+    CHECK(mprotect(old_objects, LARGE / 2, PROT_READ) == 0);
+    VERIFY(old_objects, LARGE / 2, 1);
+    CHECK(barriers == 0);
+    volatile char *nowhere = NULL;
+    for (size_t page = 0; page < LARGE / 2 / PAGE; page += 7) {
+        ((volatile uint64_t *)(old_objects + page * PAGE))[3] = word_of(1, page, 3);
+        if (page % 100 == 0 && sigsetjmp(jump, 1) == 0)
+            *nowhere = 1;
+    }
+    CHECK(wrong_address == 0 && barriers == (LARGE / 2 / PAGE + 6) / 7 && null_accesses == (LARGE / 2 / PAGE + 699) / 700);
+    CHECK(sigaction(SIGSEGV, NULL, &action) == 0 && action.sa_sigaction == on_barrier && (action.sa_flags & SA_SIGINFO));
+    CHECK(mprotect(old_objects, LARGE / 2, PROT_READ | PROT_WRITE) == 0);
+    VERIFY(area, LARGE, 1);
+}
+
 MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
      { "workers_that_block_everything", workers_that_block_everything }, { "ids_of_all_threads", ids_of_all_threads },
      { "main_thread_ends", main_thread_ends }, { "stacks_never_touched", stacks_never_touched },
      { "child_without_handlers", child_without_handlers }, { "clones_that_fail", clones_that_fail },
      { "copy_on_another_stack", copy_on_another_stack }, { "thread_that_is_cancelled", thread_that_is_cancelled },
      { "what_the_program_believes", what_the_program_believes }, { "threads_made_meanwhile", threads_made_meanwhile },
-     { "forks_meanwhile", forks_meanwhile })
+     { "forks_meanwhile", forks_meanwhile }, { "write_barriers", write_barriers })
