@@ -254,6 +254,10 @@ pub struct RunOptions {
         value_parser = clap::value_parser!(u32).range(..=i64::from(PAGE_CLUSTER_MAX)))]
     pub page_cluster: u32,
 
+    /// What becomes of a program that Farpage can't get into: it is refused (status 126), or it runs without Farpage.
+    #[arg(long, value_enum, env = "FARPAGE_UNSUPPORTED", default_value = "refuse")]
+    unsupported: UnsupportedOption,
+
     /// Write counters, latencies and settings to this file as JSON when the program has ended.
     #[arg(long, value_name = "FILE", env = "FARPAGE_STATS")]
     pub stats: Option<PathBuf>,
@@ -350,7 +354,19 @@ enum FaultsOption {
     Segv,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum UnsupportedOption {
+    /// Status 126.
+    Refuse,
+    /// Without Farpage, and without a budget.
+    Run,
+}
+
 impl RunOptions {
+    /// Whether a program that Farpage can't get into runs without it.
+    pub fn runs_unsupported(&self) -> bool {
+        self.unsupported == UnsupportedOption::Run
+    }
     /// How faults shall be heard of.
     pub fn faults(&self) -> FaultsAsked {
         match self.faults {
@@ -699,6 +715,7 @@ mod tests {
             ("--io= true", Some("FARPAGE_IO")),
             ("--slots best true", Some("FARPAGE_SLOTS")),
             ("--faults best true", Some("FARPAGE_FAULTS")),
+            ("--unsupported maybe true", Some("FARPAGE_UNSUPPORTED")),
             ("--readahead some true", Some("FARPAGE_READAHEAD")),
             ("--page-cluster 6 true", Some("FARPAGE_PAGE_CLUSTER")),
             ("", None),

@@ -40,7 +40,12 @@ struct Plan {
 /// Runs the program; the exit status is the program's.
 pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     refuse_privileged_executable()?;
-    let plan = plan(options)?;
+    let plan = match plan(options) {
+        Err(why) if why.status == STATUS_CANT_RUN && options.runs_unsupported() => {
+            return Err(run_without(options, why));
+        }
+        plan => plan?,
+    };
     let shared = Shared::new(plan.settings, &plan.areas)?;
     sys::be_inspectable();
     let started = Instant::now();
@@ -58,6 +63,16 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     report(options, &plan, &shared, exit, started);
     plan.areas.into_iter().for_each(Area::close);
     Ok(pass_on(exit))
+}
+
+/// Becomes the program, without Farpage. Returns why there is none if that fails, too.
+fn run_without(options: &RunOptions, why: Failure) -> Failure {
+    if !options.quiet {
+        let name = options.program[0].display();
+        say::line(&format!("note: {name} runs without a budget (--unsupported run): {}", why.in_one_line()));
+    }
+    let _ = Command::new(&options.program[0]).args(&options.program[1..]).exec();
+    why
 }
 
 /// Capabilities of the farpage file itself would not reach the program; making them reach it would give

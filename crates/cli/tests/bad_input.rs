@@ -323,6 +323,23 @@ fn program_that_is_static() {
 }
 
 #[test]
+fn program_that_is_static_runs_without_a_budget_if_that_is_asked_for() {
+    let place = directory();
+    let Some(program) = compile(place.path(), "static", &["-static"]) else { return };
+    let plain = Command::new(&program).output().unwrap();
+    let ended = run(&["--unsupported", "run", &program]);
+    assert_eq!((ended.status, ended.stdout.as_bytes()), (plain.status.code(), &plain.stdout[..]));
+    assert!(
+        ended.stderr.contains("runs without a budget") && ended.stderr.contains("static"),
+        "{}",
+        ended.stderr
+    );
+    assert_eq!(run(&["--unsupported", "run", "--quiet", &program]).stderr, "");
+    // What can't run at all is refused as ever.
+    run(&["--unsupported", "run", "/var/tmp"]).refused(126, &["/var/tmp is a directory"]);
+}
+
+#[test]
 fn program_for_another_machine() {
     let place = directory();
     let mut program = fs::read("/bin/true").unwrap();
