@@ -246,6 +246,17 @@ static void all_locked(void)
     CHECK(munlock(memory, MIB) == 0);
 }
 
+/* With `--mlockall refuse`. */
+static void locking_refused(void)
+{
+    int refused = getenv("FARPAGE_MLOCKALL") != NULL;
+    char *memory = filled(LARGE, 17);
+    for (int flags = MCL_CURRENT; flags <= (MCL_CURRENT | MCL_FUTURE); flags++)
+        CHECK(refused ? mlockall(flags) == -1 && errno == EPERM : mlockall(flags) == 0);
+    CHECK(munlockall() == 0);
+    VERIFY(memory, LARGE, 17);
+}
+
 /* The machine reads what may only be written, and executes what may only be executed. */
 static void only_written_or_executed(void)
 {
@@ -267,4 +278,4 @@ MAIN({ "dont_need", dont_need }, { "dont_need_of_a_process", dont_need_of_a_proc
      { "dont_need_over_a_hole", dont_need_over_a_hole }, { "protected_and_back", protected_and_back },
      { "reserved_and_opened", reserved_and_opened }, { "made_executable", made_executable },
      { "locked_and_unlocked", locked_and_unlocked }, { "all_locked", all_locked },
-     { "only_written_or_executed", only_written_or_executed })
+     { "only_written_or_executed", only_written_or_executed }, { "locking_refused", locking_refused })

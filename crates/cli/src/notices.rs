@@ -115,7 +115,7 @@ pub fn describe(notice: Notice, value: u64, session: &Session, budget: &Budget) 
             // It is told from half of the budget on: a quarter more could be less than there is now.
             suggestion(value.saturating_mul(2))
         ),
-        Notice::Locked => "it locked all its memory (mlockall): nothing can be evicted; switch that off in the program, or run it without Farpage".into(),
+        Notice::Locked => "it locked all its memory (mlockall): nothing can be evicted; have that refused with --mlockall refuse, or switch it off in the program".into(),
         Notice::NotArmed => format!(
             "its thread {value} lets no signal through, so nothing can be evicted and memory goes over the budget of {}; --faults thread needs no signal, but a privilege (`farpage doctor`)",
             iec(budget.ram_bytes)

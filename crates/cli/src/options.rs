@@ -254,6 +254,10 @@ pub struct RunOptions {
         value_parser = clap::value_parser!(u32).range(..=i64::from(PAGE_CLUSTER_MAX)))]
     pub page_cluster: u32,
 
+    /// Whether the program may lock all of its memory (mlockall), after which nothing can be evicted.
+    #[arg(long, value_enum, env = "FARPAGE_MLOCKALL", default_value = "allow")]
+    mlockall: MlockallOption,
+
     /// What becomes of a program that Farpage can't get into: it is refused (status 126), or it runs without Farpage.
     #[arg(long, value_enum, env = "FARPAGE_UNSUPPORTED", default_value = "refuse")]
     unsupported: UnsupportedOption,
@@ -355,6 +359,14 @@ enum FaultsOption {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum MlockallOption {
+    /// It goes over its budget, and is told so.
+    Allow,
+    /// EPERM, as for a user who may not.
+    Refuse,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum UnsupportedOption {
     /// Status 126.
     Refuse,
@@ -363,6 +375,10 @@ enum UnsupportedOption {
 }
 
 impl RunOptions {
+    /// Whether mlockall is refused.
+    pub fn refuses_mlockall(&self) -> bool {
+        self.mlockall == MlockallOption::Refuse
+    }
     /// Whether a program that Farpage can't get into runs without it.
     pub fn runs_unsupported(&self) -> bool {
         self.unsupported == UnsupportedOption::Run
@@ -715,6 +731,7 @@ mod tests {
             ("--io= true", Some("FARPAGE_IO")),
             ("--slots best true", Some("FARPAGE_SLOTS")),
             ("--faults best true", Some("FARPAGE_FAULTS")),
+            ("--mlockall no true", Some("FARPAGE_MLOCKALL")),
             ("--unsupported maybe true", Some("FARPAGE_UNSUPPORTED")),
             ("--readahead some true", Some("FARPAGE_READAHEAD")),
             ("--page-cluster 6 true", Some("FARPAGE_PAGE_CLUSTER")),

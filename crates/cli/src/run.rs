@@ -124,6 +124,7 @@ fn plan(options: &RunOptions) -> Result<Plan, Failure> {
         uffd_source: userfaultfd.source,
         readahead: options.readahead(),
         page_cluster: options.page_cluster,
+        refuses_mlockall: u32::from(options.refuses_mlockall()),
     };
     Ok(Plan { budget, settings, areas, program, preload, stats })
 }

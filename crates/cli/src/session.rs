@@ -194,6 +194,7 @@ pub mod tests {
             uffd_source: UffdSource::Syscall,
             readahead: Readahead::Streams,
             page_cluster: 3,
+            refuses_mlockall: 0,
         }
     }
 

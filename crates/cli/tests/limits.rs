@@ -360,6 +360,18 @@ fn program_that_ends_leaves_nothing() {
 
 // ---- the budget ----------------------------------------------------------------------------------------
 
+#[test]
+fn mlockall_is_refused_if_that_is_asked_for() {
+    let Some(_alone) = alone_with("cc") else { return };
+    let program = compiled("advise");
+    let under = Under::budget(RAM, &["--mlockall", "refuse"]);
+    let mut job = Job::new(&under, &[program.to_str().unwrap(), "locking_refused"]).within(120);
+    job.environment("FARPAGE_MLOCKALL", "refuse");
+    let outcome = job.run();
+    outcome.succeeded().held_its_budget();
+    assert!(!outcome.stderr.contains("locked"), "{}", outcome.stderr);
+}
+
 /// Each of eight busy threads hears of us only when it is its turn on a CPU. With the others filling memory meanwhile the
 /// program was at 1.7 times its budget before the first page went out.
 #[test]

@@ -552,8 +552,12 @@ pub fn hold(engine: &'static Engine, range: PageRange) {
 /// The kernel would fill everything that there is, our tables and frames too: gigabytes, and pages where we know of
 /// holes. So it only marks (MCL_ONFAULT), and we fill what we know of the program's.
 pub fn mlockall(engine: &'static Engine, mut arguments: Arguments) -> isize {
+    const EPERM: isize = -(linux_raw_sys::errno::EPERM as isize);
     let asked = arguments[0] as u32;
     let has = |flag: u32| asked & flag != 0;
+    if engine.membership.session.settings.refuses_mlockall != 0 {
+        return EPERM;
+    }
     arguments[0] |= if has(raw::MCL_CURRENT | raw::MCL_FUTURE) { raw::MCL_ONFAULT as usize } else { 0 };
     let before = {
         let _exclusive = engine.map.exclusive();

@@ -20,7 +20,7 @@ use farpage_core::units::AREAS_MAX;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x05");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x06");
 /// Whether the calling thread can open the session.
 pub fn is_reachable(path: &core::ffi::CStr) -> bool {
     let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
@@ -83,6 +83,8 @@ pub struct Settings {
     pub readahead: Readahead,
     /// Windows of Linux's policies have at most 2 to the power of this pages.
     pub page_cluster: u32,
+    /// 1 if the program may not lock all of its memory.
+    pub refuses_mlockall: u32,
 }
 
 /// Where a program gets its userfaultfd from.

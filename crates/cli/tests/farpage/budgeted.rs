@@ -187,6 +187,11 @@ impl Job {
         Job { place, under: under.clone(), command, timeout: Duration::from_secs(300) }
     }
 
+    /// A variable more for the program.
+    pub fn environment(&mut self, name: &str, value: &str) {
+        self.command.env(name, value);
+    }
+
     /// Another limit of time.
     pub fn within(mut self, seconds: u64) -> Job {
         self.timeout = Duration::from_secs(seconds);
