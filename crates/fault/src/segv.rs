@@ -259,8 +259,8 @@ impl ByProtection {
         let closed = protect(pages, PROT_NONE as usize).is_ok();
         if !closed {
             self.book.set_open(pages, true);
-            // The kernel may have done some of it.
-            self.part(pages).expect("what was one mapping can be one again");
+            // The kernel may have done some of it. What stays closed is opened for who touches it again and again.
+            let _ = self.part(pages);
         }
         closed
     }
@@ -270,8 +270,10 @@ impl ByProtection {
         let mut from = pages.start;
         while let Some((run, bits)) = self.book.next_run(from, pages.end, |_| true) {
             if protect(run, allowed(bits)).is_err() {
-                // The kernel may have done some of it.
-                protect(run, PROT_NONE as usize).expect("what was one mapping can be one again");
+                // The kernel may have done some of it, up to where it has no mapping to spare, or where there is none.
+                for page in run.start.0..run.end.0 {
+                    let _ = protect(PageRange::of(PageIndex(page), 1), PROT_NONE as usize);
+                }
                 break;
             }
             self.book.set_open(run, true);
@@ -280,11 +282,19 @@ impl ByProtection {
         from.0 - pages.start.0
     }
 
-    /// As many of `pages`, from the start, as are closed.
+    /// As many of `pages`, from the start, as are closed and not unmapped: who touched a page may be served after another
+    /// thread has unmapped it.
     fn closed(&self, pages: PageRange) -> Result<PageRange, InstallError> {
-        let open = self.book.next_run(pages.start, pages.end, is_open);
-        let closed = PageRange::new(pages.start, open.map_or(pages.end, |(run, _)| run.start));
-        if closed.is_empty() { Err(InstallError::Present) } else { Ok(closed) }
+        let is_closed = |page: &u64| {
+            let bits = self.book.get(PageIndex(*page));
+            bits != 0 && !is_open(bits)
+        };
+        let count = (pages.start.0..pages.end.0).take_while(is_closed).count() as u64;
+        match (count, self.book.is_open(pages.start)) {
+            (0, true) => Err(InstallError::Present),
+            (0, false) => Err(InstallError::Unmapped),
+            _ => Ok(PageRange::of(pages.start, count)),
+        }
     }
 
     /// Puts bytes into closed pages and opens them. Returns how many, from the start.
@@ -440,7 +450,7 @@ impl Pages for &ByProtection {
 
     fn unprotect(&self, page: PageIndex) -> bool {
         // Nothing is, but the kernel may have had no mapping to spare when it should have been opened.
-        self.open(PageRange::of(page, 1)) == 1
+        self.book.get(page) != 0 && self.open(PageRange::of(page, 1)) == 1
     }
 
     fn poison(&self, _: PageIndex) -> Result<(), InstallError> {

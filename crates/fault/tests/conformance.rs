@@ -289,7 +289,8 @@ suite! {
     what_the_program_allows_itself_comes_back_with_the_page
     discarded_pages_are_heard_of_again
     pieces_become_one_mapping_that_can_be_moved
-    pages_that_a_call_uses_stay_open;
+    pages_that_a_call_uses_stay_open
+    page_that_was_unmapped_meanwhile_is_refused;
 }
 
 mod cases {
@@ -584,6 +585,24 @@ mod cases {
         assert_eq!(bench.take(&[(1, 1), (2, 2)])[0].taken, Taken::Yes);
         assert_eq!(protection_of(bench, 1), "---p");
         assert_eq!(bench.frame_bytes(1), vec![5; PAGE_BYTES]);
+    }
+
+    /// A thread touches a page, and before it is served another one has unmapped it. The program was stopped for that.
+    pub fn page_that_was_unmapped_meanwhile_is_refused(bench: &'static Bench) {
+        bench.fill(2);
+        bench.take(&[(0, 0), (1, 1)]);
+        // SAFETY: a page of the test's memory that it doesn't use any more.
+        unsafe { rustix::mm::munmap(bench.memory.add(PAGE_BYTES).cast(), PAGE_BYTES) }.unwrap();
+        bench.protections.unwrap().forget(bench.range(1, 1));
+        assert_eq!(bench.pages.zero(bench.range(1, 1)), Err(InstallError::Unmapped));
+        // SAFETY: the frames were filled by `take`.
+        let install = |at: usize, count| unsafe {
+            bench.pages.install_run(bench.range(at, count), bench.frame(at), false)
+        };
+        assert_eq!(install(1, 1), Err(InstallError::Unmapped));
+        assert_eq!(install(0, 2), Ok(1));
+        assert_eq!(bench.read(0), vec![1; PAGE_BYTES]);
+        assert!(!bench.pages.unprotect(bench.page(1)));
     }
 
     fn tempfile() -> std::io::Result<std::fs::File> {
