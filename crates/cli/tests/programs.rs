@@ -91,13 +91,7 @@ fn compare(name: &'static str, run: Run, data: Data, variant: Variant, went: Wen
     );
     outcome.succeeded();
     assert_eq!(result, expected, "the result differs:\n{}", outcome.stderr);
-    if variant == Variant::Container && !is_full_size() {
-        // Without a userfaultfd one of ten runs of stress-ng was seen over the few MiB of slack for a moment; why isn't known.
-        let peak = outcome.samples.peak();
-        assert!((ram / 2..ram * 3 / 2).contains(&peak), "{peak} of {ram}:\n{}", outcome.stderr);
-    } else {
-        outcome.held_its_budget();
-    }
+    outcome.held_its_budget();
     let written = outcome.counter("pswpout");
     match went {
         Went::ToTheArea => assert!(written > 0, "nothing reached the area:\n{}", outcome.stderr),
