@@ -218,6 +218,17 @@ fn protect(pages: PageRange, protection: usize) -> Result<(), Errno> {
     unsafe { memory::allow(pages, protection) }
 }
 
+/// Opens as many of `pages` as can be, from the start: up to where the kernel has no mapping to spare, or where there is
+/// none. Returns how many.
+fn open_from_start(pages: PageRange, protection: usize) -> u64 {
+    if protect(pages, protection).is_ok() {
+        return pages.count();
+    }
+    // Part of it may be open now, and written to already. A page alone is or isn't.
+    let opens = |page: &u64| protect(PageRange::of(PageIndex(*page), 1), protection).is_ok();
+    (pages.start.0..pages.end.0).take_while(opens).count() as u64
+}
+
 /// Drops what is behind `pages`. False if something there is locked.
 ///
 /// # Safety
@@ -269,15 +280,14 @@ impl ByProtection {
     fn open(&self, pages: PageRange) -> u64 {
         let mut from = pages.start;
         while let Some((run, bits)) = self.book.next_run(from, pages.end, |_| true) {
-            if protect(run, allowed(bits)).is_err() {
-                // The kernel may have done some of it, up to where it has no mapping to spare, or where there is none.
-                for page in run.start.0..run.end.0 {
-                    let _ = protect(PageRange::of(PageIndex(page), 1), PROT_NONE as usize);
-                }
+            let count = open_from_start(run, allowed(bits));
+            if count > 0 {
+                self.book.set_open(PageRange::of(run.start, count), true);
+            }
+            from = run.start.plus(count);
+            if from < run.end {
                 break;
             }
-            self.book.set_open(run, true);
-            from = run.end;
         }
         from.0 - pages.start.0
     }
@@ -352,6 +362,20 @@ impl ByProtection {
         read.is_ok() && bytes.0.iter().all(|byte| *byte == 0)
     }
 
+    /// What was only read of `pages`, which were just closed, is one page of zeros, and takes memory once it is written:
+    /// without our hearing of it, if it were opened. `first` was written by us.
+    fn drop_zeros(&self, pages: PageRange, first: PageRange) {
+        if self.is_zero(first) {
+            // SAFETY: it reads as zeros, and will.
+            unsafe { drop_memory(first) };
+        }
+        // Before Linux 6.7 it stays, and only blurs how much there is.
+        let _ = self.pagemap.for_each_zero_run(pages, |zeros| {
+            // SAFETY: likewise; nobody can write there.
+            unsafe { drop_memory(zeros) };
+        });
+    }
+
     /// Opens what is there of `pages`, which were just closed; if that is in very many pieces, what lies between, too.
     fn open_present(&self, pages: PageRange) -> Result<(), Errno> {
         let mut gap = 1;
@@ -405,16 +429,11 @@ impl Pages for &ByProtection {
         let first = PageRange::of(pages.start, 1);
         // SAFETY: it changes no byte.
         let _ = unsafe { memory::advise(first, MADV_POPULATE_WRITE) };
-        let closed = protect(pages, PROT_NONE as usize);
-        if closed.is_ok() && self.is_zero(first) {
-            // SAFETY: it reads as zeros, and will.
-            unsafe { drop_memory(first) };
-        }
-        let closed = closed.and_then(|()| self.open_present(pages));
-        closed.inspect_err(|_| {
-            self.book.forget(pages);
-            let _ = protect(pages, READ_WRITE as usize);
-        })
+        let closed = protect(pages, PROT_NONE as usize).and_then(|()| {
+            self.drop_zeros(pages, first);
+            self.open_present(pages)
+        });
+        closed.inspect_err(|_| self.unregister(pages))
     }
 
     unsafe fn take(&self, pages: &mut [Outgoing]) {
@@ -551,35 +570,39 @@ impl ByProtection {
 
     /// In a fork's child, which doesn't know what is out: everything may be touched, as the program allows it.
     pub fn part_in_child(&self, pages: PageRange) -> Result<(), Errno> {
-        let mut from = pages.start;
-        while from < pages.end {
-            // Open or not makes no difference here.
-            let protection = allowed(self.book.get(from));
-            let mut end = from;
-            while end < pages.end && allowed(self.book.get(end)) == protection {
-                end = end.plus(1);
-            }
-            protect(PageRange::new(from, end), protection)?;
-            from = end;
-        }
-        Ok(())
+        self.for_each_allowed(pages, protect)
     }
 
     /// In a fork's child, where `parent`'s pages are a copy: it allows itself what that does.
     pub fn allow_like(&self, parent: &ByProtection, pages: PageRange) -> Result<(), Errno> {
+        parent.for_each_allowed(pages, |run, protection| match protection as u64 {
+            READ_WRITE => Ok(()),
+            _ => self.allow(run, protection),
+        })
+    }
+
+    /// Calls `visit` for each run of pages for which the program allows the same, and says what. Until it fails.
+    fn for_each_allowed(
+        &self,
+        pages: PageRange,
+        mut visit: impl FnMut(PageRange, usize) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
         let mut from = pages.start;
         while from < pages.end {
-            let protection = allowed(parent.book.get(from));
-            let mut end = from;
-            while end < pages.end && allowed(parent.book.get(end)) == protection {
-                end = end.plus(1);
-            }
-            if protection as u64 != READ_WRITE {
-                self.allow(PageRange::new(from, end), protection)?;
-            }
-            from = end;
+            let protection = allowed(self.book.get(from));
+            let is_alike = |page: &u64| allowed(self.book.get(PageIndex(*page))) == protection;
+            let count = (from.0..pages.end.0).take_while(is_alike).count() as u64;
+            visit(PageRange::of(from, count), protection)?;
+            from = from.plus(count);
         }
         Ok(())
+    }
+
+    /// `pages`, which could not all be registered, are the program's own again.
+    pub fn unregister(&self, pages: PageRange) {
+        // Only what may be read and written is registered.
+        let _ = protect(pages, READ_WRITE as usize);
+        self.book.forget(pages);
     }
 
     /// A joined mapping is at `to` now: the first `count` pages are those from `from` on.

@@ -15,6 +15,7 @@ use farpage_fault::thread::{FAULTS_MAX, Faults};
 use farpage_fault::uffd::{ByCopy, ByMove};
 use farpage_fault::{Fault, InstallError, Outgoing, Pages};
 use farpage_os::memory::reserve;
+use farpage_os::proc::Pagemap;
 use farpage_os::signal::{Action, Context, Info, SIGBUS, SIGSEGV, set_action};
 use farpage_os::uffd::{Features, Uffd};
 use std::collections::HashMap;
@@ -288,6 +289,7 @@ suite! {
     forbidden:
     what_the_program_allows_itself_comes_back_with_the_page
     discarded_pages_are_heard_of_again
+    what_was_only_read_before_is_heard_of_when_it_is_written
     pieces_become_one_mapping_that_can_be_moved
     pages_that_a_call_uses_stay_open
     page_that_was_unmapped_meanwhile_is_refused;
@@ -541,6 +543,29 @@ mod cases {
         assert_eq!(bench.pages.zero(bench.range(1, 1)), Ok(1));
         assert_eq!(waits.join().unwrap(), vec![0; PAGE_BYTES]);
         assert_eq!((bench.read(0)[0], bench.read(2)[0]), (1, 3));
+    }
+
+    /// stress-ng reads all of its memory first (MADV_POPULATE_READ). Taken over then, the page of zeros was opened everywhere, and
+    /// the program was at 1.6 times its budget before anybody looked.
+    pub fn what_was_only_read_before_is_heard_of_when_it_is_written(bench: &'static Bench) {
+        let pages = bench.protections.unwrap();
+        let range = bench.range(0, 8);
+        let scanned = Pagemap::open().unwrap().for_each_zero_run(range, |_| {});
+        if scanned.is_err() {
+            return println!("skipped: this kernel's pagemap can't be scanned (Linux 6.7)");
+        }
+        pages.forget(range);
+        // SAFETY: the test's memory, as it was before it was registered.
+        unsafe { farpage_os::memory::allow(range, 3) }.unwrap();
+        assert_eq!((0..8).map(|at| bench.read(at)[0]).sum::<u8>(), 0);
+        bench.write(3, 7);
+        // SAFETY: what is missing reads as zeros.
+        unsafe { bench.pages.register(range) }.unwrap();
+        assert!((0..8).all(|at| pages.is_open(bench.page(at)) == (at == 3)), "only what was written");
+        std::thread::spawn(|| bench.write(5, 1));
+        assert_eq!(bench.next_faults(), [Fault { page: bench.page(5), access: Access::Write }]);
+        assert_eq!(bench.pages.zero(bench.range(5, 1)), Ok(1));
+        assert_eq!((bench.read(3)[0], pages.is_open(bench.page(5))), (7, true));
     }
 
     /// realloc moves what it has as one mapping. Pages that were first opened when nobody had written to the mapping around

@@ -284,13 +284,13 @@ fn moved_or_resized(
 }
 
 fn resized_in_place(engine: &'static Engine, old: PageRange, new: PageRange, flags: Flags) {
-    let stays = PageRange::new(old.start, old.end.min(new.end));
-    if engine.protections.is_some_and(|protections| protections.part(stays).is_err()) {
-        out_of_tables(engine);
-    }
     if new.end < old.end {
         engine.forget(PageRange::new(new.end, old.end));
     } else if new.end > old.end {
+        // It was joined for that.
+        if engine.protections.is_some_and(|protections| protections.part(old).is_err()) {
+            out_of_tables(engine);
+        }
         // The kernel's mapping grew, and with it the part that is registered.
         let grown = PageRange::new(old.end, new.end);
         if flags.has(Flags::REGISTERED) {

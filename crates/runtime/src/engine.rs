@@ -307,20 +307,15 @@ impl Engine {
     /// children, and which pages are there. Under the exclusive map lock (perhaps another thread's).
     pub fn register_here(&self, range: PageRange) -> Result<(), Errno> {
         self.attach_leaves(range)?;
-        let register = |range, is_held| match self.protections.filter(|_| is_held) {
-            Some(protections) => protections.register_open(range),
-            // SAFETY: what is missing in the range and has no entry reads as zeros, and that is what we install
-            // for it; nobody touches the range's entries meanwhile, under the exclusive lock.
-            None => unsafe { self.pages.register(range) },
-        };
-        if self.protections.is_some() {
-            self.for_each_part(range, register)?;
-        } else {
-            register(range, false)?;
-        }
-        // A child that we don't hear of must not see evicted pages as zeros: it gets SIGSEGV instead.
-        // SAFETY: keeps the range from children only.
-        unsafe { memory::advise(range, MADV_DONTFORK) }?;
+        self.register_parts(range).inspect_err(|_| {
+            // Whatever was done, the program goes on without us there.
+            let _ = self.protections.map(|protections| protections.unregister(range));
+            let known = self.pager.ranges.lock().find(range.start);
+            if !known.is_some_and(|known| known.flags.has(Flags::DONT_FORK)) {
+                // SAFETY: as the program has it.
+                let _ = unsafe { memory::advise(range, MADV_DOFORK) };
+            }
+        })?;
         // Pages that were only read take memory when they are written, which otherwise nobody would tell us: a
         // program that reads all of a mapping, and then writes it while it is taken over, was seen at twice its budget.
         // What the kernel doesn't say isn't needed for anything else, and everybody waits for us here.
@@ -339,6 +334,23 @@ impl Engine {
                 Ok(())
             }
             None => self.pagemap.for_each_present(range, |page| self.pager.adopt_present(page)),
+        }
+    }
+
+    /// Has faults in `range` come to us, and keeps it from children.
+    fn register_parts(&self, range: PageRange) -> Result<(), Errno> {
+        // A child that we don't hear of must not see evicted pages as zeros: it gets SIGSEGV instead.
+        // SAFETY: keeps the range from children only.
+        unsafe { memory::advise(range, MADV_DONTFORK) }?;
+        let register = |range, is_held| match self.protections.filter(|_| is_held) {
+            Some(protections) => protections.register_open(range),
+            // SAFETY: what is missing in the range and has no entry reads as zeros, and that is what we install
+            // for it; nobody touches the range's entries meanwhile, under the exclusive lock.
+            None => unsafe { self.pages.register(range) },
+        };
+        match self.protections {
+            Some(_) => self.for_each_part(range, register),
+            None => register(range, false),
         }
     }
 

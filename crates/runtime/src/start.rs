@@ -8,7 +8,7 @@
 use crate::ahead::{AheadQueue, Reclaim};
 use crate::budget::Budget;
 use crate::devices::{self, Devices};
-use crate::engine::Engine;
+use crate::engine::{Engine, MANAGED_PAGES_MIN};
 use crate::fork::{self, Heirs};
 use crate::guard;
 use crate::guard::direct::Direct;
@@ -253,9 +253,17 @@ fn activate(engine: &'static Engine) {
 /// Has every mapping that we may register written to, without changing a byte: see [`Pages::register`] of
 /// [`ByProtection`]. What we know as one range may be several to the kernel.
 fn touch_each_mapping(engine: &Engine) {
+    // What the last mapping belonged to: they come in the order of their addresses.
+    let mut stretch = PageRange::of(PageIndex(0), 0);
     let _ = proc::for_each_mapping(|mapping| {
-        let is_known = engine.pager.ranges.lock().touches(mapping.pages);
-        if mapping.is_private_data && mapping.is_anonymous && is_known {
+        if stretch.end <= mapping.pages.start {
+            let ranges = engine.pager.ranges.lock();
+            let next = ranges.at_or_after(mapping.pages.start);
+            stretch = next.and_then(|next| ranges.stretch(next.pages.start)).unwrap_or(stretch);
+        }
+        let is_managed =
+            stretch.count() >= MANAGED_PAGES_MIN && !stretch.intersection(mapping.pages).is_empty();
+        if mapping.is_private_data && mapping.is_anonymous && is_managed {
             let first = PageRange::of(mapping.pages.start, 1);
             // SAFETY: populating changes no byte.
             let _ = unsafe { memory::advise(first, linux_raw_sys::general::MADV_POPULATE_WRITE) };
