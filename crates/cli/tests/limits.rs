@@ -372,18 +372,19 @@ fn mlockall_is_refused_if_that_is_asked_for() {
     assert!(!outcome.stderr.contains("locked"), "{}", outcome.stderr);
 }
 
-/// Each of eight busy threads hears of us only when it is its turn on a CPU. With the others filling memory meanwhile the
-/// program was at 1.7 times its budget before the first page went out.
+/// Each of eight busy threads hears of us only when it is its turn on a CPU. Asked one after the other, with the others filling
+/// memory meanwhile, the program was at 1.7 times its budget before the first page went out; all asked at once, but not
+/// stopped until all were registered, at 1.24 times in one of five runs. 1.00 since.
 #[test]
 fn eight_threads_that_fill_memory_are_taken_over_in_time() {
     let Some(_alone) = alone_with("cc") else { return };
     let program = compiled("threads");
-    for faults in ["signal", "thread"] {
+    for faults in ["signal", "thread", "segv"] {
         let under = Under::budget(128 * MIB, &["--faults", faults]);
         let outcome = Job::new(&under, &[program.to_str().unwrap(), "filled_by_many"]).within(120).run();
         outcome.succeeded();
         let peak = outcome.stats["gauges"]["anonymous_peak"].as_u64().unwrap();
-        assert!(peak < 128 * MIB * 3 / 2, "{faults}: {} MiB:\n{}", peak / MIB, outcome.stderr);
+        assert!(peak < 128 * MIB * 9 / 8, "{faults}: {} MiB:\n{}", peak / MIB, outcome.stderr);
     }
 }
 

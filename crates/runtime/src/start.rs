@@ -144,7 +144,7 @@ fn close(fd: i32) {
 
 fn keeper_main(argument: usize) -> ! {
     thread::set_name(c"farpage-keeper");
-    // Beside eight threads that fill memory on two CPUs it came up to 60 ms late.
+    // Beside threads that fill memory on every CPU it has to come in time; so do the threads that it makes, which inherit this.
     thread::ask_for_short_turns();
     // Whoever writes to standard error here must not hit one of our files.
     for _ in 0..3 {

@@ -7,7 +7,7 @@
 //!
 //! Who is armed waits in the handler until everything is registered. Busy threads take a slice of a CPU each until they
 //! hear of us; if the others went on filling memory meanwhile, a program with eight such threads on two CPUs would be at
-//! 1.7 times its budget before its first page goes out (`tests/programs/processes.c`, `filled_by_many`).
+//! 1.7 times its budget before its first page goes out (`filled_by_many` in `tests/programs/threads.c`).
 // UNSAFETY: handlers and stacks are put in place; a thread's registers are changed so that a call is made again.
 
 use super::handlers::{self, ENGINE, born};
