@@ -1,0 +1,404 @@
+//! Evictions: pages out of the program into frames, and from there to where they stay. Who needs memory evicts a batch itself;
+//! the keeper does so in the background, and looks after the pool and the areas.
+
+use super::{Progress, Worker};
+use crate::{fork, guard};
+use core::sync::atomic::Ordering;
+use farpage_core::cache::Backing;
+use farpage_core::pager::{Placed, Shrunk, Taken};
+use farpage_core::stats::Counter;
+use farpage_core::units::{AreaId, FrameIndex, PageIndex, PageRange};
+use farpage_fault::Outgoing;
+use farpage_io::Wait;
+use farpage_os::clock::now_ns;
+
+/// Victims of one batch in a thread that serves a fault.
+const DIRECT_BATCH: usize = 32;
+/// Victims of one batch in the background.
+const BACKGROUND_BATCH: usize = 64;
+/// Pages that make a write worth sending: 128 KiB.
+const WRITE_WORTHWHILE: u32 = 32;
+/// Free frames that keep their memory, for the next faults to be decompressed into.
+const BACKED_KEPT: u32 = 64;
+/// A thread that needs memory goes on evicting for so long; then the program goes on over its budget.
+const DIRECT_NS_MAX: u64 = 2_000_000_000;
+/// After finding nothing to evict, a thread doesn't look again for so long.
+const GIVE_UP_NS: u64 = 20_000_000;
+/// After looking at all of the program's memory and finding that nothing can be moved, for good, nobody waits for the keeper
+/// for so many times as that took, and it doesn't look again.
+const REST_AFTER_LAP: u64 = 8;
+/// Batches of nothing but pages that calls hold, before a thread finds that there is nothing to evict.
+const HELD_BATCHES_MAX: usize = 16;
+/// Clusters of an area that are discarded in one go.
+const DISCARDS_MAX: usize = 4;
+/// How often a full area is tried again.
+const RETRY_AREAS_NS: u64 = 1_000_000_000;
+
+impl Worker {
+    /// Evicts in the thread that needs the memory, until there is some or nothing can be done.
+    pub(crate) fn make_memory_direct(&mut self) {
+        self.engine.budget.ring();
+        let deadline = now_ns() + DIRECT_NS_MAX;
+        loop {
+            self.engine.budget.refresh(self.engine.pager);
+            let now = now_ns();
+            if !self.engine.is_over_limit() || now < self.give_up_until_ns {
+                return;
+            }
+            self.engine.pager.stats().count(Counter::ReclaimDirect);
+            if now > deadline || (self.evict(DIRECT_BATCH) == Progress::None && !self.wait_for_others()) {
+                // There may be nothing because the program has just given it back, and less is needed now.
+                self.engine.measure();
+                if self.engine.is_over_limit() {
+                    self.give_up();
+                }
+                return;
+            }
+        }
+    }
+
+    /// Nothing could be evicted: waits for who may be able to. False if nobody is.
+    fn wait_for_others(&mut self) -> bool {
+        let is_for_good = now_ns() < self.engine.unmovable_until_ns.load(Ordering::Relaxed);
+        if core::mem::take(&mut self.sees_shared) && !is_for_good {
+            self.engine.budget.ring();
+            farpage_os::clock::sleep_ns(100_000);
+            return true;
+        }
+        self.wait_for_frames()
+    }
+
+    /// Nothing could be evicted because frames are being written or filled: waits for some. False if none is.
+    fn wait_for_frames(&mut self) -> bool {
+        self.send_writes();
+        if self.has_writes() {
+            self.collect_writes(Wait::One);
+            return true;
+        }
+        let others = self.engine.writes_under_way.load(Ordering::Relaxed) > 0
+            || self.engine.evicting.load(Ordering::Relaxed) > 0;
+        if others {
+            farpage_os::clock::sleep_ns(100_000);
+        }
+        others
+    }
+
+    fn give_up(&mut self) {
+        self.give_up_until_ns = now_ns() + GIVE_UP_NS;
+        self.engine.pager.stats().count(Counter::OverBudget);
+    }
+
+    /// The background thread's share: below the stop mark, and the pool below its threshold.
+    pub fn reclaim_background(&mut self) -> Progress {
+        let engine = self.engine;
+        engine.measure();
+        engine.budget.age_zeros(now_ns());
+        let mut progress = Progress::None;
+        // Batches of nothing but shared pages, and since when there have been no others.
+        let (mut shared_batches, mut since_ns) = (0, 0);
+        if engine.is_over_start()
+            && now_ns() >= self.give_up_until_ns.max(engine.unmovable_until_ns.load(Ordering::Relaxed))
+        {
+            while engine.is_over_stop() {
+                engine.pager.stats().count(Counter::ReclaimBackground);
+                let evicted = self.evict(BACKGROUND_BATCH);
+                let is_shared = self.unshare_refused();
+                if evicted == Progress::None {
+                    if shared_batches == 0 {
+                        since_ns = now_ns();
+                    }
+                    shared_batches += u64::from(is_shared);
+                    // What was shared can be moved at the next look at it, a lap later, unless a device holds it.
+                    let is_seen_twice =
+                        shared_batches * BACKGROUND_BATCH as u64 > 2 * engine.pager.resident();
+                    if is_shared && !is_seen_twice || self.wait_for_frames() {
+                        continue;
+                    }
+                    if is_seen_twice {
+                        let rest_ns = (now_ns() - since_ns) * REST_AFTER_LAP;
+                        engine.unmovable_until_ns.store(now_ns() + rest_ns, Ordering::Relaxed);
+                    }
+                    // As in `make_memory_direct`.
+                    engine.measure();
+                    if engine.is_over_start() {
+                        self.give_up();
+                        self.engine.explain_over_budget();
+                    }
+                    break;
+                }
+                (progress, shared_batches) = (Progress::Some, 0);
+                engine.budget.refresh(engine.pager);
+            }
+        }
+        if self.shrink_pool() == Progress::Some {
+            progress = Progress::Some;
+        }
+        self.tidy_pool();
+        self.forget_heirless();
+        self.discard_empty_clusters();
+        self.retry_full_areas();
+        if progress == Progress::None {
+            self.send_writes();
+        }
+        self.collect_writes(Wait::No);
+        self.trim_frames();
+        engine.publish_gauges();
+        progress
+    }
+
+    /// One batch out of the program, and as many parked pages to where they stay.
+    pub(crate) fn evict(&mut self, max: usize) -> Progress {
+        self.engine.evicting.fetch_add(1, Ordering::Relaxed);
+        // What calls hold is passed over, and not chosen again for some time. More than that is somebody else's to wait for:
+        // a program that holds more than its budget goes over it.
+        let progress = (0..HELD_BATCHES_MAX).find_map(|_| self.evict_batch(max)).unwrap_or(Progress::None);
+        self.engine.evicting.fetch_sub(1, Ordering::Relaxed);
+        progress
+    }
+
+    /// None if there were only pages that calls hold.
+    fn evict_batch(&mut self, max: usize) -> Option<Progress> {
+        let pager = self.engine.pager;
+        let shared = self.engine.map.shared(self.index);
+        if !self.engine.evictions_allowed() {
+            return Some(Progress::None);
+        }
+        pager.begin_evict(&mut self.batch, max);
+        let mut spared = 0;
+        if self.engine.handover.is_some() {
+            let mut held = 0;
+            guard::rooms::for_each_held(|range| {
+                for (at, victim) in self.batch.victims().iter().enumerate() {
+                    held |= u64::from(range.contains(victim.page)) << at;
+                }
+            });
+            spared = pager.spare(&mut self.batch, held);
+        }
+        let count = self.batch.len();
+        for (outgoing, victim) in self.outgoing.iter_mut().zip(self.batch.victims()) {
+            *outgoing = Outgoing {
+                page: victim.page,
+                frame: pager.cache().pointer(victim.frame),
+                backing: victim.backing,
+                taken: Taken::Busy,
+                is_shared: false,
+            };
+        }
+        // SAFETY: `begin_evict` gave each victim a frame of ours and locked its page, which we serve.
+        unsafe { self.engine.pages.take(&mut self.outgoing[..count]) };
+        let mut taken = 0;
+        for (outgoing, victim) in self.outgoing.iter().zip(self.batch.victims()) {
+            (victim.taken, victim.backing) = (outgoing.taken, outgoing.backing);
+            taken += usize::from(outgoing.taken != Taken::Busy);
+            // Protected to be copied, and then not taken: where calls of the program's can't wait for us, only what owns a slot
+            // may stay so.
+            let is_protected = outgoing.taken == Taken::Busy && !self.engine.frames_move;
+            if is_protected && self.engine.handover.is_some() && !victim.keeps_slot() {
+                self.engine.pages.unprotect(victim.page);
+            }
+            // Shared since a fork, it would stay: what is protected can't be made our own without a fault.
+            if outgoing.is_shared && victim.keeps_slot() && self.engine.pages.unprotect(victim.page) {
+                pager.leave_slot(victim);
+            }
+        }
+        pager.park(&mut self.batch);
+        drop(shared);
+        self.outgoing[count..].iter_mut().for_each(|outgoing| outgoing.is_shared = false);
+        let placed = self.place(if count == 0 { 0 } else { self.engine.pager.config.parked_max });
+        self.collect_writes(Wait::No);
+        self.trim_frames();
+        self.engine.budget.refresh(self.engine.pager);
+        if taken > 0 || placed > 0 {
+            return Some(Progress::Some);
+        }
+        self.sees_shared = self.outgoing.iter().any(|outgoing| outgoing.is_shared);
+        (spared == 0).then_some(Progress::None)
+    }
+
+    /// Pages that are shared since a fork, or pinned: what is only shared can be made ours. In the keeper, with no lock held:
+    /// the kernel may have to fault them in. Whether there were any.
+    fn unshare_refused(&self) -> bool {
+        let mut shared =
+            self.outgoing.iter().filter(|outgoing| outgoing.is_shared).map(|outgoing| outgoing.page);
+        let Some(mut first) = shared.next() else { return false };
+        let mut end = first.plus(1);
+        for page in shared.chain([PageIndex(0)]) {
+            if page != end {
+                self.engine.pages.unshare(PageRange::new(first, end));
+                first = page;
+            }
+            end = page.plus(1);
+        }
+        true
+    }
+
+    /// Places the oldest parked pages until at most `keep` are parked. Returns how many left.
+    fn place(&mut self, keep: u32) -> u32 {
+        let (mut left, mut busy) = (0, 0);
+        while self.engine.pager.cache().usage().parked > keep && busy < 64 {
+            if self.writes.is_full() && !self.send_writes() {
+                break;
+            }
+            let _shared = self.engine.map.shared(self.index);
+            match self.engine.pager.place_oldest(self.scratch, &mut self.writes) {
+                Placed::Done | Placed::Queued => left += 1,
+                Placed::Busy => busy += 1,
+                Placed::Nothing => break,
+                Placed::NowhereToGo => {
+                    self.engine.explain_full();
+                    break;
+                }
+            }
+        }
+        self.send_if_worthwhile();
+        left
+    }
+
+    /// Sends what waits once it makes a write of a decent size. What stays is in frames, where a fault finds
+    /// it; the keeper sends it when it has nothing better to do.
+    fn send_if_worthwhile(&mut self) {
+        // At most a sixteenth of the frames waits in each thread.
+        let worthwhile = (self.engine.pager.cache().count() / 16).min(WRITE_WORTHWHILE) as usize;
+        if self.writes.len() >= worthwhile {
+            self.send_writes();
+        }
+    }
+
+    /// Gives memory that lies behind free frames back, but for what the next faults need. Whether there was any.
+    fn trim_frames(&self) -> bool {
+        let pager = self.engine.pager;
+        let mut trimmed = false;
+        while let Some((first, count)) = pager.cache().take_surplus(BACKED_KEPT) {
+            // SAFETY: the frames were free, and `take_surplus` gave them to us: nobody needs their bytes.
+            let dropped =
+                unsafe { self.engine.pages.drop_memory(pager.cache().pointer(first), count as usize) };
+            let backing =
+                if dropped.is_ok() && self.engine.frames_move { Backing::Hole } else { Backing::Memory };
+            (first.0..first.0 + count).for_each(|frame| pager.cache().put(FrameIndex(frame), backing));
+            if backing == Backing::Memory {
+                break;
+            }
+            trimmed = true;
+        }
+        trimmed
+    }
+
+    /// A fault needs a frame and none is free: place parked pages, or wait for a write.
+    pub(super) fn free_a_frame(&mut self) {
+        if self.trim_frames() {
+            return;
+        }
+        self.send_writes();
+        if self.place(self.engine.pager.cache().usage().parked.saturating_sub(8)) > 0 {
+            self.collect_writes(Wait::No);
+            return;
+        }
+        self.collect_writes(Wait::One);
+        let put_back = {
+            let _shared = self.engine.map.shared(self.index);
+            match self.engine.pager.put_back() {
+                Some(ticket) => {
+                    self.install(ticket);
+                    true
+                }
+                None => false,
+            }
+        };
+        if !put_back {
+            // Other threads have all frames in use and are about to return them.
+            farpage_os::clock::sleep_ns(50_000);
+        }
+    }
+
+    /// Writes the pool's oldest objects to an area until it is below its threshold.
+    fn shrink_pool(&mut self) -> Progress {
+        let mut progress = Progress::None;
+        for _ in 0..4096 {
+            if self.writes.is_full() && !self.send_writes() {
+                break;
+            }
+            let shared = self.engine.map.shared(self.index);
+            let shrunk = self.engine.pager.shrink(self.page, &mut self.writes);
+            drop(shared);
+            match shrunk {
+                Shrunk::Enough => break,
+                Shrunk::Queued => progress = Progress::Some,
+                Shrunk::Busy => {}
+                Shrunk::NoFrame => {
+                    self.send_writes();
+                    self.collect_writes(Wait::One);
+                    if !self.back_a_free_frame() {
+                        break;
+                    }
+                }
+            }
+        }
+        self.send_if_worthwhile();
+        progress
+    }
+
+    fn back_a_free_frame(&self) -> bool {
+        let pager = self.engine.pager;
+        self.trim_frames();
+        let Some((frame, backing)) = pager.cache().take() else { return false };
+        // SAFETY: the frame was free and is ours.
+        let backed = backing == Backing::Memory
+            || unsafe { self.engine.pages.give_memory(pager.cache().pointer(frame)) }.is_ok();
+        pager.cache().put(frame, if backed { Backing::Memory } else { Backing::Hole });
+        backed
+    }
+
+    /// Tells the disks of a few clusters that became empty. Without any lock: it may take milliseconds.
+    fn discard_empty_clusters(&self) {
+        let pager = self.engine.pager;
+        let areas = (0..pager.areas().count()).map(|area| AreaId(area as u8));
+        for area in areas {
+            for _ in 0..DISCARDS_MAX {
+                let Some(run) = pager.areas().take_discard(area) else { break };
+                if self.engine.devices.discard(run) {
+                    pager.stats().add(Counter::Discarded, u64::from(run.count));
+                }
+                pager.areas().discarded(run);
+            }
+        }
+    }
+
+    /// An area was full; perhaps the disk or another process has made room. What the dead had is free again before it is
+    /// needed: else an area that grows would grow with every process that ever ran.
+    fn retry_full_areas(&mut self) {
+        let now = now_ns();
+        if now >= self.retry_areas_at_ns {
+            self.retry_areas_at_ns = now + RETRY_AREAS_NS;
+            self.engine.reap_dead_processes();
+            self.engine.pager.areas().reopen();
+            self.engine.pager.areas().note_used();
+            self.engine.protections.inspect(|protections| protections.count_mappings());
+        }
+    }
+
+    /// Children may have gone.
+    fn forget_heirless(&self) {
+        let _shared = self.engine.map.shared(self.index);
+        fork::forget_heirless(self.engine);
+    }
+
+    /// Moves objects together where blocks are sparse, and gives free blocks back.
+    fn tidy_pool(&mut self) {
+        let pager = self.engine.pager;
+        let usage = pager.pool().usage();
+        // A fork must not find the pool half changed.
+        let _shared = self.engine.map.shared(self.index);
+        // An eighth of the pool being waste is worth some memcpy.
+        if usage.bytes > usage.payload_bytes + usage.bytes / 8 {
+            let moved = pager.pool().compact(256);
+            pager.stats().add(Counter::PoolMoved, moved as u64);
+        }
+        while let Some(range) = pager.pool().take_released() {
+            let base = self.engine.pool_base.wrapping_add(range.start);
+            // SAFETY: `take_released` gave us a free block of the pool's data, which starts at `pool_base`;
+            // nobody allocates in it until `released`.
+            let _ = unsafe { farpage_os::memory::drop_pages(base, range.len()) };
+            pager.pool().released(range);
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! One engine thread: serves faults (here), evicts and places (`evict.rs`), writes (`write.rs`). The driver that does the
+//! pager's waiting.
+//!
+//! Each thread has scratch memory, batches, and back ends of its own, so threads meet only in the pager's
+//! short critical sections and in page locks. Everything below runs while the program may be stopped at any
+//! instruction with any of its locks held: no allocation, no libc, no thread-local storage; nothing here
+//! touches program memory except through `fault`.
+
+mod evict;
+mod write;
+
+use crate::ahead::{AheadMemory, Reclaim};
+use crate::devices::{BackEndPlaces, BackEnds};
+use crate::engine::Engine;
+use crate::map_lock::ReaderIndex;
+use crate::session::{Notice, pack_io_error};
+use core::mem::MaybeUninit;
+use farpage_core::areas::AreaState;
+use farpage_core::cache::Backing;
+use farpage_core::pager::{Access, BATCH_MAX, Batch, Left, Step, Taken, Ticket, WriteBatch, WriteRequest};
+use farpage_core::readahead::Plan;
+use farpage_core::stats::Latency;
+use farpage_core::table::entry::State;
+use farpage_core::units::{NodeId, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex};
+use farpage_core::zswap::codec::Scratch;
+use farpage_fault::signal::Here;
+use farpage_fault::{Fault, InstallError, Outgoing};
+use farpage_io::psync::read_now;
+use farpage_os::clock::now_ns;
+use farpage_os::memory;
+use farpage_os::sys::Errno;
+
+/// Write requests that one thread has under way.
+const WRITES_MAX: usize = 16;
+/// Pages of zeros that a run of first touches gets at once, at most.
+const ZERO_RUN_MAX: u64 = 32;
+
+/// A write under way.
+#[derive(Clone, Copy)]
+struct InFlight {
+    request: WriteRequest,
+    /// When it got its slots.
+    since_ns: u64,
+    /// How it ended; none while the device has it.
+    result: Option<Result<(), AreaState>>,
+}
+
+/// What one batch of evictions did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Pages went out or memory was freed.
+    Some,
+    /// Nothing could be done.
+    None,
+}
+
+/// A worker's larger parts, where they stay.
+struct Room {
+    page: PageBytes,
+    scratch: MaybeUninit<Scratch>,
+    back_ends: BackEndPlaces,
+    readers: BackEndPlaces,
+}
+
+/// One engine thread's own state.
+pub struct Worker {
+    pub(crate) engine: &'static Engine,
+    pub(crate) index: ReaderIndex,
+    /// The node of the CPU that this thread is pinned to, if it is.
+    node: Option<NodeId>,
+    scratch: &'static mut Scratch,
+    pub(crate) page: &'static mut PageBytes,
+    pub(crate) ahead: AheadMemory,
+    batch: Batch,
+    outgoing: [Outgoing; BATCH_MAX],
+    writes: WriteBatch,
+    in_flight: [Option<InFlight>; WRITES_MAX],
+    back_ends: BackEnds,
+    /// Where the last run of first touches ended, and how long it was: sequential fills get longer ones.
+    zero_end: PageIndex,
+    zero_run: u64,
+    give_up_until_ns: u64,
+    retry_areas_at_ns: u64,
+    /// When completions were last looked for.
+    looked_ns: u64,
+    /// The last batch was of pages that are shared since a fork: the keeper makes them the program's own.
+    sees_shared: bool,
+}
+
+impl Worker {
+    /// A worker for the thread with this index, which stays on that node or (none) moves about. For good. Its larger
+    /// parts are made where they stay: what is moved there takes its size of the thread's stack, too, and all of that
+    /// counts against the budget.
+    #[expect(clippy::mut_from_ref, reason = "it is new, not borrowed from the engine")]
+    pub fn placed(
+        engine: &'static Engine,
+        index: ReaderIndex,
+        node: Option<NodeId>,
+    ) -> Result<&'static mut Worker, Errno> {
+        let nothing = Outgoing {
+            page: PageIndex(0),
+            frame: core::ptr::null_mut(),
+            backing: Backing::Hole,
+            taken: Taken::Busy,
+            is_shared: false,
+        };
+        // SAFETY: a new mapping of this size, ours alone, for good; zeros are a page, and the rest may hold anything.
+        let room = unsafe { &mut *memory::reserve_for_threads(size_of::<Room>())?.cast::<Room>() };
+        memory::place(Worker {
+            engine,
+            index,
+            node,
+            scratch: Scratch::init(&mut room.scratch),
+            page: &mut room.page,
+            ahead: AheadMemory::new(BackEnds::new(&mut room.readers)),
+            batch: Batch::new(),
+            outgoing: [nothing; BATCH_MAX],
+            writes: WriteBatch::new(),
+            in_flight: [const { None }; WRITES_MAX],
+            back_ends: BackEnds::new(&mut room.back_ends),
+            zero_end: PageIndex(0),
+            zero_run: 1,
+            give_up_until_ns: 0,
+            retry_areas_at_ns: 0,
+            looked_ns: 0,
+            sees_shared: false,
+        })
+    }
+
+    /// Serves one fault in the thread of the program that ran into it, if it needs no more than what a userfaultfd and the
+    /// pool can do: nothing is evicted, read or waited for here. That thread has none of our other descriptors.
+    pub fn serve_here(&mut self, fault: Fault) -> Here {
+        let started = now_ns();
+        let pager = self.engine.pager;
+        if self.engine.is_over_limit() && pager.takes_memory(fault.page, fault.access) {
+            return Here::Elsewhere;
+        }
+        let _shared = self.engine.map.shared(self.index);
+        let (kind, plan) = match pager.fault(fault.page, fault.access) {
+            Step::Zero(ticket) => {
+                let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
+                let plan = self.plan_ahead(&ticket, fault.access);
+                self.zero(ticket);
+                (kind, plan)
+            }
+            Step::Install(ticket) => {
+                let plan = self.plan_ahead(&ticket, fault.access);
+                self.install(ticket);
+                (Latency::Parked, plan)
+            }
+            Step::Load(ticket) => {
+                let plan = self.plan_ahead(&ticket, fault.access);
+                self.load(ticket);
+                (Latency::Pool, plan)
+            }
+            Step::Unprotect(ticket) if self.engine.pages.unprotect(fault.page) => {
+                pager.settle_fault(ticket, Left { frame: Backing::Hole, protected: false });
+                return Here::Served;
+            }
+            Step::Unprotect(ticket) => {
+                pager.give_back(ticket);
+                return Here::Elsewhere;
+            }
+            Step::Read(ticket) => {
+                pager.give_back(ticket);
+                return Here::Elsewhere;
+            }
+            Step::Joined => return Here::Joined,
+            Step::Present | Step::Lost(_) | Step::NoFrame | Step::Unknown => return Here::Elsewhere,
+        };
+        if let Some(plan) = plan {
+            self.engine.ahead.push(plan);
+        }
+        // Without the descriptor nothing was done: the program has closed it.
+        if !pager.state(fault.page).is_resident() {
+            return Here::Elsewhere;
+        }
+        self.engine.pager.stats().latency(kind).record(now_ns() - started);
+        Here::Served
+    }
+
+    /// Serves one fault to its end. Every path either installs the page or sees to it that the thread that
+    /// waits is woken.
+    pub fn serve(&mut self, fault: Fault) {
+        // The map lock is free again before anything is read ahead.
+        if let Some(plan) = self.serve_page(fault) {
+            self.bring(plan, Reclaim::NotHere);
+        }
+    }
+
+    /// Returns what this thread should read ahead now that the page is served.
+    fn serve_page(&mut self, fault: Fault) -> Option<Plan> {
+        let started = now_ns();
+        if self.engine.is_over_limit() && self.engine.pager.takes_memory(fault.page, fault.access) {
+            self.make_memory_direct();
+        }
+        loop {
+            let shared = self.engine.map.shared(self.index);
+            let step = self.engine.pager.fault(fault.page, fault.access);
+            let mut plan = None;
+            let kind = match step {
+                Step::Zero(ticket) => {
+                    let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
+                    plan = self.plan_ahead(&ticket, fault.access);
+                    self.zero(ticket);
+                    Some(kind)
+                }
+                Step::Install(ticket) => {
+                    plan = self.plan_ahead(&ticket, fault.access);
+                    self.install(ticket);
+                    Some(Latency::Parked)
+                }
+                Step::Load(ticket) => {
+                    plan = self.plan_ahead(&ticket, fault.access);
+                    self.load(ticket);
+                    Some(Latency::Pool)
+                }
+                Step::Read(ticket) => {
+                    plan = self.plan_ahead(&ticket, fault.access);
+                    drop(shared);
+                    self.read(ticket);
+                    Some(Latency::Area)
+                }
+                Step::Unprotect(ticket) => {
+                    let kind = if ticket.slot().is_none() { Some(Latency::First) } else { None };
+                    self.engine.pages.unprotect(fault.page);
+                    self.engine.pager.settle_fault(ticket, Left { frame: Backing::Hole, protected: false });
+                    kind
+                }
+                Step::Joined => None,
+                Step::Present => {
+                    self.present(fault);
+                    None
+                }
+                Step::Lost(_) => {
+                    self.poison(fault.page);
+                    None
+                }
+                Step::NoFrame => {
+                    drop(shared);
+                    self.free_a_frame();
+                    continue;
+                }
+                Step::Unknown => {
+                    // Registered, but nothing was ever known here: moved by a call that we have not seen. Whoever reads
+                    // that call's event stops the program; until then nothing may be installed.
+                    drop(shared);
+                    farpage_os::clock::sleep_ns(1_000_000);
+                    self.engine.pages.wake(fault.page);
+                    None
+                }
+            };
+            if let Some(kind) = kind {
+                self.engine.pager.stats().latency(kind).record(now_ns() - started);
+            }
+            return plan;
+        }
+    }
+
+    /// A first touch, or a page that was all zeros. Neighbours that are touched in order come along.
+    fn zero(&mut self, ticket: Ticket) {
+        let pager = self.engine.pager;
+        let page = ticket.page();
+        let follows = page == self.zero_end && ticket.before() == State::Absent;
+        self.zero_run = if follows { (self.zero_run * 2).min(ZERO_RUN_MAX) } else { 1 };
+        let wanted = if self.engine.is_over_start() { 1 } else { self.zero_run };
+        let mut tickets: [Option<Ticket>; ZERO_RUN_MAX as usize] = [const { None }; ZERO_RUN_MAX as usize];
+        tickets[0] = Some(ticket);
+        let mut count = 1;
+        if wanted > 1 {
+            let end = pager.registered_end(page);
+            while count < wanted && page.0 + count < end.0 {
+                let Some(next) = pager.lock_absent(page.plus(count)) else { break };
+                tickets[count as usize] = Some(next);
+                count += 1;
+            }
+        }
+        // None: somebody was quicker, or the mapping is gone. The thread tries again and finds out.
+        let there = self.engine.pages.zero(PageRange::of(page, count)).unwrap_or_default();
+        self.engine.budget.mapped_zeros(there);
+        for (at, ticket) in tickets.into_iter().flatten().enumerate() {
+            if (at as u64) < there {
+                pager.settle_fault(ticket, Left { frame: Backing::Hole, protected: false });
+            } else {
+                pager.give_back(ticket);
+            }
+        }
+        if there == 0 {
+            self.engine.pages.wake(page);
+        }
+        self.zero_end = page.plus(there.max(1));
+    }
+
+    /// The frame has the bytes: into the program with it.
+    fn install(&mut self, ticket: Ticket) {
+        let (page, frame) = (ticket.page(), ticket.frame().expect("a page to install is in a frame"));
+        let pager = self.engine.pager;
+        let pointer = pager.cache().pointer(frame);
+        // SAFETY: the ticket owns the frame, which has memory, and holds the page's lock.
+        match unsafe { self.engine.pages.install(page, pointer, ticket.wants_protection()) } {
+            Ok(left) => pager.settle_fault(ticket, left),
+            Err(error) => {
+                if error == InstallError::NoMemory {
+                    farpage_os::clock::sleep_ns(1_000_000);
+                }
+                // The bytes are where they were. The thread tries again.
+                pager.give_back(ticket);
+                self.engine.pages.wake(page);
+            }
+        }
+    }
+
+    /// Out of the pool, or out of a word.
+    fn load(&mut self, mut ticket: Ticket) {
+        if !self.back(&mut ticket) {
+            let page = ticket.page();
+            self.engine.pager.give_back(ticket);
+            return self.engine.pages.wake(page);
+        }
+        match self.engine.pager.load(&ticket, self.page) {
+            Ok(()) => self.install(ticket),
+            Err(slot) => self.lose(ticket, slot, Notice::Corrupt, 0),
+        }
+    }
+
+    /// Off an area. Called without the map lock: the page's own lock keeps changes of its mapping waiting.
+    fn read(&mut self, mut ticket: Ticket) {
+        let page = ticket.page();
+        if !self.back(&mut ticket) {
+            self.engine.pager.give_back(ticket);
+            return self.engine.pages.wake(page);
+        }
+        let slot = ticket.slot().expect("a page to read is in a slot");
+        let frame = ticket.frame().expect("a page to read has a frame");
+        let pointer = self.engine.pager.cache().pointer(frame).cast::<u8>();
+        // SAFETY: the ticket owns the frame and it has memory; nobody else refers to it.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(pointer, PAGE_BYTES) };
+        let result = read_now(self.engine.devices.fd(slot.area()), slot.byte_offset(), bytes);
+        let _shared = self.engine.map.shared(self.index);
+        match result {
+            Ok(()) => match self.engine.pager.read_done(&ticket) {
+                Ok(()) => self.install(ticket),
+                Err(slot) => self.lose(ticket, slot, Notice::Corrupt, 0),
+            },
+            Err(error) => self.lose(ticket, slot, Notice::ReadError, error.errno().unwrap_or(0)),
+        }
+    }
+
+    pub(crate) fn back(&self, ticket: &mut Ticket) -> bool {
+        if let Some(frame) = ticket.frame().filter(|_| ticket.needs_backing()) {
+            // SAFETY: the ticket owns the frame.
+            if unsafe { self.engine.pages.give_memory(self.engine.pager.cache().pointer(frame)) }.is_err() {
+                return false;
+            }
+            ticket.set_backed();
+        }
+        true
+    }
+
+    fn lose(&self, ticket: Ticket, slot: SlotIndex, notice: Notice, errno: u16) {
+        let page = ticket.page();
+        self.engine.pager.fail(ticket, slot);
+        self.engine.record.notice(notice, pack_io_error(slot.area().0, slot.offset(), errno));
+        self.poison(page);
+    }
+
+    fn poison(&self, page: PageIndex) {
+        if matches!(self.engine.pages.poison(page), Err(InstallError::Unmapped)) {
+            // A kernel without UFFDIO_POISON. The page's bytes are gone; never let it read as anything else.
+            farpage_os::sys::exit_group(128 + 7);
+        }
+        self.engine.pages.wake(page);
+    }
+
+    /// The page should be there. Usually it is: another thread's fault brought it. If the kernel has dropped
+    /// it (the program discarded it by a call that we don't see), it is zeros now.
+    fn present(&mut self, fault: Fault) {
+        let there = || match self.engine.protections {
+            Some(protections) => protections.is_open(fault.page),
+            None => self.engine.pagemap.is_present(fault.page).unwrap_or(true),
+        };
+        if fault.access != Access::WriteProtected
+            && !there()
+            && let Step::Unprotect(ticket) = self.engine.pager.fault(fault.page, Access::WriteProtected)
+        {
+            if !there() {
+                let _ = self.engine.pages.zero(PageRange::of(fault.page, 1));
+            }
+            self.engine.pager.settle_fault(ticket, Left { frame: Backing::Hole, protected: false });
+        }
+        self.engine.pages.wake(fault.page);
+    }
+}

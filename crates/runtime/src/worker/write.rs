@@ -1,0 +1,179 @@
+//! Writes to areas: slots for what waits, requests to the devices, and what came of them.
+
+use super::{InFlight, WRITES_MAX, Worker};
+use crate::fork;
+use crate::session::{Notice, pack_io_error};
+use core::sync::atomic::Ordering;
+use farpage_core::areas::{AreaState, Took};
+use farpage_core::pager::{WriteProgress, WriteRequest};
+use farpage_core::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS};
+use farpage_io::{Backend, Completion, IoError, Op, Request, SEGMENTS_MAX, Segment, Wait};
+use farpage_os::clock::now_ns;
+use linux_raw_sys::errno::EIO;
+
+/// A call that took longer than this has waited for the device.
+const BLOCKED_NS: u64 = 20_000;
+/// See `find_slots`.
+const SOURCES_OF_SLOTS: u32 = 3;
+
+impl Worker {
+    /// Sends what waits for slots. False if it could not be: then the pages are parked again.
+    pub(super) fn send_writes(&mut self) -> bool {
+        while !self.writes.is_empty() {
+            let Some(at) = self.free_request() else { return false };
+            let node = self.node.unwrap_or_else(farpage_os::numa::current_node);
+            let since_ns = now_ns();
+            let shared = self.engine.map.shared(self.index);
+            let pager = self.engine.pager;
+            let request = pager.assign(self.index.0, node, &mut self.writes).or_else(|| {
+                (0..SOURCES_OF_SLOTS).find_map(|source| {
+                    self.find_slots(source)
+                        .then(|| pager.assign(self.index.0, node, &mut self.writes))
+                        .flatten()
+                })
+            });
+            let Some(request) = request else {
+                pager.park_again(&mut self.writes);
+                drop(shared);
+                self.engine.explain_full();
+                return false;
+            };
+            drop(shared);
+            self.in_flight[at] = Some(InFlight { request, since_ns, result: None });
+            self.engine.writes_under_way.fetch_add(1, Ordering::Relaxed);
+            self.send(at, request);
+        }
+        true
+    }
+
+    /// Where slots may come from when there are none, one source after the other. Whether there may be some now.
+    fn find_slots(&self, source: u32) -> bool {
+        let pager = self.engine.pager;
+        match source {
+            0 => pager.release_kept(64, |page| _ = self.engine.pages.unprotect(page)) > 0,
+            1 => fork::forget_heirless(self.engine),
+            _ => self.engine.reap_dead_processes(),
+        }
+    }
+
+    fn free_request(&mut self) -> Option<usize> {
+        for wait in [Wait::No, Wait::One] {
+            if let Some(at) = self.in_flight.iter().position(Option::is_none) {
+                return Some(at);
+            }
+            self.collect_writes(wait);
+        }
+        self.in_flight.iter().position(Option::is_none)
+    }
+
+    fn send(&mut self, at: usize, request: WriteRequest) {
+        let first = request.run().first;
+        let cluster = first.offset() / CLUSTER_SLOTS;
+        if let Err(error) = self.engine.devices.prepare(first.area(), cluster) {
+            return self.ended(at, Err(error));
+        }
+        let cache = self.engine.pager.cache();
+        let mut segments = [Segment { base: core::ptr::null_mut() }; SEGMENTS_MAX];
+        for (segment, frame) in segments.iter_mut().zip(request.frames()) {
+            segment.base = cache.pointer(*frame).cast();
+        }
+        let request = Request {
+            op: Op::Write,
+            offset: first.byte_offset(),
+            segments: &segments[..request.frames().len()],
+            token: at as u64,
+        };
+        let area = first.area();
+        let back_end = self.back_ends.get_or_make(area, || self.engine.back_end(area));
+        // SAFETY: frames of a write request are ours until `write_done`, have memory, and nobody writes them.
+        let sent = unsafe { back_end.submit(&request) };
+        back_end.flush();
+        if back_end.is_synchronous() {
+            self.note_latency(area, at, u64::MAX);
+        }
+        if sent.is_err() {
+            // Its table is as long as ours: it can't be full. Treat it as a failed write all the same.
+            self.ended(at, Err(IoError::EIO));
+        }
+    }
+
+    /// Collects what the devices have finished, and settles it.
+    pub(super) fn collect_writes(&mut self, wait: Wait) {
+        let mut done = [Completion::EMPTY; WRITES_MAX];
+        let mut wait = wait;
+        let is_news = self.has_writes();
+        for area in 0..AREAS_MAX {
+            let Some(back_end) = self.back_ends.get(AreaId(area as u8)) else { continue };
+            if back_end.in_flight() == 0 {
+                continue;
+            }
+            let before = now_ns();
+            let count = back_end.complete(wait, &mut done);
+            let was_noted = back_end.is_synchronous();
+            // Whoever had to wait has found it the moment it was done.
+            let looked_ns = if now_ns() - before > BLOCKED_NS { u64::MAX } else { self.looked_ns };
+            for completion in done.iter().take(count).filter(|_| !was_noted) {
+                self.note_latency(AreaId(area as u8), completion.token as usize, looked_ns);
+            }
+            wait = Wait::No;
+            for completion in done.iter().take(count) {
+                self.ended(completion.token as usize, completion.result);
+            }
+        }
+        if is_news {
+            self.looked_ns = now_ns();
+        }
+        for at in 0..WRITES_MAX {
+            self.settle_write(at);
+        }
+    }
+
+    /// Tells the order of areas how long a write took that has just been found done. The ring doesn't say when that
+    /// was: after `looked_ns`, and if that is long ago this is only a bound.
+    fn note_latency(&self, area: AreaId, at: usize, looked_ns: u64) {
+        let Some(write) = self.in_flight[at] else { return };
+        let now = now_ns();
+        let took_ns = now - write.since_ns;
+        let is_exact = now.saturating_sub(looked_ns.max(write.since_ns)) * 4 <= took_ns;
+        let took = if is_exact { Took::Exactly(took_ns) } else { Took::AtMost(took_ns) };
+        self.engine.pager.areas().note_latency(area, took);
+    }
+
+    fn ended(&mut self, at: usize, result: Result<(), IoError>) {
+        let Some(write) = &mut self.in_flight[at] else { return };
+        let first = write.request.run().first;
+        write.result = Some(result.map_err(|error| {
+            if error.is_no_space() {
+                return AreaState::Full;
+            }
+            let packed = pack_io_error(first.area().0, first.offset(), error.errno().unwrap_or(EIO as u16));
+            self.engine.record.notice(Notice::WriteError, packed);
+            AreaState::ReadOnly
+        }));
+        self.settle_write(at);
+    }
+
+    fn settle_write(&mut self, at: usize) {
+        let Some(InFlight { request, result: Some(result), .. }) = &mut self.in_flight[at] else { return };
+        let _shared = self.engine.map.shared(self.index);
+        if self.engine.pager.write_done(request, *result) == WriteProgress::Finished {
+            if *result == Err(AreaState::Full) {
+                self.engine.explain_full();
+            }
+            self.in_flight[at] = None;
+            self.engine.writes_under_way.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Settles what the devices have finished, if this thread has any writes under way.
+    pub fn finish_writes(&mut self, wait: Wait) {
+        if self.has_writes() {
+            self.collect_writes(wait);
+        }
+    }
+
+    /// Whether any area has a write under way.
+    pub fn has_writes(&self) -> bool {
+        self.in_flight.iter().any(Option::is_some)
+    }
+}
