@@ -29,7 +29,7 @@ MIB = 1 << 20
 RAM_MIN = 28 * MIB
 # A program that needs less isn't asked to do enough.
 NEED_MIN = 15 * MIB
-MODES = ("signal", "thread")
+MODES = ("signal", "thread", "segv")
 USERS = ("root", "ordinary user")
 DEVICE = "/dev/userfaultfd"
 # The system's own first: what is in root's home isn't there for others.

@@ -13,7 +13,7 @@ use crate::sys::{self, SharedMemory};
 use crate::totals;
 use farpage::session::{AreaDescription, MAGIC, SESSION_ENV, Session};
 use farpage_core::config::AreaOrder;
-use farpage_core::units::PAGE_BYTES;
+use farpage_core::units::{CLUSTER_SLOTS, PAGE_BYTES};
 use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -22,7 +22,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Version of the JSON's layout.
 const SCHEMA: u32 = 1;
@@ -37,8 +37,10 @@ pub fn show(options: &ShowOptions) -> Result<ExitCode, Failure> {
     // as long as `memory` lives, can't be shrunk, and what changes in it is atomic.
     let session = unsafe { &*memory.start().cast::<Session>() };
     let live = live(session, memory.file());
-    let rows: Vec<Row> =
-        areas(session).enumerate().map(|(at, area)| Row::of(area, used(session, &live, at))).collect();
+    let rows: Vec<Row> = areas(session)
+        .enumerate()
+        .map(|(at, area)| Row::of(area, used(session, &live, at), leased(&memory, area)))
+        .collect();
     let output = if options.json {
         format!("{:#}\n", as_json(session, &live, &rows))
     } else {
@@ -178,24 +180,40 @@ fn used(session: &Session, live: &[usize], area: usize) -> u64 {
     slots.map(u64::from).sum::<u64>() * PAGE
 }
 
+/// What processes have leased of an area, in bytes: whole clusters, also of those who are dead until somebody needs them.
+fn leased(memory: &SharedMemory, area: &AreaDescription) -> u64 {
+    let clusters = area.slots.div_ceil(CLUSTER_SLOTS) as usize;
+    let end = (area.owners_offset as usize).saturating_add(clusters * size_of::<u32>());
+    if end > memory.bytes() {
+        return 0;
+    }
+    let first = memory.start().wrapping_add(area.owners_offset as usize).cast::<AtomicU32>();
+    // SAFETY: inside the memory, which stays mapped; the supervisor has put them there, aligned.
+    let holders = unsafe { core::slice::from_raw_parts(first, clusters) };
+    let leased = holders.iter().filter(|holder| holder.load(Ordering::Relaxed) != 0).count();
+    leased as u64 * u64::from(CLUSTER_SLOTS) * PAGE
+}
+
 /// One area.
 struct Row {
     name: String,
     kind: &'static str,
     size: u64,
     used: u64,
+    leased: u64,
     priority: i32,
     node: Option<u8>,
 }
 
 impl Row {
-    fn of(area: &AreaDescription, used: u64) -> Row {
+    fn of(area: &AreaDescription, used: u64, leased: u64) -> Row {
         Row {
             name: text(&area.name),
             // The kernel's words, whatever the device is.
             kind: if area.is_device != 0 { "partition" } else { "file" },
             size: u64::from(area.slots.saturating_sub(area.bad_count).saturating_sub(1)) * PAGE,
             used,
+            leased,
             priority: area.priority,
             node: area.place.node().map(|node| node.0),
         }
@@ -264,6 +282,7 @@ fn as_json(session: &Session, live: &[usize], rows: &[Row]) -> Value {
             "type": row.kind,
             "size": row.size,
             "used": row.used,
+            "leased": row.leased,
             "prio": row.priority,
             "node": row.node,
         })
@@ -300,7 +319,15 @@ mod tests {
     }
 
     fn row(name: &str, used: u64) -> Row {
-        Row { name: name.into(), kind: "file", size: 8 << 30, used, priority: -1, node: None }
+        Row {
+            name: name.into(),
+            kind: "file",
+            size: 8 << 30,
+            used,
+            leased: 2 * used,
+            priority: -1,
+            node: None,
+        }
     }
 
     #[test]

@@ -388,6 +388,64 @@ fn eight_threads_that_fill_memory_are_taken_over_in_time() {
     }
 }
 
+/// The areas of a run as `farpage show --json` has them: what is used and what is leased, in bytes.
+fn areas_of(supervisor: u32) -> (u64, u64) {
+    let shown = farpage::farpage().args(["show", "--json", &supervisor.to_string()]).output().unwrap();
+    let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
+    let sum =
+        |name: &str| shown["areas"].as_array().unwrap().iter().map(|area| area[name].as_u64().unwrap()).sum();
+    (sum("used"), sum("leased"))
+}
+
+/// Of a tree of 20 processes that share areas, some are killed, one after the other. The others find every byte; what the dead
+/// had is free again, and nothing else is left of them.
+fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
+    let (before, swap) = (shared_memory(), directory());
+    let options = ["--faults", faults, "--pool", "4M", "--swap", swap.path().to_str().unwrap()];
+    let program = compiled("tree");
+    let words = [program.to_str().unwrap(), "members"];
+    let running = Job::new(&Under::budget(20 * MIB, &options), &words).within(20 + kills as u64).start();
+    let supervisor = running.pid();
+    let members =
+        || descendants(supervisor).into_iter().skip(1).filter(|pid| !is_gone(*pid)).collect::<Vec<_>>();
+    let mut killed = 0;
+    for dice in (1_u64..).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20).take(kills) {
+        // The root hears of a child's child only when whoever made it ends, so some may be missing.
+        wait_until("the tree's growth", || members().len() >= 12 || is_gone(supervisor));
+        std::thread::sleep(Duration::from_millis(dice % 150));
+        let members = members();
+        let Some(victim) = members.get(dice as usize % members.len().max(1)) else { break };
+        // SAFETY: takes no pointers. The process belongs to this test's tree, and if it has ended by itself its root waits for it.
+        killed += usize::from(unsafe { libc::kill(*victim as i32, libc::SIGKILL) } == 0);
+    }
+    File::create(running.place().join("stop")).unwrap();
+    let freed = running.place().join("freed");
+    wait_until("the end of all members", || freed.exists() || is_gone(supervisor));
+    assert!(freed.exists(), "the root has ended");
+    // The hand of each CPU may keep a cluster. What the dead had is looked for once a second.
+    let home = |(used, leased): (u64, u64)| used == 0 && leased <= 4 * MIB;
+    wait_until("the return of all clusters", || home(areas_of(supervisor)));
+    go(&running);
+    let outcome = running.end();
+    outcome.succeeded();
+    assert_eq!(killed, kills);
+    assert!(outcome.text().contains(&format!("{kills} killed")), "{} of {kills}", outcome.text());
+    assert!(outcome.counter("evict_taken") > 0, "{}", outcome.stderr);
+    assert_eq!(fs::read_dir(swap.path()).unwrap().count(), 0, "files are left");
+    assert_eq!(shared_memory(), before, "shared memory is left");
+}
+
+#[test]
+fn members_of_a_tree_that_are_killed_hurt_nobody_else() {
+    let Some(_alone) = alone_with("cc") else { return };
+    if std::env::var("FARPAGE_TEST_SIZE").as_deref() == Ok("full") {
+        return ["signal", "thread", "segv"]
+            .iter()
+            .for_each(|faults| others_go_on_when_members_are_killed(faults, 200));
+    }
+    others_go_on_when_members_are_killed("signal", 30);
+}
+
 // ---- input and output ----------------------------------------------------------------------------------
 
 #[test]
