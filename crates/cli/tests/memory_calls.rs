@@ -54,7 +54,7 @@ cases! {
         halves_unmapped mapped_over page_by_page refused_calls resized_beside_a_writer neighbour_in_the_way grown_and_still_read_only;
     advise: dont_need dont_need_of_a_process free_later other_advice dont_need_over_a_hole protected_and_back reserved_and_opened
         made_executable locked_and_unlocked all_locked locking_refused only_written_or_executed;
-    heap: break_up_and_down small_blocks arenas zeros_of_calloc zeros_read_and_then_written static_array
+    heap: break_up_and_down small_blocks arenas small_mappings zeros_of_calloc zeros_read_and_then_written static_array
         static_array_with_content populated;
     io: files direct direct_while_pushed_out pipes pages_lent_to_a_pipe pinned_over_the_budget through_proc futexes
         all_in_one_call large_writes_that_wait;

@@ -7,7 +7,7 @@
 //!
 //! [`uffd`] userfaultfd · [`memory`] our own mappings · [`peek`] memory that may not be there · [`futex`] waiting · [`thread`] engine threads ·
 //! [`proc`] what /proc says about this process · [`numa`] which node · [`clock`] time · [`fiemap`] where a file
-//! lies · [`signal`] handlers that libc doesn't know · [`dispatch`] the program's calls are stopped · [`report`] last
+//! lies · [`image`] where our own code and variables are · [`signal`] handlers that libc doesn't know · [`dispatch`] the program's calls are stopped · [`report`] last
 //! words · [`sys`] calls passed on
 #![cfg_attr(not(test), no_std)]
 
@@ -15,6 +15,7 @@ pub mod clock;
 pub mod dispatch;
 pub mod fiemap;
 pub mod futex;
+pub mod image;
 pub mod memory;
 pub mod numa;
 pub mod peek;

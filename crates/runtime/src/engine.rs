@@ -2,7 +2,7 @@
 //!
 //! Made once, at start, in memory that lives as long as the process. Until the budget is first reached it is
 //! *idle*: one thread looks at how much memory there is, hooks keep the list of mappings, nothing is
-//! registered. Then it becomes *active*: every mapping of 1 MiB and more is registered, handler threads serve
+//! registered. Then it becomes *active*: every mapping of 128 KiB and more is registered, handler threads serve
 //! faults, and the first thread evicts in the background.
 
 use crate::ahead::AheadQueue;
@@ -30,8 +30,9 @@ use farpage_os::uffd::Uffd;
 use farpage_os::{futex, memory};
 use linux_raw_sys::general::{MADV_DOFORK, MADV_DONTFORK};
 
-/// Mappings smaller than this are not worth managing: 1 MiB.
-pub const MANAGED_PAGES_MIN: u64 = 256;
+/// Mappings smaller than this are not worth managing: 128 KiB, from where on malloc maps what it is asked for by itself.
+/// JavaScript heaps are mappings of 256 KiB: when this was 1 MiB, node had nothing but its tables to evict.
+pub const MANAGED_PAGES_MIN: u64 = 32;
 /// Runs of zeros in one range that are write-protected when it is registered: some tens of milliseconds.
 const ZERO_RUNS_MAX: u32 = 1 << 14;
 

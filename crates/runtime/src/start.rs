@@ -39,7 +39,7 @@ use farpage_os::signal::SIGSEGV;
 use farpage_os::sys::Errno;
 use farpage_os::thread::{self, Descriptors};
 use farpage_os::uffd::{Features, Uffd};
-use farpage_os::{futex, memory, proc};
+use farpage_os::{futex, image, memory, proc};
 use rustix::fd::AsRawFd;
 use rustix::fs::{Mode, OFlags};
 
@@ -589,6 +589,10 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
         }
     })?;
     memory::for_each_early_reservation(|range| {
+        let _ = ranges.remove(range);
+    });
+    // Our own variables, which the kernel may have as one mapping with what follows.
+    image::for_each_segment(|range| {
         let _ = ranges.remove(range);
     });
     Ok(ranges)
