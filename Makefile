@@ -45,13 +45,15 @@ test-sim:
 	$(CARGO) test -p farpage-sim
 	$(CARGO) test -p farpage-sim --features planted
 
-# Real programs share memory and processors, so they run one after the other.
+# Real programs share memory and processors, so they run one after the other, but for those that only look at their bytes.
 test-e2e: build programs
 	$(CARGO) test -p farpage-cli --test bad_input --test supervisor
-	$(CARGO) test -p farpage-cli --test memory_calls --test limits --test programs --test show --test bench -- --test-threads=1
-	FARPAGE_TEST_FAULTS=signal $(CARGO) test -p farpage-cli --test memory_calls --test programs -- --test-threads=1 \
-		io:: stacks:: processes:: signals:: strange:: without_disk
-	FARPAGE_TEST_FAULTS=segv $(CARGO) test -p farpage-cli --test memory_calls -- --test-threads=1 \
+	$(CARGO) test -p farpage-cli --test memory_calls -- --test-threads=2
+	$(CARGO) test -p farpage-cli --test limits --test programs --test show --test bench -- --test-threads=1
+	FARPAGE_TEST_FAULTS=signal $(CARGO) test -p farpage-cli --test memory_calls -- --test-threads=2 \
+		io:: stacks:: processes:: signals:: strange::
+	FARPAGE_TEST_FAULTS=signal $(CARGO) test -p farpage-cli --test programs -- --test-threads=1 without_disk
+	FARPAGE_TEST_FAULTS=segv $(CARGO) test -p farpage-cli --test memory_calls -- --test-threads=2 \
 		remap:: heap:: io:: stacks:: dont_need only_written fork_while_out snapshots moved_in_a_child
 
 # The sizes that the promise is made for: about 1 GiB for each program.

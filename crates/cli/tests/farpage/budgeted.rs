@@ -60,8 +60,13 @@ pub fn has(program: &str) -> bool {
     true
 }
 
-/// A program of `tests/programs`, compiled. Call it under [`alone`]: nobody runs the old one meanwhile.
+/// A program of `tests/programs`, compiled: once in this process.
 pub fn compiled(name: &str) -> PathBuf {
+    static DONE: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(executable) = done.get(name) {
+        return executable.clone();
+    }
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
     fs::create_dir_all(&place).unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(name);
@@ -73,6 +78,7 @@ pub fn compiled(name: &str) -> PathBuf {
         .output()
         .unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    done.insert(name.to_owned(), executable.clone());
     executable
 }
 
