@@ -59,8 +59,8 @@ impl Direct {
     /// Serves a fault if it can. In a handler, with all signals blocked but ours.
     pub fn serve(&self, engine: &'static Engine, fault: Fault) -> Here {
         // Whether a page that was moved has left its frame only a descriptor says that isn't in this thread's table.
-        let can_install = engine.pager.config.install != Install::Move;
-        if !can_install || engine.protections.is_some() || self.is_over() {
+        let can_install = engine.pager.config.install != Install::Move || engine.protections.is_some();
+        if !can_install || self.is_over() {
             return Here::Elsewhere;
         }
         let Some(at) = self.claim() else { return Here::Elsewhere };

@@ -128,7 +128,8 @@ impl Worker {
     }
 
     /// Serves one fault in the thread of the program that ran into it, if it needs no more than what a userfaultfd and the
-    /// pool can do: nothing is evicted, read or waited for here. That thread has none of our other descriptors.
+    /// pool can do: nothing is evicted, read or waited for here. That thread has none of our other descriptors. Without a
+    /// userfaultfd that is a first touch, no more.
     pub fn serve_here(&mut self, fault: Fault) -> Here {
         let started = now_ns();
         let pager = self.engine.pager;
@@ -142,6 +143,11 @@ impl Worker {
                 let plan = self.plan_ahead(&ticket, fault.access);
                 self.zero(ticket);
                 (kind, plan)
+            }
+            // Bytes are written through a file that isn't in this thread's table.
+            Step::Install(ticket) | Step::Load(ticket) if self.engine.protections.is_some() => {
+                pager.give_back(ticket);
+                return Here::Elsewhere;
             }
             Step::Install(ticket) => {
                 let plan = self.plan_ahead(&ticket, fault.access);
