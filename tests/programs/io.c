@@ -35,6 +35,84 @@ static void files(void)
     VERIFY(memory, LARGE, 1);
 }
 
+/* libc's own calls, from inside libc: nobody interposes those. Buffers that are out, that are out in part, and that were never
+ * touched; and a stream's own buffer that is out. */
+static void streams(void)
+{
+    const size_t bytes = 24 * MIB;
+    char *memory = filled(bytes, 21), *own = map(8 * MIB), *other = map(bytes);
+    FILE *file = fdopen(scratch(0), "w+");
+    CHECK(file != NULL && setvbuf(file, own, _IOFBF, 8 * MIB) == 0);
+    for (int round = 0; round < 3; round++) {
+        push_out();
+        REQUIRE_OUT(memory, bytes);
+        rewind(file);
+        CHECK(fwrite(memory, 1, bytes, file) == bytes);
+        for (size_t at = 0; at < bytes; at += MIB - 5)
+            CHECK(fwrite(memory + at, 1, 5, file) == 5);
+        push_out();
+        CHECK(fflush(file) == 0);
+        /* The first time never touched, then out, then half of it. */
+        push_out();
+        for (size_t at = 0; round == 2 && at < bytes; at += 2 * PAGE)
+            *(volatile char *)(other + at) = 1;
+        rewind(file);
+        CHECK(fread(other, 1, bytes, file) == bytes && !ferror(file));
+        VERIFY(other, bytes, 21);
+        for (size_t at = 0; at < bytes; at += MIB - 5) {
+            char five[5];
+            CHECK(fread(five, 1, 5, file) == 5 && memcmp(five, memory + at, 5) == 0);
+        }
+        CHECK(fgetc(file) == EOF && feof(file));
+    }
+    CHECK(fclose(file) == 0);
+}
+
+/* Lines of megabytes: getline's buffer grows by realloc, and scanf makes one. */
+static void long_lines(void)
+{
+    enum { LINES = 3 };
+    const size_t bytes = 9 * MIB;
+    FILE *file = fdopen(scratch(0), "w+");
+    CHECK(file != NULL);
+    for (int line = 0; line < LINES; line++) {
+        for (size_t i = 0; i < bytes; i++)
+            fputc('a' + mix(line * bytes + i) % 26, file);
+        fputc('\n', file);
+    }
+    CHECK(fflush(file) == 0);
+    char *text = NULL, *word = NULL;
+    size_t room = 0;
+    rewind(file);
+    for (int line = 0; line < LINES; line++) {
+        push_out();
+        CHECK(getline(&text, &room, file) == (ssize_t)bytes + 1 && text[bytes] == '\n');
+        for (size_t i = 0; i < bytes; i++)
+            CHECK(text[i] == (char)('a' + mix(line * bytes + i) % 26));
+    }
+    CHECK(getline(&text, &room, file) == -1);
+    rewind(file);
+    for (int line = 0; line < LINES; line++) {
+        push_out();
+        CHECK(fscanf(file, "%ms", &word) == 1 && strlen(word) == bytes);
+        for (size_t i = 0; i < bytes; i++)
+            CHECK(word[i] == (char)('a' + mix(line * bytes + i) % 26));
+        free(word);
+    }
+    /* Numbers in text that is out, and text made of them in memory that is out. */
+    memset(text, ' ', bytes);
+    strcpy(text + bytes - 100, "12345 0x1f 2.5");
+    push_out();
+    int ten;
+    unsigned hex;
+    double real;
+    CHECK(sscanf(text, "%d %x %lf", &ten, &hex, &real) == 3 && ten == 12345 && hex == 31 && real == 2.5);
+    push_out();
+    CHECK(snprintf(text, bytes, "%8388608d %s", 7, "end") == 8388612 && strcmp(text + 8388607, "7 end") == 0);
+    free(text);
+    CHECK(fclose(file) == 0);
+}
+
 /* The kernel pins the buffer's pages while the disk works on them. */
 static void direct(void)
 {
@@ -324,7 +402,7 @@ static void futexes(void)
     VERIFY(memory, 24 * MIB, 11);
 }
 
-MAIN({ "files", files }, { "direct", direct }, { "direct_while_pushed_out", direct_while_pushed_out },
+MAIN({ "files", files }, { "streams", streams }, { "long_lines", long_lines }, { "direct", direct }, { "direct_while_pushed_out", direct_while_pushed_out },
      { "pipes", pipes }, { "pages_lent_to_a_pipe", pages_lent_to_a_pipe },
      { "pinned_over_the_budget", pinned_over_the_budget }, { "through_proc", through_proc },
      { "futexes", futexes }, { "all_in_one_call", all_in_one_call },

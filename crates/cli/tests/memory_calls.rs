@@ -63,7 +63,7 @@ cases! {
         made_executable locked_and_unlocked all_locked locking_refused only_written_or_executed;
     heap: break_up_and_down small_blocks arenas small_mappings zeros_of_calloc zeros_read_and_then_written static_array
         static_array_with_content populated;
-    io: files direct direct_while_pushed_out pipes pages_lent_to_a_pipe pinned_over_the_budget through_proc futexes
+    io: files streams long_lines direct direct_while_pushed_out pipes pages_lent_to_a_pipe pinned_over_the_budget through_proc futexes
         all_in_one_call large_writes_that_wait;
     threads: only_threads protection_changes thrown_away mapped_anew moved_and_back locked advised
         others_come_and_go many_change all_on_the_same_page threads_end filled_by_many;
