@@ -18,7 +18,19 @@ pub enum Elf {
     Static,
     /// Is loaded by this dynamic loader.
     Dynamic(Vec<u8>),
+    /// The same, with a sanitizer in it, by this name.
+    Sanitized(&'static str),
 }
+
+/// Sanitizers that keep books about all memory, or must be the first library; and names that only programs with them have:
+/// their library's, or a function's if they are linked in.
+const SANITIZERS: [(&str, [&str; 2]); 5] = [
+    ("AddressSanitizer", ["libasan.so", "__asan_init"]),
+    ("ThreadSanitizer", ["libtsan.so", "__tsan_init"]),
+    ("LeakSanitizer", ["liblsan.so", "__lsan_init"]),
+    ("MemorySanitizer", ["libmsan.so", "__msan_init"]),
+    ("HWAddressSanitizer", ["libhwasan.so", "__hwasan_init"]),
+];
 
 /// x86-64, the only machine that Farpage is built for.
 const MACHINE: u16 = 62;
@@ -27,6 +39,11 @@ const HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
 /// Type of the program header that names the dynamic loader.
 const PT_INTERP: u32 = 3;
+/// Bytes of a section header, and the type of sections that hold names.
+const SECTION_HEADER_BYTES: usize = 64;
+const SHT_STRTAB: u32 = 3;
+/// Of more names than this only so many are looked at: 64 MiB.
+const NAMES_BYTES_MAX: u64 = 64 << 20;
 /// No loader's path is longer than this.
 const INTERP_BYTES_MAX: u64 = 4096;
 
@@ -54,7 +71,10 @@ pub fn inspect(read_at: impl Fn(u64, &mut [u8]) -> io::Result<usize>) -> io::Res
     if usize::from(each) < PROGRAM_HEADER_BYTES || count == 0 {
         return Ok(Elf::Damaged);
     }
-    interpreter(&read_at, table, u64::from(each), u64::from(count))
+    match interpreter(&read_at, table, u64::from(each), u64::from(count))? {
+        Elf::Dynamic(path) => Ok(sanitizer(&read_at, &header)?.map_or(Elf::Dynamic(path), Elf::Sanitized)),
+        other => Ok(other),
+    }
 }
 
 fn interpreter(
@@ -84,6 +104,33 @@ fn interpreter(
         return Ok(Elf::Dynamic(path));
     }
     Ok(Elf::Static)
+}
+
+/// A sanitizer among the names that the file's sections have. None in a file without sections, which the loader doesn't need.
+fn sanitizer(
+    read_at: &impl Fn(u64, &mut [u8]) -> io::Result<usize>,
+    header: &[u8; HEADER_BYTES],
+) -> io::Result<Option<&'static str>> {
+    let (table, each, count) = (long(header, 40), u64::from(half(header, 58)), u64::from(half(header, 60)));
+    for n in 0..count {
+        let mut entry = [0; SECTION_HEADER_BYTES];
+        let Some(at) = table.checked_add(n * each) else { return Ok(None) };
+        if read_fully(read_at, at, &mut entry)? < SECTION_HEADER_BYTES {
+            return Ok(None);
+        }
+        if word(&entry, 4) != SHT_STRTAB {
+            continue;
+        }
+        let mut names = vec![0; long(&entry, 32).min(NAMES_BYTES_MAX) as usize];
+        let got = read_fully(read_at, long(&entry, 24), &mut names)?;
+        let of = |name: &[u8]| {
+            SANITIZERS.iter().find(|(_, marks)| marks.iter().any(|mark| name.starts_with(mark.as_bytes())))
+        };
+        if let Some((name, _)) = names[..got].split(|byte| *byte == 0).find_map(of) {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
 }
 
 fn read_fully(

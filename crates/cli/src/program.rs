@@ -136,6 +136,9 @@ fn check_elf(path: &Path, kind: &Elf) -> Result<(), Failure> {
             .because("it is cut off, or its headers contradict each other")
             .fix("install or build it again")),
         Elf::Dynamic(loader) => check_loader(path, loader),
+        Elf::Sanitized(sanitizer) => Err(cant_run(format!("{name} is built with {sanitizer}"))
+            .because("a sanitizer must be the first library in a program, and keeps books about all of its memory itself")
+            .fix("use a build of it without -fsanitize")),
         Elf::Other => unreachable!("scripts were handled by the caller"),
     }
 }

@@ -339,6 +339,24 @@ fn program_that_is_static_runs_without_a_budget_if_that_is_asked_for() {
     run(&["--unsupported", "run", "/var/tmp"]).refused(126, &["/var/tmp is a directory"]);
 }
 
+/// It would end by itself, or fill its books of all memory and not get far.
+#[test]
+fn program_with_a_sanitizer() {
+    let place = directory();
+    let ways: [(&str, &[&str]); 4] = [
+        ("AddressSanitizer", &["-fsanitize=address"]),
+        ("AddressSanitizer", &["-fsanitize=address", "-static-libasan"]),
+        ("ThreadSanitizer", &["-fsanitize=thread"]),
+        ("ThreadSanitizer", &["-fsanitize=thread", "-static-libtsan"]),
+    ];
+    for (name, flags) in ways {
+        let Some(program) = compile(place.path(), "sanitized", flags) else { continue };
+        run(&[&program]).refused(126, &[&program, name, "-fsanitize"]);
+    }
+    let Some(program) = compile(place.path(), "undefined", &["-fsanitize=undefined"]) else { return };
+    assert_eq!(run(&[&program]).status, Some(0), "this one keeps no books");
+}
+
 #[test]
 fn program_for_another_machine() {
     let place = directory();
