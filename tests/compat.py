@@ -139,7 +139,7 @@ X
         kill $p; wait"""),
     ("postgres, large work_mem", "data", ["postgres", "initdb"], r"""
         initdb -D d -U u --no-sync > log 2>&1
-        printf '%s\n' "set work_mem = '400MB'; create temp table t as select i, i * 7919 % 1009 as c, md5(i::text) as s from generate_series(1, 500000) i;" \
+        printf '%s\n' "set work_mem = '400MB'; create temp table t as select i, i * 7919::bigint % 1009 as c, md5(i::text) as s from generate_series(1, 500000) i;" \
           "select md5(string_agg(s, '' order by s)), count(*) from t;" "select sum(n), max(m) from (select c, count(*) n, max(s) m from t group by c) x;" |
           postgres --single -D d -c shared_buffers=8MB -c fsync=off postgres 2> err | grep ' = '"""),
     ("sort", "tool", ["sort"], "lines 900000 > l; sort --parallel=2 -S 200M -k2.5,2n -k1 l | sha256sum"),
