@@ -257,6 +257,35 @@ static void locking_refused(void)
     VERIFY(memory, LARGE, 17);
 }
 
+/* What the program has forbidden itself before anything was evicted stays forbidden; and memory that is only reserved later.
+ * A garbage collector's write barrier would be gone. */
+static void forbidden_before(void)
+{
+    catch_faults();
+    char *memory = map(4 * MIB), *guarded = map(4 * MIB);
+    fill(memory, 4 * MIB, 18);
+    CHECK(mprotect(memory, 4 * MIB, PROT_READ) == 0);
+    CHECK(mprotect(guarded + MIB, MIB, PROT_NONE) == 0);
+    push_out();
+    char *reserved = mmap(NULL, 4 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(reserved != MAP_FAILED);
+    push_out();
+    for (size_t at = 0; at < 4 * MIB; at += 64 * PAGE) {
+        CHECK(!writes(memory + at) && reads(memory + at));
+        CHECK(!reads(reserved + at) && !writes(reserved + at));
+        CHECK(writes(guarded + at) == (at < MIB || at >= 2 * MIB));
+    }
+    VERIFY(memory, 4 * MIB, 18);
+    CHECK(mprotect(memory, 4 * MIB, PROT_READ | PROT_WRITE) == 0);
+    CHECK(mprotect(reserved + MIB, 2 * MIB, PROT_READ | PROT_WRITE) == 0);
+    fill(reserved + MIB, 2 * MIB, 19);
+    push_out();
+    VERIFY(memory, 4 * MIB, 18);
+    REQUIRE_OUT(reserved + MIB, 2 * MIB);
+    VERIFY(reserved + MIB, 2 * MIB, 19);
+    CHECK(!reads(reserved) && !reads(reserved + 3 * MIB));
+}
+
 /* The machine reads what may only be written, and executes what may only be executed. */
 static void only_written_or_executed(void)
 {
@@ -278,4 +307,5 @@ MAIN({ "dont_need", dont_need }, { "dont_need_of_a_process", dont_need_of_a_proc
      { "dont_need_over_a_hole", dont_need_over_a_hole }, { "protected_and_back", protected_and_back },
      { "reserved_and_opened", reserved_and_opened }, { "made_executable", made_executable },
      { "locked_and_unlocked", locked_and_unlocked }, { "all_locked", all_locked },
-     { "only_written_or_executed", only_written_or_executed }, { "locking_refused", locking_refused })
+     { "only_written_or_executed", only_written_or_executed }, { "locking_refused", locking_refused },
+     { "forbidden_before", forbidden_before })

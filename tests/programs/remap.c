@@ -253,6 +253,23 @@ static void resized_beside_a_writer(void)
     VERIFY(memory, 60 * MIB, 12);
 }
 
+/* From some bytes to some more of the same page: nothing moves, and calls can use the memory as before. All of it had stayed
+ * closed to them. */
+static void resized_within_a_page(void)
+{
+    char *memory = filled(64 * MIB, 15);
+    int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    CHECK(zeros >= 0);
+    VERIFY(memory, 8 * MIB, 15);
+    CHECK(mremap(memory, 64 * MIB - 1000, 64 * MIB - 900, MREMAP_MAYMOVE) == memory);
+    for (size_t at = 0; at < 64 * MIB; at += 16 * PAGE)
+        CHECK(read(zeros, memory + at, PAGE) == (ssize_t)PAGE);
+    for (size_t at = 0; at < 64 * MIB; at += 16 * PAGE) {
+        VERIFY_ZERO(memory + at, PAGE);
+        VERIFY_FROM(memory + at + PAGE, 15 * PAGE, 15, at / PAGE + 1);
+    }
+}
+
 /* What isn't one mapping can't be moved, and stays as it was. */
 static void neighbour_in_the_way(void)
 {
@@ -303,4 +320,5 @@ MAIN({ "realloc_growth", realloc_growth }, { "moved_growth", moved_growth }, { "
      { "halves_unmapped", halves_unmapped }, { "mapped_over", mapped_over }, { "page_by_page", page_by_page },
      { "refused_calls", refused_calls },
      { "resized_beside_a_writer", resized_beside_a_writer }, { "neighbour_in_the_way", neighbour_in_the_way },
+     { "resized_within_a_page", resized_within_a_page },
      { "grown_and_still_read_only", grown_and_still_read_only })

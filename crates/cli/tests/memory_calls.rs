@@ -58,9 +58,9 @@ macro_rules! cases {
 
 cases! {
     remap: realloc_growth moved_growth grown_in_place shrunk moved_to_fixed_place moved_and_not_unmapped pieces
-        halves_unmapped mapped_over page_by_page refused_calls resized_beside_a_writer neighbour_in_the_way grown_and_still_read_only;
+        halves_unmapped mapped_over page_by_page refused_calls resized_beside_a_writer neighbour_in_the_way resized_within_a_page grown_and_still_read_only;
     advise: dont_need dont_need_of_a_process free_later other_advice dont_need_over_a_hole protected_and_back reserved_and_opened
-        made_executable locked_and_unlocked all_locked locking_refused only_written_or_executed;
+        made_executable locked_and_unlocked all_locked locking_refused only_written_or_executed forbidden_before;
     heap: break_up_and_down small_blocks arenas small_mappings zeros_of_calloc zeros_read_and_then_written static_array
         static_array_with_content populated;
     io: files streams long_lines direct direct_while_pushed_out pipes pages_lent_to_a_pipe pinned_over_the_budget through_proc futexes

@@ -207,8 +207,10 @@ pub fn mremap(engine: &'static Engine, arguments: Arguments) -> isize {
 /// mremap where what is out may not be touched: the kernel moves one mapping, not the pieces that this makes of it.
 fn move_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments, old: PageRange) -> isize {
     const EFAULT: isize = -(linux_raw_sys::errno::EFAULT as isize);
-    let [_, old_bytes, new_bytes, flags, ..] = arguments;
-    let stays = flags & (raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP) as usize == 0 && new_bytes <= old_bytes;
+    let [address, _, new_bytes, flags, ..] = arguments;
+    // In whole pages, as the kernel has it.
+    let grows = PageRange::covering(address, new_bytes).count() > old.count();
+    let stays = flags & (raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP) as usize == 0 && !grows;
     if stays || !engine.is_wholly_registered(old) {
         return pass_on(number::MREMAP, arguments);
     }

@@ -269,7 +269,9 @@ impl Engine {
             let next = self.pager.ranges.lock().at_or_after(from);
             let Some(range) = next.filter(|range| range.pages.start < stretch.end) else { return };
             from = range.pages.end;
-            if range.flags.has(Flags::REGISTERED) || !range.flags.may_register() {
+            // Where the book says what the program allows itself: what isn't plain memory stays as it is.
+            let is_forbidden = self.protections.is_some() && range.flags.has(Flags::PROTECTED);
+            if range.flags.has(Flags::REGISTERED) || is_forbidden || !range.flags.may_register() {
                 continue;
             }
             // Marked before it is true: a thread that runs into a fault from now on waits for us, and one that makes a call

@@ -2,7 +2,8 @@
 //!
 //! What that takes beside tables and frames is the userfaultfd, and that is why the program's table of descriptors has it,
 //! too. The program may close it, or put something else in its place: then the kernel refuses, and faults are handed over
-//! to engine threads, as those are that need a device or memory.
+//! to engine threads, as those are that need a device or memory. Without a userfaultfd it is first touches alone, which take no
+//! descriptor.
 // UNSAFETY: a worker is used by whoever has claimed it.
 
 use crate::engine::Engine;
