@@ -397,6 +397,15 @@ fn areas_of(supervisor: u32) -> (u64, u64) {
     (sum("used"), sum("leased"))
 }
 
+/// Does something when it is dropped.
+struct AtEnd<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for AtEnd<F> {
+    fn drop(&mut self) {
+        self.0();
+    }
+}
+
 /// Of a tree of 20 processes that share areas, some are killed, one after the other. The others find every byte; what the dead
 /// had is free again, and nothing else is left of them.
 fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
@@ -408,6 +417,16 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
     let supervisor = running.pid();
     let members =
         || descendants(supervisor).into_iter().skip(1).filter(|pid| !is_gone(*pid)).collect::<Vec<_>>();
+    // Also if this test fails: nobody else would tell them.
+    let end = AtEnd(|| {
+        for name in ["stop", "go"] {
+            let _ = File::create(running.place().join(name));
+        }
+        let start = Instant::now();
+        while !members().is_empty() && start.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
     let mut killed = 0;
     for dice in (1_u64..).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20).take(kills) {
         // The root hears of a child's child only when whoever made it ends, so some may be missing.
@@ -417,6 +436,7 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
         let Some(victim) = members.get(dice as usize % members.len().max(1)) else { break };
         // SAFETY: takes no pointers. The process belongs to this test's tree, and if it has ended by itself its root waits for it.
         killed += usize::from(unsafe { libc::kill(*victim as i32, libc::SIGKILL) } == 0);
+        wait_until("a member's end", || is_gone(*victim));
     }
     File::create(running.place().join("stop")).unwrap();
     let freed = running.place().join("freed");
@@ -425,7 +445,7 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
     // The hand of each CPU may keep a cluster. What the dead had is looked for once a second.
     let home = |(used, leased): (u64, u64)| used == 0 && leased <= 4 * MIB;
     wait_until("the return of all clusters", || home(areas_of(supervisor)));
-    go(&running);
+    drop(end);
     let outcome = running.end();
     outcome.succeeded();
     assert_eq!(killed, kills);
