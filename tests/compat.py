@@ -152,7 +152,7 @@ X
         rustc --crate-type rlib --emit=llvm-ir -C opt-level=1 -C codegen-units=1 -o t.ll t.rs; sha256sum < t.ll"""),
     ("make -j2", "tool", ["make", "gcc"], r"""for i in 1 2 3 4 5 6; do awk -v m=$i 'BEGIN { for (i = 0; i < 250; i++) printf "int f%d_%d(int *a, int n) { int s = %d; for (int i = 0; i < n; i++) s = s * %d + a[i]; return s; }\n", m, i, i, i }' > $i.c; done
         printf 'all: 1.o 2.o 3.o 4.o 5.o 6.o\n%%.o: %%.c\n\tgcc -O2 -c -o $@ $<\n' > Makefile; make -j2 > log; cat ?.o | sha256sum"""),
-    ("xz", "tool", ["xz"], "lines 120000 > l; xz -7 -T1 -k l; xz -dc l.xz | cmp - l; sha256sum < l.xz"),
+    ("xz", "tool", ["xz"], "lines 80000 > l; xz -7 -T1 -k l; xz -dc l.xz | cmp - l; sha256sum < l.xz"),
     ("zstd", "tool", ["zstd"], "lines 120000 > l; zstd -q -12 --long=27 l; zstd -dc --long=27 l.zst | cmp - l; sha256sum < l.zst"),
     ("brotli", "tool", ["brotli"], "lines 40000 > l; brotli -q 10 -w 24 -k l; brotli -dc l.br | cmp - l; sha256sum < l.br"),
     ("7z", "tool", ["7z"], "lines 120000 > l; 7z a -mx=7 -mmt=1 -mtm=off -mtc=off -mta=off l.7z l > log; 7z x -so l.7z | cmp - l; wc -c < l.7z"),
@@ -230,7 +230,7 @@ def anonymous(pid):
 class Run:
     """One run of a script in a directory of its own: what it printed, how it ended, the most that one process had."""
 
-    def __init__(self, script, before, is_root, seconds=300):
+    def __init__(self, script, before, is_root, seconds=600):
         self.place = tempfile.mkdtemp(prefix="compat-", dir="/var/tmp")
         os.chmod(self.place, 0o777)
         with open(os.path.join(self.place, "script"), "w") as file:
