@@ -163,31 +163,65 @@ use Compare::{All, Answer};
 
 const EFAULT: isize = -(libc::EFAULT as isize);
 
-/// Prepares the arguments anew for each of the runs, makes the call, and compares. What `prepare` returns beside the
-/// arguments is kept open as long as the call takes.
+/// Prepares the arguments anew for each of the runs, makes the call, and compares; and then without each of the
+/// pointers. What `prepare` returns beside the arguments is kept open as long as the call takes.
 #[track_caller]
 fn check<K>(name: &str, call: c_long, compare: Compare, prepare: impl Fn(&mut Arena) -> ([usize; 6], K)) {
+    let arguments = check_one(name, call, compare, &prepare, None);
+    for without in (0..6).filter(|at| arguments[*at].is_some() && !waits_for_ever_without(call, *at)) {
+        check_one(&format!("{name} without argument {without}"), call, compare, &prepare, Some(without));
+    }
+}
+
+/// Whether the call has no end if that pointer, to a time, is 0.
+fn waits_for_ever_without(call: c_long, argument: usize) -> bool {
+    matches!(
+        (call, argument),
+        (libc::SYS_select | libc::SYS_pselect6, 4)
+            | (libc::SYS_ppoll | libc::SYS_rt_sigtimedwait, 2)
+            | (libc::SYS_futex | libc::SYS_futex_waitv, 3)
+    )
+}
+
+/// One set of arguments, with 0 for one of them. Returns which of them are pointers.
+#[track_caller]
+fn check_one<K>(
+    name: &str,
+    call: c_long,
+    compare: Compare,
+    prepare: impl Fn(&mut Arena) -> ([usize; 6], K),
+    without: Option<usize>,
+) -> [Option<usize>; 6] {
+    let prepare = |arena: &mut Arena| {
+        let (mut arguments, kept) = prepare(arena);
+        let base = arena.base as usize;
+        let pointers = arguments.map(|word| word.checked_sub(base).filter(|at| *at < PAGES * PAGE));
+        without.inspect(|at| arguments[*at] = 0);
+        (arguments, pointers, kept)
+    };
     let mut free = Arena::unmanaged();
-    let (arguments, kept) = prepare(&mut free);
+    let (arguments, pointers, kept) = prepare(&mut free);
     let expected = make(call, arguments);
     drop(kept);
-    assert_ne!(expected, EFAULT, "{name}: the test itself is wrong");
+    assert!(expected != EFAULT || without.is_some(), "{name}: the test itself is wrong");
     if std::env::var_os(LIVE).is_some() {
-        for (state, by) in live::WAYS {
+        let ways = if without.is_some() { &live::WAYS[..1] } else { &live::WAYS[..] };
+        for (state, by) in ways {
             let mut managed = Arena::new();
-            let (arguments, kept) = prepare(&mut managed);
-            let found = live::make(&managed, state, by, call, arguments);
+            let (arguments, _, kept) = prepare(&mut managed);
+            let found = live::make(&managed, *state, *by, call, arguments);
             drop(kept);
             let name = format!("{name}, memory {state:?}, made by {by:?}");
             same(&name, call, compare, (&free, expected), (&managed, found));
         }
-        return;
+    } else {
+        let mut guarded = Arena::new();
+        let (arguments, _, kept) = prepare(&mut guarded);
+        let found = make_guarded(&guarded, call, arguments);
+        drop(kept);
+        same(name, call, compare, (&free, expected), (&guarded, found));
     }
-    let mut guarded = Arena::new();
-    let (arguments, kept) = prepare(&mut guarded);
-    let found = make_guarded(&guarded, call, arguments);
-    drop(kept);
-    same(name, call, compare, (&free, expected), (&guarded, found));
+    pointers
 }
 
 /// What is expected, and what was found.
