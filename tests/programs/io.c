@@ -402,7 +402,8 @@ static void futexes(void)
     VERIFY(memory, 24 * MIB, 11);
 }
 
-MAIN({ "files", files }, { "streams", streams }, { "long_lines", long_lines }, { "direct", direct }, { "direct_while_pushed_out", direct_while_pushed_out },
+MAIN({ "files", files }, { "streams", streams }, { "long_lines", long_lines }, { "direct", direct },
+     { "direct_while_pushed_out", direct_while_pushed_out },
      { "pipes", pipes }, { "pages_lent_to_a_pipe", pages_lent_to_a_pipe },
      { "pinned_over_the_budget", pinned_over_the_budget }, { "through_proc", through_proc },
      { "futexes", futexes }, { "all_in_one_call", all_in_one_call },

@@ -5,10 +5,10 @@
 //! through `rustix`, which makes them directly, or through [`sys`] where the program's own arguments must be
 //! passed on exactly as they are.
 //!
-//! [`uffd`] userfaultfd · [`memory`] our own mappings · [`peek`] memory that may not be there · [`futex`] waiting · [`thread`] engine threads ·
-//! [`proc`] what /proc says about this process · [`numa`] which node · [`clock`] time · [`fiemap`] where a file
-//! lies · [`image`] where our own code and variables are · [`signal`] handlers that libc doesn't know · [`dispatch`] the program's calls are stopped · [`report`] last
-//! words · [`sys`] calls passed on
+//! [`uffd`] userfaultfd · [`memory`] our own mappings · [`peek`] memory that may not be there · [`futex`] waiting ·
+//! [`thread`] engine threads · [`proc`] what /proc says about this process · [`numa`] which node · [`clock`] time ·
+//! [`fiemap`] where a file lies · [`image`] where our own code and variables are · [`signal`] handlers that libc
+//! doesn't know · [`dispatch`] the program's calls are stopped · [`report`] last words · [`sys`] calls passed on
 #![cfg_attr(not(test), no_std)]
 
 pub mod clock;

@@ -289,7 +289,7 @@ fn resized_in_place(engine: &'static Engine, old: PageRange, new: PageRange, fla
     if new.end < old.end {
         engine.forget(PageRange::new(new.end, old.end));
     } else if new.end > old.end {
-        // It was joined for that.
+        // It may have been joined for that.
         if engine.protections.is_some_and(|protections| protections.part(old).is_err()) {
             out_of_tables(engine);
         }
