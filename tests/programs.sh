@@ -53,7 +53,7 @@ if [ "${1:-}" = compat ]; then
     need zstd zstd
     need brotli brotli
     need 7z p7zip-full
-    need convert imagemagick
+    need convert-im6.q16 imagemagick
     need ffmpeg ffmpeg
     need git git
     for module in numpy pandas; do
