@@ -174,7 +174,7 @@ X
         ("mremap", "--mremap 1 --mremap-bytes 64m --mremap-ops 15"),
         ("madvise", "--madvise 1 --madvise-ops 30 --vm 1 --vm-bytes 80m --vm-keep --vm-ops 6000"),
         ("malloc", "--malloc 1 --malloc-bytes 90m --malloc-max 2000 --malloc-ops 20000"),
-        ("brk", "--brk 1 --brk-ops 400000"),
+        ("brk", "--brk 1 --brk-ops 400000 --vm 1 --vm-bytes 80m --vm-keep --vm-ops 6000"),
         ("fork", "--fork 2 --fork-ops 2000 --vm 1 --vm-bytes 80m --vm-keep --vm-ops 6000"),
         ("pthread", "--pthread 1 --pthread-ops 3000 --vm 1 --vm-bytes 80m --vm-keep --vm-ops 6000"),
         ("sigsegv", "--sigsegv 1 --sigsegv-ops 3000 --vm 1 --vm-bytes 80m --vm-keep --vm-ops 6000"),

@@ -197,8 +197,8 @@ pub struct DoctorOptions {
 #[derive(clap::Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub struct RunOptions {
-    /// Budget of each process for its memory in RAM; a percentage is of the tightest limit: those of the
-    /// cgroups, and what memory is available (MemAvailable) [default: 90%].
+    /// Budget for the memory in RAM of the program and all that it starts, together; a percentage is of the
+    /// tightest limit: those of the cgroups, and what memory is available (MemAvailable) [default: 90%].
     #[arg(long, value_name = "SIZE", env = "FARPAGE_RAM", value_parser = size::parse)]
     pub ram: Option<Size>,
 

@@ -73,7 +73,7 @@ fn headline(run: &Run) -> String {
     let (name, wall) = (name(run), duration(run.wall.as_nanos() as u64));
     let processes = match run.totals.processes.len() {
         0 | 1 => String::new(),
-        count => format!(" ({count} processes; peaks are of the largest one)"),
+        count => format!(" ({count} processes; peaks of the pool and of programs are the largest one's)"),
     };
     match run.exit {
         ChildState::Killed(signal) => {
@@ -90,7 +90,7 @@ fn name(run: &Run) -> String {
 }
 
 fn never_reached(run: &Run) -> Vec<String> {
-    let peak = match run.totals.sum.gauge(Gauge::AnonymousPeak) {
+    let peak = match run.totals.anonymous_peak {
         0 => String::new(),
         peak => format!(" (peak {})", iec(peak)),
     };
@@ -115,15 +115,15 @@ fn row(label: &str, text: &str) -> String {
 
 fn details(run: &Run) -> Vec<String> {
     let n = &run.totals.sum;
-    let mut rows = vec![budget_row(run, n), program_row(run, n), pool_row(run, n), evicted_row(n)];
+    let mut rows = vec![budget_row(run), program_row(run, n), pool_row(run, n), evicted_row(n)];
     rows.extend((!run.areas.is_empty()).then(|| to_areas_row(run, n)));
     rows.extend((!run.areas.is_empty()).then(|| from_areas_row(n)));
     rows.extend([faults_row(n), latency_row(n), time_row(run, n)]);
     rows
 }
 
-fn budget_row(run: &Run, n: &Numbers) -> String {
-    let (budget, peak) = (run.budget.ram_bytes, n.gauge(Gauge::AnonymousPeak));
+fn budget_row(run: &Run) -> String {
+    let (budget, peak) = (run.budget.ram_bytes, run.totals.anonymous_peak);
     let share = percent(peak, budget);
     row("budget", &format!("{} ({}); peak {} anonymous, {share}", iec(budget), run.budget.origin, iec(peak)))
 }
@@ -280,6 +280,7 @@ pub fn json(run: &Run) -> Value {
     object.insert("wall_seconds".into(), run.wall.as_secs_f64().into());
     object.insert("settings".into(), settings(run));
     object.insert("processes".into(), processes.into());
+    object.insert("tree_anonymous_peak".into(), run.totals.anonymous_peak.into());
     object.insert("legend".into(), legend());
     Value::Object(object)
 }

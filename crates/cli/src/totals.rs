@@ -88,6 +88,8 @@ pub struct Totals {
     pub processes: Vec<Process>,
     /// All of them together.
     pub sum: Numbers,
+    /// The most anonymous memory that they had at once, in bytes.
+    pub anonymous_peak: u64,
 }
 
 impl Totals {
@@ -97,7 +99,12 @@ impl Totals {
         let processes: Vec<Process> = used.map(process).collect();
         let mut sum = Numbers::default();
         processes.iter().for_each(|process| sum.add(&process.numbers));
-        Totals { processes, sum }
+        // Of one process it is known more exactly.
+        let anonymous_peak = match processes.len() {
+            0 | 1 => sum.gauge(Gauge::AnonymousPeak),
+            _ => session.claims_peak.load(Ordering::Relaxed),
+        };
+        Totals { processes, sum, anonymous_peak }
     }
 
     /// Whether any program reached its budget.

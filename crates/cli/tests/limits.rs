@@ -4,7 +4,9 @@
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
 
-use farpage::budgeted::{Job, MIB, Running, Under, alone_with, compiled, descendants, find, library};
+use farpage::budgeted::{
+    Job, MIB, Outcome, Running, Under, alone_with, compiled, descendants, find, library,
+};
 use farpage::{directory, is_root, put, skip};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -315,7 +317,7 @@ fn shared_memory() -> Vec<std::ffi::OsString> {
 }
 
 /// Starts a program that has pages in the swap directory, kills one side of it, and looks what is left.
-fn nothing_is_left_after(kill: impl FnOnce(u32, u32)) -> farpage::budgeted::Outcome {
+fn nothing_is_left_after(kill: impl FnOnce(u32, u32)) -> Outcome {
     let before = shared_memory();
     let swap = directory();
     let running = start_waiting("read_after", &["--swap", swap.path().to_str().unwrap()]);
@@ -397,6 +399,42 @@ fn areas_of(supervisor: u32) -> (u64, u64) {
     (sum("used"), sum("leased"))
 }
 
+/// What a case of share.c comes to in one mode.
+fn shared_budget(case: &str, faults: &str) -> Outcome {
+    let program = compiled("share");
+    let under = Under::budget(64 * MIB, &["--faults", faults]);
+    let outcome = Job::new(&under, &[program.to_str().unwrap(), case]).within(120).run();
+    outcome.succeeded();
+    outcome
+}
+
+#[test]
+fn processes_of_a_tree_have_one_budget_together() {
+    let Some(_alone) = alone_with("cc") else { return };
+    for faults in ["signal", "thread", "segv"] {
+        let outcome = shared_budget("growers", faults);
+        outcome.held_its_budget();
+        assert!(outcome.counter("evict_taken") > 10_000, "{}", outcome.stderr);
+        // The first had filled it, and the last got as much as the others.
+        let peaks = outcome.samples.peaks();
+        let workers: Vec<_> = peaks.iter().filter(|peak| **peak > 10 * MIB).collect();
+        assert_eq!(workers.len(), 4, "{peaks:?}");
+        let said = outcome.stats["tree_anonymous_peak"].as_u64().unwrap();
+        assert!((60 * MIB..75 * MIB).contains(&said), "{said}");
+    }
+}
+
+#[test]
+fn what_is_shared_since_a_fork_counts_once_and_the_dead_have_nothing() {
+    let Some(_alone) = alone_with("cc") else { return };
+    for faults in ["signal", "thread", "segv"] {
+        for case in ["readers", "one_by_one"] {
+            let outcome = shared_budget(case, faults);
+            assert_eq!(outcome.counter("evict_taken"), 0, "{case}: {}", outcome.stderr);
+        }
+    }
+}
+
 /// Does something when it is dropped.
 struct AtEnd<F: FnMut()>(F);
 
@@ -413,7 +451,7 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
     let options = ["--faults", faults, "--pool", "4M", "--swap", swap.path().to_str().unwrap()];
     let program = compiled("tree");
     let words = [program.to_str().unwrap(), "members"];
-    let running = Job::new(&Under::budget(20 * MIB, &options), &words).within(20 + kills as u64).start();
+    let running = Job::new(&Under::budget(200 * MIB, &options), &words).within(20 + kills as u64).start();
     let supervisor = running.pid();
     let members =
         || descendants(supervisor).into_iter().skip(1).filter(|pid| !is_gone(*pid)).collect::<Vec<_>>();
@@ -434,7 +472,7 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
         std::thread::sleep(Duration::from_millis(dice % 150));
         let members = members();
         let Some(victim) = members.get(dice as usize % members.len().max(1)) else { break };
-        // SAFETY: takes no pointers. The process belongs to this test's tree, and if it has ended by itself its root waits for it.
+        // SAFETY: takes no pointers. The process belongs to this test's tree; its root waits for it if it has ended by itself.
         killed += usize::from(unsafe { libc::kill(*victim as i32, libc::SIGKILL) } == 0);
         wait_until("a member's end", || is_gone(*victim));
     }
@@ -442,8 +480,10 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
     let freed = running.place().join("freed");
     wait_until("the end of all members", || freed.exists() || is_gone(supervisor));
     assert!(freed.exists(), "the root has ended");
-    // The hand of each CPU may keep a cluster. What the dead had is looked for once a second.
-    let home = |(used, leased): (u64, u64)| used == 0 && leased <= 4 * MIB;
+    // Of the root's each engine thread may keep a cluster in its hand, and two more are kept. What the dead had is looked
+    // for once a second.
+    let threads = 3 + 2 * std::thread::available_parallelism().unwrap().get() as u64;
+    let home = |(used, leased): (u64, u64)| used == 0 && leased <= (threads + 2) * 2 * MIB;
     wait_until("the return of all clusters", || home(areas_of(supervisor)));
     drop(end);
     let outcome = running.end();

@@ -85,7 +85,7 @@ fn compare(name: &'static str, run: Run, data: Data, variant: Variant, went: Wen
         "{name}, {data:?}, {variant:?}: needs {} MiB, has {} MiB, sampled at most {} MiB; {:.1} s\n{}",
         need / MIB,
         ram / MIB,
-        outcome.samples.peak() / MIB,
+        outcome.samples.peak_together() / MIB,
         outcome.seconds,
         outcome.stderr
     );
@@ -116,7 +116,7 @@ fn unlimited(name: &'static str, run: Run, data: Data) -> (String, u64) {
         .or_insert_with(|| {
             let (result, outcome) = run(&Under::Nothing, data);
             outcome.succeeded();
-            (result, outcome.samples.peak())
+            (result, outcome.samples.peak_together())
         })
         .clone()
 }

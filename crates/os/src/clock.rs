@@ -2,7 +2,16 @@
 
 /// Nanoseconds on a clock that never goes back.
 pub fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    read_ns(rustix::time::ClockId::Monotonic)
+}
+
+/// Nanoseconds that the calling thread has been on a CPU.
+pub fn thread_cpu_ns() -> u64 {
+    read_ns(rustix::time::ClockId::ThreadCPUTime)
+}
+
+fn read_ns(clock: rustix::time::ClockId) -> u64 {
+    let now = rustix::time::clock_gettime(clock);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 

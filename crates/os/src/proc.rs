@@ -41,6 +41,27 @@ impl Statm {
     }
 }
 
+/// The sums over all mappings, from smaps_rollup of the thread that opens it.
+pub struct Rollup(OwnedFd);
+
+impl Rollup {
+    /// Opens it.
+    pub fn open() -> Result<Rollup, Errno> {
+        open(c"/proc/thread-self/smaps_rollup").map(Rollup)
+    }
+
+    /// Anonymous resident bytes, of which those that are shared since a fork count in part: `Pss_Anon`. The kernel looks at
+    /// every page: milliseconds for each GiB.
+    pub fn anonymous_part_bytes(&self) -> Result<u64, Errno> {
+        let mut text = [0_u8; 2048];
+        let length = read_at(&self.0, &mut text, 0)?;
+        let line =
+            text[..length].split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Pss_Anon:"));
+        let number = line.and_then(|line| line.strip_suffix(b" kB")).and_then(parse_decimal);
+        number.map(|kib| kib * 1024).ok_or(Errno(5))
+    }
+}
+
 fn parse_decimal(digits: &[u8]) -> Option<u64> {
     let digits = digits.trim_ascii();
     if digits.is_empty() {

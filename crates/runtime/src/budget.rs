@@ -24,12 +24,16 @@ const PAGE: u64 = PAGE_BYTES as u64;
 
 /// Limit, marks, and the last measurement.
 pub struct Budget {
-    limit_bytes: u64,
-    gap_bytes: u64,
+    total_bytes: u64,
+    /// This process's part of the total, for now.
+    limit_bytes: AtomicU64,
+    gap_bytes: AtomicU64,
     /// Anonymous memory that isn't managed pages, frames or pool, when last measured.
     other_bytes: AtomicU64,
     /// Frames and pool, when last looked at: exact numbers need their locks.
     own_bytes: AtomicU64,
+    /// Of all that, what counts for other processes, with which it is shared since a fork.
+    shared_bytes: AtomicU64,
     /// Managed pages that were mapped as zeros lately, in bytes: halved again and again.
     zeros_bytes: AtomicU64,
     /// When they were last halved.
@@ -40,47 +44,80 @@ pub struct Budget {
 
 /// How often the bytes of zeros are halved: nobody says which of them were written or given up since.
 const HALVED_NS: u64 = 500_000_000;
+/// The marks are so far apart at least, for one process that has the whole budget, and for one of many.
+const GAP_BYTES_MIN: u64 = 1 << 20;
+const GAP_OF_MANY_BYTES_MIN: u64 = 256 << 10;
 
 impl Budget {
-    /// A budget of `limit_bytes`.
-    pub const fn new(limit_bytes: u64) -> Budget {
-        let gap = limit_bytes / 64;
-        Budget {
-            limit_bytes,
-            gap_bytes: if gap < 1 << 20 { 1 << 20 } else { gap },
+    /// A budget of `total_bytes`, all of which this process may have.
+    pub fn new(total_bytes: u64) -> Budget {
+        let budget = Budget {
+            total_bytes,
+            limit_bytes: AtomicU64::new(0),
+            gap_bytes: AtomicU64::new(0),
             other_bytes: AtomicU64::new(0),
             own_bytes: AtomicU64::new(0),
+            shared_bytes: AtomicU64::new(0),
             zeros_bytes: AtomicU64::new(0),
             halved_ns: AtomicU64::new(0),
             bell: AtomicU32::new(0),
-        }
+        };
+        budget.allow(total_bytes, 1);
+        budget
     }
 
-    /// The limit.
-    pub const fn limit_bytes(&self) -> u64 {
-        self.limit_bytes
+    /// This process may have `bytes`, as one of `sharers`.
+    pub fn allow(&self, bytes: u64, sharers: u64) {
+        let gap_min = (GAP_BYTES_MIN / sharers).max(GAP_OF_MANY_BYTES_MIN);
+        self.limit_bytes.store(bytes, Ordering::Relaxed);
+        self.gap_bytes.store((bytes / 64).max(gap_min), Ordering::Relaxed);
+    }
+
+    /// The whole budget, of all processes together.
+    pub const fn total_bytes(&self) -> u64 {
+        self.total_bytes
+    }
+
+    /// What this process may have.
+    pub fn limit_bytes(&self) -> u64 {
+        self.limit_bytes.load(Ordering::Relaxed)
+    }
+
+    fn below_limit(&self, gaps: u64) -> u64 {
+        self.limit_bytes().saturating_sub(gaps * self.gap_bytes.load(Ordering::Relaxed))
     }
 
     /// From here on mappings are registered and evicted from.
-    pub const fn activate_at(&self) -> u64 {
-        self.limit_bytes - 3 * self.gap_bytes
+    pub fn activate_at(&self) -> u64 {
+        self.below_limit(3)
     }
 
     /// Background eviction starts above this.
-    pub const fn start_at(&self) -> u64 {
-        self.limit_bytes - self.gap_bytes
+    pub fn start_at(&self) -> u64 {
+        self.below_limit(1)
     }
 
     /// Background eviction stops at this.
-    pub const fn stop_at(&self) -> u64 {
-        self.limit_bytes - 2 * self.gap_bytes
+    pub fn stop_at(&self) -> u64 {
+        self.below_limit(2)
+    }
+
+    /// What counts for others.
+    pub fn shared(&self) -> u64 {
+        self.shared_bytes.load(Ordering::Relaxed)
+    }
+
+    /// So much of this process's memory counts for others.
+    pub fn shares(&self, bytes: u64) {
+        self.shared_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// What we think the process has now. Signal-safe: atomics only.
     pub fn estimate(&self, pager: &Pager<'_>) -> u64 {
-        self.other_bytes.load(Ordering::Relaxed)
+        let all = self.other_bytes.load(Ordering::Relaxed)
             + self.own_bytes.load(Ordering::Relaxed)
-            + pager.resident() * PAGE
+            + pager.resident() * PAGE;
+        all.saturating_sub(self.shared())
     }
 
     /// Looks at frames and pool again.
@@ -143,18 +180,18 @@ impl Budget {
         futex::wait_for(&self.bell, seen, ns);
     }
 
-    /// Whether a process that has `anonymous_bytes` and grows must be taken over now: at the mark, or earlier if it
+    /// Whether a process that has `charged_bytes` and grows must be taken over now: at the mark, or earlier if it
     /// would be past it before we could look again and have registered its mappings. Without this a program that
     /// fills memory fast would be far over its budget before the first page is evicted.
-    pub const fn must_activate(&self, anonymous_bytes: u64, growth_bytes_per_us: u64) -> bool {
-        anonymous_bytes + growth_bytes_per_us * TAKE_OVER_US >= self.activate_at()
+    pub fn must_activate(&self, charged_bytes: u64, growth_bytes_per_us: u64) -> bool {
+        charged_bytes + growth_bytes_per_us * TAKE_OVER_US >= self.activate_at()
     }
 
     /// How long the process can grow, at the fastest that memory can be touched, before it must be looked at
     /// again. Looking costs 5 µs.
-    pub const fn look_again_ns(&self, anonymous_bytes: u64, growth_bytes_per_us: u64) -> u64 {
+    pub fn look_again_ns(&self, charged_bytes: u64, growth_bytes_per_us: u64) -> u64 {
         // First touches with huge pages reach some 8 GB/s on two threads: 8 bytes in a nanosecond.
-        let headroom_ns = self.activate_at().saturating_sub(anonymous_bytes) / 8;
+        let headroom_ns = self.activate_at().saturating_sub(charged_bytes) / 8;
         // 100 bytes in a microsecond: who grows that fast may be looked at more often.
         let shortest_ns = if growth_bytes_per_us > 100 { 250_000 } else { 1_000_000 };
         if headroom_ns < shortest_ns {

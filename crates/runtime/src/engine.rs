@@ -15,6 +15,7 @@ use crate::map_lock::MapLock;
 use crate::record::Membership;
 use crate::registrar::Registrar;
 use crate::session::{Notice, ProcessRecord, StopReason};
+use crate::share::Share;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farpage_core::pager::Pager;
 use farpage_core::stats::{Counter, Gauge};
@@ -24,7 +25,7 @@ use farpage_core::units::{AreaId, PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::Pages;
 use farpage_fault::segv::ByProtection;
 use farpage_fault::signal::Handover;
-use farpage_os::proc::{Pagemap, Statm};
+use farpage_os::proc::{Pagemap, Rollup, Statm};
 use farpage_os::sys::Errno;
 use farpage_os::uffd::Uffd;
 use farpage_os::{futex, memory};
@@ -53,6 +54,8 @@ pub struct Engine {
     pub map: MapLock,
     /// How much is too much.
     pub budget: Budget,
+    /// How much of it is this process's.
+    pub share: Share,
     /// The program's memory.
     pub pages: &'static dyn Pages,
     /// Where faults come from; none where they are forbidden accesses.
@@ -71,6 +74,8 @@ pub struct Engine {
     pub pagemap: Pagemap,
     /// How much memory there is.
     pub statm: Statm,
+    /// How much of it is shared.
+    pub rollup: Rollup,
     /// First byte of the pool.
     pub pool_base: *mut u8,
     /// Frames may be holes: pages are moved, not copied.
@@ -115,19 +120,25 @@ impl Engine {
         self.active.load(Ordering::Acquire) != 0
     }
 
+    /// How many pages may be parked, with this process's part of the budget.
+    pub fn parked_max(&self) -> u32 {
+        let most = u64::from(self.pager.config.parked_max);
+        (most * self.budget.limit_bytes() / self.budget.total_bytes()).max(1) as u32
+    }
+
     /// Whether a thread that needs memory must make some first.
     pub fn is_over_limit(&self) -> bool {
-        self.budget.estimate(self.pager) >= self.budget.limit_bytes() || self.is_crowded(CROWD_LIMIT)
+        self.charged() >= self.budget.limit_bytes() || self.is_crowded(CROWD_LIMIT)
     }
 
     /// Whether the background thread should be at work.
     pub fn is_over_start(&self) -> bool {
-        self.budget.estimate(self.pager) > self.budget.start_at() || self.is_crowded(CROWD_START)
+        self.charged() > self.budget.start_at() || self.is_crowded(CROWD_START)
     }
 
     /// Whether it should go on.
     pub fn is_over_stop(&self) -> bool {
-        self.budget.estimate(self.pager) > self.budget.stop_at() || self.is_crowded(CROWD_STOP)
+        self.charged() > self.budget.stop_at() || self.is_crowded(CROWD_STOP)
     }
 
     /// Whether there are so many eighths of the mappings that the kernel allows: evicting what lies between makes fewer.
@@ -159,7 +170,7 @@ impl Engine {
 
     /// Bytes that the program can still grow by before it is taken over, when last measured.
     pub fn headroom(&self) -> u64 {
-        self.budget.activate_at().saturating_sub(self.pager.stats().gauge(Gauge::Anonymous))
+        self.budget.activate_at().saturating_sub(self.charged())
     }
 
     /// The program is about to fill so much memory in one system call. That can hold the kernel's lock of the
@@ -185,12 +196,12 @@ impl Engine {
     /// Nothing could be evicted although memory is over the budget: tells the user why.
     pub fn explain_over_budget(&self) {
         if self.all_locked.load(Ordering::Relaxed) != 0 {
-            return self.record.notice(Notice::Locked, self.budget.limit_bytes());
+            return self.record.notice(Notice::Locked, self.budget.total_bytes());
         }
         let stats = self.pager.stats();
         let resident = self.pager.resident() * PAGE_BYTES as u64;
         let unmanaged = stats.gauge(Gauge::Anonymous).saturating_sub(resident + self.pager.own_bytes());
-        if unmanaged > self.budget.limit_bytes() / 2 {
+        if unmanaged > self.budget.total_bytes() / 2 {
             self.record.notice(Notice::Unmanaged, unmanaged);
         }
     }
@@ -332,12 +343,15 @@ impl Engine {
             }
         });
         match self.protections {
-            Some(protections) => {
-                protections.for_each_open(range, |page| self.pager.adopt_present(page));
-                Ok(())
+            Some(protections) => protections.for_each_open(range, |page| self.pager.adopt_present(page)),
+            None => {
+                if self.pagemap.for_each_present(range, |page| self.pager.adopt_present(page)).is_err() {
+                    // Faults come to us already, and what is there would be taken for never touched.
+                    self.stop_program(StopReason::Tables);
+                }
             }
-            None => self.pagemap.for_each_present(range, |page| self.pager.adopt_present(page)),
         }
+        Ok(())
     }
 
     /// Has faults in `range` come to us, and keeps it from children.

@@ -62,6 +62,8 @@ pub fn fork(engine: &'static Engine, clone: impl FnOnce() -> isize) -> isize {
         let result = clone();
         if result == 0 {
             core::mem::forget(exclusive);
+        } else {
+            engine.share.forked();
         }
         return result;
     }
@@ -82,6 +84,7 @@ pub fn fork(engine: &'static Engine, clone: impl FnOnce() -> isize) -> isize {
         core::mem::forget(exclusive);
         return 0;
     }
+    engine.share.forked();
     part(engine);
     hide(engine);
     drop(exclusive);

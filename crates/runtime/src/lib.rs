@@ -5,7 +5,7 @@
 //! does: faults in, evictions out · [`ahead`] pages that nobody has asked for yet · [`map_lock`] mappings and table say
 //! the same · [`changes`] the program changes its memory · [`registrar`] registers for hooks · [`fork`] the program
 //! makes a copy of itself ·
-//! [`guard`] what system calls do to its memory · [`budget`] how much is too much
+//! [`guard`] what system calls do to its memory · [`budget`] how much is too much · [`share`] how much is this process's
 #![cfg_attr(not(test), no_std)]
 
 pub mod ahead;
@@ -19,5 +19,6 @@ pub mod map_lock;
 pub mod record;
 pub mod registrar;
 pub mod session;
+pub mod share;
 pub mod start;
 pub mod worker;

@@ -4,6 +4,7 @@
 //! record's lock knows that its process is dead, whatever its pid means where it ran.
 
 use crate::session::{MAGIC, PROCESSES_MAX, ProcessRecord, Session};
+use crate::share::Claimed;
 use core::mem::offset_of;
 use core::sync::atomic::Ordering;
 use farpage_core::areas::heirs::GENERATIONS;
@@ -92,6 +93,15 @@ impl Membership {
         result
     }
 
+    /// Calls `then` if the process of another record has ended, whoever lives on with what it has left; likewise.
+    pub fn if_ended(&self, index: usize, then: impl FnOnce()) {
+        let lock = |kind| fcntl(&self.lock, F_OFD_SETLK, &mut lock_of(index, kind));
+        if index != self.index && lock(F_WRLCK).is_ok() {
+            then();
+            let _ = lock(F_UNLCK);
+        }
+    }
+
     /// Maps a page that keeps a lock for as long as anybody has it mapped: a child, to whom our slots are left. Its address.
     /// EAGAIN: there is no record for a child, which would be without an engine.
     pub fn token(&self, generation: usize) -> Result<usize, Errno> {
@@ -162,6 +172,7 @@ fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
                 for gauge in Gauge::ALL.iter().filter(|gauge| !gauge.is_peak()) {
                     record.stats.set(*gauge, 0);
                 }
+                session.claims[index].store(Claimed::default());
                 record.slots_used.iter().for_each(|slots| slots.store(0, Ordering::Relaxed));
                 // The lock decides; the number is for people.
                 record.pid.store(pid, Ordering::Relaxed);

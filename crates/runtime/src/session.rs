@@ -9,6 +9,7 @@
 //!
 //! Everything is atomics or written before the first program starts. All-zero bytes are valid everywhere.
 
+use crate::share::Claim;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::areas::Place;
 use farpage_core::areas::extents::Head;
@@ -20,7 +21,7 @@ use farpage_core::units::AREAS_MAX;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x06");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x07");
 /// Whether the calling thread can open the session.
 pub fn is_reachable(path: &core::ffi::CStr) -> bool {
     let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
@@ -53,6 +54,10 @@ pub struct Session {
     pub areas: [AreaDescription; AREAS_MAX],
     /// What readahead by slot knows, of all programs together.
     pub slot_words: SlotWords,
+    /// What each process has of the budget, by its record's number.
+    pub claims: [Claim; PROCESSES_MAX],
+    /// The most that all of them together had when one of them looked, in bytes.
+    pub claims_peak: AtomicU64,
     /// One for each program.
     pub processes: [ProcessRecord; PROCESSES_MAX],
 }
@@ -61,7 +66,7 @@ pub struct Session {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Budget in bytes for each program.
+    /// Budget in bytes for all programs together.
     pub ram_bytes: u64,
     /// Limit of the compressed pool in bytes.
     pub pool_bytes_max: u64,

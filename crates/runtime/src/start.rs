@@ -16,6 +16,7 @@ use crate::map_lock::{ENGINE_THREADS_MAX, MapLock, ReaderIndex};
 use crate::record::Membership;
 use crate::registrar::Registrar;
 use crate::session::{Notice, PATH_BYTES, Session, StartFailure, StopReason, UffdSource};
+use crate::share::Share;
 use crate::worker::{Progress, Worker};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
@@ -34,7 +35,7 @@ use farpage_fault::thread::{FAULTS_MAX, Faults};
 use farpage_fault::uffd::{ByCopy, ByMove};
 use farpage_io::Wait;
 use farpage_os::clock::now_ns;
-use farpage_os::proc::{MappingName, Pagemap, Statm};
+use farpage_os::proc::{MappingName, Pagemap, Rollup, Statm};
 use farpage_os::signal::SIGSEGV;
 use farpage_os::sys::Errno;
 use farpage_os::thread::{self, Descriptors};
@@ -53,6 +54,9 @@ const KEEPER: ReaderIndex = ReaderIndex(0);
 const AHEAD_THREADS: usize = 2;
 /// Reader index of the first of them; they have the last ones.
 const AHEAD: ReaderIndex = ReaderIndex(ENGINE_THREADS_MAX - AHEAD_THREADS);
+
+/// How often a process that has nothing to evict looks whether others are dead.
+const REAP_NS: u64 = 1_000_000_000;
 
 /// Why there is no engine.
 #[derive(Clone, Copy, Debug)]
@@ -154,6 +158,12 @@ fn keeper_main(argument: usize) -> ! {
     // SAFETY: `start` placed the request for good and gave us its address.
     let request = unsafe { &*(argument as *const Start) };
     let built = build(request);
+    if let Ok(engine) = built {
+        if request.parent.is_some() {
+            engine.begin_as_child();
+        }
+        engine.take_share();
+    }
     if let Ok(engine) = built
         && engine.inherits()
     {
@@ -183,6 +193,7 @@ fn keep(engine: &'static Engine) -> ! {
         Worker::placed(engine, KEEPER, None).unwrap_or_else(|_| engine.stop_program(StopReason::Tables));
     loop {
         let seen = engine.budget.bell();
+        engine.take_share();
         let progress = worker.reclaim_background();
         fork::forget_elders(engine);
         let quiet_ns = if progress == Progress::Some || worker.has_writes() { 1_000_000 } else { 5_000_000 };
@@ -192,16 +203,25 @@ fn keep(engine: &'static Engine) -> ! {
 
 /// Returns when the budget is about to be reached.
 fn wait_for_budget(engine: &'static Engine) {
-    let (mut before, mut looked) = (engine.measure(), now_ns());
+    // What it has of the budget also changes when others write what is shared: that isn't growth.
+    let grown = || engine.pager.stats().gauge(Gauge::Anonymous);
+    let (mut before, mut looked) = (grown(), now_ns());
+    let mut reap_ns = looked + REAP_NS;
     loop {
-        let (anonymous, now) = (engine.measure(), now_ns());
+        let charged = engine.take_share();
+        let (anonymous, now) = (grown(), now_ns());
         let growth_bytes_per_us = anonymous.saturating_sub(before) * 1000 / (now - looked).max(1);
         let is_wanted = engine.activation_wanted.load(Ordering::Relaxed) != 0;
-        if is_wanted || engine.budget.must_activate(anonymous, growth_bytes_per_us) {
+        if is_wanted || engine.budget.must_activate(charged, growth_bytes_per_us) {
             return;
         }
         (before, looked) = (anonymous, now);
-        engine.budget.wait(engine.budget.bell(), engine.budget.look_again_ns(anonymous, growth_bytes_per_us));
+        if now >= reap_ns {
+            // Perhaps nobody else is there to do it.
+            engine.reap_dead_processes();
+            reap_ns = now + REAP_NS;
+        }
+        engine.budget.wait(engine.budget.bell(), engine.budget.look_again_ns(charged, growth_bytes_per_us));
     }
 }
 
@@ -368,6 +388,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
     let no_memory = failed(StartFailure::Memory);
     let ranges = known_ranges(request).map_err(no_memory)?;
     let statm = Statm::open().map_err(failed(StartFailure::Proc))?;
+    let rollup = Rollup::open().map_err(failed(StartFailure::Proc))?;
     let pagemap = Pagemap::open().map_err(failed(StartFailure::Proc))?;
     // In other modes the one that is there already is closed again.
     let at_hand = request.uffd.take();
@@ -462,6 +483,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         pager,
         map: MapLock::new(),
         budget: Budget::new(session.settings.ram_bytes),
+        share: Share::default(),
         pages,
         uffd,
         protections,
@@ -471,6 +493,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         devices,
         pagemap,
         statm,
+        rollup,
         pool_base,
         frames_move,
         ahead: AheadQueue::new(),

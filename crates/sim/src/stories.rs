@@ -87,6 +87,32 @@ fn search_for_kept_slots_may_go_on_anywhere() {
     });
 }
 
+/// Pages that were shared since a fork were copied to be evicted, and then looked at again only a lap later: by then all of
+/// memory had been copied.
+#[test]
+fn pages_that_were_refused_and_no_longer_are_go_next() {
+    with_space(|space| {
+        let (pager, first) = (&space.pager, space.program.borrow().all().start);
+        for page in (0..4).map(|at| first.plus(at)) {
+            let Step::Zero(ticket) = pager.fault(page, Access::Write) else { panic!("a first touch") };
+            pager.settle_fault(ticket, Left { frame: Backing::Memory, protected: false });
+        }
+        let mut batch = Batch::new();
+        let mut refused = |wanted: [u64; 2]| {
+            pager.begin_evict(&mut batch, 2);
+            let pages: Vec<_> = batch.victims().iter().map(|victim| victim.page).collect();
+            assert_eq!(pages, wanted.map(|at| first.plus(at)));
+            batch.victims().iter_mut().for_each(|victim| victim.taken = Taken::Busy);
+            pager.park(&mut batch);
+            pages
+        };
+        let shared = refused([0, 1]);
+        pager.choose_next(shared.into_iter());
+        refused([0, 1]);
+        refused([2, 3]);
+    });
+}
+
 /// Faults were counted by where the page came from, not by whether anybody had touched it: neighbours that came
 /// along with a first touch counted as faults, and pages of zeros that came back counted as none.
 #[test]

@@ -63,6 +63,24 @@ impl Pager<'_> {
         self.streams.lock().were_spared(&unread);
     }
 
+    /// What kept these pages, in the order of their addresses, is gone: they are to be looked at next, and go. Under the shared
+    /// map lock.
+    pub fn choose_next(&self, pages: impl Iterator<Item = PageIndex>) {
+        let mut first = None;
+        for page in pages {
+            first = first.or(Some(page));
+            let Some(place) = self.table.get(page) else { continue };
+            let mut word = place.entry().load();
+            while let State::Resident { age: 1.., .. } = word.state()
+                && !word.is_locked()
+            {
+                place.entry().grow_younger(word);
+                word = place.entry().load();
+            }
+        }
+        first.inspect(|page| self.clock.lock().hand = *page);
+    }
+
     fn evictable_at_or_after(&self, page: PageIndex) -> Option<PageRange> {
         let ranges = self.ranges.lock();
         let mut from = page;

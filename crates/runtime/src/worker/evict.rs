@@ -27,6 +27,8 @@ const GIVE_UP_NS: u64 = 20_000_000;
 /// After looking at all of the program's memory and finding that nothing can be moved, for good, nobody waits for the keeper
 /// for so many times as that took, and it doesn't look again.
 const REST_AFTER_LAP: u64 = 8;
+/// However much there is to evict, what this process may have is asked for again after so long.
+const LOOK_NS: u64 = 5_000_000;
 /// Batches of nothing but pages that calls hold, before a thread finds that there is nothing to evict.
 const HELD_BATCHES_MAX: usize = 16;
 /// Clusters of an area that are discarded in one go.
@@ -91,11 +93,11 @@ impl Worker {
     /// The background thread's share: below the stop mark, and the pool below its threshold.
     pub fn reclaim_background(&mut self) -> Progress {
         let engine = self.engine;
-        engine.measure();
         engine.budget.age_zeros(now_ns());
         let mut progress = Progress::None;
         // Batches of nothing but shared pages, and since when there have been no others.
         let (mut shared_batches, mut since_ns) = (0, 0);
+        let mut looked_ns = now_ns();
         if engine.is_over_start()
             && now_ns() >= self.give_up_until_ns.max(engine.unmovable_until_ns.load(Ordering::Relaxed))
         {
@@ -108,7 +110,7 @@ impl Worker {
                         since_ns = now_ns();
                     }
                     shared_batches += u64::from(is_shared);
-                    // What was shared can be moved at the next look at it, a lap later, unless a device holds it.
+                    // What was shared can be moved at the next look at it, unless a device holds it.
                     let is_seen_twice =
                         shared_batches * BACKGROUND_BATCH as u64 > 2 * engine.pager.resident();
                     if is_shared && !is_seen_twice || self.wait_for_frames() {
@@ -128,6 +130,10 @@ impl Worker {
                 }
                 (progress, shared_batches) = (Progress::Some, 0);
                 engine.budget.refresh(engine.pager);
+                if now_ns() >= looked_ns + LOOK_NS {
+                    engine.take_share();
+                    looked_ns = now_ns();
+                }
             }
         }
         if self.shrink_pool() == Progress::Some {
@@ -204,7 +210,7 @@ impl Worker {
         pager.park(&mut self.batch);
         drop(shared);
         self.outgoing[count..].iter_mut().for_each(|outgoing| outgoing.is_shared = false);
-        let placed = self.place(if count == 0 { 0 } else { self.engine.pager.config.parked_max });
+        let placed = self.place(if count == 0 { 0 } else { self.engine.parked_max() });
         self.collect_writes(Wait::No);
         self.trim_frames();
         self.engine.budget.refresh(self.engine.pager);
@@ -215,12 +221,16 @@ impl Worker {
         (spared == 0).then_some(Progress::None)
     }
 
-    /// Pages that are shared since a fork, or pinned: what is only shared can be made ours. In the keeper, with no lock held:
-    /// the kernel may have to fault them in. Whether there were any.
-    fn unshare_refused(&self) -> bool {
-        let mut shared =
-            self.outgoing.iter().filter(|outgoing| outgoing.is_shared).map(|outgoing| outgoing.page);
-        let Some(mut first) = shared.next() else { return false };
+    /// Pages that are shared since a fork, or pinned: what is only shared can be made ours, and goes next, or all of memory
+    /// would be copied before any of it is evicted. What then still can't be moved is left for later. In the keeper, with no
+    /// lock held: the kernel may have to fault them in. Whether there were any.
+    fn unshare_refused(&mut self) -> bool {
+        let refused = || self.outgoing.iter().filter(|page| page.is_shared).map(|page| page.page);
+        let mut shared = refused();
+        let Some(mut first) = shared.next() else {
+            self.has_unshared = false;
+            return false;
+        };
         let mut end = first.plus(1);
         for page in shared.chain([PageIndex(0)]) {
             if page != end {
@@ -229,6 +239,11 @@ impl Worker {
             }
             end = page.plus(1);
         }
+        if !self.has_unshared {
+            let _shared = self.engine.map.shared(self.index);
+            self.engine.pager.choose_next(refused());
+        }
+        self.has_unshared = !self.has_unshared;
         true
     }
 

@@ -85,6 +85,8 @@ pub struct Worker {
     looked_ns: u64,
     /// The last batch was of pages that are shared since a fork: the keeper makes them the program's own.
     sees_shared: bool,
+    /// The last batch was looked at anew, because its pages were no longer shared.
+    has_unshared: bool,
 }
 
 impl Worker {
@@ -124,6 +126,7 @@ impl Worker {
             retry_areas_at_ns: 0,
             looked_ns: 0,
             sees_shared: false,
+            has_unshared: false,
         })
     }
 

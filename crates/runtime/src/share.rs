@@ -1,0 +1,310 @@
+//! The tree's one budget: how much of it this process may have.
+//!
+//! Nobody hands it out. Each process says in its record what it *has* and what it *needs*, and works out from everybody's
+//! numbers what it may have itself; since all do the same sum, that adds up. Nothing has to be given back by a process that
+//! is killed: what it said is forgotten by whoever finds it dead.
+//!
+//! ```text
+//! all that is needed fits:  has + its part of what nobody has
+//! it doesn't:               at most the *level*: those that need less get what they need, all others the same, so that it
+//!                           adds up (max-min fairness). Who has more evicts down to it; who has less grows as memory
+//!                           becomes free, and evicts as it grows until then.
+//! ```
+//!
+//! For the only process of a tree that is the whole budget, always. Pages that processes share since a fork count for each
+//! by its part of them (`Pss_Anon` in smaps_rollup), so that the sum is what the tree takes; asking for that takes the kernel
+//! milliseconds for each GiB, so it is done only by those that have forked or were forked, and only when memory is short.
+
+use crate::engine::Engine;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use farpage_core::stats::Gauge;
+use farpage_os::clock::{now_ns, thread_cpu_ns};
+
+/// A process with less isn't asked for any of it: most of that can't be evicted.
+pub const SMALL_BYTES: u64 = 8 << 20;
+/// What a process may have beside what can't be evicted, however short memory is.
+const MANAGED_BYTES_MIN: u64 = 2 << 20;
+/// Who is close to what it may have says that it needs a 32nd of the budget more.
+const MORE_SHARE: u64 = 32;
+/// How often dead processes are looked for while memory is short.
+const REAP_NS: u64 = 10_000_000;
+/// How often the kernel is asked for what is shared: after so many times as long as asking takes, but within these bounds.
+const ASK_COST: u64 = 20;
+const ASK_NS_MIN: u64 = 10_000_000;
+const ASK_NS_MAX: u64 = 250_000_000;
+/// With less the kernel isn't asked any more, until the next fork.
+const SHARED_BYTES_MIN: u64 = 256 << 10;
+/// A child waits so long before it asks first: a parent that has nothing to do looks every 20 ms.
+const FIRST_ASK_NS: u64 = 25_000_000;
+
+/// What one process says of itself. All zero: it is new, or dead.
+#[repr(C)]
+pub struct Claim {
+    /// Anonymous memory in bytes, and its part of what it shares.
+    has: AtomicU64,
+    /// The same and what it would like to have soon.
+    needs: AtomicU64,
+}
+
+/// The same at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Claimed {
+    /// See [`Claim`].
+    pub has: u64,
+    /// See [`Claim`].
+    pub needs: u64,
+}
+
+impl Claim {
+    /// What it says now.
+    pub fn load(&self) -> Claimed {
+        Claimed { has: self.has.load(Ordering::Relaxed), needs: self.needs.load(Ordering::Relaxed) }
+    }
+
+    /// Says it.
+    pub fn store(&self, claimed: Claimed) {
+        self.has.store(claimed.has, Ordering::Relaxed);
+        self.needs.store(claimed.needs, Ordering::Relaxed);
+    }
+}
+
+/// What one process may have, and how many there are to keep room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowance {
+    /// In bytes.
+    pub bytes: u64,
+    /// Processes that count, this one with them.
+    pub sharers: u64,
+    /// What all of them have.
+    pub all_have: u64,
+    /// Less than a quarter of the budget is left.
+    pub is_short: bool,
+}
+
+/// What a process may have of `total` bytes. It may always have `floor`.
+pub fn allowance<I>(total: u64, own: Claimed, floor: u64, others: I) -> Allowance
+where
+    I: Iterator<Item = Claimed> + Clone,
+{
+    let all = || others.clone().chain([own]);
+    let all_have = all().map(|claimed| claimed.has).sum();
+    let free = total.saturating_sub(all_have);
+    let sharers = 1 + others.clone().filter(|other| other.has >= SMALL_BYTES).count() as u64;
+    let within = own.has + free / sharers;
+    let bytes = within.min(level(total, all().map(|claimed| claimed.needs))).max(floor).min(total);
+    Allowance { bytes, sharers, all_have, is_short: free < total / 4 }
+}
+
+/// What nobody may have more of so that all together have `total`, if each gets what it needs up to that.
+fn level(total: u64, needs: impl Iterator<Item = u64> + Clone) -> u64 {
+    if needs.clone().sum::<u64>() <= total {
+        return u64::MAX;
+    }
+    let mut level = total / needs.clone().count() as u64;
+    loop {
+        let less: u64 = needs.clone().filter(|need| *need <= level).sum();
+        let more = needs.clone().filter(|need| *need > level).count() as u64;
+        // What those leave that need less is for the others, which makes still more of them need less.
+        let next = total.saturating_sub(less) / more.max(1);
+        if next <= level {
+            return level;
+        }
+        level = next;
+    }
+}
+
+/// What the keeper remembers from one look at the others to the next.
+#[derive(Default)]
+pub struct Share {
+    /// There may be memory that is shared since a fork.
+    has_kin: AtomicBool,
+    /// When dead processes may be looked for again.
+    reap_ns: AtomicU64,
+    /// When the kernel may be asked again what is shared.
+    ask_ns: AtomicU64,
+    /// What it said last, in bytes.
+    found_shared: AtomicU64,
+    /// What the pool's limit was last made for.
+    pool_for_bytes: AtomicU64,
+}
+
+impl Share {
+    /// There was a fork, and now there is a child.
+    pub fn forked(&self) {
+        self.has_kin.store(true, Ordering::Relaxed);
+        self.ask_ns.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Engine {
+    /// This process is a fork's child: until its parent has asked what it has no more, that counts for the parent.
+    pub fn begin_as_child(&self) {
+        self.budget.shares(self.measure());
+        self.share.has_kin.store(true, Ordering::Relaxed);
+        self.share.ask_ns.store(now_ns() + FIRST_ASK_NS, Ordering::Relaxed);
+    }
+
+    /// Measures this process, says what it has, and works out what it may have. Returns what it has. In the keeper.
+    pub fn take_share(&self) -> u64 {
+        self.measure();
+        let mut allowance = self.say_and_hear();
+        let peak = &self.membership.session.claims_peak;
+        let is_peak = allowance.all_have > peak.load(Ordering::Relaxed);
+        let matters = allowance.is_short || is_peak;
+        let is_exact = matters && Self::is_time(&self.share.reap_ns);
+        if is_exact {
+            self.share.reap_ns.store(now_ns() + REAP_NS, Ordering::Relaxed);
+            self.forget_the_dead();
+            allowance = self.say_and_hear();
+        }
+        let has_kin = self.share.has_kin.load(Ordering::Relaxed);
+        if has_kin && (matters || self.budget.shared() > 0) && Self::is_time(&self.share.ask_ns) {
+            self.ask_what_is_shared();
+            allowance = self.say_and_hear();
+        }
+        if is_exact {
+            peak.fetch_max(allowance.all_have, Ordering::Relaxed);
+        }
+        self.budget.allow(allowance.bytes, allowance.sharers);
+        self.fit_pool(allowance.bytes);
+        self.charged()
+    }
+
+    /// What this process has of the budget, as far as is known. Signal-safe: atomics only.
+    pub fn charged(&self) -> u64 {
+        self.budget.estimate(self.pager)
+    }
+
+    fn say_and_hear(&self) -> Allowance {
+        let (session, index) = (self.membership.session, self.membership.index);
+        let has = self.charged();
+        let more = if has >= self.budget.activate_at() { self.budget.total_bytes() / MORE_SHARE } else { 0 };
+        let own = Claimed { has, needs: has + more };
+        session.claims[index].store(own);
+        let others = session.claims.iter().enumerate().filter(|(at, _)| *at != index);
+        let others = others.map(|(_, claim)| claim.load());
+        let floor = match self.is_active() {
+            true => SMALL_BYTES.max(self.budget.other() + MANAGED_BYTES_MIN),
+            false => SMALL_BYTES,
+        };
+        allowance(self.budget.total_bytes(), own, floor, others)
+    }
+
+    fn is_time(from_ns: &AtomicU64) -> bool {
+        now_ns() >= from_ns.load(Ordering::Relaxed)
+    }
+
+    /// What the dead have said counts no more.
+    fn forget_the_dead(&self) {
+        self.while_nobody_reaps(|| {
+            for (index, claim) in self.membership.session.claims.iter().enumerate() {
+                if claim.load() != Claimed::default() {
+                    self.membership.if_ended(index, || claim.store(Claimed::default()));
+                }
+            }
+        });
+    }
+
+    /// Finds out how much of this process's memory is also others', and their part of it.
+    fn ask_what_is_shared(&self) {
+        let (started, before) = (thread_cpu_ns(), self.share.found_shared.load(Ordering::Relaxed));
+        // Before the kernel is asked: a fork meanwhile says so again.
+        self.share.has_kin.store(false, Ordering::Relaxed);
+        let anonymous = self.pager.stats().gauge(Gauge::Anonymous);
+        let Ok(own_part) = self.rollup.anonymous_part_bytes() else { return };
+        let shared = anonymous.saturating_sub(own_part);
+        self.share.found_shared.store(shared, Ordering::Relaxed);
+        // What became this process's own since it asked last becomes so once more until it asks again.
+        self.budget.shares(shared.saturating_sub(before.saturating_sub(shared)));
+        if shared >= SHARED_BYTES_MIN {
+            self.share.has_kin.store(true, Ordering::Relaxed);
+        }
+        let wait_ns = ((thread_cpu_ns() - started) * ASK_COST).clamp(ASK_NS_MIN, ASK_NS_MAX);
+        self.share.ask_ns.store(now_ns() + wait_ns, Ordering::Relaxed);
+    }
+
+    /// The pool is a part of the budget, and goes with it.
+    fn fit_pool(&self, bytes: u64) {
+        let before = self.share.pool_for_bytes.load(Ordering::Relaxed);
+        if bytes.abs_diff(before) <= before / 16 {
+            return;
+        }
+        self.share.pool_for_bytes.store(bytes, Ordering::Relaxed);
+        let most = self.pager.config.pool_bytes_max;
+        let part = (u128::from(most) * u128::from(bytes) / u128::from(self.budget.total_bytes())) as u64;
+        // Where there is nothing else it can't be made smaller.
+        let kept = if self.pager.areas().count() == 0 { self.pager.pool().usage().bytes as u64 } else { 0 };
+        self.pager.pool().set_limit(part.max(kept) as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn claimed(has: u64, needs: u64) -> Claimed {
+        Claimed { has: has * MIB, needs: needs * MIB }
+    }
+
+    /// What each of them may have.
+    fn allowances(total: u64, all: &[Claimed]) -> Vec<u64> {
+        let others =
+            |own: usize| all.iter().enumerate().filter(move |(at, _)| *at != own).map(|(_, other)| *other);
+        (0..all.len()).map(|own| allowance(total, all[own], 0, others(own)).bytes).collect()
+    }
+
+    #[test]
+    fn only_process_has_everything() {
+        for has in [0, 1, 100, 127, 128, 300] {
+            assert_eq!(allowances(128 * MIB, &[claimed(has, has + 4)]), [128 * MIB]);
+        }
+        // But for what small ones have.
+        assert_eq!(allowances(128 * MIB, &[claimed(100, 104), claimed(2, 2), claimed(1, 1)])[0], 125 * MIB);
+    }
+
+    #[test]
+    fn who_has_more_than_the_others_gives_way_to_who_needs_more() {
+        let [large, small] = allowances(128 * MIB, &[claimed(100, 100), claimed(28, 32)])[..] else {
+            panic!()
+        };
+        assert_eq!(large, 96 * MIB, "what the other one needs is free soon");
+        assert_eq!(small, 28 * MIB, "and then it grows");
+        // Two that both need more have the same.
+        assert_eq!(allowances(128 * MIB, &[claimed(64, 68), claimed(64, 68)]), [64 * MIB; 2]);
+    }
+
+    /// As often as all of them look, evict what is too much and grow as they may, they have no more than the budget and
+    /// nobody waits who has less than others.
+    #[test]
+    fn all_who_grow_end_with_the_same() {
+        let total = 256 * MIB;
+        let mut has = [200 * MIB, 40 * MIB, 8 * MIB, 8 * MIB];
+        for _ in 0..2000 {
+            let all: Vec<_> = has.iter().map(|has| Claimed { has: *has, needs: has + total / 32 }).collect();
+            for (has, may) in has.iter_mut().zip(allowances(total, &all)) {
+                *has = if *has > may { (*has - MIB / 4).max(may) } else { (*has + MIB / 4).min(may) };
+            }
+            assert!(has.iter().sum::<u64>() <= total + 3 * MIB / 4, "{has:?}");
+        }
+        assert!(has.iter().all(|has| has.abs_diff(total / 4) <= 3 * MIB), "{has:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn level_is_where_what_is_needed_up_to_it_fits(
+            total in 1_u64..10_000,
+            needs in prop::collection::vec(0_u64..5_000, 1..12),
+        ) {
+            let level = level(total, needs.iter().copied());
+            let up_to = |level: u64| needs.iter().map(|need| level.min(*need)).sum::<u64>();
+            prop_assert!(up_to(level) <= total);
+            // A little more doesn't fit: integers are rounded down once for each.
+            if level != u64::MAX {
+                prop_assert!(up_to(level + 1) > total);
+            }
+        }
+    }
+}

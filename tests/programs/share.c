@@ -1,0 +1,78 @@
+/* Several processes with one budget of 64 MiB. */
+#include "check.h"
+
+#define MEMBERS 4
+#define OWN (40 * MIB)
+#define ROUNDS 3
+
+static void wait_for(pid_t *children, int count)
+{
+    for (int i = 0; i < count; i++) {
+        int status;
+        CHECK(waitpid(children[i], &status, 0) == children[i]);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+            FAIL("child %d ended with status %x", i, status);
+    }
+}
+
+/* The first one fills nearly all of the budget and goes to sleep; the others, each alone well within it, come later, and
+ * work until the last of them is done. */
+static void growers(void)
+{
+    pid_t children[MEMBERS];
+    for (int i = 0; i < MEMBERS; i++) {
+        children[i] = fork();
+        CHECK(children[i] >= 0);
+        if (children[i] == 0) {
+            char *own = map(OWN);
+            for (int round = 0; round < ROUNDS; round++) {
+                fill(own, OWN, 10 * i + round);
+                if (i == 0 && round == 0)
+                    sleep(2);
+                VERIFY(own, OWN, 10 * i + round);
+            }
+            _exit(0);
+        }
+        usleep(500000);
+    }
+    wait_for(children, MEMBERS);
+}
+
+/* What children share with their parent counts once: nothing has to be evicted for those that only read it. */
+static void readers(void)
+{
+    char *memory = map(OWN);
+    fill(memory, OWN, 7);
+    pid_t children[MEMBERS];
+    for (int i = 0; i < MEMBERS; i++) {
+        children[i] = fork();
+        CHECK(children[i] >= 0);
+        if (children[i] == 0) {
+            for (int round = 0; round < 20; round++) {
+                VERIFY(memory, OWN, 7);
+                usleep(20000);
+            }
+            _exit(0);
+        }
+    }
+    wait_for(children, MEMBERS);
+}
+
+/* One after the other, each with most of the budget: the dead take none of it. */
+static void one_by_one(void)
+{
+    for (int i = 0; i < 3 * MEMBERS; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            char *own = map(OWN);
+            fill(own, OWN, i);
+            VERIFY(own, OWN, i);
+            usleep(20000);
+            _exit(0);
+        }
+        wait_for(&child, 1);
+    }
+}
+
+MAIN({ "growers", growers }, { "readers", readers }, { "one_by_one", one_by_one })
