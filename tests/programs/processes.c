@@ -250,6 +250,50 @@ static void run_true(void)
 }
 
 /* vfork's child uses the parent's memory, evicted pages too. */
+/* The child of vfork that is to be killed; 0 while there is none. */
+static volatile pid_t victim;
+static volatile int is_over;
+
+static void *kill_borrowers(void *nothing)
+{
+    for (uint64_t dice = 1; !is_over; dice++) {
+        pid_t pid = __atomic_exchange_n(&victim, 0, __ATOMIC_SEQ_CST);
+        usleep(mix(dice) % 4000);
+        CHECK(pid == 0 || kill(pid, SIGKILL) == 0);
+    }
+    return nothing;
+}
+
+/* A child of vfork runs on its parent's memory, and is killed while it touches what is out or makes calls with it. Whatever it
+ * was doing, its parent goes on. */
+static void borrowers_killed(void)
+{
+    pthread_t killer;
+    char *memory = filled(LARGE, 1);
+    CHECK(pthread_create(&killer, NULL, kill_borrowers, NULL) == 0);
+    for (int round = 0; round < 300; round++) {
+        pid_t child = vfork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            victim = getpid();
+            for (uint64_t dice = round;; dice++) {
+                char *page = memory + mix(dice) % (LARGE / PAGE) * PAGE;
+                if (mix(dice) >> 32 & 1)
+                    syscall(SYS_access, page, F_OK);
+                else
+                    (void)*(volatile char *)page;
+            }
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+        if (round % 50 == 0)
+            VERIFY(memory, LARGE, 1);
+    }
+    is_over = 1;
+    CHECK(pthread_join(killer, NULL) == 0);
+    VERIFY(memory, LARGE, 1);
+}
+
 static void programs_started_while_out(void)
 {
     char *memory = filled(LARGE, 13);
@@ -428,7 +472,7 @@ MAIN({ "fork_within_budget", fork_within_budget }, { "fork_of_a_fork", fork_of_a
      { "fork_after_giving_back", fork_after_giving_back }, { "fork_while_out", fork_while_out },
      { "line_of_forks_while_out", line_of_forks_while_out }, { "many_children_while_out", many_children_while_out },
      { "wiped_in_children", wiped_in_children }, { "holes_of_its_own", holes_of_its_own },
-     { "bare_clone", bare_clone }, { "programs_started_while_out", programs_started_while_out },
+     { "bare_clone", bare_clone }, { "programs_started_while_out", programs_started_while_out }, { "borrowers_killed", borrowers_killed },
      { "other_program_in_our_place", other_program_in_our_place }, { "forks_beside_threads", forks_beside_threads },
      { "snapshots_beside_writers", snapshots_beside_writers },
      { "moved_in_a_child", moved_in_a_child })

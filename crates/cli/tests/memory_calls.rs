@@ -76,7 +76,7 @@ cases! {
     processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_while_out
         line_of_forks_while_out many_children_while_out wiped_in_children holes_of_its_own
         snapshots_beside_writers bare_clone
-        programs_started_while_out other_program_in_our_place forks_beside_threads moved_in_a_child;
+        programs_started_while_out borrowers_killed other_program_in_our_place forks_beside_threads moved_in_a_child;
 }
 
 /// The table above and the programs must not drift apart.

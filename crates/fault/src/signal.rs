@@ -144,6 +144,11 @@ impl Handover {
             }
             futex::wait(&self.room, room);
         }
+        self.ring();
+    }
+
+    /// Has an engine thread look what there is to do.
+    pub fn ring(&self) {
         // Ordering: SeqCst here and in `wait`: either we see that somebody sleeps, or he sees that the bell has rung.
         self.bell.fetch_add(1, Ordering::SeqCst);
         if self.idle.load(Ordering::SeqCst) > 0 {
@@ -152,11 +157,11 @@ impl Handover {
     }
 
     /// In an engine thread: waits for faults and returns how many were put into `faults`; 0 if another thread was
-    /// quicker.
-    pub fn wait(&self, faults: &mut [Fault; FAULTS_MAX]) -> usize {
+    /// quicker, or there is something else to do.
+    pub fn wait(&self, faults: &mut [Fault; FAULTS_MAX], is_else: impl FnOnce() -> bool) -> usize {
         let seen = self.bell.load(Ordering::SeqCst);
         let count = self.take(faults);
-        if count == 0 {
+        if count == 0 && !is_else() {
             // Ordering: SeqCst, as in `hand_over`.
             self.idle.fetch_add(1, Ordering::SeqCst);
             futex::wait(&self.bell, seen);

@@ -214,7 +214,7 @@ impl Bench {
         let mut list = [Fault { page: PageIndex(0), access: Access::Read }; FAULTS_MAX];
         loop {
             let count = match self.handover {
-                Some(handover) => handover.wait(&mut list),
+                Some(handover) => handover.wait(&mut list, || false),
                 None => Faults::of(self.uffd.unwrap()).wait(&mut list),
             };
             match count {

@@ -315,7 +315,7 @@ fn handler_main(argument: usize) -> ! {
     let mut list = [nothing; FAULTS_MAX];
     loop {
         let count = match (engine.handover, engine.uffd) {
-            (Some(handover), _) => handover.wait(&mut list),
+            (Some(handover), _) => handover.wait(&mut list, guard::errands::is_any_asked),
             (None, Some(uffd)) => Faults::of(uffd).wait(&mut list),
             (None, None) => engine.stop_program(StopReason::Tables),
         };
@@ -325,6 +325,7 @@ fn handler_main(argument: usize) -> ! {
         for fault in &list[..count] {
             worker.serve(*fault);
         }
+        guard::errands::run_all(engine, worker);
         worker.finish_writes(Wait::No);
     }
 }

@@ -6,7 +6,6 @@
 //! descriptor.
 // UNSAFETY: a worker is used by whoever has claimed it.
 
-use super::handlers::is_borrower;
 use crate::engine::Engine;
 use crate::map_lock::{DIRECT, ReaderIndex};
 use crate::worker::Worker;
@@ -62,8 +61,7 @@ impl Direct {
     pub fn serve(&self, engine: &'static Engine, fault: Fault) -> Here {
         // Whether a page that was moved has left its frame only a descriptor says that isn't in this thread's table.
         let can_install = engine.pager.config.install != Install::Move || engine.protections.is_some();
-        // A child of vfork may be killed here, and would keep the page and the map lock from its parent for good.
-        if !can_install || self.is_over() || is_borrower(Some(engine)) {
+        if !can_install || self.is_over() {
             return Here::Elsewhere;
         }
         let Some(at) = self.claim() else { return Here::Elsewhere };

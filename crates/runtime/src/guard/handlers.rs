@@ -8,10 +8,11 @@
 
 use super::buffers::{self, Buffer, Memory};
 use super::calls::How;
+use super::errands::Wanted;
 use super::large;
 use super::memory_file;
 use super::resident::Guarding;
-use super::rooms::{Level, Room};
+use super::rooms::{self, Level, Room};
 use super::signals::{self, open};
 use crate::changes;
 use crate::engine::Engine;
@@ -53,10 +54,14 @@ pub unsafe extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut Co
     // SAFETY: the kernel's own structures, for this call.
     let fault = unsafe { fault_of(&*info, &*context).or(forbidden_of(&*info, &*context)) };
     if let (Some(fault), Some(engine)) = (fault, engine()) {
-        let is_ours = match engine.protections.filter(|_| engine.is_registered(fault.page)) {
-            // SAFETY: as above.
-            Some(protections) => is_forbidden_by_us(engine, protections, fault, unsafe { &mut *context }),
-            None => is_ours(engine, fault),
+        // SAFETY: as above.
+        let context = unsafe { &mut *context };
+        let is_ours = match (rooms::borrowed(engine), engine.protections) {
+            (Some(room), _) => is_served_for_child(engine, room, fault),
+            (None, Some(protections)) if engine.is_registered(fault.page) => {
+                is_forbidden_by_us(engine, protections, fault, context)
+            }
+            (None, _) => is_ours(engine, fault),
         };
         if is_ours {
             return;
@@ -64,6 +69,21 @@ pub unsafe extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut Co
     }
     // SAFETY: passed on.
     unsafe { signals::hand_on(signal, info, context) }
+}
+
+/// Whether a child of vfork is to try the access again. It takes no lock.
+fn is_served_for_child(engine: &Engine, room: &Room, fault: Fault) -> bool {
+    let is_forbidden = |by: &ByProtection| !by.allows(fault.page, fault.access == Access::Write);
+    if engine.protections.is_some_and(is_forbidden) {
+        return false;
+    }
+    let seen = (fault.page, engine.map.wait_for_changes());
+    if engine.handover.is_some_and(|handover| room.errand.ask(handover, Wanted::Fault(fault))) {
+        return true;
+    }
+    // SAFETY: the thread's own, which waits, and so its child's.
+    let strange = unsafe { &mut (*room.own.get()).strange };
+    core::mem::replace(strange, seen) != seen
 }
 
 /// Whether the access is to be tried again, where what is out may not be touched: the program may have forbidden it itself.
@@ -186,7 +206,10 @@ impl Stopped<'_> {
         if self.call.number == raw::__NR_io_uring_setup as usize {
             return Some(ENOSYS);
         }
-        if let Some(answer) = large::transfer(engine, self.level, &mut self.call, self.context) {
+        let is_borrowed = rooms::borrowed(engine).is_some();
+        if !is_borrowed
+            && let Some(answer) = large::transfer(engine, self.level, &mut self.call, self.context)
+        {
             return Some(answer);
         }
         let stack_pointer = self.context.register(Register::Rsp);
@@ -421,7 +444,7 @@ const BIRTH_BYTES: usize = 8 * 1024;
 const FRAME_BYTES_MAX: usize = 16 * 1024;
 
 /// Whether the calling process isn't the engine's, but one that borrows its memory until it runs another program.
-pub(super) fn is_borrower(engine: Option<&Engine>) -> bool {
+fn is_borrower(engine: Option<&Engine>) -> bool {
     // SAFETY: takes nothing.
     let process = unsafe { sys::call(number::GETPID, [0; 6]) } as u32;
     engine.is_some_and(|engine| engine.process != process)
@@ -459,7 +482,7 @@ fn leave_in_child(room: &Room) {
 /// The same, made by `maker` in code of ours, with the program's stack pointer at `stack_pointer`: armed or not, handlers
 /// of ours may be in place.
 pub fn leave_copy(maker: u32, stack_pointer: usize) {
-    let room = super::rooms::of_thread(maker);
+    let room = rooms::of_thread(maker);
     match room {
         Some(room) => leave_in_child(room),
         None => leave_unarmed(),
@@ -472,6 +495,6 @@ fn leave_unarmed() {
     if !ENGINE.swap(core::ptr::null_mut(), Ordering::Relaxed).is_null() {
         signals::uninstall();
         super::arm::reset_in_child();
-        super::rooms::reset_in_child();
+        rooms::reset_in_child();
     }
 }

@@ -4,9 +4,10 @@
 //! than was asked for. So before a call is made, everything that it will read or write must be there.
 //!
 //! [`calls`] the table of calls and of what their arguments point to · [`buffers`] what that means for one call ·
-//! [`resident`] its memory is brought in and held · [`large`] calls that are made in parts · [`memory_file`] files that are memory · [`handlers`] where faults and
-//! stopped calls arrive · [`direct`] faults served there · [`signals`] what the program does with our signals · [`rooms`] what each thread has of ours ·
-//! [`arm`] how threads come under it
+//! [`resident`] its memory is brought in and held · [`large`] calls that are made in parts · [`memory_file`] files that
+//! are memory · [`handlers`] where faults and stopped calls arrive · [`direct`] faults served there · [`signals`] what
+//! the program does with our signals · [`rooms`] what each thread has of ours · [`errands`] what children of vfork have done
+//! for them · [`arm`] how threads come under it
 
 use farpage_os::signal::{SIGSETXID, bit};
 
@@ -21,6 +22,7 @@ pub(crate) mod arm;
 pub mod buffers;
 pub mod calls;
 pub(crate) mod direct;
+pub(crate) mod errands;
 mod handlers;
 mod large;
 mod memory_file;

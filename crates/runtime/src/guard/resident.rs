@@ -5,7 +5,8 @@
 
 use super::buffers::{Buffer, Memory};
 use super::calls::How;
-use super::rooms::{self, Level};
+use super::errands::Wanted;
+use super::rooms::{self, Level, Room};
 use crate::changes;
 use crate::engine::Engine;
 use core::cell::Cell;
@@ -24,16 +25,15 @@ impl Engine {
     /// Sees to it that each page of `pages` that we manage is in the program's memory, to be written if `write`. It may be
     /// out again at once, unless it is held. In a thread of the program, with no lock held.
     pub fn bring_in(&'static self, pages: PageRange, write: bool) {
-        if self.handover.is_none() {
-            return; // The kernel waits for us.
-        }
+        // Else the kernel waits for us.
+        let Some(handover) = self.handover else { return };
         let mut from = pages.start;
         while from < pages.end {
             let Some(part) = self.next_with(PageRange::new(from, pages.end), Flags::REGISTERED) else {
                 return;
             };
             for page in part.start.0..part.end.0 {
-                self.bring_page(PageIndex(page), write);
+                self.bring_page(PageIndex(page), write, |fault| self.serve_fault(handover, fault));
             }
             from = part.end;
         }
@@ -62,8 +62,8 @@ impl Engine {
         handover.serve(fault, |fault| self.direct.serve(self, fault));
     }
 
-    fn bring_page(&'static self, page: PageIndex, write: bool) {
-        let Some(handover) = self.handover else { return };
+    /// Has one page brought in by `serve`, as often as it takes.
+    pub(super) fn bring_page(&self, page: PageIndex, write: bool, mut serve: impl FnMut(Fault)) {
         for tries in 0..TRIES_MAX {
             // None while it is just being registered.
             let word = self.pager.table().get(page).map(|place| place.entry().load());
@@ -82,8 +82,17 @@ impl Engine {
             if tries > 1 && !self.is_registered(page) {
                 return;
             }
-            self.serve_fault(handover, Fault { page, access });
+            serve(Fault { page, access });
         }
+    }
+
+    /// Serves one fault of a child's. False if its page is lost: the program is to hear of it.
+    pub(super) fn serve_for(&self, fault: Fault, mut serve: impl FnMut(Fault)) -> bool {
+        let is_lost = matches!(self.pager.state(fault.page), State::Lost(_));
+        if !is_lost {
+            serve(fault);
+        }
+        !is_lost
     }
 
     /// Bytes of a buffer that lie in memory that we manage.
@@ -115,12 +124,15 @@ pub struct Guarding<'a> {
     stack_pointer: usize,
     /// The page that was last found to be readable.
     readable: Cell<usize>,
+    /// The room in which a child of vfork has it done.
+    borrowed: Option<&'static Room>,
 }
 
 impl<'a> Guarding<'a> {
     /// For a call of a thread with this stack pointer.
     pub fn new(engine: &'static Engine, level: &'a Level, stack_pointer: usize) -> Guarding<'a> {
-        Guarding { engine, level, stack_pointer, readable: Cell::new(stack_pointer / PAGE_BYTES) }
+        let readable = Cell::new(stack_pointer / PAGE_BYTES);
+        Guarding { engine, level, stack_pointer, readable, borrowed: rooms::borrowed(engine) }
     }
 
     fn is_readable(&self, address: usize) -> bool {
@@ -149,9 +161,49 @@ impl<'a> Guarding<'a> {
     }
 }
 
+impl Guarding<'_> {
+    /// For a child of vfork: it takes no lock, and asks only if it must.
+    fn have_brought(&self, room: &Room, handover: &Handover, pages: PageRange, write: bool) {
+        self.level.holder.hold(pages);
+        if self.is_there(pages, write) {
+            return;
+        }
+        // SAFETY: the room's thread waits, and so this is its child's.
+        let known = unsafe { &mut (*room.own.get()).not_ours };
+        let now = self.engine.map.wait_for_changes();
+        if known.1 == now && known.0.intersection(pages) == pages {
+            return;
+        }
+        if !room.errand.ask(handover, Wanted::Pages(pages, write)) {
+            // posix_spawn asks for one and the same stack more than a hundred times.
+            let touches = known.1 == now && known.0.start <= pages.end && pages.start <= known.0.end;
+            let start = if touches { known.0.start.min(pages.start) } else { pages.start };
+            let end = if touches { known.0.end.max(pages.end) } else { pages.end };
+            *known = (PageRange::new(start, end), now);
+        }
+    }
+
+    /// Whether the table alone says that nothing has to be done: no lock is taken.
+    fn is_there(&self, pages: PageRange, write: bool) -> bool {
+        let table = self.engine.pager.table();
+        (pages.start.0..pages.end.0).all(|page| match table.get(PageIndex(page)) {
+            // Nothing was ever registered anywhere near.
+            None => true,
+            Some(place) => {
+                let word = place.entry().load();
+                matches!(word.state(), State::Resident { slot, .. } if !write || slot.is_none())
+                    && !word.is_locked()
+            }
+        })
+    }
+}
+
 impl Memory for Guarding<'_> {
     fn buffer(&mut self, buffer: Buffer) {
         let Some(pages) = pages_of(buffer.address, buffer.bytes) else { return };
+        if let (Some(room), Some(handover)) = (self.borrowed, self.engine.handover) {
+            return self.have_brought(room, handover, pages, buffer.how != How::In);
+        }
         // Also what isn't registered yet: it may be before the call is over.
         if !self.engine.pager.ranges.lock().touches(pages) {
             return;

@@ -5,6 +5,8 @@
 //! to arm itself, and taken back when its thread has ended.
 // UNSAFETY: stacks are memory; each room's fields are its thread's alone.
 
+use super::errands::Errand;
+use crate::engine::Engine;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use farpage_core::holds::{self, Holder};
@@ -56,6 +58,8 @@ pub struct Own {
     pub strange_ns: u64,
     /// See `strange_ns`.
     pub tries: u32,
+    /// Pages that a child found to be none of ours, and how many changes of mappings were over then.
+    pub not_ours: (PageRange, u32),
     /// The call that the thread was in before it was told to arm itself.
     pub expected: Option<farpage_os::proc::CallUnderWay>,
 }
@@ -82,6 +86,8 @@ pub struct Room {
     pub thread: AtomicU32,
     /// Calls that are under way.
     pub levels: [Level; LEVELS],
+    /// What a child that uses the room has asked for.
+    pub errand: Errand,
     /// The thread's own.
     pub own: UnsafeCell<Own>,
 }
@@ -95,6 +101,14 @@ const _: () = assert!(size_of::<Room>() + 4 * PAGE_BYTES < ROOM_BYTES);
 static CHUNKS: [AtomicPtr<u8>; CHUNKS_MAX] = [const { AtomicPtr::new(core::ptr::null_mut()) }; CHUNKS_MAX];
 /// Rooms that were ever given out lie below this.
 static USED: AtomicUsize = AtomicUsize::new(0);
+/// Rooms that children use.
+static LENT: AtomicU32 = AtomicU32::new(0);
+
+/// How many there are of these, or a few more.
+pub fn lent() -> u32 {
+    // Ordering: SeqCst: it was counted before the child existed that rings a bell.
+    LENT.load(Ordering::SeqCst)
+}
 
 impl Room {
     /// The room whose stack the caller is on.
@@ -159,11 +173,15 @@ impl Room {
         room.levels.iter().for_each(|level| level.holder.release());
         // SAFETY: the room was claimed, and its thread doesn't run in it yet.
         unsafe {
+            if (*room.own.get()).lent.is_some() {
+                LENT.fetch_sub(1, Ordering::SeqCst);
+            }
             *room.own.get() = Own {
                 alternate: AlternateStack::NONE,
                 claimed: 0,
                 lent: None,
                 strange: (PageIndex(0), 0),
+                not_ours: (PageRange::of(PageIndex(0), 0), 0),
                 strange_ns: 0,
                 tries: 0,
                 expected: None,
@@ -177,7 +195,10 @@ impl Room {
     pub fn lend(&self) {
         let busy = self.levels.iter().enumerate().filter(|(_, level)| level.holder.is_busy());
         // SAFETY: the thread's own.
-        unsafe { (*self.own.get()).lent = Some(busy.fold(0, |bits, (at, _)| bits | 1 << at)) };
+        let lent = unsafe { &mut (*self.own.get()).lent };
+        if lent.replace(busy.fold(0, |bits, (at, _)| bits | 1 << at)).is_none() {
+            LENT.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     /// The thread may be back from waiting for a child: what that held is given up.
@@ -191,6 +212,8 @@ impl Room {
             return;
         }
         *lent = None;
+        self.errand.give_up();
+        LENT.fetch_sub(1, Ordering::SeqCst);
         for (at, level) in self.levels.iter().enumerate() {
             if before & 1 << at == 0 {
                 level.holder.release();
@@ -251,6 +274,16 @@ impl Room {
         level.returns.store(false, Ordering::Relaxed);
         level
     }
+}
+
+/// The room that the caller uses as a child of vfork, while its own thread waits. In a handler.
+pub fn borrowed(engine: &Engine) -> Option<&'static Room> {
+    if lent() == 0 {
+        return None;
+    }
+    // SAFETY: takes nothing.
+    let process = unsafe { sys::call(number::GETPID, [0; 6]) } as u32;
+    if process == engine.process { None } else { Room::if_here() }
 }
 
 /// Whether a thread of this process has not ended yet.
@@ -321,6 +354,7 @@ pub fn for_each_held(visit: impl FnMut(PageRange)) {
 
 /// In a child with a copy of its parent's memory: none of the parent's threads is here.
 pub fn reset_in_child() {
+    LENT.store(0, Ordering::Relaxed);
     for room in all() {
         room.levels.iter().for_each(|level| level.holder.release());
         room.state.store(FREE, Ordering::Relaxed);

@@ -1,0 +1,138 @@
+//! A child of vfork needs memory: it asks, and does nothing itself.
+//!
+//! It runs on its maker's memory, in its maker's [`Room`](super::rooms::Room), and may be killed at any instruction while
+//! that waits. A lock that it held then would be held for ever, in a process that lives. So it takes none: what it
+//! needs it writes into the room, rings an engine thread's bell, and waits until that has done it. (When it served its
+//! faults like any thread, its maker stood still after at most 300 kills: `tests/programs/processes.c`, `borrowers_killed`.)
+
+use super::rooms;
+use crate::engine::Engine;
+use crate::worker::Worker;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farpage_core::pager::Access;
+use farpage_core::table::ranges::Flags;
+use farpage_core::units::{PageIndex, PageRange};
+use farpage_fault::Fault;
+use farpage_fault::signal::Handover;
+use farpage_os::futex;
+
+const NONE: u32 = 0;
+const ASKED: u32 = 1;
+const UNDER_WAY: u32 = 2;
+const DONE: u32 = 3;
+const NOT_OURS: u32 = 4;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// This fault is to be served.
+    Fault(Fault),
+    /// These pages are to be there, and writable if that is said.
+    Pages(PageRange, bool),
+}
+
+/// One room's. All zero: nothing is asked.
+pub struct Errand {
+    state: AtomicU32,
+    kind: AtomicU32,
+    start: AtomicU64,
+    end: AtomicU64,
+}
+
+/// Whether any child has asked for something that nobody does yet.
+pub fn is_any_asked() -> bool {
+    // Ordering: SeqCst as in `ask`.
+    rooms::lent() > 0 && rooms::all().any(|room| room.errand.state.load(Ordering::SeqCst) == ASKED)
+}
+
+impl Errand {
+    /// In the child: returns once it was done. False if none of that is memory that we manage.
+    pub fn ask(&self, handover: &Handover, wanted: Wanted) -> bool {
+        let (kind, pages) = match wanted {
+            Wanted::Pages(pages, write) => (u32::from(write), pages),
+            Wanted::Fault(Fault { page, access }) => (2 + access as u32, PageRange::of(page, 1)),
+        };
+        self.kind.store(kind, Ordering::Relaxed);
+        self.start.store(pages.start.0, Ordering::Relaxed);
+        self.end.store(pages.end.0, Ordering::Relaxed);
+        // Ordering: SeqCst: who doesn't see it when he looks sees that the bell has rung since.
+        self.state.store(ASKED, Ordering::SeqCst);
+        handover.ring();
+        loop {
+            // Ordering: Acquire pairs with the Release in `run`.
+            match self.state.load(Ordering::Acquire) {
+                DONE => return true,
+                NOT_OURS => return false,
+                word => futex::wait(&self.state, word),
+            }
+        }
+    }
+
+    /// In an engine thread: does what is asked for, if anything is.
+    fn run(&self, engine: &Engine, worker: &mut Worker) {
+        // Ordering: SeqCst as in `ask`.
+        if self.state.load(Ordering::SeqCst) != ASKED
+            || self.state.compare_exchange(ASKED, UNDER_WAY, Ordering::SeqCst, Ordering::Relaxed).is_err()
+        {
+            return;
+        }
+        let page = |word: &AtomicU64| PageIndex(word.load(Ordering::Relaxed));
+        let pages = PageRange::new(page(&self.start), page(&self.end));
+        let wanted = match self.kind.load(Ordering::Relaxed) {
+            kind @ 0..2 => Wanted::Pages(pages, kind == 1),
+            kind => {
+                let access = [Access::Read, Access::Write, Access::WriteProtected];
+                let is_it = |access: &Access| 2 + *access as u32 == kind;
+                let access = access.into_iter().find(is_it).unwrap_or(Access::Read);
+                Wanted::Fault(Fault { page: pages.start, access })
+            }
+        };
+        let answer = if do_for_child(engine, worker, wanted) { DONE } else { NOT_OURS };
+        self.state.store(answer, Ordering::Release);
+        futex::wake(&self.state, u32::MAX >> 1);
+    }
+
+    /// In the maker: the child is gone, and whatever it asked for is over.
+    pub fn give_up(&self) {
+        loop {
+            match self.state.load(Ordering::Acquire) {
+                ASKED => {
+                    let _ = self.state.compare_exchange(ASKED, NONE, Ordering::Relaxed, Ordering::Relaxed);
+                }
+                UNDER_WAY => futex::wait(&self.state, UNDER_WAY),
+                _ => return self.state.store(NONE, Ordering::Relaxed),
+            }
+        }
+    }
+}
+
+/// In an engine thread that serves faults: does what children have asked for.
+pub fn run_all(engine: &Engine, worker: &mut Worker) {
+    if rooms::lent() > 0 {
+        rooms::all().for_each(|room| room.errand.run(engine, worker));
+    }
+}
+
+fn do_for_child(engine: &Engine, worker: &mut Worker, wanted: Wanted) -> bool {
+    // A mapping that is being moved is at its new place before we know of it.
+    engine.map.wait_for_changes();
+    let pages = match wanted {
+        Wanted::Fault(fault) => PageRange::of(fault.page, 1),
+        Wanted::Pages(pages, _) => pages,
+    };
+    let (mut from, mut any) = (pages.start, false);
+    while from < pages.end {
+        let Some(part) = engine.next_with(PageRange::new(from, pages.end), Flags::REGISTERED) else { break };
+        match wanted {
+            Wanted::Fault(fault) => any |= engine.serve_for(fault, |fault| worker.serve(fault)),
+            Wanted::Pages(_, write) => {
+                any = true;
+                for page in part.start.0..part.end.0 {
+                    engine.bring_page(PageIndex(page), write, |fault| worker.serve(fault));
+                }
+            }
+        }
+        from = part.end;
+    }
+    any
+}
