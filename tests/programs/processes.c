@@ -249,7 +249,6 @@ static void run_true(void)
     CHECK(posix_spawnp(&child, "no-such-program", NULL, NULL, arguments, environ) == ENOENT);
 }
 
-/* vfork's child uses the parent's memory, evicted pages too. */
 /* The child of vfork that is to be killed; 0 while there is none. */
 static volatile pid_t victim;
 static volatile int is_over;
@@ -278,10 +277,11 @@ static void borrowers_killed(void)
             victim = getpid();
             for (uint64_t dice = round;; dice++) {
                 char *page = memory + mix(dice) % (LARGE / PAGE) * PAGE;
-                if (mix(dice) >> 32 & 1)
-                    syscall(SYS_access, page, F_OK);
-                else
-                    (void)*(volatile char *)page;
+                int is_wrong = mix(dice) >> 32 & 1
+                    ? syscall(SYS_access, page, F_OK) == 0 || errno == EFAULT
+                    : *(volatile uint64_t *)page != word_of(1, (page - memory) / PAGE, 0);
+                if (is_wrong)
+                    _exit(1);
             }
         }
         int status;
@@ -294,6 +294,7 @@ static void borrowers_killed(void)
     VERIFY(memory, LARGE, 1);
 }
 
+/* vfork's child uses the parent's memory, evicted pages too. */
 static void programs_started_while_out(void)
 {
     char *memory = filled(LARGE, 13);

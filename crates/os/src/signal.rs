@@ -218,9 +218,14 @@ impl Action {
         Action { handler: words[0] as usize, flags: words[1], restorer: words[2] as usize, mask: words[3] }
     }
 
+    /// The words of [`Action::from_words`].
+    pub const fn to_words(&self) -> [u64; 4] {
+        [self.handler as u64, self.flags, self.restorer as u64, self.mask]
+    }
+
     /// As the kernel writes it.
     pub fn to_bytes(&self) -> [u8; 32] {
-        words_to_bytes([self.handler as u64, self.flags, self.restorer as u64, self.mask])
+        words_to_bytes(self.to_words())
     }
 
     /// Whether it is a function.

@@ -2,7 +2,8 @@
 //!
 //! It runs on its maker's memory, in its maker's [`Room`](super::rooms::Room), and may be killed at any instruction while
 //! that waits. A lock that it held then would be held for ever, in a process that lives. So it takes none: what it
-//! needs it writes into the room, rings an engine thread's bell, and waits until that has done it. (When it served its
+//! needs it writes into the room, rings an engine thread's bell, and waits until that has done it. What it changes of its
+//! mappings (munmap, mprotect) is the exception: that takes the map lock as ever. (When it served its
 //! faults like any thread, its maker stood still after at most 300 kills: `tests/programs/processes.c`, `borrowers_killed`.)
 
 use super::rooms;
@@ -10,11 +11,17 @@ use crate::engine::Engine;
 use crate::worker::Worker;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::pager::Access;
+use farpage_core::sync;
 use farpage_core::table::ranges::Flags;
 use farpage_core::units::{PageIndex, PageRange};
 use farpage_fault::Fault;
-use farpage_fault::signal::Handover;
 use farpage_os::futex;
+use farpage_os::sys::{self, Errno};
+use linux_raw_sys::errno::ESRCH;
+use linux_raw_sys::general as raw;
+
+/// A child that waits looks so often whether its maker is still there.
+const LOOK_NS: u64 = 100_000_000;
 
 const NONE: u32 = 0;
 const ASKED: u32 = 1;
@@ -39,6 +46,12 @@ pub struct Errand {
     end: AtomicU64,
 }
 
+fn is_gone(process: u32) -> bool {
+    // SAFETY: signal 0 is only asked about.
+    let asked = unsafe { sys::call(raw::__NR_kill as usize, [process as usize, 0, 0, 0, 0, 0]) };
+    sys::check(asked) == Err(Errno(ESRCH as i32))
+}
+
 /// Whether any child has asked for something that nobody does yet.
 pub fn is_any_asked() -> bool {
     // Ordering: SeqCst as in `ask`.
@@ -47,7 +60,8 @@ pub fn is_any_asked() -> bool {
 
 impl Errand {
     /// In the child: returns once it was done. False if none of that is memory that we manage.
-    pub fn ask(&self, handover: &Handover, wanted: Wanted) -> bool {
+    pub fn ask(&self, engine: &Engine, wanted: Wanted) -> bool {
+        let Some(handover) = engine.handover else { return false };
         let (kind, pages) = match wanted {
             Wanted::Pages(pages, write) => (u32::from(write), pages),
             Wanted::Fault(Fault { page, access }) => (2 + access as u32, PageRange::of(page, 1)),
@@ -60,12 +74,22 @@ impl Errand {
         handover.ring();
         loop {
             // Ordering: Acquire pairs with the Release in `run`.
-            match self.state.load(Ordering::Acquire) {
+            let word = self.state.load(Ordering::Acquire);
+            match word {
                 DONE => return true,
                 NOT_OURS => return false,
-                word => futex::wait(&self.state, word),
+                _ => futex::wait_for(&self.state, word, LOOK_NS),
+            }
+            if self.state.load(Ordering::Relaxed) == word && is_gone(engine.process) {
+                // With it all threads are gone that could do anything.
+                sys::exit_group(128 + 9);
             }
         }
+    }
+
+    /// Nothing is asked, in a fork's child.
+    pub fn reset(&self) {
+        self.state.store(NONE, Ordering::Relaxed);
     }
 
     /// In an engine thread: does what is asked for, if anything is.
@@ -120,15 +144,22 @@ fn do_for_child(engine: &Engine, worker: &mut Worker, wanted: Wanted) -> bool {
         Wanted::Fault(fault) => PageRange::of(fault.page, 1),
         Wanted::Pages(pages, _) => pages,
     };
+    // Somebody else may be moving the page, who would wake a thread that sleeps for it.
+    let mut serve = |fault: Fault| {
+        worker.serve(fault);
+        while let Err(unsettled) = engine.pager.quiet(PageRange::of(fault.page, 1)) {
+            sync::wait(engine.pager.settled_word(), unsettled.seen);
+        }
+    };
     let (mut from, mut any) = (pages.start, false);
     while from < pages.end {
         let Some(part) = engine.next_with(PageRange::new(from, pages.end), Flags::REGISTERED) else { break };
         match wanted {
-            Wanted::Fault(fault) => any |= engine.serve_for(fault, |fault| worker.serve(fault)),
+            Wanted::Fault(fault) => any |= engine.serve_for(fault, &mut serve),
             Wanted::Pages(_, write) => {
                 any = true;
                 for page in part.start.0..part.end.0 {
-                    engine.bring_page(PageIndex(page), write, |fault| worker.serve(fault));
+                    engine.bring_page(PageIndex(page), write, &mut serve);
                 }
             }
         }

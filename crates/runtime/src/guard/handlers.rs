@@ -22,7 +22,6 @@ use farpage_core::table::entry::State;
 use farpage_fault::Fault;
 use farpage_fault::segv::ByProtection;
 use farpage_fault::signal::{fault_of, forbidden_of};
-use farpage_os::clock::now_ns;
 use farpage_os::dispatch::{Birth, Call, Making, is_about_arming};
 use farpage_os::signal::{
     Action, AlternateStack, Context, Info, Register, SIGBUS, bit, change_blocked, send_to_thread,
@@ -78,12 +77,16 @@ fn is_served_for_child(engine: &Engine, room: &Room, fault: Fault) -> bool {
         return false;
     }
     let seen = (fault.page, engine.map.wait_for_changes());
-    if engine.handover.is_some_and(|handover| room.errand.ask(handover, Wanted::Fault(fault))) {
-        return true;
-    }
     // SAFETY: the thread's own, which waits, and so its child's.
-    let strange = unsafe { &mut (*room.own.get()).strange };
-    core::mem::replace(strange, seen) != seen
+    let own = unsafe { &mut *room.own.get() };
+    let ask = |fault| room.errand.ask(engine, Wanted::Fault(fault));
+    if engine.protections.is_some_and(|by| by.is_open(fault.page)) {
+        return match own.try_again(seen) {
+            TRIES_ALONE => ask(Fault { access: Access::WriteProtected, ..fault }),
+            tries => tries < TRIES_MAX,
+        };
+    }
+    ask(fault) || core::mem::replace(&mut own.strange, seen) != seen
 }
 
 /// Whether the access is to be tried again, where what is out may not be touched: the program may have forbidden it itself.
@@ -115,11 +118,7 @@ fn is_forbidden_by_us(
     let Some(room) = Room::if_here() else { return false };
     // SAFETY: the thread's own.
     let own = unsafe { &mut *room.own.get() };
-    let (now, before) = (now_ns(), core::mem::replace(&mut own.strange, seen));
-    let is_again = before == seen && now - own.strange_ns < TRIES_NS;
-    own.tries = if is_again { own.tries + 1 } else { 0 };
-    own.strange_ns = now;
-    match own.tries {
+    match own.try_again(seen) {
         TRIES_ALONE => serve(Fault { access: Access::WriteProtected, ..fault }),
         tries => tries < TRIES_MAX,
     }
@@ -129,8 +128,6 @@ fn is_forbidden_by_us(
 const TRIES_ALONE: u32 = 50;
 /// And before the program is told.
 const TRIES_MAX: u32 = 100;
-/// A try that is longer after the last one has nothing to do with it.
-const TRIES_NS: u64 = 10_000_000;
 
 /// Whether the access is to be tried again: the page was brought, or it can't be said yet that it isn't ours.
 fn is_ours(engine: &'static Engine, fault: Fault) -> bool {

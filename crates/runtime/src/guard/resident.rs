@@ -163,18 +163,19 @@ impl<'a> Guarding<'a> {
 
 impl Guarding<'_> {
     /// For a child of vfork: it takes no lock, and asks only if it must.
-    fn have_brought(&self, room: &Room, handover: &Handover, pages: PageRange, write: bool) {
+    fn have_brought(&self, room: &Room, pages: PageRange, write: bool) {
         self.level.holder.hold(pages);
+        // Whoever closes memory for a moment leaves alone what is held.
+        let now = self.engine.map.wait_for_changes();
         if self.is_there(pages, write) {
             return;
         }
         // SAFETY: the room's thread waits, and so this is its child's.
         let known = unsafe { &mut (*room.own.get()).not_ours };
-        let now = self.engine.map.wait_for_changes();
         if known.1 == now && known.0.intersection(pages) == pages {
             return;
         }
-        if !room.errand.ask(handover, Wanted::Pages(pages, write)) {
+        if !room.errand.ask(self.engine, Wanted::Pages(pages, write)) {
             // posix_spawn asks for one and the same stack more than a hundred times.
             let touches = known.1 == now && known.0.start <= pages.end && pages.start <= known.0.end;
             let start = if touches { known.0.start.min(pages.start) } else { pages.start };
@@ -201,8 +202,8 @@ impl Guarding<'_> {
 impl Memory for Guarding<'_> {
     fn buffer(&mut self, buffer: Buffer) {
         let Some(pages) = pages_of(buffer.address, buffer.bytes) else { return };
-        if let (Some(room), Some(handover)) = (self.borrowed, self.engine.handover) {
-            return self.have_brought(room, handover, pages, buffer.how != How::In);
+        if let Some(room) = self.borrowed {
+            return self.have_brought(room, pages, buffer.how != How::In);
         }
         // Also what isn't registered yet: it may be before the call is over.
         if !self.engine.pager.ranges.lock().touches(pages) {

@@ -11,6 +11,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use farpage_core::holds::{self, Holder};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
+use farpage_os::clock::now_ns;
 use farpage_os::dispatch::ROOM_WORDS;
 use farpage_os::memory;
 use farpage_os::signal::AlternateStack;
@@ -62,6 +63,20 @@ pub struct Own {
     pub not_ours: (PageRange, u32),
     /// The call that the thread was in before it was told to arm itself.
     pub expected: Option<farpage_os::proc::CallUnderWay>,
+}
+
+/// A try that is longer after the last one has nothing to do with it.
+const TRIES_NS: u64 = 10_000_000;
+
+impl Own {
+    /// An access that should be possible failed: how often it has in a row, each time soon after the last.
+    pub fn try_again(&mut self, seen: (PageIndex, u32)) -> u32 {
+        let (now, before) = (now_ns(), core::mem::replace(&mut self.strange, seen));
+        let is_again = before == seen && now - self.strange_ns < TRIES_NS;
+        self.tries = if is_again { self.tries + 1 } else { 0 };
+        self.strange_ns = now;
+        self.tries
+    }
 }
 
 /// Nobody's.
@@ -283,7 +298,11 @@ pub fn borrowed(engine: &Engine) -> Option<&'static Room> {
     }
     // SAFETY: takes nothing.
     let process = unsafe { sys::call(number::GETPID, [0; 6]) } as u32;
-    if process == engine.process { None } else { Room::if_here() }
+    if process == engine.process {
+        return None;
+    }
+    // SAFETY: the room that this runs in.
+    Room::if_here().filter(|room| unsafe { (*room.own.get()).lent.is_some() })
 }
 
 /// Whether a thread of this process has not ended yet.
@@ -357,6 +376,9 @@ pub fn reset_in_child() {
     LENT.store(0, Ordering::Relaxed);
     for room in all() {
         room.levels.iter().for_each(|level| level.holder.release());
+        room.errand.reset();
+        // SAFETY: the thread whose it was isn't here.
+        unsafe { (*room.own.get()).lent = None };
         room.state.store(FREE, Ordering::Relaxed);
     }
 }

@@ -1,11 +1,12 @@
 //! What a program does with signals that must stay ours.
 //!
-//! A fault (SIGBUS, or SIGSEGV without a userfaultfd) or a stopped call (SIGSYS) in a thread that blocks that signal, or in a program that handles it itself,
-//! would end the process. So the program's dispositions of both are kept here, threads that block them only believe to, and
-//! signals that aren't about us go to the program's own handler, with what the kernel said.
+//! A fault (SIGBUS, or SIGSEGV without a userfaultfd) or a stopped call (SIGSYS) in a thread that blocks that signal, or
+//! in a program that handles it itself, would end the process. So the program's dispositions of both are kept here,
+//! threads that block them only believe to, and signals that aren't about us go to the program's own handler, with what
+//! the kernel said.
 // UNSAFETY: the program's handlers are called as the kernel would.
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::sync::Lock;
 use farpage_os::signal::{Action, Context, Handler, Info, SIGBUS, SIGSYS, action_of, bit, set_action};
 use farpage_os::sys::{self, number};
@@ -34,8 +35,12 @@ pub fn is_ours(signal: usize) -> bool {
     ours().contains(&(signal as u32))
 }
 
-/// The program's dispositions of our two signals: faults, stopped calls.
-static DISPOSITIONS: Lock<[Action; 2]> = Lock::new([Action::DEFAULT; 2]);
+/// The program's dispositions of our two signals: faults, stopped calls. Changed under the lock, and read without it: a child
+/// of vfork that is killed must not have it.
+static DISPOSITIONS: [[AtomicU64; 4]; 2] = [const { [const { AtomicU64::new(0) }; 4] }; 2];
+static CHANGING: Lock<()> = Lock::new(());
+/// Odd while they are being changed.
+static CHANGES: AtomicU32 = AtomicU32::new(0);
 
 const fn place_of(signal: usize) -> usize {
     if signal == SIGSYS as usize { 1 } else { 0 }
@@ -43,12 +48,25 @@ const fn place_of(signal: usize) -> usize {
 
 /// The program's disposition of one of our signals.
 pub fn disposition(signal: usize) -> Action {
-    DISPOSITIONS.lock()[place_of(signal)]
+    loop {
+        // Ordering: SeqCst here and below: words between two looks at the same even number belong together.
+        let before = CHANGES.load(Ordering::SeqCst);
+        let words = DISPOSITIONS[place_of(signal)].each_ref().map(|word| word.load(Ordering::SeqCst));
+        if before.is_multiple_of(2) && CHANGES.load(Ordering::SeqCst) == before {
+            return Action::from_words(words);
+        }
+        core::hint::spin_loop();
+    }
 }
 
-/// Changes it.
+/// Changes it. Not in a child of vfork.
 pub fn set_disposition(signal: usize, action: Action) {
-    DISPOSITIONS.lock()[place_of(signal)] = action;
+    let _changing = CHANGING.lock();
+    CHANGES.fetch_add(1, Ordering::SeqCst);
+    for (place, word) in DISPOSITIONS[place_of(signal)].iter().zip(action.to_words()) {
+        place.store(word, Ordering::SeqCst);
+    }
+    CHANGES.fetch_add(1, Ordering::SeqCst);
 }
 
 /// Puts handlers of ours in place, and tells what was there instead: the program's dispositions.
@@ -105,7 +123,8 @@ pub fn open_masks() {
 
 /// In a child that has a copy of its parent's memory, and no engine: everything as if we had never been there.
 pub fn uninstall() {
-    DISPOSITIONS.forget_holder();
+    CHANGING.forget_holder();
+    CHANGES.store(0, Ordering::SeqCst);
     for signal in ours() {
         // SAFETY: the program's own.
         let _ = unsafe { set_action(signal, &disposition(signal as usize)) };
