@@ -1,4 +1,4 @@
-/* Several processes with one budget of 64 MiB. */
+/* Several processes with one budget of 64 MiB, in one case of 512. */
 #include "check.h"
 
 #define MEMBERS 4
@@ -75,4 +75,35 @@ static void one_by_one(void)
     }
 }
 
-MAIN({ "growers", growers }, { "readers", readers }, { "one_by_one", one_by_one })
+/* Twelve that have something and wait, and one that grows to four fifths of what they leave: nothing is short. */
+static void among_idle_ones(void)
+{
+    pid_t children[12];
+    int end[2];
+    CHECK(pipe(end) == 0);
+    for (int i = 0; i < 12; i++) {
+        children[i] = fork();
+        CHECK(children[i] >= 0);
+        if (children[i] == 0) {
+            close(end[1]);
+            char *own = map(10 * MIB), nothing;
+            fill(own, 10 * MIB, i);
+            CHECK(read(end[0], &nothing, 1) == 0);
+            VERIFY(own, 10 * MIB, i);
+            _exit(0);
+        }
+    }
+    size_t bytes = 300 * MIB;
+    char *large = map(bytes);
+    for (size_t at = 0; at < bytes; at += MIB) {
+        fill(large + at, MIB, at);
+        usleep(2000);
+    }
+    for (size_t at = 0; at < bytes; at += MIB)
+        VERIFY(large + at, MIB, at);
+    close(end[1]);
+    wait_for(children, 12);
+}
+
+MAIN({ "growers", growers }, { "readers", readers }, { "one_by_one", one_by_one },
+     { "among_idle_ones", among_idle_ones })

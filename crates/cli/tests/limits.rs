@@ -400,9 +400,9 @@ fn areas_of(supervisor: u32) -> (u64, u64) {
 }
 
 /// What a case of share.c comes to in one mode.
-fn shared_budget(case: &str, faults: &str) -> Outcome {
+fn shared_budget(case: &str, faults: &str, ram: u64) -> Outcome {
     let program = compiled("share");
-    let under = Under::budget(64 * MIB, &["--faults", faults]);
+    let under = Under::budget(ram, &["--faults", faults]);
     let outcome = Job::new(&under, &[program.to_str().unwrap(), case]).within(120).run();
     outcome.succeeded();
     outcome
@@ -412,7 +412,7 @@ fn shared_budget(case: &str, faults: &str) -> Outcome {
 fn processes_of_a_tree_have_one_budget_together() {
     let Some(_alone) = alone_with("cc") else { return };
     for faults in ["signal", "thread", "segv"] {
-        let outcome = shared_budget("growers", faults);
+        let outcome = shared_budget("growers", faults, 64 * MIB);
         outcome.held_its_budget();
         assert!(outcome.counter("evict_taken") > 10_000, "{}", outcome.stderr);
         // The first had filled it, and the last got as much as the others.
@@ -425,11 +425,11 @@ fn processes_of_a_tree_have_one_budget_together() {
 }
 
 #[test]
-fn what_is_shared_since_a_fork_counts_once_and_the_dead_have_nothing() {
+fn nothing_is_evicted_while_all_that_processes_have_fits() {
     let Some(_alone) = alone_with("cc") else { return };
     for faults in ["signal", "thread", "segv"] {
-        for case in ["readers", "one_by_one"] {
-            let outcome = shared_budget(case, faults);
+        for (case, mib) in [("readers", 64), ("one_by_one", 64), ("among_idle_ones", 512)] {
+            let outcome = shared_budget(case, faults, mib * MIB);
             assert_eq!(outcome.counter("evict_taken"), 0, "{case}: {}", outcome.stderr);
         }
     }

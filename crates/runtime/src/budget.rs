@@ -1,6 +1,7 @@
 //! The budget: how much memory the process has, and when that is too much.
 //!
-//! What we promise is what the user can check: `Anonymous` in smaps_rollup stays below the limit. Part of it
+//! What we promise is what the user can check: `Pss_Anon` in smaps_rollup, summed over the tree, stays below the budget;
+//! this process's part of that is its limit ([`share`](crate::share)). Part of what it has
 //! we know to the page (managed resident pages, frames, the pool); the rest, memory that we don't manage and
 //! our own tables, is measured now and then as the difference to what the kernel says. That difference is blurred by
 //! pages of zeros: they count as resident, and take memory when they are written, often without a fault that we would
@@ -69,8 +70,10 @@ impl Budget {
     /// This process may have `bytes`, as one of `sharers`.
     pub fn allow(&self, bytes: u64, sharers: u64) {
         let gap_min = (GAP_BYTES_MIN / sharers).max(GAP_OF_MANY_BYTES_MIN);
+        // Not more than its part: one that grows beside many that don't would evict long before the budget is used.
+        let part = bytes.min(self.total_bytes / sharers);
         self.limit_bytes.store(bytes, Ordering::Relaxed);
-        self.gap_bytes.store((bytes / 64).max(gap_min), Ordering::Relaxed);
+        self.gap_bytes.store((part / 64).max(gap_min), Ordering::Relaxed);
     }
 
     /// The whole budget, of all processes together.

@@ -58,6 +58,8 @@ pub struct Session {
     pub claims: [Claim; PROCESSES_MAX],
     /// The most that all of them together had when one of them looked, in bytes.
     pub claims_peak: AtomicU64,
+    /// When somebody last looked whose claims are a dead process's, on the clock that never goes back.
+    pub claims_reaped_ns: AtomicU64,
     /// One for each program.
     pub processes: [ProcessRecord; PROCESSES_MAX],
 }

@@ -5,7 +5,7 @@
 //! is killed: what it said is forgotten by whoever finds it dead.
 //!
 //! ```text
-//! all that is needed fits:  has + its part of what nobody has
+//! all that is needed fits:  has + its part of what nobody has, which is for all that grow
 //! it doesn't:               at most the *level*: those that need less get what they need, all others the same, so that it
 //!                           adds up (max-min fairness). Who has more evicts down to it; who has less grows as memory
 //!                           becomes free, and evicts as it grows until then.
@@ -24,14 +24,20 @@ use farpage_os::clock::{now_ns, thread_cpu_ns};
 pub const SMALL_BYTES: u64 = 8 << 20;
 /// What a process may have beside what can't be evicted, however short memory is.
 const MANAGED_BYTES_MIN: u64 = 2 << 20;
-/// Who is close to what it may have says that it needs a 32nd of the budget more.
+/// Who is close to what it may have says that it needs a 32nd of the budget more; who grows, as much as it has grown.
 const MORE_SHARE: u64 = 32;
-/// How often dead processes are looked for while memory is short.
+/// Growth is what was added in so much time, unless it is very little.
+const GROWTH_NS: u64 = 100_000_000;
+const GROWTH_BYTES_MIN: u64 = 256 << 10;
+/// How often dead processes are looked for, by one process for all: while memory is short, and while it isn't.
 const REAP_NS: u64 = 10_000_000;
-/// How often the kernel is asked for what is shared: after so many times as long as asking takes, but within these bounds.
+const REAP_NS_UNHURRIED: u64 = 500_000_000;
+/// How often the kernel is asked for what is shared: after so many times as long as asking takes, while memory is short and
+/// while it isn't, but within these bounds.
 const ASK_COST: u64 = 20;
+const ASK_COST_UNHURRIED: u64 = 400;
 const ASK_NS_MIN: u64 = 10_000_000;
-const ASK_NS_MAX: u64 = 250_000_000;
+const ASK_NS_MAX: u64 = 2_000_000_000;
 /// With less the kernel isn't asked any more, until the next fork.
 const SHARED_BYTES_MIN: u64 = 256 << 10;
 /// A child waits so long before it asks first: a parent that has nothing to do looks every 20 ms.
@@ -73,7 +79,7 @@ impl Claim {
 pub struct Allowance {
     /// In bytes.
     pub bytes: u64,
-    /// Processes that count, this one with them.
+    /// Processes among which what is free is divided: this one, and those that grow.
     pub sharers: u64,
     /// What all of them have.
     pub all_have: u64,
@@ -89,7 +95,8 @@ where
     let all = || others.clone().chain([own]);
     let all_have = all().map(|claimed| claimed.has).sum();
     let free = total.saturating_sub(all_have);
-    let sharers = 1 + others.clone().filter(|other| other.has >= SMALL_BYTES).count() as u64;
+    let grows = |other: &Claimed| other.has >= SMALL_BYTES && other.needs > other.has;
+    let sharers = 1 + others.clone().filter(grows).count() as u64;
     let within = own.has + free / sharers;
     let bytes = within.min(level(total, all().map(|claimed| claimed.needs))).max(floor).min(total);
     Allowance { bytes, sharers, all_have, is_short: free < total / 4 }
@@ -118,21 +125,48 @@ fn level(total: u64, needs: impl Iterator<Item = u64> + Clone) -> u64 {
 pub struct Share {
     /// There may be memory that is shared since a fork.
     has_kin: AtomicBool,
-    /// When dead processes may be looked for again.
-    reap_ns: AtomicU64,
-    /// When the kernel may be asked again what is shared.
-    ask_ns: AtomicU64,
+    /// There was a fork since the kernel was asked last what is shared.
+    has_forked: AtomicBool,
+    /// When that was.
+    asked_ns: AtomicU64,
+    /// How long that took.
+    ask_took_ns: AtomicU64,
     /// What it said last, in bytes.
     found_shared: AtomicU64,
     /// What the pool's limit was last made for.
     pool_for_bytes: AtomicU64,
+    /// When it was last noted what this process has; that, and how much more it was than the time before.
+    noted_ns: AtomicU64,
+    noted_has: AtomicU64,
+    grown_bytes: AtomicU64,
 }
 
 impl Share {
     /// There was a fork, and now there is a child.
     pub fn forked(&self) {
         self.has_kin.store(true, Ordering::Relaxed);
-        self.ask_ns.store(0, Ordering::Relaxed);
+        self.has_forked.store(true, Ordering::Relaxed);
+    }
+
+    /// By how much this process has grown lately, which it is expected to do once more.
+    fn grown(&self, has: u64) -> u64 {
+        let now = now_ns();
+        if now >= self.noted_ns.load(Ordering::Relaxed) + GROWTH_NS {
+            self.noted_ns.store(now, Ordering::Relaxed);
+            let had = self.noted_has.swap(has, Ordering::Relaxed);
+            self.grown_bytes.store(has.saturating_sub(had), Ordering::Relaxed);
+        }
+        let since = has.saturating_sub(self.noted_has.load(Ordering::Relaxed));
+        let grown = since.max(self.grown_bytes.load(Ordering::Relaxed));
+        if grown < GROWTH_BYTES_MIN { 0 } else { grown }
+    }
+
+    /// Whether the kernel may be asked again, by what asking took last time.
+    fn may_ask(&self, is_short: bool) -> bool {
+        let took = self.ask_took_ns.load(Ordering::Relaxed);
+        let cost = if is_short { ASK_COST } else { ASK_COST_UNHURRIED };
+        let wait_ns = (took * cost).clamp(ASK_NS_MIN, ASK_NS_MAX);
+        now_ns() >= self.asked_ns.load(Ordering::Relaxed) + wait_ns
     }
 }
 
@@ -141,7 +175,7 @@ impl Engine {
     pub fn begin_as_child(&self) {
         self.budget.shares(self.measure());
         self.share.has_kin.store(true, Ordering::Relaxed);
-        self.share.ask_ns.store(now_ns() + FIRST_ASK_NS, Ordering::Relaxed);
+        self.share.asked_ns.store(now_ns() + FIRST_ASK_NS - ASK_NS_MIN, Ordering::Relaxed);
     }
 
     /// Measures this process, says what it has, and works out what it may have. Returns what it has. In the keeper.
@@ -151,18 +185,23 @@ impl Engine {
         let peak = &self.membership.session.claims_peak;
         let is_peak = allowance.all_have > peak.load(Ordering::Relaxed);
         let matters = allowance.is_short || is_peak;
-        let is_exact = matters && Self::is_time(&self.share.reap_ns);
+        let is_exact = self.is_to_reap(matters);
         if is_exact {
-            self.share.reap_ns.store(now_ns() + REAP_NS, Ordering::Relaxed);
             self.forget_the_dead();
             allowance = self.say_and_hear();
         }
         let has_kin = self.share.has_kin.load(Ordering::Relaxed);
-        if has_kin && (matters || self.budget.shared() > 0) && Self::is_time(&self.share.ask_ns) {
+        let shared = self.budget.shared();
+        // If everybody writes what he shares, memory is short.
+        let written = allowance.all_have + shared * allowance.sharers;
+        // A child asks soon, and would count for what its parent still counts for, too.
+        let has_forked = self.share.has_forked.load(Ordering::Relaxed);
+        let may_be_short = matters || has_forked || written >= self.budget.total_bytes();
+        if has_kin && (matters || has_forked || shared > 0) && self.share.may_ask(may_be_short) {
             self.ask_what_is_shared();
             allowance = self.say_and_hear();
         }
-        if is_exact {
+        if is_exact && is_peak {
             peak.fetch_max(allowance.all_have, Ordering::Relaxed);
         }
         self.budget.allow(allowance.bytes, allowance.sharers);
@@ -178,20 +217,30 @@ impl Engine {
     fn say_and_hear(&self) -> Allowance {
         let (session, index) = (self.membership.session, self.membership.index);
         let has = self.charged();
-        let more = if has >= self.budget.activate_at() { self.budget.total_bytes() / MORE_SHARE } else { 0 };
-        let own = Claimed { has, needs: has + more };
+        let is_close = has >= self.budget.activate_at();
+        let more = if is_close { self.budget.total_bytes() / MORE_SHARE } else { 0 };
+        let own = Claimed { has, needs: has + more.max(self.share.grown(has)) };
         session.claims[index].store(own);
         let others = session.claims.iter().enumerate().filter(|(at, _)| *at != index);
         let others = others.map(|(_, claim)| claim.load());
         let floor = match self.is_active() {
-            true => SMALL_BYTES.max(self.budget.other() + MANAGED_BYTES_MIN),
+            // What it shares counts for it only in part.
+            true => {
+                let own = self.budget.other().saturating_sub(self.budget.shared());
+                SMALL_BYTES.max(own + MANAGED_BYTES_MIN)
+            }
             false => SMALL_BYTES,
         };
         allowance(self.budget.total_bytes(), own, floor, others)
     }
 
-    fn is_time(from_ns: &AtomicU64) -> bool {
-        now_ns() >= from_ns.load(Ordering::Relaxed)
+    /// Whether this process is the one to look for the dead now.
+    fn is_to_reap(&self, matters: bool) -> bool {
+        let last = &self.membership.session.claims_reaped_ns;
+        let (now, before) = (now_ns(), last.load(Ordering::Relaxed));
+        let wait_ns = if matters { REAP_NS } else { REAP_NS_UNHURRIED };
+        now >= before + wait_ns
+            && last.compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// What the dead have said counts no more.
@@ -210,8 +259,10 @@ impl Engine {
         let (started, before) = (thread_cpu_ns(), self.share.found_shared.load(Ordering::Relaxed));
         // Before the kernel is asked: a fork meanwhile says so again.
         self.share.has_kin.store(false, Ordering::Relaxed);
+        self.share.has_forked.store(false, Ordering::Relaxed);
         let anonymous = self.pager.stats().gauge(Gauge::Anonymous);
-        let Ok(own_part) = self.rollup.anonymous_part_bytes() else { return };
+        // If it doesn't say, nothing counts for others.
+        let own_part = self.rollup.anonymous_part_bytes().unwrap_or(anonymous);
         let shared = anonymous.saturating_sub(own_part);
         self.share.found_shared.store(shared, Ordering::Relaxed);
         // What became this process's own since it asked last becomes so once more until it asks again.
@@ -219,8 +270,8 @@ impl Engine {
         if shared >= SHARED_BYTES_MIN {
             self.share.has_kin.store(true, Ordering::Relaxed);
         }
-        let wait_ns = ((thread_cpu_ns() - started) * ASK_COST).clamp(ASK_NS_MIN, ASK_NS_MAX);
-        self.share.ask_ns.store(now_ns() + wait_ns, Ordering::Relaxed);
+        self.share.ask_took_ns.store(thread_cpu_ns() - started, Ordering::Relaxed);
+        self.share.asked_ns.store(now_ns(), Ordering::Relaxed);
     }
 
     /// The pool is a part of the budget, and goes with it.
