@@ -444,7 +444,7 @@ mod tests {
         assert_eq!(lines.len(), 11, "{lines:#?}");
         for words in [
             "python3 ended with status 0 after 1.5 s (2 processes",
-            "256 MiB (--ram 256M); peak 200 MiB anonymous, 78.1 %",
+            "256 MiB (--ram 256M); peak 250 MiB anonymous, 97.7 %",
             "1000 MiB at most, in memory and evicted: 3.9 times its budget",
             "2 MiB of 128 MiB at most, for 1,536 pages (lz4, 3.0 : 1)",
             "960 pages, 3.8 MiB in 30 writes of 128 KiB, to /var/tmp",
@@ -461,7 +461,7 @@ mod tests {
         let shared = two_programs();
         shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, 0));
         let lines = with(&shared, ChildState::Exited(0), text);
-        assert_eq!(lines[0], "python3 stayed within its budget of 256 MiB (peak 200 MiB)");
+        assert_eq!(lines[0], "python3 stayed within its budget of 256 MiB (peak 250 MiB)");
         assert_eq!(lines.len(), 2);
     }
 

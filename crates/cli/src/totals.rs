@@ -154,6 +154,8 @@ pub mod tests {
             record.stats.add(Counter::FaultPool, n);
             record.stats.latency(Latency::Pool).record(n * 10_000);
         }
+        // Not at the same time.
+        shared.session().claims_peak.store(250 << 20, Ordering::Relaxed);
         shared
     }
 
@@ -163,7 +165,7 @@ pub mod tests {
         assert_eq!(totals.processes.len(), 2);
         assert_eq!((totals.processes[1].pid, totals.processes[1].command.as_str()), (102, "python3"));
         assert_eq!(totals.sum.counter(Counter::Pswpout), 960);
-        assert_eq!(totals.sum.gauge(Gauge::AnonymousPeak), 200 << 20);
+        assert_eq!((totals.sum.gauge(Gauge::AnonymousPeak), totals.anonymous_peak), (200 << 20, 250 << 20));
         assert_eq!((totals.sum.all_latencies().count, totals.sum.all_latencies().max_ns), (2, 20_000));
         assert!(totals.was_active());
     }

@@ -38,7 +38,7 @@ const ASK_COST: u64 = 20;
 const ASK_COST_UNHURRIED: u64 = 400;
 const ASK_NS_MIN: u64 = 10_000_000;
 const ASK_NS_MAX: u64 = 2_000_000_000;
-/// With less the kernel isn't asked any more, until the next fork.
+/// Less counts as nothing, and the kernel isn't asked any more, until the next fork.
 const SHARED_BYTES_MIN: u64 = 256 << 10;
 /// A child waits so long before it asks first: a parent that has nothing to do looks every 20 ms.
 const FIRST_ASK_NS: u64 = 25_000_000;
@@ -264,10 +264,11 @@ impl Engine {
         // If it doesn't say, nothing counts for others.
         let own_part = self.rollup.anonymous_part_bytes().unwrap_or(anonymous);
         let shared = anonymous.saturating_sub(own_part);
+        let shared = if shared < SHARED_BYTES_MIN { 0 } else { shared };
         self.share.found_shared.store(shared, Ordering::Relaxed);
         // What became this process's own since it asked last becomes so once more until it asks again.
         self.budget.shares(shared.saturating_sub(before.saturating_sub(shared)));
-        if shared >= SHARED_BYTES_MIN {
+        if shared > 0 {
             self.share.has_kin.store(true, Ordering::Relaxed);
         }
         self.share.ask_took_ns.store(thread_cpu_ns() - started, Ordering::Relaxed);
