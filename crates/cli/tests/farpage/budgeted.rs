@@ -412,21 +412,30 @@ impl Outcome {
         let (Under::Budget { ram, .. } | Under::Container { ram }) = self.under else {
             panic!("there was no budget");
         };
-        let reached = |bytes: u64| bytes >= ram / 100 * 85;
-        let list = &self.samples.together;
-        let first = list.iter().position(|bytes| reached(*bytes));
-        let Some(first) = first else { panic!("the budget was never reached: {:?}", list.iter().max()) };
         let is_full_size = std::env::var("FARPAGE_TEST_SIZE").as_deref() == Ok("full");
-        // A fork's child has an engine before its parent has made room for that.
+        let slack = |least: u64| if is_full_size { ram / 20 } else { (ram / 20).max(least) };
+        let together = &self.samples.together;
+        let first = first_at(together, ram);
+        assert!(first < together.len(), "the budget was never reached: {:?}", together.iter().max());
         let is_tree = self.samples.of.len() > 1;
-        let least = if is_tree { 8 * MIB } else { 4 * MIB };
-        let slack = if is_full_size { ram / 20 } else { (ram / 20).max(least) };
-        let is_over = |at: usize| list.get(at).is_some_and(|bytes| *bytes > ram + slack);
+        // A fork's child has an engine before its parent has made room for that.
+        let most = ram + slack(if is_tree { 8 * MIB } else { 4 * MIB });
+        let is_over = |at: usize| together.get(at).is_some_and(|bytes| *bytes > most);
         // Processes are looked at one after the other: what one shares with a child that is made meanwhile counts for it
         // alone, and for the child in part once more. Not at the next look.
-        let over: Vec<_> = (first..list.len())
-            .filter(|at| is_over(*at) && (!is_tree || is_over(at.wrapping_sub(1)) || is_over(at + 1)))
-            .collect();
+        let over = (first..together.len())
+            .filter(|at| is_over(*at) && (!is_tree || is_over(at.wrapping_sub(1)) || is_over(at + 1)));
+        self.assert_none("all together", together, first, over.collect());
+        for (pid, list) in &self.samples.of {
+            let first = first_at(list, ram);
+            let over = (first..list.len()).filter(|at| list[*at] > ram + slack(4 * MIB));
+            self.assert_none(&format!("process {pid}"), list, first, over.collect());
+        }
+        self
+    }
+
+    /// Fails if there are samples that were `over`. Counting starts with the `first` that reached the budget.
+    fn assert_none(&self, who: &str, list: &[u64], first: usize, over: Vec<usize>) {
         // What was before and after each says whether it was the take-over, a moment, or for good.
         let around = |at: &usize| {
             let near = &list[at.saturating_sub(2)..list.len().min(at + 3)];
@@ -435,14 +444,17 @@ impl Outcome {
         let peaks: Vec<_> = self.samples.peaks().iter().map(|bytes| bytes / MIB).collect();
         assert!(
             over.is_empty(),
-            "{} of {} samples were over the budget of {} MiB + 5 %; sample {first} was the first to reach it, over and \
-             with two neighbours were, in MiB, {:?}; each process had at most {peaks:?}:\n{}",
+            "{who} had {} of {} samples over the budget + 5 %; sample {first} was the first to reach it, over and with two \
+             neighbours were, in MiB, {:?}; each process had at most {peaks:?}:\n{}",
             over.len(),
             list.len(),
-            ram / MIB,
             over.iter().map(around).collect::<Vec<_>>(),
             self.stderr
         );
-        self
     }
+}
+
+/// Which sample was the first to reach a budget; their number if none did.
+fn first_at(list: &[u64], ram: u64) -> usize {
+    list.iter().position(|bytes| *bytes >= ram / 100 * 85).unwrap_or(list.len())
 }
