@@ -50,16 +50,26 @@ impl Rollup {
         open(c"/proc/thread-self/smaps_rollup").map(Rollup)
     }
 
-    /// Anonymous resident bytes, of which those that are shared since a fork count in part: `Pss_Anon`. The kernel looks at
-    /// every page: milliseconds for each GiB.
-    pub fn anonymous_part_bytes(&self) -> Result<u64, Errno> {
+    /// What it says now. The kernel looks at every page: milliseconds for each GiB.
+    pub fn anonymous(&self) -> Result<AnonymousParts, Errno> {
         let mut text = [0_u8; 2048];
         let length = read_at(&self.0, &mut text, 0)?;
-        let line =
-            text[..length].split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Pss_Anon:"));
-        let number = line.and_then(|line| line.strip_suffix(b" kB")).and_then(parse_decimal);
-        number.map(|kib| kib * 1024).ok_or(Errno(5))
+        let bytes = |name: &[u8]| {
+            let line = text[..length].split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name));
+            let number = line.and_then(|line| line.strip_suffix(b" kB")).and_then(parse_decimal);
+            number.map(|kib| kib * 1024).ok_or(Errno(5))
+        };
+        Ok(AnonymousParts { own_part: bytes(b"Pss_Anon:")?, shared: bytes(b"Shared_Dirty:")? })
     }
+}
+
+/// What [`Rollup`] says of memory that processes share since a fork, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct AnonymousParts {
+    /// This process's part: what is its own, and of what it shares with one other half, with two a third ... `Pss_Anon`.
+    pub own_part: u64,
+    /// All that it shares with others, and what it has of written files that others have, too.
+    pub shared: u64,
 }
 
 fn parse_decimal(digits: &[u8]) -> Option<u64> {

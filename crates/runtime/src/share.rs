@@ -19,6 +19,7 @@ use crate::engine::Engine;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farpage_core::stats::Gauge;
 use farpage_os::clock::{now_ns, thread_cpu_ns};
+use farpage_os::proc::AnonymousParts;
 
 /// A process with less isn't asked for any of it: most of that can't be evicted.
 pub const SMALL_BYTES: u64 = 8 << 20;
@@ -131,13 +132,14 @@ pub struct Share {
     asked_ns: AtomicU64,
     /// How long that took.
     ask_took_ns: AtomicU64,
-    /// What it said last, in bytes.
+    /// What it said last, in bytes: what others have, too, and how much of that counts for them.
+    found_with_others: AtomicU64,
     found_shared: AtomicU64,
     /// What the pool's limit was last made for.
     pool_for_bytes: AtomicU64,
-    /// When it was last noted what this process has; that, and how much more it was than the time before.
+    /// When this process's memory was last noted; how much that was, and how much more than the time before.
     noted_ns: AtomicU64,
-    noted_has: AtomicU64,
+    noted_bytes: AtomicU64,
     grown_bytes: AtomicU64,
 }
 
@@ -148,15 +150,16 @@ impl Share {
         self.has_forked.store(true, Ordering::Relaxed);
     }
 
-    /// By how much this process has grown lately, which it is expected to do once more.
-    fn grown(&self, has: u64) -> u64 {
+    /// By how much this process has grown lately, which it is expected to do once more. It now has `bytes`, whoever they
+    /// count for: that they count for others no more isn't growth.
+    fn grown(&self, bytes: u64) -> u64 {
         let now = now_ns();
         if now >= self.noted_ns.load(Ordering::Relaxed) + GROWTH_NS {
             self.noted_ns.store(now, Ordering::Relaxed);
-            let had = self.noted_has.swap(has, Ordering::Relaxed);
-            self.grown_bytes.store(has.saturating_sub(had), Ordering::Relaxed);
+            let had = self.noted_bytes.swap(bytes, Ordering::Relaxed);
+            self.grown_bytes.store(bytes.saturating_sub(had), Ordering::Relaxed);
         }
-        let since = has.saturating_sub(self.noted_has.load(Ordering::Relaxed));
+        let since = bytes.saturating_sub(self.noted_bytes.load(Ordering::Relaxed));
         let grown = since.max(self.grown_bytes.load(Ordering::Relaxed));
         if grown < GROWTH_BYTES_MIN { 0 } else { grown }
     }
@@ -173,7 +176,10 @@ impl Share {
 impl Engine {
     /// This process is a fork's child: until its parent has asked what it has no more, that counts for the parent.
     pub fn begin_as_child(&self) {
-        self.budget.shares(self.measure());
+        let inherited = self.measure();
+        self.budget.shares(inherited);
+        self.share.noted_ns.store(now_ns(), Ordering::Relaxed);
+        self.share.noted_bytes.store(inherited, Ordering::Relaxed);
         self.share.has_kin.store(true, Ordering::Relaxed);
         self.share.asked_ns.store(now_ns() + FIRST_ASK_NS - ASK_NS_MIN, Ordering::Relaxed);
     }
@@ -199,6 +205,10 @@ impl Engine {
         let may_be_short = matters || has_forked || written >= self.budget.total_bytes();
         if has_kin && (matters || has_forked || shared > 0) && self.share.may_ask(may_be_short) {
             self.ask_what_is_shared();
+            if self.budget.shared() < shared {
+                // Perhaps because somebody has ended.
+                self.forget_the_dead();
+            }
             allowance = self.say_and_hear();
         }
         if is_exact && is_peak {
@@ -219,7 +229,7 @@ impl Engine {
         let has = self.charged();
         let is_close = has >= self.budget.activate_at();
         let more = if is_close { self.budget.total_bytes() / MORE_SHARE } else { 0 };
-        let own = Claimed { has, needs: has + more.max(self.share.grown(has)) };
+        let own = Claimed { has, needs: has + more.max(self.share.grown(has + self.budget.shared())) };
         session.claims[index].store(own);
         let others = session.claims.iter().enumerate().filter(|(at, _)| *at != index);
         let others = others.map(|(_, claim)| claim.load());
@@ -256,18 +266,22 @@ impl Engine {
 
     /// Finds out how much of this process's memory is also others', and their part of it.
     fn ask_what_is_shared(&self) {
-        let (started, before) = (thread_cpu_ns(), self.share.found_shared.load(Ordering::Relaxed));
+        let share = &self.share;
+        let started = thread_cpu_ns();
         // Before the kernel is asked: a fork meanwhile says so again.
-        self.share.has_kin.store(false, Ordering::Relaxed);
-        self.share.has_forked.store(false, Ordering::Relaxed);
+        share.has_kin.store(false, Ordering::Relaxed);
+        share.has_forked.store(false, Ordering::Relaxed);
         let anonymous = self.pager.stats().gauge(Gauge::Anonymous);
         // If it doesn't say, nothing counts for others.
-        let own_part = self.rollup.anonymous_part_bytes().unwrap_or(anonymous);
-        let shared = anonymous.saturating_sub(own_part);
+        let parts = self.rollup.anonymous().unwrap_or(AnonymousParts { own_part: anonymous, shared: 0 });
+        let shared = anonymous.saturating_sub(parts.own_part);
         let shared = if shared < SHARED_BYTES_MIN { 0 } else { shared };
-        self.share.found_shared.store(shared, Ordering::Relaxed);
-        // What became this process's own since it asked last becomes so once more until it asks again.
-        self.budget.shares(shared.saturating_sub(before.saturating_sub(shared)));
+        let before = share.found_shared.swap(shared, Ordering::Relaxed);
+        let with_others_before = share.found_with_others.swap(parts.shared, Ordering::Relaxed);
+        // What this process has written since it asked last is its own now, and it writes as much again until it asks
+        // again. That others have ended or written makes its part larger, too, but not at what it does.
+        let written = with_others_before.saturating_sub(parts.shared);
+        self.budget.shares(shared.saturating_sub(written.min(before.saturating_sub(shared))));
         if shared > 0 {
             self.share.has_kin.store(true, Ordering::Relaxed);
         }
