@@ -44,7 +44,7 @@ pub fn run(input: &mut Input) {
     });
     while !input.is_over() {
         // Taking is never switched off.
-        let kind = input.kind(5, off & !1);
+        let kind = input.kind(6, off & !1);
         let who = input.below(2);
         let cpu = input.below(4);
         match kind {
@@ -71,6 +71,7 @@ pub fn run(input: &mut Input) {
                 let process = &mut processes[who];
                 process.discarding.pop().into_iter().for_each(|run| process.slots.discarded(run));
             }
+            Some(5) => processes[who].slots.let_go(),
             _ => {}
         }
         processes.iter().for_each(Process::agrees);

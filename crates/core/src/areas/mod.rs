@@ -287,6 +287,12 @@ impl<'m> Areas<'m> {
         }
     }
 
+    /// Other processes get what this one has leased in areas of which it uses nothing. Call now and then.
+    pub fn let_go_of_unused(&self) {
+        let areas = (0..self.count).map(|id| &self.area(AreaId(id as u8)).slots);
+        areas.filter(|slots| slots.in_use() == 0).for_each(Slots::let_go);
+    }
+
     /// Somebody else refers to a slot in use, too. Returns how many do now.
     pub fn share(&self, slot: SlotIndex) -> Result<u32, NotShared> {
         let (area, offset) = (self.area(slot.area()), slot.offset());

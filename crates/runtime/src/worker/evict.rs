@@ -385,6 +385,7 @@ impl Worker {
         if now >= self.retry_areas_at_ns {
             self.retry_areas_at_ns = now + RETRY_AREAS_NS;
             self.engine.reap_dead_processes();
+            self.engine.pager.areas().let_go_of_unused();
             self.engine.pager.areas().reopen();
             self.engine.pager.areas().note_used();
             self.engine.protections.inspect(|protections| protections.count_mappings());

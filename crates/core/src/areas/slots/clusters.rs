@@ -242,6 +242,24 @@ impl<'m, P: Probe> Clusters<'m, P> {
         }
     }
 
+    /// Empties all hands and gives every empty cluster back to the other processes.
+    pub fn let_go(&self) {
+        for cpu in 0..self.hands.len() {
+            let mut hand = self.hand(cpu);
+            let Some(number) = hand.cluster.checked_sub(1) else { continue };
+            let mut lists = self.lists();
+            let mut cluster = self.cluster(number);
+            cluster.taken = cluster.taken.without(&hand.free);
+            cluster.free += hand.free.count() as u16;
+            *hand = Hand { free: Bits::NONE, cluster: 0 };
+            self.place(&mut lists, number, &mut cluster);
+        }
+        let mut lists = self.lists();
+        while let Some(number) = lists.first(List::Free) {
+            self.move_to(&mut lists, number, &mut self.cluster(number), List::Unleased);
+        }
+    }
+
     /// Puts a cluster that no CPU has in its hand where it belongs.
     fn place(&self, lists: &mut Lists<'m>, number: u32, cluster: &mut Cluster) {
         let (from, mut to) = (cluster.list(), cluster.wanted(self.ground.discards));
@@ -254,7 +272,11 @@ impl<'m, P: Probe> Clusters<'m, P> {
         if to == List::Free && lists.length(List::Free) >= EMPTY_KEPT {
             to = List::Unleased;
         }
-        lists.move_to(number, from, to);
+        self.move_to(lists, number, cluster, to);
+    }
+
+    fn move_to(&self, lists: &mut Lists<'m>, number: u32, cluster: &mut Cluster, to: List) {
+        lists.move_to(number, cluster.list(), to);
         cluster.list = to as u8;
         if to == List::Unleased {
             lists.leased -= 1;

@@ -219,11 +219,23 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
+    /// Gives back what is leased and empty, also what is kept for the next to take: for a process that uses no slot. The
+    /// baselines' policies keep it.
+    pub fn let_go(&self) {
+        if let Policy::Clusters(clusters) = &self.policy {
+            clusters.let_go();
+        }
+    }
+
     /// Who has which cluster.
     pub fn leases(&self) -> &Leases<'m> {
+        &self.ground().leases
+    }
+
+    fn ground(&self) -> &Ground<'m> {
         match &self.policy {
-            Policy::Clusters(clusters) => &clusters.ground.leases,
-            Policy::Classic(classic) => &classic.ground.leases,
+            Policy::Clusters(clusters) => &clusters.ground,
+            Policy::Classic(classic) => &classic.ground,
         }
     }
 

@@ -66,6 +66,7 @@ enum Op {
     FreeMany(usize),
     Discard,
     Discarded,
+    LetGo,
     /// The other process takes a cluster, or gives one back.
     Other(bool),
 }
@@ -77,6 +78,7 @@ fn op() -> impl Strategy<Value = Op> {
         2 => any::<usize>().prop_map(Op::FreeMany),
         1 => Just(Op::Discard),
         1 => Just(Op::Discarded),
+        1 => Just(Op::LetGo),
         1 => any::<bool>().prop_map(Op::Other),
     ]
 }
@@ -151,6 +153,16 @@ fn run(setting: &Setting, ops: Vec<Op>) -> Result<(), TestCaseError> {
                 }
             }
             Op::Discarded => model.discarding.pop().into_iter().for_each(|run| slots.discarded(run)),
+            Op::LetGo => {
+                slots.let_go();
+                if setting.policy == SlotPolicy::Clusters && !setting.discards {
+                    let is_kept = |number: &u32| slots.leases().holds(*number);
+                    let usable = |number: &u32| slots.ground().usable(*number) > 0;
+                    let kept: BTreeSet<u32> = (0..CLUSTERS).filter(is_kept).filter(usable).collect();
+                    let used = model.used.iter().map(|slot| slot / CLUSTER_SLOTS).collect();
+                    prop_assert_eq!(kept, used);
+                }
+            }
             Op::Other(true) => model.others.extend(other.take(CLUSTERS)),
             Op::Other(false) => model.others.pop().into_iter().for_each(|cluster| other.give_back(cluster)),
         }
