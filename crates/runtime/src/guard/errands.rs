@@ -9,8 +9,9 @@
 use super::rooms;
 use crate::engine::Engine;
 use crate::worker::Worker;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use farpage_core::pager::Access;
+use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
+use core::sync::atomic::{AtomicU32, Ordering};
 use farpage_core::sync;
 use farpage_core::table::ranges::Flags;
 use farpage_core::units::{PageIndex, PageRange};
@@ -41,9 +42,8 @@ pub enum Wanted {
 /// One room's. All zero: nothing is asked.
 pub struct Errand {
     state: AtomicU32,
-    kind: AtomicU32,
-    start: AtomicU64,
-    end: AtomicU64,
+    /// The child's until it has asked, and then the engine thread's that has taken it on.
+    wanted: UnsafeCell<MaybeUninit<Wanted>>,
 }
 
 fn is_gone(process: u32) -> bool {
@@ -62,13 +62,8 @@ impl Errand {
     /// In the child: returns once it was done. False if none of that is memory that we manage.
     pub fn ask(&self, engine: &Engine, wanted: Wanted) -> bool {
         let Some(handover) = engine.handover else { return false };
-        let (kind, pages) = match wanted {
-            Wanted::Pages(pages, write) => (u32::from(write), pages),
-            Wanted::Fault(Fault { page, access }) => (2 + access as u32, PageRange::of(page, 1)),
-        };
-        self.kind.store(kind, Ordering::Relaxed);
-        self.start.store(pages.start.0, Ordering::Relaxed);
-        self.end.store(pages.end.0, Ordering::Relaxed);
+        // SAFETY: nothing is asked, so nobody else looks.
+        unsafe { (*self.wanted.get()).write(wanted) };
         // Ordering: SeqCst: who doesn't see it when he looks sees that the bell has rung since.
         self.state.store(ASKED, Ordering::SeqCst);
         handover.ring();
@@ -100,17 +95,8 @@ impl Errand {
         {
             return;
         }
-        let page = |word: &AtomicU64| PageIndex(word.load(Ordering::Relaxed));
-        let pages = PageRange::new(page(&self.start), page(&self.end));
-        let wanted = match self.kind.load(Ordering::Relaxed) {
-            kind @ 0..2 => Wanted::Pages(pages, kind == 1),
-            kind => {
-                let access = [Access::Read, Access::Write, Access::WriteProtected];
-                let is_it = |access: &Access| 2 + *access as u32 == kind;
-                let access = access.into_iter().find(is_it).unwrap_or(Access::Read);
-                Wanted::Fault(Fault { page: pages.start, access })
-            }
-        };
+        // SAFETY: written before ASKED was, and the child waits.
+        let wanted = unsafe { (*self.wanted.get()).assume_init() };
         let answer = if do_for_child(engine, worker, wanted) { DONE } else { NOT_OURS };
         self.state.store(answer, Ordering::Release);
         futex::wake(&self.state, u32::MAX >> 1);
