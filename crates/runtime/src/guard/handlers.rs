@@ -66,8 +66,9 @@ pub unsafe extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut Co
             return;
         }
     }
+    let spent = engine().and_then(rooms::spent_by_child);
     // SAFETY: passed on.
-    unsafe { signals::hand_on(signal, info, context) }
+    unsafe { signals::hand_on(signal, info, context, spent) }
 }
 
 /// Whether a child of vfork is to try the access again. It takes no lock.
@@ -152,8 +153,9 @@ pub unsafe extern "C" fn on_sigsys(signal: i32, info: *mut Info, context: *mut C
     // SAFETY: the kernel's own structures, for this call.
     let stopped = unsafe { (*info).stopped_call() };
     let Some(number) = stopped else {
+        let spent = engine().and_then(rooms::spent_by_child);
         // SAFETY: passed on.
-        return unsafe { signals::hand_on(signal, info, context) };
+        return unsafe { signals::hand_on(signal, info, context, spent) };
     };
     // SAFETY: as above.
     let context = unsafe { &mut *context };

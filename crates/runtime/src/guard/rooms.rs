@@ -51,8 +51,8 @@ pub struct Own {
     pub alternate: AlternateStack,
     /// Signals that the program believes to block, and that stay open.
     pub claimed: u64,
-    /// The thread waits for a child that uses its room, or has: levels that were busy before, one bit each.
-    pub lent: Option<u32>,
+    /// The thread waits for a child that uses its room, or has.
+    pub lent: Option<Lent>,
     /// The last fault that wasn't in memory of ours, and how many changes of mappings were over then.
     pub strange: (PageIndex, u32),
     /// When that was, and how often in a row its page should have been there.
@@ -63,6 +63,15 @@ pub struct Own {
     pub not_ours: (PageRange, u32),
     /// The call that the thread was in before it was told to arm itself.
     pub expected: Option<farpage_os::proc::CallUnderWay>,
+}
+
+/// A room that a child of vfork uses.
+#[derive(Clone, Copy)]
+pub struct Lent {
+    /// Levels that were busy before, one bit each.
+    busy: u32,
+    /// Our signals for which the child had a handler once, and has no more: the maker still has it.
+    spent: u64,
 }
 
 /// A try that is longer after the last one has nothing to do with it.
@@ -211,7 +220,9 @@ impl Room {
         let busy = self.levels.iter().enumerate().filter(|(_, level)| level.holder.is_busy());
         // SAFETY: the thread's own.
         let lent = unsafe { &mut (*self.own.get()).lent };
-        if lent.replace(busy.fold(0, |bits, (at, _)| bits | 1 << at)).is_none() {
+        let busy = busy.fold(0, |bits, (at, _)| bits | 1 << at);
+        let spent = lent.map_or(0, |lent| lent.spent);
+        if lent.replace(Lent { busy, spent }).is_none() {
             LENT.fetch_add(1, Ordering::SeqCst);
         }
     }
@@ -220,7 +231,7 @@ impl Room {
     pub fn take_back(&self) {
         // SAFETY: the thread's own, or its child's while it waits.
         let lent = unsafe { &mut (*self.own.get()).lent };
-        let Some(before) = *lent else { return };
+        let Some(Lent { busy, .. }) = *lent else { return };
         // SAFETY: takes nothing.
         let caller = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
         if caller != self.thread.load(Ordering::Relaxed) {
@@ -230,7 +241,7 @@ impl Room {
         self.errand.give_up();
         LENT.fetch_sub(1, Ordering::SeqCst);
         for (at, level) in self.levels.iter().enumerate() {
-            if before & 1 << at == 0 {
+            if busy & 1 << at == 0 {
                 level.holder.release();
             }
         }
@@ -303,6 +314,13 @@ pub fn borrowed(engine: &Engine) -> Option<&'static Room> {
     }
     // SAFETY: the room that this runs in.
     Room::if_here().filter(|room| unsafe { (*room.own.get()).lent.is_some() })
+}
+
+/// If the caller is a child of vfork: the signals that it has no handler for any more. In a handler.
+pub fn spent_by_child(engine: &Engine) -> Option<&'static mut u64> {
+    let room = borrowed(engine)?;
+    // SAFETY: the child's while its maker waits; nobody else looks at it.
+    unsafe { (*room.own.get()).lent.as_mut() }.map(|lent| &mut lent.spent)
 }
 
 /// Whether a thread of this process has not ended yet.

@@ -131,17 +131,22 @@ pub fn uninstall() {
     }
 }
 
-/// A signal that isn't about us: what the program would do with it.
+/// A signal that isn't about us: what the program would do with it. A child of vfork brings the set of those for which it
+/// has no handler any more.
 ///
 /// # Safety
 /// In a handler of ours, with what that was given.
-pub unsafe fn hand_on(signal: i32, info: *mut Info, context: *mut Context) {
-    let action = disposition(signal as usize);
+pub unsafe fn hand_on(signal: i32, info: *mut Info, context: *mut Context, spent: Option<&mut u64>) {
+    let own = bit(signal as u32);
+    let is_spent = spent.as_ref().is_some_and(|spent| **spent & own != 0);
+    let action = if is_spent { Action::DEFAULT } else { disposition(signal as usize) };
     // SAFETY: the kernel's own structures.
     let (was_sent, blocked) = unsafe { ((*info).was_sent(), (*context).blocked) };
     if action.is_handler() {
-        if action.is_once() {
-            set_disposition(signal as usize, Action::DEFAULT);
+        match spent {
+            Some(spent) if action.is_once() => *spent |= own,
+            None if action.is_once() => set_disposition(signal as usize, Action::DEFAULT),
+            _ => {}
         }
         set_blocked(action.blocks(signal as u32, blocked) & !open());
         // SAFETY: the program's handler, called with what the kernel would call it with: it takes one argument or three.
