@@ -21,7 +21,7 @@ use farpage_core::units::AREAS_MAX;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x07");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x08");
 /// Whether the calling thread can open the session.
 pub fn is_reachable(path: &core::ffi::CStr) -> bool {
     let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;

@@ -16,6 +16,7 @@
 //! milliseconds for each GiB, so it is done only by those that have forked or were forked, and only when memory is short.
 
 use crate::engine::Engine;
+use crate::session::PROCESSES_MAX;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farpage_core::stats::Gauge;
 use farpage_os::clock::{now_ns, thread_cpu_ns};
@@ -51,6 +52,8 @@ pub struct Claim {
     has: AtomicU64,
     /// The same and what it would like to have soon.
     needs: AtomicU64,
+    /// What it has anyhow, if it needs that: it can't be evicted.
+    floor: AtomicU64,
 }
 
 /// The same at one moment.
@@ -60,18 +63,30 @@ pub struct Claimed {
     pub has: u64,
     /// See [`Claim`].
     pub needs: u64,
+    /// See [`Claim`].
+    pub floor: u64,
 }
 
 impl Claim {
     /// What it says now.
     pub fn load(&self) -> Claimed {
-        Claimed { has: self.has.load(Ordering::Relaxed), needs: self.needs.load(Ordering::Relaxed) }
+        let [has, needs, floor] =
+            [&self.has, &self.needs, &self.floor].map(|word| word.load(Ordering::Relaxed));
+        Claimed { has, needs, floor }
     }
 
     /// Says it.
     pub fn store(&self, claimed: Claimed) {
         self.has.store(claimed.has, Ordering::Relaxed);
         self.needs.store(claimed.needs, Ordering::Relaxed);
+        self.floor.store(claimed.floor, Ordering::Relaxed);
+    }
+}
+
+impl Claimed {
+    /// What it gets where nobody gets more than `level`, but for what can't be evicted.
+    fn up_to(&self, level: u64) -> u64 {
+        self.needs.min(self.floor.max(level))
     }
 }
 
@@ -88,37 +103,31 @@ pub struct Allowance {
     pub is_short: bool,
 }
 
-/// What a process may have of `total` bytes. It may always have `floor`.
-pub fn allowance<I>(total: u64, own: Claimed, floor: u64, others: I) -> Allowance
-where
-    I: Iterator<Item = Claimed> + Clone,
-{
-    let all = || others.clone().chain([own]);
+/// What a process may have of `total` bytes beside `others`. It may always have its floor.
+pub fn allowance(total: u64, own: Claimed, others: &[Claimed]) -> Allowance {
+    let all = || others.iter().chain([&own]);
     let all_have = all().map(|claimed| claimed.has).sum();
     let free = total.saturating_sub(all_have);
-    let grows = |other: &Claimed| other.has >= SMALL_BYTES && other.needs > other.has;
-    let sharers = 1 + others.clone().filter(grows).count() as u64;
+    let grows = |other: &&Claimed| other.has >= SMALL_BYTES && other.needs > other.has;
+    let sharers = 1 + others.iter().filter(grows).count() as u64;
     let within = own.has + free / sharers;
-    let bytes = within.min(level(total, all().map(|claimed| claimed.needs))).max(floor).min(total);
+    let bytes = within.min(level(total, all)).max(own.floor).min(total);
     Allowance { bytes, sharers, all_have, is_short: free < total / 4 }
 }
 
 /// What nobody may have more of so that all together have `total`, if each gets what it needs up to that.
-fn level(total: u64, needs: impl Iterator<Item = u64> + Clone) -> u64 {
-    if needs.clone().sum::<u64>() <= total {
+fn level<'c, I: Iterator<Item = &'c Claimed>>(total: u64, all: impl Fn() -> I) -> u64 {
+    let fits = |level: u64| all().map(|claimed| claimed.up_to(level)).sum::<u64>() <= total;
+    if fits(u64::MAX) {
         return u64::MAX;
     }
-    let mut level = total / needs.clone().count() as u64;
-    loop {
-        let less: u64 = needs.clone().filter(|need| *need <= level).sum();
-        let more = needs.clone().filter(|need| *need > level).count() as u64;
-        // What those leave that need less is for the others, which makes still more of them need less.
-        let next = total.saturating_sub(less) / more.max(1);
-        if next <= level {
-            return level;
-        }
-        level = next;
+    // The highest that fits: 0 if only what can't be evicted is too much.
+    let (mut fitting, mut above) = (0, total + 1);
+    while above - fitting > 1 {
+        let middle = fitting + (above - fitting) / 2;
+        if fits(middle) { fitting = middle } else { above = middle }
     }
+    fitting
 }
 
 /// What the keeper remembers from one look at the others to the next.
@@ -229,10 +238,6 @@ impl Engine {
         let has = self.charged();
         let is_close = has >= self.budget.activate_at();
         let more = if is_close { self.budget.total_bytes() / MORE_SHARE } else { 0 };
-        let own = Claimed { has, needs: has + more.max(self.share.grown(has + self.budget.shared())) };
-        session.claims[index].store(own);
-        let others = session.claims.iter().enumerate().filter(|(at, _)| *at != index);
-        let others = others.map(|(_, claim)| claim.load());
         let floor = match self.is_active() {
             // What it shares counts for it only in part.
             true => {
@@ -241,7 +246,19 @@ impl Engine {
             }
             false => SMALL_BYTES,
         };
-        allowance(self.budget.total_bytes(), own, floor, others)
+        let needs = has + more.max(self.share.grown(has + self.budget.shared()));
+        let own = Claimed { has, needs, floor };
+        session.claims[index].store(own);
+        let mut others = [Claimed::default(); PROCESSES_MAX];
+        let mut count = 0;
+        for (at, claim) in session.claims.iter().enumerate() {
+            let claimed = claim.load();
+            if at != index && claimed.has > 0 {
+                others[count] = claimed;
+                count += 1;
+            }
+        }
+        allowance(self.budget.total_bytes(), own, &others[..count])
     }
 
     /// Whether this process is the one to look for the dead now.
@@ -312,14 +329,13 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn claimed(has: u64, needs: u64) -> Claimed {
-        Claimed { has: has * MIB, needs: needs * MIB }
+        Claimed { has: has * MIB, needs: needs * MIB, floor: 0 }
     }
 
     /// What each of them may have.
     fn allowances(total: u64, all: &[Claimed]) -> Vec<u64> {
-        let others =
-            |own: usize| all.iter().enumerate().filter(move |(at, _)| *at != own).map(|(_, other)| *other);
-        (0..all.len()).map(|own| allowance(total, all[own], 0, others(own)).bytes).collect()
+        let others = |own: usize| [&all[..own], &all[own + 1..]].concat();
+        (0..all.len()).map(|own| allowance(total, all[own], &others(own)).bytes).collect()
     }
 
     #[test]
@@ -342,6 +358,19 @@ mod tests {
         assert_eq!(allowances(128 * MIB, &[claimed(64, 68), claimed(64, 68)]), [64 * MIB; 2]);
     }
 
+    /// What one can't evict is gone for all others in the same measure.
+    #[test]
+    fn who_cannot_evict_leaves_the_rest_to_all_others() {
+        let all = [Claimed { floor: 70 * MIB, ..claimed(80, 84) }, claimed(29, 33), claimed(28, 32)];
+        assert_eq!(allowances(120 * MIB, &all), [70 * MIB, 25 * MIB, 25 * MIB]);
+        // More than there is.
+        let all = [
+            Claimed { floor: 200 * MIB, ..claimed(200, 204) },
+            Claimed { floor: 8 * MIB, ..claimed(30, 34) },
+        ];
+        assert_eq!(allowances(128 * MIB, &all), [128 * MIB, 8 * MIB]);
+    }
+
     /// As often as all of them look, evict what is too much and grow as they may, they have no more than the budget and
     /// nobody waits who has less than others.
     #[test]
@@ -349,7 +378,8 @@ mod tests {
         let total = 256 * MIB;
         let mut has = [200 * MIB, 40 * MIB, 8 * MIB, 8 * MIB];
         for _ in 0..2000 {
-            let all: Vec<_> = has.iter().map(|has| Claimed { has: *has, needs: has + total / 32 }).collect();
+            let claim = |has: &u64| Claimed { has: *has, needs: has + total / 32, floor: 0 };
+            let all: Vec<_> = has.iter().map(claim).collect();
             for (has, may) in has.iter_mut().zip(allowances(total, &all)) {
                 *has = if *has > may { (*has - MIB / 4).max(may) } else { (*has + MIB / 4).min(may) };
             }
@@ -362,12 +392,13 @@ mod tests {
         #[test]
         fn level_is_where_what_is_needed_up_to_it_fits(
             total in 1_u64..10_000,
-            needs in prop::collection::vec(0_u64..5_000, 1..12),
+            needs in prop::collection::vec((0_u64..5_000, prop_oneof![Just(0), 0_u64..2_000]), 1..12),
         ) {
-            let level = level(total, needs.iter().copied());
-            let up_to = |level: u64| needs.iter().map(|need| level.min(*need)).sum::<u64>();
-            prop_assert!(up_to(level) <= total);
-            // A little more doesn't fit: integers are rounded down once for each.
+            let all: Vec<_> = needs.iter().map(|&(needs, floor)| Claimed { has: 0, needs, floor }).collect();
+            let level = level(total, || all.iter());
+            let up_to = |level: u64| needs.iter().map(|(need, floor)| *need.min(floor.max(&level))).sum::<u64>();
+            prop_assert!(up_to(level) <= total || level == 0);
+            // A little more doesn't fit.
             if level != u64::MAX {
                 prop_assert!(up_to(level + 1) > total);
             }
