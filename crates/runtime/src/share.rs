@@ -54,6 +54,8 @@ pub struct Claim {
     needs: AtomicU64,
     /// What it has anyhow, if it needs that: it can't be evicted.
     floor: AtomicU64,
+    /// What it would have more if it wrote all that it shares.
+    shared: AtomicU64,
 }
 
 /// The same at one moment.
@@ -65,14 +67,16 @@ pub struct Claimed {
     pub needs: u64,
     /// See [`Claim`].
     pub floor: u64,
+    /// See [`Claim`].
+    pub shared: u64,
 }
 
 impl Claim {
     /// What it says now.
     pub fn load(&self) -> Claimed {
-        let [has, needs, floor] =
-            [&self.has, &self.needs, &self.floor].map(|word| word.load(Ordering::Relaxed));
-        Claimed { has, needs, floor }
+        let words = [&self.has, &self.needs, &self.floor, &self.shared];
+        let [has, needs, floor, shared] = words.map(|word| word.load(Ordering::Relaxed));
+        Claimed { has, needs, floor, shared }
     }
 
     /// Says it.
@@ -80,6 +84,7 @@ impl Claim {
         self.has.store(claimed.has, Ordering::Relaxed);
         self.needs.store(claimed.needs, Ordering::Relaxed);
         self.floor.store(claimed.floor, Ordering::Relaxed);
+        self.shared.store(claimed.shared, Ordering::Relaxed);
     }
 }
 
@@ -99,6 +104,8 @@ pub struct Allowance {
     pub sharers: u64,
     /// What all of them have.
     pub all_have: u64,
+    /// What all of them would have if each wrote what it shares.
+    pub all_may_have: u64,
     /// Less than a quarter of the budget is left.
     pub is_short: bool,
 }
@@ -107,12 +114,13 @@ pub struct Allowance {
 pub fn allowance(total: u64, own: Claimed, others: &[Claimed]) -> Allowance {
     let all = || others.iter().chain([&own]);
     let all_have = all().map(|claimed| claimed.has).sum();
+    let all_may_have = all().map(|claimed| claimed.has + claimed.shared).sum();
     let free = total.saturating_sub(all_have);
     let grows = |other: &&Claimed| other.has >= SMALL_BYTES && other.needs > other.has;
     let sharers = 1 + others.iter().filter(grows).count() as u64;
     let within = own.has + free / sharers;
     let bytes = within.min(level(total, all)).max(own.floor).min(total);
-    Allowance { bytes, sharers, all_have, is_short: free < total / 4 }
+    Allowance { bytes, sharers, all_have, all_may_have, is_short: free < total / 4 }
 }
 
 /// What nobody may have more of so that all together have `total`, if each gets what it needs up to that.
@@ -207,11 +215,9 @@ impl Engine {
         }
         let has_kin = self.share.has_kin.load(Ordering::Relaxed);
         let shared = self.budget.shared();
-        // If everybody writes what he shares, memory is short.
-        let written = allowance.all_have + shared * allowance.sharers;
         // A child asks soon, and would count for what its parent still counts for, too.
         let has_forked = self.share.has_forked.load(Ordering::Relaxed);
-        let may_be_short = matters || has_forked || written >= self.budget.total_bytes();
+        let may_be_short = matters || has_forked || allowance.all_may_have >= self.budget.total_bytes();
         if has_kin && (matters || has_forked || shared > 0) && self.share.may_ask(may_be_short) {
             self.ask_what_is_shared();
             if self.budget.shared() < shared {
@@ -238,16 +244,17 @@ impl Engine {
         let has = self.charged();
         let is_close = has >= self.budget.activate_at();
         let more = if is_close { self.budget.total_bytes() / MORE_SHARE } else { 0 };
+        let shared = self.budget.shared();
         let floor = match self.is_active() {
             // What it shares counts for it only in part.
             true => {
-                let own = self.budget.other().saturating_sub(self.budget.shared());
+                let own = self.budget.other().saturating_sub(shared);
                 SMALL_BYTES.max(own + MANAGED_BYTES_MIN)
             }
             false => SMALL_BYTES,
         };
-        let needs = has + more.max(self.share.grown(has + self.budget.shared()));
-        let own = Claimed { has, needs, floor };
+        let needs = has + more.max(self.share.grown(has + shared));
+        let own = Claimed { has, needs, floor, shared };
         session.claims[index].store(own);
         let mut others = [Claimed::default(); PROCESSES_MAX];
         let mut count = 0;
@@ -329,7 +336,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn claimed(has: u64, needs: u64) -> Claimed {
-        Claimed { has: has * MIB, needs: needs * MIB, floor: 0 }
+        Claimed { has: has * MIB, needs: needs * MIB, ..Claimed::default() }
     }
 
     /// What each of them may have.
@@ -378,7 +385,7 @@ mod tests {
         let total = 256 * MIB;
         let mut has = [200 * MIB, 40 * MIB, 8 * MIB, 8 * MIB];
         for _ in 0..2000 {
-            let claim = |has: &u64| Claimed { has: *has, needs: has + total / 32, floor: 0 };
+            let claim = |has: &u64| Claimed { has: *has, needs: has + total / 32, ..Claimed::default() };
             let all: Vec<_> = has.iter().map(claim).collect();
             for (has, may) in has.iter_mut().zip(allowances(total, &all)) {
                 *has = if *has > may { (*has - MIB / 4).max(may) } else { (*has + MIB / 4).min(may) };
@@ -394,7 +401,7 @@ mod tests {
             total in 1_u64..10_000,
             needs in prop::collection::vec((0_u64..5_000, prop_oneof![Just(0), 0_u64..2_000]), 1..12),
         ) {
-            let all: Vec<_> = needs.iter().map(|&(needs, floor)| Claimed { has: 0, needs, floor }).collect();
+            let all: Vec<_> = needs.iter().map(|&(needs, floor)| Claimed { needs, floor, ..Claimed::default() }).collect();
             let level = level(total, || all.iter());
             let up_to = |level: u64| needs.iter().map(|(need, floor)| *need.min(floor.max(&level))).sum::<u64>();
             prop_assert!(up_to(level) <= total || level == 0);
