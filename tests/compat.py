@@ -1,7 +1,7 @@
 """Runs unmodified programs of many kinds under two thirds of the memory they need, in every mode and as root and as an ordinary
 user, compares what they print with a run without Farpage, and samples their memory from outside.
 
-Usage: compat.py [--out FILE] [--only NAME,...] [--fast]. Writes a table in Markdown. Ends with 1 if any cell is wrong or
+Usage: compat.py [--out FILE] [--only "NAME; ..."] [--fast]. Writes a table in Markdown. Ends with 1 if any cell is wrong or
 failed. `make compat` installs what it needs and writes docs/compatibility.md; `--fast` is the part that `make test` runs.
 """
 
@@ -228,13 +228,30 @@ def tree(root):
 
 
 def anonymous(pid):
-    """Its part of its anonymous memory: what is shared since a fork counts once for all."""
+    """Its part of its anonymous memory: what is shared since a fork counts once for all.
+
+    The kernel walks through the memory, and the program runs on: what moves from where the walk is still to come to where it
+    has been counts twice, tens of MiB where the walk is held up. RssAnon is true at one moment: what it says before and
+    after is the most that there can have been."""
     try:
-        with open("/proc/%d/smaps_rollup" % pid) as file:
-            found = re.search(r"Pss_Anon:\s+(\d+) kB", file.read())
+        before = kib(pid, "status", "RssAnon")
+        walked = kib(pid, "smaps_rollup", "Pss_Anon")
+        return min(walked, max(before, kib(pid, "status", "RssAnon"))) * 1024
     except OSError:
         return 0
-    return int(found.group(1)) * 1024 if found else 0
+
+
+def kib(pid, file, name):
+    """A line of a file of a process; 0 if there is none."""
+    with open("/proc/%d/%s" % (pid, file)) as file:
+        found = re.search(r"^%s:\s+(\d+) kB" % name, file.read(), re.M)
+    return int(found.group(1)) if found else 0
+
+
+def together(root):
+    """What all processes below `root` have. They are looked at one after the other: what one shares with a child that is made
+    meanwhile counts for it alone, and for the child in part once more. Not at the next look, so the lesser of two is right."""
+    return min(sum(anonymous(pid) for pid in tree(root)) for _ in range(2))
 
 
 class Run:
@@ -277,7 +294,7 @@ class Run:
 
     def watch(self):
         while self.process.poll() is None:
-            self.peak = max(self.peak, sum(anonymous(pid) for pid in tree(self.process.pid)))
+            self.peak = max(self.peak, together(self.process.pid))
             time.sleep(0.05)
 
     @staticmethod
@@ -314,7 +331,7 @@ def verdict(native, run, ram):
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--out")
-    options.add_argument("--only", type=lambda names: names.split(","))
+    options.add_argument("--only", type=lambda names: [name.strip() for name in names.split(";")])
     options.add_argument("--fast", action="store_true")
     options = options.parse_args()
     users = USERS if os.geteuid() == 0 else USERS[1:]
