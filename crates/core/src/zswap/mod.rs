@@ -13,5 +13,6 @@
 
 pub mod codec;
 pub mod index;
+mod lz4;
 pub mod pool;
 pub mod same_filled;
