@@ -260,7 +260,7 @@ impl Engine {
         let mut count = 0;
         for (at, claim) in session.claims.iter().enumerate() {
             let claimed = claim.load();
-            if at != index && claimed.has > 0 {
+            if at != index && claimed != Claimed::default() {
                 others[count] = claimed;
                 count += 1;
             }
