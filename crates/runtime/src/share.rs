@@ -152,6 +152,8 @@ pub struct Share {
     /// What it said last, in bytes: what others have, too, and how much of that counts for them.
     found_with_others: AtomicU64,
     found_shared: AtomicU64,
+    /// All that this process shared once and has written since, in bytes.
+    written: AtomicU64,
     /// What the pool's limit was last made for.
     pool_for_bytes: AtomicU64,
     /// When this process's memory was last noted; how much that was, and how much more than the time before.
@@ -168,8 +170,9 @@ impl Share {
     }
 
     /// By how much this process has grown lately, which it is expected to do once more. It now has `bytes`, whoever they
-    /// count for: that they count for others no more isn't growth.
+    /// count for, and what it wrote of them is more of its own; that others have ended isn't growth.
     fn grown(&self, bytes: u64) -> u64 {
+        let bytes = bytes + self.written.load(Ordering::Relaxed);
         let now = now_ns();
         if now >= self.noted_ns.load(Ordering::Relaxed) + GROWTH_NS {
             self.noted_ns.store(now, Ordering::Relaxed);
@@ -304,8 +307,9 @@ impl Engine {
         let with_others_before = share.found_with_others.swap(parts.shared, Ordering::Relaxed);
         // What this process has written since it asked last is its own now, and it writes as much again until it asks
         // again. That others have ended or written makes its part larger, too, but not at what it does.
-        let written = with_others_before.saturating_sub(parts.shared);
-        self.budget.shares(shared.saturating_sub(written.min(before.saturating_sub(shared))));
+        let written = with_others_before.saturating_sub(parts.shared).min(before.saturating_sub(shared));
+        share.written.fetch_add(written, Ordering::Relaxed);
+        self.budget.shares(shared.saturating_sub(written));
         if shared > 0 {
             self.share.has_kin.store(true, Ordering::Relaxed);
         }
