@@ -1,4 +1,4 @@
-/* Several processes with one budget of 64 MiB, in two cases of more. */
+/* Several processes with one budget of 64 MiB, in one case of 512. */
 #include "check.h"
 
 #define MEMBERS 4

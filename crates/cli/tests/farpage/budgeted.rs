@@ -425,17 +425,19 @@ impl Outcome {
         // alone, and for the child in part once more. Not at the next look.
         let over = (first..together.len())
             .filter(|at| is_over(*at) && (!is_tree || is_over(at.wrapping_sub(1)) || is_over(at + 1)));
-        self.assert_none("all together", together, first, over.collect());
+        self.assert_none("all together", together, first, most, over.collect());
         for (pid, list) in &self.samples.of {
             let first = first_at(list, ram);
-            let over = (first..list.len()).filter(|at| list[*at] > ram + slack(4 * MIB));
-            self.assert_none(&format!("process {pid}"), list, first, over.collect());
+            let most = ram + slack(4 * MIB);
+            let over = (first..list.len()).filter(|at| list[*at] > most);
+            self.assert_none(&format!("process {pid}"), list, first, most, over.collect());
         }
         self
     }
 
-    /// Fails if there are samples that were `over`. Counting starts with the `first` that reached the budget.
-    fn assert_none(&self, who: &str, list: &[u64], first: usize, over: Vec<usize>) {
+    /// Fails if there are samples that were `over` the `most` there may be. The `first` was the first to reach the budget.
+    #[track_caller]
+    fn assert_none(&self, who: &str, list: &[u64], first: usize, most: u64, over: Vec<usize>) {
         // What was before and after each says whether it was the take-over, a moment, or for good.
         let around = |at: &usize| {
             let near = &list[at.saturating_sub(2)..list.len().min(at + 3)];
@@ -444,10 +446,11 @@ impl Outcome {
         let peaks: Vec<_> = self.samples.peaks().iter().map(|bytes| bytes / MIB).collect();
         assert!(
             over.is_empty(),
-            "{who} had {} of {} samples over the budget + 5 %; sample {first} was the first to reach it, over and with two \
-             neighbours were, in MiB, {:?}; each process had at most {peaks:?}:\n{}",
+            "{who} had {} of {} samples over {} MiB, the budget and some slack; sample {first} was the first to reach the \
+             budget, over and with two neighbours were, in MiB, {:?}; each process had at most {peaks:?}:\n{}",
             over.len(),
             list.len(),
+            most / MIB,
             over.iter().map(around).collect::<Vec<_>>(),
             self.stderr
         );
