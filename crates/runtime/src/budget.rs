@@ -15,6 +15,7 @@
 //!   limit - 3 gap   ─────────────  activation: mappings are registered
 //! ```
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::pager::Pager;
 use farpage_core::stats::Gauge;
@@ -207,6 +208,25 @@ impl Budget {
     }
 }
 
+/// How fast a process grows, from one look at it to the next.
+#[derive(Default)]
+pub struct Growth {
+    /// What it had when it was looked at last, and when that look began.
+    last: Option<(u64, u64)>,
+}
+
+impl Growth {
+    /// It has `bytes`, measured at some moment of `look_ns`. Whoever looks may lose its processor at any point of a look
+    /// while the program goes on, so growth is spread over the longest time in which it can have happened: no pause makes
+    /// a slow program look like one that must be taken over at once.
+    pub fn bytes_per_us(&mut self, bytes: u64, look_ns: Range<u64>) -> u64 {
+        match self.last.replace((bytes, look_ns.start)) {
+            Some((had, since_ns)) => bytes.saturating_sub(had) * 1000 / (look_ns.end - since_ns).max(1),
+            None => 0,
+        }
+    }
+}
+
 /// Time to wake up, start threads and register, on busy CPUs.
 const TAKE_OVER_US: u64 = 20_000;
 
@@ -224,6 +244,19 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
     const UNKNOWN: u64 = u64::MAX;
+
+    /// A keeper that lost its processor after its first look had a program of 58 MiB taken over under 512.
+    #[test]
+    fn growth_while_nobody_looked_is_not_fast() {
+        let ms = |ms: u64| ms * 1_000_000;
+        let mut growth = Growth::default();
+        assert_eq!(growth.bytes_per_us(MIB, 0..ms(100)), 0, "nothing to compare with");
+        assert_eq!(growth.bytes_per_us(49 * MIB, ms(100)..ms(100) + 20_000), 48 * MIB / 100_020);
+        // Without pauses it is what it is: 16 MiB in 2 ms.
+        assert_eq!(growth.bytes_per_us(65 * MIB, ms(102) - 10_000..ms(102)), 16 * MIB / 2_000);
+        // And who has less hasn't grown.
+        assert_eq!(growth.bytes_per_us(60 * MIB, ms(110)..ms(111)), 0);
+    }
 
     #[test]
     fn other_memory_is_the_difference_while_nothing_was_mapped_as_zeros() {

@@ -6,7 +6,7 @@
 //! the registrar and a handler thread for each CPU, and takes the program's mappings over.
 
 use crate::ahead::{AheadQueue, Reclaim};
-use crate::budget::Budget;
+use crate::budget::{Budget, Growth};
 use crate::devices::{self, Devices};
 use crate::engine::{Engine, MANAGED_PAGES_MIN};
 use crate::fork::{self, Heirs};
@@ -203,19 +203,19 @@ fn keep(engine: &'static Engine) -> ! {
 
 /// Returns when the budget is about to be reached.
 fn wait_for_budget(engine: &'static Engine) {
-    // What it has of the budget also changes when others write what is shared: that isn't growth.
-    let grown = || engine.pager.stats().gauge(Gauge::Anonymous);
-    let (mut before, mut looked) = (grown(), now_ns());
-    let mut reap_ns = looked + REAP_NS;
+    let mut growth = Growth::default();
+    let mut reap_ns = now_ns() + REAP_NS;
     loop {
+        let started_ns = now_ns();
         let charged = engine.take_share();
-        let (anonymous, now) = (grown(), now_ns());
-        let growth_bytes_per_us = anonymous.saturating_sub(before) * 1000 / (now - looked).max(1);
+        let now = now_ns();
+        // What it has of the budget also changes when others write what is shared: that isn't growth.
+        let anonymous = engine.pager.stats().gauge(Gauge::Anonymous);
+        let growth_bytes_per_us = growth.bytes_per_us(anonymous, started_ns..now);
         let is_wanted = engine.activation_wanted.load(Ordering::Relaxed) != 0;
         if is_wanted || engine.budget.must_activate(charged, growth_bytes_per_us) {
             return;
         }
-        (before, looked) = (anonymous, now);
         if now >= reap_ns {
             // Perhaps nobody else is there to do it.
             engine.reap_dead_processes();
