@@ -5,6 +5,7 @@
 #include <setjmp.h>
 
 static char *area;
+static volatile uint64_t sum;
 
 static void grow(void)
 {
@@ -356,10 +357,65 @@ static void write_barriers(void)
     VERIFY(area, LARGE, 1);
 }
 
+/* Signals like ours that one thread sends to another, which runs into what is out all the time: its handler touches the
+ * very page that was just being brought, or that a call was just given. What meets a signal of the kernel's own that isn't
+ * delivered yet is lost in the kernel, so what isn't heard is sent again. */
+static char *volatile current;
+static volatile int heard, repeated;
+
+static void on_sent(int signal, siginfo_t *info, void *context)
+{
+    (void)signal, (void)context;
+    int word = info->si_value.sival_int;
+    CHECK(info->si_code == SI_QUEUE && info->si_pid == getpid() && (word == heard + 1 || (word == heard && repeated > 0)));
+    sum += (unsigned char)*current;
+    __atomic_store_n(&heard, word, __ATOMIC_SEQ_CST);
+}
+
+static void *sends(void *to)
+{
+    static const int ours[] = { SIGBUS, SIGSEGV };
+    for (int word = 1; word <= 6000; word++) {
+        union sigval value = { .sival_int = word };
+        for (int tries = 0; __atomic_load_n(&heard, __ATOMIC_SEQ_CST) != word; tries++) {
+            if (tries == 1000)
+                FAIL("signal %d was sent a thousand times and not heard: the %d.", ours[word % 2], word);
+            repeated += tries > 0;
+            CHECK(pthread_sigqueue(*(pthread_t *)to, ours[word % 2], value) == 0);
+            for (int turns = 0; turns < 200 && __atomic_load_n(&heard, __ATOMIC_SEQ_CST) != word; turns++)
+                if (turns > 10)
+                    usleep(50);
+        }
+    }
+    stop = 1;
+    return NULL;
+}
+
+static void sent_while_at_work(void)
+{
+    struct sigaction action = { .sa_sigaction = on_sent, .sa_flags = SA_SIGINFO | SA_RESTART };
+    CHECK(sigaction(SIGBUS, &action, NULL) == 0 && sigaction(SIGSEGV, &action, NULL) == 0);
+    grow();
+    current = area;
+    int null = open("/dev/null", O_WRONLY);
+    pthread_t self = pthread_self(), sender;
+    CHECK(null >= 0 && pthread_create(&sender, NULL, sends, &self) == 0);
+    for (uint64_t turn = 1; !stop; turn++) {
+        current = area + mix(turn) % (LARGE / PAGE) * PAGE;
+        if (turn % 4 == 0)
+            CHECK(write(null, current, PAGE) == PAGE);
+        else
+            sum += (unsigned char)*current;
+    }
+    CHECK(pthread_join(sender, NULL) == 0 && heard == 6000 && repeated < 600);
+    VERIFY(area, LARGE, 1);
+}
+
 MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
      { "workers_that_block_everything", workers_that_block_everything }, { "ids_of_all_threads", ids_of_all_threads },
      { "main_thread_ends", main_thread_ends }, { "stacks_never_touched", stacks_never_touched },
      { "child_without_handlers", child_without_handlers }, { "clones_that_fail", clones_that_fail },
      { "copy_on_another_stack", copy_on_another_stack }, { "thread_that_is_cancelled", thread_that_is_cancelled },
      { "what_the_program_believes", what_the_program_believes }, { "threads_made_meanwhile", threads_made_meanwhile },
-     { "forks_meanwhile", forks_meanwhile }, { "write_barriers", write_barriers })
+     { "forks_meanwhile", forks_meanwhile }, { "write_barriers", write_barriers },
+     { "sent_while_at_work", sent_while_at_work })

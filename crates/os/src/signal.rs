@@ -27,6 +27,7 @@ pub type Handler = unsafe extern "C" fn(signal: i32, info: *mut Info, context: *
 /// What happened: the head of the kernel's `siginfo_t`, for signals that are about an address, a call, or that carry a
 /// word.
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct Info {
     signal: i32,
     errno: i32,
@@ -81,6 +82,11 @@ impl Info {
         }
     }
 
+    /// The signal.
+    pub const fn signal(&self) -> u32 {
+        self.signal as u32
+    }
+
     /// Whether a process has sent it: then there is nothing that its thread would run into again.
     pub const fn was_sent(&self) -> bool {
         self.code <= 0
@@ -107,6 +113,17 @@ pub fn send_to_thread(process: u32, thread: u32, signal: u32, word: usize) -> Re
     let arguments = [process as usize, thread as usize, signal as usize, (&raw const info) as usize, 0, 0];
     // SAFETY: the kernel reads a siginfo_t, which `info` is as long as.
     sys::check(unsafe { sys::call(number::RT_TGSIGQUEUEINFO, arguments) }).map(|_| ())
+}
+
+/// Sends the calling thread a signal once more, with what it said the first time: to oneself anything may be said.
+pub fn send_again(signal: u32, info: &Info) {
+    // SAFETY: both take nothing.
+    let [process, thread] = [number::GETPID, number::GETTID].map(|call| unsafe { sys::call(call, [0; 6]) });
+    let info = core::ptr::from_ref(info) as usize;
+    // SAFETY: the kernel reads a siginfo_t, which `info` is as long as.
+    unsafe {
+        sys::call(number::RT_TGSIGQUEUEINFO, [process as usize, thread as usize, signal as usize, info, 0, 0])
+    };
 }
 
 /// A thread as it was interrupted: the head of the kernel's `ucontext_t` on x86-64. What is changed here is what the

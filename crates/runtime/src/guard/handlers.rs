@@ -52,23 +52,42 @@ const ENOSYS: isize = -(linux_raw_sys::errno::ENOSYS as isize);
 pub unsafe extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the kernel's own structures, for this call.
     let fault = unsafe { fault_of(&*info, &*context).or(forbidden_of(&*info, &*context)) };
+    let room = Room::if_here();
     if let (Some(fault), Some(engine)) = (fault, engine()) {
         // SAFETY: as above.
-        let context = unsafe { &mut *context };
-        let is_ours = match (rooms::borrowed(engine), engine.protections) {
-            (Some(room), _) => is_served_for_child(engine, room, fault),
-            (None, Some(protections)) if engine.is_registered(fault.page) => {
-                is_forbidden_by_us(engine, protections, fault, context)
-            }
-            (None, _) => is_ours(engine, fault),
-        };
-        if is_ours {
+        let serve = || is_served(engine, fault, unsafe { &mut *context });
+        if room.map_or_else(serve, |room| room.at_work.during(context, serve)) {
             return;
         }
     }
+    // SAFETY: passed on.
+    unsafe { tell(room, signal, info, context) }
+}
+
+/// Whether a fault was about a page that is out, and the access is to be tried again.
+fn is_served(engine: &'static Engine, fault: Fault, context: &mut Context) -> bool {
+    match (rooms::borrowed(engine), engine.protections) {
+        (Some(room), _) => is_served_for_child(engine, room, fault),
+        (None, Some(protections)) if engine.is_registered(fault.page) => {
+            is_forbidden_by_us(engine, protections, fault, context)
+        }
+        (None, _) => is_ours(engine, fault),
+    }
+}
+
+/// It isn't about us: the program hears of it, at once if no handler of ours is at work in the thread that has this room.
+unsafe fn tell(room: Option<&'static Room>, signal: i32, info: *mut Info, context: *mut Context) {
+    // SAFETY: the kernel's own structure.
+    if room.is_some_and(|room| room.at_work.keeps(unsafe { &*info }, context)) {
+        return;
+    }
     let spent = engine().and_then(rooms::spent_by_child);
     // SAFETY: passed on.
-    unsafe { signals::hand_on(signal, info, context, spent) }
+    let hand_on = || unsafe { signals::hand_on(signal, info, context, spent) };
+    match room {
+        Some(room) => room.at_work.aside(hand_on),
+        None => hand_on(),
+    }
 }
 
 /// Whether a child of vfork is to try the access again. It takes no lock.
@@ -153,31 +172,33 @@ pub unsafe extern "C" fn on_sigsys(signal: i32, info: *mut Info, context: *mut C
     // SAFETY: the kernel's own structures, for this call.
     let stopped = unsafe { (*info).stopped_call() };
     let Some(number) = stopped else {
-        let spent = engine().and_then(rooms::spent_by_child);
         // SAFETY: passed on.
-        return unsafe { signals::hand_on(signal, info, context, spent) };
+        return unsafe { tell(Room::if_here(), signal, info, context) };
     };
-    // SAFETY: as above.
-    let context = unsafe { &mut *context };
     // SAFETY: threads are armed once they have a room's stack, which this handler runs on.
     let room = unsafe { Room::here() };
-    let answer = match (number, engine()) {
+    // SAFETY: as above.
+    let context = unsafe { &mut *context };
+    let answer = match number {
         // 32-bit code, which we don't know how to guard.
-        (None, _) => Some(ENOSYS),
-        (Some(number), engine) => {
-            let call = Call::stopped(number, context);
-            room.take_back();
-            let level = room.level(context.register(Register::Rsp));
-            let answer = Stopped { engine, room, level, call, context }.deal_with();
-            if answer.is_some() {
-                level.holder.release();
-            }
-            answer
-        }
+        None => Some(ENOSYS),
+        Some(number) => room.at_work.during(&raw const *context, || answer_to(room, number, context)),
     };
     if let Some(answer) = answer {
         context.set_register(Register::Rax, answer as usize);
     }
+}
+
+/// The answer, or none if the thread is going to make the call.
+fn answer_to(room: &'static Room, number: usize, context: &mut Context) -> Option<isize> {
+    let call = Call::stopped(number, context);
+    room.take_back();
+    let level = room.level(context.register(Register::Rsp));
+    let answer = Stopped { engine: engine(), room, level, call, context }.deal_with();
+    if answer.is_some() {
+        level.holder.release();
+    }
+    answer
 }
 
 struct Stopped<'a> {
@@ -207,7 +228,7 @@ impl Stopped<'_> {
         }
         let is_borrowed = rooms::borrowed(engine).is_some();
         if !is_borrowed
-            && let Some(answer) = large::transfer(engine, self.level, &mut self.call, self.context)
+            && let Some(answer) = large::transfer(engine, self.room, self.level, &mut self.call, self.context)
         {
             return Some(answer);
         }

@@ -9,7 +9,7 @@
 use super::buffers::{Buffer, END, Memory, SOCKET_ADDRESS_BYTES};
 use super::calls::How;
 use super::resident::Guarding;
-use super::rooms::Level;
+use super::rooms::{Level, Room};
 use super::signals::{self, open};
 use crate::engine::Engine;
 use farpage_os::dispatch::Call;
@@ -86,7 +86,13 @@ enum Kind {
 }
 
 /// Makes a call in parts and gives its result, or has it ask for less. None if it is to be made, as `call` says now.
-pub fn transfer(engine: &'static Engine, level: &Level, call: &mut Call, context: &Context) -> Option<isize> {
+pub fn transfer(
+    engine: &'static Engine,
+    room: &Room,
+    level: &Level,
+    call: &mut Call,
+    context: &Context,
+) -> Option<isize> {
     let how = Divisible::of(call)?;
     let part = part_bytes(engine);
     let (list, count) = (call.arguments[how.buffer], call.arguments[how.buffer + 1]);
@@ -117,7 +123,7 @@ pub fn transfer(engine: &'static Engine, level: &Level, call: &mut Call, context
     if kind == Kind::File && how.is_write && (is_small || is_appending(fd)) {
         return None;
     }
-    let mut parts = Parts { engine, level, call, context, how: &how, done: 0 };
+    let mut parts = Parts { engine, room, level, call, context, how: &how, done: 0 };
     match kind {
         Kind::File => parts.each(&mut buffers, |parts, address, bytes| parts.all(address, bytes, part)),
         Kind::Stream if how.is_write => {
@@ -236,6 +242,7 @@ fn is_stream(fd: BorrowedFd<'_>) -> bool {
 
 struct Parts<'a> {
     engine: &'static Engine,
+    room: &'a Room,
     level: &'a Level,
     call: &'a Call,
     context: &'a Context,
@@ -312,7 +319,7 @@ impl Parts<'_> {
     fn as_there_is_room(&mut self, wait: &Wait, address: usize, bytes: usize) -> Result<(), Over> {
         let mut done = 0;
         while done < bytes {
-            let waited = wait.for_room(self.context.blocked & !open());
+            let waited = self.room.at_work.aside(|| wait.for_room(self.context.blocked & !open()));
             // With nothing written yet the call goes on after handlers that say so; which one has run nobody tells.
             if waited == EINTR && self.done == 0 && !signals::any_interrupts() {
                 continue;

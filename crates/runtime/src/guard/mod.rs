@@ -6,8 +6,8 @@
 //! [`calls`] the table of calls and of what their arguments point to · [`buffers`] what that means for one call ·
 //! [`resident`] its memory is brought in and held · [`large`] calls that are made in parts · [`memory_file`] files that
 //! are memory · [`handlers`] where faults and stopped calls arrive · [`direct`] faults served there · [`signals`] what
-//! the program does with our signals · [`rooms`] what each thread has of ours · [`errands`] what children of vfork have done
-//! for them · [`arm`] how threads come under it
+//! the program does with our signals · [`sent`] those that arrive while we are at work · [`rooms`] what each thread has of
+//! ours · [`errands`] what children of vfork have done for them · [`arm`] how threads come under it
 
 use farpage_os::signal::{SIGSETXID, bit};
 
@@ -28,4 +28,5 @@ mod large;
 mod memory_file;
 mod resident;
 pub(crate) mod rooms;
+mod sent;
 mod signals;

@@ -6,6 +6,7 @@
 // UNSAFETY: stacks are memory; each room's fields are its thread's alone.
 
 use super::errands::Errand;
+use super::sent::AtWork;
 use crate::engine::Engine;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -112,11 +113,13 @@ pub struct Room {
     pub levels: [Level; LEVELS],
     /// What a child that uses the room has asked for.
     pub errand: Errand,
+    /// Whether a handler of ours is at work in the thread.
+    pub at_work: AtWork,
     /// The thread's own.
     pub own: UnsafeCell<Own>,
 }
 
-// SAFETY: what isn't atomic is used by one thread at a time: see `Own`, and levels are their thread's.
+// SAFETY: what isn't atomic is used by one thread at a time: see `Own`; levels and what is kept are their thread's.
 unsafe impl Sync for Room {}
 
 const _: () = assert!(core::mem::offset_of!(Room, state) == 0 && FREE == 0);
@@ -150,7 +153,12 @@ impl Room {
     pub fn if_here() -> Option<&'static Room> {
         let place = 0_u8;
         let here = &raw const place as usize;
-        all().find(|room| room.is_on_stack(here))
+        // Ordering: Acquire pairs with the Release in `room_made`. Chunks are made in order.
+        let mut chunks =
+            CHUNKS.iter().map(|chunk| chunk.load(Ordering::Acquire)).take_while(|chunk| !chunk.is_null());
+        chunks.find(|chunk| here.wrapping_sub(*chunk as usize) < CHUNK * ROOM_BYTES)?;
+        // SAFETY: on the stack of one of its rooms.
+        Some(unsafe { Room::here() })
     }
 
     /// The room that `word` names, as [`Room::word`] gave it.
@@ -211,6 +219,7 @@ impl Room {
                 expected: None,
             }
         };
+        room.at_work.reset();
         room.thread.store(thread, Ordering::Relaxed);
         Some(room)
     }
@@ -395,6 +404,7 @@ pub fn reset_in_child() {
     for room in all() {
         room.levels.iter().for_each(|level| level.holder.release());
         room.errand.reset();
+        room.at_work.reset();
         // SAFETY: the thread whose it was isn't here.
         unsafe { (*room.own.get()).lent = None };
         room.state.store(FREE, Ordering::Relaxed);

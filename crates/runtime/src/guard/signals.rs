@@ -19,7 +19,8 @@ pub fn faults_arrive_as(signal: u32) {
     FAULT.store(signal, Ordering::Relaxed);
 }
 
-fn ours() -> [u32; 2] {
+/// Our two signals: that of faults, and that of stopped calls.
+pub fn ours() -> [u32; 2] {
     [FAULT.load(Ordering::Relaxed), SIGSYS]
 }
 

@@ -1,0 +1,101 @@
+//! Signals like ours that are *sent* while a handler of ours is at work: the program hears of them when that is done.
+//!
+//! Our signals stay open in our handlers, because those touch memory that may be out. So a SIGBUS that one thread sends to
+//! another can arrive while that serves a fault or deals with a call. Had the program's handler run then, on top of ours, it
+//! would wait for ever for a page that the thread itself is just bringing. It is kept instead, and sent again with all that
+//! it said, so that it arrives when our handler returns. As the kernel does with a signal that waits, it is kept once.
+//!
+//! What can't be mended: to the kernel a signal of its own that isn't delivered yet and one of the same number that is sent
+//! just then are one, and the first to come is the one that the thread hears of. So a sent one can be lost; a fault happens
+//! again; but a SIGSYS that is sent in the moment in which its thread makes a call can have that call left out.
+// UNSAFETY: what is kept is its thread's alone.
+
+use super::signals;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
+use farpage_os::signal::{Context, Info, send_again};
+
+/// Whether a handler of ours is at work in one thread, and what was sent to that meanwhile. Part of its room.
+#[derive(Default)]
+pub struct AtWork {
+    /// Where the context is of the outermost handler of ours that is at work; 0 if none is.
+    outermost: AtomicUsize,
+    kept: [Kept; 2],
+}
+
+/// One signal.
+#[derive(Default)]
+struct Kept {
+    is_kept: AtomicBool,
+    info: UnsafeCell<Option<Info>>,
+}
+
+impl AtWork {
+    /// Does the work of a handler that was given this context.
+    pub fn during<T>(&self, context: *const Context, work: impl FnOnce() -> T) -> T {
+        if self.is_on_top(context) {
+            return work();
+        }
+        self.set(context as usize);
+        let done = work();
+        self.set(0);
+        for (kept, signal) in self.kept.iter().zip(signals::ours()) {
+            if kept.is_kept.swap(false, Ordering::Relaxed) {
+                // It arrives with the program's own mask, when this handler returns.
+                signals::set_blocked(u64::MAX);
+                // SAFETY: nobody keeps another: all signals are blocked.
+                unsafe { *kept.info.get() }.inspect(|info| send_again(signal, info));
+            }
+        }
+        done
+    }
+
+    /// Code of the program's may run, and never come back: it is as if no handler of ours were at work.
+    pub fn aside<T>(&self, of_the_program: impl FnOnce() -> T) -> T {
+        let outermost = self.outermost.load(Ordering::Relaxed);
+        self.set(0);
+        let done = of_the_program();
+        self.set(outermost);
+        done
+    }
+
+    /// Whether a signal that arrived with this context must wait. Then it is kept.
+    pub fn keeps(&self, info: &Info, context: *const Context) -> bool {
+        if !info.was_sent() || !self.is_on_top(context) {
+            return false;
+        }
+        let Some(at) = signals::ours().iter().position(|signal| *signal == info.signal()) else {
+            return false;
+        };
+        // What ends the process or isn't heard of needn't wait.
+        if !signals::disposition(info.signal() as usize).is_handler() {
+            return false;
+        }
+        let kept = &self.kept[at];
+        if !kept.is_kept.load(Ordering::Relaxed) {
+            // SAFETY: this thread's own, and who sends it again looks only after the next line.
+            unsafe { *kept.info.get() = Some(*info) };
+            kept.is_kept.store(true, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Nobody is at work, as far as the room's next user is concerned.
+    pub fn reset(&self) {
+        self.set(0);
+        self.kept.iter().for_each(|kept| kept.is_kept.store(false, Ordering::Relaxed));
+    }
+
+    /// Whether a handler with this context runs on top of one of ours. Stacks grow downwards; a handler at the same place or
+    /// above the one that we know of says that the program has left that behind.
+    fn is_on_top(&self, context: *const Context) -> bool {
+        (context as usize) < self.outermost.load(Ordering::Relaxed)
+    }
+
+    /// Handlers on top of this thread see it before whatever comes next, and after what came before.
+    fn set(&self, outermost: usize) {
+        compiler_fence(Ordering::SeqCst);
+        self.outermost.store(outermost, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+    }
+}
