@@ -206,7 +206,8 @@ fn area_that_somebody_wrote_to_gives_sigbus_and_names_the_offset() {
         for at in (1..160).map(|mib| mib * MIB) {
             file.write_all_at(&[0x5a; 1 << 19], at).unwrap();
         }
-        file.sync_all().unwrap();
+        // If one of the engine's direct writes met these pages in the cache, the kernel tells whoever syncs first: once.
+        file.sync_all().or_else(|_| file.sync_all()).unwrap();
     };
     loses_data(&path, overwrite, &["what was read is not what was written"]);
 }
