@@ -72,7 +72,13 @@ pub fn inspect(read_at: impl Fn(u64, &mut [u8]) -> io::Result<usize>) -> io::Res
         return Ok(Elf::Damaged);
     }
     match interpreter(&read_at, table, u64::from(each), u64::from(count))? {
-        Elf::Dynamic(path) => Ok(sanitizer(&read_at, &header)?.map_or(Elf::Dynamic(path), Elf::Sanitized)),
+        Elf::Dynamic(path) => {
+            let of = |name: &[u8]| {
+                let is = |marks: &[&str; 2]| marks.iter().any(|mark| name.starts_with(mark.as_bytes()));
+                SANITIZERS.iter().find(|(_, marks)| is(marks)).map(|(name, _)| *name)
+            };
+            Ok(find_name(&read_at, &header, of)?.map_or(Elf::Dynamic(path), Elf::Sanitized))
+        }
         other => Ok(other),
     }
 }
@@ -106,11 +112,23 @@ fn interpreter(
     Ok(Elf::Static)
 }
 
-/// A sanitizer among the names that the file's sections have. None in a file without sections, which the loader doesn't need.
-fn sanitizer(
+/// Whether an ELF file for this machine has this name among those that it exports, needs, or is made of.
+pub fn has_name(read_at: impl Fn(u64, &mut [u8]) -> io::Result<usize>, wanted: &str) -> io::Result<bool> {
+    let mut header = [0; HEADER_BYTES];
+    if read_fully(&read_at, 0, &mut header)? < HEADER_BYTES || header[..6] != *b"\x7fELF\x02\x01" {
+        return Ok(false);
+    }
+    let is_it = |name: &[u8]| (name == wanted.as_bytes()).then_some(());
+    Ok(find_name(&read_at, &header, is_it)?.is_some())
+}
+
+/// The first that `of` makes of the names in the file's sections. None in a file without sections, which the loader doesn't
+/// need.
+fn find_name<T>(
     read_at: &impl Fn(u64, &mut [u8]) -> io::Result<usize>,
     header: &[u8; HEADER_BYTES],
-) -> io::Result<Option<&'static str>> {
+    of: impl Fn(&[u8]) -> Option<T>,
+) -> io::Result<Option<T>> {
     let (table, each, count) = (long(header, 40), u64::from(half(header, 58)), u64::from(half(header, 60)));
     for n in 0..count {
         let mut entry = [0; SECTION_HEADER_BYTES];
@@ -123,11 +141,8 @@ fn sanitizer(
         }
         let mut names = vec![0; long(&entry, 32).min(NAMES_BYTES_MAX) as usize];
         let got = read_fully(read_at, long(&entry, 24), &mut names)?;
-        let of = |name: &[u8]| {
-            SANITIZERS.iter().find(|(_, marks)| marks.iter().any(|mark| name.starts_with(mark.as_bytes())))
-        };
-        if let Some((name, _)) = names[..got].split(|byte| *byte == 0).find_map(of) {
-            return Ok(Some(name));
+        if let Some(found) = names[..got].split(|byte| *byte == 0).find_map(&of) {
+            return Ok(Some(found));
         }
     }
     Ok(None)
@@ -219,6 +234,17 @@ mod tests {
         for bytes in [20, HEADER_BYTES, HEADER_BYTES + 10, whole.len() - 1] {
             assert_eq!(of(&whole[..bytes]), Elf::Damaged, "{bytes}");
         }
+    }
+
+    #[test]
+    fn names_are_found_in_this_very_program() {
+        let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+        let has = |name: &str| {
+            has_name(|offset, buffer| std::os::unix::fs::FileExt::read_at(&file, buffer, offset), name)
+        };
+        assert!(has("main").unwrap());
+        assert!(!has("mai").unwrap() && !has("no_program_has_this").unwrap());
+        assert!(!has_name(|_, _| Ok(0), "main").unwrap(), "an empty file has none");
     }
 
     proptest! {

@@ -1,18 +1,38 @@
 //! Where the library is that gets into the program, and how the program is told to load it.
 
+use crate::elf;
 use crate::failure::Failure;
 use crate::sys;
+use farpage::session::LAYOUT_NAME;
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const NAME: &str = "libfarpage_preload.so";
 
 /// Finds the library: `$FARPAGE_PRELOAD`, beside this executable, or in `../lib/farpage` from there.
 pub fn find() -> Result<PathBuf, Failure> {
+    let named = sys::environment("FARPAGE_PRELOAD");
+    let is_named = named.is_some();
     let executable = std::env::current_exe().ok();
-    let directory = executable.as_deref().and_then(Path::parent);
-    find_in(sys::environment("FARPAGE_PRELOAD"), directory)
+    let path = find_in(named, executable.as_deref().and_then(Path::parent))?;
+    // Who names one knows what it is.
+    if is_named { Ok(path) } else { of_our_version(path) }
+}
+
+/// A copy that was left behind when `farpage` was replaced would not know this version's sessions.
+fn of_our_version(path: PathBuf) -> Result<PathBuf, Failure> {
+    let cant = |what: String| Failure::new(format!("{} {what}", path.display()));
+    let file = File::open(&path).map_err(|error| cant(format!("can't be read: {error}")))?;
+    match elf::has_name(|offset, buffer| file.read_at(buffer, offset), LAYOUT_NAME) {
+        Ok(true) => Ok(path),
+        Ok(false) => Err(cant("is of another version than this farpage".into())
+            .because("programs would run without us")
+            .fix("install both from the same build, or build it: cargo build --release -p farpage-preload")),
+        Err(error) => Err(cant(format!("can't be read: {error}"))),
+    }
 }
 
 fn find_in(named: Option<OsString>, directory: Option<&Path>) -> Result<PathBuf, Failure> {

@@ -293,6 +293,17 @@ fn limit_on_file_sizes_is_an_error_and_not_a_death() {
     farpage::Ended::of(command.output().unwrap()).refused(125, &["ulimit -f"]);
 }
 
+#[test]
+fn library_of_another_version() {
+    let place = directory();
+    let executable = place.path().join("farpage");
+    fs::copy(env!("CARGO_BIN_EXE_farpage"), &executable).unwrap();
+    fs::copy(farpage::harmless_library(), place.path().join("libfarpage_preload.so")).unwrap();
+    let mut command = Command::new(executable);
+    let output = command.arg("run").args(PROGRAM).env_remove("FARPAGE_PRELOAD").output().unwrap();
+    farpage::Ended::of(output).refused(125, &["libfarpage_preload.so", "another version", "cargo build"]);
+}
+
 // ---- programs ------------------------------------------------------------------------------------------
 
 #[test]
