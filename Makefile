@@ -64,7 +64,7 @@ test-full: build programs
 		$(CARGO) test -p farpage-cli --test programs --test memory_calls -- --test-threads=1 --nocapture || exit; done
 
 # Many more programs, in each mode and as root and as an ordinary user: docs/compatibility.md is made of its results.
-# About half an hour, and installs what it needs.
+# An hour or more, and installs what it needs.
 compat: build
 	tests/programs.sh compat
 	$(PYTHON) tests/compat.py --out docs/compatibility.md

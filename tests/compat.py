@@ -1,8 +1,9 @@
 """Runs unmodified programs of many kinds under two thirds of the memory they need, in every mode and as root and as an ordinary
 user, compares what they print with a run without Farpage, and samples their memory from outside.
 
-Usage: compat.py [--out FILE] [--only "NAME; ..."] [--fast]. Writes a table in Markdown. Ends with 1 if any cell is wrong or
-failed. `make compat` installs what it needs and writes docs/compatibility.md; `--fast` is the part that `make test` runs.
+Usage: compat.py [--out FILE] [--only "NAME; ..."] [--fast]. Prints a table in Markdown, and writes it to FILE, where the rows
+of programs that aren't run stay as they are. Ends with 1 if any cell is wrong or failed. `make compat` installs what it needs
+and writes docs/compatibility.md; `--fast` is the part that `make test` runs.
 """
 
 import argparse
@@ -335,8 +336,10 @@ def main():
     options.add_argument("--fast", action="store_true")
     options = options.parse_args()
     users = USERS if os.geteuid() == 0 else USERS[1:]
+    columns = [(mode, user) for mode in MODES for user in users]
     wanted = FAST if options.fast else options.only
     table = [row for row in TABLE if not wanted or row[0] in wanted]
+    known, done, skipped = lines_in(options.out, columns), {}, []
     mode_of_device = os.stat(DEVICE).st_mode if os.path.exists(DEVICE) else None
     is_opened = mode_of_device is not None and os.geteuid() == 0 and not options.fast
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -344,12 +347,26 @@ def main():
         if is_opened:
             os.chmod(DEVICE, 0o666)
         copy_tools()
-        rows = [(name, kind, *cells_of(name, needs, script, users, options.fast)) for name, kind, needs, script in table]
+        for name, kind, needs, script in table:
+            peak, ram, cells = cells_of(name, needs, script, users, options.fast)
+            if not cells:
+                skipped.append(name)
+                continue
+            done[name] = line_of(name, kind, peak, ram, cells, columns)
+            if options.out:
+                # Now, because it takes an hour to come to the end of it.
+                rows = {**known, **done}
+                write_table(options.out, columns, [rows[name] for name, *_ in TABLE if name in rows])
     finally:
         if is_opened:
             os.chmod(DEVICE, mode_of_device & 0o777)
         shutil.rmtree(TOOLS, ignore_errors=True)
-    report(rows, users, options.out)
+    summary, is_wrong = summary_of(list(done.values()))
+    print("\n".join(head_of(columns) + list(done.values())) + "\n\n" + summary)
+    if skipped:
+        print("Not here: %s." % ", ".join(skipped))
+    if is_wrong or (skipped and os.environ.get("CI") == "true"):
+        sys.exit(1)
 
 
 def cells_of(name, needs, script, users, is_fast):
@@ -388,26 +405,44 @@ def cells_of(name, needs, script, users, is_fast):
     return native.peak, ram, cells
 
 
-def report(rows, users, out):
-    done = [row for row in rows if row[4]]
-    cells = [cell for row in done for cell in row[4].values()]
-    right, wrong = (sum(1 for _, is_right in cells if is_right is answer) for answer in (True, False))
-    columns = [(mode, user) for mode in MODES for user in users]
-    lines = ["| program | kind | needs MiB | has MiB | " + " | ".join("`%s`, %s" % column for column in columns) + " |",
-             "|---|---|--:|--:|" + "---|" * len(columns)]
-    for name, kind, peak, ram, found in done:
-        shown = [found.get(column, ("", None))[0].replace("|", "\\|") for column in columns]
-        lines.append("| %s | %s | %d | %d | %s |" % (name, kind, peak / MIB, ram / MIB, " | ".join(shown)))
+def line_of(name, kind, peak, ram, cells, columns):
+    shown = [cells.get(column, ("", None))[0].replace("|", "\\|") for column in columns]
+    return "| %s | %s | %d | %d | %s |" % (name, kind, peak / MIB, ram / MIB, " | ".join(shown))
+
+
+def head_of(columns):
+    return ["| program | kind | needs MiB | has MiB | " + " | ".join("`%s`, %s" % column for column in columns) + " |",
+            "|---|---|--:|--:|" + "---|" * len(columns)]
+
+
+def lines_in(path, columns):
+    """The rows of an earlier table, by program; none if it has other columns."""
+    try:
+        with open(path) as file:
+            lines = file.read().splitlines()
+    except (OSError, TypeError):
+        return {}
+    head = head_of(columns)
+    if head[0] not in lines:
+        return {}
+    rows = lines[lines.index(head[0]) + len(head):]
+    return {row.split(" | ")[0][2:]: row for row in rows if row.startswith("| ")}
+
+
+def summary_of(lines):
+    """What the cells of all rows come to, and whether one of them is wrong."""
+    cells = [cell for line in lines for cell in re.split(r"(?<!\\) \| ", line.strip("| "))[4:] if cell.strip()]
+    right = sum(cell.startswith("right") for cell in cells)
+    wrong = sum(cell.startswith("**") for cell in cells)
     summary = "%d programs, %d cells: %d right, %d refused or not run, %d wrong or failed." % (
-        len(done), len(cells), right, len(cells) - right - wrong, wrong)
-    skipped = [row[0] for row in rows if not row[4]]
-    if skipped:
-        summary += " Not here: %s." % ", ".join(skipped)
-    print("\n".join(lines) + "\n\n" + summary)
-    if out:
-        os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
-        with open(out, "w") as file:
-            file.write("""# Compatibility
+        len(lines), len(cells), right, len(cells) - right - wrong, wrong)
+    return summary, wrong > 0
+
+
+def write_table(out, columns, lines):
+    os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
+    with open(out, "w") as file:
+        file.write("""# Compatibility
 
 Made by `make compat`. Each program runs unmodified, once without Farpage and once in each cell, with two thirds of the memory
 that it needs. A cell is *right* if what it printed is the same to the byte, and its processes together were never
@@ -418,9 +453,7 @@ doesn't manage (stacks, small and shared mappings, files) counts, too: a small p
 Linux %s, %d CPUs. %s
 
 %s
-""" % (platform.release(), os.cpu_count(), summary, "\n".join(lines)))
-    if wrong or (skipped and os.environ.get("CI") == "true"):
-        sys.exit(1)
+""" % (platform.release(), os.cpu_count(), summary_of(lines)[0], "\n".join(head_of(columns) + lines)))
 
 
 if __name__ == "__main__":
