@@ -372,8 +372,14 @@ static void forks_beside_threads(void)
 
 /* Threads that write page after page, each from its first word to its last, with a number that grows by one. */
 #define WRITERS 8
-#define WRITTEN (LARGE / PAGE / WRITERS)
-static volatile uint64_t version[WRITERS][WRITTEN];
+/* Pages of each, and the last number that each of them has in full. */
+static size_t written;
+static volatile uint64_t *versions;
+
+static volatile uint64_t *version_of(size_t me, size_t at)
+{
+    return versions + me * written + at;
+}
 
 static void *writes_pages(void *argument)
 {
@@ -381,12 +387,12 @@ static void *writes_pages(void *argument)
     uint64_t dice = me;
     for (uint64_t number = 1; !stop; number++) {
         dice = mix(dice + number);
-        size_t at = dice % WRITTEN;
-        volatile uint64_t *words = (volatile uint64_t *)(shared + (me * WRITTEN + at) * PAGE);
-        uint64_t next = version[me][at] + 1;
+        size_t at = dice % written;
+        volatile uint64_t *words = (volatile uint64_t *)(shared + (me * written + at) * PAGE);
+        uint64_t next = *version_of(me, at) + 1;
         for (size_t word = 0; word < WORDS; word++)
             words[word] = next * word_of(me, at, word);
-        version[me][at] = next;
+        *version_of(me, at) = next;
     }
     return argument;
 }
@@ -394,8 +400,8 @@ static void *writes_pages(void *argument)
 /* What the child has of one page: as it was when the version was `was`, or while the next one was being written. */
 static void verify_snapshot(size_t me, size_t at)
 {
-    const uint64_t *words = (const uint64_t *)(shared + (me * WRITTEN + at) * PAGE);
-    uint64_t was = version[me][at], number = was + 1;
+    const uint64_t *words = (const uint64_t *)(shared + (me * written + at) * PAGE);
+    uint64_t was = *version_of(me, at), number = was + 1;
     for (size_t word = 0; word < WORDS; word++) {
         if (words[word] != number * word_of(me, at, word) && number != was)
             number = was;
@@ -404,22 +410,31 @@ static void verify_snapshot(size_t me, size_t at)
     }
 }
 
-/* Eight threads write all the time while the process forks; each child has everything as of one instant. */
+/* Eight threads write all the time while the process forks; each child has everything as of one instant. With STORM="MIB
+ * FORKS" of another size; then it waits, with nothing in use, until its areas were looked at. */
 static void snapshots_beside_writers(void)
 {
-    shared = map(LARGE);
+    size_t bytes = LARGE;
+    int rounds = 10;
+    const char *storm = getenv("STORM");
+    if (storm != NULL) {
+        CHECK(sscanf(storm, "%zu %d", &bytes, &rounds) == 2);
+        bytes *= MIB;
+    }
+    shared = map(bytes);
+    written = bytes / PAGE / WRITERS;
+    versions = (uint64_t *)map(WRITERS * written * sizeof *versions);
     pthread_t thread[WRITERS];
     for (size_t i = 0; i < WRITERS; i++)
         CHECK(pthread_create(&thread[i], NULL, writes_pages, (void *)i) == 0);
-    while (getenv("FARPAGE_SESSION") != NULL && pages_out(shared, LARGE) < LARGE / PAGE / 4)
+    while (getenv("FARPAGE_SESSION") != NULL && pages_out(shared, bytes) < bytes / PAGE / 4)
         usleep(10000);
-    int rounds = getenv("FORKS") != NULL ? atoi(getenv("FORKS")) : 10;
     for (int round = 0; round < rounds; round++) {
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
-            for (size_t page = 0; page < WRITERS * WRITTEN; page++)
-                verify_snapshot(page / WRITTEN, page % WRITTEN);
+            for (size_t page = 0; page < WRITERS * written; page++)
+                verify_snapshot(page / written, page % written);
             _exit(0);
         }
         if (round % 3 != 0)
@@ -430,8 +445,13 @@ static void snapshots_beside_writers(void)
         CHECK(pthread_join(thread[i], NULL) == 0);
     for (int round = 0; round < rounds; round += 3)
         ended_well(-1);
-    for (size_t page = 0; page < WRITERS * WRITTEN; page++)
-        verify_snapshot(page / WRITTEN, page % WRITTEN);
+    for (size_t page = 0; page < WRITERS * written; page++)
+        verify_snapshot(page / written, page % written);
+    if (storm != NULL) {
+        CHECK(munmap(shared, bytes) == 0 && munmap((void *)versions, WRITERS * written * sizeof *versions) == 0);
+        say("freed");
+        wait_for("go");
+    }
 }
 
 /* Memory that a call uses at the fork; the child then moves all of the mapping that it is a part of. The program has so

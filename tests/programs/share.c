@@ -5,7 +5,7 @@
 #define OWN (40 * MIB)
 #define ROUNDS 3
 
-static void wait_for(pid_t *children, int count)
+static void all_ended_well(pid_t *children, int count)
 {
     for (int i = 0; i < count; i++) {
         int status;
@@ -35,7 +35,7 @@ static void growers(void)
         }
         usleep(500000);
     }
-    wait_for(children, MEMBERS);
+    all_ended_well(children, MEMBERS);
 }
 
 /* What children share with their parent counts once: nothing has to be evicted for those that only read it. */
@@ -55,7 +55,7 @@ static void readers(void)
             _exit(0);
         }
     }
-    wait_for(children, MEMBERS);
+    all_ended_well(children, MEMBERS);
 }
 
 /* One after the other, each with most of the budget: the dead take none of it. */
@@ -71,7 +71,7 @@ static void one_by_one(void)
             usleep(20000);
             _exit(0);
         }
-        wait_for(&child, 1);
+        all_ended_well(&child, 1);
     }
 }
 
@@ -102,7 +102,7 @@ static void among_idle_ones(void)
     for (size_t at = 0; at < bytes; at += MIB)
         VERIFY(large + at, MIB, at);
     close(end[1]);
-    wait_for(children, 12);
+    all_ended_well(children, 12);
 }
 
 MAIN({ "growers", growers }, { "readers", readers }, { "one_by_one", one_by_one },

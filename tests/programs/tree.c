@@ -13,13 +13,6 @@ static int is_over(void)
     return access("stop", F_OK) == 0;
 }
 
-static void say(const char *name)
-{
-    int file = open(name, O_CREAT | O_WRONLY, 0600);
-    CHECK(file >= 0);
-    close(file);
-}
-
 /* Works until the end, and ends with 0 if every byte was right all the time. */
 static void work(const char *inherited, uint64_t seed)
 {

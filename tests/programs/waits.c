@@ -15,21 +15,6 @@ static void compare(const uint64_t *memory, size_t bytes, uint64_t seed)
             FAIL("word %zu at %p is %016lx, not %016lx", i, (void *)(memory + i), memory[i], mix(seed ^ mix(i + 1)));
 }
 
-static void say(const char *name)
-{
-    int file = open(name, O_CREAT | O_WRONLY, 0600);
-    CHECK(file >= 0);
-    close(file);
-}
-
-static void wait_for(const char *name)
-{
-    for (int i = 0; access(name, F_OK) != 0; i++) {
-        CHECK(i < 12000);
-        usleep(5000);
-    }
-}
-
 /* 96 MiB, read after the wait. */
 static void read_after(void)
 {

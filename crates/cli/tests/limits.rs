@@ -16,10 +16,14 @@ use std::time::{Duration, Instant};
 
 const RAM: u64 = 32 * MIB;
 
-fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+fn wait_until(what: &str, condition: impl FnMut() -> bool) {
+    wait_within(60, what, condition);
+}
+
+fn wait_within(seconds: u64, what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what} did not happen");
+        assert!(start.elapsed() < Duration::from_secs(seconds), "{what} did not happen");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -502,6 +506,38 @@ fn members_of_a_tree_that_are_killed_hurt_nobody_else() {
             .for_each(|faults| others_go_on_when_members_are_killed(faults, 200));
     }
     others_go_on_when_members_are_killed("signal", 30);
+}
+
+/// A process forks again and again while eight of its threads write. Each child finds everything as of the fork, and in the
+/// end no slot is in use or leased.
+fn storm_of_forks_leaves_no_slot(faults: &str, ram: u64, storm: &str, seconds: u64) {
+    let program = compiled("processes");
+    let words = [program.to_str().unwrap(), "snapshots_beside_writers"];
+    let swap = directory();
+    let options = ["--faults", faults, "--swap", swap.path().to_str().unwrap()];
+    let mut job = Job::new(&Under::budget(ram, &options), &words).within(seconds);
+    job.environment("STORM", storm);
+    let running = job.start();
+    let (supervisor, freed) = (running.pid(), running.place().join("freed"));
+    wait_within(seconds, "the end of the storm", || freed.exists() || is_gone(supervisor));
+    if freed.exists() {
+        wait_until("the return of all clusters", || areas_of(supervisor) == (0, 0));
+        go(&running);
+    }
+    let outcome = running.end();
+    outcome.succeeded();
+    assert!(outcome.counter("evict_taken") > 0, "{}", outcome.stderr);
+}
+
+#[test]
+fn forks_beside_writers_leave_no_slot() {
+    let Some(_alone) = alone_with("cc") else { return };
+    if std::env::var("FARPAGE_TEST_SIZE").as_deref() == Ok("full") {
+        return ["signal", "thread", "segv"]
+            .iter()
+            .for_each(|faults| storm_of_forks_leaves_no_slot(faults, 256 * MIB, "1024 200", 3600));
+    }
+    storm_of_forks_leaves_no_slot("signal", RAM, "96 20", 120);
 }
 
 // ---- input and output ----------------------------------------------------------------------------------
