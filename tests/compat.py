@@ -330,16 +330,18 @@ def verdict(native, run, ram):
 
 
 def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--out")
-    options.add_argument("--only", type=lambda names: [name.strip() for name in names.split(";")])
-    options.add_argument("--fast", action="store_true")
-    options = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out")
+    parser.add_argument("--only", type=lambda names: [name.strip() for name in names.split(";")])
+    parser.add_argument("--fast", action="store_true")
+    options = parser.parse_args()
     users = USERS if os.geteuid() == 0 else USERS[1:]
     columns = [(mode, user) for mode in MODES for user in users]
     wanted = FAST if options.fast else options.only
     table = [row for row in TABLE if not wanted or row[0] in wanted]
     known, done, skipped = lines_in(options.out, columns), {}, []
+    if known is None or (options.fast and options.out):
+        parser.error("the table in %s has all modes, as root and as an ordinary user; this run hasn't" % options.out)
     mode_of_device = os.stat(DEVICE).st_mode if os.path.exists(DEVICE) else None
     is_opened = mode_of_device is not None and os.geteuid() == 0 and not options.fast
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -416,7 +418,7 @@ def head_of(columns):
 
 
 def lines_in(path, columns):
-    """The rows of an earlier table, by program; none if it has other columns."""
+    """The rows of an earlier table, by program; None if it has other columns."""
     try:
         with open(path) as file:
             lines = file.read().splitlines()
@@ -424,14 +426,14 @@ def lines_in(path, columns):
         return {}
     head = head_of(columns)
     if head[0] not in lines:
-        return {}
+        return None
     rows = lines[lines.index(head[0]) + len(head):]
     return {row.split(" | ")[0][2:]: row for row in rows if row.startswith("| ")}
 
 
 def summary_of(lines):
     """What the cells of all rows come to, and whether one of them is wrong."""
-    cells = [cell for line in lines for cell in re.split(r"(?<!\\) \| ", line.strip("| "))[4:] if cell.strip()]
+    cells = [cell for line in lines for cell in line.strip("| ").split(" | ")[4:] if cell.strip()]
     right = sum(cell.startswith("right") for cell in cells)
     wrong = sum(cell.startswith("**") for cell in cells)
     summary = "%d programs, %d cells: %d right, %d refused or not run, %d wrong or failed." % (
@@ -441,7 +443,7 @@ def summary_of(lines):
 
 def write_table(out, columns, lines):
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
-    with open(out, "w") as file:
+    with open(out + ".new", "w") as file:
         file.write("""# Compatibility
 
 Made by `make compat`. Each program runs unmodified, once without Farpage and once in each cell, with two thirds of the memory
@@ -454,6 +456,7 @@ Linux %s, %d CPUs. %s
 
 %s
 """ % (platform.release(), os.cpu_count(), summary_of(lines)[0], "\n".join(head_of(columns) + lines)))
+    os.replace(out + ".new", out)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ fn interpreter(
     Ok(Elf::Static)
 }
 
-/// Whether an ELF file for this machine has this name among those that it exports, needs, or is made of.
+/// Whether a 64-bit ELF file has this name among those that it exports, needs, or is made of.
 pub fn has_name(read_at: impl Fn(u64, &mut [u8]) -> io::Result<usize>, wanted: &str) -> io::Result<bool> {
     let mut header = [0; HEADER_BYTES];
     if read_fully(&read_at, 0, &mut header)? < HEADER_BYTES || header[..6] != *b"\x7fELF\x02\x01" {

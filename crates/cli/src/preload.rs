@@ -28,8 +28,8 @@ fn of_our_version(path: PathBuf) -> Result<PathBuf, Failure> {
     let file = File::open(&path).map_err(|error| cant(format!("can't be read: {error}")))?;
     match elf::has_name(|offset, buffer| file.read_at(buffer, offset), LAYOUT_NAME) {
         Ok(true) => Ok(path),
-        Ok(false) => Err(cant("is of another version than this farpage".into())
-            .because("programs would run without us")
+        Ok(false) => Err(cant("is not the library of this farpage's version".into())
+            .because("it is older or newer, or damaged: programs would run without us")
             .fix("install both from the same build, or build it: cargo build --release -p farpage-preload")),
         Err(error) => Err(cant(format!("can't be read: {error}"))),
     }

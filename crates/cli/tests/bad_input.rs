@@ -301,7 +301,10 @@ fn library_of_another_version() {
     fs::copy(farpage::harmless_library(), place.path().join("libfarpage_preload.so")).unwrap();
     let mut command = Command::new(executable);
     let output = command.arg("run").args(PROGRAM).env_remove("FARPAGE_PRELOAD").output().unwrap();
-    farpage::Ended::of(output).refused(125, &["libfarpage_preload.so", "another version", "cargo build"]);
+    farpage::Ended::of(output).refused(
+        125,
+        &["libfarpage_preload.so", "is not the library of this farpage's version", "cargo build"],
+    );
 }
 
 // ---- programs ------------------------------------------------------------------------------------------

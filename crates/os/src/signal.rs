@@ -116,10 +116,10 @@ pub fn send_to_thread(process: u32, thread: u32, signal: u32, word: usize) -> Re
 }
 
 /// Sends the calling thread a signal once more, with what it said the first time: to oneself anything may be said.
-pub fn send_again(signal: u32, info: &Info) {
+pub fn send_again(info: &Info) {
     // SAFETY: both take nothing.
     let [process, thread] = [number::GETPID, number::GETTID].map(|call| unsafe { sys::call(call, [0; 6]) });
-    let info = core::ptr::from_ref(info) as usize;
+    let (signal, info) = (info.signal(), core::ptr::from_ref(info) as usize);
     // SAFETY: the kernel reads a siginfo_t, which `info` is as long as.
     unsafe {
         sys::call(number::RT_TGSIGQUEUEINFO, [process as usize, thread as usize, signal as usize, info, 0, 0])

@@ -7,7 +7,8 @@
 //!
 //! What can't be mended: to the kernel a signal of its own that isn't delivered yet and one of the same number that is sent
 //! just then are one, and the first to come is the one that the thread hears of. So a sent one can be lost; a fault happens
-//! again; but a SIGSYS that is sent in the moment in which its thread makes a call can have that call left out.
+//! again; but a SIGSYS that is sent in the moment in which its thread makes a call can have that call left out. What is not
+//! mended: hooks (`preload/src/hooks.rs`) leave our signals open, too, and what is sent then isn't kept.
 // UNSAFETY: what is kept is its thread's alone.
 
 use super::signals;
@@ -39,24 +40,36 @@ impl AtWork {
         self.set(context as usize);
         let done = work();
         self.set(0);
-        for (kept, signal) in self.kept.iter().zip(signals::ours()) {
-            if kept.is_kept.swap(false, Ordering::Relaxed) {
-                // It arrives with the program's own mask, when this handler returns.
-                signals::set_blocked(u64::MAX);
-                // SAFETY: nobody keeps another: all signals are blocked.
-                unsafe { *kept.info.get() }.inspect(|info| send_again(signal, info));
-            }
+        if self.kept.iter().any(|kept| kept.is_kept.load(Ordering::Relaxed)) {
+            // It arrives with the program's own mask, when this handler returns.
+            signals::set_blocked(u64::MAX);
+            self.send();
         }
         done
     }
 
-    /// Code of the program's may run, and never come back: it is as if no handler of ours were at work.
+    /// Code of the program's may run, and never come back: it is as if no handler of ours were at work. What was kept is
+    /// heard first: the program may wait for what its handler does.
     pub fn aside<T>(&self, of_the_program: impl FnOnce() -> T) -> T {
         let outermost = self.outermost.load(Ordering::Relaxed);
         self.set(0);
+        if outermost != 0 {
+            self.send();
+        }
         let done = of_the_program();
         self.set(outermost);
         done
+    }
+
+    /// Sends what was kept. No handler of ours is at work, so nobody keeps anything meanwhile.
+    fn send(&self) {
+        for kept in &self.kept {
+            // SAFETY: as said above.
+            let info = unsafe { *kept.info.get() };
+            if let Some(info) = info.filter(|_| kept.is_kept.swap(false, Ordering::Relaxed)) {
+                send_again(&info);
+            }
+        }
     }
 
     /// Whether a signal that arrived with this context must wait. Then it is kept.
@@ -72,10 +85,10 @@ impl AtWork {
             return false;
         }
         let kept = &self.kept[at];
-        if !kept.is_kept.load(Ordering::Relaxed) {
-            // SAFETY: this thread's own, and who sends it again looks only after the next line.
+        if !kept.is_kept.swap(true, Ordering::Relaxed) {
+            // SAFETY: this thread's own; another one that arrives here meanwhile is dropped, and nobody sends it before this
+            // handler and the one below have ended.
             unsafe { *kept.info.get() = Some(*info) };
-            kept.is_kept.store(true, Ordering::Relaxed);
         }
         true
     }

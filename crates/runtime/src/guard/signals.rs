@@ -62,6 +62,13 @@ pub fn disposition(signal: usize) -> Action {
 
 /// Changes it. Not in a child of vfork.
 pub fn set_disposition(signal: usize, action: Action) {
+    // Who is told of a signal on top of this asks for dispositions, and would wait for us.
+    let blocked = swap_blocked(u64::MAX);
+    change_disposition(signal, action);
+    set_blocked(blocked);
+}
+
+fn change_disposition(signal: usize, action: Action) {
     let _changing = CHANGING.lock();
     CHANGES.fetch_add(1, Ordering::SeqCst);
     for (place, word) in DISPOSITIONS[place_of(signal)].iter().zip(action.to_words()) {
@@ -173,9 +180,17 @@ pub unsafe fn hand_on(signal: i32, info: *mut Info, context: *mut Context, spent
 
 /// Blocks exactly `mask` in the calling thread.
 pub fn set_blocked(mask: u64) {
+    swap_blocked(mask);
+}
+
+/// The same, and says what was blocked before.
+fn swap_blocked(mask: u64) -> u64 {
     const SET: usize = 2;
-    // SAFETY: the kernel reads a set of 8 bytes on our own stack.
-    unsafe { sys::call(number::RT_SIGPROCMASK, [SET, &raw const mask as usize, 0, 8, 0, 0]) };
+    let mut before = 0_u64;
+    let sets = [&raw const mask as usize, &raw mut before as usize];
+    // SAFETY: the kernel reads a set of 8 bytes on our own stack, and writes another.
+    unsafe { sys::call(number::RT_SIGPROCMASK, [SET, sets[0], sets[1], 8, 0, 0]) };
+    before
 }
 
 /// Blocks the signals of `mask`, too.
