@@ -358,7 +358,7 @@ static void write_barriers(void)
 }
 
 /* Signals like ours that one thread sends to another, which runs into what is out all the time: its handler touches the
- * very page that was just being brought, or that a call was just given. What meets a signal of the kernel's own that isn't
+ * very page that was just being brought, or that a call was just given, or any while mappings change. What meets a signal of the kernel's own that isn't
  * delivered yet is lost in the kernel, so what isn't heard is sent again. */
 static char *volatile current;
 static volatile int heard, repeated;
@@ -404,7 +404,11 @@ static void sent_while_at_work(void)
     CHECK(null >= 0 && pthread_create(&sender, NULL, sends, &self) == 0);
     for (uint64_t turn = 1; !stop; turn++) {
         current = area + mix(turn) % (LARGE / PAGE) * PAGE;
-        if (turn % 4 == 0)
+        if (turn % 8 == 0) {
+            char *memory = map(MIB);
+            memory[0] = 1;
+            CHECK(munmap(memory, MIB) == 0);
+        } else if (turn % 4 == 0)
             CHECK(write(null, current, PAGE) == PAGE);
         else
             sum += (unsigned char)*current;

@@ -11,13 +11,14 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use farpage::changes::{self, Arguments};
 use farpage::engine::Engine;
+use farpage::guard;
 use farpage_core::units::PageRange;
 use farpage_os::memory;
 use farpage_os::sys::{self, Errno};
 use farpage_os::thread::SignalsBlocked;
 
 /// Threads that can be inside hooks at once; more wait.
-const SLOTS: usize = 64;
+const SLOTS: usize = guard::HOOKS_MAX;
 /// Enough for the deepest hook, several times over.
 const STACK_BYTES: usize = 32 * 1024;
 
@@ -51,6 +52,7 @@ static IN_USE: AtomicU64 = AtomicU64::new(0);
 /// Reserves the stacks.
 pub fn prepare() -> Result<(), Errno> {
     let base = memory::reserve(SLOTS * size_of::<Slot>())?;
+    guard::hooks_run_on(base as usize, size_of::<Slot>());
     POOL.store(base.cast(), Ordering::Release);
     Ok(())
 }
@@ -60,6 +62,7 @@ pub fn only_this_one() {
     let here = 0_u8;
     let from_base = (&raw const here as usize).wrapping_sub(POOL.load(Ordering::Relaxed) as usize);
     IN_USE.store(1 << (from_base / size_of::<Slot>()), Ordering::Relaxed);
+    guard::forget_in_hooks();
 }
 
 /// Makes a call through the engine. Returns the kernel's word.
@@ -74,11 +77,11 @@ pub fn perform(engine: &'static Engine, task: Task) -> isize {
     // SAFETY: `claim` gives out numbers below SLOTS, and the pool has so many.
     let slot = unsafe { &*POOL.load(Ordering::Acquire).add(at) };
     // SAFETY: the claimed slot is this thread's alone until `IN_USE` says otherwise.
-    let result = unsafe {
+    let result = guard::during_hook(at, || unsafe {
         *slot.work.get() = Work { engine: Some(engine), task, result: 0 };
         call_on_stack(slot.work.get(), slot.stack.get().cast::<u8>().add(STACK_BYTES));
         (*slot.work.get()).result
-    };
+    });
     // Ordering: Release: our use of the slot is over before the next one's.
     IN_USE.fetch_and(!(1 << at), Ordering::Release);
     result

@@ -13,6 +13,7 @@ use super::large;
 use super::memory_file;
 use super::resident::Guarding;
 use super::rooms::{self, Level, Room};
+use super::sent::hook_at;
 use super::signals::{self, open};
 use crate::changes;
 use crate::engine::Engine;
@@ -75,10 +76,13 @@ fn is_served(engine: &'static Engine, fault: Fault, context: &mut Context) -> bo
     }
 }
 
-/// It isn't about us: the program hears of it, at once if no handler of ours is at work in the thread that has this room.
+/// It isn't about us: the program hears of it, at once if neither a hook nor a handler of ours is at work in the thread that
+/// has this room.
 unsafe fn tell(room: Option<&'static Room>, signal: i32, info: *mut Info, context: *mut Context) {
-    // SAFETY: the kernel's own structure.
-    if room.is_some_and(|room| room.at_work.keeps(unsafe { &*info }, context)) {
+    // SAFETY: the kernel's own structures.
+    let (about, stack_pointer) = unsafe { (&*info, (*context).register(Register::Rsp)) };
+    let interrupted = hook_at(stack_pointer).or(room.map(|room| &room.at_work));
+    if interrupted.is_some_and(|at_work| at_work.keeps(about, context)) {
         return;
     }
     let spent = engine().and_then(rooms::spent_by_child);

@@ -16,6 +16,7 @@ pub(crate) const UNTIL_ARMED: u64 = bit(SIGSETXID);
 
 /// In a fork's child, before it has an engine: as if there had never been one.
 pub(crate) use handlers::leave_copy as leave_in_child;
+pub use sent::{HOOKS_MAX, during_hook, forget_in_hooks, hooks_run_on};
 pub(crate) use signals::faults_arrive_as;
 
 pub(crate) mod arm;

@@ -7,31 +7,75 @@
 //!
 //! What can't be mended: to the kernel a signal of its own that isn't delivered yet and one of the same number that is sent
 //! just then are one, and the first to come is the one that the thread hears of. So a sent one can be lost; a fault happens
-//! again; but a SIGSYS that is sent in the moment in which its thread makes a call can have that call left out. What is not
-//! mended: hooks (`preload/src/hooks.rs`) leave our signals open, too, and what is sent then isn't kept.
+//! again; but a SIGSYS that is sent in the moment in which its thread makes a call can have that call left out.
+//!
+//! Hooks are like handlers here: they leave our signals open, too, and hold the lock of the mappings. They run on stacks of
+//! their own, by which it is seen that one was interrupted.
 // UNSAFETY: what is kept is its thread's alone.
 
 use super::signals;
 use core::cell::UnsafeCell;
+use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
 use farpage_os::signal::{Context, Info, send_again};
 
-/// Whether a handler of ours is at work in one thread, and what was sent to that meanwhile. Part of its room.
-#[derive(Default)]
+/// Threads that can be inside hooks at once.
+pub const HOOKS_MAX: usize = 64;
+static HOOKS: [AtWork; HOOKS_MAX] = [const { AtWork::new() }; HOOKS_MAX];
+/// Where the first of their stacks begins, and how far they are apart.
+static HOOK_STACKS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// Hooks run on these stacks, of which there are [`HOOKS_MAX`].
+pub fn hooks_run_on(first: usize, apart: usize) {
+    HOOK_STACKS[0].store(first, Ordering::Relaxed);
+    // Ordering: Release: who sees the distance sees the place.
+    HOOK_STACKS[1].store(apart, Ordering::Release);
+}
+
+/// Does the work of a hook, on the stack with this number.
+pub fn during_hook<T>(stack: usize, work: impl FnOnce() -> T) -> T {
+    // Everything runs on top of it.
+    HOOKS[stack].during(core::ptr::without_provenance(usize::MAX), work)
+}
+
+/// In a fork's child: what was kept for its parent's threads.
+pub fn forget_in_hooks() {
+    HOOKS.iter().for_each(AtWork::reset);
+}
+
+/// The hook that was interrupted with this stack pointer, if it was one.
+pub fn hook_at(stack_pointer: usize) -> Option<&'static AtWork> {
+    // Ordering: Acquire pairs with the Release in `hooks_run_on`.
+    let apart = HOOK_STACKS[1].load(Ordering::Acquire);
+    let above = stack_pointer.checked_sub(HOOK_STACKS[0].load(Ordering::Relaxed))?;
+    HOOKS.get(above.checked_div(apart)?)
+}
+
+/// Whether a handler of ours is at work in one thread, and what was sent to that meanwhile. Part of its room; or the same of
+/// a hook.
 pub struct AtWork {
     /// Where the context is of the outermost handler of ours that is at work; 0 if none is.
     outermost: AtomicUsize,
     kept: [Kept; 2],
 }
 
-/// One signal.
-#[derive(Default)]
+/// One signal. Zeros are a good value: rooms are made of them.
 struct Kept {
     is_kept: AtomicBool,
-    info: UnsafeCell<Option<Info>>,
+    info: UnsafeCell<MaybeUninit<Info>>,
 }
 
+// SAFETY: what is kept is used by the thread alone whose room it is in, or who has claimed the hook's stack.
+unsafe impl Sync for AtWork {}
+
 impl AtWork {
+    const fn new() -> AtWork {
+        let kept = [const {
+            Kept { is_kept: AtomicBool::new(false), info: UnsafeCell::new(MaybeUninit::uninit()) }
+        }; 2];
+        AtWork { outermost: AtomicUsize::new(0), kept }
+    }
+
     /// Does the work of a handler that was given this context.
     pub fn during<T>(&self, context: *const Context, work: impl FnOnce() -> T) -> T {
         if self.is_on_top(context) {
@@ -64,10 +108,12 @@ impl AtWork {
     /// Sends what was kept. No handler of ours is at work, so nobody keeps anything meanwhile.
     fn send(&self) {
         for kept in &self.kept {
-            // SAFETY: as said above.
+            // Before the next one can be kept there.
+            // SAFETY: this thread's own; no handler of ours is at work.
             let info = unsafe { *kept.info.get() };
-            if let Some(info) = info.filter(|_| kept.is_kept.swap(false, Ordering::Relaxed)) {
-                send_again(&info);
+            if kept.is_kept.swap(false, Ordering::Relaxed) {
+                // SAFETY: what is kept has been written.
+                send_again(unsafe { info.assume_init_ref() });
             }
         }
     }
@@ -88,7 +134,7 @@ impl AtWork {
         if !kept.is_kept.swap(true, Ordering::Relaxed) {
             // SAFETY: this thread's own; another one that arrives here meanwhile is dropped, and nobody sends it before this
             // handler and the one below have ended.
-            unsafe { *kept.info.get() = Some(*info) };
+            unsafe { *kept.info.get() = MaybeUninit::new(*info) };
         }
         true
     }
