@@ -54,7 +54,7 @@ test-e2e: build programs
 		io:: stacks:: processes:: signals:: strange::
 	FARPAGE_TEST_FAULTS=signal $(CARGO) test -p farpage-cli --test programs -- --test-threads=1 without_disk
 	FARPAGE_TEST_FAULTS=segv $(CARGO) test -p farpage-cli --test memory_calls -- --test-threads=2 \
-		remap:: heap:: io:: stacks:: dont_need only_written forbidden_before fork_while_out snapshots moved_in_a_child borrowers_killed
+		remap:: heap:: io:: stacks:: dont_need only_written forbidden_before fork_while_out sparse snapshots moved_in_a_child borrowers_killed
 	$(PYTHON) tests/compat.py --fast
 
 # The sizes that the promise is made for: about 1 GiB for each program.

@@ -370,6 +370,26 @@ static void forks_beside_threads(void)
         CHECK(pthread_join(thread[i], NULL) == 0);
 }
 
+/* More pages that are out, each between two that were never touched, than the kernel allows mappings. */
+static void fork_while_sparse(void)
+{
+    size_t pages = 90000;
+    char *memory = map(pages * PAGE);
+    for (size_t page = 0; page < pages; page += 2)
+        ((uint64_t *)(memory + page * PAGE))[7] = mix(page);
+    /* What stays in memory lies far apart, in more places than a range that is new to us is looked at in. */
+    for (size_t page = 0; page < 2 * pages; page += 20)
+        ((volatile uint64_t *)(memory + page % pages * PAGE))[8] = page;
+    REQUIRE_OUT(memory, pages * PAGE);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    for (size_t page = 0; page < pages; page += child == 0 ? 7 : 1)
+        CHECK(((uint64_t *)(memory + page * PAGE))[7] == (page % 2 == 0 ? mix(page) : 0));
+    if (child == 0)
+        _exit(0);
+    ended_well(child);
+}
+
 /* Threads that write page after page, each from its first word to its last, with a number that grows by one. */
 #define WRITERS 8
 /* Pages of each, and the last number that each of them has in full. */
@@ -494,6 +514,7 @@ MAIN({ "fork_within_budget", fork_within_budget }, { "fork_of_a_fork", fork_of_a
      { "line_of_forks_while_out", line_of_forks_while_out }, { "many_children_while_out", many_children_while_out },
      { "wiped_in_children", wiped_in_children }, { "holes_of_its_own", holes_of_its_own },
      { "bare_clone", bare_clone }, { "programs_started_while_out", programs_started_while_out }, { "borrowers_killed", borrowers_killed },
-     { "other_program_in_our_place", other_program_in_our_place }, { "forks_beside_threads", forks_beside_threads },
+     { "other_program_in_our_place", other_program_in_our_place }, { "fork_while_sparse", fork_while_sparse },
+     { "forks_beside_threads", forks_beside_threads },
      { "snapshots_beside_writers", snapshots_beside_writers },
      { "moved_in_a_child", moved_in_a_child })

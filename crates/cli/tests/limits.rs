@@ -537,7 +537,7 @@ fn forks_beside_writers_leave_no_slot() {
             .iter()
             .for_each(|faults| storm_of_forks_leaves_no_slot(faults, 256 * MIB, "1024 200", 3600));
     }
-    storm_of_forks_leaves_no_slot("signal", RAM, "96 20", 120);
+    storm_of_forks_leaves_no_slot("signal", RAM, "96 10", 240);
 }
 
 // ---- input and output ----------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ cases! {
     stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks;
     strange: closes_all_descriptors many_regions exhausts_its_stack limits_of_everything another_user another_root
         cleared_environment;
-    processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_while_out
+    processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_while_out fork_while_sparse
         line_of_forks_while_out many_children_while_out wiped_in_children holes_of_its_own
         snapshots_beside_writers bare_clone
         programs_started_while_out borrowers_killed other_program_in_our_place forks_beside_threads moved_in_a_child;

@@ -531,6 +531,19 @@ impl ByProtection {
         Ok(())
     }
 
+    /// In a fork's child, where `parent`'s pages are a copy: `pages` are registered now, and open where they are with that. A
+    /// child that opened what it found there, and closed what is out, needed more mappings than there are: beside pages that
+    /// are out lie some that were never touched, which its parent has closed.
+    pub fn register_like(&self, parent: &ByProtection, pages: PageRange) -> Result<(), Errno> {
+        self.book.register(pages)?;
+        protect(pages, PROT_NONE as usize)?;
+        parent.book.for_each_run(pages, is_open, |run, _| {
+            // Where there is no mapping to spare it is opened for who touches it: it has its bytes.
+            self.open(run);
+        });
+        Ok(())
+    }
+
     /// All of `pages` is somewhere else now, and the mapping is still there.
     pub fn vacate(&self, pages: PageRange) {
         self.book.for_each_run(pages, is_open, |run, _| self.book.set_open(run, false));

@@ -318,10 +318,11 @@ impl Engine {
     }
 
     /// Registers one range in this thread, which must be an engine thread: leaves, userfaultfd, no copy for
-    /// children, and which pages are there. Under the exclusive map lock (perhaps another thread's).
-    pub fn register_here(&self, range: PageRange) -> Result<(), Errno> {
+    /// children, and which pages are there. Under the exclusive map lock (perhaps another thread's). In a fork's child what
+    /// `parent` had registered is registered as it was there.
+    pub fn register_here(&self, range: PageRange, parent: Option<&ByProtection>) -> Result<(), Errno> {
         self.attach_leaves(range)?;
-        self.register_parts(range).inspect_err(|_| {
+        self.register_parts(range, parent).inspect_err(|_| {
             // Whatever was done, the program goes on without us there.
             let _ = self.protections.map(|protections| protections.unregister(range));
             let known = self.pager.ranges.lock().find(range.start);
@@ -355,15 +356,16 @@ impl Engine {
     }
 
     /// Has faults in `range` come to us, and keeps it from children.
-    fn register_parts(&self, range: PageRange) -> Result<(), Errno> {
+    fn register_parts(&self, range: PageRange, parent: Option<&ByProtection>) -> Result<(), Errno> {
         // A child that we don't hear of must not see evicted pages as zeros: it gets SIGSEGV instead.
         // SAFETY: keeps the range from children only.
         unsafe { memory::advise(range, MADV_DONTFORK) }?;
-        let register = |range, is_held| match self.protections.filter(|_| is_held) {
-            Some(protections) => protections.register_open(range),
+        let register = |range, is_held| match (self.protections, parent) {
+            (Some(protections), _) if is_held => protections.register_open(range),
+            (Some(protections), Some(parent)) => protections.register_like(parent, range),
             // SAFETY: what is missing in the range and has no entry reads as zeros, and that is what we install
             // for it; nobody touches the range's entries meanwhile, under the exclusive lock.
-            None => unsafe { self.pages.register(range) },
+            _ => unsafe { self.pages.register(range) },
         };
         match self.protections {
             Some(_) => self.for_each_part(range, register),
@@ -471,7 +473,7 @@ impl Engine {
                 continue;
             }
             let marked = self.pager.ranges.lock().update(range.pages, |flags| flags.with(Flags::REGISTERED));
-            if marked.is_err() || self.register_here(range.pages).is_err() {
+            if marked.is_err() || self.register_here(range.pages, elder.protections).is_err() {
                 self.stop_program(StopReason::Tables);
             }
             self.pager.stats().count(Counter::Registered);

@@ -239,7 +239,7 @@ fn activate(engine: &'static Engine) {
     let mut from = PageIndex(0);
     while let Some(range) = { engine.pager.ranges.lock().at_or_after(from) } {
         let stretch = { engine.pager.ranges.lock().stretch(range.pages.start) }.unwrap_or(range.pages);
-        engine.take_over(range.pages.start, |range| engine.register_here(range));
+        engine.take_over(range.pages.start, |range| engine.register_here(range, None));
         from = stretch.end;
     }
     // What was counted as somebody else's memory is ours now. Counted twice, it would have pages evicted for nothing.
