@@ -455,7 +455,7 @@ doesn't manage (stacks, small and shared mappings, files) counts, too: a small p
 Linux %s, %d CPUs. %s
 
 %s
-""" % (platform.release(), os.cpu_count(), summary_of(lines)[0], "\n".join(head_of(columns) + lines)))
+""" % (platform.release().split("-")[0], os.cpu_count(), summary_of(lines)[0], "\n".join(head_of(columns) + lines)))
     os.replace(out + ".new", out)
 
 
