@@ -59,7 +59,7 @@ test-e2e: build programs
 
 # The sizes that the promise is made for: about 1 GiB for each program.
 test-full: build programs
-	FARPAGE_TEST_SIZE=full $(CARGO) test -p farpage-cli --test programs --test memory_calls -- --test-threads=1 --nocapture
+	FARPAGE_TEST_SIZE=full $(CARGO) test -p farpage-cli --test programs --test memory_calls --test limits -- --test-threads=1 --nocapture
 	for faults in signal segv; do FARPAGE_TEST_SIZE=full FARPAGE_TEST_FAULTS=$$faults \
 		$(CARGO) test -p farpage-cli --test programs --test memory_calls -- --test-threads=1 --nocapture || exit; done
 

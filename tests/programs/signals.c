@@ -358,8 +358,8 @@ static void write_barriers(void)
 }
 
 /* Signals like ours that one thread sends to another, which runs into what is out all the time: its handler touches the
- * very page that was just being brought, or that a call was just given, or any while mappings change. What meets a signal of the kernel's own that isn't
- * delivered yet is lost in the kernel, so what isn't heard is sent again. */
+ * very page that was just being brought, or that a call was just given, or any while mappings change. What meets a signal
+ * of the kernel's own that isn't delivered yet is lost in the kernel, so what isn't heard is sent again. */
 static char *volatile current;
 static volatile int heard, repeated;
 

@@ -5,7 +5,7 @@
 mod farpage;
 
 use farpage::budgeted::{
-    Job, MIB, Outcome, Running, Under, alone_with, compiled, descendants, find, library,
+    Job, MIB, Outcome, Running, Under, alone_with, compiled, descendants, find, is_full_size, library,
 };
 use farpage::{directory, is_root, put, skip};
 use std::fs::{self, File};
@@ -15,6 +15,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const RAM: u64 = 32 * MIB;
+
+/// The modes that a tree of processes is tried in.
+fn modes() -> &'static [&'static str] {
+    if is_full_size() { &["signal", "thread", "segv"] } else { &["signal"] }
+}
 
 fn wait_until(what: &str, condition: impl FnMut() -> bool) {
     wait_within(60, what, condition);
@@ -500,12 +505,9 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
 #[test]
 fn members_of_a_tree_that_are_killed_hurt_nobody_else() {
     let Some(_alone) = alone_with("cc") else { return };
-    if std::env::var("FARPAGE_TEST_SIZE").as_deref() == Ok("full") {
-        return ["signal", "thread", "segv"]
-            .iter()
-            .for_each(|faults| others_go_on_when_members_are_killed(faults, 200));
+    for faults in modes() {
+        others_go_on_when_members_are_killed(faults, if is_full_size() { 200 } else { 30 });
     }
-    others_go_on_when_members_are_killed("signal", 30);
 }
 
 /// A process forks again and again while eight of its threads write. Each child finds everything as of the fork, and in the
@@ -532,12 +534,11 @@ fn storm_of_forks_leaves_no_slot(faults: &str, ram: u64, storm: &str, seconds: u
 #[test]
 fn forks_beside_writers_leave_no_slot() {
     let Some(_alone) = alone_with("cc") else { return };
-    if std::env::var("FARPAGE_TEST_SIZE").as_deref() == Ok("full") {
-        return ["signal", "thread", "segv"]
-            .iter()
-            .for_each(|faults| storm_of_forks_leaves_no_slot(faults, 256 * MIB, "1024 200", 3600));
+    let (ram, storm, seconds) =
+        if is_full_size() { (256 * MIB, "1024 200", 3600) } else { (RAM, "96 10", 240) };
+    for faults in modes() {
+        storm_of_forks_leaves_no_slot(faults, ram, storm, seconds);
     }
-    storm_of_forks_leaves_no_slot("signal", RAM, "96 10", 240);
 }
 
 // ---- input and output ----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
 
-use farpage::budgeted::{Job, MIB, Under, able, compiled};
+use farpage::budgeted::{Job, MIB, Under, able, compiled, is_full_size};
 use std::process::Command;
 use std::sync::{PoisonError, RwLock};
 
@@ -23,7 +23,7 @@ fn check(name: &str, case: &str) {
         // There is only one.
         return check_way(name, case, "copy");
     }
-    if std::env::var("FARPAGE_TEST_SIZE").as_deref() == Ok("full") {
+    if is_full_size() {
         return WAYS.iter().for_each(|way| check_way(name, case, way));
     }
     // Which one depends on the name alone, so that a failure is one that comes back.

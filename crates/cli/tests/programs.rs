@@ -9,7 +9,7 @@
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
 
-use farpage::budgeted::{Job, MIB, Outcome, Under, able, alone, alone_with, find};
+use farpage::budgeted::{Job, MIB, Outcome, Under, able, alone, alone_with, find, is_full_size};
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -60,10 +60,6 @@ impl Variant {
             Variant::Container => Under::Container { ram },
         }
     }
-}
-
-fn is_full_size() -> bool {
-    std::env::var_os("FARPAGE_TEST_SIZE").is_some_and(|size| size == "full")
 }
 
 /// The large size, or the usual one.

@@ -31,6 +31,11 @@ pub fn library() -> PathBuf {
     library
 }
 
+/// Whether tests run at the sizes of the promise, or those that are for every day.
+pub fn is_full_size() -> bool {
+    std::env::var_os("FARPAGE_TEST_SIZE").is_some_and(|size| size == "full")
+}
+
 /// Memory and processors are shared: programs run one at a time.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
@@ -412,8 +417,7 @@ impl Outcome {
         let (Under::Budget { ram, .. } | Under::Container { ram }) = self.under else {
             panic!("there was no budget");
         };
-        let is_full_size = std::env::var("FARPAGE_TEST_SIZE").as_deref() == Ok("full");
-        let slack = |least: u64| if is_full_size { ram / 20 } else { (ram / 20).max(least) };
+        let slack = |least: u64| if is_full_size() { ram / 20 } else { (ram / 20).max(least) };
         let together = &self.samples.together;
         let first = first_at(together, ram);
         assert!(first < together.len(), "the budget was never reached: {:?}", together.iter().max());
