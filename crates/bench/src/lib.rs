@@ -12,6 +12,7 @@
 pub mod extents;
 mod faults;
 pub mod index;
+pub mod kernel;
 pub mod live;
 pub mod load;
 pub mod measure;
@@ -74,6 +75,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "index",
         about: "zswap's index: trees under one lock, radix trees, a hash table, and ours",
         run: index::run,
+    },
+    Experiment {
+        name: "kernel",
+        about: "the kernel's own swap and Farpage, with as much memory; takes root, about an hour, and restores everything",
+        run: kernel::run,
     },
     Experiment {
         name: "readahead",

@@ -54,6 +54,8 @@ pub fn load(options: &LoadOptions) -> Result<ExitCode, Failure> {
         shared: options.shared,
         processes: options.processes,
         gate: options.gate,
+        pattern: options.pattern.clone(),
+        contents: options.contents.clone(),
     };
     let found =
         (load.run)(&settings).map_err(|why| Failure::new(format!("load {}: {why}", load.name)).status(1))?;

@@ -11,6 +11,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use farpage_bench::EXPERIMENTS;
 use farpage_bench::load::LOADS;
+use farpage_bench::load::touch::PATTERNS;
 use farpage_core::config::{
     AreaOrder, Codec, Install, IoEngine, PAGE_CLUSTER, PAGE_CLUSTER_MAX, Readahead, SlotPolicy,
 };
@@ -183,6 +184,14 @@ pub struct LoadOptions {
     /// Say on standard output when memory is filled, and go on after a byte on standard input.
     #[arg(long)]
     pub gate: bool,
+
+    /// The order of `touch`.
+    #[arg(long, value_parser = PossibleValuesParser::new(PATTERNS))]
+    pub pattern: Option<String>,
+
+    /// A file of pages that `touch` fills its memory with: whole pages, one after the other.
+    #[arg(long, value_name = "FILE")]
+    pub contents: Option<String>,
 }
 
 /// Options of `farpage doctor`.

@@ -7,6 +7,10 @@ mod farpage;
 use farpage::{Ended, directory, farpage};
 use serde_json::Value;
 use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
 
 /// Runs an experiment, looks for its tables, targets and plot, and gives its JSON.
 #[track_caller]
@@ -72,4 +76,67 @@ fn faults_shows_what_it_found() {
         return;
     }
     shows_what_it_found("faults", 1);
+}
+
+/// What `bench kernel` changes.
+fn settings_of_the_kernel() -> Vec<String> {
+    let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let mut all: Vec<String> =
+        ["enabled", "compressor"].map(|name| text(&format!("/sys/module/zswap/parameters/{name}"))).to_vec();
+    all.push(text("/proc/swaps").lines().map(|line| line.split_whitespace().next().unwrap_or("")).collect());
+    all.push(text("/proc/sys/vm/page-cluster"));
+    for place in ["/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/var/tmp", "/run"] {
+        let names = fs::read_dir(place).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        all.extend(
+            names.filter_map(|name| name.into_string().ok()).filter(|name| name.starts_with("farpage-bench")),
+        );
+    }
+    all
+}
+
+/// If the kernel can swap here, and we may say how. One at a time.
+fn alone_with_the_kernel() -> Option<MutexGuard<'static, ()>> {
+    if !farpage::is_root() {
+        farpage::skip("`bench kernel` takes root");
+    } else if !Path::new("/sys/module/zswap/parameters").exists() {
+        farpage::skip("this kernel has no zswap");
+    } else {
+        return farpage::budgeted::alone_with("python3");
+    }
+    None
+}
+
+#[test]
+fn kernel_shows_what_it_found_and_leaves_everything_as_it_was() {
+    let Some(_alone) = alone_with_the_kernel() else { return };
+    let before = settings_of_the_kernel();
+    let found = shows_what_it_found("kernel", 2);
+    assert_eq!(settings_of_the_kernel(), before);
+    for table in found["tables"].as_array().unwrap() {
+        let rows = table["rows"].as_array().unwrap();
+        let rate = |at: usize| rows[at]["touches/s"]["median"].as_f64().unwrap();
+        assert!((0..3).all(|at| rate(at) > 0.0), "{table}");
+        // Both were made to swap.
+        assert!(rows[0]["major faults"].as_f64() > Some(0.0), "{table}");
+    }
+}
+
+#[test]
+fn kernel_that_is_interrupted_leaves_everything_as_it_was() {
+    let Some(_alone) = alone_with_the_kernel() else { return };
+    let before = settings_of_the_kernel();
+    let mut command = farpage();
+    command.env("FARPAGE_PRELOAD", farpage::budgeted::library()).args(["bench", "kernel"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let began = Instant::now();
+    // It has a cgroup once everything else is made.
+    while settings_of_the_kernel().len() < before.len() + 3 {
+        assert!(began.elapsed() < Duration::from_secs(60), "it has not begun");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_secs(3));
+    // SAFETY: takes no pointers; the child isn't waited for yet.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
+    Ended::of(child.wait_with_output().unwrap()).refused(125, &["interrupted"]);
+    assert_eq!(settings_of_the_kernel(), before);
 }

@@ -216,7 +216,7 @@ mod tests {
         for (shared, noise) in [(false, true), (true, false)] {
             let result = mixed(&Settings { shared, noise, ..settings() }).unwrap();
             for part in ["sequential", "random"] {
-                assert!(touches(&result, part) > Some(64), "{result}");
+                assert!(touches(&result, part) > Some(0), "{result}");
                 assert_eq!(result["parts"][part]["threads"], 2);
             }
         }
@@ -232,7 +232,7 @@ mod tests {
     fn other_walks_have_one_part() {
         for load in [interleaved, strided, backward] {
             let result = load(&Settings { stride: 3, ..settings() }).unwrap();
-            assert!(touches(&result, "sequential") > Some(64), "{result}");
+            assert!(touches(&result, "sequential") > Some(0), "{result}");
         }
     }
 }

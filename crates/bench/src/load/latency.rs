@@ -91,6 +91,7 @@ impl Latencies {
             "p50_us": us(self.percentile_ns(50.0)),
             "p95_us": us(self.percentile_ns(95.0)),
             "p99_us": us(self.percentile_ns(99.0)),
+            "p999_us": us(self.percentile_ns(99.9)),
             "max_us": us(self.max_ns),
             "over_2us": self.faults,
             "over_40us": self.long,

@@ -8,6 +8,7 @@ pub mod latency;
 pub mod lu;
 pub mod random;
 pub mod region;
+pub mod touch;
 pub mod walk;
 
 use crate::measure::on_threads;
@@ -42,6 +43,10 @@ pub struct Settings {
     pub processes: bool,
     /// To say when memory is filled, and wait.
     pub gate: bool,
+    /// The order of `touch`: one of [`touch::PATTERNS`].
+    pub pattern: Option<String>,
+    /// A file with the pages of `touch`.
+    pub contents: Option<String>,
 }
 
 /// One load.
@@ -83,6 +88,11 @@ pub const LOADS: &[Load] = &[
         name: "random-pool",
         about: "the same with pages that compress: what is evicted fits the pool",
         run: random::threads_from_pool,
+    },
+    Load {
+        name: "touch",
+        about: "touches pages of real programs (--contents) in an order (--pattern); compares all of them in the end",
+        run: touch::touch,
     },
     Load {
         name: "random-processes",

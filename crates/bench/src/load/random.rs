@@ -61,7 +61,8 @@ fn touch(
     let mut random = Random::new(settings.seed ^ (thread as u64 + 1) << 32);
     let end = Duration::from_secs_f64(settings.seconds);
     let pages = (region.pages() / settings.threads) as u64;
-    while began.elapsed() < end {
+    // Once at least, however late this thread starts.
+    loop {
         for _ in 0..64 {
             let page = random.below(pages) as usize * settings.threads + thread;
             let word = random.below(KEPT_WORDS as u64) as usize;
@@ -75,8 +76,10 @@ fn touch(
             }
         }
         touches.fetch_add(64, Ordering::Relaxed);
+        if began.elapsed() >= end {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 /// As many processes as threads were asked for, each of one thread and with a region of its own.

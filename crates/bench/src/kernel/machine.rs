@@ -1,0 +1,358 @@
+//! The kernel's own swap, made ready for a benchmark and put back as it was: a swap file, zswap's settings, a memory cgroup.
+//!
+//! Each step is written to a journal before it is done. What ends the benchmark - its end, an error, Ctrl-C - undoes them in
+//! reverse; after a sudden death the next run does.
+// UNSAFETY: swapon, swapoff, and a handler of signals.
+
+use crate::load::region::PAGE_BYTES;
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const JOURNAL: &str = "/run/farpage-bench-kernel";
+const ZSWAP: &str = "/sys/module/zswap/parameters";
+const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
+const CGROUPS: &str = "/sys/fs/cgroup";
+/// `swapon`: use this one before all others.
+const PREFER: i32 = 0x8000;
+const PRIORITY_MAX: i32 = 0x7fff;
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn on_interrupt(_: i32) {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
+/// Whether somebody wants the benchmark to end.
+pub fn is_interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// From now on Ctrl-C and its like don't end this process: they are asked for.
+pub fn hear_interrupts() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: the handler only stores a flag.
+        unsafe { libc::signal(signal, on_interrupt as *const () as libc::sighandler_t) };
+    }
+}
+
+fn cant(what: &str, path: &Path, error: impl std::fmt::Display) -> String {
+    format!("{} can't be {what}: {error}", path.display())
+}
+
+fn read(path: impl AsRef<Path>) -> Result<String, String> {
+    let path = path.as_ref();
+    fs::read_to_string(path).map(|text| text.trim().to_owned()).map_err(|error| cant("read", path, error))
+}
+
+/// One thing to undo.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Step {
+    /// A setting had this value.
+    Value(PathBuf, String),
+    /// A file is swapped to.
+    Swap(PathBuf),
+    /// A file was made.
+    File(PathBuf),
+    /// A cgroup was made.
+    Group(PathBuf),
+}
+
+impl Step {
+    fn line(&self) -> String {
+        let (kind, path, value) = match self {
+            Step::Value(path, value) => ("value", path, value.as_str()),
+            Step::Swap(path) => ("swap", path, ""),
+            Step::File(path) => ("file", path, ""),
+            Step::Group(path) => ("group", path, ""),
+        };
+        format!("{kind}\t{}\t{value}\n", path.display())
+    }
+
+    fn of(line: &str) -> Option<Step> {
+        let mut fields = line.split('\t');
+        let (kind, path) = (fields.next()?, PathBuf::from(fields.next()?));
+        Some(match kind {
+            "value" => Step::Value(path, fields.next()?.to_owned()),
+            "swap" => Step::Swap(path),
+            "file" => Step::File(path),
+            "group" => Step::Group(path),
+            _ => return None,
+        })
+    }
+
+    fn undo(&self) -> Result<(), String> {
+        match self {
+            Step::Value(path, value) => fs::write(path, value).map_err(|error| cant("restored", path, error)),
+            Step::Swap(path) if !is_swap(path) => Ok(()),
+            Step::Swap(path) => {
+                let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
+                // SAFETY: a string that ends with a zero.
+                match unsafe { libc::swapoff(name.as_ptr()) } {
+                    0 => Ok(()),
+                    _ => Err(cant("given back by swapoff", path, std::io::Error::last_os_error())),
+                }
+            }
+            Step::File(path) if !path.exists() => Ok(()),
+            Step::File(path) => fs::remove_file(path).map_err(|error| cant("removed", path, error)),
+            Step::Group(path) if !path.exists() => Ok(()),
+            Step::Group(path) => remove_group(path),
+        }
+    }
+}
+
+fn is_swap(path: &Path) -> bool {
+    let name = path.display().to_string();
+    read("/proc/swaps")
+        .is_ok_and(|swaps| swaps.lines().any(|line| line.split_whitespace().next() == Some(&name)))
+}
+
+/// The kernel takes a moment to see that the last process has gone.
+fn remove_group(path: &Path) -> Result<(), String> {
+    let mut last = Ok(());
+    for _ in 0..200 {
+        last = fs::remove_dir(path).map_err(|error| cant("removed", path, error));
+        if last.is_ok() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    last
+}
+
+/// What was changed.
+#[derive(Debug, Default)]
+struct Journal {
+    steps: Vec<Step>,
+}
+
+impl Journal {
+    /// Undoes what an earlier run has left, if that has died.
+    fn new() -> Result<Journal, String> {
+        if let Ok(text) = fs::read_to_string(JOURNAL) {
+            let mut lines = text.lines();
+            let owner = lines.next().unwrap_or_default();
+            if Path::new("/proc").join(owner).exists() {
+                return Err(format!("process {owner} does the same just now ({JOURNAL})"));
+            }
+            Journal { steps: lines.filter_map(Step::of).collect() }.undo()?;
+        }
+        let journal = Journal::default();
+        journal.write()?;
+        Ok(journal)
+    }
+
+    fn write(&self) -> Result<(), String> {
+        let lines: String = self.steps.iter().map(Step::line).collect();
+        let text = format!("{}\n{lines}", std::process::id());
+        fs::write(JOURNAL, text).map_err(|error| cant("written", Path::new(JOURNAL), error))
+    }
+
+    /// To be called before the step is made.
+    fn note(&mut self, step: Step) -> Result<(), String> {
+        self.steps.push(step);
+        self.write()
+    }
+
+    /// Sets a value for the rest of the benchmark.
+    fn set(&mut self, path: impl AsRef<Path>, value: &str) -> Result<(), String> {
+        let path = path.as_ref();
+        let is_known = self.steps.iter().any(|step| matches!(step, Step::Value(known, _) if known == path));
+        if !is_known {
+            self.note(Step::Value(path.to_owned(), read(path)?))?;
+        }
+        fs::write(path, value).map_err(|error| cant(&format!("set to {value}"), path, error))
+    }
+
+    fn undo(&mut self) -> Result<(), String> {
+        let mut failed = Ok(());
+        while let Some(step) = self.steps.pop() {
+            failed = failed.and(step.undo());
+        }
+        // With something left to undo it says so to the next run.
+        if failed.is_ok() {
+            let _ = fs::remove_file(JOURNAL);
+        }
+        failed
+    }
+}
+
+/// How the kernel swaps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// zswap's codec; none if it is off.
+    pub codec: Option<String>,
+    /// `vm.page-cluster`: windows of readahead have 2^n pages.
+    pub page_cluster: u32,
+}
+
+/// The kernel's swap, for as long as this lives.
+pub struct Machine {
+    journal: Journal,
+    group: PathBuf,
+    is_v2: bool,
+}
+
+impl Machine {
+    /// Makes a swap file of `swap_bytes` in `directory` and a cgroup whose memory is at most `ram_bytes`.
+    pub fn new(directory: &Path, swap_bytes: u64, ram_bytes: u64) -> Result<Machine, String> {
+        // SAFETY: takes nothing.
+        if unsafe { libc::geteuid() } != 0 {
+            return Err(
+                "it changes the kernel's settings, which takes root: sudo farpage bench kernel".to_owned()
+            );
+        }
+        let mut journal = Journal::new()?;
+        let made = Machine::make(&mut journal, directory, swap_bytes, ram_bytes);
+        match made {
+            Ok((group, is_v2)) => Ok(Machine { journal, group, is_v2 }),
+            Err(why) => Err(journal.undo().err().map_or(why.clone(), |more| format!("{why}; {more}"))),
+        }
+    }
+
+    fn make(
+        journal: &mut Journal,
+        directory: &Path,
+        swap_bytes: u64,
+        ram_bytes: u64,
+    ) -> Result<(PathBuf, bool), String> {
+        let name = format!("farpage-bench-{}", std::process::id());
+        let file = directory.join(&name);
+        journal.note(Step::File(file.clone()))?;
+        make_swap_file(&file, swap_bytes).map_err(|error| cant("made", &file, error))?;
+        journal.note(Step::Swap(file.clone()))?;
+        let path = CString::new(file.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
+        // SAFETY: a string that ends with a zero.
+        if unsafe { libc::swapon(path.as_ptr(), PREFER | PRIORITY_MAX) } != 0 {
+            return Err(cant("swapped to", &file, std::io::Error::last_os_error()));
+        }
+        let controllers = read(Path::new(CGROUPS).join("cgroup.controllers")).unwrap_or_default();
+        let is_v2 = controllers.split_whitespace().any(|name| name == "memory");
+        let root = if is_v2 { PathBuf::from(CGROUPS) } else { Path::new(CGROUPS).join("memory") };
+        let given = root.join("cgroup.subtree_control");
+        if is_v2 && !read(&given)?.split_whitespace().any(|name| name == "memory") {
+            journal.note(Step::Value(given.clone(), "-memory".to_owned()))?;
+            fs::write(&given, "+memory").map_err(|error| cant("set", &given, error))?;
+        }
+        let group = root.join(name);
+        journal.note(Step::Group(group.clone()))?;
+        fs::create_dir(&group).map_err(|error| cant("made", &group, error))?;
+        let limit = group.join(if is_v2 { "memory.max" } else { "memory.limit_in_bytes" });
+        fs::write(&limit, ram_bytes.to_string()).map_err(|error| cant("set", &limit, error))?;
+        Ok((group, is_v2))
+    }
+
+    /// Whether zswap's pool is a part of what the cgroup may have.
+    pub const fn pool_is_within(&self) -> bool {
+        self.is_v2
+    }
+
+    /// The file that makes who writes its number there a member.
+    pub fn members(&self) -> PathBuf {
+        self.group.join("cgroup.procs")
+    }
+
+    /// From now on the kernel swaps like this.
+    pub fn swaps_as(&mut self, setting: &Setting) -> Result<(), String> {
+        let zswap = Path::new(ZSWAP);
+        self.journal.set(PAGE_CLUSTER, &setting.page_cluster.to_string())?;
+        // What isn't used may be missing.
+        if setting.codec.is_some() || zswap.exists() {
+            self.journal.set(zswap.join("enabled"), if setting.codec.is_some() { "Y" } else { "N" })?;
+        }
+        match &setting.codec {
+            Some(codec) => self.journal.set(zswap.join("compressor"), codec),
+            None => Ok(()),
+        }
+    }
+
+    /// The codecs that zswap has here, by trying them.
+    pub fn codecs(&mut self) -> Vec<String> {
+        let mut has = |codec: &&str| {
+            let setting = Setting { codec: Some((*codec).to_owned()), page_cluster: 3 };
+            self.swaps_as(&setting).is_ok()
+                && read(Path::new(ZSWAP).join("compressor")).as_deref() == Ok(codec)
+        };
+        ["lzo", "lzo-rle", "lz4", "zstd", "842", "deflate"]
+            .iter()
+            .filter(|codec| has(codec))
+            .map(|codec| (*codec).to_owned())
+            .collect()
+    }
+
+    /// Undoes everything.
+    pub fn restore(mut self) -> Result<(), String> {
+        self.journal.undo()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if let Err(why) = self.journal.undo() {
+            eprintln!("farpage: {why}; the next `farpage bench kernel` tries again");
+        }
+    }
+}
+
+/// What zswap has in its pool, in bytes.
+pub fn pool_bytes() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("Zswap:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+/// Pages that the kernel has written to swap so far.
+pub fn pages_written() -> u64 {
+    let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    text.lines().find_map(|line| line.strip_prefix("pswpout ")?.parse().ok()).unwrap_or(0)
+}
+
+/// A file as mkswap would make it: the header is version 1's.
+fn make_swap_file(path: &Path, bytes: u64) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+    // SAFETY: takes no pointers. The file has no holes afterwards, which swapon insists on.
+    match unsafe { libc::posix_fallocate(fd, 0, bytes as libc::off_t) } {
+        0 => {}
+        error => return Err(std::io::Error::from_raw_os_error(error)),
+    }
+    let mut header = vec![0_u8; PAGE_BYTES];
+    header[1024..1028].copy_from_slice(&1_u32.to_ne_bytes());
+    header[1028..1032].copy_from_slice(&((bytes / PAGE_BYTES as u64 - 1) as u32).to_ne_bytes());
+    header[PAGE_BYTES - 10..].copy_from_slice(b"SWAPSPACE2");
+    file.write_all_at(&header, 0)?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_come_back_from_their_lines() {
+        let path = || PathBuf::from("/some/file");
+        let steps = [
+            Step::Value(path(), "60 1".to_owned()),
+            Step::Swap(path()),
+            Step::File(path()),
+            Step::Group(path()),
+        ];
+        for step in steps {
+            assert_eq!(Step::of(step.line().trim_end_matches('\n')), Some(step));
+        }
+        assert_eq!(Step::of("nonsense"), None);
+    }
+
+    #[test]
+    fn what_is_gone_already_is_undone() {
+        let gone = || PathBuf::from("/nonexistent/farpage");
+        for step in [Step::Swap(gone()), Step::File(gone()), Step::Group(gone())] {
+            assert_eq!(step.undo(), Ok(()));
+        }
+        assert!(Step::Value(gone(), String::new()).undo().is_err());
+    }
+}

@@ -1,0 +1,385 @@
+//! `farpage bench kernel`: the kernel's own swap and Farpage, with the same program, unmodified, and as much memory.
+//!
+//! The kernel's side is a memory cgroup and a swap file, with zswap and without; Farpage's is `farpage run` with a budget of
+//! the cgroup's limit and what zswap's pool had at its peak in the same round, since version 1 of cgroups doesn't count the
+//! pool. Both swap to the same directory. The kernel runs with the codec and the readahead that are best for each load, found
+//! in a round before those that count. What the program is: [`crate::load::touch`]. What the pages hold: [`contents`].
+
+pub mod contents;
+mod machine;
+
+use crate::Effort;
+use crate::live::{self, Outcome};
+use crate::measure::{Sample, ratio};
+use crate::report::{Cell, Chart, Report, Table, Target};
+use machine::{Machine, Setting};
+use std::path::{Path, PathBuf};
+
+const MIB: u64 = 1 << 20;
+/// Percent of touches that write.
+const WRITES: u64 = 20;
+/// The least pool that Farpage has: what is evicted goes to disk.
+const POOL_LEAST: &str = "1M";
+/// `vm.page-cluster` as it is by default, and without readahead.
+const PAGE_CLUSTERS: [u32; 2] = [3, 0];
+
+/// Where pages go that are evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tier {
+    /// zswap, or Farpage's pool.
+    Pool,
+    /// The disk alone.
+    Disk,
+}
+
+/// One load in one tier.
+struct Case {
+    tier: Tier,
+    pattern: &'static str,
+    threads: usize,
+    write_percent: u64,
+    /// The part of the result that counts, and what it is to be, as a ratio of touches to the kernel's.
+    wanted: Option<(&'static str, f64)>,
+}
+
+impl Case {
+    const fn of(
+        tier: Tier,
+        pattern: &'static str,
+        threads: usize,
+        wanted: Option<(&'static str, f64)>,
+    ) -> Case {
+        Case { tier, pattern, threads, write_percent: WRITES, wanted }
+    }
+
+    fn title(&self) -> String {
+        let threads =
+            if self.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", self.threads) };
+        let tier = if self.tier == Tier::Pool { "pool" } else { "disk" };
+        format!("{tier}, {}, {threads}, {} % writes", self.pattern, self.write_percent)
+    }
+}
+
+/// What is measured; a quick run takes the first of each tier.
+fn cases(effort: Effort) -> Vec<Case> {
+    use Tier::{Disk, Pool};
+    let random = |tier, threads, wanted| Case::of(tier, "random", threads, Some(("random", wanted)));
+    let all = vec![
+        random(Pool, 1, 2.5),
+        random(Pool, 2, 2.5),
+        Case::of(Pool, "random", 4, None),
+        Case::of(Pool, "random", 16, None),
+        Case { write_percent: 0, ..Case::of(Pool, "random", 1, None) },
+        Case::of(Pool, "zipf", 1, Some(("zipf", 2.5))),
+        Case::of(Pool, "sequential", 1, Some(("sequential", 5.0))),
+        Case { write_percent: 0, ..Case::of(Pool, "sequential", 1, None) },
+        Case::of(Pool, "streams", 1, Some(("streams", 4.0))),
+        Case::of(Pool, "strided", 1, None),
+        Case::of(Pool, "mixed", 2, Some(("sequential", 4.0))),
+        random(Disk, 1, 1.0),
+        random(Disk, 16, 1.5),
+        Case::of(Disk, "sequential", 1, Some(("sequential", 4.0))),
+        Case::of(Disk, "streams", 1, Some(("streams", 8.0))),
+        Case::of(Disk, "mixed", 2, None),
+    ];
+    match effort {
+        Effort::Full => all,
+        Effort::Quick => {
+            let first = |tier| all.iter().position(|case| case.tier == tier);
+            let keep = [first(Pool), first(Disk)];
+            all.into_iter()
+                .enumerate()
+                .filter(|(at, _)| keep.contains(&Some(*at)))
+                .map(|(_, case)| case)
+                .collect()
+        }
+    }
+}
+
+/// Sizes, and how often.
+struct Size {
+    ram: u64,
+    bytes: u64,
+    seconds: f64,
+    rounds: usize,
+    bank_pages: usize,
+}
+
+/// One run.
+struct Run {
+    outcome: Outcome,
+    /// Of the pool, in bytes: its peak.
+    pool: u64,
+    /// Pages to disk.
+    written: u64,
+}
+
+impl Run {
+    fn rate(&self, part: &str) -> f64 {
+        self.outcome.part(part, "touches_per_second")
+    }
+}
+
+/// The runs of one case, round by round.
+struct Measured {
+    case: Case,
+    setting: Setting,
+    kernel: Vec<Run>,
+    farpage: Vec<Run>,
+    unlimited: Vec<Run>,
+}
+
+impl Measured {
+    /// Names of the parts that the load has.
+    fn parts(&self) -> Vec<&'static str> {
+        if self.case.pattern == "mixed" { vec!["sequential", "random"] } else { vec![self.case.pattern] }
+    }
+}
+
+/// Runs it.
+pub fn run(effort: Effort) -> Result<Report, String> {
+    let size = Size {
+        ram: effort.pick(128, 24) * MIB,
+        bytes: effort.pick(256, 48) * MIB,
+        seconds: effort.pick(4.0, 0.3),
+        rounds: effort.pick(5, 1),
+        bank_pages: effort.pick(2560, 320),
+    };
+    machine::hear_interrupts();
+    let directory =
+        std::env::var_os("FARPAGE_SWAP_DIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
+    // Room for everything, and for what the kernel likes to have free.
+    let mut machine = Machine::new(&directory, 2 * size.bytes, size.ram)?;
+    let bank = std::env::temp_dir().join(format!("farpage-bank-{}", std::process::id()));
+    let measured = contents::write_bank(&bank, size.bank_pages).and_then(|()| {
+        let contest = Contest { size: &size, bank: &bank, directory: &directory };
+        let codecs = machine.codecs();
+        let all: Result<Vec<Measured>, String> =
+            cases(effort).into_iter().map(|case| contest.measure(&mut machine, case, &codecs)).collect();
+        Ok((all?, codecs))
+    });
+    let _ = std::fs::remove_file(&bank);
+    machine.restore()?;
+    let (measured, codecs) = measured?;
+    Ok(report(&size, &measured, &codecs))
+}
+
+struct Contest<'a> {
+    size: &'a Size,
+    bank: &'a Path,
+    directory: &'a Path,
+}
+
+impl Contest<'_> {
+    fn measure(&self, machine: &mut Machine, case: Case, codecs: &[String]) -> Result<Measured, String> {
+        let setting = self.best_setting(machine, &case, codecs)?;
+        let mut measured = Measured { case, setting, kernel: vec![], farpage: vec![], unlimited: vec![] };
+        for _ in 0..self.size.rounds {
+            let kernel = self.kernel(machine, &measured.case, &measured.setting)?;
+            let pool = if machine.pool_is_within() { 0 } else { kernel.pool };
+            measured.kernel.push(kernel);
+            measured.farpage.push(self.farpage(&measured.case, pool)?);
+            measured.unlimited.push(self.unlimited(&measured.case)?);
+        }
+        Ok(measured)
+    }
+
+    /// The one that the kernel does this load best with.
+    fn best_setting(&self, machine: &mut Machine, case: &Case, codecs: &[String]) -> Result<Setting, String> {
+        let codecs: Vec<Option<String>> = match case.tier {
+            Tier::Pool if codecs.is_empty() => return Err("this kernel has no zswap".to_owned()),
+            Tier::Pool => codecs.iter().cloned().map(Some).collect(),
+            Tier::Disk => vec![None],
+        };
+        let mut best: Option<(f64, Setting)> = None;
+        for codec in codecs {
+            for page_cluster in PAGE_CLUSTERS {
+                let setting = Setting { codec: codec.clone(), page_cluster };
+                let part = case.wanted.map_or(case.pattern, |(part, _)| part);
+                let rate = self.kernel(machine, case, &setting)?.rate(part);
+                if best.as_ref().is_none_or(|(most, _)| rate > *most) {
+                    best = Some((rate, setting));
+                }
+            }
+        }
+        best.map(|(_, setting)| setting).ok_or_else(|| "there is nothing to choose from".to_owned())
+    }
+
+    fn load(&self, case: &Case) -> Vec<String> {
+        let mut words: Vec<String> = ["touch", "--pattern", case.pattern].map(str::to_owned).to_vec();
+        let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
+        option("--contents", self.bank.display().to_string());
+        option("--bytes", self.size.bytes.to_string());
+        option("--threads", case.threads.to_string());
+        option("--seconds", self.size.seconds.to_string());
+        option("--write-percent", case.write_percent.to_string());
+        words
+    }
+
+    fn kernel(&self, machine: &mut Machine, case: &Case, setting: &Setting) -> Result<Run, String> {
+        machine.swaps_as(setting)?;
+        let (before, mut pool) = (machine::pages_written(), 0);
+        let load = self.load(case);
+        let words: Vec<&str> = load.iter().map(String::as_str).collect();
+        let outcome = live::within(&machine.members(), &words, || {
+            pool = pool.max(machine::pool_bytes());
+            go_on()
+        })?;
+        Ok(Run { outcome, pool, written: machine::pages_written() - before })
+    }
+
+    fn farpage(&self, case: &Case, pool: u64) -> Result<Run, String> {
+        go_on()?;
+        let ram = (self.size.ram + pool).to_string();
+        let swap = self.directory.display().to_string();
+        let mut options = vec!["--ram", &ram, "--swap", &swap, "--faults", "signal"];
+        if case.tier == Tier::Disk {
+            options.extend(["--pool", POOL_LEAST]);
+        }
+        let load = self.load(case);
+        let words: Vec<&str> = load.iter().map(String::as_str).collect();
+        let outcome = live::under(&options, &words)?;
+        let number = |what: &str, name: &str| outcome.stats[what][name].as_u64().unwrap_or(0);
+        let (pool, written) = (number("gauges", "pool_peak"), number("counters", "pswpout"));
+        Ok(Run { outcome, pool, written })
+    }
+
+    fn unlimited(&self, case: &Case) -> Result<Run, String> {
+        go_on()?;
+        let load = self.load(case);
+        let words: Vec<&str> = load.iter().map(String::as_str).collect();
+        Ok(Run { outcome: live::alone(&words)?, pool: 0, written: 0 })
+    }
+}
+
+fn go_on() -> Result<(), String> {
+    if machine::is_interrupted() { Err("interrupted".to_owned()) } else { Ok(()) }
+}
+
+fn report(size: &Size, measured: &[Measured], codecs: &[String]) -> Report {
+    let mut report = Report::new("kernel");
+    report.published.push(
+        "a machine like this, 512 MiB of 1 GiB, zswap with lzo: 105,000 random touches/s with one thread; a prototype of ours \
+         143,000"
+            .to_owned(),
+    );
+    for one in measured {
+        let (table, targets) = tabled(one);
+        report.tables.push(table);
+        report.targets.extend(targets);
+    }
+    if let Some(target) = fill_target(measured) {
+        report.targets.push(target);
+    }
+    report.charts.push(chart(measured));
+    report.notes = vec![
+        format!(
+            "kernel: a cgroup of {} MiB, farpage: --ram as much and zswap's peak; {} MiB of pages, {} rounds of {} s",
+            size.ram / MIB,
+            size.bytes / MIB,
+            size.rounds,
+            size.seconds
+        ),
+        format!("zswap's codecs here: {}; page-cluster 3 or 0; the best of all for each load", codecs.join(", ")),
+        "pages: 8 of 20 an interpreter's heap, 4 integers, 3 floats, 3 text, 2 compressed already; every byte is compared in \
+         the end"
+            .to_owned(),
+        "farpage has --faults signal, where no descriptor takes a privilege".to_owned(),
+    ];
+    report
+}
+
+fn sample(runs: &[Run], of: impl Fn(&Run) -> f64) -> Sample {
+    Sample::of(&runs.iter().map(of).collect::<Vec<_>>())
+}
+
+fn rates(runs: &[Run], part: &str) -> Vec<f64> {
+    runs.iter().map(|run| run.rate(part)).collect()
+}
+
+fn tabled(one: &Measured) -> (Table, Vec<Target>) {
+    let columns = [
+        "who",
+        "part",
+        "touches/s",
+        "ratio",
+        "p50 us",
+        "p99 us",
+        "p99.9 us",
+        "max us",
+        "filled/s",
+        "CPU s",
+        "pool MiB",
+        "to disk MiB",
+        "major faults",
+    ];
+    let mut table = Table::new(one.case.title(), &columns);
+    let mut targets = Vec::new();
+    let codec = one.setting.codec.as_deref().map_or("no zswap".to_owned(), |codec| format!("zswap {codec}"));
+    let kernel = format!("kernel, {codec}, page-cluster {}", one.setting.page_cluster);
+    let who = [(kernel.as_str(), &one.kernel), ("farpage", &one.farpage), ("unlimited", &one.unlimited)];
+    for part in one.parts() {
+        for (name, runs) in who {
+            let us = |name: &'static str| Cell::from(sample(runs, |run| run.outcome.part(part, name)).median);
+            let is_kernel = std::ptr::eq(runs, &raw const one.kernel);
+            table.row(vec![
+                name.into(),
+                part.into(),
+                Sample::of(&rates(runs, part)).into(),
+                if is_kernel {
+                    Cell::Nothing
+                } else {
+                    ratio(&rates(runs, part), &rates(&one.kernel, part)).into()
+                },
+                us("p50_us"),
+                us("p99_us"),
+                us("p999_us"),
+                us("max_us"),
+                sample(runs, |run| run.outcome.number("filled_per_second")).median.into(),
+                sample(runs, |run| run.outcome.cpu_seconds).median.into(),
+                sample(runs, |run| run.pool as f64 / MIB as f64).median.into(),
+                sample(runs, |run| run.written as f64 * 4096.0 / MIB as f64).median.into(),
+                sample(runs, |run| run.outcome.major_faults as f64).median.into(),
+            ]);
+        }
+    }
+    if let Some((part, wanted)) = one.case.wanted {
+        let found = ratio(&rates(&one.farpage, part), &rates(&one.kernel, part)).median;
+        targets.push(Target::at_least(
+            format!("{}: {part}, ratio to the kernel", one.case.title()),
+            wanted,
+            found,
+        ));
+        if one.case.tier == Tier::Pool && part == "random" {
+            let found = sample(&one.farpage, |run| run.outcome.part(part, "p99_us")).median;
+            targets.push(Target::at_most(format!("{}: p99 of a touch, us", one.case.title()), 60.0, found));
+        }
+    }
+    (table, targets)
+}
+
+/// Of the first case in the pool: all of them fill their memory in the same way.
+fn fill_target(measured: &[Measured]) -> Option<Target> {
+    let first = measured.iter().find(|one| one.case.tier == Tier::Pool)?;
+    let filled = |runs: &[Run]| -> Vec<f64> {
+        runs.iter().map(|run| run.outcome.number("filled_per_second")).collect()
+    };
+    let found = ratio(&filled(&first.farpage), &filled(&first.kernel)).median;
+    Some(Target::at_least("filling beyond the budget, ratio to the kernel", 1.5, found))
+}
+
+fn chart(measured: &[Measured]) -> Chart {
+    let of = |runs: fn(&Measured) -> &Vec<Run>| -> Vec<f64> {
+        let rate = |one: &Measured| Sample::of(&rates(runs(one), one.parts()[0])).median;
+        measured.iter().map(rate).collect()
+    };
+    Chart {
+        title: "The kernel's swap and Farpage, equal memory".to_owned(),
+        unit: "touches/s".to_owned(),
+        groups: measured.iter().map(|one| one.case.title()).collect(),
+        series: vec![
+            ("kernel".to_owned(), of(|one| &one.kernel)),
+            ("farpage".to_owned(), of(|one| &one.farpage)),
+        ],
+    }
+}
