@@ -9,6 +9,7 @@
 //! Every benchmark verifies what it measures: a lookup that returns the wrong block, or a page that comes back
 //! with other bytes, ends it.
 
+mod codec;
 pub mod extents;
 mod faults;
 pub mod index;
@@ -56,6 +57,11 @@ pub struct Experiment {
 
 /// The one table of experiments.
 pub const EXPERIMENTS: &[Experiment] = &[
+    Experiment {
+        name: "codec",
+        about: "pages of real programs, made small and brought back: one codec for each kind against LZ4 for all",
+        run: codec::run,
+    },
     Experiment {
         name: "extents",
         about: "from a slot to its block on the device: lists, trees, and ours; a file in 20,000 pieces",

@@ -232,8 +232,8 @@ pub struct RunOptions {
     #[arg(long, value_name = "SIZE|N%", env = "FARPAGE_POOL", value_parser = size::parse)]
     pub pool: Option<Size>,
 
-    /// Codec of the pool.
-    #[arg(long, value_enum, env = "FARPAGE_CODEC", default_value = "lz4")]
+    /// Codec of the pool: one of ours for integers and heaps and LZ4 for all else, LZ4 for everything, or none.
+    #[arg(long, value_enum, env = "FARPAGE_CODEC", default_value = "auto")]
     codec: CodecOption,
 
     /// How faults are heard of: as messages to threads of ours, which needs a privilege, or as signals to the thread that
@@ -297,6 +297,8 @@ Example: farpage run --ram 2G -- python3 train.py";
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum CodecOption {
+    /// For each page the one that it is made for.
+    Auto,
     /// LZ4.
     Lz4,
     /// Pages are kept as they are (for comparison).
@@ -421,6 +423,7 @@ impl RunOptions {
     /// The pool's codec.
     pub fn codec(&self) -> Codec {
         match self.codec {
+            CodecOption::Auto => Codec::Auto,
             CodecOption::Lz4 => Codec::Lz4,
             CodecOption::None => Codec::None,
         }

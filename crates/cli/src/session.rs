@@ -185,7 +185,7 @@ pub mod tests {
         Settings {
             ram_bytes: 256 << 20,
             pool_bytes_max: 128 << 20,
-            codec: Codec::Lz4,
+            codec: Codec::Auto,
             install: Install::Move,
             io: IoEngine::Uring,
             slots: SlotPolicy::Clusters,

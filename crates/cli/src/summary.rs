@@ -365,6 +365,7 @@ fn settings(run: &Run) -> Value {
 /// As `--codec` has it.
 pub const fn codec_name(codec: Codec) -> &'static str {
     match codec {
+        Codec::Auto => "auto",
         Codec::Lz4 => "lz4",
         Codec::None => "none",
     }

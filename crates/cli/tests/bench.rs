@@ -38,6 +38,24 @@ fn shows_what_it_found(experiment: &str, tables: usize) -> Value {
 }
 
 #[test]
+fn codec_shows_what_it_found() {
+    if farpage::budgeted::has("python3") {
+        let found = shows_what_it_found("codec", 1);
+        let rows = found["tables"][0]["rows"].as_array().unwrap();
+        let size = |pages: &str, codec: &str| {
+            let row = rows.iter().find(|row| row["pages"] == pages && row["codec"] == codec);
+            row.unwrap()["size"].as_f64().unwrap()
+        };
+        // Sizes don't depend on the machine, only on what interpreter there is.
+        assert!(
+            size("integers", "auto") < 0.35 && size("heap", "auto") < 1.2 * size("heap", "lz4"),
+            "{rows:?}"
+        );
+        assert_eq!(size("packed", "auto"), 1.0);
+    }
+}
+
+#[test]
 fn extents_shows_what_it_found() {
     if !farpage::can_run() {
         return;

@@ -10,6 +10,8 @@ pub enum Codec {
     Lz4 = 0,
     /// Pages go into the pool as they are (for comparison).
     None = 1,
+    /// For each page the one that it is made for: integers, heaps, and LZ4 for all else.
+    Auto = 2,
 }
 
 /// How pages get into the program's memory and out of it.
@@ -158,7 +160,7 @@ impl Config {
         Config {
             pool_bytes_max,
             accept_percent: 90,
-            codec: Codec::Lz4,
+            codec: Codec::Auto,
             frames,
             parked_max: frames / 2,
             // Beyond 7/8 of a page the pool saves less than its own waste; zsmalloc gives such an object a

@@ -13,8 +13,10 @@ pub fn run(input: &mut Input) {
     let bytes = input.rest();
 
     let mut page = Box::new([0xee; PAGE_BYTES]);
-    if decompress(Codec::Lz4, &bytes[..bytes.len().min(PAGE_BYTES)], &mut page).is_ok() {
-        comes_back(&page, PAGE_BYTES);
+    for codec in [Codec::Lz4, Codec::Auto] {
+        if decompress(codec, &bytes[..bytes.len().min(PAGE_BYTES)], &mut page).is_ok() {
+            comes_back(&page, PAGE_BYTES);
+        }
     }
 
     // Each byte some times, so that there is something to compress.
@@ -37,8 +39,10 @@ pub fn run(input: &mut Input) {
 fn comes_back(page: &[u8; PAGE_BYTES], bytes_max: usize) {
     let mut scratch = Box::new(Scratch::new());
     let mut again = Box::new([0xee; PAGE_BYTES]);
-    let Some(stored) = compress(Codec::Lz4, page, &mut scratch, bytes_max) else { return };
-    assert!(stored.len() <= bytes_max && stored.len() < PAGE_BYTES);
-    decompress(Codec::Lz4, stored, &mut again).expect("it was compressed just now");
-    assert_eq!(page, &*again);
+    for codec in [Codec::Lz4, Codec::Auto] {
+        let Some(stored) = compress(codec, page, &mut scratch, bytes_max) else { continue };
+        assert!(stored.len() <= bytes_max && stored.len() < PAGE_BYTES);
+        decompress(codec, stored, &mut again).expect("it was compressed just now");
+        assert_eq!(page, &*again);
+    }
 }

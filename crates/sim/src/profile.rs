@@ -182,7 +182,14 @@ impl Profile {
             // 0 is a pool that is always full.
             pool_bytes_max: random.pick(&[0, 16 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10]),
             accept_percent: random.pick(&[0, 50, 90, 100]),
-            codec: if random.percent(12) { Codec::None } else { Codec::Lz4 },
+            codec: random.pick(&[
+                Codec::Auto,
+                Codec::Auto,
+                Codec::Auto,
+                Codec::Auto,
+                Codec::Lz4,
+                Codec::None,
+            ]),
             frames,
             parked_max: random.within(0, u64::from(frames)) as u32,
             compressed_bytes_max: random.pick(&[0, 1000, 3584, 3584, 4096]),

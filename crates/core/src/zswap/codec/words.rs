@@ -1,0 +1,686 @@
+//! Heaps: 64-bit words, each told by one of the 32 words before it, eight at a time.
+//!
+//! Heaps are made of objects of a few sizes: what stands in a word often stands in the same field of a neighbour, or differs
+//! in its low bytes: types, counts, pointers into one arena. So the page is taken as 64 *groups* of eight words, a cache line
+//! each, and every word is compared with the words at its own place in the four groups before (in front of the first group
+//! are zeros). A four-bit tag says what is left to be stored:
+//!
+//! ```text
+//!  00 00  nothing: it is 0            01 kk  nothing: it is the word k + 1 groups before
+//!  00 01  one byte: it is that        10 kk  two bytes: they differ from that word's low ones
+//!  00 10  two bytes                   11 0k  four bytes differ
+//!  00 11  four bytes                  11 10  six bytes differ from those of the word one group before
+//!                                     11 11  all eight bytes
+//! ```
+//!
+//! Because a word's eight neighbours don't matter to it, eight are encoded and decoded at once. Tags are stored as planes:
+//! the four bytes of a group have one bit of each of its tags, so that a byte is a mask of lanes.
+//!
+//! ```text
+//!  counts: 4 × u16 │ 64 × 4 planes │ eights │ fours │ twos │ ones
+//! ```
+//!
+//! Differences are XORs. Six bytes are four and two. Encoding and decoding exist twice, with AVX-512 and without: the same
+//! bytes, which a property test sees to.
+// UNSAFETY: vector instructions where the CPU has them; they read and write through pointers.
+
+use crate::units::PAGE_BYTES;
+
+/// Words that are dealt with at once.
+const LANES: usize = 8;
+const GROUPS: usize = PAGE_BYTES / 8 / LANES;
+const COUNTS_BYTES: usize = 8;
+const PLANES_BYTES: usize = 4 * GROUPS;
+/// What stands in front of the streams.
+const HEAD_BYTES: usize = COUNTS_BYTES + PLANES_BYTES;
+/// Groups that a word may be told by.
+const LAGS: usize = 4;
+
+/// Bytes of what the four streams are made of, in their order.
+const WIDTHS: [usize; 4] = [8, 4, 2, 1];
+
+/// Where the streams are put together. Stores write eight elements each, whatever counts of them.
+#[repr(C, align(64))]
+pub struct Streams {
+    planes: [u8; PLANES_BYTES],
+    eights: [u8; 8 * (8 * GROUPS + LANES)],
+    fours: [u8; 4 * (8 * GROUPS + LANES)],
+    twos: [u8; 2 * (8 * GROUPS + LANES)],
+    ones: [u8; 8 * GROUPS + LANES],
+}
+
+impl Streams {
+    /// Any bytes will do.
+    pub const ZERO: Streams = Streams {
+        planes: [0; PLANES_BYTES],
+        eights: [0; 8 * (8 * GROUPS + LANES)],
+        fours: [0; 4 * (8 * GROUPS + LANES)],
+        twos: [0; 2 * (8 * GROUPS + LANES)],
+        ones: [0; 8 * GROUPS + LANES],
+    };
+
+    /// Puts them one behind the other; the length. None if `output` is shorter.
+    pub fn join(&self, Encoded(counts): Encoded, output: &mut [u8]) -> Option<usize> {
+        let length = length_of(counts);
+        let (head, mut rest) = output.get_mut(..length)?.split_at_mut(HEAD_BYTES);
+        for (to, count) in head.chunks_exact_mut(2).zip(counts) {
+            to.copy_from_slice(&(count as u16).to_le_bytes());
+        }
+        head[COUNTS_BYTES..].copy_from_slice(&self.planes);
+        let streams: [&[u8]; 4] = [&self.eights, &self.fours, &self.twos, &self.ones];
+        for ((stream, count), width) in streams.into_iter().zip(counts).zip(WIDTHS) {
+            let (to, others) = rest.split_at_mut(count * width);
+            to.copy_from_slice(&stream[..count * width]);
+            rest = others;
+        }
+        Some(length)
+    }
+}
+
+fn length_of(counts: [usize; 4]) -> usize {
+    HEAD_BYTES + counts.iter().zip(WIDTHS).map(|(count, width)| count * width).sum::<usize>()
+}
+
+/// The tags of eight words, by what they mean: a bit for each lane.
+struct Masks {
+    ones: u8,
+    twos: u8,
+    fours: u8,
+    eights: u8,
+    /// Those among the fours and twos that are six bytes.
+    sixes: u8,
+    /// Which of them refer to the word one, two, three, four groups before.
+    lags: [u8; LAGS],
+}
+
+impl Masks {
+    #[inline(always)]
+    const fn of(planes: [u8; 4]) -> Masks {
+        let [p0, p1, p2, p3] = planes;
+        let (alone, wide) = (!p3 & !p2, p3 & p2);
+        let (sixes, differ_in_four) = (wide & p1 & !p0, wide & !p1);
+        // The same, or the same but for two bytes.
+        let near = p3 ^ p2;
+        Masks {
+            ones: alone & !p1 & p0,
+            twos: alone & p1 & !p0 | p3 & !p2 | sixes,
+            fours: alone & p1 & p0 | differ_in_four | sixes,
+            eights: wide & p1 & p0,
+            sixes,
+            lags: [
+                near & !p1 & !p0 | differ_in_four & !p0 | sixes,
+                near & !p1 & p0 | differ_in_four & p0,
+                near & p1 & !p0,
+                near & p1 & p0,
+            ],
+        }
+    }
+
+    #[inline(always)]
+    const fn counts(&self) -> [usize; 4] {
+        [
+            self.eights.count_ones() as usize,
+            self.fours.count_ones() as usize,
+            self.twos.count_ones() as usize,
+            self.ones.count_ones() as usize,
+        ]
+    }
+}
+
+/// What is found out about eight words, a bit for each lane: whether no more than so many bytes are left of a word, or of its
+/// difference to another one.
+#[derive(Default)]
+struct Found {
+    is_zero: u8,
+    fits: [u8; 3],
+    same: [u8; LAGS],
+    in_two: [u8; LAGS],
+    in_four: [u8; 2],
+    in_six: u8,
+}
+
+impl Found {
+    /// The shortest that each word can be, as planes of its tag.
+    #[inline(always)]
+    const fn planes(&self) -> [u8; 4] {
+        let mut tags = Tags { planes: [0; 4], left: !self.is_zero };
+        tags.take(self.same[0], 0b0100);
+        tags.take(self.same[1], 0b0101);
+        tags.take(self.same[2], 0b0110);
+        tags.take(self.same[3], 0b0111);
+        tags.take(self.fits[0], 0b0001);
+        tags.take(self.fits[1], 0b0010);
+        tags.take(self.in_two[0], 0b1000);
+        tags.take(self.in_two[1], 0b1001);
+        tags.take(self.in_two[2], 0b1010);
+        tags.take(self.in_two[3], 0b1011);
+        tags.take(self.fits[2], 0b0011);
+        tags.take(self.in_four[0], 0b1100);
+        tags.take(self.in_four[1], 0b1101);
+        tags.take(self.in_six, 0b1110);
+        tags.take(0xff, 0b1111);
+        tags.planes
+    }
+}
+
+/// The tags of eight words, of which some are still to be found.
+struct Tags {
+    planes: [u8; 4],
+    left: u8,
+}
+
+impl Tags {
+    /// Gives this tag to those of the words left that are in `which`.
+    #[inline(always)]
+    const fn take(&mut self, which: u8, tag: u8) {
+        let taken = self.left & which;
+        self.left &= !which;
+        let [p0, p1, p2, p3] = &mut self.planes;
+        *p0 |= if tag & 1 != 0 { taken } else { 0 };
+        *p1 |= if tag & 2 != 0 { taken } else { 0 };
+        *p2 |= if tag & 4 != 0 { taken } else { 0 };
+        *p3 |= if tag & 8 != 0 { taken } else { 0 };
+    }
+}
+
+/// Groups that are looked at before a page is encoded: every eighth.
+const SAMPLE_STEP: usize = 8;
+/// Of the words looked at, so many must be told in two bytes, or four. In heaps it is most of them; in text an eighth at most,
+/// where lines are indented.
+const LIKELY: u32 = (LANES * GROUPS / SAMPLE_STEP) as u32 * 2 / 5;
+
+/// Whether this looks like words that are told by others: a look at one of eight.
+pub fn are_likely(page: &[u8; PAGE_BYTES]) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if super::cpu::has_avx512() {
+        // SAFETY: the CPU has what it is compiled for.
+        return unsafe { avx512::short(page) } >= LIKELY;
+    }
+    plain::short(page) >= LIKELY
+}
+
+/// The groups looked at: there are four before each.
+fn sample() -> impl Iterator<Item = usize> {
+    (SAMPLE_STEP / 2..GROUPS).step_by(SAMPLE_STEP)
+}
+
+/// A page whose streams are filled: how much is in each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Encoded([usize; 4]);
+
+impl Encoded {
+    /// Bytes that it takes.
+    pub fn bytes(self) -> usize {
+        length_of(self.0)
+    }
+}
+
+/// Fills the streams with a page.
+pub fn encode(page: &[u8; PAGE_BYTES], streams: &mut Streams) -> Encoded {
+    #[cfg(target_arch = "x86_64")]
+    if super::cpu::has_avx512() {
+        // SAFETY: the CPU has what it is compiled for.
+        return Encoded(unsafe { avx512::encode(page, streams) });
+    }
+    Encoded(plain::encode(page, streams))
+}
+
+/// Makes the page. None if these aren't the bytes that [`Streams::join`] has made of one; then it has no particular content.
+pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
+    let counts = counts_of(bytes)?;
+    #[cfg(target_arch = "x86_64")]
+    if super::cpu::has_avx512() {
+        // SAFETY: the CPU has what it is compiled for, and the counts are those of the streams.
+        return unsafe { avx512::decode(bytes, counts, page) };
+    }
+    plain::decode(bytes, counts, page)
+}
+
+/// How much is in each stream, if that is what there is.
+fn counts_of(bytes: &[u8]) -> Option<[usize; 4]> {
+    let head: &[u8; HEAD_BYTES] = bytes.first_chunk()?;
+    let mut counts = [0; 4];
+    for (count, bytes) in counts.iter_mut().zip(head.chunks_exact(2)) {
+        *count = usize::from(u16::from_le_bytes([bytes[0], bytes[1]]));
+    }
+    (length_of(counts) == bytes.len()).then_some(counts)
+}
+
+/// Where each stream begins.
+const fn starts(counts: [usize; 4]) -> [usize; 4] {
+    let fours = HEAD_BYTES + 8 * counts[0];
+    let twos = fours + 4 * counts[1];
+    [HEAD_BYTES, fours, twos, twos + 2 * counts[2]]
+}
+
+mod plain {
+    use super::{COUNTS_BYTES, Found, GROUPS, LAGS, LANES, Masks, Streams, sample, starts};
+    use crate::units::PAGE_BYTES;
+
+    type Group = [u64; LANES];
+
+    fn group(page: &[u8; PAGE_BYTES], at: usize) -> Group {
+        core::array::from_fn(|lane| {
+            let word = page[(at * LANES + lane) * 8..].first_chunk();
+            u64::from_le_bytes(*word.expect("a page has so many words"))
+        })
+    }
+
+    /// A bit for each lane of which that is true.
+    fn mask(is_so: impl Fn(usize) -> bool) -> u8 {
+        (0..LANES).fold(0, |mask, lane| mask | u8::from(is_so(lane)) << lane)
+    }
+
+    /// How many of the words looked at are told in two bytes, or four.
+    pub fn short(page: &[u8; PAGE_BYTES]) -> u32 {
+        let of_group = |at: usize| {
+            let words = group(page, at);
+            let before: [Group; LAGS] = core::array::from_fn(|lag| group(page, at - lag - 1));
+            let near = |lane: usize| before.iter().any(|other| (words[lane] ^ other[lane]) >> 16 == 0);
+            mask(|lane| words[lane] >> 32 == 0 || near(lane)).count_ones()
+        };
+        sample().map(of_group).sum()
+    }
+
+    pub fn encode(page: &[u8; PAGE_BYTES], streams: &mut Streams) -> [usize; 4] {
+        let mut counts = [0; 4];
+        let mut before = [[0; LANES]; LAGS];
+        for at in 0..GROUPS {
+            let words = group(page, at);
+            let differ: [Group; LAGS] =
+                core::array::from_fn(|lag| core::array::from_fn(|lane| words[lane] ^ before[lag][lane]));
+            let within = |group: &Group, bits: u32| mask(|lane| group[lane] >> bits == 0);
+            let found = Found {
+                is_zero: mask(|lane| words[lane] == 0),
+                fits: [8, 16, 32].map(|bits| within(&words, bits)),
+                same: core::array::from_fn(|lag| mask(|lane| differ[lag][lane] == 0)),
+                in_two: core::array::from_fn(|lag| within(&differ[lag], 16)),
+                in_four: [within(&differ[0], 32), within(&differ[1], 32)],
+                in_six: within(&differ[0], 48),
+            };
+            let planes = found.planes();
+            streams.planes[4 * at..][..4].copy_from_slice(&planes);
+            let masks = Masks::of(planes);
+            for lane in 0..LANES {
+                let is_in = |mask: u8| mask >> lane & 1 != 0;
+                let lag = masks.lags.iter().position(|mask| is_in(*mask));
+                let left = lag.map_or(words[lane], |lag| differ[lag][lane]).to_le_bytes();
+                let mut put = |stream: &mut [u8], which: usize, bytes: &[u8]| {
+                    stream[counts[which] * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
+                    counts[which] += 1;
+                };
+                if is_in(masks.eights) {
+                    put(&mut streams.eights, 0, &left);
+                }
+                if is_in(masks.fours) {
+                    put(&mut streams.fours, 1, &left[..4]);
+                }
+                if is_in(masks.twos) {
+                    put(&mut streams.twos, 2, if is_in(masks.sixes) { &left[4..6] } else { &left[..2] });
+                }
+                if is_in(masks.ones) {
+                    put(&mut streams.ones, 3, &left[..1]);
+                }
+            }
+            before.rotate_right(1);
+            before[0] = words;
+        }
+        counts
+    }
+
+    pub fn decode(bytes: &[u8], counts: [usize; 4], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
+        let mut at = starts(counts);
+        let [fours, twos, ones] = [at[1], at[2], at[3]];
+        let ends = [fours, twos, ones, bytes.len()];
+        let mut before = [[0; LANES]; LAGS];
+        for number in 0..GROUPS {
+            let planes = *bytes[COUNTS_BYTES + 4 * number..].first_chunk()?;
+            let masks = Masks::of(planes);
+            let mut words = [0; LANES];
+            for (lane, word) in words.iter_mut().enumerate() {
+                let is_in = |mask: u8| mask >> lane & 1 != 0;
+                let mut get = |which: usize, width: usize| {
+                    let end = at[which] + width;
+                    let taken = bytes.get(at[which]..end).filter(|_| end <= ends[which])?;
+                    at[which] = end;
+                    let mut left = [0; 8];
+                    left[..width].copy_from_slice(taken);
+                    Some(u64::from_le_bytes(left))
+                };
+                if is_in(masks.eights) {
+                    *word = get(0, 8)?;
+                }
+                if is_in(masks.fours) {
+                    *word |= get(1, 4)?;
+                }
+                if is_in(masks.twos) {
+                    *word |= get(2, 2)? << if is_in(masks.sixes) { 32 } else { 0 };
+                }
+                if is_in(masks.ones) {
+                    *word |= get(3, 1)?;
+                }
+                if let Some(lag) = masks.lags.iter().position(|mask| is_in(*mask)) {
+                    *word ^= before[lag][lane];
+                }
+                page[(number * LANES + lane) * 8..][..8].copy_from_slice(&word.to_le_bytes());
+            }
+            before.rotate_right(1);
+            before[0] = words;
+        }
+        (at == ends).then_some(())
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use super::{COUNTS_BYTES, Found, GROUPS, LAGS, Masks, Streams, sample, starts};
+    use crate::units::PAGE_BYTES;
+    use core::arch::x86_64::{
+        __m512i, _mm_maskz_loadu_epi8, _mm_maskz_loadu_epi16, _mm_storel_epi64, _mm_storeu_si128,
+        _mm256_maskz_loadu_epi32, _mm256_storeu_si256, _mm512_cvtepi64_epi8, _mm512_cvtepi64_epi16,
+        _mm512_cvtepi64_epi32, _mm512_cvtepu8_epi64, _mm512_cvtepu16_epi64, _mm512_cvtepu32_epi64,
+        _mm512_loadu_si512, _mm512_mask_mov_epi64, _mm512_mask_slli_epi64, _mm512_mask_srli_epi64,
+        _mm512_maskz_compress_epi64, _mm512_maskz_expand_epi64, _mm512_maskz_expandloadu_epi64,
+        _mm512_maskz_mov_epi64, _mm512_or_si512, _mm512_set1_epi64, _mm512_setzero_si512,
+        _mm512_storeu_si512, _mm512_testn_epi64_mask, _mm512_xor_si512,
+    };
+
+    /// A bit for each lane of which no bits are set but the lowest so many.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2,popcnt")]
+    #[inline]
+    fn within(words: __m512i, bits: u32) -> u8 {
+        _mm512_testn_epi64_mask(words, _mm512_set1_epi64((u64::MAX << bits) as i64))
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2,popcnt")]
+    pub fn short(page: &[u8; PAGE_BYTES]) -> u32 {
+        // SAFETY: a group of the page.
+        let group = |at: usize| unsafe { _mm512_loadu_si512(page.as_ptr().add(64 * at).cast()) };
+        let mut short = 0;
+        for at in sample() {
+            let words = group(at);
+            let mut mask = within(words, 32);
+            for lag in 1..=LAGS {
+                mask |= within(_mm512_xor_si512(words, group(at - lag)), 16);
+            }
+            short += mask.count_ones();
+        }
+        short
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2,popcnt")]
+    pub fn encode(page: &[u8; PAGE_BYTES], streams: &mut Streams) -> [usize; 4] {
+        // Pointers, not counts: as four counts in a vector they would be extracted for each store.
+        let starts = [
+            &raw mut streams.eights as *mut u8,
+            &raw mut streams.fours as *mut u8,
+            &raw mut streams.twos as *mut u8,
+            &raw mut streams.ones as *mut u8,
+        ];
+        let [mut to_eights, mut to_fours, mut to_twos, mut to_ones] = starts;
+        let mut before = [_mm512_setzero_si512(); LAGS];
+        for at in 0..GROUPS {
+            // SAFETY: a group of the page.
+            let words = unsafe { _mm512_loadu_si512(page.as_ptr().add(64 * at).cast()) };
+            let differ = before.map(|other| _mm512_xor_si512(words, other));
+            let found = Found {
+                is_zero: within(words, 0),
+                fits: [within(words, 8), within(words, 16), within(words, 32)],
+                same: [
+                    within(differ[0], 0),
+                    within(differ[1], 0),
+                    within(differ[2], 0),
+                    within(differ[3], 0),
+                ],
+                in_two: [
+                    within(differ[0], 16),
+                    within(differ[1], 16),
+                    within(differ[2], 16),
+                    within(differ[3], 16),
+                ],
+                in_four: [within(differ[0], 32), within(differ[1], 32)],
+                in_six: within(differ[0], 48),
+            };
+            let planes = found.planes();
+            streams.planes[4 * at..][..4].copy_from_slice(&planes);
+            let masks = Masks::of(planes);
+            let mut left = words;
+            for (mask, differ) in masks.lags.into_iter().zip(differ) {
+                left = _mm512_mask_mov_epi64(left, mask, differ);
+            }
+            let twos = _mm512_mask_srli_epi64::<32>(left, masks.sixes, left);
+            let ones = _mm512_cvtepi64_epi8(_mm512_maskz_compress_epi64(masks.ones, left));
+            let twos = _mm512_cvtepi64_epi16(_mm512_maskz_compress_epi64(masks.twos, twos));
+            let fours = _mm512_cvtepi64_epi32(_mm512_maskz_compress_epi64(masks.fours, left));
+            let eights = _mm512_maskz_compress_epi64(masks.eights, left);
+            let more = masks.counts();
+            // SAFETY: eight elements each, for which every stream has room behind what it can have at most: eight for each
+            // group so far.
+            unsafe {
+                _mm512_storeu_si512(to_eights.cast(), eights);
+                _mm256_storeu_si256(to_fours.cast(), fours);
+                _mm_storeu_si128(to_twos.cast(), twos);
+                _mm_storel_epi64(to_ones.cast(), ones);
+                to_eights = to_eights.add(8 * more[0]);
+                to_fours = to_fours.add(4 * more[1]);
+                to_twos = to_twos.add(2 * more[2]);
+                to_ones = to_ones.add(more[3]);
+            }
+            before = [words, before[0], before[1], before[2]];
+        }
+        let bytes = |stream: usize, end: *mut u8| end.addr() - starts[stream].addr();
+        [bytes(0, to_eights) / 8, bytes(1, to_fours) / 4, bytes(2, to_twos) / 2, bytes(3, to_ones)]
+    }
+
+    /// # Safety
+    /// `counts` must be those of the streams in `bytes`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2,popcnt")]
+    pub unsafe fn decode(bytes: &[u8], counts: [usize; 4], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
+        let [mut eights_at, mut fours_at, mut twos_at, mut ones_at] = starts(counts);
+        let (eights_end, fours_end, twos_end, ones_end) = (fours_at, twos_at, ones_at, bytes.len());
+        let mut before = [_mm512_setzero_si512(); LAGS];
+        for number in 0..GROUPS {
+            let masks = Masks::of(*bytes[COUNTS_BYTES + 4 * number..].first_chunk()?);
+            let more = masks.counts();
+            let is_short = eights_at + 8 * more[0] > eights_end || fours_at + 4 * more[1] > fours_end;
+            if is_short || twos_at + 2 * more[2] > twos_end || ones_at + more[3] > ones_end {
+                return None;
+            }
+            let lowest = |count: usize| (1_u32 << count).wrapping_sub(1);
+            // SAFETY: so many elements are left in each stream; what isn't in a mask isn't read.
+            let (eights, fours, twos, ones) = unsafe {
+                (
+                    _mm512_maskz_expandloadu_epi64(masks.eights, bytes.as_ptr().add(eights_at).cast()),
+                    _mm256_maskz_loadu_epi32(lowest(more[1]) as u8, bytes.as_ptr().add(fours_at).cast()),
+                    _mm_maskz_loadu_epi16(lowest(more[2]) as u8, bytes.as_ptr().add(twos_at).cast()),
+                    _mm_maskz_loadu_epi8(lowest(more[3]) as u16, bytes.as_ptr().add(ones_at).cast()),
+                )
+            };
+            eights_at += 8 * more[0];
+            fours_at += 4 * more[1];
+            twos_at += 2 * more[2];
+            ones_at += more[3];
+            let fours = _mm512_maskz_expand_epi64(masks.fours, _mm512_cvtepu32_epi64(fours));
+            let twos = _mm512_maskz_expand_epi64(masks.twos, _mm512_cvtepu16_epi64(twos));
+            let twos = _mm512_mask_slli_epi64::<32>(twos, masks.sixes, twos);
+            let ones = _mm512_maskz_expand_epi64(masks.ones, _mm512_cvtepu8_epi64(ones));
+            let left = _mm512_or_si512(_mm512_or_si512(eights, fours), _mm512_or_si512(twos, ones));
+            let mut other = _mm512_maskz_mov_epi64(masks.lags[0], before[0]);
+            other = _mm512_mask_mov_epi64(other, masks.lags[1], before[1]);
+            other = _mm512_mask_mov_epi64(other, masks.lags[2], before[2]);
+            other = _mm512_mask_mov_epi64(other, masks.lags[3], before[3]);
+            let words = _mm512_xor_si512(left, other);
+            // SAFETY: a group of the page.
+            unsafe { _mm512_storeu_si512(page.as_mut_ptr().add(64 * number).cast(), words) };
+            before = [words, before[0], before[1], before[2]];
+        }
+        let is_all =
+            eights_at == eights_end && fours_at == fours_end && twos_at == twos_end && ones_at == ones_end;
+        is_all.then_some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn page_of(words: &[u64]) -> [u8; PAGE_BYTES] {
+        let mut page = [0; PAGE_BYTES];
+        page.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+        page
+    }
+
+    /// There and back, by the code for any CPU and by what this one has: the same bytes.
+    fn round_trip(page: &[u8; PAGE_BYTES]) -> Vec<u8> {
+        assert_eq!(are_likely(page), plain::short(page) >= LIKELY);
+        let mut streams = Box::new(Streams::ZERO);
+        let mut output = vec![0xee; 2 * PAGE_BYTES];
+        let encoded = encode(page, &mut streams);
+        let length = streams.join(encoded, &mut output).unwrap();
+        assert_eq!(length, encoded.bytes());
+        output.truncate(length);
+        let mut others = vec![0xdd; length];
+        assert_eq!(streams.join(encoded, &mut others[..length - 1]), None);
+        let counts = plain::encode(page, &mut streams);
+        assert_eq!(Encoded(counts), encoded);
+        streams.join(encoded, &mut others).unwrap();
+        assert!(output == others);
+        let mut back = [[0xcc; PAGE_BYTES]; 2];
+        decode(&output, &mut back[0]).unwrap();
+        plain::decode(&output, counts, &mut back[1]).unwrap();
+        assert!(back[0] == *page && back[1] == *page);
+        output
+    }
+
+    #[test]
+    fn each_tag_takes_what_it_says() {
+        // A word of the first group, the one that a later group has in that lane, and what that adds.
+        let cases = [
+            (0x1111_2222_3333_4444, 0, 0),
+            (0x1111_2222_3333_4444, 0x1111_2222_3333_4444, 0),
+            (0x1111_2222_3333_4444, 0x7f, 1),
+            (0x1111_2222_3333_4444, 0x1234, 2),
+            (0x1111_2222_3333_4444, 0x1111_2222_3333_9999, 2),
+            (0x1111_2222_3333_4444, 0x1234_5678, 4),
+            (0x1111_2222_3333_4444, 0x1111_2222_9999_9999, 4),
+            (0x1111_2222_3333_4444, 0x1111_9999_9999_9999, 6),
+            (0x1111_2222_3333_4444, 0x9999_9999_9999_9999, 8),
+        ];
+        let others = HEAD_BYTES + 8;
+        for (first, second, bytes) in cases {
+            for lag in 1..=5 {
+                let mut words = vec![0; 512];
+                (words[2], words[2 + 8 * lag]) = (first, second);
+                let length = round_trip(&page_of(&words)).len();
+                // From too far away, or so different that only the nearest may be referred to.
+                let longer = match bytes {
+                    0 if second != 0 => {
+                        if lag > 4 {
+                            8
+                        } else {
+                            0
+                        }
+                    }
+                    2 if second > 0xffff => {
+                        if lag > 4 {
+                            8
+                        } else {
+                            2
+                        }
+                    }
+                    4 if second > 0xffff_ffff => {
+                        if lag > 2 {
+                            8
+                        } else {
+                            4
+                        }
+                    }
+                    6 => {
+                        if lag > 1 {
+                            8
+                        } else {
+                            6
+                        }
+                    }
+                    bytes => bytes,
+                };
+                assert_eq!(length, others + longer, "{second:#x}, {lag} groups on");
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_of_nothing_in_common_takes_more_than_a_page() {
+        let words: Vec<u64> =
+            (1..=512_u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 << 63).collect();
+        assert_eq!(round_trip(&page_of(&words)).len(), HEAD_BYTES + PAGE_BYTES);
+    }
+
+    #[test]
+    fn truncated_and_padded_bytes_are_refused() {
+        let words: Vec<u64> = (0..512_u64).map(|n| (n % 7) << (n % 61)).collect();
+        let mut bytes = round_trip(&page_of(&words));
+        let mut back = [0; PAGE_BYTES];
+        for length in 0..bytes.len() {
+            assert_eq!(decode(&bytes[..length], &mut back), None, "{length}");
+        }
+        bytes.push(0);
+        assert_eq!(decode(&bytes, &mut back), None);
+    }
+
+    /// Words as heaps have them, so that every tag occurs.
+    fn heap() -> impl Strategy<Value = Vec<u64>> {
+        let word = (0_u8..9, any::<u64>());
+        proptest::collection::vec(word, 512).prop_map(|kinds| {
+            let mut words: Vec<u64> = Vec::with_capacity(512);
+            for (at, (kind, random)) in kinds.into_iter().enumerate() {
+                let before = |groups: u64| at.checked_sub(8 * groups as usize).map_or(0, |at| words[at]);
+                words.push(match kind {
+                    0 => 0,
+                    1 => random & 0xff,
+                    2 => random & 0xffff,
+                    3 => random & 0xffff_ffff,
+                    4 => before(1 + random % 5),
+                    5 => before(1 + random % 5) ^ (random >> 48),
+                    6 => before(1 + random % 3) ^ (random >> 32),
+                    7 => before(1) ^ (random >> 16),
+                    _ => random,
+                });
+            }
+            words
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_heap_comes_back(words in heap()) {
+            round_trip(&page_of(&words));
+        }
+
+        /// Both decoders answer alike to what is damaged: they find the same fault, or make the same page.
+        #[test]
+        fn damaged_bytes_are_answered_alike(
+            words in heap(),
+            damage in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..4),
+        ) {
+            let mut bytes = round_trip(&page_of(&words));
+            for (at, byte) in damage {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            let mut pages = [[0; PAGE_BYTES]; 2];
+            let ours = decode(&bytes, &mut pages[0]);
+            let theirs = counts_of(&bytes).and_then(|counts| plain::decode(&bytes, counts, &mut pages[1]));
+            prop_assert_eq!(ours, theirs);
+            prop_assert!(ours.is_none() || pages[0] == pages[1]);
+        }
+
+        #[test]
+        fn any_bytes_are_answered(bytes in proptest::collection::vec(any::<u8>(), 0..4400)) {
+            let _ = decode(&bytes, &mut [0; PAGE_BYTES]);
+        }
+    }
+}
