@@ -447,7 +447,7 @@ mod tests {
             "python3 ended with status 0 after 1.5 s (2 processes",
             "256 MiB (--ram 256M); peak 250 MiB anonymous, 97.7 %",
             "1000 MiB at most, in memory and evicted: 3.9 times its budget",
-            "2 MiB of 128 MiB at most, for 1,536 pages (lz4, 3.0 : 1)",
+            "2 MiB of 128 MiB at most, for 1,536 pages (auto, 3.0 : 1)",
             "960 pages, 3.8 MiB in 30 writes of 128 KiB, to /var/tmp",
             "3: 3 pool",
             "mean 15.0 µs",

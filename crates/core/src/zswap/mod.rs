@@ -13,6 +13,5 @@
 
 pub mod codec;
 pub mod index;
-mod lz4;
 pub mod pool;
 pub mod same_filled;

@@ -19,13 +19,13 @@
 
 pub mod columns;
 mod cpu;
+mod lz4;
 pub mod words;
 
 use core::mem::MaybeUninit;
 
 use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_output_size};
 
-use super::lz4;
 use crate::config::Codec;
 use crate::units::PAGE_BYTES;
 
