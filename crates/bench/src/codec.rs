@@ -7,7 +7,7 @@
 use crate::Effort;
 use crate::kernel::contents::{self, KINDS};
 use crate::load::region::PAGE_BYTES;
-use crate::measure::{Sample, interleaved, ratio};
+use crate::measure::{Random, Sample, interleaved, ratio};
 use crate::report::{Chart, Report, Table, Target};
 use farpage_core::config::Codec;
 use farpage_core::zswap::codec::{Scratch, compress, decompress};
@@ -57,8 +57,10 @@ pub fn run(effort: Effort) -> Result<Report, String> {
     let mut table = Table::new("a page of 4 KiB", &columns);
     let mut times = CODECS.map(|(name, _)| (name.to_owned(), Vec::new()));
     for (kind, bytes) in &kinds {
-        let pages: Vec<&Page> =
+        let mut pages: Vec<&Page> =
             bytes.chunks_exact(PAGE_BYTES).map(|page| page.try_into().expect("a page")).collect();
+        // Kinds come one after the other in the mix.
+        Random::new(1).shuffle(&mut pages);
         let mut scratch = Scratch::new();
         let one = |codec: usize| round(CODECS[codec].1, &pages, &mut scratch);
         let found: Result<Vec<Vec<Round>>, String> =

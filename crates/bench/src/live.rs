@@ -91,7 +91,7 @@ fn farpage() -> Result<PathBuf, String> {
 }
 
 /// Between two calls of `watch`.
-const WATCH_EVERY: Duration = Duration::from_millis(10);
+const WATCH_EVERY: Duration = Duration::from_millis(20);
 
 /// Runs a load to its end. If `watch` finds that it had better not go on, it is ended.
 fn finish(mut command: Command, mut watch: impl FnMut() -> Result<(), String>) -> Result<Outcome, String> {

@@ -148,7 +148,7 @@ fn kernel_that_is_interrupted_leaves_everything_as_it_was() {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let began = Instant::now();
     // It has a cgroup once everything else is made.
-    while settings_of_the_kernel().len() < before.len() + 3 {
+    while settings_of_the_kernel().len() < before.len() + 4 {
         assert!(began.elapsed() < Duration::from_secs(60), "it has not begun");
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -1,7 +1,7 @@
 """Pages of what programs have in memory, on standard output: KIND COUNT.
 
 heap: an interpreter's objects, read back from this very process · integers, floats: columns of tables · text · packed: what is
-compressed already. The same bytes each time, but for addresses in the heap.
+compressed already · sparse: tables that are mostly empty. The same bytes each time, but for addresses in the heap.
 """
 
 import array
@@ -81,8 +81,15 @@ def packed(count):
     return zlib.compress(text(8 * count), 9)
 
 
+def sparse(count):
+    """Counts in a table of hashes, one of ten places taken."""
+    words = count * PAGE // 8
+    return array.array("q", (random.randrange(1 << 20) if random.random() < 0.1 else 0 for _ in range(words))).tobytes()
+
+
 if __name__ == "__main__":
     kind, count = sys.argv[1], int(sys.argv[2])
-    pages = {"heap": heap, "integers": integers, "floats": floats, "text": text, "packed": packed}[kind](count)
+    kinds = {"heap": heap, "integers": integers, "floats": floats, "text": text, "packed": packed, "sparse": sparse}
+    pages = kinds[kind](count)
     assert len(pages) >= count * PAGE, "%d bytes are too few" % len(pages)
     sys.stdout.buffer.write(pages[:count * PAGE])

@@ -4,6 +4,7 @@
 
 use crate::load::region::PAGE_BYTES;
 use std::fs::File;
+use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,8 +13,8 @@ const SCRIPT: &str = include_str!("contents.py");
 const WORDS: usize = PAGE_BYTES / 8;
 
 /// Kinds of pages, and how many of each 20 there are: most of what programs have in memory is a heap.
-pub const KINDS: [(&str, usize); 5] =
-    [("heap", 8), ("integers", 4), ("floats", 3), ("text", 3), ("packed", 2)];
+pub const KINDS: [(&str, usize); 6] =
+    [("heap", 7), ("integers", 4), ("floats", 3), ("text", 3), ("packed", 2), ("sparse", 1)];
 
 /// Pages of one kind.
 pub fn collect(kind: &str, count: usize) -> Result<Vec<u8>, String> {
@@ -31,12 +32,14 @@ pub fn collect(kind: &str, count: usize) -> Result<Vec<u8>, String> {
     Ok(output.stdout)
 }
 
-/// Writes a file with so many pages of all kinds.
+/// Writes a file, which isn't there yet, with so many pages of all kinds.
 pub fn write_bank(path: &Path, pages: usize) -> Result<(), String> {
     let share = |parts: usize| pages * parts / 20;
     let all: Result<Vec<Vec<u8>>, String> =
         KINDS.iter().map(|(kind, parts)| collect(kind, share(*parts))).collect();
-    std::fs::write(path, all?.concat())
+    let all = all?.concat();
+    File::create_new(path)
+        .and_then(|mut file| file.write_all(&all))
         .map_err(|error| format!("{} can't be written: {error}", path.display()))
 }
 

@@ -13,6 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const JOURNAL: &str = "/run/farpage-bench-kernel";
+/// Written, and then renamed: a journal is whole or not there.
+const JOURNAL_NEW: &str = "/run/farpage-bench-kernel.new";
+/// Locked by who has a journal.
+const LOCK: &str = "/run/farpage-bench-kernel.lock";
 const ZSWAP: &str = "/sys/module/zswap/parameters";
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -33,7 +37,7 @@ pub fn is_interrupted() -> bool {
 
 /// From now on Ctrl-C and its like don't end this process: they are asked for.
 pub fn hear_interrupts() {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
         // SAFETY: the handler only stores a flag.
         unsafe { libc::signal(signal, on_interrupt as *const () as libc::sighandler_t) };
     }
@@ -87,15 +91,7 @@ impl Step {
     fn undo(&self) -> Result<(), String> {
         match self {
             Step::Value(path, value) => fs::write(path, value).map_err(|error| cant("restored", path, error)),
-            Step::Swap(path) if !is_swap(path) => Ok(()),
-            Step::Swap(path) => {
-                let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
-                // SAFETY: a string that ends with a zero.
-                match unsafe { libc::swapoff(name.as_ptr()) } {
-                    0 => Ok(()),
-                    _ => Err(cant("given back by swapoff", path, std::io::Error::last_os_error())),
-                }
-            }
+            Step::Swap(path) => swap_off(path),
             Step::File(path) if !path.exists() => Ok(()),
             Step::File(path) => fs::remove_file(path).map_err(|error| cant("removed", path, error)),
             Step::Group(path) if !path.exists() => Ok(()),
@@ -104,10 +100,21 @@ impl Step {
     }
 }
 
-fn is_swap(path: &Path) -> bool {
-    let name = path.display().to_string();
-    read("/proc/swaps")
-        .is_ok_and(|swaps| swaps.lines().any(|line| line.split_whitespace().next() == Some(&name)))
+/// It may not be swapped to any more, or not yet.
+fn swap_off(path: &Path) -> Result<(), String> {
+    let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
+    loop {
+        // SAFETY: a string that ends with a zero.
+        if unsafe { libc::swapoff(name.as_ptr()) } == 0 {
+            return Ok(());
+        }
+        let error = std::io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {}
+            Some(libc::EINVAL | libc::ENOENT) => return Ok(()),
+            _ => return Err(cant("given back by swapoff", path, error)),
+        }
+    }
 }
 
 /// The kernel takes a moment to see that the last process has gone.
@@ -124,31 +131,32 @@ fn remove_group(path: &Path) -> Result<(), String> {
 }
 
 /// What was changed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Journal {
     steps: Vec<Step>,
+    /// As long as this is open no other run changes anything.
+    _lock: File,
 }
 
 impl Journal {
     /// Undoes what an earlier run has left, if that has died.
     fn new() -> Result<Journal, String> {
-        if let Ok(text) = fs::read_to_string(JOURNAL) {
-            let mut lines = text.lines();
-            let owner = lines.next().unwrap_or_default();
-            if Path::new("/proc").join(owner).exists() {
-                return Err(format!("process {owner} does the same just now ({JOURNAL})"));
-            }
-            Journal { steps: lines.filter_map(Step::of).collect() }.undo()?;
-        }
-        let journal = Journal::default();
-        journal.write()?;
+        let lock = Path::new(LOCK);
+        let file = File::create(lock).map_err(|error| cant("made", lock, error))?;
+        file.try_lock().map_err(|error| cant("locked", lock, format!("{error}: another run has it")))?;
+        let left = fs::read_to_string(JOURNAL).unwrap_or_default();
+        let mut journal = Journal { steps: left.lines().filter_map(Step::of).collect(), _lock: file };
+        journal
+            .undo()
+            .map_err(|why| format!("what an earlier run has left can't be undone ({JOURNAL}): {why}"))?;
         Ok(journal)
     }
 
     fn write(&self) -> Result<(), String> {
         let lines: String = self.steps.iter().map(Step::line).collect();
-        let text = format!("{}\n{lines}", std::process::id());
-        fs::write(JOURNAL, text).map_err(|error| cant("written", Path::new(JOURNAL), error))
+        fs::write(JOURNAL_NEW, lines)
+            .and_then(|()| fs::rename(JOURNAL_NEW, JOURNAL))
+            .map_err(|error| cant("written", Path::new(JOURNAL), error))
     }
 
     /// To be called before the step is made.
@@ -167,17 +175,30 @@ impl Journal {
         fs::write(path, value).map_err(|error| cant(&format!("set to {value}"), path, error))
     }
 
+    /// What can't be undone stays in it, for another try.
     fn undo(&mut self) -> Result<(), String> {
-        let mut failed = Ok(());
-        while let Some(step) = self.steps.pop() {
-            failed = failed.and(step.undo());
-        }
-        // With something left to undo it says so to the next run.
-        if failed.is_ok() {
+        let undone = undo_all(&mut self.steps);
+        if undone.is_ok() {
             let _ = fs::remove_file(JOURNAL);
+        } else {
+            let _ = self.write();
         }
-        failed
+        undone
     }
+}
+
+/// Undoes the last step first. Those that can't be undone are left.
+fn undo_all(steps: &mut Vec<Step>) -> Result<(), String> {
+    let mut undone = Ok(());
+    let mut left = Vec::new();
+    while let Some(step) = steps.pop() {
+        if let Err(why) = step.undo() {
+            undone = undone.and(Err(why));
+            left.insert(0, step);
+        }
+    }
+    *steps = left;
+    undone
 }
 
 /// How the kernel swaps.
@@ -205,12 +226,13 @@ impl Machine {
                 "it changes the kernel's settings, which takes root: sudo farpage bench kernel".to_owned()
             );
         }
-        let mut journal = Journal::new()?;
-        let made = Machine::make(&mut journal, directory, swap_bytes, ram_bytes);
-        match made {
-            Ok((group, is_v2)) => Ok(Machine { journal, group, is_v2 }),
-            Err(why) => Err(journal.undo().err().map_or(why.clone(), |more| format!("{why}; {more}"))),
-        }
+        // Undone must be what was done, wherever somebody stands then.
+        let directory = directory.canonicalize().map_err(|error| cant("used", directory, error))?;
+        let mut machine = Machine { journal: Journal::new()?, group: PathBuf::new(), is_v2: false };
+        undo_before_a_panic_ends_this();
+        (machine.group, machine.is_v2) =
+            Machine::make(&mut machine.journal, &directory, swap_bytes, ram_bytes)?;
+        Ok(machine)
     }
 
     fn make(
@@ -243,6 +265,11 @@ impl Machine {
         let limit = group.join(if is_v2 { "memory.max" } else { "memory.limit_in_bytes" });
         fs::write(&limit, ram_bytes.to_string()).map_err(|error| cant("set", &limit, error))?;
         Ok((group, is_v2))
+    }
+
+    /// A file that is removed in the end.
+    pub fn has_file(&mut self, path: &Path) -> Result<(), String> {
+        self.journal.note(Step::File(path.to_owned()))
     }
 
     /// Whether zswap's pool is a part of what the cgroup may have.
@@ -294,7 +321,20 @@ impl Drop for Machine {
         if let Err(why) = self.journal.undo() {
             eprintln!("farpage: {why}; the next `farpage bench kernel` tries again");
         }
+        let _ = fs::remove_file(LOCK);
     }
+}
+
+/// A panic ends this program at once, and nothing is dropped.
+fn undo_before_a_panic_ends_this() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tell(panic);
+        let left = fs::read_to_string(JOURNAL).unwrap_or_default();
+        if undo_all(&mut left.lines().filter_map(Step::of).collect()).is_ok() {
+            let _ = fs::remove_file(JOURNAL);
+        }
+    }));
 }
 
 /// What zswap has in its pool, in bytes.
@@ -354,5 +394,15 @@ mod tests {
             assert_eq!(step.undo(), Ok(()));
         }
         assert!(Step::Value(gone(), String::new()).undo().is_err());
+    }
+
+    /// They were forgotten, and with them what the next run would have tried again.
+    #[test]
+    fn what_cannot_be_undone_is_left() {
+        let gone = || PathBuf::from("/nonexistent/farpage");
+        let value = |text: &str| Step::Value(gone(), text.to_owned());
+        let mut steps = vec![value("first"), Step::File(gone()), value("second"), Step::Swap(gone())];
+        assert!(undo_all(&mut steps).is_err());
+        assert_eq!(steps, [value("first"), value("second")]);
     }
 }

@@ -117,6 +117,9 @@ pub fn touch(settings: &Settings) -> Result<Value, String> {
     let region = Region::new(settings.bytes)?;
     let threads = settings.threads.max(1);
     let each = region.pages() / threads;
+    if each < STREAMS {
+        return Err(format!("{} bytes are too few for {threads} threads", settings.bytes));
+    }
     let part = |thread| {
         let versions = vec![0; each];
         Mutex::new(Part { region: &region, bank, seed: settings.seed, first: thread * each, versions })

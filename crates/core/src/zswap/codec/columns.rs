@@ -85,7 +85,7 @@ pub fn encode(page: &[u8; PAGE_BYTES], shape: &Shape, output: &mut [u8]) -> Opti
     Some(length)
 }
 
-/// Makes the page. None if these aren't the bytes that [`encode`] has made of one.
+/// Makes the page. None if the lengths in these bytes aren't those of what follows.
 pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
     let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
     let mut shape = Shape { least: [0; BLOCKS], bits: [0; BLOCKS] };

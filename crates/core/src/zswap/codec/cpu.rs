@@ -22,13 +22,14 @@ pub fn has_avx512() -> bool {
 #[cfg(target_arch = "x86_64")]
 fn ask() -> bool {
     use core::arch::x86_64::{__cpuid, __cpuid_count};
-    const OSXSAVE_POPCNT: u32 = 1 << 27 | 1 << 23;
-    /// BMI1, BMI2, AVX-512 F, DQ, BW, VL.
-    const FEATURES: u32 = 1 << 3 | 1 << 8 | 1 << 16 | 1 << 17 | 1 << 30 | 1 << 31;
+    /// FMA, POPCNT, OSXSAVE, AVX, F16C: the compiler takes what AVX-512 F implies for granted.
+    const FIRST: u32 = 1 << 12 | 1 << 23 | 1 << 27 | 1 << 28 | 1 << 29;
+    /// BMI1, AVX2, BMI2, AVX-512 F, DQ, BW, VL.
+    const SEVENTH: u32 = 1 << 3 | 1 << 5 | 1 << 8 | 1 << 16 | 1 << 17 | 1 << 30 | 1 << 31;
     /// SSE, AVX, and the three parts of AVX-512's state.
     const SAVED: u64 = 0b1110_0110;
     let has = |word: u32, bits: u32| word & bits == bits;
-    if __cpuid(0).eax < 7 || !has(__cpuid(1).ecx, OSXSAVE_POPCNT) || !has(__cpuid_count(7, 0).ebx, FEATURES) {
+    if __cpuid(0).eax < 7 || !has(__cpuid(1).ecx, FIRST) || !has(__cpuid_count(7, 0).ebx, SEVENTH) {
         return false;
     }
     let (low, high): (u32, u32);

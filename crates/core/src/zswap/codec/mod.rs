@@ -111,12 +111,14 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     let Scratch { table, streams, output } = scratch;
     let columns = columns::shape(page);
     let columns_bytes = columns.as_ref().map_or(PAGE_BYTES, columns::Shape::bytes);
-    let is_clear = columns_bytes <= COLUMNS_TAKEN;
+    // Long runs of zeros are LZ4's best: a few bytes, where the others take some for every word.
+    let is_sparse = is_sparse(page);
+    let is_clear = is_sparse || columns_bytes <= COLUMNS_TAKEN;
     let words = (!is_clear && words::are_likely(page)).then(|| words::encode(page, streams));
     let words = words.filter(|words| words.bytes() < columns_bytes);
     let best = 1 + words.map_or(columns_bytes, words::Encoded::bytes);
     let mut length = 0;
-    if best > TAKEN && !is_noise(page) {
+    if is_sparse || best > TAKEN.min(bytes_max) && !is_noise(page) {
         length = 1 + compress_into_with_table(page, &mut output[1..], table).ok()?;
         output[0] = kind::LZ4;
     }
@@ -132,14 +134,27 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     Some(length)
 }
 
+/// One word of each `step` bytes of the page, each time at another place in them: records repeat themselves.
+fn sample(page: &[u8; PAGE_BYTES], step: usize) -> impl Iterator<Item = u64> {
+    page.chunks_exact(step).enumerate().map(move |(at, bytes)| {
+        let word = bytes[at * 5 % (step / 8) * 8..].first_chunk();
+        u64::from_le_bytes(*word.expect("a step has words"))
+    })
+}
+
+/// Whether three of four words are 0.
+fn is_sparse(page: &[u8; PAGE_BYTES]) -> bool {
+    const STEP: usize = 64;
+    sample(page, STEP).filter(|word| *word == 0).count() >= PAGE_BYTES / STEP * 3 / 4
+}
+
 /// Whether bytes look as if each were a die that was thrown: what is encrypted or compressed already. Of a sixteenth of the
 /// page; each of the four bits looked at is set in half of the bytes then, give or take five times the standard deviation.
 fn is_noise(page: &[u8; PAGE_BYTES]) -> bool {
     const STEP: usize = 128;
     const BYTES: u32 = (PAGE_BYTES / STEP * 8) as u32;
     let mut set = [0; 4];
-    for bytes in page.chunks_exact(STEP) {
-        let word = u64::from_le_bytes(*bytes.first_chunk().expect("a word"));
+    for word in sample(page, STEP) {
         for (bit, set) in set.iter_mut().enumerate() {
             *set += (word >> (4 + bit) & 0x0101_0101_0101_0101).count_ones();
         }
@@ -346,6 +361,44 @@ mod tests {
         assert!(!is_noise(&page_of(|at| b"some text, or source code; "[at % 27])));
         assert!(!is_noise(&page_of_words(|at| 0x7f3a_8000_0000 + at * 32)));
         assert!(!is_noise(&[0; PAGE_BYTES]));
+        // Records of text that begin with a key: of each 64 and 128 bytes the first were looked at once, and such pages refused.
+        for (record, key) in [(64, 8), (64, 24), (128, 8), (128, 32)] {
+            let random = noise(record as u64);
+            let text = b"the name of something and what is known of it, as a row has it; ";
+            let page = page_of(|at| if at % record < key { random[at] } else { text[at % text.len()] });
+            assert!(!is_noise(&page), "{record} bytes, {key} of them a key");
+            assert!(suited(&page, ANY).unwrap().0 < 3000);
+        }
+    }
+
+    /// Integers, as far as their differences go, and yet nearly nothing: these took 15 times what LZ4 makes of them.
+    #[test]
+    fn pages_that_are_nearly_all_zeros_stay_short() {
+        for (each, bits) in [(1, 8), (1, 20), (2, 22), (3, 60)] {
+            let word = |at: u64| {
+                let is_set = at % 64 < each;
+                if is_set { at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits) | 1 } else { 0 }
+            };
+            let page = page_of_words(word);
+            let lz4 = compress(Codec::Lz4, &page, &mut Scratch::new(), ANY).unwrap().len();
+            assert!(suited(&page, ANY).unwrap().0 <= lz4 + 1, "{each} of 64, {bits} bits");
+        }
+    }
+
+    /// What words need more for than is allowed may still be something for LZ4.
+    #[test]
+    fn a_lower_limit_refuses_nothing_that_lz4_fits_in() {
+        let mut scratch = Scratch::new();
+        for seed in 0..40_u64 {
+            let page = page_of_words(|at| match at % 4 {
+                0 => 1,
+                1 => 0x7f3a_9c40_12e0,
+                2 => ((at + seed) % 50) << 40 | 77,
+                _ => u64::from_le_bytes(*b"somename") ^ (at % 16) << 60,
+            });
+            let lz4 = compress(Codec::Lz4, &page, &mut scratch, ANY).unwrap().len();
+            assert!(suited(&page, lz4 + 1).is_some(), "{seed}");
+        }
     }
 
     proptest! {

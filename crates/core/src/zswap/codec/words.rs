@@ -225,7 +225,8 @@ pub fn encode(page: &[u8; PAGE_BYTES], streams: &mut Streams) -> Encoded {
     Encoded(plain::encode(page, streams))
 }
 
-/// Makes the page. None if these aren't the bytes that [`Streams::join`] has made of one; then it has no particular content.
+/// Makes the page. None if the counts in these bytes aren't those of their tags and streams; then it has no particular
+/// content.
 pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
     let counts = counts_of(bytes)?;
     #[cfg(target_arch = "x86_64")]
