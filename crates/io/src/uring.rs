@@ -31,14 +31,21 @@ use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::io_uring::{
     IORING_OFF_SQ_RING, IORING_OFF_SQES, IoringEnterFlags, IoringFeatureFlags, IoringOp, IoringRegisterOp,
-    IoringSetupFlags, IoringSqeFlags, io_uring_cqe, io_uring_enter, io_uring_params, io_uring_ptr,
-    io_uring_register, io_uring_setup, io_uring_sqe, io_uring_user_data, iovec,
+    IoringSetupFlags, IoringSqeFlags, io_uring_cqe, io_uring_enter, io_uring_enter_arg,
+    io_uring_getevents_arg, io_uring_params, io_uring_ptr, io_uring_register, io_uring_setup, io_uring_sqe,
+    io_uring_user_data, iovec,
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::time::Timespec;
 
 /// Times in a row that `io_uring_enter` may refuse for want of kernel memory before the queued requests are
 /// failed: the thread that faults must get an answer in the end.
 const REFUSALS_MAX: u32 = 1000;
+
+/// A request that takes so long may have been forgotten: see [`Uring::rouse`].
+static FORGOTTEN_AFTER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// What a completion says that is of no request.
+const ROUSED: u64 = u64::MAX;
 
 /// The first registered file is what is read and written.
 const FILE_INDEX: RawFd = 0;
@@ -88,6 +95,10 @@ pub struct Uring {
     failed: Places,
     /// Refusals of `io_uring_enter` in a row.
     refusals: u32,
+    /// Whether the kernel can wait for a time (5.11).
+    waits_for_a_time: bool,
+    /// Whether what [`Uring::rouse`] has queued isn't over yet.
+    is_rousing: bool,
     ring: OwnedFd,
 }
 
@@ -153,6 +164,8 @@ impl Uring {
             taken: Places::NONE,
             failed: Places::NONE,
             refusals: 0,
+            waits_for_a_time: params.features.contains(IoringFeatureFlags::EXT_ARG),
+            is_rousing: false,
             ring,
         };
         uring.fill_index_array(&params);
@@ -213,6 +226,11 @@ impl Uring {
         entry.len.len = rest.len() as u32;
 
         // Invariant 2: there is room, because this place has no other entry in the queue.
+        self.put(entry);
+    }
+
+    /// Puts an entry into the queue, which has room.
+    fn put(&mut self, entry: io_uring_sqe) {
         assert!(self.queued() <= self.sq.mask);
         let position = (self.sq_tail & self.sq.mask) as usize;
         // SAFETY: `position` is below the number of entries that the mapping was made for, and the kernel
@@ -236,8 +254,19 @@ impl Uring {
         // SAFETY: the entries between head and tail are complete, and what they point to (iovecs in our
         // table, segments of requests in flight) stays valid until their completion: the former because the
         // table outlives the ring's last request (see `drop`), the latter by the contract of `submit`.
-        match unsafe { io_uring_enter(&self.ring, self.queued(), completions_min, flags) } {
+        let entered = unsafe {
+            if completions_min > 0 && self.waits_for_a_time {
+                let time = (&raw const FORGOTTEN_AFTER).cast_mut().cast::<c_void>();
+                let until = io_uring_getevents_arg { ts: io_uring_ptr::new(time), ..Default::default() };
+                let flags = flags | IoringEnterFlags::EXT_ARG;
+                io_uring_enter_arg(&self.ring, self.queued(), completions_min, flags, Some(&until))
+            } else {
+                io_uring_enter(&self.ring, self.queued(), completions_min, flags)
+            }
+        };
+        match entered {
             Ok(_) => self.refusals = 0,
+            Err(Errno::TIME) => self.rouse(),
             // A signal came before anything was done. The caller looks again.
             Err(Errno::INTR) => {}
             // No memory in the kernel for now.
@@ -258,6 +287,31 @@ impl Uring {
         }
     }
 
+    /// Gives the kernel's workers something to do that is nothing. What can't be done at once, as a write that lengthens a
+    /// file, goes to workers, who end when they are idle; on Linux 6.18 a write was left without one, for good, and was done
+    /// once there was other work (a test of ours waited for 20 minutes; `every_back_end_agrees_...`).
+    fn rouse(&mut self) {
+        if self.is_rousing || self.queued() > 0 {
+            return;
+        }
+        let entry = io_uring_sqe {
+            opcode: IoringOp::Nop,
+            flags: IoringSqeFlags::ASYNC,
+            user_data: io_uring_user_data::from_u64(ROUSED),
+            ..io_uring_sqe::default()
+        };
+        self.put(entry);
+        // SAFETY: the entry is complete, and points to nothing.
+        let _ = unsafe { io_uring_enter(&self.ring, 1, 0, IoringEnterFlags::default()) };
+        self.is_rousing = self.queued() == 0;
+        if !self.is_rousing {
+            // Not taken: it would be one more than the queue has room for.
+            self.sq_tail = self.sq_tail.wrapping_sub(1);
+            // Ordering: Release as in `put`.
+            self.rings.word(self.sq.tail).store(self.sq_tail, Ordering::Release);
+        }
+    }
+
     /// Withdraws what the kernel hasn't taken (invariant 3) and marks it failed.
     fn fail_queued(&mut self, error: IoError) {
         self.refusals = 0;
@@ -271,7 +325,7 @@ impl Uring {
             self.place(place).failure = error;
             self.failed.insert(place);
         }
-        // Ordering: Release as in `queue`.
+        // Ordering: Release as in `put`.
         self.rings.word(self.sq.tail).store(self.sq_tail, Ordering::Release);
     }
 
@@ -298,6 +352,10 @@ impl Uring {
     fn take_finished(&mut self) -> Option<(usize, Result<(), IoError>)> {
         loop {
             let (place, answer) = self.take_answer()?;
+            if place == ROUSED as usize {
+                self.is_rousing = false;
+                continue;
+            }
             assert!(self.taken.contains(place), "a completion for a place that is free");
             match self.place(place).transfer.settle(answer) {
                 Verdict::Over(result) => return Some((place, result)),
@@ -504,6 +562,44 @@ mod tests {
             // SAFETY: `page` outlives the ring and nobody writes it.
             let taken = (0..1000).take_while(|_| unsafe { uring.submit(&request) }.is_ok()).count();
             assert_eq!(taken, expected);
+        }
+    }
+
+    /// Linux forgets a request once in many thousands, so what is asked of it then is tried without that: it is no
+    /// completion, it takes no place, and with a full queue it is left out.
+    #[test]
+    fn rousing_disturbs_nobody() {
+        let scratch = Scratch::new(DEPTH);
+        let Some(mut uring) = uring_or_skip(scratch.fd(), DEPTH as u32) else { return };
+        let mut pages = pages_of(DEPTH, 7);
+        for round in 0..3 {
+            uring.rouse();
+            uring.rouse();
+            for (token, page) in pages.iter_mut().enumerate() {
+                let segments = [Segment { base: page.0.as_mut_ptr() }];
+                let offset = (token * PAGE_BYTES) as u64;
+                let request = Request { op: Op::Write, offset, segments: &segments, token: token as u64 };
+                // SAFETY: `pages` outlives the ring, and nobody writes it until the ring is gone.
+                unsafe { uring.submit(&request) }.unwrap();
+            }
+            assert_eq!(uring.queued(), DEPTH as u32);
+            uring.rouse();
+            assert_eq!(uring.queued(), DEPTH as u32, "there was no room");
+            if round == 1 {
+                uring.flush();
+                uring.rouse();
+            }
+            let mut seen = [false; DEPTH];
+            let mut out = [Completion::EMPTY; 7];
+            while uring.in_flight() > 0 {
+                let count = uring.complete(Wait::One, &mut out);
+                assert!(count > 0);
+                for completion in &out[..count] {
+                    assert_eq!(completion.result, Ok(()));
+                    assert!(!core::mem::replace(&mut seen[completion.token as usize], true));
+                }
+            }
+            assert_eq!(seen, [true; DEPTH]);
         }
     }
 
