@@ -148,10 +148,11 @@ fn is_sparse(page: &[u8; PAGE_BYTES]) -> bool {
     sample(page, STEP).filter(|word| *word == 0).count() >= PAGE_BYTES / STEP * 3 / 4
 }
 
-/// Whether bytes look as if each were a die that was thrown: what is encrypted or compressed already. Of a sixteenth of the
-/// page; each of the four bits looked at is set in half of the bytes then, give or take five times the standard deviation.
+/// Whether bytes look as if each were a die that was thrown: what is encrypted or compressed already. Of an eighth of the
+/// page; each of the four bits looked at is set in half of the bytes then, give or take three times the standard deviation. A
+/// page of which an eighth is something else isn't noise: it may just fit.
 fn is_noise(page: &[u8; PAGE_BYTES]) -> bool {
-    const STEP: usize = 128;
+    const STEP: usize = 64;
     const BYTES: u32 = (PAGE_BYTES / STEP * 8) as u32;
     let mut set = [0; 4];
     for word in sample(page, STEP) {
@@ -159,7 +160,7 @@ fn is_noise(page: &[u8; PAGE_BYTES]) -> bool {
             *set += (word >> (4 + bit) & 0x0101_0101_0101_0101).count_ones();
         }
     }
-    set.iter().all(|set| set.abs_diff(BYTES / 2) <= 40)
+    set.iter().all(|set| set.abs_diff(BYTES / 2) <= 34)
 }
 
 /// Makes the page that `bytes` were stored for. On an error `page` has no particular content.
@@ -357,7 +358,16 @@ mod tests {
 
     #[test]
     fn noise_is_known_and_nothing_else_is_taken_for_it() {
-        assert!((1..200).all(|seed| is_noise(&noise(seed))));
+        assert!(
+            (1..=200).filter(|seed| is_noise(&noise(*seed))).count() > 190,
+            "LZ4 finds out about the others"
+        );
+        // A sixth of it zeros: a page like this was seen once in 280,000 of an interpreter, and written to disk.
+        let partly = |seed| {
+            let random = noise(seed);
+            page_of(|at| if at < PAGE_BYTES / 6 { 0 } else { random[at] })
+        };
+        assert!((1..=200).filter(|seed| is_noise(&partly(*seed))).count() < 20);
         assert!(!is_noise(&page_of(|at| b"some text, or source code; "[at % 27])));
         assert!(!is_noise(&page_of_words(|at| 0x7f3a_8000_0000 + at * 32)));
         assert!(!is_noise(&[0; PAGE_BYTES]));
