@@ -123,6 +123,9 @@ fn finish(mut command: Command, mut watch: impl FnMut() -> Result<(), String>) -
                 }
             }
             0 => {}
+            -1 => {
+                return Err(format!("{command:?} can't be waited for: {}", std::io::Error::last_os_error()));
+            }
             _ => break,
         }
         std::thread::sleep(WATCH_EVERY);

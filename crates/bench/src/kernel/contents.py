@@ -69,11 +69,12 @@ def floats(count):
 def text(count):
     """Source code."""
     found = bytearray()
-    place = os.path.dirname(os.__file__)
-    for name in sorted(os.listdir(place)):
-        if name.endswith(".py") and len(found) < count * PAGE:
-            with open(os.path.join(place, name), "rb") as file:
-                found += file.read()
+    for place, below, names in os.walk(os.path.dirname(os.__file__)):
+        below[:] = sorted(name for name in below if name.isidentifier() and name != "test")
+        for name in sorted(names):
+            if name.endswith(".py") and len(found) < count * PAGE:
+                with open(os.path.join(place, name), "rb") as file:
+                    found += file.read()
     return bytes(found)
 
 

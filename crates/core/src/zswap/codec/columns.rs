@@ -270,14 +270,9 @@ mod wide {
 
 #[cfg(test)]
 mod tests {
+    use super::super::page_of_words;
     use super::*;
     use proptest::prelude::*;
-
-    fn page_of(words: &[u64]) -> [u8; PAGE_BYTES] {
-        let mut page = [0; PAGE_BYTES];
-        page.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
-        page
-    }
 
     /// There and back, by the code for any CPU and by what this one has: the same bytes.
     fn round_trip(page: &[u8; PAGE_BYTES]) -> Option<usize> {
@@ -316,17 +311,21 @@ mod tests {
             };
             let words: Vec<u64> = (0..512).map(word).collect();
             let length = (bits < u32::from(HOPELESS)).then_some(HEAD_BYTES + 64 * bits as usize);
-            assert_eq!(round_trip(&page_of(&words)), length, "{bits} bits");
+            assert_eq!(round_trip(&page_of_words(&words)), length, "{bits} bits");
             // Two narrow blocks, and it is worth a look.
             let words: Vec<u64> =
                 (0..512).map(|n| if SAMPLE.contains(&(n as usize / 64)) { 1 } else { word(n) }).collect();
-            assert_eq!(round_trip(&page_of(&words)), Some(HEAD_BYTES + 48 * bits as usize), "{bits} bits");
+            assert_eq!(
+                round_trip(&page_of_words(&words)),
+                Some(HEAD_BYTES + 48 * bits as usize),
+                "{bits} bits"
+            );
         }
     }
 
     #[test]
     fn bytes_that_say_something_else_are_refused() {
-        let page = page_of(&(0..512).collect::<Vec<u64>>());
+        let page = page_of_words(&(0..512).collect::<Vec<u64>>());
         let mut output = vec![0; PAGE_BYTES];
         let length = encode(&page, &shape(&page).unwrap(), &mut output).unwrap();
         let mut back = [0; PAGE_BYTES];
@@ -349,7 +348,7 @@ mod tests {
                 let random = words.wrapping_add(n as u64).wrapping_mul(0xd134_2543_de82_ef95).rotate_left(31);
                 base.wrapping_add(random & u64::MAX.checked_shr(u64::BITS - bits).unwrap_or(0))
             };
-            round_trip(&page_of(&(0..512).map(word).collect::<Vec<_>>()));
+            round_trip(&page_of_words(&(0..512).map(word).collect::<Vec<_>>()));
         }
 
         #[test]

@@ -113,8 +113,8 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     let columns_bytes = columns.as_ref().map_or(PAGE_BYTES, columns::Shape::bytes);
     // Long runs of zeros are LZ4's best: a few bytes, where the others take some for every word.
     let is_sparse = is_sparse(page);
-    let is_clear = is_sparse || columns_bytes <= COLUMNS_TAKEN;
-    let words = (!is_clear && words::are_likely(page)).then(|| words::encode(page, streams));
+    let needs_words = !is_sparse && columns_bytes > COLUMNS_TAKEN;
+    let words = (needs_words && words::are_likely(page)).then(|| words::encode(page, streams));
     let words = words.filter(|words| words.bytes() < columns_bytes);
     let best = 1 + words.map_or(columns_bytes, words::Encoded::bytes);
     let mut length = 0;
@@ -180,6 +180,14 @@ pub fn decompress(codec: Codec, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Re
         (Codec::Auto | Codec::None, _) => None,
     };
     decoded.ok_or(Corrupt)
+}
+
+/// A page that begins with these words; the rest is 0.
+#[cfg(test)]
+fn page_of_words(words: &[u64]) -> [u8; PAGE_BYTES] {
+    let mut page = [0; PAGE_BYTES];
+    page.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
+    page
 }
 
 #[cfg(test)]
@@ -314,10 +322,8 @@ mod tests {
         assert_eq!(back, *page);
     }
 
-    fn page_of_words(mut word: impl FnMut(u64) -> u64) -> Box<[u8; PAGE_BYTES]> {
-        let mut page = Box::new([0; PAGE_BYTES]);
-        (0..).zip(page.chunks_exact_mut(8)).for_each(|(at, to)| to.copy_from_slice(&word(at).to_le_bytes()));
-        page
+    fn page_of_each(word: impl FnMut(u64) -> u64) -> Box<[u8; PAGE_BYTES]> {
+        Box::new(page_of_words(&(0..512).map(word).collect::<Vec<u64>>()))
     }
 
     /// The length of what it became and its kind; it came back.
@@ -342,8 +348,8 @@ mod tests {
         let text =
             b"It was thought through and partly measured; where you find better, do better, and write why. ";
         let cases = [
-            (page_of_words(|at| 1_700_000_000_000 + at * 37 + mixed(at) % 30), kind::COLUMNS, 700..1200),
-            (page_of_words(objects), kind::WORDS, 1500..2000),
+            (page_of_each(|at| 1_700_000_000_000 + at * 37 + mixed(at) % 30), kind::COLUMNS, 700..1200),
+            (page_of_each(objects), kind::WORDS, 1500..2000),
             (page_of(|at| text[(at + at / 500 * 7) % text.len()]), kind::LZ4, 100..600),
         ];
         for (page, kind, lengths) in cases {
@@ -369,7 +375,7 @@ mod tests {
         };
         assert!((1..=200).filter(|seed| is_noise(&partly(*seed))).count() < 20);
         assert!(!is_noise(&page_of(|at| b"some text, or source code; "[at % 27])));
-        assert!(!is_noise(&page_of_words(|at| 0x7f3a_8000_0000 + at * 32)));
+        assert!(!is_noise(&page_of_each(|at| 0x7f3a_8000_0000 + at * 32)));
         assert!(!is_noise(&[0; PAGE_BYTES]));
         // Records of text that begin with a key: of each 64 and 128 bytes the first were looked at once, and such pages refused.
         for (record, key) in [(64, 8), (64, 24), (128, 8), (128, 32)] {
@@ -389,7 +395,7 @@ mod tests {
                 let is_set = at % 64 < each;
                 if is_set { at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - bits) | 1 } else { 0 }
             };
-            let page = page_of_words(word);
+            let page = page_of_each(word);
             let lz4 = compress(Codec::Lz4, &page, &mut Scratch::new(), ANY).unwrap().len();
             assert!(suited(&page, ANY).unwrap().0 <= lz4 + 1, "{each} of 64, {bits} bits");
         }
@@ -400,7 +406,7 @@ mod tests {
     fn a_lower_limit_refuses_nothing_that_lz4_fits_in() {
         let mut scratch = Scratch::new();
         for seed in 0..40_u64 {
-            let page = page_of_words(|at| match at % 4 {
+            let page = page_of_each(|at| match at % 4 {
                 0 => 1,
                 1 => 0x7f3a_9c40_12e0,
                 2 => ((at + seed) % 50) << 40 | 77,

@@ -129,7 +129,6 @@ impl Masks {
 
 /// What is found out about eight words, a bit for each lane: whether no more than so many bytes are left of a word, or of its
 /// difference to another one.
-#[derive(Default)]
 struct Found {
     is_zero: u8,
     fits: [u8; 3],
@@ -523,14 +522,9 @@ mod avx512 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::page_of_words;
     use super::*;
     use proptest::prelude::*;
-
-    fn page_of(words: &[u64]) -> [u8; PAGE_BYTES] {
-        let mut page = [0; PAGE_BYTES];
-        page.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word.to_le_bytes()));
-        page
-    }
 
     /// There and back, by the code for any CPU and by what this one has: the same bytes.
     fn round_trip(page: &[u8; PAGE_BYTES]) -> Vec<u8> {
@@ -556,57 +550,29 @@ mod tests {
 
     #[test]
     fn each_tag_takes_what_it_says() {
-        // A word of the first group, the one that a later group has in that lane, and what that adds.
+        // A word of the second group, what that adds, and how many groups before it the word it resembles may stand; if that
+        // stands further away, or is none, all 8 bytes are kept.
+        const FIRST: u64 = 0x1111_2222_3333_4444;
+        const NONE: usize = usize::MAX;
         let cases = [
-            (0x1111_2222_3333_4444, 0, 0),
-            (0x1111_2222_3333_4444, 0x1111_2222_3333_4444, 0),
-            (0x1111_2222_3333_4444, 0x7f, 1),
-            (0x1111_2222_3333_4444, 0x1234, 2),
-            (0x1111_2222_3333_4444, 0x1111_2222_3333_9999, 2),
-            (0x1111_2222_3333_4444, 0x1234_5678, 4),
-            (0x1111_2222_3333_4444, 0x1111_2222_9999_9999, 4),
-            (0x1111_2222_3333_4444, 0x1111_9999_9999_9999, 6),
-            (0x1111_2222_3333_4444, 0x9999_9999_9999_9999, 8),
+            (0, 0, NONE),
+            (FIRST, 0, 4),
+            (0x7f, 1, NONE),
+            (0x1234, 2, NONE),
+            (0x1111_2222_3333_9999, 2, 4),
+            (0x1234_5678, 4, NONE),
+            (0x1111_2222_9999_9999, 4, 2),
+            (0x1111_9999_9999_9999, 6, 1),
+            (0x9999_9999_9999_9999, 8, NONE),
         ];
         let others = HEAD_BYTES + 8;
-        for (first, second, bytes) in cases {
+        for (second, bytes, lag_max) in cases {
             for lag in 1..=5 {
                 let mut words = vec![0; 512];
-                (words[2], words[2 + 8 * lag]) = (first, second);
-                let length = round_trip(&page_of(&words)).len();
-                // From too far away, or so different that only the nearest may be referred to.
-                let longer = match bytes {
-                    0 if second != 0 => {
-                        if lag > 4 {
-                            8
-                        } else {
-                            0
-                        }
-                    }
-                    2 if second > 0xffff => {
-                        if lag > 4 {
-                            8
-                        } else {
-                            2
-                        }
-                    }
-                    4 if second > 0xffff_ffff => {
-                        if lag > 2 {
-                            8
-                        } else {
-                            4
-                        }
-                    }
-                    6 => {
-                        if lag > 1 {
-                            8
-                        } else {
-                            6
-                        }
-                    }
-                    bytes => bytes,
-                };
-                assert_eq!(length, others + longer, "{second:#x}, {lag} groups on");
+                (words[2], words[2 + 8 * lag]) = (FIRST, second);
+                let length = round_trip(&page_of_words(&words)).len();
+                let adds = if lag <= lag_max { bytes } else { 8 };
+                assert_eq!(length, others + adds, "{second:#x}, {lag} groups on");
             }
         }
     }
@@ -615,13 +581,13 @@ mod tests {
     fn a_page_of_nothing_in_common_takes_more_than_a_page() {
         let words: Vec<u64> =
             (1..=512_u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 << 63).collect();
-        assert_eq!(round_trip(&page_of(&words)).len(), HEAD_BYTES + PAGE_BYTES);
+        assert_eq!(round_trip(&page_of_words(&words)).len(), HEAD_BYTES + PAGE_BYTES);
     }
 
     #[test]
     fn truncated_and_padded_bytes_are_refused() {
         let words: Vec<u64> = (0..512_u64).map(|n| (n % 7) << (n % 61)).collect();
-        let mut bytes = round_trip(&page_of(&words));
+        let mut bytes = round_trip(&page_of_words(&words));
         let mut back = [0; PAGE_BYTES];
         for length in 0..bytes.len() {
             assert_eq!(decode(&bytes[..length], &mut back), None, "{length}");
@@ -658,7 +624,7 @@ mod tests {
 
         #[test]
         fn any_heap_comes_back(words in heap()) {
-            round_trip(&page_of(&words));
+            round_trip(&page_of_words(&words));
         }
 
         /// Both decoders answer alike to what is damaged: they find the same fault, or make the same page.
@@ -667,7 +633,7 @@ mod tests {
             words in heap(),
             damage in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..4),
         ) {
-            let mut bytes = round_trip(&page_of(&words));
+            let mut bytes = round_trip(&page_of_words(&words));
             for (at, byte) in damage {
                 let at = at.index(bytes.len());
                 bytes[at] = byte;
