@@ -15,20 +15,27 @@ const RAM: u64 = 32 * MIB;
 
 const WAYS: [&str; 3] = ["mixed", "move", "copy"];
 
+/// Devices write to pages that may be evicted meanwhile: copying isn't for that, as README says. (It failed in 1 of 30 runs
+/// beside other work.) In `signal` mode what a call uses isn't evicted.
+const PINNED: [&str; 2] = ["direct", "direct_while_pushed_out"];
+
 fn check(name: &str, case: &str) {
     if !able("cc") {
         return;
     }
-    if std::env::var("FARPAGE_TEST_FAULTS").as_deref() == Ok("segv") {
+    let ways = match std::env::var("FARPAGE_TEST_FAULTS").as_deref() {
         // There is only one.
-        return check_way(name, case, "copy");
-    }
+        Ok("segv") => &["copy"],
+        Ok("signal") => &WAYS[..],
+        _ if PINNED.contains(&case) => &["mixed", "move"],
+        _ => &WAYS,
+    };
     if is_full_size() {
-        return WAYS.iter().for_each(|way| check_way(name, case, way));
+        return ways.iter().for_each(|way| check_way(name, case, way));
     }
     // Which one depends on the name alone, so that a failure is one that comes back.
     let number: usize = case.bytes().map(usize::from).sum();
-    check_way(name, case, WAYS[number % WAYS.len()]);
+    check_way(name, case, ways[number % ways.len()]);
 }
 
 /// Cases that look at how much memory there is run alone; of the others two at a time (`make test-e2e`).
