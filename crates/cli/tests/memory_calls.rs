@@ -15,8 +15,8 @@ const RAM: u64 = 32 * MIB;
 
 const WAYS: [&str; 3] = ["mixed", "move", "copy"];
 
-/// Devices write to pages that may be evicted meanwhile: copying isn't for that, as README says. (It failed in 1 of 30 runs
-/// beside other work.) In `signal` mode what a call uses isn't evicted.
+/// Devices write to pages that are evicted meanwhile. In `thread` mode copying isn't for that, as README says (io::direct
+/// failed in 2 of 60 runs beside other work); in the other modes nothing is evicted that a call uses.
 const PINNED: [&str; 2] = ["direct", "direct_while_pushed_out"];
 
 fn check(name: &str, case: &str) {
