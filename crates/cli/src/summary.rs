@@ -149,10 +149,10 @@ fn evicted_row(n: &Numbers) -> String {
         n,
         &[
             (Counter::Zswpout, "to the pool"),
+            (Counter::StoredIncompressible, "of them as they are"),
             (Counter::SwpoutZero, "zero"),
             (Counter::SwpoutSame, "same-filled"),
             (Counter::EvictClean, "unchanged"),
-            (Counter::StoredRaw, "kept uncompressed"),
         ],
     );
     row("evicted", &format!("{} pages{parts}", grouped(n.counter(Counter::EvictTaken))))

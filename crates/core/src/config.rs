@@ -143,7 +143,7 @@ pub struct Config {
     pub frames: u32,
     /// Pages that may be parked uncompressed for a second chance; more than that and the oldest goes on.
     pub parked_max: u32,
-    /// A page that compresses to more than this is incompressible: to the area, or raw where there is none.
+    /// A page that compresses to more than this is incompressible: the pool keeps it as it is, and not for long.
     pub compressed_bytes_max: u32,
     /// Whether frames are recycled by moving pages (then a frame may have no memory behind it).
     pub install: Install,

@@ -92,10 +92,8 @@ table! {
         ReclaimDirect = "reclaim_direct", "batches";
         /// Stores refused because the pool was at its limit.
         PoolLimitHit = "pool_limit_hit", "pages";
-        /// Pages that don't compress.
-        RejectCompressPoor = "reject_compress_poor", "pages";
-        /// Pages kept uncompressed in the pool because there was no area.
-        StoredRaw = "stored_raw", "pages";
+        /// Pages that don't compress, stored in the pool as they are.
+        StoredIncompressible = "stored_incompressible", "pages";
         /// Objects moved to make whole pool blocks free.
         PoolMoved = "pool_moved", "objects";
         /// Write requests sent to areas; pswpout divided by this is the mean merged write.

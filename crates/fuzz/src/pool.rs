@@ -1,4 +1,4 @@
-//! The pool against a queue of objects, the oldest first.
+//! The pool against a queue of objects, the oldest first; those of a whole page go before the others.
 
 use crate::{Input, Memory};
 use farpage_core::units::{PAGE_BYTES, PageIndex};
@@ -48,9 +48,10 @@ pub fn run(input: &mut Input) {
             (Some(0 | 1), _) => store(input, &pool, &mut model),
             (Some(2), Some(at)) => pool.free(model.remove(at).expect("in range").handle),
             (Some(3), Some(_)) => {
-                let oldest = model.pop_front().expect("not empty");
-                assert_eq!(pool.oldest(), Some((oldest.handle, oldest.owner)));
-                pool.free(oldest.handle);
+                let at = model.iter().position(|object| object.length == PAGE_BYTES).unwrap_or(0);
+                let first = model.remove(at).expect("not empty");
+                assert_eq!(pool.first_to_go(), Some((first.handle, first.owner)));
+                pool.free(first.handle);
             }
             (Some(4), Some(at)) => {
                 let object = model.remove(at).expect("in range");
@@ -101,7 +102,8 @@ fn store(input: &mut Input, pool: &Pool, model: &mut VecDeque<Object>) {
 }
 
 fn agree(pool: &Pool, model: &VecDeque<Object>) {
-    let mut expected = model.iter();
+    let of_kind = |is_whole| model.iter().filter(move |object| (object.length == PAGE_BYTES) == is_whole);
+    let mut expected = of_kind(true).chain(of_kind(false));
     pool.check(&mut |handle, owner, length| {
         let object = expected.next().expect("an object that was never stored");
         assert_eq!((handle, owner, length), (object.handle, object.owner, object.length));

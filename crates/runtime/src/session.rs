@@ -21,14 +21,18 @@ use farpage_core::units::AREAS_MAX;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x09");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x0a");
 /// What a library exports that knows this layout. A library of another one would leave its program alone, so `farpage run`
 /// looks for this name first.
-pub const LAYOUT_NAME: &str = "farpage_session_layout_9";
+pub const LAYOUT_NAME: &str = "farpage_session_layout_10";
 /// See [`LAYOUT_NAME`].
-#[unsafe(export_name = "farpage_session_layout_9")]
+#[unsafe(export_name = "farpage_session_layout_10")]
 pub static LAYOUT: u64 = MAGIC;
-const _: () = assert!(LAYOUT_NAME.as_bytes()[LAYOUT_NAME.len() - 1] - b'0' == (MAGIC >> 56) as u8);
+const _: () = {
+    let name = LAYOUT_NAME.as_bytes();
+    let [.., tens, ones] = name else { panic!() };
+    assert!((*tens - b'0') * 10 + (*ones - b'0') == (MAGIC >> 56) as u8);
+};
 
 /// Whether the calling thread can open the session.
 pub fn is_reachable(path: &core::ffi::CStr) -> bool {

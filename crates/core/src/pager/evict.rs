@@ -198,20 +198,13 @@ impl Pager<'_> {
         pause!();
         let compressed =
             compress(self.config.codec, bytes, scratch, self.config.compressed_bytes_max as usize);
-        let stored: &[u8] = match compressed {
-            Some(compressed) => compressed,
-            None => {
-                self.stats.count(Counter::RejectCompressPoor);
-                if self.areas.any_writable() {
-                    return None;
-                }
-                self.stats.count(Counter::StoredRaw);
-                bytes
-            }
-        };
-        match self.pool.store(page, stored) {
+        // What doesn't compress stays as it is, as long as there is room for it: the shrinker takes it first.
+        match self.pool.store(page, compressed.unwrap_or(bytes)) {
             Ok(handle) => {
                 self.stats.count(Counter::Zswpout);
+                if compressed.is_none() {
+                    self.stats.count(Counter::StoredIncompressible);
+                }
                 Some(State::Pooled(handle))
             }
             Err(_) => {

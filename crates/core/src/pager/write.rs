@@ -30,9 +30,9 @@ pub enum WriteProgress {
 pub enum Shrunk {
     /// The pool is small enough, or there is no area to write to.
     Enough,
-    /// The oldest object waits in the write batch.
+    /// The object that goes first waits in the write batch.
     Queued,
-    /// Its page is just being faulted on; it is the youngest now.
+    /// Its page is just being faulted on; it is the youngest of its kind now.
     Busy,
     /// No free frame has memory: give one some (see [`Pager::cache`]) or wait for writes.
     NoFrame,
@@ -42,19 +42,19 @@ pub enum Shrunk {
 const KEPT_LOOKS: u32 = 16 * 1024;
 
 impl Pager<'_> {
-    /// Moves the pool's oldest object into a frame and from there into the write batch, if the pool is over
+    /// Moves the pool's object that goes first into a frame and from there into the write batch, if the pool is over
     /// its accept threshold. `writes` must not be full. Under the shared map lock.
     pub fn shrink(&self, scratch: &mut PageBytes, writes: &mut WriteBatch) -> Shrunk {
         if !self.pool.over_accept_threshold() || !self.areas.any_writable() {
             return Shrunk::Enough;
         }
-        let Some((handle, page)) = self.pool.oldest() else { return Shrunk::Enough };
+        let Some((handle, page)) = self.pool.first_to_go() else { return Shrunk::Enough };
         pause!();
         let Some(frame) = self.cache.take_backed() else { return Shrunk::NoFrame };
         let place = self.table.get(page).expect("a pool object's page has a leaf");
         let word = place.entry().load();
         pause!();
-        // Identity: between `oldest` and here the object may have been faulted in and the page stored anew.
+        // Identity: between `first_to_go` and here the object may have been faulted in and the page stored anew.
         #[cfg(feature = "planted")]
         let skip_check = crate::planted::strikes(crate::planted::Bug::SkipIdentityCheck);
         #[cfg(not(feature = "planted"))]

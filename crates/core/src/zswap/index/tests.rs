@@ -187,7 +187,7 @@ fn invariant_2_failed_store_leaves_no_older_copy_of_the_slot() {
 fn invariant_5_write_back_of_an_entry_that_was_replaced_meanwhile_is_refused() {
     let zswap = Zswap::new();
     zswap.store(key(0, 1), &[1; 100]);
-    let (oldest, owner) = zswap.pool.oldest().unwrap();
+    let (oldest, owner) = zswap.pool.first_to_go().unwrap();
     let entry = zswap.index.load(SlotIndex::from_raw(owner.0 as u32)).unwrap();
     assert_eq!(entry.handle(), oldest);
     // Frees the object; its handle is the next to be given out, and to the same key at that.

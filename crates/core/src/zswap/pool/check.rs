@@ -1,7 +1,7 @@
 //! Whole-state invariants of the pool, for tests, the simulator and checked runs.
 //!
 //! Together they say: each live object has bytes of its own, in a block that knows it, exactly once in the
-//! age order; nothing is lost, neither a slot, nor a block, nor a handle; what is counted is what is there.
+//! order of going; nothing is lost, neither a slot, nor a block, nor a handle; what is counted is what is there.
 
 use super::blocks::BlockState;
 use super::classes::CLASSES_MAX;
@@ -9,8 +9,8 @@ use super::{ObjectHandle, Pool, State};
 use crate::units::PageIndex;
 
 impl Pool<'_> {
-    /// Asserts that the pool's state is consistent, and reports each live object from the oldest to the
-    /// youngest: its handle, its owner, its length. Takes time in proportion to the pool, all of it under
+    /// Asserts that the pool's state is consistent, and reports each live object in the order
+    /// in which they would go: its handle, its owner, its length. Takes time in proportion to the pool, all of it under
     /// the lock: `visit` must not call the pool.
     pub fn check(&self, visit: &mut dyn FnMut(ObjectHandle, PageIndex, usize)) {
         let state = self.state.lock();
@@ -18,7 +18,7 @@ impl Pool<'_> {
         let attached = state.check_classes();
         state.objects.check(|number| {
             let meta = &state.objects.metas[number as usize];
-            let handle = ObjectHandle::from_raw(number).expect("the age order has no object 0");
+            let handle = ObjectHandle::from_raw(number).expect("no list has an object 0");
             visit(handle, PageIndex(meta.owner), usize::from(meta.length));
         });
         assert!(

@@ -2,13 +2,13 @@
 //!
 //! An eviction stores a page's compressed bytes and keeps the handle in the page's entry; a fault loads them
 //! and frees the object. What doesn't come back grows old, and at the limit the driver's shrinker writes
-//! the oldest to areas.
+//! the oldest to areas: first of what doesn't compress and takes a page each, then of all else.
 //!
 //! One lock covers everything, because everything under it is short: a store or a load is some list work and
 //! one copy of about 1 KiB, without compressing, decompressing or calling the kernel. From the outside in:
 //!
 //! - [`Pool`]: the operations, each one critical section.
-//! - `objects`: handles, owners, the age order.
+//! - `objects`: handles, owners, which goes first.
 //! - `classes`: which slot size an object gets, and from which block.
 //! - `blocks`: pieces of memory on their way from cold to used and back.
 //! - `compact`: emptying sparse blocks, so that memory can be given back.
@@ -140,15 +140,15 @@ impl<'m> Pool<'m> {
         state.objects.end(number);
     }
 
-    /// The object to write back next. It may be gone, or its handle have another owner, as soon as this
+    /// The object to write back next: the oldest of those that take a whole page; if there are none, the oldest. It may be gone, or its handle have another owner, as soon as this
     /// returns: lock the owner's entry and compare the handle in it before acting.
-    pub fn oldest(&self) -> Option<(ObjectHandle, PageIndex)> {
+    pub fn first_to_go(&self) -> Option<(ObjectHandle, PageIndex)> {
         let state = self.state.lock();
-        let handle = ObjectHandle::from_raw(state.objects.by_age.first)?;
+        let handle = state.objects.first()?;
         Some((handle, PageIndex(state.objects.metas[handle.raw() as usize].owner)))
     }
 
-    /// Makes the object the youngest, because its page is busy now. Does nothing if the handle isn't
+    /// Makes the object the youngest of its kind, because its page is busy now. Does nothing if the handle isn't
     /// `owner`'s any more.
     pub fn rotate(&self, handle: ObjectHandle, owner: PageIndex) {
         let mut state = self.state.lock();

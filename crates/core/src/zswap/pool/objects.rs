@@ -1,4 +1,4 @@
-//! Objects: who owns them, where they lie, and which is the oldest.
+//! Objects: who owns them, where they lie, and which goes first.
 //!
 //! An object is reached through its handle, which stays the same while compaction moves its bytes. Handles
 //! are numbers into one table, used again last in, first out, so that the table grows with the number of
@@ -7,7 +7,7 @@
 use core::num::NonZeroU32;
 
 use super::list::{Linked, Links, List};
-use crate::units::PageIndex;
+use crate::units::{PAGE_BYTES, PageIndex};
 
 /// Names a stored object: a number from 1 that fits [`HANDLE_BITS`](super::HANDLE_BITS) bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,11 +74,14 @@ impl Linked<InBlock> for ObjectMeta {
     }
 }
 
-/// All objects, live ones in the order of their age.
+/// All objects, live ones in the order in which they are to be written back.
 pub(super) struct Objects<'m> {
     pub metas: &'m mut [ObjectMeta],
-    /// Live objects, the oldest first.
-    pub by_age: List<ByAge>,
+    /// Live objects of a whole page each, the oldest first: what doesn't compress. They go before all others, because in the
+    /// memory of one of them there is room for several pages that do.
+    whole: List<ByAge>,
+    /// All other live objects, the oldest first.
+    compressed: List<ByAge>,
     /// The handle freed last; 0 if none is free below `touched`.
     free: u32,
     /// Handles that were ever used: beyond them the table is untouched.
@@ -89,7 +92,7 @@ pub(super) struct Objects<'m> {
 
 impl<'m> Objects<'m> {
     pub fn new(metas: &'m mut [ObjectMeta]) -> Self {
-        Objects { metas, by_age: List::EMPTY, free: 0, touched: 0, payload_bytes: 0 }
+        Objects { metas, whole: List::EMPTY, compressed: List::EMPTY, free: 0, touched: 0, payload_bytes: 0 }
     }
 
     /// Objects that can be live at once.
@@ -98,7 +101,22 @@ impl<'m> Objects<'m> {
     }
 
     pub fn count(&self) -> usize {
-        self.by_age.count as usize
+        self.live_count() as usize
+    }
+
+    fn live_count(&self) -> u32 {
+        self.whole.count + self.compressed.count
+    }
+
+    /// The one to be written back next.
+    pub fn first(&self) -> Option<ObjectHandle> {
+        ObjectHandle::from_raw(self.whole.first).or(ObjectHandle::from_raw(self.compressed.first))
+    }
+
+    /// Where an object of this length is, and what the list runs through.
+    fn order(&mut self, length: u16) -> (&mut List<ByAge>, &mut [ObjectMeta]) {
+        let list = if usize::from(length) == PAGE_BYTES { &mut self.whole } else { &mut self.compressed };
+        (list, self.metas)
     }
 
     pub fn has_room(&self) -> bool {
@@ -135,14 +153,16 @@ impl<'m> Objects<'m> {
         let meta = &mut self.metas[number as usize];
         assert!(meta.length == 0, "pool object {number} was handed out while live");
         (meta.owner, meta.length) = (owner.0, length as u16);
-        self.by_age.push_last(self.metas, number);
+        let (order, metas) = self.order(length as u16);
+        order.push_last(metas, number);
         self.payload_bytes += length;
         number
     }
 
     /// Ends an object that lies nowhere any more; its handle may be used again.
     pub fn end(&mut self, number: u32) {
-        self.by_age.remove(self.metas, number);
+        let (order, metas) = self.order(self.metas[number as usize].length);
+        order.remove(metas, number);
         let meta = &mut self.metas[number as usize];
         self.payload_bytes -= usize::from(meta.length);
         meta.length = 0;
@@ -151,23 +171,27 @@ impl<'m> Objects<'m> {
     }
 
     pub fn make_youngest(&mut self, number: u32) {
-        self.by_age.remove(self.metas, number);
-        self.by_age.push_last(self.metas, number);
+        let (order, metas) = self.order(self.metas[number as usize].length);
+        order.remove(metas, number);
+        order.push_last(metas, number);
     }
 
-    /// Asserts what holds among objects alone: each handle ever used is either live and in the age order
-    /// once, or free.
+    /// Asserts what holds among objects alone: each handle ever used is either live and once in the list for its length,
+    /// or free.
     pub fn check(&self, mut visit: impl FnMut(u32)) {
         let mut payload_bytes = 0;
-        self.by_age.check(self.metas, |number| {
-            let length = self.metas[number as usize].length;
-            assert!(
-                length != 0 && number <= self.touched,
-                "object {number} is in the age order but not live"
-            );
-            payload_bytes += usize::from(length);
-            visit(number);
-        });
+        for (list, lengths) in [(&self.whole, PAGE_BYTES..PAGE_BYTES + 1), (&self.compressed, 1..PAGE_BYTES)]
+        {
+            list.check(self.metas, |number| {
+                let length = usize::from(self.metas[number as usize].length);
+                assert!(
+                    lengths.contains(&length) && number <= self.touched,
+                    "object {number} of {length} bytes is not one of {lengths:?}"
+                );
+                payload_bytes += length;
+                visit(number);
+            });
+        }
         assert!(payload_bytes == self.payload_bytes, "{payload_bytes} bytes, counted {}", self.payload_bytes);
         let (mut free, mut at) = (0, self.free);
         while at != 0 {
@@ -176,6 +200,6 @@ impl<'m> Objects<'m> {
             assert!(free <= self.touched, "free handles run in a circle");
             at = self.metas[at as usize].age.next;
         }
-        assert!(free + self.by_age.count == self.touched, "handles were lost");
+        assert!(free + self.live_count() == self.touched, "handles were lost");
     }
 }

@@ -1,6 +1,6 @@
 //! The pool against a naive model, at its limits, under several threads, and measured.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -96,7 +96,7 @@ fn objects_come_back_whatever_their_length() {
 }
 
 #[test]
-fn oldest_is_first_in_first_out_except_for_busy_pages() {
+fn first_in_goes_first_except_for_busy_pages() {
     let mut memory = Memory::for_limit(1 << 20);
     let pool = memory.pool(90);
     let [a, b, c] = [1, 2, 3].map(|owner| store(&pool, owner, 500).unwrap());
@@ -104,7 +104,7 @@ fn oldest_is_first_in_first_out_except_for_busy_pages() {
     pool.rotate(b, PageIndex(2));
     pool.rotate(a, PageIndex(2));
     let order: Vec<_> = std::iter::from_fn(|| {
-        let (handle, owner) = pool.oldest()?;
+        let (handle, owner) = pool.first_to_go()?;
         pool.free(handle);
         Some((handle, owner.0))
     })
@@ -114,13 +114,24 @@ fn oldest_is_first_in_first_out_except_for_busy_pages() {
 }
 
 #[test]
+fn what_takes_a_whole_page_goes_first() {
+    let mut memory = Memory::for_limit(1 << 20);
+    let pool = memory.pool(90);
+    let lengths = [500, PAGE_BYTES, PAGE_BYTES - 1, PAGE_BYTES];
+    let [a, b, c, d] = lengths.map(|length| store(&pool, length as u64, length).unwrap());
+    pool.rotate(b, PageIndex(PAGE_BYTES as u64));
+    let order = std::iter::from_fn(|| pool.first_to_go().map(|(handle, _)| (pool.free(handle), handle).1));
+    assert_eq!(order.collect::<Vec<_>>(), [d, b, a, c]);
+}
+
+#[test]
 fn renamed_object_keeps_bytes_and_age() {
     let mut memory = Memory::for_limit(1 << 20);
     let pool = memory.pool(90);
     let handle = store(&pool, 7, 900).unwrap();
     store(&pool, 8, 900).unwrap();
     pool.rename(handle, PageIndex(70));
-    assert_eq!(pool.oldest(), Some((handle, PageIndex(70))));
+    assert_eq!(pool.first_to_go(), Some((handle, PageIndex(70))));
     assert_eq!(load(&pool, handle), bytes_of(7, 900));
 }
 
@@ -157,7 +168,7 @@ fn pool_of_less_than_a_page_is_full_and_accepts_nothing() {
         let pool = memory.pool(90);
         assert!(!pool.accepts() && !pool.over_accept_threshold());
         assert!(store(&pool, 1, 100).is_err());
-        assert_eq!((pool.oldest(), pool.compact(9), pool.take_released()), (None, 0, None));
+        assert_eq!((pool.first_to_go(), pool.compact(9), pool.take_released()), (None, 0, None));
     }
 }
 
@@ -183,7 +194,7 @@ fn tiny_objects_run_out_of_handles_and_shrinking_helps() {
     assert_eq!(store(&pool, 0, 10), Err(StoreError::NoHandle));
     assert!(!pool.accepts() && pool.over_accept_threshold());
     while pool.over_accept_threshold() {
-        pool.free(pool.oldest().unwrap().0);
+        pool.free(pool.first_to_go().unwrap().0);
     }
     assert!(pool.accepts() && store(&pool, 0, 10).is_ok());
 }
@@ -224,7 +235,7 @@ fn thresholds_of_0_and_100_percent_are_reached() {
         assert!((0..16).all(|owner| store(&pool, owner, 4096).is_ok()));
         store(&pool, 99, 4096).unwrap_err();
         while pool.over_accept_threshold() {
-            pool.free(pool.oldest().unwrap().0);
+            pool.free(pool.first_to_go().unwrap().0);
         }
         assert_eq!(pool.usage().objects, left);
         assert!(pool.accepts());
@@ -239,7 +250,7 @@ fn lowered_limit_shrinks_the_pool_and_can_be_raised_again() {
     pool.set_limit(32 << 10);
     assert!(pool.over_accept_threshold());
     while pool.over_accept_threshold() {
-        pool.free(pool.oldest().unwrap().0);
+        pool.free(pool.first_to_go().unwrap().0);
     }
     release_all(&pool);
     assert_eq!(pool.usage().bytes, 32 << 10);
@@ -340,7 +351,7 @@ fn compaction_frees_blocks_and_keeps_every_byte() {
 enum Op {
     Store { owner: u64, length: usize },
     Free(Index),
-    FreeOldest,
+    FreeFirst,
     Load(Index),
     Rotate { which: Index, right_owner: bool },
     Rename { which: Index, owner: u64 },
@@ -356,7 +367,7 @@ impl Op {
         match self {
             Op::Store { .. } | Op::Load(_) => 0,
             Op::Free(_) => 1,
-            Op::FreeOldest => 2,
+            Op::FreeFirst => 2,
             Op::Rotate { .. } => 3,
             Op::Rename { .. } => 4,
             Op::Compact(_) => 5,
@@ -374,7 +385,7 @@ fn any_op() -> impl Strategy<Value = Op> {
     prop_oneof![
         12 => (0..50_u64, length).prop_map(|(owner, length)| Op::Store { owner, length }),
         5 => any::<Index>().prop_map(Op::Free),
-        2 => Just(Op::FreeOldest),
+        2 => Just(Op::FreeFirst),
         1 => any::<Index>().prop_map(Op::Load),
         1 => (any::<Index>(), any::<bool>()).prop_map(|(which, right_owner)| Op::Rotate { which, right_owner }),
         1 => (any::<Index>(), 0..50_u64).prop_map(|(which, owner)| Op::Rename { which, owner }),
@@ -389,7 +400,7 @@ fn any_op() -> impl Strategy<Value = Op> {
 struct Model {
     live: HashMap<u32, (u64, Vec<u8>)>,
     /// Handles, the oldest first.
-    order: VecDeque<u32>,
+    by_age: Vec<u32>,
     was_full: bool,
     accept_percent: u64,
     limit: usize,
@@ -403,14 +414,21 @@ struct Model {
 }
 
 impl Model {
+    /// Handles in the order in which they should go.
+    fn order(&self) -> Vec<u32> {
+        let (whole, compressed): (Vec<_>, Vec<_>) =
+            self.by_age.iter().partition(|raw| self.live[raw].1.len() == PAGE_BYTES);
+        [whole, compressed].concat()
+    }
+
     fn pick(&self, which: &Index) -> Option<ObjectHandle> {
-        let raw = (!self.order.is_empty()).then(|| self.order[which.index(self.order.len())])?;
+        let raw = (!self.by_age.is_empty()).then(|| self.by_age[which.index(self.by_age.len())])?;
         ObjectHandle::from_raw(raw)
     }
 
     fn forget(&mut self, handle: ObjectHandle) {
         self.live.remove(&handle.raw()).unwrap();
-        self.order.retain(|&other| other != handle.raw());
+        self.by_age.retain(|&other| other != handle.raw());
     }
 
     fn is_over(&self, usage: &PoolUsage) -> bool {
@@ -427,8 +445,8 @@ impl Model {
                     self.forget(handle);
                 }
             }
-            Op::FreeOldest => {
-                if let Some((handle, _)) = pool.oldest() {
+            Op::FreeFirst => {
+                if let Some((handle, _)) = pool.first_to_go() {
                     pool.free(handle);
                     self.forget(handle);
                 }
@@ -443,8 +461,8 @@ impl Model {
                     let owner = self.live[&handle.raw()].0;
                     pool.rotate(handle, PageIndex(if right_owner { owner } else { owner + 1 }));
                     if right_owner {
-                        self.order.retain(|&other| other != handle.raw());
-                        self.order.push_back(handle.raw());
+                        self.by_age.retain(|&other| other != handle.raw());
+                        self.by_age.push(handle.raw());
                     }
                 }
             }
@@ -494,7 +512,7 @@ impl Model {
                 assert!(after == before.bytes_occupied || after <= self.limit, "a block over the limit");
                 assert!(before.objects < self.objects_max && handle.raw() >> HANDLE_BITS == 0);
                 assert!(self.live.insert(handle.raw(), (owner, bytes)).is_none(), "{handle:?} twice");
-                self.order.push_back(handle.raw());
+                self.by_age.push(handle.raw());
             }
             Err(error) => {
                 self.was_full = true;
@@ -511,7 +529,8 @@ impl Model {
         let mut seen = Vec::new();
         pool.check(&mut |handle, owner, length| seen.push((handle.raw(), owner.0, length)));
         let expected = |raw: &u32| (*raw, self.live[raw].0, self.live[raw].1.len());
-        assert_eq!(seen, self.order.iter().map(expected).collect::<Vec<_>>());
+        let order = self.order();
+        assert_eq!(seen, order.iter().map(expected).collect::<Vec<_>>());
         for (&raw, (owner, bytes)) in &self.live {
             let handle = ObjectHandle::from_raw(raw).unwrap();
             assert_eq!(pool.owner(handle), Some(PageIndex(*owner)));
@@ -519,8 +538,8 @@ impl Model {
         }
         let gone = (1..=self.objects_max as u32).find(|raw| !self.live.contains_key(raw));
         assert_eq!(gone.and_then(|raw| pool.owner(ObjectHandle::from_raw(raw).unwrap())), None);
-        let oldest = self.order.front().map(|raw| (*raw, self.live[raw].0));
-        assert_eq!(pool.oldest().map(|(handle, owner)| (handle.raw(), owner.0)), oldest);
+        let first = order.first().map(|raw| (*raw, self.live[raw].0));
+        assert_eq!(pool.first_to_go().map(|(handle, owner)| (handle.raw(), owner.0)), first);
 
         let usage = pool.usage();
         assert_eq!(usage.objects, self.live.len());
@@ -555,7 +574,7 @@ proptest! {
         let pool = memory.pool(accept_percent);
         let mut model = Model {
             live: HashMap::new(),
-            order: VecDeque::new(),
+            by_age: Vec::new(),
             was_full: false,
             accept_percent: u64::from(accept_percent),
             limit: layout.data_bytes,
@@ -593,7 +612,7 @@ fn threads_at_once_lose_nothing() {
                     assert_eq!(load(pool, handle), bytes_of(owner, length));
                     pool.free(handle);
                 }
-                6 => drop(pool.oldest().map(|(handle, owner)| pool.rotate(handle, owner))),
+                6 => drop(pool.first_to_go().map(|(handle, owner)| pool.rotate(handle, owner))),
                 _ => {
                     pool.compact(random.below(20));
                     release_all(pool);
