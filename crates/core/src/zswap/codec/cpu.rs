@@ -4,7 +4,7 @@
 #[cfg(target_arch = "x86_64")]
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// Whether vectors of 64 bytes may be used: the CPU has them (AVX-512 F, BW, DQ, VL, and BMI), and the kernel saves them.
+/// Whether vectors of 64 bytes may be used: the CPU has them (AVX-512 F, BW, CD, DQ, VL, and BMI), and the kernel saves them.
 #[cfg(target_arch = "x86_64")]
 pub fn has_avx512() -> bool {
     const UNKNOWN: u8 = 2;
@@ -24,8 +24,8 @@ fn ask() -> bool {
     use core::arch::x86_64::{__cpuid, __cpuid_count};
     /// FMA, POPCNT, OSXSAVE, AVX, F16C: the compiler takes what AVX-512 F implies for granted.
     const FIRST: u32 = 1 << 12 | 1 << 23 | 1 << 27 | 1 << 28 | 1 << 29;
-    /// BMI1, AVX2, BMI2, AVX-512 F, DQ, BW, VL.
-    const SEVENTH: u32 = 1 << 3 | 1 << 5 | 1 << 8 | 1 << 16 | 1 << 17 | 1 << 30 | 1 << 31;
+    /// BMI1, AVX2, BMI2, AVX-512 F, DQ, CD, BW, VL.
+    const SEVENTH: u32 = 1 << 3 | 1 << 5 | 1 << 8 | 1 << 16 | 1 << 17 | 1 << 28 | 1 << 30 | 1 << 31;
     /// SSE, AVX, and the three parts of AVX-512's state.
     const SAVED: u64 = 0b1110_0110;
     let has = |word: u32, bits: u32| word & bits == bits;

@@ -3,21 +3,11 @@
 //! Heaps are made of objects of a few sizes: what stands in a word often stands in the same field of a neighbour, or differs
 //! in its low bytes: types, counts, pointers into one arena. So the page is taken as 64 *groups* of eight words, a cache line
 //! each, and every word is compared with the words at its own place in the four groups before (in front of the first group
-//! are zeros). A four-bit tag says what is left to be stored:
+//! are zeros). A four-bit tag says what is left to be stored, and to which group a word is compared ([`TAGS`]). Because a
+//! word's eight neighbours don't matter to it, eight are encoded and decoded at once.
 //!
 //! ```text
-//!  00 00  nothing: it is 0            01 kk  nothing: it is the word k + 1 groups before
-//!  00 01  one byte: it is that        10 kk  two bytes: they differ from that word's low ones
-//!  00 10  two bytes                   11 0k  four bytes differ
-//!  00 11  four bytes                  11 10  six bytes differ from those of the word one group before
-//!                                     11 11  all eight bytes
-//! ```
-//!
-//! Because a word's eight neighbours don't matter to it, eight are encoded and decoded at once. Tags are stored as planes:
-//! the four bytes of a group have one bit of each of its tags, so that a byte is a mask of lanes.
-//!
-//! ```text
-//!  counts: 4 × u16 │ 64 × 4 planes │ eights │ fours │ twos │ ones
+//!  counts: 4 × u16 │ 512 tags, two in a byte │ eights │ fours │ twos │ ones
 //! ```
 //!
 //! Differences are XORs. Six bytes are four and two. Encoding and decoding exist twice, with AVX-512 and without: the same
@@ -30,11 +20,46 @@ use crate::units::PAGE_BYTES;
 const LANES: usize = 8;
 const GROUPS: usize = PAGE_BYTES / 8 / LANES;
 const COUNTS_BYTES: usize = 8;
-const PLANES_BYTES: usize = 4 * GROUPS;
+/// Of a group: two tags in a byte, the lower one first.
+const TAGS_BYTES: usize = LANES / 2;
 /// What stands in front of the streams.
-const HEAD_BYTES: usize = COUNTS_BYTES + PLANES_BYTES;
+const HEAD_BYTES: usize = COUNTS_BYTES + TAGS_BYTES * GROUPS;
 /// Groups that a word may be told by.
 const LAGS: usize = 4;
+
+/// What a tag says.
+#[derive(Clone, Copy)]
+struct Tag {
+    /// The word is compared to that so many groups before; 0: to nothing.
+    lag: usize,
+    /// How many bytes are left of it. As bits: the streams that have them.
+    bytes: usize,
+}
+
+/// The first that is true of a word is its tag.
+const TAGS: [Tag; 16] = {
+    const fn tag(lag: usize, bytes: usize) -> Tag {
+        Tag { lag, bytes }
+    }
+    [
+        tag(0, 0),
+        tag(1, 0),
+        tag(2, 0),
+        tag(3, 0),
+        tag(4, 0),
+        tag(0, 1),
+        tag(0, 2),
+        tag(1, 2),
+        tag(2, 2),
+        tag(3, 2),
+        tag(4, 2),
+        tag(0, 4),
+        tag(1, 4),
+        tag(2, 4),
+        tag(1, 6),
+        tag(0, 8),
+    ]
+};
 
 /// Bytes of what the four streams are made of, in their order.
 const WIDTHS: [usize; 4] = [8, 4, 2, 1];
@@ -42,7 +67,7 @@ const WIDTHS: [usize; 4] = [8, 4, 2, 1];
 /// Where the streams are put together. Stores write eight elements each, whatever counts of them.
 #[repr(C, align(64))]
 pub struct Streams {
-    planes: [u8; PLANES_BYTES],
+    tags: [u8; TAGS_BYTES * GROUPS],
     eights: [u8; 8 * (8 * GROUPS + LANES)],
     fours: [u8; 4 * (8 * GROUPS + LANES)],
     twos: [u8; 2 * (8 * GROUPS + LANES)],
@@ -52,7 +77,7 @@ pub struct Streams {
 impl Streams {
     /// Any bytes will do.
     pub const ZERO: Streams = Streams {
-        planes: [0; PLANES_BYTES],
+        tags: [0; TAGS_BYTES * GROUPS],
         eights: [0; 8 * (8 * GROUPS + LANES)],
         fours: [0; 4 * (8 * GROUPS + LANES)],
         twos: [0; 2 * (8 * GROUPS + LANES)],
@@ -66,7 +91,7 @@ impl Streams {
         for (to, count) in head.chunks_exact_mut(2).zip(counts) {
             to.copy_from_slice(&(count as u16).to_le_bytes());
         }
-        head[COUNTS_BYTES..].copy_from_slice(&self.planes);
+        head[COUNTS_BYTES..].copy_from_slice(&self.tags);
         let streams: [&[u8]; 4] = [&self.eights, &self.fours, &self.twos, &self.ones];
         for ((stream, count), width) in streams.into_iter().zip(counts).zip(WIDTHS) {
             let (to, others) = rest.split_at_mut(count * width);
@@ -79,107 +104,6 @@ impl Streams {
 
 fn length_of(counts: [usize; 4]) -> usize {
     HEAD_BYTES + counts.iter().zip(WIDTHS).map(|(count, width)| count * width).sum::<usize>()
-}
-
-/// The tags of eight words, by what they mean: a bit for each lane.
-struct Masks {
-    ones: u8,
-    twos: u8,
-    fours: u8,
-    eights: u8,
-    /// Those among the fours and twos that are six bytes.
-    sixes: u8,
-    /// Which of them refer to the word one, two, three, four groups before.
-    lags: [u8; LAGS],
-}
-
-impl Masks {
-    #[inline(always)]
-    const fn of(planes: [u8; 4]) -> Masks {
-        let [p0, p1, p2, p3] = planes;
-        let (alone, wide) = (!p3 & !p2, p3 & p2);
-        let (sixes, differ_in_four) = (wide & p1 & !p0, wide & !p1);
-        // The same, or the same but for two bytes.
-        let near = p3 ^ p2;
-        Masks {
-            ones: alone & !p1 & p0,
-            twos: alone & p1 & !p0 | p3 & !p2 | sixes,
-            fours: alone & p1 & p0 | differ_in_four | sixes,
-            eights: wide & p1 & p0,
-            sixes,
-            lags: [
-                near & !p1 & !p0 | differ_in_four & !p0 | sixes,
-                near & !p1 & p0 | differ_in_four & p0,
-                near & p1 & !p0,
-                near & p1 & p0,
-            ],
-        }
-    }
-
-    #[inline(always)]
-    const fn counts(&self) -> [usize; 4] {
-        [
-            self.eights.count_ones() as usize,
-            self.fours.count_ones() as usize,
-            self.twos.count_ones() as usize,
-            self.ones.count_ones() as usize,
-        ]
-    }
-}
-
-/// What is found out about eight words, a bit for each lane: whether no more than so many bytes are left of a word, or of its
-/// difference to another one.
-struct Found {
-    is_zero: u8,
-    fits: [u8; 3],
-    same: [u8; LAGS],
-    in_two: [u8; LAGS],
-    in_four: [u8; 2],
-    in_six: u8,
-}
-
-impl Found {
-    /// The shortest that each word can be, as planes of its tag.
-    #[inline(always)]
-    const fn planes(&self) -> [u8; 4] {
-        let mut tags = Tags { planes: [0; 4], left: !self.is_zero };
-        tags.take(self.same[0], 0b0100);
-        tags.take(self.same[1], 0b0101);
-        tags.take(self.same[2], 0b0110);
-        tags.take(self.same[3], 0b0111);
-        tags.take(self.fits[0], 0b0001);
-        tags.take(self.fits[1], 0b0010);
-        tags.take(self.in_two[0], 0b1000);
-        tags.take(self.in_two[1], 0b1001);
-        tags.take(self.in_two[2], 0b1010);
-        tags.take(self.in_two[3], 0b1011);
-        tags.take(self.fits[2], 0b0011);
-        tags.take(self.in_four[0], 0b1100);
-        tags.take(self.in_four[1], 0b1101);
-        tags.take(self.in_six, 0b1110);
-        tags.take(0xff, 0b1111);
-        tags.planes
-    }
-}
-
-/// The tags of eight words, of which some are still to be found.
-struct Tags {
-    planes: [u8; 4],
-    left: u8,
-}
-
-impl Tags {
-    /// Gives this tag to those of the words left that are in `which`.
-    #[inline(always)]
-    const fn take(&mut self, which: u8, tag: u8) {
-        let taken = self.left & which;
-        self.left &= !which;
-        let [p0, p1, p2, p3] = &mut self.planes;
-        *p0 |= if tag & 1 != 0 { taken } else { 0 };
-        *p1 |= if tag & 2 != 0 { taken } else { 0 };
-        *p2 |= if tag & 4 != 0 { taken } else { 0 };
-        *p3 |= if tag & 8 != 0 { taken } else { 0 };
-    }
 }
 
 /// Groups that are looked at before a page is encoded: every eighth.
@@ -254,7 +178,7 @@ const fn starts(counts: [usize; 4]) -> [usize; 4] {
 }
 
 mod plain {
-    use super::{COUNTS_BYTES, Found, GROUPS, LAGS, LANES, Masks, Streams, sample, starts};
+    use super::{COUNTS_BYTES, GROUPS, LAGS, LANES, Streams, TAGS, TAGS_BYTES, Tag, WIDTHS, sample, starts};
     use crate::units::PAGE_BYTES;
 
     type Group = [u64; LANES];
@@ -284,88 +208,57 @@ mod plain {
 
     pub fn encode(page: &[u8; PAGE_BYTES], streams: &mut Streams) -> [usize; 4] {
         let mut counts = [0; 4];
-        let mut before = [[0; LANES]; LAGS];
+        // Zeros take the place of the group itself, which nothing is compared to.
+        let mut before = [[0; LANES]; 1 + LAGS];
         for at in 0..GROUPS {
             let words = group(page, at);
-            let differ: [Group; LAGS] =
-                core::array::from_fn(|lag| core::array::from_fn(|lane| words[lane] ^ before[lag][lane]));
-            let within = |group: &Group, bits: u32| mask(|lane| group[lane] >> bits == 0);
-            let found = Found {
-                is_zero: mask(|lane| words[lane] == 0),
-                fits: [8, 16, 32].map(|bits| within(&words, bits)),
-                same: core::array::from_fn(|lag| mask(|lane| differ[lag][lane] == 0)),
-                in_two: core::array::from_fn(|lag| within(&differ[lag], 16)),
-                in_four: [within(&differ[0], 32), within(&differ[1], 32)],
-                in_six: within(&differ[0], 48),
-            };
-            let planes = found.planes();
-            streams.planes[4 * at..][..4].copy_from_slice(&planes);
-            let masks = Masks::of(planes);
-            for lane in 0..LANES {
-                let is_in = |mask: u8| mask >> lane & 1 != 0;
-                let lag = masks.lags.iter().position(|mask| is_in(*mask));
-                let left = lag.map_or(words[lane], |lag| differ[lag][lane]).to_le_bytes();
-                let mut put = |stream: &mut [u8], which: usize, bytes: &[u8]| {
-                    stream[counts[which] * bytes.len()..][..bytes.len()].copy_from_slice(bytes);
-                    counts[which] += 1;
-                };
-                if is_in(masks.eights) {
-                    put(&mut streams.eights, 0, &left);
-                }
-                if is_in(masks.fours) {
-                    put(&mut streams.fours, 1, &left[..4]);
-                }
-                if is_in(masks.twos) {
-                    put(&mut streams.twos, 2, if is_in(masks.sixes) { &left[4..6] } else { &left[..2] });
-                }
-                if is_in(masks.ones) {
-                    put(&mut streams.ones, 3, &left[..1]);
+            let mut tags = 0;
+            for (lane, word) in words.into_iter().enumerate() {
+                let left = |tag: &Tag| word ^ before[tag.lag][lane];
+                let fits = |tag: &Tag| tag.bytes == 8 || left(tag) >> (8 * tag.bytes) == 0;
+                let number = TAGS.iter().position(fits).expect("the last fits every word");
+                let tag = &TAGS[number];
+                tags |= (number as u32) << (4 * lane);
+                let mut left = &left(tag).to_le_bytes()[..tag.bytes];
+                let streams: [&mut [u8]; 4] =
+                    [&mut streams.eights, &mut streams.fours, &mut streams.twos, &mut streams.ones];
+                for ((stream, count), width) in streams.into_iter().zip(&mut counts).zip(WIDTHS) {
+                    if tag.bytes & width != 0 {
+                        let (bytes, others) = left.split_at(width);
+                        stream[*count * width..][..width].copy_from_slice(bytes);
+                        (*count, left) = (*count + 1, others);
+                    }
                 }
             }
-            before.rotate_right(1);
-            before[0] = words;
+            streams.tags[TAGS_BYTES * at..][..TAGS_BYTES].copy_from_slice(&tags.to_le_bytes());
+            before[1..].rotate_right(1);
+            before[1] = words;
         }
         counts
     }
 
     pub fn decode(bytes: &[u8], counts: [usize; 4], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
         let mut at = starts(counts);
-        let [fours, twos, ones] = [at[1], at[2], at[3]];
-        let ends = [fours, twos, ones, bytes.len()];
-        let mut before = [[0; LANES]; LAGS];
+        let ends = [at[1], at[2], at[3], bytes.len()];
+        let mut before = [[0; LANES]; 1 + LAGS];
         for number in 0..GROUPS {
-            let planes = *bytes[COUNTS_BYTES + 4 * number..].first_chunk()?;
-            let masks = Masks::of(planes);
+            let tags = *bytes[COUNTS_BYTES + TAGS_BYTES * number..].first_chunk()?;
             let mut words = [0; LANES];
             for (lane, word) in words.iter_mut().enumerate() {
-                let is_in = |mask: u8| mask >> lane & 1 != 0;
-                let mut get = |which: usize, width: usize| {
-                    let end = at[which] + width;
-                    let taken = bytes.get(at[which]..end).filter(|_| end <= ends[which])?;
-                    at[which] = end;
-                    let mut left = [0; 8];
-                    left[..width].copy_from_slice(taken);
-                    Some(u64::from_le_bytes(left))
-                };
-                if is_in(masks.eights) {
-                    *word = get(0, 8)?;
+                let tag = TAGS[(u32::from_le_bytes(tags) >> (4 * lane)) as usize % TAGS.len()];
+                let (mut left, mut filled) = ([0; 8], 0);
+                for ((at, end), width) in at.iter_mut().zip(ends).zip(WIDTHS) {
+                    if tag.bytes & width != 0 {
+                        let taken = bytes[..end].get(*at..*at + width)?;
+                        left[filled..][..width].copy_from_slice(taken);
+                        (*at, filled) = (*at + width, filled + width);
+                    }
                 }
-                if is_in(masks.fours) {
-                    *word |= get(1, 4)?;
-                }
-                if is_in(masks.twos) {
-                    *word |= get(2, 2)? << if is_in(masks.sixes) { 32 } else { 0 };
-                }
-                if is_in(masks.ones) {
-                    *word |= get(3, 1)?;
-                }
-                if let Some(lag) = masks.lags.iter().position(|mask| is_in(*mask)) {
-                    *word ^= before[lag][lane];
-                }
+                *word = u64::from_le_bytes(left) ^ before[tag.lag][lane];
                 page[(number * LANES + lane) * 8..][..8].copy_from_slice(&word.to_le_bytes());
             }
-            before.rotate_right(1);
-            before[0] = words;
+            before[1..].rotate_right(1);
+            before[1] = words;
         }
         (at == ends).then_some(())
     }
@@ -373,26 +266,107 @@ mod plain {
 
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
-    use super::{COUNTS_BYTES, Found, GROUPS, LAGS, Masks, Streams, sample, starts};
+    use super::{COUNTS_BYTES, GROUPS, LAGS, Streams, TAGS, TAGS_BYTES, WIDTHS, sample, starts};
     use crate::units::PAGE_BYTES;
     use core::arch::x86_64::{
-        __m512i, _mm_maskz_loadu_epi8, _mm_maskz_loadu_epi16, _mm_storel_epi64, _mm_storeu_si128,
-        _mm256_maskz_loadu_epi32, _mm256_storeu_si256, _mm512_cvtepi64_epi8, _mm512_cvtepi64_epi16,
-        _mm512_cvtepi64_epi32, _mm512_cvtepu8_epi64, _mm512_cvtepu16_epi64, _mm512_cvtepu32_epi64,
-        _mm512_loadu_si512, _mm512_mask_mov_epi64, _mm512_mask_slli_epi64, _mm512_mask_srli_epi64,
-        _mm512_maskz_compress_epi64, _mm512_maskz_expand_epi64, _mm512_maskz_expandloadu_epi64,
-        _mm512_maskz_mov_epi64, _mm512_or_si512, _mm512_set1_epi64, _mm512_setzero_si512,
-        _mm512_storeu_si512, _mm512_testn_epi64_mask, _mm512_xor_si512,
+        __m512i, _mm_cvtsi64_si128, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_maskz_loadu_epi8,
+        _mm_maskz_loadu_epi16, _mm_storel_epi64, _mm_storeu_si128, _mm256_maskz_loadu_epi32,
+        _mm256_storeu_si256, _mm512_broadcast_i32x4, _mm512_cmpeq_epi64_mask, _mm512_cmplt_epu64_mask,
+        _mm512_cvtepi64_epi8, _mm512_cvtepi64_epi16, _mm512_cvtepi64_epi32, _mm512_cvtepu8_epi64,
+        _mm512_cvtepu16_epi64, _mm512_cvtepu32_epi64, _mm512_loadu_si512, _mm512_lzcnt_epi64,
+        _mm512_mask_mov_epi64, _mm512_mask_slli_epi64, _mm512_mask_srli_epi64, _mm512_maskz_compress_epi64,
+        _mm512_maskz_expand_epi64, _mm512_maskz_expandloadu_epi64, _mm512_min_epu64, _mm512_or_si512,
+        _mm512_set1_epi64, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_srli_epi64, _mm512_storeu_si512,
+        _mm512_test_epi64_mask, _mm512_testn_epi64_mask, _mm512_xor_si512, _pdep_u64, _pext_u64,
     };
 
+    /// Where the tags of eight words are, if each is a byte.
+    const NIBBLES: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+
+    /// The tag of a word that begins with so many bytes of zeros, if it is one that is compared to the group so many before.
+    const BY_ZEROS: [[u8; 16]; 1 + LAGS] = {
+        let mut tables = [[15; 16]; 1 + LAGS];
+        let mut number = TAGS.len();
+        while number > 0 {
+            number -= 1;
+            let tag = TAGS[number];
+            let mut zeros = 8 - tag.bytes;
+            while zeros <= 8 {
+                tables[tag.lag][zeros] = number as u8;
+                zeros += 1;
+            }
+        }
+        tables
+    };
+
+    /// What tags say.
+    const BYTES: [u8; 16] = {
+        let mut table = [0; 16];
+        let mut number = 0;
+        while number < TAGS.len() {
+            table[number] = TAGS[number].bytes as u8;
+            number += 1;
+        }
+        table
+    };
+    const LAG: [u8; 16] = {
+        let mut table = [0; 16];
+        let mut number = 0;
+        while number < TAGS.len() {
+            table[number] = TAGS[number].lag as u8;
+            number += 1;
+        }
+        table
+    };
+
+    /// For each byte, which must be below 16, what stands there in the table.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,bmi1,bmi2,popcnt")]
+    #[inline]
+    fn look_up(table: &[u8; 16], at: __m512i) -> __m512i {
+        // SAFETY: 16 bytes.
+        let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), at)
+    }
+
+    /// In the lowest byte of each lane the first tag that is true, of those with this lag. The others are 15 always.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,bmi1,bmi2,popcnt")]
+    #[inline]
+    fn tags_of(differ: __m512i, lag: usize) -> __m512i {
+        look_up(&BY_ZEROS[lag], _mm512_srli_epi64::<3>(_mm512_lzcnt_epi64(differ)))
+    }
+
+    /// Which lanes have something in each stream.
+    struct Masks {
+        eights: u8,
+        fours: u8,
+        twos: u8,
+        ones: u8,
+    }
+
+    impl Masks {
+        /// Of tags in the lowest byte of each lane.
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,bmi1,bmi2,popcnt")]
+        #[inline]
+        fn of(tags: __m512i) -> Masks {
+            let bytes = look_up(&BYTES, tags);
+            let [eights, fours, twos, ones] =
+                WIDTHS.map(|width| _mm512_test_epi64_mask(bytes, _mm512_set1_epi64(width as i64)));
+            Masks { eights, fours, twos, ones }
+        }
+
+        fn counts(&self) -> [usize; 4] {
+            [self.eights, self.fours, self.twos, self.ones].map(|mask| mask.count_ones() as usize)
+        }
+    }
+
     /// A bit for each lane of which no bits are set but the lowest so many.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2,popcnt")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,bmi1,bmi2,popcnt")]
     #[inline]
     fn within(words: __m512i, bits: u32) -> u8 {
         _mm512_testn_epi64_mask(words, _mm512_set1_epi64((u64::MAX << bits) as i64))
     }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2,popcnt")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,bmi1,bmi2,popcnt")]
     pub fn short(page: &[u8; PAGE_BYTES]) -> u32 {
         // SAFETY: a group of the page.
         let group = |at: usize| unsafe { _mm512_loadu_si512(page.as_ptr().add(64 * at).cast()) };
@@ -408,7 +382,7 @@ mod avx512 {
         short
     }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2,popcnt")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,bmi1,bmi2,popcnt")]
     pub fn encode(page: &[u8; PAGE_BYTES], streams: &mut Streams) -> [usize; 4] {
         // Pointers, not counts: as four counts in a vector they would be extracted for each store.
         let starts = [
@@ -422,33 +396,17 @@ mod avx512 {
         for at in 0..GROUPS {
             // SAFETY: a group of the page.
             let words = unsafe { _mm512_loadu_si512(page.as_ptr().add(64 * at).cast()) };
-            let differ = before.map(|other| _mm512_xor_si512(words, other));
-            let found = Found {
-                is_zero: within(words, 0),
-                fits: [within(words, 8), within(words, 16), within(words, 32)],
-                same: [
-                    within(differ[0], 0),
-                    within(differ[1], 0),
-                    within(differ[2], 0),
-                    within(differ[3], 0),
-                ],
-                in_two: [
-                    within(differ[0], 16),
-                    within(differ[1], 16),
-                    within(differ[2], 16),
-                    within(differ[3], 16),
-                ],
-                in_four: [within(differ[0], 32), within(differ[1], 32)],
-                in_six: within(differ[0], 48),
-            };
-            let planes = found.planes();
-            streams.planes[4 * at..][..4].copy_from_slice(&planes);
-            let masks = Masks::of(planes);
-            let mut left = words;
-            for (mask, differ) in masks.lags.into_iter().zip(differ) {
-                left = _mm512_mask_mov_epi64(left, mask, differ);
+            let (mut left, mut tags) = (words, tags_of(words, 0));
+            for (lag, other) in (1..).zip(before) {
+                let differ = _mm512_xor_si512(words, other);
+                let others = tags_of(differ, lag);
+                left = _mm512_mask_mov_epi64(left, _mm512_cmplt_epu64_mask(others, tags), differ);
+                tags = _mm512_min_epu64(tags, others);
             }
-            let twos = _mm512_mask_srli_epi64::<32>(left, masks.sixes, left);
+            let nibbles = _pext_u64(_mm_cvtsi128_si64(_mm512_cvtepi64_epi8(tags)) as u64, NIBBLES) as u32;
+            streams.tags[TAGS_BYTES * at..][..TAGS_BYTES].copy_from_slice(&nibbles.to_le_bytes());
+            let masks = Masks::of(tags);
+            let twos = _mm512_mask_srli_epi64::<32>(left, masks.fours & masks.twos, left);
             let ones = _mm512_cvtepi64_epi8(_mm512_maskz_compress_epi64(masks.ones, left));
             let twos = _mm512_cvtepi64_epi16(_mm512_maskz_compress_epi64(masks.twos, twos));
             let fours = _mm512_cvtepi64_epi32(_mm512_maskz_compress_epi64(masks.fours, left));
@@ -474,13 +432,16 @@ mod avx512 {
 
     /// # Safety
     /// `counts` must be those of the streams in `bytes`.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2,popcnt")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,bmi1,bmi2,popcnt")]
     pub unsafe fn decode(bytes: &[u8], counts: [usize; 4], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
         let [mut eights_at, mut fours_at, mut twos_at, mut ones_at] = starts(counts);
         let (eights_end, fours_end, twos_end, ones_end) = (fours_at, twos_at, ones_at, bytes.len());
         let mut before = [_mm512_setzero_si512(); LAGS];
         for number in 0..GROUPS {
-            let masks = Masks::of(*bytes[COUNTS_BYTES + 4 * number..].first_chunk()?);
+            let nibbles = u32::from_le_bytes(*bytes[COUNTS_BYTES + TAGS_BYTES * number..].first_chunk()?);
+            let tags = _mm_cvtsi64_si128(_pdep_u64(u64::from(nibbles), NIBBLES) as i64);
+            let tags = _mm512_cvtepu8_epi64(tags);
+            let masks = Masks::of(tags);
             let more = masks.counts();
             let is_short = eights_at + 8 * more[0] > eights_end || fours_at + 4 * more[1] > fours_end;
             if is_short || twos_at + 2 * more[2] > twos_end || ones_at + more[3] > ones_end {
@@ -502,13 +463,16 @@ mod avx512 {
             ones_at += more[3];
             let fours = _mm512_maskz_expand_epi64(masks.fours, _mm512_cvtepu32_epi64(fours));
             let twos = _mm512_maskz_expand_epi64(masks.twos, _mm512_cvtepu16_epi64(twos));
-            let twos = _mm512_mask_slli_epi64::<32>(twos, masks.sixes, twos);
+            let twos = _mm512_mask_slli_epi64::<32>(twos, masks.fours & masks.twos, twos);
             let ones = _mm512_maskz_expand_epi64(masks.ones, _mm512_cvtepu8_epi64(ones));
             let left = _mm512_or_si512(_mm512_or_si512(eights, fours), _mm512_or_si512(twos, ones));
-            let mut other = _mm512_maskz_mov_epi64(masks.lags[0], before[0]);
-            other = _mm512_mask_mov_epi64(other, masks.lags[1], before[1]);
-            other = _mm512_mask_mov_epi64(other, masks.lags[2], before[2]);
-            other = _mm512_mask_mov_epi64(other, masks.lags[3], before[3]);
+            let lags = look_up(&LAG, tags);
+            let mut other = _mm512_setzero_si512();
+            // The group before comes last: it has only just been made.
+            for lag in (1..=LAGS).rev() {
+                let those = _mm512_cmpeq_epi64_mask(lags, _mm512_set1_epi64(lag as i64));
+                other = _mm512_mask_mov_epi64(other, those, before[lag - 1]);
+            }
             let words = _mm512_xor_si512(left, other);
             // SAFETY: a group of the page.
             unsafe { _mm512_storeu_si512(page.as_mut_ptr().add(64 * number).cast(), words) };
