@@ -1,11 +1,13 @@
-//! Columns of integers: the least of 64 words, and what the others have more, in as few bits as the largest of that needs.
+//! Columns of numbers: the least of a block of words, and what the others have more, in as few bits as the largest of that
+//! needs.
 //!
-//! Counters, times, prices, indices: neighbours in a column are about as large as each other. A page is taken as eight blocks
-//! of 64 words; a block as eight rows of eight. Differences are packed by columns of that square: each lane has eight numbers
-//! of `bits` bits, which fill `bits` bytes, lowest first. So eight lanes are packed at once.
+//! Counters, times, prices, indices: neighbours in a column are about as large as each other, and so are the bits of
+//! floating-point numbers that are. A page is taken as eight blocks, a block as eight rows of 64 bytes: eight words of 64 bits,
+//! or sixteen of 32. Differences are packed by columns of that square: each lane has eight numbers of `bits` bits, which fill
+//! `bits` bytes, lowest first. So all lanes are packed at once.
 //!
 //! ```text
-//!  8 × least word │ 8 × bits │ of each block: whole words of eight lanes, one after the other; then the bytes that are left,
+//!  8 × least word │ 8 × bits │ of each block: whole words of all lanes, one after the other; then the bytes that are left,
 //!                 │          │ lane after lane
 //! ```
 //!
@@ -13,207 +15,286 @@
 // UNSAFETY: calls of functions that are compiled for more than every CPU has.
 
 use crate::units::PAGE_BYTES;
+use core::ops::{BitAnd, BitOr, Shl, Shr};
 
-const LANES: usize = 8;
 const ROWS: usize = 8;
-const BLOCKS: usize = PAGE_BYTES / 8 / ROWS / LANES;
+const ROW_BYTES: usize = 64;
+const BLOCKS: usize = PAGE_BYTES / ROWS / ROW_BYTES;
 const BLOCK_BYTES: usize = PAGE_BYTES / BLOCKS;
-const HEAD_BYTES: usize = 8 * BLOCKS + BLOCKS;
 
-type Row = [u64; LANES];
+/// What a column is made of: an unsigned integer.
+pub trait Word:
+    Copy + Ord + BitOr<Output = Self> + BitAnd<Output = Self> + Shl<u32, Output = Self> + Shr<u32, Output = Self>
+{
+    const BITS: u32;
+    const BYTES: usize = Self::BITS as usize / 8;
+    const ZERO: Self;
+    const MAX: Self;
+    /// If two blocks need so many bits, a page gains nothing here.
+    const HOPELESS: u8 = (Self::BITS - Self::BITS / 16) as u8;
+    /// What stands in front of the blocks.
+    const HEAD_BYTES: usize = BLOCKS * (Self::BYTES + 1);
 
-/// What is known of a page before anything is packed.
-pub struct Shape {
-    least: [u64; BLOCKS],
+    fn plus(self, other: Self) -> Self;
+    fn minus(self, other: Self) -> Self;
+    /// Bits without the zeros in front.
+    fn width(self) -> u8;
+    /// Of the bytes that it begins with, [`Word::BYTES`] at most; the others are 0.
+    fn read(bytes: &[u8]) -> Self;
+    /// As many of its bytes as there is room for.
+    fn write(self, bytes: &mut [u8]);
+    /// The least and the largest word of a block. By hand: the compiler doesn't find these instructions.
+    ///
+    /// # Safety
+    /// The CPU must have AVX-512 F.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn extremes(block: &[u8; BLOCK_BYTES]) -> (Self, Self);
+}
+
+macro_rules! word {
+    ($type:ty, $min:ident, $max:ident, $reduce_min:ident, $reduce_max:ident) => {
+        impl Word for $type {
+            const BITS: u32 = <$type>::BITS;
+            const ZERO: Self = 0;
+            const MAX: Self = <$type>::MAX;
+
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+            #[inline(always)]
+            fn minus(self, other: Self) -> Self {
+                self.wrapping_sub(other)
+            }
+            #[inline(always)]
+            fn width(self) -> u8 {
+                (Self::BITS - self.leading_zeros()) as u8
+            }
+            #[inline(always)]
+            fn read(bytes: &[u8]) -> Self {
+                let mut word = [0; size_of::<$type>()];
+                word[..bytes.len()].copy_from_slice(bytes);
+                <$type>::from_le_bytes(word)
+            }
+            #[inline(always)]
+            fn write(self, bytes: &mut [u8]) {
+                bytes.copy_from_slice(&self.to_le_bytes()[..bytes.len()]);
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f")]
+            #[inline]
+            unsafe fn extremes(block: &[u8; BLOCK_BYTES]) -> (Self, Self) {
+                use core::arch::x86_64::{_mm512_loadu_si512, $max, $min, $reduce_max, $reduce_min};
+                let rows = block.as_ptr();
+                // SAFETY: a row of the block.
+                let row = |at: usize| unsafe { _mm512_loadu_si512(rows.add(ROW_BYTES * at).cast()) };
+                let (mut least, mut most) = (row(0), row(0));
+                for at in 1..ROWS {
+                    (least, most) = ($min(least, row(at)), $max(most, row(at)));
+                }
+                ($reduce_min(least), $reduce_max(most))
+            }
+        }
+    };
+}
+word!(u64, _mm512_min_epu64, _mm512_max_epu64, _mm512_reduce_min_epu64, _mm512_reduce_max_epu64);
+word!(u32, _mm512_min_epu32, _mm512_max_epu32, _mm512_reduce_min_epu32, _mm512_reduce_max_epu32);
+
+/// What is known of a page before anything is packed: of each block the least word, and the bits of the largest difference.
+pub struct Columns<W, const LANES: usize> {
+    least: [W; BLOCKS],
     bits: [u8; BLOCKS],
 }
 
-impl Shape {
-    /// Bytes that [`encode`] would make of it.
-    pub fn bytes(&self) -> usize {
-        HEAD_BYTES + self.bits.iter().map(|bits| LANES * usize::from(*bits)).sum::<usize>()
-    }
-}
+/// Columns of 64 bits.
+pub type Longs = Columns<u64, 8>;
+/// Columns of 32 bits.
+pub type Ints = Columns<u32, 16>;
 
 /// Blocks that are looked at first.
 const SAMPLE: [usize; 2] = [1, BLOCKS - 2];
-/// If both of them need so many bits, a page gains nothing here.
-const HOPELESS: u8 = 60;
 
-/// Looks at a page. None if it is clear soon that it would stay about as long as it is.
-pub fn shape(page: &[u8; PAGE_BYTES]) -> Option<Shape> {
-    #[cfg(target_arch = "x86_64")]
-    if super::cpu::has_avx512() {
-        // SAFETY: the CPU has what it is compiled for.
-        return unsafe { wide::shape(page) };
+impl<W: Word, const LANES: usize> Columns<W, LANES> {
+    /// Looks at a page. None if it is clear soon that it would stay about as long as it is.
+    pub fn of(page: &[u8; PAGE_BYTES]) -> Option<Self> {
+        #[cfg(target_arch = "x86_64")]
+        if super::cpu::has_avx512() {
+            // SAFETY: the CPU has what it is compiled for.
+            return unsafe { wide::look(page) };
+        }
+        look_by(page, any::extremes)
     }
-    any::shape(page)
+
+    /// Bytes that [`Columns::encode`] would make of it.
+    pub fn bytes(&self) -> usize {
+        W::HEAD_BYTES + self.bits.iter().map(|bits| LANES * usize::from(*bits)).sum::<usize>()
+    }
+
+    /// Packs the page that it was found in; the length. None if `output` is shorter.
+    pub fn encode(&self, page: &[u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
+        let length = self.bytes();
+        let (head, rest) = output.get_mut(..length)?.split_at_mut(W::HEAD_BYTES);
+        let (least, bits) = head.split_at_mut(BLOCKS * W::BYTES);
+        least.chunks_exact_mut(W::BYTES).zip(self.least).for_each(|(to, least)| least.write(to));
+        bits.copy_from_slice(&self.bits);
+        #[cfg(target_arch = "x86_64")]
+        if super::cpu::has_avx512() {
+            // SAFETY: the CPU has what it is compiled for.
+            unsafe { wide::pack(page, self, rest) };
+            return Some(length);
+        }
+        any::pack(page, self, rest);
+        Some(length)
+    }
+
+    /// Makes the page. None if the lengths in these bytes aren't those of what follows.
+    pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
+        let (head, rest) = bytes.split_at_checked(W::HEAD_BYTES)?;
+        let (least, bits) = head.split_at(BLOCKS * W::BYTES);
+        let mut columns = Self { least: [W::ZERO; BLOCKS], bits: [0; BLOCKS] };
+        columns.bits.copy_from_slice(bits);
+        for (to, bytes) in columns.least.iter_mut().zip(least.chunks_exact(W::BYTES)) {
+            *to = W::read(bytes);
+        }
+        if columns.bytes() != bytes.len() || columns.bits.iter().any(|bits| u32::from(*bits) > W::BITS) {
+            return None;
+        }
+        #[cfg(target_arch = "x86_64")]
+        if super::cpu::has_avx512() {
+            // SAFETY: the CPU has what it is compiled for.
+            unsafe { wide::unpack(rest, &columns, page) };
+            return Some(());
+        }
+        any::unpack(rest, &columns, page);
+        Some(())
+    }
 }
 
-/// The shape of a page, given that of its blocks: the least word and the bits of the largest difference.
+/// Finds columns, given the least and the largest word of a block.
 #[inline(always)]
-fn shape_by(block: impl Fn(usize) -> (u64, u8)) -> Option<Shape> {
-    if SAMPLE.iter().all(|at| block(*at).1 >= HOPELESS) {
+fn look_by<W: Word, const LANES: usize>(
+    page: &[u8; PAGE_BYTES],
+    extremes: impl Fn(&[u8; BLOCK_BYTES]) -> (W, W),
+) -> Option<Columns<W, LANES>> {
+    let block = |number: usize| {
+        let bytes = page[number * BLOCK_BYTES..].first_chunk().expect("a block of the page");
+        let (least, most) = extremes(bytes);
+        (least, most.minus(least).width())
+    };
+    if SAMPLE.iter().all(|number| block(*number).1 >= W::HOPELESS) {
         return None;
     }
-    let mut shape = Shape { least: [0; BLOCKS], bits: [0; BLOCKS] };
-    for at in 0..BLOCKS {
-        (shape.least[at], shape.bits[at]) = block(at);
+    let mut columns = Columns { least: [W::ZERO; BLOCKS], bits: [0; BLOCKS] };
+    for number in 0..BLOCKS {
+        (columns.least[number], columns.bits[number]) = block(number);
     }
-    Some(shape)
-}
-
-const fn bits_between(least: u64, most: u64) -> u8 {
-    (u64::BITS - (most - least).leading_zeros()) as u8
-}
-
-/// Packs a page that has this shape; the length. None if `output` is shorter.
-pub fn encode(page: &[u8; PAGE_BYTES], shape: &Shape, output: &mut [u8]) -> Option<usize> {
-    let length = shape.bytes();
-    let (head, rest) = output.get_mut(..length)?.split_at_mut(HEAD_BYTES);
-    for (to, least) in head.chunks_exact_mut(8).zip(shape.least) {
-        to.copy_from_slice(&least.to_le_bytes());
-    }
-    head[8 * BLOCKS..].copy_from_slice(&shape.bits);
-    #[cfg(target_arch = "x86_64")]
-    if super::cpu::has_avx512() {
-        // SAFETY: the CPU has what it is compiled for.
-        unsafe { wide::pack(page, shape, rest) };
-        return Some(length);
-    }
-    any::pack(page, shape, rest);
-    Some(length)
-}
-
-/// Makes the page. None if the lengths in these bytes aren't those of what follows.
-pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
-    let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
-    let mut shape = Shape { least: [0; BLOCKS], bits: [0; BLOCKS] };
-    for (least, bytes) in shape.least.iter_mut().zip(head.chunks_exact(8)) {
-        *least = u64::from_le_bytes(*bytes.first_chunk()?);
-    }
-    shape.bits.copy_from_slice(&head[8 * BLOCKS..]);
-    if shape.bytes() != bytes.len() || shape.bits.iter().any(|bits| *bits > 64) {
-        return None;
-    }
-    #[cfg(target_arch = "x86_64")]
-    if super::cpu::has_avx512() {
-        // SAFETY: the CPU has what it is compiled for.
-        unsafe { wide::unpack(rest, &shape, page) };
-        return Some(());
-    }
-    any::unpack(rest, &shape, page);
-    Some(())
+    Some(columns)
 }
 
 /// What both versions are made of.
 mod any {
-    use super::{BLOCK_BYTES, LANES, ROWS, Row, Shape, bits_between, shape_by};
+    use super::{BLOCK_BYTES, Columns, ROW_BYTES, ROWS, Word};
     use crate::units::PAGE_BYTES;
 
     #[inline(always)]
-    fn row(bytes: &[u8], at: usize) -> Row {
-        let bytes: &[u8; 8 * LANES] = bytes[8 * LANES * at..].first_chunk().expect("a row that is there");
-        core::array::from_fn(|lane| u64::from_le_bytes(*bytes[8 * lane..].first_chunk().expect("a word")))
+    fn row<W: Word, const LANES: usize>(bytes: &[u8], at: usize) -> [W; LANES] {
+        const { assert!(LANES * W::BYTES == ROW_BYTES) };
+        let bytes: &[u8; ROW_BYTES] = bytes[ROW_BYTES * at..].first_chunk().expect("a row that is there");
+        core::array::from_fn(|lane| W::read(&bytes[W::BYTES * lane..][..W::BYTES]))
     }
 
     #[inline(always)]
-    fn put(bytes: &mut [u8], at: usize, row: Row) {
-        let bytes = &mut bytes[8 * LANES * at..][..8 * LANES];
-        for (to, word) in bytes.chunks_exact_mut(8).zip(row) {
-            to.copy_from_slice(&word.to_le_bytes());
-        }
+    fn put<W: Word, const LANES: usize>(bytes: &mut [u8], at: usize, row: [W; LANES]) {
+        let bytes = &mut bytes[ROW_BYTES * at..][..ROW_BYTES];
+        bytes.chunks_exact_mut(W::BYTES).zip(row).for_each(|(to, word)| word.write(to));
     }
 
     #[inline(always)]
-    pub fn shape(page: &[u8; PAGE_BYTES]) -> Option<Shape> {
-        shape_by(|block| {
-            let bytes = &page[block * BLOCK_BYTES..][..BLOCK_BYTES];
-            let (mut least, mut most) = (row(bytes, 0), row(bytes, 0));
-            for at in 1..ROWS {
-                let words = row(bytes, at);
-                for lane in 0..LANES {
-                    least[lane] = least[lane].min(words[lane]);
-                    most[lane] = most[lane].max(words[lane]);
-                }
-            }
-            let least = least.into_iter().fold(u64::MAX, u64::min);
-            (least, bits_between(least, most.into_iter().fold(0, u64::max)))
-        })
+    pub fn extremes<W: Word>(block: &[u8; BLOCK_BYTES]) -> (W, W) {
+        let words = || block.chunks_exact(W::BYTES).map(W::read);
+        (words().fold(W::MAX, W::min), words().fold(W::ZERO, W::max))
     }
 
     #[inline(always)]
-    pub fn pack(page: &[u8; PAGE_BYTES], shape: &Shape, mut output: &mut [u8]) {
+    pub fn pack<W: Word, const LANES: usize>(
+        page: &[u8; PAGE_BYTES],
+        columns: &Columns<W, LANES>,
+        mut output: &mut [u8],
+    ) {
         for (block, bytes) in page.chunks_exact(BLOCK_BYTES).enumerate() {
-            let (least, bits) = (shape.least[block], u32::from(shape.bits[block]));
+            let (least, bits) = (columns.least[block], u32::from(columns.bits[block]));
             let (to, rest) = output.split_at_mut(LANES * bits as usize);
             output = rest;
             if bits == 0 {
                 continue;
             }
             // What hasn't been written yet, and how many bits of each lane that is.
-            let (mut waiting, mut filled, mut written) = ([0; LANES], 0, 0);
+            let (mut waiting, mut filled, mut written) = ([W::ZERO; LANES], 0, 0);
             for at in 0..ROWS {
-                let mut more = row(bytes, at);
-                more.iter_mut().for_each(|word| *word = word.wrapping_sub(least));
+                let mut more: [W; LANES] = row(bytes, at);
+                more.iter_mut().for_each(|word| *word = word.minus(least));
                 for lane in 0..LANES {
-                    waiting[lane] |= more[lane] << filled;
+                    waiting[lane] = waiting[lane] | more[lane] << filled;
                 }
-                if filled + bits < u64::BITS {
+                if filled + bits < W::BITS {
                     filled += bits;
                     continue;
                 }
                 put(to, written, waiting);
                 written += 1;
-                // In two steps: all 64 bits may have gone.
+                // In two steps: all bits may have gone.
                 for lane in 0..LANES {
-                    waiting[lane] = more[lane] >> (u64::BITS - 1 - filled) >> 1;
+                    waiting[lane] = more[lane] >> (W::BITS - 1 - filled) >> 1;
                 }
-                filled = filled + bits - u64::BITS;
+                filled = filled + bits - W::BITS;
             }
             let left = filled as usize / 8;
-            let to = &mut to[8 * LANES * written..];
-            for (lane, word) in waiting.into_iter().enumerate() {
-                to[lane * left..][..left].copy_from_slice(&word.to_le_bytes()[..left]);
+            if left > 0 {
+                let to = to[ROW_BYTES * written..].chunks_exact_mut(left);
+                to.zip(waiting).for_each(|(to, word)| word.write(to));
             }
         }
     }
 
     #[inline(always)]
-    pub fn unpack(mut bytes: &[u8], shape: &Shape, page: &mut [u8; PAGE_BYTES]) {
+    pub fn unpack<W: Word, const LANES: usize>(
+        mut bytes: &[u8],
+        columns: &Columns<W, LANES>,
+        page: &mut [u8; PAGE_BYTES],
+    ) {
         for (block, to) in page.chunks_exact_mut(BLOCK_BYTES).enumerate() {
-            let (least, bits) = (shape.least[block], u32::from(shape.bits[block]));
+            let (least, bits) = (columns.least[block], u32::from(columns.bits[block]));
             let (packed, rest) = bytes.split_at(LANES * bits as usize);
             bytes = rest;
             if bits == 0 {
                 (0..ROWS).for_each(|at| put(to, at, [least; LANES]));
                 continue;
             }
-            let whole = bits as usize / 8;
-            let mask = u64::MAX >> (u64::BITS - bits);
-            let (mut waiting, mut filled, mut taken) = ([0; LANES], 0, 0);
+            let whole = bits as usize / W::BYTES;
+            let mask = W::MAX >> (W::BITS - bits);
+            let (mut waiting, mut filled, mut taken) = ([W::ZERO; LANES], 0, 0);
             for at in 0..ROWS {
                 let mut words = waiting;
                 if filled < bits {
-                    let next = if taken < whole {
+                    let next: [W; LANES] = if taken < whole {
                         row(packed, taken)
                     } else {
-                        last(packed, whole, bits as usize % 8)
+                        last(packed, whole, bits as usize % W::BYTES)
                     };
                     taken += 1;
                     for lane in 0..LANES {
-                        words[lane] |= next[lane] << filled;
+                        words[lane] = words[lane] | next[lane] << filled;
                         // In two steps: none of it may be left.
                         waiting[lane] = next[lane] >> (bits - filled - 1) >> 1;
                     }
-                    filled += u64::BITS - bits;
+                    filled += W::BITS - bits;
                 } else {
                     for lane in 0..LANES {
                         waiting[lane] = words[lane] >> (bits - 1) >> 1;
                     }
                     filled -= bits;
                 }
-                words.iter_mut().for_each(|word| *word = (*word & mask).wrapping_add(least));
+                words.iter_mut().for_each(|word| *word = (*word & mask).plus(least));
                 put(to, at, words);
             }
         }
@@ -221,121 +302,135 @@ mod any {
 
     /// The bytes that are left of each lane behind whole words.
     #[inline(always)]
-    fn last(packed: &[u8], whole: usize, left: usize) -> Row {
-        let bytes = &packed[8 * LANES * whole..];
-        core::array::from_fn(|lane| {
-            let mut word = [0; 8];
-            word[..left].copy_from_slice(&bytes[lane * left..][..left]);
-            u64::from_le_bytes(word)
-        })
+    fn last<W: Word, const LANES: usize>(packed: &[u8], whole: usize, left: usize) -> [W; LANES] {
+        let bytes = &packed[ROW_BYTES * whole..];
+        core::array::from_fn(|lane| W::read(&bytes[lane * left..][..left]))
     }
 }
 
 /// The same, for vectors of 64 bytes.
 #[cfg(target_arch = "x86_64")]
 mod wide {
-    use super::{BLOCK_BYTES, LANES, ROWS, Shape, any, bits_between, shape_by};
+    use super::{Columns, Word, any, look_by};
     use crate::units::PAGE_BYTES;
-    use core::arch::x86_64::{
-        _mm512_loadu_si512, _mm512_max_epu64, _mm512_min_epu64, _mm512_reduce_max_epu64,
-        _mm512_reduce_min_epu64,
-    };
 
-    /// By hand: the compiler doesn't find these.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2")]
-    pub fn shape(page: &[u8; PAGE_BYTES]) -> Option<Shape> {
-        shape_by(|block| {
-            let bytes = &page[block * BLOCK_BYTES..][..BLOCK_BYTES];
-            // SAFETY: a row of the block.
-            let row = |at: usize| unsafe { _mm512_loadu_si512(bytes.as_ptr().add(8 * LANES * at).cast()) };
-            let (mut least, mut most) = (row(0), row(0));
-            for at in 1..ROWS {
-                (least, most) = (_mm512_min_epu64(least, row(at)), _mm512_max_epu64(most, row(at)));
-            }
-            let least = _mm512_reduce_min_epu64(least);
-            (least, bits_between(least, _mm512_reduce_max_epu64(most)))
-        })
+    pub fn look<W: Word, const LANES: usize>(page: &[u8; PAGE_BYTES]) -> Option<Columns<W, LANES>> {
+        // SAFETY: the CPU has what this is compiled for.
+        look_by(page, |block| unsafe { W::extremes(block) })
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2")]
-    pub fn pack(page: &[u8; PAGE_BYTES], shape: &Shape, output: &mut [u8]) {
-        any::pack(page, shape, output);
+    pub fn pack<W: Word, const LANES: usize>(
+        page: &[u8; PAGE_BYTES],
+        columns: &Columns<W, LANES>,
+        output: &mut [u8],
+    ) {
+        any::pack(page, columns, output);
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2")]
-    pub fn unpack(bytes: &[u8], shape: &Shape, page: &mut [u8; PAGE_BYTES]) {
-        any::unpack(bytes, shape, page);
+    pub fn unpack<W: Word, const LANES: usize>(
+        bytes: &[u8],
+        columns: &Columns<W, LANES>,
+        page: &mut [u8; PAGE_BYTES],
+    ) {
+        any::unpack(bytes, columns, page);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::page_of_words;
     use super::*;
     use proptest::prelude::*;
 
     /// There and back, by the code for any CPU and by what this one has: the same bytes.
-    fn round_trip(page: &[u8; PAGE_BYTES]) -> Option<usize> {
-        let Some(shape) = shape(page) else {
-            assert!(any::shape(page).is_none());
+    fn round_trip<W: Word, const LANES: usize>(page: &[u8; PAGE_BYTES]) -> Option<usize> {
+        let plain = look_by::<W, LANES>(page, any::extremes);
+        let Some(columns) = Columns::<W, LANES>::of(page) else {
+            assert!(plain.is_none());
             return None;
         };
         let mut output = vec![0xee; 2 * PAGE_BYTES];
-        let length = encode(page, &shape, &mut output).unwrap();
-        assert_eq!(length, shape.bytes());
-        let mut plain = vec![0xdd; length];
-        plain[..HEAD_BYTES].copy_from_slice(&output[..HEAD_BYTES]);
-        any::pack(page, &any::shape(page).unwrap(), &mut plain[HEAD_BYTES..]);
-        assert_eq!(output[..length], plain);
+        let length = columns.encode(page, &mut output).unwrap();
+        assert_eq!(length, columns.bytes());
+        let mut others = vec![0xdd; length];
+        others[..W::HEAD_BYTES].copy_from_slice(&output[..W::HEAD_BYTES]);
+        any::pack(page, &plain.unwrap(), &mut others[W::HEAD_BYTES..]);
+        assert_eq!(output[..length], others);
         let mut back = [[0xcc; PAGE_BYTES]; 2];
-        decode(&plain, &mut back[0]).unwrap();
-        any::unpack(&plain[HEAD_BYTES..], &shape, &mut back[1]);
+        Columns::<W, LANES>::decode(&others, &mut back[0]).unwrap();
+        any::unpack(&others[W::HEAD_BYTES..], &columns, &mut back[1]);
         assert!(back[0] == *page && back[1] == *page);
-        assert_eq!(encode(page, &shape, &mut output[..length - 1]), None);
+        assert_eq!(columns.encode(page, &mut output[..length - 1]), None);
         Some(length)
     }
 
-    #[test]
-    fn every_width_comes_back() {
-        for bits in 0..=64_u32 {
+    /// A page of the low bits of these numbers.
+    fn page_of<W: Word>(word: impl Fn(u64) -> u64) -> [u8; PAGE_BYTES] {
+        let words = (0..(PAGE_BYTES / W::BYTES) as u64).map(word);
+        let bytes: Vec<u8> = words.flat_map(|word| word.to_le_bytes()[..W::BYTES].to_vec()).collect();
+        bytes.try_into().unwrap()
+    }
+
+    fn every_width_comes_back<W: Word, const LANES: usize>() {
+        let of_block = (BLOCK_BYTES / W::BYTES) as u64;
+        for bits in 0..=W::BITS {
             let mask = u64::MAX.checked_shr(u64::BITS - bits).unwrap_or(0);
             let word = |n: u64| {
                 // The first two of each block are the extremes.
                 let any = n.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23) & mask;
-                let more = match n % 64 {
+                let more = match n % of_block {
                     0 => 0,
                     1 => mask,
                     _ => any,
                 };
-                more.wrapping_add(if bits < 60 { n / 64 * 1_000_003 } else { 0 })
+                more.wrapping_add(if bits < W::BITS - 4 { n / of_block * 1_000_003 } else { 0 })
             };
-            let words: Vec<u64> = (0..512).map(word).collect();
-            let length = (bits < u32::from(HOPELESS)).then_some(HEAD_BYTES + 64 * bits as usize);
-            assert_eq!(round_trip(&page_of_words(&words)), length, "{bits} bits");
+            let length = |blocks: usize| W::HEAD_BYTES + blocks * LANES * bits as usize;
+            let is_worth_it = bits < u32::from(W::HOPELESS);
+            let page = page_of::<W>(word);
+            assert_eq!(round_trip::<W, LANES>(&page), is_worth_it.then_some(length(8)), "{bits} bits");
             // Two narrow blocks, and it is worth a look.
-            let words: Vec<u64> =
-                (0..512).map(|n| if SAMPLE.contains(&(n as usize / 64)) { 1 } else { word(n) }).collect();
-            assert_eq!(
-                round_trip(&page_of_words(&words)),
-                Some(HEAD_BYTES + 48 * bits as usize),
-                "{bits} bits"
-            );
+            let page =
+                page_of::<W>(|n| if SAMPLE.contains(&((n / of_block) as usize)) { 1 } else { word(n) });
+            assert_eq!(round_trip::<W, LANES>(&page), Some(length(6)), "{bits} bits");
         }
     }
 
     #[test]
-    fn bytes_that_say_something_else_are_refused() {
-        let page = page_of_words(&(0..512).collect::<Vec<u64>>());
+    fn every_width_of_longs_comes_back() {
+        every_width_comes_back::<u64, 8>();
+    }
+
+    #[test]
+    fn every_width_of_ints_comes_back() {
+        every_width_comes_back::<u32, 16>();
+    }
+
+    fn bytes_that_say_something_else_are_refused<W: Word, const LANES: usize>() {
+        let page = page_of::<W>(|n| n << (W::BITS / 2));
         let mut output = vec![0; PAGE_BYTES];
-        let length = encode(&page, &shape(&page).unwrap(), &mut output).unwrap();
+        let length = Columns::<W, LANES>::of(&page).unwrap().encode(&page, &mut output).unwrap();
         let mut back = [0; PAGE_BYTES];
-        for wrong in [0, HEAD_BYTES - 1, HEAD_BYTES, length - 1, length + 1] {
-            assert_eq!(decode(&output[..wrong], &mut back), None, "{wrong}");
+        for wrong in [0, W::HEAD_BYTES - 1, W::HEAD_BYTES, length - 1, length + 1] {
+            assert_eq!(Columns::<W, LANES>::decode(&output[..wrong], &mut back), None, "{wrong}");
         }
         // Two blocks whose widths are no widths, and together as long as they were.
         let mut wrong = output[..length].to_vec();
-        (wrong[64], wrong[65]) = (65, wrong[64].wrapping_mul(2).wrapping_sub(65));
-        assert_eq!(decode(&wrong, &mut back), None);
+        let (at, too_wide) = (BLOCKS * W::BYTES, W::BITS as u8 + 1);
+        (wrong[at], wrong[at + 1]) = (too_wide, 2 * wrong[at] - too_wide);
+        assert_eq!(Columns::<W, LANES>::decode(&wrong, &mut back), None);
+    }
+
+    #[test]
+    fn longs_that_say_something_else_are_refused() {
+        bytes_that_say_something_else_are_refused::<u64, 8>();
+    }
+
+    #[test]
+    fn ints_that_say_something_else_are_refused() {
+        bytes_that_say_something_else_are_refused::<u32, 16>();
     }
 
     proptest! {
@@ -343,17 +438,19 @@ mod tests {
 
         #[test]
         fn any_page_comes_back(seeds in proptest::collection::vec((any::<u64>(), 0_u32..=64), 8), words in any::<u64>()) {
-            let word = |n: usize| {
-                let (base, bits) = seeds[n / 64];
-                let random = words.wrapping_add(n as u64).wrapping_mul(0xd134_2543_de82_ef95).rotate_left(31);
+            let word = |n: u64| {
+                let (base, bits) = seeds[n as usize / 64 % 8];
+                let random = words.wrapping_add(n).wrapping_mul(0xd134_2543_de82_ef95).rotate_left(31);
                 base.wrapping_add(random & u64::MAX.checked_shr(u64::BITS - bits).unwrap_or(0))
             };
-            round_trip(&page_of_words(&(0..512).map(word).collect::<Vec<_>>()));
+            round_trip::<u64, 8>(&page_of::<u64>(word));
+            round_trip::<u32, 16>(&page_of::<u32>(word));
         }
 
         #[test]
         fn any_bytes_are_answered(bytes in proptest::collection::vec(any::<u8>(), 0..4200)) {
-            let _ = decode(&bytes, &mut [0; PAGE_BYTES]);
+            let _ = Longs::decode(&bytes, &mut [0; PAGE_BYTES]);
+            let _ = Ints::decode(&bytes, &mut [0; PAGE_BYTES]);
         }
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! [`Codec::Auto`] looks at each page and takes the first of these that it is made for; its first byte says which:
 //!
-//! 1. Integers that are about as large as their neighbours: [`columns`].
+//! 1. Numbers that are about as large as their neighbours: [`columns`] of 64 or 32 bits.
 //! 2. Heaps: [`words`].
 //! 3. Nothing, if its bytes look like noise.
 //! 4. Text, and all else: LZ4.
@@ -17,10 +17,10 @@
 // UNSAFETY: one function fills a `Scratch` where it lies. It is 30 KiB and lives in memory that the driver
 // maps; building it by value would put it on the stack first, which need not have that much room.
 
-pub mod columns;
+mod columns;
 mod cpu;
 mod lz4;
-pub mod words;
+mod words;
 
 use core::mem::MaybeUninit;
 
@@ -28,6 +28,7 @@ use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_outpu
 
 use crate::config::Codec;
 use crate::units::PAGE_BYTES;
+use columns::{Ints, Longs};
 
 /// What the LZ4 encoder may write for a page that doesn't compress at all; it refuses to start with less. And the byte that
 /// says what follows.
@@ -49,7 +50,8 @@ pub struct Scratch {
 mod kind {
     pub const LZ4: u8 = 0;
     pub const WORDS: u8 = 1;
-    pub const COLUMNS: u8 = 2;
+    pub const LONGS: u8 = 2;
+    pub const INTS: u8 = 3;
 }
 
 impl Scratch {
@@ -109,26 +111,34 @@ const TAKEN: usize = PAGE_BYTES * 3 / 4;
 /// longer than `bytes_max`.
 fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize) -> Option<usize> {
     let Scratch { table, streams, output } = scratch;
-    let columns = columns::shape(page);
-    let columns_bytes = columns.as_ref().map_or(PAGE_BYTES, columns::Shape::bytes);
+    let longs = Longs::of(page);
+    let longs_bytes = longs.as_ref().map_or(PAGE_BYTES, Longs::bytes);
+    let ints = if longs_bytes > COLUMNS_TAKEN { Ints::of(page) } else { None };
+    let ints_bytes = ints.as_ref().map_or(PAGE_BYTES, Ints::bytes);
+    let columns_bytes = longs_bytes.min(ints_bytes);
     // Long runs of zeros are LZ4's best: a few bytes, where the others take some for every word.
     let is_sparse = is_sparse(page);
     let needs_words = !is_sparse && columns_bytes > COLUMNS_TAKEN;
     let words = (needs_words && words::are_likely(page)).then(|| words::encode(page, streams));
     let words = words.filter(|words| words.bytes() < columns_bytes);
     let best = 1 + words.map_or(columns_bytes, words::Encoded::bytes);
-    let mut length = 0;
-    if is_sparse || best > TAKEN.min(bytes_max) && !is_noise(page) {
+    let is_taken = best <= TAKEN.min(bytes_max) || best <= bytes_max && is_varied(page);
+    let mut length = usize::MAX;
+    if is_sparse || !is_taken && !is_noise(page) {
         length = 1 + compress_into_with_table(page, &mut output[1..], table).ok()?;
         output[0] = kind::LZ4;
     }
-    if length == 0 || best < length {
+    if best < length {
         if best > bytes_max {
             return None;
         }
-        (output[0], length) = match words {
-            Some(words) => (kind::WORDS, 1 + streams.join(words, &mut output[1..])?),
-            None => (kind::COLUMNS, 1 + columns::encode(page, &columns?, &mut output[1..])?),
+        let to = &mut output[1..];
+        (output[0], length) = match (words, longs, ints) {
+            (Some(words), ..) => (kind::WORDS, 1 + streams.join(words, to)?),
+            (None, Some(longs), _) if longs_bytes == columns_bytes => {
+                (kind::LONGS, 1 + longs.encode(page, to)?)
+            }
+            (None, _, ints) => (kind::INTS, 1 + ints?.encode(page, to)?),
         };
     }
     Some(length)
@@ -146,6 +156,19 @@ fn sample(page: &[u8; PAGE_BYTES], step: usize) -> impl Iterator<Item = u64> {
 fn is_sparse(page: &[u8; PAGE_BYTES]) -> bool {
     const STEP: usize = 64;
     sample(page, STEP).filter(|word| *word == 0).count() >= PAGE_BYTES / STEP * 3 / 4
+}
+
+/// Whether hardly any word is there twice: then LZ4 isn't shorter than what makes each word shorter.
+fn is_varied(page: &[u8; PAGE_BYTES]) -> bool {
+    const STEP: usize = 64;
+    /// Of 64 words that are all different, 57 set a bit of their own in the mean.
+    const DIFFERENT: u32 = 50;
+    let mut seen = [0_u64; 4];
+    for word in sample(page, STEP) {
+        let bit = word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+        seen[bit as usize / 64] |= 1 << (bit % 64);
+    }
+    seen.iter().map(|seen| seen.count_ones()).sum::<u32>() >= DIFFERENT
 }
 
 /// Whether bytes look as if each were a die that was thrown: what is encrypted or compressed already. Of an eighth of the
@@ -176,7 +199,8 @@ pub fn decompress(codec: Codec, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Re
         (Codec::Lz4, _) => lz4::decompress(bytes, page),
         (Codec::Auto, [kind::LZ4, bytes @ ..]) => lz4::decompress(bytes, page),
         (Codec::Auto, [kind::WORDS, bytes @ ..]) => words::decode(bytes, page),
-        (Codec::Auto, [kind::COLUMNS, bytes @ ..]) => columns::decode(bytes, page),
+        (Codec::Auto, [kind::LONGS, bytes @ ..]) => Longs::decode(bytes, page),
+        (Codec::Auto, [kind::INTS, bytes @ ..]) => Ints::decode(bytes, page),
         (Codec::Auto | Codec::None, _) => None,
     };
     decoded.ok_or(Corrupt)
@@ -345,10 +369,12 @@ mod tests {
             2 => 0x7f3a_8000_0000 + mixed(at) % 4096 * 16,
             _ => mixed(at) << 20,
         };
+        let small = |n: u64| 1_000_000 + mixed(n) % 1000;
         let text =
             b"It was thought through and partly measured; where you find better, do better, and write why. ";
         let cases = [
-            (page_of_each(|at| 1_700_000_000_000 + at * 37 + mixed(at) % 30), kind::COLUMNS, 700..1200),
+            (page_of_each(|at| 1_700_000_000_000 + at * 37 + mixed(at) % 30), kind::LONGS, 700..1200),
+            (page_of_each(|at| small(2 * at) | small(2 * at + 1) << 32), kind::INTS, 1100..1500),
             (page_of_each(objects), kind::WORDS, 1500..2000),
             (page_of(|at| text[(at + at / 500 * 7) % text.len()]), kind::LZ4, 100..600),
         ];
