@@ -6,10 +6,11 @@
 //!
 //! [`Codec::Auto`] looks at each page and takes the first of these that it is made for; its first byte says which:
 //!
-//! 1. Numbers that are about as large as their neighbours: [`columns`] of 64 or 32 bits.
-//! 2. Heaps: [`words`].
-//! 3. Nothing, if its bytes look like noise.
-//! 4. Text, and all else: LZ4.
+//! 1. Mostly zeros: [`sparse`].
+//! 2. Numbers that are about as large as their neighbours: [`columns`] of 64 or 32 bits.
+//! 3. Heaps: [`words`].
+//! 4. Nothing, if its bytes look like noise.
+//! 5. Text, and all else: LZ4.
 //!
 //! The decoder is total: whatever bytes it is given, it answers with an error or a whole page, and reads
 //! and writes nothing else.
@@ -20,6 +21,7 @@
 mod columns;
 mod cpu;
 mod lz4;
+mod sparse;
 mod words;
 
 use core::mem::MaybeUninit;
@@ -52,6 +54,7 @@ mod kind {
     pub const WORDS: u8 = 1;
     pub const LONGS: u8 = 2;
     pub const INTS: u8 = 3;
+    pub const SPARSE: u8 = 4;
 }
 
 impl Scratch {
@@ -102,6 +105,8 @@ pub fn compress<'s>(
     (length <= bytes_max).then(|| &scratch.output[..length])
 }
 
+/// A sparse page that needs no more than this is left at that. If it needs more, it may repeat itself, as LZ4 would see.
+const SPARSE_TAKEN: usize = PAGE_BYTES / 8;
 /// Columns that are no longer than this are taken without another look: words are hardly ever shorter then.
 const COLUMNS_TAKEN: usize = PAGE_BYTES * 3 / 8;
 /// Words and columns that are no longer than this: LZ4 is seldom shorter then, and takes five times as long.
@@ -111,13 +116,18 @@ const TAKEN: usize = PAGE_BYTES * 3 / 4;
 /// longer than `bytes_max`.
 fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize) -> Option<usize> {
     let Scratch { table, streams, output } = scratch;
+    let is_sparse = is_sparse(page);
+    if is_sparse && let Some(bytes) = sparse::encode(page, &mut output[1..SPARSE_TAKEN.min(bytes_max).max(1)])
+    {
+        output[0] = kind::SPARSE;
+        return Some(1 + bytes);
+    }
     let longs = Longs::of(page);
     let longs_bytes = longs.as_ref().map_or(PAGE_BYTES, Longs::bytes);
     let ints = if longs_bytes > COLUMNS_TAKEN { Ints::of(page) } else { None };
     let ints_bytes = ints.as_ref().map_or(PAGE_BYTES, Ints::bytes);
     let columns_bytes = longs_bytes.min(ints_bytes);
-    // Long runs of zeros are LZ4's best: a few bytes, where the others take some for every word.
-    let is_sparse = is_sparse(page);
+    // Of what repeats itself between zeros LZ4 makes a few bytes, where the others take some for every word.
     let needs_words = !is_sparse && columns_bytes > COLUMNS_TAKEN;
     let words = (needs_words && words::are_likely(page)).then(|| words::encode(page, streams));
     let words = words.filter(|words| words.bytes() < columns_bytes);
@@ -201,6 +211,7 @@ pub fn decompress(codec: Codec, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Re
         (Codec::Auto, [kind::WORDS, bytes @ ..]) => words::decode(bytes, page),
         (Codec::Auto, [kind::LONGS, bytes @ ..]) => Longs::decode(bytes, page),
         (Codec::Auto, [kind::INTS, bytes @ ..]) => Ints::decode(bytes, page),
+        (Codec::Auto, [kind::SPARSE, bytes @ ..]) => sparse::decode(bytes, page),
         (Codec::Auto | Codec::None, _) => None,
     };
     decoded.ok_or(Corrupt)
@@ -373,6 +384,7 @@ mod tests {
         let text =
             b"It was thought through and partly measured; where you find better, do better, and write why. ";
         let cases = [
+            (page_of_each(|at| if mixed(at) % 10 == 0 { small(at) } else { 0 }), kind::SPARSE, 100..300),
             (page_of_each(|at| 1_700_000_000_000 + at * 37 + mixed(at) % 30), kind::LONGS, 700..1200),
             (page_of_each(|at| small(2 * at) | small(2 * at + 1) << 32), kind::INTS, 1100..1500),
             (page_of_each(objects), kind::WORDS, 1500..2000),

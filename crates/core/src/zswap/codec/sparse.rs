@@ -1,0 +1,146 @@
+//! Pages that are mostly zeros: which words aren't, and as many bytes of each as the largest needs.
+//!
+//! Tables that were made larger than they need be, freshly allocated memory. LZ4 finds the zeros, but takes several bytes to
+//! say where each run of them ends.
+//!
+//! ```text
+//!  width │ u64: which groups of eight words have any │ of each of those a byte: which words │ words, `width` bytes each
+//! ```
+#![forbid(unsafe_code)]
+
+use crate::units::PAGE_BYTES;
+
+const LANES: usize = 8;
+const GROUPS: usize = PAGE_BYTES / 8 / LANES;
+const HEAD_BYTES: usize = 1 + 8;
+/// A page that has more words isn't sparse.
+const WORDS_MAX: usize = PAGE_BYTES / 8 / 4;
+
+/// The bytes of the `at`th word of some that have `width` bytes each.
+fn range(at: usize, width: usize) -> core::ops::Range<usize> {
+    at * width..(at + 1) * width
+}
+
+/// The length of what stands for the page. None if too many of its words aren't 0, or `output` is shorter.
+pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
+    // Each word is put down, and stays if it isn't 0.
+    let mut words = [0; WORDS_MAX + LANES];
+    let (mut count, mut union) = (0, 0);
+    let (mut groups, mut masks, mut masks_count) = (0_u64, [0; GROUPS], 0);
+    for (number, group) in page.chunks_exact(8 * LANES).enumerate() {
+        let mut mask = 0;
+        for (lane, bytes) in group.chunks_exact(8).enumerate() {
+            let word = u64::from_le_bytes(*bytes.first_chunk()?);
+            words[count] = word;
+            union |= word;
+            count += usize::from(word != 0);
+            mask |= u8::from(word != 0) << lane;
+        }
+        if count > WORDS_MAX {
+            return None;
+        }
+        masks[masks_count] = mask;
+        masks_count += usize::from(mask != 0);
+        groups |= u64::from(mask != 0) << number;
+    }
+    let width = (u64::BITS - union.leading_zeros()).div_ceil(8) as usize;
+    let length = HEAD_BYTES + masks_count + count * width;
+    let (head, rest) = output.get_mut(..length)?.split_at_mut(HEAD_BYTES);
+    let (to_masks, to_words) = rest.split_at_mut(masks_count);
+    head[0] = width as u8;
+    head[1..].copy_from_slice(&groups.to_le_bytes());
+    to_masks.copy_from_slice(&masks[..masks_count]);
+    for (at, word) in words[..count].iter().enumerate() {
+        to_words[range(at, width)].copy_from_slice(&word.to_le_bytes()[..width]);
+    }
+    Some(length)
+}
+
+/// Makes the page. None if the counts in these bytes aren't those of what follows; then it has no particular content.
+pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
+    let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
+    let (width, groups) = (usize::from(head[0]), u64::from_le_bytes(*head[1..].first_chunk()?));
+    let (masks, words) = rest.split_at_checked(groups.count_ones() as usize)?;
+    let count: u32 = masks.iter().map(|mask| mask.count_ones()).sum();
+    if width > 8 || words.len() != count as usize * width {
+        return None;
+    }
+    page.fill(0);
+    let (mut left, mut at) = (groups, 0);
+    for mask in masks {
+        let group = 8 * LANES * left.trailing_zeros() as usize;
+        left &= left - 1;
+        let mut mask = *mask;
+        while mask != 0 {
+            let word = &mut page[group + 8 * mask.trailing_zeros() as usize..][..8];
+            word[..width].copy_from_slice(&words[range(at, width)]);
+            at += 1;
+            mask &= mask - 1;
+        }
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::page_of_words;
+    use super::*;
+    use proptest::prelude::*;
+
+    /// There and back; the length.
+    fn round_trip(page: &[u8; PAGE_BYTES]) -> Option<usize> {
+        let mut output = vec![0xee; PAGE_BYTES];
+        let length = encode(page, &mut output)?;
+        assert!(output[length..].iter().all(|byte| *byte == 0xee));
+        let mut back = [0xcc; PAGE_BYTES];
+        decode(&output[..length], &mut back).unwrap();
+        assert!(back == *page);
+        assert_eq!(encode(page, &mut output[..length - 1]), None);
+        for wrong in 0..length {
+            assert_eq!(decode(&output[..wrong], &mut back), None, "{wrong} of {length}");
+        }
+        Some(length)
+    }
+
+    #[test]
+    fn each_word_takes_as_many_bytes_as_the_largest() {
+        assert_eq!(round_trip(&[0; PAGE_BYTES]), Some(HEAD_BYTES));
+        for width in 1..=8 {
+            let mut words = [0; 512];
+            // Two of one group, the first and the last of the page.
+            (words[0], words[7], words[511]) = (1, 1 << (8 * width - 8), u64::MAX >> (64 - 8 * width));
+            assert_eq!(round_trip(&page_of_words(&words)), Some(HEAD_BYTES + 2 + 3 * width));
+        }
+    }
+
+    #[test]
+    fn a_page_of_too_many_words_is_refused() {
+        for (words, length) in [(WORDS_MAX, Some(HEAD_BYTES + 16 + WORDS_MAX)), (WORDS_MAX + 1, None)] {
+            assert_eq!(round_trip(&page_of_words(&vec![1; words])), length);
+        }
+        assert_eq!(round_trip(&[1; PAGE_BYTES]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_page_comes_back(
+            mut words in proptest::collection::vec((any::<u64>(), 0_u32..200), 512),
+            width in 0_u32..=64,
+        ) {
+            words.iter_mut().for_each(|(word, chance)| {
+                *word = if *chance < 40 { word.checked_shr(width).unwrap_or(0) } else { 0 };
+            });
+            round_trip(&page_of_words(&words.iter().map(|(word, _)| *word).collect::<Vec<_>>()));
+        }
+
+        #[test]
+        fn any_bytes_are_answered(bytes in proptest::collection::vec(any::<u8>(), 0..1500), width in 0_u8..10) {
+            let mut bytes = bytes;
+            let _ = decode(&bytes, &mut [0; PAGE_BYTES]);
+            if let Some(first) = bytes.first_mut() {
+                *first = width;
+            }
+            let _ = decode(&bytes, &mut [0; PAGE_BYTES]);
+        }
+    }
+}
