@@ -178,6 +178,16 @@ fn new_descriptor(mode: usize) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
+/// The same file with a number near 1000, where most programs don't come to.
+pub fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
+    // The kernel's table is as long as its highest number, and is copied by each fork.
+    const TABLE: u64 = 1024;
+    const FROM_END: u64 = 32;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let lowest = limit.unwrap_or(TABLE).min(TABLE).saturating_sub(FROM_END);
+    rustix::io::fcntl_dupfd_cloexec(&fd, lowest as i32).unwrap_or(fd)
+}
+
 impl Uffd {
     /// By the system call. EPERM: the caller may not handle faults of the kernel.
     pub fn by_syscall() -> Result<Uffd, Errno> {
@@ -191,17 +201,9 @@ impl Uffd {
         Uffd::handshake(new_descriptor(USER_MODE_ONLY)?, Features::SIGBUS)
     }
 
-    /// The same with a descriptor near 1000, where most programs don't come to.
+    /// The same with a descriptor that is [`out_of_the_way`].
     pub fn out_of_the_way(self) -> Uffd {
-        // The kernel's table is as long as its highest number, and is copied by each fork.
-        const TABLE: u64 = 1024;
-        const FROM_END: u64 = 32;
-        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let lowest = limit.unwrap_or(TABLE).min(TABLE).saturating_sub(FROM_END);
-        match rustix::io::fcntl_dupfd_cloexec(&self.fd, lowest as i32) {
-            Ok(fd) => Uffd { fd, ..self },
-            Err(_) => self,
-        }
+        Uffd { fd: out_of_the_way(self.fd), ..self }
     }
 
     /// By /dev/userfaultfd, already open as `device`.

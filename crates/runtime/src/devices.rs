@@ -18,7 +18,7 @@ use farpage_io::{Backend, Busy, Completion, Request, Wait};
 use farpage_os::memory;
 use farpage_os::sys::Errno;
 use linux_raw_sys::errno::{EINVAL, EIO};
-use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd};
+use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
 /// `_IO(0x12, 119)`: start and length in bytes.
@@ -27,6 +27,8 @@ const BLKDISCARD: u32 = 0x1277;
 /// One opened area. Its descriptor is never closed: it goes with the process.
 struct Device {
     fd: BorrowedFd<'static>,
+    /// Where it was opened, NUL-terminated.
+    path: &'static [u8],
     /// Present if clusters must get their blocks before they are written.
     grows: Option<AreaFile<'static>>,
 }
@@ -77,13 +79,17 @@ const fn bitmap_words(area: &AreaDescription) -> usize {
     AreaFile::bitmap_words(area_bytes(area))
 }
 
-fn open(area: &AreaDescription) -> Result<BorrowedFd<'static>, Errno> {
-    let path = core::ffi::CStr::from_bytes_until_nul(&area.open_path).map_err(|_| Errno(EINVAL as i32))?;
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+fn open_to(flags: OFlags, path: &[u8]) -> Result<OwnedFd, Errno> {
+    let path = core::ffi::CStr::from_bytes_until_nul(path).map_err(|_| Errno(EINVAL as i32))?;
+    let flags = flags | OFlags::CLOEXEC;
     // Some file systems refuse direct I/O: then the page cache is in between, which is only slower.
     let fd = rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty())
         .or_else(|_| rustix::fs::open(path, flags, Mode::empty()));
-    let fd = fd.map_err(|error| Errno(error.raw_os_error()))?;
+    fd.map_err(|error| Errno(error.raw_os_error()))
+}
+
+fn open(area: &AreaDescription) -> Result<BorrowedFd<'static>, Errno> {
+    let fd = open_to(OFlags::RDWR, &area.open_path)?;
     // The supervisor holds the same lock shared; ours keeps other runs out should it die before us.
     let _ = rustix::fs::flock(&fd, FlockOperation::NonBlockingLockShared);
     // SAFETY: nobody else knows this descriptor, in a table that is the engine's alone, and it is never closed.
@@ -152,7 +158,7 @@ impl Devices {
                     AreaFile::new(fd, bytes, reserve, ensured).map_err(errno)?
                 });
             }
-            devices.list[at] = Some(Device { fd, grows });
+            devices.list[at] = Some(Device { fd, path: &description.open_path, grows });
         }
         Ok((devices, areas))
     }
@@ -164,6 +170,12 @@ impl Devices {
     /// An area's file.
     pub fn fd(&self, id: AreaId) -> BorrowedFd<'static> {
         self.device(id).fd
+    }
+
+    /// The same file opened once more by the calling thread, to be read, in its own table.
+    pub fn open_again(&self, id: AreaId) -> Option<OwnedFd> {
+        let device = self.list[id.0 as usize].as_ref()?;
+        open_to(OFlags::RDONLY, device.path).ok()
     }
 
     /// Makes sure that a cluster of an area has blocks on the disk.

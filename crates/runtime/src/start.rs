@@ -113,9 +113,9 @@ pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     let failed = |failure| move |errno| StartError::Failed(failure, errno);
     let request = &*memory::place(request).map_err(failed(StartFailure::Memory))?;
     let has_descriptor = |parent: &&Engine| parent.handover.is_some() && !parent.direct.is_over();
-    if let Some(uffd) = request.parent.filter(has_descriptor).and_then(|parent| parent.uffd) {
-        // The parent's, of which this process has a copy.
-        close(uffd.fd().as_raw_fd());
+    if let Some(parent) = request.parent.filter(has_descriptor) {
+        // The parent's, of which this process has copies.
+        parent.descriptors_in_program().for_each(close);
     }
     // Which mode it is only the keeper finds out. Where this is refused, the mode isn't possible either.
     let uffd = Uffd::for_signals().ok().map(Uffd::out_of_the_way);
@@ -131,8 +131,10 @@ pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     // SAFETY: null, or the engine that the keeper placed for good before it set `done`.
     let engine = unsafe { request.engine.load(Ordering::Relaxed).as_ref() };
     let is_used = |engine: &Engine| engine.handover.is_some() && engine.uffd.is_some();
-    if let Some(fd) = fd.filter(|_| !engine.is_some_and(is_used)) {
-        close(fd);
+    match (engine.filter(|engine| is_used(engine)), fd) {
+        (Some(engine), _) => engine.direct.open_areas(engine.devices),
+        (None, Some(fd)) => close(fd),
+        (None, None) => {}
     }
     match engine {
         Some(engine) => Ok(engine),

@@ -1,18 +1,22 @@
 //! Faults served where they happen: by the thread of the program that ran into them, in its handler.
 //!
-//! What that takes beside tables and frames is the userfaultfd, and that is why the program's table of descriptors has it,
-//! too. The program may close it, or put something else in its place: then the kernel refuses, and faults are handed over
-//! to engine threads, as those are that need a device or memory. Without a userfaultfd it is first touches alone, which take no
-//! descriptor.
-// UNSAFETY: a worker is used by whoever has claimed it.
+//! What that takes beside tables and frames is the userfaultfd and the areas' files, and that is why the program's table of
+//! descriptors has them, too. The program may close them, or put something else in their place: then the kernel refuses, or
+//! what was read has another checksum, and faults are handed over to engine threads, as those are that need memory. Without a
+//! userfaultfd it is first touches alone, which take no descriptor.
+// UNSAFETY: a worker is used by whoever has claimed it, and descriptors are borrowed from a table that isn't ours.
 
+use crate::devices::Devices;
 use crate::engine::Engine;
 use crate::map_lock::{DIRECT, ReaderIndex};
 use crate::worker::Worker;
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use farpage_core::config::Install;
+use farpage_core::units::{AREAS_MAX, AreaId};
 use farpage_fault::Fault;
 use farpage_fault::signal::Here;
+use farpage_os::uffd::out_of_the_way;
+use rustix::fd::{BorrowedFd, IntoRawFd, RawFd};
 
 /// Threads that serve at once; one more hands its fault over.
 pub const SERVERS: usize = 16;
@@ -28,9 +32,14 @@ struct Server {
 /// All of them.
 pub struct Direct {
     servers: [Server; SERVERS],
-    /// The descriptor isn't where it was.
+    /// Areas in the program's table of descriptors.
+    areas: [AtomicI32; AREAS_MAX],
+    /// A descriptor isn't where it was.
     is_over: AtomicBool,
 }
+
+/// In `areas` where there is none.
+const NONE: RawFd = -1;
 
 impl Default for Direct {
     fn default() -> Self {
@@ -44,7 +53,29 @@ impl Direct {
         let servers = [const {
             Server { is_busy: AtomicBool::new(false), worker: AtomicPtr::new(core::ptr::null_mut()) }
         }; SERVERS];
-        Direct { servers, is_over: AtomicBool::new(false) }
+        let areas = [const { AtomicI32::new(NONE) }; AREAS_MAX];
+        Direct { servers, areas, is_over: AtomicBool::new(false) }
+    }
+
+    /// Opens the areas where the program's threads have them. In one of these; without it they are read elsewhere.
+    pub fn open_areas(&self, devices: &Devices) {
+        for (number, area) in (0..).map(AreaId).zip(&self.areas) {
+            if let Some(fd) = devices.open_again(number) {
+                area.store(out_of_the_way(fd).into_raw_fd(), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Where the program has the areas.
+    pub fn area_descriptors(&self) -> impl Iterator<Item = RawFd> {
+        self.areas.iter().map(|area| area.load(Ordering::Relaxed)).filter(|fd| *fd != NONE)
+    }
+
+    /// An area, to be read by the calling thread of the program.
+    pub fn area(&self, number: AreaId) -> Option<BorrowedFd<'_>> {
+        let fd = self.areas[number.0 as usize].load(Ordering::Relaxed);
+        // SAFETY: not -1. Whether it is what it was nobody knows; whoever reads looks at what he has read.
+        (fd != NONE && !self.is_over()).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
     /// From now on everything is handed over.

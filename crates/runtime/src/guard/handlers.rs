@@ -30,7 +30,6 @@ use farpage_os::signal::{
 };
 use farpage_os::sys::{self, number};
 use linux_raw_sys::general as raw;
-use rustix::fd::AsRawFd;
 
 /// The engine whose memory it is. Null in a child that has a copy of it.
 pub static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(core::ptr::null_mut());
@@ -223,7 +222,7 @@ impl Stopped<'_> {
         if is_about_arming(&self.call) {
             return Some(EINVAL);
         }
-        if let Some(answer) = self.keep_descriptor(engine) {
+        if let Some(answer) = self.keep_descriptors(engine) {
             return Some(answer);
         }
         // Its buffers are named in a queue that we don't see; programs do without, as they must in containers.
@@ -253,28 +252,37 @@ impl Stopped<'_> {
         self.make()
     }
 
-    /// The program closes descriptors, or puts something in place of one: ours isn't one of them.
-    fn keep_descriptor(&self, engine: &'static Engine) -> Option<isize> {
-        let own = engine.uffd?.fd().as_raw_fd() as usize;
-        let [first, second, flags, ..] = self.call.arguments;
+    /// The program closes descriptors, or puts something in place of one: ours aren't among them.
+    fn keep_descriptors(&self, engine: &'static Engine) -> Option<isize> {
+        let first_own = |from: u32, to: u32| {
+            engine.descriptors_in_program().map(|fd| fd as u32).filter(|fd| (from..=to).contains(fd)).min()
+        };
+        let is_own = |fd: u32| first_own(fd, fd).is_some();
+        let [first, second, flags] = [0, 1, 2].map(|at| self.call.arguments[at] as u32);
         match self.call.number as u32 {
-            raw::__NR_close if first as u32 as usize == own && !is_borrower(self.engine) => Some(EBADF),
-            raw::__NR_dup2 | raw::__NR_dup3 if second as u32 as usize == own && first != second => {
+            raw::__NR_close if is_own(first) && !is_borrower(self.engine) => Some(EBADF),
+            raw::__NR_dup2 | raw::__NR_dup3 if is_own(second) && first != second => {
                 // It is the program's from now on; faults are handed over.
                 engine.direct.give_up();
                 None
             }
             raw::__NR_close_range
-                if (first as u32 as usize..=second as u32 as usize).contains(&own)
-                    && flags as u32 & CLOSE_RANGE_CLOEXEC == 0 =>
+                if first_own(first, second).is_some() && flags & CLOSE_RANGE_CLOEXEC == 0 =>
             {
-                let close = |first: usize, last: usize| {
-                    let arguments = [first, last, flags, 0, 0, 0];
-                    // SAFETY: the program's own call, but for one descriptor.
+                let close = |first: u32, last: u32| {
+                    let arguments = [first as usize, last as usize, flags as usize, 0, 0, 0];
+                    // SAFETY: the program's own call, but for our descriptors.
                     if first > last { 0 } else { unsafe { sys::call(self.call.number, arguments) } }
                 };
-                let below = if own == 0 { 0 } else { close(first as u32 as usize, own - 1) };
-                Some(if below == 0 { close(own + 1, second as u32 as usize) } else { below })
+                let mut from = first;
+                while let Some(own) = first_own(from, second) {
+                    let answer = if own == 0 { 0 } else { close(from, own - 1) };
+                    if answer != 0 {
+                        return Some(answer);
+                    }
+                    from = own + 1;
+                }
+                Some(close(from, second))
             }
             _ => None,
         }

@@ -25,10 +25,12 @@ use farpage_core::units::{NodeId, PAGE_BYTES, PageBytes, PageIndex, PageRange, S
 use farpage_core::zswap::codec::Scratch;
 use farpage_fault::signal::Here;
 use farpage_fault::{Fault, InstallError, Outgoing};
+use farpage_io::IoError;
 use farpage_io::psync::read_now;
 use farpage_os::clock::now_ns;
 use farpage_os::memory;
 use farpage_os::sys::Errno;
+use rustix::fd::BorrowedFd;
 
 /// Write requests that one thread has under way.
 const WRITES_MAX: usize = 16;
@@ -130,16 +132,15 @@ impl Worker {
         })
     }
 
-    /// Serves one fault in the thread of the program that ran into it, if it needs no more than what a userfaultfd and the
-    /// pool can do: nothing is evicted, read or waited for here. That thread has none of our other descriptors. Without a
-    /// userfaultfd that is a first touch, no more.
+    /// Serves one fault in the thread of the program that ran into it, if it needs no more than the descriptors that this
+    /// has: nothing is evicted here. Without a userfaultfd that is a first touch, no more.
     pub fn serve_here(&mut self, fault: Fault) -> Here {
         let started = now_ns();
         let pager = self.engine.pager;
         if self.engine.is_over_limit() && pager.takes_memory(fault.page, fault.access) {
             return Here::Elsewhere;
         }
-        let _shared = self.engine.map.shared(self.index);
+        let shared = self.engine.map.shared(self.index);
         let (kind, plan) = match pager.fault(fault.page, fault.access) {
             Step::Zero(ticket) => {
                 let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
@@ -148,7 +149,9 @@ impl Worker {
                 (kind, plan)
             }
             // Bytes are written through a file that isn't in this thread's table.
-            Step::Install(ticket) | Step::Load(ticket) if self.engine.protections.is_some() => {
+            Step::Install(ticket) | Step::Load(ticket) | Step::Read(ticket)
+                if self.engine.protections.is_some() =>
+            {
                 pager.give_back(ticket);
                 return Here::Elsewhere;
             }
@@ -171,8 +174,15 @@ impl Worker {
                 return Here::Elsewhere;
             }
             Step::Read(ticket) => {
-                pager.give_back(ticket);
-                return Here::Elsewhere;
+                let slot = ticket.slot().expect("a page to read is in a slot");
+                let Some(file) = self.engine.direct.area(slot.area()) else {
+                    pager.give_back(ticket);
+                    return Here::Elsewhere;
+                };
+                let plan = self.plan_ahead(&ticket, fault.access);
+                drop(shared);
+                self.read_here(ticket, file);
+                (Latency::Area, plan)
             }
             Step::Joined => return Here::Joined,
             Step::Present | Step::Lost(_) | Step::NoFrame | Step::Unknown => return Here::Elsewhere,
@@ -180,7 +190,7 @@ impl Worker {
         if let Some(plan) = plan {
             self.engine.ahead.push(plan);
         }
-        // Without the descriptor nothing was done: the program has closed it.
+        // Without the descriptors nothing was done: the program has closed them.
         if !pager.state(fault.page).is_resident() {
             return Here::Elsewhere;
         }
@@ -340,11 +350,7 @@ impl Worker {
             return self.engine.pages.wake(page);
         }
         let slot = ticket.slot().expect("a page to read is in a slot");
-        let frame = ticket.frame().expect("a page to read has a frame");
-        let pointer = self.engine.pager.cache().pointer(frame).cast::<u8>();
-        // SAFETY: the ticket owns the frame and it has memory; nobody else refers to it.
-        let bytes = unsafe { core::slice::from_raw_parts_mut(pointer, PAGE_BYTES) };
-        let result = read_now(self.engine.devices.fd(slot.area()), slot.byte_offset(), bytes);
+        let result = self.fill(&ticket, self.engine.devices.fd(slot.area()));
         let _shared = self.engine.map.shared(self.index);
         match result {
             Ok(()) => match self.engine.pager.read_done(&ticket) {
@@ -353,6 +359,28 @@ impl Worker {
             },
             Err(error) => self.lose(ticket, slot, Notice::ReadError, error.errno().unwrap_or(0)),
         }
+    }
+
+    /// The same in a thread of the program, by its own descriptor of the area. Whatever goes wrong, a thread finds out why
+    /// whose descriptors nobody can change.
+    fn read_here(&mut self, mut ticket: Ticket, file: BorrowedFd<'_>) {
+        let is_read = self.back(&mut ticket) && self.fill(&ticket, file).is_ok();
+        let _shared = self.engine.map.shared(self.index);
+        if is_read && self.engine.pager.read_done(&ticket).is_ok() {
+            self.install(ticket);
+        } else {
+            self.engine.pager.give_back(ticket);
+        }
+    }
+
+    /// Reads the ticket's slot into its frame, which has memory.
+    fn fill(&self, ticket: &Ticket, file: BorrowedFd<'_>) -> Result<(), IoError> {
+        let slot = ticket.slot().expect("a page to read is in a slot");
+        let frame = ticket.frame().expect("a page to read has a frame");
+        let pointer = self.engine.pager.cache().pointer(frame).cast::<u8>();
+        // SAFETY: the ticket owns the frame and it has memory; nobody else refers to it.
+        let bytes = unsafe { core::slice::from_raw_parts_mut(pointer, PAGE_BYTES) };
+        read_now(file, slot.byte_offset(), bytes)
     }
 
     pub(crate) fn back(&self, ticket: &mut Ticket) -> bool {
