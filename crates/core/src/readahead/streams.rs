@@ -256,6 +256,8 @@ impl Stream {
 pub struct Streams {
     live: [Stream; STREAMS],
     faults: [u64; REMEMBERED],
+    /// So many places of `live` were ever used: the first.
+    used: usize,
     /// Faults so far; the newest is at this minus one, in the ring.
     count: u32,
     serial: u32,
@@ -274,6 +276,7 @@ impl Streams {
         Streams {
             live: [Stream::FREE; STREAMS],
             faults: [u64::MAX; REMEMBERED],
+            used: 0,
             count: 0,
             serial: 0,
             credit: CREDIT_MAX,
@@ -305,7 +308,7 @@ impl Streams {
                 && stream.steps_to(page).is_some()
                 && stream.is_before(page, stream.asked + (stream.slack() + 1) * stream.stride)
         };
-        let of_it = self.live.iter().enumerate().filter(|(_, stream)| is_near(stream));
+        let of_it = self.live[..self.used].iter().enumerate().filter(|(_, stream)| is_near(stream));
         let age = |stream: &Stream| self.count.wrapping_sub(stream.used);
         of_it.min_by_key(|(_, stream)| age(stream)).map(|(at, _)| at)
     }
@@ -412,7 +415,9 @@ impl Streams {
         let (stride, steps) = self.stride_at(page.0)?;
         let age = |stream: &Stream| self.count.wrapping_sub(stream.used);
         let quiet = |stream: &Stream| if stream.stride == 0 { u32::MAX } else { age(stream) };
-        let at = (0..STREAMS).max_by_key(|at| quiet(&self.live[*at]))?;
+        // Of free ones the first: a fault looks at all places up to the last that was used.
+        let at = (0..STREAMS).rev().max_by_key(|at| quiet(&self.live[*at]))?;
+        self.used = self.used.max(at + 1);
         self.serial = self.serial.wrapping_add(1);
         let next = page.0 as i64 + stride;
         self.live[at] = Stream {
@@ -437,7 +442,7 @@ impl Streams {
 
     fn awaiting(&self, page: i64) -> Option<usize> {
         let of_it = |stream: &Stream| stream.stride != 0 && (stream.marker == page || stream.closing == page);
-        self.live.iter().position(of_it)
+        self.live[..self.used].iter().position(of_it)
     }
 
     /// Whether a stream will come to this parked page; asked when the page would go on to where it came from. Not
@@ -535,7 +540,7 @@ impl Streams {
         let is_open =
             |stream: &Stream| stream.stride != 0 && !stream.was_spared && stream.behind + stream.beyond > 0;
         out.count = 0;
-        for (at, stream) in self.live.iter().enumerate().filter(|(_, stream)| is_open(stream)) {
+        for (at, stream) in self.live[..self.used].iter().enumerate().filter(|(_, stream)| is_open(stream)) {
             let (low, high) = (stream.at.min(stream.landed), stream.at.max(stream.landed));
             out.list[out.count] = Part { low, high, stride: stream.stride.abs(), at, was_met: false };
             out.count += 1;
