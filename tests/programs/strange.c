@@ -41,6 +41,62 @@ static void closes_all_descriptors(void)
     still_works(4);
 }
 
+enum { OURS_FROM = 985, OURS_TO = 1024 };
+
+/* Puts one end of a pipe wherever we may have put something; returns the other. */
+static int take_numbers(void)
+{
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    for (int fd = OURS_FROM; fd < OURS_TO; fd++)
+        CHECK(dup2(ends[1], fd) == fd);
+    close(ends[1]);
+    return ends[0];
+}
+
+/* The numbers are the program's: what it closes is closed, and a child of its has them. */
+static void numbers_are_its_own(int reader)
+{
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        for (int fd = OURS_FROM; fd < OURS_TO; fd++)
+            CHECK(write(fd, "x", 1) == 1);
+        VERIFY_FROM(area + 8 * MIB, LARGE - 8 * MIB, 1, 8 * MIB / PAGE);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    char bytes[OURS_TO];
+    CHECK(read(reader, bytes, sizeof bytes) == OURS_TO - OURS_FROM);
+    for (int fd = OURS_FROM; fd < OURS_TO - 2; fd++)
+        CHECK(close(fd) == 0);
+    CHECK(close_range(OURS_TO - 2, OURS_TO - 1, 0) == 0);
+    CHECK(read(reader, bytes, sizeof bytes) == 0);
+    close(reader);
+}
+
+/* Descriptors of ours are near 1000: a program that wants these numbers gets them, whether anything is out or not yet. */
+static void takes_our_numbers(void)
+{
+    int reader = take_numbers();
+    grow();
+    still_works(2);
+    numbers_are_its_own(reader);
+    still_works(3);
+}
+
+static void takes_our_numbers_while_out(void)
+{
+    grow();
+    /* A call that fails takes nothing. */
+    CHECK(dup2(-1, OURS_FROM + 8) == -1 && errno == EBADF);
+    int reader = take_numbers();
+    still_works(2);
+    numbers_are_its_own(reader);
+    still_works(3);
+}
+
 static void many_regions(void)
 {
     grow();
@@ -163,7 +219,8 @@ static void cleared_environment(void)
     FAIL("execve: %s", strerror(errno));
 }
 
-MAIN({ "closes_all_descriptors", closes_all_descriptors }, { "many_regions", many_regions },
+MAIN({ "closes_all_descriptors", closes_all_descriptors }, { "takes_our_numbers", takes_our_numbers },
+     { "takes_our_numbers_while_out", takes_our_numbers_while_out }, { "many_regions", many_regions },
      { "exhausts_its_stack", exhausts_its_stack }, { "limits_of_everything", limits_of_everything },
      { "another_user", another_user }, { "another_root", another_root },
      { "cleared_environment", cleared_environment })

@@ -78,7 +78,7 @@ cases! {
         stacks_never_touched child_without_handlers clones_that_fail copy_on_another_stack thread_that_is_cancelled
         what_the_program_believes threads_made_meanwhile forks_meanwhile write_barriers sent_while_at_work;
     stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks;
-    strange: closes_all_descriptors many_regions exhausts_its_stack limits_of_everything another_user another_root
+    strange: closes_all_descriptors takes_our_numbers takes_our_numbers_while_out many_regions exhausts_its_stack limits_of_everything another_user another_root
         cleared_environment;
     processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_while_out fork_while_sparse
         line_of_forks_while_out many_children_while_out wiped_in_children holes_of_its_own

@@ -22,7 +22,7 @@
 //! 2. The driver takes them out of the program; [`pager::Pager::park`] parks them.
 //! 3. [`pager::Pager::place_oldest`]: a word, the pool, or a batch of writes.
 //! 4. [`pager::Pager::assign`] gives the batch slots; the driver writes; [`pager::Pager::write_done`].
-//! 5. [`pager::Pager::shrink`] moves the pool's oldest objects to an area when it is full.
+//! 5. [`pager::Pager::shrink`] moves objects of the pool to an area when it is full.
 #![cfg_attr(not(test), no_std)]
 
 pub mod areas;

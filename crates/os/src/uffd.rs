@@ -178,14 +178,18 @@ fn new_descriptor(mode: usize) -> Result<OwnedFd, Errno> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// The same file with a number near 1000, where most programs don't come to.
-pub fn out_of_the_way(fd: OwnedFd) -> OwnedFd {
+/// The same file with a number near 1000, where most programs don't come to. None if so many aren't allowed.
+pub fn out_of_the_way(fd: &OwnedFd) -> Option<OwnedFd> {
     // The kernel's table is as long as its highest number, and is copied by each fork.
     const TABLE: u64 = 1024;
+    /// Room for a userfaultfd and all areas.
     const FROM_END: u64 = 32;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let lowest = limit.unwrap_or(TABLE).min(TABLE).saturating_sub(FROM_END);
-    rustix::io::fcntl_dupfd_cloexec(&fd, lowest as i32).unwrap_or(fd)
+    let lowest = limit.unwrap_or(TABLE).min(TABLE).checked_sub(FROM_END)?;
+    if lowest < FROM_END {
+        return None;
+    }
+    rustix::io::fcntl_dupfd_cloexec(fd, lowest as i32).ok()
 }
 
 impl Uffd {
@@ -201,9 +205,12 @@ impl Uffd {
         Uffd::handshake(new_descriptor(USER_MODE_ONLY)?, Features::SIGBUS)
     }
 
-    /// The same with a descriptor that is [`out_of_the_way`].
+    /// The same with a descriptor that is [`out_of_the_way`], if it may be.
     pub fn out_of_the_way(self) -> Uffd {
-        Uffd { fd: out_of_the_way(self.fd), ..self }
+        match out_of_the_way(&self.fd) {
+            Some(fd) => Uffd { fd, ..self },
+            None => self,
+        }
     }
 
     /// By /dev/userfaultfd, already open as `device`.

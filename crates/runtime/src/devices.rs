@@ -17,6 +17,7 @@ use farpage_io::uring::Uring;
 use farpage_io::{Backend, Busy, Completion, Request, Wait};
 use farpage_os::memory;
 use farpage_os::sys::Errno;
+use farpage_os::uffd::out_of_the_way;
 use linux_raw_sys::errno::{EINVAL, EIO};
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -172,10 +173,14 @@ impl Devices {
         self.device(id).fd
     }
 
-    /// The same file opened once more by the calling thread, to be read, in its own table.
-    pub fn open_again(&self, id: AreaId) -> Option<OwnedFd> {
-        let device = self.list[id.0 as usize].as_ref()?;
-        open_to(OFlags::RDONLY, device.path).ok()
+    /// Opens every area once more, to be read, in the calling thread's table; those for which there is a place out of the way.
+    pub fn open_again(&self, mut have: impl FnMut(AreaId, OwnedFd)) {
+        for (id, device) in (0..).map(AreaId).zip(&self.list) {
+            let file = device.as_ref().and_then(|device| open_to(OFlags::RDONLY, device.path).ok());
+            if let Some(file) = file.and_then(|file| out_of_the_way(&file)) {
+                have(id, file);
+            }
+        }
     }
 
     /// Makes sure that a cluster of an area has blocks on the disk.

@@ -30,7 +30,6 @@ use farpage_os::sys::Errno;
 use farpage_os::uffd::Uffd;
 use farpage_os::{futex, memory};
 use linux_raw_sys::general::{MADV_DOFORK, MADV_DONTFORK};
-use rustix::fd::AsRawFd;
 
 /// Mappings smaller than this are not worth managing: 128 KiB, from where on malloc maps what it is asked for by itself.
 /// JavaScript heaps are mappings of 256 KiB: when this was 1 MiB, node had nothing but its tables to evict.
@@ -125,12 +124,6 @@ impl Engine {
     pub fn parked_max(&self) -> u32 {
         let most = u64::from(self.pager.config.parked_max);
         (most * self.budget.limit_bytes() / self.budget.total_bytes()).max(1) as u32
-    }
-
-    /// What the program's table of descriptors has of ours.
-    pub fn descriptors_in_program(&self) -> impl Iterator<Item = i32> {
-        let uffd = self.uffd.filter(|_| self.handover.is_some());
-        uffd.map(|uffd| uffd.fd().as_raw_fd()).into_iter().chain(self.direct.area_descriptors())
     }
 
     /// Whether a thread that needs memory must make some first.

@@ -112,10 +112,9 @@ pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     farpage_core::sync::set_parker(&futex::PARKER);
     let failed = |failure| move |errno| StartError::Failed(failure, errno);
     let request = &*memory::place(request).map_err(failed(StartFailure::Memory))?;
-    let has_descriptor = |parent: &&Engine| parent.handover.is_some() && !parent.direct.is_over();
-    if let Some(parent) = request.parent.filter(has_descriptor) {
+    if let Some(parent) = request.parent {
         // The parent's, of which this process has copies.
-        parent.descriptors_in_program().for_each(close);
+        parent.direct.descriptors.still_there().for_each(close);
     }
     // Which mode it is only the keeper finds out. Where this is refused, the mode isn't possible either.
     let uffd = Uffd::for_signals().ok().map(Uffd::out_of_the_way);
@@ -130,11 +129,13 @@ pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     }
     // SAFETY: null, or the engine that the keeper placed for good before it set `done`.
     let engine = unsafe { request.engine.load(Ordering::Relaxed).as_ref() };
-    let is_used = |engine: &Engine| engine.handover.is_some() && engine.uffd.is_some();
-    match (engine.filter(|engine| is_used(engine)), fd) {
-        (Some(engine), _) => engine.direct.open_areas(engine.devices),
-        (None, Some(fd)) => close(fd),
-        (None, None) => {}
+    match (engine.filter(|engine| Direct::is_possible(engine)), fd) {
+        (Some(engine), Some(fd)) => {
+            engine.direct.descriptors.keep_userfaultfd(fd);
+            engine.devices.open_again(|area, file| engine.direct.descriptors.keep_area(area, file));
+        }
+        (_, Some(fd)) => close(fd),
+        (_, None) => {}
     }
     match engine {
         Some(engine) => Ok(engine),

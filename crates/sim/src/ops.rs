@@ -538,7 +538,7 @@ impl Space {
         Some(placed)
     }
 
-    /// Moves the pool's oldest object towards an area.
+    /// Moves the pool's object that goes first towards an area.
     pub(crate) fn shrink(&self, world: &World) -> bool {
         let shrunk = self
             .with_writer(world, |batch| {

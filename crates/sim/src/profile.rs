@@ -23,7 +23,7 @@ pub(crate) enum Act {
     EvictAnyway,
     /// The oldest parked page is placed.
     Place,
-    /// The pool's oldest object is moved to a write batch.
+    /// The pool's object that goes first is moved to a write batch.
     Shrink,
     /// A write batch gets slots.
     Assign,

@@ -254,37 +254,52 @@ impl Stopped<'_> {
 
     /// The program closes descriptors, or puts something in place of one: ours aren't among them.
     fn keep_descriptors(&self, engine: &'static Engine) -> Option<isize> {
-        let first_own = |from: u32, to: u32| {
-            engine.descriptors_in_program().map(|fd| fd as u32).filter(|fd| (from..=to).contains(fd)).min()
-        };
-        let is_own = |fd: u32| first_own(fd, fd).is_some();
         let [first, second, flags] = [0, 1, 2].map(|at| self.call.arguments[at] as u32);
-        match self.call.number as u32 {
-            raw::__NR_close if is_own(first) && !is_borrower(self.engine) => Some(EBADF),
-            raw::__NR_dup2 | raw::__NR_dup3 if is_own(second) && first != second => {
-                // It is the program's from now on; faults are handed over.
-                engine.direct.give_up();
-                None
-            }
-            raw::__NR_close_range
-                if first_own(first, second).is_some() && flags & CLOSE_RANGE_CLOEXEC == 0 =>
-            {
+        let number = self.call.number as u32;
+        let (from, to) = match number {
+            raw::__NR_close => (first, first),
+            raw::__NR_dup2 | raw::__NR_dup3 if first != second => (second, second),
+            raw::__NR_close_range if flags & CLOSE_RANGE_CLOEXEC == 0 => (first, second),
+            _ => return None,
+        };
+        let ours = &engine.direct.descriptors;
+        // A child that borrows the program's memory has a table of its own.
+        if ours.first_in(from, to).is_none() || is_borrower(self.engine) {
+            return None;
+        }
+        ours.settle(engine.is_active());
+        let mut own = ours.first_in(from, to)?;
+        match number {
+            raw::__NR_close => Some(EBADF),
+            raw::__NR_close_range => {
                 let close = |first: u32, last: u32| {
                     let arguments = [first as usize, last as usize, flags as usize, 0, 0, 0];
                     // SAFETY: the program's own call, but for our descriptors.
                     if first > last { 0 } else { unsafe { sys::call(self.call.number, arguments) } }
                 };
-                let mut from = first;
-                while let Some(own) = first_own(from, second) {
+                let mut from = from;
+                loop {
                     let answer = if own == 0 { 0 } else { close(from, own - 1) };
                     if answer != 0 {
                         return Some(answer);
                     }
                     from = own + 1;
+                    match ours.first_in(from, to) {
+                        Some(next) => own = next,
+                        None => return Some(close(from, to)),
+                    }
                 }
-                Some(close(from, second))
             }
-            _ => None,
+            _ => {
+                // SAFETY: takes no pointer.
+                let is_open =
+                    unsafe { sys::call(raw::__NR_fcntl as usize, [first as usize, F_GETFD, 0, 0, 0, 0]) };
+                if is_open >= 0 {
+                    // It is the program's from now on; faults that need it are handed over.
+                    ours.lose(own as i32);
+                }
+                None
+            }
         }
     }
 
@@ -467,6 +482,7 @@ impl Stopped<'_> {
     }
 }
 
+const F_GETFD: usize = 1;
 const CLOSE_RANGE_CLOEXEC: u32 = 4;
 
 /// What a new thread may use of its stack before it has an alternate one.

@@ -325,9 +325,9 @@ impl Worker {
         }
     }
 
-    /// Writes the pool's oldest objects to an area until it is below its threshold.
+    /// Writes what goes first in the pool to an area until it is below its threshold.
     fn shrink_pool(&mut self) -> Progress {
-        let mut progress = Progress::None;
+        let (mut progress, mut busy) = (Progress::None, 0);
         for _ in 0..4096 {
             if self.writes.is_full() && !self.send_writes() {
                 break;
@@ -337,8 +337,10 @@ impl Worker {
             drop(shared);
             match shrunk {
                 Shrunk::Enough => break,
-                Shrunk::Queued => progress = Progress::Some,
-                Shrunk::Busy => {}
+                Shrunk::Queued => (progress, busy) = (Progress::Some, 0),
+                // It may be the only one of its kind, and so the first again.
+                Shrunk::Busy if busy == 64 => break,
+                Shrunk::Busy => busy += 1,
                 Shrunk::NoFrame => {
                     self.send_writes();
                     self.collect_writes(Wait::One);

@@ -175,7 +175,7 @@ impl Worker {
             }
             Step::Read(ticket) => {
                 let slot = ticket.slot().expect("a page to read is in a slot");
-                let Some(file) = self.engine.direct.area(slot.area()) else {
+                let Some(file) = self.engine.direct.descriptors.area(slot.area()) else {
                     pager.give_back(ticket);
                     return Here::Elsewhere;
                 };
@@ -187,12 +187,12 @@ impl Worker {
             Step::Joined => return Here::Joined,
             Step::Present | Step::Lost(_) | Step::NoFrame | Step::Unknown => return Here::Elsewhere,
         };
-        if let Some(plan) = plan {
-            self.engine.ahead.push(plan);
-        }
         // Without the descriptors nothing was done: the program has closed them.
         if !pager.state(fault.page).is_resident() {
             return Here::Elsewhere;
+        }
+        if let Some(plan) = plan {
+            self.engine.ahead.push(plan);
         }
         self.engine.pager.stats().latency(kind).record(now_ns() - started);
         Here::Served
@@ -367,10 +367,12 @@ impl Worker {
         let is_read = self.back(&mut ticket) && self.fill(&ticket, file).is_ok();
         let _shared = self.engine.map.shared(self.index);
         if is_read && self.engine.pager.read_done(&ticket).is_ok() {
-            self.install(ticket);
-        } else {
-            self.engine.pager.give_back(ticket);
+            return self.install(ticket);
         }
+        if let Some(slot) = ticket.slot() {
+            self.engine.direct.descriptors.lose_area(slot.area());
+        }
+        self.engine.pager.give_back(ticket);
     }
 
     /// Reads the ticket's slot into its frame, which has memory.

@@ -5,7 +5,7 @@
 //! the oldest to areas: first of what doesn't compress and takes a page each, then of all else.
 //!
 //! One lock covers everything, because everything under it is short: a store or a load is some list work and
-//! one copy of about 1 KiB, without compressing, decompressing or calling the kernel. From the outside in:
+//! one copy of about 1 KiB, at most of a page, without compressing, decompressing or calling the kernel. From the outside in:
 //!
 //! - [`Pool`]: the operations, each one critical section.
 //! - `objects`: handles, owners, which goes first.
@@ -140,8 +140,9 @@ impl<'m> Pool<'m> {
         state.objects.end(number);
     }
 
-    /// The object to write back next: the oldest of those that take a whole page; if there are none, the oldest. It may be gone, or its handle have another owner, as soon as this
-    /// returns: lock the owner's entry and compare the handle in it before acting.
+    /// The object to write back next: the oldest of those that take a whole page; if there are none, the oldest. It may be
+    /// gone, or its handle have another owner, as soon as this returns: lock the owner's entry and compare the handle in it
+    /// before acting.
     pub fn first_to_go(&self) -> Option<(ObjectHandle, PageIndex)> {
         let state = self.state.lock();
         let handle = state.objects.first()?;
