@@ -19,6 +19,7 @@ pub mod load;
 pub mod measure;
 pub mod order;
 mod order_sim;
+mod programs;
 pub mod readahead;
 pub mod report;
 pub mod rivals;
@@ -52,7 +53,15 @@ pub struct Experiment {
     /// One line for the help.
     pub about: &'static str,
     /// Runs it. `Err` says why it can't be run here.
-    pub run: fn(Effort) -> Result<Report, String>,
+    pub run: Run,
+}
+
+/// How an experiment is run.
+pub enum Run {
+    /// As a whole.
+    Whole(fn(Effort) -> Result<Report, String>),
+    /// As a whole, or only the cases whose titles contain this text.
+    Cases(fn(Effort, Option<&str>) -> Result<Report, String>),
 }
 
 /// The one table of experiments.
@@ -60,41 +69,46 @@ pub const EXPERIMENTS: &[Experiment] = &[
     Experiment {
         name: "codec",
         about: "pages of real programs, made small and brought back: one codec for each kind against LZ4 for all",
-        run: codec::run,
+        run: Run::Whole(codec::run),
     },
     Experiment {
         name: "extents",
         about: "from a slot to its block on the device: lists, trees, and ours; a file in 20,000 pieces",
-        run: extents::run,
+        run: Run::Whole(extents::run),
     },
     Experiment {
         name: "faults",
         about: "faults as messages to threads of ours against faults as signals, live",
-        run: faults::run,
+        run: Run::Whole(faults::run),
     },
     Experiment {
         name: "order",
         about: "which area pages go to: by one list, by node, in turn, or by expected cost; machines are simulated",
-        run: order::run,
+        run: Run::Whole(order::run),
     },
     Experiment {
         name: "index",
         about: "zswap's index: trees under one lock, radix trees, a hash table, and ours",
-        run: index::run,
+        run: Run::Whole(index::run),
     },
     Experiment {
         name: "kernel",
         about: "the kernel's own swap and Farpage, with as much memory; takes root, about an hour, and restores everything",
-        run: kernel::run,
+        run: Run::Cases(kernel::run),
+    },
+    Experiment {
+        name: "programs",
+        about: "six real programs under the kernel's own swap and Farpage, with as much memory; takes root, as `kernel` does",
+        run: Run::Cases(programs::run),
     },
     Experiment {
         name: "readahead",
         about: "readahead by slot, by address and by streams, live",
-        run: readahead::run,
+        run: Run::Whole(readahead::run),
     },
     Experiment {
         name: "slots",
         about: "free slots of a nearly full area: a hand for each CPU against linear scans",
-        run: slots::run,
+        run: Run::Whole(slots::run),
     },
 ];

@@ -1,16 +1,18 @@
-//! Running a load for real: under `farpage run` with its own statistics, within a cgroup, or without a budget.
+//! Running a load, or any program, for real: under `farpage run` with its own statistics, within a cgroup, or without a budget.
 // UNSAFETY: wait4, which says what a child has used.
 
 use serde_json::Value;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// What one run gave.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What the load printed.
+    /// What it printed.
+    pub printed: Vec<u8>,
+    /// The same as JSON, if it is a load.
     pub load: Value,
     /// Farpage's statistics (`--stats`); null without a budget.
     pub stats: Value,
@@ -20,6 +22,8 @@ pub struct Outcome {
     pub cpu_seconds: f64,
     /// Faults for which the kernel had to bring a page from swap.
     pub major_faults: u64,
+    /// The most that one of its processes had in memory, in bytes.
+    pub peak_bytes: u64,
 }
 
 impl Outcome {
@@ -47,27 +51,25 @@ impl Outcome {
     }
 }
 
+/// Where a program runs.
+#[derive(Clone, Copy, Debug)]
+pub enum Place<'a> {
+    /// Without a budget.
+    Alone,
+    /// As a member of a cgroup: this is its list of them.
+    Within(&'a Path),
+    /// Under `farpage run` with these options.
+    Under(&'a [&'a str]),
+}
+
 /// Runs `farpage run OPTIONS -- farpage load ARGUMENTS`.
 pub fn under(options: &[&str], load: &[&str]) -> Result<Outcome, String> {
-    let farpage = farpage()?;
-    let stats = std::env::temp_dir().join(format!("farpage-bench-{}.json", std::process::id()));
-    let mut command = Command::new(&farpage);
-    command.arg("run").args(["--quiet", "--stats"]).arg(&stats).args(options);
-    command.arg("--").arg(&farpage).arg("load").args(load);
-    let outcome = finish(command, || Ok(())).and_then(|outcome| {
-        let text = std::fs::read_to_string(&stats).map_err(|error| format!("no statistics: {error}"))?;
-        let stats = serde_json::from_str(&text).map_err(|error| format!("bad statistics: {error}"))?;
-        Ok(Outcome { stats, ..outcome })
-    });
-    let _ = std::fs::remove_file(&stats);
-    outcome
+    run_load(Place::Under(options), load, || Ok(()))
 }
 
 /// Runs `farpage load ARGUMENTS`.
 pub fn alone(load: &[&str]) -> Result<Outcome, String> {
-    let mut command = Command::new(farpage()?);
-    command.arg("load").args(load);
-    finish(command, || Ok(()))
+    run_load(Place::Alone, load, || Ok(()))
 }
 
 /// Runs `farpage load ARGUMENTS` as a member of a cgroup: `members` is its list of them. `watch` is called again and again.
@@ -76,24 +78,69 @@ pub fn within(
     load: &[&str],
     watch: impl FnMut() -> Result<(), String>,
 ) -> Result<Outcome, String> {
-    let mut command = Command::new("sh");
-    command
-        .args(["-c", "echo $$ > \"$0\" && exec \"$@\""])
-        .arg(members)
-        .arg(farpage()?)
-        .arg("load")
-        .args(load);
-    finish(command, watch)
+    run_load(Place::Within(members), load, watch)
 }
 
-fn farpage() -> Result<PathBuf, String> {
-    std::env::current_exe().map_err(|error| format!("farpage's own file can't be found: {error}"))
+fn run_load(
+    place: Place<'_>,
+    load: &[&str],
+    watch: impl FnMut() -> Result<(), String>,
+) -> Result<Outcome, String> {
+    let farpage = farpage()?;
+    let words = [&[&*farpage, "load"], load].concat();
+    let outcome = run(place, &words, Path::new("."), watch)?;
+    let load = serde_json::from_slice(&outcome.printed)
+        .map_err(|error| format!("{words:?} printed no JSON: {error}"))?;
+    Ok(Outcome { load, ..outcome })
+}
+
+/// Runs a program in a directory. `watch` is called again and again; if it finds that the program had better not go on, it is
+/// ended.
+pub fn run(
+    place: Place<'_>,
+    words: &[&str],
+    directory: &Path,
+    watch: impl FnMut() -> Result<(), String>,
+) -> Result<Outcome, String> {
+    let stats = std::env::temp_dir().join(format!("farpage-bench-{}.json", std::process::id()));
+    let mut command = match place {
+        Place::Alone => Command::new(words[0]),
+        Place::Within(members) => {
+            let mut command = Command::new("sh");
+            command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(members).arg(words[0]);
+            command
+        }
+        Place::Under(options) => {
+            let mut command = Command::new(farpage()?);
+            command.args(["run", "--quiet", "--stats"]).arg(&stats).args(options).arg("--").arg(words[0]);
+            command
+        }
+    };
+    command.args(&words[1..]).current_dir(directory);
+    let outcome = finish(command, watch);
+    if !matches!(place, Place::Under(_)) {
+        return outcome;
+    }
+    let outcome = outcome.and_then(|outcome| {
+        let text = std::fs::read_to_string(&stats).map_err(|error| format!("no statistics: {error}"))?;
+        let stats = serde_json::from_str(&text).map_err(|error| format!("bad statistics: {error}"))?;
+        Ok(Outcome { stats, ..outcome })
+    });
+    let _ = std::fs::remove_file(&stats);
+    outcome
+}
+
+/// The file of this program, which is `farpage`.
+pub fn farpage() -> Result<String, String> {
+    let path =
+        std::env::current_exe().map_err(|error| format!("farpage's own file can't be found: {error}"))?;
+    path.into_os_string().into_string().map_err(|name| format!("{} is no UTF-8", name.display()))
 }
 
 /// Between two calls of `watch`.
 const WATCH_EVERY: Duration = Duration::from_millis(20);
 
-/// Runs a load to its end. If `watch` finds that it had better not go on, it is ended.
+/// Runs a program to its end.
 fn finish(mut command: Command, mut watch: impl FnMut() -> Result<(), String>) -> Result<Outcome, String> {
     let began = Instant::now();
     let mut child = command
@@ -136,16 +183,15 @@ fn finish(mut command: Command, mut watch: impl FnMut() -> Result<(), String>) -
     if !status.success() {
         return Err(format!("{command:?} ended with {status}"));
     }
-    let text = reader.join().map_err(|_| "a thread that reads has panicked".to_owned())?;
-    let load = text.map_err(|error| error.to_string()).and_then(|text| {
-        serde_json::from_slice(&text).map_err(|error| format!("{command:?} printed no JSON: {error}"))
-    })?;
+    let printed = reader.join().map_err(|_| "a thread that reads has panicked".to_owned())?;
     let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
     Ok(Outcome {
-        load,
+        printed: printed.map_err(|error| error.to_string())?,
+        load: Value::Null,
         stats: Value::Null,
         wall,
         cpu_seconds: seconds(used.ru_utime) + seconds(used.ru_stime),
         major_faults: used.ru_majflt as u64,
+        peak_bytes: used.ru_maxrss as u64 * 1024,
     })
 }

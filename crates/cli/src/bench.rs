@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::options::{BenchOptions, LoadOptions};
 use crate::say;
 use farpage_bench::load::{LOADS, Settings};
-use farpage_bench::{EXPERIMENTS, Effort};
+use farpage_bench::{EXPERIMENTS, Effort, Run};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -12,13 +12,24 @@ use std::process::ExitCode;
 pub fn bench(options: &BenchOptions) -> Result<ExitCode, Failure> {
     let experiment = EXPERIMENTS.iter().find(|experiment| experiment.name == options.experiment);
     let experiment = experiment.expect("clap accepts the names in the table only");
+    let only = options.only.as_deref();
+    let has_cases = matches!(experiment.run, Run::Cases(_));
+    if only.is_some() && !has_cases {
+        return Err(
+            Failure::new(format!("`bench {}` is run as a whole", experiment.name)).fix("leave out --only")
+        );
+    }
     // Before the minutes that it takes.
     for file in [&options.json, &options.svg].into_iter().flatten() {
         write(file, "")?;
     }
     let effort = if options.quick { Effort::Quick } else { Effort::Full };
-    let report = (experiment.run)(effort)
-        .map_err(|why| Failure::new(format!("`bench {}` could not go on: {why}", experiment.name)))?;
+    let report = match experiment.run {
+        Run::Whole(run) => run(effort),
+        Run::Cases(run) => run(effort, only),
+    };
+    let report =
+        report.map_err(|why| Failure::new(format!("`bench {}` could not go on: {why}", experiment.name)))?;
     say::to_stdout(&report.text());
     if let Some(file) = &options.json {
         write(file, &format!("{:#}\n", report.json()))?;

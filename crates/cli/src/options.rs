@@ -121,6 +121,10 @@ pub struct BenchOptions {
     #[arg(long)]
     pub quick: bool,
 
+    /// Only the cases whose titles contain this: `--only "pool, random"`, `--only redis`. (`kernel` and `programs`.)
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+
     /// Write the result to this file as JSON.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -140,6 +140,28 @@ fn kernel_shows_what_it_found_and_leaves_everything_as_it_was() {
 }
 
 #[test]
+fn programs_shows_what_it_found_and_leaves_everything_as_it_was() {
+    let Some(_alone) = alone_with_the_kernel() else { return };
+    let before = settings_of_the_kernel();
+    let found = shows_what_it_found("programs", 1);
+    assert_eq!(settings_of_the_kernel(), before);
+    let rows = found["tables"][0]["rows"].as_array().unwrap();
+    let number = |at: usize, column: &str| rows[at][column].as_f64().unwrap();
+    // Both were made to swap.
+    assert!(number(0, "major faults") > 0.0 && number(1, "pool MiB") > 1.0, "{rows:?}");
+}
+
+#[test]
+fn only_some_experiments_have_cases_and_a_case_must_be_there() {
+    let refused = |arguments: &[&str], words: &[&str]| {
+        Ended::of(farpage().arg("bench").args(arguments).output().unwrap()).refused(125, words);
+    };
+    refused(&["codec", "--only", "heap"], &["is run as a whole"]);
+    refused(&["kernel", "--only", "nonsense"], &["no such case", "pool, random"]);
+    refused(&["programs", "--only", "nonsense"], &["no such program", "pagerank"]);
+}
+
+#[test]
 fn kernel_that_is_interrupted_leaves_everything_as_it_was() {
     let Some(_alone) = alone_with_the_kernel() else { return };
     let before = settings_of_the_kernel();

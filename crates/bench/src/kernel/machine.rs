@@ -20,6 +20,8 @@ const LOCK: &str = "/run/farpage-bench-kernel.lock";
 const ZSWAP: &str = "/sys/module/zswap/parameters";
 const PAGE_CLUSTER: &str = "/proc/sys/vm/page-cluster";
 const CGROUPS: &str = "/sys/fs/cgroup";
+/// `vm.page-cluster`: as it is by default, without readahead, and the most that readahead by address does.
+pub const PAGE_CLUSTERS: [u32; 3] = [3, 0, 5];
 /// `swapon`: use this one before all others.
 const PREFER: i32 = 0x8000;
 const PRIORITY_MAX: i32 = 0x7fff;
@@ -30,9 +32,14 @@ extern "C" fn on_interrupt(_: i32) {
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
-/// Whether somebody wants the benchmark to end.
-pub fn is_interrupted() -> bool {
-    INTERRUPTED.load(Ordering::Relaxed)
+/// An error if somebody wants the benchmark to end.
+pub fn go_on() -> Result<(), String> {
+    if INTERRUPTED.load(Ordering::Relaxed) { Err("interrupted".to_owned()) } else { Ok(()) }
+}
+
+/// Where both swap to.
+pub fn directory() -> PathBuf {
+    std::env::var_os("FARPAGE_SWAP_DIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
 }
 
 /// From now on Ctrl-C and its like don't end this process: they are asked for.
@@ -61,6 +68,8 @@ enum Step {
     Swap(PathBuf),
     /// A file was made.
     File(PathBuf),
+    /// A directory was made, for files of ours.
+    Directory(PathBuf),
     /// A cgroup was made.
     Group(PathBuf),
 }
@@ -71,6 +80,7 @@ impl Step {
             Step::Value(path, value) => ("value", path, value.as_str()),
             Step::Swap(path) => ("swap", path, ""),
             Step::File(path) => ("file", path, ""),
+            Step::Directory(path) => ("directory", path, ""),
             Step::Group(path) => ("group", path, ""),
         };
         format!("{kind}\t{}\t{value}\n", path.display())
@@ -83,6 +93,7 @@ impl Step {
             "value" => Step::Value(path, fields.next()?.to_owned()),
             "swap" => Step::Swap(path),
             "file" => Step::File(path),
+            "directory" => Step::Directory(path),
             "group" => Step::Group(path),
             _ => return None,
         })
@@ -94,6 +105,8 @@ impl Step {
             Step::Swap(path) => swap_off(path),
             Step::File(path) if !path.exists() => Ok(()),
             Step::File(path) => fs::remove_file(path).map_err(|error| cant("removed", path, error)),
+            Step::Directory(path) if !path.exists() => Ok(()),
+            Step::Directory(path) => fs::remove_dir_all(path).map_err(|error| cant("removed", path, error)),
             Step::Group(path) if !path.exists() => Ok(()),
             Step::Group(path) => remove_group(path),
         }
@@ -262,14 +275,23 @@ impl Machine {
         let group = root.join(name);
         journal.note(Step::Group(group.clone()))?;
         fs::create_dir(&group).map_err(|error| cant("made", &group, error))?;
-        let limit = group.join(if is_v2 { "memory.max" } else { "memory.limit_in_bytes" });
-        fs::write(&limit, ram_bytes.to_string()).map_err(|error| cant("set", &limit, error))?;
+        limit(&group, is_v2, ram_bytes)?;
         Ok((group, is_v2))
+    }
+
+    /// From now on its members have so much memory. There may be none that has more.
+    pub fn limits_to(&self, ram_bytes: u64) -> Result<(), String> {
+        limit(&self.group, self.is_v2, ram_bytes)
     }
 
     /// A file that is removed in the end.
     pub fn has_file(&mut self, path: &Path) -> Result<(), String> {
         self.journal.note(Step::File(path.to_owned()))
+    }
+
+    /// A directory that is removed in the end, with what is in it.
+    pub fn has_directory(&mut self, path: &Path) -> Result<(), String> {
+        self.journal.note(Step::Directory(path.to_owned()))
     }
 
     /// Whether zswap's pool is a part of what the cgroup may have.
@@ -314,6 +336,11 @@ impl Machine {
     pub fn restore(mut self) -> Result<(), String> {
         self.journal.undo()
     }
+}
+
+fn limit(group: &Path, is_v2: bool, ram_bytes: u64) -> Result<(), String> {
+    let limit = group.join(if is_v2 { "memory.max" } else { "memory.limit_in_bytes" });
+    fs::write(&limit, ram_bytes.to_string()).map_err(|error| cant("set", &limit, error))
 }
 
 impl Drop for Machine {
@@ -379,6 +406,7 @@ mod tests {
             Step::Value(path(), "60 1".to_owned()),
             Step::Swap(path()),
             Step::File(path()),
+            Step::Directory(path()),
             Step::Group(path()),
         ];
         for step in steps {
@@ -390,7 +418,7 @@ mod tests {
     #[test]
     fn what_is_gone_already_is_undone() {
         let gone = || PathBuf::from("/nonexistent/farpage");
-        for step in [Step::Swap(gone()), Step::File(gone()), Step::Group(gone())] {
+        for step in [Step::Swap(gone()), Step::File(gone()), Step::Directory(gone()), Step::Group(gone())] {
             assert_eq!(step.undo(), Ok(()));
         }
         assert!(Step::Value(gone(), String::new()).undo().is_err());

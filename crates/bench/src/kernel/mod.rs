@@ -6,22 +6,20 @@
 //! is best for each, found in runs before those that count. What the program is: [`crate::load::touch`]. What the pages hold: [`contents`].
 
 pub mod contents;
-mod machine;
+pub mod machine;
 
 use crate::Effort;
 use crate::live::{self, Outcome};
 use crate::measure::{Sample, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
-use machine::{Machine, Setting};
-use std::path::{Path, PathBuf};
+use machine::{Machine, PAGE_CLUSTERS, Setting, go_on};
+use std::path::Path;
 
 const MIB: u64 = 1 << 20;
 /// Percent of touches that write.
 const WRITES: u64 = 20;
 /// The least pool that Farpage has: what is evicted goes to disk.
 const POOL_LEAST: &str = "1M";
-/// `vm.page-cluster`: as it is by default, without readahead, and the most that readahead by address does.
-const PAGE_CLUSTERS: [u32; 3] = [3, 0, 5];
 
 /// Where pages go that are evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,8 +134,12 @@ impl Measured {
     }
 }
 
-/// Runs it.
-pub fn run(effort: Effort) -> Result<Report, String> {
+/// Runs it, or only the cases whose titles contain this.
+pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
+    let mut cases = cases(effort);
+    cases.retain(|case| only.is_none_or(|text| case.title().contains(text)));
+    let first =
+        cases.first().ok_or("it has no such case; one is called `pool, random, 1 thread, 20 % writes`")?;
     let size = Size {
         ram: effort.pick(128, 32) * MIB,
         bytes: effort.pick(256, 64) * MIB,
@@ -146,16 +148,14 @@ pub fn run(effort: Effort) -> Result<Report, String> {
         bank_pages: effort.pick(2560, 320),
     };
     machine::hear_interrupts();
-    let directory =
-        std::env::var_os("FARPAGE_SWAP_DIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
+    let directory = machine::directory();
     // Room for everything, and for what the kernel likes to have free.
     let mut machine = Machine::new(&directory, 2 * size.bytes, size.ram)?;
     let bank = std::env::temp_dir().join(format!("farpage-bank-{}", std::process::id()));
     machine.has_file(&bank)?;
     contents::write_bank(&bank, size.bank_pages)?;
     let mut contest = Contest { size: &size, bank: &bank, directory: &directory, codecs: Vec::new() };
-    let cases = cases(effort);
-    contest.codecs = contest.compare_codecs(&mut machine, &cases[0])?;
+    contest.codecs = contest.compare_codecs(&mut machine, first)?;
     let measured: Result<Vec<Measured>, String> =
         cases.into_iter().map(|case| contest.measure(&mut machine, case)).collect();
     machine.restore()?;
@@ -269,10 +269,6 @@ impl Contest<'_> {
         let words: Vec<&str> = load.iter().map(String::as_str).collect();
         Ok(Run { outcome: live::alone(&words)?, pool: 0, written: 0 })
     }
-}
-
-fn go_on() -> Result<(), String> {
-    if machine::is_interrupted() { Err("interrupted".to_owned()) } else { Ok(()) }
 }
 
 fn report(size: &Size, measured: &[Measured], codecs: &[(String, f64)]) -> Report {

@@ -6,6 +6,7 @@
 pub mod ahead;
 pub mod latency;
 pub mod lu;
+pub mod pagerank;
 pub mod random;
 pub mod region;
 pub mod touch;
@@ -79,6 +80,11 @@ pub const LOADS: &[Load] = &[
     },
     Load { name: "backward", about: "from the last page to the first", run: ahead::backward },
     Load { name: "lu", about: "factors a matrix as Linpack does", run: lu::lu },
+    Load {
+        name: "pagerank",
+        about: "ranks the vertices of a graph in which few have most of the edges",
+        run: pagerank::pagerank,
+    },
     Load {
         name: "random",
         about: "touches pages at random, evenly; some of them it writes",

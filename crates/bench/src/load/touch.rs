@@ -202,9 +202,7 @@ impl Zipf {
         let zeta = |n: usize| (1..=n).map(|n| (n as f64).powf(-THETA)).sum::<f64>();
         let (all, two) = (zeta(count), zeta(2));
         let eta = (1.0 - (2.0 / count as f64).powf(1.0 - THETA)) / (1.0 - two / all);
-        // Neighbours in rank are no neighbours in memory. No divisor in common, so every place is somebody's.
-        let spread = (count * 5 / 8..).find(|step| divisor(*step, count) == 1).unwrap_or(1);
-        Zipf { random, count: count as f64, zeta: all, eta, spread }
+        Zipf { random, count: count as f64, zeta: all, eta, spread: spread(count) }
     }
 
     /// The next of them.
@@ -221,6 +219,12 @@ impl Zipf {
         let count = self.count as usize;
         rank.min(count - 1) * self.spread % count
     }
+}
+
+/// What the nth is multiplied with to find its place among `count`: neighbours in rank are no neighbours in memory. They have
+/// no divisor in common, so every place is somebody's.
+pub fn spread(count: usize) -> usize {
+    (count * 5 / 8..).find(|step| divisor(*step, count) == 1).unwrap_or(1)
 }
 
 fn divisor(a: usize, b: usize) -> usize {

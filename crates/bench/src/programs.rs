@@ -1,0 +1,459 @@
+//! `farpage bench programs`: how long real programs take that have two fifths of the memory they need, under the kernel's own
+//! swap and under Farpage. Machine, settings and memory are those of [`crate::kernel`].
+//!
+//! Each runs to its end and its result is compared: what it printed, or what a client got from it.
+
+mod client;
+
+use crate::Effort;
+use crate::kernel::machine::{self, Machine, PAGE_CLUSTERS, Setting, go_on};
+use crate::live::{self, Outcome, Place};
+use crate::measure::{Random, Sample, ratio};
+use crate::report::{Cell, Chart, Report, Table, Target};
+use std::fmt::Write as _;
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const MIB: u64 = 1 << 20;
+const OBJECTS: &str = include_str!("../../../tests/programs/objects.py");
+/// What the median of all programs is to be, as a ratio of the kernel's time to Farpage's; and each of them.
+const WANTED: (f64, f64) = (1.5, 1.0);
+
+/// One program.
+struct Program {
+    name: &'static str,
+    /// The command that must be installed.
+    needs: &'static str,
+    /// Processes that have as much memory as the largest.
+    processes: u64,
+    /// Writes its files, for about so many bytes of memory.
+    prepare: fn(&Path, u64) -> std::io::Result<()>,
+    words: fn(u64) -> Result<Vec<String>, String>,
+    /// Makes it work from outside, and ends it.
+    client: Option<Client>,
+    /// What its result is.
+    result: fn(&Outcome) -> Result<String, String>,
+}
+
+type Client = fn(&Path, u64) -> Result<String, String>;
+
+/// The one table of programs.
+const PROGRAMS: [Program; 6] = [
+    Program {
+        name: "pagerank, 2 threads",
+        needs: "sh",
+        processes: 1,
+        prepare: |_, _| Ok(()),
+        words: |bytes| {
+            Ok(strings(&[
+                &live::farpage()?,
+                "load",
+                "pagerank",
+                "--threads",
+                "2",
+                "--bytes",
+                &bytes.to_string(),
+            ]))
+        },
+        client: None,
+        result: |outcome| {
+            let found: serde_json::Value = serde_json::from_slice(&outcome.printed)
+                .map_err(|why| format!("it printed no JSON: {why}"))?;
+            Ok(found["digest"].to_string())
+        },
+    },
+    Program {
+        name: "python3, objects",
+        needs: "python3",
+        processes: 1,
+        prepare: |place, _| fs::write(place.join("objects.py"), OBJECTS),
+        words: |bytes| Ok(strings(&[&python()?, "objects.py", &(bytes / MIB).to_string(), "mixed"])),
+        client: None,
+        result: printed,
+    },
+    Program {
+        name: "sort, 2 threads",
+        needs: "sort",
+        processes: 1,
+        prepare: write_lines,
+        words: |bytes| Ok(strings(&["sort", "--parallel=2", "-S", &(4 * bytes).to_string(), "lines"])),
+        client: None,
+        result: printed,
+    },
+    Program {
+        name: "redis-server, set and get",
+        needs: "redis-server",
+        processes: 1,
+        prepare: |_, _| Ok(()),
+        words: |_| {
+            let words = "redis-server --port 0 --unixsocket socket --appendonly no --logfile log --save";
+            Ok([words.split(' ').map(str::to_owned).collect(), vec![String::new()]].concat())
+        },
+        client: Some(client::sets_and_gets),
+        result: |_| Ok(String::new()),
+    },
+    Program {
+        name: "sqlite3, a table in memory",
+        needs: "sqlite3",
+        processes: 1,
+        prepare: write_queries,
+        words: |_| Ok(strings(&["sqlite3", "-batch", "-init", "queries", ":memory:", ".exit"])),
+        client: None,
+        result: printed,
+    },
+    Program {
+        name: "stress-ng --vm 2 --verify",
+        needs: "stress-ng",
+        processes: 2,
+        prepare: |_, _| Ok(()),
+        words: |bytes| {
+            let words = "stress-ng --quiet --vm 2 --vm-method all --vm-ops 20000 --verify --vm-bytes";
+            Ok([words.split(' ').map(str::to_owned).collect(), vec![bytes.to_string()]].concat())
+        },
+        client: None,
+        // It ends with an error if a byte was wrong; what it prints has times in it.
+        result: |_| Ok(String::new()),
+    },
+];
+
+fn strings(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+fn digest(bytes: &[u8]) -> String {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    format!("{} bytes, {:016x}", bytes.len(), hasher.finish())
+}
+
+fn printed(outcome: &Outcome) -> Result<String, String> {
+    if outcome.printed.is_empty() {
+        Err("it printed nothing".to_owned())
+    } else {
+        Ok(digest(&outcome.printed))
+    }
+}
+
+/// `python3` may be a script that looks for the real one.
+fn python() -> Result<String, String> {
+    let asked = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
+    let output = asked.map_err(|error| format!("python3 can't be started: {error}"))?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Lines of some 200 bytes, half of them noise. Pages of the file belong to who has written it, not to who sorts it.
+fn write_lines(place: &Path, bytes: u64) -> std::io::Result<()> {
+    let mut random = Random::new(7);
+    let mut lines = String::new();
+    // sort needs some 50 bytes for each line beside what is in it.
+    while (lines.len() as u64) < bytes * 3 / 4 {
+        (0..6).for_each(|_| write!(lines, "{:016x}", random.next()).expect("a string takes everything"));
+        lines.push_str(&" a part that is the same in all".repeat(3));
+        lines.push('\n');
+    }
+    fs::write(place.join("lines"), lines)
+}
+
+fn write_queries(place: &Path, bytes: u64) -> std::io::Result<()> {
+    let rows = bytes / 400;
+    fs::write(
+        place.join("queries"),
+        format!(
+            "PRAGMA cache_size = -1000000;
+             CREATE TABLE data(id INTEGER PRIMARY KEY, class INTEGER, content TEXT);
+             INSERT INTO data WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})
+               SELECT i, i * 7919 % 1009, printf('%016x', i * 6364136223846793005) || ' is row ' || i || printf('%.*c', 300, 'x')
+               FROM n;
+             CREATE INDEX by_class ON data(class);
+             UPDATE data SET content = upper(content) WHERE class % 10 = 3;
+             DELETE FROM data WHERE class % 20 = 7;
+             SELECT class % 50, count(*), sum(length(content)), max(content) FROM data GROUP BY 1 ORDER BY 1;
+             PRAGMA integrity_check;\n"
+        ),
+    )
+}
+
+// ---- the contest ----------------------------------------------------------------------------------------
+
+/// The runs of one program, round by round.
+struct Measured {
+    name: &'static str,
+    ram: u64,
+    setting: Setting,
+    kernel: Vec<Run>,
+    farpage: Vec<Run>,
+    unlimited: Vec<Run>,
+}
+
+struct Run {
+    outcome: Outcome,
+    /// Of the pool, in bytes: its peak.
+    pool: u64,
+    /// Pages to disk.
+    written: u64,
+}
+
+impl Run {
+    fn seconds(&self) -> f64 {
+        self.outcome.wall.as_secs_f64()
+    }
+}
+
+/// Runs all, or those whose names contain this.
+pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
+    // In much smaller cgroups the kernel finds that there is no memory, and kills.
+    let bytes = effort.pick(256, 80) * MIB;
+    let mut programs: Vec<&Program> =
+        PROGRAMS.iter().filter(|program| only.is_none_or(|text| program.name.contains(text))).collect();
+    if programs.is_empty() {
+        return Err(format!("it has no such program; one is called `{}`", PROGRAMS[0].name));
+    }
+    programs.truncate(effort.pick(programs.len(), 1));
+    machine::hear_interrupts();
+    let directory = machine::directory();
+    let mut machine = Machine::new(&directory, 4 * bytes, bytes)?;
+    let place = std::env::temp_dir().join(format!("farpage-programs-{}", std::process::id()));
+    machine.has_directory(&place)?;
+    fs::create_dir(&place).map_err(|error| format!("{} can't be made: {error}", place.display()))?;
+    let mut contest = Contest { machine, place, directory, bytes, rounds: effort.pick(5, 1) };
+    let (mut measured, mut missing) = (Vec::new(), Vec::new());
+    for program in programs {
+        if is_installed(program.needs) {
+            let why = |why| format!("{}: {why}", program.name);
+            measured.push(contest.measure(program).map_err(why)?);
+        } else {
+            missing.push(program.needs);
+        }
+    }
+    contest.machine.restore()?;
+    Ok(report(bytes, contest.rounds, &measured, &missing))
+}
+
+fn is_installed(command: &str) -> bool {
+    let words = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&words).any(|place| place.join(command).is_file())
+}
+
+struct Contest {
+    machine: Machine,
+    /// Where programs run.
+    place: PathBuf,
+    /// Where both swap to.
+    directory: PathBuf,
+    bytes: u64,
+    rounds: usize,
+}
+
+impl Contest {
+    fn measure(&mut self, program: &Program) -> Result<Measured, String> {
+        (program.prepare)(&self.place, self.bytes).map_err(|error| format!("its files: {error}"))?;
+        let (first, result) = self.once(program, Place::Alone)?;
+        // In whole MiB.
+        let ram = first.peak_bytes * program.processes * 2 / 5 / MIB * MIB;
+        self.machine.limits_to(ram)?;
+        let setting = self.best_setting(program, &result)?;
+        let unlimited = vec![Run { outcome: first, pool: 0, written: 0 }];
+        let mut measured =
+            Measured { name: program.name, ram, setting, kernel: vec![], farpage: vec![], unlimited };
+        for round in 0..self.rounds {
+            // First: how much memory Farpage has depends on it.
+            let setting = measured.setting.clone();
+            let kernel = self.kernel(program, &setting, &result)?;
+            let pool = if self.machine.pool_is_within() { 0 } else { kernel.pool };
+            measured.kernel.push(kernel);
+            measured.farpage.push(self.farpage(program, ram + pool, &result)?);
+            if round > 0 {
+                let outcome = same(self.once(program, Place::Alone)?, &result)?;
+                measured.unlimited.push(Run { outcome, pool: 0, written: 0 });
+            }
+        }
+        Ok(measured)
+    }
+
+    /// What the kernel runs it best with: each codec of zswap, and then each readahead.
+    fn best_setting(&mut self, program: &Program, result: &str) -> Result<Setting, String> {
+        let codecs = self.machine.codecs().into_iter().map(Some);
+        let mut all: Vec<Setting> =
+            codecs.map(|codec| Setting { codec, page_cluster: PAGE_CLUSTERS[0] }).collect();
+        all.push(Setting { codec: None, page_cluster: PAGE_CLUSTERS[0] });
+        let (least, best) = self.best_of(program, all, result)?;
+        let rest = PAGE_CLUSTERS[1..]
+            .iter()
+            .map(|page_cluster| Setting { page_cluster: *page_cluster, ..best.clone() });
+        Ok(match self.best_of(program, rest.collect(), result) {
+            Ok((seconds, other)) if seconds < least => other,
+            _ => best,
+        })
+    }
+
+    fn best_of(
+        &mut self,
+        program: &Program,
+        settings: Vec<Setting>,
+        result: &str,
+    ) -> Result<(f64, Setting), String> {
+        let (mut best, mut failed) = (None, String::new());
+        for setting in settings {
+            match self.kernel(program, &setting, result) {
+                Ok(run) if best.as_ref().is_none_or(|(least, _)| run.seconds() < *least) => {
+                    best = Some((run.seconds(), setting));
+                }
+                Ok(_) => {}
+                // The kernel may find that there is no memory, and kill it.
+                Err(why) => failed = why,
+            }
+            go_on()?;
+        }
+        best.ok_or(failed)
+    }
+
+    fn kernel(&mut self, program: &Program, setting: &Setting, result: &str) -> Result<Run, String> {
+        self.machine.swaps_as(setting)?;
+        let before = machine::pages_written();
+        let mut pool = 0;
+        let members = self.machine.members();
+        let found =
+            self.watched(program, Place::Within(&members), || pool = pool.max(machine::pool_bytes()))?;
+        let written = machine::pages_written().saturating_sub(before);
+        Ok(Run { outcome: same(found, result)?, pool, written })
+    }
+
+    fn farpage(&self, program: &Program, ram: u64, result: &str) -> Result<Run, String> {
+        let (ram, swap) = (ram.to_string(), self.directory.display().to_string());
+        let options = ["--ram", &ram, "--swap", &swap, "--faults", "signal"];
+        let outcome = same(self.once(program, Place::Under(&options))?, result)?;
+        let number = |what: &str, name: &str| outcome.stats[what][name].as_u64().unwrap_or(0);
+        let (pool, written) = (number("gauges", "pool_peak"), number("counters", "pswpout"));
+        Ok(Run { outcome, pool, written })
+    }
+
+    fn once(&self, program: &Program, place: Place<'_>) -> Result<(Outcome, String), String> {
+        self.watched(program, place, || ())
+    }
+
+    /// Runs it to its end: what it took, and its result.
+    fn watched(
+        &self,
+        program: &Program,
+        place: Place<'_>,
+        mut watch: impl FnMut(),
+    ) -> Result<(Outcome, String), String> {
+        let words = (program.words)(self.bytes)?;
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        std::thread::scope(|scope| {
+            let mut client =
+                program.client.map(|client| scope.spawn(move || client(&self.place, self.bytes)));
+            let mut got = String::new();
+            let outcome = live::run(place, &words, &self.place, || {
+                watch();
+                if let Some(ended) = client.take_if(|client| client.is_finished()) {
+                    got = ended.join().map_err(|_| "its client has panicked".to_owned())??;
+                }
+                go_on()
+            })?;
+            if let Some(client) = client {
+                got = client.join().map_err(|_| "its client has panicked".to_owned())??;
+            }
+            let result = (program.result)(&outcome)? + &got;
+            Ok((outcome, result))
+        })
+    }
+}
+
+fn same((outcome, found): (Outcome, String), wanted: &str) -> Result<Outcome, String> {
+    if found == wanted {
+        Ok(outcome)
+    } else {
+        Err(format!("its result is `{found}`, and `{wanted}` without a budget"))
+    }
+}
+
+fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str]) -> Report {
+    let mut report = Report::new("programs");
+    report.published.push(
+        "a prototype of ours, on a machine like this: pages of an interpreter's heap come from the pool in half of the time that \
+         zswap takes"
+            .to_owned(),
+    );
+    report.tables.push(table(measured));
+    let speeds: Vec<f64> = measured.iter().map(|one| speed(one).median).collect();
+    for (one, found) in measured.iter().zip(&speeds) {
+        report.targets.push(Target::at_least(format!("{}: ratio of speeds", one.name), WANTED.1, *found));
+    }
+    if !speeds.is_empty() {
+        let median = Sample::of(&speeds).median;
+        report.targets.push(Target::at_least("median of all programs: ratio of speeds", WANTED.0, median));
+    }
+    report.charts.push(chart(measured));
+    report.notes = vec![
+        format!(
+            "kernel: a cgroup of two fifths of what the program has in memory without a limit; farpage: --ram as much and zswap's \
+             peak, --faults signal; {} MiB of data, {rounds} rounds",
+            bytes / MIB
+        ),
+        "the kernel has what it does best with of its codecs for zswap, no zswap, and page-cluster 3, 0 and 5, tried before; all \
+         results are those of the run without a limit"
+            .to_owned(),
+        "the cgroup's limit counts what the kernel keeps for the program, too (tables of pages, files that it writes)".to_owned(),
+    ];
+    if !missing.is_empty() {
+        report.notes.push(format!("not installed, and left out: {}", missing.join(", ")));
+    }
+    report
+}
+
+/// The kernel's time to Farpage's.
+fn speed(one: &Measured) -> Sample {
+    ratio(&seconds(&one.kernel), &seconds(&one.farpage))
+}
+
+fn seconds(runs: &[Run]) -> Vec<f64> {
+    runs.iter().map(Run::seconds).collect()
+}
+
+fn table(measured: &[Measured]) -> Table {
+    let columns =
+        ["program", "MiB", "who", "wall s", "ratio", "CPU s", "pool MiB", "to disk MiB", "major faults"];
+    let mut table = Table::new("wall time to the end", &columns);
+    for one in measured {
+        let codec =
+            one.setting.codec.as_deref().map_or("no zswap".to_owned(), |codec| format!("zswap {codec}"));
+        let kernel = format!("kernel, {codec}, page-cluster {}", one.setting.page_cluster);
+        let who = [(kernel.as_str(), &one.kernel), ("farpage", &one.farpage), ("unlimited", &one.unlimited)];
+        for (at, (who, runs)) in who.into_iter().enumerate() {
+            let median = |of: &dyn Fn(&Run) -> f64| {
+                Cell::from(Sample::of(&runs.iter().map(of).collect::<Vec<_>>()).median)
+            };
+            table.row(vec![
+                one.name.into(),
+                ((one.ram / MIB) as usize).into(),
+                who.into(),
+                Sample::of(&seconds(runs)).into(),
+                if at == 1 { speed(one).into() } else { Cell::Nothing },
+                median(&|run| run.outcome.cpu_seconds),
+                median(&|run| run.pool as f64 / MIB as f64),
+                median(&|run| run.written as f64 * 4096.0 / MIB as f64),
+                median(&|run| run.outcome.major_faults as f64),
+            ]);
+        }
+    }
+    table
+}
+
+fn chart(measured: &[Measured]) -> Chart {
+    let of = |runs: fn(&Measured) -> &Vec<Run>| -> Vec<f64> {
+        measured.iter().map(|one| Sample::of(&seconds(runs(one))).median).collect()
+    };
+    Chart {
+        title: "Programs with two fifths of the memory they need".to_owned(),
+        unit: "seconds".to_owned(),
+        groups: measured.iter().map(|one| one.name.to_owned()).collect(),
+        series: vec![
+            ("kernel".to_owned(), of(|one| &one.kernel)),
+            ("farpage".to_owned(), of(|one| &one.farpage)),
+            ("unlimited".to_owned(), of(|one| &one.unlimited)),
+        ],
+    }
+}
