@@ -23,6 +23,7 @@ mod programs;
 pub mod readahead;
 pub mod report;
 pub mod rivals;
+mod scale;
 mod slots;
 
 use report::Report;
@@ -105,6 +106,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "readahead",
         about: "readahead by slot, by address and by streams, live",
         run: Run::Whole(readahead::run),
+    },
+    Experiment {
+        name: "scale",
+        about: "faults by number of threads and by size of the space, live",
+        run: Run::Whole(scale::run),
     },
     Experiment {
         name: "slots",

@@ -7,6 +7,7 @@ mod client;
 
 use crate::Effort;
 use crate::kernel::machine::{self, Machine, PAGE_CLUSTERS, Setting, go_on};
+use crate::kernel::unless_killed;
 use crate::live::{self, Outcome, Place};
 use crate::measure::{Random, Sample, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
@@ -185,6 +186,8 @@ struct Measured {
     kernel: Vec<Run>,
     farpage: Vec<Run>,
     unlimited: Vec<Run>,
+    /// Runs that the kernel ended because it found no memory. They were made again.
+    killed: usize,
 }
 
 struct Run {
@@ -221,6 +224,7 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
     let (mut measured, mut missing) = (Vec::new(), Vec::new());
     for program in programs {
         if is_installed(program.needs) {
+            eprintln!("farpage: bench programs: {}", program.name);
             let why = |why| format!("{}: {why}", program.name);
             measured.push(contest.measure(program).map_err(why)?);
         } else {
@@ -255,12 +259,19 @@ impl Contest {
         self.machine.limits_to(ram)?;
         let setting = self.best_setting(program, &result)?;
         let unlimited = vec![Run { outcome: first, pool: 0, written: 0 }];
-        let mut measured =
-            Measured { name: program.name, ram, setting, kernel: vec![], farpage: vec![], unlimited };
+        let mut measured = Measured {
+            name: program.name,
+            ram,
+            setting,
+            kernel: vec![],
+            farpage: vec![],
+            unlimited,
+            killed: 0,
+        };
         for round in 0..self.rounds {
             // First: how much memory Farpage has depends on it.
             let setting = measured.setting.clone();
-            let kernel = self.kernel(program, &setting, &result)?;
+            let kernel = unless_killed(&mut measured.killed, || self.kernel(program, &setting, &result))?;
             let pool = if self.machine.pool_is_within() { 0 } else { kernel.pool };
             measured.kernel.push(kernel);
             measured.farpage.push(self.farpage(program, ram + pool, &result)?);
@@ -398,6 +409,11 @@ fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str]) ->
             .to_owned(),
         "the cgroup's limit counts what the kernel keeps for the program, too (tables of pages, files that it writes)".to_owned(),
     ];
+    for one in measured.iter().filter(|one| one.killed > 0) {
+        report
+            .notes
+            .push(format!("{}: {} runs that the kernel killed were made again", one.name, one.killed));
+    }
     if !missing.is_empty() {
         report.notes.push(format!("not installed, and left out: {}", missing.join(", ")));
     }

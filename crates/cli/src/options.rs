@@ -157,7 +157,7 @@ pub struct LoadOptions {
     #[arg(long, default_value_t = 0)]
     pub random_threads: usize,
 
-    /// Pages from one touch to the next.
+    /// Pages from one touch to the next; of random loads, from each page that is touched to the next one that may be.
     #[arg(long, default_value_t = 1)]
     pub stride: usize,
 

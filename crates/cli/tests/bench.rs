@@ -96,6 +96,19 @@ fn faults_shows_what_it_found() {
     shows_what_it_found("faults", 1);
 }
 
+#[test]
+fn scale_shows_what_it_found() {
+    if !farpage::can_run() {
+        return;
+    }
+    let found = shows_what_it_found("scale", 2);
+    for row in found["tables"][1]["rows"].as_array().unwrap() {
+        // A word for each page at least, and not as much as the pages.
+        let metadata = row["metadata, bytes"].as_f64().unwrap();
+        assert!((8.0..2048.0).contains(&metadata), "{row}");
+    }
+}
+
 /// What `bench kernel` changes.
 fn settings_of_the_kernel() -> Vec<String> {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();

@@ -61,6 +61,11 @@ impl Latencies {
         self.long += u64::from(ns >= DEVICE_NS);
     }
 
+    /// Touches.
+    pub const fn count(&self) -> u64 {
+        self.count
+    }
+
     /// Adds another thread's.
     pub fn add(&mut self, other: &Latencies) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum += count);

@@ -1,10 +1,13 @@
 //! pmbench's pattern: pages touched at random, evenly, some of them written. Pages are of random words, which don't
-//! compress: what is evicted goes to an area.
+//! compress: what is evicted goes to an area. With a stride they lie that far from each other, and what is between them is
+//! never touched.
 
 use super::Settings;
 use super::region::{PAGE_BYTES, Region};
 use crate::measure::Random;
 use serde_json::{Value, json};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -25,8 +28,9 @@ pub fn threads_from_pool(settings: &Settings) -> Result<Value, String> {
 }
 
 fn on_content(settings: &Settings, content: impl Fn(usize, usize, u64) -> u64) -> Result<Value, String> {
-    let region = Region::new(settings.bytes)?;
-    for page in 0..region.pages() {
+    let stride = settings.stride.max(1);
+    let region = Region::new(settings.bytes * stride as u64)?;
+    for page in (0..region.pages()).step_by(stride) {
         (0..WORDS).for_each(|word| region.write(page, word, content(page, word, settings.seed)));
     }
     let touches = AtomicU64::new(0);
@@ -40,11 +44,29 @@ fn on_content(settings: &Settings, content: impl Fn(usize, usize, u64) -> u64) -
     results.into_iter().collect::<Result<(), String>>()?;
     let seconds = began.elapsed().as_secs_f64();
     let touches = touches.into_inner();
+    let (anonymous, resident) = in_memory(&region, stride).map_err(|error| format!("/proc/self: {error}"))?;
     Ok(json!({
         "touches": touches,
         "seconds": seconds,
         "touches_per_second": touches as f64 / seconds,
+        "anonymous_bytes": anonymous,
+        "resident_bytes": resident,
     }))
+}
+
+/// Anonymous memory of this process, and what of it are pages that are touched, in bytes.
+fn in_memory(region: &Region, stride: usize) -> std::io::Result<(u64, u64)> {
+    let text = std::fs::read_to_string("/proc/self/smaps_rollup")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:"));
+    let kib: u64 = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0);
+    let pagemap = File::open("/proc/self/pagemap")?;
+    let mut resident = 0;
+    for page in (0..region.pages()).step_by(stride) {
+        let mut entry = [0; 8];
+        pagemap.read_exact_at(&mut entry, region.page_number(page) * 8)?;
+        resident += u64::from_ne_bytes(entry) >> 63;
+    }
+    Ok((kib * 1024, resident * PAGE_BYTES as u64))
 }
 
 fn expected(page: usize, word: usize, seed: u64) -> u64 {
@@ -60,11 +82,12 @@ fn touch(
 ) -> Result<(), String> {
     let mut random = Random::new(settings.seed ^ (thread as u64 + 1) << 32);
     let end = Duration::from_secs_f64(settings.seconds);
-    let pages = (region.pages() / settings.threads) as u64;
+    let stride = settings.stride.max(1);
+    let pages = (region.pages() / stride / settings.threads) as u64;
     // Once at least, however late this thread starts.
     loop {
         for _ in 0..64 {
-            let page = random.below(pages) as usize * settings.threads + thread;
+            let page = (random.below(pages) as usize * settings.threads + thread) * stride;
             let word = random.below(KEPT_WORDS as u64) as usize;
             let (found, wanted) = (region.read(page, word), expected(page, word, settings.seed));
             if found != wanted {
@@ -126,5 +149,6 @@ mod tests {
             ..Settings::default()
         };
         assert!(threads(&settings).unwrap()["touches"].as_u64() >= Some(128));
+        assert!(threads(&Settings { stride: 1000, ..settings }).unwrap()["touches"].as_u64() >= Some(128));
     }
 }

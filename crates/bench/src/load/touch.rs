@@ -2,6 +2,10 @@
 //!
 //! A *touch* reads one word of a page and compares it; some write it, too. Each is timed. Which word that is depends on the
 //! page. In the end every byte of every page is compared.
+//!
+//! Touches per second are those of the slowest thread, times the threads: a program is done when all of its threads are. Added up
+//! they would say little: where half of the threads keep all of their pages in memory and run, and half wait for theirs, the sum
+//! is that of a program with half of the pages.
 
 use super::Settings;
 use super::latency::Latencies;
@@ -134,25 +138,27 @@ pub fn touch(settings: &Settings) -> Result<Value, String> {
             walk(&mut of(thread), order, settings).map(|(latencies, seconds)| (name, latencies, seconds));
         *walked[thread].lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
     });
-    let mut sums: Vec<(&str, Latencies, f64)> = Vec::new();
+    let mut sums: Vec<(&str, Latencies, Vec<f64>)> = Vec::new();
     for found in walked {
         let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
         let (name, latencies, seconds) = found.expect("each thread has walked")?;
+        let rate = latencies.count() as f64 / seconds;
         match sums.iter_mut().find(|(known, ..)| *known == name) {
-            Some((_, sum, longest)) => {
+            Some((_, sum, rates)) => {
                 sum.add(&latencies);
-                *longest = longest.max(seconds);
+                rates.push(rate);
             }
-            None => sums.push((name, latencies, seconds)),
+            None => sums.push((name, latencies, vec![rate])),
         }
     }
     (0..threads).try_for_each(|thread| of(thread).verify())?;
     let parts: Map<String, Value> = sums
         .iter()
-        .map(|(name, latencies, seconds)| {
+        .map(|(name, latencies, rates)| {
+            let slowest = rates.iter().copied().fold(f64::INFINITY, f64::min);
             let mut json = latencies.json();
-            json["seconds"] = json!(seconds);
-            json["touches_per_second"] = json!(json["touches"].as_f64().unwrap_or(0.0) / seconds);
+            json["touches_per_second"] = json!(slowest * rates.len() as f64);
+            json["together_per_second"] = json!(rates.iter().sum::<f64>());
             ((*name).to_owned(), json)
         })
         .collect();

@@ -1,0 +1,182 @@
+//! `farpage bench scale`: what becomes of a fault when there are more threads, and when memory is larger.
+//!
+//! Pages are touched at random, a fifth of them to write, in four times as much memory as the budget; they compress, so no
+//! device is waited for. *Threads*: all of them in one space. *Spaces*: as many pages, further and further apart, in a mapping
+//! of up to a terabyte. The same runs without a budget stand beside those: there, too, a touch costs more when no two pages
+//! share a table of the kernel's.
+
+use crate::Effort;
+use crate::live::{self, Outcome};
+use crate::measure::{Sample, interleaved, ratio};
+use crate::report::{Cell, Chart, Report, Table, Target};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+/// The most that a fault may cost more in a larger space.
+const COST_MAX: f64 = 1.1;
+const METADATA_MAX: f64 = 16.0;
+
+/// One row of a table.
+struct Case {
+    title: String,
+    threads: usize,
+    /// From one page that is touched to the next.
+    stride: u64,
+}
+
+/// What all cases share.
+struct Size {
+    ram: u64,
+    bytes: u64,
+    seconds: f64,
+    rounds: usize,
+}
+
+impl Size {
+    fn run(&self, case: &Case, is_unlimited: bool) -> Result<Outcome, String> {
+        let (ram, bytes, seconds) = (self.ram.to_string(), self.bytes.to_string(), self.seconds.to_string());
+        let (threads, stride) = (case.threads.to_string(), case.stride.to_string());
+        let load = ["random-pool", "--write-percent", "20", "--bytes", &bytes, "--seconds", &seconds];
+        let load = [&load[..], &["--threads", &threads, "--stride", &stride]].concat();
+        if is_unlimited {
+            return live::alone(&load);
+        }
+        live::under(&["--no-disk", "--faults", "signal", "--ram", &ram], &load)
+    }
+
+    /// Each case with its outcomes; in turns.
+    fn measure(&self, cases: &[Case], is_unlimited: bool) -> Result<Vec<Vec<Outcome>>, String> {
+        interleaved(self.rounds, cases.len(), |at| self.run(&cases[at], is_unlimited))
+            .into_iter()
+            .map(|rounds| rounds.into_iter().collect())
+            .collect()
+    }
+}
+
+/// Runs both.
+pub fn run(effort: Effort) -> Result<Report, String> {
+    let size = Size {
+        ram: effort.pick(32, 16) * MIB,
+        bytes: effort.pick(128, 64) * MIB,
+        seconds: effort.pick(3.0, 0.2),
+        rounds: effort.pick(5, 1),
+    };
+    let mut report = Report::new("scale");
+    report.published.push(
+        "Linux keeps 8 bytes of page table for each page of a mapping that is used evenly, and about 100 for one that is in \
+         zswap (entry, index and handle)"
+            .to_owned(),
+    );
+    threads(&size, effort, &mut report)?;
+    spaces(&size, effort, &mut report)?;
+    report.notes = vec![
+        format!(
+            "farpage run --no-disk --faults signal --ram {}M -- farpage load random-pool --bytes {}M --seconds {} \
+             --write-percent 20 --threads N --stride N",
+            size.ram / MIB,
+            size.bytes / MIB,
+            size.seconds
+        ),
+        "a fault's cost: processor time of all threads, evictions included, less what the same touches take without a budget, by \
+         faults"
+            .to_owned(),
+        "metadata: anonymous memory of the process that is neither the program's nor the pool's, by pages of the mapping that \
+         were touched; frames (2 MiB) and what is needed once are in it"
+            .to_owned(),
+    ];
+    Ok(report)
+}
+
+fn faults(outcome: &Outcome) -> f64 {
+    ["fault_first", "fault_parked", "fault_pool", "fault_write"]
+        .iter()
+        .map(|name| outcome.counter(name))
+        .sum()
+}
+
+fn of(outcomes: &[Outcome], what: impl Fn(&Outcome) -> f64) -> Vec<f64> {
+    outcomes.iter().map(what).collect()
+}
+
+fn rates(outcomes: &[Outcome]) -> Vec<f64> {
+    of(outcomes, |outcome| outcome.number("touches_per_second"))
+}
+
+fn threads(size: &Size, effort: Effort, report: &mut Report) -> Result<(), String> {
+    let counts = effort.pick(&[1_usize, 2, 4, 8, 16][..], &[1, 4]);
+    let case = |threads: &usize| Case { title: format!("{threads}"), threads: *threads, stride: 1 };
+    let cases: Vec<Case> = counts.iter().map(case).collect();
+    let measured = size.measure(&cases, false)?;
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let columns = ["threads", "touches/s", "ratio to one", "faults/s", "CPU us by fault"];
+    let mut table = Table::new(format!("threads, {cpus} CPUs"), &columns);
+    for (case, outcomes) in cases.iter().zip(&measured) {
+        let wall = |outcome: &Outcome| outcome.wall.as_secs_f64();
+        table.row(vec![
+            case.title.clone().into(),
+            Sample::of(&rates(outcomes)).into(),
+            ratio(&rates(outcomes), &rates(&measured[0])).into(),
+            Sample::of(&of(outcomes, |outcome| faults(outcome) / wall(outcome))).into(),
+            Sample::of(&of(outcomes, |outcome| outcome.cpu_seconds / faults(outcome) * 1e6)).into(),
+        ]);
+    }
+    let last = ratio(&rates(&measured[cases.len() - 1]), &rates(&measured[0])).median;
+    report.targets.push(Target::at_least(
+        format!("{} threads against one, touches", counts[counts.len() - 1]),
+        1.0,
+        last,
+    ));
+    report.tables.push(table);
+    report.charts.push(Chart {
+        title: format!("Random touches by threads, {cpus} CPUs"),
+        unit: "touches/s".to_owned(),
+        groups: counts.iter().map(|count| format!("{count} threads")).collect(),
+        series: vec![(
+            "farpage".to_owned(),
+            measured.iter().map(|outcomes| Sample::of(&rates(outcomes)).median).collect(),
+        )],
+    });
+    Ok(())
+}
+
+fn spaces(size: &Size, effort: Effort, report: &mut Report) -> Result<(), String> {
+    let spans = effort.pick(&[1_u64, 16, 128, 1024][..], &[1, 16]);
+    let case = |gib: &u64| Case { title: format!("{gib} GiB"), threads: 1, stride: gib * GIB / size.bytes };
+    let cases: Vec<Case> = spans.iter().map(case).collect();
+    let (measured, unlimited) = (size.measure(&cases, false)?, size.measure(&cases, true)?);
+    let costs = |at: usize| -> Vec<f64> {
+        let cost = |(ours, without): (&Outcome, &Outcome)| {
+            // Both touch for the same time; without a budget that many touches are nearly all of it.
+            let touch = without.cpu_seconds / without.number("touches");
+            (ours.cpu_seconds - touch * ours.number("touches")) / faults(ours) * 1e6
+        };
+        measured[at].iter().zip(&unlimited[at]).map(cost).collect()
+    };
+    let pages = (size.bytes / 4096) as f64;
+    let metadata = |outcome: &Outcome| {
+        let pool = outcome.stats["gauges"]["pool_peak"].as_f64().unwrap_or(f64::NAN);
+        (outcome.number("anonymous_bytes") - outcome.number("resident_bytes") - pool) / pages
+    };
+    let columns =
+        ["space", "touches/s", "unlimited touches/s", "CPU us by fault", "ratio to 1 GiB", "metadata, bytes"];
+    let mut table = Table::new(format!("{} MiB of pages, evenly over a space", size.bytes / MIB), &columns);
+    for (at, case) in cases.iter().enumerate() {
+        table.row(vec![
+            case.title.clone().into(),
+            Sample::of(&rates(&measured[at])).into(),
+            Sample::of(&rates(&unlimited[at])).median.into(),
+            Sample::of(&costs(at)).into(),
+            if at == 0 { Cell::Nothing } else { ratio(&costs(at), &costs(0)).into() },
+            Sample::of(&of(&measured[at], metadata)).median.into(),
+        ]);
+        if at > 0 {
+            let found = ratio(&costs(at), &costs(0)).median;
+            let title = format!("{}: cost of a fault, ratio to 1 GiB", case.title);
+            report.targets.push(Target::at_most(title, COST_MAX, found));
+        }
+    }
+    let found = Sample::of(&of(&measured[0], metadata)).median;
+    report.targets.push(Target::at_most("1 GiB: metadata by page, bytes", METADATA_MAX, found));
+    report.tables.push(table);
+    Ok(())
+}
