@@ -97,8 +97,9 @@ pub trait Pages: Sync {
         protect: bool,
     ) -> Result<u64, InstallError>;
 
-    /// Maps zeros into the missing `pages` and wakes. Returns how many, from the start, are there now.
-    fn zero(&self, pages: PageRange) -> Result<u64, InstallError>;
+    /// Maps zeros into the missing `pages` and wakes. Returns how many, from the start, are there now. If they are about to be
+    /// written they may have memory of their own at once; else that comes with the first write.
+    fn zero(&self, pages: PageRange, access: Access) -> Result<u64, InstallError>;
 
     /// Has the next write to each of `pages` that is there reported to us. False if the kernel can't.
     fn protect(&self, pages: PageRange) -> bool;

@@ -17,7 +17,7 @@ use crate::uffd::for_each_run;
 use crate::{InstallError, Outgoing, Pages};
 use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
 use farpage_core::cache::Backing;
-use farpage_core::pager::{Left, Taken};
+use farpage_core::pager::{Access, Left, Taken};
 use farpage_core::units::{PageBytes, PageIndex, PageRange};
 use farpage_os::memory;
 use farpage_os::proc::{self, OwnMemory, Pagemap};
@@ -456,7 +456,7 @@ impl Pages for &ByProtection {
         unsafe { self.fill(self.closed(pages)?, source) }
     }
 
-    fn zero(&self, pages: PageRange) -> Result<u64, InstallError> {
+    fn zero(&self, pages: PageRange, _: Access) -> Result<u64, InstallError> {
         match self.open(self.closed(pages)?) {
             0 => Err(InstallError::NoMemory),
             count => Ok(count),

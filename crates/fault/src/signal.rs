@@ -245,8 +245,8 @@ impl<P: Pages> Pages for Woken<'_, P> {
         Ok(count)
     }
 
-    fn zero(&self, pages: PageRange) -> Result<u64, InstallError> {
-        let count = self.pages.zero(pages)?;
+    fn zero(&self, pages: PageRange, access: Access) -> Result<u64, InstallError> {
+        let count = self.pages.zero(pages, access)?;
         self.handover.wake(PageRange::of(pages.start, count));
         Ok(count)
     }

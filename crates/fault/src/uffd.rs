@@ -17,16 +17,27 @@
 // UNSAFETY: see the trait: these calls take pages of the program away.
 
 use crate::{InstallError, Outgoing, Pages};
+use core::cell::UnsafeCell;
 use farpage_core::cache::Backing;
 use farpage_core::config::Install;
-use farpage_core::pager::{Left, Taken};
+use farpage_core::pager::{Access, Left, Taken};
 use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
 use farpage_os::memory;
 use farpage_os::proc::Pagemap;
 use farpage_os::sys::Errno;
 use farpage_os::uffd::{Trouble, Uffd};
 
-static ZEROS: PageBytes = PageBytes::ZERO;
+/// As many pages of zeros as are copied at once.
+const ZEROS: usize = 16;
+
+/// They may be written, as far as the compiler knows, so they are in the library's zeroed data: the kernel has one page of zeros
+/// for all of it, which is always at hand. Constants would be as many pages of its file.
+struct Zeros(UnsafeCell<[PageBytes; ZEROS]>);
+
+// SAFETY: nobody writes it.
+unsafe impl Sync for Zeros {}
+
+static ZERO_PAGES: Zeros = Zeros(UnsafeCell::new([PageBytes::ZERO; ZEROS]));
 
 const MADV_POPULATE_WRITE: u32 = 23;
 const ENOMEM: i32 = 12;
@@ -56,8 +67,17 @@ const fn install_error(trouble: Trouble) -> InstallError {
     }
 }
 
-fn zero(uffd: &Uffd, pages: PageRange) -> Result<u64, InstallError> {
-    match uffd.zero(pages) {
+/// What is read is the kernel's page of zeros. A write to that is another fault, and the processors on which other threads run
+/// must hear that the page has changed: so what is about to be written gets its own memory.
+fn zero(uffd: &Uffd, pages: PageRange, access: Access) -> Result<u64, InstallError> {
+    let (pages, done) = if access == Access::Write {
+        let pages = PageRange::of(pages.start, pages.count().min(ZEROS as u64));
+        // SAFETY: as many pages, which nobody writes.
+        (pages, unsafe { uffd.copy_run(pages, ZERO_PAGES.0.get().cast(), false) })
+    } else {
+        (pages, uffd.zero(pages))
+    };
+    match done {
         Ok(()) => Ok(pages.count()),
         Err(Trouble::Partly(done)) => Ok(done),
         Err(trouble) => Err(install_error(trouble)),
@@ -214,8 +234,8 @@ impl Pages for ByMove<'_> {
         unsafe { copy_run_in(self.uffd, pages, source, protect) }
     }
 
-    fn zero(&self, pages: PageRange) -> Result<u64, InstallError> {
-        zero(self.uffd, pages)
+    fn zero(&self, pages: PageRange, access: Access) -> Result<u64, InstallError> {
+        zero(self.uffd, pages, access)
     }
 
     fn protect(&self, pages: PageRange) -> bool {
@@ -241,7 +261,7 @@ impl Pages for ByMove<'_> {
 
     unsafe fn give_memory(&self, frame: *mut PageBytes) -> Result<(), InstallError> {
         // SAFETY: the source is a constant page. The kernel refuses if the frame has memory.
-        match unsafe { self.uffd.copy(page_of(frame), (&raw const ZEROS).cast(), false) } {
+        match unsafe { self.uffd.copy(page_of(frame), ZERO_PAGES.0.get().cast(), false) } {
             Ok(()) | Err(Trouble::Present) => Ok(()),
             Err(trouble) => Err(install_error(trouble)),
         }
@@ -329,8 +349,8 @@ impl Pages for ByCopy<'_> {
         unsafe { copy_run_in(self.uffd, pages, source, protect) }
     }
 
-    fn zero(&self, pages: PageRange) -> Result<u64, InstallError> {
-        zero(self.uffd, pages)
+    fn zero(&self, pages: PageRange, access: Access) -> Result<u64, InstallError> {
+        zero(self.uffd, pages, access)
     }
 
     fn protect(&self, pages: PageRange) -> bool {

@@ -170,8 +170,16 @@ impl Bench {
         unsafe { core::slice::from_raw_parts(self.frame(at).cast::<u8>(), PAGE_BYTES) }.to_vec()
     }
     fn fill(&self, count: usize) {
-        assert_eq!(self.pages.zero(self.range(0, count)), Ok(count as u64));
+        assert_eq!(self.pages.zero(self.range(0, count), Access::Read), Ok(count as u64));
         (0..count).for_each(|at| self.write(at, at as u8 + 1));
+    }
+    /// Anonymous memory in the mapping.
+    fn anonymous_kib(&self) -> u64 {
+        let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{:x}-", self.memory.addr());
+        let mapping = text.lines().skip_while(|line| !line.starts_with(&start));
+        let mut fields = mapping.filter_map(|line| line.strip_prefix("Anonymous:"));
+        fields.next().unwrap().trim().trim_end_matches(" kB").parse().unwrap()
     }
     fn take(&self, list: &[(usize, usize)]) -> Vec<Outgoing> {
         let backing = if self.moves { Backing::Hole } else { Backing::Memory };
@@ -276,6 +284,7 @@ suite! {
     both:
     write_to_a_protected_page_is_reported_and_goes_on_when_unprotected
     first_write_to_zeros_is_reported_when_asked_for
+    zeros_that_are_about_to_be_written_have_memory_at_once
     install_into_read_only_memory_works
     moves_that_we_make_are_told_from_those_that_we_do_not_see;
     messages:
@@ -315,7 +324,7 @@ mod cases {
 
     pub fn run_with_holes_takes_what_is_there(bench: &'static Bench) {
         bench.fill(2);
-        assert_eq!(bench.pages.zero(bench.range(3, 1)), Ok(1));
+        assert_eq!(bench.pages.zero(bench.range(3, 1), Access::Read), Ok(1));
         bench.write(3, 9);
         let taken = bench.take(&[(0, 0), (1, 1), (2, 2), (3, 3)]);
         let outcome: Vec<_> = taken.iter().map(|page| page.taken).collect();
@@ -389,8 +398,23 @@ mod cases {
         assert_eq!(bench.read(0), vec![7; PAGE_BYTES]);
     }
 
+    pub fn zeros_that_are_about_to_be_written_have_memory_at_once(bench: &'static Bench) {
+        assert_eq!(bench.pages.zero(bench.range(0, 4), Access::Read), Ok(4));
+        assert_eq!(bench.anonymous_kib(), 0, "the kernel's own zeros");
+        let there = bench.pages.zero(bench.range(4, 40), Access::Write).unwrap();
+        assert!((1..=40).contains(&there));
+        assert_eq!(bench.anonymous_kib(), 4 * there);
+        for at in 0..4 + there as usize {
+            assert_eq!(bench.read(at), vec![0; PAGE_BYTES]);
+            bench.write(at, 7);
+            assert_eq!(bench.read(at), vec![7; PAGE_BYTES]);
+        }
+        assert_eq!(bench.anonymous_kib(), 4 * (4 + there));
+        assert_eq!(bench.pages.zero(bench.range(4, 1), Access::Write), Err(InstallError::Present));
+    }
+
     pub fn first_write_to_zeros_is_reported_when_asked_for(bench: &'static Bench) {
-        assert_eq!(bench.pages.zero(bench.range(0, 2)), Ok(2));
+        assert_eq!(bench.pages.zero(bench.range(0, 2), Access::Read), Ok(2));
         bench.pages.protect(bench.range(0, 2));
         assert_eq!(bench.read(1), vec![0; PAGE_BYTES], "reading needs nobody");
         let writer = std::thread::spawn(|| bench.write(1, 7));
@@ -540,7 +564,7 @@ mod cases {
         pages.withdraw(bench.range(1, 1)).unwrap();
         let waits = std::thread::spawn(|| bench.read(1));
         assert_eq!(bench.next_faults(), [Fault { page: bench.page(1), access: Access::Read }]);
-        assert_eq!(bench.pages.zero(bench.range(1, 1)), Ok(1));
+        assert_eq!(bench.pages.zero(bench.range(1, 1), Access::Read), Ok(1));
         assert_eq!(waits.join().unwrap(), vec![0; PAGE_BYTES]);
         assert_eq!((bench.read(0)[0], bench.read(2)[0]), (1, 3));
     }
@@ -564,7 +588,7 @@ mod cases {
         assert!((0..8).all(|at| pages.is_open(bench.page(at)) == (at == 3)), "only what was written");
         std::thread::spawn(|| bench.write(5, 1));
         assert_eq!(bench.next_faults(), [Fault { page: bench.page(5), access: Access::Write }]);
-        assert_eq!(bench.pages.zero(bench.range(5, 1)), Ok(1));
+        assert_eq!(bench.pages.zero(bench.range(5, 1), Access::Read), Ok(1));
         assert_eq!((bench.read(3)[0], pages.is_open(bench.page(5))), (7, true));
     }
 
@@ -573,7 +597,7 @@ mod cases {
     pub fn pieces_become_one_mapping_that_can_be_moved(bench: &'static Bench) {
         let pages = bench.protections.unwrap();
         for at in (0..PAGES).step_by(2) {
-            assert_eq!(bench.pages.zero(bench.range(at, 1)), Ok(1));
+            assert_eq!(bench.pages.zero(bench.range(at, 1), Access::Read), Ok(1));
             bench.write(at, at as u8 + 1);
         }
         let all = bench.range(0, PAGES);
@@ -619,7 +643,7 @@ mod cases {
         // SAFETY: a page of the test's memory that it doesn't use any more.
         unsafe { rustix::mm::munmap(bench.memory.add(PAGE_BYTES).cast(), PAGE_BYTES) }.unwrap();
         bench.protections.unwrap().forget(bench.range(1, 1));
-        assert_eq!(bench.pages.zero(bench.range(1, 1)), Err(InstallError::Unmapped));
+        assert_eq!(bench.pages.zero(bench.range(1, 1), Access::Read), Err(InstallError::Unmapped));
         // SAFETY: the frames were filled by `take`.
         let install = |at: usize, count| unsafe {
             bench.pages.install_run(bench.range(at, count), bench.frame(at), false)
@@ -644,7 +668,7 @@ mod cases {
     pub fn threads_hammering_see_every_byte_while_pages_go_in_and_out(bench: &'static Bench) {
         const COUNTERS: usize = 4;
         const ROUNDS: u64 = 20_000;
-        bench.pages.zero(bench.range(0, COUNTERS)).unwrap();
+        bench.pages.zero(bench.range(0, COUNTERS), Access::Read).unwrap();
         let out: &'static Mutex<HashMap<u64, usize>> = Box::leak(Box::default());
         let counters: Vec<_> = (0..COUNTERS)
             .map(|at| {
@@ -675,7 +699,7 @@ mod cases {
                         }
                     } else if bench.protections.is_some() {
                         // Taken before it was ever touched, it was gone; or it is open again by now.
-                        let _ = bench.pages.zero(PageRange::of(fault.page, 1));
+                        let _ = bench.pages.zero(PageRange::of(fault.page, 1), Access::Read);
                     }
                     bench.pages.wake(fault.page);
                 }

@@ -34,8 +34,10 @@ use rustix::fd::BorrowedFd;
 
 /// Write requests that one thread has under way.
 const WRITES_MAX: usize = 16;
-/// Pages of zeros that a run of first touches gets at once, at most.
+/// Pages of zeros that a run of first touches gets at once, at most: the kernel's, which take no memory until they are written;
 const ZERO_RUN_MAX: u64 = 32;
+/// and with memory of their own.
+const WRITTEN_RUN_MAX: u64 = 16;
 
 /// A write under way.
 #[derive(Clone, Copy)]
@@ -145,7 +147,7 @@ impl Worker {
             Step::Zero(ticket) => {
                 let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
                 let plan = self.plan_ahead(&ticket, fault.access);
-                self.zero(ticket);
+                self.zero(ticket, fault.access);
                 (kind, plan)
             }
             // Bytes are written through a file that isn't in this thread's table.
@@ -221,7 +223,7 @@ impl Worker {
                 Step::Zero(ticket) => {
                     let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
                     plan = self.plan_ahead(&ticket, fault.access);
-                    self.zero(ticket);
+                    self.zero(ticket, fault.access);
                     Some(kind)
                 }
                 Step::Install(ticket) => {
@@ -277,12 +279,17 @@ impl Worker {
     }
 
     /// A first touch, or a page that was all zeros. Neighbours that are touched in order come along.
-    fn zero(&mut self, ticket: Ticket) {
+    fn zero(&mut self, ticket: Ticket, access: Access) {
         let pager = self.engine.pager;
         let page = ticket.page();
         let follows = page == self.zero_end && ticket.before() == State::Absent;
         self.zero_run = if follows { (self.zero_run * 2).min(ZERO_RUN_MAX) } else { 1 };
-        let wanted = if self.engine.is_over_start() { 1 } else { self.zero_run };
+        // What is written next is needed, however little memory there is: only few at once then.
+        let wanted = match access {
+            Access::Write if !self.engine.is_over_limit() => self.zero_run.min(WRITTEN_RUN_MAX),
+            Access::Read if !self.engine.is_over_start() => self.zero_run,
+            _ => 1,
+        };
         let mut tickets: [Option<Ticket>; ZERO_RUN_MAX as usize] = [const { None }; ZERO_RUN_MAX as usize];
         tickets[0] = Some(ticket);
         let mut count = 1;
@@ -295,8 +302,10 @@ impl Worker {
             }
         }
         // None: somebody was quicker, or the mapping is gone. The thread tries again and finds out.
-        let there = self.engine.pages.zero(PageRange::of(page, count)).unwrap_or_default();
-        self.engine.budget.mapped_zeros(there);
+        let there = self.engine.pages.zero(PageRange::of(page, count), access).unwrap_or_default();
+        if access != Access::Write || self.engine.protections.is_some() {
+            self.engine.budget.mapped_zeros(there);
+        }
         for (at, ticket) in tickets.into_iter().flatten().enumerate() {
             if (at as u64) < there {
                 pager.settle_fault(ticket, Left { frame: Backing::Hole, protected: false });
@@ -423,7 +432,7 @@ impl Worker {
             && let Step::Unprotect(ticket) = self.engine.pager.fault(fault.page, Access::WriteProtected)
         {
             if !there() {
-                let _ = self.engine.pages.zero(PageRange::of(fault.page, 1));
+                let _ = self.engine.pages.zero(PageRange::of(fault.page, 1), fault.access);
             }
             self.engine.pager.settle_fault(ticket, Left { frame: Backing::Hole, protected: false });
         }
