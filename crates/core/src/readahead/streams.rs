@@ -399,8 +399,17 @@ impl Streams {
         })
     }
 
+    /// Whether one of the faults before lies within the largest stride. Most random faults end here: no early way out, so that
+    /// eight are compared at once.
+    fn has_neighbour(&self, page: u64) -> bool {
+        self.faults.iter().fold(false, |any, fault| any | (fault.abs_diff(page) <= STRIDE_MAX))
+    }
+
     /// The stride that this fault and those before it make, and in how many steps.
     fn stride_at(&self, page: u64) -> Option<(i64, u64)> {
+        if !self.has_neighbour(page) {
+            return None;
+        }
         let (steps, steps_afar) = if self.credit > 0 { STEPS_ON_CREDIT } else { STEPS_WITHOUT };
         if let Some(unit) = [1, -1].into_iter().find(|unit| self.continues(page, *unit, steps)) {
             return Some((unit, steps));
