@@ -449,3 +449,38 @@ fn invariant_14_an_inherited_page_that_can_not_be_read_is_lost() {
     child.pager.discard(PageRange::of(PAGE, 1));
     child.check();
 }
+
+/// Half of the touches go through new memory, page by page, half are anywhere in a third of what there is room for. Without a
+/// look at how long pages are out, a quarter of the latter find their page gone.
+#[test]
+fn what_is_used_stays_while_a_walk_goes_through_memory() {
+    const USED: u64 = 20;
+    const WALKED: u64 = 80;
+    const ROOM: u64 = 60;
+    let mut driver = driver(64 << 10, false);
+    let (mut random, mut missed) = (7_u64, 0);
+    for n in 0..40_000 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let page = PageIndex(if n % 2 == 0 { (random >> 33) % USED } else { USED + n / 2 % WALKED });
+        if n % 2 == 1 {
+            driver.pager.discard(PageRange::of(page, 1));
+            let ticket = driver.pager.lock_absent(page).expect("nobody else moves it");
+            driver.pager.settle_fault(ticket, LEFT);
+        } else if !driver.pager.state(page).is_resident() {
+            missed += u32::from(n >= 20_000);
+            driver.first_touch(page);
+        }
+        while driver.pager.resident() > ROOM {
+            let mut batch = Batch::new();
+            driver.pager.begin_evict(&mut batch, 4);
+            for at in 0..batch.len() {
+                *driver.frame(batch.victims()[at].frame) = bytes_of(0);
+                batch.victims()[at].taken = Taken::Yes;
+            }
+            driver.pager.park(&mut batch);
+            while driver.place(&mut WriteBatch::new()) == Placed::Done {}
+        }
+    }
+    driver.check();
+    assert!((100..1_000).contains(&missed), "{missed} of 10,000");
+}

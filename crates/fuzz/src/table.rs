@@ -85,7 +85,7 @@ pub fn run(input: &mut Input) {
             }
             Some(3) if plain.locked => {
                 let after = any_state(input);
-                assert_eq!(place.settle(plain.state, after), plain.waited);
+                assert_eq!(place.settle(plain.state, after, None), plain.waited);
                 *plain = Plain { state: after, locked: false, waited: false };
             }
             Some(4) if !plain.locked => {

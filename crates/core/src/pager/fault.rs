@@ -4,7 +4,8 @@ use super::ahead::Fate;
 use super::step::{Access, Left, Step, Ticket};
 use super::{Pager, State};
 use crate::cache::Backing;
-use crate::reclaim::{AGE_FROM_AFAR, AGE_FROM_PARKED};
+use crate::reclaim::AGE_FROM_PARKED;
+use crate::reclaim::recency::Came;
 use crate::stats::Counter;
 use crate::table::Place;
 use crate::table::entry::Word;
@@ -191,7 +192,12 @@ impl Pager<'_> {
         let place = self.place(page);
         pause!();
         let mut kept = None;
-        let mut age = AGE_FROM_AFAR;
+        let came = match before {
+            _ if ahead => Came::Ahead,
+            State::Absent => Came::New,
+            _ => Came::Back(place.entry().load().epoch()),
+        };
+        let mut age = if put_back || before.is_resident() { 0 } else { self.recency.came_in(page, came) };
         match before {
             State::Resident { slot, .. } => {
                 self.stats.count(Counter::FaultWrite);
@@ -210,14 +216,14 @@ impl Pager<'_> {
                 self.cache.unpark(frame);
                 kept = self.keep_or_free(slot, keep_slot && left.protected);
                 if !put_back && !ahead {
-                    age = AGE_FROM_PARKED;
+                    age = age.max(AGE_FROM_PARKED);
                 }
                 served(if put_back { Counter::EvictPutBack } else { Counter::FaultParked });
             }
             State::Writing { frame } => {
                 // The write's completion frees this frame and its slot: the page has left both.
                 self.cache.set_owner(frame, None);
-                age = AGE_FROM_PARKED;
+                age = age.max(AGE_FROM_PARKED);
                 self.stats.count(Counter::FaultParked);
             }
             State::Pooled(handle) => {

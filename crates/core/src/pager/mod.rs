@@ -42,6 +42,7 @@ use crate::config::Config;
 use crate::readahead::by_slot::SlotWords;
 use crate::readahead::streams::Streams;
 use crate::reclaim::Clock;
+use crate::reclaim::recency::Recency;
 use crate::stats::{Gauge, Stats};
 use crate::sync::{self, Lock};
 use crate::table::entry::State;
@@ -92,6 +93,7 @@ pub struct Pager<'m> {
     pub(crate) pool: Pool<'m>,
     pub(crate) areas: Areas<'m>,
     pub(crate) clock: Lock<Clock>,
+    pub(crate) recency: Recency,
     pub(crate) stats: &'m Stats,
     wake: &'m dyn Wake,
     pub(crate) streams: Lock<Streams>,
@@ -118,6 +120,7 @@ impl<'m> Pager<'m> {
             pool: parts.pool,
             areas: parts.areas,
             clock: Lock::new(Clock::new()),
+            recency: Recency::new(),
             stats: parts.stats,
             wake: parts.wake,
             streams: Lock::new(Streams::new()),
@@ -180,7 +183,8 @@ impl<'m> Pager<'m> {
     pub(crate) fn settle(&self, page: PageIndex, place: Place<'_>, before: State, after: State) -> bool {
         pause!();
         self.account(before, after);
-        let waited = place.settle(before, after);
+        let goes = before.is_resident() && after.is_evicted();
+        let waited = place.settle(before, after, goes.then(|| self.recency.now()));
         if waited {
             // Ordering: Release: who sees the new count sees the settled entry.
             self.settled.fetch_add(1, Ordering::Release);

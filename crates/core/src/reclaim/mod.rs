@@ -3,9 +3,11 @@
 //! The kernel gives user space no "accessed" bit, so recency must be seen in who comes back. A clock hand goes
 //! round the program's ranges in address order; a page with age 0 goes, one with a higher age is spared and
 //! made younger. A page gets its age when it comes back: from the parking queue (it was out for a moment
-//! only, so it is in use) more than from farther away. Address order makes victims neighbours, so that one
+//! only, so it is in use), or from farther away after a short time ([`recency`]). Address order makes victims neighbours, so that one
 //! move takes a whole run. Pages that were brought in for a stream, and that it hasn't come to yet, are passed over
 //! once: they came back last, but their place in the round has nothing to do with that.
+
+pub mod recency;
 
 use crate::config::Readahead;
 use crate::pager::{Batch, Pager};
@@ -17,20 +19,20 @@ use crate::units::{PageIndex, PageRange};
 
 /// Laps that a page is spared which came back from the parking queue.
 pub const AGE_FROM_PARKED: u8 = 2;
-/// Laps for a page that came back from the pool or an area.
-pub const AGE_FROM_AFAR: u8 = 0;
 /// Entries that one search looks at before it gives up for now: about a millisecond.
 const LOOKS_MAX: u32 = 1 << 18;
 
 /// The hand.
 pub struct Clock {
     hand: PageIndex,
+    /// Resident pages that it went past since an epoch last ended.
+    passed: u64,
 }
 
 impl Clock {
     /// At the beginning of the address space.
     pub const fn new() -> Clock {
-        Clock { hand: PageIndex(0) }
+        Clock { hand: PageIndex(0), passed: 0 }
     }
 }
 
@@ -60,6 +62,8 @@ impl Pager<'_> {
             let rest = PageRange::new(from, range.end);
             clock.hand = self.choose_in(rest, batch, max, &mut looks, &mut unread);
         }
+        let passed = clock.passed + u64::from(looks);
+        clock.passed = self.recency.hand_went(passed, self.resident());
         self.streams.lock().were_spared(&unread);
     }
 

@@ -7,12 +7,14 @@
 //! 3. While locked, the word still shows the state before the move, so giving up is restoring it.
 //!
 //! ```text
-//! bits  0..4   state        bit 4  locked     bit 5  waited      bits 6..8  age (Resident)
+//! bits  0..4   state        bit 4  locked     bit 5  waited      bits 6..9  age (Resident)
 //! bits  9..25  frame (Parked, Writing) or kind of repeated word (Same)
+//! bits 25..32  epoch in which it went (while evicted, but Inherited)
 //! bits 32..64  slot (Resident and Parked: 0 = none), pool handle, or 32 bits of the repeated word
 //! bits 9..64   page of another process (Inherited)
 //! ```
 
+use crate::reclaim::recency::Epoch;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::units::{FrameIndex, PageIndex, SlotIndex};
 use crate::zswap::pool::ObjectHandle;
@@ -30,7 +32,7 @@ pub enum State {
     Resident {
         /// The slot that still holds a copy.
         slot: Option<SlotIndex>,
-        /// Laps of the clock hand it will be spared, 0 to 3.
+        /// Laps of the clock hand it will be spared, 0 to 7.
         age: u8,
     },
     /// Evicted, uncompressed in a frame, for a second chance.
@@ -116,6 +118,9 @@ const WAITED: u64 = 1 << 5;
 const AGE_SHIFT: u32 = 6;
 const FRAME_SHIFT: u32 = 9;
 const FRAME_MASK: u64 = 0xffff;
+const EPOCH_SHIFT: u32 = 32 - Epoch::BITS;
+const EPOCH_MASK: u64 = ((1 << Epoch::BITS) - 1) << EPOCH_SHIFT;
+const _: () = assert!(FRAME_MASK << FRAME_SHIFT & EPOCH_MASK == 0);
 /// The lowest bit of what another process calls the page.
 const INHERITED_SHIFT: u32 = 9;
 /// Frames that an entry can name.
@@ -163,7 +168,7 @@ impl Word {
             0 => State::Absent,
             1 => State::Zero,
             2 => State::Same(SameWord { kind: frame.0 as u8, half: high }),
-            3 => State::Resident { slot, age: (self.0 >> AGE_SHIFT & 3) as u8 },
+            3 => State::Resident { slot, age: (self.0 >> AGE_SHIFT & 7) as u8 },
             4 => State::Parked { frame, slot },
             5 => State::Writing { frame },
             6 => match ObjectHandle::from_raw(high) {
@@ -179,6 +184,17 @@ impl Word {
     /// Whether somebody is moving this page.
     pub const fn is_locked(self) -> bool {
         self.0 & LOCKED != 0
+    }
+
+    /// Whether it has room for the epoch in which the page went.
+    const fn has_epoch(self) -> bool {
+        let state = self.state();
+        state.is_evicted() && !matches!(state, State::Inherited(_))
+    }
+
+    /// When an evicted page went, if that is known.
+    pub const fn epoch(self) -> Epoch {
+        if self.has_epoch() { Epoch(((self.0 & EPOCH_MASK) >> EPOCH_SHIFT) as u8) } else { Epoch(0) }
     }
 }
 
@@ -217,12 +233,23 @@ impl Entry {
         asked.is_ok()
     }
 
-    /// Ends a move: sets the new state, unlocks, and says whether somebody waits and must be woken.
+    /// Ends a move: sets the new state, unlocks, and says whether somebody waits and must be woken. A page that was out and stays
+    /// out has still gone when it went.
     #[must_use]
     pub fn settle(&self, state: State) -> bool {
+        // Ordering: Relaxed: who has the lock is the only one to change anything but `WAITED`.
+        let epoch = Word(self.0.load(Ordering::Relaxed)).epoch();
+        self.settle_out(state, epoch)
+    }
+
+    /// The same for a page that goes in this epoch.
+    #[must_use]
+    pub fn settle_out(&self, state: State, epoch: Epoch) -> bool {
+        let word = Word::of(state);
+        let epoch = if word.has_epoch() { u64::from(epoch.0) << EPOCH_SHIFT & EPOCH_MASK } else { 0 };
         // Ordering: Release publishes everything done for this page to the next `load` or `try_lock`. Acquire pairs with the
         // Release in `ask_to_be_woken`.
-        let before = self.0.swap(Word::of(state).0, Ordering::AcqRel);
+        let before = self.0.swap(word.0 | epoch, Ordering::AcqRel);
         assert!(before & LOCKED != 0, "a page was settled that nobody had locked: {:?}", Word(before));
         before & WAITED != 0
     }
@@ -259,7 +286,7 @@ mod tests {
             Just(State::Absent),
             Just(State::Zero),
             any::<u32>().prop_map(|w| State::Same(SameWord::pack(u64::from(w)).unwrap())),
-            (maybe_slot.clone(), 0_u8..4).prop_map(|(slot, age)| State::Resident { slot, age }),
+            (maybe_slot.clone(), 0_u8..8).prop_map(|(slot, age)| State::Resident { slot, age }),
             (frame.clone(), maybe_slot).prop_map(|(frame, slot)| State::Parked { frame, slot }),
             frame.prop_map(|frame| State::Writing { frame }),
             (1..u32::MAX).prop_map(|h| State::Pooled(ObjectHandle::from_raw(h).unwrap())),
@@ -273,6 +300,21 @@ mod tests {
         #[test]
         fn word_keeps_every_state(state in any_state()) {
             prop_assert_eq!(Word::of(state).state(), state);
+        }
+
+        /// It stays with an evicted page wherever that goes, and is no part of what the page is.
+        #[test]
+        fn epoch_stays_while_a_page_is_out(states in prop::collection::vec(any_state(), 1..8), epoch in 1_u8..128) {
+            let entry = Entry(AtomicU64::new(0));
+            let mut wanted = Epoch(0);
+            for (at, state) in states.into_iter().enumerate() {
+                entry.try_lock(entry.load()).unwrap();
+                let was_known = wanted;
+                let _ = if at == 0 { entry.settle_out(state, Epoch(epoch)) } else { entry.settle(state) };
+                let has = state.is_evicted() && !matches!(state, State::Inherited(_));
+                wanted = match (at, has) { (_, false) => Epoch(0), (0, true) => Epoch(epoch), _ => was_known };
+                prop_assert_eq!((entry.load().state(), entry.load().epoch()), (state, wanted));
+            }
         }
 
         #[test]

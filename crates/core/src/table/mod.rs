@@ -9,6 +9,7 @@ pub mod entry;
 pub mod ranges;
 
 use crate::memory::Zeroed;
+use crate::reclaim::recency::Epoch;
 use crate::units::{PageIndex, PageRange};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use entry::{Entry, State};
@@ -46,11 +47,14 @@ impl<'t> Place<'t> {
         &self.leaf.entries[self.at]
     }
 
-    /// Settles a locked page and keeps the counts right. Says whether somebody waits.
+    /// Settles a locked page and keeps the counts right; `epoch` if it has just gone. Says whether somebody waits.
     #[must_use]
-    pub fn settle(self, before: State, after: State) -> bool {
+    pub fn settle(self, before: State, after: State, epoch: Option<Epoch>) -> bool {
         self.recount(before, after);
-        self.entry().settle(after)
+        match epoch {
+            Some(epoch) => self.entry().settle_out(after, epoch),
+            None => self.entry().settle(after),
+        }
     }
 
     /// Sets an unlocked page under the exclusive map lock and keeps the counts right.
