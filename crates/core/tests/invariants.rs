@@ -28,6 +28,7 @@ use farpage_core::pager::{
     Access, Batch, Left, Pager, Parts, Placed, Shrunk, Step, Taken, Ticket, Wake, WriteBatch, WriteProgress,
 };
 use farpage_core::readahead::by_slot::SlotWords;
+use farpage_core::reclaim::recency::AGE_NEAR;
 use farpage_core::stats::Stats;
 use farpage_core::table::entry::State;
 use farpage_core::table::ranges::{Flags, Ranges};
@@ -170,6 +171,20 @@ impl Driver {
         *self.frame(batch.victims()[0].frame) = bytes_of(kind);
         batch.victims()[0].taken = Taken::Yes;
         self.pager.park(&mut batch);
+    }
+
+    /// Takes up to four pages out, which are all zeros: how many.
+    fn evict_zeros(&mut self) -> usize {
+        let mut batch = Batch::new();
+        self.pager.begin_evict(&mut batch, 4);
+        let count = batch.len();
+        for at in 0..count {
+            *self.frame(batch.victims()[at].frame) = bytes_of(0);
+            batch.victims()[at].taken = Taken::Yes;
+        }
+        self.pager.park(&mut batch);
+        while self.place(&mut WriteBatch::new()) == Placed::Done {}
+        count
     }
 
     fn place(&mut self, writes: &mut WriteBatch) -> Placed {
@@ -471,16 +486,28 @@ fn what_is_used_stays_while_a_walk_goes_through_memory() {
             driver.first_touch(page);
         }
         while driver.pager.resident() > ROOM {
-            let mut batch = Batch::new();
-            driver.pager.begin_evict(&mut batch, 4);
-            for at in 0..batch.len() {
-                *driver.frame(batch.victims()[at].frame) = bytes_of(0);
-                batch.victims()[at].taken = Taken::Yes;
-            }
-            driver.pager.park(&mut batch);
-            while driver.place(&mut WriteBatch::new()) == Placed::Done {}
+            assert!(driver.evict_zeros() > 0);
         }
     }
     driver.check();
     assert!((100..1_000).contains(&missed), "{missed} of 10,000");
+}
+
+/// What is spared for many laps isn't spared when there is nothing else.
+#[test]
+fn when_all_pages_are_to_be_spared_some_go_all_the_same() {
+    let mut driver = driver(64 << 10, false);
+    for page in (0..80).map(PageIndex) {
+        let ticket = driver.pager.lock_absent(page).expect("nobody else moves it");
+        driver.pager.settle_fault(ticket, LEFT);
+    }
+    (0..5).for_each(|_| assert_eq!(driver.evict_zeros(), 4));
+    driver.pager.discard(PageRange::new(PageIndex(20), PageIndex(80)));
+    (0..20).for_each(|page| driver.first_touch(PageIndex(page)));
+    for page in (0..20).map(PageIndex) {
+        let State::Resident { age, .. } = driver.pager.state(page) else { panic!("it was touched") };
+        assert_eq!(age, AGE_NEAR);
+    }
+    assert_eq!(driver.evict_zeros(), 4);
+    driver.check();
 }

@@ -28,7 +28,7 @@ use farpage_os::sys::Errno;
 use farpage_os::uffd::{Trouble, Uffd};
 
 /// As many pages of zeros as are copied at once.
-const ZEROS: usize = 16;
+pub const ZEROS: usize = 16;
 
 /// They may be written, as far as the compiler knows, so they are in the library's zeroed data: the kernel has one page of zeros
 /// for all of it, which is always at hand. Constants would be as many pages of its file.
@@ -260,7 +260,7 @@ impl Pages for ByMove<'_> {
     }
 
     unsafe fn give_memory(&self, frame: *mut PageBytes) -> Result<(), InstallError> {
-        // SAFETY: the source is a constant page. The kernel refuses if the frame has memory.
+        // SAFETY: the source is a page that nobody writes. The kernel refuses if the frame has memory.
         match unsafe { self.uffd.copy(page_of(frame), ZERO_PAGES.0.get().cast(), false) } {
             Ok(()) | Err(Trouble::Present) => Ok(()),
             Err(trouble) => Err(install_error(trouble)),

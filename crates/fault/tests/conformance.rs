@@ -411,6 +411,12 @@ mod cases {
         }
         assert_eq!(bench.anonymous_kib(), 4 * (4 + there));
         assert_eq!(bench.pages.zero(bench.range(4, 1), Access::Write), Err(InstallError::Present));
+        // Up to what is there already, which stays what it is.
+        assert_eq!(bench.pages.zero(bench.range(52, 1), Access::Write), Ok(1));
+        bench.write(52, 9);
+        assert_eq!(bench.pages.zero(bench.range(50, 6), Access::Write), Ok(2));
+        assert_eq!(bench.read(52), vec![9; PAGE_BYTES]);
+        assert_eq!(bench.anonymous_kib(), 4 * (4 + there + 3));
     }
 
     pub fn first_write_to_zeros_is_reported_when_asked_for(bench: &'static Bench) {

@@ -34,7 +34,7 @@ fn any_state(input: &mut Input) -> State {
         0 => State::Absent,
         1 => State::Zero,
         2 => State::Same(SameWord::pack(u64::from(slot.raw())).expect("small")),
-        3 => State::Resident { slot: maybe_slot, age: (frame.0 & 3) as u8 },
+        3 => State::Resident { slot: maybe_slot, age: (frame.0 & 7) as u8 },
         4 => State::Parked { frame, slot: maybe_slot },
         5 => State::Writing { frame },
         6 => State::Pooled(ObjectHandle::from_raw(slot.raw()).expect("not 0")),

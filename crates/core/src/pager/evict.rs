@@ -4,15 +4,17 @@ use super::Pager;
 use super::ahead::Fate;
 use super::step::{BATCH_MAX, Batch, Taken, Ticket, Victim, WriteBatch};
 use crate::cache::Backing;
+use crate::reclaim::AGE_FROM_PARKED;
 use crate::stats::Counter;
 use crate::table::Place;
-use crate::table::entry::{SameWord, State};
+use crate::table::entry::{AGE_MAX, SameWord, State};
 use crate::units::{FrameIndex, PageIndex, SlotIndex};
 use crate::zswap::codec::{Scratch, compress};
 use crate::zswap::same_filled::same_filled;
 
 /// Laps for a page that could not be taken: whoever holds it is likely to go on doing so.
 const AGE_BUSY: u8 = 3;
+const _: () = assert!(AGE_BUSY <= AGE_MAX && AGE_FROM_PARKED <= AGE_MAX);
 
 /// What [`Pager::place`] did with the oldest parked page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -399,8 +399,7 @@ impl Streams {
         })
     }
 
-    /// Whether one of the faults before lies within the largest stride. Most random faults end here: no early way out, so that
-    /// eight are compared at once.
+    /// Whether one of the faults before lies within the largest stride. Most random faults end here, after one look at each.
     fn has_neighbour(&self, page: u64) -> bool {
         self.faults.iter().fold(false, |any, fault| any | (fault.abs_diff(page) <= STRIDE_MAX))
     }

@@ -21,11 +21,16 @@ use crate::units::{PageIndex, PageRange};
 pub const AGE_FROM_PARKED: u8 = 2;
 /// Entries that one search looks at before it gives up for now: about a millisecond.
 const LOOKS_MAX: u32 = 1 << 18;
+/// A search spares so many pages at most, and no more than there are: whoever comes then goes, whatever its age. Else it could
+/// find nothing while all of memory may go.
+const SPARED_MAX: u64 = 1 << 12;
+/// So many more for each victim that it finds, and no more than a part of those that there are.
+const SPARED_FOR_ONE: u64 = 64;
 
 /// The hand.
 pub struct Clock {
     hand: PageIndex,
-    /// Resident pages that it went past since an epoch last ended.
+    /// Resident pages that it looked at since an epoch last ended.
     passed: u64,
 }
 
@@ -36,6 +41,30 @@ impl Clock {
     }
 }
 
+/// How many pages a search may still spare.
+struct Spares {
+    left: u64,
+    for_one: u64,
+}
+
+impl Spares {
+    fn of(resident: u64) -> Spares {
+        Spares { left: resident.min(SPARED_MAX), for_one: (resident / SPARED_FOR_ONE).min(SPARED_FOR_ONE) }
+    }
+
+    /// Somebody goes.
+    const fn earn(&mut self) {
+        self.left += self.for_one;
+    }
+
+    /// Whether one more may be spared.
+    const fn spend(&mut self) -> bool {
+        let may = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        may
+    }
+}
+
 impl Default for Clock {
     fn default() -> Self {
         Clock::new()
@@ -43,8 +72,8 @@ impl Default for Clock {
 }
 
 impl Pager<'_> {
-    /// Fills `batch` with victims, each locked, up to `max`. Under the shared map lock. Goes at most twice
-    /// around, so that pages spared the first time are found the second.
+    /// Fills `batch` with victims, each locked, up to `max`. Under the shared map lock. Goes around until it has looked at each
+    /// page twice.
     pub(crate) fn choose(&self, batch: &mut Batch, max: usize) {
         let mut clock = self.clock.lock();
         let mut unread = Unread::new();
@@ -52,6 +81,7 @@ impl Pager<'_> {
             self.streams.lock().unread(&mut unread);
         }
         let (mut looks, mut wraps) = (0, 0);
+        let mut spares = Spares::of(self.resident());
         while batch.len() < max && looks < LOOKS_MAX && wraps < 3 {
             let Some(range) = self.evictable_at_or_after(clock.hand) else {
                 clock.hand = PageIndex(0);
@@ -60,7 +90,7 @@ impl Pager<'_> {
             };
             let from = if range.contains(clock.hand) { clock.hand } else { range.start };
             let rest = PageRange::new(from, range.end);
-            clock.hand = self.choose_in(rest, batch, max, &mut looks, &mut unread);
+            clock.hand = self.choose_in(rest, batch, max, &mut looks, &mut spares, &mut unread);
         }
         let passed = clock.passed + u64::from(looks);
         clock.passed = self.recency.hand_went(passed, self.resident());
@@ -104,6 +134,7 @@ impl Pager<'_> {
         batch: &mut Batch,
         max: usize,
         looks: &mut u32,
+        spares: &mut Spares,
         unread: &mut Unread,
     ) -> PageIndex {
         let mut rest = range;
@@ -115,13 +146,14 @@ impl Pager<'_> {
             if word.is_locked() {
                 continue;
             }
-            if age > 0 {
+            if age > 0 && spares.spend() {
                 self.stats.count(Counter::ClockSpared);
                 place.entry().grow_younger(word);
             } else if unread.meets(page) {
                 self.stats.count(Counter::ClockSpared);
             } else if place.entry().try_lock(word).is_ok() {
                 batch.push(page, slot);
+                spares.earn();
             }
             if batch.len() >= max || *looks >= LOOKS_MAX {
                 return rest.start;

@@ -5,12 +5,13 @@
 //! several times a lap.
 //!
 //! To spare such pages has a price: where victims aren't neighbours each is a move of its own. While touches are random it buys
-//! little (a Zipf distribution: a seventh fewer faults, and a third as many pages to a move), so it is done while streams bring
-//! in much of what comes: a walk through a large array must not take from memory what is used all the time, and would go
+//! little (a Zipf distribution: a seventh fewer faults, and a third as many pages to a move), so it is done while streams and
+//! runs of first touches bring in much of what comes: a walk through a large array must not take from memory what is used all the time, and would go
 //! without it just as fast. (Simulated, half of the touches a scan, half evenly in a fifth of the pages, memory for 60 %: of the
 //! latter 6 % were faults, and 25 % without this.)
 
 use crate::sync::atomic::{AtomicU32, Ordering};
+use crate::table::entry::AGE_MAX;
 use crate::units::PageIndex;
 
 /// Parts of a lap.
@@ -19,13 +20,13 @@ const EPOCHS_IN_LAP: u64 = 8;
 const EPOCHS: u32 = (1 << Epoch::BITS) - 1;
 /// Half a lap: so many borders of epochs at most lie between going and coming back.
 const NEAR: u32 = 3;
-/// Laps that a page is spared which was out for less.
-pub const AGE_NEAR: u8 = 7;
+/// Laps that a page is spared which was out for less than [`NEAR`]. (One that was out for sixteen laps looks as if.)
+pub const AGE_NEAR: u8 = AGE_MAX;
 /// Of so many pages one is counted: threads that fault shall not fight for the counts.
 const COUNTED: u64 = 8;
 /// Counts are halved at so many, so that the latest weigh most.
 const COUNT_MAX: u32 = 256;
-/// A scan is on while streams bring in one of so many pages.
+/// A scan is on while one of so many pages comes in ahead of its touch.
 const SCAN: u32 = 4;
 
 /// An epoch as an entry keeps it; 0 if it isn't known.
@@ -44,14 +45,14 @@ pub enum Came {
     New,
     /// A touch brought it back; it had gone in this epoch.
     Back(Epoch),
-    /// A neighbour's touch, or a stream's, brought it.
+    /// A stream brought it, or a neighbour's first touch: a walk through memory that is new is a scan as well.
     Ahead,
 }
 
 /// One space's epochs, and what comes in.
 pub struct Recency {
     epoch: AtomicU32,
-    /// Pages that came in lately, and those of them that streams have brought.
+    /// Pages that came in lately, and those of them that came ahead of their touch.
     came: AtomicU32,
     came_ahead: AtomicU32,
 }

@@ -9,7 +9,7 @@
 //! ```text
 //! bits  0..4   state        bit 4  locked     bit 5  waited      bits 6..9  age (Resident)
 //! bits  9..25  frame (Parked, Writing) or kind of repeated word (Same)
-//! bits 25..32  epoch in which it went (while evicted, but Inherited)
+//! bits 25..32  epoch in which it went (while evicted, except Inherited)
 //! bits 32..64  slot (Resident and Parked: 0 = none), pool handle, or 32 bits of the repeated word
 //! bits 9..64   page of another process (Inherited)
 //! ```
@@ -32,7 +32,7 @@ pub enum State {
     Resident {
         /// The slot that still holds a copy.
         slot: Option<SlotIndex>,
-        /// Laps of the clock hand it will be spared, 0 to 7.
+        /// Laps of the clock hand it will be spared, at most [`AGE_MAX`].
         age: u8,
     },
     /// Evicted, uncompressed in a frame, for a second chance.
@@ -116,6 +116,8 @@ impl SameWord {
 const LOCKED: u64 = 1 << 4;
 const WAITED: u64 = 1 << 5;
 const AGE_SHIFT: u32 = 6;
+/// The highest age that has room.
+pub const AGE_MAX: u8 = 7;
 const FRAME_SHIFT: u32 = 9;
 const FRAME_MASK: u64 = 0xffff;
 const EPOCH_SHIFT: u32 = 32 - Epoch::BITS;
@@ -168,7 +170,7 @@ impl Word {
             0 => State::Absent,
             1 => State::Zero,
             2 => State::Same(SameWord { kind: frame.0 as u8, half: high }),
-            3 => State::Resident { slot, age: (self.0 >> AGE_SHIFT & 7) as u8 },
+            3 => State::Resident { slot, age: (self.0 >> AGE_SHIFT) as u8 & AGE_MAX },
             4 => State::Parked { frame, slot },
             5 => State::Writing { frame },
             6 => match ObjectHandle::from_raw(high) {

@@ -34,10 +34,13 @@ use rustix::fd::BorrowedFd;
 
 /// Write requests that one thread has under way.
 const WRITES_MAX: usize = 16;
-/// Pages of zeros that a run of first touches gets at once, at most: the kernel's, which take no memory until they are written;
+/// Pages of zeros that a run of first touches that read gets at once, at most. They are the kernel's, and take no memory.
 const ZERO_RUN_MAX: u64 = 32;
-/// and with memory of their own.
-const WRITTEN_RUN_MAX: u64 = 16;
+/// The same for first touches that write. These pages have memory.
+const WRITTEN_RUN_MAX: u64 = farpage_fault::uffd::ZEROS as u64;
+/// The same while memory is so near the limit that it is evicted: as many threads as there are may do this at once, without
+/// another look at the limit.
+const WRITTEN_RUN_NEAR_LIMIT: u64 = 4;
 
 /// A write under way.
 #[derive(Clone, Copy)]
@@ -284,10 +287,12 @@ impl Worker {
         let page = ticket.page();
         let follows = page == self.zero_end && ticket.before() == State::Absent;
         self.zero_run = if follows { (self.zero_run * 2).min(ZERO_RUN_MAX) } else { 1 };
-        // What is written next is needed, however little memory there is: only few at once then.
-        let wanted = match access {
-            Access::Write if !self.engine.is_over_limit() => self.zero_run.min(WRITTEN_RUN_MAX),
-            Access::Read if !self.engine.is_over_start() => self.zero_run,
+        let wanted = match (access, self.engine.is_over_start()) {
+            (Access::Write, false) => self.zero_run.min(WRITTEN_RUN_MAX),
+            (Access::Write, true) if !self.engine.is_over_limit() => {
+                self.zero_run.min(WRITTEN_RUN_NEAR_LIMIT)
+            }
+            (Access::Read, false) => self.zero_run,
             _ => 1,
         };
         let mut tickets: [Option<Ticket>; ZERO_RUN_MAX as usize] = [const { None }; ZERO_RUN_MAX as usize];
@@ -301,8 +306,12 @@ impl Worker {
                 count += 1;
             }
         }
+        let there = self.engine.pages.zero(PageRange::of(page, count), access);
+        if there == Err(InstallError::NoMemory) {
+            farpage_os::clock::sleep_ns(1_000_000);
+        }
         // None: somebody was quicker, or the mapping is gone. The thread tries again and finds out.
-        let there = self.engine.pages.zero(PageRange::of(page, count), access).unwrap_or_default();
+        let there = there.unwrap_or_default();
         if access != Access::Write || self.engine.protections.is_some() {
             self.engine.budget.mapped_zeros(there);
         }
