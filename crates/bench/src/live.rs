@@ -137,6 +137,17 @@ pub fn farpage() -> Result<String, String> {
     path.into_os_string().into_string().map_err(|name| format!("{} is no UTF-8", name.display()))
 }
 
+/// The most that a process or one of its descendants had in memory so far, in bytes. (What wait4 says of that begins with what
+/// this process had when it started the child.)
+fn peak_of(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib: u64 = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0);
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let children = children.split_whitespace().filter_map(|child| child.parse().ok());
+    children.map(peak_of).fold(kib * 1024, u64::max)
+}
+
 /// Between two calls of `watch`.
 const WATCH_EVERY: Duration = Duration::from_millis(20);
 
@@ -157,8 +168,10 @@ fn finish(mut command: Command, mut watch: impl FnMut() -> Result<(), String>) -
     let mut used: libc::rusage = unsafe { std::mem::zeroed() };
     let mut status = 0;
     let mut watched = Ok(());
+    let mut peak_bytes = 0;
     loop {
         let pid = child.id() as libc::pid_t;
+        peak_bytes = peak_bytes.max(peak_of(child.id()));
         // SAFETY: a child of this process that nobody else waits for; status and counts are this function's own.
         match unsafe { libc::wait4(pid, &raw mut status, libc::WNOHANG, &raw mut used) } {
             0 if watched.is_ok() => {
@@ -192,6 +205,6 @@ fn finish(mut command: Command, mut watch: impl FnMut() -> Result<(), String>) -
         wall,
         cpu_seconds: seconds(used.ru_utime) + seconds(used.ru_stime),
         major_faults: used.ru_majflt as u64,
-        peak_bytes: used.ru_maxrss as u64 * 1024,
+        peak_bytes,
     })
 }

@@ -7,7 +7,7 @@ mod client;
 
 use crate::Effort;
 use crate::kernel::machine::{self, Machine, PAGE_CLUSTERS, Setting, go_on};
-use crate::kernel::unless_killed;
+use crate::kernel::{is_killed, unless_killed};
 use crate::live::{self, Outcome, Place};
 use crate::measure::{Random, Sample, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
@@ -221,18 +221,23 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
     machine.has_directory(&place)?;
     fs::create_dir(&place).map_err(|error| format!("{} can't be made: {error}", place.display()))?;
     let mut contest = Contest { machine, place, directory, bytes, rounds: effort.pick(5, 1) };
-    let (mut measured, mut missing) = (Vec::new(), Vec::new());
+    let (mut measured, mut missing, mut killed) = (Vec::new(), Vec::new(), Vec::new());
     for program in programs {
         if is_installed(program.needs) {
             eprintln!("farpage: bench programs: {}", program.name);
-            let why = |why| format!("{}: {why}", program.name);
-            measured.push(contest.measure(program).map_err(why)?);
+            match contest.measure(program) {
+                Ok(one) => measured.push(one),
+                Err(why) if is_killed(&why) => killed.push(format!("{}: {why}", program.name)),
+                Err(why) => return Err(format!("{}: {why}", program.name)),
+            }
         } else {
             missing.push(program.needs);
         }
     }
     contest.machine.restore()?;
-    Ok(report(bytes, contest.rounds, &measured, &missing))
+    let mut report = report(bytes, contest.rounds, &measured, &missing);
+    report.notes.extend(killed);
+    Ok(report)
 }
 
 fn is_installed(command: &str) -> bool {
@@ -368,7 +373,8 @@ impl Contest {
                 got = client.join().map_err(|_| "its client has panicked".to_owned())??;
             }
             let result = (program.result)(&outcome)? + &got;
-            Ok((outcome, result))
+            // It may be much.
+            Ok((Outcome { printed: Vec::new(), ..outcome }, result))
         })
     }
 }

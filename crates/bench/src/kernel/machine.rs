@@ -236,7 +236,7 @@ impl Machine {
         // SAFETY: takes nothing.
         if unsafe { libc::geteuid() } != 0 {
             return Err(
-                "it changes the kernel's settings, which takes root: sudo farpage bench kernel".to_owned()
+                "it changes the kernel's settings, which takes root: sudo farpage bench ...".to_owned()
             );
         }
         // Undone must be what was done, wherever somebody stands then.
@@ -346,7 +346,7 @@ fn limit(group: &Path, is_v2: bool, ram_bytes: u64) -> Result<(), String> {
 impl Drop for Machine {
     fn drop(&mut self) {
         if let Err(why) = self.journal.undo() {
-            eprintln!("farpage: {why}; the next `farpage bench kernel` tries again");
+            eprintln!("farpage: {why}; the next `farpage bench kernel` or `programs` tries again");
         }
         let _ = fs::remove_file(LOCK);
     }

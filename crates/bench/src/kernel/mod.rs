@@ -164,7 +164,8 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
         eprintln!("farpage: bench kernel: {title}");
         match contest.measure(&mut machine, case) {
             Ok(one) => measured.push(one),
-            Err(why) => failed.push(format!("{title}: {why}")),
+            Err(why) if is_killed(&why) => failed.push(format!("{title}: {why}")),
+            Err(why) => return Err(format!("{title}: {why}")),
         }
         go_on()?;
     }
@@ -293,12 +294,17 @@ impl Contest<'_> {
     }
 }
 
+/// Whether a program ended because it was killed: by the kernel, which found no memory for it.
+pub fn is_killed(why: &str) -> bool {
+    why.contains("SIGKILL")
+}
+
 /// Runs something again that the kernel ends because it finds no memory: so many times in all.
 pub fn unless_killed<T>(killed: &mut usize, mut run: impl FnMut() -> Result<T, String>) -> Result<T, String> {
     const KILLED_MAX: usize = 10;
     loop {
         match run() {
-            Err(why) if why.contains("SIGKILL") && *killed < KILLED_MAX => *killed += 1,
+            Err(why) if is_killed(&why) && *killed < KILLED_MAX => *killed += 1,
             done => return done,
         }
         go_on()?;

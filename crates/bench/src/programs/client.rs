@@ -89,7 +89,10 @@ pub fn sets_and_gets(place: &Path, bytes: u64) -> Result<String, String> {
     let keys: Vec<usize> = (0..count).collect();
     let is_taken = |from: &mut BufReader<UnixStream>, _| {
         let mut line = String::new();
-        from.read_line(&mut line).map(|_| line == "+OK\r\n")
+        match from.read_line(&mut line)? {
+            0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(line == "+OK\r\n"),
+        }
     };
     server.ask(&keys, |key| vec!["SET".into(), name(key), value(key)], is_taken)?;
     let order: Vec<usize> = (0..2 * count).map(|n| n * STEP % count).collect();
