@@ -94,7 +94,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "kernel",
-        about: "the kernel's own swap and Farpage, with as much memory; takes root, about an hour, and restores everything",
+        about: "the kernel's own swap and Farpage, with as much memory; takes root, half an hour, and restores everything",
         run: Run::Cases(kernel::run),
     },
     Experiment {

@@ -390,8 +390,8 @@ fn same((outcome, found): (Outcome, String), wanted: &str) -> Result<Outcome, St
 fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str]) -> Report {
     let mut report = Report::new("programs");
     report.published.push(
-        "a prototype of ours, on a machine like this: pages of an interpreter's heap come from the pool in half of the time that \
-         zswap takes"
+        "a machine like this, 512 MiB of 1 GiB, zswap with lzo: 105,000 random touches/s with one thread; a prototype of ours \
+         143,000; programs: nothing"
             .to_owned(),
     );
     report.tables.push(table(measured));

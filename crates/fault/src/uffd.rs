@@ -17,7 +17,6 @@
 // UNSAFETY: see the trait: these calls take pages of the program away.
 
 use crate::{InstallError, Outgoing, Pages};
-use core::cell::UnsafeCell;
 use farpage_core::cache::Backing;
 use farpage_core::config::Install;
 use farpage_core::pager::{Access, Left, Taken};
@@ -30,14 +29,8 @@ use farpage_os::uffd::{Trouble, Uffd};
 /// As many pages of zeros as are copied at once.
 pub const ZEROS: usize = 16;
 
-/// They may be written, as far as the compiler knows, so they are in the library's zeroed data: the kernel has one page of zeros
-/// for all of it, which is always at hand. Constants would be as many pages of its file.
-struct Zeros(UnsafeCell<[PageBytes; ZEROS]>);
-
-// SAFETY: nobody writes it.
-unsafe impl Sync for Zeros {}
-
-static ZERO_PAGES: Zeros = Zeros(UnsafeCell::new([PageBytes::ZERO; ZEROS]));
+/// Constants, which nobody can write: what were in it would be in every new page of the program.
+static ZERO_PAGES: [PageBytes; ZEROS] = [PageBytes::ZERO; ZEROS];
 
 const MADV_POPULATE_WRITE: u32 = 23;
 const ENOMEM: i32 = 12;
@@ -72,8 +65,8 @@ const fn install_error(trouble: Trouble) -> InstallError {
 fn zero(uffd: &Uffd, pages: PageRange, access: Access) -> Result<u64, InstallError> {
     let (pages, done) = if access == Access::Write {
         let pages = PageRange::of(pages.start, pages.count().min(ZEROS as u64));
-        // SAFETY: as many pages, which nobody writes.
-        (pages, unsafe { uffd.copy_run(pages, ZERO_PAGES.0.get().cast(), false) })
+        // SAFETY: as many pages, which are constants.
+        (pages, unsafe { uffd.copy_run(pages, ZERO_PAGES.as_ptr().cast(), false) })
     } else {
         (pages, uffd.zero(pages))
     };
@@ -260,8 +253,8 @@ impl Pages for ByMove<'_> {
     }
 
     unsafe fn give_memory(&self, frame: *mut PageBytes) -> Result<(), InstallError> {
-        // SAFETY: the source is a page that nobody writes. The kernel refuses if the frame has memory.
-        match unsafe { self.uffd.copy(page_of(frame), ZERO_PAGES.0.get().cast(), false) } {
+        // SAFETY: the source is a constant page. The kernel refuses if the frame has memory.
+        match unsafe { self.uffd.copy(page_of(frame), ZERO_PAGES.as_ptr().cast(), false) } {
             Ok(()) | Err(Trouble::Present) => Ok(()),
             Err(trouble) => Err(install_error(trouble)),
         }

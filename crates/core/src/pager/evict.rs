@@ -4,7 +4,6 @@ use super::Pager;
 use super::ahead::Fate;
 use super::step::{BATCH_MAX, Batch, Taken, Ticket, Victim, WriteBatch};
 use crate::cache::Backing;
-use crate::reclaim::AGE_FROM_PARKED;
 use crate::stats::Counter;
 use crate::table::Place;
 use crate::table::entry::{AGE_MAX, SameWord, State};
@@ -14,7 +13,7 @@ use crate::zswap::same_filled::same_filled;
 
 /// Laps for a page that could not be taken: whoever holds it is likely to go on doing so.
 const AGE_BUSY: u8 = 3;
-const _: () = assert!(AGE_BUSY <= AGE_MAX && AGE_FROM_PARKED <= AGE_MAX);
+const _: () = assert!(AGE_BUSY <= AGE_MAX);
 
 /// What [`Pager::place`] did with the oldest parked page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 //! The kernel gives user space no "accessed" bit, so recency must be seen in who comes back. A clock hand goes
 //! round the program's ranges in address order; a page with age 0 goes, one with a higher age is spared and
 //! made younger. A page gets its age when it comes back: from the parking queue (it was out for a moment
-//! only, so it is in use), or from farther away after a short time ([`recency`]). Address order makes victims neighbours, so that one
-//! move takes a whole run. Pages that were brought in for a stream, and that it hasn't come to yet, are passed over
-//! once: they came back last, but their place in the round has nothing to do with that.
+//! only, so it is in use), or from farther away after a short time ([`recency`]). Address order makes victims
+//! neighbours, so that one move takes a whole run. Pages that were brought in for a stream, and that it hasn't come to
+//! yet, are passed over once: they came back last, but their place in the round has nothing to do with that.
 
 pub mod recency;
 
@@ -14,11 +14,12 @@ use crate::pager::{Batch, Pager};
 use crate::readahead::streams::Unread;
 use crate::stats::Counter;
 use crate::table::Walk;
-use crate::table::entry::State;
+use crate::table::entry::{AGE_MAX, State};
 use crate::units::{PageIndex, PageRange};
 
 /// Laps that a page is spared which came back from the parking queue.
 pub const AGE_FROM_PARKED: u8 = 2;
+const _: () = assert!(AGE_FROM_PARKED <= AGE_MAX);
 /// Entries that one search looks at before it gives up for now: about a millisecond.
 const LOOKS_MAX: u32 = 1 << 18;
 /// A search spares so many pages at most, and no more than there are: whoever comes then goes, whatever its age. Else it could

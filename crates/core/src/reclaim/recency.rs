@@ -4,11 +4,11 @@
 //! hand: its entry has kept the *epoch* in which it went, an eighth of a lap. What comes back within half a lap is touched
 //! several times a lap.
 //!
-//! To spare such pages has a price: where victims aren't neighbours each is a move of its own. While touches are random it buys
-//! little (a Zipf distribution: a seventh fewer faults, and a third as many pages to a move), so it is done while streams and
-//! runs of first touches bring in much of what comes: a walk through a large array must not take from memory what is used all the time, and would go
-//! without it just as fast. (Simulated, half of the touches a scan, half evenly in a fifth of the pages, memory for 60 %: of the
-//! latter 6 % were faults, and 25 % without this.)
+//! To spare such pages has a price: where victims aren't neighbours each is a move of its own. So it isn't done while touches are
+//! random, when most pages come back soon, but while streams and runs of first touches bring in much of what comes: a walk
+//! through a large array must not take from memory what is used all the time, and would go without it just as fast. (Half of the
+//! touches a walk, half evenly in a third of what there is room for: 5 % of the latter were faults, and 25 % without this;
+//! `core/tests/invariants.rs`.)
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::table::entry::AGE_MAX;
