@@ -86,6 +86,8 @@ table! {
         EvictPutBack = "evict_put_back", "pages";
         /// Pages the clock hand passed over because they had come back lately.
         ClockSpared = "clock_spared", "pages";
+        /// Victims that were chosen because a walk had gone through them.
+        EvictBehind = "evict_behind", "pages";
         /// Eviction batches by the background thread.
         ReclaimBackground = "reclaim_background", "batches";
         /// Eviction batches by a thread that was serving a fault.

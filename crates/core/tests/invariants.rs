@@ -25,11 +25,14 @@ use farpage_core::check::{self, InFlight};
 use farpage_core::config::{AreaOrder, Config, Install, SlotPolicy};
 use farpage_core::memory::{Region, Zeroed};
 use farpage_core::pager::{
-    Access, Batch, Left, Pager, Parts, Placed, Shrunk, Step, Taken, Ticket, Wake, WriteBatch, WriteProgress,
+    Access, Batch, Fate, Left, Opening, Pager, Parts, Placed, Shrunk, Step, Taken, Ticket, Wake, WriteBatch,
+    WriteProgress,
 };
+use farpage_core::readahead::Plan;
 use farpage_core::readahead::by_slot::SlotWords;
 use farpage_core::reclaim::recency::AGE_NEAR;
-use farpage_core::stats::Stats;
+use farpage_core::reclaim::rivals::WAYS;
+use farpage_core::stats::{Counter, Stats};
 use farpage_core::table::entry::State;
 use farpage_core::table::ranges::{Flags, Ranges};
 use farpage_core::table::{Leaf, Table};
@@ -135,6 +138,7 @@ fn driver_of(
         stats: unsafe { &*stats.as_ptr().cast() },
         wake: &Nobody,
         slot_words: Box::leak(Box::new(SlotWords::new())),
+        watched: table(WAYS),
         elder,
     });
     pager.ranges.lock().insert(PageRange::of(PageIndex(0), 100), Flags::REGISTERED).unwrap();
@@ -183,7 +187,11 @@ impl Driver {
             batch.victims()[at].taken = Taken::Yes;
         }
         self.pager.park(&mut batch);
-        while self.place(&mut WriteBatch::new()) == Placed::Done {}
+        // What is kept for a stream stays.
+        let mut busy = 0;
+        while busy < self.pager.cache().usage().parked {
+            busy = if self.place(&mut WriteBatch::new()) == Placed::Done { 0 } else { busy + 1 };
+        }
         count
     }
 
@@ -221,6 +229,43 @@ impl Driver {
         let bytes = *self.frame(ticket.frame().unwrap());
         self.pager.settle_fault(ticket, LEFT);
         bytes
+    }
+
+    /// A touch of a page of zeros, and what readahead would make of it.
+    fn touch_alone(&mut self, page: PageIndex, access: Access) -> Option<Plan> {
+        let ticket = match self.pager.fault(page, access) {
+            Step::Zero(ticket) | Step::Install(ticket) => ticket,
+            Step::Present => return None,
+            step => panic!("{step:?}"),
+        };
+        let plan = self.pager.plan_ahead(&ticket, access).plan;
+        self.pager.settle_fault(ticket, LEFT);
+        plan
+    }
+
+    /// The same, and it is done.
+    fn touch(&mut self, page: PageIndex, access: Access) {
+        if let Some(plan) = self.touch_alone(page, access) {
+            self.bring(plan);
+        }
+    }
+
+    /// Brings pages of zeros in.
+    fn bring(&mut self, plan: Plan) {
+        let mut opening = Opening::new(plan);
+        while let Some(ticket) = self.pager.lock_ahead(&mut opening) {
+            match ticket.fate() {
+                Fate::Map => {
+                    self.pager.settle_fault(ticket, LEFT);
+                    Pager::mapped_ahead(&mut opening);
+                }
+                Fate::Park => {
+                    *self.frame(ticket.frame().expect("a page to park has a frame")) = bytes_of(0);
+                    self.pager.settle_parked(ticket);
+                }
+            }
+        }
+        self.pager.close_ahead(opening);
     }
 
     fn check(&self) {
@@ -509,5 +554,94 @@ fn when_all_pages_are_to_be_spared_some_go_all_the_same() {
         assert_eq!(age, AGE_NEAR);
     }
     assert_eq!(driver.evict_zeros(), 4);
+    driver.check();
+}
+
+const FIRST: PageIndex = PageIndex(1_000);
+
+/// Touches pages from `FIRST` on while there is room for so many. How many came in from where they had gone.
+fn go(driver: &mut Driver, room: u64, pages: impl Iterator<Item = u64>) -> u64 {
+    let count = |driver: &Driver| driver.pager.stats().get(Counter::SwpinZero);
+    let before = count(driver);
+    for page in pages {
+        driver.touch(FIRST.plus(page), Access::Read);
+        while driver.pager.resident() > room {
+            driver.evict_zeros();
+        }
+    }
+    count(driver) - before
+}
+
+fn driver_to_walk(pages: u64) -> Driver {
+    let driver = driver(64 << 10, false);
+    driver.pager.ranges.lock().insert(PageRange::of(FIRST, pages), Flags::REGISTERED).unwrap();
+    driver
+}
+
+/// By the hand alone, a walk that goes round finds nothing or little of it: each page goes before the walk comes to it again.
+#[test]
+fn a_walk_round_more_than_there_is_room_for_finds_there_what_there_is_room_for() {
+    for (pages, most) in [(6_000, 3_600), (3_300, 600), (12_000, 10_500)] {
+        let mut driver = driver_to_walk(pages);
+        let laps: Vec<u64> = (0..8).map(|_| go(&mut driver, 3_000, 0..pages)).collect();
+        assert!(laps[2..].iter().all(|came| *came <= most), "{laps:?} of {pages} pages");
+        driver.check();
+    }
+}
+
+/// Blocks that fit, each gone through twice: what is behind the first walk through a block is needed for the second.
+#[test]
+fn a_walk_that_soon_comes_round_again_is_left_to_the_hand() {
+    let mut driver = driver_to_walk(18_000);
+    let block = |n: u64| n % 12 * 1_500..(n % 12 + 1) * 1_500;
+    let mut twice =
+        |blocks: core::ops::Range<u64>| go(&mut driver, 3_000, blocks.flat_map(|n| block(n).chain(block(n))));
+    twice(0..24);
+    let came = twice(24..48);
+    assert!((36_000..54_000).contains(&came), "{came}: 36,000 come for the first walk through each block");
+    let (taken, behind) =
+        (driver.pager.stats().get(Counter::EvictTaken), driver.pager.stats().get(Counter::EvictBehind));
+    assert!(behind < taken / 2, "{behind} of {taken} behind walks");
+    driver.check();
+}
+
+/// A stream's window: brought when the third of its pages is touched.
+fn window_behind(driver: &mut Driver, pages: u64) -> Plan {
+    go(driver, 4 * pages, 0..pages);
+    while driver.evict_zeros() > 0 {}
+    let plans = (0..3).filter_map(|page| driver.touch_alone(FIRST.plus(page), Access::Read));
+    plans.last().expect("three pages in a row are a stream")
+}
+
+/// Two windows of one stream can be on their way at once, and the younger meet the older one's marker. It was mapped, and the
+/// stream went past it unseen and was taken for one that jumps.
+#[test]
+fn a_marker_stays_parked_when_another_window_meets_it() {
+    let mut driver = driver_to_walk(64);
+    let plan = window_behind(&mut driver, 64);
+    // Somebody else is quicker with the window's first page, which goes again later.
+    driver.first_touch(FIRST.plus(3));
+    driver.bring(plan);
+    let marker = FIRST.plus(4);
+    assert!(matches!(driver.pager.state(marker), State::Parked { .. }));
+    while driver.evict_zeros() > 0 {}
+    driver.bring(plan);
+    assert!(matches!(driver.pager.state(marker), State::Parked { .. }), "{:?}", driver.pager.state(marker));
+    driver.check();
+}
+
+/// A window that waited while the walk went on by itself: what the walk has gone through isn't brought again, should it have been
+/// evicted meanwhile.
+#[test]
+fn a_window_that_the_walk_has_gone_through_brings_nothing() {
+    let mut driver = driver_to_walk(64);
+    let plan = window_behind(&mut driver, 64);
+    for page in 3..3 + u64::from(plan.count()) {
+        driver.touch_alone(FIRST.plus(page), Access::Read);
+    }
+    while driver.evict_zeros() > 0 {}
+    let mut opening = Opening::new(plan);
+    assert!(driver.pager.lock_ahead(&mut opening).is_none());
+    driver.pager.close_ahead(opening);
     driver.check();
 }

@@ -23,6 +23,7 @@ use farpage_core::cache::{Backing, Cache, CacheMemory};
 use farpage_core::config::{Config, Install, Readahead};
 use farpage_core::memory::Region;
 use farpage_core::pager::{Pager, Parts, Wake};
+use farpage_core::reclaim::rivals::{WAYS, Watched};
 use farpage_core::stats::Gauge;
 use farpage_core::table::ranges::{Flags, Range, Ranges};
 use farpage_core::table::{DIRECTORY_LEAVES, Leaf, Table};
@@ -479,6 +480,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         stats: &record.stats,
         wake,
         slot_words: &session.slot_words,
+        watched: region.carve::<Watched>(WAYS),
         elder: elder.map(|elder| elder.pager),
     })
     .map_err(no_memory)?;
@@ -559,6 +561,7 @@ fn handed_region(
         + Region::bytes_for::<PageBytes>(pool.data_bytes.div_ceil(PAGE_BYTES))
         + Region::bytes_for::<ObjectMeta>(pool.objects)
         + Region::bytes_for::<BlockMeta>(pool.blocks)
+        + Region::bytes_for::<Watched>(WAYS)
         + Region::bytes_for::<AtomicPtr<Leaf>>(DIRECTORY_LEAVES);
     let base = memory::reserve(bytes)?;
     // SAFETY: only engine code uses these tables, and a child makes an engine of its own.

@@ -20,6 +20,7 @@ use farpage_core::check::{self, InFlight};
 use farpage_core::config::{AreaOrder, Install};
 use farpage_core::pager::{Pager, Parts, Wake};
 use farpage_core::readahead::by_slot::SlotWords;
+use farpage_core::reclaim::rivals::WAYS;
 use farpage_core::stats::{Counter, Stats};
 use farpage_core::table::entry::State;
 use farpage_core::table::ranges::{Flags, Ranges};
@@ -177,6 +178,7 @@ impl Space {
             wake: unsafe { lasting(&*wake) },
             // SAFETY: zeroed memory of that size in the home; all-zero bytes are fresh.
             slot_words: unsafe { &*slot_words },
+            watched: home.table(WAYS),
             elder: None,
         });
         let space = Space {

@@ -169,6 +169,11 @@ impl Pager<'_> {
     pub fn lock_ahead(&self, opening: &mut Opening) -> Option<Ticket> {
         if opening.step == 0 {
             opening.closing_step = self.closing_step(&opening.plan);
+            if let Plan::Stream { window, .. } = &opening.plan {
+                // It has waited, and the walk didn't.
+                let passed = self.streams.lock().passed_in(window);
+                (opening.step, opening.locked) = (passed, passed);
+            }
         }
         while opening.step < opening.plan.looks() && opening.locked < opening.plan.count() {
             let step = opening.step;
@@ -225,6 +230,8 @@ impl Pager<'_> {
             _ => true,
         };
         let is_wanted = match (before, &opening.plan) {
+            // Another window's marker: whoever comes to it shall be seen.
+            (State::Parked { frame, .. }, Plan::Stream { .. }) => !self.cache.is_marked(frame),
             // What costs nothing to keep where it is costs nothing to map, but a frame to park.
             (State::Zero | State::Same(_) | State::Parked { .. }, plan) => {
                 matches!(plan, Plan::Stream { .. })

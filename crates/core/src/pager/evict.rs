@@ -4,6 +4,7 @@ use super::Pager;
 use super::ahead::Fate;
 use super::step::{BATCH_MAX, Batch, Taken, Ticket, Victim, WriteBatch};
 use crate::cache::Backing;
+use crate::reclaim::rivals::Way;
 use crate::stats::Counter;
 use crate::table::Place;
 use crate::table::entry::{AGE_MAX, SameWord, State};
@@ -95,6 +96,8 @@ impl Pager<'_> {
 
     /// The driver has taken what it could: parks the pages that are out, releases the others.
     pub fn park(&self, batch: &mut Batch) {
+        // Who only came with a walk doesn't prove by coming back that it is used all the time.
+        let epoch = (batch.way == Way::Hand).then(|| self.recency.now());
         for victim in batch.victims() {
             let place = self.place(victim.page);
             let before = place.entry().load().state();
@@ -119,7 +122,7 @@ impl Pager<'_> {
                     State::Absent
                 }
             };
-            self.settle(victim.page, place, before, after);
+            self.settle_out(victim.page, place, before, after, epoch);
         }
         batch.clear();
     }

@@ -251,6 +251,9 @@ impl Pager<'_> {
         if let Some((frame, _)) = frame {
             self.cache.put(frame, left.frame);
         }
+        if before.is_evicted() {
+            self.rivals.came_back(page);
+        }
         let waited = self.settle(page, place, before, State::Resident { slot: kept, age });
         if ahead && before.is_evicted() {
             self.count_ahead(waited);

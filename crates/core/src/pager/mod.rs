@@ -42,7 +42,8 @@ use crate::config::Config;
 use crate::readahead::by_slot::SlotWords;
 use crate::readahead::streams::Streams;
 use crate::reclaim::Clock;
-use crate::reclaim::recency::Recency;
+use crate::reclaim::recency::{Epoch, Recency};
+use crate::reclaim::rivals::{Rivals, Watched};
 use crate::stats::{Gauge, Stats};
 use crate::sync::{self, Lock};
 use crate::table::entry::State;
@@ -78,6 +79,8 @@ pub struct Parts<'m> {
     pub wake: &'m dyn Wake,
     /// What readahead by slot knows.
     pub slot_words: &'m SlotWords,
+    /// What victims do, [`WAYS`](crate::reclaim::rivals::WAYS) of them.
+    pub watched: &'m [Watched],
     /// In a fork's child: its parent's books as of the fork.
     pub elder: Option<&'m Pager<'m>>,
 }
@@ -94,6 +97,7 @@ pub struct Pager<'m> {
     pub(crate) areas: Areas<'m>,
     pub(crate) clock: Lock<Clock>,
     pub(crate) recency: Recency,
+    pub(crate) rivals: Rivals<'m>,
     pub(crate) stats: &'m Stats,
     wake: &'m dyn Wake,
     pub(crate) streams: Lock<Streams>,
@@ -121,6 +125,7 @@ impl<'m> Pager<'m> {
             areas: parts.areas,
             clock: Lock::new(Clock::new()),
             recency: Recency::new(),
+            rivals: Rivals::new(parts.watched),
             stats: parts.stats,
             wake: parts.wake,
             streams: Lock::new(Streams::new()),
@@ -181,10 +186,21 @@ impl<'m> Pager<'m> {
 
     /// Ends a move of a locked page: books, new state, wake-up. Whether somebody waited.
     pub(crate) fn settle(&self, page: PageIndex, place: Place<'_>, before: State, after: State) -> bool {
+        self.settle_out(page, place, before, after, None)
+    }
+
+    /// The same for a page that goes, in this epoch if that shall be known.
+    pub(crate) fn settle_out(
+        &self,
+        page: PageIndex,
+        place: Place<'_>,
+        before: State,
+        after: State,
+        epoch: Option<Epoch>,
+    ) -> bool {
         pause!();
         self.account(before, after);
-        let goes = before.is_resident() && after.is_evicted();
-        let waited = place.settle(before, after, goes.then(|| self.recency.now()));
+        let waited = place.settle(before, after, epoch);
         if waited {
             // Ordering: Release: who sees the new count sees the settled entry.
             self.settled.fetch_add(1, Ordering::Release);

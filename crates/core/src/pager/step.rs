@@ -3,6 +3,7 @@
 use super::ahead::Fate;
 use crate::areas::SlotRun;
 use crate::cache::Backing;
+use crate::reclaim::rivals::Way;
 use crate::table::entry::State;
 use crate::units::{FrameIndex, PageIndex, SlotIndex};
 
@@ -155,6 +156,8 @@ impl Victim {
 pub struct Batch {
     victims: [Victim; BATCH_MAX],
     count: usize,
+    /// How they were found, all of them.
+    pub(crate) way: Way,
 }
 
 impl Default for Batch {
@@ -173,7 +176,7 @@ impl Batch {
             taken: Taken::Busy,
             slot: None,
         };
-        Batch { victims: [none; BATCH_MAX], count: 0 }
+        Batch { victims: [none; BATCH_MAX], count: 0, way: Way::Hand }
     }
     /// How many.
     pub const fn len(&self) -> usize {

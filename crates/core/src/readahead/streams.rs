@@ -113,6 +113,8 @@ struct Stream {
     origin: i64,
     /// Where the walk was last seen.
     at: i64,
+    /// What lies before this may have been evicted already because the walk has gone through it.
+    shown: i64,
     /// What lies before this has been brought in.
     landed: i64,
     /// What lies before this has been asked for.
@@ -141,6 +143,11 @@ struct Stream {
     used: u32,
 }
 
+/// Steps that a stream keeps behind it at least.
+const KEPT_MIN: u64 = 8;
+/// Fewer pages than this aren't worth a batch.
+const PASSED_MIN: u32 = 16;
+
 /// No page.
 const NOWHERE: i64 = -1;
 
@@ -150,6 +157,7 @@ impl Stream {
         stride: 0,
         origin: NOWHERE,
         at: 0,
+        shown: 0,
         landed: 0,
         asked: 0,
         steps: 0,
@@ -176,6 +184,11 @@ impl Stream {
         }
         let steps = way / self.stride;
         if steps > 0 { Some(steps) } else { None }
+    }
+
+    /// Steps that it has gone and that nobody has been shown.
+    const fn passed(&self) -> u64 {
+        ((self.at - self.shown) / self.stride) as u64
     }
 
     /// Whether `page` lies on the way before `limit`.
@@ -428,11 +441,13 @@ impl Streams {
         self.used = self.used.max(at + 1);
         self.serial = self.serial.wrapping_add(1);
         let next = page.0 as i64 + stride;
+        let origin = page.0 as i64 - steps as i64 * stride;
         self.live[at] = Stream {
             serial: self.serial,
             stride,
-            origin: page.0 as i64 - steps as i64 * stride,
+            origin,
             at: page.0 as i64,
+            shown: origin,
             landed: next,
             asked: next,
             used: self.count,
@@ -484,6 +499,14 @@ impl Streams {
     fn of(&mut self, window: &Window) -> Option<&mut Stream> {
         let stream = &mut self.live[window.stream.at as usize];
         (stream.serial == window.stream.serial && stream.stride != 0).then_some(stream)
+    }
+
+    /// How many of a window's pages the walk has gone through already.
+    pub fn passed_in(&mut self, window: &Window) -> u32 {
+        let first = window.first.0 as i64;
+        let Some(stream) = self.of(window) else { return 0 };
+        let steps = (stream.at - first) / stream.stride + 1;
+        steps.clamp(0, i64::from(window.count)) as u32
     }
 
     /// The first page of a window is about to be parked as its marker. Before it can be touched: the stream may come
@@ -543,6 +566,27 @@ impl Streams {
         hits
     }
 
+    /// Up to `wanted` of the pages that a stream has gone through lately, and that this has not answered yet: of those that have as
+    /// many as are worth a batch the one that was seen last. Streams share `kept` steps that they keep behind them.
+    pub(crate) fn take_passed(&mut self, wanted: u32, kept: u64) -> Option<Passed> {
+        let live = || self.live[..self.used].iter().filter(|stream| stream.stride != 0);
+        let for_one = (kept / live().count().max(1) as u64).max(KEPT_MIN);
+        let now = self.count;
+        let enough = for_one + u64::from(wanted.min(PASSED_MIN));
+        let streams = self.live[..self.used].iter_mut().filter(|stream| stream.stride != 0);
+        let stream = streams
+            .filter(|stream| stream.passed() >= enough)
+            .min_by_key(|stream| now.wrapping_sub(stream.used))?;
+        // What is farther behind was gone through long ago.
+        let late = stream.passed().saturating_sub(for_one + kept.max(u64::from(wanted)));
+        stream.shown += late as i64 * stream.stride;
+        let count = (stream.passed() - for_one).min(u64::from(wanted)) as u32;
+        let (from, stride) = (stream.shown, stream.stride);
+        stream.shown += i64::from(count) * stride;
+        let first = if stride > 0 { from } else { stream.shown - stride };
+        Some(Passed { first: PageIndex(first as u64), stride: stride.unsigned_abs(), count })
+    }
+
     /// What streams have had brought in and not read yet, to be spared: once, for a stream may have ended.
     pub(crate) fn unread(&self, out: &mut Unread) {
         let is_open =
@@ -560,6 +604,20 @@ impl Streams {
         for part in unread.list[..unread.count].iter().filter(|part| part.was_met) {
             self.live[part.at].was_spared = true;
         }
+    }
+}
+
+/// Pages that a stream has gone through, from the lowest.
+pub(crate) struct Passed {
+    pub(crate) first: PageIndex,
+    stride: u64,
+    pub(crate) count: u32,
+}
+
+impl Passed {
+    pub(crate) fn pages(&self) -> impl Iterator<Item = PageIndex> + use<> {
+        let (first, stride) = (self.first, self.stride);
+        (0..u64::from(self.count)).map(move |step| first.plus(step * stride))
     }
 }
 

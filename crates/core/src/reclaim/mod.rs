@@ -6,8 +6,11 @@
 //! only, so it is in use), or from farther away after a short time ([`recency`]). Address order makes victims
 //! neighbours, so that one move takes a whole run. Pages that were brought in for a stream, and that it hasn't come to
 //! yet, are passed over once: they came back last, but their place in the round has nothing to do with that.
+//!
+//! Before the hand is asked victims are looked for behind walks, unless it does better ([`rivals`]).
 
 pub mod recency;
+pub mod rivals;
 
 use crate::config::Readahead;
 use crate::pager::{Batch, Pager};
@@ -16,6 +19,7 @@ use crate::stats::Counter;
 use crate::table::Walk;
 use crate::table::entry::{AGE_MAX, State};
 use crate::units::{PageIndex, PageRange};
+use rivals::{Turns, Way};
 
 /// Laps that a page is spared which came back from the parking queue.
 pub const AGE_FROM_PARKED: u8 = 2;
@@ -28,17 +32,21 @@ const SPARED_MAX: u64 = 1 << 12;
 /// So many more for each victim that it finds, and no more than a part of those that there are.
 const SPARED_FOR_ONE: u64 = 64;
 
+/// A part of what is there that walks share, and that stays behind them: what is used twice in a row shouldn't have to come back.
+const KEPT_BEHIND: u64 = 64;
+
 /// The hand.
 pub struct Clock {
     hand: PageIndex,
-    /// Resident pages that it looked at since an epoch last ended.
+    /// Resident pages that were looked at, or taken behind walks, since an epoch last ended.
     passed: u64,
+    turns: Turns,
 }
 
 impl Clock {
     /// At the beginning of the address space.
     pub const fn new() -> Clock {
-        Clock { hand: PageIndex(0), passed: 0 }
+        Clock { hand: PageIndex(0), passed: 0, turns: Turns::new() }
     }
 }
 
@@ -73,16 +81,60 @@ impl Default for Clock {
 }
 
 impl Pager<'_> {
-    /// Fills `batch` with victims, each locked, up to `max`. Under the shared map lock. Goes around until it has looked at each
-    /// page twice.
+    /// Fills `batch` with victims, each locked, up to `max`. Under the shared map lock.
     pub(crate) fn choose(&self, batch: &mut Batch, max: usize) {
         let mut clock = self.clock.lock();
+        let resident = self.resident();
+        batch.way = self.rivals.next(&mut clock.turns);
+        let mut looks = match batch.way {
+            Way::Behind => self.choose_behind(batch, max, resident),
+            Way::Hand => 0,
+        };
+        if batch.is_empty() {
+            batch.way = Way::Hand;
+            looks += self.choose_by_hand(&mut clock, batch, max, resident);
+        }
+        if let [first, ..] = batch.victims() {
+            let (first, count) = (first.page, batch.len() as u64);
+            self.rivals.went(&mut clock.turns, batch.way, first, count, resident);
+        }
+        clock.passed = self.recency.hand_went(clock.passed + u64::from(looks), resident);
+    }
+
+    /// Takes what walks have gone through. Returns at how many pages it has looked.
+    fn choose_behind(&self, batch: &mut Batch, max: usize, resident: u64) -> u32 {
+        let mut looks = 0;
+        while batch.len() < max && looks < LOOKS_MAX {
+            let wanted = (max - batch.len()) as u32;
+            let Some(passed) = self.streams.lock().take_passed(wanted, resident / KEPT_BEHIND) else { break };
+            looks += passed.count;
+            let mut range = PageRange::of(passed.first, 0);
+            for page in passed.pages() {
+                if !range.contains(page) {
+                    range = self.range_to_evict(page).unwrap_or(range);
+                }
+                let Some(place) = self.table.get(page).filter(|_| range.contains(page)) else { continue };
+                let word = place.entry().load();
+                if let State::Resident { slot, age: 0 } = word.state()
+                    && !word.is_locked()
+                    && place.entry().try_lock(word).is_ok()
+                {
+                    self.stats.count(Counter::EvictBehind);
+                    batch.push(page, slot);
+                }
+            }
+        }
+        looks
+    }
+
+    /// Goes around until it has looked at each page twice. Returns at how many pages it has looked.
+    fn choose_by_hand(&self, clock: &mut Clock, batch: &mut Batch, max: usize, resident: u64) -> u32 {
         let mut unread = Unread::new();
         if self.config.readahead == Readahead::Streams {
             self.streams.lock().unread(&mut unread);
         }
         let (mut looks, mut wraps) = (0, 0);
-        let mut spares = Spares::of(self.resident());
+        let mut spares = Spares::of(resident);
         while batch.len() < max && looks < LOOKS_MAX && wraps < 3 {
             let Some(range) = self.evictable_at_or_after(clock.hand) else {
                 clock.hand = PageIndex(0);
@@ -93,9 +145,8 @@ impl Pager<'_> {
             let rest = PageRange::new(from, range.end);
             clock.hand = self.choose_in(rest, batch, max, &mut looks, &mut spares, &mut unread);
         }
-        let passed = clock.passed + u64::from(looks);
-        clock.passed = self.recency.hand_went(passed, self.resident());
         self.streams.lock().were_spared(&unread);
+        looks
     }
 
     /// What kept these pages, in the order of their addresses, is gone: they are to be looked at next, and go. Under the shared
@@ -114,6 +165,11 @@ impl Pager<'_> {
             }
         }
         first.inspect(|page| self.clock.lock().hand = *page);
+    }
+
+    fn range_to_evict(&self, page: PageIndex) -> Option<PageRange> {
+        let range = self.ranges.lock().find(page).filter(|range| range.flags.may_evict());
+        range.map(|range| range.pages)
     }
 
     fn evictable_at_or_after(&self, page: PageIndex) -> Option<PageRange> {

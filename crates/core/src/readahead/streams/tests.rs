@@ -228,6 +228,38 @@ fn passed_unseen(world: &World) -> u64 {
         - world.untouched.len() as u64
 }
 
+#[test]
+fn what_a_walk_has_gone_through_is_shown_once_and_not_what_is_close_behind_it() {
+    for stride in [1_i64, -1, 3] {
+        let mut world = World::new(0, 4_000, 32);
+        let page = |step: i64| (2_000 + step * stride) as u64;
+        let steps = |passed: Passed| {
+            let steps: Vec<i64> = passed.pages().map(|page| (page.0 as i64 - 2_000) / stride).collect();
+            assert_eq!(steps.len(), passed.count as usize);
+            steps
+        };
+        world.walk((0..100).map(page));
+        let at = (world.streams.live[0].at - 2_000) / stride;
+        assert!(at > 60, "the last marker lies there");
+        let mut shown = steps(world.streams.take_passed(20, 16).unwrap());
+        shown.sort_unstable();
+        // The latest, as far as 16 and the 20 wanted go.
+        assert_eq!(shown, (at - 36..at - 16).collect::<Vec<_>>(), "in steps of {stride}");
+        assert!(world.streams.take_passed(20, 16).is_none(), "the rest is close behind");
+        world.walk((100..400).map(page));
+        let mut all = shown;
+        while let Some(passed) = world.streams.take_passed(64, 16) {
+            all.extend(steps(passed));
+        }
+        let at = (world.streams.live[0].at - 2_000) / stride;
+        assert!(all.iter().all(|step| *step < at - 16));
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count, "one of them was shown twice");
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Step(usize),
@@ -235,6 +267,7 @@ enum Event {
     Bring,
     Forget(u64),
     Evict(u64),
+    Take(u32, u64),
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -244,6 +277,7 @@ fn event() -> impl Strategy<Value = Event> {
         4 => Just(Event::Bring),
         1 => any::<u64>().prop_map(Event::Forget),
         2 => (0_u64..400).prop_map(Event::Evict),
+        1 => (1_u32..65, 0_u64..40).prop_map(|(wanted, kept)| Event::Take(wanted, kept)),
     ]
 }
 
@@ -276,6 +310,13 @@ proptest! {
                     let page = start + page % pages;
                     world.there.remove(&page);
                     world.parked.remove(&page);
+                }
+                Event::Take(wanted, kept) => {
+                    let Some(passed) = world.streams.take_passed(wanted, kept) else { continue };
+                    prop_assert!((wanted.min(PASSED_MIN)..=wanted).contains(&passed.count));
+                    for page in passed.pages() {
+                        prop_assert!(world.region.contains(page), "{page:?} was passed by nobody");
+                    }
                 }
             }
         }
