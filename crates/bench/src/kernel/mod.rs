@@ -30,6 +30,15 @@ enum Tier {
     Disk,
 }
 
+impl Tier {
+    const fn name(self) -> &'static str {
+        match self {
+            Tier::Pool => "pool",
+            Tier::Disk => "disk",
+        }
+    }
+}
+
 /// One load in one tier.
 struct Case {
     tier: Tier,
@@ -53,8 +62,16 @@ impl Case {
     fn title(&self) -> String {
         let threads =
             if self.threads == 1 { "1 thread".to_owned() } else { format!("{} threads", self.threads) };
-        let tier = if self.tier == Tier::Pool { "pool" } else { "disk" };
-        format!("{tier}, {}, {threads}, {} % writes", self.pattern, self.write_percent)
+        format!("{}, {}, {threads}, {} % writes", self.tier.name(), self.pattern, self.write_percent)
+    }
+
+    /// Of a part, in a chart: short enough to fit below its bars.
+    fn short_name(&self, part: &str) -> String {
+        match (self.pattern, self.threads) {
+            ("mixed", _) => format!("mix: {part}"),
+            (pattern, 1) => pattern.to_owned(),
+            (pattern, threads) => format!("{pattern} x{threads}"),
+        }
     }
 }
 
@@ -332,7 +349,8 @@ fn report(size: &Size, measured: &[Measured], codecs: &[(String, f64)]) -> Repor
     if let Some(target) = fill_target(measured) {
         report.targets.push(target);
     }
-    report.charts.push(chart(measured));
+    let charts = [Tier::Pool, Tier::Disk].map(|tier| chart(tier, measured));
+    report.charts.extend(charts.into_iter().filter(|chart| !chart.groups.is_empty()));
     report.notes = vec![
         format!(
             "kernel: a cgroup of {} MiB, farpage: --ram as much and zswap's peak; {} MiB of pages, {} rounds of {} s",
@@ -446,18 +464,21 @@ fn fill_target(measured: &[Measured]) -> Option<Target> {
     Some(Target::at_least("filling beyond the budget, ratio to the kernel", 1.5, found))
 }
 
-fn chart(measured: &[Measured]) -> Chart {
-    let of = |runs: fn(&Measured) -> &Vec<Run>| -> Vec<f64> {
-        let rate = |one: &Measured| Sample::of(&rates(runs(one), one.parts()[0])).median;
-        measured.iter().map(rate).collect()
-    };
-    Chart {
-        title: "The kernel's swap and Farpage, equal memory".to_owned(),
+/// One tier's cases that write.
+fn chart(tier: Tier, measured: &[Measured]) -> Chart {
+    let mut chart = Chart {
+        title: format!("The kernel's swap and Farpage, equal memory: {}", tier.name()),
         unit: "touches/s".to_owned(),
-        groups: measured.iter().map(|one| one.case.title()).collect(),
-        series: vec![
-            ("kernel".to_owned(), of(|one| &one.kernel)),
-            ("farpage".to_owned(), of(|one| &one.farpage)),
-        ],
+        groups: Vec::new(),
+        series: vec![("kernel".to_owned(), Vec::new()), ("farpage".to_owned(), Vec::new())],
+    };
+    for one in measured.iter().filter(|one| one.case.tier == tier && one.case.write_percent > 0) {
+        for part in one.parts() {
+            chart.groups.push(one.case.short_name(part));
+            for ((_, values), runs) in chart.series.iter_mut().zip([&one.kernel, &one.farpage]) {
+                values.push(Sample::of(&rates(runs, part)).median);
+            }
+        }
     }
+    chart
 }
