@@ -11,7 +11,7 @@
 //! |---|---|---|
 //! | 1 | `runtime::map_lock` | that the program's mappings and our table say the same; shared by faults and evictions, exclusive for changes |
 //! | 2 | a page's lock bit (`table::Entry`) | who may move this page |
-//! | 3 | `reclaim::Clock` | the hand |
+//! | 3 | `reclaim::Clock` | the hand, and whose turn it is |
 //! | 4 | `Pager::ranges` | which mappings we know, and what may be done with each |
 //! | 5 | `cache::Cache` | which frames are free, the queue of parked pages |
 //! | 6 | `zswap::Pool` | objects, size classes, age order |

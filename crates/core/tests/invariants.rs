@@ -566,7 +566,7 @@ fn go(driver: &mut Driver, room: u64, pages: impl Iterator<Item = u64>) -> u64 {
     for page in pages {
         driver.touch(FIRST.plus(page), Access::Read);
         while driver.pager.resident() > room {
-            driver.evict_zeros();
+            assert!(driver.evict_zeros() > 0);
         }
     }
     count(driver) - before
@@ -581,7 +581,7 @@ fn driver_to_walk(pages: u64) -> Driver {
 /// By the hand alone, a walk that goes round finds nothing or little of it: each page goes before the walk comes to it again.
 #[test]
 fn a_walk_round_more_than_there_is_room_for_finds_there_what_there_is_room_for() {
-    for (pages, most) in [(6_000, 3_600), (3_300, 600), (12_000, 10_500)] {
+    for (pages, most) in [(6_000, 3_600), (3_300, 600)] {
         let mut driver = driver_to_walk(pages);
         let laps: Vec<u64> = (0..8).map(|_| go(&mut driver, 3_000, 0..pages)).collect();
         assert!(laps[2..].iter().all(|came| *came <= most), "{laps:?} of {pages} pages");
@@ -605,6 +605,29 @@ fn a_walk_that_soon_comes_round_again_is_left_to_the_hand() {
     driver.check();
 }
 
+/// Pages that were shared since a fork and are the program's own now go next, wherever they were found: else all that a walk
+/// has gone through would be copied before any of it goes.
+#[test]
+fn what_was_refused_behind_a_walk_goes_next() {
+    let mut driver = driver_to_walk(100);
+    go(&mut driver, 400, 0..100);
+    while driver.evict_zeros() > 0 {}
+    go(&mut driver, 400, 0..100);
+    let refuse = || {
+        let mut batch = Batch::new();
+        driver.pager.begin_evict(&mut batch, 4);
+        let pages: Vec<_> = batch.victims().iter().map(|victim| victim.page).collect();
+        driver.pager.park(&mut batch);
+        pages
+    };
+    let refused = refuse();
+    assert_eq!(driver.pager.stats().get(Counter::EvictBehind), 4);
+    driver.pager.choose_next(refused.iter().copied());
+    assert_eq!(refuse(), refused);
+    assert_ne!(refuse(), refused);
+    driver.check();
+}
+
 /// A stream's window: brought when the third of its pages is touched.
 fn window_behind(driver: &mut Driver, pages: u64) -> Plan {
     go(driver, 4 * pages, 0..pages);
@@ -613,8 +636,8 @@ fn window_behind(driver: &mut Driver, pages: u64) -> Plan {
     plans.last().expect("three pages in a row are a stream")
 }
 
-/// Two windows of one stream can be on their way at once, and the younger meet the older one's marker. It was mapped, and the
-/// stream went past it unseen and was taken for one that jumps.
+/// Two windows of one stream can be on their way at once, and the younger meet the older one's marker. It was mapped, and
+/// the stream went past it unseen and was taken for one that jumps.
 #[test]
 fn a_marker_stays_parked_when_another_window_meets_it() {
     let mut driver = driver_to_walk(64);

@@ -29,7 +29,7 @@ use farpage_os::uffd::{Trouble, Uffd};
 /// As many pages of zeros as are copied at once.
 pub const ZEROS: usize = 16;
 
-/// Constants, which nobody can write: what were in it would be in every new page of the program.
+/// Constants, so that nobody can write them: that would be in every new page of the program.
 static ZERO_PAGES: [PageBytes; ZEROS] = [PageBytes::ZERO; ZEROS];
 
 const MADV_POPULATE_WRITE: u32 = 23;

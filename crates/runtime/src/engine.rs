@@ -141,6 +141,11 @@ impl Engine {
         self.charged() > self.budget.stop_at() || self.is_crowded(CROWD_STOP)
     }
 
+    /// Whether victims should be neighbours above all: single pages make more mappings.
+    pub fn wants_neighbours(&self) -> bool {
+        self.is_crowded(CROWD_STOP)
+    }
+
     /// Whether there are so many eighths of the mappings that the kernel allows: evicting what lies between makes fewer.
     fn is_crowded(&self, eighths: u64) -> bool {
         self.protections.is_some_and(|protections| protections.crowd() >= eighths)

@@ -32,9 +32,9 @@ pub enum Fate {
 #[derive(Debug)]
 pub struct Opening {
     plan: Plan,
-    /// Places looked at so far.
+    /// Places looked at so far, or that the walk had gone through before.
     step: u32,
-    /// Pages locked so far.
+    /// Pages locked so far, or that the walk had gone through before.
     locked: u32,
     landed: Landed,
     /// Where the last page that is out lies, if the window ends with its range: it stays parked, so that the stream
@@ -233,9 +233,8 @@ impl Pager<'_> {
             // Another window's marker: whoever comes to it shall be seen.
             (State::Parked { frame, .. }, Plan::Stream { .. }) => !self.cache.is_marked(frame),
             // What costs nothing to keep where it is costs nothing to map, but a frame to park.
-            (State::Zero | State::Same(_) | State::Parked { .. }, plan) => {
-                matches!(plan, Plan::Stream { .. })
-            }
+            (State::Zero | State::Same(_), plan) => matches!(plan, Plan::Stream { .. }),
+            (State::Parked { .. }, _) => false,
             (State::OnArea(slot), Plan::Slots { first, count }) => {
                 slot.area() == first.area()
                     && (first.offset()..first.offset() + count).contains(&slot.offset())

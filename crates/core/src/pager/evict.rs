@@ -91,6 +91,7 @@ impl Pager<'_> {
         let place = self.place(victim.page);
         let before = place.entry().load().state();
         self.cache.put(victim.frame, victim.backing);
+        self.rivals.stayed(victim.page);
         self.settle(victim.page, place, before, State::Resident { slot: victim.slot, age: AGE_BUSY });
     }
 

@@ -151,7 +151,7 @@ impl Victim {
     }
 }
 
-/// Pages on their way out, in address order, beginning again where the hand wrapped.
+/// Pages on their way out: one or a few stretches of memory, each in address order.
 #[derive(Debug)]
 pub struct Batch {
     victims: [Victim; BATCH_MAX],

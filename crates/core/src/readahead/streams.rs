@@ -566,8 +566,9 @@ impl Streams {
         hits
     }
 
-    /// Up to `wanted` of the pages that a stream has gone through lately, and that this has not answered yet: of those that have as
-    /// many as are worth a batch the one that was seen last. Streams share `kept` steps that they keep behind them.
+    /// Up to `wanted` pages that one stream has gone through and that weren't returned before: of the streams with enough
+    /// of them, the one that was seen last. Streams share `kept` steps that stay behind them; those that have ended count
+    /// until their places are needed.
     pub(crate) fn take_passed(&mut self, wanted: u32, kept: u64) -> Option<Passed> {
         let live = || self.live[..self.used].iter().filter(|stream| stream.stride != 0);
         let for_one = (kept / live().count().max(1) as u64).max(KEPT_MIN);
@@ -578,8 +579,8 @@ impl Streams {
             .filter(|stream| stream.passed() >= enough)
             .min_by_key(|stream| now.wrapping_sub(stream.used))?;
         // What is farther behind was gone through long ago.
-        let late = stream.passed().saturating_sub(for_one + kept.max(u64::from(wanted)));
-        stream.shown += late as i64 * stream.stride;
+        let skipped = stream.passed().saturating_sub(for_one + kept.max(u64::from(wanted)));
+        stream.shown += skipped as i64 * stream.stride;
         let count = (stream.passed() - for_one).min(u64::from(wanted)) as u32;
         let (from, stride) = (stream.shown, stream.stride);
         stream.shown += i64::from(count) * stride;

@@ -32,21 +32,26 @@ const SPARED_MAX: u64 = 1 << 12;
 /// So many more for each victim that it finds, and no more than a part of those that there are.
 const SPARED_FOR_ONE: u64 = 64;
 
-/// A part of what is there that walks share, and that stays behind them: what is used twice in a row shouldn't have to come back.
+/// A part of what is there stays behind walks, which share it: what is used twice in a row shouldn't have to come back.
 const KEPT_BEHIND: u64 = 64;
 
-/// The hand.
+/// So many stretches behind walks are looked at for one batch, at most.
+const STRETCHES_MAX: usize = 16;
+
+/// The hand, and whose turn it is.
 pub struct Clock {
     hand: PageIndex,
-    /// Resident pages that were looked at, or taken behind walks, since an epoch last ended.
+    /// Resident pages that the hand looked at, or that were taken behind walks, since an epoch last ended.
     passed: u64,
     turns: Turns,
+    /// The next batch is the hand's.
+    is_hand_next: bool,
 }
 
 impl Clock {
     /// At the beginning of the address space.
     pub const fn new() -> Clock {
-        Clock { hand: PageIndex(0), passed: 0, turns: Turns::new() }
+        Clock { hand: PageIndex(0), passed: 0, turns: Turns::new(), is_hand_next: false }
     }
 }
 
@@ -86,13 +91,16 @@ impl Pager<'_> {
         let mut clock = self.clock.lock();
         let resident = self.resident();
         batch.way = self.rivals.next(&mut clock.turns);
-        let mut looks = match batch.way {
-            Way::Behind => self.choose_behind(batch, max, resident),
-            Way::Hand => 0,
-        };
+        if core::mem::take(&mut clock.is_hand_next) {
+            batch.way = Way::Hand;
+        }
+        if batch.way == Way::Behind {
+            self.choose_behind(batch, max, resident);
+        }
+        let mut looks = batch.len() as u32;
         if batch.is_empty() {
             batch.way = Way::Hand;
-            looks += self.choose_by_hand(&mut clock, batch, max, resident);
+            looks = self.choose_by_hand(&mut clock, batch, max, resident);
         }
         if let [first, ..] = batch.victims() {
             let (first, count) = (first.page, batch.len() as u64);
@@ -101,13 +109,11 @@ impl Pager<'_> {
         clock.passed = self.recency.hand_went(clock.passed + u64::from(looks), resident);
     }
 
-    /// Takes what walks have gone through. Returns at how many pages it has looked.
-    fn choose_behind(&self, batch: &mut Batch, max: usize, resident: u64) -> u32 {
-        let mut looks = 0;
-        while batch.len() < max && looks < LOOKS_MAX {
+    /// Takes what walks have gone through.
+    fn choose_behind(&self, batch: &mut Batch, max: usize, resident: u64) {
+        for _ in 0..STRETCHES_MAX {
             let wanted = (max - batch.len()) as u32;
             let Some(passed) = self.streams.lock().take_passed(wanted, resident / KEPT_BEHIND) else { break };
-            looks += passed.count;
             let mut range = PageRange::of(passed.first, 0);
             for page in passed.pages() {
                 if !range.contains(page) {
@@ -123,8 +129,10 @@ impl Pager<'_> {
                     batch.push(page, slot);
                 }
             }
+            if batch.len() >= max {
+                break;
+            }
         }
-        looks
     }
 
     /// Goes around until it has looked at each page twice. Returns at how many pages it has looked.
@@ -149,7 +157,7 @@ impl Pager<'_> {
         looks
     }
 
-    /// What kept these pages, in the order of their addresses, is gone: they are to be looked at next, and go. Under the shared
+    /// What kept these pages, neighbours in the order of their addresses, is gone: they are to be looked at next, and go. Under the shared
     /// map lock.
     pub fn choose_next(&self, pages: impl Iterator<Item = PageIndex>) {
         let mut first = None;
@@ -164,7 +172,15 @@ impl Pager<'_> {
                 word = place.entry().load();
             }
         }
-        first.inspect(|page| self.clock.lock().hand = *page);
+        if let Some(page) = first {
+            let mut clock = self.clock.lock();
+            (clock.hand, clock.is_hand_next) = (page, true);
+        }
+    }
+
+    /// The next victims are to lie where the hand is: next to those that it took before.
+    pub fn choose_by_hand_next(&self) {
+        self.clock.lock().is_hand_next = true;
     }
 
     fn range_to_evict(&self, page: PageIndex) -> Option<PageRange> {

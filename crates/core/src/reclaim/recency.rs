@@ -1,14 +1,14 @@
 //! How long a page was out, and whether it should stay longer for that.
 //!
-//! Nothing says which of the pages that are there are in use. But a page that comes back says how long it was out, in laps of the
-//! hand: its entry has kept the *epoch* in which it went, an eighth of a lap. What comes back within half a lap is touched
-//! several times a lap.
+//! Nothing says which of the pages that are there are in use. But a page that comes back says how long it was out, in
+//! laps: its entry has kept the *epoch* in which the hand took it, an eighth of a lap. What comes back within half a lap
+//! is touched several times a lap.
 //!
-//! To spare such pages has a price: where victims aren't neighbours each is a move of its own. So it isn't done while touches are
-//! random, when most pages come back soon, but while streams and runs of first touches bring in much of what comes: a walk
-//! through a large array must not take from memory what is used all the time, and would go without it just as fast. (Half of the
-//! touches a walk, half evenly in a third of what there is room for: 5 % of the latter were faults, and 25 % without this;
-//! `core/tests/invariants.rs`.)
+//! To spare such pages has a price: where victims aren't neighbours each is a move of its own. So it isn't done while
+//! touches are random, when most pages come back soon, but while streams and runs of first touches bring in much of what
+//! comes: a walk through a large array must not take from memory what is used all the time, and would go without it just
+//! as fast. (Half of the touches a walk, half evenly in a third of what there is room for: 5 % of the latter were faults,
+//! and 25 % without this; `core/tests/invariants.rs`.)
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::table::entry::AGE_MAX;
@@ -74,8 +74,8 @@ impl Recency {
         Epoch(1 + (self.epoch.load(Ordering::Relaxed) % EPOCHS) as u8)
     }
 
-    /// The hand went past `passed` pages since an epoch last ended, of the `resident` ones there are; what is left of that for the
-    /// next epoch. For whoever has the hand.
+    /// `passed` pages were looked at or taken since an epoch last ended, of the `resident` ones there are; what is left of
+    /// that for the next epoch. For whoever has the hand.
     pub fn hand_went(&self, passed: u64, resident: u64) -> u64 {
         let length = (resident / EPOCHS_IN_LAP).max(1);
         self.epoch.fetch_add((passed / length) as u32, Ordering::Relaxed);

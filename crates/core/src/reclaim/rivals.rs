@@ -1,13 +1,14 @@
 //! Two ways to find victims, and which of them is better now.
 //!
 //! The hand takes what it comes to, which is mostly what has been there longest. But what a walk has just gone through is
-//! needed again only when the walk comes round, if ever: when it goes through more than there is room for, it is better to
-//! take pages right behind it, and to leave the others where they are. Then the walk finds most of them there each time round, and
-//! what is used beside it stays. Where a walk's pages are gone over again soon, block by block, it is worse.
+//! needed again only when the walk comes round, if ever: when it goes through more than there is room for, it is better
+//! to take pages right behind it, and to leave the others where they are. Then the walk finds most of them there each
+//! time round, and what is used beside it stays. Where a walk's pages are gone over again soon, block by block, it is
+//! worse.
 //!
-//! So both are done, one of them now and then only, and some victims of each are watched: the better way is the one whose victims
-//! come back less often for the time that they were watched. They are watched for a *lap*, until as many have gone as there is
-//! room for: what comes back later would have gone anyway. Time is counted in victims.
+//! So one of them is tried now and then while the other is used, and some victims of each are watched: the better way is
+//! the one whose victims come back less often for the time that they were watched. They are watched for a *lap*, until
+//! as many have gone as there is room for: what comes back later would have gone anyway. Time is counted in victims.
 
 use crate::memory::Zeroed;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -28,10 +29,11 @@ pub const WAYS: usize = 2;
 const PARTS: usize = 256;
 /// So many victims can be watched if their places don't meet.
 const PLACES: usize = 2 * PARTS;
+const _: () = assert!(PLACES.is_power_of_two());
 /// So many batches to one of the way that looks worse.
 const BATCHES_FOR_TRIAL: u32 = 16;
-/// None to the hand while less than one in so many victims from behind walks comes back within a lap: it can't be much better, and
-/// leaves holes in what walks come to next.
+/// None to the hand while less than one in so many victims from behind walks comes back within a lap: the hand can't be much
+/// better then, and leaves holes in what walks come to next.
 const FEW: u64 = 8;
 /// Counts are halved at so many returns, and once a lap, so that the latest weigh most.
 const RETURNS_MAX: u32 = 128;
@@ -74,9 +76,9 @@ impl Watched {
     }
 }
 
-/// Pages in a row, and at any stride, come to places far apart.
+/// Pages in a row, and at most strides, come to different places.
 const fn place_of(page: PageIndex) -> usize {
-    (page.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % PLACES
+    (page.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - PLACES.ilog2())) as usize
 }
 
 /// Both ways. Whoever faults looks here, without a lock.
@@ -132,6 +134,8 @@ impl<'m> Rivals<'m> {
         }
         turns.since += count;
         let part = (resident / PARTS as u64).max(1);
+        // Memory may have shrunk. After a lap nobody is watched any more.
+        turns.since = turns.since.min(part * PARTS as u64);
         while turns.since >= part {
             turns.since -= part;
             self.go_on(turns);
@@ -154,6 +158,11 @@ impl<'m> Rivals<'m> {
                 *waited /= 2;
             }
         }
+    }
+
+    /// A victim that didn't go: it can't come back.
+    pub(crate) fn stayed(&self, page: PageIndex) {
+        self.ways.iter().for_each(|watched| _ = watched.forget(page));
     }
 
     /// A page that was out is there again.
@@ -225,6 +234,27 @@ mod tests {
         assert_eq!(rivals.ways[Way::Behind as usize].came_back(), 0);
         assert!(rivals.ways[Way::Hand as usize].came_back() > 0);
         assert_eq!(behind(&rivals, &mut turns, 160), 160);
+    }
+
+    #[test]
+    fn who_stayed_is_not_waited_for() {
+        let (rivals, mut turns) = (rivals(), Turns::new());
+        for page in 0..100 {
+            // Half a part of a lap each, of which the first victim is watched.
+            rivals.went(&mut turns, Way::Behind, PageIndex(page), 8, 16 * RESIDENT);
+            rivals.stayed(PageIndex(page));
+        }
+        assert_eq!((turns.part, turns.waited), (50, [0; WAYS]));
+        assert_eq!(rivals.ways[Way::Behind as usize].out.load(Ordering::Relaxed), 0);
+    }
+
+    /// Much fewer are resident than when the last part began.
+    #[test]
+    fn memory_may_shrink() {
+        let (rivals, mut turns) = (rivals(), Turns::new());
+        rivals.went(&mut turns, Way::Hand, PageIndex(1), u64::from(u32::MAX), 1 << 50);
+        rivals.went(&mut turns, Way::Hand, PageIndex(2), 1, 0);
+        assert_eq!((turns.since, turns.part), (0, 0), "a lap, and no more");
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! ```text
 //! bits  0..4   state        bit 4  locked     bit 5  waited      bits 6..9  age (Resident)
 //! bits  9..25  frame (Parked, Writing) or kind of repeated word (Same)
-//! bits 25..32  epoch in which it went (while evicted, except Inherited)
+//! bits 25..32  epoch in which the hand took it (while evicted, except Inherited; 0 = not known)
 //! bits 32..64  slot (Resident and Parked: 0 = none), pool handle, or 32 bits of the repeated word
 //! bits 9..64   page of another process (Inherited)
 //! ```

@@ -169,6 +169,9 @@ impl Worker {
         if !self.engine.evictions_allowed() {
             return Some(Progress::None);
         }
+        if self.engine.wants_neighbours() {
+            pager.choose_by_hand_next();
+        }
         pager.begin_evict(&mut self.batch, max);
         let mut spared = 0;
         if self.engine.handover.is_some() {
