@@ -653,8 +653,8 @@ fn a_marker_stays_parked_when_another_window_meets_it() {
     driver.check();
 }
 
-/// A window that waited while the walk went on by itself: what the walk has gone through isn't brought again, should it have been
-/// evicted meanwhile.
+/// A window that waited while the walk went on by itself: what the walk has gone through isn't brought again, should it
+/// have been evicted meanwhile.
 #[test]
 fn a_window_that_the_walk_has_gone_through_brings_nothing() {
     let mut driver = driver_to_walk(64);

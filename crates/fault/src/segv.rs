@@ -7,8 +7,8 @@
 //! * *Which pages.* Beside every page stands whether it is *open*, and what the program itself allows there, since both share
 //!   the kernel's one protection.
 //! * *How many mappings.* Neighbours with different protections are mappings of their own to the kernel, which allows some
-//!   65,000. The borders are counted; with many of them memory counts as full, and evictions, by the hand then and so in address
-//!   order, join what lies between.
+//!   65,000. The borders are counted; with many of them memory counts as full, and evictions, by the hand then and so in
+//!   address order, join what lies between.
 //!
 //! A page that was never touched is closed, too: else the program would grow without our hearing of it.
 // UNSAFETY: it takes pages of the program away, with its callers' promises.

@@ -234,7 +234,6 @@ impl Pager<'_> {
             (State::Parked { frame, .. }, Plan::Stream { .. }) => !self.cache.is_marked(frame),
             // What costs nothing to keep where it is costs nothing to map, but a frame to park.
             (State::Zero | State::Same(_), plan) => matches!(plan, Plan::Stream { .. }),
-            (State::Parked { .. }, _) => false,
             (State::OnArea(slot), Plan::Slots { first, count }) => {
                 slot.area() == first.area()
                     && (first.offset()..first.offset() + count).contains(&slot.offset())

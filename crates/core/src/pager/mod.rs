@@ -79,7 +79,7 @@ pub struct Parts<'m> {
     pub wake: &'m dyn Wake,
     /// What readahead by slot knows.
     pub slot_words: &'m SlotWords,
-    /// What victims do, [`WAYS`](crate::reclaim::rivals::WAYS) of them.
+    /// One for each of the [`WAYS`](crate::reclaim::rivals::WAYS) to find victims.
     pub watched: &'m [Watched],
     /// In a fork's child: its parent's books as of the fork.
     pub elder: Option<&'m Pager<'m>>,

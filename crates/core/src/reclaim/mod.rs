@@ -32,7 +32,8 @@ const SPARED_MAX: u64 = 1 << 12;
 /// So many more for each victim that it finds, and no more than a part of those that there are.
 const SPARED_FOR_ONE: u64 = 64;
 
-/// A part of what is there stays behind walks, which share it: what is used twice in a row shouldn't have to come back.
+/// Of so many pages that are there one stays behind walks, which share them: what is used twice in a row shouldn't have to
+/// come back.
 const KEPT_BEHIND: u64 = 64;
 
 /// So many stretches behind walks are looked at for one batch, at most.
@@ -157,8 +158,8 @@ impl Pager<'_> {
         looks
     }
 
-    /// What kept these pages, neighbours in the order of their addresses, is gone: they are to be looked at next, and go. Under the shared
-    /// map lock.
+    /// What kept these pages, neighbours in the order of their addresses, is gone: they are to be looked at next, and go.
+    /// Under the shared map lock.
     pub fn choose_next(&self, pages: impl Iterator<Item = PageIndex>) {
         let mut first = None;
         for page in pages {

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_back_after_a_lap_doesn_t_count_and_then_no_trial_is_needed() {
+    fn what_comes_back_after_a_lap_is_not_counted_and_then_no_trial_is_needed() {
         let (rivals, mut turns) = (rivals(), Turns::new());
         go(&rivals, &mut turns, 3, 300, 2 * PARTS + 40);
         assert_eq!(rivals.ways[Way::Behind as usize].came_back(), 0);
