@@ -3,7 +3,7 @@
 
 use crate::pager::Pager;
 use crate::stats::{Counter, Gauge};
-use crate::table::entry::State;
+use crate::table::entry::{State, Stored};
 use crate::units::{FrameIndex, SlotIndex};
 
 /// What the driver holds at the moment: resources that no page's entry names.
@@ -30,15 +30,15 @@ pub fn all(pager: &Pager<'_>, in_flight: &InFlight<'_>) {
             named_slots += 1;
             assert_eq!(pager.areas().owner(slot), Some(page), "{slot:?} is {page:?}'s, but doesn't say so");
         }
+        if let Some(Stored::Object(handle)) = state.stored() {
+            pooled += 1;
+            assert_eq!(
+                pager.pool().owner(handle),
+                Some(page),
+                "{handle:?} is {page:?}'s, but doesn't say so"
+            );
+        }
         match state {
-            State::Pooled(handle) => {
-                pooled += 1;
-                assert_eq!(
-                    pager.pool().owner(handle),
-                    Some(page),
-                    "{handle:?} is {page:?}'s, but doesn't say so"
-                );
-            }
             State::Parked { .. } => parked += 1,
             State::Writing { frame } => {
                 assert!(
@@ -73,8 +73,8 @@ pub fn all(pager: &Pager<'_>, in_flight: &InFlight<'_>) {
     pager.pool().check(&mut |handle, page, _| {
         objects += 1;
         assert_eq!(
-            pager.state(page),
-            State::Pooled(handle),
+            pager.state(page).stored(),
+            Some(Stored::Object(handle)),
             "{handle:?} belongs to a page that doesn't know it"
         );
     });

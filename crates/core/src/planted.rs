@@ -15,6 +15,8 @@ pub enum Bug {
     FreeSlotTwice = 2,
     /// The pool's write-back doesn't check that the object is still its page's.
     SkipIdentityCheck = 3,
+    /// A page that kept its object goes without a look at whether it was written.
+    TrustKeptObject = 4,
 }
 
 static PLANTED: AtomicU32 = AtomicU32::new(0);

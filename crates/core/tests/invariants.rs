@@ -33,7 +33,7 @@ use farpage_core::readahead::by_slot::SlotWords;
 use farpage_core::reclaim::recency::AGE_NEAR;
 use farpage_core::reclaim::rivals::WAYS;
 use farpage_core::stats::{Counter, Stats};
-use farpage_core::table::entry::State;
+use farpage_core::table::entry::{State, Stored};
 use farpage_core::table::ranges::{Flags, Ranges};
 use farpage_core::table::{Leaf, Table};
 use farpage_core::units::{
@@ -100,11 +100,20 @@ fn driver_of(
     area: Option<AreaMemory<'static>>,
     elder: Option<&'static Pager<'static>>,
 ) -> Driver {
+    // Anything at all in the pool is more than it should keep.
+    driver_that_accepts(0, pool_bytes, area, elder)
+}
+
+fn driver_that_accepts(
+    accept_percent: u32,
+    pool_bytes: usize,
+    area: Option<AreaMemory<'static>>,
+    elder: Option<&'static Pager<'static>>,
+) -> Driver {
     let config = Config {
         frames: FRAMES as u32,
         install: Install::Copy,
-        // Anything at all in the pool is more than it should keep.
-        accept_percent: 0,
+        accept_percent,
         ..Config::for_budget(1 << 20, pool_bytes as u64)
     };
     let leaves: &'static [Leaf] = table(1);
@@ -233,12 +242,12 @@ impl Driver {
 
     /// A touch of a page of zeros, and what readahead would make of it.
     fn touch_alone(&mut self, page: PageIndex, access: Access) -> Option<Plan> {
-        let ticket = match self.pager.fault(page, access) {
+        let mut ticket = match self.pager.fault(page, access) {
             Step::Zero(ticket) | Step::Install(ticket) => ticket,
             Step::Present => return None,
             step => panic!("{step:?}"),
         };
-        let plan = self.pager.plan_ahead(&ticket, access).plan;
+        let plan = self.pager.plan_ahead(&mut ticket, access).plan;
         self.pager.settle_fault(ticket, LEFT);
         plan
     }
@@ -316,7 +325,9 @@ fn invariant_3_a_page_that_becomes_zeros_leaves_its_slot() {
     *driver.frame(ticket.frame().unwrap()) = bytes_of(1);
     assert_eq!(driver.pager.read_done(&ticket), Ok(()));
     driver.pager.settle_fault(ticket, Left { protected: true, ..LEFT });
-    assert!(matches!(driver.pager.state(PAGE), State::Resident { slot: Some(kept), .. } if kept == slot));
+    assert!(
+        matches!(driver.pager.state(PAGE), State::Resident { copy: Some(Stored::Slot(kept)), .. } if kept == slot)
+    );
     let Step::Unprotect(ticket) = driver.pager.fault(PAGE, Access::WriteProtected) else { panic!("a write") };
     driver.pager.settle_fault(ticket, LEFT);
     assert_eq!(driver.pager.areas().in_use(), 0);
@@ -667,4 +678,143 @@ fn a_window_that_the_walk_has_gone_through_brings_nothing() {
     assert!(driver.pager.lock_ahead(&mut opening).is_none());
     driver.pager.close_ahead(opening);
     driver.check();
+}
+
+/// Pages that are in the pool, and the first of them gone through until there is a window: that is brought.
+fn driver_that_keeps(pages: u64) -> Driver {
+    let mut driver = driver_that_accepts(90, 256 << 10, None, None);
+    driver.pager.ranges.lock().insert(PageRange::of(FIRST, pages), Flags::REGISTERED).unwrap();
+    for page in (0..pages).map(|at| FIRST.plus(at)) {
+        driver.first_touch(page);
+        assert!(matches!(driver.evict_and_place(page, 1), State::Pooled(_)));
+    }
+    driver
+}
+
+/// Touches pages of the pool in order, and brings the windows that this leads to. How many of them keep their objects.
+fn walk(driver: &mut Driver, pages: core::ops::Range<u64>) -> usize {
+    for page in pages.clone().map(|at| FIRST.plus(at)) {
+        let mut ticket = match driver.pager.fault(page, Access::Write) {
+            Step::Present => continue,
+            Step::Load(ticket) | Step::Install(ticket) => ticket,
+            step => panic!("{step:?}"),
+        };
+        let plan = driver.pager.plan_ahead(&mut ticket, Access::Write).plan;
+        driver.pager.settle_fault(ticket, LEFT);
+        plan.into_iter().for_each(|plan| driver.bring(plan));
+    }
+    let keeps = |page: &u64| {
+        matches!(driver.pager.state(FIRST.plus(*page)), State::Resident { copy: Some(Stored::Object(_)), .. })
+    };
+    pages.filter(keeps).count()
+}
+
+/// Takes everything out, with these bytes, and finds it a place.
+fn evict_all(driver: &mut Driver, kind: u8) {
+    let mut batch = Batch::new();
+    while driver.pager.resident() > 0 {
+        driver.pager.begin_evict(&mut batch, 4);
+        for at in 0..batch.len() {
+            *driver.frame(batch.victims()[at].frame) = bytes_of(kind);
+            batch.victims()[at].taken = Taken::Yes;
+        }
+        driver.pager.park(&mut batch);
+        while driver.pager.cache().usage().parked > 0 {
+            let placed = driver.place(&mut WriteBatch::new());
+            assert!(matches!(placed, Placed::Done | Placed::Busy), "{placed:?}");
+        }
+    }
+}
+
+/// Half of a walk's time was compressing again what it had only read.
+#[test]
+fn what_a_walk_brought_and_nobody_wrote_is_not_compressed_again() {
+    let mut driver = driver_that_keeps(40);
+    let kept = walk(&mut driver, 0..40);
+    assert!(kept > 20, "{kept} of 40");
+    driver.check();
+    let count = |driver: &Driver, counter| driver.pager.stats().get(counter);
+    let before = count(&driver, Counter::Zswpout);
+    evict_all(&mut driver, 1);
+    assert_eq!(count(&driver, Counter::EvictClean), kept as u64);
+    assert_eq!(count(&driver, Counter::Zswpout), before + 40 - kept as u64);
+    driver.check();
+}
+
+/// Nothing says that a page was written but its bytes.
+#[test]
+fn what_was_written_is_compressed_anew() {
+    let mut driver = driver_that_keeps(40);
+    assert!(walk(&mut driver, 0..40) > 20);
+    evict_all(&mut driver, 2);
+    assert_eq!(driver.pager.stats().get(Counter::EvictClean), 0);
+    driver.check();
+    for page in (0..40).map(|at| FIRST.plus(at)) {
+        let ticket = driver.begin_load(page);
+        assert_eq!(driver.finish_load(ticket), bytes_of(2), "{page:?}");
+    }
+}
+
+/// Where each page is written before it goes, a look at what it was is wasted: most windows keep nothing then.
+#[test]
+fn where_everything_is_written_hardly_anything_is_kept() {
+    let mut driver = driver_that_keeps(40);
+    let mut lap = |kind| {
+        let kept = walk(&mut driver, 0..40);
+        evict_all(&mut driver, kind);
+        kept
+    };
+    let kept: Vec<usize> = (0..40).map(|n| lap(1 + n % 2)).collect();
+    assert!(kept[0] > 20 && kept[30..].iter().sum::<usize>() < kept[0] * 3, "{kept:?}");
+    // Now they are only read. It takes some time to be seen.
+    let kept: Vec<usize> = (0..400).map(|_| lap(2)).collect();
+    assert!(kept[390..].iter().all(|kept| *kept > 20), "{kept:?}");
+    driver.check();
+}
+
+/// What is only kept goes before anything is written, and without any area.
+#[test]
+fn kept_objects_make_room_in_the_pool_first() {
+    let mut driver = driver_that_keeps(40);
+    let kept = walk(&mut driver, 0..40);
+    driver.pager.pool().set_limit(0);
+    let mut writes = WriteBatch::new();
+    let mut shrink = || driver.pager.shrink(&mut PageBytes::ZERO.clone(), &mut writes);
+    for n in 0..kept {
+        assert_eq!(shrink(), Shrunk::Released, "{n} of {kept}");
+    }
+    assert_eq!(shrink(), Shrunk::Enough);
+    assert!((0..40).all(|page| !matches!(
+        driver.pager.state(FIRST.plus(page)),
+        State::Resident { copy: Some(Stored::Object(_)), .. }
+    )));
+    driver.check();
+}
+
+/// What stays for long doesn't keep its object: others need the room more.
+#[test]
+fn the_oldest_kept_objects_make_room_for_others() {
+    let mut driver = driver_that_keeps(200);
+    let kept = walk(&mut driver, 0..200);
+    assert!((48..=64).contains(&kept), "{kept} of {}", 4 * FRAMES);
+    assert!(matches!(
+        driver.pager.state(FIRST.plus(190)),
+        State::Resident { copy: Some(Stored::Object(_)), .. }
+    ));
+    driver.check();
+}
+
+/// A walk comes to each page again soon if it goes round a small array: that doesn't mean that it should find there just what
+/// it found there last time. Spared for laps, such pages lay between those that went, and each was the end of a run.
+#[test]
+fn a_page_that_a_walk_comes_to_is_not_spared() {
+    let mut driver = driver_to_walk(40);
+    for _ in 0..4 {
+        go(&mut driver, 400, 0..40);
+        for page in 3..40 {
+            let state = driver.pager.state(FIRST.plus(page));
+            assert!(matches!(state, State::Resident { age: 0, .. }), "{page}: {state:?}");
+        }
+        while driver.evict_zeros() > 0 {}
+    }
 }

@@ -1,4 +1,5 @@
-//! The pool against a queue of objects, the oldest first; those of a whole page go before the others.
+//! The pool against a queue of objects, the oldest first; those of a whole page go before the others, those that are only
+//! kept are apart.
 
 use crate::{Input, Memory};
 use farpage_core::units::{PAGE_BYTES, PageIndex};
@@ -13,6 +14,7 @@ struct Object {
     handle: ObjectHandle,
     owner: PageIndex,
     length: usize,
+    is_kept: bool,
     /// Its bytes are all this one and those after it.
     first: u8,
 }
@@ -42,16 +44,20 @@ pub fn run(input: &mut Input) {
     let mut model: VecDeque<Object> = VecDeque::new();
     let mut releasing: Vec<Range<usize>> = Vec::new();
     while !input.is_over() {
-        let kind = input.kind(8, off);
+        let kind = input.kind(9, off);
         let which = if model.is_empty() { None } else { Some(input.below(model.len())) };
         match (kind, which) {
             (Some(0 | 1), _) => store(input, &pool, &mut model),
             (Some(2), Some(at)) => pool.free(model.remove(at).expect("in range").handle),
             (Some(3), Some(_)) => {
-                let at = model.iter().position(|object| object.length == PAGE_BYTES).unwrap_or(0);
-                let first = model.remove(at).expect("not empty");
-                assert_eq!(pool.first_to_go(), Some((first.handle, first.owner)));
-                pool.free(first.handle);
+                let position = |is_whole: bool| {
+                    model
+                        .iter()
+                        .position(|object| !object.is_kept && (!is_whole || object.length == PAGE_BYTES))
+                };
+                let first = position(true).or_else(|| position(false)).and_then(|at| model.remove(at));
+                assert_eq!(pool.first_to_go(), first.as_ref().map(|first| (first.handle, first.owner)));
+                first.inspect(|first| pool.free(first.handle));
             }
             (Some(4), Some(at)) => {
                 let object = model.remove(at).expect("in range");
@@ -65,6 +71,16 @@ pub fn run(input: &mut Input) {
             }
             (Some(6), _) => {
                 pool.compact(input.below(20));
+            }
+            (Some(8), Some(at)) => {
+                let mut object = model.remove(at).expect("in range");
+                object.is_kept = input.byte() < 128;
+                if object.is_kept {
+                    pool.keep(object.handle)
+                } else {
+                    pool.stow(object.handle)
+                }
+                model.push_back(object);
             }
             (Some(7), _) => match pool.take_released() {
                 Some(range) if input.byte() < 128 => releasing.push(range),
@@ -90,8 +106,8 @@ fn store(input: &mut Input, pool: &Pool, model: &mut VecDeque<Object>) {
         at => lengths[at],
     };
     let owner = PageIndex(u64::from(input.byte()));
-    let mut object =
-        Object { handle: ObjectHandle::from_raw(1).expect("not 0"), owner, length, first: input.byte() };
+    let handle = ObjectHandle::from_raw(1).expect("not 0");
+    let mut object = Object { handle, owner, length, is_kept: false, first: input.byte() };
     match pool.store(owner, &object.bytes().collect::<Vec<u8>>()) {
         Ok(handle) => {
             object.handle = handle;
@@ -102,8 +118,14 @@ fn store(input: &mut Input, pool: &Pool, model: &mut VecDeque<Object>) {
 }
 
 fn agree(pool: &Pool, model: &VecDeque<Object>) {
-    let of_kind = |is_whole| model.iter().filter(move |object| (object.length == PAGE_BYTES) == is_whole);
-    let mut expected = of_kind(true).chain(of_kind(false));
+    let of_kind = |is_whole| {
+        let is_it = move |object: &&Object| !object.is_kept && (object.length == PAGE_BYTES) == is_whole;
+        model.iter().filter(is_it)
+    };
+    let kept = || model.iter().filter(|object| object.is_kept);
+    let mut expected = of_kind(true).chain(of_kind(false)).chain(kept());
+    let first_kept = kept().next().map(|object| (object.handle, object.owner));
+    assert_eq!((pool.first_kept(), pool.kept() as usize), (first_kept, kept().count()));
     pool.check(&mut |handle, owner, length| {
         let object = expected.next().expect("an object that was never stored");
         assert_eq!((handle, owner, length), (object.handle, object.owner, object.length));

@@ -1,7 +1,7 @@
 //! The page table with its words, and the list of ranges, each against an array.
 
 use crate::{Input, Memory};
-use farpage_core::table::entry::{FRAMES_MAX, SameWord, State, Word};
+use farpage_core::table::entry::{FRAMES_MAX, SameWord, State, Stored, Word};
 use farpage_core::table::ranges::{Flags, Range, Ranges, TooMany};
 use farpage_core::table::{CHUNK_PAGES, LEAF_PAGES, Leaf, Table, Walk};
 use farpage_core::units::{FrameIndex, PageIndex, PageRange, SlotIndex};
@@ -28,16 +28,21 @@ const PAGES: [u64; 12] = [
 fn any_state(input: &mut Input) -> State {
     let kind = input.below(9);
     let slot = SlotIndex::from_raw(input.word() | 1);
-    let maybe_slot = (input.byte() < 128).then_some(slot);
+    let object = ObjectHandle::from_raw(slot.raw()).expect("not 0");
+    let copy = match input.byte() {
+        0..64 => None,
+        64..160 => Some(Stored::Slot(slot)),
+        _ => Some(Stored::Object(object)),
+    };
     let frame = FrameIndex(input.word() % FRAMES_MAX);
     match kind {
         0 => State::Absent,
         1 => State::Zero,
         2 => State::Same(SameWord::pack(u64::from(slot.raw())).expect("small")),
-        3 => State::Resident { slot: maybe_slot, age: (frame.0 & 7) as u8 },
-        4 => State::Parked { frame, slot: maybe_slot },
+        3 => State::Resident { copy, age: (frame.0 & 7) as u8 },
+        4 => State::Parked { frame, copy },
         5 => State::Writing { frame },
-        6 => State::Pooled(ObjectHandle::from_raw(slot.raw()).expect("not 0")),
+        6 => State::Pooled(object),
         7 => State::OnArea(slot),
         _ => State::Lost(slot),
     }
@@ -94,14 +99,14 @@ pub fn run(input: &mut Input) {
                 plain.state = after;
             }
             Some(5) => {
-                if let State::Resident { slot, age: 1.. } = seen[at].1.state
+                if let State::Resident { copy, age: 1.. } = seen[at].1.state
                     && !seen[at].1.locked
                 {
                     place.entry().grow_younger(seen[at].0);
                     if seen[at].1 == *plain
                         && let State::Resident { age, .. } = plain.state
                     {
-                        plain.state = State::Resident { slot, age: age - 1 };
+                        plain.state = State::Resident { copy, age: age - 1 };
                     }
                 }
             }

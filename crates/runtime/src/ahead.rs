@@ -154,7 +154,7 @@ struct Run {
 impl Worker {
     /// What to read ahead because of a fault. Hands it to the threads that do so; returned is what this thread
     /// should do itself when the fault is served. Under the map lock.
-    pub(crate) fn plan_ahead(&self, ticket: &Ticket, access: Access) -> Option<Plan> {
+    pub(crate) fn plan_ahead(&self, ticket: &mut Ticket, access: Access) -> Option<Plan> {
         let advice = self.engine.pager.plan_ahead(ticket, access);
         let Some(plan) = advice.plan else {
             return if advice.is_late { self.engine.ahead.pop() } else { None };

@@ -70,7 +70,7 @@ impl AheadOp {
 
 impl Space {
     /// A fault may lead to a plan.
-    pub(crate) fn plan_ahead(&self, world: &World, step: &Step, access: Access) {
+    pub(crate) fn plan_ahead(&self, world: &World, step: &mut Step, access: Access) {
         let (Step::Zero(ticket) | Step::Install(ticket) | Step::Load(ticket) | Step::Read(ticket)) = step
         else {
             return;

@@ -288,9 +288,9 @@ impl Space {
         if !self.enter() {
             return Next::Wait(op(FaultPhase::Ask));
         }
-        let step = self.pager.fault(page, access);
+        let mut step = self.pager.fault(page, access);
         world.note(|| format!("{} fault {page:?} {access:?}: {step:?}", self.number));
-        self.plan_ahead(world, &step, access);
+        self.plan_ahead(world, &mut step, access);
         let (name, phase) = match step {
             Step::Zero(ticket) => {
                 self.zero_neighbours(world, page);
@@ -549,6 +549,7 @@ impl Space {
         let Some(shrunk) = shrunk else { return false };
         world.saw(match shrunk {
             Shrunk::Enough => "shrunk Enough",
+            Shrunk::Released => "shrunk Released",
             Shrunk::Queued => "shrunk Queued",
             Shrunk::Busy => "shrunk Busy",
             Shrunk::NoFrame => "shrunk NoFrame",

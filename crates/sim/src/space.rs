@@ -22,7 +22,7 @@ use farpage_core::pager::{Pager, Parts, Wake};
 use farpage_core::readahead::by_slot::SlotWords;
 use farpage_core::reclaim::rivals::WAYS;
 use farpage_core::stats::{Counter, Stats};
-use farpage_core::table::entry::State;
+use farpage_core::table::entry::{State, Stored};
 use farpage_core::table::ranges::{Flags, Ranges};
 use farpage_core::table::{LEAF_PAGES, Table};
 use farpage_core::units::{FrameIndex, NodeId, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex};
@@ -386,7 +386,7 @@ impl Space {
                 );
             }
             assert!(kernel.registered || state == State::Absent, "{page:?} isn't managed, but {state:?}");
-            if let State::Resident { slot: Some(_), .. } = state {
+            if let State::Resident { copy: Some(Stored::Slot(_)), .. } = state {
                 assert!(kernel.protected, "{page:?} keeps a slot, but can be written");
             }
             if let State::Lost(_) = state {
@@ -465,14 +465,16 @@ impl Thread {
 }
 
 /// What the coverage calls the states.
-const STATES: [&str; 11] = [
+const STATES: [&str; 13] = [
     "state Absent",
     "state Zero",
     "state Same",
     "state Resident",
     "state Resident with a slot",
+    "state Resident with an object",
     "state Parked",
     "state Parked with a slot",
+    "state Parked with an object",
     "state Writing",
     "state Pooled",
     "state OnArea",
@@ -485,14 +487,16 @@ const fn kind_of(state: State) -> usize {
         State::Absent => 0,
         State::Zero => 1,
         State::Same(_) => 2,
-        State::Resident { slot: None, .. } => 3,
-        State::Resident { slot: Some(_), .. } => 4,
-        State::Parked { slot: None, .. } => 5,
-        State::Parked { slot: Some(_), .. } => 6,
-        State::Writing { .. } => 7,
-        State::Pooled(_) => 8,
-        State::OnArea(_) => 9,
-        State::Lost(_) => 10,
+        State::Resident { copy: None, .. } => 3,
+        State::Resident { copy: Some(Stored::Slot(_)), .. } => 4,
+        State::Resident { copy: Some(Stored::Object(_)), .. } => 5,
+        State::Parked { copy: None, .. } => 6,
+        State::Parked { copy: Some(Stored::Slot(_)), .. } => 7,
+        State::Parked { copy: Some(Stored::Object(_)), .. } => 8,
+        State::Writing { .. } => 9,
+        State::Pooled(_) => 10,
+        State::OnArea(_) => 11,
+        State::Lost(_) => 12,
         State::Inherited(_) => panic!("no process here is a fork's child"),
     }
 }

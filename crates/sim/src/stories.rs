@@ -55,7 +55,7 @@ fn page_that_keeps_its_slot(space: &Space) -> PageIndex {
     assert_eq!(pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
     let Step::Read(ticket) = pager.fault(page, Access::Read) else { panic!("it is on the area") };
     pager.settle_fault(ticket, Left { frame: Backing::Memory, protected: true });
-    assert!(matches!(pager.state(page), State::Resident { slot: Some(_), .. }));
+    assert!(matches!(pager.state(page), State::Resident { copy: Some(_), .. }));
     page
 }
 

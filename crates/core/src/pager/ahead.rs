@@ -9,13 +9,13 @@
 //! [`Pager::check_ahead`], [`Pager::settle_fault`] or [`Pager::settle_parked`], [`Pager::close_ahead`].
 
 use super::Pager;
-use super::step::{Access, Ticket};
+use super::step::{Access, Left, Ticket};
 use crate::cache::Backing;
 use crate::config::Readahead;
 use crate::readahead::streams::{Landed, Seen, WINDOW_MAX};
 use crate::readahead::{Advice, Plan};
 use crate::stats::Counter;
-use crate::table::entry::State;
+use crate::table::entry::{State, Stored};
 use crate::table::ranges::Range;
 use crate::units::{FrameIndex, PAGE_BYTES, PageBytes, PageIndex, SlotIndex};
 
@@ -42,13 +42,23 @@ pub struct Opening {
     closing_step: Option<u32>,
     /// No frame is to be had for another page.
     out_of_frames: bool,
+    /// Its pages may keep their objects.
+    keeps_objects: bool,
 }
 
 impl Opening {
     /// Nothing of it has been done.
     pub const fn new(plan: Plan) -> Opening {
         let landed = Landed { marker: None, mapped: 0, steps: 0 };
-        Opening { plan, step: 0, locked: 0, landed, closing_step: None, out_of_frames: false }
+        Opening {
+            plan,
+            step: 0,
+            locked: 0,
+            landed,
+            closing_step: None,
+            out_of_frames: false,
+            keeps_objects: false,
+        }
     }
 
     /// The plan.
@@ -65,13 +75,15 @@ impl Opening {
 impl Pager<'_> {
     /// What to bring in because of the fault that this ticket is about. Once for each fault, before its ticket is
     /// settled or given back.
-    pub fn plan_ahead(&self, ticket: &Ticket, access: Access) -> Advice {
-        self.advice(ticket, access).unwrap_or_default()
+    pub fn plan_ahead(&self, ticket: &mut Ticket, access: Access) -> Advice {
+        let advice = self.advice(ticket, access).unwrap_or_default();
+        ticket.in_walk = advice.is_walk;
+        advice
     }
 
     fn advice(&self, ticket: &Ticket, access: Access) -> Option<Advice> {
         let page = ticket.page;
-        let only = |plan| Advice { plan: Some(plan), is_late: false };
+        let only = |plan| Advice { plan: Some(plan), ..Advice::default() };
         match (self.config.readahead, ticket.before) {
             (Readahead::Off, _) => None,
             (policy, State::Parked { frame, .. }) => {
@@ -146,7 +158,7 @@ impl Pager<'_> {
     fn advice_of(&self, seen: Seen, access: Access) -> Advice {
         self.stats.add(Counter::SwapRaHit, u64::from(seen.hits));
         let plan = seen.window.map(|window| Plan::Stream { window, writes: access == Access::Write });
-        Advice { plan, is_late: seen.is_late }
+        Advice { plan, is_late: seen.is_late, is_walk: seen.is_walk }
     }
 
     /// Whether a parked page that has become the oldest should stay for a stream that will come to it.
@@ -170,6 +182,7 @@ impl Pager<'_> {
         if opening.step == 0 {
             opening.closing_step = self.closing_step(&opening.plan);
             if let Plan::Stream { window, .. } = &opening.plan {
+                opening.keeps_objects = self.may_keep_objects(window.count);
                 // It has waited, and the walk didn't.
                 let passed = self.streams.lock().passed_in(window);
                 (opening.step, opening.locked) = (passed, passed);
@@ -263,9 +276,14 @@ impl Pager<'_> {
             before,
             source: self.source_of(before).0,
             frame,
-            keep_slot: !writes && before.slot().is_some_and(|slot| self.areas.may_keep(slot)),
+            keep_copy: match before.stored() {
+                Some(Stored::Slot(slot)) => !writes && self.areas.may_keep(slot),
+                Some(Stored::Object(_)) => opening.keeps_objects,
+                None => false,
+            },
             put_back: false,
             ahead: true,
+            in_walk: true,
             fate,
         };
         if place.entry().try_lock(word).is_err() {
@@ -309,21 +327,20 @@ impl Pager<'_> {
             _ => self.cache.park(frame, page),
         }
         self.cache.mark(frame);
+        // Nobody can write it there.
+        let left = Left { frame: backing, protected: true };
+        let copy = self.keep_or_free(before.stored(), ticket.keep_copy || before.slot().is_some(), left);
         match before {
-            State::Pooled(handle) => {
-                self.pool.free(handle);
-                self.stats.count(Counter::Zswpin);
-            }
+            State::Pooled(_) => self.stats.count(Counter::Zswpin),
             State::OnArea(_) => self.stats.count(Counter::Pswpin),
             State::Zero => self.stats.count(Counter::SwpinZero),
             State::Same(_) => self.stats.count(Counter::SwpinSame),
             State::Inherited(_) => self.stats.count(Counter::SwpinInherited),
             _ => {}
         }
-        let slot = before.slot();
         // Before it is settled: who finds the mark counts a hit, and there are never more of these.
         self.stats.count(Counter::SwapRa);
-        if self.settle(page, self.place(page), before, State::Parked { frame, slot }) {
+        if self.settle(page, self.place(page), before, State::Parked { frame, copy }) {
             self.stats.count(Counter::SwapRaJoined);
         }
     }

@@ -5,7 +5,7 @@
 
 use super::Pager;
 use crate::cache::Backing;
-use crate::table::entry::State;
+use crate::table::entry::{State, Stored};
 use crate::units::{PageIndex, PageRange};
 use core::sync::atomic::Ordering;
 
@@ -47,16 +47,13 @@ impl Pager<'_> {
 
     /// Frees whatever holds a page's bytes.
     fn release(&self, state: State) {
-        if let Some(slot) = state.slot() {
-            self.areas.free(slot);
-        }
+        state.stored().into_iter().for_each(|stored| self.free(stored));
         match state {
             State::Parked { frame, .. } => {
                 self.cache.unpark(frame);
                 self.cache.put(frame, Backing::Memory);
             }
             State::Writing { frame } => self.cache.set_owner(frame, None),
-            State::Pooled(handle) => self.pool.free(handle),
             // A lost page's slot stays taken: see `fail`.
             State::Lost(slot) if slot.raw() != 0 => {
                 self.slots_given_up.fetch_add(1, Ordering::Relaxed);
@@ -75,9 +72,9 @@ impl Pager<'_> {
             let after = match before {
                 // The mapping was not registered for a moment: its write protection is gone, and so is the
                 // proof that the page is unchanged.
-                State::Resident { slot: Some(slot), age } => {
+                State::Resident { copy: Some(Stored::Slot(slot)), age } => {
                     self.areas.free(slot);
-                    State::Resident { slot: None, age }
+                    State::Resident { copy: None, age }
                 }
                 state => state,
             };
@@ -90,16 +87,14 @@ impl Pager<'_> {
     }
 
     fn rename(&self, state: State, old: PageIndex, new: PageIndex) {
-        if let Some(slot) = state.slot() {
-            self.areas.rename(slot, new);
+        match state.stored() {
+            Some(Stored::Slot(slot)) => self.areas.rename(slot, new),
+            Some(Stored::Object(handle)) => self.pool.rename(handle, new),
+            None => {}
         }
-        match state {
-            State::Parked { frame, .. } | State::Writing { frame } => {
-                debug_assert_eq!(self.cache.owner(frame), Some(old));
-                self.cache.set_owner(frame, Some(new));
-            }
-            State::Pooled(handle) => self.pool.rename(handle, new),
-            _ => {}
+        if let State::Parked { frame, .. } | State::Writing { frame } = state {
+            debug_assert_eq!(self.cache.owner(frame), Some(old));
+            self.cache.set_owner(frame, Some(new));
         }
     }
 
@@ -108,7 +103,7 @@ impl Pager<'_> {
         let Some(place) = self.table.get(page) else { return };
         let word = place.entry().load();
         if word.state() == State::Absent && !word.is_locked() {
-            let after = State::Resident { slot: None, age: 0 };
+            let after = State::Resident { copy: None, age: 0 };
             self.account(State::Absent, after);
             place.set(State::Absent, after);
         }

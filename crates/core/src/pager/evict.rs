@@ -7,8 +7,8 @@ use crate::cache::Backing;
 use crate::reclaim::rivals::Way;
 use crate::stats::Counter;
 use crate::table::Place;
-use crate::table::entry::{AGE_MAX, SameWord, State};
-use crate::units::{FrameIndex, PageIndex, SlotIndex};
+use crate::table::entry::{AGE_MAX, SameWord, State, Stored};
+use crate::units::{FrameIndex, PageIndex};
 use crate::zswap::codec::{Scratch, compress};
 use crate::zswap::same_filled::same_filled;
 
@@ -81,8 +81,9 @@ impl Pager<'_> {
 
     /// A victim that isn't going to be taken, and that the driver has made writable, doesn't keep its slot.
     pub fn leave_slot(&self, victim: &mut Victim) {
-        if let Some(slot) = victim.slot.take() {
+        if let Some(Stored::Slot(slot)) = victim.copy {
             self.areas.free(slot);
+            victim.copy = None;
         }
     }
 
@@ -92,7 +93,7 @@ impl Pager<'_> {
         let before = place.entry().load().state();
         self.cache.put(victim.frame, victim.backing);
         self.rivals.stayed(victim.page);
-        self.settle(victim.page, place, before, State::Resident { slot: victim.slot, age: AGE_BUSY });
+        self.settle(victim.page, place, before, State::Resident { copy: victim.copy, age: AGE_BUSY });
     }
 
     /// The driver has taken what it could: parks the pages that are out, releases the others.
@@ -114,12 +115,12 @@ impl Pager<'_> {
                         Backing::Hole => self.cache.park_moved(victim.frame, victim.page),
                         Backing::Memory => self.cache.park(victim.frame, victim.page),
                     }
-                    State::Parked { frame: victim.frame, slot: victim.slot }
+                    State::Parked { frame: victim.frame, copy: victim.copy }
                 }
                 Taken::Gone => {
                     self.stats.count(Counter::EvictGone);
                     self.cache.put(victim.frame, victim.backing);
-                    victim.slot.into_iter().for_each(|slot| self.areas.free(slot));
+                    victim.copy.into_iter().for_each(|copy| self.free(copy));
                     State::Absent
                 }
             };
@@ -136,12 +137,13 @@ impl Pager<'_> {
             return Placed::Busy;
         }
         pause!();
-        let Some((place, slot)) = self.lock_parked(frame, page) else { return Placed::Busy };
-        let before = State::Parked { frame, slot };
-        if let Some(slot) = slot {
+        let Some((place, copy)) = self.lock_parked(frame, page) else { return Placed::Busy };
+        let copy = self.unless_changed(copy, frame, scratch);
+        let before = State::Parked { frame, copy };
+        if let Some(copy) = copy {
             self.stats.count(Counter::EvictClean);
             self.leave_frame(frame);
-            self.settle(page, place, before, State::OnArea(slot));
+            self.settle(page, place, before, copy.alone());
             return Placed::Done;
         }
         if let Some(after) = self.shrink_page(frame, page, scratch) {
@@ -163,16 +165,16 @@ impl Pager<'_> {
     }
 
     /// Locks a page that should be parked in `frame`; if a fault has it, makes it the youngest.
-    fn lock_parked(&self, frame: FrameIndex, page: PageIndex) -> Option<(Place<'_>, Option<SlotIndex>)> {
+    fn lock_parked(&self, frame: FrameIndex, page: PageIndex) -> Option<(Place<'_>, Option<Stored>)> {
         let place = self.table.get(page)?;
         let word = place.entry().load();
         pause!();
-        if let State::Parked { frame: found, slot } = word.state()
+        if let State::Parked { frame: found, copy } = word.state()
             && found == frame
             && !word.is_locked()
             && place.entry().try_lock(word).is_ok()
         {
-            return Some((place, slot));
+            return Some((place, copy));
         }
         self.cache.rotate(frame);
         None
@@ -229,8 +231,8 @@ impl Pager<'_> {
     pub fn put_back(&self) -> Option<Ticket> {
         let (frame, page) = self.cache.oldest()?;
         pause!();
-        let (_, slot) = self.lock_parked(frame, page)?;
-        let before = State::Parked { frame, slot };
+        let (_, copy) = self.lock_parked(frame, page)?;
+        let before = State::Parked { frame, copy };
         let frame = Some((frame, Backing::Memory));
         let fate = Fate::Map;
         Some(Ticket {
@@ -238,9 +240,10 @@ impl Pager<'_> {
             before,
             source: before,
             frame,
-            keep_slot: false,
+            keep_copy: false,
             put_back: true,
             ahead: false,
+            in_walk: false,
             fate,
         })
     }

@@ -8,7 +8,7 @@ use crate::reclaim::AGE_FROM_PARKED;
 use crate::reclaim::recency::Came;
 use crate::stats::Counter;
 use crate::table::Place;
-use crate::table::entry::Word;
+use crate::table::entry::{Stored, Word};
 use crate::units::{PAGE_BYTES, PageBytes, PageIndex, SlotIndex};
 use crate::zswap::codec::decompress;
 use crate::zswap::same_filled::fill;
@@ -40,17 +40,18 @@ impl Pager<'_> {
     fn begin(&self, page: PageIndex, place: Place<'_>, word: Word, access: Access) -> Option<Step> {
         let before = word.state();
         let source = self.source_of(before).0;
-        let ticket = |frame, keep_slot| Ticket {
+        let ticket = |frame, keep_copy| Ticket {
             page,
             before,
             source,
             frame,
-            keep_slot,
+            keep_copy,
             put_back: false,
             ahead: false,
+            in_walk: false,
             fate: Fate::Map,
         };
-        let keep_slot = access == Access::Read;
+        let keep_copy = access == Access::Read;
         match before {
             State::Lost(slot) => return Some(Step::Lost(slot)),
             State::Resident { .. } if access != Access::WriteProtected => {
@@ -68,9 +69,10 @@ impl Pager<'_> {
             place.entry().try_lock(word).ok()?;
             return Some(match before {
                 State::Resident { .. } => Step::Unprotect(ticket(None, false)),
-                State::Parked { frame, slot } => {
-                    Step::Install(ticket(Some((frame, Backing::Memory)), keep_slot && slot.is_some()))
-                }
+                State::Parked { frame, copy } => Step::Install(ticket(
+                    Some((frame, Backing::Memory)),
+                    keep_copy && matches!(copy, Some(Stored::Slot(_))),
+                )),
                 _ => Step::Zero(ticket(None, false)),
             });
         }
@@ -82,7 +84,7 @@ impl Pager<'_> {
         }
         let frame = Some((frame, backing));
         Some(match (before, source) {
-            (State::OnArea(slot), _) => Step::Read(ticket(frame, keep_slot && self.areas.may_keep(slot))),
+            (State::OnArea(slot), _) => Step::Read(ticket(frame, keep_copy && self.areas.may_keep(slot))),
             // The slot isn't ours to keep.
             (_, State::OnArea(_)) => Step::Read(ticket(frame, false)),
             _ => Step::Load(ticket(frame, false)),
@@ -92,7 +94,8 @@ impl Pager<'_> {
     /// Whether a fault is likely to be served with more memory: a page that keeps its slot has its memory when it is
     /// written, one of zeros has not. Only a hint: the page isn't locked.
     pub fn takes_memory(&self, page: PageIndex, access: Access) -> bool {
-        access != Access::WriteProtected || matches!(self.state(page), State::Resident { slot: None, .. })
+        access != Access::WriteProtected
+            || matches!(self.state(page), State::Resident { copy: None | Some(Stored::Object(_)), .. })
     }
 
     /// Locks a page that was never touched, so that it can be mapped along with its neighbour.
@@ -108,9 +111,10 @@ impl Pager<'_> {
             before,
             source: before,
             frame: None,
-            keep_slot: false,
+            keep_copy: false,
             put_back: false,
             ahead: true,
+            in_walk: false,
             fate: Fate::Map,
         })
     }
@@ -188,20 +192,20 @@ impl Pager<'_> {
                 self.stats.count(counter);
             }
         };
-        let Ticket { page, before, source, frame, keep_slot, put_back, ahead, .. } = ticket;
+        let Ticket { page, before, source, frame, keep_copy, put_back, ahead, in_walk, .. } = ticket;
         let place = self.place(page);
         pause!();
         let mut kept = None;
         let came = match before {
-            _ if ahead => Came::Ahead,
+            _ if ahead || in_walk => Came::InWalk,
             State::Absent => Came::New,
             _ => Came::Back(place.entry().load().epoch()),
         };
         let mut age = if put_back || before.is_resident() { 0 } else { self.recency.came_in(page, came) };
         match before {
-            State::Resident { slot, .. } => {
+            State::Resident { copy, .. } => {
                 self.stats.count(Counter::FaultWrite);
-                slot.into_iter().for_each(|slot| self.areas.free(slot));
+                copy.into_iter().for_each(|copy| self.free(copy));
             }
             State::Absent => self.stats.count(if ahead { Counter::ZeroAhead } else { Counter::FaultFirst }),
             State::Zero => {
@@ -212,10 +216,10 @@ impl Pager<'_> {
                 self.stats.count(Counter::SwpinSame);
                 served(Counter::FaultPool);
             }
-            State::Parked { frame, slot } => {
+            State::Parked { frame, copy } => {
                 self.cache.unpark(frame);
-                kept = self.keep_or_free(slot, keep_slot && left.protected);
-                if !put_back && !ahead {
+                kept = self.keep_or_free(copy, keep_copy, left);
+                if !put_back && !ahead && !in_walk {
                     age = age.max(AGE_FROM_PARKED);
                 }
                 served(if put_back { Counter::EvictPutBack } else { Counter::FaultParked });
@@ -232,13 +236,13 @@ impl Pager<'_> {
                 #[cfg(not(feature = "planted"))]
                 let planted = false;
                 if !planted {
-                    self.pool.free(handle);
+                    kept = self.keep_or_free(Some(Stored::Object(handle)), keep_copy, left);
                 }
                 self.stats.count(Counter::Zswpin);
                 served(Counter::FaultPool);
             }
             State::OnArea(slot) => {
-                kept = self.keep_or_free(Some(slot), keep_slot && left.protected);
+                kept = self.keep_or_free(Some(Stored::Slot(slot)), keep_copy, left);
                 self.stats.count(Counter::Pswpin);
                 served(Counter::FaultArea);
             }
@@ -254,18 +258,10 @@ impl Pager<'_> {
         if before.is_evicted() {
             self.rivals.came_back(page);
         }
-        let waited = self.settle(page, place, before, State::Resident { slot: kept, age });
+        let waited = self.settle(page, place, before, State::Resident { copy: kept, age });
         if ahead && before.is_evicted() {
             self.count_ahead(waited);
         }
-    }
-
-    fn keep_or_free(&self, slot: Option<SlotIndex>, keep: bool) -> Option<SlotIndex> {
-        if keep {
-            return slot;
-        }
-        slot.into_iter().for_each(|slot| self.areas.free(slot));
-        None
     }
 
     /// Gives a ticket back unused: the page is as before.

@@ -22,6 +22,7 @@ macro_rules! pause {
 
 mod ahead;
 mod change;
+mod copies;
 mod evict;
 mod fault;
 mod inherit;
@@ -51,6 +52,7 @@ use crate::table::ranges::Ranges;
 use crate::table::{Place, Table};
 use crate::units::{PAGE_BYTES, PageIndex};
 use crate::zswap::pool::Pool;
+use copies::Copies;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// How threads that faulted on a page are told to try again.
@@ -98,6 +100,7 @@ pub struct Pager<'m> {
     pub(crate) clock: Lock<Clock>,
     pub(crate) recency: Recency,
     pub(crate) rivals: Rivals<'m>,
+    copies: Copies,
     pub(crate) stats: &'m Stats,
     wake: &'m dyn Wake,
     pub(crate) streams: Lock<Streams>,
@@ -126,6 +129,7 @@ impl<'m> Pager<'m> {
             clock: Lock::new(Clock::new()),
             recency: Recency::new(),
             rivals: Rivals::new(parts.watched),
+            copies: Copies::new(),
             stats: parts.stats,
             wake: parts.wake,
             streams: Lock::new(Streams::new()),

@@ -4,7 +4,7 @@ use super::ahead::Fate;
 use crate::areas::SlotRun;
 use crate::cache::Backing;
 use crate::reclaim::rivals::Way;
-use crate::table::entry::State;
+use crate::table::entry::{State, Stored};
 use crate::units::{FrameIndex, PageIndex, SlotIndex};
 
 /// What the program was doing when it faulted.
@@ -54,10 +54,13 @@ pub struct Ticket {
     /// Where its bytes are: `before`, or what that was for the process that it is inherited from.
     pub(super) source: State,
     pub(super) frame: Option<(FrameIndex, Backing)>,
-    pub(super) keep_slot: bool,
+    /// The page is to keep what it is brought from.
+    pub(super) keep_copy: bool,
     pub(super) put_back: bool,
     /// Nobody has touched the page: it comes along with a neighbour.
     pub(super) ahead: bool,
+    /// A walk has brought it: that it came back soon says nothing.
+    pub(super) in_walk: bool,
     /// Where readahead puts it.
     pub(super) fate: Fate,
 }
@@ -100,10 +103,10 @@ impl Ticket {
     pub const fn is_on_area(&self) -> bool {
         matches!(self.source, State::OnArea(_))
     }
-    /// Whether the page should be installed write-protected, so that it can keep its slot while unchanged.
-    /// Only a wish: say at the end what was done.
+    /// Whether the page should be installed write-protected, so that it can keep its slot while unchanged. Only a wish: say at
+    /// the end what was done.
     pub const fn wants_protection(&self) -> bool {
-        self.keep_slot
+        self.keep_copy && matches!(self.before.stored(), Some(Stored::Slot(_)))
     }
 }
 
@@ -141,13 +144,13 @@ pub struct Victim {
     pub backing: Backing,
     /// What became of it; the driver sets it.
     pub taken: Taken,
-    pub(super) slot: Option<SlotIndex>,
+    pub(super) copy: Option<Stored>,
 }
 
 impl Victim {
     /// Whether it owns a slot: then it is write-protected and must stay so, should it not be taken.
     pub const fn keeps_slot(&self) -> bool {
-        self.slot.is_some()
+        matches!(self.copy, Some(Stored::Slot(_)))
     }
 }
 
@@ -174,7 +177,7 @@ impl Batch {
             frame: FrameIndex(0),
             backing: Backing::Hole,
             taken: Taken::Busy,
-            slot: None,
+            copy: None,
         };
         Batch { victims: [none; BATCH_MAX], count: 0, way: Way::Hand }
     }
@@ -203,10 +206,10 @@ impl Batch {
         }
         self.count = kept;
     }
-    pub(crate) fn push(&mut self, page: PageIndex, slot: Option<SlotIndex>) {
+    pub(crate) fn push(&mut self, page: PageIndex, copy: Option<Stored>) {
         let victim = &mut self.victims[self.count];
         victim.page = page;
-        victim.slot = slot;
+        victim.copy = copy;
         victim.taken = Taken::Busy;
         self.count += 1;
     }

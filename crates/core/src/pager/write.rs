@@ -10,7 +10,7 @@ use crate::areas::{AreaState, SlotRun, checksum};
 use crate::cache::Backing;
 use crate::stats::Counter;
 use crate::table::Place;
-use crate::table::entry::State;
+use crate::table::entry::{State, Stored};
 use crate::units::{AreaId, FrameIndex, NodeId, PageBytes, PageIndex, SlotIndex};
 use crate::zswap::codec::decompress;
 use core::sync::atomic::Ordering;
@@ -30,6 +30,8 @@ pub enum WriteProgress {
 pub enum Shrunk {
     /// The pool is small enough, or there is no area to write to.
     Enough,
+    /// An object was freed that a page in memory had kept.
+    Released,
     /// The object that goes first waits in the write batch.
     Queued,
     /// Its page is just being faulted on; it is the youngest of its kind now.
@@ -43,9 +45,16 @@ const KEPT_LOOKS: u32 = 16 * 1024;
 
 impl Pager<'_> {
     /// Moves the pool's object that goes first into a frame and from there into the write batch, if the pool is over
-    /// its accept threshold. `writes` must not be full. Under the shared map lock.
+    /// its accept threshold; objects that are only kept are freed before. `writes` must not be full. Under the shared map
+    /// lock.
     pub fn shrink(&self, scratch: &mut PageBytes, writes: &mut WriteBatch) -> Shrunk {
-        if !self.pool.over_accept_threshold() || !self.areas.any_writable() {
+        if !self.pool.over_accept_threshold() {
+            return Shrunk::Enough;
+        }
+        if let Some((handle, page)) = self.pool.first_kept() {
+            return self.release_object(handle, page);
+        }
+        if !self.areas.any_writable() {
             return Shrunk::Enough;
         }
         let Some((handle, page)) = self.pool.first_to_go() else { return Shrunk::Enough };
@@ -175,7 +184,7 @@ impl Pager<'_> {
                 // Again: freeing the slot may have reopened a full area.
                 self.areas.set_state(slot.area(), state);
                 self.cache.park(frame, page);
-                State::Parked { frame, slot: None }
+                State::Parked { frame, copy: None }
             }
         };
         self.settle(page, place, State::Writing { frame }, after);
@@ -220,7 +229,7 @@ impl Pager<'_> {
         let Some(place) = self.lock_writing(page, frame) else { return false };
         self.stats.count(Counter::AreaFull);
         self.cache.park(frame, page);
-        self.settle(page, place, State::Writing { frame }, State::Parked { frame, slot: None });
+        self.settle(page, place, State::Writing { frame }, State::Parked { frame, copy: None });
         true
     }
 
@@ -238,7 +247,7 @@ impl Pager<'_> {
                         let word = place.entry().load();
                         let state = word.state();
                         !word.is_locked()
-                            && matches!(state, State::Resident { slot: Some(kept), .. } if kept == slot)
+                            && matches!(state, State::Resident { copy: Some(Stored::Slot(kept)), .. } if kept == slot)
                     })
                 };
                 let Some(slot) = self.areas.find_owned(AreaId(id as u8), from, KEPT_LOOKS, is_kept) else {
@@ -246,25 +255,10 @@ impl Pager<'_> {
                     break;
                 };
                 from = slot.offset() + 1;
-                released += u32::from(self.release_one(slot, &unprotect));
+                released += u32::from(self.release_slot(slot, &unprotect));
             }
             self.kept_hint.store(from, Ordering::Relaxed);
         }
         released
-    }
-
-    fn release_one(&self, slot: SlotIndex, unprotect: &impl Fn(PageIndex)) -> bool {
-        let Some(page) = self.areas.owner(slot) else { return false };
-        pause!();
-        let Some(place) = self.table.get(page) else { return false };
-        let word = place.entry().load();
-        let State::Resident { slot: Some(found), age } = word.state() else { return false };
-        if found != slot || word.is_locked() || place.entry().try_lock(word).is_err() {
-            return false;
-        }
-        unprotect(page);
-        self.areas.free(slot);
-        self.settle(page, place, word.state(), State::Resident { slot: None, age });
-        true
     }
 }

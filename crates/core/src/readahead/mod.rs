@@ -41,6 +41,8 @@ pub struct Advice {
     pub plan: Option<Plan>,
     /// A stream has outrun a window that still waits: whoever serves it should help.
     pub is_late: bool,
+    /// The page belongs to a walk that was expected here.
+    pub is_walk: bool,
 }
 
 impl Plan {

@@ -91,6 +91,8 @@ pub struct Seen {
     pub window: Option<Window>,
     /// The window that should have had the page is still waiting, or just being brought in.
     pub is_late: bool,
+    /// A stream was expected to come here, or begins here.
+    pub is_walk: bool,
 }
 
 /// What became of a window.
@@ -307,7 +309,7 @@ impl Streams {
             return seen;
         }
         let seen = match self.on_the_way(page.0 as i64) {
-            Some(at) => self.fault_of(at, page.0 as i64, range, pages_max),
+            Some(at) => Seen { is_walk: true, ..self.fault_of(at, page.0 as i64, range, pages_max) },
             None => self.begin(page, range, pages_max).unwrap_or_default(),
         };
         self.faults[self.count as usize % REMEMBERED] = page.0;
@@ -350,14 +352,14 @@ impl Streams {
                 stream.was_late = true;
                 stream.window_floor = (stream.window_floor * 2).min(LATE_WINDOW_MAX);
             }
-            return Seen { hits, window: None, is_late: true };
+            return Seen { hits, is_late: true, ..Seen::default() };
         }
         stream.asked = page + stream.stride;
         if stream.has_closed {
             // It went on, or another walk has begun where this one ended; who knows.
             (stream.has_closed, stream.origin) = (false, page);
         }
-        Seen { hits, window: self.ask(at, range, pages_max), is_late: false }
+        Seen { hits, window: self.ask(at, range, pages_max), ..Seen::default() }
     }
 
     /// A stream was seen behind pages that it had mapped.
@@ -455,7 +457,7 @@ impl Streams {
         };
         let window = self.ask(at, range, pages_max);
         self.credit = self.credit.saturating_sub(u32::from(window.is_some()));
-        Some(Seen { hits: 0, window, is_late: false })
+        Some(Seen { window, is_walk: true, ..Seen::default() })
     }
 
     /// A parked page that was read ahead was touched. The page itself is counted by its mark.
@@ -488,12 +490,12 @@ impl Streams {
             (stream.closing, stream.marker, stream.has_closed) = (NOWHERE, NOWHERE, true);
             let hits = stream.all_passed();
             self.pay(at, hits);
-            return Some(Seen { hits, ..Seen::default() });
+            return Some(Seen { hits, is_walk: true, ..Seen::default() });
         }
         let hits = stream.behind;
         (stream.behind, stream.beyond, stream.marker) = (stream.beyond, 0, NOWHERE);
         self.pay(at, hits);
-        Some(Seen { hits, window: self.ask(at, range, pages_max), is_late: false })
+        Some(Seen { hits, window: self.ask(at, range, pages_max), is_walk: true, ..Seen::default() })
     }
 
     fn of(&mut self, window: &Window) -> Option<&mut Stream> {

@@ -122,12 +122,12 @@ impl Pager<'_> {
                 }
                 let Some(place) = self.table.get(page).filter(|_| range.contains(page)) else { continue };
                 let word = place.entry().load();
-                if let State::Resident { slot, age: 0 } = word.state()
+                if let State::Resident { copy, age: 0 } = word.state()
                     && !word.is_locked()
                     && place.entry().try_lock(word).is_ok()
                 {
                     self.stats.count(Counter::EvictBehind);
-                    batch.push(page, slot);
+                    batch.push(page, copy);
                 }
             }
             if batch.len() >= max {
@@ -216,7 +216,7 @@ impl Pager<'_> {
             rest = PageRange::new(page.plus(1), range.end);
             *looks += 1;
             let word = place.entry().load();
-            let State::Resident { slot, age } = word.state() else { continue };
+            let State::Resident { copy, age } = word.state() else { continue };
             if word.is_locked() {
                 continue;
             }
@@ -226,7 +226,7 @@ impl Pager<'_> {
             } else if unread.meets(page) {
                 self.stats.count(Counter::ClockSpared);
             } else if place.entry().try_lock(word).is_ok() {
-                batch.push(page, slot);
+                batch.push(page, copy);
                 spares.earn();
             }
             if batch.len() >= max || *looks >= LOOKS_MAX {

@@ -26,7 +26,7 @@ pub const AGE_NEAR: u8 = AGE_MAX;
 const COUNTED: u64 = 8;
 /// Counts are halved at so many, so that the latest weigh most.
 const COUNT_MAX: u32 = 256;
-/// A scan is on while one of so many pages comes in ahead of its touch.
+/// A scan is on while one of so many pages comes in with a walk.
 const SCAN: u32 = 4;
 
 /// An epoch as an entry keeps it; 0 if it isn't known.
@@ -45,16 +45,17 @@ pub enum Came {
     New,
     /// A touch brought it back; it had gone in this epoch.
     Back(Epoch),
-    /// A stream brought it, or a neighbour's first touch: a walk through memory that is new is a scan as well.
-    Ahead,
+    /// A stream came to it or had it brought, or a neighbour's first touch: a walk through memory that is new is a scan as
+    /// well.
+    InWalk,
 }
 
 /// One space's epochs, and what comes in.
 pub struct Recency {
     epoch: AtomicU32,
-    /// Pages that came in lately, and those of them that came ahead of their touch.
+    /// Pages that came in lately, and those of them that came in a walk.
     came: AtomicU32,
-    came_ahead: AtomicU32,
+    came_in_walk: AtomicU32,
 }
 
 impl Default for Recency {
@@ -66,7 +67,7 @@ impl Default for Recency {
 impl Recency {
     /// The first epoch.
     pub fn new() -> Recency {
-        Recency { epoch: AtomicU32::new(0), came: AtomicU32::new(0), came_ahead: AtomicU32::new(0) }
+        Recency { epoch: AtomicU32::new(0), came: AtomicU32::new(0), came_in_walk: AtomicU32::new(0) }
     }
 
     /// The epoch it is, for a page that goes.
@@ -96,8 +97,8 @@ impl Recency {
     }
 
     fn is_scan_on(&self) -> bool {
-        let ahead = self.came_ahead.load(Ordering::Relaxed);
-        ahead > 0 && ahead * SCAN >= self.came.load(Ordering::Relaxed)
+        let in_walk = self.came_in_walk.load(Ordering::Relaxed);
+        in_walk > 0 && in_walk * SCAN >= self.came.load(Ordering::Relaxed)
     }
 
     /// What other threads count at the same time may be lost: it is an estimate.
@@ -106,11 +107,11 @@ impl Recency {
         if !(page.0 ^ page.0 >> 3 ^ page.0 >> 6).is_multiple_of(COUNTED) {
             return;
         }
-        if how == Came::Ahead {
-            self.came_ahead.fetch_add(1, Ordering::Relaxed);
+        if how == Came::InWalk {
+            self.came_in_walk.fetch_add(1, Ordering::Relaxed);
         }
         if self.came.fetch_add(1, Ordering::Relaxed) + 1 >= COUNT_MAX {
-            for count in [&self.came, &self.came_ahead] {
+            for count in [&self.came, &self.came_in_walk] {
                 count.store(count.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
             }
         }
@@ -159,10 +160,10 @@ mod tests {
         let pages = || (0..4000).map(PageIndex);
         let now = recency.now();
         assert!(pages().all(|page| recency.came_in(page, Came::Back(now)) == 0), "random touches");
-        pages().for_each(|page| _ = recency.came_in(page, Came::Ahead));
+        pages().for_each(|page| _ = recency.came_in(page, Came::InWalk));
         assert_eq!(recency.came_in(PageIndex(5), Came::Back(now)), AGE_NEAR);
         assert_eq!(recency.came_in(PageIndex(5), Came::New), 0);
-        assert_eq!(recency.came_in(PageIndex(5), Came::Ahead), 0);
+        assert_eq!(recency.came_in(PageIndex(5), Came::InWalk), 0);
         // A lap later.
         recency.hand_went(8, 8);
         assert_eq!(recency.came_in(PageIndex(5), Came::Back(now)), 0);

@@ -10,7 +10,7 @@
 //! bits  0..4   state        bit 4  locked     bit 5  waited      bits 6..9  age (Resident)
 //! bits  9..25  frame (Parked, Writing) or kind of repeated word (Same)
 //! bits 25..32  epoch in which the hand took it (while evicted, except Inherited; 0 = not known)
-//! bits 32..64  slot (Resident and Parked: 0 = none), pool handle, or 32 bits of the repeated word
+//! bits 32..64  slot or pool handle (Resident and Parked: 0 = none), or 32 bits of the repeated word
 //! bits 9..64   page of another process (Inherited)
 //! ```
 
@@ -28,10 +28,11 @@ pub enum State {
     Zero,
     /// Evicted, one 64-bit word over and over.
     Same(SameWord),
-    /// In the program's memory. With a slot: write-protected, and the slot still has the same bytes.
+    /// In the program's memory. With a slot: write-protected, and the slot still has the same bytes. With an object: that
+    /// has its bytes unless it was written.
     Resident {
-        /// The slot that still holds a copy.
-        slot: Option<SlotIndex>,
+        /// What else holds its bytes, or did.
+        copy: Option<Stored>,
         /// Laps of the clock hand it will be spared, at most [`AGE_MAX`].
         age: u8,
     },
@@ -39,8 +40,8 @@ pub enum State {
     Parked {
         /// Where its bytes are.
         frame: FrameIndex,
-        /// The slot that also still holds them.
-        slot: Option<SlotIndex>,
+        /// What else holds them: as for [`State::Resident`].
+        copy: Option<Stored>,
     },
     /// Evicted, its frame is being written to an area.
     Writing {
@@ -66,12 +67,39 @@ impl State {
     pub const fn is_resident(self) -> bool {
         matches!(self, State::Resident { .. })
     }
+    /// What holds its bytes besides the program's memory or a frame.
+    pub const fn stored(self) -> Option<Stored> {
+        match self {
+            State::Resident { copy, .. } | State::Parked { copy, .. } => copy,
+            State::OnArea(slot) => Some(Stored::Slot(slot)),
+            State::Pooled(handle) => Some(Stored::Object(handle)),
+            _ => None,
+        }
+    }
     /// The slot it owns, if any.
     pub const fn slot(self) -> Option<SlotIndex> {
-        match self {
-            State::Resident { slot, .. } | State::Parked { slot, .. } => slot,
-            State::OnArea(slot) => Some(slot),
+        match self.stored() {
+            Some(Stored::Slot(slot)) => Some(slot),
             _ => None,
+        }
+    }
+}
+
+/// Where a page's bytes are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// In a slot of an area.
+    Slot(SlotIndex),
+    /// In the compressed pool.
+    Object(ObjectHandle),
+}
+
+impl Stored {
+    /// The state of a page whose bytes are nowhere else.
+    pub const fn alone(self) -> State {
+        match self {
+            Stored::Slot(slot) => State::OnArea(slot),
+            Stored::Object(handle) => State::Pooled(handle),
         }
     }
 }
@@ -141,18 +169,20 @@ impl core::fmt::Debug for Word {
 
 impl Word {
     const fn of(state: State) -> Word {
-        const fn slot_bits(slot: Option<SlotIndex>) -> u64 {
-            match slot {
-                Some(slot) => (slot.raw() as u64) << 32,
-                None => 0,
+        /// The state's number, one for each kind of copy, and the copy.
+        const fn with(copy: Option<Stored>, state: u64, state_of_object: u64) -> u64 {
+            match copy {
+                None => state,
+                Some(Stored::Slot(slot)) => state | (slot.raw() as u64) << 32,
+                Some(Stored::Object(handle)) => state_of_object | (handle.raw() as u64) << 32,
             }
         }
         Word(match state {
             State::Absent => 0,
             State::Zero => 1,
             State::Same(word) => 2 | (word.kind as u64) << FRAME_SHIFT | (word.half as u64) << 32,
-            State::Resident { slot, age } => 3 | (age as u64) << AGE_SHIFT | slot_bits(slot),
-            State::Parked { frame, slot } => 4 | (frame.0 as u64) << FRAME_SHIFT | slot_bits(slot),
+            State::Resident { copy, age } => with(copy, 3, 10) | (age as u64) << AGE_SHIFT,
+            State::Parked { frame, copy } => with(copy, 4, 11) | (frame.0 as u64) << FRAME_SHIFT,
             State::Writing { frame } => 5 | (frame.0 as u64) << FRAME_SHIFT,
             State::Pooled(handle) => 6 | (handle.raw() as u64) << 32,
             State::OnArea(slot) => 7 | (slot.raw() as u64) << 32,
@@ -163,23 +193,29 @@ impl Word {
 
     /// The state it shows; while locked, the one before the move.
     pub const fn state(self) -> State {
+        const fn object(raw: u32) -> ObjectHandle {
+            match ObjectHandle::from_raw(raw) {
+                Some(handle) => handle,
+                None => panic!("a page's word names no object"),
+            }
+        }
         let high = (self.0 >> 32) as u32;
-        let slot = if high == 0 { None } else { Some(SlotIndex::from_raw(high)) };
+        let slot = if high == 0 { None } else { Some(Stored::Slot(SlotIndex::from_raw(high))) };
+        let age = (self.0 >> AGE_SHIFT) as u8 & AGE_MAX;
         let frame = FrameIndex(((self.0 >> FRAME_SHIFT) & FRAME_MASK) as u32);
         match self.0 & 0xf {
             0 => State::Absent,
             1 => State::Zero,
             2 => State::Same(SameWord { kind: frame.0 as u8, half: high }),
-            3 => State::Resident { slot, age: (self.0 >> AGE_SHIFT) as u8 & AGE_MAX },
-            4 => State::Parked { frame, slot },
+            3 => State::Resident { copy: slot, age },
+            4 => State::Parked { frame, copy: slot },
             5 => State::Writing { frame },
-            6 => match ObjectHandle::from_raw(high) {
-                Some(handle) => State::Pooled(handle),
-                None => panic!("a pooled page's word names no object"),
-            },
+            6 => State::Pooled(object(high)),
             7 => State::OnArea(SlotIndex::from_raw(high)),
             8 => State::Lost(SlotIndex::from_raw(high)),
             9 => State::Inherited(PageIndex(self.0 >> INHERITED_SHIFT)),
+            10 => State::Resident { copy: Some(Stored::Object(object(high))), age },
+            11 => State::Parked { frame, copy: Some(Stored::Object(object(high))) },
             _ => panic!("a page's word has no such state"),
         }
     }
@@ -258,9 +294,9 @@ impl Entry {
 
     /// Takes one lap off the age of a resident page that nobody is moving, if its word is still `seen`.
     pub fn grow_younger(&self, seen: Word) {
-        let State::Resident { slot, age } = seen.state() else { return };
+        let State::Resident { copy, age } = seen.state() else { return };
         debug_assert!(!seen.is_locked() && age > 0);
-        let younger = Word::of(State::Resident { slot, age: age - 1 }).0;
+        let younger = Word::of(State::Resident { copy, age: age - 1 }).0;
         // Ordering: Relaxed: an age publishes nothing, and an exchange keeps what `settle` has published by the word.
         // Losing the race means that the page is moving: then its age no longer matters.
         let _ = self.0.compare_exchange(seen.0, younger, Ordering::Relaxed, Ordering::Relaxed);
@@ -282,16 +318,19 @@ mod tests {
 
     fn any_state() -> impl Strategy<Value = State> {
         let slot = (0_u8..16, 1_u32..(1 << 28)).prop_map(|(a, o)| SlotIndex::new(AreaId(a), o));
-        let maybe_slot = prop::option::of(slot.clone());
+        let object = (1..u32::MAX).prop_map(|h| ObjectHandle::from_raw(h).unwrap());
+        let stored =
+            prop_oneof![slot.clone().prop_map(Stored::Slot), object.clone().prop_map(Stored::Object)];
+        let copy = prop::option::of(stored);
         let frame = (0..FRAMES_MAX).prop_map(FrameIndex);
         prop_oneof![
             Just(State::Absent),
             Just(State::Zero),
             any::<u32>().prop_map(|w| State::Same(SameWord::pack(u64::from(w)).unwrap())),
-            (maybe_slot.clone(), 0_u8..8).prop_map(|(slot, age)| State::Resident { slot, age }),
-            (frame.clone(), maybe_slot).prop_map(|(frame, slot)| State::Parked { frame, slot }),
+            (copy.clone(), 0_u8..8).prop_map(|(copy, age)| State::Resident { copy, age }),
+            (frame.clone(), copy).prop_map(|(frame, copy)| State::Parked { frame, copy }),
             frame.prop_map(|frame| State::Writing { frame }),
-            (1..u32::MAX).prop_map(|h| State::Pooled(ObjectHandle::from_raw(h).unwrap())),
+            object.prop_map(State::Pooled),
             slot.clone().prop_map(State::OnArea),
             slot.prop_map(State::Lost),
             (0_u64..1 << (64 - 12)).prop_map(|page| State::Inherited(PageIndex(page))),

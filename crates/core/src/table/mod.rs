@@ -255,7 +255,7 @@ mod tests {
         table.for_each_used(table.all(), |page, _| found.push(page));
         assert_eq!(found, pages);
         assert!(table.next(table.all(), Walk::Resident).is_none());
-        table.get(pages[2]).unwrap().set(State::Zero, State::Resident { slot: None, age: 0 });
+        table.get(pages[2]).unwrap().set(State::Zero, State::Resident { copy: None, age: 0 });
         assert_eq!(table.next(table.all(), Walk::Resident).unwrap().0, pages[2]);
         table.check();
         assert!(!table.has_leaf(PageIndex(2 * LEAF_PAGES as u64)));

@@ -69,9 +69,9 @@ impl Engine {
             let word = self.pager.table().get(page).map(|place| place.entry().load());
             let access = match word.map(|word| (word.state(), word.is_locked())) {
                 Some((State::Lost(_), _)) => return,
-                Some((State::Resident { slot, .. }, false)) => {
+                Some((state @ State::Resident { .. }, false)) => {
                     // What owns a slot is write-protected.
-                    if !write || slot.is_none() {
+                    if !write || state.slot().is_none() {
                         return;
                     }
                     Access::WriteProtected
@@ -192,8 +192,8 @@ impl Guarding<'_> {
             None => true,
             Some(place) => {
                 let word = place.entry().load();
-                matches!(word.state(), State::Resident { slot, .. } if !write || slot.is_none())
-                    && !word.is_locked()
+                let state = word.state();
+                state.is_resident() && (!write || state.slot().is_none()) && !word.is_locked()
             }
         })
     }

@@ -328,7 +328,7 @@ impl Worker {
         }
     }
 
-    /// Writes what goes first in the pool to an area until it is below its threshold.
+    /// Writes what goes first in the pool to an area until it is below its threshold; what is only kept there it lets go of.
     fn shrink_pool(&mut self) -> Progress {
         let (mut progress, mut busy) = (Progress::None, 0);
         for _ in 0..4096 {
@@ -340,7 +340,7 @@ impl Worker {
             drop(shared);
             match shrunk {
                 Shrunk::Enough => break,
-                Shrunk::Queued => (progress, busy) = (Progress::Some, 0),
+                Shrunk::Queued | Shrunk::Released => (progress, busy) = (Progress::Some, 0),
                 // It may be the only one of its kind, and so the first again.
                 Shrunk::Busy if busy == 64 => break,
                 Shrunk::Busy => busy += 1,

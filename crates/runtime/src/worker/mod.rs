@@ -147,9 +147,9 @@ impl Worker {
         }
         let shared = self.engine.map.shared(self.index);
         let (kind, plan) = match pager.fault(fault.page, fault.access) {
-            Step::Zero(ticket) => {
+            Step::Zero(mut ticket) => {
                 let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
-                let plan = self.plan_ahead(&ticket, fault.access);
+                let plan = self.plan_ahead(&mut ticket, fault.access);
                 self.zero(ticket, fault.access);
                 (kind, plan)
             }
@@ -160,13 +160,13 @@ impl Worker {
                 pager.give_back(ticket);
                 return Here::Elsewhere;
             }
-            Step::Install(ticket) => {
-                let plan = self.plan_ahead(&ticket, fault.access);
+            Step::Install(mut ticket) => {
+                let plan = self.plan_ahead(&mut ticket, fault.access);
                 self.install(ticket);
                 (Latency::Parked, plan)
             }
-            Step::Load(ticket) => {
-                let plan = self.plan_ahead(&ticket, fault.access);
+            Step::Load(mut ticket) => {
+                let plan = self.plan_ahead(&mut ticket, fault.access);
                 self.load(ticket);
                 (Latency::Pool, plan)
             }
@@ -178,13 +178,13 @@ impl Worker {
                 pager.give_back(ticket);
                 return Here::Elsewhere;
             }
-            Step::Read(ticket) => {
+            Step::Read(mut ticket) => {
                 let slot = ticket.slot().expect("a page to read is in a slot");
                 let Some(file) = self.engine.direct.descriptors.area(slot.area()) else {
                     pager.give_back(ticket);
                     return Here::Elsewhere;
                 };
-                let plan = self.plan_ahead(&ticket, fault.access);
+                let plan = self.plan_ahead(&mut ticket, fault.access);
                 drop(shared);
                 self.read_here(ticket, file);
                 (Latency::Area, plan)
@@ -223,24 +223,24 @@ impl Worker {
             let step = self.engine.pager.fault(fault.page, fault.access);
             let mut plan = None;
             let kind = match step {
-                Step::Zero(ticket) => {
+                Step::Zero(mut ticket) => {
                     let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
-                    plan = self.plan_ahead(&ticket, fault.access);
+                    plan = self.plan_ahead(&mut ticket, fault.access);
                     self.zero(ticket, fault.access);
                     Some(kind)
                 }
-                Step::Install(ticket) => {
-                    plan = self.plan_ahead(&ticket, fault.access);
+                Step::Install(mut ticket) => {
+                    plan = self.plan_ahead(&mut ticket, fault.access);
                     self.install(ticket);
                     Some(Latency::Parked)
                 }
-                Step::Load(ticket) => {
-                    plan = self.plan_ahead(&ticket, fault.access);
+                Step::Load(mut ticket) => {
+                    plan = self.plan_ahead(&mut ticket, fault.access);
                     self.load(ticket);
                     Some(Latency::Pool)
                 }
-                Step::Read(ticket) => {
-                    plan = self.plan_ahead(&ticket, fault.access);
+                Step::Read(mut ticket) => {
+                    plan = self.plan_ahead(&mut ticket, fault.access);
                     drop(shared);
                     self.read(ticket);
                     Some(Latency::Area)

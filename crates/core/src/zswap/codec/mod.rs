@@ -41,11 +41,13 @@ const _: () = assert!(OUTPUT_BYTES > PAGE_BYTES);
 // some crate switched on lz4_flex's `alloc` feature, and that the encoder calls the program's malloc.
 const _: () = assert!(size_of::<CompressTable>() >= 4096 * 2);
 
-/// Working memory of one engine thread: LZ4's match table, the streams of words, and the output.
+/// Working memory of one engine thread: LZ4's match table, the streams of words, the output, and a page.
 pub struct Scratch {
     table: CompressTable,
     streams: words::Streams,
     output: [u8; OUTPUT_BYTES],
+    /// What [`is_of`] decodes into.
+    page: [u8; PAGE_BYTES],
 }
 
 /// What the bytes of [`Codec::Auto`] are, told by the first.
@@ -62,7 +64,8 @@ impl Scratch {
     #[must_use]
     #[expect(clippy::new_without_default, reason = "30 KiB should not appear on a stack unasked")]
     pub fn new() -> Self {
-        Scratch { table: CompressTable::small(), streams: words::Streams::ZERO, output: [0; OUTPUT_BYTES] }
+        let (table, streams) = (CompressTable::small(), words::Streams::ZERO);
+        Scratch { table, streams, output: [0; OUTPUT_BYTES], page: [0; PAGE_BYTES] }
     }
 
     /// Makes working memory in a place the driver owns (any alignment of [`Scratch`], any content).
@@ -70,11 +73,12 @@ impl Scratch {
         let scratch = place.as_mut_ptr();
         // SAFETY: `scratch` points to a whole, aligned `Scratch` that `place` borrows for us alone. All
         // fields are written, without reading what was there, before a reference to them is made; any
-        // bytes are valid for `streams` and `output`.
+        // bytes are valid for `streams`, `output` and `page`.
         unsafe {
             (&raw mut (*scratch).table).write(CompressTable::small());
             (&raw mut (*scratch).streams).write_bytes(0, 1);
             (&raw mut (*scratch).output).write_bytes(0, 1);
+            (&raw mut (*scratch).page).write_bytes(0, 1);
             place.assume_init_mut()
         }
     }
@@ -115,7 +119,7 @@ const TAKEN: usize = PAGE_BYTES * 3 / 4;
 /// Compresses a page by what it looks like. The length, with the byte that says what it is; none if it isn't worth it, or
 /// longer than `bytes_max`.
 fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize) -> Option<usize> {
-    let Scratch { table, streams, output } = scratch;
+    let Scratch { table, streams, output, .. } = scratch;
     let is_sparse = is_sparse(page);
     if is_sparse && let Some(bytes) = sparse::encode(page, &mut output[1..SPARSE_TAKEN.min(bytes_max).max(1)])
     {
@@ -215,6 +219,19 @@ pub fn decompress(codec: Codec, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Re
         (Codec::Auto | Codec::None, _) => None,
     };
     decoded.ok_or(Corrupt)
+}
+
+/// Whether what is stored, which `load` puts into a buffer and says the length of, is exactly this page.
+pub fn is_of(
+    codec: Codec,
+    page: &[u8; PAGE_BYTES],
+    scratch: &mut Scratch,
+    load: impl FnOnce(&mut [u8; PAGE_BYTES]) -> usize,
+) -> bool {
+    let Scratch { output, page: decoded, .. } = scratch;
+    let stored = output.first_chunk_mut().expect("the output has room for a page");
+    let length = load(stored);
+    decompress(codec, &stored[..length], decoded).is_ok() && decoded == page
 }
 
 /// A page that begins with these words; the rest is 0.

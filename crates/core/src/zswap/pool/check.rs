@@ -19,7 +19,7 @@ impl Pool<'_> {
         state.objects.check(|number| {
             let meta = &state.objects.metas[number as usize];
             let handle = ObjectHandle::from_raw(number).expect("no list has an object 0");
-            visit(handle, PageIndex(meta.owner), usize::from(meta.length));
+            visit(handle, PageIndex(meta.owner), meta.length());
         });
         assert!(
             attached == state.objects.count(),
@@ -67,8 +67,8 @@ impl State<'_> {
         let objects = &self.blocks.metas[block as usize].objects;
         objects.check(self.objects.metas, |number| {
             let meta = &self.objects.metas[number as usize];
-            assert!(meta.length != 0 && meta.block == block, "object {number} isn't in block {block}");
-            assert!(usize::from(meta.length) <= slot_bytes, "object {number} is larger than its slot");
+            assert!(meta.length() != 0 && meta.block == block, "object {number} isn't in block {block}");
+            assert!(meta.length() <= slot_bytes, "object {number} is larger than its slot");
         });
         let slots = objects.iter(self.objects.metas).map(|number| self.objects.metas[number as usize].slot);
         self.blocks.check_slots(block, slot_bytes, slots);

@@ -51,8 +51,8 @@ impl State<'_> {
         let number = self.blocks.metas[from as usize].objects.first;
         let (slot_before, length) = {
             let meta = &self.objects.metas[number as usize];
-            assert!(meta.block == from && meta.length != 0);
-            (meta.slot, usize::from(meta.length))
+            assert!(meta.block == from && meta.length() != 0);
+            (meta.slot, meta.length())
         };
         // The copy comes first: a slot that is freed loses its first bytes.
         let slot = self.blocks.take_slot(to, slot_bytes);

@@ -1,7 +1,7 @@
 //! The compressed pool: objects of 1 to 4096 bytes, packed densely, in age order, under a limit.
 //!
 //! An eviction stores a page's compressed bytes and keeps the handle in the page's entry; a fault loads them
-//! and frees the object. What doesn't come back grows old, and at the limit the driver's shrinker writes
+//! and frees the object, or keeps it for as long as the page may be unchanged. What doesn't come back grows old, and at the limit the driver's shrinker writes
 //! the oldest to areas: first of what doesn't compress and takes a page each, then of all else.
 //!
 //! One lock covers everything, because everything under it is short: a store or a load is some list work and
@@ -140,8 +140,34 @@ impl<'m> Pool<'m> {
         state.objects.end(number);
     }
 
-    /// The object to write back next: the oldest of those that take a whole page; if there are none, the oldest. It may be
-    /// gone, or its handle have another owner, as soon as this returns: lock the owner's entry and compare the handle in it
+    /// The page of this object is in memory again, and keeps it as a copy.
+    pub fn keep(&self, handle: ObjectHandle) {
+        let mut state = self.state.lock();
+        let number = state.objects.live(handle);
+        state.objects.set_kept(number, true);
+    }
+
+    /// The page of an object that was kept has gone: the object has its bytes alone, as if it had just been stored.
+    pub fn stow(&self, handle: ObjectHandle) {
+        let mut state = self.state.lock();
+        let number = state.objects.live(handle);
+        state.objects.set_kept(number, false);
+    }
+
+    /// Objects that are kept.
+    pub fn kept(&self) -> u32 {
+        self.state.lock().objects.kept_count()
+    }
+
+    /// The object that has been kept longest, and its page; see [`Pool::first_to_go`].
+    pub fn first_kept(&self) -> Option<(ObjectHandle, PageIndex)> {
+        let state = self.state.lock();
+        let handle = state.objects.first_kept()?;
+        Some((handle, PageIndex(state.objects.metas[handle.raw() as usize].owner)))
+    }
+
+    /// The object to write back next: the oldest of those that take a whole page; if there are none, the oldest; none that
+    /// is kept. It may be gone, or its handle have another owner, as soon as this returns: lock the owner's entry and compare the handle in it
     /// before acting.
     pub fn first_to_go(&self) -> Option<(ObjectHandle, PageIndex)> {
         let state = self.state.lock();
@@ -249,7 +275,7 @@ impl State<'_> {
         let meta = &self.objects.metas[self.objects.live(handle) as usize];
         let class = usize::from(self.blocks.metas[meta.block as usize].class);
         let slot_bytes = self.classes.get(class).slot_bytes;
-        self.blocks.bytes(meta.block, meta.slot, slot_bytes, usize::from(meta.length))
+        self.blocks.bytes(meta.block, meta.slot, slot_bytes, meta.length())
     }
 
     /// Puts an object that lies nowhere into a slot that was taken for it.

@@ -1,6 +1,6 @@
 //! The pool against a naive model, at its limits, under several threads, and measured.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -355,6 +355,7 @@ enum Op {
     Load(Index),
     Rotate { which: Index, right_owner: bool },
     Rename { which: Index, owner: u64 },
+    Keep { which: Index, is_kept: bool },
     Compact(usize),
     TakeReleased,
     Released(Index),
@@ -374,6 +375,7 @@ impl Op {
             Op::TakeReleased => 6,
             Op::Released(_) => 7,
             Op::SetLimit(_) => 8,
+            Op::Keep { .. } => 9,
         }
     }
 }
@@ -389,6 +391,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         1 => any::<Index>().prop_map(Op::Load),
         1 => (any::<Index>(), any::<bool>()).prop_map(|(which, right_owner)| Op::Rotate { which, right_owner }),
         1 => (any::<Index>(), 0..50_u64).prop_map(|(which, owner)| Op::Rename { which, owner }),
+        2 => (any::<Index>(), any::<bool>()).prop_map(|(which, is_kept)| Op::Keep { which, is_kept }),
         2 => (0..20_usize).prop_map(Op::Compact),
         2 => Just(Op::TakeReleased),
         2 => any::<Index>().prop_map(Op::Released),
@@ -401,6 +404,8 @@ struct Model {
     live: HashMap<u32, (u64, Vec<u8>)>,
     /// Handles, the oldest first.
     by_age: Vec<u32>,
+    /// Those of objects that are kept.
+    kept: HashSet<u32>,
     was_full: bool,
     accept_percent: u64,
     limit: usize,
@@ -414,11 +419,18 @@ struct Model {
 }
 
 impl Model {
-    /// Handles in the order in which they should go.
-    fn order(&self) -> Vec<u32> {
-        let (whole, compressed): (Vec<_>, Vec<_>) =
-            self.by_age.iter().partition(|raw| self.live[raw].1.len() == PAGE_BYTES);
-        [whole, compressed].concat()
+    /// Handles in the order in which they should go, and those that are kept.
+    fn order(&self) -> (Vec<u32>, Vec<u32>) {
+        let (kept, others): (Vec<u32>, Vec<u32>) =
+            self.by_age.iter().partition(|raw| self.kept.contains(raw));
+        let (whole, compressed): (Vec<u32>, Vec<u32>) =
+            others.iter().partition(|raw| self.live[raw].1.len() == PAGE_BYTES);
+        ([whole, compressed].concat(), kept)
+    }
+
+    fn make_youngest(&mut self, handle: ObjectHandle) {
+        self.by_age.retain(|&other| other != handle.raw());
+        self.by_age.push(handle.raw());
     }
 
     fn pick(&self, which: &Index) -> Option<ObjectHandle> {
@@ -428,6 +440,7 @@ impl Model {
 
     fn forget(&mut self, handle: ObjectHandle) {
         self.live.remove(&handle.raw()).unwrap();
+        self.kept.remove(&handle.raw());
         self.by_age.retain(|&other| other != handle.raw());
     }
 
@@ -461,8 +474,7 @@ impl Model {
                     let owner = self.live[&handle.raw()].0;
                     pool.rotate(handle, PageIndex(if right_owner { owner } else { owner + 1 }));
                     if right_owner {
-                        self.by_age.retain(|&other| other != handle.raw());
-                        self.by_age.push(handle.raw());
+                        self.make_youngest(handle);
                     }
                 }
             }
@@ -470,6 +482,18 @@ impl Model {
                 if let Some(handle) = self.pick(&which) {
                     pool.rename(handle, PageIndex(owner));
                     self.live.get_mut(&handle.raw()).unwrap().0 = owner;
+                }
+            }
+            Op::Keep { which, is_kept } => {
+                if let Some(handle) = self.pick(&which) {
+                    if is_kept {
+                        pool.keep(handle);
+                        self.kept.insert(handle.raw());
+                    } else {
+                        pool.stow(handle);
+                        self.kept.remove(&handle.raw());
+                    }
+                    self.make_youngest(handle);
                 }
             }
             Op::Compact(moves_max) => {
@@ -529,8 +553,8 @@ impl Model {
         let mut seen = Vec::new();
         pool.check(&mut |handle, owner, length| seen.push((handle.raw(), owner.0, length)));
         let expected = |raw: &u32| (*raw, self.live[raw].0, self.live[raw].1.len());
-        let order = self.order();
-        assert_eq!(seen, order.iter().map(expected).collect::<Vec<_>>());
+        let (order, kept) = self.order();
+        assert_eq!(seen, order.iter().chain(&kept).map(expected).collect::<Vec<_>>());
         for (&raw, (owner, bytes)) in &self.live {
             let handle = ObjectHandle::from_raw(raw).unwrap();
             assert_eq!(pool.owner(handle), Some(PageIndex(*owner)));
@@ -538,8 +562,10 @@ impl Model {
         }
         let gone = (1..=self.objects_max as u32).find(|raw| !self.live.contains_key(raw));
         assert_eq!(gone.and_then(|raw| pool.owner(ObjectHandle::from_raw(raw).unwrap())), None);
-        let first = order.first().map(|raw| (*raw, self.live[raw].0));
-        assert_eq!(pool.first_to_go().map(|(handle, owner)| (handle.raw(), owner.0)), first);
+        let first = |of: &[u32]| of.first().map(|raw| (*raw, self.live[raw].0));
+        let named = |(handle, owner): (ObjectHandle, PageIndex)| (handle.raw(), owner.0);
+        assert_eq!(pool.first_to_go().map(named), first(&order));
+        assert_eq!((pool.first_kept().map(named), pool.kept() as usize), (first(&kept), kept.len()));
 
         let usage = pool.usage();
         assert_eq!(usage.objects, self.live.len());
@@ -575,6 +601,7 @@ proptest! {
         let mut model = Model {
             live: HashMap::new(),
             by_age: Vec::new(),
+            kept: HashSet::new(),
             was_full: false,
             accept_percent: u64::from(accept_percent),
             limit: layout.data_bytes,

@@ -1,0 +1,167 @@
+//! Copies: a page that was brought in keeps what it was brought from. When it goes again unchanged, nothing has to be
+//! compressed or written.
+//!
+//! A slot is kept wherever that is possible, and the page write-protected: not writing a page is worth a fault at its first
+//! write. An object of the pool is only likely to be the page's still, and that is looked at when the page has gone: making
+//! its bytes again and comparing them takes a third of the time of compressing them, and a write costs nothing. (It was tried
+//! with protection, too: a fault at each first write costs more than all that is saved.)
+//!
+//! An object takes memory while its page takes its own. So it is kept where the page is likely to go soon: if it was read
+//! ahead for a walk, since what lies behind walks goes first ([`crate::reclaim::rivals`]). A few per cent of the budget is
+//! what such objects take at most, and less where the pool is nearly full.
+
+use super::Pager;
+use super::step::Left;
+use super::write::Shrunk;
+use crate::table::entry::{State, Stored};
+use crate::units::{FrameIndex, PageIndex, SlotIndex};
+use crate::zswap::codec::{Scratch, is_of};
+use crate::zswap::pool::ObjectHandle;
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// What an object that was kept in vain adds to the tally: a look that found a changed page.
+const IN_VAIN: u32 = 1;
+/// What one takes away that was of use: about so many looks are saved by it.
+const OF_USE: u32 = 2;
+/// The highest tally.
+const TALLY_MAX: u32 = 256;
+/// Objects are kept below it.
+const TALLY_KEEPS: u32 = 128;
+/// Above it those of one window in so many.
+const TRIAL_WINDOWS: u32 = 16;
+
+/// Whether keeping objects is worth it.
+pub(super) struct Copies {
+    tally: AtomicU32,
+    windows: AtomicU32,
+}
+
+impl Copies {
+    pub(super) const fn new() -> Copies {
+        Copies { tally: AtomicU32::new(0), windows: AtomicU32::new(0) }
+    }
+
+    /// Whether the next window's pages should keep their objects.
+    fn are_worth_it(&self) -> bool {
+        // Ordering: Relaxed: hints.
+        let is_trial = self.windows.fetch_add(1, Ordering::Relaxed).is_multiple_of(TRIAL_WINDOWS);
+        is_trial || self.tally.load(Ordering::Relaxed) < TALLY_KEEPS
+    }
+
+    fn count(&self, was_of_use: bool) {
+        // Ordering: Relaxed, as above; of two threads at once one counts.
+        let tally = self.tally.load(Ordering::Relaxed);
+        let after = if was_of_use { tally.saturating_sub(OF_USE) } else { (tally + IN_VAIN).min(TALLY_MAX) };
+        if after != tally {
+            self.tally.store(after, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Pager<'_> {
+    /// Objects that are kept at most: as many as a sixteenth of the budget has pages.
+    const fn kept_max(&self) -> u32 {
+        self.config.frames * 4
+    }
+
+    /// Whether the `pages` of a window should keep their objects. Once for each. The oldest make room: of what was to go
+    /// soon, their pages have stayed.
+    pub(super) fn may_keep_objects(&self, pages: u32) -> bool {
+        if !self.copies.are_worth_it() || self.pool.over_accept_threshold() {
+            return false;
+        }
+        for _ in 0..(self.pool.kept() + pages).saturating_sub(self.kept_max()) {
+            let Some((handle, page)) = self.pool.first_kept() else { break };
+            // One that can't be freed now is the youngest, and the next one goes.
+            let _ = self.release_object(handle, page);
+        }
+        true
+    }
+
+    /// A page comes in that was stored: what it may keep, the rest is freed.
+    pub(super) fn keep_or_free(&self, stored: Option<Stored>, keep: bool, left: Left) -> Option<Stored> {
+        let stored = stored?;
+        match stored {
+            Stored::Object(handle) if keep => self.pool.keep(handle),
+            Stored::Slot(_) if keep && left.protected => {}
+            _ => {
+                self.free(stored);
+                return None;
+            }
+        }
+        Some(stored)
+    }
+
+    /// What a locked, parked page has kept, if that has the same bytes. Else it is freed.
+    pub(super) fn unless_changed(
+        &self,
+        copy: Option<Stored>,
+        frame: FrameIndex,
+        scratch: &mut Scratch,
+    ) -> Option<Stored> {
+        let Some(Stored::Object(handle)) = copy else { return copy };
+        // SAFETY: we hold the lock bit of the parked page that owns the frame; parked frames have memory and nobody writes
+        // them.
+        let bytes = unsafe { self.cache.bytes(frame) };
+        let is_same = is_of(self.config.codec, bytes, scratch, |stored| self.pool.load(handle, stored));
+        #[cfg(feature = "planted")]
+        let is_same = is_same || crate::planted::strikes(crate::planted::Bug::TrustKeptObject);
+        self.copies.count(is_same);
+        if is_same {
+            self.pool.stow(handle);
+            return copy;
+        }
+        self.pool.free(handle);
+        None
+    }
+
+    /// Frees what held a page's bytes.
+    pub(super) fn free(&self, stored: Stored) {
+        match stored {
+            Stored::Slot(slot) => self.areas.free(slot),
+            Stored::Object(handle) => self.pool.free(handle),
+        }
+    }
+
+    /// Frees an object that is only kept; if its page is just being moved, it becomes the youngest instead.
+    pub(super) fn release_object(&self, handle: ObjectHandle, page: PageIndex) -> Shrunk {
+        pause!();
+        if self.release_copy(page, Stored::Object(handle), |_| {}) {
+            return Shrunk::Released;
+        }
+        self.pool.rotate(handle, page);
+        Shrunk::Busy
+    }
+
+    /// Frees the slot that a page only keeps.
+    pub(super) fn release_slot(&self, slot: SlotIndex, unprotect: impl Fn(PageIndex)) -> bool {
+        let Some(page) = self.areas.owner(slot) else { return false };
+        pause!();
+        self.release_copy(page, Stored::Slot(slot), unprotect)
+    }
+
+    /// Frees what a page keeps, if that still is the page's and nobody is moving it.
+    fn release_copy(&self, page: PageIndex, copy: Stored, unprotect: impl Fn(PageIndex)) -> bool {
+        let Some(place) = self.table.get(page) else { return false };
+        let word = place.entry().load();
+        let before = word.state();
+        let after = match before {
+            State::Resident { copy: Some(found), age } if found == copy => {
+                State::Resident { copy: None, age }
+            }
+            State::Parked { frame, copy: Some(found) } if found == copy => {
+                State::Parked { frame, copy: None }
+            }
+            _ => return false,
+        };
+        if word.is_locked() || place.entry().try_lock(word).is_err() {
+            return false;
+        }
+        if before.is_resident() {
+            unprotect(page);
+        }
+        self.free(copy);
+        self.settle(page, place, before, after);
+        true
+    }
+}
