@@ -772,6 +772,29 @@ fn where_everything_is_written_hardly_anything_is_kept() {
     driver.check();
 }
 
+/// A window waits for a thread, and the walk goes on without it: a fault for each page, where one will do for eight.
+#[test]
+fn a_walk_that_outruns_its_window_is_given_what_comes_next() {
+    let mut driver = driver_that_keeps(40);
+    let mut late = Vec::new();
+    for page in (0..40).map(|at| FIRST.plus(at)) {
+        let Step::Load(mut ticket) = driver.pager.fault(page, Access::Read) else { continue };
+        let advice = driver.pager.plan_ahead(&mut ticket, Access::Read);
+        driver.pager.settle_fault(ticket, LEFT);
+        // No window is ever brought.
+        if let Some(window) = advice.late {
+            late.push((page.0 - FIRST.0, window.first.0 - FIRST.0, window.count));
+            driver.bring(Plan::CatchUp(window));
+        }
+    }
+    // Not beyond the window: 8 pages from the fourth one on, and so on.
+    assert!(late.len() >= 4 && late[0] == (3, 4, 7), "{late:?}");
+    assert!(late.iter().all(|(page, first, count)| *first == page + 1 && *count <= 7), "{late:?}");
+    let ahead = driver.pager.stats().get(Counter::SwapRa);
+    assert!(ahead > 20, "{ahead} of 40 came along with others");
+    driver.check();
+}
+
 /// What is only kept goes before anything is written, and without any area.
 #[test]
 fn kept_objects_make_room_in_the_pool_first() {

@@ -153,11 +153,13 @@ struct Run {
 
 impl Worker {
     /// What to read ahead because of a fault. Hands it to the threads that do so; returned is what this thread
-    /// should do itself when the fault is served. Under the map lock.
-    pub(crate) fn plan_ahead(&self, ticket: &mut Ticket, access: Access) -> Option<Plan> {
+    /// should do itself when the fault is served: if the program waits for it (`here`), no more than a walk that is too fast
+    /// for them comes to next. Under the map lock.
+    pub(crate) fn plan_ahead(&self, ticket: &mut Ticket, access: Access, here: bool) -> Option<Plan> {
         let advice = self.engine.pager.plan_ahead(ticket, access);
         let Some(plan) = advice.plan else {
-            return if advice.is_late { self.engine.ahead.pop() } else { None };
+            let late = advice.late?;
+            return if here { Some(Plan::CatchUp(late)) } else { self.engine.ahead.pop() };
         };
         let is_far = matches!(plan, Plan::Stream { .. }) || ticket.is_on_area();
         if is_far {
@@ -177,9 +179,11 @@ impl Worker {
         loop {
             // Several threads bring a batch each: who begins just below the limit ends above it. So nothing is read
             // ahead into what lies between the mark where eviction starts and the limit.
-            if self.engine.is_over_start()
-                && (reclaim == Reclaim::NotHere || !self.make_room(opening.plan().count() as usize))
-            {
+            let is_full = match opening.plan() {
+                Plan::CatchUp(_) => self.engine.is_near_limit(),
+                _ => self.engine.is_over_start(),
+            };
+            if is_full && (reclaim == Reclaim::NotHere || !self.make_room(opening.plan().count() as usize)) {
                 self.engine.budget.ring();
                 break;
             }

@@ -96,6 +96,11 @@ impl Budget {
         self.below_limit(3)
     }
 
+    /// Half way from where background eviction starts to the limit.
+    pub fn near_limit(&self) -> u64 {
+        self.limit_bytes().saturating_sub(self.gap_bytes.load(Ordering::Relaxed) / 2)
+    }
+
     /// Background eviction starts above this.
     pub fn start_at(&self) -> u64 {
         self.below_limit(1)

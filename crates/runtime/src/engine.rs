@@ -131,6 +131,11 @@ impl Engine {
         self.charged() >= self.budget.limit_bytes() || self.is_crowded(CROWD_LIMIT)
     }
 
+    /// Whether a few pages for each thread might be too many.
+    pub fn is_near_limit(&self) -> bool {
+        self.charged() > self.budget.near_limit() || self.is_crowded(CROWD_START)
+    }
+
     /// Whether the background thread should be at work.
     pub fn is_over_start(&self) -> bool {
         self.charged() > self.budget.start_at() || self.is_crowded(CROWD_START)

@@ -75,12 +75,14 @@ impl Space {
         else {
             return;
         };
-        let Some(plan) = self.pager.plan_ahead(ticket, access).plan else { return };
+        let advice = self.pager.plan_ahead(ticket, access);
+        let Some(plan) = advice.plan.or(advice.late.map(Plan::CatchUp)) else { return };
         world.note(|| format!("{} reads ahead: {plan:?}", self.number));
         world.saw(match plan {
             Plan::Pages(_) => "plan Pages",
             Plan::Slots { .. } => "plan Slots",
             Plan::Stream { .. } => "plan Stream",
+            Plan::CatchUp(_) => "plan CatchUp",
         });
         if world.is_ending() || world.random.percent(5) {
             // The queue was full.

@@ -49,6 +49,7 @@ const EXPECTED: &[&str] = &[
     "plan Pages",
     "plan Slots",
     "plan Stream",
+    "plan CatchUp",
     "ahead mapped",
     "ahead parked",
     "ahead refused",

@@ -158,7 +158,7 @@ impl Pager<'_> {
     fn advice_of(&self, seen: Seen, access: Access) -> Advice {
         self.stats.add(Counter::SwapRaHit, u64::from(seen.hits));
         let plan = seen.window.map(|window| Plan::Stream { window, writes: access == Access::Write });
-        Advice { plan, is_late: seen.is_late, is_walk: seen.is_walk }
+        Advice { plan, late: seen.late, is_walk: seen.is_walk }
     }
 
     /// Whether a parked page that has become the oldest should stay for a stream that will come to it.
@@ -181,9 +181,9 @@ impl Pager<'_> {
     pub fn lock_ahead(&self, opening: &mut Opening) -> Option<Ticket> {
         if opening.step == 0 {
             opening.closing_step = self.closing_step(&opening.plan);
-            if let Plan::Stream { window, .. } = &opening.plan {
+            if let Plan::Stream { window, .. } | Plan::CatchUp(window) = &opening.plan {
                 opening.keeps_objects = self.may_keep_objects(window.count);
-                // It has waited, and the walk didn't.
+                // A window has waited, and the walk didn't.
                 let passed = self.streams.lock().passed_in(window);
                 (opening.step, opening.locked) = (passed, passed);
             }
@@ -195,6 +195,7 @@ impl Pager<'_> {
             let page = opening.plan.page(step, |slot| self.areas.owner(slot));
             let fate = match opening.plan {
                 Plan::Stream { .. } if opening.landed.marker.is_some() && !closes => Fate::Map,
+                Plan::CatchUp(_) => Fate::Map,
                 _ => Fate::Park,
             };
             let ticket = page.and_then(|page| self.try_lock_ahead(page, fate, opening));
@@ -245,6 +246,8 @@ impl Pager<'_> {
         let is_wanted = match (before, &opening.plan) {
             // Another window's marker: whoever comes to it shall be seen.
             (State::Parked { frame, .. }, Plan::Stream { .. }) => !self.cache.is_marked(frame),
+            (State::Pooled(_) | State::Zero | State::Same(_), Plan::CatchUp(_)) => true,
+            (_, Plan::CatchUp(_)) => false,
             // What costs nothing to keep where it is costs nothing to map, but a frame to park.
             (State::Zero | State::Same(_), plan) => matches!(plan, Plan::Stream { .. }),
             (State::OnArea(slot), Plan::Slots { first, count }) => {
@@ -370,6 +373,9 @@ impl Pager<'_> {
 
     /// Everything of the plan that could be done was done.
     pub fn close_ahead(&self, mut opening: Opening) {
+        if let Plan::CatchUp(window) = &opening.plan {
+            self.streams.lock().caught_up(window, opening.landed.mapped);
+        }
         if let Plan::Stream { window, .. } = opening.plan {
             // What was looked at beyond what was wanted is known to be there.
             let is_done = opening.step == window.reach || opening.locked == window.count;

@@ -32,6 +32,8 @@ pub enum Plan {
         /// The stream writes: a slot would only be freed at once.
         writes: bool,
     },
+    /// What a stream comes to next that has outrun its window, all mapped at once; nothing that lies on an area.
+    CatchUp(Window),
 }
 
 /// What readahead wants because of one fault.
@@ -39,8 +41,8 @@ pub enum Plan {
 pub struct Advice {
     /// Pages to bring in.
     pub plan: Option<Plan>,
-    /// A stream has outrun a window that still waits: whoever serves it should help.
-    pub is_late: bool,
+    /// A stream has outrun its window: what it comes to next.
+    pub late: Option<Window>,
     /// The page belongs to a walk that was expected here.
     pub is_walk: bool,
 }
@@ -51,7 +53,7 @@ impl Plan {
         match self {
             Plan::Pages(range) => range.count() as u32,
             Plan::Slots { count, .. } => *count,
-            Plan::Stream { window, .. } => window.reach,
+            Plan::Stream { window, .. } | Plan::CatchUp(window) => window.reach,
         }
     }
 
@@ -60,7 +62,7 @@ impl Plan {
         match self {
             Plan::Pages(range) => range.count() as u32,
             Plan::Slots { count, .. } => *count,
-            Plan::Stream { window, .. } => window.count,
+            Plan::Stream { window, .. } | Plan::CatchUp(window) => window.count,
         }
     }
 
@@ -73,7 +75,7 @@ impl Plan {
         match self {
             Plan::Pages(range) => Some(range.start.plus(u64::from(step))),
             Plan::Slots { first, .. } => owner(first.plus(step)),
-            Plan::Stream { window, .. } => Some(window.page(step)),
+            Plan::Stream { window, .. } | Plan::CatchUp(window) => Some(window.page(step)),
         }
     }
 }

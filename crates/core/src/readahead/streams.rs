@@ -31,6 +31,8 @@ pub const WINDOW_MAX: u32 = 256;
 /// Steps that a stream must have gone for each page of its windows. A stream that ends leaves about one and a half
 /// windows unused: with this, less than half a hundredth of what it has read.
 const STEPS_FOR_ONE: u64 = 512;
+/// Pages that a walk which has outrun its window has mapped at one fault, besides that: more would be a pause.
+const CATCH_UP_MAX: u32 = 7;
 /// A stream that outruns its windows gets larger ones sooner, up to this.
 const LATE_WINDOW_MAX: u32 = 32;
 /// Pages that a window may pass over because they are there already, for each that it brings.
@@ -89,8 +91,8 @@ pub struct Seen {
     pub hits: u32,
     /// What to bring in next.
     pub window: Option<Window>,
-    /// The window that should have had the page is still waiting, or just being brought in.
-    pub is_late: bool,
+    /// The window that should have had the page is still waiting, or just being brought in: what of it comes next.
+    pub late: Option<Window>,
     /// A stream was expected to come here, or begins here.
     pub is_walk: bool,
 }
@@ -265,6 +267,15 @@ impl Stream {
             closes: u64::from(reach) == left,
         })
     }
+
+    /// What the walk comes to behind `page`, of what has been asked for.
+    fn next_of_asked(&self, index: usize, page: i64) -> Window {
+        let steps = (self.asked - page) / self.stride - 1;
+        let count = steps.clamp(0, i64::from(CATCH_UP_MAX)) as u32;
+        let stream = StreamId { at: index as u32, serial: self.serial };
+        let first = PageIndex((page + self.stride) as u64);
+        Window { stream, first, stride: self.stride, count, reach: count, closes: false }
+    }
 }
 
 /// Every stream of one space, and the faults that may become some.
@@ -352,7 +363,8 @@ impl Streams {
                 stream.was_late = true;
                 stream.window_floor = (stream.window_floor * 2).min(LATE_WINDOW_MAX);
             }
-            return Seen { hits, is_late: true, ..Seen::default() };
+            let late = Some(stream.next_of_asked(at, page));
+            return Seen { hits, late, ..Seen::default() };
         }
         stream.asked = page + stream.stride;
         if stream.has_closed {
@@ -536,6 +548,13 @@ impl Streams {
         }
         if stream.closing == page {
             stream.closing = NOWHERE;
+        }
+    }
+
+    /// So many pages were mapped for a walk that has outrun its window.
+    pub fn caught_up(&mut self, window: &Window, mapped: u32) {
+        if let Some(stream) = self.of(window) {
+            stream.behind += mapped;
         }
     }
 

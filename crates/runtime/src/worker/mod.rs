@@ -145,11 +145,11 @@ impl Worker {
         if self.engine.is_over_limit() && pager.takes_memory(fault.page, fault.access) {
             return Here::Elsewhere;
         }
-        let shared = self.engine.map.shared(self.index);
+        let mut shared = Some(self.engine.map.shared(self.index));
         let (kind, plan) = match pager.fault(fault.page, fault.access) {
             Step::Zero(mut ticket) => {
                 let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
-                let plan = self.plan_ahead(&mut ticket, fault.access);
+                let plan = self.plan_ahead(&mut ticket, fault.access, true);
                 self.zero(ticket, fault.access);
                 (kind, plan)
             }
@@ -161,12 +161,12 @@ impl Worker {
                 return Here::Elsewhere;
             }
             Step::Install(mut ticket) => {
-                let plan = self.plan_ahead(&mut ticket, fault.access);
+                let plan = self.plan_ahead(&mut ticket, fault.access, true);
                 self.install(ticket);
                 (Latency::Parked, plan)
             }
             Step::Load(mut ticket) => {
-                let plan = self.plan_ahead(&mut ticket, fault.access);
+                let plan = self.plan_ahead(&mut ticket, fault.access, true);
                 self.load(ticket);
                 (Latency::Pool, plan)
             }
@@ -184,20 +184,23 @@ impl Worker {
                     pager.give_back(ticket);
                     return Here::Elsewhere;
                 };
-                let plan = self.plan_ahead(&mut ticket, fault.access);
-                drop(shared);
+                let plan = self.plan_ahead(&mut ticket, fault.access, true);
+                shared = None;
                 self.read_here(ticket, file);
                 (Latency::Area, plan)
             }
             Step::Joined => return Here::Joined,
             Step::Present | Step::Lost(_) | Step::NoFrame | Step::Unknown => return Here::Elsewhere,
         };
+        drop(shared);
         // Without the descriptors nothing was done: the program has closed them.
         if !pager.state(fault.page).is_resident() {
             return Here::Elsewhere;
         }
-        if let Some(plan) = plan {
-            self.engine.ahead.push(plan);
+        match plan {
+            Some(plan @ Plan::CatchUp(_)) => self.bring(plan, Reclaim::NotHere),
+            Some(plan) => self.engine.ahead.push(plan),
+            None => {}
         }
         self.engine.pager.stats().latency(kind).record(now_ns() - started);
         Here::Served
@@ -225,22 +228,22 @@ impl Worker {
             let kind = match step {
                 Step::Zero(mut ticket) => {
                     let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
-                    plan = self.plan_ahead(&mut ticket, fault.access);
+                    plan = self.plan_ahead(&mut ticket, fault.access, false);
                     self.zero(ticket, fault.access);
                     Some(kind)
                 }
                 Step::Install(mut ticket) => {
-                    plan = self.plan_ahead(&mut ticket, fault.access);
+                    plan = self.plan_ahead(&mut ticket, fault.access, false);
                     self.install(ticket);
                     Some(Latency::Parked)
                 }
                 Step::Load(mut ticket) => {
-                    plan = self.plan_ahead(&mut ticket, fault.access);
+                    plan = self.plan_ahead(&mut ticket, fault.access, false);
                     self.load(ticket);
                     Some(Latency::Pool)
                 }
                 Step::Read(mut ticket) => {
-                    plan = self.plan_ahead(&mut ticket, fault.access);
+                    plan = self.plan_ahead(&mut ticket, fault.access, false);
                     drop(shared);
                     self.read(ticket);
                     Some(Latency::Area)
