@@ -3,7 +3,8 @@
 //!
 //! The thread that serves a fault serves its page first and alone. Windows wait in a short queue; a full queue
 //! means that a window isn't read, no more. Pages are gathered in memory of the thread's own, next to each other, so
-//! that one read and one UFFDIO_COPY take a whole run, and no frame is needed but for what is parked.
+//! that one read and one UFFDIO_COPY take a whole run, and no frame is needed but for what is parked. While one batch is
+//! being read the one before is mapped.
 // UNSAFETY: pages are brought into raw memory, as the kernel and the devices see it.
 
 use crate::devices::BackEnds;
@@ -14,12 +15,18 @@ use farpage_core::pager::{Access, Fate, Left, Opening, Pager, Ticket};
 use farpage_core::readahead::Plan;
 use farpage_core::sync::Lock;
 use farpage_core::table::entry::State;
-use farpage_core::units::{AREAS_MAX, AreaId, PAGE_BYTES, PageBytes, PageRange};
+use farpage_core::units::{AREAS_MAX, AreaId, PAGE_BYTES, PageBytes, PageRange, SlotIndex};
 use farpage_io::{Backend, Completion, Op, Request, SEGMENTS_MAX, Segment, Wait};
 use farpage_os::{futex, memory};
 
-/// Pages that are on their way at once: what one read request takes.
+/// Pages that are begun together: what one read request takes.
 const BATCH: usize = SEGMENTS_MAX;
+/// Batches that are on their way at once.
+const BATCHES: usize = 2;
+/// Slots of others between two of a stream's that are read along: a request of its own would take longer.
+const OTHERS_BETWEEN: u32 = 8;
+/// So many in a batch.
+const OTHERS_MAX: usize = 32;
 /// Pages that are mapped by one call: who is close behind doesn't wait for more.
 const RUN_MAX: usize = 16;
 /// Batches that a thread that reads ahead evicts for one batch that it brings, at most.
@@ -116,37 +123,65 @@ impl AheadMemory {
 
     /// Makes sure that there is memory to gather pages in.
     fn prepare(&mut self) -> bool {
+        const BYTES: usize = BATCHES * (BATCH + OTHERS_MAX) * PAGE_BYTES;
         if self.pages.is_null()
-            && let Ok(base) = memory::reserve(BATCH * PAGE_BYTES)
+            && let Ok(base) = memory::reserve(BYTES)
         {
             // SAFETY: only engine code uses this memory, and a child makes an engine of its own.
-            if unsafe { memory::keep_from_children(base, BATCH * PAGE_BYTES) }.is_ok() {
+            if unsafe { memory::keep_from_children(base, BYTES) }.is_ok() {
                 self.pages = base.cast();
             }
         }
         !self.pages.is_null()
     }
 
-    fn page(&self, at: usize) -> *mut PageBytes {
-        assert!(at < BATCH && !self.pages.is_null());
-        self.pages.wrapping_add(at)
+    /// One page of a batch.
+    fn page(&self, turn: usize, at: usize) -> *mut PageBytes {
+        assert!(turn < BATCHES && at < BATCH && !self.pages.is_null());
+        self.pages.wrapping_add(turn * BATCH + at)
     }
 
-    /// One page of the batch, to fill or to read.
+    /// Where what others have in their slots is read to.
+    fn others(&self, turn: usize, at: usize) -> *mut PageBytes {
+        assert!(turn < BATCHES && at < OTHERS_MAX && !self.pages.is_null());
+        self.pages.wrapping_add(BATCHES * BATCH + turn * OTHERS_MAX + at)
+    }
+
+    /// One page of a batch, to fill or to read.
     #[expect(clippy::mut_from_ref, reason = "raw memory; see Safety")]
-    fn bytes(&self, at: usize) -> &mut [u8; PAGE_BYTES] {
-        // SAFETY: in bounds by `page`; mapped for good, and this thread's alone; between two calls of `bring` no
-        // device has it, and no two references to one page are alive at once: each caller drops its own.
-        unsafe { &mut (*self.page(at)).0 }
+    fn bytes(&self, turn: usize, at: usize) -> &mut [u8; PAGE_BYTES] {
+        // SAFETY: in bounds by `page`; mapped for good, and this thread's alone; no device has a page that isn't pending, and
+        // only others are asked for; no two references to one page are alive at once: each caller drops its own.
+        unsafe { &mut (*self.page(turn, at)).0 }
     }
 }
 
 /// Pages on their way, in address order; each is gathered in the page of its number.
 type Tickets = [Option<Ticket>; BATCH];
 
+/// A batch that is being read.
+struct Reading {
+    tickets: Tickets,
+    /// Bit n: page n was read.
+    read: u64,
+    /// Bit n: page n is being read.
+    pending: u64,
+    /// The pages of the request that page n is the first of.
+    requests: [u64; BATCH],
+    /// Slots of others that are read along.
+    others: usize,
+}
+
+impl Reading {
+    const NONE: Reading =
+        Reading { tickets: [const { None }; BATCH], read: 0, pending: 0, requests: [0; BATCH], others: 0 };
+}
+
 /// Neighbours among them that have been gathered and can be mapped by one call.
 #[derive(Clone, Copy, Default)]
 struct Run {
+    /// In which batch.
+    turn: usize,
     first: usize,
     count: usize,
 }
@@ -176,6 +211,9 @@ impl Worker {
         if !self.ahead.prepare() {
             opening.stop();
         }
+        // While one batch is being read the next one is begun.
+        let mut reading = [const { Reading::NONE }; BATCHES];
+        let mut turn = 0;
         loop {
             // Several threads bring a batch each: who begins just below the limit ends above it. So nothing is read
             // ahead into what lies between the mark where eviction starts and the limit.
@@ -183,15 +221,28 @@ impl Worker {
                 Plan::CatchUp(_) => self.engine.is_near_limit(),
                 _ => self.engine.is_over_start(),
             };
-            if is_full && (reclaim == Reclaim::NotHere || !self.make_room(opening.plan().count() as usize)) {
-                self.engine.budget.ring();
+            if is_full {
+                // Making room takes time, and somebody may be waiting for these.
+                self.land_all(&mut opening, &mut reading, turn);
+                if reclaim == Reclaim::NotHere || !self.make_room(opening.plan().count() as usize) {
+                    self.engine.budget.ring();
+                    break;
+                }
+            }
+            let may_be_more = self.begin_batch(&mut opening, &mut reading, turn);
+            turn = (turn + 1) % BATCHES;
+            if !may_be_more {
                 break;
             }
-            if !self.bring_batch(&mut opening) {
-                break;
-            }
+            self.land_batch(&mut opening, &mut reading, turn);
         }
+        self.land_all(&mut opening, &mut reading, turn);
         self.engine.pager.close_ahead(opening);
+    }
+
+    /// Brings in all that is being read, what was begun first first: that is in the place of the next batch, or behind it.
+    fn land_all(&mut self, opening: &mut Opening, reading: &mut [Reading; BATCHES], turn: usize) {
+        (0..BATCHES).for_each(|at| self.land_batch(opening, reading, (turn + at) % BATCHES));
     }
 
     /// Evicts until memory is below the mark where the keeper starts to, about as much as is going to come: what goes
@@ -209,9 +260,9 @@ impl Worker {
         false
     }
 
-    /// Brings one batch in. Whether there may be more.
-    fn bring_batch(&mut self, opening: &mut Opening) -> bool {
-        let mut tickets: Tickets = [const { None }; BATCH];
+    /// Locks a batch, brings in what isn't on an area, and has the rest read. Whether there may be more.
+    fn begin_batch(&mut self, opening: &mut Opening, reading: &mut [Reading; BATCHES], turn: usize) -> bool {
+        let tickets = &mut reading[turn].tickets;
         let mut count = 0;
         let shared = self.engine.map.shared(self.index);
         while count < BATCH
@@ -224,27 +275,23 @@ impl Worker {
         if count > 1 && page(0) > page(count - 1) {
             tickets[..count].reverse();
         }
-        self.load_batch(opening, &mut tickets);
+        self.load_batch(opening, tickets, turn);
         drop(shared);
         // What is left lies on areas. As with any read, the pages' own locks keep changes of their mappings waiting.
-        if tickets.iter().any(Option::is_some) {
-            let read = self.read_batch(&tickets);
-            let _shared = self.engine.map.shared(self.index);
-            self.land_batch(opening, &mut tickets, read);
-        }
+        self.submit_batch(reading, turn);
         count == BATCH
     }
 
     /// Everything that isn't on an area.
-    fn load_batch(&mut self, opening: &mut Opening, tickets: &mut Tickets) {
+    fn load_batch(&mut self, opening: &mut Opening, tickets: &mut Tickets, turn: usize) {
         let pager = self.engine.pager;
-        let mut run = Run::default();
+        let mut run = Run { turn, ..Run::default() };
         for at in 0..BATCH {
             let Some(ticket) = tickets[at].take_if(|ticket| !ticket.is_on_area()) else {
                 continue;
             };
             let is_there = ticket.fate() == Fate::Park && matches!(ticket.before(), State::Parked { .. });
-            if !is_there && pager.load_ahead(&ticket, self.page, self.ahead.bytes(at)).is_err() {
+            if !is_there && pager.load_ahead(&ticket, self.page, self.ahead.bytes(turn, at)).is_err() {
                 pager.give_up_ahead(opening, ticket);
             } else {
                 self.land(opening, tickets, ticket, at, &mut run);
@@ -253,25 +300,33 @@ impl Worker {
         self.map_run(opening, tickets, run);
     }
 
-    /// What was read: bit n of `read` says that page n was.
-    fn land_batch(&self, opening: &mut Opening, tickets: &mut Tickets, read: u64) {
+    /// Waits until a batch has been read, if there is one, and brings it in.
+    fn land_batch(&mut self, opening: &mut Opening, reading: &mut [Reading; BATCHES], turn: usize) {
+        if reading[turn].tickets.iter().all(Option::is_none) {
+            return;
+        }
+        self.collect_batch(reading, turn);
+        let _shared = self.engine.map.shared(self.index);
+        let Reading { tickets, read, others, .. } = &mut reading[turn];
         let pager = self.engine.pager;
-        let mut run = Run::default();
+        let mut run = Run { turn, ..Run::default() };
         for at in 0..BATCH {
             let Some(ticket) = tickets[at].take() else { continue };
-            if read & 1 << at == 0 || pager.check_ahead(&ticket, self.ahead.bytes(at)).is_err() {
+            let is_read = *read & 1 << at != 0;
+            if !is_read || pager.check_ahead(&ticket, self.ahead.bytes(turn, at)).is_err() {
                 pager.give_up_ahead(opening, ticket);
             } else {
                 self.land(opening, tickets, ticket, at, &mut run);
             }
         }
         self.map_run(opening, tickets, run);
+        (*read, *others) = (0, 0);
     }
 
     /// A page was gathered: parks it, or adds it to the run of those that are mapped next.
     fn land(&self, opening: &mut Opening, tickets: &mut Tickets, ticket: Ticket, at: usize, run: &mut Run) {
         if ticket.fate() == Fate::Park {
-            return self.park_ahead(opening, ticket, at);
+            return self.park_ahead(opening, ticket, run.turn, at);
         }
         let continues = run.count > 0 && run.count < RUN_MAX && at == run.first + run.count && {
             let last = tickets[at - 1].as_ref();
@@ -281,13 +336,13 @@ impl Worker {
         };
         if !continues {
             self.map_run(opening, tickets, *run);
-            *run = Run { first: at, count: 0 };
+            *run = Run { first: at, count: 0, ..*run };
         }
         tickets[at] = Some(ticket);
         run.count += 1;
     }
 
-    fn park_ahead(&self, opening: &mut Opening, mut ticket: Ticket, at: usize) {
+    fn park_ahead(&self, opening: &mut Opening, mut ticket: Ticket, turn: usize, at: usize) {
         let pager = self.engine.pager;
         if !matches!(ticket.before(), State::Parked { .. }) {
             if !self.back(&mut ticket) {
@@ -295,7 +350,7 @@ impl Worker {
             }
             let frame = ticket.frame().expect("a page to park has a frame");
             // SAFETY: the ticket owns the frame, it has memory, and nobody else knows it.
-            unsafe { pager.cache().bytes_mut(frame) }.copy_from_slice(self.ahead.bytes(at));
+            unsafe { pager.cache().bytes_mut(frame) }.copy_from_slice(self.ahead.bytes(turn, at));
         }
         pager.settle_parked(ticket);
     }
@@ -310,7 +365,8 @@ impl Worker {
             // `segv` mode can't, and says so only page by page.
             let protected = first.wants_protection() && self.engine.protections.is_none();
             // SAFETY: the pages were gathered in this thread's own memory, one after the other; their locks are ours.
-            let installed = unsafe { self.engine.pages.install_run(pages, self.ahead.page(at), protected) };
+            let installed =
+                unsafe { self.engine.pages.install_run(pages, self.ahead.page(run.turn, at), protected) };
             let end = at + installed.unwrap_or(0) as usize;
             while at < end
                 && let Some(ticket) = tickets[at].take()
@@ -329,73 +385,129 @@ impl Worker {
         }
     }
 
-    /// Reads the tickets' slots, neighbours by one request. Bit n of the answer: page n was read.
-    fn read_batch(&mut self, tickets: &Tickets) -> u64 {
-        let mut read = 0;
-        let mut at = 0;
-        while at < BATCH {
-            let length = self.neighbours(tickets, at);
-            if length > 0 {
-                read |= self.submit_read(tickets, at, length);
-            }
-            at += length.max(1);
-        }
-        for area in (0..AREAS_MAX as u8).map(AreaId) {
-            while self.ahead.readers.get(area).is_some_and(|reader| reader.in_flight() > 0) {
-                read |= self.collect_reads(area);
+    /// Has the tickets' slots read, neighbours by one request, also where a few slots between them are others'.
+    fn submit_batch(&mut self, reading: &mut [Reading; BATCHES], turn: usize) {
+        let mut order = Order::default();
+        for (at, ticket) in reading[turn].tickets.iter().enumerate() {
+            if let Some(slot) = ticket.as_ref().and_then(Ticket::slot) {
+                order.insert(slot, at as u8);
             }
         }
-        read
+        let mut rest = order.all();
+        while !rest.is_empty() {
+            let count = self.neighbours(rest, OTHERS_MAX - reading[turn].others);
+            self.submit_read(reading, turn, &rest[..count]);
+            rest = &rest[count..];
+        }
     }
 
-    /// How many tickets from `first` on are in neighbouring slots of one area, side by side on its device.
-    fn neighbours(&self, tickets: &Tickets, first: usize) -> usize {
-        let slot = |at: usize| tickets.get(at).and_then(Option::as_ref).and_then(Ticket::slot);
-        let Some(start) = slot(first) else { return 0 };
-        let follows = |count: &u32| {
-            slot(first + *count as usize)
-                .is_some_and(|slot| slot.area() == start.area() && slot.offset() == start.offset() + count)
+    /// How many of these slots, from the first on, one request can read: with no more than a few others' between two of them
+    /// and `others_max` in all, in one area, side by side on its device.
+    fn neighbours(&self, slots: &[(SlotIndex, u8)], others_max: usize) -> usize {
+        let (start, _) = slots[0];
+        let slots_from_start = |slot: SlotIndex| (slot.offset() - start.offset()) as usize + 1;
+        let follows = |(at, pair): &(usize, &[(SlotIndex, u8)])| {
+            let (before, slot) = (pair[0].0, pair[1].0);
+            slot.area() == start.area()
+                && slot.offset() - before.offset() <= 1 + OTHERS_BETWEEN
+                && slots_from_start(slot) <= SEGMENTS_MAX.min(at + 2 + others_max)
         };
-        let count = (1..).take_while(follows).count() as u32 + 1;
-        self.engine.pager.areas().beside(start, count) as usize
+        let mut count = 1 + slots.windows(2).enumerate().take_while(follows).count();
+        let wanted = slots_from_start(slots[count - 1].0) as u32;
+        let beside = self.engine.pager.areas().beside(start, wanted) as usize;
+        while slots_from_start(slots[count - 1].0) > beside.max(1) {
+            count -= 1;
+        }
+        count
     }
 
-    fn submit_read(&mut self, tickets: &Tickets, first: usize, length: usize) -> u64 {
-        let Some(slot) = tickets[first].as_ref().and_then(Ticket::slot) else { return 0 };
+    fn submit_read(&mut self, reading: &mut [Reading; BATCHES], turn: usize, slots: &[(SlotIndex, u8)]) {
+        let (first, area) = (slots[0].0, slots[0].0.area());
         let mut segments = [Segment { base: core::ptr::null_mut() }; SEGMENTS_MAX];
-        for (segment, at) in segments.iter_mut().zip(first..first + length) {
-            segment.base = self.ahead.page(at).cast();
+        let (mut length, mut pages) = (0, 0);
+        for (slot, at) in slots {
+            let place = (slot.offset() - first.offset()) as usize;
+            for segment in &mut segments[length..place] {
+                segment.base = self.ahead.others(turn, reading[turn].others).cast();
+                reading[turn].others += 1;
+            }
+            segments[place].base = self.ahead.page(turn, *at as usize).cast();
+            length = place + 1;
+            pages |= 1 << at;
         }
-        let token = (first | length << 32) as u64;
-        let request =
-            Request { op: Op::Read, offset: slot.byte_offset(), segments: &segments[..length], token };
-        let area = slot.area();
-        let mut read = 0;
+        // One request for each page at most, so the page that comes first names it.
+        let token = u64::from(slots[0].1) | (turn as u64) << 32;
+        let offset = first.byte_offset();
+        let request = Request { op: Op::Read, offset, segments: &segments[..length], token };
+        reading[turn].requests[slots[0].1 as usize] = pages;
+        reading[turn].pending |= pages;
         loop {
             let engine = self.engine;
             let reader = self.ahead.readers.get_or_make(area, || engine.back_end(area));
-            // SAFETY: the segments are this thread's own memory, which nobody touches until `read_batch` has waited
-            // for all of its requests; each is in one request.
+            // SAFETY: the segments are this thread's own memory, which nobody touches until `collect_batch` has waited
+            // for all of the batch's requests; each page is in one request.
             if unsafe { reader.submit(&request) }.is_ok() {
-                return read;
+                reader.flush();
+                return;
             }
-            read |= self.collect_reads(area);
+            self.collect_reads(reading, area);
+        }
+    }
+
+    /// Waits for all requests of a batch.
+    fn collect_batch(&mut self, reading: &mut [Reading; BATCHES], turn: usize) {
+        for area in (0..AREAS_MAX as u8).map(AreaId) {
+            while reading[turn].pending != 0
+                && self.ahead.readers.get(area).is_some_and(|reader| reader.in_flight() > 0)
+            {
+                self.collect_reads(reading, area);
+            }
         }
     }
 
     /// Waits for one read at least.
-    fn collect_reads(&mut self, area: AreaId) -> u64 {
+    fn collect_reads(&mut self, reading: &mut [Reading; BATCHES], area: AreaId) {
         let mut done = [Completion::EMPTY; 16];
-        let Some(reader) = self.ahead.readers.get(area) else { return 0 };
+        let Some(reader) = self.ahead.readers.get(area) else { return };
         let count = reader.complete(Wait::One, &mut done);
-        done[..count]
-            .iter()
-            .filter(|completion| completion.result.is_ok())
-            .map(|completion| {
-                let (first, length) = (completion.token as u32, completion.token >> 32);
-                (u64::MAX >> (u64::BITS as u64 - length)) << first
-            })
-            .fold(0, |all, bits| all | bits)
+        for completion in &done[..count] {
+            let (at, turn) = (completion.token as u32, completion.token >> 32);
+            let of = &mut reading[turn as usize];
+            let pages = of.requests[at as usize];
+            of.pending &= !pages;
+            if completion.result.is_ok() {
+                of.read |= pages;
+            }
+        }
+    }
+}
+
+/// Slots of a batch in their order, each with the place of its page.
+struct Order {
+    slots: [(SlotIndex, u8); BATCH],
+    count: usize,
+}
+
+impl Default for Order {
+    fn default() -> Self {
+        Order { slots: [(SlotIndex::from_raw(0), 0); BATCH], count: 0 }
+    }
+}
+
+impl Order {
+    /// Most come in order.
+    fn insert(&mut self, slot: SlotIndex, at: u8) {
+        let mut place = self.count;
+        while place > 0 && self.slots[place - 1].0.raw() > slot.raw() {
+            self.slots[place] = self.slots[place - 1];
+            place -= 1;
+        }
+        self.slots[place] = (slot, at);
+        self.count += 1;
+    }
+
+    fn all(&self) -> &[(SlotIndex, u8)] {
+        &self.slots[..self.count]
     }
 }
 
