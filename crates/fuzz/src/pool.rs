@@ -44,7 +44,7 @@ pub fn run(input: &mut Input) {
     let mut model: VecDeque<Object> = VecDeque::new();
     let mut releasing: Vec<Range<usize>> = Vec::new();
     while !input.is_over() {
-        let kind = input.kind(9, off);
+        let kind = input.kind(8, off);
         let which = if model.is_empty() { None } else { Some(input.below(model.len())) };
         match (kind, which) {
             (Some(0 | 1), _) => store(input, &pool, &mut model),
@@ -60,8 +60,19 @@ pub fn run(input: &mut Input) {
                 first.inspect(|first| pool.free(first.handle));
             }
             (Some(4), Some(at)) => {
-                let object = model.remove(at).expect("in range");
-                pool.rotate(object.handle, object.owner);
+                let mut object = model.remove(at).expect("in range");
+                // Each makes it the youngest of its kind.
+                match input.below(3) {
+                    0 => pool.rotate(object.handle, object.owner),
+                    1 => {
+                        pool.keep(object.handle);
+                        object.is_kept = true;
+                    }
+                    _ => {
+                        pool.stow(object.handle);
+                        object.is_kept = false;
+                    }
+                }
                 model.push_back(object);
             }
             (Some(5), Some(at)) => {
@@ -71,16 +82,6 @@ pub fn run(input: &mut Input) {
             }
             (Some(6), _) => {
                 pool.compact(input.below(20));
-            }
-            (Some(8), Some(at)) => {
-                let mut object = model.remove(at).expect("in range");
-                object.is_kept = input.byte() < 128;
-                if object.is_kept {
-                    pool.keep(object.handle)
-                } else {
-                    pool.stow(object.handle)
-                }
-                model.push_back(object);
             }
             (Some(7), _) => match pool.take_released() {
                 Some(range) if input.byte() < 128 => releasing.push(range),

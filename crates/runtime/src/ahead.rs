@@ -447,6 +447,7 @@ impl Worker {
             // SAFETY: the segments are this thread's own memory, which nobody touches until `collect_batch` has waited
             // for all of the batch's requests; each page is in one request.
             if unsafe { reader.submit(&request) }.is_ok() {
+                // At once: the device begins while the others are made. With one call for all of them a walk was a tenth slower.
                 reader.flush();
                 return;
             }
