@@ -563,6 +563,34 @@ fn pipeline_passes_every_byte_while_pages_are_out() {
     assert!(output.stdout.iter().eq(input.iter().rev()), "{} bytes came out", output.stdout.len());
 }
 
+/// In `segv` mode bytes are written through a file of the engine's, and a walk that had outrun its window was given the next
+/// pages in the program's thread, in whose table that file's number is another file: here one that takes everything.
+#[test]
+fn walk_finds_its_bytes_whatever_files_the_program_has() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let walk = r#"
+import os
+null = os.open("/dev/null", os.O_RDWR)
+for number in range(3, 100):
+    os.dup2(null, number)
+PAGE, PAGES = 4096, 24000
+some = bytes(range(256)) * 15
+def page(n):
+    return bytes(PAGE) if n % 3 == 0 else n.to_bytes(256, "little") + some
+memory = bytearray(PAGE * PAGES)
+for n in range(PAGES):
+    if n % 3:
+        memory[n * PAGE:(n + 1) * PAGE] = page(n)
+print(sum(memory[n * PAGE:(n + 1) * PAGE] != page(n) for lap in range(6) for n in range(PAGES)), "wrong")
+"#;
+    for faults in ["signal", "thread", "segv"] {
+        let options = ["--faults", faults];
+        let outcome = Job::new(&Under::budget(48 * MIB, &options), &["python3", "-c", walk]).run();
+        assert_eq!(outcome.succeeded().text(), "0 wrong\n", "{faults}");
+        assert!(outcome.counter("swap_ra") > 10_000, "{faults}: {}", outcome.stderr);
+    }
+}
+
 // ---- areas ---------------------------------------------------------------------------------------------
 
 /// Whether anything but the header is in a swap file.

@@ -80,7 +80,8 @@ table! {
         EvictBusy = "evict_busy", "pages";
         /// Pages the kernel said were not there when we came to take them.
         EvictGone = "evict_gone", "pages";
-        /// Unchanged pages dropped without a write: their slot still had the same bytes.
+        /// Unchanged pages that went without a write, or without being compressed: their slot, or the object they had kept, still
+        /// had the same bytes.
         EvictClean = "evict_clean", "pages";
         /// Parked pages put back because there was nowhere to go.
         EvictPutBack = "evict_put_back", "pages";
@@ -126,7 +127,7 @@ table! {
         Resident = "resident", "pages";
         /// Pages that are out: parked, same-filled, in the pool or on an area.
         Evicted = "evicted", "pages";
-        /// Pages in the compressed pool.
+        /// Pages in the compressed pool, those included that are in memory and have kept their object.
         Stored = "stored_pages", "pages";
         /// Memory of the pool.
         PoolBytes = "pool_total_size", "bytes";

@@ -680,7 +680,7 @@ fn a_window_that_the_walk_has_gone_through_brings_nothing() {
     driver.check();
 }
 
-/// Pages that are in the pool, and the first of them gone through until there is a window: that is brought.
+/// Pages from `FIRST` on, all in a pool that keeps objects.
 fn driver_that_keeps(pages: u64) -> Driver {
     let mut driver = driver_that_accepts(90, 256 << 10, None, None);
     driver.pager.ranges.lock().insert(PageRange::of(FIRST, pages), Flags::REGISTERED).unwrap();
@@ -819,7 +819,7 @@ fn kept_objects_make_room_in_the_pool_first() {
 fn the_oldest_kept_objects_make_room_for_others() {
     let mut driver = driver_that_keeps(200);
     let kept = walk(&mut driver, 0..200);
-    assert!((48..=64).contains(&kept), "{kept} of {}", 4 * FRAMES);
+    assert!((32..=64).contains(&kept), "{kept}");
     assert!(matches!(
         driver.pager.state(FIRST.plus(190)),
         State::Resident { copy: Some(Stored::Object(_)), .. }

@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use farpage_core::cache::Backing;
 use farpage_core::pager::{Access, Fate, Left, Opening, Pager, Ticket};
 use farpage_core::readahead::Plan;
+use farpage_core::readahead::streams::{CATCH_UP_MAX, Window};
 use farpage_core::sync::Lock;
 use farpage_core::table::entry::State;
 use farpage_core::units::{AREAS_MAX, AreaId, PAGE_BYTES, PageBytes, PageRange, SlotIndex};
@@ -114,11 +115,13 @@ pub(crate) struct AheadMemory {
     pages: *mut PageBytes,
     /// Back ends for reads alone: their completions are waited for.
     readers: BackEnds,
+    /// Bit n: in area n slots of others are not read along any more, because one of them may be unreadable.
+    unbridged: u32,
 }
 
 impl AheadMemory {
     pub(crate) const fn new(readers: BackEnds) -> AheadMemory {
-        AheadMemory { pages: core::ptr::null_mut(), readers }
+        AheadMemory { pages: core::ptr::null_mut(), readers, unbridged: 0 }
     }
 
     /// Makes sure that there is memory to gather pages in.
@@ -157,24 +160,32 @@ impl AheadMemory {
 }
 
 /// Pages on their way, in address order; each is gathered in the page of its number.
-type Tickets = [Option<Ticket>; BATCH];
+type Tickets = [Option<Ticket>];
 
 /// A batch that is being read.
 struct Reading {
-    tickets: Tickets,
+    tickets: [Option<Ticket>; BATCH],
     /// Bit n: page n was read.
     read: u64,
     /// Bit n: page n is being read.
     pending: u64,
     /// The pages of the request that page n is the first of.
     requests: [u64; BATCH],
+    /// Bit n: that request reads slots of others along.
+    bridges: u64,
     /// Slots of others that are read along.
     others: usize,
 }
 
 impl Reading {
-    const NONE: Reading =
-        Reading { tickets: [const { None }; BATCH], read: 0, pending: 0, requests: [0; BATCH], others: 0 };
+    const NONE: Reading = Reading {
+        tickets: [const { None }; BATCH],
+        read: 0,
+        pending: 0,
+        requests: [0; BATCH],
+        bridges: 0,
+        others: 0,
+    };
 }
 
 /// Neighbours among them that have been gathered and can be mapped by one call.
@@ -194,7 +205,12 @@ impl Worker {
         let advice = self.engine.pager.plan_ahead(ticket, access);
         let Some(plan) = advice.plan else {
             let late = advice.late?;
-            return if here { Some(Plan::CatchUp(late)) } else { self.engine.ahead.pop() };
+            // Bytes are written through a file that isn't in the table of a thread of the program's, if pages can't be moved.
+            let may_install = self.engine.protections.is_none() && late.count > 0;
+            return match here {
+                true => may_install.then_some(Plan::CatchUp(late)),
+                false => self.engine.ahead.pop(),
+            };
         };
         let is_far = matches!(plan, Plan::Stream { .. }) || ticket.is_on_area();
         if is_far {
@@ -217,11 +233,7 @@ impl Worker {
         loop {
             // Several threads bring a batch each: who begins just below the limit ends above it. So nothing is read
             // ahead into what lies between the mark where eviction starts and the limit.
-            let is_full = match opening.plan() {
-                Plan::CatchUp(_) => self.engine.is_near_limit(),
-                _ => self.engine.is_over_start(),
-            };
-            if is_full {
+            if self.engine.is_over_start() {
                 // Making room takes time, and somebody may be waiting for these.
                 self.land_all(&mut opening, &mut reading, turn);
                 if reclaim == Reclaim::NotHere || !self.make_room(opening.plan().count() as usize) {
@@ -245,6 +257,26 @@ impl Worker {
         (0..BATCHES).for_each(|at| self.land_batch(opening, reading, (turn + at) % BATCHES));
     }
 
+    /// Brings along what a walk comes to next, if there is room. In the thread that faulted, perhaps on a small stack. Without
+    /// the map lock.
+    pub(crate) fn catch_up(&mut self, window: Window) {
+        assert!(
+            self.engine.protections.is_none(),
+            "pages are mapped through a file that this thread hasn't got"
+        );
+        if self.engine.is_near_limit() || !self.ahead.prepare() {
+            return self.engine.budget.ring();
+        }
+        let mut opening = Opening::new(Plan::CatchUp(window));
+        let mut tickets = [const { None }; CATCH_UP_MAX as usize];
+        {
+            let _shared = self.engine.map.shared(self.index);
+            self.lock_batch(&mut opening, &mut tickets);
+            self.load_batch(&mut opening, &mut tickets, 0);
+        }
+        self.engine.pager.close_ahead(opening);
+    }
+
     /// Evicts until memory is below the mark where the keeper starts to, about as much as is going to come: what goes
     /// early comes back by faults. False if that takes long or can't be done.
     fn make_room(&mut self, pages: usize) -> bool {
@@ -262,10 +294,19 @@ impl Worker {
 
     /// Locks a batch, brings in what isn't on an area, and has the rest read. Whether there may be more.
     fn begin_batch(&mut self, opening: &mut Opening, reading: &mut [Reading; BATCHES], turn: usize) -> bool {
-        let tickets = &mut reading[turn].tickets;
-        let mut count = 0;
         let shared = self.engine.map.shared(self.index);
-        while count < BATCH
+        let count = self.lock_batch(opening, &mut reading[turn].tickets);
+        self.load_batch(opening, &mut reading[turn].tickets, turn);
+        drop(shared);
+        // What is left lies on areas. As with any read, the pages' own locks keep changes of their mappings waiting.
+        self.submit_batch(reading, turn);
+        count == BATCH
+    }
+
+    /// Locks as many pages as there are places for tickets, if the plan has so many: how many. Under the map lock.
+    fn lock_batch(&self, opening: &mut Opening, tickets: &mut Tickets) -> usize {
+        let mut count = 0;
+        while count < tickets.len()
             && let Some(ticket) = self.engine.pager.lock_ahead(opening)
         {
             tickets[count] = Some(ticket);
@@ -275,18 +316,14 @@ impl Worker {
         if count > 1 && page(0) > page(count - 1) {
             tickets[..count].reverse();
         }
-        self.load_batch(opening, tickets, turn);
-        drop(shared);
-        // What is left lies on areas. As with any read, the pages' own locks keep changes of their mappings waiting.
-        self.submit_batch(reading, turn);
-        count == BATCH
+        count
     }
 
-    /// Everything that isn't on an area.
+    /// Everything that isn't on an area. Under the map lock.
     fn load_batch(&mut self, opening: &mut Opening, tickets: &mut Tickets, turn: usize) {
         let pager = self.engine.pager;
         let mut run = Run { turn, ..Run::default() };
-        for at in 0..BATCH {
+        for at in 0..tickets.len() {
             let Some(ticket) = tickets[at].take_if(|ticket| !ticket.is_on_area()) else {
                 continue;
             };
@@ -307,7 +344,7 @@ impl Worker {
         }
         self.collect_batch(reading, turn);
         let _shared = self.engine.map.shared(self.index);
-        let Reading { tickets, read, others, .. } = &mut reading[turn];
+        let Reading { tickets, read, bridges, others, .. } = &mut reading[turn];
         let pager = self.engine.pager;
         let mut run = Run { turn, ..Run::default() };
         for at in 0..BATCH {
@@ -320,7 +357,7 @@ impl Worker {
             }
         }
         self.map_run(opening, tickets, run);
-        (*read, *others) = (0, 0);
+        (*read, *bridges, *others) = (0, 0, 0);
     }
 
     /// A page was gathered: parks it, or adds it to the run of those that are mapped next.
@@ -395,7 +432,9 @@ impl Worker {
         }
         let mut rest = order.all();
         while !rest.is_empty() {
-            let count = self.neighbours(rest, OTHERS_MAX - reading[turn].others);
+            let may_bridge = self.ahead.unbridged & 1 << rest[0].0.area().0 == 0;
+            let others_max = if may_bridge { OTHERS_MAX - reading[turn].others } else { 0 };
+            let count = self.neighbours(rest, others_max);
             self.submit_read(reading, turn, &rest[..count]);
             rest = &rest[count..];
         }
@@ -435,6 +474,7 @@ impl Worker {
             length = place + 1;
             pages |= 1 << at;
         }
+        reading[turn].bridges |= u64::from(length > slots.len()) << slots[0].1;
         // One request for each page at most, so the page that comes first names it.
         let token = u64::from(slots[0].1) | (turn as u64) << 32;
         let offset = first.byte_offset();
@@ -476,8 +516,10 @@ impl Worker {
             let of = &mut reading[turn as usize];
             let pages = of.requests[at as usize];
             of.pending &= !pages;
-            if completion.result.is_ok() {
-                of.read |= pages;
+            match completion.result {
+                Ok(()) => of.read |= pages,
+                // What can't be read may be another's slot.
+                Err(_) => self.ahead.unbridged |= u32::from(of.bridges & 1 << at != 0) << area.0,
             }
         }
     }

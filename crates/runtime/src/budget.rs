@@ -15,9 +15,11 @@
 //!   limit - 3 gap   ─────────────  activation: mappings are registered
 //! ```
 
+use crate::guard::direct::SERVERS;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::pager::Pager;
+use farpage_core::readahead::streams::CATCH_UP_MAX;
 use farpage_core::stats::Gauge;
 use farpage_core::units::PAGE_BYTES;
 use farpage_os::futex;
@@ -49,6 +51,8 @@ const HALVED_NS: u64 = 500_000_000;
 /// The marks are so far apart at least, for one process that has the whole budget, and for one of many.
 const GAP_BYTES_MIN: u64 = 1 << 20;
 const GAP_OF_MANY_BYTES_MIN: u64 = 256 << 10;
+/// What threads that serve their own faults bring along at once, all together.
+const ALONG_BYTES: u64 = (SERVERS as u64) * (CATCH_UP_MAX as u64 + 1) * PAGE;
 
 impl Budget {
     /// A budget of `total_bytes`, all of which this process may have.
@@ -96,9 +100,11 @@ impl Budget {
         self.below_limit(3)
     }
 
-    /// Half way from where background eviction starts to the limit.
+    /// Half way from where background eviction starts to the limit, or so far from that that each of the places where
+    /// threads serve their own faults may bring a few pages along.
     pub fn near_limit(&self) -> u64 {
-        self.limit_bytes().saturating_sub(self.gap_bytes.load(Ordering::Relaxed) / 2)
+        let gap = self.gap_bytes.load(Ordering::Relaxed);
+        self.limit_bytes().saturating_sub((gap / 2).max(ALONG_BYTES).min(gap))
     }
 
     /// Background eviction starts above this.

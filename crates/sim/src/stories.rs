@@ -8,7 +8,7 @@ use farpage_core::cache::Backing;
 use farpage_core::config::Install;
 use farpage_core::pager::{Access, Batch, Left, Placed, Step, Taken, WriteBatch, WriteProgress};
 use farpage_core::stats::Counter;
-use farpage_core::table::entry::State;
+use farpage_core::table::entry::{State, Stored};
 use farpage_core::units::{AreaId, PAGE_BYTES, PageIndex};
 use farpage_io::{CrashPlan, FaultPlan, SlowPlan};
 
@@ -55,7 +55,7 @@ fn page_that_keeps_its_slot(space: &Space) -> PageIndex {
     assert_eq!(pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
     let Step::Read(ticket) = pager.fault(page, Access::Read) else { panic!("it is on the area") };
     pager.settle_fault(ticket, Left { frame: Backing::Memory, protected: true });
-    assert!(matches!(pager.state(page), State::Resident { copy: Some(_), .. }));
+    assert!(matches!(pager.state(page), State::Resident { copy: Some(Stored::Slot(_)), .. }));
     page
 }
 

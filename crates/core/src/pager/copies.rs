@@ -30,6 +30,11 @@ const TALLY_KEEPS: u32 = 128;
 /// Above it those of one window in so many.
 const TRIAL_WINDOWS: u32 = 16;
 
+/// So many may be kept however few pages there are.
+const KEPT_MAX_MIN: u64 = 64;
+/// When the pool is full, so many of them make room at once.
+const RELEASED_AT_ONCE: u32 = 64;
+
 /// Whether keeping objects is worth it.
 pub(super) struct Copies {
     tally: AtomicU32,
@@ -59,23 +64,35 @@ impl Copies {
 }
 
 impl Pager<'_> {
-    /// Objects that are kept at most: as many as a sixteenth of the budget has pages.
-    const fn kept_max(&self) -> u32 {
-        self.config.frames * 4
+    /// Objects that are kept at most: one for each sixteenth page that is there. Several times what stays behind walks and
+    /// what is ahead of them.
+    fn kept_max(&self) -> u32 {
+        (self.resident() / 16).max(KEPT_MAX_MIN).try_into().unwrap_or(u32::MAX)
     }
 
-    /// Whether the `pages` of a window should keep their objects. Once for each. The oldest make room: of what was to go
-    /// soon, their pages have stayed.
+    /// Whether the `pages` of a window should keep their objects. Once for each. Makes room by releasing those that
+    /// have been kept longest: their pages were expected to go, and have stayed.
     pub(super) fn may_keep_objects(&self, pages: u32) -> bool {
         if !self.copies.are_worth_it() || self.pool.over_accept_threshold() {
             return false;
         }
-        for _ in 0..(self.pool.kept() + pages).saturating_sub(self.kept_max()) {
+        self.release_objects((self.pool.kept() + pages).saturating_sub(self.kept_max()));
+        true
+    }
+
+    /// A store was refused: what is only kept makes room. False if there is nothing of that.
+    pub(super) fn make_room_in_pool(&self) -> bool {
+        self.release_objects(RELEASED_AT_ONCE)
+    }
+
+    fn release_objects(&self, count: u32) -> bool {
+        let mut any = false;
+        for _ in 0..count {
             let Some((handle, page)) = self.pool.first_kept() else { break };
             // One that can't be freed now is the youngest, and the next one goes.
-            let _ = self.release_object(handle, page);
+            any |= self.release_object(handle, page) == Shrunk::Released;
         }
-        true
+        any
     }
 
     /// A page comes in that was stored: what it may keep, the rest is freed.

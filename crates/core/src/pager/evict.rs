@@ -198,7 +198,8 @@ impl Pager<'_> {
             }
             None => {}
         }
-        if !self.pool.accepts() {
+        let accepts = || self.pool.accepts();
+        if !(accepts() || self.make_room_in_pool() && accepts()) {
             self.stats.count(Counter::PoolLimitHit);
             return None;
         }
@@ -206,7 +207,8 @@ impl Pager<'_> {
         let compressed =
             compress(self.config.codec, bytes, scratch, self.config.compressed_bytes_max as usize);
         // What doesn't compress stays as it is, as long as there is room for it: the shrinker takes it first.
-        match self.pool.store(page, compressed.unwrap_or(bytes)) {
+        let store = || self.pool.store(page, compressed.unwrap_or(bytes));
+        match store().or_else(|error| if self.make_room_in_pool() { store() } else { Err(error) }) {
             Ok(handle) => {
                 self.stats.count(Counter::Zswpout);
                 if compressed.is_none() {

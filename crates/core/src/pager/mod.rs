@@ -8,7 +8,8 @@
 //! 1. `Resident` if and only if the page is in the program's memory.
 //! 2. Each frame, pool object and slot in use belongs to exactly one page, which names it; or to a write in
 //!    flight whose page went elsewhere meanwhile; or to a ticket.
-//! 3. A resident page that still owns a slot is write-protected and unchanged since it was read.
+//! 3. A resident page that still owns a slot is write-protected and unchanged since it was read. One that still owns an object
+//!    may have been written since.
 //!
 //! Resources change hands before the entry is settled: who can see the new state can rely on all of it.
 

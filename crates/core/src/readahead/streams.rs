@@ -32,7 +32,7 @@ pub const WINDOW_MAX: u32 = 256;
 /// windows unused: with this, less than half a hundredth of what it has read.
 const STEPS_FOR_ONE: u64 = 512;
 /// Pages that a walk which has outrun its window has mapped at one fault, besides that: more would be a pause.
-const CATCH_UP_MAX: u32 = 7;
+pub const CATCH_UP_MAX: u32 = 7;
 /// A stream that outruns its windows gets larger ones sooner, up to this.
 const LATE_WINDOW_MAX: u32 = 32;
 /// Pages that a window may pass over because they are there already, for each that it brings.
@@ -266,6 +266,11 @@ impl Stream {
             reach,
             closes: u64::from(reach) == left,
         })
+    }
+
+    /// Whether it hasn't come to the end of what was brought in for it.
+    fn has_unread(&self) -> bool {
+        self.behind + self.beyond > 0 && self.is_before(self.at, self.landed)
     }
 
     /// What the walk comes to behind `page`, of what has been asked for.
@@ -611,8 +616,7 @@ impl Streams {
 
     /// What streams have had brought in and not read yet, to be spared: once, for a stream may have ended.
     pub(crate) fn unread(&self, out: &mut Unread) {
-        let is_open =
-            |stream: &Stream| stream.stride != 0 && !stream.was_spared && stream.behind + stream.beyond > 0;
+        let is_open = |stream: &Stream| stream.stride != 0 && !stream.was_spared && stream.has_unread();
         out.count = 0;
         for (at, stream) in self.live[..self.used].iter().enumerate().filter(|(_, stream)| is_open(stream)) {
             let (low, high) = (stream.at.min(stream.landed), stream.at.max(stream.landed));

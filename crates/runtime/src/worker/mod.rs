@@ -198,7 +198,7 @@ impl Worker {
             return Here::Elsewhere;
         }
         match plan {
-            Some(plan @ Plan::CatchUp(_)) => self.bring(plan, Reclaim::NotHere),
+            Some(Plan::CatchUp(window)) => self.catch_up(window),
             Some(plan) => self.engine.ahead.push(plan),
             None => {}
         }
