@@ -10,8 +10,8 @@ use crate::units::PageIndex;
 
 impl Pool<'_> {
     /// Asserts that the pool's state is consistent, and reports each live object in the order
-    /// in which they would go, and then those that are kept: its handle, its owner, its length. Takes time in proportion to the pool, all of it under
-    /// the lock: `visit` must not call the pool.
+    /// in which they would go, and then those that are kept: its handle, its owner, its length. Takes
+    /// time in proportion to the pool, all of it under the lock: `visit` must not call the pool.
     pub fn check(&self, visit: &mut dyn FnMut(ObjectHandle, PageIndex, usize)) {
         let state = self.state.lock();
         state.blocks.check();

@@ -1,8 +1,9 @@
 //! The compressed pool: objects of 1 to 4096 bytes, packed densely, in age order, under a limit.
 //!
 //! An eviction stores a page's compressed bytes and keeps the handle in the page's entry; a fault loads them
-//! and frees the object, or keeps it for as long as the page may be unchanged. What doesn't come back grows old, and at the limit the driver's shrinker writes
-//! the oldest to areas: first of what doesn't compress and takes a page each, then of all else.
+//! and frees the object, or keeps it for as long as the page may be unchanged. What doesn't come back grows
+//! old, and at the limit the driver's shrinker writes the oldest to areas: first of what doesn't compress and
+//! takes a page each, then of all else.
 //!
 //! One lock covers everything, because everything under it is short: a store or a load is some list work and
 //! one copy of about 1 KiB, at most of a page, without compressing, decompressing or calling the kernel. From the outside in:
@@ -167,8 +168,8 @@ impl<'m> Pool<'m> {
     }
 
     /// The object to write back next: the oldest of those that take a whole page; if there are none, the oldest; none that
-    /// is kept. It may be gone, or its handle have another owner, as soon as this returns: lock the owner's entry and compare the handle in it
-    /// before acting.
+    /// is kept. It may be gone, or its handle have another owner, as soon as this returns: lock the owner's entry and compare
+    /// the handle in it before acting.
     pub fn first_to_go(&self) -> Option<(ObjectHandle, PageIndex)> {
         let state = self.state.lock();
         let handle = state.objects.first()?;
