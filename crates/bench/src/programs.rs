@@ -1,5 +1,5 @@
-//! `farpage bench programs`: how long real programs take that have two fifths of the memory they need, under the kernel's own
-//! swap and under Farpage. Machine, settings and memory are those of [`crate::kernel`].
+//! `farpage bench programs`: how long real programs take that have two fifths of the memory they need (more, where the kernel
+//! kills them with that), under the kernel's own swap and under Farpage. Machine, settings and memory are those of [`crate::kernel`].
 //!
 //! Each runs to its end and its result is compared: what it printed, or what a client got from it.
 
@@ -21,6 +21,8 @@ const MIB: u64 = 1 << 20;
 const OBJECTS: &str = include_str!("../../../tests/programs/objects.py");
 /// What the median of all programs is to be, as a ratio of the kernel's time to Farpage's; and each of them.
 const WANTED: (f64, f64) = (1.5, 1.0);
+/// A program has so many tenths of the memory it needs: the first with which the kernel doesn't kill it.
+const TENTHS: std::ops::RangeInclusive<u64> = 4..=9;
 
 /// One program.
 struct Program {
@@ -188,6 +190,8 @@ struct Measured {
     unlimited: Vec<Run>,
     /// Runs that the kernel ended because it found no memory. They were made again.
     killed: usize,
+    /// Less memory that was tried before, in bytes: with it the kernel ended them all, whatever its settings.
+    killed_with: Vec<u64>,
 }
 
 struct Run {
@@ -256,35 +260,58 @@ struct Contest {
 }
 
 impl Contest {
+    /// With the least memory that the kernel can run it with at all.
     fn measure(&mut self, program: &Program) -> Result<Measured, String> {
         (program.prepare)(&self.place, self.bytes).map_err(|error| format!("its files: {error}"))?;
         let (first, result) = self.once(program, Place::Alone)?;
-        // In whole MiB.
-        let ram = first.peak_bytes * program.processes * 2 / 5 / MIB * MIB;
+        let peak = first.peak_bytes * program.processes;
+        let mut unlimited = vec![Run { outcome: first, pool: 0, written: 0 }];
+        let (mut killed_with, mut failed) = (Vec::new(), String::new());
+        for tenths in TENTHS {
+            // In whole MiB.
+            let ram = peak * tenths / 10 / MIB * MIB;
+            match self.measure_within(program, ram, &result, &mut unlimited) {
+                Ok(one) => return Ok(Measured { killed_with, ..one }),
+                Err(why) if is_killed(&why) => failed = why,
+                Err(why) => return Err(why),
+            }
+            killed_with.push(ram);
+        }
+        Err(failed)
+    }
+
+    fn measure_within(
+        &mut self,
+        program: &Program,
+        ram: u64,
+        result: &str,
+        unlimited: &mut Vec<Run>,
+    ) -> Result<Measured, String> {
         self.machine.limits_to(ram)?;
-        let setting = self.best_setting(program, &result)?;
-        let unlimited = vec![Run { outcome: first, pool: 0, written: 0 }];
+        let setting = self.best_setting(program, result)?;
         let mut measured = Measured {
             name: program.name,
             ram,
             setting,
             kernel: vec![],
             farpage: vec![],
-            unlimited,
+            unlimited: vec![],
             killed: 0,
+            killed_with: vec![],
         };
         for round in 0..self.rounds {
             // First: how much memory Farpage has depends on it.
             let setting = measured.setting.clone();
-            let kernel = unless_killed(&mut measured.killed, || self.kernel(program, &setting, &result))?;
+            let kernel = unless_killed(&mut measured.killed, || self.kernel(program, &setting, result))?;
             let pool = if self.machine.pool_is_within() { 0 } else { kernel.pool };
             measured.kernel.push(kernel);
-            measured.farpage.push(self.farpage(program, ram + pool, &result)?);
-            if round > 0 {
-                let outcome = same(self.once(program, Place::Alone)?, &result)?;
-                measured.unlimited.push(Run { outcome, pool: 0, written: 0 });
+            measured.farpage.push(self.farpage(program, ram + pool, result)?);
+            if round >= unlimited.len() {
+                let outcome = same(self.once(program, Place::Alone)?, result)?;
+                unlimited.push(Run { outcome, pool: 0, written: 0 });
             }
         }
+        measured.unlimited = std::mem::take(unlimited);
         Ok(measured)
     }
 
@@ -406,7 +433,7 @@ fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str]) ->
     report.charts.push(chart(measured));
     report.notes = vec![
         format!(
-            "kernel: a cgroup of two fifths of what the program has in memory without a limit; farpage: --ram as much and zswap's \
+            "kernel: a cgroup of two fifths of what the program has in memory without a limit (or more: see below); farpage: --ram as much and zswap's \
              peak, --faults signal; {} MiB of data, {rounds} rounds",
             bytes / MIB
         ),
@@ -419,6 +446,15 @@ fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str]) ->
         report
             .notes
             .push(format!("{}: {} runs that the kernel killed were made again", one.name, one.killed));
+    }
+    for one in measured.iter().filter(|one| !one.killed_with.is_empty()) {
+        let with: Vec<String> = one.killed_with.iter().map(|bytes| (bytes / MIB).to_string()).collect();
+        report.notes.push(format!(
+            "{}: with {} MiB the kernel killed it, whatever its settings; so both have {}",
+            one.name,
+            with.join(" and "),
+            one.ram / MIB
+        ));
     }
     if !missing.is_empty() {
         report.notes.push(format!("not installed, and left out: {}", missing.join(", ")));
