@@ -132,13 +132,14 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     let ints_bytes = ints.as_ref().map_or(PAGE_BYTES, Ints::bytes);
     let columns_bytes = longs_bytes.min(ints_bytes);
     // Of what repeats itself between zeros LZ4 makes a few bytes, where the others take some for every word.
-    let needs_words = !is_sparse && columns_bytes > COLUMNS_TAKEN;
+    let is_repeated = is_repeated(page);
+    let needs_words = !is_sparse && !is_repeated && columns_bytes > COLUMNS_TAKEN;
     let words = (needs_words && words::are_likely(page)).then(|| words::encode(page, streams));
     let words = words.filter(|words| words.bytes() < columns_bytes);
     let best = 1 + words.map_or(columns_bytes, words::Encoded::bytes);
     let is_taken = best <= TAKEN.min(bytes_max) || best <= bytes_max && is_varied(page);
     let mut length = usize::MAX;
-    if is_sparse || !is_taken && !is_noise(page) {
+    if is_sparse || is_repeated || !is_taken && !is_noise(page) {
         length = 1 + compress_into_with_table(page, &mut output[1..], table).ok()?;
         output[0] = kind::LZ4;
     }
@@ -170,6 +171,14 @@ fn sample(page: &[u8; PAGE_BYTES], step: usize) -> impl Iterator<Item = u64> {
 fn is_sparse(page: &[u8; PAGE_BYTES]) -> bool {
     const STEP: usize = 64;
     sample(page, STEP).filter(|word| *word == 0).count() >= PAGE_BYTES / STEP * 3 / 4
+}
+
+/// Whether half of the words are as the one before.
+fn is_repeated(page: &[u8; PAGE_BYTES]) -> bool {
+    const STEP: usize = 64;
+    let word = |at: usize| page[at * 8..].first_chunk::<8>();
+    let places = (0..PAGE_BYTES / STEP).map(|at| at * (STEP / 8) + at * 5 % (STEP / 8)).skip(1);
+    places.filter(|at| word(*at) == word(*at - 1)).count() >= PAGE_BYTES / STEP / 2
 }
 
 /// Whether hardly any word is there twice: then LZ4 isn't shorter than what makes each word shorter.
@@ -415,6 +424,19 @@ mod tests {
         }
         assert_eq!(suited(&noise(5), ANY), None);
         assert_eq!(suited(&noise(5), usize::MAX), None);
+    }
+
+    /// Rows of a table in a real program's memory, mostly one letter: of the words' codec they took three times as much.
+    #[test]
+    fn rows_that_are_mostly_one_letter_are_left_to_lz4() {
+        let row = |number: u64| {
+            format!("{:016x} is row {number}{}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15), "x".repeat(300))
+        };
+        let rows: Vec<u8> = (1000..1013).flat_map(|number| row(number).into_bytes()).collect();
+        let page = page_of(|at| rows[at]);
+        let (length, found) = suited(&page, ANY).unwrap();
+        assert_eq!(found, kind::LZ4);
+        assert!(length < PAGE_BYTES / 7, "{length} bytes");
     }
 
     #[test]
