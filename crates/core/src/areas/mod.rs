@@ -378,6 +378,11 @@ impl<'m> Areas<'m> {
         u64::from(area.slots.in_use()) * 2 <= u64::from(area.total)
     }
 
+    /// Whether a slot's page should be written anew when it goes, next to others: there is much free around it.
+    pub fn is_thin(&self, slot: SlotIndex) -> bool {
+        self.area(slot.area()).slots.is_thin(slot.offset())
+    }
+
     /// Slots that an area has, slot 0 included.
     pub fn slots(&self, id: AreaId) -> u32 {
         self.area(id).total

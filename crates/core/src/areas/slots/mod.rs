@@ -194,6 +194,14 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
+    /// Whether half of a slot's cluster or more is free.
+    pub fn is_thin(&self, slot: u32) -> bool {
+        match &self.policy {
+            Policy::Clusters(clusters) => clusters.is_thin(slot),
+            Policy::Classic(_) => false,
+        }
+    }
+
     /// Slots in use by this process. Exact while nobody takes or frees.
     pub fn in_use(&self) -> u32 {
         match &self.policy {
