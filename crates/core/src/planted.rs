@@ -17,6 +17,8 @@ pub enum Bug {
     SkipIdentityCheck = 3,
     /// A page that kept its object goes without a look at whether it was written.
     TrustKeptObject = 4,
+    /// The same of one that kept its slot.
+    TrustKeptSlot = 5,
 }
 
 static PLANTED: AtomicU32 = AtomicU32::new(0);

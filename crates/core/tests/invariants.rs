@@ -25,7 +25,7 @@ use farpage_core::check::{self, InFlight};
 use farpage_core::config::{AreaOrder, Config, Install, SlotPolicy};
 use farpage_core::memory::{Region, Zeroed};
 use farpage_core::pager::{
-    Access, Batch, Fate, Left, Opening, Pager, Parts, Placed, Shrunk, Step, Taken, Ticket, Wake, WriteBatch,
+    Access, Batch, Fate, Opening, Pager, Parts, Placed, Shrunk, Step, Taken, Ticket, Wake, WriteBatch,
     WriteProgress,
 };
 use farpage_core::readahead::Plan;
@@ -47,7 +47,7 @@ const FRAMES: usize = 16;
 const SLOTS: u32 = 64;
 const PAGE: PageIndex = PageIndex(3);
 const OTHER: PageIndex = PageIndex(4);
-const LEFT: Left = Left { frame: Backing::Memory, protected: false };
+const LEFT: Backing = Backing::Memory;
 
 /// Nobody waits in these tests but where it is said.
 struct Nobody;
@@ -247,7 +247,7 @@ impl Driver {
             Step::Present => return None,
             step => panic!("{step:?}"),
         };
-        let plan = self.pager.plan_ahead(&mut ticket, access).plan;
+        let plan = self.pager.plan_ahead(&mut ticket).plan;
         self.pager.settle_fault(ticket, LEFT);
         plan
     }
@@ -264,13 +264,10 @@ impl Driver {
         let mut opening = Opening::new(plan);
         while let Some(ticket) = self.pager.lock_ahead(&mut opening) {
             match ticket.fate() {
-                Fate::Map => {
-                    self.pager.settle_fault(ticket, LEFT);
-                    Pager::mapped_ahead(&mut opening);
-                }
+                Fate::Map => self.pager.settle_ahead(&mut opening, ticket, LEFT),
                 Fate::Park => {
                     *self.frame(ticket.frame().expect("a page to park has a frame")) = bytes_of(0);
-                    self.pager.settle_parked(ticket);
+                    self.pager.settle_parked(&mut opening, ticket);
                 }
             }
         }
@@ -315,7 +312,7 @@ fn invariant_3_whether_a_page_is_zeros_is_found_anew_at_each_eviction() {
     driver.check();
 }
 
-/// The same where the page still owns a slot with other bytes, which it loses with the first write.
+/// The same where the page still owns a slot with other bytes, which it loses when it goes.
 #[test]
 fn invariant_3_a_page_that_becomes_zeros_leaves_its_slot() {
     let mut driver = driver(0, true);
@@ -324,14 +321,12 @@ fn invariant_3_a_page_that_becomes_zeros_leaves_its_slot() {
     let Step::Read(ticket) = driver.pager.fault(PAGE, Access::Read) else { panic!("it is on the area") };
     *driver.frame(ticket.frame().unwrap()) = bytes_of(1);
     assert_eq!(driver.pager.read_done(&ticket), Ok(()));
-    driver.pager.settle_fault(ticket, Left { protected: true, ..LEFT });
+    driver.pager.settle_fault(ticket, LEFT);
     assert!(
         matches!(driver.pager.state(PAGE), State::Resident { copy: Some(Stored::Slot(kept)), .. } if kept == slot)
     );
-    let Step::Unprotect(ticket) = driver.pager.fault(PAGE, Access::WriteProtected) else { panic!("a write") };
-    driver.pager.settle_fault(ticket, LEFT);
-    assert_eq!(driver.pager.areas().in_use(), 0);
     assert_eq!(driver.evict_and_place(PAGE, 0), State::Zero);
+    assert_eq!(driver.pager.areas().in_use(), 0);
     driver.check();
 }
 
@@ -435,7 +430,6 @@ fn bring(driver: &mut Driver, page: PageIndex, on_disk: u8) -> [u8; PAGE_BYTES] 
         }
         Step::Read(ticket) => {
             *driver.frame(ticket.frame().unwrap()) = bytes_of(on_disk);
-            assert!(!ticket.wants_protection(), "the slot is another's");
             driver.pager.read_done(&ticket).unwrap();
             driver.pager.settle_fault(ticket, LEFT);
             bytes_of(on_disk)
@@ -699,7 +693,7 @@ fn walk(driver: &mut Driver, pages: core::ops::Range<u64>) -> usize {
             Step::Load(ticket) | Step::Install(ticket) => ticket,
             step => panic!("{step:?}"),
         };
-        let plan = driver.pager.plan_ahead(&mut ticket, Access::Write).plan;
+        let plan = driver.pager.plan_ahead(&mut ticket).plan;
         driver.pager.settle_fault(ticket, LEFT);
         plan.into_iter().for_each(|plan| driver.bring(plan));
     }
@@ -779,7 +773,7 @@ fn a_walk_that_outruns_its_window_is_given_what_comes_next() {
     let mut late = Vec::new();
     for page in (0..40).map(|at| FIRST.plus(at)) {
         let Step::Load(mut ticket) = driver.pager.fault(page, Access::Read) else { continue };
-        let advice = driver.pager.plan_ahead(&mut ticket, Access::Read);
+        let advice = driver.pager.plan_ahead(&mut ticket);
         driver.pager.settle_fault(ticket, LEFT);
         // No window is ever brought.
         if let Some(window) = advice.late {

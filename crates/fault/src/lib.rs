@@ -16,8 +16,9 @@ pub mod thread;
 pub mod uffd;
 
 use farpage_core::cache::Backing;
-use farpage_core::pager::{Access, Left, Taken};
+use farpage_core::pager::{Access, Taken};
 use farpage_core::units::{PageBytes, PageIndex, PageRange};
+use farpage_os::memory::Stretch;
 use farpage_os::sys::Errno;
 
 /// A thread of the program touched a page and waits.
@@ -73,29 +74,19 @@ pub trait Pages: Sync {
     /// The frames are the caller's; the pages are locked by the caller, who serves whoever touches them.
     unsafe fn take(&self, pages: &mut [Outgoing]);
 
-    /// Puts the frame's bytes into the missing `page` and wakes whoever waits for it. `protect` is a wish:
-    /// the answer says what was done.
+    /// Puts the frame's bytes into the missing `page` and wakes whoever waits for it. Answers what is behind the
+    /// frame now.
     ///
     /// # Safety
     /// The frame is the caller's and has memory; the page is locked by the caller.
-    unsafe fn install(
-        &self,
-        page: PageIndex,
-        frame: *mut PageBytes,
-        protect: bool,
-    ) -> Result<Left, InstallError>;
+    unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError>;
 
     /// Copies neighbouring pages in, where they are missing, and wakes whoever waits for them. Returns how many,
-    /// from the start, are there now, write-protected if `protect`; an error if none is.
+    /// from the start, are there now; an error if none is.
     ///
     /// # Safety
     /// `source` is as many readable pages that nobody writes; the pages are locked by the caller.
-    unsafe fn install_run(
-        &self,
-        pages: PageRange,
-        source: *const PageBytes,
-        protect: bool,
-    ) -> Result<u64, InstallError>;
+    unsafe fn install_run(&self, pages: PageRange, source: *const PageBytes) -> Result<u64, InstallError>;
 
     /// Maps zeros into the missing `pages` and wakes. Returns how many, from the start, are there now. If they are about to be
     /// written they may have memory of their own at once; else that comes with the first write.
@@ -123,9 +114,9 @@ pub trait Pages: Sync {
     /// The frame is the caller's.
     unsafe fn give_memory(&self, frame: *mut PageBytes) -> Result<(), InstallError>;
 
-    /// Takes the memory of neighbouring frames away: they are holes.
+    /// Takes the memory of frames away: they are holes.
     ///
     /// # Safety
     /// The frames are the caller's and their bytes are needed no more.
-    unsafe fn drop_memory(&self, first: *mut PageBytes, count: usize) -> Result<(), Errno>;
+    unsafe fn drop_memory(&self, frames: &[Stretch]) -> Result<(), Errno>;
 }

@@ -17,9 +17,9 @@ use crate::uffd::for_each_run;
 use crate::{InstallError, Outgoing, Pages};
 use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
 use farpage_core::cache::Backing;
-use farpage_core::pager::{Access, Left, Taken};
+use farpage_core::pager::{Access, Taken};
 use farpage_core::units::{PageBytes, PageIndex, PageRange};
-use farpage_os::memory;
+use farpage_os::memory::{self, Stretch};
 use farpage_os::proc::{self, OwnMemory, Pagemap};
 use farpage_os::sys::Errno;
 use linux_raw_sys::general::{MADV_DONTNEED, MADV_POPULATE_WRITE, PROT_NONE, PROT_READ};
@@ -440,18 +440,13 @@ impl Pages for &ByProtection {
         for_each_run(pages, |run| self.take_run(run));
     }
 
-    unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes, _: bool) -> Result<Left, InstallError> {
+    unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError> {
         // SAFETY: passed on.
         unsafe { self.fill(self.closed(PageRange::of(page, 1))?, frame) }?;
-        Ok(Left { frame: Backing::Memory, protected: false })
+        Ok(Backing::Memory)
     }
 
-    unsafe fn install_run(
-        &self,
-        pages: PageRange,
-        source: *const PageBytes,
-        _: bool,
-    ) -> Result<u64, InstallError> {
+    unsafe fn install_run(&self, pages: PageRange, source: *const PageBytes) -> Result<u64, InstallError> {
         // SAFETY: passed on.
         unsafe { self.fill(self.closed(pages)?, source) }
     }
@@ -485,7 +480,7 @@ impl Pages for &ByProtection {
         Ok(())
     }
 
-    unsafe fn drop_memory(&self, _: *mut PageBytes, _: usize) -> Result<(), Errno> {
+    unsafe fn drop_memory(&self, _: &[Stretch]) -> Result<(), Errno> {
         Ok(())
     }
 }

@@ -11,10 +11,12 @@
 use crate::thread::FAULTS_MAX;
 use crate::{Fault, InstallError, Outgoing, Pages};
 use core::sync::atomic::{AtomicU32, Ordering};
-use farpage_core::pager::{Access, Left};
+use farpage_core::cache::Backing;
+use farpage_core::pager::Access;
 use farpage_core::sync::Lock;
 use farpage_core::units::{PageBytes, PageIndex, PageRange};
 use farpage_os::futex;
+use farpage_os::memory::Stretch;
 use farpage_os::signal::{Context, Info};
 use farpage_os::sys::Errno;
 
@@ -221,26 +223,16 @@ impl<P: Pages> Pages for Woken<'_, P> {
         unsafe { self.pages.take(pages) }
     }
 
-    unsafe fn install(
-        &self,
-        page: PageIndex,
-        frame: *mut PageBytes,
-        protect: bool,
-    ) -> Result<Left, InstallError> {
+    unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError> {
         // SAFETY: passed on.
-        let left = unsafe { self.pages.install(page, frame, protect) }?;
+        let left = unsafe { self.pages.install(page, frame) }?;
         self.handover.wake(PageRange::of(page, 1));
         Ok(left)
     }
 
-    unsafe fn install_run(
-        &self,
-        pages: PageRange,
-        source: *const PageBytes,
-        protect: bool,
-    ) -> Result<u64, InstallError> {
+    unsafe fn install_run(&self, pages: PageRange, source: *const PageBytes) -> Result<u64, InstallError> {
         // SAFETY: passed on.
-        let count = unsafe { self.pages.install_run(pages, source, protect) }?;
+        let count = unsafe { self.pages.install_run(pages, source) }?;
         self.handover.wake(PageRange::of(pages.start, count));
         Ok(count)
     }
@@ -280,8 +272,8 @@ impl<P: Pages> Pages for Woken<'_, P> {
         unsafe { self.pages.give_memory(frame) }
     }
 
-    unsafe fn drop_memory(&self, first: *mut PageBytes, count: usize) -> Result<(), Errno> {
+    unsafe fn drop_memory(&self, frames: &[Stretch]) -> Result<(), Errno> {
         // SAFETY: passed on.
-        unsafe { self.pages.drop_memory(first, count) }
+        unsafe { self.pages.drop_memory(frames) }
     }
 }

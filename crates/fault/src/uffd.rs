@@ -19,9 +19,9 @@
 use crate::{InstallError, Outgoing, Pages};
 use farpage_core::cache::Backing;
 use farpage_core::config::Install;
-use farpage_core::pager::{Access, Left, Taken};
+use farpage_core::pager::{Access, Taken};
 use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
-use farpage_os::memory;
+use farpage_os::memory::{self, Stretch};
 use farpage_os::proc::Pagemap;
 use farpage_os::sys::Errno;
 use farpage_os::uffd::{Trouble, Uffd};
@@ -66,7 +66,7 @@ fn zero(uffd: &Uffd, pages: PageRange, access: Access) -> Result<u64, InstallErr
     let (pages, done) = if access == Access::Write {
         let pages = PageRange::of(pages.start, pages.count().min(ZEROS as u64));
         // SAFETY: as many pages, which are constants.
-        (pages, unsafe { uffd.copy_run(pages, ZERO_PAGES.as_ptr().cast(), false) })
+        (pages, unsafe { uffd.copy_run(pages, ZERO_PAGES.as_ptr().cast()) })
     } else {
         (pages, uffd.zero(pages))
     };
@@ -81,29 +81,19 @@ fn zero(uffd: &Uffd, pages: PageRange, access: Access) -> Result<u64, InstallErr
 ///
 /// # Safety
 /// As for `Pages::install`.
-unsafe fn copy_in(
-    uffd: &Uffd,
-    page: PageIndex,
-    frame: *mut PageBytes,
-    protect: bool,
-) -> Result<Left, InstallError> {
+unsafe fn copy_in(uffd: &Uffd, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError> {
     // SAFETY: the frame is the caller's and has memory, so it is readable and nobody else writes it.
-    unsafe { uffd.copy(page, frame.cast(), protect) }.map_err(install_error)?;
-    Ok(Left { frame: Backing::Memory, protected: protect })
+    unsafe { uffd.copy(page, frame.cast()) }.map_err(install_error)?;
+    Ok(Backing::Memory)
 }
 
 /// Copies a run in.
 ///
 /// # Safety
 /// As for `Pages::install_run`.
-unsafe fn copy_run_in(
-    uffd: &Uffd,
-    pages: PageRange,
-    source: *const PageBytes,
-    protect: bool,
-) -> Result<u64, InstallError> {
+unsafe fn copy_run_in(uffd: &Uffd, pages: PageRange, source: *const PageBytes) -> Result<u64, InstallError> {
     // SAFETY: passed on.
-    match unsafe { uffd.copy_run(pages, source.cast(), protect) } {
+    match unsafe { uffd.copy_run(pages, source.cast()) } {
         Ok(()) => Ok(pages.count()),
         Err(Trouble::Partly(done)) => Ok(done),
         Err(trouble) => Err(install_error(trouble)),
@@ -182,8 +172,9 @@ impl Pages for ByMove<'_> {
     unsafe fn take(&self, pages: &mut [Outgoing]) {
         for_each_run(pages, |run| {
             if run[0].backing == Backing::Memory {
+                let stretch = Stretch { base: run[0].frame.cast(), bytes: run.len() * PAGE_BYTES };
                 // SAFETY: the frames are the caller's and free: their bytes are needed no more.
-                let dropped = unsafe { self.drop_memory(run[0].frame, run.len()) };
+                let dropped = unsafe { self.drop_memory(&[stretch]) };
                 if dropped.is_err() {
                     return;
                 }
@@ -193,20 +184,15 @@ impl Pages for ByMove<'_> {
         });
     }
 
-    unsafe fn install(
-        &self,
-        page: PageIndex,
-        frame: *mut PageBytes,
-        protect: bool,
-    ) -> Result<Left, InstallError> {
-        if !protect && self.install.installs_by_move() {
+    unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError> {
+        if self.install.installs_by_move() {
             // SAFETY: the frame is the caller's; after a move it is a hole, which the answer says.
             match unsafe { self.uffd.move_pages(page, PageRange::of(page_of(frame), 1), true) } {
-                Ok(()) => return Ok(Left { frame: Backing::Hole, protected: false }),
+                Ok(()) => return Ok(Backing::Hole),
                 // Moved, whatever it says.
                 Err(_) if !self.has_memory(frame) => {
                     self.wake(page);
-                    return Ok(Left { frame: Backing::Hole, protected: false });
+                    return Ok(Backing::Hole);
                 }
                 // The mapping is not writable now, or the kernel still holds the frame for a write.
                 Err(Trouble::Refused | Trouble::Busy) => {}
@@ -214,17 +200,12 @@ impl Pages for ByMove<'_> {
             }
         }
         // SAFETY: passed on.
-        unsafe { copy_in(self.uffd, page, frame, protect) }
+        unsafe { copy_in(self.uffd, page, frame) }
     }
 
-    unsafe fn install_run(
-        &self,
-        pages: PageRange,
-        source: *const PageBytes,
-        protect: bool,
-    ) -> Result<u64, InstallError> {
+    unsafe fn install_run(&self, pages: PageRange, source: *const PageBytes) -> Result<u64, InstallError> {
         // SAFETY: passed on.
-        unsafe { copy_run_in(self.uffd, pages, source, protect) }
+        unsafe { copy_run_in(self.uffd, pages, source) }
     }
 
     fn zero(&self, pages: PageRange, access: Access) -> Result<u64, InstallError> {
@@ -254,15 +235,15 @@ impl Pages for ByMove<'_> {
 
     unsafe fn give_memory(&self, frame: *mut PageBytes) -> Result<(), InstallError> {
         // SAFETY: the source is a constant page. The kernel refuses if the frame has memory.
-        match unsafe { self.uffd.copy(page_of(frame), ZERO_PAGES.as_ptr().cast(), false) } {
+        match unsafe { self.uffd.copy(page_of(frame), ZERO_PAGES.as_ptr().cast()) } {
             Ok(()) | Err(Trouble::Present) => Ok(()),
             Err(trouble) => Err(install_error(trouble)),
         }
     }
 
-    unsafe fn drop_memory(&self, first: *mut PageBytes, count: usize) -> Result<(), Errno> {
+    unsafe fn drop_memory(&self, frames: &[Stretch]) -> Result<(), Errno> {
         // SAFETY: the caller's promise.
-        unsafe { memory::drop_pages(first.cast(), count * PAGE_BYTES) }
+        unsafe { memory::drop_each(frames) }
     }
 }
 
@@ -322,24 +303,14 @@ impl Pages for ByCopy<'_> {
         for_each_run(pages, |run| self.take_run(run));
     }
 
-    unsafe fn install(
-        &self,
-        page: PageIndex,
-        frame: *mut PageBytes,
-        protect: bool,
-    ) -> Result<Left, InstallError> {
+    unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError> {
         // SAFETY: passed on.
-        unsafe { copy_in(self.uffd, page, frame, protect) }
+        unsafe { copy_in(self.uffd, page, frame) }
     }
 
-    unsafe fn install_run(
-        &self,
-        pages: PageRange,
-        source: *const PageBytes,
-        protect: bool,
-    ) -> Result<u64, InstallError> {
+    unsafe fn install_run(&self, pages: PageRange, source: *const PageBytes) -> Result<u64, InstallError> {
         // SAFETY: passed on.
-        unsafe { copy_run_in(self.uffd, pages, source, protect) }
+        unsafe { copy_run_in(self.uffd, pages, source) }
     }
 
     fn zero(&self, pages: PageRange, access: Access) -> Result<u64, InstallError> {
@@ -368,7 +339,7 @@ impl Pages for ByCopy<'_> {
         Ok(())
     }
 
-    unsafe fn drop_memory(&self, _: *mut PageBytes, _: usize) -> Result<(), Errno> {
+    unsafe fn drop_memory(&self, _: &[Stretch]) -> Result<(), Errno> {
         Ok(())
     }
 }

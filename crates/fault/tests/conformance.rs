@@ -14,7 +14,7 @@ use farpage_fault::signal::{Handover, Here, Woken, fault_of, forbidden_of};
 use farpage_fault::thread::{FAULTS_MAX, Faults};
 use farpage_fault::uffd::{ByCopy, ByMove};
 use farpage_fault::{Fault, InstallError, Outgoing, Pages};
-use farpage_os::memory::reserve;
+use farpage_os::memory::{Stretch, reserve};
 use farpage_os::proc::Pagemap;
 use farpage_os::signal::{Action, Context, Info, SIGBUS, SIGSEGV, set_action};
 use farpage_os::uffd::{Features, Uffd};
@@ -316,8 +316,7 @@ mod cases {
         }
         for at in (0..16).rev() {
             // SAFETY: the frame was filled by `take`; nobody else has it.
-            let left = unsafe { bench.pages.install(bench.page(at), bench.frame(20 + at), false) }.unwrap();
-            assert!(!left.protected);
+            unsafe { bench.pages.install(bench.page(at), bench.frame(20 + at)) }.unwrap();
             assert_eq!(bench.read(at), vec![at as u8 + 1; PAGE_BYTES]);
         }
     }
@@ -339,7 +338,7 @@ mod cases {
         assert_eq!(bench.next_faults(), [Fault { page: bench.page(0), access: Access::Read }]);
         assert!(!toucher.is_finished());
         // SAFETY: the frame was filled by `take`.
-        unsafe { bench.pages.install(bench.page(0), bench.frame(5), false) }.unwrap();
+        unsafe { bench.pages.install(bench.page(0), bench.frame(5)) }.unwrap();
         assert_eq!(toucher.join().unwrap(), vec![1; PAGE_BYTES]);
     }
 
@@ -357,7 +356,7 @@ mod cases {
             let fault = bench.next_faults()[0];
             let at = (fault.page.0 - bench.page(0).0) as usize;
             // SAFETY: the frames were filled by `take`.
-            unsafe { bench.pages.install(fault.page, bench.frame(5 + at), false) }.unwrap();
+            unsafe { bench.pages.install(fault.page, bench.frame(5 + at)) }.unwrap();
         }
         assert_eq!(reader.join().unwrap(), PAGE_BYTES, "a short count that would not have been there");
         assert_eq!(
@@ -379,17 +378,14 @@ mod cases {
         assert_eq!(read(PAGE_BYTES, 10), Err(rustix::io::Errno::FAULT));
         assert!(read(PAGE_BYTES - 10, 20).unwrap() <= 10, "what is missing was read into");
         // SAFETY: the frame was filled by `take`.
-        unsafe { bench.pages.install(bench.page(1), bench.frame(6), false) }.unwrap();
+        unsafe { bench.pages.install(bench.page(1), bench.frame(6)) }.unwrap();
         assert_eq!(read(PAGE_BYTES - 10, 20), Ok(20));
         assert_eq!(bench.read(1)[..12], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 2]);
     }
 
     pub fn write_to_a_protected_page_is_reported_and_goes_on_when_unprotected(bench: &'static Bench) {
         bench.fill(1);
-        bench.take(&[(0, 5)]);
-        // SAFETY: the frame was filled by `take`.
-        let left = unsafe { bench.pages.install(bench.page(0), bench.frame(5), true) }.unwrap();
-        assert!(left.protected && left.frame == Backing::Memory);
+        assert!(bench.pages.protect(bench.range(0, 1)));
         assert_eq!(bench.read(0), vec![1; PAGE_BYTES], "reading needs nobody");
         let writer = std::thread::spawn(|| bench.write(0, 7));
         assert_eq!(bench.next_faults(), [Fault { page: bench.page(0), access: Access::WriteProtected }]);
@@ -437,26 +433,19 @@ mod cases {
         bench.fill(8);
         bench.take(&(0..8).map(|at| (at, 20 + at)).collect::<Vec<_>>());
         // SAFETY: the frames were filled by `take`; nobody else has them.
-        let install = |from: usize, count: usize, protect: bool| unsafe {
-            bench.pages.install_run(bench.range(from, count), bench.frame(20 + from), protect)
+        let install = |from: usize, count: usize| unsafe {
+            bench.pages.install_run(bench.range(from, count), bench.frame(20 + from))
         };
-        assert_eq!(install(3, 2, false), Ok(2));
-        assert_eq!(install(0, 8, true), Ok(3), "the fourth page was there");
-        assert_eq!(install(3, 5, true), Err(InstallError::Present));
+        assert_eq!(install(3, 2), Ok(2));
+        assert_eq!(install(0, 8), Ok(3), "the fourth page was there");
+        assert_eq!(install(3, 5), Err(InstallError::Present));
         let waits = std::thread::spawn(|| bench.read(7));
         assert_eq!(bench.next_faults(), [Fault { page: bench.page(7), access: Access::Read }]);
-        assert_eq!(install(5, 3, false), Ok(3));
+        assert_eq!(install(5, 3), Ok(3));
         assert_eq!(waits.join().unwrap(), vec![8; PAGE_BYTES]);
         for at in 0..8 {
             assert_eq!(bench.read(at), vec![at as u8 + 1; PAGE_BYTES]);
             assert_eq!(bench.frame_bytes(20 + at), vec![at as u8 + 1; PAGE_BYTES], "the source stays");
-        }
-        if bench.protections.is_none() {
-            let writer = std::thread::spawn(|| bench.write(1, 7));
-            let expected = [Fault { page: bench.page(1), access: Access::WriteProtected }];
-            assert_eq!(bench.next_faults(), expected);
-            bench.pages.unprotect(bench.page(1));
-            writer.join().unwrap();
         }
     }
 
@@ -464,7 +453,7 @@ mod cases {
         bench.fill(2);
         bench.take(&[(1, 5)]);
         // SAFETY: the frame was filled by `take`.
-        let result = unsafe { bench.pages.install(bench.page(0), bench.frame(5), false) };
+        let result = unsafe { bench.pages.install(bench.page(0), bench.frame(5)) };
         assert_eq!(result.map(|_| ()), Err(InstallError::Present));
         assert_eq!(bench.read(0), vec![1; PAGE_BYTES]);
         assert_eq!(bench.frame_bytes(5), vec![2; PAGE_BYTES], "the frame still has the bytes");
@@ -477,7 +466,7 @@ mod cases {
         // SAFETY: the page is the test's; it is only read from here on.
         unsafe { rustix::mm::mprotect(bench.memory.cast(), PAGE_BYTES, protection) }.unwrap();
         // SAFETY: the frame was filled by `take`.
-        unsafe { bench.pages.install(bench.page(0), bench.frame(5), false) }.unwrap();
+        unsafe { bench.pages.install(bench.page(0), bench.frame(5)) }.unwrap();
         assert_eq!(bench.read(0), vec![1; PAGE_BYTES]);
     }
 
@@ -501,7 +490,7 @@ mod cases {
         assert_eq!(bench.read(1), vec![0; PAGE_BYTES]);
         assert_eq!(bench.refused.load(Ordering::Acquire), 1);
         // SAFETY: the frame was filled by `take`.
-        unsafe { bench.pages.install(bench.page(0), bench.frame(5), false) }.unwrap();
+        unsafe { bench.pages.install(bench.page(0), bench.frame(5)) }.unwrap();
         assert_eq!(bench.read(0), vec![1; PAGE_BYTES]);
     }
 
@@ -519,7 +508,7 @@ mod cases {
                     let at = (fault.page.0 - bench.page(0).0) as usize;
                     if core::mem::take(&mut is_out[at]) {
                         // SAFETY: the frame was filled by `take`.
-                        unsafe { bench.pages.install(fault.page, bench.frame(at), false) }.unwrap();
+                        unsafe { bench.pages.install(fault.page, bench.frame(at)) }.unwrap();
                     }
                     bench.pages.wake(fault.page);
                 }
@@ -554,7 +543,7 @@ mod cases {
         assert!(pages.allows(bench.page(1), false) && !pages.allows(bench.page(1), true));
         for at in 1..3 {
             // SAFETY: the frame was filled by `take`.
-            unsafe { bench.pages.install(bench.page(at), bench.frame(at), false) }.unwrap();
+            unsafe { bench.pages.install(bench.page(at), bench.frame(at)) }.unwrap();
         }
         assert_eq!(all(bench), ["r--p", "r--p", "rw-p", "rw-p"]);
         assert_eq!((bench.read(0)[0], bench.read(1)[0], bench.read(2)[0]), (1, 2, 3));
@@ -651,9 +640,8 @@ mod cases {
         bench.protections.unwrap().forget(bench.range(1, 1));
         assert_eq!(bench.pages.zero(bench.range(1, 1), Access::Read), Err(InstallError::Unmapped));
         // SAFETY: the frames were filled by `take`.
-        let install = |at: usize, count| unsafe {
-            bench.pages.install_run(bench.range(at, count), bench.frame(at), false)
-        };
+        let install =
+            |at: usize, count| unsafe { bench.pages.install_run(bench.range(at, count), bench.frame(at)) };
         assert_eq!(install(1, 1), Err(InstallError::Unmapped));
         assert_eq!(install(0, 2), Ok(1));
         assert_eq!(bench.read(0), vec![1; PAGE_BYTES]);
@@ -698,10 +686,16 @@ mod cases {
                         && let Some(frame) = out.remove(&fault.page.0)
                     {
                         // SAFETY: the frame was filled by `take`, and the map says that nobody else has it.
-                        unsafe { bench.pages.install(fault.page, bench.frame(frame), false) }.unwrap();
+                        unsafe { bench.pages.install(fault.page, bench.frame(frame)) }.unwrap();
                         if bench.moves {
                             // SAFETY: the bytes are in the program now.
-                            unsafe { bench.pages.drop_memory(bench.frame(frame), 1) }.unwrap();
+                            unsafe {
+                                bench.pages.drop_memory(&[Stretch {
+                                    base: bench.frame(frame).cast(),
+                                    bytes: PAGE_BYTES,
+                                }])
+                            }
+                            .unwrap();
                         }
                     } else if bench.protections.is_some() {
                         // Taken before it was ever touched, it was gone; or it is open again by now.

@@ -3,7 +3,7 @@
 
 use crate::sys::Errno;
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use rustix::fd::BorrowedFd;
 use rustix::mm::{Advice, MapFlags};
@@ -146,6 +146,42 @@ pub unsafe fn wipe_in_children(base: *mut u8, bytes: usize) -> Result<(), Errno>
 pub unsafe fn drop_pages(base: *mut u8, bytes: usize) -> Result<(), Errno> {
     // SAFETY: the caller's promise.
     unsafe { rustix::mm::madvise(base.cast::<c_void>(), bytes, Advice::LinuxDontNeed) }.map_err(errno)
+}
+
+/// Neighbouring bytes, as the kernel wants to have them described.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Stretch {
+    /// The first byte.
+    pub base: *mut u8,
+    /// How many.
+    pub bytes: usize,
+}
+
+/// This process, as a descriptor that nobody has to open (Linux 6.14).
+const SELF: i32 = -10_001;
+/// The kernel, or who filters its calls, has refused to take several stretches at once.
+static ONE_BY_ONE: AtomicBool = AtomicBool::new(false);
+
+/// [`drop_pages`] for several stretches: by one call where the kernel can, so that other CPUs are interrupted once and not for
+/// each (since Linux 6.16).
+///
+/// # Safety
+/// As for [`drop_pages`], of each.
+pub unsafe fn drop_each(stretches: &[Stretch]) -> Result<(), Errno> {
+    // Ordering: Relaxed: who doesn't see it yet is refused, too.
+    if stretches.len() > 1 && !ONE_BY_ONE.load(Ordering::Relaxed) {
+        let advice = Advice::LinuxDontNeed as usize;
+        let arguments = [SELF as usize, stretches.as_ptr() as usize, stretches.len(), advice, 0, 0];
+        // SAFETY: the kernel reads the list, which outlives the call; for the rest the caller's promise.
+        let word = unsafe { crate::sys::call(crate::sys::number::PROCESS_MADVISE, arguments) };
+        if crate::sys::check(word) == Ok(stretches.iter().map(|stretch| stretch.bytes).sum()) {
+            return Ok(());
+        }
+        ONE_BY_ONE.store(true, Ordering::Relaxed);
+    }
+    // SAFETY: the caller's promise.
+    stretches.iter().try_for_each(|stretch| unsafe { drop_pages(stretch.base, stretch.bytes) })
 }
 
 /// What may be done with pages: `PROT_*`.

@@ -75,7 +75,6 @@ const REGISTER_MISSING: u64 = 1;
 const REGISTER_WP: u64 = 2;
 /// Don't wake whoever waits for the page.
 const DONT_WAKE: u64 = 1;
-const COPY_MODE_WP: u64 = 2;
 const WRITEPROTECT_MODE_WP: u64 = 1;
 /// `USERFAULTFD_IOC_NEW` on /dev/userfaultfd.
 const IOC_NEW: u32 = 0xaa00;
@@ -362,23 +361,21 @@ impl Uffd {
         unsafe { self.ranged(UFFDIO_ZEROPAGE, words) }
     }
 
-    /// Copies a page to where one is missing, write-protected if `protect`, and wakes.
+    /// Copies a page to where one is missing, and wakes.
     ///
     /// # Safety
     /// `source` must be a readable page that doesn't change meanwhile.
-    pub unsafe fn copy(&self, page: PageIndex, source: *const u8, protect: bool) -> Result<(), Trouble> {
-        let mode = if protect { COPY_MODE_WP } else { 0 };
+    pub unsafe fn copy(&self, page: PageIndex, source: *const u8) -> Result<(), Trouble> {
         // SAFETY: a uffdio_copy; the kernel refuses where a page is; the source is the caller's promise.
-        unsafe { self.ranged(UFFDIO_COPY, [page.address() as u64, source as u64, 4096, mode, 0]) }
+        unsafe { self.ranged(UFFDIO_COPY, [page.address() as u64, source as u64, 4096, 0, 0]) }
     }
 
     /// As [`Uffd::copy`], for neighbouring `pages` from as many neighbouring ones at `source`.
     ///
     /// # Safety
     /// `source` must be as many readable pages that don't change meanwhile.
-    pub unsafe fn copy_run(&self, pages: PageRange, source: *const u8, protect: bool) -> Result<(), Trouble> {
-        let mode = if protect { COPY_MODE_WP } else { 0 };
-        let words = [pages.start.address() as u64, source as u64, pages.bytes() as u64, mode, 0];
+    pub unsafe fn copy_run(&self, pages: PageRange, source: *const u8) -> Result<(), Trouble> {
+        let words = [pages.start.address() as u64, source as u64, pages.bytes() as u64, 0, 0];
         // SAFETY: a uffdio_copy; the kernel refuses where a page is; the source is the caller's promise.
         unsafe { self.ranged(UFFDIO_COPY, words) }
     }

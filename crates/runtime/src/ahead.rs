@@ -11,7 +11,7 @@ use crate::devices::BackEnds;
 use crate::worker::{Progress, Worker};
 use core::sync::atomic::{AtomicU32, Ordering};
 use farpage_core::cache::Backing;
-use farpage_core::pager::{Access, Fate, Left, Opening, Pager, Ticket};
+use farpage_core::pager::{Fate, Opening, Ticket};
 use farpage_core::readahead::Plan;
 use farpage_core::readahead::streams::{CATCH_UP_MAX, Window};
 use farpage_core::sync::Lock;
@@ -201,8 +201,8 @@ impl Worker {
     /// What to read ahead because of a fault. Hands it to the threads that do so; returned is what this thread
     /// should do itself when the fault is served: if the program waits for it (`here`), no more than a walk that is too fast
     /// for them comes to next. Under the map lock.
-    pub(crate) fn plan_ahead(&self, ticket: &mut Ticket, access: Access, here: bool) -> Option<Plan> {
-        let advice = self.engine.pager.plan_ahead(ticket, access);
+    pub(crate) fn plan_ahead(&self, ticket: &mut Ticket, here: bool) -> Option<Plan> {
+        let advice = self.engine.pager.plan_ahead(ticket);
         let Some(plan) = advice.plan else {
             let late = advice.late?;
             // Bytes are written through a file that isn't in the table of a thread of the program's, if pages can't be moved.
@@ -212,7 +212,7 @@ impl Worker {
                 false => self.engine.ahead.pop(),
             };
         };
-        let is_far = matches!(plan, Plan::Stream { .. }) || ticket.is_on_area();
+        let is_far = matches!(plan, Plan::Stream(_) | Plan::Rest(_)) || ticket.is_on_area();
         if is_far {
             // Now: the other thread wakes up while this one serves the fault.
             self.engine.ahead.push(plan);
@@ -367,9 +367,7 @@ impl Worker {
         }
         let continues = run.count > 0 && run.count < RUN_MAX && at == run.first + run.count && {
             let last = tickets[at - 1].as_ref();
-            last.is_some_and(|last| {
-                last.page().plus(1) == ticket.page() && last.wants_protection() == ticket.wants_protection()
-            })
+            last.is_some_and(|last| last.page().plus(1) == ticket.page())
         };
         if !continues {
             self.map_run(opening, tickets, *run);
@@ -389,7 +387,7 @@ impl Worker {
             // SAFETY: the ticket owns the frame, it has memory, and nobody else knows it.
             unsafe { pager.cache().bytes_mut(frame) }.copy_from_slice(self.ahead.bytes(turn, at));
         }
-        pager.settle_parked(ticket);
+        pager.settle_parked(opening, ticket);
     }
 
     /// Maps a run by as few calls as the kernel allows.
@@ -399,17 +397,13 @@ impl Worker {
         while at < run.first + run.count {
             let Some(first) = &tickets[at] else { return };
             let pages = PageRange::of(first.page(), (run.first + run.count - at) as u64);
-            // `segv` mode can't, and says so only page by page.
-            let protected = first.wants_protection() && self.engine.protections.is_none();
             // SAFETY: the pages were gathered in this thread's own memory, one after the other; their locks are ours.
-            let installed =
-                unsafe { self.engine.pages.install_run(pages, self.ahead.page(run.turn, at), protected) };
+            let installed = unsafe { self.engine.pages.install_run(pages, self.ahead.page(run.turn, at)) };
             let end = at + installed.unwrap_or(0) as usize;
             while at < end
                 && let Some(ticket) = tickets[at].take()
             {
-                pager.settle_fault(ticket, Left { frame: Backing::Memory, protected });
-                Pager::mapped_ahead(opening);
+                pager.settle_ahead(opening, ticket, Backing::Memory);
                 at += 1;
             }
             // Somebody was quicker, or the mapping doesn't allow it now.

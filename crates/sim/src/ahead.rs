@@ -7,7 +7,7 @@ use crate::program::NotThere;
 use crate::space::Space;
 use crate::world::World;
 use farpage_core::cache::Backing;
-use farpage_core::pager::{Access, Fate, Left, Opening, Pager, Step, Ticket};
+use farpage_core::pager::{Fate, Opening, Step, Ticket};
 use farpage_core::readahead::Plan;
 use farpage_core::table::entry::State;
 use farpage_core::units::{FrameIndex, PageBytes};
@@ -32,8 +32,8 @@ enum Place {
     Asked(u64),
     /// Its bytes are here; the device said so, if it was asked.
     Here,
-    /// It is in the program's memory, perhaps under write protection.
-    Mapped(bool),
+    /// It is in the program's memory.
+    Mapped,
 }
 
 /// A plan that is carried out.
@@ -70,19 +70,20 @@ impl AheadOp {
 
 impl Space {
     /// A fault may lead to a plan.
-    pub(crate) fn plan_ahead(&self, world: &World, step: &mut Step, access: Access) {
+    pub(crate) fn plan_ahead(&self, world: &World, step: &mut Step) {
         let (Step::Zero(ticket) | Step::Install(ticket) | Step::Load(ticket) | Step::Read(ticket)) = step
         else {
             return;
         };
-        let advice = self.pager.plan_ahead(ticket, access);
+        let advice = self.pager.plan_ahead(ticket);
         let Some(plan) = advice.plan.or(advice.late.map(Plan::CatchUp)) else { return };
         world.note(|| format!("{} reads ahead: {plan:?}", self.number));
         world.saw(match plan {
             Plan::Pages(_) => "plan Pages",
             Plan::Slots { .. } => "plan Slots",
-            Plan::Stream { .. } => "plan Stream",
+            Plan::Stream(_) => "plan Stream",
             Plan::CatchUp(_) => "plan CatchUp",
+            Plan::Rest(_) => "plan Rest",
         });
         if world.is_ending() || world.random.percent(5) {
             // The queue was full.
@@ -209,14 +210,13 @@ impl Space {
                 None
             }
             Place::Here if page.ticket.fate() == Fate::Park => {
-                self.park_ahead(world, page);
+                self.park_ahead(world, opening, page);
                 None
             }
             Place::Here => self.map_ahead(world, opening, page),
-            Place::Mapped(protected) => {
+            Place::Mapped => {
                 let page_index = page.ticket.page();
-                self.pager.settle_fault(page.ticket, Left { frame: Backing::Memory, protected });
-                Pager::mapped_ahead(opening);
+                self.pager.settle_ahead(opening, page.ticket, Backing::Memory);
                 world.saw("ahead mapped");
                 self.wake(page_index, &world.random);
                 None
@@ -225,7 +225,7 @@ impl Space {
         }
     }
 
-    fn park_ahead(&self, world: &World, page: Page) {
+    fn park_ahead(&self, world: &World, opening: &mut Opening, page: Page) {
         let mut ticket = page.ticket;
         if !matches!(ticket.before(), State::Parked { .. }) {
             if ticket.needs_backing() {
@@ -235,16 +235,15 @@ impl Space {
             self.frames.borrow_mut().copy_in(frame, &page.bytes.0);
         }
         world.saw("ahead parked");
-        self.pager.settle_parked(ticket);
+        self.pager.settle_parked(opening, ticket);
     }
 
     fn map_ahead(&self, world: &World, opening: &mut Opening, mut page: Page) -> Option<Page> {
         let at = page.ticket.page();
-        let protect = page.ticket.wants_protection() && world.random.percent(90);
         let result = if world.refuses() {
             Err(NotThere)
         } else {
-            self.program.borrow_mut().install(at, &page.bytes.0, protect)
+            self.program.borrow_mut().install(at, &page.bytes.0)
         };
         if result.is_err() {
             world.saw("ahead refused");
@@ -255,7 +254,7 @@ impl Space {
         if world.random.percent(50) {
             self.wake(at, &world.random);
         }
-        page.place = Place::Mapped(protect);
+        page.place = Place::Mapped;
         Some(page)
     }
 }

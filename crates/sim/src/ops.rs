@@ -9,7 +9,7 @@ use crate::world::World;
 use farpage_core::areas::{AreaState, SlotRun};
 use farpage_core::cache::Backing;
 use farpage_core::config::Install;
-use farpage_core::pager::{Access, Batch, Left, Placed, Shrunk, Step, Taken, Ticket, WriteBatch};
+use farpage_core::pager::{Access, Batch, Placed, Shrunk, Step, Taken, Ticket, WriteBatch};
 use farpage_core::pager::{WriteProgress, WriteRequest};
 use farpage_core::stats::Counter;
 use farpage_core::table::entry::State;
@@ -72,7 +72,7 @@ enum FaultPhase {
     Zero(Ticket),
     Install(Ticket),
     Unprotect(Ticket),
-    Settle(Ticket, Left),
+    Settle(Ticket, Backing),
     Fail(Ticket, SlotIndex),
 }
 
@@ -140,7 +140,7 @@ impl Op {
         match self {
             Op::Fault(fault) => {
                 let Some(ticket) = fault.phase.ticket() else { return 0 };
-                let moved = matches!(fault.phase, FaultPhase::Settle(_, Left { frame: Backing::Hole, .. }));
+                let moved = matches!(fault.phase, FaultPhase::Settle(_, Backing::Hole));
                 if let State::Parked { .. } = ticket.before() {
                     // Counted as parked. Once moved out it is parked without memory for a moment.
                     return if moved { -1 } else { 0 };
@@ -264,13 +264,13 @@ impl Space {
             FaultPhase::Zero(ticket) => {
                 let refused = world.refuses();
                 let result = if refused { Err(NotThere) } else { self.program.borrow_mut().zero(page) };
-                self.installed(world, ticket, result, Left { frame: Backing::Hole, protected: false })
+                self.installed(world, ticket, result, Backing::Hole)
             }
             FaultPhase::Install(ticket) => self.install(world, ticket),
             FaultPhase::Unprotect(ticket) => {
                 // Whatever is there now: the kernel may have dropped it, and lifting is harmless then.
                 self.program.borrow_mut().page_mut(page).protected = false;
-                let left = Left { frame: Backing::Hole, protected: false };
+                let left = Backing::Hole;
                 Next::Go(op(FaultPhase::Settle(ticket, left)))
             }
             FaultPhase::Settle(ticket, left) => {
@@ -290,7 +290,7 @@ impl Space {
         }
         let mut step = self.pager.fault(page, access);
         world.note(|| format!("{} fault {page:?} {access:?}: {step:?}", self.number));
-        self.plan_ahead(world, &mut step, access);
+        self.plan_ahead(world, &mut step);
         let (name, phase) = match step {
             Step::Zero(ticket) => {
                 self.zero_neighbours(world, page);
@@ -379,14 +379,13 @@ impl Space {
 
     fn install(&self, world: &World, ticket: Ticket) -> Next {
         let (page, frame) = (ticket.page(), ticket.frame().expect("a frame to install"));
-        // Moving can't protect at the same instant, so a page that should be protected is copied.
-        let protect = ticket.wants_protection() && world.random.percent(90);
-        let copy = self.pager.config.install == Install::Copy || protect;
-        let left = Left { frame: if copy { Backing::Memory } else { Backing::Hole }, protected: protect };
+        // What can't be moved, because the mapping isn't writable, is copied.
+        let copy = self.pager.config.install == Install::Copy || world.random.percent(10);
+        let left = if copy { Backing::Memory } else { Backing::Hole };
         let result = if world.refuses() {
             Err(NotThere)
         } else {
-            self.program.borrow_mut().install(page, self.frames.borrow().read(frame), protect)
+            self.program.borrow_mut().install(page, self.frames.borrow().read(frame))
         };
         if result.is_ok() && !copy {
             self.frames.borrow_mut().empty(frame);
@@ -395,7 +394,7 @@ impl Space {
     }
 
     /// The kernel has installed a page, and perhaps woken its threads, or refused.
-    fn installed(&self, world: &World, ticket: Ticket, result: Result<(), NotThere>, left: Left) -> Next {
+    fn installed(&self, world: &World, ticket: Ticket, result: Result<(), NotThere>, left: Backing) -> Next {
         let page = ticket.page();
         if result.is_err() {
             world.saw("given back");

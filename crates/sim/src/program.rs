@@ -143,16 +143,11 @@ impl Program {
     }
 
     /// UFFDIO_MOVE or UFFDIO_COPY.
-    pub(crate) fn install(
-        &mut self,
-        page: PageIndex,
-        bytes: &[u8; PAGE_BYTES],
-        protected: bool,
-    ) -> Result<(), NotThere> {
+    pub(crate) fn install(&mut self, page: PageIndex, bytes: &[u8; PAGE_BYTES]) -> Result<(), NotThere> {
         let at = self.vacant(page)?;
         assert!(*bytes == self.truth[at], "wrong bytes were installed at {page:?}");
         self.memory[at] = *bytes;
-        (self.pages[at].present, self.pages[at].protected) = (true, protected);
+        (self.pages[at].present, self.pages[at].protected) = (true, false);
         Ok(())
     }
 

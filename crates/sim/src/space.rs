@@ -386,9 +386,6 @@ impl Space {
                 );
             }
             assert!(kernel.registered || state == State::Absent, "{page:?} isn't managed, but {state:?}");
-            if let State::Resident { copy: Some(Stored::Slot(_)), .. } = state {
-                assert!(kernel.protected, "{page:?} keeps a slot, but can be written");
-            }
             if let State::Lost(_) = state {
                 assert!(kernel.lost, "{page:?} was lost for no reason");
             }

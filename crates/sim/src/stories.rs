@@ -6,7 +6,7 @@ use crate::random::Random;
 use crate::space::Space;
 use farpage_core::cache::Backing;
 use farpage_core::config::Install;
-use farpage_core::pager::{Access, Batch, Left, Placed, Step, Taken, WriteBatch, WriteProgress};
+use farpage_core::pager::{Access, Batch, Placed, Step, Taken, WriteBatch, WriteProgress};
 use farpage_core::stats::Counter;
 use farpage_core::table::entry::{State, Stored};
 use farpage_core::units::{AreaId, PAGE_BYTES, PageIndex};
@@ -39,7 +39,7 @@ fn with_space(story: impl FnOnce(&Space)) {
 fn page_that_keeps_its_slot(space: &Space) -> PageIndex {
     let (pager, page) = (&space.pager, space.program.borrow().all().start);
     let Step::Zero(ticket) = pager.fault(page, Access::Write) else { panic!("a first touch") };
-    pager.settle_fault(ticket, Left { frame: Backing::Memory, protected: false });
+    pager.settle_fault(ticket, Backing::Memory);
     let mut batch = Batch::new();
     pager.begin_evict(&mut batch, 1);
     let frame = batch.victims()[0].frame;
@@ -54,7 +54,7 @@ fn page_that_keeps_its_slot(space: &Space) -> PageIndex {
     let mut request = pager.assign(0, space.node(), &mut writes).expect("an empty area has slots");
     assert_eq!(pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
     let Step::Read(ticket) = pager.fault(page, Access::Read) else { panic!("it is on the area") };
-    pager.settle_fault(ticket, Left { frame: Backing::Memory, protected: true });
+    pager.settle_fault(ticket, Backing::Memory);
     assert!(matches!(pager.state(page), State::Resident { copy: Some(Stored::Slot(_)), .. }));
     page
 }
@@ -95,7 +95,7 @@ fn pages_that_were_refused_and_no_longer_are_go_next() {
         let (pager, first) = (&space.pager, space.program.borrow().all().start);
         for page in (0..4).map(|at| first.plus(at)) {
             let Step::Zero(ticket) = pager.fault(page, Access::Write) else { panic!("a first touch") };
-            pager.settle_fault(ticket, Left { frame: Backing::Memory, protected: false });
+            pager.settle_fault(ticket, Backing::Memory);
         }
         let mut batch = Batch::new();
         let mut refused = |wanted: [u64; 2]| {
@@ -119,7 +119,7 @@ fn pages_that_were_refused_and_no_longer_are_go_next() {
 fn pages_count_as_faults_only_if_they_were_touched() {
     with_space(|space| {
         let (pager, page) = (&space.pager, space.program.borrow().all().start);
-        let left = Left { frame: Backing::Memory, protected: false };
+        let left = Backing::Memory;
         let counts = || {
             [Counter::FaultFirst, Counter::ZeroAhead, Counter::SwpinZero, Counter::FaultPool]
                 .map(|counter| pager.stats().get(counter))

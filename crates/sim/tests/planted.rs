@@ -13,7 +13,13 @@ fn first_violation() -> Option<Failure> {
 
 #[test]
 fn planted_bugs_are_caught_and_nothing_else_is() {
-    for bug in [Bug::DropInvalidation, Bug::FreeSlotTwice, Bug::SkipIdentityCheck, Bug::TrustKeptObject] {
+    for bug in [
+        Bug::DropInvalidation,
+        Bug::FreeSlotTwice,
+        Bug::SkipIdentityCheck,
+        Bug::TrustKeptObject,
+        Bug::TrustKeptSlot,
+    ] {
         plant(Some(bug));
         let violation = first_violation();
         plant(None);

@@ -50,6 +50,7 @@ const EXPECTED: &[&str] = &[
     "plan Slots",
     "plan Stream",
     "plan CatchUp",
+    "plan Rest",
     "ahead mapped",
     "ahead parked",
     "ahead refused",

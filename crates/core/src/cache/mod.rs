@@ -123,6 +123,8 @@ pub struct CacheUsage {
     pub free: u32,
     /// Free frames that still have memory.
     pub free_backed: u32,
+    /// ... of which it came with a page that was moved there.
+    pub free_moved: u32,
     /// Parked pages.
     pub parked: u32,
 }
@@ -337,7 +339,12 @@ impl<'m> Cache<'m> {
     /// How full it is.
     pub fn usage(&self) -> CacheUsage {
         let frames = self.lock.lock();
-        CacheUsage { free: frames.free_count, free_backed: frames.free_backed, parked: frames.parked_count }
+        CacheUsage {
+            free: frames.free_count,
+            free_backed: frames.free_backed,
+            free_moved: frames.free_moved,
+            parked: frames.parked_count,
+        }
     }
 
     /// Asserts that counts, bits and the queue agree; calls `parked` for each parked page, oldest first.

@@ -6,10 +6,10 @@
 //!
 //! A driver opens a plan, locks pages of it until there are no more, brings them in, and closes it:
 //! [`Pager::plan_ahead`], [`Opening::new`], [`Pager::lock_ahead`], [`Pager::load_ahead`] or
-//! [`Pager::check_ahead`], [`Pager::settle_fault`] or [`Pager::settle_parked`], [`Pager::close_ahead`].
+//! [`Pager::check_ahead`], [`Pager::settle_ahead`] or [`Pager::settle_parked`], [`Pager::close_ahead`].
 
 use super::Pager;
-use super::step::{Access, Left, Ticket};
+use super::step::Ticket;
 use crate::cache::Backing;
 use crate::config::Readahead;
 use crate::readahead::streams::{Landed, Seen, WINDOW_MAX};
@@ -49,7 +49,7 @@ pub struct Opening {
 impl Opening {
     /// Nothing of it has been done.
     pub const fn new(plan: Plan) -> Opening {
-        let landed = Landed { marker: None, mapped: 0, steps: 0 };
+        let landed = Landed { marker: None, mapped: 0, steps: 0, was_late: false };
         Opening {
             plan,
             step: 0,
@@ -75,13 +75,13 @@ impl Opening {
 impl Pager<'_> {
     /// What to bring in because of the fault that this ticket is about. Once for each fault, before its ticket is
     /// settled or given back.
-    pub fn plan_ahead(&self, ticket: &mut Ticket, access: Access) -> Advice {
-        let advice = self.advice(ticket, access).unwrap_or_default();
+    pub fn plan_ahead(&self, ticket: &mut Ticket) -> Advice {
+        let advice = self.advice(ticket).unwrap_or_default();
         ticket.in_walk = advice.is_walk;
         advice
     }
 
-    fn advice(&self, ticket: &Ticket, access: Access) -> Option<Advice> {
+    fn advice(&self, ticket: &Ticket) -> Option<Advice> {
         let page = ticket.page;
         let only = |plan| Advice { plan: Some(plan), ..Advice::default() };
         match (self.config.readahead, ticket.before) {
@@ -91,12 +91,12 @@ impl Pager<'_> {
                 if was_marked {
                     self.stats.count(Counter::SwapRaHit);
                 }
-                self.found_ahead(policy, page, was_marked, access)
+                self.found_ahead(policy, page, was_marked)
             }
             (Readahead::Streams, before) if Self::is_out(before) => {
                 let range = self.range_for_readahead(page)?;
                 let seen = self.streams.lock().fault(page, range.pages, self.window_max());
-                Some(self.advice_of(seen, access))
+                Some(self.advice_of(seen))
             }
             (Readahead::ByAddress, before) if Self::is_out(before) => {
                 let mut ranges = self.ranges.lock();
@@ -124,18 +124,12 @@ impl Pager<'_> {
     }
 
     /// A fault found its page parked.
-    fn found_ahead(
-        &self,
-        policy: Readahead,
-        page: PageIndex,
-        was_marked: bool,
-        access: Access,
-    ) -> Option<Advice> {
+    fn found_ahead(&self, policy: Readahead, page: PageIndex, was_marked: bool) -> Option<Advice> {
         match policy {
             Readahead::Streams if was_marked => {
                 let range = self.range_for_readahead(page)?;
                 let seen = self.streams.lock().touched(page, range.pages, self.window_max());
-                Some(self.advice_of(seen, access))
+                Some(self.advice_of(seen))
             }
             Readahead::ByAddress => {
                 let mut ranges = self.ranges.lock();
@@ -155,9 +149,10 @@ impl Pager<'_> {
         self.ranges.lock().find(page).filter(|range| range.flags.may_evict())
     }
 
-    fn advice_of(&self, seen: Seen, access: Access) -> Advice {
+    fn advice_of(&self, seen: Seen) -> Advice {
         self.stats.add(Counter::SwapRaHit, u64::from(seen.hits));
-        let plan = seen.window.map(|window| Plan::Stream { window, writes: access == Access::Write });
+        let next = seen.window.map(Plan::Stream);
+        let plan = next.or(seen.rest.map(Plan::Rest));
         Advice { plan, late: seen.late, is_walk: seen.is_walk }
     }
 
@@ -181,7 +176,7 @@ impl Pager<'_> {
     pub fn lock_ahead(&self, opening: &mut Opening) -> Option<Ticket> {
         if opening.step == 0 {
             opening.closing_step = self.closing_step(&opening.plan);
-            if let Plan::Stream { window, .. } | Plan::CatchUp(window) = &opening.plan {
+            if let Plan::Stream(window) | Plan::CatchUp(window) | Plan::Rest(window) = &opening.plan {
                 opening.keeps_objects = self.may_keep_objects(window.count);
                 // A window has waited, and the walk didn't.
                 let passed = self.streams.lock().passed_in(window);
@@ -194,8 +189,8 @@ impl Pager<'_> {
             opening.step += 1;
             let page = opening.plan.page(step, |slot| self.areas.owner(slot));
             let fate = match opening.plan {
-                Plan::Stream { .. } if opening.landed.marker.is_some() && !closes => Fate::Map,
-                Plan::CatchUp(_) => Fate::Map,
+                Plan::Stream(_) if opening.landed.marker.is_some() && !closes => Fate::Map,
+                Plan::CatchUp(_) | Plan::Rest(_) => Fate::Map,
                 _ => Fate::Park,
             };
             let ticket = page.and_then(|page| self.try_lock_ahead(page, fate, opening));
@@ -215,7 +210,7 @@ impl Pager<'_> {
 
     /// A page that is just locked is going to be parked for a stream to come to.
     fn tell_of_marker(&self, opening: &mut Opening, page: PageIndex, closes: bool) {
-        let Plan::Stream { window, .. } = &opening.plan else { return };
+        let Plan::Stream(window) = &opening.plan else { return };
         let mut streams = self.streams.lock();
         if opening.landed.marker.is_none() {
             opening.landed.marker = Some(page);
@@ -229,7 +224,7 @@ impl Pager<'_> {
     /// Where the last page lies that the stream can come to, if this window brings it. Only a hint: the pages aren't
     /// locked.
     fn closing_step(&self, plan: &Plan) -> Option<u32> {
-        let Plan::Stream { window, .. } = plan else { return None };
+        let Plan::Stream(window) = plan else { return None };
         let mut out = (0..window.reach).filter(|step| Self::is_out(self.state(window.page(*step))));
         let last = out.by_ref().take(window.count as usize).last();
         last.filter(|_| window.closes && out.next().is_none())
@@ -239,17 +234,13 @@ impl Pager<'_> {
         let place = self.table.get(page)?;
         let word = place.entry().load();
         let before = word.state();
-        let writes = match opening.plan {
-            Plan::Stream { writes, .. } => writes,
-            _ => true,
-        };
         let is_wanted = match (before, &opening.plan) {
             // Another window's marker: whoever comes to it shall be seen.
-            (State::Parked { frame, .. }, Plan::Stream { .. }) => !self.cache.is_marked(frame),
+            (State::Parked { frame, .. }, Plan::Stream(_) | Plan::Rest(_)) => !self.cache.is_marked(frame),
             (State::Pooled(_) | State::Zero | State::Same(_), Plan::CatchUp(_)) => true,
             (_, Plan::CatchUp(_)) => false,
             // What costs nothing to keep where it is costs nothing to map, but a frame to park.
-            (State::Zero | State::Same(_), plan) => matches!(plan, Plan::Stream { .. }),
+            (State::Zero | State::Same(_), plan) => matches!(plan, Plan::Stream(_) | Plan::Rest(_)),
             (State::OnArea(slot), Plan::Slots { first, count }) => {
                 slot.area() == first.area()
                     && (first.offset()..first.offset() + count).contains(&slot.offset())
@@ -266,7 +257,7 @@ impl Pager<'_> {
             _ => match self.frame_ahead() {
                 Some(frame) => (fate, Some(frame)),
                 // A stream goes on without a marker; the next fault behind the window continues it.
-                None if matches!(opening.plan, Plan::Stream { .. }) => (Fate::Map, None),
+                None if matches!(opening.plan, Plan::Stream(_)) => (Fate::Map, None),
                 None => {
                     opening.out_of_frames = true;
                     return None;
@@ -280,7 +271,7 @@ impl Pager<'_> {
             source: self.source_of(before).0,
             frame,
             keep_copy: match before.stored() {
-                Some(Stored::Slot(slot)) => !writes && self.areas.may_keep(slot),
+                Some(Stored::Slot(slot)) => self.areas.may_keep(slot),
                 Some(Stored::Object(_)) => opening.keeps_objects,
                 None => false,
             },
@@ -320,7 +311,7 @@ impl Pager<'_> {
     }
 
     /// The page's bytes are in the ticket's frame, where it waits for somebody to touch it.
-    pub fn settle_parked(&self, ticket: Ticket) {
+    pub fn settle_parked(&self, opening: &mut Opening, ticket: Ticket) {
         assert!(ticket.ahead && ticket.fate == Fate::Park);
         let (frame, backing) = ticket.frame.expect("a page to park has a frame");
         assert!(backing == Backing::Memory, "a page was to be parked in a hole");
@@ -331,8 +322,7 @@ impl Pager<'_> {
         }
         self.cache.mark(frame);
         // Nobody can write it there.
-        let left = Left { frame: backing, protected: true };
-        let copy = self.keep_or_free(before.stored(), ticket.keep_copy || before.slot().is_some(), left);
+        let copy = self.keep_or_free(before.stored(), ticket.keep_copy || before.slot().is_some());
         match before {
             State::Pooled(_) => self.stats.count(Counter::Zswpin),
             State::OnArea(_) => self.stats.count(Counter::Pswpin),
@@ -344,6 +334,7 @@ impl Pager<'_> {
         // Before it is settled: who finds the mark counts a hit, and there are never more of these.
         self.stats.count(Counter::SwapRa);
         if self.settle(page, self.place(page), before, State::Parked { frame, copy }) {
+            opening.landed.was_late |= matches!(before, State::OnArea(_));
             self.stats.count(Counter::SwapRaJoined);
         }
     }
@@ -356,15 +347,17 @@ impl Pager<'_> {
         }
     }
 
-    /// The page was mapped, and its ticket settled.
-    pub const fn mapped_ahead(opening: &mut Opening) {
+    /// The page is in the program's memory.
+    pub fn settle_ahead(&self, opening: &mut Opening, ticket: Ticket, left: Backing) {
+        let is_far = ticket.is_on_area();
+        opening.landed.was_late |= self.settle_fault(ticket, left) && is_far;
         opening.landed.mapped += 1;
     }
 
     /// The page could not be brought in: it is as it was.
     pub fn give_up_ahead(&self, opening: &mut Opening, ticket: Ticket) {
         if ticket.fate == Fate::Park
-            && let Plan::Stream { window, .. } = &opening.plan
+            && let Plan::Stream(window) = &opening.plan
         {
             self.streams.lock().unmark(window, ticket.page);
         }
@@ -373,10 +366,10 @@ impl Pager<'_> {
 
     /// Everything of the plan that could be done was done.
     pub fn close_ahead(&self, mut opening: Opening) {
-        if let Plan::CatchUp(window) = &opening.plan {
+        if let Plan::CatchUp(window) | Plan::Rest(window) = &opening.plan {
             self.streams.lock().caught_up(window, opening.landed.mapped);
         }
-        if let Plan::Stream { window, .. } = opening.plan {
+        if let Plan::Stream(window) = opening.plan {
             // What was looked at beyond what was wanted is known to be there.
             let is_done = opening.step == window.reach || opening.locked == window.count;
             opening.landed.steps = if is_done { opening.step.max(window.count) } else { opening.step };

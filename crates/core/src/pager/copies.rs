@@ -1,18 +1,18 @@
 //! Copies: a page that was brought in keeps what it was brought from. When it goes again unchanged, nothing has to be
 //! compressed or written.
 //!
-//! A slot is kept wherever that is possible, and the page write-protected: not writing a page is worth a fault at its first
-//! write. An object of the pool is only likely to be the page's still, and that is looked at when the page has gone: making
-//! its bytes again and comparing them takes about a third of the time of compressing them (`farpage bench codec`, the mix),
-//! and a write costs nothing. (It was tried with protection, too: a fault at each first write costs more than all that is
-//! saved.)
+//! Nobody is told of a write to such a page. What it has kept is only likely to be the page's still, and that is looked at when
+//! the page has gone. A slot has a checksum of 64 bits, which is compared: that a page was written and has the same one
+//! happens once in 2^64 such pages, less often than a disk returns wrong bytes unnoticed. An object's bytes are made again and
+//! compared, which takes about a third of the time of compressing them (`farpage bench codec`, the mix). (Both were
+//! write-protected once. A fault at each first write, and an interruption of all CPUs to lift the protection, took a quarter
+//! of the time of a walk from disk that writes a fifth of its pages: more than all that is saved.)
 //!
-//! An object takes memory while its page takes its own. So it is kept where the page is likely to go soon: if it was read
+//! A slot is kept wherever that is possible. An object takes memory while its page takes its own. So it is kept where the page is likely to go soon: if it was read
 //! ahead for a walk, since what lies behind walks goes first ([`crate::reclaim::rivals`]). A few per cent of the budget is
 //! what such objects take at most, and less where the pool is nearly full.
 
 use super::Pager;
-use super::step::Left;
 use super::write::Shrunk;
 use crate::table::entry::{State, Stored};
 use crate::units::{FrameIndex, PageIndex, SlotIndex};
@@ -97,17 +97,29 @@ impl Pager<'_> {
     }
 
     /// A page comes in that was stored: what it may keep, the rest is freed.
-    pub(super) fn keep_or_free(&self, stored: Option<Stored>, keep: bool, left: Left) -> Option<Stored> {
+    pub(super) fn keep_or_free(&self, stored: Option<Stored>, keep: bool) -> Option<Stored> {
         let stored = stored?;
         match stored {
             Stored::Object(handle) if keep => self.pool.keep(handle),
-            Stored::Slot(_) if keep && left.protected => {}
+            Stored::Slot(_) if keep => {}
             _ => {
                 self.free(stored);
                 return None;
             }
         }
         Some(stored)
+    }
+
+    /// What a page that goes behind a walk has kept, unless that is a slot with much free around it: then the page is written
+    /// anew, next to those that go with it, so that the walk finds them side by side when it comes again.
+    pub(super) fn unless_thin(&self, copy: Option<Stored>) -> Option<Stored> {
+        if let Some(Stored::Slot(slot)) = copy
+            && self.areas.is_thin(slot)
+        {
+            self.areas.free(slot);
+            return None;
+        }
+        copy
     }
 
     /// What a locked, parked page has kept, if that has the same bytes. Else it is freed.
@@ -117,20 +129,33 @@ impl Pager<'_> {
         frame: FrameIndex,
         scratch: &mut Scratch,
     ) -> Option<Stored> {
-        let Some(Stored::Object(handle)) = copy else { return copy };
         // SAFETY: we hold the lock bit of the parked page that owns the frame; parked frames have memory and nobody writes
         // them.
         let bytes = unsafe { self.cache.bytes(frame) };
-        let is_same = is_of(self.config.codec, bytes, scratch, |stored| self.pool.load(handle, stored));
+        let copy = copy?;
+        let is_same = match copy {
+            Stored::Slot(slot) => self.areas.verify(slot, bytes),
+            Stored::Object(handle) => {
+                is_of(self.config.codec, bytes, scratch, |stored| self.pool.load(handle, stored))
+            }
+        };
         #[cfg(feature = "planted")]
-        let is_same = is_same || crate::planted::strikes(crate::planted::Bug::TrustKeptObject);
-        self.copies.count(is_same);
-        if is_same {
-            self.pool.stow(handle);
-            return copy;
+        let is_same = is_same
+            || crate::planted::strikes(match copy {
+                Stored::Slot(_) => crate::planted::Bug::TrustKeptSlot,
+                Stored::Object(_) => crate::planted::Bug::TrustKeptObject,
+            });
+        if let Stored::Object(handle) = copy {
+            self.copies.count(is_same);
+            if is_same {
+                self.pool.stow(handle);
+            }
         }
-        self.pool.free(handle);
-        None
+        if !is_same {
+            self.free(copy);
+            return None;
+        }
+        Some(copy)
     }
 
     /// Frees what held a page's bytes.

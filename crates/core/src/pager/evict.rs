@@ -100,6 +100,7 @@ impl Pager<'_> {
     pub fn park(&self, batch: &mut Batch) {
         // Who only came with a walk doesn't prove by coming back that it is used all the time.
         let epoch = (batch.way == Way::Hand).then(|| self.recency.now());
+        let is_behind = batch.way == Way::Behind;
         for victim in batch.victims() {
             let place = self.place(victim.page);
             let before = place.entry().load().state();
@@ -115,7 +116,8 @@ impl Pager<'_> {
                         Backing::Hole => self.cache.park_moved(victim.frame, victim.page),
                         Backing::Memory => self.cache.park(victim.frame, victim.page),
                     }
-                    State::Parked { frame: victim.frame, copy: victim.copy }
+                    let copy = if is_behind { self.unless_thin(victim.copy) } else { victim.copy };
+                    State::Parked { frame: victim.frame, copy }
                 }
                 Taken::Gone => {
                     self.stats.count(Counter::EvictGone);

@@ -1,7 +1,7 @@
 //! Life of a fault: begin, load or read, settle.
 
 use super::ahead::Fate;
-use super::step::{Access, Left, Step, Ticket};
+use super::step::{Access, Step, Ticket};
 use super::{Pager, State};
 use crate::cache::Backing;
 use crate::reclaim::AGE_FROM_PARKED;
@@ -185,8 +185,9 @@ impl Pager<'_> {
         self.verify(ticket, unsafe { self.cache.bytes(frame) })
     }
 
-    /// The page is in the program's memory.
-    pub fn settle_fault(&self, ticket: Ticket, left: Left) {
+    /// The page is in the program's memory. `left` is what is behind the ticket's frame now: moving leaves a hole, copying
+    /// leaves the memory. Whether another thread waited for the page.
+    pub fn settle_fault(&self, ticket: Ticket, left: Backing) -> bool {
         let served = |counter| {
             if !ticket.ahead {
                 self.stats.count(counter);
@@ -218,7 +219,7 @@ impl Pager<'_> {
             }
             State::Parked { frame, copy } => {
                 self.cache.unpark(frame);
-                kept = self.keep_or_free(copy, keep_copy, left);
+                kept = self.keep_or_free(copy, keep_copy);
                 if !put_back && !ahead && !in_walk {
                     age = age.max(AGE_FROM_PARKED);
                 }
@@ -236,13 +237,13 @@ impl Pager<'_> {
                 #[cfg(not(feature = "planted"))]
                 let planted = false;
                 if !planted {
-                    kept = self.keep_or_free(Some(Stored::Object(handle)), keep_copy, left);
+                    kept = self.keep_or_free(Some(Stored::Object(handle)), keep_copy);
                 }
                 self.stats.count(Counter::Zswpin);
                 served(Counter::FaultPool);
             }
             State::OnArea(slot) => {
-                kept = self.keep_or_free(Some(Stored::Slot(slot)), keep_copy, left);
+                kept = self.keep_or_free(Some(Stored::Slot(slot)), keep_copy);
                 self.stats.count(Counter::Pswpin);
                 served(Counter::FaultArea);
             }
@@ -253,7 +254,7 @@ impl Pager<'_> {
             State::Lost(_) => panic!("a lost page was installed"),
         }
         if let Some((frame, _)) = frame {
-            self.cache.put(frame, left.frame);
+            self.cache.put(frame, left);
         }
         if before.is_evicted() {
             self.rivals.came_back(page);
@@ -262,6 +263,7 @@ impl Pager<'_> {
         if ahead && before.is_evicted() {
             self.count_ahead(waited);
         }
+        waited
     }
 
     /// Gives a ticket back unused: the page is as before.

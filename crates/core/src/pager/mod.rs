@@ -8,8 +8,7 @@
 //! 1. `Resident` if and only if the page is in the program's memory.
 //! 2. Each frame, pool object and slot in use belongs to exactly one page, which names it; or to a write in
 //!    flight whose page went elsewhere meanwhile; or to a ticket.
-//! 3. A resident page that still owns a slot is write-protected and unchanged since it was read. One that still owns an object
-//!    may have been written since.
+//! 3. A resident page that still owns a slot or an object may have been written since: it is compared when the page goes.
 //!
 //! Resources change hands before the entry is settled: who can see the new state can rely on all of it.
 
@@ -33,9 +32,7 @@ mod write;
 pub use ahead::{Fate, Opening};
 pub use change::Unsettled;
 pub use evict::Placed;
-pub use step::{
-    Access, BATCH_MAX, Batch, Left, Step, Taken, Ticket, WRITE_PAGES_MAX, WriteBatch, WriteRequest,
-};
+pub use step::{Access, BATCH_MAX, Batch, Step, Taken, Ticket, WRITE_PAGES_MAX, WriteBatch, WriteRequest};
 pub use write::{Shrunk, WriteProgress};
 
 use crate::areas::Areas;

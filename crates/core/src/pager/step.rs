@@ -103,20 +103,6 @@ impl Ticket {
     pub const fn is_on_area(&self) -> bool {
         matches!(self.source, State::OnArea(_))
     }
-    /// Whether the page should be installed write-protected, so that it can keep its slot while unchanged. Only a wish: say at
-    /// the end what was done.
-    pub const fn wants_protection(&self) -> bool {
-        self.keep_copy && matches!(self.before.stored(), Some(Stored::Slot(_)))
-    }
-}
-
-/// How an install left things.
-#[derive(Clone, Copy, Debug)]
-pub struct Left {
-    /// What is behind the frame now: moving leaves a hole, copying leaves the memory.
-    pub frame: Backing,
-    /// Whether the page was installed write-protected.
-    pub protected: bool,
 }
 
 /// What became of a page that was to be taken out.

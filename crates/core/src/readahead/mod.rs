@@ -26,14 +26,11 @@ pub enum Plan {
         count: u32,
     },
     /// A stream's next window: parked is its first page, the others are mapped at once.
-    Stream {
-        /// The window.
-        window: Window,
-        /// The stream writes: a slot would only be freed at once.
-        writes: bool,
-    },
+    Stream(Window),
     /// What a stream comes to next that has outrun its window, all mapped at once; nothing that lies on an area.
     CatchUp(Window),
+    /// What a stream's windows should have brought and didn't, or what has gone since: all mapped at once.
+    Rest(Window),
 }
 
 /// What readahead wants because of one fault.
@@ -53,7 +50,7 @@ impl Plan {
         match self {
             Plan::Pages(range) => range.count() as u32,
             Plan::Slots { count, .. } => *count,
-            Plan::Stream { window, .. } | Plan::CatchUp(window) => window.reach,
+            Plan::Stream(window) | Plan::CatchUp(window) | Plan::Rest(window) => window.reach,
         }
     }
 
@@ -62,7 +59,7 @@ impl Plan {
         match self {
             Plan::Pages(range) => range.count() as u32,
             Plan::Slots { count, .. } => *count,
-            Plan::Stream { window, .. } | Plan::CatchUp(window) => window.count,
+            Plan::Stream(window) | Plan::CatchUp(window) | Plan::Rest(window) => window.count,
         }
     }
 
@@ -75,7 +72,7 @@ impl Plan {
         match self {
             Plan::Pages(range) => Some(range.start.plus(u64::from(step))),
             Plan::Slots { first, .. } => owner(first.plus(step)),
-            Plan::Stream { window, .. } | Plan::CatchUp(window) => Some(window.page(step)),
+            Plan::Stream(window) | Plan::CatchUp(window) | Plan::Rest(window) => Some(window.page(step)),
         }
     }
 }

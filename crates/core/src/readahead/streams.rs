@@ -35,8 +35,10 @@ const STEPS_FOR_ONE: u64 = 512;
 pub const CATCH_UP_MAX: u32 = 7;
 /// A stream that outruns its windows gets larger ones sooner, up to this.
 const LATE_WINDOW_MAX: u32 = 32;
-/// Pages that a window may pass over because they are there already, for each that it brings.
-const REACH: u32 = 4;
+/// Where it has to wait for a device: up to a page for each of so many steps.
+const STEPS_FOR_ONE_READ: u64 = 16;
+/// Pages that a window may pass over because they are there already.
+const GAP_MAX: u64 = 1 << 14;
 
 /// Streams that may begin before one of them has gone through a window.
 const CREDIT_MAX: u32 = 32;
@@ -93,6 +95,8 @@ pub struct Seen {
     pub window: Option<Window>,
     /// The window that should have had the page is still waiting, or just being brought in: what of it comes next.
     pub late: Option<Window>,
+    /// A window should have had the page and hadn't: what else of it is missing lies here.
+    pub rest: Option<Window>,
     /// A stream was expected to come here, or begins here.
     pub is_walk: bool,
 }
@@ -106,6 +110,8 @@ pub struct Landed {
     pub mapped: u32,
     /// Steps gone through, from the window's first page.
     pub steps: u32,
+    /// Somebody was waiting for a page of it that had to be read from an area.
+    pub was_late: bool,
 }
 
 /// A walk. Positions are page numbers; `stride` is 0 while the place is free.
@@ -217,6 +223,14 @@ impl Stream {
         next < range.start.0 as i64 || next >= range.end.0 as i64
     }
 
+    /// The walk has come to a page before its window had brought it.
+    fn was_outrun(&mut self, window_max: u32) {
+        if !self.was_late && self.steps > u64::from(2 * WINDOW_MIN) {
+            self.was_late = true;
+            self.window_floor = (self.window_floor * 2).min(window_max).max(self.window_floor);
+        }
+    }
+
     fn is_at(&mut self, page: i64, now: u32) {
         self.used = now;
         if let Some(steps) = self.steps_to(page) {
@@ -255,7 +269,7 @@ impl Stream {
         let wanted = u64::from(self.window);
         let count =
             if left <= u64::from(most) && left <= wanted + wanted / 2 { left } else { wanted.min(left) };
-        let reach = left.min(count * u64::from(REACH)) as u32;
+        let reach = left.min(count + GAP_MAX) as u32;
         self.asked += count as i64 * self.stride;
         let stream = StreamId { at: index as u32, serial: self.serial };
         Some(Window {
@@ -273,10 +287,10 @@ impl Stream {
         self.behind + self.beyond > 0 && self.is_before(self.at, self.landed)
     }
 
-    /// What the walk comes to behind `page`, of what has been asked for.
-    fn next_of_asked(&self, index: usize, page: i64) -> Window {
-        let steps = (self.asked - page) / self.stride - 1;
-        let count = steps.clamp(0, i64::from(CATCH_UP_MAX)) as u32;
+    /// What the walk comes to next behind `page`, up to `most` pages before `limit`.
+    fn next_before(&self, limit: i64, most: u32, index: usize, page: i64) -> Window {
+        let steps = (limit - page) / self.stride - 1;
+        let count = steps.clamp(0, i64::from(most)) as u32;
         let stream = StreamId { at: index as u32, serial: self.serial };
         let first = PageIndex((page + self.stride) as u64);
         Window { stream, first, stride: self.stride, count, reach: count, closes: false }
@@ -354,7 +368,8 @@ impl Streams {
             // The page was not brought in, or has been evicted since: don't count it as used.
             let part = if stream.behind > 0 { &mut stream.behind } else { &mut stream.beyond };
             *part = part.saturating_sub(1);
-            return Seen::default();
+            let rest = stream.next_before(stream.landed, stream.window, at, page);
+            return Seen { rest: Some(rest).filter(|rest| rest.count > 0), ..Seen::default() };
         }
         let hits = stream.all_passed();
         if stream.has_jumped {
@@ -363,12 +378,9 @@ impl Streams {
             return Seen { hits, ..Seen::default() };
         }
         if stream.is_before(page, stream.asked) {
-            // The window is on its way: the stream outruns it.
-            if !stream.was_late && stream.steps > u64::from(2 * WINDOW_MIN) {
-                stream.was_late = true;
-                stream.window_floor = (stream.window_floor * 2).min(LATE_WINDOW_MAX);
-            }
-            let late = Some(stream.next_of_asked(at, page));
+            // The window is on its way.
+            stream.was_outrun(LATE_WINDOW_MAX);
+            let late = Some(stream.next_before(stream.asked, CATCH_UP_MAX, at, page));
             return Seen { hits, late, ..Seen::default() };
         }
         stream.asked = page + stream.stride;
@@ -567,6 +579,11 @@ impl Streams {
     pub fn landed(&mut self, window: &Window, landed: Landed) -> u32 {
         let Some(stream) = self.of(window) else { return 0 };
         let end = window.page(landed.steps).0 as i64;
+        if landed.was_late {
+            let most =
+                (stream.steps / STEPS_FOR_ONE_READ).clamp(u64::from(WINDOW_MIN), u64::from(WINDOW_MAX));
+            stream.was_outrun(1 << most.ilog2());
+        }
         if landed.steps < window.count && stream.asked == window.page(window.count).0 as i64 {
             // It was broken off: the next fault asks for the rest.
             stream.asked = end;
@@ -612,6 +629,14 @@ impl Streams {
         stream.shown += i64::from(count) * stride;
         let first = if stride > 0 { from } else { stream.shown - stride };
         Some(Passed { first: PageIndex(first as u64), stride: stride.unsigned_abs(), count })
+    }
+
+    /// Whether a stream was seen lately, and [`Streams::take_passed`] has nothing.
+    pub(crate) fn is_all_taken(&self, kept: u64) -> bool {
+        let live = || self.live[..self.used].iter().filter(|stream| stream.stride != 0);
+        let for_one = (kept / live().count().max(1) as u64).max(KEPT_MIN);
+        live().any(|stream| self.count.wrapping_sub(stream.used) < REMEMBERED as u32)
+            && live().all(|stream| stream.passed() < for_one + u64::from(PASSED_MIN))
     }
 
     /// What streams have had brought in and not read yet, to be spared: once, for a stream may have ended.

@@ -110,6 +110,15 @@ impl Pager<'_> {
         clock.passed = self.recency.hand_went(clock.passed + u64::from(looks), resident);
     }
 
+    /// Whether who isn't in need of memory had better wait for walks to go on: victims come from behind them, and there are
+    /// none. The hand would take what lies before them.
+    pub fn is_waiting_for_walks(&self) -> bool {
+        let clock = self.clock.lock();
+        !clock.is_hand_next
+            && self.rivals.prefers_walks(&clock.turns)
+            && self.streams.lock().is_all_taken(self.resident() / KEPT_BEHIND)
+    }
+
     /// Takes what walks have gone through.
     fn choose_behind(&self, batch: &mut Batch, max: usize, resident: u64) {
         for _ in 0..STRETCHES_MAX {

@@ -110,17 +110,30 @@ impl<'m> Rivals<'m> {
         Rivals { ways }
     }
 
-    /// Where the next batch should come from. Behind walks, as long as nothing is known.
-    pub(crate) fn next(&self, turns: &mut Turns) -> Way {
+    /// The better one, as far as it is known: behind walks, as long as nothing is. And whether the other one needs no trials.
+    fn better(&self, turns: &Turns) -> (Way, bool) {
         let [by_hand, behind] = [Way::Hand, Way::Behind].map(|way| self.ways[way as usize].came_back());
         let [waited_by_hand, waited_behind] = turns.waited;
-        turns.batches = turns.batches.wrapping_add(1);
-        let is_trial = turns.batches.is_multiple_of(BATCHES_FOR_TRIAL);
         if behind * waited_by_hand > by_hand * waited_behind {
-            if is_trial { Way::Behind } else { Way::Hand }
+            (Way::Hand, false)
         } else {
-            let is_good = behind * FEW * (PARTS as u64) < waited_behind;
-            if is_trial && !is_good { Way::Hand } else { Way::Behind }
+            (Way::Behind, behind * FEW * (PARTS as u64) < waited_behind)
+        }
+    }
+
+    /// Whether victims had better come from behind walks.
+    pub(crate) fn prefers_walks(&self, turns: &Turns) -> bool {
+        self.better(turns).0 == Way::Behind
+    }
+
+    /// Where the next batch should come from.
+    pub(crate) fn next(&self, turns: &mut Turns) -> Way {
+        let (better, is_good) = self.better(turns);
+        turns.batches = turns.batches.wrapping_add(1);
+        let is_trial = turns.batches.is_multiple_of(BATCHES_FOR_TRIAL) && !is_good;
+        match (better, is_trial) {
+            (Way::Hand, false) | (Way::Behind, true) => Way::Hand,
+            (Way::Behind, false) | (Way::Hand, true) => Way::Behind,
         }
     }
 

@@ -28,8 +28,7 @@ pub enum State {
     Zero,
     /// Evicted, one 64-bit word over and over.
     Same(SameWord),
-    /// In the program's memory. With a slot: write-protected, and the slot still has the same bytes. With an object: that
-    /// has its bytes unless it was written.
+    /// In the program's memory. A slot or an object has its bytes, too, unless it was written.
     Resident {
         /// What else holds its bytes, or did.
         copy: Option<Stored>,

@@ -7,10 +7,11 @@ use core::sync::atomic::Ordering;
 use farpage_core::cache::Backing;
 use farpage_core::pager::{Placed, Shrunk, Taken};
 use farpage_core::stats::Counter;
-use farpage_core::units::{AreaId, FrameIndex, PageIndex, PageRange};
+use farpage_core::units::{AreaId, FrameIndex, PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::Outgoing;
 use farpage_io::Wait;
 use farpage_os::clock::now_ns;
+use farpage_os::memory::Stretch;
 
 /// Victims of one batch in a thread that serves a fault.
 const DIRECT_BATCH: usize = 32;
@@ -20,6 +21,10 @@ const BACKGROUND_BATCH: usize = 64;
 const WRITE_WORTHWHILE: u32 = 32;
 /// Free frames that keep their memory, for the next faults to be decompressed into.
 const BACKED_KEPT: u32 = 64;
+/// So many with memory that came with pages gather before it is given back: each time other CPUs are interrupted.
+const TRIMMED_AT_ONCE: u32 = 64;
+/// Stretches of them that are given back by one call.
+const STRETCHES_MAX: usize = 32;
 /// A thread that needs memory goes on evicting for so long; then the program goes on over its budget.
 const DIRECT_NS_MAX: u64 = 2_000_000_000;
 /// After finding nothing to evict, a thread doesn't look again for so long.
@@ -102,6 +107,10 @@ impl Worker {
             && now_ns() >= self.give_up_until_ns.max(engine.unmovable_until_ns.load(Ordering::Relaxed))
         {
             while engine.is_over_stop() {
+                if !engine.is_over_start() && engine.pager.is_waiting_for_walks() {
+                    progress = Progress::Some;
+                    break;
+                }
                 engine.pager.stats().count(Counter::ReclaimBackground);
                 let evicted = self.evict(BACKGROUND_BATCH);
                 let is_shared = self.unshare_refused();
@@ -215,7 +224,9 @@ impl Worker {
         self.outgoing[count..].iter_mut().for_each(|outgoing| outgoing.is_shared = false);
         let placed = self.place(if count == 0 { 0 } else { self.engine.parked_max() });
         self.collect_writes(Wait::No);
-        self.trim_frames();
+        if self.engine.pager.cache().usage().free_moved >= TRIMMED_AT_ONCE {
+            self.trim_frames();
+        }
         self.engine.budget.refresh(self.engine.pager);
         if taken > 0 || placed > 0 {
             return Some(Progress::Some);
@@ -286,19 +297,35 @@ impl Worker {
     fn trim_frames(&self) -> bool {
         let pager = self.engine.pager;
         let mut trimmed = false;
-        while let Some((first, count)) = pager.cache().take_surplus(BACKED_KEPT) {
+        loop {
+            let mut runs = [(FrameIndex(0), 0); STRETCHES_MAX];
+            let mut stretches = [Stretch { base: core::ptr::null_mut(), bytes: 0 }; STRETCHES_MAX];
+            let mut count = 0;
+            while count < STRETCHES_MAX
+                && let Some((first, frames)) = pager.cache().take_surplus(BACKED_KEPT)
+            {
+                runs[count] = (first, frames);
+                stretches[count] = Stretch {
+                    base: pager.cache().pointer(first).cast(),
+                    bytes: frames as usize * PAGE_BYTES,
+                };
+                count += 1;
+            }
+            if count == 0 {
+                return trimmed;
+            }
             // SAFETY: the frames were free, and `take_surplus` gave them to us: nobody needs their bytes.
-            let dropped =
-                unsafe { self.engine.pages.drop_memory(pager.cache().pointer(first), count as usize) };
-            let backing =
-                if dropped.is_ok() && self.engine.frames_move { Backing::Hole } else { Backing::Memory };
-            (first.0..first.0 + count).for_each(|frame| pager.cache().put(FrameIndex(frame), backing));
-            if backing == Backing::Memory {
-                break;
+            let dropped = unsafe { self.engine.pages.drop_memory(&stretches[..count]) };
+            let is_empty = dropped.is_ok() && self.engine.frames_move;
+            let backing = if is_empty { Backing::Hole } else { Backing::Memory };
+            for (first, frames) in &runs[..count] {
+                (first.0..first.0 + frames).for_each(|frame| pager.cache().put(FrameIndex(frame), backing));
+            }
+            if !is_empty {
+                return trimmed;
             }
             trimmed = true;
         }
-        trimmed
     }
 
     /// A fault needs a frame and none is free: place parked pages, or wait for a write.
@@ -359,8 +386,8 @@ impl Worker {
 
     fn back_a_free_frame(&self) -> bool {
         let pager = self.engine.pager;
-        self.trim_frames();
-        let Some((frame, backing)) = pager.cache().take() else { return false };
+        let emptied = || if self.trim_frames() { pager.cache().take() } else { None };
+        let Some((frame, backing)) = pager.cache().take().or_else(emptied) else { return false };
         // SAFETY: the frame was free and is ours.
         let backed = backing == Backing::Memory
             || unsafe { self.engine.pages.give_memory(pager.cache().pointer(frame)) }.is_ok();

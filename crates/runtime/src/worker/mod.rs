@@ -17,7 +17,7 @@ use crate::session::{Notice, pack_io_error};
 use core::mem::MaybeUninit;
 use farpage_core::areas::AreaState;
 use farpage_core::cache::Backing;
-use farpage_core::pager::{Access, BATCH_MAX, Batch, Left, Step, Taken, Ticket, WriteBatch, WriteRequest};
+use farpage_core::pager::{Access, BATCH_MAX, Batch, Step, Taken, Ticket, WriteBatch, WriteRequest};
 use farpage_core::readahead::Plan;
 use farpage_core::stats::Latency;
 use farpage_core::table::entry::State;
@@ -149,7 +149,7 @@ impl Worker {
         let (kind, plan) = match pager.fault(fault.page, fault.access) {
             Step::Zero(mut ticket) => {
                 let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
-                let plan = self.plan_ahead(&mut ticket, fault.access, true);
+                let plan = self.plan_ahead(&mut ticket, true);
                 self.zero(ticket, fault.access);
                 (kind, plan)
             }
@@ -161,17 +161,17 @@ impl Worker {
                 return Here::Elsewhere;
             }
             Step::Install(mut ticket) => {
-                let plan = self.plan_ahead(&mut ticket, fault.access, true);
+                let plan = self.plan_ahead(&mut ticket, true);
                 self.install(ticket);
                 (Latency::Parked, plan)
             }
             Step::Load(mut ticket) => {
-                let plan = self.plan_ahead(&mut ticket, fault.access, true);
+                let plan = self.plan_ahead(&mut ticket, true);
                 self.load(ticket);
                 (Latency::Pool, plan)
             }
             Step::Unprotect(ticket) if self.engine.pages.unprotect(fault.page) => {
-                pager.settle_fault(ticket, Left { frame: Backing::Hole, protected: false });
+                pager.settle_fault(ticket, Backing::Hole);
                 return Here::Served;
             }
             Step::Unprotect(ticket) => {
@@ -184,7 +184,7 @@ impl Worker {
                     pager.give_back(ticket);
                     return Here::Elsewhere;
                 };
-                let plan = self.plan_ahead(&mut ticket, fault.access, true);
+                let plan = self.plan_ahead(&mut ticket, true);
                 shared = None;
                 self.read_here(ticket, file);
                 (Latency::Area, plan)
@@ -228,22 +228,22 @@ impl Worker {
             let kind = match step {
                 Step::Zero(mut ticket) => {
                     let kind = if ticket.before() == State::Absent { Latency::First } else { Latency::Pool };
-                    plan = self.plan_ahead(&mut ticket, fault.access, false);
+                    plan = self.plan_ahead(&mut ticket, false);
                     self.zero(ticket, fault.access);
                     Some(kind)
                 }
                 Step::Install(mut ticket) => {
-                    plan = self.plan_ahead(&mut ticket, fault.access, false);
+                    plan = self.plan_ahead(&mut ticket, false);
                     self.install(ticket);
                     Some(Latency::Parked)
                 }
                 Step::Load(mut ticket) => {
-                    plan = self.plan_ahead(&mut ticket, fault.access, false);
+                    plan = self.plan_ahead(&mut ticket, false);
                     self.load(ticket);
                     Some(Latency::Pool)
                 }
                 Step::Read(mut ticket) => {
-                    plan = self.plan_ahead(&mut ticket, fault.access, false);
+                    plan = self.plan_ahead(&mut ticket, false);
                     drop(shared);
                     self.read(ticket);
                     Some(Latency::Area)
@@ -251,7 +251,7 @@ impl Worker {
                 Step::Unprotect(ticket) => {
                     let kind = if ticket.slot().is_none() { Some(Latency::First) } else { None };
                     self.engine.pages.unprotect(fault.page);
-                    self.engine.pager.settle_fault(ticket, Left { frame: Backing::Hole, protected: false });
+                    self.engine.pager.settle_fault(ticket, Backing::Hole);
                     kind
                 }
                 Step::Joined => None,
@@ -320,7 +320,7 @@ impl Worker {
         }
         for (at, ticket) in tickets.into_iter().flatten().enumerate() {
             if (at as u64) < there {
-                pager.settle_fault(ticket, Left { frame: Backing::Hole, protected: false });
+                pager.settle_fault(ticket, Backing::Hole);
             } else {
                 pager.give_back(ticket);
             }
@@ -337,8 +337,10 @@ impl Worker {
         let pager = self.engine.pager;
         let pointer = pager.cache().pointer(frame);
         // SAFETY: the ticket owns the frame, which has memory, and holds the page's lock.
-        match unsafe { self.engine.pages.install(page, pointer, ticket.wants_protection()) } {
-            Ok(left) => pager.settle_fault(ticket, left),
+        match unsafe { self.engine.pages.install(page, pointer) } {
+            Ok(left) => {
+                pager.settle_fault(ticket, left);
+            }
             Err(error) => {
                 if error == InstallError::NoMemory {
                     farpage_os::clock::sleep_ns(1_000_000);
@@ -446,7 +448,7 @@ impl Worker {
             if !there() {
                 let _ = self.engine.pages.zero(PageRange::of(fault.page, 1), fault.access);
             }
-            self.engine.pager.settle_fault(ticket, Left { frame: Backing::Hole, protected: false });
+            self.engine.pager.settle_fault(ticket, Backing::Hole);
         }
         self.engine.pages.wake(fault.page);
     }

@@ -14,6 +14,10 @@ struct World {
     parked: BTreeSet<u64>,
     /// Windows asked for and not brought in yet.
     asked: Vec<Window>,
+    /// The rest of windows, likewise.
+    rests: Vec<Window>,
+    /// Whoever touches a page waits for its window.
+    is_slow: bool,
     issued: u64,
     hits: u64,
     faults: u64,
@@ -30,6 +34,8 @@ impl World {
             there: BTreeSet::new(),
             parked: BTreeSet::new(),
             asked: Vec::new(),
+            rests: Vec::new(),
+            is_slow: false,
             issued: 0,
             hits: 0,
             faults: 0,
@@ -58,26 +64,49 @@ impl World {
             }
             self.asked.push(window);
         }
+        if let Some(rest) = seen.rest {
+            assert!(rest.count > 0 && rest.page(0) != PageIndex(page));
+            self.rests.push(rest);
+        }
         assert!(self.hits <= self.issued, "{} hits of {} pages", self.hits, self.issued);
+    }
+
+    fn is_out(&self, page: PageIndex) -> bool {
+        !self.there.contains(&page.0) && !self.parked.contains(&page.0)
+    }
+
+    /// Brings in what windows have left out.
+    fn bring_rests(&mut self) {
+        for rest in std::mem::take(&mut self.rests) {
+            let out: Vec<_> =
+                (0..rest.count).map(|step| rest.page(step)).filter(|page| self.is_out(*page)).collect();
+            for page in &out {
+                assert!(self.region.contains(*page), "{rest:?} leaves the range");
+                self.there.insert(page.0);
+                self.untouched.insert(page.0);
+            }
+            self.issued += out.len() as u64;
+            self.streams.caught_up(&rest, out.len() as u32);
+        }
     }
 
     /// Brings the oldest window in.
     fn bring(&mut self) {
+        self.bring_rests();
         if self.asked.is_empty() {
             return;
         }
         let window = self.asked.remove(0);
-        let out = |world: &World, page: u64| !world.there.contains(&page) && !world.parked.contains(&page);
-        let left: Vec<_> = (0..window.reach).filter(|step| out(self, window.page(*step).0)).collect();
+        let left: Vec<_> = (0..window.reach).filter(|step| self.is_out(window.page(*step))).collect();
         let ends = window.closes && left.len() <= window.count as usize;
         let closing = left.last().copied().filter(|_| ends);
-        let mut landed = Landed::default();
+        let mut landed = Landed { was_late: self.is_slow, ..Landed::default() };
         let (mut step, mut brought) = (0, 0);
         while step < window.reach && brought < window.count {
             let page = window.page(step).0;
             let closes = closing == Some(step);
             step += 1;
-            if !out(self, page) {
+            if !self.is_out(PageIndex(page)) {
                 continue;
             }
             brought += 1;
@@ -105,7 +134,7 @@ impl World {
     fn walk(&mut self, pages: impl IntoIterator<Item = u64>) {
         for page in pages {
             self.touch(page);
-            while !self.asked.is_empty() {
+            while !(self.asked.is_empty() && self.rests.is_empty()) {
                 self.bring();
             }
         }
@@ -179,6 +208,44 @@ fn pages_that_are_there_are_passed_over() {
     world.walk(0..10_000);
     assert!(world.faults <= 4, "{} faults", world.faults);
     assert_eq!(world.hits, world.issued);
+}
+
+/// A walk that finds half of a region in memory began anew behind it, with three faults and a window of 8 pages.
+#[test]
+fn walk_goes_on_behind_what_is_there() {
+    let mut world = World::new(0, 60_000, 256);
+    world.there.extend(10_000..20_000);
+    world.walk(0..60_000);
+    assert!(world.faults <= 4, "{} faults", world.faults);
+    assert_eq!(world.hits, world.issued);
+}
+
+/// A window found no room for all of its pages: each of the others was a fault of its own, because the next window had been
+/// asked for.
+#[test]
+fn what_is_missing_of_a_window_comes_at_one_fault() {
+    let mut world = World::new(0, 60_000, 64);
+    world.walk(0..20_000);
+    let faults = world.faults;
+    let unread: Vec<u64> = world.untouched.range(20_000..).copied().take(20).collect();
+    assert_eq!(unread.len(), 20);
+    for page in &unread {
+        world.there.remove(page);
+        world.untouched.remove(page);
+    }
+    world.walk(20_000..40_000);
+    assert_eq!(world.faults - faults, 1);
+}
+
+#[test]
+fn windows_of_a_walk_that_waits_for_a_device_grow_with_it() {
+    let window_after = |is_slow, steps| {
+        let mut world = World { is_slow, ..World::new(0, 60_000, 256) };
+        world.walk(0..steps);
+        world.streams.live[0].window
+    };
+    assert_eq!([100, 600, 2000, 10_000].map(|steps| window_after(true, steps)), [8, 32, 64, 256]);
+    assert_eq!([100, 600, 2000, 10_000].map(|steps| window_after(false, steps)), [8, 8, 8, 16]);
 }
 
 #[test]
