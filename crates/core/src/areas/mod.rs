@@ -192,6 +192,9 @@ impl<'m> Areas<'m> {
     /// Changes an area's state; read-only is for good.
     pub fn set_state(&self, id: AreaId, state: AreaState) {
         self.area(id).freed.store(0, Ordering::Relaxed);
+        if state == AreaState::Full {
+            self.area(id).slots.tighten();
+        }
         let mut order = self.order.lock();
         if self.state(id) == AreaState::ReadOnly {
             return;
@@ -380,7 +383,7 @@ impl<'m> Areas<'m> {
 
     /// Whether a slot's page should be written anew when it goes, next to others: there is much free around it.
     pub fn is_thin(&self, slot: SlotIndex) -> bool {
-        self.area(slot.area()).slots.is_thin(slot.offset())
+        self.state(slot.area()) == AreaState::Writable && self.area(slot.area()).slots.is_thin(slot.offset())
     }
 
     /// Slots that an area has, slot 0 included.

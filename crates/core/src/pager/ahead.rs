@@ -225,9 +225,12 @@ impl Pager<'_> {
     /// locked.
     fn closing_step(&self, plan: &Plan) -> Option<u32> {
         let Plan::Stream(window) = plan else { return None };
+        if !window.closes {
+            return None;
+        }
         let mut out = (0..window.reach).filter(|step| Self::is_out(self.state(window.page(*step))));
         let last = out.by_ref().take(window.count as usize).last();
-        last.filter(|_| window.closes && out.next().is_none())
+        last.filter(|_| out.next().is_none())
     }
 
     fn try_lock_ahead(&self, page: PageIndex, fate: Fate, opening: &mut Opening) -> Option<Ticket> {

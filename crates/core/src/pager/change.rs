@@ -70,8 +70,7 @@ impl Pager<'_> {
             let new_page = PageIndex(to.0 + (page.0 - range.start.0));
             let before = from.entry().load().state();
             let after = match before {
-                // The mapping was not registered for a moment: its write protection is gone, and so is the
-                // proof that the page is unchanged.
+                // What is moved is likely to be written.
                 State::Resident { copy: Some(Stored::Slot(slot)), age } => {
                     self.areas.free(slot);
                     State::Resident { copy: None, age }

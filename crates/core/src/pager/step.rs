@@ -134,7 +134,7 @@ pub struct Victim {
 }
 
 impl Victim {
-    /// Whether it owns a slot: then it is write-protected and must stay so, should it not be taken.
+    /// Whether it owns a slot: then it may stay write-protected, should it not be taken, because its first write frees that.
     pub const fn keeps_slot(&self) -> bool {
         matches!(self.copy, Some(Stored::Slot(_)))
     }

@@ -233,8 +233,8 @@ impl Pager<'_> {
         true
     }
 
-    /// Frees up to `max` slots that unchanged resident pages only keep. Returns how many. `unprotect` is told of each page
-    /// while that is locked: nothing is to be heard of its next write any more.
+    /// Frees up to `max` slots that resident pages only keep. Returns how many. `unprotect` is told of each page while that is
+    /// locked: if it was to be copied out and stayed, nothing is to be heard of its next write any more.
     pub fn release_kept(&self, max: u32, unprotect: impl Fn(PageIndex)) -> u32 {
         let mut released = 0;
         for id in 0..self.areas.count() {

@@ -102,6 +102,10 @@ impl Pager<'_> {
         if batch.is_empty() {
             batch.way = Way::Hand;
             looks = self.choose_by_hand(&mut clock, batch, max, resident);
+            if batch.is_empty() {
+                // What was spared for streams isn't a second time.
+                looks += self.choose_by_hand(&mut clock, batch, max, resident);
+            }
         }
         if let [first, ..] = batch.victims() {
             let (first, count) = (first.page, batch.len() as u64);

@@ -21,7 +21,8 @@ const BACKGROUND_BATCH: usize = 64;
 const WRITE_WORTHWHILE: u32 = 32;
 /// Free frames that keep their memory, for the next faults to be decompressed into.
 const BACKED_KEPT: u32 = 64;
-/// So many with memory that came with pages gather before it is given back: each time other CPUs are interrupted.
+/// So many with memory that came with pages gather before it is given back, or an eighth of all: each time other CPUs are
+/// interrupted.
 const TRIMMED_AT_ONCE: u32 = 64;
 /// Stretches of them that are given back by one call.
 const STRETCHES_MAX: usize = 32;
@@ -224,7 +225,8 @@ impl Worker {
         self.outgoing[count..].iter_mut().for_each(|outgoing| outgoing.is_shared = false);
         let placed = self.place(if count == 0 { 0 } else { self.engine.parked_max() });
         self.collect_writes(Wait::No);
-        if self.engine.pager.cache().usage().free_moved >= TRIMMED_AT_ONCE {
+        let cache = self.engine.pager.cache();
+        if cache.usage().free_moved >= TRIMMED_AT_ONCE.min(cache.count() / 8) {
             self.trim_frames();
         }
         self.engine.budget.refresh(self.engine.pager);

@@ -104,6 +104,8 @@ pub struct Clusters<'m, P: Probe> {
     lists: Lock<Lists<'m>>,
     hands: &'m [Lock<Hand>],
     in_use: [Shard; SHARDS],
+    /// 1 once the area had no room for a write: from then on what is half free is used first, because it has its blocks.
+    is_tight: AtomicU32,
     pub(super) probe: P,
 }
 
@@ -119,7 +121,15 @@ impl<'m, P: Probe> Clusters<'m, P> {
         assert!(clusters.len() >= ground.clusters() as usize && links.len() >= clusters.len());
         assert!(!hands.is_empty());
         let in_use = [const { Shard(AtomicU32::new(0)) }; SHARDS];
-        Clusters { ground, clusters, lists: Lock::new(Lists::new(links)), hands, in_use, probe }
+        Clusters {
+            ground,
+            clusters,
+            lists: Lock::new(Lists::new(links)),
+            hands,
+            in_use,
+            is_tight: AtomicU32::new(0),
+            probe,
+        }
     }
 
     fn hand(&self, cpu: usize) -> Held<'_, Hand, P> {
@@ -213,9 +223,18 @@ impl<'m, P: Probe> Clusters<'m, P> {
             .or_else(|| self.lease(lists, Leases::take))
     }
 
+    /// There was no room for a write: clusters that were never written may have no blocks.
+    pub fn tighten(&self) {
+        self.is_tight.store(1, Ordering::Relaxed);
+    }
+
     /// Whether an empty cluster is to be taken before one that is half free.
     fn may_spread(&self, lists: &Lists<'m>) -> bool {
         let leases = &self.ground.leases;
+        // Ordering: Relaxed: a hint.
+        if self.is_tight.load(Ordering::Relaxed) != 0 {
+            return false;
+        }
         u64::from(lists.leased) * u64::from(CLUSTER_SLOTS)
             < u64::from(SPREAD) * u64::from(self.in_use()) + u64::from(SPREAD_MIN * CLUSTER_SLOTS)
             && leases.leased() < self.ground.clusters() / 2

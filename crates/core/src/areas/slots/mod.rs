@@ -194,6 +194,13 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
+    /// There was no room for a write: no more clusters are taken than are needed, from now on.
+    pub fn tighten(&self) {
+        if let Policy::Clusters(clusters) = &self.policy {
+            clusters.tighten();
+        }
+    }
+
     /// Whether half of a slot's cluster or more is free.
     pub fn is_thin(&self, slot: u32) -> bool {
         match &self.policy {
