@@ -2,7 +2,7 @@
 // UNSAFETY: wait4, which says what a child has used.
 
 use serde_json::Value;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -151,8 +151,23 @@ fn peak_of(pid: u32) -> u64 {
 /// Between two calls of `watch`.
 const WATCH_EVERY: Duration = Duration::from_millis(20);
 
+/// A benchmark that is killed takes its programs with it: what they are in and swap to could not be undone else.
+fn dies_with_us(command: &mut Command) {
+    let parent = std::process::id();
+    let ask = move || {
+        // SAFETY: takes no pointers.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong, 0, 0, 0) };
+        // SAFETY: takes nothing.
+        let is_there = unsafe { libc::getppid() } as u32 == parent;
+        if is_there { Ok(()) } else { Err(std::io::ErrorKind::NotFound.into()) }
+    };
+    // SAFETY: two system calls, and an error that takes no memory.
+    unsafe { command.pre_exec(ask) };
+}
+
 /// Runs a program to its end.
 fn finish(mut command: Command, mut watch: impl FnMut() -> Result<(), String>) -> Result<Outcome, String> {
+    dies_with_us(&mut command);
     let began = Instant::now();
     let mut child = command
         .stdin(Stdio::null())

@@ -8,7 +8,7 @@ use farpage::{Ended, directory, farpage};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
@@ -128,16 +128,47 @@ fn settings_of_the_kernel() -> Vec<String> {
     all
 }
 
-/// If the kernel can swap here, and we may say how. One at a time.
+/// What has yet to be undone.
+const JOURNAL: &str = "/run/farpage-bench-kernel";
+
+/// If the kernel can swap here, and we may say how. One at a time, and none that was killed has left anything.
 fn alone_with_the_kernel() -> Option<MutexGuard<'static, ()>> {
     if !farpage::is_root() {
         farpage::skip("`bench kernel` takes root");
     } else if !Path::new("/sys/module/zswap/parameters").exists() {
         farpage::skip("this kernel has no zswap");
     } else {
-        return farpage::budgeted::alone_with("python3");
+        let alone = farpage::budgeted::alone_with("python3");
+        if alone.is_some() && Path::new(JOURNAL).exists() {
+            undo_what_was_left();
+        }
+        return alone;
     }
     None
+}
+
+/// The next run does, whatever it runs.
+fn undo_what_was_left() {
+    let mut command = farpage();
+    command.env("FARPAGE_PRELOAD", farpage::budgeted::library());
+    command.args(["bench", "kernel", "--quick", "--only", "pool, random"]);
+    let ended = Ended::of(command.output().unwrap());
+    assert_eq!(ended.status, Some(0), "{}", ended.stderr);
+}
+
+/// `farpage bench kernel` in the middle of its work: everything it undoes is done.
+fn begun(before: &[String]) -> Child {
+    let mut command = farpage();
+    command.env("FARPAGE_PRELOAD", farpage::budgeted::library()).args(["bench", "kernel"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let began = Instant::now();
+    // It has a cgroup once everything else is made.
+    while settings_of_the_kernel().len() < before.len() + 4 {
+        assert!(began.elapsed() < Duration::from_secs(60), "it has not begun");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_secs(3));
+    child
 }
 
 #[test]
@@ -181,18 +212,22 @@ fn only_some_experiments_have_cases_and_a_case_must_be_there() {
 fn kernel_that_is_interrupted_leaves_everything_as_it_was() {
     let Some(_alone) = alone_with_the_kernel() else { return };
     let before = settings_of_the_kernel();
-    let mut command = farpage();
-    command.env("FARPAGE_PRELOAD", farpage::budgeted::library()).args(["bench", "kernel"]);
-    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let began = Instant::now();
-    // It has a cgroup once everything else is made.
-    while settings_of_the_kernel().len() < before.len() + 4 {
-        assert!(began.elapsed() < Duration::from_secs(60), "it has not begun");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    std::thread::sleep(Duration::from_secs(3));
+    let child = begun(&before);
     // SAFETY: takes no pointers; the child isn't waited for yet.
     assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGINT) }, 0);
     Ended::of(child.wait_with_output().unwrap()).refused(125, &["interrupted"]);
+    assert_eq!(settings_of_the_kernel(), before);
+}
+
+/// A benchmark was killed with the session it ran in, and a test took what it had left for how things were.
+#[test]
+fn kernel_that_is_killed_is_undone_by_the_next_run() {
+    let Some(_alone) = alone_with_the_kernel() else { return };
+    let before = settings_of_the_kernel();
+    let mut child = begun(&before);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_ne!(settings_of_the_kernel(), before);
+    undo_what_was_left();
     assert_eq!(settings_of_the_kernel(), before);
 }
