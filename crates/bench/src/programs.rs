@@ -433,8 +433,8 @@ fn report(bytes: u64, rounds: usize, measured: &[Measured], missing: &[&str]) ->
     report.charts.push(chart(measured));
     report.notes = vec![
         format!(
-            "kernel: a cgroup of two fifths of what the program has in memory without a limit (or more: see below); farpage: --ram as much and zswap's \
-             peak, --faults signal; {} MiB of data, {rounds} rounds",
+            "kernel: a cgroup of two fifths of what the program has in memory without a limit (or more: see below); farpage: \
+             --ram as much and zswap's peak, --faults signal; {} MiB of data, {rounds} rounds",
             bytes / MIB
         ),
         "the kernel has what it does best with of its codecs for zswap, no zswap, and page-cluster 3, 0 and 5, tried before; all \

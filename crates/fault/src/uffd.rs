@@ -275,8 +275,7 @@ impl<'u> ByCopy<'u> {
         // SAFETY: what was there is in the frames; the caller serves whoever touches the pages.
         if unsafe { memory::drop_pages(range.start.address() as *mut u8, range.bytes()) }.is_err() {
             // Locked by an mlock we have not heard of, from somewhere in the run on. What is there stays,
-            // write-protected: some of these pages may own a slot, and that is only true while a write to them
-            // is reported.
+            // write-protected, and the caller is told.
             let left = self.present(range).expect("our own pagemap can be read");
             for (at, page) in run.iter_mut().enumerate().filter(|(at, _)| left & 1 << at != 0) {
                 debug_assert!(present & 1 << at != 0);

@@ -54,6 +54,7 @@ pub mod number {
     pub const EXIT: usize = raw::__NR_exit as usize;
     pub const EXIT_GROUP: usize = raw::__NR_exit_group as usize;
     pub const GETCPU: usize = raw::__NR_getcpu as usize;
+    pub const GETRANDOM: usize = raw::__NR_getrandom as usize;
     pub const FCNTL: usize = raw::__NR_fcntl as usize;
 }
 
@@ -85,6 +86,20 @@ pub const fn check(word: isize) -> Result<usize, Errno> {
 pub unsafe fn ioctl(fd: i32, request: u32, argument: usize) -> Result<usize, Errno> {
     // SAFETY: passed on to the caller.
     check(unsafe { call(number::IOCTL, [fd as usize, request as usize, argument, 0, 0, 0]) })
+}
+
+/// A number that nobody can guess; an error where the kernel has none to give yet, or may not be asked.
+pub fn random_word() -> Result<u64, Errno> {
+    const NONBLOCK: usize = 1;
+    const EAGAIN: i32 = 11;
+    let mut word = [0_u8; 8];
+    let arguments = [word.as_mut_ptr() as usize, word.len(), NONBLOCK, 0, 0, 0];
+    // SAFETY: the kernel writes so many bytes there.
+    match check(unsafe { call(number::GETRANDOM, arguments) })? {
+        8 => Ok(u64::from_ne_bytes(word)),
+        // Eight bytes come whole.
+        _ => Err(Errno(EAGAIN)),
+    }
 }
 
 /// Ends the whole process.

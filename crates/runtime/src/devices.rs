@@ -110,6 +110,9 @@ impl Devices {
         let devices = memory::place(Devices { list: [const { None }; AREAS_MAX], io: session.settings.io });
         let devices = devices.map_err(|errno| OpenError { errno })?;
         let mut areas = Areas::new(session.settings.order, session.settings.nodes as usize);
+        // Without one checksums find what goes wrong by chance all the same. A fork's child looks its parent's up with that
+        // one's, of which it has a copy.
+        areas.set_key(farpage_os::sys::random_word().unwrap_or(0));
         for (at, description) in descriptions(session).enumerate() {
             let fd = open(description).map_err(|errno| OpenError { errno })?;
             let base = core::ptr::from_ref(session).cast::<u8>();

@@ -573,7 +573,7 @@ impl Space {
         self.writers.borrow().iter().flatten().map(|writer| writer.batch.len()).max().unwrap_or(0)
     }
 
-    /// Frees slots that unchanged pages only keep; nothing is to be heard of writes to those any more.
+    /// Frees slots that pages only keep; nothing is to be heard of writes to those any more.
     pub(crate) fn release_kept(&self, max: u32) -> u32 {
         self.pager.release_kept(max, |page| self.program.borrow_mut().page_mut(page).protected = false)
     }

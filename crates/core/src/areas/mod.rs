@@ -94,6 +94,8 @@ pub struct Areas<'m> {
     count: usize,
     /// Which of them is used next. Held for a look at a short list; never together with an area's slots.
     order: Lock<Order>,
+    /// What checksums depend on.
+    key: u64,
 }
 
 /// An area that is being taken off; for [`Areas::end_off`].
@@ -121,7 +123,13 @@ impl Default for Areas<'_> {
 impl<'m> Areas<'m> {
     /// No area yet, to be used in this order by CPUs of so many nodes.
     pub fn new(order: AreaOrder, nodes: usize) -> Areas<'m> {
-        Areas { areas: [const { None }; AREAS_MAX], count: 0, order: Lock::new(Order::new(order, nodes)) }
+        let order = Lock::new(Order::new(order, nodes));
+        Areas { areas: [const { None }; AREAS_MAX], count: 0, order, key: 0 }
+    }
+
+    /// Makes checksums depend on a number that nobody can guess. Only while nobody uses the areas yet.
+    pub const fn set_key(&mut self, key: u64) {
+        self.key = key;
     }
 
     /// Puts an area on. Only while nobody uses the areas yet.
@@ -369,13 +377,20 @@ impl<'m> Areas<'m> {
         owner.checked_sub(1).map(PageIndex)
     }
 
-    /// Whether `bytes` are what was last written to the slot.
-    pub fn verify(&self, slot: SlotIndex, bytes: &[u8; PAGE_BYTES]) -> bool {
-        self.area(slot.area()).checksums[slot.offset() as usize].load(Ordering::Relaxed) == checksum(bytes)
+    /// Checksum of a page as it is written to an area. It says what was read wrong, and which page was written since it was
+    /// read: with a key, because who chooses a page's bytes could else choose others with the same checksum.
+    pub fn checksum(&self, bytes: &[u8; PAGE_BYTES]) -> u64 {
+        xxhash_rust::xxh3::xxh3_64_with_seed(bytes, self.key)
     }
 
-    /// Whether a page that was read may keep its slot, so that it can be dropped without a write while it
-    /// stays unchanged: only while at most half of the area is used (Linux's `vm_swap_full`).
+    /// Whether `bytes` are what was last written to the slot.
+    pub fn verify(&self, slot: SlotIndex, bytes: &[u8; PAGE_BYTES]) -> bool {
+        self.area(slot.area()).checksums[slot.offset() as usize].load(Ordering::Relaxed)
+            == self.checksum(bytes)
+    }
+
+    /// Whether a page that was read may keep its slot, so that it can be dropped without a write if it is still the same when it
+    /// goes: only while at most half of the area is used (Linux's `vm_swap_full`).
     pub fn may_keep(&self, slot: SlotIndex) -> bool {
         let area = self.area(slot.area());
         u64::from(area.slots.in_use()) * 2 <= u64::from(area.total)
@@ -461,11 +476,6 @@ impl<'m> Areas<'m> {
     }
 }
 
-/// Checksum of a page as it is written to an area.
-pub fn checksum(bytes: &[u8; PAGE_BYTES]) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(bytes)
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -505,6 +515,22 @@ mod tests {
         let others = runs.iter().skip(1).flat_map(|run| (0..run.count).map(|at| run.first.plus(at)));
         others.for_each(|slot| areas.free(slot));
         runs.first().copied()
+    }
+
+    #[test]
+    fn checksum_depends_on_the_bytes_and_the_key() {
+        let mut areas = areas(1, AreaOrder::Weighted);
+        let (slot, page) = (SlotIndex::new(AreaId(0), 1), [7; PAGE_BYTES]);
+        areas.set_key(1);
+        areas.own(slot, PageIndex(3), areas.checksum(&page));
+        assert!(areas.verify(slot, &page));
+        for at in [0, 8, 2047, PAGE_BYTES - 1] {
+            let mut other = page;
+            other[at] ^= 1;
+            assert!(!areas.verify(slot, &other), "byte {at}");
+        }
+        areas.set_key(2);
+        assert!(!areas.verify(slot, &page));
     }
 
     #[test]

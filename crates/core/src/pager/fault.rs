@@ -91,8 +91,8 @@ impl Pager<'_> {
         })
     }
 
-    /// Whether a fault is likely to be served with more memory: a page that keeps its slot has its memory when it is
-    /// written, one of zeros has not. Only a hint: the page isn't locked.
+    /// Whether a fault is likely to be served with more memory: a page that has a slot has its memory when its protection is
+    /// lifted, one of zeros has not. Only a hint: the page isn't locked.
     pub fn takes_memory(&self, page: PageIndex, access: Access) -> bool {
         access != Access::WriteProtected
             || matches!(self.state(page), State::Resident { copy: None | Some(Stored::Object(_)), .. })

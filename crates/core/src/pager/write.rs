@@ -6,7 +6,7 @@
 
 use super::Pager;
 use super::step::{WRITE_PAGES_MAX, WriteBatch, WriteRequest};
-use crate::areas::{AreaState, SlotRun, checksum};
+use crate::areas::{AreaState, SlotRun};
 use crate::cache::Backing;
 use crate::stats::Counter;
 use crate::table::Place;
@@ -117,7 +117,7 @@ impl Pager<'_> {
         for (slot, frame) in request.open() {
             // SAFETY: frames in a write batch are ours until the write is done, have memory, and nobody
             // writes them.
-            let sum = checksum(unsafe { self.cache.bytes(frame) });
+            let sum = self.areas.checksum(unsafe { self.cache.bytes(frame) });
             // A page that was faulted in again meanwhile is written all the same; nobody will read it.
             let page = self.cache.owner(frame).unwrap_or(PageIndex(0));
             pause!();

@@ -70,7 +70,7 @@ impl Engine {
             let access = match word.map(|word| (word.state(), word.is_locked())) {
                 Some((State::Lost(_), _)) => return,
                 Some((state @ State::Resident { .. }, false)) => {
-                    // What owns a slot is write-protected.
+                    // What owns a slot may be write-protected: if it was to be copied out and stayed.
                     if !write || state.slot().is_none() {
                         return;
                     }

@@ -210,7 +210,7 @@ impl Worker {
             (victim.taken, victim.backing) = (outgoing.taken, outgoing.backing);
             taken += usize::from(outgoing.taken != Taken::Busy);
             // Protected to be copied, and then not taken: where calls of the program's can't wait for us, only what owns a slot
-            // may stay so.
+            // may stay so, because that is looked at before a call.
             let is_protected = outgoing.taken == Taken::Busy && !self.engine.frames_move;
             if is_protected && self.engine.handover.is_some() && !victim.keeps_slot() {
                 self.engine.pages.unprotect(victim.page);
@@ -298,6 +298,10 @@ impl Worker {
     /// Gives memory that lies behind free frames back, but for what the next faults need. Whether there was any.
     fn trim_frames(&self) -> bool {
         let pager = self.engine.pager;
+        // Frames that aren't moved into keep their memory.
+        if !self.engine.frames_move {
+            return false;
+        }
         let mut trimmed = false;
         loop {
             let mut runs = [(FrameIndex(0), 0); STRETCHES_MAX];
@@ -314,20 +318,23 @@ impl Worker {
                 count += 1;
             }
             if count == 0 {
-                return trimmed;
+                break;
             }
             // SAFETY: the frames were free, and `take_surplus` gave them to us: nobody needs their bytes.
-            let dropped = unsafe { self.engine.pages.drop_memory(&stretches[..count]) };
-            let is_empty = dropped.is_ok() && self.engine.frames_move;
-            let backing = if is_empty { Backing::Hole } else { Backing::Memory };
-            for (first, frames) in &runs[..count] {
+            let empty = |stretches| unsafe { self.engine.pages.drop_memory(stretches) }.is_ok();
+            let are_empty = empty(&stretches[..count]);
+            for ((first, frames), stretch) in runs[..count].iter().zip(&stretches) {
+                // Which of several could not be emptied nobody says; to empty one again does no harm.
+                let is_empty = are_empty || empty(core::slice::from_ref(stretch));
+                let backing = if is_empty { Backing::Hole } else { Backing::Memory };
                 (first.0..first.0 + frames).for_each(|frame| pager.cache().put(FrameIndex(frame), backing));
             }
-            if !is_empty {
-                return trimmed;
+            if !are_empty {
+                break;
             }
             trimmed = true;
         }
+        trimmed
     }
 
     /// A fault needs a frame and none is free: place parked pages, or wait for a write.
