@@ -158,15 +158,23 @@ impl Handover {
         }
     }
 
-    /// In an engine thread: waits for faults and returns how many were put into `faults`; 0 if another thread was
-    /// quicker, or there is something else to do.
-    pub fn wait(&self, faults: &mut [Fault; FAULTS_MAX], is_else: impl FnOnce() -> bool) -> usize {
+    /// In an engine thread: waits for faults, at most `ns` if that is given, and returns how many were put into `faults`; 0 if
+    /// none came, another thread was quicker, or there is something else to do.
+    pub fn wait(
+        &self,
+        faults: &mut [Fault; FAULTS_MAX],
+        ns: Option<u64>,
+        is_else: impl FnOnce() -> bool,
+    ) -> usize {
         let seen = self.bell.load(Ordering::SeqCst);
         let count = self.take(faults);
         if count == 0 && !is_else() {
             // Ordering: SeqCst, as in `hand_over`.
             self.idle.fetch_add(1, Ordering::SeqCst);
-            futex::wait(&self.bell, seen);
+            match ns {
+                Some(ns) => futex::wait_for(&self.bell, seen, ns),
+                None => futex::wait(&self.bell, seen),
+            }
             self.idle.fetch_sub(1, Ordering::Relaxed);
         }
         count

@@ -6,6 +6,7 @@
 
 use crate::Fault;
 use farpage_core::pager::Access;
+use farpage_os::futex::timespec;
 use farpage_os::uffd::{Message, Uffd};
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -23,10 +24,12 @@ impl<'u> Faults<'u> {
         Faults { uffd }
     }
 
-    /// Waits for faults and returns how many were put into `faults`; 0 if another thread was quicker.
-    pub fn wait(&self, faults: &mut [Fault; FAULTS_MAX]) -> usize {
+    /// Waits for faults, at most `ns` if that is given, and returns how many were put into `faults`; 0 if none came or another
+    /// thread was quicker.
+    pub fn wait(&self, faults: &mut [Fault; FAULTS_MAX], ns: Option<u64>) -> usize {
         let mut ready = [PollFd::new(self.uffd.fd(), PollFlags::IN)];
-        if poll(&mut ready, None).is_err() {
+        let timeout = ns.map(timespec);
+        if !poll(&mut ready, timeout.as_ref()).is_ok_and(|count| count > 0) {
             return 0;
         }
         let mut messages = [Message::EMPTY; FAULTS_MAX];

@@ -222,8 +222,8 @@ impl Bench {
         let mut list = [Fault { page: PageIndex(0), access: Access::Read }; FAULTS_MAX];
         loop {
             let count = match self.handover {
-                Some(handover) => handover.wait(&mut list, || false),
-                None => Faults::of(self.uffd.unwrap()).wait(&mut list),
+                Some(handover) => handover.wait(&mut list, None, || false),
+                None => Faults::of(self.uffd.unwrap()).wait(&mut list, None),
             };
             match count {
                 0 => {}
@@ -762,7 +762,7 @@ mod cases {
             std::thread::spawn(|| {
                 let mut list = [Fault { page: PageIndex(0), access: Access::Read }; FAULTS_MAX];
                 loop {
-                    Faults::of(bench.uffd.unwrap()).wait(&mut list);
+                    Faults::of(bench.uffd.unwrap()).wait(&mut list, None);
                 }
             });
         }

@@ -15,8 +15,12 @@ pub fn wait(word: &AtomicU32, expected: u32) {
 
 /// Sleeps while `word` is `expected`, at most `ns`.
 pub fn wait_for(word: &AtomicU32, expected: u32, ns: u64) {
-    let timeout = Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };
-    let _ = futex::wait(word, Flags::PRIVATE, expected, Some(&timeout));
+    let _ = futex::wait(word, Flags::PRIVATE, expected, Some(&timespec(ns)));
+}
+
+/// So many nanoseconds, as the kernel takes them.
+pub const fn timespec(ns: u64) -> Timespec {
+    Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
 }
 
 /// Wakes up to `count` sleepers.

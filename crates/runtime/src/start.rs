@@ -34,7 +34,6 @@ use farpage_fault::segv::ByProtection;
 use farpage_fault::signal::{Handover, Woken};
 use farpage_fault::thread::{FAULTS_MAX, Faults};
 use farpage_fault::uffd::{ByCopy, ByMove};
-use farpage_io::Wait;
 use farpage_os::clock::now_ns;
 use farpage_os::proc::{MappingName, Pagemap, Rollup, Statm};
 use farpage_os::signal::SIGSEGV;
@@ -56,6 +55,8 @@ const AHEAD_THREADS: usize = 2;
 /// Reader index of the first of them; they have the last ones.
 const AHEAD: ReaderIndex = ReaderIndex(ENGINE_THREADS_MAX - AHEAD_THREADS);
 
+/// How often a thread that has nothing else to do looks after its writes.
+const WRITES_NS: u64 = 1_000_000;
 /// How often a process that has nothing to evict looks whether others are dead.
 const REAP_NS: u64 = 1_000_000_000;
 
@@ -200,7 +201,7 @@ fn keep(engine: &'static Engine) -> ! {
         engine.take_share();
         let progress = worker.reclaim_background();
         fork::forget_elders(engine);
-        let quiet_ns = if progress == Progress::Some || worker.has_writes() { 1_000_000 } else { 5_000_000 };
+        let quiet_ns = if progress == Progress::Some || worker.has_writes() { WRITES_NS } else { 5_000_000 };
         engine.budget.wait(seen, quiet_ns);
     }
 }
@@ -318,9 +319,10 @@ fn handler_main(argument: usize) -> ! {
     let nothing = farpage_fault::Fault { page: PageIndex(0), access: farpage_core::pager::Access::Read };
     let mut list = [nothing; FAULTS_MAX];
     loop {
+        let most_ns = worker.has_writes().then_some(WRITES_NS);
         let count = match (engine.handover, engine.uffd) {
-            (Some(handover), _) => handover.wait(&mut list, guard::errands::is_any_asked),
-            (None, Some(uffd)) => Faults::of(uffd).wait(&mut list),
+            (Some(handover), _) => handover.wait(&mut list, most_ns, guard::errands::is_any_asked),
+            (None, Some(uffd)) => Faults::of(uffd).wait(&mut list, most_ns),
             (None, None) => engine.stop_program(StopReason::Tables),
         };
         if engine.uffd.is_some_and(|uffd| uffd.unseen_moves() > 0) {
@@ -330,7 +332,7 @@ fn handler_main(argument: usize) -> ! {
             worker.serve(*fault);
         }
         guard::errands::run_all(engine, worker);
-        worker.finish_writes(Wait::No);
+        worker.finish_writes(count == 0);
     }
 }
 
@@ -341,11 +343,13 @@ fn ahead_main(argument: usize) -> ! {
     let Ok(worker) = Worker::placed(engine, *index, None) else { thread::exit() };
     loop {
         let seen = engine.ahead.bell();
+        let mut is_idle = true;
         while let Some(plan) = engine.ahead.pop() {
             worker.bring(plan, Reclaim::Allowed);
+            is_idle = false;
         }
-        worker.finish_writes(Wait::No);
-        engine.ahead.wait(seen, if worker.has_writes() { 1_000_000 } else { 1_000_000_000 });
+        worker.finish_writes(is_idle);
+        engine.ahead.wait(seen, if worker.has_writes() { WRITES_NS } else { 1_000_000_000 });
     }
 }
 

@@ -165,15 +165,21 @@ impl Worker {
         }
     }
 
-    /// Settles what the devices have finished, if this thread has any writes under way.
-    pub fn finish_writes(&mut self, wait: Wait) {
+    /// Settles what the devices have finished, if this thread has any writes under way. Once it `is_idle` what waits for
+    /// company is written, too: nobody else does that.
+    pub fn finish_writes(&mut self, is_idle: bool) {
+        if is_idle {
+            self.send_writes();
+        }
         if self.has_writes() {
-            self.collect_writes(wait);
+            self.collect_writes(Wait::No);
         }
     }
 
-    /// Whether any area has a write under way.
+    /// Whether any page of this thread's is being written, or is going to be. Until that is settled it has a frame and perhaps a
+    /// slot, even if the program has no such page any more: so who has writes doesn't go to sleep for long. (Threads that had
+    /// evicted for a fault did once, until their next fault: 64 slots of memory that was gone were never free.)
     pub fn has_writes(&self) -> bool {
-        self.in_flight.iter().any(Option::is_some)
+        !self.writes.is_empty() || self.in_flight.iter().any(Option::is_some)
     }
 }
