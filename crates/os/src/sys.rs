@@ -55,6 +55,7 @@ pub mod number {
     pub const EXIT_GROUP: usize = raw::__NR_exit_group as usize;
     pub const GETCPU: usize = raw::__NR_getcpu as usize;
     pub const GETRANDOM: usize = raw::__NR_getrandom as usize;
+    pub const GETRUSAGE: usize = raw::__NR_getrusage as usize;
     pub const FCNTL: usize = raw::__NR_fcntl as usize;
 }
 

@@ -13,14 +13,16 @@
 //!
 //! For the only process of a tree that is the whole budget, always. Pages that processes share since a fork count for each
 //! by its part of them (`Pss_Anon` in smaps_rollup), so that the sum is what the tree takes; asking for that takes the kernel
-//! milliseconds for each GiB, so it is done only by those that have forked or were forked, and only when memory is short.
+//! milliseconds for each GiB, so it is done only by those that have forked or were forked, and only when memory is short. In
+//! between, their minor faults say how much of it they have written.
 
 use crate::engine::Engine;
 use crate::session::PROCESSES_MAX;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farpage_core::stats::Gauge;
+use farpage_core::units::PAGE_BYTES;
 use farpage_os::clock::{now_ns, thread_cpu_ns};
-use farpage_os::proc::AnonymousParts;
+use farpage_os::proc::{AnonymousParts, minor_faults};
 
 /// A process with less isn't asked for any of it: most of that can't be evicted.
 pub const SMALL_BYTES: u64 = 8 << 20;
@@ -152,8 +154,11 @@ pub struct Share {
     /// What it said last, in bytes: what others have, too, and how much of that counts for them.
     found_with_others: AtomicU64,
     found_shared: AtomicU64,
-    /// All that this process shared once and has written since, in bytes.
+    /// Minor faults until then: each of those that followed may be a page that was shared and has been written.
+    faults_when_asked: AtomicU64,
+    /// So many bytes; and those before, as the kernel found them.
     written: AtomicU64,
+    written_before: AtomicU64,
     /// What the pool's limit was last made for.
     pool_for_bytes: AtomicU64,
     /// When this process's memory was last noted; how much that was, and how much more than the time before.
@@ -172,7 +177,7 @@ impl Share {
     /// By how much this process has grown lately, which it is expected to do once more. It now has `bytes`, whoever they
     /// count for, and what it wrote of them is more of its own; that others have ended isn't growth.
     fn grown(&self, bytes: u64) -> u64 {
-        let bytes = bytes + self.written.load(Ordering::Relaxed);
+        let bytes = bytes + self.all_written();
         let now = now_ns();
         if now >= self.noted_ns.load(Ordering::Relaxed) + GROWTH_NS {
             self.noted_ns.store(now, Ordering::Relaxed);
@@ -182,6 +187,29 @@ impl Share {
         let since = bytes.saturating_sub(self.noted_bytes.load(Ordering::Relaxed));
         let grown = since.max(self.grown_bytes.load(Ordering::Relaxed));
         if grown < GROWTH_BYTES_MIN { 0 } else { grown }
+    }
+
+    /// All that this process shared once and has written since, in bytes.
+    pub fn all_written(&self) -> u64 {
+        self.written_before.load(Ordering::Relaxed) + self.written.load(Ordering::Relaxed)
+    }
+
+    /// So much was found to count for others when there had been so many faults.
+    fn found(&self, shared: u64, faults: u64) {
+        self.found_shared.store(shared, Ordering::Relaxed);
+        self.faults_when_asked.store(faults, Ordering::Relaxed);
+        self.written.store(0, Ordering::Relaxed);
+    }
+
+    /// What still counts for others if each fault since then was for a page that was shared. Some were not; the kernel says
+    /// so when it is asked again, and until then that much is evicted too early.
+    fn note_written(&self) -> u64 {
+        let found = self.found_shared.load(Ordering::Relaxed);
+        if found > 0 {
+            let faults = minor_faults().saturating_sub(self.faults_when_asked.load(Ordering::Relaxed));
+            self.written.store(found.min(faults * PAGE_BYTES as u64), Ordering::Relaxed);
+        }
+        found - self.written.load(Ordering::Relaxed).min(found)
     }
 
     /// Whether the kernel may be asked again, by what asking took last time.
@@ -197,6 +225,8 @@ impl Engine {
     /// This process is a fork's child: until its parent has asked what it has no more, that counts for the parent.
     pub fn begin_as_child(&self) {
         let inherited = self.measure();
+        self.share.found_with_others.store(inherited, Ordering::Relaxed);
+        self.share.found(inherited, minor_faults());
         self.budget.shares(inherited);
         self.share.noted_ns.store(now_ns(), Ordering::Relaxed);
         self.share.noted_bytes.store(inherited, Ordering::Relaxed);
@@ -207,6 +237,7 @@ impl Engine {
     /// Measures this process, says what it has, and works out what it may have. Returns what it has. In the keeper.
     pub fn take_share(&self) -> u64 {
         self.measure();
+        self.budget.shares(self.share.note_written());
         let mut allowance = self.say_and_hear();
         let peak = &self.membership.session.claims_peak;
         let is_peak = allowance.all_have > peak.load(Ordering::Relaxed);
@@ -298,18 +329,20 @@ impl Engine {
         // Before the kernel is asked: a fork meanwhile says so again.
         share.has_kin.store(false, Ordering::Relaxed);
         share.has_forked.store(false, Ordering::Relaxed);
+        let faults = minor_faults();
         let anonymous = self.pager.stats().gauge(Gauge::Anonymous);
         // If it doesn't say, nothing counts for others.
         let parts = self.rollup.anonymous().unwrap_or(AnonymousParts { own_part: anonymous, shared: 0 });
         let shared = anonymous.saturating_sub(parts.own_part);
         let shared = if shared < SHARED_BYTES_MIN { 0 } else { shared };
-        let before = share.found_shared.swap(shared, Ordering::Relaxed);
+        let before = share.found_shared.load(Ordering::Relaxed);
         let with_others_before = share.found_with_others.swap(parts.shared, Ordering::Relaxed);
-        // What this process has written since it asked last is its own now, and it writes as much again until it asks
-        // again. That others have ended or written makes its part larger, too, but not at what it does.
+        // What this process has written since it asked last is its own now. That others have ended or written makes its part
+        // larger, too.
         let written = with_others_before.saturating_sub(parts.shared).min(before.saturating_sub(shared));
-        share.written.fetch_add(written, Ordering::Relaxed);
-        self.budget.shares(shared.saturating_sub(written));
+        share.written_before.fetch_add(written, Ordering::Relaxed);
+        share.found(shared, faults);
+        self.budget.shares(shared);
         if shared > 0 {
             self.share.has_kin.store(true, Ordering::Relaxed);
         }

@@ -214,8 +214,8 @@ fn wait_for_budget(engine: &'static Engine) {
         let started_ns = now_ns();
         let charged = engine.take_share();
         let now = now_ns();
-        // What it has of the budget also changes when others write what is shared: that isn't growth.
-        let anonymous = engine.pager.stats().gauge(Gauge::Anonymous);
+        // What it has of the budget also changes when others write what is shared: that isn't growth. When it does, it is.
+        let anonymous = engine.pager.stats().gauge(Gauge::Anonymous) + engine.share.all_written();
         let growth_bytes_per_us = growth.bytes_per_us(anonymous, started_ns..now);
         let is_wanted = engine.activation_wanted.load(Ordering::Relaxed) != 0;
         if is_wanted || engine.budget.must_activate(charged, growth_bytes_per_us) {
