@@ -10,6 +10,7 @@
 //! with other bytes, ends it.
 
 mod codec;
+mod device;
 pub mod extents;
 mod faults;
 pub mod index;
@@ -71,6 +72,11 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "codec",
         about: "pages of real programs, made small and brought back: one codec for each kind against LZ4 for all",
         run: Run::Whole(codec::run),
+    },
+    Experiment {
+        name: "device",
+        about: "memory read in order from the disk against fio, which only reads; takes fio",
+        run: Run::Whole(device::run),
     },
     Experiment {
         name: "extents",

@@ -56,6 +56,17 @@ fn codec_shows_what_it_found() {
 }
 
 #[test]
+fn device_shows_what_it_found() {
+    if !farpage::budgeted::able("fio") {
+        return;
+    }
+    let found = shows_what_it_found("device", 1);
+    for row in found["tables"][0]["rows"].as_array().unwrap() {
+        assert!(row["MiB/s"]["median"].as_f64().unwrap() > 1.0, "{row}");
+    }
+}
+
+#[test]
 fn extents_shows_what_it_found() {
     if !farpage::can_run() {
         return;

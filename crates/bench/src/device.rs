@@ -1,0 +1,146 @@
+//! `farpage bench device`: how much of what a disk gives reaches a program that walks through memory that is out.
+//!
+//! The rival is fio, which only reads: a file in the directory that Farpage swaps to, past the page cache, in blocks of several
+//! sizes with several under way. The program reads each page of memory that doesn't compress, most of which is out. What was in
+//! memory when it came by isn't known, so as much as there can have been is taken off: the rate is at least what is said.
+
+use crate::Effort;
+use crate::kernel::machine;
+use crate::live;
+use crate::load::region::PAGE_BYTES;
+use crate::measure::{Random, Sample, interleaved, ratio};
+use crate::report::{Cell, Chart, Report, Table, Target};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const MIB: u64 = 1 << 20;
+/// Part of the disk's best that is to reach the program.
+const WANTED: f64 = 0.8;
+/// What fio reads: bytes of a block, and how many are under way. Ours are up to 1 MiB, where slots lie as pages do.
+const FIO: [(&str, &str); 6] =
+    [("32k", "1"), ("32k", "8"), ("128k", "1"), ("128k", "8"), ("1m", "1"), ("1m", "4")];
+/// Pages that don't compress, of which the program's are copies.
+const NOISE_PAGES: usize = 256;
+
+/// Files that go when the benchmark does.
+struct Files {
+    read: PathBuf,
+    noise: PathBuf,
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.read);
+        let _ = std::fs::remove_file(&self.noise);
+    }
+}
+
+/// Runs fio's ways and ours in turns.
+pub fn run(effort: Effort) -> Result<Report, String> {
+    let (ram, bytes) = (effort.pick(128, 32) * MIB, effort.pick(1024, 96) * MIB);
+    let (seconds, rounds) = (effort.pick(4.0, 0.3), effort.pick(5, 1));
+    let directory = machine::directory();
+    let name = format!("farpage-bench-device-{}", std::process::id());
+    let files = Files { read: directory.join(&name), noise: std::env::temp_dir().join(name) };
+    write_noise(&files.noise)?;
+    let mut outcomes = interleaved(rounds, FIO.len() + 1, |who| match FIO.get(who) {
+        Some((block, depth)) => fio(&files.read, bytes, seconds, block, depth),
+        None => farpage(&files.noise, &directory, ram, bytes, seconds),
+    })
+    .into_iter()
+    .map(|rates| rates.into_iter().collect::<Result<Vec<f64>, String>>());
+    let fio = outcomes.by_ref().take(FIO.len()).collect::<Result<Vec<_>, String>>()?;
+    let ours = outcomes.next().ok_or("no run of ours")??;
+    // The best of each round: the disk is shared, and some rounds are slower than others.
+    let best: Vec<f64> =
+        (0..rounds).map(|round| fio.iter().map(|rates| rates[round]).fold(0.0, f64::max)).collect();
+    Ok(report(
+        &fio,
+        &ours,
+        &best,
+        &format!("{} MiB of {} MiB, {rounds} rounds of {seconds} s", ram / MIB, bytes / MIB),
+    ))
+}
+
+fn report(fio: &[Vec<f64>], ours: &[f64], best: &[f64], what: &str) -> Report {
+    let mut table = Table::new("reading in order from the disk", &["who", "MiB/s", "ratio to fio's best"]);
+    let mut chart = Chart {
+        title: "Reading in order from the disk".to_owned(),
+        unit: "MiB/s".to_owned(),
+        groups: Vec::new(),
+        series: vec![("read".to_owned(), Vec::new())],
+    };
+    let mut row = |who: String, rates: &[f64]| {
+        chart.groups.push(who.clone());
+        chart.series[0].1.push(Sample::of(rates).median);
+        table.row(vec![Cell::from(who), Sample::of(rates).into(), ratio(rates, best).into()]);
+    };
+    for ((block, depth), rates) in FIO.iter().zip(fio) {
+        row(format!("fio {block} x{depth}"), rates);
+    }
+    row("a program's memory".to_owned(), ours);
+    let mut report = Report::new("device");
+    report.tables.push(table);
+    report.charts.push(chart);
+    report.published.push(
+        "a machine like this: its disk 1,500 MiB/s; the kernel's swap 37,500 pages/s of memory read in order, which is 146 MiB/s"
+            .to_owned(),
+    );
+    report.targets.push(Target::at_least(
+        "memory read in order from the disk, to fio's best in the same round",
+        WANTED,
+        ratio(ours, best).median,
+    ));
+    report.notes = vec![
+        format!(
+            "farpage run --faults signal --pool 1M -- farpage load touch --pattern sequential, pages that don't compress, none \
+             written: {what}"
+        ),
+        "the program's rate is of the pages that can't have been in memory: as many as there are but for the budget".to_owned(),
+        "fio --rw=read --direct=1 --ioengine=io_uring on a file in the same directory; nothing compares what it reads, while each \
+         page of ours has its checksum looked at"
+            .to_owned(),
+    ];
+    report
+}
+
+/// MiB of each second.
+fn fio(file: &Path, bytes: u64, seconds: f64, block: &str, depth: &str) -> Result<f64, String> {
+    let mut command = Command::new("fio");
+    command.args(["--name=read", "--rw=read", "--direct=1", "--ioengine=io_uring", "--time_based"]);
+    command.args(["--output-format=json", &format!("--bs={block}"), &format!("--iodepth={depth}")]);
+    command.args([&format!("--size={bytes}"), &format!("--runtime={seconds}")]);
+    let output = command.arg(format!("--filename={}", file.display())).output().map_err(|error| {
+        format!("fio can't be run ({error}); Debian's package is called fio: apt-get install fio")
+    })?;
+    if !output.status.success() {
+        return Err(format!("fio failed: {}", String::from_utf8_lossy(&output.stderr)));
+    }
+    // Notes may come before it.
+    let start = output.stdout.iter().position(|byte| *byte == b'{').unwrap_or(0);
+    let found: Value = serde_json::from_slice(&output.stdout[start..])
+        .map_err(|error| format!("fio printed no JSON: {error}"))?;
+    let rate = found["jobs"][0]["read"]["bw_bytes"].as_f64().ok_or("fio doesn't say how much it read")?;
+    Ok(rate / MIB as f64)
+}
+
+/// MiB of each second, of those that can't have been in memory.
+fn farpage(noise: &Path, directory: &Path, ram: u64, bytes: u64, seconds: f64) -> Result<f64, String> {
+    let (ram_text, bytes_text) = (ram.to_string(), bytes.to_string());
+    let (swap, noise, seconds) =
+        (directory.display().to_string(), noise.display().to_string(), seconds.to_string());
+    let options = ["--ram", &ram_text, "--swap", &swap, "--faults", "signal", "--pool", "1M"];
+    let load = ["touch", "--pattern", "sequential", "--write-percent", "0", "--contents", &noise];
+    let load = [&load[..], &["--bytes", &bytes_text, "--seconds", &seconds]].concat();
+    let outcome = live::under(&options, &load)?;
+    let out = (bytes - ram) as f64 / bytes as f64;
+    Ok(outcome.part("sequential", "touches_per_second") * out * PAGE_BYTES as f64 / MIB as f64)
+}
+
+fn write_noise(file: &Path) -> Result<(), String> {
+    let mut random = Random::new(7);
+    let bytes: Vec<u8> =
+        (0..NOISE_PAGES * PAGE_BYTES / 8).flat_map(|_| random.next().to_ne_bytes()).collect();
+    std::fs::write(file, bytes).map_err(|error| format!("{} can't be written: {error}", file.display()))
+}
