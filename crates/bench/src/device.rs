@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const MIB: u64 = 1 << 20;
-/// Part of the disk's best that is to reach the program.
+/// Part of what fio reads that is to reach the program.
 const WANTED: f64 = 0.8;
 /// What fio reads beside that: bytes of a block, and how many are under way.
 const FIO: [(&str, &str); 6] =

@@ -424,24 +424,11 @@ impl Outcome {
         let is_tree = self.samples.of.len() > 1;
         // A fork's child has an engine before its parent has made room for that.
         let most = ram + slack(if is_tree { 8 * MIB } else { 4 * MIB });
-        // How many looks in a row, of which this is one, found more than `most`.
-        let looks_over = |at: usize, most: u64| {
-            let is_over = |bytes: &&u64| **bytes > most;
-            match together[at..].iter().take_while(is_over).count() {
-                0 => 0,
-                from_here => from_here + together[..at].iter().rev().take_while(is_over).count(),
-            }
-        };
+        let is_over = |at: usize| together.get(at).is_some_and(|bytes| *bytes > most);
         // Processes are looked at one after the other: what one shares with a child that is made meanwhile counts for it
-        // alone, and for the child in part once more. Not at the next look. And what all of them write at once of what they
-        // share since a fork comes without a fault that we could have wait: on two busy CPUs it took up to 160 ms until that was
-        // evicted, in one of twenty runs. So a tree may be over for a moment, but not by half of the budget at two looks in a
-        // row, nor at all at the fourth.
-        let is_too_much = |at: usize| match is_tree {
-            true => looks_over(at, most) >= 4 || looks_over(at, ram + ram / 2) >= 2,
-            false => looks_over(at, most) >= 1,
-        };
-        let over = (first..together.len()).filter(|at| is_too_much(*at));
+        // alone, and for the child in part once more. Not at the next look.
+        let over = (first..together.len())
+            .filter(|at| is_over(*at) && (!is_tree || is_over(at.wrapping_sub(1)) || is_over(at + 1)));
         self.assert_none("all together", together, first, most, over.collect());
         for (pid, list) in &self.samples.of {
             let first = first_at(list, ram);
