@@ -45,6 +45,8 @@ pub fn run(effort: Effort) -> Result<Report, String> {
     let directory = machine::directory();
     let name = format!("farpage-bench-device-{}", std::process::id());
     let files = Files { read: directory.join(&name), noise: std::env::temp_dir().join(name) };
+    // Ctrl-C is an error, so that the files go then, too.
+    machine::hear_interrupts();
     write_noise(&files.noise)?;
     // Once before those that count: how ours reads.
     let before = Reads::of(&directory);
@@ -52,9 +54,12 @@ pub fn run(effort: Effort) -> Result<Report, String> {
     let alike = before.and_then(|before| Reads::of(&directory)?.since(&before));
     let own = alike.as_ref().ok().map(|(block, depth)| (block.as_str(), depth.as_str()));
     let ways: Vec<(&str, &str)> = own.into_iter().chain(FIO).collect();
-    let mut outcomes = interleaved(rounds, ways.len() + 1, |who| match ways.get(who) {
-        Some((block, depth)) => fio(&files.read, bytes, seconds, block, depth),
-        None => farpage(&files.noise, &directory, ram, bytes, seconds),
+    let mut outcomes = interleaved(rounds, ways.len() + 1, |who| {
+        machine::go_on()?;
+        match ways.get(who) {
+            Some((block, depth)) => fio(&files.read, bytes, seconds, block, depth),
+            None => farpage(&files.noise, &directory, ram, bytes, seconds),
+        }
     })
     .into_iter()
     .map(|rates| rates.into_iter().collect::<Result<Vec<f64>, String>>());
