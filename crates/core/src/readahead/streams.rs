@@ -52,8 +52,9 @@ const STEPS_ON_CREDIT: (u64, u64) = (2, 3);
 /// The same without credit.
 const STEPS_WITHOUT: (u64, u64) = (5, 7);
 
-/// How often a parked page is kept for its stream when it is the oldest.
-const HELD_MAX: u8 = 16;
+/// How often parked pages are kept for their stream when they are the oldest, since it asked last. Each eviction looks at each
+/// of them once.
+const HELD_MAX: u8 = 128;
 
 /// One stream, even after another one has taken its place in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -266,7 +266,12 @@ impl Worker {
     /// Places the oldest parked pages until at most `keep` are parked. Returns how many left.
     fn place(&mut self, keep: u32) -> u32 {
         let (mut left, mut busy) = (0, 0);
-        while self.engine.pager.cache().usage().parked > keep && busy < 64 {
+        loop {
+            let parked = self.engine.pager.cache().usage().parked;
+            // Each of those that can't be placed now is looked at once: streams have their markers held so often, and no more.
+            if parked <= keep || busy >= parked.min(64) {
+                break;
+            }
             if self.writes.is_full() && !self.send_writes() {
                 break;
             }
