@@ -16,7 +16,7 @@ use farpage_core::readahead::Plan;
 use farpage_core::readahead::streams::{CATCH_UP_MAX, Window};
 use farpage_core::sync::Lock;
 use farpage_core::table::entry::State;
-use farpage_core::units::{AREAS_MAX, AreaId, PAGE_BYTES, PageBytes, PageRange, SlotIndex};
+use farpage_core::units::{AREAS_MAX, AreaId, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex};
 use farpage_io::{Backend, Completion, Op, Request, SEGMENTS_MAX, Segment, Wait};
 use farpage_os::{futex, memory};
 
@@ -219,6 +219,13 @@ impl Worker {
             return None;
         }
         Some(plan)
+    }
+
+    /// The same for a fault whose page somebody else is bringing. Under the map lock.
+    pub(crate) fn plan_joined(&self, page: PageIndex) {
+        if let Some(plan) = self.engine.pager.plan_joined(page) {
+            self.engine.ahead.push(plan);
+        }
     }
 
     /// Carries a plan out as far as memory allows. Without the map lock.

@@ -10,7 +10,7 @@ use farpage_core::cache::Backing;
 use farpage_core::pager::{Fate, Opening, Step, Ticket};
 use farpage_core::readahead::Plan;
 use farpage_core::table::entry::State;
-use farpage_core::units::{FrameIndex, PageBytes};
+use farpage_core::units::{FrameIndex, PageBytes, PageIndex};
 use farpage_io::Op as Direction;
 
 /// Pages that are locked together, at most.
@@ -76,7 +76,20 @@ impl Space {
             return;
         };
         let advice = self.pager.plan_ahead(ticket);
-        let Some(plan) = advice.plan.or(advice.late.map(Plan::CatchUp)) else { return };
+        if let Some(plan) = advice.plan.or(advice.late.map(Plan::CatchUp)) {
+            self.begin_ahead(world, plan);
+        }
+    }
+
+    /// The same for a fault whose page is on its way.
+    pub(crate) fn plan_joined(&self, world: &World, page: PageIndex) {
+        if let Some(plan) = self.pager.plan_joined(page) {
+            world.saw("plan of who waits");
+            self.begin_ahead(world, plan);
+        }
+    }
+
+    fn begin_ahead(&self, world: &World, plan: Plan) {
         world.note(|| format!("{} reads ahead: {plan:?}", self.number));
         world.saw(match plan {
             Plan::Pages(_) => "plan Pages",

@@ -306,7 +306,10 @@ impl Space {
             }
             Step::Read(ticket) => ("step Read", Some(FaultPhase::Read(ticket))),
             Step::Unprotect(ticket) => ("step Unprotect", Some(FaultPhase::Unprotect(ticket))),
-            Step::Joined => ("step Joined", None),
+            Step::Joined => {
+                self.plan_joined(world, page);
+                ("step Joined", None)
+            }
             Step::Present => {
                 self.wake(page, &world.random);
                 ("step Present", None)

@@ -51,6 +51,7 @@ const EXPECTED: &[&str] = &[
     "plan Stream",
     "plan CatchUp",
     "plan Rest",
+    "plan of who waits",
     "ahead mapped",
     "ahead parked",
     "ahead refused",

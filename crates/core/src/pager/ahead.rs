@@ -115,6 +115,23 @@ impl Pager<'_> {
         }
     }
 
+    /// What to bring in because a thread waits for a page that is being read from an area: the device can begin with it now.
+    /// Once for each such fault.
+    pub fn plan_joined(&self, page: PageIndex) -> Option<Plan> {
+        if self.config.readahead != Readahead::Streams || !matches!(self.state(page), State::OnArea(_)) {
+            return None;
+        }
+        let range = self.range_for_readahead(page)?;
+        let seen = self.streams.lock().joined(page, range.pages, self.window_max());
+        self.advice_of(seen).plan
+    }
+
+    /// Whether the first page of a plan has to be read. Only a hint: the page isn't locked.
+    pub fn is_on_area(&self, plan: &Plan) -> bool {
+        let first = plan.page(0, |slot| self.areas.owner(slot));
+        first.is_some_and(|page| matches!(self.state(page), State::OnArea(_)))
+    }
+
     /// Whether the page's bytes are farther away than in a frame.
     const fn is_out(state: State) -> bool {
         matches!(

@@ -52,6 +52,11 @@ const STEPS_ON_CREDIT: (u64, u64) = (2, 3);
 /// The same without credit.
 const STEPS_WITHOUT: (u64, u64) = (5, 7);
 
+/// Windows that a stream which waits for a device has asked for at most: the device goes on with the next ones while the walk
+/// goes through one. A stream that ends leaves them unused, so it must have gone so many steps for each page of one more.
+const WINDOWS_ASKED_MAX: i64 = 3;
+const STEPS_FOR_ONE_MORE: u64 = 32;
+
 /// How often parked pages are kept for their stream when they are the oldest, since it asked last. Each eviction looks at each
 /// of them once.
 const HELD_MAX: u8 = 128;
@@ -115,6 +120,17 @@ pub struct Landed {
     pub was_late: bool,
 }
 
+/// The first page of a window, where the walk is to be seen, and how many pages were mapped between it and the next one.
+#[derive(Clone, Copy)]
+struct Marker {
+    page: i64,
+    mapped: u32,
+}
+
+impl Marker {
+    const NONE: Marker = Marker { page: NOWHERE, mapped: 0 };
+}
+
 /// A walk. Positions are page numbers; `stride` is 0 while the place is free.
 #[derive(Clone, Copy)]
 struct Stream {
@@ -135,12 +151,11 @@ struct Stream {
     window: u32,
     window_floor: u32,
     was_late: bool,
-    marker: i64,
+    /// Those that it hasn't come to, in its order; behind them, none.
+    markers: [Marker; WINDOWS_ASKED_MAX as usize],
     closing: i64,
     /// Pages mapped between the last marker that was touched and the next one.
     behind: u32,
-    /// Pages mapped behind the next marker.
-    beyond: u32,
     /// It has come to the last page that it was known to go to.
     has_closed: bool,
     /// The hand that looks for victims has passed over what this stream hasn't read yet.
@@ -175,10 +190,9 @@ impl Stream {
         window: 0,
         window_floor: WINDOW_MIN,
         was_late: false,
-        marker: NOWHERE,
+        markers: [Marker::NONE; WINDOWS_ASKED_MAX as usize],
         closing: NOWHERE,
         behind: 0,
-        beyond: 0,
         has_closed: false,
         was_spared: false,
         held: 0,
@@ -243,13 +257,53 @@ impl Stream {
     /// Everything mapped so far lies behind the walk. What lies behind a marker that it went past without touching it
     /// doesn't count: it jumps.
     fn all_passed(&mut self) -> u32 {
-        if self.marker != NOWHERE && self.is_before(self.marker, self.at) {
-            (self.beyond, self.marker) = (0, NOWHERE);
+        while self.markers[0].page != NOWHERE && self.is_before(self.markers[0].page, self.at) {
+            self.take_marker(0);
             self.has_jumped = true;
         }
-        let hits = self.behind + self.beyond;
-        (self.behind, self.beyond) = (0, 0);
+        self.take_mapped()
+    }
+
+    /// Pages that were mapped and that it hasn't been seen behind.
+    fn mapped(&self) -> u32 {
+        self.behind + self.markers.iter().map(|marker| marker.mapped).sum::<u32>()
+    }
+
+    /// It is now seen behind them all.
+    fn take_mapped(&mut self) -> u32 {
+        let hits = self.mapped();
+        self.behind = 0;
+        self.markers.iter_mut().for_each(|marker| marker.mapped = 0);
         hits
+    }
+
+    fn marker_at(&self, page: i64) -> Option<usize> {
+        self.markers.iter().position(|marker| marker.page == page)
+    }
+
+    /// Takes a marker out. Returns what was mapped behind it.
+    fn take_marker(&mut self, at: usize) -> u32 {
+        let mapped = self.markers[at].mapped;
+        self.markers[at..].rotate_left(1);
+        self.markers[self.markers.len() - 1] = Marker::NONE;
+        mapped
+    }
+
+    /// The part of what is mapped that ends with the marker `at`.
+    fn before_marker(&mut self, at: usize) -> &mut u32 {
+        match at {
+            0 => &mut self.behind,
+            _ => &mut self.markers[at - 1].mapped,
+        }
+    }
+
+    /// A page that was mapped isn't there any more: of the first part that has any.
+    fn forget_one(&mut self) {
+        let parts = core::iter::once(&mut self.behind)
+            .chain(self.markers.iter_mut().map(|marker| &mut marker.mapped));
+        if let Some(part) = parts.into_iter().find(|part| **part > 0) {
+            *part -= 1;
+        }
     }
 
     /// The next window, clipped to `range` and to what lies before the page `limit`.
@@ -285,7 +339,7 @@ impl Stream {
 
     /// Whether it hasn't come to the end of what was brought in for it.
     fn has_unread(&self) -> bool {
-        self.behind + self.beyond > 0 && self.is_before(self.at, self.landed)
+        self.mapped() > 0 && self.is_before(self.at, self.landed)
     }
 
     /// What the walk comes to next behind `page`, up to `most` pages before `limit`.
@@ -367,8 +421,7 @@ impl Streams {
         stream.has_closed |= stream.is_last_in(page, range);
         if stream.is_before(page, stream.landed) {
             // The page was not brought in, or has been evicted since: don't count it as used.
-            let part = if stream.behind > 0 { &mut stream.behind } else { &mut stream.beyond };
-            *part = part.saturating_sub(1);
+            stream.forget_one();
             let rest = stream.next_before(stream.landed, stream.window, at, page);
             return Seen { rest: Some(rest).filter(|rest| rest.count > 0), ..Seen::default() };
         }
@@ -495,8 +548,30 @@ impl Streams {
         self.reached(page.0 as i64, range, pages_max).unwrap_or_default()
     }
 
+    /// A thread waits for a page that is being read from an area. A stream that waits so has too little under way: it asks for
+    /// the next window before it comes to a marker.
+    pub fn joined(&mut self, page: PageIndex, range: PageRange, pages_max: u32) -> Seen {
+        let page = page.0 as i64;
+        if let Some(seen) = self.reached(page, range, pages_max) {
+            return seen;
+        }
+        let Some(at) = self.on_the_way(page) else { return Seen::default() };
+        let now = self.count;
+        let stream = &mut self.live[at];
+        stream.is_at(page, now);
+        let window = i64::from(stream.window);
+        let asked = (stream.asked - stream.at) / stream.stride;
+        let may_ask = !stream.has_closed
+            && asked + window <= WINDOWS_ASKED_MAX * window
+            && stream.steps >= STEPS_FOR_ONE_MORE * u64::from(stream.window);
+        let window = if may_ask { self.ask(at, range, pages_max) } else { None };
+        Seen { window, is_walk: true, ..Seen::default() }
+    }
+
     fn awaiting(&self, page: i64) -> Option<usize> {
-        let of_it = |stream: &Stream| stream.stride != 0 && (stream.marker == page || stream.closing == page);
+        let of_it = |stream: &Stream| {
+            stream.stride != 0 && (stream.marker_at(page).is_some() || stream.closing == page)
+        };
         self.live[..self.used].iter().position(of_it)
     }
 
@@ -517,13 +592,18 @@ impl Streams {
         stream.is_at(page, now);
         if stream.closing == page {
             // If it goes on all the same, its next fault finds it here.
-            (stream.closing, stream.marker, stream.has_closed) = (NOWHERE, NOWHERE, true);
-            let hits = stream.all_passed();
+            (stream.closing, stream.has_closed) = (NOWHERE, true);
+            let hits = stream.take_mapped();
+            stream.markers = [Marker::NONE; WINDOWS_ASKED_MAX as usize];
             self.pay(at, hits);
             return Some(Seen { hits, is_walk: true, ..Seen::default() });
         }
-        let hits = stream.behind;
-        (stream.behind, stream.beyond, stream.marker) = (stream.beyond, 0, NOWHERE);
+        // Markers before this one that weren't touched are passed over.
+        let mut hits = 0;
+        while stream.marker_at(page).is_some() {
+            hits += stream.behind;
+            stream.behind = stream.take_marker(0);
+        }
         self.pay(at, hits);
         Some(Seen { hits, window: self.ask(at, range, pages_max), is_walk: true, ..Seen::default() })
     }
@@ -545,9 +625,16 @@ impl Streams {
     /// to it long before the whole window is there.
     pub fn mark(&mut self, window: &Window, marker: PageIndex) {
         let Some(stream) = self.of(window) else { return };
-        // A marker that was not reached is passed over.
-        stream.behind += stream.beyond;
-        (stream.beyond, stream.marker) = (0, marker.0 as i64);
+        if stream.markers[stream.markers.len() - 1].page != NOWHERE {
+            // A marker too many is passed over.
+            stream.behind += stream.take_marker(0);
+        }
+        let page = marker.0 as i64;
+        // Windows are begun in their order, or nearly.
+        let is_later = |marker: &Marker| marker.page == NOWHERE || stream.is_before(page, marker.page);
+        let at = stream.markers.iter().position(is_later).unwrap_or(0);
+        stream.markers[at..].rotate_right(1);
+        stream.markers[at] = Marker { page, mapped: 0 };
     }
 
     /// The last page of the stream's way is about to be parked.
@@ -561,8 +648,9 @@ impl Streams {
     pub fn unmark(&mut self, window: &Window, page: PageIndex) {
         let Some(stream) = self.of(window) else { return };
         let page = page.0 as i64;
-        if stream.marker == page {
-            stream.marker = NOWHERE;
+        if let Some(at) = stream.marker_at(page) {
+            let mapped = stream.take_marker(at);
+            *stream.before_marker(at) += mapped;
         }
         if stream.closing == page {
             stream.closing = NOWHERE;
@@ -595,12 +683,8 @@ impl Streams {
         if stream.is_before(stream.asked, end) {
             stream.asked = end;
         }
-        let marker = landed.marker.map(|page| page.0 as i64);
-        if marker == Some(stream.marker) {
-            stream.beyond += landed.mapped;
-        } else {
-            stream.behind += landed.mapped;
-        }
+        let marker = landed.marker.and_then(|page| stream.marker_at(page.0 as i64));
+        *stream.before_marker(marker.map_or(0, |at| at + 1)) += landed.mapped;
         if !stream.has_closed {
             return 0;
         }

@@ -189,7 +189,10 @@ impl Worker {
                 self.read_here(ticket, file);
                 (Latency::Area, plan)
             }
-            Step::Joined => return Here::Joined,
+            Step::Joined => {
+                self.plan_joined(fault.page);
+                return Here::Joined;
+            }
             Step::Present | Step::Lost(_) | Step::NoFrame | Step::Unknown => return Here::Elsewhere,
         };
         drop(shared);
@@ -254,7 +257,10 @@ impl Worker {
                     self.engine.pager.settle_fault(ticket, Backing::Hole);
                     kind
                 }
-                Step::Joined => None,
+                Step::Joined => {
+                    self.plan_joined(fault.page);
+                    None
+                }
                 Step::Present => {
                     self.present(fault);
                     None

@@ -56,6 +56,21 @@ impl World {
             self.streams.fault(PageIndex(page), self.region, self.pages_max)
         };
         self.there.insert(page);
+        self.heed(seen);
+        if let Some(rest) = seen.rest {
+            assert!(rest.count > 0 && rest.page(0) != PageIndex(page));
+            self.rests.push(rest);
+        }
+    }
+
+    /// A thread comes to a page that is being read, and waits.
+    fn join(&mut self, page: u64) {
+        let seen = self.streams.joined(PageIndex(page), self.region, self.pages_max);
+        assert!(seen.rest.is_none() && seen.late.is_none());
+        self.heed(seen);
+    }
+
+    fn heed(&mut self, seen: Seen) {
         self.hits += u64::from(seen.hits);
         if let Some(window) = seen.window {
             assert!((1..=self.pages_max).contains(&window.count), "{window:?}");
@@ -63,10 +78,6 @@ impl World {
                 assert!(self.region.contains(window.page(step)), "{window:?} leaves the range");
             }
             self.asked.push(window);
-        }
-        if let Some(rest) = seen.rest {
-            assert!(rest.count > 0 && rest.page(0) != PageIndex(page));
-            self.rests.push(rest);
         }
         assert!(self.hits <= self.issued, "{} hits of {} pages", self.hits, self.issued);
     }
@@ -248,6 +259,59 @@ fn windows_of_a_walk_that_waits_for_a_device_grow_with_it() {
     assert_eq!([100, 600, 2000, 10_000].map(|steps| window_after(false, steps)), [8, 8, 8, 16]);
 }
 
+/// A walk that always finds its pages under way: the device had nothing to do between the end of one window and the touch of
+/// the next one's marker.
+#[test]
+fn a_walk_that_waits_for_a_device_has_the_next_windows_asked_for() {
+    let walked = |steps: u64| {
+        let mut world = World { is_slow: true, ..World::new(0, 60_000, 64) };
+        let mut most = 0;
+        for page in 0..steps {
+            if !world.there.contains(&page) && world.asked.iter().any(|window| window.first.0 <= page) {
+                world.join(page);
+                most = most.max(world.asked.len());
+                world.bring();
+            }
+            world.touch(page);
+        }
+        (world, most)
+    };
+    // While it is young it asks for one at a time: it may end.
+    assert_eq!(walked(200).1, 1);
+    let (world, most) = walked(20_000);
+    assert_eq!(most as i64, WINDOWS_ASKED_MAX, "with the one that it waits for");
+    assert_eq!(world.faults, 3);
+    // All that it went through is seen: with three markers under way, none is passed over.
+    let unread = world.issued - world.hits - passed_unseen(&world);
+    assert!(
+        unread <= world.untouched.len() as u64 + 3,
+        "{unread} pages of which {} weren't touched",
+        world.untouched.len()
+    );
+    // And to the end, where it hits all.
+    let (world, _) = walked(60_000);
+    assert_eq!((world.hits, world.faults), (world.issued, 3));
+}
+
+/// Windows are begun by several threads, the later one first now and then, and land so.
+#[test]
+fn markers_are_kept_in_the_order_in_which_the_walk_comes_to_them() {
+    let mut world = World { is_slow: true, ..World::new(0, 60_000, 64) };
+    world.walk(0..10_000);
+    let next = (10_000..).find(|page| world.parked.contains(page)).unwrap();
+    (10_000..=next).for_each(|page| world.touch(page));
+    let first = world.asked[0].first.0;
+    world.join(first + 1);
+    assert_eq!(world.asked.len(), 2);
+    world.asked.reverse();
+    world.bring();
+    world.bring();
+    let markers = world.streams.live[0].markers.map(|marker| marker.page);
+    assert_eq!(markers, [first as i64, first as i64 + 64, NOWHERE]);
+    world.walk(next..60_000);
+    assert_eq!((world.hits, world.faults), (world.issued, 3));
+}
+
 #[test]
 fn stream_that_ends_counts_only_what_it_passed() {
     let mut world = World::new(0, 100_000, 64);
@@ -291,7 +355,7 @@ fn many_walks_in_turns_begin_after_others_have_used_the_credit_up() {
 
 /// Pages that were touched behind the last marker, which nobody has seen.
 fn passed_unseen(world: &World) -> u64 {
-    world.streams.live.iter().map(|stream| u64::from(stream.behind + stream.beyond)).sum::<u64>()
+    world.streams.live.iter().map(|stream| u64::from(stream.mapped())).sum::<u64>()
         - world.untouched.len() as u64
 }
 
@@ -331,6 +395,7 @@ fn what_a_walk_has_gone_through_is_shown_once_and_not_what_is_close_behind_it() 
 enum Event {
     Step(usize),
     Random(u64),
+    Join(u64),
     Bring,
     Forget(u64),
     Evict(u64),
@@ -341,6 +406,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         6 => (0_usize..5).prop_map(Event::Step),
         2 => (0_u64..400).prop_map(Event::Random),
+        2 => any::<u64>().prop_map(Event::Join),
         4 => Just(Event::Bring),
         1 => any::<u64>().prop_map(Event::Forget),
         2 => (0_u64..400).prop_map(Event::Evict),
@@ -367,6 +433,11 @@ proptest! {
                     *page = page.wrapping_add_signed(*stride) % pages;
                 }
                 Event::Random(page) => world.touch(start + page % pages),
+                Event::Join(at) if !world.asked.is_empty() => {
+                    let window = world.asked[at as usize % world.asked.len()];
+                    world.join(window.page((at >> 32) as u32 % window.count).0);
+                }
+                Event::Join(_) => {}
                 Event::Bring => world.bring(),
                 Event::Forget(at) if !world.asked.is_empty() => {
                     let at = at as usize % world.asked.len();
