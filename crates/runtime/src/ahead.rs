@@ -22,8 +22,9 @@ use farpage_os::{futex, memory};
 
 /// Pages that are begun together: what one read request takes.
 const BATCH: usize = SEGMENTS_MAX;
-/// Batches that are on their way at once.
-const BATCHES: usize = 2;
+/// Batches that are on their way at once: a window, where windows are largest, so that all of it is locked at once. What isn't,
+/// and the program comes to, is a read of its own, and a hole in the reads of the others.
+const BATCHES: usize = 4;
 /// Slots of others between two of a stream's that are read along: a request of its own would take longer.
 const OTHERS_BETWEEN: u32 = 8;
 /// So many in a batch.
@@ -237,18 +238,24 @@ impl Worker {
         // While one batch is being read the next one is begun.
         let mut reading = [const { Reading::NONE }; BATCHES];
         let mut turn = 0;
+        // Where a read of one batch has room before the limit, the device begins with it, and room is made meanwhile.
+        let mut may_wait = self.engine.pager.is_on_area(&plan) && !self.engine.is_near_limit();
         loop {
             // Several threads bring a batch each: who begins just below the limit ends above it. So nothing is read
             // ahead into what lies between the mark where eviction starts and the limit.
             // The device goes on with the batch before meanwhile. (That was brought in first once: a walk from disk had 0.9 of the
             // touches then, `farpage load touch --pattern sequential`, and waited longer for the slowest of them.)
-            if self.engine.is_over_start()
-                && (reclaim == Reclaim::NotHere || !self.make_room(opening.plan().count() as usize))
-            {
-                self.engine.budget.ring();
+            if !may_wait && !self.has_room(&opening, reclaim) {
                 break;
             }
+            // A fault's read waits behind what the device has: no longer than one batch takes.
+            if self.engine.faults_reading.load(Ordering::Relaxed) > 0 {
+                self.land_all(&mut opening, &mut reading, turn);
+            }
             let may_be_more = self.begin_batch(&mut opening, &mut reading, turn);
+            if core::mem::take(&mut may_wait) {
+                self.has_room(&opening, reclaim);
+            }
             turn = (turn + 1) % BATCHES;
             if !may_be_more {
                 break;
@@ -284,19 +291,30 @@ impl Worker {
         self.engine.pager.close_ahead(opening);
     }
 
+    /// Whether more of a plan may be brought in, which may take some eviction. If not, the keeper is told.
+    fn has_room(&mut self, opening: &Opening, reclaim: Reclaim) -> bool {
+        let pages = opening.plan().count() as usize;
+        let has = !self.engine.wants_room() || reclaim == Reclaim::Allowed && self.make_room(pages);
+        if !has {
+            self.engine.budget.ring();
+        }
+        has
+    }
+
     /// Evicts until memory is below the mark where the keeper starts to, about as much as is going to come: what goes
     /// early comes back by faults. False if that takes long or can't be done.
     fn make_room(&mut self, pages: usize) -> bool {
         for _ in 0..BATCHES_FOR_ROOM {
             self.engine.budget.refresh(self.engine.pager);
-            if !self.engine.is_over_start() {
+            if !self.engine.wants_room() {
                 return true;
             }
             if self.evict(pages.clamp(EVICTED_MIN, BATCH)) == Progress::None {
-                return false;
+                break;
             }
         }
-        false
+        // What is left out of a window the program has to wait for, a page at a time.
+        !self.engine.is_near_limit()
     }
 
     /// Locks a batch, brings in what isn't on an area, and has the rest read. Whether there may be more.

@@ -92,6 +92,8 @@ pub struct Engine {
     pub all_locked: AtomicU32,
     /// Writes to areas that are under way, of all threads: while there are any, frames will be free soon.
     pub writes_under_way: AtomicU32,
+    /// Threads that read a page from an area because somebody waits for just that page.
+    pub faults_reading: AtomicU32,
     /// Whether a thread is looking for dead processes.
     pub reaping: AtomicBool,
     /// Threads that are evicting just now: they have frames, and will soon have memory.
@@ -134,6 +136,12 @@ impl Engine {
     /// Whether a few pages for each thread might be too many.
     pub fn is_near_limit(&self) -> bool {
         self.charged() > self.budget.near_limit() || self.is_crowded(CROWD_START)
+    }
+
+    /// Whether who reads ahead should evict first. Where walks are known to go on soon, what they leave behind is waited for as
+    /// long as there is room: the hand would take what they come to next.
+    pub fn wants_room(&self) -> bool {
+        self.is_over_start() && (self.is_near_limit() || !self.pager.is_waiting_for_walks())
     }
 
     /// Whether the background thread should be at work.

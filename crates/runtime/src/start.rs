@@ -512,6 +512,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         activation_wanted: AtomicU32::new(0),
         all_locked: AtomicU32::new(0),
         writes_under_way: AtomicU32::new(0),
+        faults_reading: AtomicU32::new(0),
         reaping: AtomicBool::new(false),
         evicting: AtomicU32::new(0),
         unmovable_until_ns: AtomicU64::new(0),

@@ -108,7 +108,7 @@ impl Worker {
             && now_ns() >= self.give_up_until_ns.max(engine.unmovable_until_ns.load(Ordering::Relaxed))
         {
             while engine.is_over_stop() {
-                if !engine.is_over_start() && engine.pager.is_waiting_for_walks() {
+                if !engine.is_near_limit() && engine.pager.is_waiting_for_walks() {
                     progress = Progress::Some;
                     break;
                 }

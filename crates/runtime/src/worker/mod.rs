@@ -15,6 +15,7 @@ use crate::engine::Engine;
 use crate::map_lock::ReaderIndex;
 use crate::session::{Notice, pack_io_error};
 use core::mem::MaybeUninit;
+use core::sync::atomic::Ordering;
 use farpage_core::areas::AreaState;
 use farpage_core::cache::Backing;
 use farpage_core::pager::{Access, BATCH_MAX, Batch, Step, Taken, Ticket, WriteBatch, WriteRequest};
@@ -411,7 +412,10 @@ impl Worker {
         let pointer = self.engine.pager.cache().pointer(frame).cast::<u8>();
         // SAFETY: the ticket owns the frame and it has memory; nobody else refers to it.
         let bytes = unsafe { core::slice::from_raw_parts_mut(pointer, PAGE_BYTES) };
-        read_now(file, slot.byte_offset(), bytes)
+        self.engine.faults_reading.fetch_add(1, Ordering::Relaxed);
+        let result = read_now(file, slot.byte_offset(), bytes);
+        self.engine.faults_reading.fetch_sub(1, Ordering::Relaxed);
+        result
     }
 
     pub(crate) fn back(&self, ticket: &mut Ticket) -> bool {
