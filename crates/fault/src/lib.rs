@@ -74,6 +74,16 @@ pub trait Pages: Sync {
     /// The frames are the caller's; the pages are locked by the caller, who serves whoever touches them.
     unsafe fn take(&self, pages: &mut [Outgoing]);
 
+    /// The same in a thread of the program's, whose table has no descriptor of ours but the userfaultfd. False where that isn't
+    /// enough: nothing was done.
+    ///
+    /// # Safety
+    /// As for [`Pages::take`].
+    unsafe fn take_here(&self, pages: &mut [Outgoing]) -> bool {
+        let _ = pages;
+        false
+    }
+
     /// Puts the frame's bytes into the missing `page` and wakes whoever waits for it. Answers what is behind the
     /// frame now.
     ///

@@ -231,6 +231,11 @@ impl<P: Pages> Pages for Woken<'_, P> {
         unsafe { self.pages.take(pages) }
     }
 
+    unsafe fn take_here(&self, pages: &mut [Outgoing]) -> bool {
+        // SAFETY: passed on.
+        unsafe { self.pages.take_here(pages) }
+    }
+
     unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError> {
         // SAFETY: passed on.
         let left = unsafe { self.pages.install(page, frame) }?;

@@ -137,10 +137,54 @@ impl<'u> ByMove<'u> {
         self.pagemap.is_present(page_of(frame)).expect("our own pagemap can be read")
     }
 
+    /// The same by the userfaultfd alone: a frame that has memory can't be given any. One that had none has none afterwards; if
+    /// that can't be, it says so, and no page may be moved there.
+    fn refuses_memory(&self, page: &mut Outgoing) -> bool {
+        loop {
+            // SAFETY: the source is a constant page; the frame is the caller's, and what the kernel puts there replaces nothing.
+            match unsafe { self.uffd.copy(page_of(page.frame), ZERO_PAGES.as_ptr().cast()) } {
+                Ok(()) => {
+                    let stretch = Stretch { base: page.frame.cast(), bytes: PAGE_BYTES };
+                    // SAFETY: the frame is the caller's; its zeros are ours.
+                    if unsafe { self.drop_memory(&[stretch]) }.is_err() {
+                        page.backing = Backing::Memory;
+                    }
+                    return false;
+                }
+                Err(Trouble::Present) => return true,
+                // Not knowing is no answer: a page that is in the frame would be lost.
+                Err(Trouble::Other(Errno(ENOMEM))) => farpage_os::clock::sleep_ns(1_000_000),
+                // It isn't our userfaultfd any more, and so the move wasn't made either.
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Takes all runs. `has_memory` says whether a page is in its frame after all.
+    fn take_runs(&self, pages: &mut [Outgoing], has_memory: impl Fn(&mut Outgoing) -> bool) {
+        for_each_run(pages, |run| {
+            if run[0].backing == Backing::Memory {
+                let stretch = Stretch { base: run[0].frame.cast(), bytes: run.len() * PAGE_BYTES };
+                // SAFETY: the frames are the caller's and free: their bytes are needed no more.
+                let dropped = unsafe { self.drop_memory(&[stretch]) };
+                if dropped.is_err() {
+                    return;
+                }
+                run.iter_mut().for_each(|page| page.backing = Backing::Hole);
+            }
+            self.take_run(run, &has_memory);
+        });
+    }
+
     /// Takes one run, going on after each page that the kernel refuses.
-    fn take_run(&self, run: &mut [Outgoing]) {
+    fn take_run(&self, run: &mut [Outgoing], has_memory: impl Fn(&mut Outgoing) -> bool) {
         let mut at = 0;
         while at < run.len() {
+            // Memory of ours: see `refuses_memory`. What looks like a page that was moved there would be our zeros.
+            if run[at].backing == Backing::Memory {
+                at += 1;
+                continue;
+            }
             let rest = PageRange::of(run[at].page, (run.len() - at) as u64);
             // SAFETY: the pages are locked by the caller of `take`, who serves whoever touches them; frames
             // are holes, in registered memory of ours. Nothing of ours refers into the program's memory.
@@ -150,7 +194,7 @@ impl<'u> ByMove<'u> {
                 return;
             };
             let before = at;
-            while at < run.len() && self.has_memory(run[at].frame) {
+            while at < run.len() && has_memory(&mut run[at]) {
                 run[at].taken = Taken::Yes;
                 at += 1;
             }
@@ -170,18 +214,12 @@ impl Pages for ByMove<'_> {
     }
 
     unsafe fn take(&self, pages: &mut [Outgoing]) {
-        for_each_run(pages, |run| {
-            if run[0].backing == Backing::Memory {
-                let stretch = Stretch { base: run[0].frame.cast(), bytes: run.len() * PAGE_BYTES };
-                // SAFETY: the frames are the caller's and free: their bytes are needed no more.
-                let dropped = unsafe { self.drop_memory(&[stretch]) };
-                if dropped.is_err() {
-                    return;
-                }
-                run.iter_mut().for_each(|page| page.backing = Backing::Hole);
-            }
-            self.take_run(run);
-        });
+        self.take_runs(pages, |page| self.has_memory(page.frame));
+    }
+
+    unsafe fn take_here(&self, pages: &mut [Outgoing]) -> bool {
+        self.take_runs(pages, |page| self.refuses_memory(page));
+        true
     }
 
     unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError> {

@@ -32,6 +32,8 @@ struct Bench {
     memory: *mut u8,
     frames: *mut PageBytes,
     moves: bool,
+    /// Pages are taken as threads of the program take them.
+    takes_here: bool,
     /// Where faults are handed over, if they arrive as signals.
     handover: Option<&'static Handover>,
     protections: Option<&'static ByProtection>,
@@ -60,7 +62,7 @@ fn skipped(why: &str) -> Option<Bench> {
 }
 
 /// Every bench whose faults arrive as signals.
-static SIGNALLED: [AtomicPtr<Bench>; 64] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 64];
+static SIGNALLED: [AtomicPtr<Bench>; 128] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 128];
 
 /// What the preload library does in a program: finds out whose memory it is, and has the fault served.
 unsafe extern "C" fn on_fault(_: i32, info: *mut Info, context: *mut Context) {
@@ -85,6 +87,10 @@ unsafe extern "C" fn on_fault(_: i32, info: *mut Info, context: *mut Context) {
 }
 
 fn bench(install: Install, by: By) -> Option<&'static Bench> {
+    bench_with(install, by, false)
+}
+
+fn bench_with(install: Install, by: By, takes_here: bool) -> Option<&'static Bench> {
     let (opened, what) = match by {
         By::Messages => (Uffd::by_syscall().map(Some), "for faults of the kernel"),
         By::Signals => (Uffd::for_signals().map(Some), "at all"),
@@ -127,6 +133,7 @@ fn bench(install: Install, by: By) -> Option<&'static Bench> {
         memory,
         frames: frames.cast(),
         moves,
+        takes_here,
         handover,
         protections,
         poisoned: AtomicU64::new(0),
@@ -192,7 +199,13 @@ impl Bench {
         };
         let mut pages: Vec<_> = list.iter().map(outgoing).collect();
         // SAFETY: the frames are the test's, and it serves whoever touches the pages.
-        unsafe { self.pages.take(&mut pages) };
+        unsafe {
+            if self.takes_here {
+                assert!(self.pages.take_here(&mut pages), "moving can be done there");
+            } else {
+                self.pages.take(&mut pages);
+            }
+        }
         pages
     }
     fn expect_signals(&'static self) {
@@ -269,6 +282,10 @@ macro_rules! suite {
         fn copied() { bench(Install::Copy, By::$by).into_iter().for_each(cases::$name); }
         #[test]
         fn mixed() { bench(Install::Mixed, By::$by).into_iter().for_each(cases::$name); }
+        #[test]
+        fn mixed_and_taken_here() {
+            bench_with(Install::Mixed, By::$by, true).into_iter().for_each(cases::$name);
+        }
     };
 }
 
