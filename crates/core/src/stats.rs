@@ -76,6 +76,8 @@ table! {
         FaultLost = "fault_lost", "faults";
         /// Pages taken out of the program's memory.
         EvictTaken = "evict_taken", "pages";
+        /// Those of them that the thread took which had just been served a fault.
+        EvictHere = "evict_here", "pages";
         /// Pages that could not be taken because the kernel or a device held them.
         EvictBusy = "evict_busy", "pages";
         /// Pages the kernel said were not there when we came to take them.

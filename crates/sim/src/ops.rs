@@ -11,6 +11,7 @@ use farpage_core::cache::Backing;
 use farpage_core::config::Install;
 use farpage_core::pager::{Access, Batch, Placed, Shrunk, Step, Taken, Ticket, WriteBatch};
 use farpage_core::pager::{WriteProgress, WriteRequest};
+use farpage_core::reclaim::recency::Lone;
 use farpage_core::stats::Counter;
 use farpage_core::table::entry::State;
 use farpage_core::units::{AreaId, FrameIndex, PageIndex, SlotIndex};
@@ -418,6 +419,9 @@ impl Space {
             return false;
         }
         let mut batch = Batch::new();
+        if world.random.percent(5) {
+            self.pager.lone_victims_are(world.random.pick(&[Lone::Cheap, Lone::Dear]));
+        }
         self.pager.begin_evict(&mut batch, world.profile.batch_max);
         // What a system call of the program's would hold.
         if world.random.percent(10) {

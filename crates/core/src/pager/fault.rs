@@ -236,6 +236,9 @@ impl Pager<'_> {
                 let planted = crate::planted::strikes(crate::planted::Bug::DropInvalidation);
                 #[cfg(not(feature = "planted"))]
                 let planted = false;
+                if matches!(came, Came::Back(_)) {
+                    age = age.max(self.recency.came_from_pool(|| self.pool.length(handle)));
+                }
                 if !planted {
                     kept = self.keep_or_free(Some(Stored::Object(handle)), keep_copy);
                 }

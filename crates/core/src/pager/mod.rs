@@ -41,7 +41,7 @@ use crate::config::Config;
 use crate::readahead::by_slot::SlotWords;
 use crate::readahead::streams::Streams;
 use crate::reclaim::Clock;
-use crate::reclaim::recency::{Epoch, Recency};
+use crate::reclaim::recency::{Epoch, Lone, Recency};
 use crate::reclaim::rivals::{Rivals, Watched};
 use crate::stats::{Gauge, Stats};
 use crate::sync::{self, Lock};
@@ -243,6 +243,16 @@ impl<'m> Pager<'m> {
         self.stats.raise(Gauge::PoolPeak, pool.bytes as u64);
         self.stats.raise(Gauge::StoredPeak, pool.objects as u64);
         self.stats.set(Gauge::SlotsUsed, self.areas.in_use());
+    }
+
+    /// The driver says what victims without neighbours cost it; `Dear` until then.
+    pub fn lone_victims_are(&self, lone: Lone) {
+        self.recency.lone_victims_are(lone);
+    }
+
+    /// Whether walks bring in much of what comes.
+    pub fn is_scan_on(&self) -> bool {
+        self.recency.is_scan_on()
     }
 
     /// Memory of our own that grows and shrinks with what is evicted: the pool and frames with memory.

@@ -9,10 +9,14 @@
 //! comes: a walk through a large array must not take from memory what is used all the time, and would go without it just
 //! as fast. (Half of the touches a walk, half evenly in a third of what there is room for: 5 % of the latter were faults,
 //! and 25 % without this; `core/tests/invariants.rs`.)
+//!
+//! What compresses badly gains little by going: two pages must go for what one would free that compresses well. So a page
+//! that comes back from the pool is spared the more laps the longer its object was. This leaves victims without neighbours,
+//! too, and is done while the driver says that they are cheap ([`Lone`]).
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::table::entry::AGE_MAX;
-use crate::units::PageIndex;
+use crate::units::{PAGE_BYTES, PageIndex};
 
 /// Parts of a lap.
 const EPOCHS_IN_LAP: u64 = 8;
@@ -50,12 +54,23 @@ pub enum Came {
     InWalk,
 }
 
+/// What it costs to take a victim that has no neighbours among them, compared with one of many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lone {
+    /// Little more.
+    Cheap,
+    /// Several times as much: other CPUs are interrupted for it.
+    Dear,
+}
+
 /// One space's epochs, and what comes in.
 pub struct Recency {
     epoch: AtomicU32,
     /// Pages that came in lately, and those of them that came in a walk.
     came: AtomicU32,
     came_in_walk: AtomicU32,
+    /// 1 while [`Lone::Cheap`].
+    lone_are_cheap: AtomicU32,
 }
 
 impl Default for Recency {
@@ -67,7 +82,12 @@ impl Default for Recency {
 impl Recency {
     /// The first epoch.
     pub fn new() -> Recency {
-        Recency { epoch: AtomicU32::new(0), came: AtomicU32::new(0), came_in_walk: AtomicU32::new(0) }
+        Recency {
+            epoch: AtomicU32::new(0),
+            came: AtomicU32::new(0),
+            came_in_walk: AtomicU32::new(0),
+            lone_are_cheap: AtomicU32::new(0),
+        }
     }
 
     /// The epoch it is, for a page that goes.
@@ -92,11 +112,31 @@ impl Recency {
         }
     }
 
+    /// A touch brought a page back whose object in the pool has so many bytes: laps that it is to be spared for that.
+    pub fn came_from_pool(&self, length: impl FnOnce() -> usize) -> u8 {
+        if self.lone_are_cheap.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        let length = length();
+        // The page's memory less the object's is what its going gains; never 0, since a page may not compress at all.
+        (length / (PAGE_BYTES + 1 - length)).min(AGE_MAX.into()) as u8
+    }
+
+    /// The driver says what victims without neighbours cost it.
+    pub fn lone_victims_are(&self, lone: Lone) {
+        let is_cheap = u32::from(lone == Lone::Cheap);
+        // Each fault reads it: written only when it changes.
+        if self.lone_are_cheap.load(Ordering::Relaxed) != is_cheap {
+            self.lone_are_cheap.store(is_cheap, Ordering::Relaxed);
+        }
+    }
+
     fn is_near(&self, epoch: Epoch) -> bool {
         epoch != Epoch(0) && (u32::from(self.now().0) + EPOCHS - u32::from(epoch.0)) % EPOCHS <= NEAR
     }
 
-    fn is_scan_on(&self) -> bool {
+    /// Whether walks bring in much of what comes.
+    pub fn is_scan_on(&self) -> bool {
         let in_walk = self.came_in_walk.load(Ordering::Relaxed);
         in_walk > 0 && in_walk * SCAN >= self.came.load(Ordering::Relaxed)
     }
@@ -121,6 +161,18 @@ impl Recency {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_gains_little_by_going_stays_longer_where_lone_victims_are_cheap() {
+        let recency = Recency::new();
+        assert_eq!(recency.came_from_pool(|| panic!("nobody needs it")), 0);
+        recency.lone_victims_are(Lone::Cheap);
+        let laps = [1, 1000, 2048, 2049, 2800, 3500, 4095, PAGE_BYTES]
+            .map(|length| recency.came_from_pool(|| length));
+        assert_eq!(laps, [0, 0, 0, 1, 2, 5, AGE_MAX, AGE_MAX]);
+        recency.lone_victims_are(Lone::Dear);
+        assert_eq!(recency.came_from_pool(|| PAGE_BYTES), 0);
+    }
 
     #[test]
     fn an_epoch_is_an_eighth_of_a_lap() {

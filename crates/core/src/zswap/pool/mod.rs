@@ -124,6 +124,11 @@ impl<'m> Pool<'m> {
         self.state.lock().store(owner, bytes)
     }
 
+    /// How many bytes the object has. Panics if it isn't live.
+    pub fn length(&self, handle: ObjectHandle) -> usize {
+        self.state.lock().bytes_of(handle).len()
+    }
+
     /// Copies the object's bytes to the beginning of `out` and returns how many they are. The object stays.
     /// Panics if it isn't live.
     pub fn load(&self, handle: ObjectHandle, out: &mut [u8; PAGE_BYTES]) -> usize {
