@@ -563,6 +563,19 @@ fn pipeline_passes_every_byte_while_pages_are_out() {
     assert!(output.stdout.iter().eq(input.iter().rev()), "{} bytes came out", output.stdout.len());
 }
 
+/// A thread alone takes out what goes for the pages that it was served, and the keeper places that; the load compares all it reads.
+#[test]
+fn thread_that_was_served_takes_pages_out_itself() {
+    let farpage = env!("CARGO_BIN_EXE_farpage");
+    let Some(_alone) = alone_with(farpage) else { return };
+    let load = ["random-pool", "--bytes", "96M", "--seconds", "3", "--write-percent", "30"];
+    let words = [&[farpage, "load"], &load[..]].concat();
+    let outcome = Job::new(&Under::budget(48 * MIB, &["--faults", "signal", "--no-disk"]), &words).run();
+    outcome.succeeded();
+    let (here, all) = (outcome.counter("evict_here"), outcome.counter("evict_taken"));
+    assert!(here > 1_000 && here <= all, "{here} of {all}: {}", outcome.stderr);
+}
+
 /// In `segv` mode bytes are written through a file of the engine's, and a walk that had outrun its window was given the next
 /// pages in the program's thread, in whose table that file's number is another file: here one that takes everything.
 #[test]

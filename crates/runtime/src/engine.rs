@@ -16,6 +16,7 @@ use crate::record::Membership;
 use crate::registrar::Registrar;
 use crate::session::{Notice, ProcessRecord, StopReason};
 use crate::share::Share;
+use crate::takes::Takes;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farpage_core::pager::Pager;
 use farpage_core::stats::{Counter, Gauge};
@@ -96,6 +97,8 @@ pub struct Engine {
     pub faults_reading: AtomicU32,
     /// Whether a thread is looking for dead processes.
     pub reaping: AtomicBool,
+    /// Who takes pages out.
+    pub takes: Takes,
     /// Threads that are evicting just now: they have frames, and will soon have memory.
     pub evicting: AtomicU32,
     /// Until then all that could be evicted is held by devices.
@@ -152,6 +155,13 @@ impl Engine {
     /// Whether it should go on.
     pub fn is_over_stop(&self) -> bool {
         self.charged() > self.budget.stop_at() || self.is_crowded(CROWD_STOP)
+    }
+
+    /// Whether threads of the program that were served take pages out, rather than the keeper. Not while walks bring in much:
+    /// those threads hardly fault then.
+    pub fn takes_are_here(&self, now_ns: u64) -> bool {
+        let can_be = Direct::is_possible(self) && self.frames_move && !self.pager.is_scan_on();
+        can_be && self.takes.are_here(now_ns)
     }
 
     /// Whether victims should be neighbours above all: single pages make more mappings.

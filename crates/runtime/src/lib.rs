@@ -21,4 +21,5 @@ pub mod registrar;
 pub mod session;
 pub mod share;
 pub mod start;
+pub mod takes;
 pub mod worker;

@@ -17,6 +17,7 @@ use crate::record::Membership;
 use crate::registrar::Registrar;
 use crate::session::{Notice, PATH_BYTES, Session, StartFailure, StopReason, UffdSource};
 use crate::share::Share;
+use crate::takes::Takes;
 use crate::worker::{Progress, Worker};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
@@ -202,7 +203,9 @@ fn keep(engine: &'static Engine) -> ! {
         let progress = worker.reclaim_background();
         fork::forget_elders(engine);
         let quiet_ns = if progress == Progress::Some || worker.has_writes() { WRITES_NS } else { 5_000_000 };
+        engine.takes.keeper_sleeps(true);
         engine.budget.wait(seen, quiet_ns);
+        engine.takes.keeper_sleeps(false);
     }
 }
 
@@ -514,6 +517,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         writes_under_way: AtomicU32::new(0),
         faults_reading: AtomicU32::new(0),
         reaping: AtomicBool::new(false),
+        takes: Takes::new(),
         evicting: AtomicU32::new(0),
         unmovable_until_ns: AtomicU64::new(0),
         lock_future: AtomicU32::new(0),

@@ -2,10 +2,13 @@
 //! the keeper does so in the background, and looks after the pool and the areas.
 
 use super::{Progress, Worker};
+use crate::map_lock::DIRECT;
+use crate::takes::{self, Took};
 use crate::{fork, guard};
 use core::sync::atomic::Ordering;
 use farpage_core::cache::Backing;
 use farpage_core::pager::{Placed, Shrunk, Taken};
+use farpage_core::reclaim::recency::Lone;
 use farpage_core::stats::Counter;
 use farpage_core::units::{AreaId, FrameIndex, PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::Outgoing;
@@ -41,6 +44,22 @@ const HELD_BATCHES_MAX: usize = 16;
 const DISCARDS_MAX: usize = 4;
 /// How often a full area is tried again.
 const RETRY_AREAS_NS: u64 = 1_000_000_000;
+
+/// Who takes pages out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// A thread of ours.
+    Engine,
+    /// A thread of the program, in its handler.
+    Program,
+}
+
+/// What became of a batch.
+struct Out {
+    took: Took,
+    /// Those that calls hold.
+    spared: usize,
+}
 
 impl Worker {
     /// Evicts in the thread that needs the memory, until there is some or nothing can be done.
@@ -112,6 +131,13 @@ impl Worker {
                     progress = Progress::Some;
                     break;
                 }
+                // What they have taken is ours to place; taking more would interrupt them.
+                if !engine.is_near_limit() && engine.takes_are_here(now_ns()) {
+                    self.place(engine.parked_max());
+                    self.after_placing();
+                    progress = Progress::Some;
+                    break;
+                }
                 engine.pager.stats().count(Counter::ReclaimBackground);
                 let evicted = self.evict(BACKGROUND_BATCH);
                 let is_shared = self.unshare_refused();
@@ -174,10 +200,65 @@ impl Worker {
 
     /// None if there were only pages that calls hold.
     fn evict_batch(&mut self, max: usize) -> Option<Progress> {
+        let Some(Out { took, spared }) = self.take_batch(max, By::Engine) else {
+            return Some(Progress::None);
+        };
+        self.engine.takes.taken_by_engine(took);
+        self.outgoing[took.victims..].iter_mut().for_each(|outgoing| outgoing.is_shared = false);
+        let placed = self.place(if took.victims == 0 { 0 } else { self.engine.parked_max() });
+        self.after_placing();
+        if took.pages > 0 || placed > 0 {
+            return Some(Progress::Some);
+        }
+        self.sees_shared = self.outgoing.iter().any(|outgoing| outgoing.is_shared);
+        (spared == 0).then_some(Progress::None)
+    }
+
+    /// Frames that are free now give their memory back, and what is written is looked after.
+    fn after_placing(&mut self) {
+        self.collect_writes(Wait::No);
+        let cache = self.engine.pager.cache();
+        if cache.usage().free_moved >= TRIMMED_AT_ONCE.min(cache.count() / 8) {
+            self.trim_frames();
+        }
+        self.engine.budget.refresh(self.engine.pager);
+    }
+
+    /// In a thread of the program that was just served: takes a few pages out, if it is for such threads to do. The keeper finds
+    /// them a place.
+    pub(crate) fn take_along(&mut self, now_ns: u64) {
+        let engine = self.engine;
+        if self.index.0 > DIRECT.0 {
+            engine.takes.several_are_served(now_ns);
+        }
+        if !engine.is_over_start() {
+            return;
+        }
+        let are_here = engine.takes_are_here(now_ns);
+        engine.pager.lone_victims_are(if are_here { Lone::Cheap } else { Lone::Dear });
+        if !are_here {
+            return;
+        }
+        let wakes_keeper = engine.takes.take_here(now_ns, || {
+            engine.evicting.fetch_add(1, Ordering::Relaxed);
+            let out = self.take_batch(takes::BATCH, By::Program);
+            engine.evicting.fetch_sub(1, Ordering::Relaxed);
+            engine.budget.refresh(engine.pager);
+            let took = out.map_or(Took::default(), |out| out.took);
+            engine.pager.stats().add(Counter::EvictHere, took.pages as u64);
+            took
+        });
+        if wakes_keeper {
+            engine.budget.ring();
+        }
+    }
+
+    /// Victims out of the program, and parked. None while nothing may go.
+    fn take_batch(&mut self, max: usize, by: By) -> Option<Out> {
         let pager = self.engine.pager;
         let shared = self.engine.map.shared(self.index);
         if !self.engine.evictions_allowed() {
-            return Some(Progress::None);
+            return None;
         }
         if self.engine.wants_neighbours() {
             pager.choose_by_hand_next();
@@ -203,8 +284,16 @@ impl Worker {
                 is_shared: false,
             };
         }
-        // SAFETY: `begin_evict` gave each victim a frame of ours and locked its page, which we serve.
-        unsafe { self.engine.pages.take(&mut self.outgoing[..count]) };
+        let outgoing = &mut self.outgoing[..count];
+        let began_ns = now_ns();
+        match by {
+            // SAFETY: `begin_evict` gave each victim a frame of ours and locked its page, which we serve.
+            By::Engine => unsafe { self.engine.pages.take(outgoing) },
+            // Where that can't be done all stay.
+            // SAFETY: as above.
+            By::Program => _ = unsafe { self.engine.pages.take_here(outgoing) },
+        }
+        let ns = now_ns() - began_ns;
         let mut taken = 0;
         for (outgoing, victim) in self.outgoing.iter().zip(self.batch.victims()) {
             (victim.taken, victim.backing) = (outgoing.taken, outgoing.backing);
@@ -222,19 +311,7 @@ impl Worker {
         }
         pager.park(&mut self.batch);
         drop(shared);
-        self.outgoing[count..].iter_mut().for_each(|outgoing| outgoing.is_shared = false);
-        let placed = self.place(if count == 0 { 0 } else { self.engine.parked_max() });
-        self.collect_writes(Wait::No);
-        let cache = self.engine.pager.cache();
-        if cache.usage().free_moved >= TRIMMED_AT_ONCE.min(cache.count() / 8) {
-            self.trim_frames();
-        }
-        self.engine.budget.refresh(self.engine.pager);
-        if taken > 0 || placed > 0 {
-            return Some(Progress::Some);
-        }
-        self.sees_shared = self.outgoing.iter().any(|outgoing| outgoing.is_shared);
-        (spared == 0).then_some(Progress::None)
+        Some(Out { took: Took { victims: count, pages: taken, ns }, spared })
     }
 
     /// Pages that are shared since a fork, or pinned: what is only shared can be made ours, and goes next, or all of memory

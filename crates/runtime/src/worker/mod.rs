@@ -206,7 +206,9 @@ impl Worker {
             Some(plan) => self.engine.ahead.push(plan),
             None => {}
         }
-        self.engine.pager.stats().latency(kind).record(now_ns() - started);
+        let now = now_ns();
+        self.engine.pager.stats().latency(kind).record(now - started);
+        self.take_along(now);
         Here::Served
     }
 
