@@ -251,7 +251,7 @@ impl Pager<'_> {
     }
 
     fn try_lock_ahead(&self, page: PageIndex, fate: Fate, opening: &mut Opening) -> Option<Ticket> {
-        let place = self.table.get(page)?;
+        let place = self.table.known(page)?;
         let word = place.entry().load();
         let before = word.state();
         let is_wanted = match (before, &opening.plan) {

@@ -185,7 +185,7 @@ impl Pager<'_> {
 
     /// Frees what a page keeps, if that still is the page's and nobody is moving it.
     fn release_copy(&self, page: PageIndex, copy: Stored, unprotect: impl Fn(PageIndex)) -> bool {
-        let Some(place) = self.table.get(page) else { return false };
+        let Some(place) = self.table.known(page) else { return false };
         let word = place.entry().load();
         let before = word.state();
         let after = match before {

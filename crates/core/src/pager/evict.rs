@@ -168,7 +168,7 @@ impl Pager<'_> {
 
     /// Locks a page that should be parked in `frame`; if a fault has it, makes it the youngest.
     fn lock_parked(&self, frame: FrameIndex, page: PageIndex) -> Option<(Place<'_>, Option<Stored>)> {
-        let place = self.table.get(page)?;
+        let place = self.table.known(page)?;
         let word = place.entry().load();
         pause!();
         if let State::Parked { frame: found, copy } = word.state()

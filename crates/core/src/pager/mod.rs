@@ -168,7 +168,7 @@ impl<'m> Pager<'m> {
 
     /// The state of a page, as a hint.
     pub fn state(&self, page: PageIndex) -> State {
-        self.table.get(page).map_or(State::Absent, |place| place.entry().load().state())
+        self.table.known(page).map_or(State::Absent, |place| place.entry().load().state())
     }
 
     /// Pages in the program's memory.

@@ -194,7 +194,7 @@ impl Pager<'_> {
     /// Locks a page that is being written out of `frame`; none if it is just being moved, or isn't there any more.
     fn lock_writing(&self, page: PageIndex, frame: FrameIndex) -> Option<Place<'_>> {
         pause!();
-        let place = self.table.get(page)?;
+        let place = self.table.known(page)?;
         let word = place.entry().load();
         pause!();
         let is_writing = !word.is_locked() && word.state() == (State::Writing { frame });
@@ -243,7 +243,7 @@ impl Pager<'_> {
                 // A page that is being moved is passed over: its slot can't be freed now, and finding it
                 // again and again would be waiting for whoever moves it.
                 let is_kept = |slot, page| {
-                    self.table.get(page).is_some_and(|place| {
+                    self.table.known(page).is_some_and(|place| {
                         let word = place.entry().load();
                         let state = word.state();
                         !word.is_locked()

@@ -133,7 +133,7 @@ impl Pager<'_> {
                 if !range.contains(page) {
                     range = self.range_to_evict(page).unwrap_or(range);
                 }
-                let Some(place) = self.table.get(page).filter(|_| range.contains(page)) else { continue };
+                let Some(place) = self.table.known(page).filter(|_| range.contains(page)) else { continue };
                 let word = place.entry().load();
                 if let State::Resident { copy, age: 0 } = word.state()
                     && !word.is_locked()
@@ -177,7 +177,7 @@ impl Pager<'_> {
         let mut first = None;
         for page in pages {
             first = first.or(Some(page));
-            let Some(place) = self.table.get(page) else { continue };
+            let Some(place) = self.table.known(page) else { continue };
             let mut word = place.entry().load();
             while let State::Resident { age: 1.., .. } = word.state()
                 && !word.is_locked()
