@@ -17,6 +17,7 @@
 //! | 6 | `zswap::Pool` | objects, size classes, age order |
 //! | 7 | `areas::Areas` | clusters, slot bits, owners; several locks: see `areas::slots` |
 //! | 8 | `readahead::Streams` | which walks there are |
+//! | 9 | `table::Leaf` | which places for lines of entries are given out |
 //!
 //! Take ranks downward only. A lock of rank 3 and below is held for a bounded number of instructions, never
 //! across a system call, and never while program memory is touched.
