@@ -139,7 +139,8 @@ impl Worker {
     }
 
     /// Serves one fault in the thread of the program that ran into it, if it needs no more than the descriptors that this
-    /// has: nothing is evicted here. Without a userfaultfd that is a first touch, no more.
+    /// has: no room is made for it here. Afterwards a few pages may be taken out ([`takes`](crate::takes)). Without a userfaultfd
+    /// that is a first touch, no more.
     pub fn serve_here(&mut self, fault: Fault) -> Here {
         let started = now_ns();
         let pager = self.engine.pager;
