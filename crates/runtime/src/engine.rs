@@ -160,8 +160,8 @@ impl Engine {
     /// Whether threads of the program that were served take pages out, rather than the keeper. Not while walks bring in much:
     /// those threads hardly fault then.
     pub fn takes_are_here(&self, now_ns: u64) -> bool {
-        let can_be = Direct::is_possible(self) && self.frames_move && !self.pager.is_scan_on();
-        can_be && self.takes.are_here(now_ns)
+        let can_be = Direct::is_possible(self) && self.frames_move && self.evictions_allowed();
+        can_be && !self.pager.is_scan_on() && self.takes.are_here(now_ns)
     }
 
     /// Whether victims should be neighbours above all: single pages make more mappings.

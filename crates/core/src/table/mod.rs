@@ -349,7 +349,7 @@ impl Leaf {
             total += u32::from(used);
         }
         assert_eq!(total, self.used_total.load(Ordering::Relaxed), "used pages of a leaf");
-        // Each place once: 1, 2, ... to what was taken.
+        // If each place was given out once they are 1, 2, ... to what was taken, and so is their sum.
         let taken = self.taken.lock();
         let sum = |count: u16| (1..=usize::from(count)).sum::<usize>();
         assert_eq!((nodes, lines), (sum(taken.nodes), sum(taken.lines)), "places of a leaf");
@@ -388,6 +388,7 @@ mod tests {
         assert!(!table.has_leaf(PageIndex(2 * LEAF_PAGES as u64)));
         assert!(!table.has_leaf(PageIndex(9 * LEAF_PAGES as u64)));
     }
+
     /// One page in 4 MiB had a page of entries to itself: with a budget of 32 MiB and 128 MiB of such pages in a terabyte nothing
     /// was left for the program, which had 135 touches a second.
     #[test]
