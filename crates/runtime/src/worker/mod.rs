@@ -14,7 +14,6 @@ use crate::devices::{BackEndPlaces, BackEnds};
 use crate::engine::Engine;
 use crate::map_lock::ReaderIndex;
 use crate::session::{Notice, pack_io_error};
-use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering;
 use farpage_core::areas::AreaState;
 use farpage_core::cache::Backing;
@@ -65,7 +64,7 @@ pub enum Progress {
 /// A worker's larger parts, where they stay.
 struct Room {
     page: PageBytes,
-    scratch: MaybeUninit<Scratch>,
+    scratch: Scratch,
     back_ends: BackEndPlaces,
     readers: BackEndPlaces,
 }
@@ -114,13 +113,14 @@ impl Worker {
             taken: Taken::Busy,
             is_shared: false,
         };
-        // SAFETY: a new mapping of this size, ours alone, for good; zeros are a page, and the rest may hold anything.
+        // SAFETY: a new mapping of this size, ours alone, for good; zeros are a page and scratch
+        // memory (`Zeroed`), and the rest may hold anything.
         let room = unsafe { &mut *memory::reserve_for_threads(size_of::<Room>())?.cast::<Room>() };
         memory::place(Worker {
             engine,
             index,
             node,
-            scratch: Scratch::init(&mut room.scratch),
+            scratch: &mut room.scratch,
             page: &mut room.page,
             ahead: AheadMemory::new(BackEnds::new(&mut room.readers)),
             batch: Batch::new(),

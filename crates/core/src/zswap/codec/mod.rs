@@ -15,8 +15,8 @@
 //! The decoder is total: whatever bytes it is given, it answers with an error or a whole page, and reads
 //! and writes nothing else.
 
-// UNSAFETY: one function fills a `Scratch` where it lies. It is 30 KiB and lives in memory that the driver
-// maps; building it by value would put it on the stack first, which need not have that much room.
+// UNSAFETY: a `Scratch` is 30 KiB of zeroed memory that the driver maps. Building it by value would put it on the stack first,
+// which need not have that much room, and writing it where it lies would give memory to threads that never compress.
 
 mod columns;
 mod cpu;
@@ -29,6 +29,7 @@ use core::mem::MaybeUninit;
 use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_output_size};
 
 use crate::config::Codec;
+use crate::memory::Zeroed;
 use crate::units::PAGE_BYTES;
 use columns::{Ints, Longs};
 
@@ -41,13 +42,38 @@ const _: () = assert!(OUTPUT_BYTES > PAGE_BYTES);
 // some crate switched on lz4_flex's `alloc` feature, and that the encoder calls the program's malloc.
 const _: () = assert!(size_of::<CompressTable>() >= 4096 * 2);
 
-/// Working memory of one engine thread: LZ4's match table, the streams of words, the output, and a page.
+/// Working memory of one engine thread: LZ4's match table, the streams of words, the output, and a page. Made of zeroed
+/// memory, and none of it is touched before it is needed.
 pub struct Scratch {
-    table: CompressTable,
+    table: MatchTable,
     streams: words::Streams,
     output: [u8; OUTPUT_BYTES],
     /// What [`is_of`] decodes into.
     page: [u8; PAGE_BYTES],
+}
+
+// SAFETY: a match table says for itself; the rest are integers.
+unsafe impl Zeroed for Scratch {}
+
+/// LZ4's table, made when it is first needed.
+struct MatchTable {
+    is_made: bool,
+    table: MaybeUninit<CompressTable>,
+}
+
+// SAFETY: `false`, and a table that isn't made, which may be anything. It has no drop, nor has the table.
+unsafe impl Zeroed for MatchTable {}
+const _: () = assert!(!core::mem::needs_drop::<CompressTable>());
+
+impl MatchTable {
+    fn get(&mut self) -> &mut CompressTable {
+        if !self.is_made {
+            self.table.write(CompressTable::small());
+            self.is_made = true;
+        }
+        // SAFETY: it was written above, now or before.
+        unsafe { self.table.assume_init_mut() }
+    }
 }
 
 /// What the bytes of [`Codec::Auto`] are, told by the first.
@@ -60,27 +86,12 @@ mod kind {
 }
 
 impl Scratch {
-    /// Working memory by value, for tests and tools; see [`Scratch::init`].
+    /// Working memory by value, for tests and tools; the driver carves it out of zeroed memory.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "30 KiB should not appear on a stack unasked")]
     pub fn new() -> Self {
-        let (table, streams) = (CompressTable::small(), words::Streams::ZERO);
-        Scratch { table, streams, output: [0; OUTPUT_BYTES], page: [0; PAGE_BYTES] }
-    }
-
-    /// Makes working memory in a place the driver owns (any alignment of [`Scratch`], any content).
-    pub fn init(place: &mut MaybeUninit<Scratch>) -> &mut Scratch {
-        let scratch = place.as_mut_ptr();
-        // SAFETY: `scratch` points to a whole, aligned `Scratch` that `place` borrows for us alone. All
-        // fields are written, without reading what was there, before a reference to them is made; any
-        // bytes are valid for `streams`, `output` and `page`.
-        unsafe {
-            (&raw mut (*scratch).table).write(CompressTable::small());
-            (&raw mut (*scratch).streams).write_bytes(0, 1);
-            (&raw mut (*scratch).output).write_bytes(0, 1);
-            (&raw mut (*scratch).page).write_bytes(0, 1);
-            place.assume_init_mut()
-        }
+        let table = MatchTable { is_made: false, table: MaybeUninit::uninit() };
+        Scratch { table, streams: words::Streams::ZERO, output: [0; OUTPUT_BYTES], page: [0; PAGE_BYTES] }
     }
 }
 
@@ -104,7 +115,7 @@ pub fn compress<'s>(
         Codec::Auto => as_it_suits(page, scratch, bytes_max)?,
         // The buffer is as large as the encoder asks for, so it can't refuse; if it ever does, the
         // page counts as incompressible and no byte is lost.
-        Codec::Lz4 => compress_into_with_table(page, &mut scratch.output, &mut scratch.table).ok()?,
+        Codec::Lz4 => compress_into_with_table(page, &mut scratch.output, scratch.table.get()).ok()?,
     };
     (length <= bytes_max).then(|| &scratch.output[..length])
 }
@@ -140,7 +151,7 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     let is_taken = best <= TAKEN.min(bytes_max) || best <= bytes_max && is_varied(page);
     let mut length = usize::MAX;
     if is_sparse || is_repeated || !is_taken && !is_noise(page) {
-        length = 1 + compress_into_with_table(page, &mut output[1..], table).ok()?;
+        length = 1 + compress_into_with_table(page, &mut output[1..], table.get()).ok()?;
         output[0] = kind::LZ4;
     }
     if best < length {
@@ -371,16 +382,17 @@ mod tests {
     }
 
     #[test]
-    fn scratch_made_in_place_works_over_old_content() {
-        let mut place = Box::new(MaybeUninit::<Scratch>::uninit());
-        // SAFETY: writing bytes into a `MaybeUninit` of our own; nothing reads them as a `Scratch`.
-        unsafe { place.as_mut_ptr().write_bytes(0xa5, 1) };
-        let scratch = Scratch::init(&mut place);
+    fn scratch_may_be_zeroed_memory() {
+        let mut place = Box::new(MaybeUninit::<Scratch>::zeroed());
+        // SAFETY: `Scratch` is `Zeroed`.
+        let scratch = unsafe { place.assume_init_mut() };
         let page = page_of(|at| (at / 30) as u8);
-        let bytes = compress(Codec::Lz4, &page, scratch, ANY).unwrap();
-        let mut back = [0; PAGE_BYTES];
-        decompress(Codec::Lz4, bytes, &mut back).unwrap();
-        assert_eq!(back, *page);
+        for codec in [Codec::Lz4, Codec::Auto, Codec::Lz4] {
+            let bytes = compress(codec, &page, scratch, ANY).unwrap();
+            let mut back = [0; PAGE_BYTES];
+            decompress(codec, bytes, &mut back).unwrap();
+            assert_eq!(back, *page);
+        }
     }
 
     fn page_of_each(word: impl FnMut(u64) -> u64) -> Box<[u8; PAGE_BYTES]> {
