@@ -34,6 +34,10 @@ static ZERO_PAGES: [PageBytes; ZEROS] = [PageBytes::ZERO; ZEROS];
 
 const MADV_POPULATE_WRITE: u32 = 23;
 const ENOMEM: i32 = 12;
+/// How often a frame is asked about while the system has no memory, and how long from one time to the next. The program's maps
+/// can't change meanwhile.
+const MEMORY_TRIES: u32 = 10_000;
+const MEMORY_TRY_NS: u64 = 1_000_000;
 
 /// Pages moved out with UFFDIO_MOVE, and moved or copied in.
 pub struct ByMove<'u> {
@@ -137,10 +141,15 @@ impl<'u> ByMove<'u> {
         self.pagemap.is_present(page_of(frame)).expect("our own pagemap can be read")
     }
 
-    /// The same by the userfaultfd alone: a frame that has memory can't be given any. One that had none has none afterwards; if
-    /// that can't be, it says so, and no page may be moved there.
+    /// The same without the pagemap, for threads of the program: it may have put another file at that number. Nor must the
+    /// userfaultfd be trusted alone, for the same reason.
     fn refuses_memory(&self, page: &mut Outgoing) -> bool {
-        loop {
+        if memory::is_resident(page_of(page.frame)) {
+            return true;
+        }
+        // Not there, or the host has swapped it out since it was moved: then the frame can't be given memory. One that had none
+        // has none afterwards; if that can't be, it says so, and no page may be moved there.
+        for _ in 0..MEMORY_TRIES {
             // SAFETY: the source is a constant page; the frame is the caller's, and what the kernel puts there replaces nothing.
             match unsafe { self.uffd.copy(page_of(page.frame), ZERO_PAGES.as_ptr().cast()) } {
                 Ok(()) => {
@@ -153,11 +162,14 @@ impl<'u> ByMove<'u> {
                 }
                 Err(Trouble::Present) => return true,
                 // Not knowing is no answer: a page that is in the frame would be lost.
-                Err(Trouble::Other(Errno(ENOMEM))) => farpage_os::clock::sleep_ns(1_000_000),
+                Err(Trouble::Other(Errno(ENOMEM))) => farpage_os::clock::sleep_ns(MEMORY_TRY_NS),
                 // It isn't our userfaultfd any more, and so the move wasn't made either.
                 Err(_) => return false,
             }
         }
+        panic!(
+            "the system has had no memory for ten seconds, and a page of the program may be in a frame or not"
+        );
     }
 
     /// Takes all runs. `has_memory` says whether a page is in its frame after all.

@@ -321,6 +321,27 @@ suite! {
     page_that_was_unmapped_meanwhile_is_refused;
 }
 
+/// The kernel may move a page and call it a failure; who asks whether it is in its frame must not ask a file that the program
+/// has put at the userfaultfd's number meanwhile. Such a page was taken for one that hadn't been moved, and lost.
+#[test]
+fn moved_page_is_known_though_the_number_is_another_files() {
+    use std::os::fd::AsRawFd as _;
+    let Some(bench) = bench_with(Install::Mixed, By::Signals, true) else { return };
+    bench.fill(4);
+    assert_eq!(bench.take(&[(0, 5)])[0].taken, Taken::Yes);
+    let fd = bench.uffd.unwrap().fd();
+    // Closing the last descriptor would end the registration.
+    let _same = fd.try_clone().unwrap();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    // SAFETY: the number is that of this test's own userfaultfd, which nobody else uses.
+    assert!(unsafe { libc::dup2(null.as_raw_fd(), fd.as_raw_fd()) } >= 0);
+    // As if the first call had moved it and failed: the frame has the page, and this call can't say so.
+    let again = bench.take(&[(0, 5), (1, 6)]);
+    assert_eq!([again[0].taken, again[1].taken], [Taken::Yes, Taken::Busy]);
+    assert_eq!(bench.frame_bytes(5), vec![1; PAGE_BYTES]);
+    assert_eq!(bench.read(1), vec![2; PAGE_BYTES]);
+}
+
 mod cases {
     use super::*;
 

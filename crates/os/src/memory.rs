@@ -184,6 +184,16 @@ pub unsafe fn drop_each(stretches: &[Stretch]) -> Result<(), Errno> {
     stretches.iter().try_for_each(|stretch| unsafe { drop_pages(stretch.base, stretch.bytes) })
 }
 
+/// Whether a page of private anonymous memory is there, by a call that needs no descriptor. False also for one that the host
+/// has swapped out.
+pub fn is_resident(page: PageIndex) -> bool {
+    let mut state = 0_u8;
+    let arguments = [page.address(), PAGE_BYTES, &raw mut state as usize, 0, 0, 0];
+    // SAFETY: the kernel writes one byte for the one page, to a variable of ours.
+    crate::sys::check(unsafe { crate::sys::call(crate::sys::number::MINCORE, arguments) }).is_ok()
+        && state & 1 != 0
+}
+
 /// What may be done with pages: `PROT_*`.
 ///
 /// # Safety
