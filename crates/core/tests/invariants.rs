@@ -30,7 +30,7 @@ use farpage_core::pager::{
 };
 use farpage_core::readahead::Plan;
 use farpage_core::readahead::by_slot::SlotWords;
-use farpage_core::reclaim::recency::AGE_NEAR;
+use farpage_core::reclaim::recency::{AGE_NEAR, Lone};
 use farpage_core::reclaim::rivals::WAYS;
 use farpage_core::stats::{Counter, Stats};
 use farpage_core::table::entry::{State, Stored};
@@ -541,6 +541,36 @@ fn what_is_used_stays_while_a_walk_goes_through_memory() {
     }
     driver.check();
     assert!((100..1_000).contains(&missed), "{missed} of 10,000");
+}
+
+/// Touches at random in 120 pages, half of them in the first 20, with room for 60: of the latter's 23,000 at the end 4,600 were
+/// faults before it was remembered who comes back soon, and 1,300 are.
+#[test]
+fn what_is_touched_often_stays_where_lone_victims_are_cheap() {
+    const HOT: u64 = 20;
+    const ALL: u64 = 120;
+    const ROOM: u64 = 60;
+    let missed_with = |lone| {
+        let mut driver = driver(64 << 10, false);
+        driver.pager.lone_victims_are(lone);
+        let (mut random, mut missed) = (7_u64, [0; 2]);
+        for n in 0..80_000 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let page = PageIndex((random >> 34) % if random >> 33 & 1 == 0 { HOT } else { ALL });
+            if !driver.pager.state(page).is_resident() {
+                missed[usize::from(page.0 >= HOT)] += u32::from(n >= 40_000);
+                driver.first_touch(page);
+            }
+            while driver.pager.resident() > ROOM {
+                assert!(driver.evict_zeros() > 0);
+            }
+        }
+        driver.check();
+        missed
+    };
+    let ([hot, others], [hot_before, others_before]) = (missed_with(Lone::Cheap), missed_with(Lone::Dear));
+    let all = (hot + others, hot_before + others_before);
+    assert!(hot * 2 < hot_before && all.0 < all.1, "{hot} of {hot_before} hot ones, of all {all:?}");
 }
 
 /// What is spared for many laps isn't spared when there is nothing else.

@@ -4,10 +4,11 @@ use super::Pager;
 use super::ahead::Fate;
 use super::step::{BATCH_MAX, Batch, Taken, Ticket, Victim, WriteBatch};
 use crate::cache::Backing;
+use crate::reclaim::recency::Epoch;
 use crate::reclaim::rivals::Way;
 use crate::stats::Counter;
 use crate::table::Place;
-use crate::table::entry::{AGE_MAX, SameWord, State, Stored};
+use crate::table::entry::{AGE_MAX, Past, SameWord, State, Stored};
 use crate::units::{FrameIndex, PageIndex};
 use crate::zswap::codec::{Scratch, compress};
 use crate::zswap::same_filled::same_filled;
@@ -99,11 +100,12 @@ impl Pager<'_> {
     /// The driver has taken what it could: parks the pages that are out, releases the others.
     pub fn park(&self, batch: &mut Batch) {
         // Who only came with a walk doesn't prove by coming back that it is used all the time.
-        let epoch = (batch.way == Way::Hand).then(|| self.recency.now());
+        let went = if batch.way == Way::Hand { self.recency.now() } else { Epoch(0) };
         let is_behind = batch.way == Way::Behind;
         for victim in batch.victims() {
             let place = self.place(victim.page);
-            let before = place.entry().load().state();
+            let word = place.entry().load();
+            let before = word.state();
             let after = match victim.taken {
                 Taken::Busy => {
                     self.stats.count(Counter::EvictBusy);
@@ -126,7 +128,7 @@ impl Pager<'_> {
                     State::Absent
                 }
             };
-            self.settle_out(victim.page, place, before, after, epoch);
+            self.settle_with(victim.page, place, before, after, Some(Past { went, ..word.past() }));
         }
         batch.clear();
     }

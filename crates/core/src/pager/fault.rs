@@ -8,7 +8,7 @@ use crate::reclaim::AGE_FROM_PARKED;
 use crate::reclaim::recency::Came;
 use crate::stats::Counter;
 use crate::table::Place;
-use crate::table::entry::{Stored, Word};
+use crate::table::entry::{Past, Stored, Word};
 use crate::units::{PAGE_BYTES, PageBytes, PageIndex, SlotIndex};
 use crate::zswap::codec::decompress;
 use crate::zswap::same_filled::fill;
@@ -200,9 +200,14 @@ impl Pager<'_> {
         let came = match before {
             _ if ahead || in_walk => Came::InWalk,
             State::Absent => Came::New,
-            _ => Came::Back(place.entry().load().epoch()),
+            _ => Came::Back,
         };
-        let mut age = if put_back || before.is_resident() { 0 } else { self.recency.came_in(page, came) };
+        let past = place.entry().load().past();
+        let (mut age, heat) = if put_back || before.is_resident() {
+            (0, past.heat)
+        } else {
+            self.recency.came_in(page, came, past)
+        };
         match before {
             State::Resident { copy, .. } => {
                 self.stats.count(Counter::FaultWrite);
@@ -236,7 +241,7 @@ impl Pager<'_> {
                 let planted = crate::planted::strikes(crate::planted::Bug::DropInvalidation);
                 #[cfg(not(feature = "planted"))]
                 let planted = false;
-                if matches!(came, Came::Back(_)) {
+                if came == Came::Back {
                     age = age.max(self.recency.came_from_pool(|| self.pool.length(handle)));
                 }
                 if !planted {
@@ -262,7 +267,8 @@ impl Pager<'_> {
         if before.is_evicted() {
             self.rivals.came_back(page);
         }
-        let waited = self.settle(page, place, before, State::Resident { copy: kept, age });
+        let past = Past { heat, ..past };
+        let waited = self.settle_with(page, place, before, State::Resident { copy: kept, age }, Some(past));
         if ahead && before.is_evicted() {
             self.count_ahead(waited);
         }

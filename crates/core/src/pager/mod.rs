@@ -41,11 +41,11 @@ use crate::config::Config;
 use crate::readahead::by_slot::SlotWords;
 use crate::readahead::streams::Streams;
 use crate::reclaim::Clock;
-use crate::reclaim::recency::{Epoch, Lone, Recency};
+use crate::reclaim::recency::{Lone, Recency};
 use crate::reclaim::rivals::{Rivals, Watched};
 use crate::stats::{Gauge, Stats};
 use crate::sync::{self, Lock};
-use crate::table::entry::State;
+use crate::table::entry::{Past, State};
 use crate::table::ranges::Ranges;
 use crate::table::{Place, Table};
 use crate::units::{PAGE_BYTES, PageIndex};
@@ -188,21 +188,21 @@ impl<'m> Pager<'m> {
 
     /// Ends a move of a locked page: books, new state, wake-up. Whether somebody waited.
     pub(crate) fn settle(&self, page: PageIndex, place: Place<'_>, before: State, after: State) -> bool {
-        self.settle_out(page, place, before, after, None)
+        self.settle_with(page, place, before, after, None)
     }
 
-    /// The same for a page that goes, in this epoch if that shall be known.
-    pub(crate) fn settle_out(
+    /// The same; what is to be remembered of the page, if not the same as before.
+    pub(crate) fn settle_with(
         &self,
         page: PageIndex,
         place: Place<'_>,
         before: State,
         after: State,
-        epoch: Option<Epoch>,
+        past: Option<Past>,
     ) -> bool {
         pause!();
         self.account(before, after);
-        let waited = place.settle(before, after, epoch);
+        let waited = place.settle(before, after, past);
         if waited {
             // Ordering: Release: who sees the new count sees the settled entry.
             self.settled.fetch_add(1, Ordering::Release);

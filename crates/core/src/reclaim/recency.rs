@@ -1,31 +1,50 @@
 //! How long a page was out, and whether it should stay longer for that.
 //!
 //! Nothing says which of the pages that are there are in use. But a page that comes back says how long it was out, in
-//! laps: its entry has kept the *epoch* in which the hand took it, an eighth of a lap. What comes back within half a lap
-//! is touched several times a lap.
+//! laps: its entry has kept the *epoch* in which the hand took it, a sixteenth of a lap. What is touched often comes back
+//! soon; and what came back soon again and again is *hot*, and is spared for several laps. Its entry remembers that as its
+//! *heat*: one more for each time that it came back soon, one less for each time that it didn't.
 //!
-//! To spare such pages has a price: where victims aren't neighbours each is a move of its own. So it isn't done while
-//! touches are random, when most pages come back soon, but while streams and runs of first touches bring in much of what
-//! comes: a walk through a large array must not take from memory what is used all the time, and would go without it just
-//! as fast. (Half of the touches a walk, half evenly in a third of what there is room for: 5 % of the latter were faults,
-//! and 25 % without this; `core/tests/invariants.rs`.)
+//! What is soon? Less than the *mark*, and that goes to where three of ten pages come back sooner. Where all pages are touched
+//! alike it is chance which of them come soon, and they do it no more often than the others. To spare them has a price: where
+//! victims aren't neighbours each is a move of its own. So it is watched whether hot pages come back soon again, and only while
+//! they do are they spared, and only where such victims are cheap ([`Lone`]).
+//!
+//! While streams and runs of first touches bring in much of what comes, a page is spared already when it comes back within
+//! half a lap for the first time: a walk through a large array must not take from memory what is used all the time, and would
+//! go without it just as fast. (Half of the touches a walk, half evenly in a third of what there is room for: 5 % of the
+//! latter were faults, and 25 % without this; `core/tests/invariants.rs`.)
 //!
 //! What compresses badly gains little by going: two pages must go for what one would free that compresses well. So a page
 //! that comes back from the pool is spared the more laps the longer its object was. This leaves victims without neighbours,
-//! too, and is done while the driver says that they are cheap ([`Lone`]).
+//! too, and is done while the driver says that they are cheap.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
-use crate::table::entry::AGE_MAX;
+use crate::table::entry::{AGE_MAX, Past};
 use crate::units::{PAGE_BYTES, PageIndex};
 
 /// Parts of a lap.
-const EPOCHS_IN_LAP: u64 = 8;
+const EPOCHS_IN_LAP: u64 = 16;
 /// Epochs that an entry can tell apart. It has one more value: none is known.
 const EPOCHS: u32 = (1 << Epoch::BITS) - 1;
 /// Half a lap: so many borders of epochs at most lie between going and coming back.
-const NEAR: u32 = 3;
-/// Laps that a page is spared which was out for less than [`NEAR`]. (One that was out for sixteen laps looks as if.)
+const NEAR: u32 = 7;
+/// Laps that a page is spared which was out for no longer than [`NEAR`], or is hot. (One that was out for eight laps looks as
+/// if it had just gone.)
 pub const AGE_NEAR: u8 = AGE_MAX;
+/// Parts of an epoch in which the mark is kept.
+const MARK_IN_EPOCH: u32 = 256;
+/// By so many of them it goes down for a page that came back sooner, and up for one that came later: seven to three, so that
+/// it stays where three of ten come sooner.
+const MARK_DOWN: u32 = 7;
+const MARK_UP: u32 = 3;
+const MARK_MAX: u32 = EPOCHS / 2 * MARK_IN_EPOCH;
+/// Heat is believed in while more hot pages than this come back soon, of so many: all pages do it three times of ten, and half as
+/// often again where nearly all of memory has room, which an epoch is too long for.
+const BELIEVED: u32 = CERTAIN / 100 * 45;
+const CERTAIN: u32 = 1 << 16;
+/// The latest of so many hot pages weigh most.
+const WATCHED: u32 = 64;
 /// Of so many pages one is counted: threads that fault shall not fight for the counts.
 const COUNTED: u64 = 8;
 /// Counts are halved at so many, so that the latest weigh most.
@@ -42,13 +61,34 @@ impl Epoch {
     pub const BITS: u32 = 7;
 }
 
+/// How often a page has come back soon, less how often it hasn't, as an entry keeps it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heat(pub u8);
+
+impl Heat {
+    /// Bits that it needs.
+    pub const BITS: u32 = 2;
+    /// The most.
+    pub const MAX: Heat = Heat((1 << Heat::BITS) - 1);
+    /// From here on a page is hot.
+    const HOT: Heat = Heat(2);
+
+    const fn is_hot(self) -> bool {
+        self.0 >= Heat::HOT.0
+    }
+
+    fn after(self, was_soon: bool) -> Heat {
+        Heat(if was_soon { (self.0 + 1).min(Heat::MAX.0) } else { self.0.saturating_sub(1) })
+    }
+}
+
 /// How a page came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Came {
     /// For the first time.
     New,
-    /// A touch brought it back; it had gone in this epoch.
-    Back(Epoch),
+    /// A touch brought it back.
+    Back,
     /// A stream came to it or had it brought, or a neighbour's first touch: a walk through memory that is new is a scan as
     /// well.
     InWalk,
@@ -71,6 +111,10 @@ pub struct Recency {
     came_in_walk: AtomicU32,
     /// 1 while [`Lone::Cheap`].
     lone_are_cheap: AtomicU32,
+    /// Who was out for less came back soon.
+    mark: AtomicU32,
+    /// How many of the hot pages that came back did so soon, of [`CERTAIN`].
+    hot_soon: AtomicU32,
 }
 
 impl Default for Recency {
@@ -87,6 +131,8 @@ impl Recency {
             came: AtomicU32::new(0),
             came_in_walk: AtomicU32::new(0),
             lone_are_cheap: AtomicU32::new(0),
+            mark: AtomicU32::new(NEAR * MARK_IN_EPOCH),
+            hot_soon: AtomicU32::new(0),
         }
     }
 
@@ -103,18 +149,46 @@ impl Recency {
         passed % length
     }
 
-    /// A page came in: laps that it is to be spared.
-    pub fn came_in(&self, page: PageIndex, how: Came) -> u8 {
-        self.count(page, how);
-        match how {
-            Came::Back(epoch) if self.is_near(epoch) && self.is_scan_on() => AGE_NEAR,
-            _ => 0,
+    /// A page came in of which this was remembered: laps that it is to be spared, and how hot it is.
+    pub fn came_in(&self, page: PageIndex, how: Came, past: Past) -> (u8, Heat) {
+        let is_counted = is_counted(page);
+        if is_counted {
+            self.count(how);
+        }
+        let (Came::Back, Some(out)) = (how, self.out_for(past.went)) else { return (0, past.heat) };
+        let mark = self.mark.load(Ordering::Relaxed);
+        // The middle of the epoch in which it came.
+        let was_soon = out * MARK_IN_EPOCH + MARK_IN_EPOCH / 2 < mark;
+        if is_counted {
+            self.learn(mark, past.heat, was_soon);
+        }
+        let heat = past.heat.after(was_soon);
+        let is_spared = if self.is_scan_on() {
+            out <= NEAR
+        } else {
+            heat.is_hot() && self.is_heat_believed() && self.are_lone_cheap()
+        };
+        (if is_spared { AGE_NEAR } else { 0 }, heat)
+    }
+
+    fn is_heat_believed(&self) -> bool {
+        self.hot_soon.load(Ordering::Relaxed) > BELIEVED
+    }
+
+    /// What other threads learn at the same time may be lost: both are estimates.
+    fn learn(&self, mark: u32, heat: Heat, was_soon: bool) {
+        let mark = if was_soon { mark.saturating_sub(MARK_DOWN) } else { (mark + MARK_UP).min(MARK_MAX) };
+        self.mark.store(mark, Ordering::Relaxed);
+        if heat.is_hot() {
+            let hot_soon = self.hot_soon.load(Ordering::Relaxed);
+            let this = if was_soon { CERTAIN / WATCHED } else { 0 };
+            self.hot_soon.store(hot_soon - hot_soon / WATCHED + this, Ordering::Relaxed);
         }
     }
 
     /// A touch brought a page back whose object in the pool has so many bytes: laps that it is to be spared for that.
     pub fn came_from_pool(&self, length: impl FnOnce() -> usize) -> u8 {
-        if self.lone_are_cheap.load(Ordering::Relaxed) == 0 {
+        if !self.are_lone_cheap() {
             return 0;
         }
         let length = length();
@@ -131,8 +205,13 @@ impl Recency {
         }
     }
 
-    fn is_near(&self, epoch: Epoch) -> bool {
-        epoch != Epoch(0) && (u32::from(self.now().0) + EPOCHS - u32::from(epoch.0)) % EPOCHS <= NEAR
+    fn are_lone_cheap(&self) -> bool {
+        self.lone_are_cheap.load(Ordering::Relaxed) != 0
+    }
+
+    /// Borders of epochs since this one; none if it isn't known.
+    fn out_for(&self, went: Epoch) -> Option<u32> {
+        (went != Epoch(0)).then(|| (u32::from(self.now().0) + EPOCHS - u32::from(went.0)) % EPOCHS)
     }
 
     /// Whether walks bring in much of what comes.
@@ -142,11 +221,7 @@ impl Recency {
     }
 
     /// What other threads count at the same time may be lost: it is an estimate.
-    fn count(&self, page: PageIndex, how: Came) {
-        // Strides that have a power of two in them meet all remainders.
-        if !(page.0 ^ page.0 >> 3 ^ page.0 >> 6).is_multiple_of(COUNTED) {
-            return;
-        }
+    fn count(&self, how: Came) {
         if how == Came::InWalk {
             self.came_in_walk.fetch_add(1, Ordering::Relaxed);
         }
@@ -156,6 +231,11 @@ impl Recency {
             }
         }
     }
+}
+
+/// Strides that have a power of two in them meet all remainders.
+fn is_counted(page: PageIndex) -> bool {
+    (page.0 ^ page.0 >> 3 ^ page.0 >> 6).is_multiple_of(COUNTED)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -175,14 +255,14 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_is_an_eighth_of_a_lap() {
+    fn an_epoch_is_a_sixteenth_of_a_lap() {
         let recency = Recency::new();
         let first = recency.now();
-        assert_eq!(recency.hand_went(99, 800), 99);
+        assert_eq!(recency.hand_went(99, 1600), 99);
         assert_eq!(recency.now(), first);
-        assert_eq!(recency.hand_went(101, 800), 1);
+        assert_eq!(recency.hand_went(101, 1600), 1);
         assert_eq!(recency.now().0, first.0 + 1);
-        assert_eq!(recency.hand_went(250, 800), 50);
+        assert_eq!(recency.hand_went(250, 1600), 50);
         assert_eq!(recency.now().0, first.0 + 3);
         // Of very few pages, and of none.
         assert_eq!(recency.hand_went(2, 3), 0);
@@ -191,36 +271,102 @@ mod tests {
     }
 
     #[test]
-    fn every_epoch_fits_an_entry_and_near_goes_round() {
+    fn every_epoch_fits_an_entry_and_is_told_from_the_others() {
         let recency = Recency::new();
         for _ in 0..300 {
             let now = recency.now();
             assert!(now.0 > 0 && u32::from(now.0) < 1 << Epoch::BITS);
-            let mut near = 0;
-            while recency.is_near(now) {
-                recency.hand_went(1, 8);
-                near += 1;
+            for passed in 0..EPOCHS {
+                assert_eq!(recency.out_for(now), Some(passed));
+                recency.hand_went(1, 1);
             }
-            assert_eq!(near, NEAR + 1);
+            recency.hand_went(1, 1);
         }
-        assert!(!recency.is_near(Epoch(0)), "nobody knows");
+        assert_eq!(recency.out_for(Epoch(0)), None, "nobody knows");
     }
 
     #[test]
-    fn only_beside_a_scan_are_pages_spared() {
+    fn only_beside_a_scan_is_spared_what_comes_back_soon_for_the_first_time() {
         let recency = Recency::new();
         let pages = || (0..4000).map(PageIndex);
-        let now = recency.now();
-        assert!(pages().all(|page| recency.came_in(page, Came::Back(now)) == 0), "random touches");
-        pages().for_each(|page| _ = recency.came_in(page, Came::InWalk));
-        assert_eq!(recency.came_in(PageIndex(5), Came::Back(now)), AGE_NEAR);
-        assert_eq!(recency.came_in(PageIndex(5), Came::New), 0);
-        assert_eq!(recency.came_in(PageIndex(5), Came::InWalk), 0);
+        let past = Past { went: recency.now(), heat: Heat(0) };
+        let age = |how| recency.came_in(PageIndex(5), how, past).0;
+        assert_eq!(age(Came::Back), 0, "random touches");
+        pages().for_each(|page| _ = recency.came_in(page, Came::InWalk, past));
+        assert_eq!([Came::Back, Came::New, Came::InWalk].map(age), [AGE_NEAR, 0, 0]);
         // A lap later.
-        recency.hand_went(8, 8);
-        assert_eq!(recency.came_in(PageIndex(5), Came::Back(now)), 0);
+        recency.hand_went(16, 16);
+        assert_eq!(age(Came::Back), 0);
         // The scan is over.
-        pages().for_each(|page| _ = recency.came_in(page, Came::New));
-        assert_eq!(recency.came_in(PageIndex(5), Came::Back(recency.now())), 0);
+        pages().for_each(|page| _ = recency.came_in(page, Came::New, past));
+        let past = Past { went: recency.now(), heat: Heat(0) };
+        assert_eq!(recency.came_in(PageIndex(5), Came::Back, past).0, 0);
+    }
+
+    /// A page comes back that was out for so many epochs.
+    fn back(recency: &Recency, page: u64, heat: u8, out_for: u64) -> (u8, u8) {
+        let went = recency.now();
+        recency.hand_went(out_for, 16);
+        let (age, heat) = recency.came_in(PageIndex(page), Came::Back, Past { went, heat: Heat(heat) });
+        (age, heat.0)
+    }
+
+    /// Counted, and not.
+    const COUNTED_PAGE: u64 = 0;
+    const OTHER_PAGE: u64 = 1;
+
+    #[test]
+    fn what_comes_back_soon_again_and_again_is_hot_until_it_comes_late() {
+        let recency = Recency::new();
+        recency.lone_victims_are(Lone::Cheap);
+        (0..200).for_each(|_| _ = back(&recency, COUNTED_PAGE, 3, 1));
+        recency.mark.store(NEAR * MARK_IN_EPOCH, Ordering::Relaxed);
+        let heats = [0, 1, 2, 3];
+        let soon = heats.map(|heat| back(&recency, OTHER_PAGE, heat, 1));
+        assert_eq!(soon, [(0, 1), (AGE_NEAR, 2), (AGE_NEAR, 3), (AGE_NEAR, 3)]);
+        let late = heats.map(|heat| back(&recency, OTHER_PAGE, heat, 15));
+        assert_eq!(late, [(0, 0), (0, 0), (0, 1), (AGE_NEAR, 2)]);
+        let unknown = Past { went: Epoch(0), heat: Heat(3) };
+        assert_eq!(recency.came_in(PageIndex(1), Came::Back, unknown), (0, Heat(3)));
+    }
+
+    #[test]
+    fn heat_is_believed_in_while_hot_pages_come_back_soon() {
+        let recency = Recency::new();
+        recency.lone_victims_are(Lone::Cheap);
+        let is_spared = || back(&recency, OTHER_PAGE, 3, 0).0 > 0;
+        assert!(!is_spared(), "nothing is known");
+        (0..200).for_each(|_| _ = back(&recency, COUNTED_PAGE, 1, 0));
+        assert!(!is_spared(), "nothing is known of hot ones");
+        // Most pages aren't hot, and come late.
+        let many = |soon, late| {
+            (0..100).for_each(|_| {
+                (0..30).for_each(|_| _ = back(&recency, COUNTED_PAGE, 0, 120));
+                (0..soon).for_each(|_| _ = back(&recency, COUNTED_PAGE, 3, 0));
+                (0..late).for_each(|_| _ = back(&recency, COUNTED_PAGE, 3, 120));
+            });
+            is_spared()
+        };
+        assert_eq!([many(7, 3), many(3, 7), many(9, 1)], [true, false, true]);
+        recency.lone_victims_are(Lone::Dear);
+        assert!(!is_spared());
+    }
+
+    /// Whatever soon is: pages that are out for up to a quarter of a lap, or for two to four laps.
+    #[test]
+    fn three_of_ten_come_back_soon() {
+        for (shortest, longest) in [(0, 4), (32, 64)] {
+            let recency = Recency::new();
+            let mut soon = 0;
+            for at in 0..400_000_u64 {
+                let now = u64::from(recency.now().0) - 1;
+                let out_for = shortest + ((at * 2_654_435_761) >> 16) % (longest - shortest);
+                let went = Epoch(1 + ((now + u64::from(EPOCHS) - out_for) % u64::from(EPOCHS)) as u8);
+                let (_, heat) = recency.came_in(PageIndex(at), Came::Back, Past { went, heat: Heat(1) });
+                soon += u32::from(at >= 200_000 && heat == Heat(2));
+                recency.hand_went(1, 16);
+            }
+            assert!((55_000..65_000).contains(&soon), "{soon} of 200,000 ({shortest} to {longest} epochs)");
+        }
     }
 }

@@ -7,14 +7,14 @@
 //! 3. While locked, the word still shows the state before the move, so giving up is restoring it.
 //!
 //! ```text
-//! bits  0..4   state        bit 4  locked     bit 5  waited      bits 6..9  age (Resident)
-//! bits  9..25  frame (Parked, Writing) or kind of repeated word (Same)
+//! bits  0..4   state        bit 4  locked     bit 5  waited      bits 6..9  heat (except Absent, Lost)
+//! bits  9..25  frame (Parked, Writing), kind of repeated word (Same), or in the lowest three age (Resident)
 //! bits 25..32  epoch in which the hand took it (while evicted, except Inherited; 0 = not known)
 //! bits 32..64  slot or pool handle (Resident and Parked: 0 = none), or 32 bits of the repeated word
 //! bits 9..64   page of another process (Inherited)
 //! ```
 
-use crate::reclaim::recency::Epoch;
+use crate::reclaim::recency::{Epoch, Heat};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::units::{FrameIndex, PageIndex, SlotIndex};
 use crate::zswap::pool::ObjectHandle;
@@ -142,18 +142,29 @@ impl SameWord {
 
 const LOCKED: u64 = 1 << 4;
 const WAITED: u64 = 1 << 5;
-const AGE_SHIFT: u32 = 6;
+const HEAT_SHIFT: u32 = 6;
+const HEAT_MASK: u64 = ((1 << Heat::BITS) - 1) << HEAT_SHIFT;
 /// The highest age that has room.
 pub const AGE_MAX: u8 = 7;
+const AGE_SHIFT: u32 = 9;
 const FRAME_SHIFT: u32 = 9;
 const FRAME_MASK: u64 = 0xffff;
 const EPOCH_SHIFT: u32 = 32 - Epoch::BITS;
 const EPOCH_MASK: u64 = ((1 << Epoch::BITS) - 1) << EPOCH_SHIFT;
-const _: () = assert!(FRAME_MASK << FRAME_SHIFT & EPOCH_MASK == 0);
+const _: () = assert!(FRAME_MASK << FRAME_SHIFT & (EPOCH_MASK | HEAT_MASK) == 0);
 /// The lowest bit of what another process calls the page.
 const INHERITED_SHIFT: u32 = 9;
 /// Frames that an entry can name.
 pub const FRAMES_MAX: u32 = 1 << 16;
+
+/// What an entry remembers of a page, whatever becomes of it: no part of its state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Past {
+    /// When it went; known only of pages that are out.
+    pub went: Epoch,
+    /// Whether it uses to come back soon.
+    pub heat: Heat,
+}
 
 /// A copy of an entry's word.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -229,9 +240,22 @@ impl Word {
         state.is_evicted() && !matches!(state, State::Inherited(_))
     }
 
-    /// When an evicted page went, if that is known.
-    pub const fn epoch(self) -> Epoch {
-        if self.has_epoch() { Epoch(((self.0 & EPOCH_MASK) >> EPOCH_SHIFT) as u8) } else { Epoch(0) }
+    const fn has_heat(self) -> bool {
+        !matches!(self.state(), State::Absent | State::Lost(_))
+    }
+
+    /// What is remembered of the page.
+    pub const fn past(self) -> Past {
+        let went = if self.has_epoch() { (self.0 & EPOCH_MASK) >> EPOCH_SHIFT } else { 0 };
+        let heat = if self.has_heat() { (self.0 & HEAT_MASK) >> HEAT_SHIFT } else { 0 };
+        Past { went: Epoch(went as u8), heat: Heat(heat as u8) }
+    }
+
+    /// The word with as much of it as it has room for.
+    const fn with(self, past: Past) -> Word {
+        let went = if self.has_epoch() { (past.went.0 as u64) << EPOCH_SHIFT & EPOCH_MASK } else { 0 };
+        let heat = if self.has_heat() { (past.heat.0 as u64) << HEAT_SHIFT & HEAT_MASK } else { 0 };
+        Word(self.0 | went | heat)
     }
 }
 
@@ -270,32 +294,29 @@ impl Entry {
         asked.is_ok()
     }
 
-    /// Ends a move: sets the new state, unlocks, and says whether somebody waits and must be woken. A page that was out and stays
-    /// out has still gone when it went.
+    /// Ends a move: sets the new state, unlocks, and says whether somebody waits and must be woken. What is remembered of the
+    /// page stays: one that was out and stays out has still gone when it went.
     #[must_use]
     pub fn settle(&self, state: State) -> bool {
         // Ordering: Relaxed: who has the lock is the only one to change anything but `WAITED`.
-        let epoch = Word(self.0.load(Ordering::Relaxed)).epoch();
-        self.settle_out(state, epoch)
+        self.settle_with(state, Word(self.0.load(Ordering::Relaxed)).past())
     }
 
-    /// The same for a page that goes in this epoch.
+    /// The same, with this to be remembered.
     #[must_use]
-    pub fn settle_out(&self, state: State, epoch: Epoch) -> bool {
-        let word = Word::of(state);
-        let epoch = if word.has_epoch() { u64::from(epoch.0) << EPOCH_SHIFT & EPOCH_MASK } else { 0 };
+    pub fn settle_with(&self, state: State, past: Past) -> bool {
         // Ordering: Release publishes everything done for this page to the next `load` or `try_lock`. Acquire pairs with the
         // Release in `ask_to_be_woken`.
-        let before = self.0.swap(word.0 | epoch, Ordering::AcqRel);
+        let before = self.0.swap(Word::of(state).with(past).0, Ordering::AcqRel);
         assert!(before & LOCKED != 0, "a page was settled that nobody had locked: {:?}", Word(before));
         before & WAITED != 0
     }
 
     /// Takes one lap off the age of a resident page that nobody is moving, if its word is still `seen`.
     pub fn grow_younger(&self, seen: Word) {
-        let State::Resident { copy, age } = seen.state() else { return };
+        let State::Resident { age, .. } = seen.state() else { return };
         debug_assert!(!seen.is_locked() && age > 0);
-        let younger = Word::of(State::Resident { copy, age: age - 1 }).0;
+        let younger = seen.0 - (1 << AGE_SHIFT);
         // Ordering: Relaxed: an age publishes nothing, and an exchange keeps what `settle` has published by the word.
         // Losing the race means that the page is moving: then its age no longer matters.
         let _ = self.0.compare_exchange(seen.0, younger, Ordering::Relaxed, Ordering::Relaxed);
@@ -342,19 +363,38 @@ mod tests {
             prop_assert_eq!(Word::of(state).state(), state);
         }
 
-        /// It stays with an evicted page wherever that goes, and is no part of what the page is.
+        /// It stays with a page wherever that goes, as far as there is room, and is no part of what the page is.
         #[test]
-        fn epoch_stays_while_a_page_is_out(states in prop::collection::vec(any_state(), 1..8), epoch in 1_u8..128) {
+        fn past_stays_with_a_page(
+            states in prop::collection::vec(any_state(), 1..8),
+            went in 1_u8..128,
+            heat in 0_u8..=Heat::MAX.0,
+        ) {
             let entry = Entry(AtomicU64::new(0));
-            let mut wanted = Epoch(0);
+            let mut wanted = Past { went: Epoch(went), heat: Heat(heat) };
             for (at, state) in states.into_iter().enumerate() {
                 entry.try_lock(entry.load()).unwrap();
-                let was_known = wanted;
-                let _ = if at == 0 { entry.settle_out(state, Epoch(epoch)) } else { entry.settle(state) };
-                let has = state.is_evicted() && !matches!(state, State::Inherited(_));
-                wanted = match (at, has) { (_, false) => Epoch(0), (0, true) => Epoch(epoch), _ => was_known };
-                prop_assert_eq!((entry.load().state(), entry.load().epoch()), (state, wanted));
+                let _ = if at == 0 { entry.settle_with(state, wanted) } else { entry.settle(state) };
+                if !state.is_evicted() || matches!(state, State::Inherited(_)) {
+                    wanted.went = Epoch(0);
+                }
+                if matches!(state, State::Absent | State::Lost(_)) {
+                    wanted.heat = Heat(0);
+                }
+                prop_assert_eq!((entry.load().state(), entry.load().past()), (state, wanted));
             }
+        }
+
+        #[test]
+        fn growing_younger_changes_nothing_else(state in any_state(), heat in 0_u8..=Heat::MAX.0) {
+            let State::Resident { copy, age: age @ 1.. } = state else { return Ok(()) };
+            let past = Past { went: Epoch(0), heat: Heat(heat) };
+            let entry = Entry(AtomicU64::new(0));
+            entry.try_lock(entry.load()).unwrap();
+            let _ = entry.settle_with(state, past);
+            entry.grow_younger(entry.load());
+            prop_assert_eq!(entry.load().state(), State::Resident { copy, age: age - 1 });
+            prop_assert_eq!(entry.load().past(), past);
         }
 
         #[test]

@@ -18,11 +18,10 @@ pub mod entry;
 pub mod ranges;
 
 use crate::memory::Zeroed;
-use crate::reclaim::recency::Epoch;
 use crate::sync::Lock;
 use crate::units::{PageIndex, PageRange};
 use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, Ordering};
-use entry::{Entry, State};
+use entry::{Entry, Past, State};
 
 /// Pages under one leaf: 1 GiB.
 pub const LEAF_PAGES: usize = 1 << 18;
@@ -155,12 +154,13 @@ impl<'t> Place<'t> {
         self.entry
     }
 
-    /// Settles a locked page and keeps the counts right; `epoch` if it has just gone. Says whether somebody waits.
+    /// Settles a locked page and keeps the counts right; with this remembered of it, or (none) what was before. Says whether
+    /// somebody waits.
     #[must_use]
-    pub fn settle(self, before: State, after: State, epoch: Option<Epoch>) -> bool {
+    pub fn settle(self, before: State, after: State, past: Option<Past>) -> bool {
         self.recount(before, after);
-        match epoch {
-            Some(epoch) => self.entry.settle_out(after, epoch),
+        match past {
+            Some(past) => self.entry.settle_with(after, past),
             None => self.entry.settle(after),
         }
     }
