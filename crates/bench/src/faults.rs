@@ -4,6 +4,8 @@
 //! A program touches pages at random, a fifth of them to write, in four times as much memory as its budget. The pages
 //! compress, so what is out is in the pool: no device is waited for, and what is measured is the way of a fault. Its threads
 //! compare what they read.
+//!
+//! And what it costs to interrupt another CPU (`interrupts.rs`), which decides who takes pages out in signal mode.
 
 use crate::Effort;
 use crate::live::{self, Outcome};
@@ -69,6 +71,10 @@ pub fn run(effort: Effort) -> Result<Report, String> {
         }
     }
     report.tables.push(table);
+    match crate::interrupts::table(rounds, effort.pick(0.5, 0.02))? {
+        Some(table) => report.tables.push(table),
+        None => report.notes.push("one CPU: there is no other to interrupt".to_owned()),
+    }
     report.charts.push(Chart {
         title: "Random touches, served from the pool".to_owned(),
         unit: "touches/s".to_owned(),

@@ -14,6 +14,7 @@ mod device;
 pub mod extents;
 mod faults;
 pub mod index;
+mod interrupts;
 pub mod kernel;
 pub mod live;
 pub mod load;

@@ -34,8 +34,8 @@ static ZERO_PAGES: [PageBytes; ZEROS] = [PageBytes::ZERO; ZEROS];
 
 const MADV_POPULATE_WRITE: u32 = 23;
 const ENOMEM: i32 = 12;
-/// How often a frame is asked about while the system has no memory, and how long from one time to the next. The program's maps
-/// can't change meanwhile.
+/// How often a frame is asked about while the system has no memory, not even for a page table, and how long from one time to the
+/// next. The map lock is held so long, and who wants to change the program's maps waits.
 const MEMORY_TRIES: u32 = 10_000;
 const MEMORY_TRY_NS: u64 = 1_000_000;
 
@@ -143,15 +143,14 @@ impl<'u> ByMove<'u> {
 
     /// The same without the pagemap, for threads of the program: it may have put another file at that number. Nor must the
     /// userfaultfd be trusted alone, for the same reason.
-    fn refuses_memory(&self, page: &mut Outgoing) -> bool {
+    fn has_memory_here(&self, page: &mut Outgoing) -> bool {
         if memory::is_resident(page_of(page.frame)) {
             return true;
         }
-        // Not there, or the host has swapped it out since it was moved: then the frame can't be given memory. One that had none
-        // has none afterwards; if that can't be, it says so, and no page may be moved there.
+        // Not there, or the host has swapped it out since it was moved: then the frame can't be given zeros, which take no memory.
+        // One that had nothing has nothing afterwards; if that can't be, it says so, and no page may be moved there.
         for _ in 0..MEMORY_TRIES {
-            // SAFETY: the source is a constant page; the frame is the caller's, and what the kernel puts there replaces nothing.
-            match unsafe { self.uffd.copy(page_of(page.frame), ZERO_PAGES.as_ptr().cast()) } {
+            match self.uffd.zero(PageRange::of(page_of(page.frame), 1)) {
                 Ok(()) => {
                     let stretch = Stretch { base: page.frame.cast(), bytes: PAGE_BYTES };
                     // SAFETY: the frame is the caller's; its zeros are ours.
@@ -163,7 +162,8 @@ impl<'u> ByMove<'u> {
                 Err(Trouble::Present) => return true,
                 // Not knowing is no answer: a page that is in the frame would be lost.
                 Err(Trouble::Other(Errno(ENOMEM))) => farpage_os::clock::sleep_ns(MEMORY_TRY_NS),
-                // It isn't our userfaultfd any more, and so the move wasn't made either.
+                // It isn't our userfaultfd any more. So most likely the move wasn't made either; if it was, the page is there, unless
+                // the host has swapped it out within these microseconds.
                 Err(_) => return false,
             }
         }
@@ -192,7 +192,7 @@ impl<'u> ByMove<'u> {
     fn take_run(&self, run: &mut [Outgoing], has_memory: impl Fn(&mut Outgoing) -> bool) {
         let mut at = 0;
         while at < run.len() {
-            // Memory of ours: see `refuses_memory`. What looks like a page that was moved there would be our zeros.
+            // Memory of ours: see `has_memory_here`. What looks like a page that was moved there would be our zeros.
             if run[at].backing == Backing::Memory {
                 at += 1;
                 continue;
@@ -230,7 +230,7 @@ impl Pages for ByMove<'_> {
     }
 
     unsafe fn take_here(&self, pages: &mut [Outgoing]) -> bool {
-        self.take_runs(pages, |page| self.refuses_memory(page));
+        self.take_runs(pages, |page| self.has_memory_here(page));
         true
     }
 

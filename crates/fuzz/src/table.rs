@@ -1,7 +1,8 @@
 //! The page table with its words, and the list of ranges, each against an array.
 
 use crate::{Input, Memory};
-use farpage_core::table::entry::{FRAMES_MAX, SameWord, State, Stored, Word};
+use farpage_core::reclaim::recency::{Epoch, Heat};
+use farpage_core::table::entry::{FRAMES_MAX, Past, SameWord, State, Stored, Word};
 use farpage_core::table::ranges::{Flags, Range, Ranges, TooMany};
 use farpage_core::table::{CHUNK_PAGES, LEAF_PAGES, Leaf, Table, Walk};
 use farpage_core::units::{FrameIndex, PageIndex, PageRange, SlotIndex};
@@ -52,8 +53,26 @@ fn any_state(input: &mut Input) -> State {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Plain {
     state: State,
+    past: Past,
     locked: bool,
     waited: bool,
+}
+
+impl Plain {
+    const ABSENT: Plain = Plain {
+        state: State::Absent,
+        past: Past { went: Epoch(0), heat: Heat(0) },
+        locked: false,
+        waited: false,
+    };
+}
+
+/// What an entry in this state has room for of what is to be remembered.
+fn remembered(state: State, past: Past) -> Past {
+    Past {
+        went: if state.is_evicted() { past.went } else { Epoch(0) },
+        heat: if matches!(state, State::Absent | State::Lost(_)) { Heat(0) } else { past.heat },
+    }
 }
 
 /// Locks, settles, waits and walks.
@@ -67,7 +86,7 @@ pub fn run(input: &mut Input) {
     table.attach(PageIndex(0), &leaves[0]);
     table.attach(PageIndex(LEAF), &leaves[1]);
     assert!(table.get(PageIndex(2 * LEAF)).is_none());
-    let mut model = [Plain { state: State::Absent, locked: false, waited: false }; PAGES.len()];
+    let mut model = [Plain::ABSENT; PAGES.len()];
     // What somebody has seen of a page, perhaps long ago.
     let mut seen: [(Word, Plain); PAGES.len()] = std::array::from_fn(|at| {
         (table.get(PageIndex(PAGES[at])).expect("it has a leaf").entry().load(), model[at])
@@ -90,13 +109,17 @@ pub fn run(input: &mut Input) {
             }
             Some(3) if plain.locked => {
                 let after = any_state(input);
-                assert_eq!(place.settle(plain.state, after, None), plain.waited);
-                *plain = Plain { state: after, locked: false, waited: false };
+                let said = input.byte();
+                let past = Past { went: Epoch(said & 127), heat: Heat(said & Heat::MAX.0) };
+                let past = (said > 127).then_some(past);
+                assert_eq!(place.settle(plain.state, after, past), plain.waited);
+                let past = remembered(after, past.unwrap_or(plain.past));
+                *plain = Plain { state: after, past, locked: false, waited: false };
             }
             Some(4) if !plain.locked => {
                 let after = any_state(input);
                 place.set(plain.state, after);
-                plain.state = after;
+                *plain = Plain { state: after, ..Plain::ABSENT };
             }
             Some(5) => {
                 if let State::Resident { copy, age: 1.. } = seen[at].1.state
@@ -114,7 +137,10 @@ pub fn run(input: &mut Input) {
         }
         for (page, plain) in PAGES.iter().zip(&model) {
             let word = table.get(PageIndex(*page)).expect("it has a leaf").entry().load();
-            assert_eq!((word.state(), word.is_locked()), (plain.state, plain.locked));
+            assert_eq!(
+                (word.state(), word.is_locked(), word.past()),
+                (plain.state, plain.locked, plain.past)
+            );
         }
         walks_like(&table, &model, input.below(PAGES.len()));
     }

@@ -2,10 +2,9 @@
 //! only engine threads do.)
 //!
 //! A page that is moved out must go from the translations of each CPU that runs a thread of the program, and ours are such
-//! threads. So where the keeper takes pages while the program runs, every stretch of victims interrupts the program: 6 µs there
-//! and 11 µs here, which is more than all else about it (a virtual machine, 2 CPUs, November 2026: a thread that only counts,
-//! beside one that gives a page back 30,000 times a second). While the keeper sleeps,
-//! a thread that takes them itself interrupts nobody. Then it takes a few at a time, which is cheap, and the keeper is woken now
+//! threads. So where the keeper takes pages while the program runs, every stretch of victims interrupts the program: XX µs there
+//! and YY µs here, which is more than all else about it (a virtual machine, 2 CPUs, November 2026; `farpage bench faults`). While
+//! the keeper sleeps, a thread that takes them itself interrupts nobody. Then it takes a few at a time, which is cheap, and the keeper is woken now
 //! and then to find them a place, which is the work. (One thread, random touches from the pool: 1.1 times the touches, and with
 //! [`Lone::Cheap`](farpage_core::reclaim::recency::Lone) 1.25 times; Zipf's distribution 1.2 times. `farpage load touch`,
 //! 256 MiB under 200M.)
@@ -29,7 +28,6 @@ const CHEAP_NS: u64 = 1_500;
 const KEEPERS_NS: u64 = 100_000_000;
 
 /// What both sides know.
-#[derive(Default)]
 pub struct Takes {
     /// Whoever sets it may take pages.
     is_taking: AtomicBool,
@@ -63,6 +61,10 @@ impl Cost {
     }
 
     /// As if it had been little: one batch that lost its CPU shall not decide.
+    fn presumed_cheap() -> Cost {
+        Cost(AtomicU64::new(CHEAP_NS / 2))
+    }
+
     fn presume_cheap(&self) {
         self.0.store(CHEAP_NS / 2, Ordering::Relaxed);
     }
@@ -79,12 +81,23 @@ pub struct Took {
     pub ns: u64,
 }
 
+impl Default for Takes {
+    fn default() -> Takes {
+        Takes::new()
+    }
+}
+
 impl Takes {
     /// Nobody has taken anything.
     pub fn new() -> Takes {
-        let takes = Takes::default();
-        takes.here.presume_cheap();
-        takes
+        Takes {
+            is_taking: AtomicBool::new(false),
+            keeper_sleeps: AtomicBool::new(false),
+            parked: AtomicU32::new(0),
+            here: Cost::presumed_cheap(),
+            keeper: Cost::default(),
+            keepers_until_ns: AtomicU64::new(0),
+        }
     }
 
     /// Whether threads of the program do it, as far as is known.

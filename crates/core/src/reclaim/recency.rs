@@ -5,13 +5,13 @@
 //! soon; and what came back soon again and again is *hot*, and is spared for several laps. Its entry remembers that as its
 //! *heat*: one more for each time that it came back soon, one less for each time that it didn't.
 //!
-//! What is soon? Less than the *mark*, and that goes to where three of ten pages come back sooner. Where all pages are touched
+//! What is soon? Less than the *mark*, and that goes to where three of ten pages come back sooner (four laps at most). Where all pages are touched
 //! alike it is chance which of them come soon, and they do it no more often than the others. To spare them has a price: where
 //! victims aren't neighbours each is a move of its own. So it is watched whether hot pages come back soon again, and only while
 //! they do are they spared, and only where such victims are cheap ([`Lone`]).
 //!
-//! While streams and runs of first touches bring in much of what comes, a page is spared already when it comes back within
-//! half a lap for the first time: a walk through a large array must not take from memory what is used all the time, and would
+//! While streams and runs of first touches bring in much of what comes, heat doesn't count, and a page is spared that comes back
+//! within half a lap, for the first time too: a walk through a large array must not take from memory what is used all the time, and would
 //! go without it just as fast. (Half of the touches a walk, half evenly in a third of what there is room for: 5 % of the
 //! latter were faults, and 25 % without this; `core/tests/invariants.rs`.)
 //!
@@ -29,7 +29,7 @@ const EPOCHS_IN_LAP: u64 = 16;
 const EPOCHS: u32 = (1 << Epoch::BITS) - 1;
 /// Half a lap: so many borders of epochs at most lie between going and coming back.
 const NEAR: u32 = 7;
-/// Laps that a page is spared which was out for no longer than [`NEAR`], or is hot. (One that was out for eight laps looks as
+/// Laps that a page is spared which is hot, or beside a scan one that was out for no longer than [`NEAR`]. (One that was out for eight laps looks as
 /// if it had just gone.)
 pub const AGE_NEAR: u8 = AGE_MAX;
 /// Parts of an epoch in which the mark is kept.
@@ -39,9 +39,9 @@ const MARK_IN_EPOCH: u32 = 256;
 const MARK_DOWN: u32 = 7;
 const MARK_UP: u32 = 3;
 const MARK_MAX: u32 = EPOCHS / 2 * MARK_IN_EPOCH;
-/// Heat is believed in while more hot pages than this come back soon, of so many: all pages do it three times of ten, and half as
-/// often again where nearly all of memory has room, which an epoch is too long for.
-const BELIEVED: u32 = CERTAIN / 100 * 45;
+/// Heat is believed in while more hot pages than this come back soon, of so many. All pages do it three times of ten; up to 4.6 times
+/// where nearly all have room, and come back within an epoch.
+const BELIEVED: u32 = CERTAIN / 2;
 const CERTAIN: u32 = 1 << 16;
 /// The latest of so many hot pages weigh most.
 const WATCHED: u32 = 64;

@@ -7,7 +7,7 @@
 //! 3. While locked, the word still shows the state before the move, so giving up is restoring it.
 //!
 //! ```text
-//! bits  0..4   state        bit 4  locked     bit 5  waited      bits 6..9  heat (except Absent, Lost)
+//! bits  0..4   state        bit 4  locked     bit 5  waited      bits 6..8  heat (except Absent, Lost)
 //! bits  9..25  frame (Parked, Writing), kind of repeated word (Same), or in the lowest three age (Resident)
 //! bits 25..32  epoch in which the hand took it (while evicted, except Inherited; 0 = not known)
 //! bits 32..64  slot or pool handle (Resident and Parked: 0 = none), or 32 bits of the repeated word
@@ -157,7 +157,8 @@ const INHERITED_SHIFT: u32 = 9;
 /// Frames that an entry can name.
 pub const FRAMES_MAX: u32 = 1 << 16;
 
-/// What an entry remembers of a page, whatever becomes of it: no part of its state.
+/// What an entry remembers of a page: no part of its state, and kept from one to the next where there is room. Pages that are
+/// [`Entry::set`] have none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Past {
     /// When it went; known only of pages that are out.
@@ -252,7 +253,7 @@ impl Word {
     }
 
     /// The word with as much of it as it has room for.
-    const fn with(self, past: Past) -> Word {
+    const fn remembering(self, past: Past) -> Word {
         let went = if self.has_epoch() { (past.went.0 as u64) << EPOCH_SHIFT & EPOCH_MASK } else { 0 };
         let heat = if self.has_heat() { (past.heat.0 as u64) << HEAT_SHIFT & HEAT_MASK } else { 0 };
         Word(self.0 | went | heat)
@@ -307,7 +308,7 @@ impl Entry {
     pub fn settle_with(&self, state: State, past: Past) -> bool {
         // Ordering: Release publishes everything done for this page to the next `load` or `try_lock`. Acquire pairs with the
         // Release in `ask_to_be_woken`.
-        let before = self.0.swap(Word::of(state).with(past).0, Ordering::AcqRel);
+        let before = self.0.swap(Word::of(state).remembering(past).0, Ordering::AcqRel);
         assert!(before & LOCKED != 0, "a page was settled that nobody had locked: {:?}", Word(before));
         before & WAITED != 0
     }
