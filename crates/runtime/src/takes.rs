@@ -2,8 +2,8 @@
 //! only engine threads do.)
 //!
 //! A page that is moved out must go from the translations of each CPU that runs a thread of the program, and ours are such
-//! threads. So where the keeper takes pages while the program runs, every stretch of victims interrupts the program: XX µs there
-//! and YY µs here, which is more than all else about it (a virtual machine, 2 CPUs, November 2026; `farpage bench faults`). While
+//! threads. So where the keeper takes pages while the program runs, every stretch of victims interrupts the program: 10 µs there
+//! and 16 µs here, which is more than all else about it (a virtual machine, 2 CPUs, November 2026; `farpage bench faults`). While
 //! the keeper sleeps, a thread that takes them itself interrupts nobody. Then it takes a few at a time, which is cheap, and the keeper is woken now
 //! and then to find them a place, which is the work. (One thread, random touches from the pool: 1.1 times the touches, and with
 //! [`Lone::Cheap`](farpage_core::reclaim::recency::Lone) 1.25 times; Zipf's distribution 1.2 times. `farpage load touch`,
