@@ -24,8 +24,7 @@ enum Who {
 
 const CONTESTANTS: [Who; 3] = [Who::Giver, Who::Counter, Who::Both];
 
-/// What they did, each by the time it had.
-#[derive(Default)]
+/// What they did; 0 for who didn't run.
 struct Done {
     pages_a_second: f64,
     counted_a_second: f64,

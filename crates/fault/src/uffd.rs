@@ -34,8 +34,8 @@ static ZERO_PAGES: [PageBytes; ZEROS] = [PageBytes::ZERO; ZEROS];
 
 const MADV_POPULATE_WRITE: u32 = 23;
 const ENOMEM: i32 = 12;
-/// How often a frame is asked about while the system has no memory, not even for a page table, and how long from one time to the
-/// next. The map lock is held so long, and who wants to change the program's maps waits.
+/// How often a frame is asked about while the system has no memory, not even for a page table, and how long from one time to
+/// the next. The map lock is held so long, and who wants to change the program's maps waits.
 const MEMORY_TRIES: u32 = 10_000;
 const MEMORY_TRY_NS: u64 = 1_000_000;
 
@@ -147,8 +147,8 @@ impl<'u> ByMove<'u> {
         if memory::is_resident(page_of(page.frame)) {
             return true;
         }
-        // Not there, or the host has swapped it out since it was moved: then the frame can't be given zeros, which take no memory.
-        // One that had nothing has nothing afterwards; if that can't be, it says so, and no page may be moved there.
+        // Not there, or the host has swapped it out since it was moved: then the frame can't be given zeros (which take no
+        // page). One that had nothing has nothing afterwards; if that can't be, it says so, and no page may be moved there.
         for _ in 0..MEMORY_TRIES {
             match self.uffd.zero(PageRange::of(page_of(page.frame), 1)) {
                 Ok(()) => {
@@ -162,8 +162,8 @@ impl<'u> ByMove<'u> {
                 Err(Trouble::Present) => return true,
                 // Not knowing is no answer: a page that is in the frame would be lost.
                 Err(Trouble::Other(Errno(ENOMEM))) => farpage_os::clock::sleep_ns(MEMORY_TRY_NS),
-                // It isn't our userfaultfd any more. So most likely the move wasn't made either; if it was, the page is there, unless
-                // the host has swapped it out within these microseconds.
+                // It isn't our userfaultfd any more. So most likely the move wasn't made either; if it was, the page is there,
+                // unless the host has swapped it out within these microseconds.
                 Err(_) => return false,
             }
         }

@@ -2,10 +2,10 @@
 //! only engine threads do.)
 //!
 //! A page that is moved out must go from the translations of each CPU that runs a thread of the program, and ours are such
-//! threads. So where the keeper takes pages while the program runs, every stretch of victims interrupts the program: 10 µs there
-//! and 16 µs here, which is more than all else about it (a virtual machine, 2 CPUs, November 2026; `farpage bench faults`). While
-//! the keeper sleeps, a thread that takes them itself interrupts nobody. Then it takes a few at a time, which is cheap, and the keeper is woken now
-//! and then to find them a place, which is the work. (One thread, random touches from the pool: 1.1 times the touches, and with
+//! threads. So where the keeper takes pages while the program runs, every stretch of victims interrupts the program: 10 µs
+//! there and 16 µs here, which is more than all else about it (a virtual machine, 2 CPUs, November 2026; `farpage bench
+//! faults`). While the keeper sleeps, a thread that takes them itself interrupts nobody. Then it takes a few at a time, which
+//! is cheap, and the keeper is woken now and then to find them a place, which is the work. (One thread, random touches from the pool: 1.1 times the touches, and with
 //! [`Lone::Cheap`](farpage_core::reclaim::recency::Lone) 1.25 times; Zipf's distribution 1.2 times. `farpage load touch`,
 //! 256 MiB under 200M.)
 //!
@@ -24,6 +24,8 @@ const QUARTERS: u64 = 3;
 /// Or this, which is less than an interrupt of another CPU alone, spread over a stretch of usual length. (Without any 0.4 to 0.7 µs,
 /// with them 2.5 to 3; same machine.)
 const CHEAP_NS: u64 = 1_500;
+/// What it is taken to cost before it is known: so little that no single batch that lost its CPU decides.
+const PRESUMED_NS: u64 = CHEAP_NS / 2;
 /// Where it costs more, the keeper takes pages for so long; then it is tried again.
 const KEEPERS_NS: u64 = 100_000_000;
 
@@ -60,13 +62,9 @@ impl Cost {
         self.0.store(after, Ordering::Relaxed);
     }
 
-    /// As if it had been little: one batch that lost its CPU shall not decide.
-    fn presumed_cheap() -> Cost {
-        Cost(AtomicU64::new(CHEAP_NS / 2))
-    }
-
-    fn presume_cheap(&self) {
-        self.0.store(CHEAP_NS / 2, Ordering::Relaxed);
+    /// As if it had been so much.
+    fn presume(&self, ns: u64) {
+        self.0.store(ns, Ordering::Relaxed);
     }
 }
 
@@ -94,7 +92,7 @@ impl Takes {
             is_taking: AtomicBool::new(false),
             keeper_sleeps: AtomicBool::new(false),
             parked: AtomicU32::new(0),
-            here: Cost::presumed_cheap(),
+            here: Cost(AtomicU64::new(PRESUMED_NS)),
             keeper: Cost::default(),
             keepers_until_ns: AtomicU64::new(0),
         }
@@ -129,7 +127,7 @@ impl Takes {
         let is_keepers = took.pages == 0 && took.victims > 0 || is_dear;
         if is_keepers {
             self.keepers_until_ns.store(now_ns + KEEPERS_NS, Ordering::Relaxed);
-            self.here.presume_cheap();
+            self.here.presume(PRESUMED_NS);
         }
         let parked = self.parked.load(Ordering::Relaxed) + took.pages as u32;
         let wakes = parked >= WORTH_WAKING || took.pages == 0 || is_keepers;

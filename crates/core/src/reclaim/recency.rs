@@ -5,15 +5,15 @@
 //! soon; and what came back soon again and again is *hot*, and is spared for several laps. Its entry remembers that as its
 //! *heat*: one more for each time that it came back soon, one less for each time that it didn't.
 //!
-//! What is soon? Less than the *mark*, and that goes to where three of ten pages come back sooner (four laps at most). Where all pages are touched
-//! alike it is chance which of them come soon, and they do it no more often than the others. To spare them has a price: where
-//! victims aren't neighbours each is a move of its own. So it is watched whether hot pages come back soon again, and only while
-//! they do are they spared, and only where such victims are cheap ([`Lone`]).
+//! What is soon? Less than the *mark*, and that goes to where three of ten pages come back sooner (four laps at most). Where
+//! all pages are touched alike it is chance which of them come soon, and they do it no more often than the others. To spare
+//! them has a price: where victims aren't neighbours each is a move of its own. So it is watched whether hot pages come back
+//! soon again, and only while they do are they spared, and only where such victims are cheap ([`Lone`]).
 //!
-//! While streams and runs of first touches bring in much of what comes, heat doesn't count, and a page is spared that comes back
-//! within half a lap, for the first time too: a walk through a large array must not take from memory what is used all the time, and would
-//! go without it just as fast. (Half of the touches a walk, half evenly in a third of what there is room for: 5 % of the
-//! latter were faults, and 25 % without this; `core/tests/invariants.rs`.)
+//! While streams and runs of first touches bring in much of what comes, heat doesn't count, and a page is spared that comes
+//! back within half a lap, for the first time too: a walk through a large array must not take from memory what is used all
+//! the time, and would go without it just as fast. (Half of the touches a walk, half evenly in a third of what there is room
+//! for: 5 % of the latter were faults, and 25 % without this; `core/tests/invariants.rs`.)
 //!
 //! What compresses badly gains little by going: two pages must go for what one would free that compresses well. So a page
 //! that comes back from the pool is spared the more laps the longer its object was. This leaves victims without neighbours,
@@ -29,8 +29,8 @@ const EPOCHS_IN_LAP: u64 = 16;
 const EPOCHS: u32 = (1 << Epoch::BITS) - 1;
 /// Half a lap: so many borders of epochs at most lie between going and coming back.
 const NEAR: u32 = 7;
-/// Laps that a page is spared which is hot, or beside a scan one that was out for no longer than [`NEAR`]. (One that was out for eight laps looks as
-/// if it had just gone.)
+/// Laps that a page is spared which is hot, or beside a scan one that was out for no longer than [`NEAR`]. (One that was out
+/// for eight laps looks as if it had just gone.)
 pub const AGE_NEAR: u8 = AGE_MAX;
 /// Parts of an epoch in which the mark is kept.
 const MARK_IN_EPOCH: u32 = 256;
@@ -39,8 +39,8 @@ const MARK_IN_EPOCH: u32 = 256;
 const MARK_DOWN: u32 = 7;
 const MARK_UP: u32 = 3;
 const MARK_MAX: u32 = EPOCHS / 2 * MARK_IN_EPOCH;
-/// Heat is believed in while more hot pages than this come back soon, of so many. All pages do it three times of ten; up to 4.6 times
-/// where nearly all have room, and come back within an epoch.
+/// Heat is believed in while more hot pages than this come back soon, of so many. All pages do it three times of ten, or more
+/// often where nearly all have room: an epoch is long for them.
 const BELIEVED: u32 = CERTAIN / 2;
 const CERTAIN: u32 = 1 << 16;
 /// The latest of so many hot pages weigh most.

@@ -113,8 +113,8 @@ impl Worker {
             taken: Taken::Busy,
             is_shared: false,
         };
-        // SAFETY: a new mapping of this size, ours alone, for good; zeros are a page and scratch
-        // memory (`Zeroed`), and the rest may hold anything.
+        // SAFETY: a new mapping of this size, ours alone, for good; zeros are a page and scratch memory (`Zeroed`), and the
+        // rest may hold anything.
         let room = unsafe { &mut *memory::reserve_for_threads(size_of::<Room>())?.cast::<Room>() };
         memory::place(Worker {
             engine,
