@@ -236,7 +236,7 @@ pub struct RunOptions {
     #[arg(long, value_name = "SIZE|N%", env = "FARPAGE_POOL", value_parser = size::parse)]
     pub pool: Option<Size>,
 
-    /// Codec of the pool: one of ours for integers and heaps and LZ4 for all else, LZ4 for everything, or none.
+    /// Codec of the pool: for each page one of ours or LZ4, LZ4 for everything, or none.
     #[arg(long, value_enum, env = "FARPAGE_CODEC", default_value = "auto")]
     codec: CodecOption,
 

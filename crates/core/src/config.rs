@@ -10,7 +10,7 @@ pub enum Codec {
     Lz4 = 0,
     /// Pages go into the pool as they are (for comparison).
     None = 1,
-    /// For each page the one that it is made for: integers, heaps, and LZ4 for all else.
+    /// For each page the one that it is made for: numbers, heaps, text, sparse pages; LZ4 for the rest.
     Auto = 2,
 }
 

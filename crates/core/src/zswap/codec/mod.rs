@@ -10,18 +10,20 @@
 //! 2. Numbers that are about as large as their neighbours: [`columns`] of 64 or 32 bits.
 //! 3. Heaps: [`words`].
 //! 4. Nothing, if its bytes look like noise.
-//! 5. Text, and all else: LZ4.
+//! 5. Text, and all else that repeats itself: [`text`].
+//! 6. What that makes little of: LZ4, which knows shorter repetitions.
 //!
 //! The decoder is total: whatever bytes it is given, it answers with an error or a whole page, and reads
 //! and writes nothing else.
 
-// UNSAFETY: a `Scratch` is 30 KiB of zeroed memory that the driver maps. Building it by value would put it on the stack first,
+// UNSAFETY: a `Scratch` is 34 KiB of zeroed memory that the driver maps. Building it by value would put it on the stack first,
 // which need not have that much room, and writing it where it lies would give memory to threads that never compress.
 
 mod columns;
 mod cpu;
 mod lz4;
 mod sparse;
+mod text;
 mod words;
 
 use core::mem::MaybeUninit;
@@ -33,19 +35,20 @@ use crate::memory::Zeroed;
 use crate::units::PAGE_BYTES;
 use columns::{Ints, Longs};
 
-/// What the LZ4 encoder may write for a page that doesn't compress at all; it refuses to start with less. And the byte that
-/// says what follows.
-const OUTPUT_BYTES: usize = 1 + get_maximum_output_size(PAGE_BYTES);
-const _: () = assert!(OUTPUT_BYTES > PAGE_BYTES);
+/// What the text encoder needs, and the byte that says what follows. LZ4's refuses to start with less than it may write for
+/// a page that doesn't compress at all, which is less than that.
+const OUTPUT_BYTES: usize = 1 + text::OUTPUT_BYTES;
+const _: () = assert!(text::OUTPUT_BYTES >= get_maximum_output_size(PAGE_BYTES));
 
 // The entries lie inside the table, 4096 of 2 bytes at least. A smaller table would mean that
 // some crate switched on lz4_flex's `alloc` feature, and that the encoder calls the program's malloc.
 const _: () = assert!(size_of::<CompressTable>() >= 4096 * 2);
 
-/// Working memory of one engine thread: LZ4's match table, the streams of words, the output, and a page. Made of zeroed
-/// memory, and none of it is touched before it is needed.
+/// Working memory of one engine thread: tables of what was seen where, the streams of words, the output, and a page. Made of
+/// zeroed memory, and none of it is touched before it is needed.
 pub struct Scratch {
     table: MatchTable,
+    seen: text::Table,
     streams: words::Streams,
     output: [u8; OUTPUT_BYTES],
     /// What [`is_of`] decodes into.
@@ -83,15 +86,22 @@ mod kind {
     pub const LONGS: u8 = 2;
     pub const INTS: u8 = 3;
     pub const SPARSE: u8 = 4;
+    pub const TEXT: u8 = 5;
 }
 
 impl Scratch {
     /// Working memory by value, for tests and tools; the driver carves it out of zeroed memory.
     #[must_use]
-    #[expect(clippy::new_without_default, reason = "30 KiB should not appear on a stack unasked")]
+    #[expect(clippy::new_without_default, reason = "34 KiB should not appear on a stack unasked")]
     pub fn new() -> Self {
         let table = MatchTable { is_made: false, table: MaybeUninit::uninit() };
-        Scratch { table, streams: words::Streams::ZERO, output: [0; OUTPUT_BYTES], page: [0; PAGE_BYTES] }
+        Scratch {
+            table,
+            seen: [0; _],
+            streams: words::Streams::ZERO,
+            output: [0; OUTPUT_BYTES],
+            page: [0; PAGE_BYTES],
+        }
     }
 }
 
@@ -124,13 +134,13 @@ pub fn compress<'s>(
 const SPARSE_TAKEN: usize = PAGE_BYTES / 8;
 /// Columns that are no longer than this are taken without another look: words are hardly ever shorter then.
 const COLUMNS_TAKEN: usize = PAGE_BYTES * 3 / 8;
-/// Words and columns that are no longer than this: LZ4 is seldom shorter then, and takes five times as long.
+/// What is no longer than this: what else might be shorter seldom is, and takes much longer.
 const TAKEN: usize = PAGE_BYTES * 3 / 4;
 
 /// Compresses a page by what it looks like. The length, with the byte that says what it is; none if it isn't worth it, or
 /// longer than `bytes_max`.
 fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize) -> Option<usize> {
-    let Scratch { table, streams, output, .. } = scratch;
+    let Scratch { table, seen, streams, output, .. } = scratch;
     let is_sparse = is_sparse(page);
     if is_sparse && let Some(bytes) = sparse::encode(page, &mut output[1..SPARSE_TAKEN.min(bytes_max).max(1)])
     {
@@ -151,8 +161,12 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     let is_taken = best <= TAKEN.min(bytes_max) || best <= bytes_max && is_varied(page);
     let mut length = usize::MAX;
     if is_sparse || is_repeated || !is_taken && !is_noise(page) {
-        length = 1 + compress_into_with_table(page, &mut output[1..], table.get()).ok()?;
-        output[0] = kind::LZ4;
+        let to = output.last_chunk_mut().expect("one byte less");
+        (output[0], length) = (kind::TEXT, 1 + text::encode(page, seen, to));
+        if length > TAKEN.min(bytes_max) {
+            length = 1 + compress_into_with_table(page, &mut output[1..], table.get()).ok()?;
+            output[0] = kind::LZ4;
+        }
     }
     if best < length {
         if best > bytes_max {
@@ -236,6 +250,7 @@ pub fn decompress(codec: Codec, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Re
         (Codec::Auto, [kind::LONGS, bytes @ ..]) => Longs::decode(bytes, page),
         (Codec::Auto, [kind::INTS, bytes @ ..]) => Ints::decode(bytes, page),
         (Codec::Auto, [kind::SPARSE, bytes @ ..]) => sparse::decode(bytes, page),
+        (Codec::Auto, [kind::TEXT, bytes @ ..]) => text::decode(bytes, page),
         (Codec::Auto | Codec::None, _) => None,
     };
     decoded.ok_or(Corrupt)
@@ -426,7 +441,7 @@ mod tests {
             (page_of_each(|at| 1_700_000_000_000 + at * 37 + mixed(at) % 30), kind::LONGS, 700..1200),
             (page_of_each(|at| small(2 * at) | small(2 * at + 1) << 32), kind::INTS, 1100..1500),
             (page_of_each(objects), kind::WORDS, 1500..2000),
-            (page_of(|at| text[(at + at / 500 * 7) % text.len()]), kind::LZ4, 100..600),
+            (page_of(|at| text[(at + at / 500 * 7) % text.len()]), kind::TEXT, 100..600),
         ];
         for (page, kind, lengths) in cases {
             let (length, found) = suited(&page, ANY).unwrap();
@@ -440,14 +455,14 @@ mod tests {
 
     /// Rows of a table in a real program's memory, mostly one letter: of the words' codec they took three times as much.
     #[test]
-    fn rows_that_are_mostly_one_letter_are_left_to_lz4() {
+    fn rows_that_are_mostly_one_letter_are_text() {
         let row = |number: u64| {
             format!("{:016x} is row {number}{}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15), "x".repeat(300))
         };
         let rows: Vec<u8> = (1000..1013).flat_map(|number| row(number).into_bytes()).collect();
         let page = page_of(|at| rows[at]);
         let (length, found) = suited(&page, ANY).unwrap();
-        assert_eq!(found, kind::LZ4);
+        assert_eq!(found, kind::TEXT);
         assert!(length < PAGE_BYTES / 7, "{length} bytes");
     }
 
