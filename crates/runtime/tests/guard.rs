@@ -736,22 +736,29 @@ mod live {
         }
     }
 
-    /// Has the arena evicted by touching more than there is room for.
+    /// Has the arena evicted by touching more than there is room for, going on from where the last time ended. Here and there:
+    /// of a walk the pages behind it would go first.
     fn push_out(arena: &Arena) {
-        static BALLAST: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+        const BALLAST_PAGES: usize = BALLAST_BYTES / PAGE;
+        /// Touched before it is looked whether that was enough.
+        const STEP_PAGES: usize = 256;
+        static BALLAST: Mutex<(Vec<u8>, usize)> = Mutex::new((Vec::new(), 0));
         let mut ballast = BALLAST.lock().unwrap();
+        let (ballast, turn) = &mut *ballast;
         if ballast.is_empty() {
             *ballast = vec![1; BALLAST_BYTES];
         }
-        for turn in 0..50 {
-            for at in (0..BALLAST_BYTES).step_by(PAGE) {
+        for _ in 0..50 * BALLAST_PAGES / STEP_PAGES {
+            for _ in 0..STEP_PAGES {
+                let at = *turn * 2111 % BALLAST_PAGES * PAGE;
                 ballast[at] = ballast[at].wrapping_add(1);
+                *turn += 1;
             }
             if pages_there(arena) == 0 {
                 return;
             }
-            assert!(turn < 49, "the arena isn't evicted: this tests nothing");
         }
+        panic!("the arena isn't evicted: this tests nothing");
     }
 
     fn pages_there(arena: &Arena) -> usize {
@@ -780,12 +787,18 @@ mod live {
             loop {
                 STATE.store(1, Ordering::Release);
                 while STATE.load(Ordering::Acquire) != 2 {
-                    super::super::make(libc::SYS_sched_yield, [0; 6]);
+                    futex(libc::FUTEX_WAIT, 1);
                 }
                 let arguments = core::array::from_fn(|at| ARGUMENTS[at].load(Ordering::Relaxed));
                 let result = super::super::make(CALL.load(Ordering::Relaxed) as c_long, arguments);
                 RESULT.store(result, Ordering::Relaxed);
             }
+        }
+
+        /// Waits while the state is this, or wakes so many that do.
+        fn futex(operation: c_int, value: usize) {
+            let operation = operation | libc::FUTEX_PRIVATE_FLAG;
+            super::super::make(libc::SYS_futex, [STATE.as_ptr() as usize, operation as usize, value, 0, 0, 0]);
         }
 
         pub fn start() {
@@ -817,6 +830,7 @@ mod live {
                 place.store(argument, Ordering::Relaxed);
             }
             STATE.store(2, Ordering::Release);
+            futex(libc::FUTEX_WAKE, 1);
             wait();
             RESULT.load(Ordering::Relaxed)
         }
@@ -858,7 +872,7 @@ mod live {
             (copy(&farpage, "farpage"), copy(&library, "preload.so"), copy(&here, "tests"));
         let mut command = Command::new(farpage);
         command.env(LIVE, "1").env("FARPAGE_PRELOAD", library).current_dir(&place);
-        command.args(["run", "--faults", faults, "--ram", "16M", "--pool", "4M", "--swap", "/var/tmp"]);
+        command.args(["run", "--faults", faults, "--ram", "8M", "--pool", "1M", "--swap", "/var/tmp"]);
         // A walk through the ballast would go on into an arena that lies behind it, and bring that in again.
         command.args(["--readahead", "off", "--"]);
         // One after the other, the one that makes the stranger first: by name.
