@@ -14,7 +14,7 @@ fi
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 chmod 755 "$place"
-"$@" --lib --no-run --message-format=json |
+"$@" --lib --tests --no-run --message-format=json |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' >"$place/list"
 [ -s "$place/list" ] || { echo "no test executable was built" >&2; exit 1; }
 while read -r executable; do
