@@ -798,7 +798,10 @@ mod live {
         /// Waits while the state is this, or wakes so many that do.
         fn futex(operation: c_int, value: usize) {
             let operation = operation | libc::FUTEX_PRIVATE_FLAG;
-            super::super::make(libc::SYS_futex, [STATE.as_ptr() as usize, operation as usize, value, 0, 0, 0]);
+            super::super::make(
+                libc::SYS_futex,
+                [STATE.as_ptr() as usize, operation as usize, value, 0, 0, 0],
+            );
         }
 
         pub fn start() {
