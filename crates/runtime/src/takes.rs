@@ -5,9 +5,9 @@
 //! threads. So where the keeper takes pages while the program runs, every stretch of victims interrupts the program: 10 µs
 //! there and 16 µs here, which is more than all else about it (a virtual machine, 2 CPUs, November 2026; `farpage bench
 //! faults`). While the keeper sleeps, a thread that takes them itself interrupts nobody. Then it takes a few at a time, which
-//! is cheap, and the keeper is woken now and then to find them a place, which is the work. (One thread, random touches from the pool: 1.1 times the touches, and with
-//! [`Lone::Cheap`](farpage_core::reclaim::recency::Lone) 1.25 times; Zipf's distribution 1.2 times. `farpage load touch`,
-//! 256 MiB under 200M.)
+//! is cheap, and the keeper is woken now and then to find them a place, which is the work. (One thread, random touches from
+//! the pool: 1.1 times the touches, and with [`Lone::Cheap`](farpage_core::reclaim::recency::Lone) 1.25 times; Zipf's
+//! distribution 1.2 times. `farpage load touch`, 256 MiB under 200M.)
 //!
 //! Where other threads of the program run at the same time there is nothing to be gained. It shows when several are served at
 //! once, and else in what a page costs, which is measured on both sides. Whatever these threads don't take in time, the keeper

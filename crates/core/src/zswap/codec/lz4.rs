@@ -1,4 +1,4 @@
-//! LZ4 blocks to pages: on the way of every fault that the pool serves.
+//! LZ4 blocks to pages: on the way of a fault whose page nothing else made small, or of every one with `--codec lz4`.
 //!
 //! A block is a row of sequences: a token with two lengths, so many literal bytes, and a match: so many bytes from so far
 //! back in what is written already (<https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md>). The last one ends after

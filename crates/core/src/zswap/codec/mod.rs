@@ -130,7 +130,7 @@ pub fn compress<'s>(
     (length <= bytes_max).then(|| &scratch.output[..length])
 }
 
-/// A sparse page that needs no more than this is left at that. If it needs more, it may repeat itself, as LZ4 would see.
+/// A sparse page that needs no more than this is left at that. If it needs more, it may repeat itself, which is text's to see.
 const SPARSE_TAKEN: usize = PAGE_BYTES / 8;
 /// Columns that are no longer than this are taken without another look: words are hardly ever shorter then.
 const COLUMNS_TAKEN: usize = PAGE_BYTES * 3 / 8;
@@ -152,7 +152,7 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     let ints = if longs_bytes > COLUMNS_TAKEN { Ints::of(page) } else { None };
     let ints_bytes = ints.as_ref().map_or(PAGE_BYTES, Ints::bytes);
     let columns_bytes = longs_bytes.min(ints_bytes);
-    // Of what repeats itself between zeros LZ4 makes a few bytes, where the others take some for every word.
+    // Of what repeats itself between zeros text's codec makes a few bytes, where the others take some for every word.
     let is_repeated = is_repeated(page);
     let needs_words = !is_sparse && !is_repeated && columns_bytes > COLUMNS_TAKEN;
     let words = (needs_words && words::are_likely(page)).then(|| words::encode(page, streams));
@@ -206,7 +206,7 @@ fn is_repeated(page: &[u8; PAGE_BYTES]) -> bool {
     places.filter(|at| word(*at) == word(*at - 1)).count() >= PAGE_BYTES / STEP / 2
 }
 
-/// Whether hardly any word is there twice: then LZ4 isn't shorter than what makes each word shorter.
+/// Whether hardly any word is there twice: then matches don't make it shorter than what makes each word shorter.
 fn is_varied(page: &[u8; PAGE_BYTES]) -> bool {
     const STEP: usize = 64;
     /// Of 64 words that are all different, 57 set a bit of their own in the mean.

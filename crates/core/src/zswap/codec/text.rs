@@ -1,15 +1,16 @@
 //! Text, and whatever else repeats itself at any byte: *matches* of what was there before, and the bytes between them, the
-//! *literals*.
+//! *literals*. Evictions encode it, and the faults on such pages decode it.
 //!
-//! That is LZ77, as LZ4 has it, made for one page. What it costs is branches that nobody can predict, a few for each match;
-//! and a short match saves next to nothing. So a match has eight bytes at least: of text that is less than half as many as
-//! LZ4's. A page is short enough for the distance and both lengths to be three bytes as a rule. Literals stand by themselves,
-//! and if all are ASCII they are packed: of eight rows the last gives each of the others a bit for each of its bytes.
-//! (`farpage bench codec`: text as short as LZ4 makes it, in two thirds of the time.)
+//! That is LZ77, as LZ4 has it, made for one page. The time it takes goes with the number of matches, and a short match saves
+//! next to nothing. So a match has eight bytes at least. A page is short enough for the distance and both lengths to be three
+//! bytes as a rule. Literals stand by themselves, and if all are ASCII they are packed: they are taken as eight rows, and the
+//! bytes of the last one are given to the others, a bit for each. (`farpage bench codec`: text as short as LZ4 makes it, in two
+//! thirds of the time.)
 //!
 //! ```text
 //!  where literals begin: u16 │ literals: 15 bits │ packed: 1 bit │ matches │ literals
-//!  a match: distance: 12 bits │ its bytes, less 8: 6 bits │ literals before it: 6 bits │ as u16, what was too large for its bits
+//!  a match: distance: 12 bits │ its bytes, less 8: 6 bits │ literals before it: 6 bits
+//!           │ literals before it: u16, if all its bits are set │ its bytes: u16, if all its bits are set
 //! ```
 
 use crate::units::PAGE_BYTES;
@@ -18,9 +19,9 @@ use crate::units::PAGE_BYTES;
 const WORD_BYTES: usize = 8;
 const HEAD_BYTES: usize = 4;
 const MATCH_BYTES: usize = 3;
-/// The largest length that its bits have room for says that it follows.
+/// What a length's six bits are if it follows as a whole.
 const LONG: usize = 63;
-/// Each literal is less than that: a bit is left.
+/// What packed literals are taken as. All but the last are stored, each byte with a bit of the last row.
 const ROWS: usize = 8;
 /// Bytes are copied so many at once where there is room: what is too much is written over.
 const CHUNK: usize = 32;
@@ -132,9 +133,11 @@ impl Written {
         let bits = distance | more << 12 | few << 18;
         output[self.matches_end..][..4].copy_from_slice(&(bits as u32).to_le_bytes());
         self.matches_end += MATCH_BYTES;
-        for (_, long) in [(few, literals), (more, count)].iter().filter(|(short, _)| *short == LONG) {
-            output[self.matches_end..][..2].copy_from_slice(&(*long as u16).to_le_bytes());
-            self.matches_end += 2;
+        for (short, whole) in [(few, literals), (more, count)] {
+            if short == LONG {
+                output[self.matches_end..][..2].copy_from_slice(&(whole as u16).to_le_bytes());
+                self.matches_end += 2;
+            }
         }
     }
 
@@ -252,7 +255,8 @@ fn copy<const N: usize>(page: &mut [u8; PAGE_BYTES], from: usize, to: usize) -> 
     Some(())
 }
 
-/// Writes `count` bytes at `to`, each of which is the one `distance` before it. There is room.
+/// Writes `count` bytes at `to`, each of which is the one `distance` before it, and nothing behind them: literals may be
+/// there. There is room.
 fn repeat(page: &mut [u8; PAGE_BYTES], to: usize, distance: usize, count: usize) -> Option<()> {
     let from = to.checked_sub(distance).filter(|from| *from < to)?;
     // What is there already is some of its periods, more each time.
