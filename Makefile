@@ -24,11 +24,12 @@ lint:
 	$(CARGO) clippy --all-targets -- -D warnings
 	$(CARGO) clippy -p farpage-preload -- -D warnings
 
+# Tests are chosen by their names, never by `-p`: with another set of packages cargo builds the dependencies again, for
+# that set's features.
 # core needs no privileges and no kernel feature: its tests run as nobody where we are root.
 test-unit:
-	$(CARGO) test -p farpage-os -p farpage-io -p farpage-fault -p farpage -p farpage-bench -p farpage-fuzz
-	$(CARGO) test -p farpage-cli --bins
-	tests/unprivileged.sh $(CARGO) test -p farpage-core
+	$(CARGO) test --config 'target."cfg(unix)".runner = "$(CURDIR)/tests/runner.sh"' \
+		--lib --bins --test invariants --test conformance --test guard --test random
 
 # The lock-free parts in every order in which their threads can meet. Seconds, once loom is built; in a directory
 # of its own, because the flag would have everything else built again.
@@ -42,26 +43,26 @@ fuzz:
 
 # A few hundred seeds, and the same with planted bugs, each of which must be found.
 test-sim:
-	$(CARGO) test -p farpage-sim
-	$(CARGO) test -p farpage-sim --features planted
+	$(CARGO) test --test seeds
+	$(CARGO) test -p farpage-sim --features planted --test planted
 
 # Real programs share memory and processors, so they run one after the other, but for those that only look at their bytes.
 test-e2e: build programs
-	$(CARGO) test -p farpage-cli --test bad_input --test supervisor
-	$(CARGO) test -p farpage-cli --test memory_calls -- --test-threads=2
-	$(CARGO) test -p farpage-cli --test limits --test programs --test show --test bench -- --test-threads=1
-	FARPAGE_TEST_FAULTS=signal $(CARGO) test -p farpage-cli --test memory_calls -- --test-threads=2 \
+	$(CARGO) test --test bad_input --test supervisor
+	$(CARGO) test --test memory_calls -- --test-threads=2
+	$(CARGO) test --test limits --test programs --test show --test bench -- --test-threads=1
+	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test memory_calls -- --test-threads=2 \
 		io:: stacks:: processes:: signals:: strange::
-	FARPAGE_TEST_FAULTS=signal $(CARGO) test -p farpage-cli --test programs -- --test-threads=1 without_disk
-	FARPAGE_TEST_FAULTS=segv $(CARGO) test -p farpage-cli --test memory_calls -- --test-threads=2 \
+	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test programs -- --test-threads=1 without_disk
+	FARPAGE_TEST_FAULTS=segv $(CARGO) test --test memory_calls -- --test-threads=2 \
 		remap:: heap:: io:: stacks:: dont_need only_written forbidden_before fork_while_out sparse snapshots moved_in_a_child borrowers_killed
 	$(PYTHON) tests/compat.py --fast
 
 # The sizes that the promise is made for: about 1 GiB for each program.
 test-full: build programs
-	FARPAGE_TEST_SIZE=full $(CARGO) test -p farpage-cli --test programs --test memory_calls --test limits -- --test-threads=1 --nocapture
+	FARPAGE_TEST_SIZE=full $(CARGO) test --test programs --test memory_calls --test limits -- --test-threads=1 --nocapture
 	for faults in signal segv; do FARPAGE_TEST_SIZE=full FARPAGE_TEST_FAULTS=$$faults \
-		$(CARGO) test -p farpage-cli --test programs --test memory_calls -- --test-threads=1 --nocapture || exit; done
+		$(CARGO) test --test programs --test memory_calls -- --test-threads=1 --nocapture || exit; done
 
 # Many more programs, in each mode and as root and as an ordinary user: docs/compatibility.md is made of its results.
 # An hour or more, and installs what it needs.
