@@ -32,6 +32,9 @@ pub const ZEROS: usize = 16;
 /// Constants, so that nobody can write them: that would be in every new page of the program.
 static ZERO_PAGES: [PageBytes; ZEROS] = [PageBytes::ZERO; ZEROS];
 
+/// Stretches of frames that are emptied by one call.
+const STRETCHES_MAX: usize = 64;
+
 const MADV_POPULATE_WRITE: u32 = 23;
 const ENOMEM: i32 = 12;
 /// How often a frame is asked about while the system has no memory, not even for a page table, and how long from one time to
@@ -174,18 +177,37 @@ impl<'u> ByMove<'u> {
 
     /// Takes all runs. `has_memory` says whether a page is in its frame after all.
     fn take_runs(&self, pages: &mut [Outgoing], has_memory: impl Fn(&mut Outgoing) -> bool) {
-        for_each_run(pages, |run| {
-            if run[0].backing == Backing::Memory {
-                let stretch = Stretch { base: run[0].frame.cast(), bytes: run.len() * PAGE_BYTES };
-                // SAFETY: the frames are the caller's and free: their bytes are needed no more.
-                let dropped = unsafe { self.drop_memory(&[stretch]) };
-                if dropped.is_err() {
-                    return;
+        self.empty_frames(pages);
+        for_each_run(pages, |run| self.take_run(run, &has_memory));
+    }
+
+    /// Takes what memory the frames have away, by one call: each interrupts other CPUs. Whatever can't be emptied keeps it, and
+    /// no page goes there.
+    fn empty_frames(&self, pages: &mut [Outgoing]) {
+        let has_memory = |page: &Outgoing| page.backing == Backing::Memory;
+        for pages in pages.chunks_mut(STRETCHES_MAX) {
+            let mut stretches = [Stretch { base: core::ptr::null_mut(), bytes: 0 }; STRETCHES_MAX];
+            let mut count = 0;
+            for page in pages.iter().filter(|page| has_memory(page)) {
+                let base: *mut u8 = page.frame.cast();
+                match stretches[..count].last_mut() {
+                    Some(last) if last.base.wrapping_add(last.bytes) == base => last.bytes += PAGE_BYTES,
+                    _ => {
+                        stretches[count] = Stretch { base, bytes: PAGE_BYTES };
+                        count += 1;
+                    }
                 }
-                run.iter_mut().for_each(|page| page.backing = Backing::Hole);
             }
-            self.take_run(run, &has_memory);
-        });
+            // SAFETY: the frames are the caller's and free: their bytes are needed no more.
+            let empty = |stretches: &[Stretch]| unsafe { self.drop_memory(stretches) }.is_ok();
+            let are_empty = count == 0 || empty(&stretches[..count]);
+            for page in pages.iter_mut().filter(|page| has_memory(page)) {
+                // Which of several could not be emptied nobody says; to empty one again does no harm.
+                if are_empty || empty(&[Stretch { base: page.frame.cast(), bytes: PAGE_BYTES }]) {
+                    page.backing = Backing::Hole;
+                }
+            }
+        }
     }
 
     /// Takes one run, going on after each page that the kernel refuses.
