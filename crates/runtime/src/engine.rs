@@ -11,6 +11,7 @@ use crate::devices::{BackEnd, Devices};
 use crate::fork::{self, Heirs};
 use crate::guard;
 use crate::guard::direct::Direct;
+use crate::lull::Lull;
 use crate::map_lock::MapLock;
 use crate::record::Membership;
 use crate::registrar::Registrar;
@@ -99,6 +100,8 @@ pub struct Engine {
     pub reaping: AtomicBool,
     /// Who takes pages out.
     pub takes: Takes,
+    /// While they do, others wait.
+    pub lull: Lull,
     /// Threads that are evicting just now: they have frames, and will soon have memory.
     pub evicting: AtomicU32,
     /// Until then all that could be evicted is held by devices.
@@ -162,6 +165,12 @@ impl Engine {
     pub fn takes_are_here(&self, now_ns: u64) -> bool {
         let can_be = Direct::is_possible(self) && self.frames_move && self.evictions_allowed();
         can_be && !self.pager.is_scan_on() && self.takes.are_here(now_ns)
+    }
+
+    /// Whether victims are taken in lulls. Not while walks bring in much, for the same reason; and each batch must be looked for
+    /// behind them first.
+    pub fn takes_in_lulls(&self, now_ns: u64) -> bool {
+        self.frames_move && self.lull.is_worthwhile(now_ns) && !self.pager.is_scan_on()
     }
 
     /// Whether victims should be neighbours above all: single pages make more mappings.

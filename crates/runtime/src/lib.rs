@@ -15,6 +15,7 @@ pub mod devices;
 pub mod engine;
 pub mod fork;
 pub mod guard;
+pub mod lull;
 pub mod map_lock;
 pub mod record;
 pub mod registrar;

@@ -12,6 +12,7 @@ use crate::engine::{Engine, MANAGED_PAGES_MIN};
 use crate::fork::{self, Heirs};
 use crate::guard;
 use crate::guard::direct::Direct;
+use crate::lull::Lull;
 use crate::map_lock::{ENGINE_THREADS_MAX, MapLock, ReaderIndex};
 use crate::record::Membership;
 use crate::registrar::Registrar;
@@ -261,6 +262,7 @@ fn activate(engine: &'static Engine) {
         }
     });
     started &= handlers > 0;
+    engine.lull.runs_on(handlers as u32);
     if engine.pager.config.readahead != Readahead::Off {
         // Without them nothing is read ahead, no more.
         for number in 0..AHEAD_THREADS {
@@ -518,6 +520,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         faults_reading: AtomicU32::new(0),
         reaping: AtomicBool::new(false),
         takes: Takes::new(),
+        lull: Lull::default(),
         evicting: AtomicU32::new(0),
         unmovable_until_ns: AtomicU64::new(0),
         lock_future: AtomicU32::new(0),

@@ -9,9 +9,10 @@
 //! the pool: 1.1 times the touches, and with [`Lone::Cheap`](farpage_core::reclaim::recency::Lone) 1.25 times; Zipf's
 //! distribution 1.2 times. `farpage load touch`, 256 MiB under 200M.)
 //!
-//! Where other threads of the program run at the same time there is nothing to be gained. It shows when several are served at
-//! once, and else in what a page costs, which is measured on both sides. Whatever these threads don't take in time, the keeper
-//! takes as ever ([`Worker::reclaim_background`](crate::worker::Worker::reclaim_background)).
+//! Where other threads of the program run at the same time there is nothing to be gained here, but see [`lull`](crate::lull).
+//! It shows when several are served at once, and else in what a page costs, which is measured on both sides. Whatever these
+//! threads don't take in time, the keeper takes as ever
+//! ([`Worker::reclaim_background`](crate::worker::Worker::reclaim_background)).
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 

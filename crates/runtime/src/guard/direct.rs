@@ -59,6 +59,7 @@ impl Direct {
         if engine.protections.is_none() && !self.descriptors.has_userfaultfd() {
             return Here::Elsewhere;
         }
+        engine.lull.wait();
         let Some(at) = self.claim() else { return Here::Elsewhere };
         let server = &self.servers[at];
         let mut worker = server.worker.load(Ordering::Relaxed);

@@ -4,7 +4,7 @@
 use super::{Progress, Worker};
 use crate::map_lock::DIRECT;
 use crate::takes::{self, Took};
-use crate::{fork, guard};
+use crate::{fork, guard, lull};
 use core::sync::atomic::Ordering;
 use farpage_core::cache::Backing;
 use farpage_core::pager::{Placed, Shrunk, Taken};
@@ -200,7 +200,13 @@ impl Worker {
 
     /// None if there were only pages that calls hold.
     fn evict_batch(&mut self, max: usize) -> Option<Progress> {
-        let Some(Out { took, spared }) = self.take_batch(max, By::Engine) else {
+        let engine = self.engine;
+        let out = if engine.takes_in_lulls(now_ns()) {
+            engine.lull.during(|| self.take_batches(max))
+        } else {
+            self.take_batch(max, By::Engine)
+        };
+        let Some(Out { took, spared }) = out else {
             return Some(Progress::None);
         };
         self.engine.takes.taken_by_engine(took);
@@ -212,6 +218,19 @@ impl Worker {
         }
         self.sees_shared = self.outgoing.iter().any(|outgoing| outgoing.is_shared);
         (spared == 0).then_some(Progress::None)
+    }
+
+    /// Takes several batches one after the other, as long as there is more to be taken and each is whole. The last one.
+    fn take_batches(&mut self, max: usize) -> Option<Out> {
+        for _ in 1..lull::BATCHES {
+            match self.take_batch(max, By::Engine) {
+                Some(Out { took, .. }) if took.pages == max && self.engine.is_over_stop() => {
+                    self.engine.takes.taken_by_engine(took);
+                }
+                last => return last,
+            }
+        }
+        self.take_batch(max, By::Engine)
     }
 
     /// Frames that are free now give their memory back, and what is written is looked after.
@@ -230,6 +249,7 @@ impl Worker {
         let engine = self.engine;
         if self.index.0 > DIRECT.0 {
             engine.takes.several_are_served(now_ns);
+            engine.lull.are_served(self.index.0 - DIRECT.0 + 1, now_ns);
         }
         if !engine.is_over_start() {
             return;
