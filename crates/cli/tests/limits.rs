@@ -563,17 +563,35 @@ fn pipeline_passes_every_byte_while_pages_are_out() {
     assert!(output.stdout.iter().eq(input.iter().rev()), "{} bytes came out", output.stdout.len());
 }
 
-/// A thread alone takes out what goes for the pages that it was served, and the keeper places that; the load compares all it reads.
-#[test]
-fn thread_that_was_served_takes_pages_out_itself() {
+/// Random touches in memory of which half is in the pool, in `signal` mode. The load compares all it reads.
+fn touched_at_random(threads: &str) -> Option<Outcome> {
     let farpage = env!("CARGO_BIN_EXE_farpage");
-    let Some(_alone) = alone_with(farpage) else { return };
-    let load = ["random-pool", "--bytes", "96M", "--seconds", "3", "--write-percent", "30"];
+    let _alone = alone_with(farpage)?;
+    let load =
+        ["random-pool", "--bytes", "96M", "--seconds", "3", "--write-percent", "30", "--threads", threads];
     let words = [&[farpage, "load"], &load[..]].concat();
     let outcome = Job::new(&Under::budget(48 * MIB, &["--faults", "signal", "--no-disk"]), &words).run();
     outcome.succeeded();
+    Some(outcome)
+}
+
+/// It takes out what goes for the pages that it was served, and the keeper places that.
+#[test]
+fn thread_that_was_served_takes_pages_out_itself() {
+    let Some(outcome) = touched_at_random("1") else { return };
     let (here, all) = (outcome.counter("evict_here"), outcome.counter("evict_taken"));
     assert!(here > 1_000 && here <= all, "{here} of {all}: {}", outcome.stderr);
+}
+
+/// On few CPUs: elsewhere it isn't known to be worth it.
+#[test]
+fn threads_that_fault_wait_while_pages_are_taken() {
+    let Some(outcome) = touched_at_random("2") else { return };
+    let (lull, all) = (outcome.counter("evict_lull"), outcome.counter("evict_taken"));
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let is_used = (2..=4).contains(&cpus);
+    assert_eq!(lull > 1_000, is_used, "{lull} of {all}, {cpus} CPUs: {}", outcome.stderr);
+    assert!(lull <= all, "{lull} of {all}");
 }
 
 /// In `segv` mode bytes are written through a file of the engine's, and a walk that had outrun its window was given the next

@@ -216,7 +216,7 @@ fn lines(path: &Path, bytes: u64, data: Data) {
     let mut random = Random(7);
     let mut file = BufWriter::with_capacity(1 << 20, File::create(path).unwrap());
     // Merging touches lines in random order: from the area each costs a read. Longer ones are fewer.
-    let line_bytes = size(1000, 200);
+    let line_bytes = size(1000, 500);
     for _ in 0..bytes / line_bytes {
         let mut line = text(&mut random, line_bytes as usize - 1, data);
         line.push('\n');

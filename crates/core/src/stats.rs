@@ -78,6 +78,8 @@ table! {
         EvictTaken = "evict_taken", "pages";
         /// Those of them that the thread took which had just been served a fault.
         EvictHere = "evict_here", "pages";
+        /// Those of them that were taken while threads that ran into a fault waited for it.
+        EvictLull = "evict_lull", "pages";
         /// Pages that could not be taken because the kernel or a device held them.
         EvictBusy = "evict_busy", "pages";
         /// Pages the kernel said were not there when we came to take them.

@@ -9,7 +9,8 @@ use std::thread;
 const SEEDS: u64 = 600;
 
 /// Counters of what only a live driver does.
-const DRIVERS_OWN: [Counter; 3] = [Counter::ForkRefused, Counter::SwpinInherited, Counter::EvictHere];
+const DRIVERS_OWN: [Counter; 4] =
+    [Counter::ForkRefused, Counter::SwpinInherited, Counter::EvictHere, Counter::EvictLull];
 
 /// What must have happened at least once, beside the counters.
 const EXPECTED: &[&str] = &[

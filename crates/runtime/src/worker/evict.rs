@@ -223,14 +223,19 @@ impl Worker {
     /// Takes several batches one after the other, as long as there is more to be taken and each is whole. The last one.
     fn take_batches(&mut self, max: usize) -> Option<Out> {
         for _ in 1..lull::BATCHES {
-            match self.take_batch(max, By::Engine) {
-                Some(Out { took, .. }) if took.pages == max && self.engine.is_over_stop() => {
-                    self.engine.takes.taken_by_engine(took);
-                }
-                last => return last,
+            let out = self.take_batch_in_lull(max)?;
+            if out.took.pages < max || !self.engine.is_over_stop() {
+                return Some(out);
             }
+            self.engine.takes.taken_by_engine(out.took);
         }
-        self.take_batch(max, By::Engine)
+        self.take_batch_in_lull(max)
+    }
+
+    fn take_batch_in_lull(&mut self, max: usize) -> Option<Out> {
+        let out = self.take_batch(max, By::Engine)?;
+        self.engine.pager.stats().add(Counter::EvictLull, out.took.pages as u64);
+        Some(out)
     }
 
     /// Frames that are free now give their memory back, and what is written is looked after.

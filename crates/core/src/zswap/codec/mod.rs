@@ -141,7 +141,8 @@ const TAKEN: usize = PAGE_BYTES * 3 / 4;
 /// longer than `bytes_max`.
 fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize) -> Option<usize> {
     let Scratch { table, seen, streams, output, .. } = scratch;
-    let is_sparse = is_sparse(page);
+    let look = Look::at(page);
+    let is_sparse = look.is_sparse();
     if is_sparse && let Some(bytes) = sparse::encode(page, &mut output[1..SPARSE_TAKEN.min(bytes_max).max(1)])
     {
         output[0] = kind::SPARSE;
@@ -153,14 +154,14 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     let ints_bytes = ints.as_ref().map_or(PAGE_BYTES, Ints::bytes);
     let columns_bytes = longs_bytes.min(ints_bytes);
     // Of what repeats itself between zeros text's codec makes a few bytes, where the others take some for every word.
-    let is_repeated = is_repeated(page);
+    let is_repeated = look.is_repeated();
     let needs_words = !is_sparse && !is_repeated && columns_bytes > COLUMNS_TAKEN;
     let words = (needs_words && words::are_likely(page)).then(|| words::encode(page, streams));
     let words = words.filter(|words| words.bytes() < columns_bytes);
     let best = 1 + words.map_or(columns_bytes, words::Encoded::bytes);
-    let is_taken = best <= TAKEN.min(bytes_max) || best <= bytes_max && is_varied(page);
+    let is_taken = best <= TAKEN.min(bytes_max) || best <= bytes_max && look.is_varied();
     let mut length = usize::MAX;
-    if is_sparse || is_repeated || !is_taken && !is_noise(page) {
+    if is_sparse || is_repeated || !is_taken && !look.is_noise() {
         let to = output.last_chunk_mut().expect("one byte less");
         (output[0], length) = (kind::TEXT, 1 + text::encode(page, seen, to));
         if length > TAKEN.min(bytes_max) {
@@ -184,54 +185,67 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     Some(length)
 }
 
-/// One word of each `step` bytes of the page, each time at another place in them: records repeat themselves.
-fn sample(page: &[u8; PAGE_BYTES], step: usize) -> impl Iterator<Item = u64> {
-    page.chunks_exact(step).enumerate().map(move |(at, bytes)| {
-        let word = bytes[at * 5 % (step / 8) * 8..].first_chunk();
-        u64::from_le_bytes(*word.expect("a step has words"))
-    })
+/// Bytes of which one word is looked at.
+const LOOK_STEP: usize = 64;
+const LOOKS: usize = PAGE_BYTES / LOOK_STEP;
+
+/// What tells the kinds of pages from each other: one word of each cache line, each time at another place in it, because records
+/// repeat themselves; and the word before it.
+struct Look {
+    words: [u64; LOOKS],
+    before: [u64; LOOKS],
 }
 
-/// Whether three of four words are 0.
-fn is_sparse(page: &[u8; PAGE_BYTES]) -> bool {
-    const STEP: usize = 64;
-    sample(page, STEP).filter(|word| *word == 0).count() >= PAGE_BYTES / STEP * 3 / 4
-}
-
-/// Whether half of the words are as the one before.
-fn is_repeated(page: &[u8; PAGE_BYTES]) -> bool {
-    const STEP: usize = 64;
-    let word = |at: usize| page[at * 8..].first_chunk::<8>();
-    let places = (0..PAGE_BYTES / STEP).map(|at| at * (STEP / 8) + at * 5 % (STEP / 8)).skip(1);
-    places.filter(|at| word(*at) == word(*at - 1)).count() >= PAGE_BYTES / STEP / 2
-}
-
-/// Whether hardly any word is there twice: then matches don't make it shorter than what makes each word shorter.
-fn is_varied(page: &[u8; PAGE_BYTES]) -> bool {
-    const STEP: usize = 64;
-    /// Of 64 words that are all different, 57 set a bit of their own in the mean.
-    const DIFFERENT: u32 = 50;
-    let mut seen = [0_u64; 4];
-    for word in sample(page, STEP) {
-        let bit = word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
-        seen[bit as usize / 64] |= 1 << (bit % 64);
-    }
-    seen.iter().map(|seen| seen.count_ones()).sum::<u32>() >= DIFFERENT
-}
-
-/// Whether bytes look as if each were a die that was thrown: what is encrypted or compressed already. Of an eighth of the
-/// page; each of the four bits looked at is set in half of the bytes then, give or take three times the standard deviation. A
-/// page of which an eighth is something else isn't noise: it may just fit.
-fn is_noise(page: &[u8; PAGE_BYTES]) -> bool {
-    const STEP: usize = 64;
-    const BYTES: u32 = (PAGE_BYTES / STEP * 8) as u32;
-    let mut set = [0; 4];
-    for word in sample(page, STEP) {
-        for (bit, set) in set.iter_mut().enumerate() {
-            *set += (word >> (4 + bit) & 0x0101_0101_0101_0101).count_ones();
+impl Look {
+    fn at(page: &[u8; PAGE_BYTES]) -> Look {
+        let word = |at: usize| {
+            let bytes = page[at * 8..].first_chunk();
+            u64::from_le_bytes(*bytes.expect("a page has so many words"))
+        };
+        let place = |at: usize| at * (LOOK_STEP / 8) + at * 5 % (LOOK_STEP / 8);
+        Look {
+            words: core::array::from_fn(|at| word(place(at))),
+            before: core::array::from_fn(|at| word(place(at).saturating_sub(1))),
         }
     }
-    set.iter().all(|set| set.abs_diff(BYTES / 2) <= 34)
+
+    /// Whether three of four words are 0.
+    fn is_sparse(&self) -> bool {
+        self.words.iter().filter(|word| **word == 0).count() >= LOOKS * 3 / 4
+    }
+
+    /// Whether half of the words are as the one before.
+    fn is_repeated(&self) -> bool {
+        let pairs = self.words.iter().zip(&self.before).skip(1);
+        pairs.filter(|(word, before)| word == before).count() >= LOOKS / 2
+    }
+
+    /// Whether hardly any word is there twice: then matches don't make it shorter than what makes each word shorter.
+    fn is_varied(&self) -> bool {
+        /// Of 64 words that are all different, 57 set a bit of their own in the mean.
+        const DIFFERENT: u32 = 50;
+        let mut seen = [0_u64; 4];
+        for word in self.words {
+            let bit = word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
+            seen[bit as usize / 64] |= 1 << (bit % 64);
+        }
+        seen.iter().map(|seen| seen.count_ones()).sum::<u32>() >= DIFFERENT
+    }
+
+    /// Whether bytes look as if each were a die that was thrown: what is encrypted or compressed already. Each of the four bits
+    /// looked at is set in half of the bytes then, give or take three times the standard deviation. A page of which an eighth is
+    /// something else isn't noise: it may just fit.
+    fn is_noise(&self) -> bool {
+        const BYTES: u32 = (LOOKS * 8) as u32;
+        // Eight counts in one word, none of which can reach a byte's limit.
+        const { assert!(LOOKS < 256) };
+        (4..8).all(|bit| {
+            let counts =
+                self.words.iter().fold(0, |counts, word| counts + (word >> bit & 0x0101_0101_0101_0101));
+            let set: u32 = counts.to_le_bytes().into_iter().map(u32::from).sum();
+            set.abs_diff(BYTES / 2) <= 34
+        })
+    }
 }
 
 /// Makes the page that `bytes` were stored for. On an error `page` has no particular content.
@@ -469,7 +483,7 @@ mod tests {
     #[test]
     fn noise_is_known_and_nothing_else_is_taken_for_it() {
         assert!(
-            (1..=200).filter(|seed| is_noise(&noise(*seed))).count() > 190,
+            (1..=200).filter(|seed| Look::at(&noise(*seed)).is_noise()).count() > 190,
             "LZ4 finds out about the others"
         );
         // A sixth of it zeros: a page like this was seen once in 280,000 of an interpreter, and written to disk.
@@ -477,16 +491,16 @@ mod tests {
             let random = noise(seed);
             page_of(|at| if at < PAGE_BYTES / 6 { 0 } else { random[at] })
         };
-        assert!((1..=200).filter(|seed| is_noise(&partly(*seed))).count() < 20);
-        assert!(!is_noise(&page_of(|at| b"some text, or source code; "[at % 27])));
-        assert!(!is_noise(&page_of_each(|at| 0x7f3a_8000_0000 + at * 32)));
-        assert!(!is_noise(&[0; PAGE_BYTES]));
+        assert!((1..=200).filter(|seed| Look::at(&partly(*seed)).is_noise()).count() < 20);
+        assert!(!Look::at(&page_of(|at| b"some text, or source code; "[at % 27])).is_noise());
+        assert!(!Look::at(&page_of_each(|at| 0x7f3a_8000_0000 + at * 32)).is_noise());
+        assert!(!Look::at(&[0; PAGE_BYTES]).is_noise());
         // Records of text that begin with a key: of each 64 and 128 bytes the first were looked at once, and such pages refused.
         for (record, key) in [(64, 8), (64, 24), (128, 8), (128, 32)] {
             let random = noise(record as u64);
             let text = b"the name of something and what is known of it, as a row has it; ";
             let page = page_of(|at| if at % record < key { random[at] } else { text[at % text.len()] });
-            assert!(!is_noise(&page), "{record} bytes, {key} of them a key");
+            assert!(!Look::at(&page).is_noise(), "{record} bytes, {key} of them a key");
             assert!(suited(&page, ANY).unwrap().0 < 3000);
         }
     }
