@@ -186,6 +186,9 @@ impl<'u> ByMove<'u> {
     fn empty_frames(&self, pages: &mut [Outgoing]) {
         let has_memory = |page: &Outgoing| page.backing == Backing::Memory;
         for pages in pages.chunks_mut(STRETCHES_MAX) {
+            if !pages.iter().any(has_memory) {
+                continue;
+            }
             let mut stretches = [Stretch { base: core::ptr::null_mut(), bytes: 0 }; STRETCHES_MAX];
             let mut count = 0;
             for page in pages.iter().filter(|page| has_memory(page)) {
@@ -200,7 +203,7 @@ impl<'u> ByMove<'u> {
             }
             // SAFETY: the frames are the caller's and free: their bytes are needed no more.
             let empty = |stretches: &[Stretch]| unsafe { self.drop_memory(stretches) }.is_ok();
-            let are_empty = count == 0 || empty(&stretches[..count]);
+            let are_empty = empty(&stretches[..count]);
             for page in pages.iter_mut().filter(|page| has_memory(page)) {
                 // Which of several could not be emptied nobody says; to empty one again does no harm.
                 if are_empty || empty(&[Stretch { base: page.frame.cast(), bytes: PAGE_BYTES }]) {

@@ -189,11 +189,14 @@ impl Bench {
         fields.next().unwrap().trim().trim_end_matches(" kB").parse().unwrap()
     }
     fn take(&self, list: &[(usize, usize)]) -> Vec<Outgoing> {
-        let backing = if self.moves { Backing::Hole } else { Backing::Memory };
+        self.take_where(list, |_| !self.moves)
+    }
+    /// Into frames some of which have memory.
+    fn take_where(&self, list: &[(usize, usize)], has_memory: impl Fn(usize) -> bool) -> Vec<Outgoing> {
         let outgoing = |&(page, frame): &(usize, usize)| Outgoing {
             page: self.page(page),
             frame: self.frame(frame),
-            backing,
+            backing: if has_memory(frame) { Backing::Memory } else { Backing::Hole },
             taken: Taken::Busy,
             is_shared: false,
         };
@@ -293,6 +296,7 @@ suite! {
     all:
     taken_pages_are_in_their_frames_and_come_back_whole
     run_with_holes_takes_what_is_there
+    frames_that_have_memory_are_emptied_first
     touch_of_a_taken_page_waits_for_its_install
     install_over_a_page_is_refused_and_changes_nothing
     run_is_installed_up_to_the_first_page_that_is_there
@@ -367,6 +371,25 @@ mod cases {
         let outcome: Vec<_> = taken.iter().map(|page| page.taken).collect();
         assert_eq!(outcome, [Taken::Yes, Taken::Yes, Taken::Gone, Taken::Yes]);
         assert_eq!(bench.frame_bytes(3), vec![9; PAGE_BYTES]);
+    }
+
+    pub fn frames_that_have_memory_are_emptied_first(bench: &'static Bench) {
+        bench.fill(8);
+        let has_memory = |frame: usize| !bench.moves || [0, 1, 3, 6].contains(&frame);
+        for frame in (0..8).filter(|frame| has_memory(*frame)) {
+            // SAFETY: the frames are the test's; they have memory once they were given some.
+            unsafe {
+                bench.pages.give_memory(bench.frame(frame)).unwrap();
+                bench.frame(frame).cast::<u8>().write_bytes(0xee, PAGE_BYTES);
+            }
+        }
+        // Stretches of frames, and of pages, that don't end at the same places.
+        let list: Vec<_> = (0..8).map(|at| (at ^ 4, at)).collect();
+        for (outgoing, (page, frame)) in bench.take_where(&list, has_memory).iter().zip(list) {
+            assert_eq!(outgoing.taken, Taken::Yes, "page {page} to frame {frame}");
+            assert_eq!(outgoing.backing == Backing::Hole, bench.moves);
+            assert!(bench.frame_bytes(frame).iter().all(|byte| *byte == page as u8 + 1));
+        }
     }
 
     pub fn touch_of_a_taken_page_waits_for_its_install(bench: &'static Bench) {

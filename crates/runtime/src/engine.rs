@@ -100,7 +100,7 @@ pub struct Engine {
     pub reaping: AtomicBool,
     /// Who takes pages out.
     pub takes: Takes,
-    /// While they do, others wait.
+    /// Threads that fault wait while others take pages out.
     pub lull: Lull,
     /// Threads that are evicting just now: they have frames, and will soon have memory.
     pub evicting: AtomicU32,
@@ -167,8 +167,8 @@ impl Engine {
         can_be && !self.pager.is_scan_on() && self.takes.are_here(now_ns)
     }
 
-    /// Whether victims are taken in lulls. Not while walks bring in much, for the same reason; and each batch must be looked for
-    /// behind them first.
+    /// Whether victims are taken in lulls. Not while walks bring in much: those threads hardly fault then, and each batch must be
+    /// looked for behind the walks first.
     pub fn takes_in_lulls(&self, now_ns: u64) -> bool {
         self.frames_move && self.lull.is_worthwhile(now_ns) && !self.pager.is_scan_on()
     }

@@ -5,6 +5,7 @@
 //! does: faults in, evictions out · [`ahead`] pages that nobody has asked for yet · [`map_lock`] mappings and table say
 //! the same · [`changes`] the program changes its memory · [`registrar`] registers for hooks · [`fork`] the program
 //! makes a copy of itself ·
+//! [`takes`] who takes pages out · [`lull`] and who waits meanwhile ·
 //! [`guard`] what system calls do to its memory · [`budget`] how much is too much · [`share`] how much is this process's
 #![cfg_attr(not(test), no_std)]
 

@@ -55,11 +55,12 @@ impl Direct {
 
     /// Serves a fault if it can. In a handler, with all signals blocked but ours.
     pub fn serve(&self, engine: &'static Engine, fault: Fault) -> Here {
+        // First of all: what is known of descriptors mustn't be old.
+        engine.lull.wait();
         self.descriptors.settle(engine.is_active());
         if engine.protections.is_none() && !self.descriptors.has_userfaultfd() {
             return Here::Elsewhere;
         }
-        engine.lull.wait();
         let Some(at) = self.claim() else { return Here::Elsewhere };
         let server = &self.servers[at];
         let mut worker = server.worker.load(Ordering::Relaxed);

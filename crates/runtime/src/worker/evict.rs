@@ -220,18 +220,29 @@ impl Worker {
         (spared == 0).then_some(Progress::None)
     }
 
-    /// Takes several batches one after the other, as long as there is more to be taken and each is whole. The last one.
+    /// Takes several batches one after the other, as long as each is whole and there is more to be taken: what they will leave
+    /// when they are placed counts as free. The last one.
     fn take_batches(&mut self, max: usize) -> Option<Out> {
+        let mut last = self.take_batch_in_lull(max)?;
         for _ in 1..lull::BATCHES {
-            let out = self.take_batch_in_lull(max)?;
-            if out.took.pages < max || !self.engine.is_over_stop() {
-                return Some(out);
+            if last.took.pages < max || !self.engine.is_over_stop() {
+                break;
             }
-            self.engine.takes.taken_by_engine(out.took);
+            match self.take_batch_in_lull(max) {
+                Some(more) if more.took.victims > 0 => {
+                    self.engine.takes.taken_by_engine(last.took);
+                    last = more;
+                }
+                // No frame is left, or nothing may go any more: those that went are to be placed.
+                _ => break,
+            }
         }
-        self.take_batch_in_lull(max)
+        // Whoever goes on now must know what these pages still take.
+        self.engine.budget.refresh(self.engine.pager);
+        Some(last)
     }
 
+    /// One of them, counted.
     fn take_batch_in_lull(&mut self, max: usize) -> Option<Out> {
         let out = self.take_batch(max, By::Engine)?;
         self.engine.pager.stats().add(Counter::EvictLull, out.took.pages as u64);
