@@ -107,6 +107,14 @@ impl Budget {
         self.limit_bytes().saturating_sub((gap / 2).max(ALONG_BYTES).min(gap))
     }
 
+    /// So many pages that wait in frames for a place are worth waking the keeper for: a quarter of a gap, which leaves as much
+    /// again before [`Budget::near_limit`]. (192 instead of 64: 1.07 times the random touches from the pool, 1.06 with Zipf's
+    /// distribution; `farpage load touch`, 256 MiB under 200M.)
+    pub fn worth_waking(&self) -> u32 {
+        let pages = self.gap_bytes.load(Ordering::Relaxed) / (4 * PAGE);
+        pages.clamp(64, 256) as u32
+    }
+
     /// Background eviction starts above this.
     pub fn start_at(&self) -> u64 {
         self.below_limit(1)
@@ -255,6 +263,15 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
     const UNKNOWN: u64 = u64::MAX;
+
+    #[test]
+    fn what_waits_to_be_placed_fits_between_the_marks() {
+        for (mib, pages) in [(8, 64), (128, 128), (200, 200), (4096, 256)] {
+            let budget = Budget::new(mib * MIB);
+            assert_eq!(u64::from(budget.worth_waking()), pages);
+            assert!(budget.start_at() + pages * PAGE <= budget.near_limit());
+        }
+    }
 
     /// A keeper that lost its processor after its first look had a program of 58 MiB taken over under 512.
     #[test]

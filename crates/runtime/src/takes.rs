@@ -5,7 +5,8 @@
 //! threads. So where the keeper takes pages while the program runs, every stretch of victims interrupts the program: 10 µs
 //! there and 16 µs here, which is more than all else about it (a virtual machine, 2 CPUs, November 2026; `farpage bench
 //! faults`). While the keeper sleeps, a thread that takes them itself interrupts nobody. Then it takes a few at a time, which
-//! is cheap, and the keeper is woken now and then to find them a place, which is the work. (One thread, random touches from
+//! is cheap, and the keeper is woken now and then to find them a place, which is the work. Seldom: a CPU that has just gone to
+//! sleep is interrupted twice more before Linux knows that it may be left alone (seen on 6.18). (One thread, random touches from
 //! the pool: 1.1 times the touches, and with [`Lone::Cheap`](farpage_core::reclaim::recency::Lone) 1.25 times; Zipf's
 //! distribution 1.2 times. `farpage load touch`, 256 MiB under 200M.)
 //!
@@ -18,8 +19,6 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Victims of one batch in a thread that was served.
 pub const BATCH: usize = 16;
-/// So many parked pages are worth waking the keeper for.
-const WORTH_WAKING: u32 = 64;
 /// A page may cost such a thread so many quarters of what it costs the keeper.
 const QUARTERS: u64 = 3;
 /// Or this, which is less than an interrupt of another CPU alone, spread over a stretch of usual length. (Without any 0.4 to 0.7 µs,
@@ -113,8 +112,8 @@ impl Takes {
     }
 
     /// In a thread that was just served: has it `take` a few pages, if that is for such threads to do and nobody else does. True if
-    /// the keeper is to be woken.
-    pub fn take_here(&self, now_ns: u64, take: impl FnOnce() -> Took) -> bool {
+    /// the keeper is to be woken: `worth_waking` pages are parked since it last was.
+    pub fn take_here(&self, now_ns: u64, worth_waking: u32, take: impl FnOnce() -> Took) -> bool {
         let may = self.keeper_sleeps.load(Ordering::Relaxed) && self.are_here(now_ns);
         // Ordering: Acquire pairs with the Release below: counts and costs are one thread's at a time.
         if !may || self.is_taking.swap(true, Ordering::Acquire) {
@@ -131,7 +130,7 @@ impl Takes {
             self.here.presume(PRESUMED_NS);
         }
         let parked = self.parked.load(Ordering::Relaxed) + took.pages as u32;
-        let wakes = parked >= WORTH_WAKING || took.pages == 0 || is_keepers;
+        let wakes = parked >= worth_waking || took.pages == 0 || is_keepers;
         self.parked.store(if wakes { 0 } else { parked }, Ordering::Relaxed);
         if wakes {
             // It will be a moment before it says so itself.
@@ -165,16 +164,17 @@ mod tests {
         takes
     }
 
+    const WORTH: u32 = 4 * BATCH as u32;
     const CHEAP: Took = Took { victims: BATCH, pages: BATCH, ns: 8_000 };
 
     #[test]
     fn keeper_is_woken_for_a_batch_of_its_own_and_left_alone_until_it_sleeps_again() {
         let takes = takes();
-        let woken: Vec<bool> = (0..6).map(|_| takes.take_here(0, || CHEAP)).collect();
+        let woken: Vec<bool> = (0..6).map(|_| takes.take_here(0, WORTH, || CHEAP)).collect();
         assert_eq!(woken, [false, false, false, true, false, false]);
-        assert!(!takes.take_here(0, || panic!("the keeper is at work")));
+        assert!(!takes.take_here(0, WORTH, || panic!("the keeper is at work")));
         takes.keeper_sleeps(true);
-        assert!(!takes.take_here(0, || CHEAP), "one batch since");
+        assert!(!takes.take_here(0, WORTH, || CHEAP), "one batch since");
     }
 
     /// It takes a few: the first one after a while often lost its CPU to what was done meanwhile, and made the keeper's of what
@@ -186,14 +186,14 @@ mod tests {
         let batches = (1..)
             .find(|_| {
                 takes.keeper_sleeps(true);
-                takes.take_here(0, || dear) && !takes.are_here(0)
+                takes.take_here(0, WORTH, || dear) && !takes.are_here(0)
             })
             .unwrap();
         assert!((4..12).contains(&batches), "{batches}");
         takes.keeper_sleeps(true);
         assert!(!takes.are_here(KEEPERS_NS - 1));
-        assert!(!takes.take_here(KEEPERS_NS - 1, || panic!("it is the keeper's")));
-        assert!(!takes.take_here(KEEPERS_NS, || CHEAP), "tried again, and cheap");
+        assert!(!takes.take_here(KEEPERS_NS - 1, WORTH, || panic!("it is the keeper's")));
+        assert!(!takes.take_here(KEEPERS_NS, WORTH, || CHEAP), "tried again, and cheap");
         assert!(takes.are_here(KEEPERS_NS));
     }
 
@@ -203,21 +203,21 @@ mod tests {
         let takes = Takes::new();
         takes.taken_by_engine(Took { victims: 64, pages: 64, ns: 64 * 500 });
         takes.keeper_sleeps(true);
-        assert!(!takes.take_here(0, || CHEAP));
+        assert!(!takes.take_here(0, WORTH, || CHEAP));
         assert!(takes.are_here(0));
     }
 
     #[test]
     fn where_nothing_can_be_taken_the_keeper_finds_out_why() {
         let takes = takes();
-        assert!(takes.take_here(7, || Took { victims: BATCH, pages: 0, ns: 0 }));
+        assert!(takes.take_here(7, WORTH, || Took { victims: BATCH, pages: 0, ns: 0 }));
         assert!(!takes.are_here(7));
     }
 
     #[test]
     fn where_no_frame_is_free_the_keeper_is_woken_to_free_some() {
         let takes = takes();
-        assert!(takes.take_here(0, Took::default));
+        assert!(takes.take_here(0, WORTH, Took::default));
         assert!(takes.are_here(0));
     }
 

@@ -275,7 +275,7 @@ impl Worker {
         if !are_here {
             return;
         }
-        let wakes_keeper = engine.takes.take_here(now_ns, || {
+        let wakes_keeper = engine.takes.take_here(now_ns, engine.budget.worth_waking(), || {
             engine.evicting.fetch_add(1, Ordering::Relaxed);
             let out = self.take_batch(takes::BATCH, By::Program);
             engine.evicting.fetch_sub(1, Ordering::Relaxed);
