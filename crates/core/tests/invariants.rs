@@ -234,7 +234,7 @@ impl Driver {
 
     /// Ends a fault on a page in the pool, and says what was in it.
     fn finish_load(&mut self, ticket: Ticket) -> [u8; PAGE_BYTES] {
-        self.pager.load(&ticket, &mut PageBytes::ZERO.clone()).unwrap();
+        self.pager.load(&ticket).unwrap();
         let bytes = *self.frame(ticket.frame().unwrap());
         self.pager.settle_fault(ticket, LEFT);
         bytes
@@ -339,8 +339,8 @@ fn invariant_4_a_page_on_its_way_is_locked_and_who_locks_it_looks_again() {
     let ticket = driver.begin_load(PAGE);
     // It is being filled: nobody else gets it, whichever way he comes.
     assert!(matches!(driver.pager.fault(PAGE, Access::Read), Step::Joined));
-    let (mut writes, mut scratch) = (WriteBatch::new(), Box::new(PageBytes::ZERO));
-    assert_eq!(driver.pager.shrink(&mut scratch, &mut writes), Shrunk::Busy);
+    let mut writes = WriteBatch::new();
+    assert_eq!(driver.pager.shrink(&mut writes), Shrunk::Busy);
     assert!(driver.pager.quiet(PageRange::of(PAGE, 1)).is_err());
     assert!(driver.pager.table().get(PAGE).unwrap().entry().try_lock(seen_before).is_err());
     assert_eq!(driver.finish_load(ticket), bytes_of(1));
@@ -355,15 +355,15 @@ fn invariant_5_write_back_leaves_a_page_alone_that_is_on_its_way_or_gone() {
     let mut driver = driver(64 << 10, true);
     driver.first_touch(PAGE);
     let State::Pooled(first) = driver.evict_and_place(PAGE, 1) else { panic!("it compresses") };
-    let (mut writes, mut scratch) = (WriteBatch::new(), Box::new(PageBytes::ZERO));
+    let mut writes = WriteBatch::new();
     let ticket = driver.begin_load(PAGE);
-    assert_eq!(driver.pager.shrink(&mut scratch, &mut writes), Shrunk::Busy);
+    assert_eq!(driver.pager.shrink(&mut writes), Shrunk::Busy);
     assert_eq!((writes.len(), driver.pager.pool().owner(first)), (0, Some(PAGE)));
     driver.finish_load(ticket);
-    assert_eq!(driver.pager.shrink(&mut scratch, &mut writes), Shrunk::Enough);
+    assert_eq!(driver.pager.shrink(&mut writes), Shrunk::Enough);
     // Stored anew under the same handle: what is written is what is there now.
     assert_eq!(driver.evict_and_place(PAGE, 2), State::Pooled(first));
-    assert_eq!(driver.pager.shrink(&mut scratch, &mut writes), Shrunk::Queued);
+    assert_eq!(driver.pager.shrink(&mut writes), Shrunk::Queued);
     let frame = writes.frames()[0];
     assert_eq!(*driver.frame(frame), bytes_of(2));
     assert_eq!(
@@ -826,7 +826,7 @@ fn kept_objects_make_room_in_the_pool_first() {
     let kept = walk(&mut driver, 0..40);
     driver.pager.pool().set_limit(0);
     let mut writes = WriteBatch::new();
-    let mut shrink = || driver.pager.shrink(&mut PageBytes::ZERO.clone(), &mut writes);
+    let mut shrink = || driver.pager.shrink(&mut writes);
     for n in 0..kept {
         assert_eq!(shrink(), Shrunk::Released, "{n} of {kept}");
     }

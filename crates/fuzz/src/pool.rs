@@ -48,7 +48,7 @@ pub fn run(input: &mut Input) {
         let which = if model.is_empty() { None } else { Some(input.below(model.len())) };
         match (kind, which) {
             (Some(0 | 1), _) => store(input, &pool, &mut model),
-            (Some(2), Some(at)) => pool.free(model.remove(at).expect("in range").handle),
+            (Some(2), Some(at)) => _ = pool.free(model.remove(at).expect("in range").handle),
             (Some(3), Some(_)) => {
                 let position = |is_whole: bool| {
                     model
@@ -57,7 +57,7 @@ pub fn run(input: &mut Input) {
                 };
                 let first = position(true).or_else(|| position(false)).and_then(|at| model.remove(at));
                 assert_eq!(pool.first_to_go(), first.as_ref().map(|first| (first.handle, first.owner)));
-                first.inspect(|first| pool.free(first.handle));
+                first.inspect(|first| _ = pool.free(first.handle));
             }
             (Some(4), Some(at)) => {
                 let mut object = model.remove(at).expect("in range");
@@ -93,9 +93,9 @@ pub fn run(input: &mut Input) {
         agree(&pool, &model);
     }
     for object in &model {
-        let mut out = [0; PAGE_BYTES];
-        let length = pool.load(object.handle, &mut out);
-        assert!(out[..length].iter().copied().eq(object.bytes()), "an object's bytes changed");
+        pool.read(object.handle, |bytes| {
+            assert!(bytes.iter().copied().eq(object.bytes()), "an object's bytes changed");
+        });
     }
 }
 

@@ -205,10 +205,8 @@ impl Space {
                 let is_there =
                     matches!(page.ticket.before(), State::Parked { .. }) && page.ticket.fate() == Fate::Park;
                 if !is_there {
-                    let load = |scratches: &mut crate::space::Scratches| {
-                        self.pager.load_ahead(&page.ticket, &mut scratches.page, &mut page.bytes.0)
-                    };
-                    self.with_scratches(load).expect("the pool has the bytes that were stored");
+                    let loaded = self.pager.load_ahead(&page.ticket, &mut page.bytes.0);
+                    loaded.expect("the pool has the bytes that were stored");
                 }
                 page.place = Place::Here;
                 Some(page)

@@ -235,8 +235,7 @@ impl Space {
             FaultPhase::BackToLoad(ticket) => Next::Go(op(FaultPhase::Load(self.back(ticket)))),
             FaultPhase::BackToRead(ticket) => Next::Go(op(FaultPhase::Read(self.back(ticket)))),
             FaultPhase::Load(ticket) => {
-                let loaded = self.with_scratches(|scratches| self.pager.load(&ticket, &mut scratches.page));
-                loaded.expect("the pool has the bytes that were stored");
+                self.pager.load(&ticket).expect("the pool has the bytes that were stored");
                 Next::Go(op(FaultPhase::Install(ticket)))
             }
             FaultPhase::Read(ticket) => {
@@ -527,9 +526,7 @@ impl Space {
     /// Places the oldest parked page.
     pub(crate) fn place(&self, world: &World) -> Option<Placed> {
         let placed = self.with_writer(world, |batch| {
-            (!batch.is_full()).then(|| {
-                self.with_scratches(|scratches| self.pager.place_oldest(&mut scratches.codec, batch))
-            })
+            (!batch.is_full()).then(|| self.with_scratch(|scratch| self.pager.place_oldest(scratch, batch)))
         })??;
         world.saw(match placed {
             Placed::Nothing => "placed Nothing",
@@ -546,12 +543,8 @@ impl Space {
 
     /// Moves the pool's object that goes first towards an area.
     pub(crate) fn shrink(&self, world: &World) -> bool {
-        let shrunk = self
-            .with_writer(world, |batch| {
-                (!batch.is_full())
-                    .then(|| self.with_scratches(|scratches| self.pager.shrink(&mut scratches.page, batch)))
-            })
-            .flatten();
+        let shrunk =
+            self.with_writer(world, |batch| (!batch.is_full()).then(|| self.pager.shrink(batch))).flatten();
         let Some(shrunk) = shrunk else { return false };
         world.saw(match shrunk {
             Shrunk::Enough => "shrunk Enough",

@@ -61,12 +61,6 @@ pub(crate) struct Thread {
     pub blocked: Option<PageIndex>,
 }
 
-/// Buffers of one engine thread.
-pub(crate) struct Scratches {
-    pub page: PageBytes,
-    pub codec: Scratch,
-}
-
 /// A process.
 pub(crate) struct Space {
     pub number: u32,
@@ -78,7 +72,8 @@ pub(crate) struct Space {
     pub ops: RefCell<Vec<Op>>,
     /// None while one is in use.
     pub writers: RefCell<Vec<Option<Box<Writer>>>>,
-    scratches: RefCell<Vec<Box<Scratches>>>,
+    /// Of engine threads that don't compress just now.
+    scratches: RefCell<Vec<Box<Scratch>>>,
     inside: Cell<u32>,
     /// A change has the map lock.
     pub exclusive: Cell<bool>,
@@ -257,12 +252,11 @@ impl Space {
         free
     }
 
-    pub(crate) fn with_scratches<T>(&self, act: impl FnOnce(&mut Scratches) -> T) -> T {
+    pub(crate) fn with_scratch<T>(&self, act: impl FnOnce(&mut Scratch) -> T) -> T {
         let spare = self.scratches.borrow_mut().pop();
-        let mut scratches =
-            spare.unwrap_or_else(|| Box::new(Scratches { page: PageBytes::ZERO, codec: Scratch::new() }));
-        let result = act(&mut scratches);
-        self.scratches.borrow_mut().push(scratches);
+        let mut scratch = spare.unwrap_or_else(|| Box::new(Scratch::new()));
+        let result = act(&mut scratch);
+        self.scratches.borrow_mut().push(scratch);
         result
     }
 
@@ -411,12 +405,12 @@ impl Space {
                 // The bytes of a page that is just being installed have left the frame already.
                 word.is_locked() || self.frames.borrow().read(frame) == truth
             }
-            State::Pooled(handle) => self.with_scratches(|scratches| {
+            State::Pooled(handle) => {
                 let mut bytes = [0; PAGE_BYTES];
-                let length = self.pager.pool().load(handle, &mut scratches.page.0);
-                let decoded = decompress(self.pager.config.codec, &scratches.page.0[..length], &mut bytes);
+                let codec = self.pager.config.codec;
+                let decoded = self.pager.pool().read(handle, |stored| decompress(codec, stored, &mut bytes));
                 decoded.is_ok() && bytes == *truth
-            }),
+            }
             State::Zero => is_filled(0),
             State::Same(word) => is_filled(word.word()),
             _ => true,

@@ -49,7 +49,7 @@ fn page_that_keeps_its_slot(space: &Space) -> PageIndex {
     batch.victims()[0].taken = Taken::Yes;
     pager.park(&mut batch);
     let mut writes = WriteBatch::new();
-    let placed = space.with_scratches(|scratches| pager.place_oldest(&mut scratches.codec, &mut writes));
+    let placed = space.with_scratch(|scratch| pager.place_oldest(scratch, &mut writes));
     assert_eq!(placed, Placed::Queued);
     let mut request = pager.assign(0, space.node(), &mut writes).expect("an empty area has slots");
     assert_eq!(pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
@@ -138,7 +138,7 @@ fn pages_count_as_faults_only_if_they_were_touched() {
         let evicted = victim.page;
         pager.park(&mut batch);
         let mut writes = WriteBatch::new();
-        let placed = space.with_scratches(|scratches| pager.place_oldest(&mut scratches.codec, &mut writes));
+        let placed = space.with_scratch(|scratch| pager.place_oldest(scratch, &mut writes));
         assert_eq!((placed, pager.state(evicted)), (Placed::Done, State::Zero));
         let Step::Zero(ticket) = pager.fault(evicted, Access::Read) else { panic!("a page of zeros") };
         pager.settle_fault(ticket, left);

@@ -17,7 +17,7 @@ use crate::readahead::{Advice, Plan};
 use crate::stats::Counter;
 use crate::table::entry::{State, Stored};
 use crate::table::ranges::Range;
-use crate::units::{FrameIndex, PAGE_BYTES, PageBytes, PageIndex, SlotIndex};
+use crate::units::{FrameIndex, PAGE_BYTES, PageIndex, SlotIndex};
 
 /// Where a page that is read ahead goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -314,15 +314,10 @@ impl Pager<'_> {
         if self.cache.usage().free <= self.cache.count() / 4 { None } else { self.cache.take() }
     }
 
-    /// Puts the bytes of a page that isn't on an area into `bytes`, which is the driver's or the ticket's frame.
-    /// `scratch` is the calling thread's own. An error leaves it to the fault to say what is wrong.
-    pub fn load_ahead(
-        &self,
-        ticket: &Ticket,
-        scratch: &mut PageBytes,
-        bytes: &mut [u8; PAGE_BYTES],
-    ) -> Result<(), SlotIndex> {
-        self.load_into(ticket, scratch, bytes)
+    /// Puts the bytes of a page that isn't on an area into `bytes`, which is the driver's or the ticket's frame. An error leaves it
+    /// to the fault to say what is wrong.
+    pub fn load_ahead(&self, ticket: &Ticket, bytes: &mut [u8; PAGE_BYTES]) -> Result<(), SlotIndex> {
+        self.load_into(ticket, bytes)
     }
 
     /// The ticket's slot was read into `bytes`: are they what was written there?

@@ -136,7 +136,7 @@ impl Pager<'_> {
         let is_same = match copy {
             Stored::Slot(slot) => self.areas.verify(slot, bytes),
             Stored::Object(handle) => {
-                is_of(self.config.codec, bytes, scratch, |stored| self.pool.load(handle, stored))
+                self.pool.read(handle, |stored| is_of(self.config.codec, bytes, scratch, stored))
             }
         };
         #[cfg(feature = "planted")]
@@ -162,7 +162,7 @@ impl Pager<'_> {
     pub(super) fn free(&self, stored: Stored) {
         match stored {
             Stored::Slot(slot) => self.areas.free(slot),
-            Stored::Object(handle) => self.pool.free(handle),
+            Stored::Object(handle) => _ = self.pool.free(handle),
         }
     }
 

@@ -9,7 +9,7 @@ use crate::reclaim::recency::Came;
 use crate::stats::Counter;
 use crate::table::Place;
 use crate::table::entry::{Past, Stored, Word};
-use crate::units::{PAGE_BYTES, PageBytes, PageIndex, SlotIndex};
+use crate::units::{PAGE_BYTES, PageIndex, SlotIndex};
 use crate::zswap::codec::decompress;
 use crate::zswap::same_filled::fill;
 
@@ -136,23 +136,17 @@ impl Pager<'_> {
         )
     }
 
-    /// Puts the page's bytes into the ticket's frame, which must have memory by now. `scratch` is the
-    /// calling thread's own.
-    pub fn load(&self, ticket: &Ticket, scratch: &mut PageBytes) -> Result<(), SlotIndex> {
+    /// Puts the page's bytes into the ticket's frame, which must have memory by now.
+    pub fn load(&self, ticket: &Ticket) -> Result<(), SlotIndex> {
         let (frame, backing) = ticket.frame.expect("a ticket to load has a frame");
         assert!(backing == Backing::Memory, "a page was to be loaded into a hole");
         // SAFETY: the ticket owns the frame, it has memory, and only this thread has the ticket.
         let page = unsafe { self.cache.bytes_mut(frame) };
-        self.load_into(ticket, scratch, page)
+        self.load_into(ticket, page)
     }
 
     /// The bytes of a page that isn't on an area.
-    pub(super) fn load_into(
-        &self,
-        ticket: &Ticket,
-        scratch: &mut PageBytes,
-        bytes: &mut [u8; PAGE_BYTES],
-    ) -> Result<(), SlotIndex> {
+    pub(super) fn load_into(&self, ticket: &Ticket, bytes: &mut [u8; PAGE_BYTES]) -> Result<(), SlotIndex> {
         let (source, books) = self.source_of(ticket.before);
         match source {
             State::Zero => bytes.fill(0),
@@ -163,8 +157,8 @@ impl Pager<'_> {
                 bytes.copy_from_slice(unsafe { books.cache.bytes(frame) });
             }
             State::Pooled(handle) => {
-                let length = books.pool.load(handle, &mut scratch.0);
-                decompress(books.config.codec, &scratch.0[..length], bytes).map_err(|_| NO_SLOT)?;
+                let codec = books.config.codec;
+                books.pool.read(handle, |stored| decompress(codec, stored, bytes)).map_err(|_| NO_SLOT)?;
             }
             state => panic!("nothing to load for a page that is {state:?}"),
         }
@@ -241,11 +235,13 @@ impl Pager<'_> {
                 let planted = crate::planted::strikes(crate::planted::Bug::DropInvalidation);
                 #[cfg(not(feature = "planted"))]
                 let planted = false;
-                if came == Came::Back {
-                    age = age.max(self.recency.came_from_pool(|| self.pool.length(handle)));
-                }
-                if !planted {
-                    kept = self.keep_or_free(Some(Stored::Object(handle)), keep_copy);
+                if keep_copy {
+                    kept = self.keep_or_free(Some(Stored::Object(handle)), true);
+                } else if !planted {
+                    let length = self.pool.free(handle);
+                    if came == Came::Back {
+                        age = age.max(self.recency.came_from_pool(length));
+                    }
                 }
                 self.stats.count(Counter::Zswpin);
                 served(Counter::FaultPool);
@@ -292,7 +288,7 @@ impl Pager<'_> {
             self.cache.put(frame, backing);
         }
         match before {
-            State::Pooled(handle) => self.pool.free(handle),
+            State::Pooled(handle) => _ = self.pool.free(handle),
             // The slot stays taken: nothing new is entrusted to a place that could not be read.
             State::OnArea(_) => self.stats.count(Counter::ReadErrors),
             State::Inherited(_) if source.slot().is_some() => self.stats.count(Counter::ReadErrors),

@@ -11,7 +11,7 @@ use crate::cache::Backing;
 use crate::stats::Counter;
 use crate::table::Place;
 use crate::table::entry::{State, Stored};
-use crate::units::{AreaId, FrameIndex, NodeId, PageBytes, PageIndex, SlotIndex};
+use crate::units::{AreaId, FrameIndex, NodeId, PageIndex, SlotIndex};
 use crate::zswap::codec::decompress;
 use core::sync::atomic::Ordering;
 
@@ -47,7 +47,7 @@ impl Pager<'_> {
     /// Moves the pool's object that goes first into a frame and from there into the write batch, if the pool is over
     /// its accept threshold; objects that are only kept are freed before. `writes` must not be full. Under the shared map
     /// lock.
-    pub fn shrink(&self, scratch: &mut PageBytes, writes: &mut WriteBatch) -> Shrunk {
+    pub fn shrink(&self, writes: &mut WriteBatch) -> Shrunk {
         if !self.pool.over_accept_threshold() {
             return Shrunk::Enough;
         }
@@ -75,10 +75,9 @@ impl Pager<'_> {
             return Shrunk::Busy;
         }
         pause!();
-        let length = self.pool.load(handle, &mut scratch.0);
         // SAFETY: `take_backed` has just given us the frame, with memory; nobody else knows it.
         let bytes = unsafe { self.cache.bytes_mut(frame) };
-        if decompress(self.config.codec, &scratch.0[..length], bytes).is_err() {
+        if self.pool.read(handle, |stored| decompress(self.config.codec, stored, bytes)).is_err() {
             // Memory that isn't what was stored: the page stays where it is, and a fault on it will fail.
             self.cache.put(frame, Backing::Memory);
             self.pool.rotate(handle, page);

@@ -186,12 +186,11 @@ impl Recency {
         }
     }
 
-    /// A touch brought a page back whose object in the pool has so many bytes: laps that it is to be spared for that.
-    pub fn came_from_pool(&self, length: impl FnOnce() -> usize) -> u8 {
+    /// A touch brought a page back whose object in the pool had so many bytes: laps that it is to be spared for that.
+    pub fn came_from_pool(&self, length: usize) -> u8 {
         if !self.are_lone_cheap() {
             return 0;
         }
-        let length = length();
         // The page's memory less the object's is what its going gains; never 0, since a page may not compress at all.
         (length / (PAGE_BYTES + 1 - length)).min(AGE_MAX.into()) as u8
     }
@@ -245,13 +244,13 @@ mod tests {
     #[test]
     fn what_gains_little_by_going_stays_longer_where_lone_victims_are_cheap() {
         let recency = Recency::new();
-        assert_eq!(recency.came_from_pool(|| panic!("nobody needs it")), 0);
+        assert_eq!(recency.came_from_pool(PAGE_BYTES), 0);
         recency.lone_victims_are(Lone::Cheap);
-        let laps = [1, 1000, 2048, 2049, 2800, 3500, 4095, PAGE_BYTES]
-            .map(|length| recency.came_from_pool(|| length));
+        let laps =
+            [1, 1000, 2048, 2049, 2800, 3500, 4095, PAGE_BYTES].map(|length| recency.came_from_pool(length));
         assert_eq!(laps, [0, 0, 0, 1, 2, 5, AGE_MAX, AGE_MAX]);
         recency.lone_victims_are(Lone::Dear);
-        assert_eq!(recency.came_from_pool(|| PAGE_BYTES), 0);
+        assert_eq!(recency.came_from_pool(PAGE_BYTES), 0);
     }
 
     #[test]

@@ -490,7 +490,7 @@ impl Worker {
                 break;
             }
             let shared = self.engine.map.shared(self.index);
-            let shrunk = self.engine.pager.shrink(self.page, &mut self.writes);
+            let shrunk = self.engine.pager.shrink(&mut self.writes);
             drop(shared);
             match shrunk {
                 Shrunk::Enough => break,

@@ -21,7 +21,7 @@ use farpage_core::pager::{Access, BATCH_MAX, Batch, Step, Taken, Ticket, WriteBa
 use farpage_core::readahead::Plan;
 use farpage_core::stats::Latency;
 use farpage_core::table::entry::State;
-use farpage_core::units::{NodeId, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex};
+use farpage_core::units::{NodeId, PAGE_BYTES, PageIndex, PageRange, SlotIndex};
 use farpage_core::zswap::codec::Scratch;
 use farpage_fault::signal::Here;
 use farpage_fault::{Fault, InstallError, Outgoing};
@@ -63,7 +63,6 @@ pub enum Progress {
 
 /// A worker's larger parts, where they stay.
 struct Room {
-    page: PageBytes,
     scratch: Scratch,
     back_ends: BackEndPlaces,
     readers: BackEndPlaces,
@@ -76,7 +75,6 @@ pub struct Worker {
     /// The node of the CPU that this thread is pinned to, if it is.
     node: Option<NodeId>,
     scratch: &'static mut Scratch,
-    pub(crate) page: &'static mut PageBytes,
     pub(crate) ahead: AheadMemory,
     batch: Batch,
     outgoing: [Outgoing; BATCH_MAX],
@@ -113,7 +111,7 @@ impl Worker {
             taken: Taken::Busy,
             is_shared: false,
         };
-        // SAFETY: a new mapping of this size, ours alone, for good; zeros are a page and scratch memory (`Zeroed`), and the
+        // SAFETY: a new mapping of this size, ours alone, for good; zeros are scratch memory (`Zeroed`), and the
         // rest may hold anything.
         let room = unsafe { &mut *memory::reserve_for_threads(size_of::<Room>())?.cast::<Room>() };
         memory::place(Worker {
@@ -121,7 +119,6 @@ impl Worker {
             index,
             node,
             scratch: &mut room.scratch,
-            page: &mut room.page,
             ahead: AheadMemory::new(BackEnds::new(&mut room.readers)),
             batch: Batch::new(),
             outgoing: [nothing; BATCH_MAX],
@@ -369,7 +366,7 @@ impl Worker {
             self.engine.pager.give_back(ticket);
             return self.engine.pages.wake(page);
         }
-        match self.engine.pager.load(&ticket, self.page) {
+        match self.engine.pager.load(&ticket) {
             Ok(()) => self.install(ticket),
             Err(slot) => self.lose(ticket, slot, Notice::Corrupt, 0),
         }

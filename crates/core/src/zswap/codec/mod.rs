@@ -270,17 +270,10 @@ pub fn decompress(codec: Codec, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Re
     decoded.ok_or(Corrupt)
 }
 
-/// Whether what is stored, which `load` puts into a buffer and says the length of, is exactly this page.
-pub fn is_of(
-    codec: Codec,
-    page: &[u8; PAGE_BYTES],
-    scratch: &mut Scratch,
-    load: impl FnOnce(&mut [u8; PAGE_BYTES]) -> usize,
-) -> bool {
-    let Scratch { output, page: decoded, .. } = scratch;
-    let stored = output.first_chunk_mut().expect("the output has room for a page");
-    let length = load(stored);
-    decompress(codec, &stored[..length], decoded).is_ok() && decoded == page
+/// Whether what is stored is exactly this page.
+pub fn is_of(codec: Codec, page: &[u8; PAGE_BYTES], scratch: &mut Scratch, stored: &[u8]) -> bool {
+    let decoded = &mut scratch.page;
+    decompress(codec, stored, decoded).is_ok() && decoded == page
 }
 
 /// A page that begins with these words; the rest is 0.

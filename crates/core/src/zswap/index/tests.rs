@@ -156,15 +156,13 @@ impl Zswap {
             Ok((new, Err(Full))) => (Some(new), false),
             Err(_) => (self.index.remove(key), false),
         };
-        old.into_iter().for_each(|old| self.pool.free(old));
+        old.into_iter().for_each(|old| _ = self.pool.free(old));
         is_stored
     }
 
     fn load(&self, key: SlotIndex) -> Option<u8> {
-        let mut out = [0; PAGE_BYTES];
         let entry = self.index.load(key)?;
-        self.pool.load(entry.handle(), &mut out);
-        Some(out[0])
+        Some(self.pool.read(entry.handle(), |bytes| bytes[0]))
     }
 }
 

@@ -12,9 +12,11 @@
 //!
 //! Free slots of a block are linked through their own first two bytes; slots that were never used since
 //! the block was acquired are only counted, so that a block's pages get memory one by one.
+// UNSAFETY: links of free slots, and objects that are moved, lie in raw memory (`data`).
 
 use core::ops::Range;
 
+use super::data::Data;
 use super::list::{Linked, Links, List};
 use super::objects::InBlock;
 
@@ -72,7 +74,7 @@ impl Linked<InGroup> for BlockMeta {
 /// All blocks and the memory they stand for. Block numbers begin at 1.
 pub(super) struct Blocks<'m> {
     pub metas: &'m mut [BlockMeta],
-    data: &'m mut [u8],
+    data: Data<'m>,
     block_bytes: usize,
     /// Blocks that may have memory at once.
     pub limit: u32,
@@ -88,7 +90,7 @@ pub(super) struct Blocks<'m> {
 }
 
 impl<'m> Blocks<'m> {
-    pub fn new(metas: &'m mut [BlockMeta], data: &'m mut [u8], block_bytes: usize) -> Self {
+    pub fn new(metas: &'m mut [BlockMeta], data: Data<'m>, block_bytes: usize) -> Self {
         let limit = (metas.len() - 1) as u32;
         assert!(data.len() == limit as usize * block_bytes);
         Blocks {
@@ -177,11 +179,20 @@ impl<'m> Blocks<'m> {
         start..start + self.block_bytes
     }
 
-    /// Where a slot begins in the data.
-    fn offset(&self, block: u32, slot: u16, slot_bytes: usize) -> usize {
+    /// Where the first `length` bytes of a slot are in the data.
+    pub fn place(&self, block: u32, slot: u16, slot_bytes: usize, length: usize) -> Range<usize> {
         let inside = usize::from(slot) * slot_bytes;
-        debug_assert!(inside + slot_bytes <= self.block_bytes);
-        (block as usize - 1) * self.block_bytes + inside
+        assert!(length <= slot_bytes && inside + slot_bytes <= self.block_bytes);
+        let start = (block as usize - 1) * self.block_bytes + inside;
+        start..start + length
+    }
+
+    /// The slot that a free one was linked to, plus 1.
+    fn link(&self, block: u32, slot: u16, slot_bytes: usize) -> u16 {
+        let place = self.place(block, slot, slot_bytes, size_of::<u16>());
+        // SAFETY: free slots are nobody's but the pool's, whose lock the caller has.
+        let bytes = unsafe { self.data.bytes(place) };
+        u16::from_ne_bytes(bytes.try_into().expect("of so many bytes"))
     }
 
     /// A free slot of a block that has one. Its content is arbitrary.
@@ -194,8 +205,7 @@ impl<'m> Blocks<'m> {
                 slot
             }
             free => {
-                let at = self.offset(block, free - 1, slot_bytes);
-                self.metas[block as usize].slot_free = u16::from_ne_bytes([self.data[at], self.data[at + 1]]);
+                self.metas[block as usize].slot_free = self.link(block, free - 1, slot_bytes);
                 free - 1
             }
         }
@@ -203,27 +213,20 @@ impl<'m> Blocks<'m> {
 
     /// Frees a slot; what was in it is overwritten in part.
     pub fn free_slot(&mut self, block: u32, slot: u16, slot_bytes: usize) {
-        let at = self.offset(block, slot, slot_bytes);
         let next = self.metas[block as usize].slot_free;
-        self.data[at..at + 2].copy_from_slice(&next.to_ne_bytes());
+        let place = self.place(block, slot, slot_bytes, size_of::<u16>());
+        // SAFETY: its object has left it, and nobody reads or writes that any more: it isn't pinned.
+        unsafe { self.data.bytes_mut(place) }.copy_from_slice(&next.to_ne_bytes());
         self.metas[block as usize].slot_free = slot + 1;
     }
 
-    pub fn bytes(&self, block: u32, slot: u16, slot_bytes: usize, length: usize) -> &[u8] {
-        let at = self.offset(block, slot, slot_bytes);
-        &self.data[at..at + length]
-    }
-
-    pub fn write(&mut self, block: u32, slot: u16, slot_bytes: usize, bytes: &[u8]) {
-        let at = self.offset(block, slot, slot_bytes);
-        self.data[at..at + bytes.len()].copy_from_slice(bytes);
-    }
-
-    /// Copies `length` bytes from one (block, slot) to another of the same class.
+    /// Copies `length` bytes from one (block, slot) to another of the same class, which was taken. The object that lies in the
+    /// first isn't pinned.
     pub fn copy(&mut self, from: (u32, u16), to: (u32, u16), slot_bytes: usize, length: usize) {
-        let from = self.offset(from.0, from.1, slot_bytes);
-        let to = self.offset(to.0, to.1, slot_bytes);
-        self.data.copy_within(from..from + length, to);
+        let from = self.place(from.0, from.1, slot_bytes, length);
+        let to = self.place(to.0, to.1, slot_bytes, length);
+        // SAFETY: two slots, so they don't overlap: the one is free, and nobody writes an object that isn't pinned.
+        unsafe { self.data.bytes_mut(to).copy_from_slice(self.data.bytes(from)) };
     }
 
     /// Asserts what holds among blocks alone: each block ever used is in the one list that its state says.
@@ -259,8 +262,7 @@ impl<'m> Blocks<'m> {
         let mut free = meta.slot_free;
         while free != 0 {
             see(free - 1);
-            let at = self.offset(block, free - 1, slot_bytes);
-            free = u16::from_ne_bytes([self.data[at], self.data[at + 1]]);
+            free = self.link(block, free - 1, slot_bytes);
         }
         assert!(count == meta.slots_touched, "block {block} lost a slot");
     }
@@ -268,6 +270,7 @@ impl<'m> Blocks<'m> {
     /// What the kernel does to memory that was given back, and worse: the content becomes `byte`.
     #[cfg(test)]
     pub fn scribble(&mut self, range: Range<usize>, byte: u8) {
-        self.data[range].fill(byte);
+        // SAFETY: the block is empty, and was given to the caller.
+        unsafe { self.data.bytes_mut(range) }.fill(byte);
     }
 }

@@ -5,28 +5,33 @@
 //! old, and at the limit the driver's shrinker writes the oldest to areas: first of what doesn't compress and
 //! takes a page each, then of all else.
 //!
-//! One lock covers everything, because everything under it is short: a store or a load is some list work and
-//! one copy of about 1 KiB, at most of a page, without compressing, decompressing or calling the kernel. From the outside in:
+//! One lock covers everything, because everything under it is short: a store or a load is some list work. Bytes are copied and
+//! decoded with the lock free, while their object is pinned: they are seldom in a cache, and a thread that faults waited for
+//! the keeper's copies, and it for those of the thread. From the outside in:
 //!
 //! - [`Pool`]: the operations, each one critical section.
+//! - `pins`: which objects are read or written with the lock free.
 //! - `objects`: handles, owners, which goes first.
 //! - `classes`: which slot size an object gets, and from which block.
 //! - `blocks`: pieces of memory on their way from cold to used and back.
 //! - `compact`: emptying sparse blocks, so that memory can be given back.
-//! - `layout`: how much memory to hand over. `list`, `check`: what the others stand on.
-#![forbid(unsafe_code)]
+//! - `layout`: how much memory to hand over. `data`, `list`, `check`: what the others stand on.
+// UNSAFETY: objects lie in raw memory (`data`), and are read and written with the lock free.
 
 mod blocks;
 mod check;
 mod classes;
 mod compact;
+mod data;
 mod layout;
 mod list;
 mod objects;
+mod pins;
 #[cfg(test)]
 mod tests;
 
 use core::ops::Range;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 pub use blocks::BlockMeta;
 pub use layout::{HANDLE_BITS, PoolLayout, PoolMemory};
@@ -36,7 +41,9 @@ use crate::sync::Lock;
 use crate::units::{PAGE_BYTES, PageIndex};
 use blocks::Blocks;
 use classes::Classes;
+use data::Data;
 use objects::Objects;
+use pins::Pins;
 
 /// Why an object could not be stored. In either case the pool stops accepting until it was shrunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,8 +70,12 @@ pub struct PoolUsage {
 
 /// The compressed pool. Shared by all engine threads.
 pub struct Pool<'m> {
-    // Rank 6. Protects all of the pool. Held for list work and one copy of a page at most (`compact`: a few).
+    // Rank 6. Protects all of the pool but the bytes of pinned objects. Held for list work (`compact`: and copies of a few pages).
     state: Lock<State<'m>>,
+    pins: Pins,
+    data: Data<'m>,
+    /// Stores are accepted, as was known when somebody last looked; if not, whoever asks looks again.
+    accepts: AtomicBool,
 }
 
 /// What the lock protects.
@@ -83,9 +94,12 @@ impl<'m> Pool<'m> {
     pub fn new(layout: &PoolLayout, memory: PoolMemory<'m>, accept_percent: u32) -> Pool<'m> {
         let PoolMemory { data, objects, blocks } = memory;
         assert!(data.as_ptr().addr().is_multiple_of(PAGE_BYTES) || layout.data_bytes == 0);
-        let blocks =
-            Blocks::new(&mut blocks[..layout.blocks], &mut data[..layout.data_bytes], layout.block_bytes);
+        let data = Data::new(&mut data[..layout.data_bytes]);
+        let blocks = Blocks::new(&mut blocks[..layout.blocks], data, layout.block_bytes);
         Pool {
+            accepts: AtomicBool::new(blocks.limit != 0),
+            pins: Pins::new(),
+            data,
             state: Lock::new(State {
                 objects: Objects::new(&mut objects[..layout.objects]),
                 blocks,
@@ -99,16 +113,22 @@ impl<'m> Pool<'m> {
     /// Nobody is looking: in a fork's child, where whoever was doesn't exist.
     pub fn forget_holder(&self) {
         self.state.forget_holder();
+        self.pins.forget();
     }
 
     /// Whether a page should be stored: no from the moment a store met the limit until the pool has shrunk
     /// to the accept threshold. [`Pool::store`] doesn't ask this itself.
     pub fn accepts(&self) -> bool {
+        if self.accepts.load(Ordering::Relaxed) {
+            return true;
+        }
         let mut state = self.state.lock();
         if state.was_full && !state.is_over_accept_threshold() {
             state.was_full = false;
         }
-        !state.was_full && state.blocks.limit != 0
+        let accepts = !state.was_full && state.blocks.limit != 0;
+        self.accepts.store(accepts, Ordering::Relaxed);
+        accepts
     }
 
     /// Whether there is more in the pool than the accept threshold: once the pool was full, the shrinker
@@ -121,29 +141,47 @@ impl<'m> Pool<'m> {
     /// Stores `bytes` (1 to 4096 of them) for `owner`, who keeps the handle.
     pub fn store(&self, owner: PageIndex, bytes: &[u8]) -> Result<ObjectHandle, StoreError> {
         assert!(!bytes.is_empty() && bytes.len() <= PAGE_BYTES, "an object of {} bytes", bytes.len());
-        self.state.lock().store(owner, bytes)
+        let mut state = self.state.lock();
+        let handle = match state.begin(owner, bytes.len()) {
+            Ok(handle) => handle,
+            Err(error) => {
+                self.accepts.store(false, Ordering::Relaxed);
+                return Err(error);
+            }
+        };
+        let place = state.place_of(handle.raw());
+        let pin = self.pins.pin_to_write(handle.raw());
+        let _held = pin.is_none().then_some(state);
+        // SAFETY: the object was just made. While it is pinned to be written, or while the lock is held, it is not read, moved or
+        // freed.
+        unsafe { self.data.bytes_mut(place) }.copy_from_slice(bytes);
+        Ok(handle)
     }
 
-    /// How many bytes the object has. Panics if it isn't live.
-    pub fn length(&self, handle: ObjectHandle) -> usize {
-        self.state.lock().bytes_of(handle).len()
-    }
-
-    /// Copies the object's bytes to the beginning of `out` and returns how many they are. The object stays.
-    /// Panics if it isn't live.
-    pub fn load(&self, handle: ObjectHandle, out: &mut [u8; PAGE_BYTES]) -> usize {
+    /// Calls `with` for the object's bytes, with the lock free. The object stays. Panics if it isn't live. For its owner: nobody
+    /// else may free it meanwhile, which panics.
+    pub fn read<T>(&self, handle: ObjectHandle, with: impl FnOnce(&[u8]) -> T) -> T {
         let state = self.state.lock();
-        let bytes = state.bytes_of(handle);
-        out[..bytes.len()].copy_from_slice(bytes);
-        bytes.len()
+        let number = state.objects.live(handle);
+        assert!(!self.pins.is_written(number), "pool object {number} was read while it was stored");
+        let place = state.place_of(number);
+        self.data.prefetch(&place);
+        let pin = self.pins.pin(number);
+        let _held = pin.is_none().then_some(state);
+        // SAFETY: a live object's bytes were written when it was stored. While it is pinned, or while the lock is held, it is
+        // neither moved nor freed.
+        with(unsafe { self.data.bytes(place) })
     }
 
-    /// Frees the object. Panics if it isn't live.
-    pub fn free(&self, handle: ObjectHandle) {
+    /// Frees the object; how many bytes it had. Panics if it isn't live.
+    pub fn free(&self, handle: ObjectHandle) -> usize {
         let mut state = self.state.lock();
         let number = state.objects.live(handle);
+        assert!(!self.pins.has(number), "pool object {number} was freed while somebody read it");
+        let length = state.objects.metas[number as usize].length();
         state.detach(number);
         state.objects.end(number);
+        length
     }
 
     /// The page of this object is in memory again, and keeps it as a copy.
@@ -221,6 +259,8 @@ impl<'m> Pool<'m> {
         let mut state = self.state.lock();
         let blocks = bytes_max / state.blocks.block_bytes();
         state.blocks.limit = blocks.min(state.blocks.capacity() as usize) as u32;
+        // Whoever stores next looks.
+        self.accepts.store(false, Ordering::Relaxed);
     }
 
     /// The pool's size now.
@@ -245,8 +285,9 @@ impl State<'_> {
             || over(self.objects.count(), self.objects.capacity())
     }
 
-    fn store(&mut self, owner: PageIndex, bytes: &[u8]) -> Result<ObjectHandle, StoreError> {
-        let class = self.classes.of_length(bytes.len());
+    /// Makes an object of `length` bytes, which are yet to be written.
+    fn begin(&mut self, owner: PageIndex, length: usize) -> Result<ObjectHandle, StoreError> {
+        let class = self.classes.of_length(length);
         let block = match self.block_with_room(class) {
             Ok(block) => block,
             Err(error) => {
@@ -256,8 +297,7 @@ impl State<'_> {
         };
         let slot_bytes = self.classes.get(class).slot_bytes;
         let slot = self.blocks.take_slot(block, slot_bytes);
-        self.blocks.write(block, slot, slot_bytes, bytes);
-        let number = self.objects.begin(owner, bytes.len());
+        let number = self.objects.begin(owner, length);
         self.attach(number, block, slot);
         Ok(ObjectHandle::from_raw(number).expect("object numbers begin at 1"))
     }
@@ -277,11 +317,12 @@ impl State<'_> {
         Ok(block)
     }
 
-    fn bytes_of(&self, handle: ObjectHandle) -> &[u8] {
-        let meta = &self.objects.metas[self.objects.live(handle) as usize];
+    /// Where a live object's bytes are.
+    fn place_of(&self, number: u32) -> Range<usize> {
+        let meta = &self.objects.metas[number as usize];
         let class = usize::from(self.blocks.metas[meta.block as usize].class);
         let slot_bytes = self.classes.get(class).slot_bytes;
-        self.blocks.bytes(meta.block, meta.slot, slot_bytes, meta.length())
+        self.blocks.place(meta.block, meta.slot, slot_bytes, meta.length())
     }
 
     /// Puts an object that lies nowhere into a slot that was taken for it.

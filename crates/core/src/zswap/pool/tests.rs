@@ -60,10 +60,7 @@ fn bytes_of(seed: u64, length: usize) -> Vec<u8> {
 }
 
 fn load(pool: &Pool, handle: ObjectHandle) -> Vec<u8> {
-    let mut out = [0xee; PAGE_BYTES];
-    let length = pool.load(handle, &mut out);
-    assert!(out[length..].iter().all(|&byte| byte == 0xee), "load wrote beyond the object");
-    out[..length].to_vec()
+    pool.read(handle, <[u8]>::to_vec)
 }
 
 fn store(pool: &Pool, owner: u64, length: usize) -> Result<ObjectHandle, StoreError> {
@@ -266,7 +263,7 @@ fn block_being_released_is_not_used_until_the_driver_is_done() {
     let mut memory = Memory::for_limit(64 << 10);
     let pool = memory.pool(90);
     let handles: Vec<_> = (0..16).map(|owner| store(&pool, owner, 4096).unwrap()).collect();
-    handles.into_iter().for_each(|handle| pool.free(handle));
+    handles.into_iter().for_each(|handle| _ = pool.free(handle));
     let ranges: Vec<_> = std::iter::from_fn(|| pool.take_released()).collect();
     assert_eq!(ranges.len(), 15, "one empty block is kept");
     assert_eq!(pool.usage().bytes, 64 << 10, "the memory is still there");
@@ -285,7 +282,7 @@ fn stores_go_to_the_fuller_of_two_blocks() {
     let pool = memory.pool(90);
     let handles: Vec<_> = (0..16).map(|owner| store(&pool, owner, 1000).unwrap()).collect();
     pool.free(handles[0]);
-    handles[9..].iter().for_each(|&handle| pool.free(handle));
+    handles[9..].iter().for_each(|&handle| _ = pool.free(handle));
     store(&pool, 99, 1000).unwrap();
     pool.free(handles[8]);
     assert_eq!(pool.usage().bytes_occupied, 8 << 10, "the sparser block could not drain");
@@ -619,6 +616,59 @@ proptest! {
             model.compare(&pool);
         }
     }
+}
+
+/// Two blocks full of objects of the same size, but for most of the first one and half of the second.
+fn sparse_blocks(pool: &Pool) -> (ObjectHandle, usize) {
+    const LENGTH: usize = 1000;
+    let capacity = pool.state.lock().blocks.block_bytes() / LENGTH;
+    let handles: Vec<_> = (0..2 * capacity as u64).map(|owner| store(pool, owner, LENGTH).unwrap()).collect();
+    let freed = handles[1..capacity].iter().chain(&handles[capacity + capacity / 2..]);
+    freed.for_each(|&handle| _ = pool.free(handle));
+    (handles[0], LENGTH)
+}
+
+#[test]
+fn an_object_that_is_read_is_not_moved_until_later() {
+    let mut memory = Memory::for_limit(1 << 20);
+    let pool = memory.pool(90);
+    let (handle, length) = sparse_blocks(&pool);
+    pool.read(handle, |bytes| {
+        assert_eq!(pool.compact(100), 0);
+        store(&pool, 77, length).unwrap();
+        assert_eq!(bytes, bytes_of(0, length));
+    });
+    assert!(pool.compact(100) > 0);
+    assert_eq!(load(&pool, handle), bytes_of(0, length));
+    pool.check(&mut |_, _, _| {});
+}
+
+#[test]
+#[should_panic(expected = "was freed while somebody read it")]
+fn an_object_that_is_read_can_not_be_freed() {
+    let mut memory = Memory::for_limit(1 << 20);
+    let pool = memory.pool(90);
+    let handle = store(&pool, 1, 1000).unwrap();
+    pool.read(handle, |_| pool.free(handle));
+}
+
+/// Whoever comes when as many objects are pinned as there is room for reads and stores under the lock.
+#[test]
+fn more_readers_than_there_is_room_for_read_and_store_all_the_same() {
+    fn nested(pool: &Pool, handle: ObjectHandle, more: usize) {
+        if more > 0 {
+            return pool.read(handle, |_| nested(pool, handle, more - 1));
+        }
+        assert_eq!(load(pool, handle), bytes_of(1, 1000));
+        let other = store(pool, 2, 3000).unwrap();
+        assert_eq!(load(pool, other), bytes_of(2, 3000));
+        pool.free(other);
+    }
+    let mut memory = Memory::for_limit(1 << 20);
+    let pool = memory.pool(90);
+    let handle = store(&pool, 1, 1000).unwrap();
+    nested(&pool, handle, super::pins::PINS);
+    pool.free(handle);
 }
 
 #[test]

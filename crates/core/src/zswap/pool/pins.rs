@@ -1,0 +1,142 @@
+//! Objects whose bytes are read or written with the pool's lock free.
+//!
+//! A load finds an object under the lock and decodes it after, for a microsecond or more; a store is given its place under the
+//! lock and fills it after. Meanwhile nothing may move the object, or free it. So it is *pinned*: its number stands in a
+//! short table, entered under the lock and taken out without. Whoever moves objects has the lock, and looks there first.
+
+use super::HANDLE_BITS;
+use crate::sync::atomic::{AtomicU32, Ordering};
+
+/// Objects that can be pinned at once; who finds no room keeps the lock instead. More than there are threads that serve faults, as
+/// a rule. Few for loom.
+pub(super) const PINS: usize = if cfg!(all(test, loom)) { 1 } else { 32 };
+
+/// With the number of an object that is being written: nobody reads it yet.
+const WRITTEN: u32 = 1 << 31;
+const _: () = assert!(HANDLE_BITS < 31);
+
+/// Numbers of pinned objects, and 0 where there is none.
+#[repr(align(64))]
+pub(super) struct Pins([AtomicU32; PINS]);
+
+impl Pins {
+    pub fn new() -> Pins {
+        Pins(core::array::from_fn(|_| AtomicU32::new(0)))
+    }
+
+    /// Pins the object of this number. None if there is no room. Under the pool's lock.
+    pub fn pin(&self, number: u32) -> Option<Pin<'_>> {
+        // Ordering: Acquire: the place may have been free for a moment only; pairs with the Release below.
+        let place = self.0.iter().find(|place| place.load(Ordering::Acquire) == 0)?;
+        // Ordering: Relaxed: who looks has the lock after us.
+        place.store(number, Ordering::Relaxed);
+        Some(Pin(place))
+    }
+
+    /// The same for one that is to be written.
+    pub fn pin_to_write(&self, number: u32) -> Option<Pin<'_>> {
+        self.pin(number | WRITTEN)
+    }
+
+    /// Whether the object is pinned. If not, what was done while it was is over. Under the pool's lock.
+    pub fn has(&self, number: u32) -> bool {
+        // Ordering: Acquire pairs with the Release below.
+        self.0.iter().any(|place| place.load(Ordering::Acquire) & !WRITTEN == number)
+    }
+
+    /// Whether the object is pinned to be written. As [`Pins::has`].
+    pub fn is_written(&self, number: u32) -> bool {
+        // Ordering: as above.
+        self.0.iter().any(|place| place.load(Ordering::Acquire) == number | WRITTEN)
+    }
+
+    /// In a fork's child, where whoever had pinned something doesn't exist.
+    pub fn forget(&self) {
+        self.0.iter().for_each(|place| place.store(0, Ordering::Relaxed));
+    }
+}
+
+/// Its object stays where it is until this is dropped, which needs no lock.
+pub(super) struct Pin<'p>(&'p AtomicU32);
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        // Ordering: Release: what was read or written comes before.
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_pinned_stays_so_until_it_is_dropped_and_one_more_finds_no_room() {
+        let pins = Pins::new();
+        let all: Vec<Pin<'_>> = (1..=PINS as u32).map(|number| pins.pin(number).unwrap()).collect();
+        assert!(pins.pin(77).is_none() && pins.has(1) && pins.has(PINS as u32) && !pins.has(77));
+        drop(all);
+        assert!(!pins.has(1));
+        let twice = [pins.pin(5).unwrap(), pins.pin(5).unwrap()];
+        let [first, second] = twice;
+        drop(first);
+        assert!(pins.has(5), "the other one still reads");
+        drop(second);
+        assert!(!pins.has(5));
+        let written = pins.pin_to_write(5);
+        assert!(pins.has(5) && pins.is_written(5) && !pins.is_written(6));
+        drop(written);
+        let read = pins.pin(5);
+        assert!(pins.has(5) && !pins.is_written(5));
+        drop(read);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loomed {
+    //! Pins in every order in which threads can meet: `make loom`.
+
+    use super::*;
+    use crate::sync::Lock;
+    use loom::cell::Cell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// The bytes of one object, and where it is said to be: here one of two cells, which loom lets nobody race for.
+    struct Pool {
+        place: Lock<usize>,
+        bytes: [Cell<u32>; 2],
+        pins: Pins,
+    }
+    // SAFETY: loom panics if what is tested here isn't enough to use the cells by one thread at a time.
+    unsafe impl Sync for Pool {}
+
+    #[test]
+    fn loom_what_is_read_without_the_lock_is_not_moved_meanwhile() {
+        loom::model(|| {
+            let pool = Arc::new(Pool {
+                place: Lock::new(0),
+                bytes: [Cell::new(7), Cell::new(0)],
+                pins: Pins::new(),
+            });
+            let mover = {
+                let pool = Arc::clone(&pool);
+                thread::spawn(move || {
+                    let mut place = pool.place.lock();
+                    if !pool.pins.has(1) {
+                        let bytes = pool.bytes[*place].replace(0);
+                        *place = 1 - *place;
+                        pool.bytes[*place].set(bytes);
+                    }
+                })
+            };
+            let place = pool.place.lock();
+            let at = *place;
+            let pin = pool.pins.pin(1).expect("nobody else pins");
+            drop(place);
+            assert_eq!(pool.bytes[at].get(), 7);
+            drop(pin);
+            mover.join().unwrap();
+        });
+    }
+}
