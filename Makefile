@@ -22,7 +22,7 @@ test: programs lint build test-unit loom test-sim test-e2e
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --all-targets -- -D warnings
-	$(CARGO) clippy -p farpage-preload -- -D warnings
+	$(CARGO) clippy --release -p farpage-preload -- -D warnings
 
 # Tests are chosen by their names, never by `-p`: with another set of packages cargo builds the dependencies again, for
 # that set's features.
