@@ -535,7 +535,7 @@ fn storm_of_forks_leaves_no_slot(faults: &str, ram: u64, storm: &str, seconds: u
 fn forks_beside_writers_leave_no_slot() {
     let Some(_alone) = alone_with("cc") else { return };
     let (ram, storm, seconds) =
-        if is_full_size() { (256 * MIB, "1024 200", 3600) } else { (RAM, "96 10", 240) };
+        if is_full_size() { (256 * MIB, "1024 200", 3600) } else { (RAM, "96 6", 240) };
     for faults in modes() {
         storm_of_forks_leaves_no_slot(faults, ram, storm, seconds);
     }

@@ -526,7 +526,7 @@ fn sqlite_without_disk() {
 /// workers, which have half of the memory each.
 fn run_stress(under: &Under, data: Data) -> (String, Outcome) {
     let bytes = size(512, 160).to_string() + "M";
-    let seconds = size(60, 10).to_string();
+    let seconds = size(60, 6).to_string();
     // Without a disk, a pattern that compresses.
     let method = if data == Data::Plain { "zero-one" } else { "all" };
     let words = [
