@@ -112,9 +112,8 @@ fn driver_that_accepts(
 ) -> Driver {
     let config = Config {
         frames: FRAMES as u32,
-        install: Install::Copy,
         accept_percent,
-        ..Config::for_budget(1 << 20, pool_bytes as u64)
+        ..Config::for_budget(1 << 20, pool_bytes as u64, Install::Copy)
     };
     let leaves: &'static [Leaf] = table(1);
     let pages = Table::new(table(1), PageIndex(0));

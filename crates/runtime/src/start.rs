@@ -552,12 +552,12 @@ fn place_pages<P: Pages + 'static>(
 
 fn config_of(session: &Session, features: Option<Features>) -> Config {
     let settings = &session.settings;
-    let mut config = Config::for_budget(settings.ram_bytes, settings.pool_bytes_max);
+    let can_move = features.is_some_and(|features| features.has(Features::MOVE));
+    let install = if can_move { settings.install } else { Install::Copy };
+    let mut config = Config::for_budget(settings.ram_bytes, settings.pool_bytes_max, install);
     config.codec = settings.codec;
     config.readahead = settings.readahead;
     config.page_cluster = settings.page_cluster;
-    let can_move = features.is_some_and(|features| features.has(Features::MOVE));
-    config.install = if can_move { settings.install } else { Install::Copy };
     config
 }
 

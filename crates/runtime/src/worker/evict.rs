@@ -26,7 +26,7 @@ const WRITE_WORTHWHILE: u32 = 32;
 const BACKED_KEPT: u32 = 64;
 /// So many with memory that came with pages gather before it is given back, or an eighth of all: each time other CPUs are
 /// interrupted.
-const TRIMMED_AT_ONCE: u32 = 64;
+const TRIMMED_AT_ONCE: u32 = 160;
 /// Stretches of them that are given back by one call.
 const STRETCHES_MAX: usize = 32;
 /// A thread that needs memory goes on evicting for so long; then the program goes on over its budget.
