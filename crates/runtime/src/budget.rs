@@ -107,10 +107,11 @@ impl Budget {
         self.limit_bytes().saturating_sub((gap / 2).max(ALONG_BYTES).min(gap))
     }
 
-    /// So many pages that wait in frames for a place are worth waking the keeper for: a quarter of a gap, which leaves as much
-    /// again before [`Budget::near_limit`]. (192 instead of 64: 1.07 times the random touches from the pool, 1.06 with Zipf's
-    /// distribution; `farpage load touch`, 256 MiB under 200M.)
-    pub fn worth_waking(&self) -> u32 {
+    /// Pages that are seen to together, while they still take the memory that is to be had by them: when threads of the program
+    /// have taken so many the keeper is woken, and so many emptied frames give theirs back at once. A quarter of a gap, but 64 at
+    /// least. (192 instead of 64 for the keeper: 1.07 times the random touches from the pool, 1.06 with Zipf's distribution; `farpage
+    /// load touch`, 256 MiB under 200M.)
+    pub fn together(&self) -> u32 {
         let pages = self.gap_bytes.load(Ordering::Relaxed) / (4 * PAGE);
         pages.clamp(64, 256) as u32
     }
@@ -265,12 +266,17 @@ mod tests {
     const UNKNOWN: u64 = u64::MAX;
 
     #[test]
-    fn what_waits_to_be_placed_fits_between_the_marks() {
+    fn what_is_seen_to_together_fits_between_the_marks() {
         for (mib, pages) in [(8, 64), (128, 128), (200, 200), (4096, 256)] {
             let budget = Budget::new(mib * MIB);
-            assert_eq!(u64::from(budget.worth_waking()), pages);
+            assert_eq!(u64::from(budget.together()), pages);
             assert!(budget.start_at() + pages * PAGE <= budget.near_limit());
         }
+        // One of many in a large budget has a small gap.
+        let budget = Budget::new(4096 * MIB);
+        budget.allow(16 * MIB, 256);
+        assert_eq!(budget.together(), 64);
+        assert!(budget.start_at() + 64 * PAGE <= budget.limit_bytes());
     }
 
     /// A keeper that lost its processor after its first look had a program of 58 MiB taken over under 512.

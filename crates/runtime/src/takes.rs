@@ -5,8 +5,9 @@
 //! threads. So where the keeper takes pages while the program runs, every stretch of victims interrupts the program: 10 µs
 //! there and 16 µs here, which is more than all else about it (a virtual machine, 2 CPUs, November 2026; `farpage bench
 //! faults`). While the keeper sleeps, a thread that takes them itself interrupts nobody. Then it takes a few at a time, which
-//! is cheap, and the keeper is woken now and then to find them a place, which is the work. Seldom: a CPU that has just gone to
-//! sleep is interrupted twice more before Linux knows that it may be left alone (seen on 6.18). (One thread, random touches from
+//! is cheap, and the keeper is woken now and then to find them a place, which is the work. Seldom: each
+//! time that its CPU has gone to sleep it is interrupted twice more, until Linux has taken it off the list of those that may have
+//! translations (6.18; seen in traces of interrupts). (One thread, random touches from
 //! the pool: 1.1 times the touches, and with [`Lone::Cheap`](farpage_core::reclaim::recency::Lone) 1.25 times; Zipf's
 //! distribution 1.2 times. `farpage load touch`, 256 MiB under 200M.)
 //!

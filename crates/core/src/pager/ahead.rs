@@ -180,9 +180,9 @@ impl Pager<'_> {
             && self.streams.lock().holds(page)
     }
 
-    /// The largest window of a stream: a 128th of the budget.
+    /// The largest window of a stream: a 128th of the budget, as many pages as may be parked.
     fn window_max(&self) -> u32 {
-        let pages = (self.config.frames / 2).clamp(8, WINDOW_MAX);
+        let pages = self.config.parked_max.clamp(8, WINDOW_MAX);
         1 << pages.ilog2()
     }
 

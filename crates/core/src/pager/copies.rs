@@ -135,9 +135,10 @@ impl Pager<'_> {
         let copy = copy?;
         let is_same = match copy {
             Stored::Slot(slot) => self.areas.verify(slot, bytes),
-            Stored::Object(handle) => {
-                self.pool.read(handle, |stored| is_of(self.config.codec, bytes, scratch, stored))
-            }
+            Stored::Object(handle) => self.pool.read(handle, |stored| {
+                pause!();
+                is_of(self.config.codec, bytes, scratch, stored)
+            }),
         };
         #[cfg(feature = "planted")]
         let is_same = is_same

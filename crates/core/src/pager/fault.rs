@@ -158,7 +158,11 @@ impl Pager<'_> {
             }
             State::Pooled(handle) => {
                 let codec = books.config.codec;
-                books.pool.read(handle, |stored| decompress(codec, stored, bytes)).map_err(|_| NO_SLOT)?;
+                let decoded = books.pool.read(handle, |stored| {
+                    pause!();
+                    decompress(codec, stored, bytes)
+                });
+                decoded.map_err(|_| NO_SLOT)?;
             }
             state => panic!("nothing to load for a page that is {state:?}"),
         }

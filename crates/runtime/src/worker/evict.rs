@@ -24,9 +24,10 @@ const BACKGROUND_BATCH: usize = 64;
 const WRITE_WORTHWHILE: u32 = 32;
 /// Free frames that keep their memory, for the next faults to be decompressed into.
 const BACKED_KEPT: u32 = 64;
-/// So many with memory that came with pages gather before it is given back, or an eighth of all: each time other CPUs are
-/// interrupted.
+/// So many with memory that came with pages gather at most before it is given back: each time other CPUs are interrupted. Fewer where
+/// there are few frames or the marks are close together, and while memory is at the limit.
 const TRIMMED_AT_ONCE: u32 = 160;
+const TRIMMED_AT_LIMIT: u32 = 32;
 /// Stretches of them that are given back by one call.
 const STRETCHES_MAX: usize = 32;
 /// A thread that needs memory goes on evicting for so long; then the program goes on over its budget.
@@ -253,7 +254,9 @@ impl Worker {
     fn after_placing(&mut self) {
         self.collect_writes(Wait::No);
         let cache = self.engine.pager.cache();
-        if cache.usage().free_moved >= TRIMMED_AT_ONCE.min(cache.count() / 8) {
+        let gathered = cache.usage().free_moved;
+        let at_once = TRIMMED_AT_ONCE.min(cache.count() / 8).min(self.engine.budget.together());
+        if gathered >= at_once || gathered >= TRIMMED_AT_LIMIT && self.engine.is_over_limit() {
             self.trim_frames();
         }
         self.engine.budget.refresh(self.engine.pager);
@@ -275,7 +278,7 @@ impl Worker {
         if !are_here {
             return;
         }
-        let wakes_keeper = engine.takes.take_here(now_ns, engine.budget.worth_waking(), || {
+        let wakes_keeper = engine.takes.take_here(now_ns, engine.budget.together(), || {
             engine.evicting.fetch_add(1, Ordering::Relaxed);
             let out = self.take_batch(takes::BATCH, By::Program);
             engine.evicting.fetch_sub(1, Ordering::Relaxed);

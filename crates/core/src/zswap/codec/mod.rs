@@ -1,7 +1,7 @@
 //! Pages to bytes and back.
 //!
 //! An eviction compresses a page into the scratch buffer of its thread and stores the result in the pool;
-//! a fault loads the bytes and decodes them into a frame. Which of the two forms an object has is told by
+//! a fault decodes what is there into a frame. Which of the two forms an object has is told by
 //! its length: [`PAGE_BYTES`] bytes are the page as it is, fewer are the codec's output.
 //!
 //! [`Codec::Auto`] looks at each page and takes the first of these that it is made for; its first byte says which:

@@ -223,6 +223,7 @@ impl<'m> Blocks<'m> {
     /// Copies `length` bytes from one (block, slot) to another of the same class, which was taken. The object that lies in the
     /// first isn't pinned.
     pub fn copy(&mut self, from: (u32, u16), to: (u32, u16), slot_bytes: usize, length: usize) {
+        assert!(from != to);
         let from = self.place(from.0, from.1, slot_bytes, length);
         let to = self.place(to.0, to.1, slot_bytes, length);
         // SAFETY: two slots, so they don't overlap: the one is free, and nobody writes an object that isn't pinned.

@@ -2,6 +2,7 @@
 //!
 //! Together they say: each live object has bytes of its own, in a block that knows it, exactly once in the
 //! order of going; nothing is lost, neither a slot, nor a block, nor a handle; what is counted is what is there.
+#![forbid(unsafe_code)]
 
 use super::blocks::BlockState;
 use super::classes::CLASSES_MAX;

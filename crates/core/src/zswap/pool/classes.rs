@@ -7,6 +7,7 @@
 //! A class keeps its partly filled blocks in groups by how full they are. Stores go to the fullest group, so
 //! that sparse blocks drain by themselves; compaction takes from the sparsest. Full and empty blocks are
 //! in no group.
+#![forbid(unsafe_code)]
 
 use super::blocks::{BlockMeta, InGroup};
 use super::list::{Linked, List};

@@ -2,16 +2,17 @@
 //!
 //! Pages come back in another order than they went out, so blocks get holes. A class is worth the work as
 //! soon as its holes add up to a whole block. Handles don't change, so nobody outside notices.
+#![forbid(unsafe_code)]
 
 use super::pins::Pins;
 use super::{Pool, State};
 
-/// Moves made before the lock is given to whoever waits: a copy of bytes that are in no cache takes half a microsecond.
+/// Moves for which the lock is held at once: to copy bytes that are in no cache takes half a microsecond.
 const MOVES_PER_LOCK: usize = 2;
 
 impl Pool<'_> {
     /// Moves up to `moves_max` objects so that blocks become empty, and returns how many it moved: fewer
-    /// means that nothing more is to be gained. The emptied blocks come out of [`Pool::take_released`].
+    /// means that nothing more is to be gained just now. The emptied blocks come out of [`Pool::take_released`].
     pub fn compact(&self, moves_max: usize) -> usize {
         let mut moved = 0;
         while moved < moves_max {

@@ -2,6 +2,7 @@
 //!
 //! The driver asks [`PoolLayout::for_limit`], maps that much zeroed memory, and hands it over. Nearly all of
 //! it stays untouched, and so without memory behind it, until objects come.
+#![forbid(unsafe_code)]
 
 use super::blocks::BlockMeta;
 use super::objects::ObjectMeta;

@@ -3,6 +3,7 @@
 //! Objects and blocks live in slices handed over by the driver, so lists of them are made of element
 //! numbers inside the elements: no allocation, and putting in and taking out touch only the neighbours.
 //! Number 0 means "none" (element 0 is never used), so that all-zero memory is an empty list.
+#![forbid(unsafe_code)]
 
 use core::marker::PhantomData;
 

@@ -5,11 +5,11 @@
 //! old, and at the limit the driver's shrinker writes the oldest to areas: first of what doesn't compress and
 //! takes a page each, then of all else.
 //!
-//! One lock covers everything, because everything under it is short: a store or a load is some list work. Bytes are copied and
-//! decoded with the lock free, while their object is pinned: they are seldom in a cache, and a thread that faults waited for
-//! the keeper's copies, and it for those of the thread. From the outside in:
+//! One lock covers everything but objects' bytes, because everything under it is short: a store or a load is some list work.
+//! Bytes, which are seldom in a CPU's cache, are copied in and decoded with the lock free, while their object is pinned. (Under the
+//! lock a thread that faulted waited for the keeper's copies, and the keeper for the thread's.) From the outside in:
 //!
-//! - [`Pool`]: the operations, each one critical section.
+//! - [`Pool`]: the operations, each one critical section, and a copy or a decoder after it.
 //! - `pins`: which objects are read or written with the lock free.
 //! - `objects`: handles, owners, which goes first.
 //! - `classes`: which slot size an object gets, and from which block.
@@ -70,7 +70,8 @@ pub struct PoolUsage {
 
 /// The compressed pool. Shared by all engine threads.
 pub struct Pool<'m> {
-    // Rank 6. Protects all of the pool but the bytes of pinned objects. Held for list work (`compact`: and copies of a few pages).
+    // Rank 6. Protects all of the pool but the bytes of pinned objects. Held for list work; for a few copies
+    // by `compact`, and for one copy or decoder by who finds no room among the pins.
     state: Lock<State<'m>>,
     pins: Pins,
     data: Data<'m>,
@@ -119,6 +120,7 @@ impl<'m> Pool<'m> {
     /// Whether a page should be stored: no from the moment a store met the limit until the pool has shrunk
     /// to the accept threshold. [`Pool::store`] doesn't ask this itself.
     pub fn accepts(&self) -> bool {
+        // Ordering: Relaxed, here and where it is set: a hint. It is set under the lock.
         if self.accepts.load(Ordering::Relaxed) {
             return true;
         }
@@ -158,16 +160,17 @@ impl<'m> Pool<'m> {
         Ok(handle)
     }
 
-    /// Calls `with` for the object's bytes, with the lock free. The object stays. Panics if it isn't live. For its owner: nobody
-    /// else may free it meanwhile, which panics.
+    /// Calls `with` for the object's bytes. The object stays. Panics if it isn't live. For its owner: nobody else may free it
+    /// meanwhile, which panics. As a rule the pool's lock is free then, but not if as many objects are pinned as can be: so `with`
+    /// takes no lock, and doesn't call the pool.
     pub fn read<T>(&self, handle: ObjectHandle, with: impl FnOnce(&[u8]) -> T) -> T {
         let state = self.state.lock();
         let number = state.objects.live(handle);
         assert!(!self.pins.is_written(number), "pool object {number} was read while it was stored");
         let place = state.place_of(number);
-        self.data.prefetch(&place);
         let pin = self.pins.pin(number);
         let _held = pin.is_none().then_some(state);
+        self.data.prefetch(&place);
         // SAFETY: a live object's bytes were written when it was stored. While it is pinned, or while the lock is held, it is
         // neither moved nor freed.
         with(unsafe { self.data.bytes(place) })

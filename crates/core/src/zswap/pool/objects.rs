@@ -3,6 +3,7 @@
 //! An object is reached through its handle, which stays the same while compaction moves its bytes. Handles
 //! are numbers into one table, used again last in, first out, so that the table grows with the number of
 //! objects alive at once and no further.
+#![forbid(unsafe_code)]
 
 use core::num::NonZeroU32;
 

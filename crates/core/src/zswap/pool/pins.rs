@@ -7,8 +7,7 @@
 use super::HANDLE_BITS;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// Objects that can be pinned at once; who finds no room keeps the lock instead. More than there are threads that serve faults, as
-/// a rule. Few for loom.
+/// Objects that can be pinned at once; who finds no room keeps the lock instead. Few for loom.
 pub(super) const PINS: usize = if cfg!(all(test, loom)) { 1 } else { 32 };
 
 /// With the number of an object that is being written: nobody reads it yet.
@@ -52,6 +51,7 @@ impl Pins {
 
     /// In a fork's child, where whoever had pinned something doesn't exist.
     pub fn forget(&self) {
+        // Ordering: Relaxed: the child has one thread.
         self.0.iter().for_each(|place| place.store(0, Ordering::Relaxed));
     }
 }
@@ -111,24 +111,30 @@ mod loomed {
     // SAFETY: loom panics if what is tested here isn't enough to use the cells by one thread at a time.
     unsafe impl Sync for Pool {}
 
+    impl Pool {
+        fn new() -> Arc<Pool> {
+            let bytes = [Cell::new(7), Cell::new(0)];
+            Arc::new(Pool { place: Lock::new(0), bytes, pins: Pins::new() })
+        }
+
+        /// Moves object 1 if it isn't pinned.
+        fn compact(&self) {
+            let mut place = self.place.lock();
+            if !self.pins.has(1) {
+                let bytes = self.bytes[*place].replace(0);
+                *place = 1 - *place;
+                self.bytes[*place].set(bytes);
+            }
+        }
+    }
+
     #[test]
     fn loom_what_is_read_without_the_lock_is_not_moved_meanwhile() {
         loom::model(|| {
-            let pool = Arc::new(Pool {
-                place: Lock::new(0),
-                bytes: [Cell::new(7), Cell::new(0)],
-                pins: Pins::new(),
-            });
+            let pool = Pool::new();
             let mover = {
                 let pool = Arc::clone(&pool);
-                thread::spawn(move || {
-                    let mut place = pool.place.lock();
-                    if !pool.pins.has(1) {
-                        let bytes = pool.bytes[*place].replace(0);
-                        *place = 1 - *place;
-                        pool.bytes[*place].set(bytes);
-                    }
-                })
+                thread::spawn(move || pool.compact())
             };
             let place = pool.place.lock();
             let at = *place;
@@ -137,6 +143,50 @@ mod loomed {
             assert_eq!(pool.bytes[at].get(), 7);
             drop(pin);
             mover.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_what_is_written_without_the_lock_is_not_moved_meanwhile() {
+        loom::model(|| {
+            let pool = Pool::new();
+            let place = pool.place.lock();
+            let at = *place;
+            let pin = pool.pins.pin_to_write(1).expect("nobody else pins");
+            drop(place);
+            let mover = {
+                let pool = Arc::clone(&pool);
+                thread::spawn(move || pool.compact())
+            };
+            pool.bytes[at].set(8);
+            drop(pin);
+            mover.join().unwrap();
+            assert_eq!(pool.bytes[*pool.place.lock()].get(), 8);
+        });
+    }
+
+    /// The only place for a pin is used again as soon as it is free: who moves finds another's number there, and that what was
+    /// read before is over.
+    #[test]
+    fn loom_the_next_pin_hands_on_that_the_last_one_is_over() {
+        loom::model(|| {
+            let pool = Pool::new();
+            let place = pool.place.lock();
+            let pin = pool.pins.pin(1).expect("nobody else pins");
+            drop(place);
+            let others = [0, 1].map(|which| {
+                let pool = Arc::clone(&pool);
+                thread::spawn(move || match which {
+                    0 => pool.compact(),
+                    _ => {
+                        let _lock = pool.place.lock();
+                        core::mem::forget(pool.pins.pin(2));
+                    }
+                })
+            });
+            assert_eq!(pool.bytes[0].get(), 7);
+            drop(pin);
+            others.into_iter().for_each(|other| other.join().unwrap());
         });
     }
 }
