@@ -435,7 +435,7 @@ static void verify_snapshot(size_t me, size_t at)
 static void snapshots_beside_writers(void)
 {
     size_t bytes = LARGE;
-    int rounds = 6;
+    int rounds = 10;
     const char *storm = getenv("STORM");
     if (storm != NULL) {
         CHECK(sscanf(storm, "%zu %d", &bytes, &rounds) == 2);

@@ -24,10 +24,10 @@ const BACKGROUND_BATCH: usize = 64;
 const WRITE_WORTHWHILE: u32 = 32;
 /// Free frames that keep their memory, for the next faults to be decompressed into.
 const BACKED_KEPT: u32 = 64;
-/// So many with memory that came with pages gather at most before it is given back: each time other CPUs are interrupted. Fewer where
-/// there are few frames or the marks are close together, and while memory is at the limit.
+/// So many with memory that came with pages gather at most before it is given back: each time other CPUs are interrupted. Fewer
+/// where there are few frames or the marks are close together, and near the limit.
 const TRIMMED_AT_ONCE: u32 = 160;
-const TRIMMED_AT_LIMIT: u32 = 32;
+const TRIMMED_NEAR_LIMIT: u32 = DIRECT_BATCH as u32;
 /// Stretches of them that are given back by one call.
 const STRETCHES_MAX: usize = 32;
 /// A thread that needs memory goes on evicting for so long; then the program goes on over its budget.
@@ -256,7 +256,7 @@ impl Worker {
         let cache = self.engine.pager.cache();
         let gathered = cache.usage().free_moved;
         let at_once = TRIMMED_AT_ONCE.min(cache.count() / 8).min(self.engine.budget.together());
-        if gathered >= at_once || gathered >= TRIMMED_AT_LIMIT && self.engine.is_over_limit() {
+        if gathered >= at_once || gathered >= TRIMMED_NEAR_LIMIT && self.engine.is_near_limit() {
             self.trim_frames();
         }
         self.engine.budget.refresh(self.engine.pager);

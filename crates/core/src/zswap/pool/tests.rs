@@ -657,12 +657,12 @@ fn an_object_that_is_read_can_not_be_freed() {
 fn more_readers_than_there_is_room_for_read_and_store_all_the_same() {
     fn nested(pool: &Pool, handle: ObjectHandle, more: usize) {
         if more > 0 {
-            assert!(pool.state.try_lock().is_some(), "it has a pin, and the lock as well");
+            assert!(pool.state.try_lock().is_some(), "who has a pin has not got the lock");
             return pool.read(handle, |_| nested(pool, handle, more - 1));
         }
         pool.read(handle, |bytes| {
             assert_eq!(bytes, bytes_of(1, 1000));
-            assert!(pool.state.try_lock().is_none(), "it has no pin, nor the lock");
+            assert!(pool.state.try_lock().is_none(), "who has no pin has the lock");
         });
         let other = store(pool, 2, 3000).unwrap();
         assert_eq!(load(pool, other), bytes_of(2, 3000));
