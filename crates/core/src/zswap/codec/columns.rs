@@ -11,9 +11,10 @@
 //!                 │          │ lane after lane
 //! ```
 //!
-//! The same code is compiled twice, for any CPU and for vectors of 64 bytes.
+//! The same code is compiled three times: for any CPU, and for vectors of 32 bytes and of 64.
 // UNSAFETY: calls of functions that are compiled for more than every CPU has.
 
+use super::cpu::{self, Vectors};
 use crate::units::PAGE_BYTES;
 use core::ops::{BitAnd, BitOr, Shl, Shr};
 
@@ -117,12 +118,19 @@ const SAMPLE: [usize; 2] = [1, BLOCKS - 2];
 impl<W: Word, const LANES: usize> Columns<W, LANES> {
     /// Looks at a page. None if it is clear soon that it would stay about as long as it is.
     pub fn of(page: &[u8; PAGE_BYTES]) -> Option<Self> {
-        #[cfg(target_arch = "x86_64")]
-        if super::cpu::has_avx512() {
+        Self::of_by(cpu::vectors(), page)
+    }
+
+    fn of_by(vectors: Vectors, page: &[u8; PAGE_BYTES]) -> Option<Self> {
+        match vectors {
             // SAFETY: the CPU has what it is compiled for.
-            return unsafe { wide::look(page) };
+            #[cfg(target_arch = "x86_64")]
+            Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::look(page) },
+            // SAFETY: the CPU has what it is compiled for.
+            #[cfg(target_arch = "x86_64")]
+            Vectors::Avx2 => unsafe { avx2::look(page) },
+            _ => look_by(page, any::extremes),
         }
-        look_by(page, any::extremes)
     }
 
     /// Bytes that [`Columns::encode`] would make of it.
@@ -132,23 +140,33 @@ impl<W: Word, const LANES: usize> Columns<W, LANES> {
 
     /// Packs the page that it was found in; the length. None if `output` is shorter.
     pub fn encode(&self, page: &[u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
+        self.encode_by(cpu::vectors(), page, output)
+    }
+
+    fn encode_by(&self, vectors: Vectors, page: &[u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
         let length = self.bytes();
         let (head, rest) = output.get_mut(..length)?.split_at_mut(W::HEAD_BYTES);
         let (least, bits) = head.split_at_mut(BLOCKS * W::BYTES);
         least.chunks_exact_mut(W::BYTES).zip(self.least).for_each(|(to, least)| least.write(to));
         bits.copy_from_slice(&self.bits);
-        #[cfg(target_arch = "x86_64")]
-        if super::cpu::has_avx512() {
+        match vectors {
             // SAFETY: the CPU has what it is compiled for.
-            unsafe { wide::pack(page, self, rest) };
-            return Some(length);
+            #[cfg(target_arch = "x86_64")]
+            Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::pack(page, self, rest) },
+            // SAFETY: the CPU has what it is compiled for.
+            #[cfg(target_arch = "x86_64")]
+            Vectors::Avx2 => unsafe { avx2::pack(page, self, rest) },
+            _ => any::pack(page, self, rest),
         }
-        any::pack(page, self, rest);
         Some(length)
     }
 
     /// Makes the page. None if the lengths in these bytes aren't those of what follows.
     pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
+        Self::decode_by(cpu::vectors(), bytes, page)
+    }
+
+    fn decode_by(vectors: Vectors, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
         let (head, rest) = bytes.split_at_checked(W::HEAD_BYTES)?;
         let (least, bits) = head.split_at(BLOCKS * W::BYTES);
         let mut columns = Self { least: [W::ZERO; BLOCKS], bits: [0; BLOCKS] };
@@ -159,13 +177,15 @@ impl<W: Word, const LANES: usize> Columns<W, LANES> {
         if columns.bytes() != bytes.len() || columns.bits.iter().any(|bits| u32::from(*bits) > W::BITS) {
             return None;
         }
-        #[cfg(target_arch = "x86_64")]
-        if super::cpu::has_avx512() {
+        match vectors {
             // SAFETY: the CPU has what it is compiled for.
-            unsafe { wide::unpack(rest, &columns, page) };
-            return Some(());
+            #[cfg(target_arch = "x86_64")]
+            Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::unpack(rest, &columns, page) },
+            // SAFETY: the CPU has what it is compiled for.
+            #[cfg(target_arch = "x86_64")]
+            Vectors::Avx2 => unsafe { avx2::unpack(rest, &columns, page) },
+            _ => any::unpack(rest, &columns, page),
         }
-        any::unpack(rest, &columns, page);
         Some(())
     }
 }
@@ -308,62 +328,70 @@ mod any {
     }
 }
 
-/// The same, for vectors of 64 bytes.
+/// The same, for vectors that not every CPU has.
 #[cfg(target_arch = "x86_64")]
-mod wide {
-    use super::{Columns, Word, any, look_by};
-    use crate::units::PAGE_BYTES;
+macro_rules! compiled_for {
+    ($name:ident, $features:literal, $extremes:path) => {
+        mod $name {
+            use super::{Columns, Word, any, look_by};
+            use crate::units::PAGE_BYTES;
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2")]
-    pub fn look<W: Word, const LANES: usize>(page: &[u8; PAGE_BYTES]) -> Option<Columns<W, LANES>> {
-        // SAFETY: the CPU has what this is compiled for.
-        look_by(page, |block| unsafe { W::extremes(block) })
-    }
+            #[target_feature(enable = $features)]
+            pub fn look<W: Word, const LANES: usize>(page: &[u8; PAGE_BYTES]) -> Option<Columns<W, LANES>> {
+                #[allow(unused_unsafe, reason = "one of the two is for any CPU")]
+                // SAFETY: the CPU has what this is compiled for.
+                look_by(page, |block| unsafe { $extremes(block) })
+            }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2")]
-    pub fn pack<W: Word, const LANES: usize>(
-        page: &[u8; PAGE_BYTES],
-        columns: &Columns<W, LANES>,
-        output: &mut [u8],
-    ) {
-        any::pack(page, columns, output);
-    }
+            #[target_feature(enable = $features)]
+            pub fn pack<W: Word, const LANES: usize>(
+                page: &[u8; PAGE_BYTES],
+                columns: &Columns<W, LANES>,
+                output: &mut [u8],
+            ) {
+                any::pack(page, columns, output);
+            }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2")]
-    pub fn unpack<W: Word, const LANES: usize>(
-        bytes: &[u8],
-        columns: &Columns<W, LANES>,
-        page: &mut [u8; PAGE_BYTES],
-    ) {
-        any::unpack(bytes, columns, page);
-    }
+            #[target_feature(enable = $features)]
+            pub fn unpack<W: Word, const LANES: usize>(
+                bytes: &[u8],
+                columns: &Columns<W, LANES>,
+                page: &mut [u8; PAGE_BYTES],
+            ) {
+                any::unpack(bytes, columns, page);
+            }
+        }
+    };
 }
+#[cfg(target_arch = "x86_64")]
+compiled_for!(avx2, "avx2,bmi1,bmi2,popcnt", any::extremes);
+#[cfg(target_arch = "x86_64")]
+compiled_for!(avx512, "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2", W::extremes);
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// There and back, by the code for any CPU and by what this one has: the same bytes.
+    /// There and back, by the code for any CPU and by all that this one has: the same bytes.
     fn round_trip<W: Word, const LANES: usize>(page: &[u8; PAGE_BYTES]) -> Option<usize> {
-        let plain = look_by::<W, LANES>(page, any::extremes);
-        let Some(columns) = Columns::<W, LANES>::of(page) else {
-            assert!(plain.is_none());
+        let Some(columns) = Columns::<W, LANES>::of_by(Vectors::Any, page) else {
+            assert!(cpu::each().all(|vectors| Columns::<W, LANES>::of_by(vectors, page).is_none()));
             return None;
         };
-        let mut output = vec![0xee; 2 * PAGE_BYTES];
-        let length = columns.encode(page, &mut output).unwrap();
-        assert_eq!(length, columns.bytes());
-        let mut others = vec![0xdd; length];
-        others[..W::HEAD_BYTES].copy_from_slice(&output[..W::HEAD_BYTES]);
-        any::pack(page, &plain.unwrap(), &mut others[W::HEAD_BYTES..]);
-        assert_eq!(output[..length], others);
-        let mut back = [[0xcc; PAGE_BYTES]; 2];
-        Columns::<W, LANES>::decode(&others, &mut back[0]).unwrap();
-        any::unpack(&others[W::HEAD_BYTES..], &columns, &mut back[1]);
-        assert!(back[0] == *page && back[1] == *page);
-        assert_eq!(columns.encode(page, &mut output[..length - 1]), None);
-        Some(length)
+        let mut output = vec![0xee; columns.bytes()];
+        assert_eq!(columns.encode_by(Vectors::Any, page, &mut output), Some(output.len()));
+        for vectors in cpu::each() {
+            let columns = Columns::<W, LANES>::of_by(vectors, page).unwrap();
+            let mut others = vec![0xdd; output.len()];
+            assert_eq!(columns.encode_by(vectors, page, &mut others), Some(output.len()));
+            assert_eq!(output, others, "{vectors:?}");
+            let mut back = [0xcc; PAGE_BYTES];
+            Columns::<W, LANES>::decode_by(vectors, &output, &mut back).unwrap();
+            assert!(back == *page, "{vectors:?}");
+            assert_eq!(columns.encode_by(vectors, page, &mut others[..output.len() - 1]), None);
+        }
+        Some(output.len())
     }
 
     /// A page of the low bits of these numbers.

@@ -6,10 +6,10 @@
 //!
 //! [`Codec::Auto`] looks at each page and takes the first of these that it is made for; its first byte says which:
 //!
-//! 1. Mostly zeros: [`sparse`].
-//! 2. Numbers that are about as large as their neighbours: [`columns`] of 64 or 32 bits.
-//! 3. Heaps: [`words`].
-//! 4. Nothing, if its bytes look like noise.
+//! 1. Nothing, if its bytes look like noise.
+//! 2. Mostly zeros: [`sparse`].
+//! 3. Numbers that are about as large as their neighbours: [`columns`] of 64 or 32 bits.
+//! 4. Heaps: [`words`].
 //! 5. Text, and all else that repeats itself: [`text`].
 //! 6. What that makes little of: LZ4, which knows shorter repetitions.
 //!
@@ -44,12 +44,12 @@ const _: () = assert!(text::OUTPUT_BYTES >= get_maximum_output_size(PAGE_BYTES))
 // some crate switched on lz4_flex's `alloc` feature, and that the encoder calls the program's malloc.
 const _: () = assert!(size_of::<CompressTable>() >= 4096 * 2);
 
-/// Working memory of one engine thread: tables of what was seen where, the streams of words, the output, and a page. Made of
+/// Working memory of one engine thread: tables of what was seen where, what words become, the output, and a page. Made of
 /// zeroed memory, and none of it is touched before it is needed.
 pub struct Scratch {
     table: MatchTable,
     seen: text::Table,
-    streams: words::Streams,
+    words: [u8; words::OUTPUT_BYTES],
     output: [u8; OUTPUT_BYTES],
     /// What [`is_of`] decodes into.
     page: [u8; PAGE_BYTES],
@@ -98,7 +98,7 @@ impl Scratch {
         Scratch {
             table,
             seen: [0; _],
-            streams: words::Streams::ZERO,
+            words: [0; words::OUTPUT_BYTES],
             output: [0; OUTPUT_BYTES],
             page: [0; PAGE_BYTES],
         }
@@ -140,8 +140,11 @@ const TAKEN: usize = PAGE_BYTES * 3 / 4;
 /// Compresses a page by what it looks like. The length, with the byte that says what it is; none if it isn't worth it, or
 /// longer than `bytes_max`.
 fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize) -> Option<usize> {
-    let Scratch { table, seen, streams, output, .. } = scratch;
+    let Scratch { table, seen, words: encoded, output, .. } = scratch;
     let look = Look::at(page);
+    if look.is_noise() {
+        return None;
+    }
     let is_sparse = look.is_sparse();
     if is_sparse && let Some(bytes) = sparse::encode(page, &mut output[1..SPARSE_TAKEN.min(bytes_max).max(1)])
     {
@@ -156,12 +159,12 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     // Of what repeats itself between zeros text's codec makes a few bytes, where the others take some for every word.
     let is_repeated = look.is_repeated();
     let needs_words = !is_sparse && !is_repeated && columns_bytes > COLUMNS_TAKEN;
-    let words = (needs_words && words::are_likely(page)).then(|| words::encode(page, streams));
-    let words = words.filter(|words| words.bytes() < columns_bytes);
-    let best = 1 + words.map_or(columns_bytes, words::Encoded::bytes);
+    let words = (needs_words && words::are_likely(page)).then(|| words::encode(page, encoded));
+    let words = words.filter(|bytes| *bytes < columns_bytes);
+    let best = 1 + words.unwrap_or(columns_bytes);
     let is_taken = best <= TAKEN.min(bytes_max) || best <= bytes_max && look.is_varied();
     let mut length = usize::MAX;
-    if is_sparse || is_repeated || !is_taken && !look.is_noise() {
+    if is_sparse || is_repeated || !is_taken {
         let to = output.last_chunk_mut().expect("one byte less");
         (output[0], length) = (kind::TEXT, 1 + text::encode(page, seen, to));
         if length > TAKEN.min(bytes_max) {
@@ -175,7 +178,10 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
         }
         let to = &mut output[1..];
         (output[0], length) = match (words, longs, ints) {
-            (Some(words), ..) => (kind::WORDS, 1 + streams.join(words, to)?),
+            (Some(words), ..) => {
+                to.get_mut(..words)?.copy_from_slice(&encoded[..words]);
+                (kind::WORDS, 1 + words)
+            }
             (None, Some(longs), _) if longs_bytes == columns_bytes => {
                 (kind::LONGS, 1 + longs.encode(page, to)?)
             }
@@ -189,24 +195,25 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
 const LOOK_STEP: usize = 64;
 const LOOKS: usize = PAGE_BYTES / LOOK_STEP;
 
-/// What tells the kinds of pages from each other: one word of each cache line, each time at another place in it, because records
-/// repeat themselves; and the word before it.
-struct Look {
-    words: [u64; LOOKS],
-    before: [u64; LOOKS],
+/// The word of the page that is looked at.
+fn place(at: usize) -> usize {
+    at * (LOOK_STEP / 8) + at * 5 % (LOOK_STEP / 8)
 }
 
-impl Look {
-    fn at(page: &[u8; PAGE_BYTES]) -> Look {
-        let word = |at: usize| {
-            let bytes = page[at * 8..].first_chunk();
-            u64::from_le_bytes(*bytes.expect("a page has so many words"))
-        };
-        let place = |at: usize| at * (LOOK_STEP / 8) + at * 5 % (LOOK_STEP / 8);
-        Look {
-            words: core::array::from_fn(|at| word(place(at))),
-            before: core::array::from_fn(|at| word(place(at).saturating_sub(1))),
-        }
+fn word(page: &[u8; PAGE_BYTES], at: usize) -> u64 {
+    u64::from_le_bytes(*page[at * 8..].first_chunk().expect("a page has so many words"))
+}
+
+/// What tells the kinds of pages from each other: one word of each cache line, each time at another place in it, because records
+/// repeat themselves.
+struct Look<'p> {
+    page: &'p [u8; PAGE_BYTES],
+    words: [u64; LOOKS],
+}
+
+impl Look<'_> {
+    fn at(page: &[u8; PAGE_BYTES]) -> Look<'_> {
+        Look { page, words: core::array::from_fn(|at| word(page, place(at))) }
     }
 
     /// Whether three of four words are 0.
@@ -216,8 +223,8 @@ impl Look {
 
     /// Whether half of the words are as the one before.
     fn is_repeated(&self) -> bool {
-        let pairs = self.words.iter().zip(&self.before).skip(1);
-        pairs.filter(|(word, before)| word == before).count() >= LOOKS / 2
+        let is_as_before = |at: &usize| self.words[*at] == word(self.page, place(*at) - 1);
+        (1..LOOKS).filter(is_as_before).count() >= LOOKS / 2
     }
 
     /// Whether hardly any word is there twice: then matches don't make it shorter than what makes each word shorter.
@@ -234,16 +241,19 @@ impl Look {
 
     /// Whether bytes look as if each were a die that was thrown: what is encrypted or compressed already. Each of the four bits
     /// looked at is set in half of the bytes then, give or take three times the standard deviation. A page of which an eighth is
-    /// something else isn't noise: it may just fit.
+    /// something else isn't noise: it may just fit. Nor is one of which one byte of each word isn't: that is a column.
     fn is_noise(&self) -> bool {
         const BYTES: u32 = (LOOKS * 8) as u32;
+        /// Five times the standard deviation, of the same byte of each word.
+        const OF_ONE_BYTE: u32 = 20;
         // Eight counts in one word, none of which can reach a byte's limit.
         const { assert!(LOOKS < 256) };
         (4..8).all(|bit| {
             let counts =
                 self.words.iter().fold(0, |counts, word| counts + (word >> bit & 0x0101_0101_0101_0101));
-            let set: u32 = counts.to_le_bytes().into_iter().map(u32::from).sum();
-            set.abs_diff(BYTES / 2) <= 34
+            let counts = counts.to_le_bytes().map(u32::from);
+            counts.iter().sum::<u32>().abs_diff(BYTES / 2) <= 34
+                && counts.iter().all(|count| count.abs_diff(LOOKS as u32 / 2) <= OF_ONE_BYTE)
         })
     }
 }

@@ -3,36 +3,41 @@
 //! Heaps are made of objects of a few sizes: what stands in a word often stands in the same field of a neighbour, or differs
 //! in its low bytes: types, counts, pointers into one arena. So the page is taken as 64 *groups* of eight words, a cache line
 //! each, and every word is compared with the words at its own place in the four groups before (in front of the first group
-//! are zeros). A four-bit tag says what is left to be stored, and to which group a word is compared ([`TAGS`]). Because a
-//! word's eight neighbours don't matter to it, eight are encoded and decoded at once.
+//! are zeros). A four-bit tag says which of them it is told by, and how many bytes of the difference, an XOR, are left to be
+//! stored ([`TAGS`]). Because a word's eight neighbours don't matter to it, eight are encoded and decoded at once.
 //!
 //! ```text
-//!  counts: 4 × u16 │ 512 tags, two in a byte │ eights │ fours │ twos │ ones
+//!  512 tags, two in a byte │ what is left of each word, lowest byte first
 //! ```
 //!
-//! Differences are XORs. Six bytes are four and two. Encoding and decoding exist twice, with AVX-512 and without: the same
-//! bytes, which a property test sees to.
+//! Encoding and decoding exist with AVX-512, and for any CPU, which is compiled for AVX2, too: the same bytes, which a
+//! property test sees to.
 // UNSAFETY: vector instructions where the CPU has them; they read and write through pointers.
 
+use super::cpu::{self, Vectors};
 use crate::units::PAGE_BYTES;
 
 /// Words that are dealt with at once.
 const LANES: usize = 8;
-const GROUPS: usize = PAGE_BYTES / 8 / LANES;
-const COUNTS_BYTES: usize = 8;
+const GROUP_BYTES: usize = 8 * LANES;
+const GROUPS: usize = PAGE_BYTES / GROUP_BYTES;
 /// Of a group: two tags in a byte, the lower one first.
 const TAGS_BYTES: usize = LANES / 2;
-/// What stands in front of the streams.
-const HEAD_BYTES: usize = COUNTS_BYTES + TAGS_BYTES * GROUPS;
-/// Groups that a word may be told by.
-const LAGS: usize = 4;
+/// What stands in front of the words.
+const HEAD_BYTES: usize = TAGS_BYTES * GROUPS;
+/// Which of the groups before it a word may be told by: so many before. Objects of 1, 2, 4 and 8 words repeat themselves after
+/// one group, of 3, 6 and 12 after three, of 5 and 10 after five, and of 16 after four.
+const LAGS: [usize; 4] = [1, 3, 4, 5];
+const LAG_MAX: usize = 5;
+/// What the encoder may write: every word whole, and behind the last one as much as is written at once.
+pub const OUTPUT_BYTES: usize = HEAD_BYTES + PAGE_BYTES + GROUP_BYTES;
 
 /// What a tag says.
 #[derive(Clone, Copy)]
 struct Tag {
     /// The word is compared to that so many groups before; 0: to nothing.
     lag: usize,
-    /// How many bytes are left of it. As bits: the streams that have them.
+    /// How many bytes are left of it.
     bytes: usize,
 }
 
@@ -42,69 +47,35 @@ const TAGS: [Tag; 16] = {
         Tag { lag, bytes }
     }
     [
-        tag(0, 0),
         tag(1, 0),
-        tag(2, 0),
         tag(3, 0),
         tag(4, 0),
+        tag(5, 0),
         tag(0, 1),
-        tag(0, 2),
+        tag(3, 1),
         tag(1, 2),
-        tag(2, 2),
         tag(3, 2),
         tag(4, 2),
-        tag(0, 4),
+        tag(5, 3),
         tag(1, 4),
-        tag(2, 4),
-        tag(1, 6),
+        tag(0, 5),
+        tag(3, 5),
+        tag(0, 6),
+        tag(3, 7),
         tag(0, 8),
     ]
 };
 
-/// Bytes of what the four streams are made of, in their order.
-const WIDTHS: [usize; 4] = [8, 4, 2, 1];
-
-/// Where the streams are put together. Stores write eight elements each, whatever counts of them.
-#[repr(C, align(64))]
-pub struct Streams {
-    tags: [u8; TAGS_BYTES * GROUPS],
-    eights: [u8; 8 * (8 * GROUPS + LANES)],
-    fours: [u8; 4 * (8 * GROUPS + LANES)],
-    twos: [u8; 2 * (8 * GROUPS + LANES)],
-    ones: [u8; 8 * GROUPS + LANES],
-}
-
-impl Streams {
-    /// Any bytes will do.
-    pub const ZERO: Streams = Streams {
-        tags: [0; TAGS_BYTES * GROUPS],
-        eights: [0; 8 * (8 * GROUPS + LANES)],
-        fours: [0; 4 * (8 * GROUPS + LANES)],
-        twos: [0; 2 * (8 * GROUPS + LANES)],
-        ones: [0; 8 * GROUPS + LANES],
-    };
-
-    /// Puts them one behind the other; the length. None if `output` is shorter.
-    pub fn join(&self, Encoded(counts): Encoded, output: &mut [u8]) -> Option<usize> {
-        let length = length_of(counts);
-        let (head, mut rest) = output.get_mut(..length)?.split_at_mut(HEAD_BYTES);
-        for (to, count) in head.chunks_exact_mut(2).zip(counts) {
-            to.copy_from_slice(&(count as u16).to_le_bytes());
-        }
-        head[COUNTS_BYTES..].copy_from_slice(&self.tags);
-        let streams: [&[u8]; 4] = [&self.eights, &self.fours, &self.twos, &self.ones];
-        for ((stream, count), width) in streams.into_iter().zip(counts).zip(WIDTHS) {
-            let (to, others) = rest.split_at_mut(count * width);
-            to.copy_from_slice(&stream[..count * width]);
-            rest = others;
-        }
-        Some(length)
+/// Their lags, for vectors to look up.
+const LAG: [u8; 16] = {
+    let mut table = [0; 16];
+    let mut number = 0;
+    while number < TAGS.len() {
+        table[number] = TAGS[number].lag as u8;
+        number += 1;
     }
-}
-
-fn length_of(counts: [usize; 4]) -> usize {
-    HEAD_BYTES + counts.iter().zip(WIDTHS).map(|(count, width)| count * width).sum::<usize>()
-}
+    table
+};
 
 /// Groups that are looked at before a page is encoded: every eighth.
 const SAMPLE_STEP: usize = 8;
@@ -114,178 +85,284 @@ const LIKELY: u32 = (LANES * GROUPS / SAMPLE_STEP) as u32 * 2 / 5;
 
 /// Whether this looks like words that are told by others: a look at one of eight.
 pub fn are_likely(page: &[u8; PAGE_BYTES]) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    if super::cpu::has_avx512() {
-        // SAFETY: the CPU has what it is compiled for.
-        return unsafe { avx512::short(page) } >= LIKELY;
-    }
-    plain::short(page) >= LIKELY
+    short_by(cpu::vectors(), page) >= LIKELY
 }
 
-/// The groups looked at: there are four before each.
+/// How many of the words looked at are told in two bytes, or four.
+fn short_by(vectors: Vectors, page: &[u8; PAGE_BYTES]) -> u32 {
+    match vectors {
+        // SAFETY: the CPU has what it is compiled for.
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Vbmi2 => unsafe { avx512::short(page) },
+        // SAFETY: the CPU has what it is compiled for.
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx2 | Vectors::Avx512 => unsafe { avx2::short(page) },
+        _ => plain::short(page),
+    }
+}
+
+/// The groups looked at: there are as many before each as it may be told by.
 fn sample() -> impl Iterator<Item = usize> {
-    (SAMPLE_STEP / 2..GROUPS).step_by(SAMPLE_STEP)
+    (LAG_MAX..GROUPS).step_by(SAMPLE_STEP)
 }
 
-/// A page whose streams are filled: how much is in each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Encoded([usize; 4]);
-
-impl Encoded {
-    /// Bytes that it takes.
-    pub fn bytes(self) -> usize {
-        length_of(self.0)
-    }
+/// Encodes a page; the length, which is more than a page's if its words have little in common.
+pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8; OUTPUT_BYTES]) -> usize {
+    encode_by(cpu::vectors(), page, output)
 }
 
-/// Fills the streams with a page.
-pub fn encode(page: &[u8; PAGE_BYTES], streams: &mut Streams) -> Encoded {
-    #[cfg(target_arch = "x86_64")]
-    if super::cpu::has_avx512() {
+fn encode_by(vectors: Vectors, page: &[u8; PAGE_BYTES], output: &mut [u8; OUTPUT_BYTES]) -> usize {
+    match vectors {
         // SAFETY: the CPU has what it is compiled for.
-        return Encoded(unsafe { avx512::encode(page, streams) });
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Vbmi2 => unsafe { avx512::encode(page, output) },
+        // SAFETY: the CPU has what it is compiled for.
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx2 | Vectors::Avx512 => unsafe { avx2::encode(page, output) },
+        _ => plain::encode(page, output, plain::tell),
     }
-    Encoded(plain::encode(page, streams))
 }
 
-/// Makes the page. None if the counts in these bytes aren't those of their tags and streams; then it has no particular
-/// content.
+/// Makes the page. None if these bytes aren't as many as their tags say; then it has no particular content.
 pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
-    let counts = counts_of(bytes)?;
-    #[cfg(target_arch = "x86_64")]
-    if super::cpu::has_avx512() {
-        // SAFETY: the CPU has what it is compiled for, and the counts are those of the streams.
-        return unsafe { avx512::decode(bytes, counts, page) };
-    }
-    plain::decode(bytes, counts, page)
+    decode_by(cpu::vectors(), bytes, page)
 }
 
-/// How much is in each stream, if that is what there is.
-fn counts_of(bytes: &[u8]) -> Option<[usize; 4]> {
-    let head: &[u8; HEAD_BYTES] = bytes.first_chunk()?;
-    let mut counts = [0; 4];
-    for (count, bytes) in counts.iter_mut().zip(head.chunks_exact(2)) {
-        *count = usize::from(u16::from_le_bytes([bytes[0], bytes[1]]));
+fn decode_by(vectors: Vectors, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
+    match vectors {
+        // SAFETY: the CPU has what it is compiled for.
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Vbmi2 => unsafe { avx512::decode(bytes, page) },
+        // SAFETY: the CPU has what it is compiled for.
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx2 | Vectors::Avx512 => unsafe { avx2::decode(bytes, page) },
+        _ => plain::decode(bytes, page),
     }
-    (length_of(counts) == bytes.len()).then_some(counts)
-}
-
-/// Where each stream begins.
-const fn starts(counts: [usize; 4]) -> [usize; 4] {
-    let fours = HEAD_BYTES + 8 * counts[0];
-    let twos = fours + 4 * counts[1];
-    [HEAD_BYTES, fours, twos, twos + 2 * counts[2]]
 }
 
 mod plain {
-    use super::{COUNTS_BYTES, GROUPS, LAGS, LANES, Streams, TAGS, TAGS_BYTES, Tag, WIDTHS, sample, starts};
+    use super::{GROUP_BYTES, HEAD_BYTES, LAG_MAX, LAGS, LANES, OUTPUT_BYTES, TAGS, TAGS_BYTES, sample};
     use crate::units::PAGE_BYTES;
 
-    type Group = [u64; LANES];
+    /// Eight words, as they lie in the page.
+    pub type Group = [u8; GROUP_BYTES];
+    /// The groups before one, by lag. Zeros take the place of the group itself, which nothing is compared to, and of what is in
+    /// front of the page.
+    pub type Before<'p> = [&'p Group; 1 + LAG_MAX];
+    const NONE: Before = [&[0; GROUP_BYTES]; 1 + LAG_MAX];
 
-    fn group(page: &[u8; PAGE_BYTES], at: usize) -> Group {
-        core::array::from_fn(|lane| {
-            let word = page[(at * LANES + lane) * 8..].first_chunk();
-            u64::from_le_bytes(*word.expect("a page has so many words"))
-        })
+    /// What stands before the next group.
+    #[inline(always)]
+    fn next<'p>(group: &'p Group, before: Before<'p>) -> Before<'p> {
+        [before[0], group, before[1], before[2], before[3], before[4]]
     }
 
-    /// A bit for each lane of which that is true.
-    fn mask(is_so: impl Fn(usize) -> bool) -> u8 {
-        (0..LANES).fold(0, |mask, lane| mask | u8::from(is_so(lane)) << lane)
+    #[inline(always)]
+    fn word(group: &Group, lane: usize) -> u64 {
+        u64::from_le_bytes(*group[8 * lane..].first_chunk().expect("a group has so many words"))
     }
 
     /// How many of the words looked at are told in two bytes, or four.
+    #[inline(always)]
     pub fn short(page: &[u8; PAGE_BYTES]) -> u32 {
+        let (groups, _) = page.as_chunks();
         let of_group = |at: usize| {
-            let words = group(page, at);
-            let before: [Group; LAGS] = core::array::from_fn(|lag| group(page, at - lag - 1));
-            let near = |lane: usize| before.iter().any(|other| (words[lane] ^ other[lane]) >> 16 == 0);
-            mask(|lane| words[lane] >> 32 == 0 || near(lane)).count_ones()
+            let is_short = |lane: &usize| {
+                let this = word(&groups[at], *lane);
+                let is_near = |lag| (this ^ word(&groups[at - lag], *lane)) >> 16 == 0;
+                this >> 32 == 0 || LAGS.into_iter().any(is_near)
+            };
+            (0..LANES).filter(is_short).count() as u32
         };
         sample().map(of_group).sum()
     }
 
-    pub fn encode(page: &[u8; PAGE_BYTES], streams: &mut Streams) -> [usize; 4] {
-        let mut counts = [0; 4];
-        // Zeros take the place of the group itself, which nothing is compared to.
-        let mut before = [[0; LANES]; 1 + LAGS];
-        for at in 0..GROUPS {
-            let words = group(page, at);
-            let mut tags = 0;
-            for (lane, word) in words.into_iter().enumerate() {
-                let left = |tag: &Tag| word ^ before[tag.lag][lane];
-                let fits = |tag: &Tag| tag.bytes == 8 || left(tag) >> (8 * tag.bytes) == 0;
-                let number = TAGS.iter().position(fits).expect("the last fits every word");
-                let tag = &TAGS[number];
-                tags |= (number as u32) << (4 * lane);
-                let mut left = &left(tag).to_le_bytes()[..tag.bytes];
-                let streams: [&mut [u8]; 4] =
-                    [&mut streams.eights, &mut streams.fours, &mut streams.twos, &mut streams.ones];
-                for ((stream, count), width) in streams.into_iter().zip(&mut counts).zip(WIDTHS) {
-                    if tag.bytes & width != 0 {
-                        let (bytes, others) = left.split_at(width);
-                        stream[*count * width..][..width].copy_from_slice(bytes);
-                        (*count, left) = (*count + 1, others);
-                    }
-                }
+    /// The tags of a group, and what is left of its words.
+    #[inline(always)]
+    pub fn tell(group: &Group, before: Before) -> ([u64; LANES], [u64; LANES]) {
+        let (mut tags, mut left) = ([0; LANES], [0; LANES]);
+        for lane in 0..LANES {
+            let this = word(group, lane);
+            let differ = before.map(|before| this ^ word(before, lane));
+            let (mut number, mut differs) = (TAGS.len() as u64 - 1, this);
+            // Backwards, without a branch: the first tag that is true is the one that stays.
+            macro_rules! try_each {
+                ($($at:literal)*) => {$(
+                    let tag = const { TAGS[$at] };
+                    let is_true = differ[tag.lag] >> (8 * tag.bytes) == 0;
+                    number = if is_true { $at } else { number };
+                    differs = if is_true { differ[tag.lag] } else { differs };
+                )*};
             }
-            streams.tags[TAGS_BYTES * at..][..TAGS_BYTES].copy_from_slice(&tags.to_le_bytes());
-            before[1..].rotate_right(1);
-            before[1] = words;
+            try_each!(14 13 12 11 10 9 8 7 6 5 4 3 2 1 0);
+            (tags[lane], left[lane]) = (number, differs);
         }
-        counts
+        (tags, left)
     }
 
-    pub fn decode(bytes: &[u8], counts: [usize; 4], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
-        let mut at = starts(counts);
-        let ends = [at[1], at[2], at[3], bytes.len()];
-        let mut before = [[0; LANES]; 1 + LAGS];
-        for number in 0..GROUPS {
-            let tags = *bytes[COUNTS_BYTES + TAGS_BYTES * number..].first_chunk()?;
-            let mut words = [0; LANES];
-            for (lane, word) in words.iter_mut().enumerate() {
-                let tag = TAGS[(u32::from_le_bytes(tags) >> (4 * lane)) as usize % TAGS.len()];
-                let (mut left, mut filled) = ([0; 8], 0);
-                for ((at, end), width) in at.iter_mut().zip(ends).zip(WIDTHS) {
-                    if tag.bytes & width != 0 {
-                        let taken = bytes[..end].get(*at..*at + width)?;
-                        left[filled..][..width].copy_from_slice(taken);
-                        (*at, filled) = (*at + width, filled + width);
-                    }
-                }
-                *word = u64::from_le_bytes(left) ^ before[tag.lag][lane];
-                page[(number * LANES + lane) * 8..][..8].copy_from_slice(&word.to_le_bytes());
+    /// Encodes a page, given what tells its groups: [`tell`], or the same with vectors.
+    #[inline(always)]
+    pub fn encode(
+        page: &[u8; PAGE_BYTES],
+        output: &mut [u8; OUTPUT_BYTES],
+        tell: impl Fn(&Group, Before) -> ([u64; LANES], [u64; LANES]),
+    ) -> usize {
+        let mut before = NONE;
+        let mut to = HEAD_BYTES;
+        for (number, group) in page.as_chunks().0.iter().enumerate() {
+            let (tags, left) = tell(group, before);
+            let nibbles = (0..LANES).fold(0, |nibbles, lane| nibbles | (tags[lane] as u32) << (4 * lane));
+            output[TAGS_BYTES * number..][..TAGS_BYTES].copy_from_slice(&nibbles.to_le_bytes());
+            for (tag, left) in tags.into_iter().zip(left) {
+                // Whole: the next one is written over what is too much.
+                output[to..][..8].copy_from_slice(&left.to_le_bytes());
+                to += TAGS[tag as usize % TAGS.len()].bytes;
             }
-            before[1..].rotate_right(1);
-            before[1] = words;
+            before = next(group, before);
         }
-        (at == ends).then_some(())
+        to
+    }
+
+    #[inline(always)]
+    pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
+        let (head, mut rest): (&[u8; HEAD_BYTES], _) = bytes.split_first_chunk()?;
+        let mut before = NONE;
+        let groups = page.as_chunks_mut::<GROUP_BYTES>().0.iter_mut();
+        for (group, nibbles) in groups.zip(head.as_chunks::<TAGS_BYTES>().0) {
+            let nibbles = u32::from_le_bytes(*nibbles);
+            for lane in 0..LANES {
+                let tag = &TAGS[(nibbles >> (4 * lane)) as usize % TAGS.len()];
+                let left = match rest.first_chunk() {
+                    // What is too much is the next word's.
+                    Some(bytes) => u64::from_le_bytes(*bytes) & LOW[tag.bytes],
+                    None => {
+                        let mut left = [0; 8];
+                        left[..tag.bytes].copy_from_slice(rest.get(..tag.bytes)?);
+                        u64::from_le_bytes(left)
+                    }
+                };
+                rest = &rest[tag.bytes..];
+                let this = left ^ word(before[tag.lag], lane);
+                group[8 * lane..][..8].copy_from_slice(&this.to_le_bytes());
+            }
+            before = next(group, before);
+        }
+        rest.is_empty().then_some(())
+    }
+
+    /// The lowest so many bytes.
+    const LOW: [u64; 9] = {
+        let mut masks = [u64::MAX; 9];
+        let mut bytes = 0;
+        while bytes < 8 {
+            masks[bytes] = (1 << (8 * bytes)) - 1;
+            bytes += 1;
+        }
+        masks
+    };
+}
+
+/// The code for any CPU, with vectors of 32 bytes.
+#[cfg(target_arch = "x86_64")]
+mod avx2 {
+    use super::plain::{self, Before, Group};
+    use super::{LAG, LAGS, LANES, OUTPUT_BYTES, TAGS};
+    use crate::units::PAGE_BYTES;
+    use core::arch::x86_64::{
+        __m256i, _mm_loadu_si128, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_cmpeq_epi64,
+        _mm256_loadu_si256, _mm256_max_epu8, _mm256_or_si256, _mm256_set1_epi64x, _mm256_setzero_si256,
+        _mm256_shuffle_epi8, _mm256_srli_epi64, _mm256_storeu_si256, _mm256_sub_epi64, _mm256_xor_si256,
+    };
+
+    /// Half of a group.
+    const HALF: usize = LANES / 2;
+
+    /// As [`plain::tell`].
+    #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
+    #[inline]
+    fn tell(group: &Group, before: Before) -> ([u64; LANES], [u64; LANES]) {
+        const LAST: i64 = TAGS.len() as i64 - 1;
+        let (mut tags, mut left) = ([0; LANES], [0; LANES]);
+        for half in [0, HALF] {
+            // SAFETY: half of a group, from its start or its middle on.
+            let load = |group: &Group| unsafe { _mm256_loadu_si256(group.as_ptr().add(8 * half).cast()) };
+            // SAFETY: as above.
+            let store = |words: &mut [u64; LANES], half_of| unsafe {
+                _mm256_storeu_si256(words.as_mut_ptr().add(half).cast(), half_of);
+            };
+            let words = load(group);
+            // How much comes behind the first tag that is true: the largest of all that are.
+            let mut behind = _mm256_setzero_si256();
+            macro_rules! try_each {
+                ($($number:literal)*) => {$(
+                    let differ = _mm256_xor_si256(words, load(before[const { TAGS[$number].lag }]));
+                    let above = _mm256_srli_epi64::<{ 8 * TAGS[$number].bytes as i32 }>(differ);
+                    let is_true = _mm256_cmpeq_epi64(above, _mm256_setzero_si256());
+                    let those = _mm256_and_si256(is_true, _mm256_set1_epi64x(LAST - $number));
+                    behind = _mm256_max_epu8(behind, those);
+                )*};
+            }
+            try_each!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+            let number = _mm256_sub_epi64(_mm256_set1_epi64x(LAST), behind);
+            // Only the lowest byte of each is a tag.
+            let lags = _mm256_and_si256(look_up(&LAG, number), _mm256_set1_epi64x(0xff));
+            let mut other = _mm256_setzero_si256();
+            for lag in LAGS {
+                let those = _mm256_cmpeq_epi64(lags, _mm256_set1_epi64x(lag as i64));
+                other = _mm256_or_si256(other, _mm256_and_si256(those, load(before[lag])));
+            }
+            store(&mut tags, number);
+            store(&mut left, _mm256_xor_si256(words, other));
+        }
+        (tags, left)
+    }
+
+    /// For each byte, which must be below 16, what stands there in the table.
+    #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
+    #[inline]
+    fn look_up(table: &[u8; 16], at: __m256i) -> __m256i {
+        // SAFETY: 16 bytes.
+        let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+        _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), at)
+    }
+
+    #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
+    pub fn short(page: &[u8; PAGE_BYTES]) -> u32 {
+        plain::short(page)
+    }
+
+    #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
+    pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8; OUTPUT_BYTES]) -> usize {
+        plain::encode(page, output, |group, before| tell(group, before))
+    }
+
+    #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
+    pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
+        plain::decode(bytes, page)
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
-    use super::{COUNTS_BYTES, GROUPS, LAGS, Streams, TAGS, TAGS_BYTES, WIDTHS, sample, starts};
+    use super::{
+        GROUP_BYTES, GROUPS, HEAD_BYTES, LAG, LAG_MAX, LAGS, OUTPUT_BYTES, TAGS, TAGS_BYTES, sample,
+    };
     use crate::units::PAGE_BYTES;
     use core::arch::x86_64::{
-        __m512i, _mm_cvtsi64_si128, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_maskz_loadu_epi8,
-        _mm_maskz_loadu_epi16, _mm_storel_epi64, _mm_storeu_si128, _mm256_maskz_loadu_epi32,
-        _mm256_storeu_si256, _mm512_broadcast_i32x4, _mm512_cmpeq_epi64_mask, _mm512_cmplt_epu64_mask,
-        _mm512_cvtepi64_epi8, _mm512_cvtepi64_epi16, _mm512_cvtepi64_epi32, _mm512_cvtepu8_epi64,
-        _mm512_cvtepu16_epi64, _mm512_cvtepu32_epi64, _mm512_loadu_si512, _mm512_lzcnt_epi64,
-        _mm512_mask_mov_epi64, _mm512_mask_slli_epi64, _mm512_mask_srli_epi64, _mm512_maskz_compress_epi64,
-        _mm512_maskz_expand_epi64, _mm512_maskz_expandloadu_epi64, _mm512_min_epu64, _mm512_or_si512,
+        __m128i, __m512i, _mm_cvtsi64_si128, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_shuffle_epi8,
+        _mm512_broadcast_i32x4, _mm512_cmpeq_epi64_mask, _mm512_cmplt_epu64_mask, _mm512_cvtepi64_epi8,
+        _mm512_cvtepu8_epi64, _mm512_loadu_si512, _mm512_lzcnt_epi64, _mm512_mask_mov_epi64,
+        _mm512_maskz_compress_epi8, _mm512_maskz_expand_epi8, _mm512_maskz_loadu_epi8, _mm512_min_epu64,
         _mm512_set1_epi64, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_srli_epi64, _mm512_storeu_si512,
-        _mm512_test_epi64_mask, _mm512_testn_epi64_mask, _mm512_xor_si512, _pdep_u64, _pext_u64,
+        _mm512_testn_epi64_mask, _mm512_xor_si512, _pdep_u64, _pext_u64,
     };
 
     /// Where the tags of eight words are, if each is a byte.
     const NIBBLES: u64 = 0x0f0f_0f0f_0f0f_0f0f;
 
     /// The tag of a word that begins with so many bytes of zeros, if it is one that is compared to the group so many before.
-    const BY_ZEROS: [[u8; 16]; 1 + LAGS] = {
-        let mut tables = [[15; 16]; 1 + LAGS];
+    const BY_ZEROS: [[u8; 16]; 1 + LAG_MAX] = {
+        let mut tables = [[15; 16]; 1 + LAG_MAX];
         let mut number = TAGS.len();
         while number > 0 {
             number -= 1;
@@ -299,28 +376,18 @@ mod avx512 {
         tables
     };
 
-    /// What tags say.
+    /// What tags say: a bit for each byte that is left.
     const BYTES: [u8; 16] = {
         let mut table = [0; 16];
         let mut number = 0;
         while number < TAGS.len() {
-            table[number] = TAGS[number].bytes as u8;
+            table[number] = (1_u16 << TAGS[number].bytes).wrapping_sub(1) as u8;
             number += 1;
         }
         table
     };
-    const LAG: [u8; 16] = {
-        let mut table = [0; 16];
-        let mut number = 0;
-        while number < TAGS.len() {
-            table[number] = TAGS[number].lag as u8;
-            number += 1;
-        }
-        table
-    };
-
     /// For each byte, which must be below 16, what stands there in the table.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,bmi1,bmi2,popcnt")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
     #[inline]
     fn look_up(table: &[u8; 16], at: __m512i) -> __m512i {
         // SAFETY: 16 bytes.
@@ -329,52 +396,43 @@ mod avx512 {
     }
 
     /// In the lowest byte of each lane the first tag that is true, of those with this lag. The others are 15 always.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,bmi1,bmi2,popcnt")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
     #[inline]
     fn tags_of(differ: __m512i, lag: usize) -> __m512i {
         look_up(&BY_ZEROS[lag], _mm512_srli_epi64::<3>(_mm512_lzcnt_epi64(differ)))
     }
 
-    /// Which lanes have something in each stream.
-    struct Masks {
-        eights: u8,
-        fours: u8,
-        twos: u8,
-        ones: u8,
+    /// As [`look_up`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
+    #[inline]
+    fn look_up_few(table: &[u8; 16], at: __m128i) -> __m128i {
+        // SAFETY: 16 bytes.
+        _mm_shuffle_epi8(unsafe { _mm_loadu_si128(table.as_ptr().cast()) }, at)
     }
 
-    impl Masks {
-        /// Of tags in the lowest byte of each lane.
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,bmi1,bmi2,popcnt")]
-        #[inline]
-        fn of(tags: __m512i) -> Masks {
-            let bytes = look_up(&BYTES, tags);
-            let [eights, fours, twos, ones] =
-                WIDTHS.map(|width| _mm512_test_epi64_mask(bytes, _mm512_set1_epi64(width as i64)));
-            Masks { eights, fours, twos, ones }
-        }
-
-        fn counts(&self) -> [usize; 4] {
-            [self.eights, self.fours, self.twos, self.ones].map(|mask| mask.count_ones() as usize)
-        }
+    /// Of eight words, whose tags these are, the bytes that are left.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
+    #[inline]
+    fn bytes_of(tags: __m128i) -> u64 {
+        _mm_cvtsi128_si64(look_up_few(&BYTES, tags)) as u64
     }
 
     /// A bit for each lane of which no bits are set but the lowest so many.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,bmi1,bmi2,popcnt")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
     #[inline]
     fn within(words: __m512i, bits: u32) -> u8 {
         _mm512_testn_epi64_mask(words, _mm512_set1_epi64((u64::MAX << bits) as i64))
     }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,bmi1,bmi2,popcnt")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
     pub fn short(page: &[u8; PAGE_BYTES]) -> u32 {
         // SAFETY: a group of the page.
-        let group = |at: usize| unsafe { _mm512_loadu_si512(page.as_ptr().add(64 * at).cast()) };
+        let group = |at: usize| unsafe { _mm512_loadu_si512(page.as_ptr().add(GROUP_BYTES * at).cast()) };
         let mut short = 0;
         for at in sample() {
             let words = group(at);
             let mut mask = within(words, 32);
-            for lag in 1..=LAGS {
+            for lag in LAGS {
                 mask |= within(_mm512_xor_si512(words, group(at - lag)), 16);
             }
             short += mask.count_ones();
@@ -382,105 +440,64 @@ mod avx512 {
         short
     }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,bmi1,bmi2,popcnt")]
-    pub fn encode(page: &[u8; PAGE_BYTES], streams: &mut Streams) -> [usize; 4] {
-        // Pointers, not counts: as four counts in a vector they would be extracted for each store.
-        let starts = [
-            &raw mut streams.eights as *mut u8,
-            &raw mut streams.fours as *mut u8,
-            &raw mut streams.twos as *mut u8,
-            &raw mut streams.ones as *mut u8,
-        ];
-        let [mut to_eights, mut to_fours, mut to_twos, mut to_ones] = starts;
-        let mut before = [_mm512_setzero_si512(); LAGS];
-        for at in 0..GROUPS {
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
+    pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8; OUTPUT_BYTES]) -> usize {
+        let mut before = [_mm512_setzero_si512(); LAG_MAX];
+        let mut to = HEAD_BYTES;
+        for number in 0..GROUPS {
             // SAFETY: a group of the page.
-            let words = unsafe { _mm512_loadu_si512(page.as_ptr().add(64 * at).cast()) };
+            let words = unsafe { _mm512_loadu_si512(page.as_ptr().add(GROUP_BYTES * number).cast()) };
             let (mut left, mut tags) = (words, tags_of(words, 0));
-            for (lag, other) in (1..).zip(before) {
-                let differ = _mm512_xor_si512(words, other);
+            for lag in LAGS {
+                let differ = _mm512_xor_si512(words, before[lag - 1]);
                 let others = tags_of(differ, lag);
                 left = _mm512_mask_mov_epi64(left, _mm512_cmplt_epu64_mask(others, tags), differ);
                 tags = _mm512_min_epu64(tags, others);
             }
-            let nibbles = _pext_u64(_mm_cvtsi128_si64(_mm512_cvtepi64_epi8(tags)) as u64, NIBBLES) as u32;
-            streams.tags[TAGS_BYTES * at..][..TAGS_BYTES].copy_from_slice(&nibbles.to_le_bytes());
-            let masks = Masks::of(tags);
-            let twos = _mm512_mask_srli_epi64::<32>(left, masks.fours & masks.twos, left);
-            let ones = _mm512_cvtepi64_epi8(_mm512_maskz_compress_epi64(masks.ones, left));
-            let twos = _mm512_cvtepi64_epi16(_mm512_maskz_compress_epi64(masks.twos, twos));
-            let fours = _mm512_cvtepi64_epi32(_mm512_maskz_compress_epi64(masks.fours, left));
-            let eights = _mm512_maskz_compress_epi64(masks.eights, left);
-            let more = masks.counts();
-            // SAFETY: eight elements each, for which every stream has room behind what it can have at most: eight for each
-            // group so far.
+            let tags = _mm512_cvtepi64_epi8(tags);
+            let nibbles = _pext_u64(_mm_cvtsi128_si64(tags) as u64, NIBBLES) as u32;
+            output[TAGS_BYTES * number..][..TAGS_BYTES].copy_from_slice(&nibbles.to_le_bytes());
+            let bytes = bytes_of(tags);
+            // SAFETY: behind the head and what all groups before this one have at most there is room for a group.
             unsafe {
-                _mm512_storeu_si512(to_eights.cast(), eights);
-                _mm256_storeu_si256(to_fours.cast(), fours);
-                _mm_storeu_si128(to_twos.cast(), twos);
-                _mm_storel_epi64(to_ones.cast(), ones);
-                to_eights = to_eights.add(8 * more[0]);
-                to_fours = to_fours.add(4 * more[1]);
-                to_twos = to_twos.add(2 * more[2]);
-                to_ones = to_ones.add(more[3]);
+                let to = output.as_mut_ptr().add(to).cast();
+                _mm512_storeu_si512(to, _mm512_maskz_compress_epi8(bytes, left));
             }
-            before = [words, before[0], before[1], before[2]];
+            to += bytes.count_ones() as usize;
+            before = [words, before[0], before[1], before[2], before[3]];
         }
-        let bytes = |stream: usize, end: *mut u8| end.addr() - starts[stream].addr();
-        [bytes(0, to_eights) / 8, bytes(1, to_fours) / 4, bytes(2, to_twos) / 2, bytes(3, to_ones)]
+        to
     }
 
-    /// # Safety
-    /// `counts` must be those of the streams in `bytes`.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,bmi1,bmi2,popcnt")]
-    pub unsafe fn decode(bytes: &[u8], counts: [usize; 4], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
-        let [mut eights_at, mut fours_at, mut twos_at, mut ones_at] = starts(counts);
-        let (eights_end, fours_end, twos_end, ones_end) = (fours_at, twos_at, ones_at, bytes.len());
-        let mut before = [_mm512_setzero_si512(); LAGS];
-        for number in 0..GROUPS {
-            let nibbles = u32::from_le_bytes(*bytes[COUNTS_BYTES + TAGS_BYTES * number..].first_chunk()?);
-            let tags = _mm_cvtsi64_si128(_pdep_u64(u64::from(nibbles), NIBBLES) as i64);
-            let tags = _mm512_cvtepu8_epi64(tags);
-            let masks = Masks::of(tags);
-            let more = masks.counts();
-            let is_short = eights_at + 8 * more[0] > eights_end || fours_at + 4 * more[1] > fours_end;
-            if is_short || twos_at + 2 * more[2] > twos_end || ones_at + more[3] > ones_end {
-                return None;
-            }
-            let lowest = |count: usize| (1_u32 << count).wrapping_sub(1);
-            // SAFETY: so many elements are left in each stream; what isn't in a mask isn't read.
-            let (eights, fours, twos, ones) = unsafe {
-                (
-                    _mm512_maskz_expandloadu_epi64(masks.eights, bytes.as_ptr().add(eights_at).cast()),
-                    _mm256_maskz_loadu_epi32(lowest(more[1]) as u8, bytes.as_ptr().add(fours_at).cast()),
-                    _mm_maskz_loadu_epi16(lowest(more[2]) as u8, bytes.as_ptr().add(twos_at).cast()),
-                    _mm_maskz_loadu_epi8(lowest(more[3]) as u16, bytes.as_ptr().add(ones_at).cast()),
-                )
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
+    pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
+        let (head, mut rest): (&[u8; HEAD_BYTES], _) = bytes.split_first_chunk()?;
+        let mut before = [_mm512_setzero_si512(); LAG_MAX];
+        for (number, nibbles) in head.as_chunks::<TAGS_BYTES>().0.iter().enumerate() {
+            let tags = _pdep_u64(u64::from(u32::from_le_bytes(*nibbles)), NIBBLES);
+            let tags = _mm_cvtsi64_si128(tags as i64);
+            let bytes = bytes_of(tags);
+            let left = match rest.first_chunk::<GROUP_BYTES>() {
+                // SAFETY: as many bytes.
+                Some(chunk) => unsafe { _mm512_loadu_si512(chunk.as_ptr().cast()) },
+                // SAFETY: what is in the mask is there.
+                None => unsafe { _mm512_maskz_loadu_epi8((1 << rest.len()) - 1, rest.as_ptr().cast()) },
             };
-            eights_at += 8 * more[0];
-            fours_at += 4 * more[1];
-            twos_at += 2 * more[2];
-            ones_at += more[3];
-            let fours = _mm512_maskz_expand_epi64(masks.fours, _mm512_cvtepu32_epi64(fours));
-            let twos = _mm512_maskz_expand_epi64(masks.twos, _mm512_cvtepu16_epi64(twos));
-            let twos = _mm512_mask_slli_epi64::<32>(twos, masks.fours & masks.twos, twos);
-            let ones = _mm512_maskz_expand_epi64(masks.ones, _mm512_cvtepu8_epi64(ones));
-            let left = _mm512_or_si512(_mm512_or_si512(eights, fours), _mm512_or_si512(twos, ones));
-            let lags = look_up(&LAG, tags);
+            rest = rest.get(bytes.count_ones() as usize..)?;
+            let left = _mm512_maskz_expand_epi8(bytes, left);
+            let lags = _mm512_cvtepu8_epi64(look_up_few(&LAG, tags));
             let mut other = _mm512_setzero_si512();
             // The group before comes last: it has only just been made.
-            for lag in (1..=LAGS).rev() {
+            for lag in LAGS.into_iter().rev() {
                 let those = _mm512_cmpeq_epi64_mask(lags, _mm512_set1_epi64(lag as i64));
                 other = _mm512_mask_mov_epi64(other, those, before[lag - 1]);
             }
             let words = _mm512_xor_si512(left, other);
             // SAFETY: a group of the page.
-            unsafe { _mm512_storeu_si512(page.as_mut_ptr().add(64 * number).cast(), words) };
-            before = [words, before[0], before[1], before[2]];
+            unsafe { _mm512_storeu_si512(page.as_mut_ptr().add(GROUP_BYTES * number).cast(), words) };
+            before = [words, before[0], before[1], before[2], before[3]];
         }
-        let is_all =
-            eights_at == eights_end && fours_at == fours_end && twos_at == twos_end && ones_at == ones_end;
-        is_all.then_some(())
+        rest.is_empty().then_some(())
     }
 }
 
@@ -490,53 +507,53 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// There and back, by the code for any CPU and by what this one has: the same bytes.
+    /// There and back, by the code for any CPU and by all that this one has: the same bytes.
     fn round_trip(page: &[u8; PAGE_BYTES]) -> Vec<u8> {
-        assert_eq!(are_likely(page), plain::short(page) >= LIKELY);
-        let mut streams = Box::new(Streams::ZERO);
-        let mut output = vec![0xee; 2 * PAGE_BYTES];
-        let encoded = encode(page, &mut streams);
-        let length = streams.join(encoded, &mut output).unwrap();
-        assert_eq!(length, encoded.bytes());
-        output.truncate(length);
-        let mut others = vec![0xdd; length];
-        assert_eq!(streams.join(encoded, &mut others[..length - 1]), None);
-        let counts = plain::encode(page, &mut streams);
-        assert_eq!(Encoded(counts), encoded);
-        streams.join(encoded, &mut others).unwrap();
-        assert!(output == others);
-        let mut back = [[0xcc; PAGE_BYTES]; 2];
-        decode(&output, &mut back[0]).unwrap();
-        plain::decode(&output, counts, &mut back[1]).unwrap();
-        assert!(back[0] == *page && back[1] == *page);
-        output
+        let mut output = [0xee; OUTPUT_BYTES];
+        let length = encode_by(Vectors::Any, page, &mut output);
+        for vectors in cpu::each() {
+            assert_eq!(short_by(vectors, page), short_by(Vectors::Any, page), "{vectors:?}");
+            let mut others = [0xdd; OUTPUT_BYTES];
+            assert_eq!(encode_by(vectors, page, &mut others), length, "{vectors:?}");
+            assert!(output[..length] == others[..length], "{vectors:?}");
+            let mut back = [0xcc; PAGE_BYTES];
+            decode_by(vectors, &output[..length], &mut back).unwrap();
+            assert!(back == *page, "{vectors:?}");
+        }
+        output[..length].to_vec()
     }
 
     #[test]
     fn each_tag_takes_what_it_says() {
-        // A word of the second group, what that adds, and how many groups before it the word it resembles may stand; if that
-        // stands further away, or is none, all 8 bytes are kept.
+        // A word of the second group, and for each number of groups before it where the word that it resembles may stand the
+        // bytes that it takes, among zeros.
         const FIRST: u64 = 0x1111_2222_3333_4444;
-        const NONE: usize = usize::MAX;
         let cases = [
-            (0, 0, NONE),
-            (FIRST, 0, 4),
-            (0x7f, 1, NONE),
-            (0x1234, 2, NONE),
-            (0x1111_2222_3333_9999, 2, 4),
-            (0x1234_5678, 4, NONE),
-            (0x1111_2222_9999_9999, 4, 2),
-            (0x1111_9999_9999_9999, 6, 1),
-            (0x9999_9999_9999_9999, 8, NONE),
+            (FIRST, [0, 8, 0, 0, 0, 8]),
+            (FIRST ^ 0x77, [2, 8, 1, 2, 3, 8]),
+            (FIRST ^ 0x7777, [2, 8, 2, 2, 3, 8]),
+            (FIRST ^ 0x77_7777, [4, 8, 5, 8, 3, 8]),
+            (FIRST ^ 0x7777_7777, [4, 8, 5, 8, 8, 8]),
+            (FIRST ^ 0x77_7777_7777, [8, 8, 5, 8, 8, 8]),
+            (FIRST ^ 0x77_7777_7777_7777, [8, 8, 7, 8, 8, 8]),
+            (0x7f, [1; 6]),
+            (0x7fff, [2; 6]),
+            (0x7f_ffff, [3, 3, 3, 3, 4, 3]),
+            (0x7fff_ffff, [5, 4, 4, 4, 4, 4]),
+            (0x7f_ffff_ffff, [5; 6]),
+            (0x7fff_ffff_ffff, [6; 6]),
+            (0x7f_ffff_ffff_ffff, [7, 7, 8, 7, 7, 7]),
+            (0x7fff_ffff_ffff_ffff, [8; 6]),
         ];
-        let others = HEAD_BYTES + 8;
-        for (second, bytes, lag_max) in cases {
-            for lag in 1..=5 {
+        for (second, bytes) in cases {
+            for (lag, bytes) in (1..).zip(bytes) {
                 let mut words = vec![0; 512];
                 (words[2], words[2 + 8 * lag]) = (FIRST, second);
                 let length = round_trip(&page_of_words(&words)).len();
-                let adds = if lag <= lag_max { bytes } else { 8 };
-                assert_eq!(length, others + adds, "{second:#x}, {lag} groups on");
+                let mut alone = words.clone();
+                alone[2 + 8 * lag] = 0;
+                let without = round_trip(&page_of_words(&alone)).len();
+                assert_eq!(length - without, bytes, "{second:#x}, {lag} groups on");
             }
         }
     }
@@ -553,11 +570,13 @@ mod tests {
         let words: Vec<u64> = (0..512_u64).map(|n| (n % 7) << (n % 61)).collect();
         let mut bytes = round_trip(&page_of_words(&words));
         let mut back = [0; PAGE_BYTES];
-        for length in 0..bytes.len() {
-            assert_eq!(decode(&bytes[..length], &mut back), None, "{length}");
+        for vectors in cpu::each() {
+            for length in 0..bytes.len() {
+                assert_eq!(decode_by(vectors, &bytes[..length], &mut back), None, "{vectors:?}, {length}");
+            }
         }
         bytes.push(0);
-        assert_eq!(decode(&bytes, &mut back), None);
+        assert!(cpu::each().all(|vectors| decode_by(vectors, &bytes, &mut back).is_none()));
     }
 
     /// Words as heaps have them, so that every tag occurs.
@@ -572,10 +591,10 @@ mod tests {
                     1 => random & 0xff,
                     2 => random & 0xffff,
                     3 => random & 0xffff_ffff,
-                    4 => before(1 + random % 5),
-                    5 => before(1 + random % 5) ^ (random >> 48),
-                    6 => before(1 + random % 3) ^ (random >> 32),
-                    7 => before(1) ^ (random >> 16),
+                    4 => before(1 + random % 6),
+                    5 => before(1 + random % 6) ^ (random >> (8 * (3 + random % 5))),
+                    6 => random >> (8 * (1 + random % 4)),
+                    7 => before(3) ^ (random >> 8),
                     _ => random,
                 });
             }
@@ -602,16 +621,20 @@ mod tests {
                 let at = at.index(bytes.len());
                 bytes[at] = byte;
             }
-            let mut pages = [[0; PAGE_BYTES]; 2];
-            let ours = decode(&bytes, &mut pages[0]);
-            let theirs = counts_of(&bytes).and_then(|counts| plain::decode(&bytes, counts, &mut pages[1]));
-            prop_assert_eq!(ours, theirs);
-            prop_assert!(ours.is_none() || pages[0] == pages[1]);
+            let mut page = [0; PAGE_BYTES];
+            let plain = decode_by(Vectors::Any, &bytes, &mut page);
+            for vectors in cpu::each() {
+                let mut other = [0; PAGE_BYTES];
+                prop_assert_eq!(decode_by(vectors, &bytes, &mut other), plain, "{:?}", vectors);
+                prop_assert!(plain.is_none() || page == other, "{:?}", vectors);
+            }
         }
 
         #[test]
         fn any_bytes_are_answered(bytes in proptest::collection::vec(any::<u8>(), 0..4400)) {
-            let _ = decode(&bytes, &mut [0; PAGE_BYTES]);
+            for vectors in cpu::each() {
+                let _ = decode_by(vectors, &bytes, &mut [0; PAGE_BYTES]);
+            }
         }
     }
 }
