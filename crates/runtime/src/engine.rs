@@ -173,6 +173,25 @@ impl Engine {
         self.frames_move && self.lull.is_worthwhile(now_ns) && !self.pager.is_scan_on()
     }
 
+    /// At the limit: waits for the keeper to make room, if pages are taken in lulls. False if there is none.
+    pub fn wait_for_room(&self, now_ns: u64) -> bool {
+        if !self.takes_in_lulls(now_ns) {
+            return false;
+        }
+        self.budget.ring();
+        self.lull.wait_for_room(|| self.is_over_limit())
+    }
+
+    /// Threads that wait for room go on, if there is some.
+    pub fn let_waiters_go_on(&self) {
+        if self.lull.is_waited_for() {
+            self.budget.refresh(self.pager);
+            if !self.is_over_limit() {
+                self.lull.made_room();
+            }
+        }
+    }
+
     /// Whether victims should be neighbours above all: single pages make more mappings.
     pub fn wants_neighbours(&self) -> bool {
         self.is_crowded(CROWD_STOP)

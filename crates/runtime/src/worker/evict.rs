@@ -20,6 +20,8 @@ use farpage_os::memory::Stretch;
 const DIRECT_BATCH: usize = 32;
 /// Victims of one batch in the background.
 const BACKGROUND_BATCH: usize = 64;
+/// After placing so many it is looked whether threads that wait for room can go on.
+const PLACED_FOR_WAITERS: u32 = 32;
 /// Pages that make a write worth sending: 128 KiB.
 const WRITE_WORTHWHILE: u32 = 32;
 /// Free frames that keep their memory, for the next faults to be decompressed into.
@@ -260,6 +262,7 @@ impl Worker {
             self.trim_frames();
         }
         self.engine.budget.refresh(self.engine.pager);
+        self.engine.let_waiters_go_on();
     }
 
     /// In a thread of the program that was just served: takes a few pages out, if it is for such threads to do. The keeper finds
@@ -274,7 +277,8 @@ impl Worker {
             return;
         }
         let are_here = engine.takes_are_here(now_ns);
-        engine.pager.lone_victims_are(if are_here { Lone::Cheap } else { Lone::Dear });
+        let are_cheap = are_here || engine.takes_in_lulls(now_ns);
+        engine.pager.lone_victims_are(if are_cheap { Lone::Cheap } else { Lone::Dear });
         if !are_here {
             return;
         }
@@ -381,7 +385,7 @@ impl Worker {
 
     /// Places the oldest parked pages until at most `keep` are parked. Returns how many left.
     fn place(&mut self, keep: u32) -> u32 {
-        let (mut left, mut busy) = (0, 0);
+        let (mut left, mut busy) = (0_u32, 0);
         loop {
             let parked = self.engine.pager.cache().usage().parked;
             // Each of those that can't be placed now is looked at once: streams have their markers held so often, and no more.
@@ -393,7 +397,12 @@ impl Worker {
             }
             let _shared = self.engine.map.shared(self.index);
             match self.engine.pager.place_oldest(self.scratch, &mut self.writes) {
-                Placed::Done | Placed::Queued => left += 1,
+                Placed::Done | Placed::Queued => {
+                    left += 1;
+                    if left.is_multiple_of(PLACED_FOR_WAITERS) {
+                        self.engine.let_waiters_go_on();
+                    }
+                }
                 Placed::Busy => busy += 1,
                 Placed::Nothing => break,
                 Placed::NowhereToGo => {
