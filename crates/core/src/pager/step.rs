@@ -116,8 +116,8 @@ pub enum Taken {
     Gone,
 }
 
-/// Pages that one eviction takes at most: what fits one word of frames.
-pub const BATCH_MAX: usize = 64;
+/// Pages that one eviction takes at most.
+pub const BATCH_MAX: usize = 128;
 
 /// One page on its way out.
 #[derive(Clone, Copy, Debug)]

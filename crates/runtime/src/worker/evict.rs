@@ -18,8 +18,6 @@ use farpage_os::memory::Stretch;
 
 /// Victims of one batch in a thread that serves a fault.
 const DIRECT_BATCH: usize = 32;
-/// Victims of one batch in the background.
-const BACKGROUND_BATCH: usize = 64;
 /// After placing so many it is looked whether threads that wait for room can go on.
 const PLACED_FOR_WAITERS: u32 = 32;
 /// Pages that make a write worth sending: 128 KiB.
@@ -126,6 +124,7 @@ impl Worker {
         // Batches of nothing but shared pages, and since when there have been no others.
         let (mut shared_batches, mut since_ns) = (0, 0);
         let mut looked_ns = now_ns();
+        let batch = engine.background_batch();
         if engine.is_over_start()
             && now_ns() >= self.give_up_until_ns.max(engine.unmovable_until_ns.load(Ordering::Relaxed))
         {
@@ -142,7 +141,7 @@ impl Worker {
                     break;
                 }
                 engine.pager.stats().count(Counter::ReclaimBackground);
-                let evicted = self.evict(BACKGROUND_BATCH);
+                let evicted = self.evict(batch);
                 let is_shared = self.unshare_refused();
                 if evicted == Progress::None {
                     if shared_batches == 0 {
@@ -150,8 +149,7 @@ impl Worker {
                     }
                     shared_batches += u64::from(is_shared);
                     // What was shared can be moved at the next look at it, unless a device holds it.
-                    let is_seen_twice =
-                        shared_batches * BACKGROUND_BATCH as u64 > 2 * engine.pager.resident();
+                    let is_seen_twice = shared_batches * batch as u64 > 2 * engine.pager.resident();
                     if is_shared && !is_seen_twice || self.wait_for_frames() {
                         continue;
                     }
@@ -227,7 +225,7 @@ impl Worker {
     /// when they are placed counts as free. The last one.
     fn take_batches(&mut self, max: usize) -> Option<Out> {
         let mut last = self.take_batch_in_lull(max)?;
-        for _ in 1..lull::BATCHES {
+        for _ in 1..lull::PAGES / max {
             if last.took.pages < max || !self.engine.is_over_stop() {
                 break;
             }
@@ -309,10 +307,10 @@ impl Worker {
         pager.begin_evict(&mut self.batch, max);
         let mut spared = 0;
         if self.engine.handover.is_some() {
-            let mut held = 0;
+            let mut held = 0_u128;
             guard::rooms::for_each_held(|range| {
                 for (at, victim) in self.batch.victims().iter().enumerate() {
-                    held |= u64::from(range.contains(victim.page)) << at;
+                    held |= u128::from(range.contains(victim.page)) << at;
                 }
             });
             spared = pager.spare(&mut self.batch, held);
