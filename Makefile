@@ -46,15 +46,16 @@ test-sim:
 	$(CARGO) test --test seeds
 	$(CARGO) test -p farpage-sim --features planted --test planted
 
-# Real programs share memory and processors, so they run one after the other, but for those that only look at their bytes.
+# Real programs share memory and processors, so few run at a time, and where their times or limits are looked at one.
 test-e2e: build programs
 	$(CARGO) test --test bad_input --test supervisor
-	$(CARGO) test --test memory_calls -- --test-threads=2
-	$(CARGO) test --test limits --test programs --test show --test bench -- --test-threads=1
-	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test memory_calls -- --test-threads=2 \
+	$(CARGO) test --test memory_calls -- --test-threads=3
+	$(CARGO) test --test limits --test show --test bench -- --test-threads=1
+	$(CARGO) test --test programs -- --test-threads=2
+	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test memory_calls -- --test-threads=3 \
 		io:: stacks:: processes:: signals:: strange::
-	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test programs -- --test-threads=1 without_disk
-	FARPAGE_TEST_FAULTS=segv $(CARGO) test --test memory_calls -- --test-threads=2 \
+	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test programs -- --test-threads=2 without_disk
+	FARPAGE_TEST_FAULTS=segv $(CARGO) test --test memory_calls -- --test-threads=3 \
 		remap:: heap:: io:: stacks:: dont_need only_written forbidden_before fork_while_out sparse snapshots moved_in_a_child borrowers_killed
 	$(PYTHON) tests/compat.py --fast
 

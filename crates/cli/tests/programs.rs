@@ -72,7 +72,8 @@ type Run = fn(&Under, Data) -> (String, Outcome);
 
 /// Runs without and with a budget, and compares.
 fn compare(name: &'static str, run: Run, data: Data, variant: Variant, went: Went) {
-    let _alone = alone();
+    // Who waits for the disk leaves the processors to another; at full size there is memory for one.
+    let _alone = is_full_size().then(alone);
     let (expected, need) = unlimited(name, run, data);
     // At most 40 % of what it needs, in whole MiB.
     let ram = need * 2 / 5 / MIB * MIB;
