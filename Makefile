@@ -46,7 +46,7 @@ test-sim:
 	$(CARGO) test --test seeds
 	$(CARGO) test -p farpage-sim --features planted --test planted
 
-# Real programs share memory and processors, so few run at a time, and where their times or limits are looked at one.
+# Real programs share memory and processors, so few run at a time, one where the bench's or the limits' figures are looked at.
 test-e2e: build programs
 	$(CARGO) test --test bad_input --test supervisor
 	$(CARGO) test --test memory_calls -- --test-threads=3

@@ -13,7 +13,7 @@
 //! A page that was never touched is closed, too: else the program would grow without our hearing of it.
 // UNSAFETY: it takes pages of the program away, with its callers' promises.
 
-use crate::uffd::for_each_run;
+use crate::uffd::{RunBits, for_each_run};
 use crate::{InstallError, Outgoing, Pages};
 use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
 use farpage_core::cache::Backing;
@@ -331,7 +331,7 @@ impl ByProtection {
             return;
         }
         // Opened with its neighbours, and never touched.
-        let mut there = 0_u64;
+        let mut there: RunBits = 0;
         let seen = self.pagemap.for_each_present(pages, |page| there |= 1 << (page.0 - pages.start.0));
         let is_there = |at: usize| seen.is_err() || there & 1 << at != 0;
         // SAFETY: the frames are the caller's, as many as pages, one after the other.

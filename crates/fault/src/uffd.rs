@@ -111,7 +111,10 @@ fn poison(uffd: &Uffd, page: PageIndex) -> Result<(), InstallError> {
     uffd.poison(page).map_err(install_error)
 }
 
-/// Calls `take` with the first and the length of each stretch that is contiguous in pages and in frames.
+/// Pages of a run: a bit for each.
+pub(crate) type RunBits = u128;
+
+/// Calls `take` with each stretch that is contiguous in pages and in frames, or as much of one as has a bit for each page.
 pub(crate) fn for_each_run(pages: &mut [Outgoing], mut take: impl FnMut(&mut [Outgoing])) {
     let mut rest = pages;
     while !rest.is_empty() {
@@ -120,7 +123,7 @@ pub(crate) fn for_each_run(pages: &mut [Outgoing], mut take: impl FnMut(&mut [Ou
                 && pair[1].frame == pair[0].frame.wrapping_add(1)
                 && pair[1].backing == pair[0].backing
         };
-        let length = 1 + rest.windows(2).take_while(follows).count();
+        let length = 1 + rest.windows(2).take(RunBits::BITS as usize - 1).take_while(follows).count();
         let (run, others) = rest.split_at_mut(length);
         take(run);
         rest = others;
@@ -359,9 +362,9 @@ impl<'u> ByCopy<'u> {
         }
     }
 
-    /// Which pages of a run of at most 64 are there: bit n for page n.
-    fn present(&self, range: PageRange) -> Option<u64> {
-        let mut bits = 0;
+    /// Which pages of a run are there: bit n for page n.
+    fn present(&self, range: PageRange) -> Option<RunBits> {
+        let mut bits: RunBits = 0;
         let seen = self.pagemap.for_each_present(range, |page| bits |= 1 << (page.0 - range.start.0));
         seen.is_ok().then_some(bits)
     }

@@ -19,7 +19,7 @@ use farpage_os::thread::SignalsBlocked;
 
 /// Threads that can be inside hooks at once; more wait.
 const SLOTS: usize = guard::HOOKS_MAX;
-/// Enough for the deepest hook, several times over.
+/// Enough for the deepest hook: where a worker is made in it, it takes some 20 KiB.
 const STACK_BYTES: usize = 32 * 1024;
 
 /// What to do, and the stack to do it on.

@@ -243,7 +243,7 @@ impl Worker {
             // ahead into what lies between the mark where eviction starts and the limit.
             // The device goes on with the batch before meanwhile. (That was brought in first once: a walk from disk had 0.9 of the
             // touches then, `farpage load touch --pattern sequential`, and waited longer for the slowest of them.)
-            if !may_wait && !self.has_room(&opening, reclaim) {
+            if !may_wait && !self.has_room(reclaim) {
                 break;
             }
             // A fault's read waits behind what the device has: no longer than one batch takes.
@@ -252,7 +252,7 @@ impl Worker {
             }
             let may_be_more = self.begin_batch(&mut opening, &mut reading, turn);
             if core::mem::take(&mut may_wait) {
-                self.has_room(&opening, reclaim);
+                self.has_room(reclaim);
             }
             turn = (turn + 1) % BATCHES;
             if !may_be_more {
@@ -290,25 +290,24 @@ impl Worker {
     }
 
     /// Whether more of a plan may be brought in, which may take some eviction. If not, the keeper is told.
-    fn has_room(&mut self, opening: &Opening, reclaim: Reclaim) -> bool {
-        let pages = opening.plan().count() as usize;
-        let has = !self.engine.wants_room() || reclaim == Reclaim::Allowed && self.make_room(pages);
+    fn has_room(&mut self, reclaim: Reclaim) -> bool {
+        let has = !self.engine.wants_room() || reclaim == Reclaim::Allowed && self.make_room();
         if !has {
             self.engine.budget.ring();
         }
         has
     }
 
-    /// Evicts until memory is below the mark where the keeper starts to, a batch at least: a smaller one interrupts the other
-    /// CPUs as much (32 pages instead of 128: 0.96 of the sequential touches from the pool, 0.95 of those beside random ones).
-    /// False if that takes long or can't be done.
-    fn make_room(&mut self, pages: usize) -> bool {
+    /// Evicts until memory is below the mark where the keeper starts to, in batches as large as its: smaller ones interrupt the
+    /// other CPUs as much (32 pages instead of 128: 0.96 of the sequential touches from the pool, 0.95 of those beside random
+    /// ones). False if that takes long or can't be done.
+    fn make_room(&mut self) -> bool {
         for _ in 0..BATCHES_FOR_ROOM {
             self.engine.budget.refresh(self.engine.pager);
             if !self.engine.wants_room() {
                 return true;
             }
-            if self.evict(pages.max(self.engine.background_batch())) == Progress::None {
+            if self.evict(self.engine.background_batch()) == Progress::None {
                 break;
             }
         }

@@ -173,13 +173,15 @@ impl Engine {
         self.frames_move && self.lull.is_worthwhile(now_ns) && !self.pager.is_scan_on()
     }
 
-    /// At the limit: waits for the keeper to make room, if pages are taken in lulls. False if there is none.
-    pub fn wait_for_room(&self, now_ns: u64) -> bool {
-        if !self.takes_in_lulls(now_ns) {
-            return false;
+    /// In a thread of the program that needs memory, at the limit: waits for the keeper to make room, if pages are taken in lulls.
+    /// Afterwards there may be some.
+    #[cold]
+    pub fn wait_for_room(&self) {
+        let now = farpage_os::clock::now_ns();
+        if self.takes_in_lulls(now) && self.evictions_allowed() && self.lull.expects_room(now) {
+            self.budget.ring();
+            self.lull.wait_for_room(|| self.is_over_limit());
         }
-        self.budget.ring();
-        self.lull.wait_for_room(|| self.is_over_limit())
     }
 
     /// Threads that wait for room go on, if there is some.

@@ -144,7 +144,7 @@ impl Profile {
             handlers: random.pick(&[1, 3, 8, 16]),
             writers: random.within(1, 2) as usize,
             budget_pages: random.within(2, (pages as u64 / random.pick(&[2, 4, 8])).max(3)),
-            batch_max: random.pick(&[1, 4, 16, 64]),
+            batch_max: random.pick(&[1, 4, 16, 64, 128]),
             config: Self::config(random, frames),
             areas,
             slots: random.pick(&[

@@ -36,7 +36,7 @@ pub fn is_full_size() -> bool {
     std::env::var_os("FARPAGE_TEST_SIZE").is_some_and(|size| size == "full")
 }
 
-/// Memory and processors are shared: programs run one at a time.
+/// Memory and processors are shared: whoever asks for this runs one at a time.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     // A test that failed says nothing about the next one.

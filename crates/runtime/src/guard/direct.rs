@@ -57,6 +57,9 @@ impl Direct {
     pub fn serve(&self, engine: &'static Engine, fault: Fault) -> Here {
         // First of all: what is known of descriptors mustn't be old.
         engine.lull.wait();
+        if engine.is_over_limit() && engine.pager.takes_memory(fault.page, fault.access) {
+            engine.wait_for_room();
+        }
         self.descriptors.settle(engine.is_active());
         if engine.protections.is_none() && !self.descriptors.has_userfaultfd() {
             return Here::Elsewhere;

@@ -18,7 +18,7 @@ use farpage_os::memory::Stretch;
 
 /// Victims of one batch in a thread that serves a fault.
 const DIRECT_BATCH: usize = 32;
-/// After placing so many it is looked whether threads that wait for room can go on.
+/// After placing so many the memory that they leave is given back, if threads wait for room.
 const PLACED_FOR_WAITERS: u32 = 32;
 /// Pages that make a write worth sending: 128 KiB.
 const WRITE_WORTHWHILE: u32 = 32;
@@ -225,7 +225,7 @@ impl Worker {
     /// when they are placed counts as free. The last one.
     fn take_batches(&mut self, max: usize) -> Option<Out> {
         let mut last = self.take_batch_in_lull(max)?;
-        for _ in 1..lull::PAGES / max {
+        for _ in 1..(lull::PAGES / max).min(lull::BATCHES) {
             if last.took.pages < max || !self.engine.is_over_stop() {
                 break;
             }
@@ -383,7 +383,7 @@ impl Worker {
 
     /// Places the oldest parked pages until at most `keep` are parked. Returns how many left.
     fn place(&mut self, keep: u32) -> u32 {
-        let (mut left, mut busy) = (0_u32, 0);
+        let (mut left, mut busy, mut told) = (0, 0, 0);
         loop {
             let parked = self.engine.pager.cache().usage().parked;
             // Each of those that can't be placed now is looked at once: streams have their markers held so often, and no more.
@@ -393,14 +393,14 @@ impl Worker {
             if self.writes.is_full() && !self.send_writes() {
                 break;
             }
+            if left >= told + PLACED_FOR_WAITERS && self.engine.lull.is_waited_for() {
+                told = left;
+                self.trim_frames();
+                self.engine.let_waiters_go_on();
+            }
             let _shared = self.engine.map.shared(self.index);
             match self.engine.pager.place_oldest(self.scratch, &mut self.writes) {
-                Placed::Done | Placed::Queued => {
-                    left += 1;
-                    if left.is_multiple_of(PLACED_FOR_WAITERS) {
-                        self.engine.let_waiters_go_on();
-                    }
-                }
+                Placed::Done | Placed::Queued => left += 1,
                 Placed::Busy => busy += 1,
                 Placed::Nothing => break,
                 Placed::NowhereToGo => {

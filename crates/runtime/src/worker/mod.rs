@@ -136,13 +136,12 @@ impl Worker {
     }
 
     /// Serves one fault in the thread of the program that ran into it, if it needs no more than the descriptors that this
-    /// has: no room is made for it here, though it may be waited for. Afterwards a few pages may be taken out ([`takes`](crate::takes)). Without a userfaultfd
+    /// has: no room is made for it here. Afterwards a few pages may be taken out ([`takes`](crate::takes)). Without a userfaultfd
     /// that is a first touch, no more.
     pub fn serve_here(&mut self, fault: Fault) -> Here {
         let started = now_ns();
         let pager = self.engine.pager;
-        let needs_room = self.engine.is_over_limit() && pager.takes_memory(fault.page, fault.access);
-        if needs_room && !self.engine.wait_for_room(started) {
+        if self.engine.is_over_limit() && pager.takes_memory(fault.page, fault.access) {
             return Here::Elsewhere;
         }
         let mut shared = Some(self.engine.map.shared(self.index));

@@ -211,7 +211,7 @@ fn look_by<W: Word, const LANES: usize>(
     Some(columns)
 }
 
-/// What both versions are made of.
+/// What all versions are made of.
 mod any {
     use super::{BLOCK_BYTES, Columns, ROW_BYTES, ROWS, Word};
     use crate::units::PAGE_BYTES;

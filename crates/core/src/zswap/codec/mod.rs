@@ -142,7 +142,7 @@ const TAKEN: usize = PAGE_BYTES * 3 / 4;
 fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize) -> Option<usize> {
     let Scratch { table, seen, words: encoded, output, .. } = scratch;
     let look = Look::at(page);
-    if look.is_noise() {
+    if look.is_noise() && !look.is_repeated() && !words::are_likely(page) {
         return None;
     }
     let is_sparse = look.is_sparse();
@@ -241,20 +241,23 @@ impl Look<'_> {
 
     /// Whether bytes look as if each were a die that was thrown: what is encrypted or compressed already. Each of the four bits
     /// looked at is set in half of the bytes then, give or take three times the standard deviation. A page of which an eighth is
-    /// something else isn't noise: it may just fit. Nor is one of which one byte of each word isn't: that is a column.
+    /// something else isn't noise: it may just fit. Nor is one of which one byte of each word isn't: that is a column. Nor one of
+    /// bytes that are thrown as a whole, as the upper ones of small numbers of either sign are: there a bit tells the next.
     fn is_noise(&self) -> bool {
+        (4..8).all(|bit| self.is_thrown(|word| word >> bit)) && self.is_thrown(|word| (word ^ word >> 1) >> 4)
+    }
+
+    /// Whether the lowest bit of each byte of that is.
+    fn is_thrown(&self, of: impl Fn(u64) -> u64) -> bool {
         const BYTES: u32 = (LOOKS * 8) as u32;
         /// Five times the standard deviation, of the same byte of each word.
         const OF_ONE_BYTE: u32 = 20;
         // Eight counts in one word, none of which can reach a byte's limit.
         const { assert!(LOOKS < 256) };
-        (4..8).all(|bit| {
-            let counts =
-                self.words.iter().fold(0, |counts, word| counts + (word >> bit & 0x0101_0101_0101_0101));
-            let counts = counts.to_le_bytes().map(u32::from);
-            counts.iter().sum::<u32>().abs_diff(BYTES / 2) <= 34
-                && counts.iter().all(|count| count.abs_diff(LOOKS as u32 / 2) <= OF_ONE_BYTE)
-        })
+        let counts = self.words.iter().fold(0, |counts, word| counts + (of(*word) & 0x0101_0101_0101_0101));
+        let counts = counts.to_le_bytes().map(u32::from);
+        counts.iter().sum::<u32>().abs_diff(BYTES / 2) <= 34
+            && counts.iter().all(|count| count.abs_diff(LOOKS as u32 / 2) <= OF_ONE_BYTE)
     }
 }
 
@@ -505,6 +508,34 @@ mod tests {
             let page = page_of(|at| if at % record < key { random[at] } else { text[at % text.len()] });
             assert!(!Look::at(&page).is_noise(), "{record} bytes, {key} of them a key");
             assert!(suited(&page, ANY).unwrap().0 < 3000);
+        }
+    }
+
+    /// Bytes of these are set as often as not, and they were refused as noise for a day.
+    #[test]
+    fn what_repeats_itself_or_is_small_is_no_noise_though_its_bits_are_set_as_often_as_not() {
+        let mixed = |n: u64| {
+            let n = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (n ^ n >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ n >> 32
+        };
+        for seed in 0..50 {
+            let random = |at: u64| mixed(mixed(at + seed * 512));
+            let around_2_to_31 = |at: u64| 0x7fff_ff80 + random(at) % 256;
+            let cases = [
+                ("small numbers of either sign", page_of_each(|at| (random(at) as i64 >> 52) as u64), 2600),
+                ("steps", page_of_each(|at| if random(at) >> 63 == 0 { 1 } else { u64::MAX }), 1500),
+                ("keys, each four times", page_of_each(|at| random(at / 4)), 2600),
+                ("records of 192 bytes", page_of_each(|at| random(at % 24)), 1500),
+                (
+                    "of 32 bits",
+                    page_of_each(|at| around_2_to_31(2 * at) | around_2_to_31(2 * at + 1) << 32),
+                    2600,
+                ),
+            ];
+            for (name, page, most) in cases {
+                let found = suited(&page, PAGE_BYTES * 7 / 8);
+                assert!(found.is_some_and(|(length, _)| length <= most), "{name}, {seed}: {found:?}");
+            }
         }
     }
 

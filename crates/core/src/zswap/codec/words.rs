@@ -1,17 +1,16 @@
-//! Heaps: 64-bit words, each told by one of the 32 words before it, eight at a time.
+//! Heaps: 64-bit words, each told by a word before it, eight at a time.
 //!
 //! Heaps are made of objects of a few sizes: what stands in a word often stands in the same field of a neighbour, or differs
 //! in its low bytes: types, counts, pointers into one arena. So the page is taken as 64 *groups* of eight words, a cache line
-//! each, and every word is compared with the words at its own place in the four groups before (in front of the first group
-//! are zeros). A four-bit tag says which of them it is told by, and how many bytes of the difference, an XOR, are left to be
+//! each, and every word is compared with the words at its own place in the groups 1, 3, 4 and 5 before (in front of the first
+//! group are zeros). A four-bit tag says which of them it is told by, and how many bytes of the difference, an XOR, are left to be
 //! stored ([`TAGS`]). Because a word's eight neighbours don't matter to it, eight are encoded and decoded at once.
 //!
 //! ```text
 //!  512 tags, two in a byte │ what is left of each word, lowest byte first
 //! ```
 //!
-//! Encoding and decoding exist with AVX-512, and for any CPU, which is compiled for AVX2, too: the same bytes, which a
-//! property test sees to.
+//! Encoding and decoding exist with AVX-512 VBMI2, with AVX2, and for any CPU: the same bytes, which a property test sees to.
 // UNSAFETY: vector instructions where the CPU has them; they read and write through pointers.
 
 use super::cpu::{self, Vectors};
@@ -29,8 +28,8 @@ const HEAD_BYTES: usize = TAGS_BYTES * GROUPS;
 /// one group, of 3, 6 and 12 after three, of 5 and 10 after five, and of 16 after four.
 const LAGS: [usize; 4] = [1, 3, 4, 5];
 const LAG_MAX: usize = 5;
-/// What the encoder may write: every word whole, and behind the last one as much as is written at once.
-pub const OUTPUT_BYTES: usize = HEAD_BYTES + PAGE_BYTES + GROUP_BYTES;
+/// What the encoder may write: every word whole. The last group begins a group before the end, at most.
+pub const OUTPUT_BYTES: usize = HEAD_BYTES + PAGE_BYTES;
 
 /// What a tag says.
 #[derive(Clone, Copy)]
@@ -79,7 +78,7 @@ const LAG: [u8; 16] = {
 
 /// Groups that are looked at before a page is encoded: every eighth.
 const SAMPLE_STEP: usize = 8;
-/// Of the words looked at, so many must be told in two bytes, or four. In heaps it is most of them; in text an eighth at most,
+/// Of the words looked at, so many must differ in two bytes at most from one before, or be of four. In heaps it is most of them; in text an eighth at most,
 /// where lines are indented.
 const LIKELY: u32 = (LANES * GROUPS / SAMPLE_STEP) as u32 * 2 / 5;
 
@@ -88,7 +87,7 @@ pub fn are_likely(page: &[u8; PAGE_BYTES]) -> bool {
     short_by(cpu::vectors(), page) >= LIKELY
 }
 
-/// How many of the words looked at are told in two bytes, or four.
+/// How many of the words looked at differ in two bytes at most from one before, or are of four.
 fn short_by(vectors: Vectors, page: &[u8; PAGE_BYTES]) -> u32 {
     match vectors {
         // SAFETY: the CPU has what it is compiled for.
@@ -162,7 +161,7 @@ mod plain {
         u64::from_le_bytes(*group[8 * lane..].first_chunk().expect("a group has so many words"))
     }
 
-    /// How many of the words looked at are told in two bytes, or four.
+    /// How many of the words looked at differ in two bytes at most from one before, or are of four.
     #[inline(always)]
     pub fn short(page: &[u8; PAGE_BYTES]) -> u32 {
         let (groups, _) = page.as_chunks();
@@ -525,8 +524,8 @@ mod tests {
 
     #[test]
     fn each_tag_takes_what_it_says() {
-        // A word of the second group, and for each number of groups before it where the word that it resembles may stand the
-        // bytes that it takes, among zeros.
+        // A word, and for each number of groups before it where the one that it resembles may stand the bytes that it takes,
+        // among zeros.
         const FIRST: u64 = 0x1111_2222_3333_4444;
         let cases = [
             (FIRST, [0, 8, 0, 0, 0, 8]),
@@ -610,7 +609,7 @@ mod tests {
             round_trip(&page_of_words(&words));
         }
 
-        /// Both decoders answer alike to what is damaged: they find the same fault, or make the same page.
+        /// All decoders answer alike to what is damaged: they find the same fault, or make the same page.
         #[test]
         fn damaged_bytes_are_answered_alike(
             words in heap(),
