@@ -18,6 +18,7 @@
 
 // UNSAFETY: a `Scratch` is 34 KiB of zeroed memory that the driver maps. Building it by value would put it on the stack first,
 // which need not have that much room, and writing it where it lies would give memory to threads that never compress.
+// And code that is compiled for more than every CPU has.
 
 mod columns;
 mod cpu;
@@ -244,10 +245,26 @@ impl Look<'_> {
     /// something else isn't noise: it may just fit. Nor is one of which one byte of each word isn't: that is a column. Nor one of
     /// bytes that are thrown as a whole, as the upper ones of small numbers of either sign are: there a bit tells the next.
     fn is_noise(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if cpu::vectors() >= cpu::Vectors::Avx2 {
+            #[target_feature(enable = "avx2")]
+            fn with_avx2(look: &Look) -> bool {
+                look.is_noise_to_any()
+            }
+            // SAFETY: the CPU has what it is compiled for.
+            return unsafe { with_avx2(self) };
+        }
+        self.is_noise_to_any()
+    }
+
+    /// Compiled for any CPU, and for AVX2.
+    #[inline(always)]
+    fn is_noise_to_any(&self) -> bool {
         (4..8).all(|bit| self.is_thrown(|word| word >> bit)) && self.is_thrown(|word| (word ^ word >> 1) >> 4)
     }
 
     /// Whether the lowest bit of each byte of that is.
+    #[inline(always)]
     fn is_thrown(&self, of: impl Fn(u64) -> u64) -> bool {
         const BYTES: u32 = (LOOKS * 8) as u32;
         /// Five times the standard deviation, of the same byte of each word.
