@@ -300,7 +300,7 @@ impl Worker {
 
     /// Evicts until memory is below the mark where the keeper starts to, in batches as large as its: smaller ones interrupt the
     /// other CPUs as much (32 pages instead of 128: 0.96 of the sequential touches from the pool, 0.95 of those beside random
-    /// ones). False if that takes long or can't be done.
+    /// ones; `farpage load touch`, 256 MiB under 200M). False if that takes long or can't be done.
     fn make_room(&mut self) -> bool {
         for _ in 0..BATCHES_FOR_ROOM {
             self.engine.budget.refresh(self.engine.pager);

@@ -108,9 +108,9 @@ impl Budget {
     }
 
     /// Pages that are seen to together, while they still take the memory that is to be had by them: when threads of the program
-    /// have taken so many the keeper is woken, and so many emptied frames give theirs back at once. A quarter of a gap, but 64 at
-    /// least. (192 instead of 64 for the keeper: 1.07 times the random touches from the pool, 1.06 with Zipf's distribution; `farpage
-    /// load touch`, 256 MiB under 200M.)
+    /// have taken so many the keeper is woken, it takes as many in one batch, and so many emptied frames give theirs back at once.
+    /// A quarter of a gap, but 64 at least. (Waking it for 192 instead of 64: 1.07 times the random touches from the pool, 1.06 with
+    /// Zipf's distribution; `farpage load touch`, 256 MiB under 200M.)
     pub fn together(&self) -> u32 {
         let pages = self.gap_bytes.load(Ordering::Relaxed) / (4 * PAGE);
         pages.clamp(64, 256) as u32

@@ -11,9 +11,10 @@
 //! Not so where there are more threads than CPUs: then none sleeps.
 //!
 //! At the limit such threads wait for *room*, too: the engine thread is at work and has too little of the CPUs, and another one
-//! that evicts beside it interrupts it with every stretch. (1.05 times the touches with two threads, 4,400 interrupts a
-//! second instead of 7,500. With four threads on two CPUs, where there are no lulls, it gained nothing: 0.95.) Victims without
-//! neighbours are cheap in a lull ([`Lone`](farpage_core::reclaim::recency::Lone)): 1.06 times.
+//! that evicts beside it interrupts it with every stretch. (Same load, random: 1.05 times the touches with two threads, 4,400
+//! interrupts a second instead of 7,500, `perf stat -a -e ipi:ipi_send_cpu`. With four threads on two CPUs, where there are no
+//! lulls, it gained nothing: 0.95.) Victims without neighbours are cheap in a lull
+//! ([`Lone`](farpage_core::reclaim::recency::Lone)): 1.06 times.
 //!
 //! It is a matter of speed alone: who waits holds nothing, and goes on after [`WAIT_NS`] or [`ROOM_WAIT_NS`] in any case.
 
@@ -21,7 +22,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_os::clock::now_ns;
 use farpage_os::futex;
 
-/// Victims that are taken in one lull, at most. (128 and 512: 0.96 and 0.89 of the touches with two threads.)
+/// Victims that are taken in one lull, at most. (128 and 512: 0.96 and 0.89 of the random touches with two threads; see above.)
 pub const PAGES: usize = 256;
 /// Batches of them: a thread that serves a fault takes smaller ones.
 pub const BATCHES: usize = 4;

@@ -3,8 +3,8 @@
 //! Heaps are made of objects of a few sizes: what stands in a word often stands in the same field of a neighbour, or differs
 //! in its low bytes: types, counts, pointers into one arena. So the page is taken as 64 *groups* of eight words, a cache line
 //! each, and every word is compared with the words at its own place in the groups 1, 3, 4 and 5 before (in front of the first
-//! group are zeros). A four-bit tag says which of them it is told by, and how many bytes of the difference, an XOR, are left to be
-//! stored ([`TAGS`]). Because a word's eight neighbours don't matter to it, eight are encoded and decoded at once.
+//! group are zeros). A four-bit tag says which of them it is told by, and how many bytes of the difference, an XOR, are left to
+//! be stored ([`TAGS`]). Because a word's eight neighbours don't matter to it, eight are encoded and decoded at once.
 //!
 //! ```text
 //!  512 tags, two in a byte │ what is left of each word, lowest byte first
@@ -28,7 +28,7 @@ const HEAD_BYTES: usize = TAGS_BYTES * GROUPS;
 /// one group, of 3, 6 and 12 after three, of 5 and 10 after five, and of 16 after four.
 const LAGS: [usize; 4] = [1, 3, 4, 5];
 const LAG_MAX: usize = 5;
-/// What the encoder may write: every word whole. The last group begins a group before the end, at most.
+/// What the encoder may write: every word whole. A group is stored as a whole, and the last one ends here at most.
 pub const OUTPUT_BYTES: usize = HEAD_BYTES + PAGE_BYTES;
 
 /// What a tag says.
@@ -78,8 +78,8 @@ const LAG: [u8; 16] = {
 
 /// Groups that are looked at before a page is encoded: every eighth.
 const SAMPLE_STEP: usize = 8;
-/// Of the words looked at, so many must differ in two bytes at most from one before, or be of four. In heaps it is most of them; in text an eighth at most,
-/// where lines are indented.
+/// Of the words looked at, so many must differ in two bytes at most from one before, or be of four. In heaps it is most of
+/// them; in text an eighth at most, where lines are indented.
 const LIKELY: u32 = (LANES * GROUPS / SAMPLE_STEP) as u32 * 2 / 5;
 
 /// Whether this looks like words that are told by others: a look at one of eight.
@@ -341,6 +341,7 @@ mod avx2 {
     }
 }
 
+/// With vectors of 64 bytes, and VBMI2: what is left of a group is put together by one instruction.
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
     use super::{
@@ -385,6 +386,7 @@ mod avx512 {
         }
         table
     };
+
     /// For each byte, which must be below 16, what stands there in the table.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
     #[inline]
