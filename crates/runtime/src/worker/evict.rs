@@ -268,7 +268,7 @@ impl Worker {
     pub(crate) fn take_along(&mut self, now_ns: u64) {
         let engine = self.engine;
         if self.index.0 > DIRECT.0 {
-            engine.takes.several_are_served(now_ns);
+            engine.takes.are_the_keepers(now_ns);
             engine.lull.are_served(self.index.0 - DIRECT.0 + 1, now_ns);
         }
         if !engine.is_over_start() {

@@ -206,6 +206,10 @@ impl Worker {
         }
         let now = now_ns();
         self.engine.pager.stats().latency(kind).record(now - started);
+        if kind == Latency::Area {
+            // The program sleeps for most of the time, and then the keeper interrupts nobody.
+            self.engine.takes.are_the_keepers(now);
+        }
         self.take_along(now);
         Here::Served
     }
