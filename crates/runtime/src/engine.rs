@@ -194,6 +194,12 @@ impl Engine {
         }
     }
 
+    /// Has the marks of the budget follow the rate at which pages come in: those that went have come, too. For the keeper.
+    pub fn follow_rate(&self, now_ns: u64) {
+        let went = self.pager.stats().get(Counter::EvictTaken);
+        self.budget.have_come_in(went + self.pager.resident(), now_ns);
+    }
+
     /// Victims of one batch, where no fault waits for its end.
     pub fn background_batch(&self) -> usize {
         (self.budget.together() as usize).min(BATCH_MAX)

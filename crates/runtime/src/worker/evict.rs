@@ -120,6 +120,7 @@ impl Worker {
     pub fn reclaim_background(&mut self) -> Progress {
         let engine = self.engine;
         engine.budget.age_zeros(now_ns());
+        engine.follow_rate(now_ns());
         let mut progress = Progress::None;
         // Batches of nothing but shared pages, and since when there have been no others.
         let (mut shared_batches, mut since_ns) = (0, 0);
@@ -167,6 +168,7 @@ impl Worker {
                 }
                 (progress, shared_batches) = (Progress::Some, 0);
                 engine.budget.refresh(engine.pager);
+                engine.follow_rate(now_ns());
                 if now_ns() >= looked_ns + LOOK_NS {
                     engine.take_share();
                     looked_ns = now_ns();
