@@ -503,11 +503,12 @@ pub fn report(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     }
 }
 
-/// The variable that stands for the option an error is about. clap blames the option either way.
+/// The variable that stands for the option an error is about, if it is set. clap blames the option either way.
 fn variable_of(error: &clap::Error) -> Option<String> {
     // As in the usage: `--ram <SIZE>`.
     let name = refused_option(error)?.split(' ').next()?.strip_prefix("--")?;
-    Some(format!("FARPAGE_{}", name.replace('-', "_").to_ascii_uppercase()))
+    let variable = format!("FARPAGE_{}", name.replace('-', "_").to_ascii_uppercase());
+    std::env::var_os(&variable).is_some().then_some(variable)
 }
 
 fn refused_option(error: &clap::Error) -> Option<&str> {

@@ -82,6 +82,10 @@ fn typing_error_is_not_blamed_on_a_variable() {
     assert!(!typed.stderr.contains("FARPAGE_RAM"), "{}", typed.stderr);
     // Here the option is the program's.
     with(&[], &["echo", "--ram", "lots"]).refused(125, &["much", "it comes from FARPAGE_RAM"]);
+    // There is no such option, so there is no such variable. (It was blamed on FARPAGE_DSK.)
+    let misspelt = run(&[&["--dsk", "/var/tmp"][..], &PROGRAM].concat());
+    misspelt.refused(125, &["--dsk"]);
+    assert!(!misspelt.stderr.contains("FARPAGE_"), "{}", misspelt.stderr);
 }
 
 #[test]
