@@ -95,8 +95,12 @@ fn parse_decimal(digits: &[u8]) -> Option<u64> {
 }
 
 const PAGEMAP_SCAN: u32 = 0xc060_6610;
-/// PAGE_IS_PFNZERO.
+/// PAGE_IS_PRESENT, PAGE_IS_SWAPPED, PAGE_IS_PFNZERO.
+const SCAN_IS_PRESENT: u64 = 1 << 3;
+const SCAN_IS_SWAPPED: u64 = 1 << 4;
 const SCAN_IS_ZERO: u64 = 1 << 5;
+/// Pages of which one read of a pagemap tells. For more than that it is scanned.
+const READ_PAGES: usize = 512;
 
 /// `struct pm_scan_arg`: what is looked for, and how far the kernel came.
 #[derive(Clone, Copy, Default)]
@@ -136,9 +140,25 @@ impl Pagemap {
 
     /// Calls `visit` for each page in `range` that is in memory, or that the host has swapped out by itself.
     pub fn for_each_present(&self, range: PageRange, mut visit: impl FnMut(PageIndex)) -> Result<(), Errno> {
+        if range.count() <= READ_PAGES as u64 {
+            return self.read_present(range, visit);
+        }
+        let mut from = range.start;
+        let scanned = self.scan(range, SCAN_IS_PRESENT | SCAN_IS_SWAPPED, |run| {
+            run.iter().for_each(&mut visit);
+            from = run.end;
+        });
+        // An older kernel can't, and has said so before it found anything.
+        scanned.or_else(|_| self.read_present(PageRange::new(from, range.end), visit))
+    }
+
+    /// The same by reading, which takes 8 bytes for each page, whether it is there or not: the pagemap of a terabyte of which
+    /// little was ever touched has 2 GiB. (`farpage load random-pool --bytes 128M --stride 8192` under 32M: 0.9 s of CPU time
+    /// before its first page went, all of it under the exclusive map lock.)
+    fn read_present(&self, range: PageRange, mut visit: impl FnMut(PageIndex)) -> Result<(), Errno> {
         const PRESENT: u64 = 1 << 63;
         const SWAPPED: u64 = 1 << 62;
-        let mut words = [0_u64; 512];
+        let mut words = [0_u64; READ_PAGES];
         let mut page = range.start;
         while page < range.end {
             let count = (range.end.0 - page.0).min(words.len() as u64) as usize;
@@ -161,7 +181,12 @@ impl Pagemap {
 
     /// Calls `visit` for each run of pages in `range` that were read and never written: all of them are the kernel's
     /// one page of zeros, and take memory only when they are written. Linux 6.7 says so; an older one refuses.
-    pub fn for_each_zero_run(&self, range: PageRange, mut visit: impl FnMut(PageRange)) -> Result<(), Errno> {
+    pub fn for_each_zero_run(&self, range: PageRange, visit: impl FnMut(PageRange)) -> Result<(), Errno> {
+        self.scan(range, SCAN_IS_ZERO, visit)
+    }
+
+    /// Calls `visit` for each run of pages in `range` that are of one of the `categories`; neighbours may come as several runs.
+    fn scan(&self, range: PageRange, categories: u64, mut visit: impl FnMut(PageRange)) -> Result<(), Errno> {
         let mut runs = [ScannedRun::default(); 64];
         let mut from = range.start;
         while from < range.end {
@@ -171,8 +196,8 @@ impl Pagemap {
                 end: range.end.address() as u64,
                 runs: runs.as_mut_ptr() as u64,
                 runs_max: runs.len() as u64,
-                category_mask: SCAN_IS_ZERO,
-                return_mask: SCAN_IS_ZERO,
+                category_any_mask: categories,
+                return_mask: categories,
                 ..Scan::default()
             };
             // SAFETY: a pm_scan_arg that names our runs and how many there are; pages are only looked at.
@@ -525,6 +550,41 @@ mod tests {
         pagemap.for_each_present(PageRange::of(first, 4), |page| present.push(page)).unwrap();
         assert_eq!(present, [first.plus(1)]);
         assert!(pagemap.is_present(first.plus(1)).unwrap() && !pagemap.is_present(first).unwrap());
+    }
+
+    /// Scanning and reading find the same: pages that were written, that were only read, holes of all lengths, and the ends.
+    #[test]
+    fn many_pages_are_scanned_and_few_are_read_with_the_same_result() {
+        const PAGES: usize = 40_000;
+        let base = crate::memory::reserve(PAGES * PAGE_BYTES).unwrap();
+        let mut touched = vec![false; PAGES];
+        let mut at = 0;
+        for step in (0..3_000).map(|n| if n % 300 == 0 { 1_500 } else { 1 + n * n % 7 }) {
+            if at >= PAGES {
+                break;
+            }
+            let page = base.wrapping_add(at * PAGE_BYTES);
+            if at % 3 == 0 {
+                // SAFETY: within the mapping just made.
+                unsafe { page.read_volatile() };
+            } else {
+                // SAFETY: likewise.
+                unsafe { page.write(1) };
+            }
+            touched[at] = true;
+            at += step;
+        }
+        let first = PageIndex::of_address(base as usize);
+        let pagemap = Pagemap::open().unwrap();
+        for range in [0..PAGES, 1..PAGES - 1, 7..600, 3_000..3_000 + READ_PAGES, 20_000..31_111] {
+            let wanted: Vec<_> =
+                range.clone().filter(|at| touched[*at]).map(|at| first.plus(at as u64)).collect();
+            let range = PageRange::of(first.plus(range.start as u64), range.len() as u64);
+            let (mut found, mut read) = (Vec::new(), Vec::new());
+            pagemap.for_each_present(range, |page| found.push(page)).unwrap();
+            pagemap.read_present(range, |page| read.push(page)).unwrap();
+            assert_eq!((&found, &read), (&wanted, &wanted));
+        }
     }
 
     #[test]
