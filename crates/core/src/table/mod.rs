@@ -59,6 +59,14 @@ impl Pointer {
     }
 }
 
+/// What is known of a chunk, side by side: where pages lie far apart each load of it is a cache miss.
+#[repr(C, align(8))]
+struct Chunk {
+    node: Pointer,
+    resident: AtomicU16,
+    used: AtomicU16,
+}
+
 /// Where a chunk's lines are.
 #[repr(C, align(64))]
 struct Node([Pointer; CHUNK_LINES]);
@@ -76,9 +84,7 @@ struct Taken {
 /// Entries of 1 GiB of address space. Zeroed memory, of which what was never needed is never touched.
 #[repr(C, align(64))]
 pub struct Leaf {
-    chunks: [Pointer; CHUNKS],
-    resident: [AtomicU16; CHUNKS],
-    used: [AtomicU16; CHUNKS],
+    chunks: [Chunk; CHUNKS],
     used_total: AtomicU32,
     taken: Lock<Taken>,
     nodes: [Node; CHUNKS],
@@ -92,7 +98,7 @@ unsafe impl Zeroed for Leaf {}
 
 impl Leaf {
     fn node(&self, chunk: usize) -> Option<&Node> {
-        Some(&self.nodes[self.chunks[chunk].get()?])
+        Some(&self.nodes[self.chunks[chunk].node.get()?])
     }
 
     /// The line that holds entry `at`, if anybody ever asked for it.
@@ -104,7 +110,7 @@ impl Leaf {
     #[cold]
     fn new_line(&self, at: usize) -> &Line {
         let mut taken = self.taken.lock();
-        let node = &self.nodes[self.chunks[at / CHUNK_PAGES].get_or_take(&mut taken.nodes)];
+        let node = &self.nodes[self.chunks[at / CHUNK_PAGES].node.get_or_take(&mut taken.nodes)];
         &self.lines[node.0[at / LINE_PAGES % CHUNK_LINES].get_or_take(&mut taken.lines)]
     }
 
@@ -173,9 +179,9 @@ impl<'t> Place<'t> {
 
     fn recount(self, before: State, after: State) {
         let leaf = self.leaf;
-        bump(&leaf.resident[self.chunk], before.is_resident(), after.is_resident());
+        bump(&leaf.chunks[self.chunk].resident, before.is_resident(), after.is_resident());
         let (was_used, is_used) = (before != State::Absent, after != State::Absent);
-        bump(&leaf.used[self.chunk], was_used, is_used);
+        bump(&leaf.chunks[self.chunk].used, was_used, is_used);
         match (was_used, is_used) {
             (false, true) => _ = leaf.used_total.fetch_add(1, Ordering::Relaxed),
             (true, false) => _ = leaf.used_total.fetch_sub(1, Ordering::Relaxed),
@@ -214,6 +220,13 @@ pub enum Walk {
 }
 
 impl Walk {
+    const fn count_of(self, chunk: &Chunk) -> &AtomicU16 {
+        match self {
+            Walk::Resident => &chunk.resident,
+            Walk::Used => &chunk.used,
+        }
+    }
+
     fn wants(self, state: State) -> bool {
         match self {
             Walk::Resident => state.is_resident(),
@@ -284,12 +297,14 @@ impl<'m> Table<'m> {
                 continue;
             }
             let chunk = at / CHUNK_PAGES;
-            let counts = if walk == Walk::Resident { &leaf.resident } else { &leaf.used };
-            let chunk_end = PageIndex(page.0 - (at % CHUNK_PAGES) as u64 + CHUNK_PAGES as u64);
-            if counts[chunk].load(Ordering::Relaxed) == 0 {
-                page = chunk_end;
+            // Where pages lie far apart most chunks are empty.
+            let is_empty = |chunk: &Chunk| walk.count_of(chunk).load(Ordering::Relaxed) == 0;
+            let empty = leaf.chunks[chunk..].iter().take_while(|chunk| is_empty(chunk)).count();
+            if empty > 0 {
+                page = PageIndex(page.0 - at as u64 + ((chunk + empty) * CHUNK_PAGES) as u64);
                 continue;
             }
+            let chunk_end = PageIndex(page.0 - (at % CHUNK_PAGES) as u64 + CHUNK_PAGES as u64);
             let stop = at + (chunk_end.0.min(range.end.0) - page.0) as usize;
             if let Some((found, place)) = leaf.next_in_chunk(at, stop, walk) {
                 return Some((page.plus((found - at) as u64), place));
@@ -332,10 +347,10 @@ impl Leaf {
     fn check(&self) {
         let (mut total, mut nodes, mut lines) = (0, 0, 0);
         for chunk in 0..CHUNKS {
-            let used = self.used[chunk].load(Ordering::Relaxed);
-            let resident = self.resident[chunk].load(Ordering::Relaxed);
+            let used = self.chunks[chunk].used.load(Ordering::Relaxed);
+            let resident = self.chunks[chunk].resident.load(Ordering::Relaxed);
             let (mut used_there, mut resident_there) = (0, 0);
-            if let Some(at) = self.chunks[chunk].get() {
+            if let Some(at) = self.chunks[chunk].node.get() {
                 nodes += at + 1;
                 for at in self.nodes[at].0.iter().filter_map(Pointer::get) {
                     lines += at + 1;
