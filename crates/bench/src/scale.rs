@@ -3,7 +3,8 @@
 //! Pages are touched at random, a fifth of them to write, in four times as much memory as the budget; they compress, so no
 //! device is waited for. *Threads*: all of them in one space. *Spaces*: as many pages, further and further apart, in a mapping
 //! of up to a terabyte. The same runs without a budget stand beside those: there, too, a touch costs more when no two pages
-//! share a table of the kernel's.
+//! share a table of the kernel's. And the same runs without touches, which only fill the memory and end: what that takes is shown by
+//! itself, and isn't a fault's.
 
 use crate::Effort;
 use crate::live::{self, Outcome};
@@ -24,6 +25,15 @@ struct Case {
     stride: u64,
 }
 
+/// Where a load runs.
+#[derive(Clone, Copy)]
+enum Place {
+    /// Without a budget.
+    Alone,
+    /// With one.
+    Under,
+}
+
 /// What all cases share.
 struct Size {
     ram: u64,
@@ -33,20 +43,20 @@ struct Size {
 }
 
 impl Size {
-    fn run(&self, case: &Case, is_unlimited: bool) -> Result<Outcome, String> {
-        let (ram, bytes, seconds) = (self.ram.to_string(), self.bytes.to_string(), self.seconds.to_string());
+    fn run(&self, case: &Case, place: Place, seconds: f64) -> Result<Outcome, String> {
+        let (ram, bytes, seconds) = (self.ram.to_string(), self.bytes.to_string(), seconds.to_string());
         let (threads, stride) = (case.threads.to_string(), case.stride.to_string());
         let load = ["random-pool", "--write-percent", "20", "--bytes", &bytes, "--seconds", &seconds];
         let load = [&load[..], &["--threads", &threads, "--stride", &stride]].concat();
-        if is_unlimited {
-            return live::alone(&load);
+        match place {
+            Place::Alone => live::alone(&load),
+            Place::Under => live::under(&["--no-disk", "--faults", "signal", "--ram", &ram], &load),
         }
-        live::under(&["--no-disk", "--faults", "signal", "--ram", &ram], &load)
     }
 
     /// Each case with its outcomes; in turns.
-    fn measure(&self, cases: &[Case], is_unlimited: bool) -> Result<Vec<Vec<Outcome>>, String> {
-        interleaved(self.rounds, cases.len(), |at| self.run(&cases[at], is_unlimited))
+    fn measure(&self, cases: &[Case], place: Place, seconds: f64) -> Result<Vec<Vec<Outcome>>, String> {
+        interleaved(self.rounds, cases.len(), |at| self.run(&cases[at], place, seconds))
             .into_iter()
             .map(|rounds| rounds.into_iter().collect())
             .collect()
@@ -76,8 +86,8 @@ pub fn run(effort: Effort) -> Result<Report, String> {
             size.bytes / MIB,
             size.seconds
         ),
-        "a fault's cost: processor time of all threads, evictions included, less what the same touches take without a budget, by \
-         faults"
+        "a fault's cost in a space: processor time of all threads, evictions included, less what the same touches take without a \
+         budget, by faults; less what it takes to fill the memory and to end (`--seconds 0`), all three"
             .to_owned(),
         "metadata: anonymous memory of the process that is neither the program's nor the pool's, by all pages of the \
          mapping, touched or not; frames (up to a 32nd of the budget, most of them without memory) and what is needed once are in it"
@@ -105,7 +115,7 @@ fn threads(size: &Size, effort: Effort, report: &mut Report) -> Result<(), Strin
     let counts = effort.pick(&[1_usize, 2, 4, 8, 16][..], &[1, 4]);
     let case = |threads: &usize| Case { title: format!("{threads}"), threads: *threads, stride: 1 };
     let cases: Vec<Case> = counts.iter().map(case).collect();
-    let measured = size.measure(&cases, false)?;
+    let measured = size.measure(&cases, Place::Under, size.seconds)?;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let columns = ["threads", "touches/s", "ratio to one", "faults/s", "CPU us by fault"];
     let mut table = Table::new(format!("threads, {cpus} CPUs"), &columns);
@@ -142,22 +152,39 @@ fn spaces(size: &Size, effort: Effort, report: &mut Report) -> Result<(), String
     let spans = effort.pick(&[1_u64, 16, 128, 1024][..], &[1, 16]);
     let case = |gib: &u64| Case { title: format!("{gib} GiB"), threads: 1, stride: gib * GIB / size.bytes };
     let cases: Vec<Case> = spans.iter().map(case).collect();
-    let (measured, unlimited) = (size.measure(&cases, false)?, size.measure(&cases, true)?);
+    let measure = |place, seconds| size.measure(&cases, place, seconds);
+    let (measured, filled) = (measure(Place::Under, size.seconds)?, measure(Place::Under, 0.0)?);
+    let (unlimited, filled_unlimited) = (measure(Place::Alone, size.seconds)?, measure(Place::Alone, 0.0)?);
     let costs = |at: usize| -> Vec<f64> {
-        let cost = |(ours, without): (&Outcome, &Outcome)| {
-            // Both touch for the same time; without a budget that many touches are nearly all of it.
-            let touch = without.cpu_seconds / without.number("touches");
-            (ours.cpu_seconds - touch * ours.number("touches")) / faults(ours) * 1e6
+        let cost = |round: usize| {
+            let (ours, filled) = (&measured[at][round], &filled[at][round]);
+            let (alone, filled_alone) = (&unlimited[at][round], &filled_unlimited[at][round]);
+            let more =
+                |of: &dyn Fn(&Outcome) -> f64, with: &Outcome, without: &Outcome| of(with) - of(without);
+            let cpu_seconds = |outcome: &Outcome| outcome.cpu_seconds;
+            let touches = |outcome: &Outcome| outcome.number("touches");
+            let touch = more(&cpu_seconds, alone, filled_alone) / more(&touches, alone, filled_alone);
+            let all = more(&cpu_seconds, ours, filled);
+            (all - touch * more(&touches, ours, filled)) / more(&faults, ours, filled) * 1e6
         };
-        measured[at].iter().zip(&unlimited[at]).map(cost).collect()
+        (0..size.rounds).map(cost).collect()
     };
     let metadata = |at: usize, outcome: &Outcome| {
         let pages = (spans[at] * GIB / 4096) as f64;
         let pool = outcome.stats["gauges"]["pool_total_size"].as_f64().unwrap_or(f64::NAN);
         (outcome.number("anonymous_bytes") - outcome.number("resident_bytes") - pool) / pages
     };
-    let columns =
-        ["space", "touches/s", "unlimited touches/s", "CPU us by fault", "ratio to 1 GiB", "metadata, bytes"];
+    let columns = [
+        "space",
+        "touches/s",
+        "unlimited touches/s",
+        "CPU us by fault",
+        "ratio to 1 GiB",
+        "metadata, bytes",
+        "CPU s to fill and end",
+        "unlimited",
+    ];
+    let cpu_seconds = |outcomes: &[Outcome]| Sample::of(&of(outcomes, |outcome| outcome.cpu_seconds)).median;
     let mut table = Table::new(format!("{} MiB of pages, evenly over a space", size.bytes / MIB), &columns);
     for (at, case) in cases.iter().enumerate() {
         let by_page = Sample::of(&of(&measured[at], |outcome| metadata(at, outcome))).median;
@@ -168,6 +195,8 @@ fn spaces(size: &Size, effort: Effort, report: &mut Report) -> Result<(), String
             Sample::of(&costs(at)).into(),
             if at == 0 { Cell::Nothing } else { ratio(&costs(at), &costs(0)).into() },
             by_page.into(),
+            cpu_seconds(&filled[at]).into(),
+            cpu_seconds(&filled_unlimited[at]).into(),
         ]);
         let title = format!("{}: metadata by page of it, bytes", case.title);
         report.targets.push(Target::at_most(title, METADATA_MAX, by_page));
