@@ -148,13 +148,13 @@ impl Pagemap {
             run.iter().for_each(&mut visit);
             from = run.end;
         });
-        // An older kernel can't, and has said so before it found anything.
+        // An older kernel can't; it says so before it finds anything. Whatever else went wrong, the rest can be read.
         scanned.or_else(|_| self.read_present(PageRange::new(from, range.end), visit))
     }
 
     /// The same by reading, which takes 8 bytes for each page, whether it is there or not: the pagemap of a terabyte of which
-    /// little was ever touched has 2 GiB. (`farpage load random-pool --bytes 128M --stride 8192` under 32M: 0.9 s of CPU time
-    /// before its first page went, all of it under the exclusive map lock.)
+    /// little was ever touched has 2 GiB, all of it read under the exclusive map lock. (`farpage run --ram 32M --no-disk --faults
+    /// signal -- farpage load random-pool --bytes 128M --stride 8192 --seconds 0`: 1.3 s of CPU time, and 0.6 s since.)
     fn read_present(&self, range: PageRange, mut visit: impl FnMut(PageIndex)) -> Result<(), Errno> {
         const PRESENT: u64 = 1 << 63;
         const SWAPPED: u64 = 1 << 62;

@@ -12,13 +12,15 @@
 //!            limit  ─────────────  a thread that needs memory evicts by itself (direct reclaim)
 //!   limit -   gap   ─────────────  the background thread starts evicting
 //!   limit - 2 gap   ─────────────  ... and stops
-//!   limit - 3 gap   ─────────────  activation: mappings are registered
+//!   limit - 3 gap   ─────────────  activation: mappings are registered (the largest gap)
 //! ```
 //!
 //! The gap follows the rate at which pages come in: it is what comes in [`GAP_NS`], for the background thread may need that long
-//! to come back to it, and never more than a 64th. Whatever lies between the marks is memory that the program hasn't got, and one
-//! whose pages come from a disk, a few dozen in a millisecond, needs less of it than one that has a hundred thousand a second
-//! from the pool. (Random touches from a disk: 1.04 times as many, `farpage load touch`, 256 MiB under 128M with `--pool 1M`.)
+//! to come back to it; at most a 64th of the limit or what is the least, and an eighth of that at least, for what comes in a burst.
+//! Whatever lies between the marks is memory that the program hasn't got, and one whose pages come from a disk, a few dozen in a
+//! millisecond, needs less of it than one that has a hundred thousand a second from the pool. (Random touches from a disk: 1.04
+//! times as many, `farpage load touch`, 256 MiB under 128M with `--pool 1M`.) While memory is shared since a fork pages come in
+//! that nobody hears of, when they are written: then the gap is as large as it can be.
 
 use crate::guard::direct::SERVERS;
 use core::ops::Range;
@@ -65,7 +67,9 @@ const HALVED_NS: u64 = 500_000_000;
 const GAP_NS: u64 = 8_000_000;
 /// The rate is looked at so seldom that it means something, and a lower one is believed only after a while.
 const RATE_NS: u64 = 1_000_000;
-const FALLS_NS: u64 = 100_000_000;
+const FALLS_NS: u64 = 500_000_000;
+/// However few come, the marks are as far apart as one of so many parts of the most.
+const LEAST_PART: u64 = 8;
 /// The marks are so far apart at least, for one process that has the whole budget, and for one of many.
 const GAP_BYTES_MIN: u64 = 1 << 20;
 const GAP_OF_MANY_BYTES_MIN: u64 = 256 << 10;
@@ -101,8 +105,9 @@ impl Budget {
         // Not more than its part: one that grows beside many that don't would evict long before the budget is used.
         let part = bytes.min(self.total_bytes / sharers);
         self.limit_bytes.store(bytes, Ordering::Relaxed);
-        self.gap_bytes_min.store(gap_min, Ordering::Relaxed);
-        self.gap_bytes_max.store((part / 64).max(gap_min), Ordering::Relaxed);
+        let gap_max = (part / 64).max(gap_min);
+        self.gap_bytes_min.store(gap_min.max(gap_max / LEAST_PART), Ordering::Relaxed);
+        self.gap_bytes_max.store(gap_max, Ordering::Relaxed);
         self.set_gap();
     }
 
@@ -121,15 +126,17 @@ impl Budget {
         let wanted = (u128::from(came_in * PAGE) * u128::from(GAP_NS) / u128::from(took_ns)) as u64;
         let before =
             self.wanted_bytes.load(Ordering::Relaxed).min(self.gap_bytes_max.load(Ordering::Relaxed));
-        let falls_to = before - before * took_ns.min(FALLS_NS) / FALLS_NS;
+        let falls_by = u128::from(before) * u128::from(took_ns.min(FALLS_NS)) / u128::from(FALLS_NS);
+        let falls_to = before - falls_by as u64;
         self.wanted_bytes.store(wanted.max(falls_to), Ordering::Relaxed);
         self.set_gap();
     }
 
     fn set_gap(&self) {
-        let least = self.gap_bytes_min.load(Ordering::Relaxed);
-        let most = self.gap_bytes_max.load(Ordering::Relaxed);
-        let gap = self.wanted_bytes.load(Ordering::Relaxed).clamp(least, most.max(least));
+        let (least, most) = (&self.gap_bytes_min, &self.gap_bytes_max);
+        let (least, most) = (least.load(Ordering::Relaxed), most.load(Ordering::Relaxed));
+        let wanted = if self.shared() > 0 { most } else { self.wanted_bytes.load(Ordering::Relaxed) };
+        let gap = wanted.clamp(least, most);
         self.gap_bytes.store(gap, Ordering::Relaxed);
     }
 
@@ -324,7 +331,7 @@ mod tests {
     fn marks_follow_the_rate_at_which_pages_come_in() {
         let budget = Budget::new(1024 * MIB);
         let gap = || budget.start_at() - budget.stop_at();
-        let (least, most) = (MIB, 16 * MIB);
+        let (least, most) = (2 * MIB, 16 * MIB);
         assert_eq!(gap(), most, "before anything is known");
         let (mut pages, mut ms) = (7_000, 1_000);
         budget.have_come_in(pages, ms * MS);
@@ -336,15 +343,19 @@ mod tests {
             }
             gap()
         };
-        assert_eq!(come(64, 1_000), 64 * PAGE * GAP_NS / MS);
-        assert_eq!(come(2, 1_000), least);
+        assert_eq!(come(80, 2_000), 80 * PAGE * GAP_NS / MS);
+        assert_eq!(come(2, 3_000), least);
         assert_eq!(come(128, 1), 128 * PAGE * GAP_NS / MS, "more is believed at once");
         let falls = come(0, 10);
-        assert!(falls < 128 * PAGE * GAP_NS / MS && falls > 100 * PAGE * GAP_NS / MS, "less isn't: {falls}");
+        assert!(falls < 128 * PAGE * GAP_NS / MS && falls > 120 * PAGE * GAP_NS / MS, "less isn't: {falls}");
         assert_eq!(come(100_000, 5), most);
         assert_eq!(budget.activate_at(), 1024 * MIB - 3 * most);
-        assert_eq!(come(0, 2_000), least);
+        assert_eq!(come(0, 3_000), least);
         assert_eq!(budget.activate_at(), 1024 * MIB - 3 * most, "by then no rate is known");
+        budget.shares(1);
+        assert_eq!(come(0, 1), most, "what is shared may be written");
+        budget.shares(0);
+        assert_eq!(come(0, 1), least);
         // A part of the budget has bounds of its own.
         come(100_000, 1);
         budget.allow(128 * MIB, 1);
@@ -355,15 +366,15 @@ mod tests {
     fn a_rate_takes_a_moment_to_be_seen() {
         let budget = Budget::new(1024 * MIB);
         let gap = || budget.start_at() - budget.stop_at();
-        (1..=1_000).for_each(|ms| budget.have_come_in(0, ms * MS));
+        (1..=4_000).for_each(|ms| budget.have_come_in(900, ms * MS));
         let least = gap();
-        budget.have_come_in(100, 1_000 * MS + RATE_NS - 1);
+        budget.have_come_in(1_400, 4_000 * MS + RATE_NS - 1);
         assert_eq!(gap(), least);
         // Pages that the program gave up don't come in less than none.
-        budget.have_come_in(0, 1_001 * MS);
+        budget.have_come_in(0, 4_001 * MS);
         assert_eq!(gap(), least);
-        budget.have_come_in(512, 1_002 * MS);
-        assert_eq!(gap(), 512 * PAGE * GAP_NS / MS);
+        budget.have_come_in(500, 4_002 * MS);
+        assert_eq!(gap(), 500 * PAGE * GAP_NS / MS);
     }
 
     #[test]
@@ -373,6 +384,11 @@ mod tests {
             assert_eq!(u64::from(budget.together()), pages);
             assert!(budget.start_at() + pages * PAGE <= budget.near_limit());
         }
+        // However slowly pages come.
+        let budget = Budget::new(4096 * MIB);
+        (1..=9_000).for_each(|ms| budget.have_come_in(0, ms * MS));
+        assert!(budget.stop_at() > Budget::new(4096 * MIB).stop_at());
+        assert!(budget.start_at() + u64::from(budget.together()) * PAGE <= budget.near_limit());
         // One of many in a large budget has a small gap.
         let budget = Budget::new(4096 * MIB);
         budget.allow(16 * MIB, 256);

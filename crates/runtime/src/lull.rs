@@ -14,12 +14,13 @@
 //!
 //! At the limit such threads wait for *room*, too: the engine thread is at work and has too little of the CPUs, and another one
 //! that evicts beside it interrupts it with every stretch. (Same load, random: 1.05 times the touches with two threads, 4,400
-//! interrupts a second instead of 7,500, `perf stat -a -e ipi:ipi_send_cpu`. Where there are no lulls it gained nothing: four
-//! threads 0.95, 16 threads 1.00.) Victims without neighbours are cheap in a lull
+//! interrupts a second instead of 7,500, `perf stat -a -e ipi:ipi_send_cpu`. Where there are no lulls it gains nothing: 16
+//! threads 1.00.) Victims without neighbours are cheap in a lull
 //! ([`Lone`](farpage_core::reclaim::recency::Lone)): 1.06 times.
 //!
 //! It is a matter of speed alone: who waits holds nothing, and goes on after [`WAIT_NS`] or [`ROOM_WAIT_NS`] in any case.
 
+use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_os::clock::now_ns;
 use farpage_os::futex;
@@ -36,8 +37,8 @@ const SEVERAL_NS: u64 = 100_000_000;
 const ROOM_WAIT_NS: u64 = 1_000_000;
 /// After that nobody waits for room for so long: there may be none to be had.
 const NO_ROOM_NS: u64 = 100_000_000;
-/// With more CPUs, more of them would sleep each time, and it is not known whether that pays.
-const CPUS_MAX: u32 = 4;
+/// On one CPU nobody is interrupted. With more, more of them would sleep each time, and it is not known whether that pays.
+const CPUS: RangeInclusive<u32> = 2..=4;
 /// So many threads for each CPU are not too many.
 const THREADS_BY_CPU: u32 = 2;
 
@@ -80,7 +81,7 @@ impl Lull {
     /// Whether pages should be taken out in lulls.
     pub fn is_worthwhile(&self, now_ns: u64) -> bool {
         let is_now = |until: &AtomicU64| now_ns < until.load(Ordering::Relaxed);
-        let are_few = self.cpus.load(Ordering::Relaxed) <= CPUS_MAX;
+        let are_few = CPUS.contains(&self.cpus.load(Ordering::Relaxed));
         are_few && is_now(&self.several_until_ns) && !is_now(&self.many_until_ns)
     }
 
@@ -176,8 +177,10 @@ mod tests {
         lull.are_served(2, 1_001 + 2 * SEVERAL_NS);
         assert!(!lull.is_worthwhile(1_000 + 2 * SEVERAL_NS - 1));
         assert!(lull.is_worthwhile(1_001 + 2 * SEVERAL_NS));
-        lull.runs_on(CPUS_MAX + 1);
-        assert!(!lull.is_worthwhile(1_001 + 2 * SEVERAL_NS));
+        for cpus in [CPUS.start() - 1, CPUS.end() + 1] {
+            lull.runs_on(cpus);
+            assert!(!lull.is_worthwhile(1_001 + 2 * SEVERAL_NS));
+        }
     }
 
     #[test]
@@ -205,7 +208,7 @@ mod tests {
     #[test]
     fn those_who_wait_are_counted() {
         let lull = Lull::default();
-        lull.runs_on(1);
+        lull.runs_on(2);
         let waits = |threads: usize| {
             lull.during(|| {
                 std::thread::scope(|scope| {
@@ -221,7 +224,7 @@ mod tests {
             lull.is_worthwhile(now_ns())
         }));
         assert!((0..100).any(|_| {
-            waits(3);
+            waits(5);
             now_ns() < lull.many_until_ns.load(Ordering::Relaxed)
         }));
     }

@@ -106,12 +106,26 @@ impl Takes {
         now_ns >= self.keepers_until_ns.load(Ordering::Relaxed)
     }
 
-    /// Several threads are served at once, so they run on several CPUs; or they wait for a device. For a while the keeper takes.
-    pub fn are_the_keepers(&self, now_ns: u64) {
+    /// Several threads are served at once, so they run on several CPUs: for a while the keeper takes.
+    pub fn several_are_served(&self, now_ns: u64) {
+        self.are_the_keepers(now_ns, KEEPERS_NS);
+    }
+
+    /// A thread has waited so long for a device, and will again if most of its faults are of that kind: then the keeper takes.
+    pub fn was_waited_for(&self, now_ns: u64, waited_ns: u64) {
+        self.are_the_keepers(now_ns, (2 * waited_ns).min(KEEPERS_NS));
+    }
+
+    fn are_the_keepers(&self, now_ns: u64, for_ns: u64) {
         // Each fault says so: written now and then.
-        if self.keepers_until_ns.load(Ordering::Relaxed) < now_ns + KEEPERS_NS / 2 {
-            self.keepers_until_ns.store(now_ns + KEEPERS_NS, Ordering::Relaxed);
+        if self.keepers_until_ns.load(Ordering::Relaxed) < now_ns + for_ns / 2 {
+            self.keepers_until_ns.store(now_ns + for_ns, Ordering::Relaxed);
         }
+    }
+
+    /// Whether the keeper sleeps, which it does for some milliseconds by itself, and is to be woken: by whoever asks first.
+    pub fn is_keeper_late(&self) -> bool {
+        self.keeper_sleeps.load(Ordering::Relaxed) && self.keeper_sleeps.swap(false, Ordering::Relaxed)
     }
 
     /// In a thread that was just served: has it `take` a few pages, if that is for such threads to do and nobody else does. True if
@@ -225,12 +239,32 @@ mod tests {
     }
 
     #[test]
-    fn threads_served_at_once_or_by_a_device_leave_it_to_the_keeper() {
+    fn threads_served_at_once_leave_it_to_the_keeper() {
         let takes = takes();
-        takes.are_the_keepers(1);
-        takes.are_the_keepers(2);
+        takes.several_are_served(1);
+        takes.several_are_served(2);
         assert!(!takes.are_here(KEEPERS_NS));
         assert!(takes.are_here(KEEPERS_NS + 1));
+    }
+
+    #[test]
+    fn threads_that_wait_for_a_device_leave_it_to_the_keeper_for_as_long_again() {
+        let takes = takes();
+        takes.was_waited_for(1_000, 50);
+        assert!(!takes.are_here(1_099));
+        assert!(takes.are_here(1_100), "a few such faults among many others change nothing");
+        takes.several_are_served(2_000);
+        takes.was_waited_for(3_000, 50);
+        assert!(!takes.are_here(1_999 + KEEPERS_NS), "it makes no shorter what is longer");
+        takes.was_waited_for(0, u64::MAX / 4);
+        assert!(takes.are_here(2_000 + KEEPERS_NS));
+    }
+
+    #[test]
+    fn one_thread_wakes_a_keeper_that_is_late() {
+        let takes = takes();
+        assert!(takes.is_keeper_late());
+        assert!(!takes.is_keeper_late());
     }
 
     #[test]

@@ -299,7 +299,8 @@ impl<'m> Table<'m> {
             let chunk = at / CHUNK_PAGES;
             // Where pages lie far apart most chunks are empty.
             let is_empty = |chunk: &Chunk| walk.count_of(chunk).load(Ordering::Relaxed) == 0;
-            let empty = leaf.chunks[chunk..].iter().take_while(|chunk| is_empty(chunk)).count();
+            let last = (at + (range.end.0 - page.0) as usize - 1).min(LEAF_PAGES - 1) / CHUNK_PAGES;
+            let empty = leaf.chunks[chunk..=last].iter().take_while(|chunk| is_empty(chunk)).count();
             if empty > 0 {
                 page = PageIndex(page.0 - at as u64 + ((chunk + empty) * CHUNK_PAGES) as u64);
                 continue;

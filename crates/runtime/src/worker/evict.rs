@@ -270,7 +270,7 @@ impl Worker {
     pub(crate) fn take_along(&mut self, now_ns: u64) {
         let engine = self.engine;
         if self.index.0 > DIRECT.0 {
-            engine.takes.are_the_keepers(now_ns);
+            engine.takes.several_are_served(now_ns);
             engine.lull.are_served(self.index.0 - DIRECT.0 + 1, now_ns);
         }
         if !engine.is_over_start() {
@@ -280,6 +280,9 @@ impl Worker {
         let are_cheap = are_here || engine.takes_in_lulls(now_ns);
         engine.pager.lone_victims_are(if are_cheap { Lone::Cheap } else { Lone::Dear });
         if !are_here {
+            if engine.is_near_limit() && engine.takes.is_keeper_late() {
+                engine.budget.ring();
+            }
             return;
         }
         let wakes_keeper = engine.takes.take_here(now_ns, engine.budget.together(), || {

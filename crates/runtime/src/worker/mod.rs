@@ -208,7 +208,7 @@ impl Worker {
         self.engine.pager.stats().latency(kind).record(now - started);
         if kind == Latency::Area {
             // The program sleeps for most of the time, and then the keeper interrupts nobody.
-            self.engine.takes.are_the_keepers(now);
+            self.engine.takes.was_waited_for(now, now - started);
         }
         self.take_along(now);
         Here::Served
