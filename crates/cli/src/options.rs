@@ -494,7 +494,10 @@ pub fn report(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
                 Some(text) => format!("farpage: {}", text.trim_end()),
                 None => text.trim_end().to_owned(),
             };
-            if let Some(variable) = variable_of(error).filter(|_| !was_typed(error, arguments)) {
+            let is_set = |variable: &String| std::env::var_os(variable).is_some();
+            if let Some(variable) =
+                variable_of(error).filter(|variable| is_set(variable) && !was_typed(error, arguments))
+            {
                 text += &format!("\nfarpage:   it comes from {variable}: correct or unset it");
             }
             crate::say::plainly(&text);
@@ -503,12 +506,11 @@ pub fn report(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     }
 }
 
-/// The variable that stands for the option an error is about, if it is set. clap blames the option either way.
+/// The variable that stands for the option an error is about, if there is such an option. clap blames the option either way.
 fn variable_of(error: &clap::Error) -> Option<String> {
     // As in the usage: `--ram <SIZE>`.
     let name = refused_option(error)?.split(' ').next()?.strip_prefix("--")?;
-    let variable = format!("FARPAGE_{}", name.replace('-', "_").to_ascii_uppercase());
-    std::env::var_os(&variable).is_some().then_some(variable)
+    Some(format!("FARPAGE_{}", name.replace('-', "_").to_ascii_uppercase()))
 }
 
 fn refused_option(error: &clap::Error) -> Option<&str> {
