@@ -173,6 +173,24 @@ struct SchedulingAttributes {
 /// before those that compute. Since Linux 6.12 anybody may; older kernels take no notice.
 pub fn ask_for_short_turns() {
     const SHORTEST_NS: u64 = 100_000;
+    change_scheduling(|attributes| attributes.runtime_ns = SHORTEST_NS);
+}
+
+/// Goes before all others, if it may: root's threads may, mostly. How nice it was, for [`be_as_nice_as`].
+pub fn go_first() -> i32 {
+    const LEAST_NICE: i32 = -20;
+    let mut before = 0;
+    change_scheduling(|attributes| before = core::mem::replace(&mut attributes.nice, LEAST_NICE));
+    before
+}
+
+/// As nice as before [`go_first`].
+pub fn be_as_nice_as(before: i32) {
+    change_scheduling(|attributes| attributes.nice = before);
+}
+
+/// Changes this thread's attributes, if it is scheduled as usual, and allowed.
+fn change_scheduling(change: impl FnOnce(&mut SchedulingAttributes)) {
     let bytes = size_of::<SchedulingAttributes>();
     let mut attributes = SchedulingAttributes::default();
     // SAFETY: the kernel writes as many bytes as we say, on our own stack.
@@ -182,7 +200,7 @@ pub fn ask_for_short_turns() {
         return;
     }
     attributes.bytes = bytes as u32;
-    attributes.runtime_ns = SHORTEST_NS;
+    change(&mut attributes);
     // SAFETY: the kernel reads them; the rest is as it was.
     unsafe { sys::call(number::SCHED_SETATTR, [0, &raw const attributes as usize, 0, 0, 0, 0]) };
 }
@@ -212,6 +230,20 @@ impl Drop for SignalsBlocked {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn thread_that_went_first_is_as_nice_again_as_it_was() {
+        let nices = std::thread::spawn(|| {
+            let before = go_first();
+            let first = go_first();
+            be_as_nice_as(before);
+            (before, first, go_first())
+        });
+        let (before, first, after) = nices.join().unwrap();
+        assert_eq!(after, before);
+        // Who may not stays as it is.
+        assert!(first == -20 || first == before, "{first}");
+    }
     use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
     static RAN: AtomicUsize = AtomicUsize::new(0);

@@ -175,7 +175,7 @@ fn keeper_main(argument: usize) -> ! {
         && engine.inherits()
     {
         // What was out at the fork must be there before the program runs.
-        activate(engine);
+        activate(engine, thread::go_first());
     }
     match built {
         Ok(engine) => request.engine.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Relaxed),
@@ -193,8 +193,10 @@ fn keeper_main(argument: usize) -> ! {
 /// Watches the budget; once it was reached, evicts in the background.
 fn keep(engine: &'static Engine) -> ! {
     if !engine.is_active() {
+        // Until all is registered nothing else holds threads back that fill memory on every CPU.
+        let nice = thread::go_first();
         wait_for_budget(engine);
-        activate(engine);
+        activate(engine, nice);
     }
     let worker =
         Worker::placed(engine, KEEPER, None).unwrap_or_else(|_| engine.stop_program(StopReason::Tables));
@@ -234,8 +236,9 @@ fn wait_for_budget(engine: &'static Engine) {
     }
 }
 
-/// The budget is reached: takes over every mapping that is big enough.
-fn activate(engine: &'static Engine) {
+/// The budget is reached: takes over every mapping that is big enough. Then this thread is as `nice` again as it was, and so are
+/// those that it makes.
+fn activate(engine: &'static Engine, nice: i32) {
     if engine.handover.is_some() {
         guard::arm::all(engine);
     }
@@ -253,6 +256,7 @@ fn activate(engine: &'static Engine) {
     }
     // What was counted as somebody else's memory is ours now. Counted twice, it would have pages evicted for nothing.
     engine.measure_anew();
+    thread::be_as_nice_as(nice);
     let argument = core::ptr::from_ref(engine) as usize;
     let mut started = thread::spawn(registrar_main, argument, Descriptors::Shared).is_ok();
     let mut handlers = 0;
