@@ -87,8 +87,9 @@ pub fn run(effort: Effort) -> Result<Report, String> {
             size.seconds
         ),
         "a fault's cost in a space: processor time of all threads, evictions included, less what the same touches take without a \
-         budget, by faults; less what it takes to fill the memory and to end (`--seconds 0`), all three; with many threads all processor time by all faults"
+         budget, by faults; of each what the same run has without touches (`--seconds 0`) is taken off"
             .to_owned(),
+        "a fault's cost by threads: all processor time by all faults".to_owned(),
         "metadata: anonymous memory of the process that is neither the program's nor the pool's, by all pages of the \
          mapping, touched or not; frames (up to a 32nd of the budget, most of them without memory) and what is needed once are in it"
             .to_owned(),

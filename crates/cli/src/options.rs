@@ -494,10 +494,10 @@ pub fn report(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
                 Some(text) => format!("farpage: {}", text.trim_end()),
                 None => text.trim_end().to_owned(),
             };
-            let is_set = |variable: &String| std::env::var_os(variable).is_some();
-            if let Some(variable) =
-                variable_of(error).filter(|variable| is_set(variable) && !was_typed(error, arguments))
-            {
+            // An option that doesn't exist has no variable.
+            let may_be_a_variables =
+                error.kind() != ErrorKind::UnknownArgument && !was_typed(error, arguments);
+            if let Some(variable) = variable_of(error).filter(|_| may_be_a_variables) {
                 text += &format!("\nfarpage:   it comes from {variable}: correct or unset it");
             }
             crate::say::plainly(&text);
@@ -506,7 +506,7 @@ pub fn report(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     }
 }
 
-/// The variable that stands for the option an error is about, if there is such an option. clap blames the option either way.
+/// The variable that stands for the option an error is about. clap blames the option either way.
 fn variable_of(error: &clap::Error) -> Option<String> {
     // As in the usage: `--ram <SIZE>`.
     let name = refused_option(error)?.split(' ').next()?.strip_prefix("--")?;

@@ -154,7 +154,7 @@ impl Pagemap {
 
     /// The same by reading, which takes 8 bytes for each page, whether it is there or not: the pagemap of a terabyte of which
     /// little was ever touched has 2 GiB, all of it read under the exclusive map lock. (`farpage run --ram 32M --no-disk --faults
-    /// signal -- farpage load random-pool --bytes 128M --stride 8192 --seconds 0`: 1.3 s of CPU time, and 0.6 s since.)
+    /// signal -- farpage load random-pool --bytes 128M --stride 8192 --seconds 0`: 1.2 s of CPU time, and 0.5 s since.)
     fn read_present(&self, range: PageRange, mut visit: impl FnMut(PageIndex)) -> Result<(), Errno> {
         const PRESENT: u64 = 1 << 63;
         const SWAPPED: u64 = 1 << 62;

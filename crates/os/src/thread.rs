@@ -230,20 +230,6 @@ impl Drop for SignalsBlocked {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn thread_that_went_first_is_as_nice_again_as_it_was() {
-        let nices = std::thread::spawn(|| {
-            let before = go_first();
-            let first = go_first();
-            be_as_nice_as(before);
-            (before, first, go_first())
-        });
-        let (before, first, after) = nices.join().unwrap();
-        assert_eq!(after, before);
-        // Who may not stays as it is.
-        assert!(first == -20 || first == before, "{first}");
-    }
     use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
     static RAN: AtomicUsize = AtomicUsize::new(0);
@@ -296,5 +282,19 @@ mod tests {
         assert_eq!(RAN.load(Ordering::Relaxed), 42);
         // The test process still has its own.
         assert!(std::fs::metadata("/proc/self/fd/1").is_ok());
+    }
+
+    #[test]
+    fn thread_that_went_first_is_as_nice_again_as_it_was() {
+        let nices = std::thread::spawn(|| {
+            let before = go_first();
+            let first = go_first();
+            be_as_nice_as(before);
+            (before, first, go_first())
+        });
+        let (before, first, after) = nices.join().unwrap();
+        assert_eq!(after, before);
+        // Who may not stays as it is.
+        assert!(first == -20 || first == before, "{first}");
     }
 }

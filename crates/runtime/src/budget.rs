@@ -16,11 +16,11 @@
 //! ```
 //!
 //! The gap follows the rate at which pages come in: it is what comes in [`GAP_NS`], for the background thread may need that long
-//! to come back to it; at most a 64th of the limit or what is the least, and an eighth of that at least, for what comes in a burst.
-//! Whatever lies between the marks is memory that the program hasn't got, and one whose pages come from a disk, a few dozen in a
-//! millisecond, needs less of it than one that has a hundred thousand a second from the pool. (Random touches from a disk: 1.04
-//! times as many, `farpage load touch`, 256 MiB under 128M with `--pool 1M`.) While memory is shared since a fork pages come in
-//! that nobody hears of, when they are written: then the gap is as large as it can be.
+//! to look again. At most it is a 64th of the limit, and at least an eighth of that, for what comes in a burst; in any case 1 MiB,
+//! or 256 KiB for one process of many. What lies between the marks is memory that the program hasn't got, and one whose pages
+//! come from a disk, a few dozen in a millisecond, needs less of it than one that has a hundred thousand a second from the pool.
+//! (Random touches from a disk: see [`takes`](crate::takes).) While memory is shared since a fork pages come in that nobody hears
+//! of, when they are written: then the gap is as large as it can be.
 
 use crate::guard::direct::SERVERS;
 use core::ops::Range;

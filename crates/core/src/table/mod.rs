@@ -59,7 +59,7 @@ impl Pointer {
     }
 }
 
-/// What is known of a chunk, side by side: where pages lie far apart each load of it is a cache miss.
+/// What is known of a chunk, side by side and in one cache line: where pages lie far apart each line is a miss.
 #[repr(C, align(8))]
 struct Chunk {
     node: Pointer,

@@ -119,12 +119,12 @@ impl Worker {
     /// The background thread's share: below the stop mark, and the pool below its threshold.
     pub fn reclaim_background(&mut self) -> Progress {
         let engine = self.engine;
-        engine.budget.age_zeros(now_ns());
-        engine.follow_rate(now_ns());
+        let mut looked_ns = now_ns();
+        engine.budget.age_zeros(looked_ns);
+        engine.follow_rate(looked_ns);
         let mut progress = Progress::None;
         // Batches of nothing but shared pages, and since when there have been no others.
         let (mut shared_batches, mut since_ns) = (0, 0);
-        let mut looked_ns = now_ns();
         let batch = engine.background_batch();
         if engine.is_over_start()
             && now_ns() >= self.give_up_until_ns.max(engine.unmovable_until_ns.load(Ordering::Relaxed))
@@ -168,10 +168,11 @@ impl Worker {
                 }
                 (progress, shared_batches) = (Progress::Some, 0);
                 engine.budget.refresh(engine.pager);
-                engine.follow_rate(now_ns());
-                if now_ns() >= looked_ns + LOOK_NS {
+                let now = now_ns();
+                engine.follow_rate(now);
+                if now >= looked_ns + LOOK_NS {
                     engine.take_share();
-                    looked_ns = now_ns();
+                    looked_ns = now;
                 }
             }
         }
@@ -280,7 +281,7 @@ impl Worker {
         let are_cheap = are_here || engine.takes_in_lulls(now_ns);
         engine.pager.lone_victims_are(if are_cheap { Lone::Cheap } else { Lone::Dear });
         if !are_here {
-            if engine.is_near_limit() && engine.takes.is_keeper_late() {
+            if engine.is_near_limit() && engine.takes.claim_waking() {
                 engine.budget.ring();
             }
             return;
