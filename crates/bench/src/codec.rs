@@ -1,5 +1,5 @@
 //! `farpage bench codec`: how fast pages of real programs become small, and how small; each kind by itself, and all as they
-//! are mixed in [`contents`]. Ours against LZ4 for everything.
+//! are mixed in [`contents`]. Ours against LZ4 for everything; and what is made denser in the background against that.
 //!
 //! Pages are compressed and brought back one after the other, each round all of them by each codec; every page that comes
 //! back is compared.
@@ -10,13 +10,23 @@ use crate::load::region::PAGE_BYTES;
 use crate::measure::{Random, Sample, interleaved, ratio};
 use crate::report::{Chart, Report, Table, Target};
 use farpage_core::config::Codec;
-use farpage_core::zswap::codec::{Scratch, compress, decompress};
+use farpage_core::zswap::codec::{Decoder, Scratch, compress, decompress, densify};
 use std::hint::black_box;
 use std::time::Instant;
 
 type Page = [u8; PAGE_BYTES];
 
-const CODECS: [(&str, Codec); 2] = [("lz4", Codec::Lz4), ("auto", Codec::Auto)];
+/// How pages are made small.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// By a codec, while somebody waits for the memory.
+    Codec(Codec),
+    /// From what `auto` made of them, in the background.
+    Densify,
+}
+
+const WAYS: [(&str, Way); 3] =
+    [("lz4", Way::Codec(Codec::Lz4)), ("auto", Way::Codec(Codec::Auto)), ("dense", Way::Densify)];
 const LZ4: usize = 0;
 const AUTO: usize = 1;
 /// The mix, behind the kinds.
@@ -55,19 +65,19 @@ pub fn run(effort: Effort) -> Result<Report, String> {
     );
     let columns = ["pages", "codec", "size", "compress ns", "decompress ns", "both ns", "time to lz4's"];
     let mut table = Table::new("a page of 4 KiB", &columns);
-    let mut times = CODECS.map(|(name, _)| (name.to_owned(), Vec::new()));
+    let mut times = WAYS.map(|(name, _)| (name.to_owned(), Vec::new()));
     for (kind, bytes) in &kinds {
         let mut pages: Vec<&Page> =
             bytes.chunks_exact(PAGE_BYTES).map(|page| page.try_into().expect("a page")).collect();
         // Kinds come one after the other in the mix.
         Random::new(1).shuffle(&mut pages);
         let mut scratch = Scratch::new();
-        let one = |codec: usize| round(CODECS[codec].1, &pages, &mut scratch);
+        let one = |way: usize| round(WAYS[way].1, &pages, &mut scratch);
         let found: Result<Vec<Vec<Round>>, String> =
-            interleaved(rounds, CODECS.len(), one).into_iter().map(|all| all.into_iter().collect()).collect();
+            interleaved(rounds, WAYS.len(), one).into_iter().map(|all| all.into_iter().collect()).collect();
         let found = found?;
         let of = |codec: usize, part: fn(&Round) -> f64| found[codec].iter().map(part).collect::<Vec<f64>>();
-        for (codec, (name, _)) in CODECS.iter().enumerate() {
+        for (codec, (name, _)) in WAYS.iter().enumerate() {
             times[codec].1.push(Sample::of(&of(codec, Round::both)).median);
             table.row(vec![
                 (*kind).into(),
@@ -120,23 +130,40 @@ fn stored<'a>(codec: Codec, page: &'a Page, scratch: &'a mut Scratch) -> &'a [u8
     compress(codec, page, scratch, PAGE_BYTES - 1).unwrap_or(page)
 }
 
-fn round(codec: Codec, pages: &[&Page], scratch: &mut Scratch) -> Result<Round, String> {
+fn round(way: Way, pages: &[&Page], scratch: &mut Scratch) -> Result<Round, String> {
+    let codec = if let Way::Codec(codec) = way { codec } else { Codec::Auto };
     let each = |began: Instant| began.elapsed().as_nanos() as f64 / pages.len() as f64;
+    let mut all: Vec<Vec<u8>> = pages.iter().map(|page| stored(codec, page, scratch).to_vec()).collect();
     let began = Instant::now();
-    for page in pages {
-        black_box(stored(codec, page, scratch).len());
+    match way {
+        Way::Codec(_) => {
+            for page in pages {
+                black_box(stored(codec, page, scratch).len());
+            }
+        }
+        Way::Densify => {
+            for bytes in &all {
+                black_box(densify(bytes, scratch).map(<[u8]>::len));
+            }
+        }
     }
     let compress = each(began);
-    let all: Vec<Vec<u8>> = pages.iter().map(|page| stored(codec, page, scratch).to_vec()).collect();
-    let mut back = [0; PAGE_BYTES];
+    if way == Way::Densify {
+        for bytes in &mut all {
+            if let Some(denser) = densify(bytes, scratch) {
+                *bytes = denser.to_vec();
+            }
+        }
+    }
+    let (mut back, mut decoder) = ([0; PAGE_BYTES], Box::new(Decoder::new()));
     let began = Instant::now();
     for bytes in &all {
-        decompress(codec, bytes, black_box(&mut back))
+        decompress(codec, bytes, black_box(&mut back), &mut decoder)
             .map_err(|_| "a page can't be brought back".to_owned())?;
     }
     let decompress_time = each(began);
     for (bytes, page) in all.iter().zip(pages) {
-        if decompress(codec, bytes, &mut back).is_err() || back != **page {
+        if decompress(codec, bytes, &mut back, &mut decoder).is_err() || back != **page {
             return Err("a page came back with other bytes".to_owned());
         }
     }

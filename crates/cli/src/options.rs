@@ -236,7 +236,8 @@ pub struct RunOptions {
     #[arg(long, value_name = "SIZE|N%", env = "FARPAGE_POOL", value_parser = size::parse)]
     pub pool: Option<Size>,
 
-    /// Codec of the pool: for each page one of ours or LZ4, LZ4 for everything, or none.
+    /// Codec of the pool: for each page one of ours or LZ4, and zstd for what stays; the same without zstd; LZ4 for
+    /// everything; or none.
     #[arg(long, value_enum, env = "FARPAGE_CODEC", default_value = "auto")]
     codec: CodecOption,
 
@@ -301,8 +302,10 @@ Example: farpage run --ram 2G -- python3 train.py";
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum CodecOption {
-    /// For each page the one that it is made for.
+    /// For each page the one that it is made for; zstd for those that stay.
     Auto,
+    /// The same without zstd.
+    Fast,
     /// LZ4.
     Lz4,
     /// Pages are kept as they are (for comparison).
@@ -428,6 +431,7 @@ impl RunOptions {
     pub fn codec(&self) -> Codec {
         match self.codec {
             CodecOption::Auto => Codec::Auto,
+            CodecOption::Fast => Codec::Fast,
             CodecOption::Lz4 => Codec::Lz4,
             CodecOption::None => Codec::None,
         }

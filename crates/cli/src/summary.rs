@@ -141,7 +141,9 @@ fn pool_row(run: &Run, n: &Numbers) -> String {
         _ => format!(", {:.1} : 1", (pages * PAGE) as f64 / peak as f64),
     };
     let (limit, codec) = (iec(run.settings.pool_bytes_max), codec_name(run.settings.codec));
-    row("pool", &format!("{} of {limit} at most, for {} pages ({codec}{ratio})", iec(peak), grouped(pages)))
+    let denser = parts(n, &[(Counter::PoolDensified, "made denser")]);
+    let pages = grouped(pages);
+    row("pool", &format!("{} of {limit} at most, for {pages} pages ({codec}{ratio}){denser}", iec(peak)))
 }
 
 fn evicted_row(n: &Numbers) -> String {
@@ -366,6 +368,7 @@ fn settings(run: &Run) -> Value {
 pub const fn codec_name(codec: Codec) -> &'static str {
     match codec {
         Codec::Auto => "auto",
+        Codec::Fast => "fast",
         Codec::Lz4 => "lz4",
         Codec::None => "none",
     }

@@ -52,6 +52,7 @@ fn codec_shows_what_it_found() {
             "{rows:?}"
         );
         assert_eq!(size("packed", "auto"), 1.0);
+        assert!(size("heap", "dense") < 0.85 * size("heap", "auto"), "{rows:?}");
     }
 }
 

@@ -170,6 +170,50 @@ fn python_objects_without_disk() {
     python_with(Variant::NoDisk, Data::Plain, Went::Anywhere);
 }
 
+/// Without a disk, and more than the pool holds as pages are compressed at first: a third of them was over the budget at the
+/// end. They are compressed once more, and who needs memory waits for that.
+#[test]
+fn python_records_that_only_fit_once_they_are_denser() {
+    if !able("python3") {
+        return;
+    }
+    let _alone = alone();
+    let expected = records(&Under::Nothing, &["440000"]);
+    for faults in ["signal", "thread", "segv"] {
+        let outcome = records(&Under::budget(64 * MIB, &["--no-disk", "--faults", faults]), &["440000"]);
+        eprintln!("{faults}: at most {} MiB\n{}", outcome.samples.peak_together() / MIB, outcome.stderr);
+        assert_eq!(outcome.succeeded().text(), expected.succeeded().text(), "{}", outcome.stderr);
+        outcome.held_its_budget();
+        assert!(!outcome.stderr.contains("over the budget"), "{}", outcome.stderr);
+        assert!(outcome.counter("pool_densified") > 10_000, "{}", outcome.stderr);
+    }
+}
+
+fn records(under: &Under, words: &[&str]) -> Outcome {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/programs/records.py");
+    Job::new(under, &[&[python().as_str(), script], words].concat()).within(300).run()
+}
+
+/// What isn't asked for becomes denser without any need, and is asked for in the end.
+#[test]
+fn python_records_that_wait_become_denser() {
+    if !able("python3") {
+        return;
+    }
+    let _alone = is_full_size().then(alone);
+    // The first half of the time is until they are old.
+    let words = ["200000", "20000", "8"];
+    let expected = records(&Under::Nothing, &["200000"]);
+    let run = |codec| records(&Under::budget(64 * MIB, &["--no-disk", "--codec", codec]), &words);
+    let (outcome, fast) = (run("auto"), run("fast"));
+    for outcome in [&outcome, &fast] {
+        assert_eq!(outcome.succeeded().text(), expected.succeeded().text(), "{}", outcome.stderr);
+        outcome.held_its_budget();
+    }
+    assert!(outcome.counter("pool_densified") > 5_000, "{}", outcome.stderr);
+    assert_eq!(fast.counter("pool_densified"), 0, "{}", fast.stderr);
+}
+
 /// Forked workers that each read what their parent had put out, and change it, while the parent does.
 fn run_workers(under: &Under, _: Data) -> (String, Outcome) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/programs/workers.py");

@@ -19,6 +19,8 @@ pub enum Bug {
     TrustKeptObject = 4,
     /// The same of one that kept its slot.
     TrustKeptSlot = 5,
+    /// What makes the pool's objects denser doesn't check that the object is still its page's.
+    DensifyWhatIsThere = 6,
 }
 
 static PLANTED: AtomicU32 = AtomicU32::new(0);

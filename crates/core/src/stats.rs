@@ -101,6 +101,8 @@ table! {
         PoolLimitHit = "pool_limit_hit", "pages";
         /// Pages that don't compress, stored in the pool as they are.
         StoredIncompressible = "stored_incompressible", "pages";
+        /// Objects of the pool that were old and made shorter.
+        PoolDensified = "pool_densified", "pages";
         /// Objects moved to make whole pool blocks free.
         PoolMoved = "pool_moved", "objects";
         /// Write requests sent to areas; pswpout divided by this is the mean merged write.

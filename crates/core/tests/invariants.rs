@@ -25,8 +25,8 @@ use farpage_core::check::{self, InFlight};
 use farpage_core::config::{AreaOrder, Config, Install, SlotPolicy};
 use farpage_core::memory::{Region, Zeroed};
 use farpage_core::pager::{
-    Access, Batch, Fate, Opening, Pager, Parts, Placed, Shrunk, Step, Taken, Ticket, Wake, WriteBatch,
-    WriteProgress,
+    Access, Batch, Densified, Fate, Opening, Pager, Parts, Placed, Shrunk, Step, Taken, Ticket, Wake,
+    WriteBatch, WriteProgress,
 };
 use farpage_core::readahead::Plan;
 use farpage_core::readahead::by_slot::SlotWords;
@@ -158,6 +158,22 @@ fn bytes_of(kind: u8) -> [u8; PAGE_BYTES] {
     std::array::from_fn(|at| if kind == 0 || at % 16 == 0 { kind } else { (at % 16) as u8 })
 }
 
+/// Words in an order that only a better codec makes much of.
+fn words_of(kind: u64) -> [u8; PAGE_BYTES] {
+    let words: [&[u8]; 4] =
+        [b"page of a frame ", b"slot in a cluster ", b"evicted by whom ", b"that came back "];
+    let mut page = [0; PAGE_BYTES];
+    let (mut to, mut random) = (0, kind);
+    while to < PAGE_BYTES {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        let word = words[(random >> 62) as usize];
+        let count = word.len().min(PAGE_BYTES - to);
+        page[to..to + count].copy_from_slice(&word[..count]);
+        to += count;
+    }
+    page
+}
+
 impl Driver {
     fn frame(&mut self, frame: FrameIndex) -> &mut [u8; PAGE_BYTES] {
         assert!(frame.at() < FRAMES);
@@ -172,6 +188,10 @@ impl Driver {
 
     /// Takes the one resident page out, with these bytes, and parks it.
     fn evict(&mut self, page: PageIndex, kind: u8) {
+        self.evict_bytes(page, &bytes_of(kind));
+    }
+
+    fn evict_bytes(&mut self, page: PageIndex, bytes: &[u8; PAGE_BYTES]) {
         let mut batch = Batch::new();
         // The hand spares it some laps if it came back lately.
         (0..8).for_each(|_| {
@@ -180,7 +200,7 @@ impl Driver {
             }
         });
         assert_eq!(batch.victims()[0].page, page);
-        *self.frame(batch.victims()[0].frame) = bytes_of(kind);
+        *self.frame(batch.victims()[0].frame) = *bytes;
         batch.victims()[0].taken = Taken::Yes;
         self.pager.park(&mut batch);
     }
@@ -210,9 +230,22 @@ impl Driver {
     /// Evicts and finds a place that needs no write: the state it ends in.
     fn evict_and_place(&mut self, page: PageIndex, kind: u8) -> State {
         self.evict(page, kind);
+        self.place_evicted(page)
+    }
+
+    fn evict_and_place_words(&mut self, page: PageIndex, kind: u64) -> State {
+        self.evict_bytes(page, &words_of(kind));
+        self.place_evicted(page)
+    }
+
+    fn place_evicted(&mut self, page: PageIndex) -> State {
         let placed = self.place(&mut WriteBatch::new());
         assert!(matches!(placed, Placed::Done | Placed::NowhereToGo), "{placed:?}");
         self.pager.state(page)
+    }
+
+    fn densify(&mut self, is_old: bool) -> Densified {
+        self.pager.densify(is_old, &mut self.scratch)
     }
 
     /// Evicts and writes to the area: the slot.
@@ -233,7 +266,7 @@ impl Driver {
 
     /// Ends a fault on a page in the pool, and says what was in it.
     fn finish_load(&mut self, ticket: Ticket) -> [u8; PAGE_BYTES] {
-        self.pager.load(&ticket).unwrap();
+        self.pager.load(&ticket, &mut self.scratch.decoder).unwrap();
         let bytes = *self.frame(ticket.frame().unwrap());
         self.pager.settle_fault(ticket, LEFT);
         bytes
@@ -339,7 +372,7 @@ fn invariant_4_a_page_on_its_way_is_locked_and_who_locks_it_looks_again() {
     // It is being filled: nobody else gets it, whichever way he comes.
     assert!(matches!(driver.pager.fault(PAGE, Access::Read), Step::Joined));
     let mut writes = WriteBatch::new();
-    assert_eq!(driver.pager.shrink(&mut writes), Shrunk::Busy);
+    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch.decoder), Shrunk::Busy);
     assert!(driver.pager.quiet(PageRange::of(PAGE, 1)).is_err());
     assert!(driver.pager.table().get(PAGE).unwrap().entry().try_lock(seen_before).is_err());
     assert_eq!(driver.finish_load(ticket), bytes_of(1));
@@ -350,19 +383,52 @@ fn invariant_4_a_page_on_its_way_is_locked_and_who_locks_it_looks_again() {
 }
 
 #[test]
+fn what_is_old_becomes_denser_where_nobody_is_on_its_way_to_it() {
+    let mut driver = driver(64 << 10, false);
+    driver.first_touch(PAGE);
+    assert!(matches!(driver.evict_and_place_words(PAGE, 1), State::Pooled(_)));
+    let before = driver.pager.pool().usage().payload_bytes;
+    assert_eq!(driver.densify(true), Densified::Nothing, "it isn't old");
+    driver.pager.pool().turn();
+    driver.pager.pool().turn();
+    // Without an area this is what makes room.
+    let mut writes = WriteBatch::new();
+    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch.decoder), Shrunk::NoArea);
+    assert_eq!(driver.densify(true), Densified::Shorter);
+    let State::Pooled(denser) = driver.pager.state(PAGE) else { panic!("it stays in the pool") };
+    assert_eq!(driver.pager.pool().owner(denser), Some(PAGE));
+    assert!(driver.pager.pool().usage().payload_bytes * 8 <= before * 7);
+    assert_eq!(driver.densify(false), Densified::Nothing, "it was looked at");
+    driver.check();
+    let ticket = driver.begin_load(PAGE);
+    assert_eq!(driver.finish_load(ticket), words_of(1));
+
+    // As it was stored at first, and just being brought in.
+    assert!(matches!(driver.evict_and_place_words(PAGE, 1), State::Pooled(_)));
+    let ticket = driver.begin_load(PAGE);
+    assert_eq!(driver.densify(false), Densified::Busy);
+    assert_eq!(driver.finish_load(ticket), words_of(1));
+    // What can't become shorter is looked at once.
+    let stored = driver.evict_and_place(PAGE, 1);
+    assert_eq!(driver.densify(false), Densified::AsItWas);
+    assert_eq!((driver.densify(false), driver.pager.state(PAGE)), (Densified::Nothing, stored));
+    driver.check();
+}
+
+#[test]
 fn invariant_5_write_back_leaves_a_page_alone_that_is_on_its_way_or_gone() {
     let mut driver = driver(64 << 10, true);
     driver.first_touch(PAGE);
     let State::Pooled(first) = driver.evict_and_place(PAGE, 1) else { panic!("it compresses") };
     let mut writes = WriteBatch::new();
     let ticket = driver.begin_load(PAGE);
-    assert_eq!(driver.pager.shrink(&mut writes), Shrunk::Busy);
+    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch.decoder), Shrunk::Busy);
     assert_eq!((writes.len(), driver.pager.pool().owner(first)), (0, Some(PAGE)));
     driver.finish_load(ticket);
-    assert_eq!(driver.pager.shrink(&mut writes), Shrunk::Enough);
+    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch.decoder), Shrunk::Enough);
     // Stored anew under the same handle: what is written is what is there now.
     assert_eq!(driver.evict_and_place(PAGE, 2), State::Pooled(first));
-    assert_eq!(driver.pager.shrink(&mut writes), Shrunk::Queued);
+    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch.decoder), Shrunk::Queued);
     let frame = writes.frames()[0];
     assert_eq!(*driver.frame(frame), bytes_of(2));
     assert_eq!(
@@ -825,7 +891,7 @@ fn kept_objects_make_room_in_the_pool_first() {
     let kept = walk(&mut driver, 0..40);
     driver.pager.pool().set_limit(0);
     let mut writes = WriteBatch::new();
-    let mut shrink = || driver.pager.shrink(&mut writes);
+    let mut shrink = || driver.pager.shrink(&mut writes, &mut driver.scratch.decoder);
     for n in 0..kept {
         assert_eq!(shrink(), Shrunk::Released, "{n} of {kept}");
     }

@@ -3,7 +3,7 @@
 use crate::Input;
 use farpage_core::config::Codec;
 use farpage_core::units::PAGE_BYTES;
-use farpage_core::zswap::codec::{Scratch, compress, decompress};
+use farpage_core::zswap::codec::{Decoder, Scratch, compress, decompress, densify};
 use farpage_core::zswap::same_filled::{fill, same_filled};
 
 /// A page, and bytes that nobody has compressed.
@@ -13,8 +13,9 @@ pub fn run(input: &mut Input) {
     let bytes = input.rest();
 
     let mut page = Box::new([0xee; PAGE_BYTES]);
+    let mut decoder = Box::new(Decoder::new());
     for codec in [Codec::Lz4, Codec::Auto] {
-        if decompress(codec, &bytes[..bytes.len().min(PAGE_BYTES)], &mut page).is_ok() {
+        if decompress(codec, &bytes[..bytes.len().min(PAGE_BYTES)], &mut page, &mut decoder).is_ok() {
             comes_back(&page, PAGE_BYTES);
         }
     }
@@ -37,12 +38,20 @@ pub fn run(input: &mut Input) {
 }
 
 fn comes_back(page: &[u8; PAGE_BYTES], bytes_max: usize) {
-    let mut scratch = Box::new(Scratch::new());
+    let (mut scratch, mut decoder) = (Box::new(Scratch::new()), Box::new(Decoder::new()));
     let mut again = Box::new([0xee; PAGE_BYTES]);
     for codec in [Codec::Lz4, Codec::Auto] {
         let Some(stored) = compress(codec, page, &mut scratch, bytes_max) else { continue };
         assert!(stored.len() <= bytes_max && stored.len() < PAGE_BYTES);
-        decompress(codec, stored, &mut again).expect("it was compressed just now");
+        let stored = stored.to_vec();
+        decompress(codec, &stored, &mut again, &mut scratch.decoder).expect("it was compressed just now");
+        assert_eq!(page, &*again);
+        if codec != Codec::Auto {
+            continue;
+        }
+        let Some(denser) = densify(&stored, &mut scratch) else { continue };
+        assert!(denser.len() * 8 <= stored.len() * 7);
+        decompress(codec, denser, &mut again, &mut decoder).expect("it was made denser just now");
         assert_eq!(page, &*again);
     }
 }

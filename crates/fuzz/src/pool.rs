@@ -1,5 +1,5 @@
-//! The pool against a queue of objects, the oldest first; those of a whole page go before the others, those that are only
-//! kept are apart.
+//! The pool against a queue of objects, the oldest first; those of a whole page go before the others, then those that won't
+//! become any shorter; those that are only kept are apart.
 
 use crate::{Input, Memory};
 use farpage_core::units::{PAGE_BYTES, PageIndex};
@@ -15,11 +15,22 @@ struct Object {
     owner: PageIndex,
     length: usize,
     is_kept: bool,
+    is_dense: bool,
     /// Its bytes are all this one and those after it.
     first: u8,
 }
 
 impl Object {
+    /// Those of lower ones go first.
+    fn kind(&self) -> u8 {
+        match self {
+            Object { is_kept: true, .. } => 3,
+            Object { length: PAGE_BYTES, .. } => 0,
+            Object { is_dense: true, .. } => 1,
+            _ => 2,
+        }
+    }
+
     fn bytes(&self) -> impl Iterator<Item = u8> {
         let first = self.first;
         (0..self.length).map(move |at| first.wrapping_add(at as u8))
@@ -50,12 +61,8 @@ pub fn run(input: &mut Input) {
             (Some(0 | 1), _) => store(input, &pool, &mut model),
             (Some(2), Some(at)) => _ = pool.free(model.remove(at).expect("in range").handle),
             (Some(3), Some(_)) => {
-                let position = |is_whole: bool| {
-                    model
-                        .iter()
-                        .position(|object| !object.is_kept && (!is_whole || object.length == PAGE_BYTES))
-                };
-                let first = position(true).or_else(|| position(false)).and_then(|at| model.remove(at));
+                let position = |kind| model.iter().position(|object| object.kind() == kind);
+                let first = (0..3).find_map(position).and_then(|at| model.remove(at));
                 assert_eq!(pool.first_to_go(), first.as_ref().map(|first| (first.handle, first.owner)));
                 first.inspect(|first| _ = pool.free(first.handle));
             }
@@ -80,9 +87,10 @@ pub fn run(input: &mut Input) {
                 pool.rename(model[at].handle, owner);
                 model[at].owner = owner;
             }
-            (Some(6), _) => {
-                pool.compact(input.below(20));
-            }
+            (Some(6), _) => match input.below(40) {
+                moves_max @ 0..20 => _ = pool.compact(moves_max),
+                _ => densify(input, &pool, &mut model),
+            },
             (Some(7), _) => match pool.take_released() {
                 Some(range) if input.byte() < 128 => releasing.push(range),
                 Some(range) => pool.released(range),
@@ -108,7 +116,7 @@ fn store(input: &mut Input, pool: &Pool, model: &mut VecDeque<Object>) {
     };
     let owner = PageIndex(u64::from(input.byte()));
     let handle = ObjectHandle::from_raw(1).expect("not 0");
-    let mut object = Object { handle, owner, length, is_kept: false, first: input.byte() };
+    let mut object = Object { handle, owner, length, is_kept: false, is_dense: false, first: input.byte() };
     match pool.store(owner, &object.bytes().collect::<Vec<u8>>()) {
         Ok(handle) => {
             object.handle = handle;
@@ -118,13 +126,32 @@ fn store(input: &mut Input, pool: &Pool, model: &mut VecDeque<Object>) {
     }
 }
 
+/// Makes the oldest object shorter that may become so, or finds that it doesn't.
+fn densify(input: &mut Input, pool: &Pool, model: &mut VecDeque<Object>) {
+    let at = model.iter().position(|object| object.kind() == 2);
+    let first = at.map(|at| (model[at].handle, model[at].owner));
+    assert_eq!(pool.first_to_densify(false), first);
+    let Some(mut object) = at.and_then(|at| model.remove(at)) else { return };
+    object.is_dense = true;
+    if input.byte() < 64 {
+        pool.leave_as_it_is(object.handle);
+    } else {
+        let length = 1 + input.below(object.length);
+        let first = input.byte();
+        let shorter = Object { length, first, ..object };
+        let Ok(handle) = pool.replace(object.handle, &shorter.bytes().collect::<Vec<u8>>()) else {
+            object.is_dense = false;
+            return model.insert(at.expect("it was found"), object);
+        };
+        object = Object { handle, ..shorter };
+    }
+    model.push_back(object);
+}
+
 fn agree(pool: &Pool, model: &VecDeque<Object>) {
-    let of_kind = |is_whole| {
-        let is_it = move |object: &&Object| !object.is_kept && (object.length == PAGE_BYTES) == is_whole;
-        model.iter().filter(is_it)
-    };
-    let kept = || model.iter().filter(|object| object.is_kept);
-    let mut expected = of_kind(true).chain(of_kind(false)).chain(kept());
+    let of_kind = |kind| model.iter().filter(move |object| object.kind() == kind);
+    let kept = || of_kind(3);
+    let mut expected = (0..4).flat_map(of_kind);
     let first_kept = kept().next().map(|object| (object.handle, object.owner));
     assert_eq!((pool.first_kept(), pool.kept() as usize), (first_kept, kept().count()));
     pool.check(&mut |handle, owner, length| {

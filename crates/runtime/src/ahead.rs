@@ -351,7 +351,9 @@ impl Worker {
                 continue;
             };
             let is_there = ticket.fate() == Fate::Park && matches!(ticket.before(), State::Parked { .. });
-            if !is_there && pager.load_ahead(&ticket, self.ahead.bytes(turn, at)).is_err() {
+            if !is_there
+                && pager.load_ahead(&ticket, self.ahead.bytes(turn, at), &mut self.scratch.decoder).is_err()
+            {
                 pager.give_up_ahead(opening, ticket);
             } else {
                 self.land(opening, tickets, ticket, at, &mut run);

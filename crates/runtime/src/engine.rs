@@ -106,6 +106,8 @@ pub struct Engine {
     pub evicting: AtomicU32,
     /// Until then all that could be evicted is held by devices.
     pub unmovable_until_ns: AtomicU64,
+    /// Nothing of the pool could be made denser when that was tried last.
+    pub densify_is_vain: AtomicBool,
     /// Not 0 once the program has called mlockall(MCL_FUTURE).
     pub lock_future: AtomicU32,
     /// Children, and what was left to us as one.
@@ -132,6 +134,16 @@ impl Engine {
     pub fn parked_max(&self) -> u32 {
         let most = u64::from(self.pager.config.parked_max);
         (most * self.budget.limit_bytes() / self.budget.total_bytes()).max(1) as u32
+    }
+
+    /// Whether the keeper can make room in a pool that is full, though there is no area.
+    pub fn may_densify(&self) -> bool {
+        let pager = self.pager;
+        pager.config.codec.densifies()
+            && !self.densify_is_vain.load(Ordering::Relaxed)
+            && !pager.areas().any_writable()
+            && pager.pool().over_accept_threshold()
+            && pager.pool().first_to_densify(false).is_some()
     }
 
     /// Whether a thread that needs memory must make some first.
@@ -275,8 +287,11 @@ impl Engine {
         }
     }
 
-    /// Neither the pool nor an area takes another page.
+    /// Neither the pool nor an area takes another page. If the pool may soon, there is nothing to explain.
     pub fn explain_full(&self) {
+        if self.may_densify() || self.pager.pool().accepts() {
+            return;
+        }
         let pool = self.pager.pool().usage().bytes as u64;
         if self.pager.areas().count() == 0 {
             self.record.notice(Notice::PoolFull, pool);

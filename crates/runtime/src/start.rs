@@ -481,6 +481,9 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         blocks: region.carve::<BlockMeta>(pool_layout.blocks),
     };
     let pool = Pool::new(&pool_layout, pool_memory, config.accept_percent);
+    if areas.count() == 0 && config.codec.densifies() {
+        pool.keep_reserve();
+    }
     let table = Table::new(region.carve::<AtomicPtr<Leaf>>(DIRECTORY_LEAVES), PageIndex(0));
     let wake: &'static dyn Wake = memory::place(Waker { pages }).map_err(no_memory)?;
     let pager = place_pager(Parts {
@@ -527,6 +530,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         lull: Lull::default(),
         evicting: AtomicU32::new(0),
         unmovable_until_ns: AtomicU64::new(0),
+        densify_is_vain: AtomicBool::new(false),
         lock_future: AtomicU32::new(0),
         heirs: Heirs::default(),
         elder: AtomicPtr::new(

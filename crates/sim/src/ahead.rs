@@ -205,7 +205,9 @@ impl Space {
                 let is_there =
                     matches!(page.ticket.before(), State::Parked { .. }) && page.ticket.fate() == Fate::Park;
                 if !is_there {
-                    let loaded = self.pager.load_ahead(&page.ticket, &mut page.bytes.0);
+                    let loaded = self.with_scratch(|scratch| {
+                        self.pager.load_ahead(&page.ticket, &mut page.bytes.0, &mut scratch.decoder)
+                    });
                     loaded.expect("the pool has the bytes that were stored");
                 }
                 page.place = Place::Here;

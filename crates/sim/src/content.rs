@@ -4,7 +4,7 @@ use crate::random::Random;
 use farpage_core::units::PAGE_BYTES;
 
 /// Kinds of content.
-pub(crate) const KINDS: usize = 9;
+pub(crate) const KINDS: usize = 10;
 
 /// Fills a page. `weights` has one for each kind.
 pub(crate) fn fill(page: &mut [u8; PAGE_BYTES], random: &Random, weights: &[u32; KINDS]) {
@@ -19,6 +19,7 @@ pub(crate) fn fill(page: &mut [u8; PAGE_BYTES], random: &Random, weights: &[u32;
         5 => words(page, random.next()),
         6 => compressible(page, random),
         7 => noise(page, random, PAGE_BYTES),
+        8 => prose(page, random),
         _ => near_duplicate(page, random),
     }
 }
@@ -40,6 +41,20 @@ fn compressible(page: &mut [u8; PAGE_BYTES], random: &Random) {
     let step = random.next() as u8 | 1;
     for (at, byte) in page[noisy..].iter_mut().enumerate() {
         *byte = ((at % period) as u8).wrapping_mul(step);
+    }
+}
+
+/// A few words in any order: what is old in the pool becomes shorter if it is like this.
+fn prose(page: &mut [u8; PAGE_BYTES], random: &Random) {
+    const WORDS: [&[u8]; 7] =
+        [b"page ", b"frame ", b"slot ", b"of a ", b"cluster, ", b"evicted ", b"which was "];
+    let mut rest = &mut page[..];
+    while !rest.is_empty() {
+        let word = random.pick(&WORDS);
+        let length = word.len().min(rest.len());
+        let (to, after) = rest.split_at_mut(length);
+        to.copy_from_slice(&word[..length]);
+        rest = after;
     }
 }
 

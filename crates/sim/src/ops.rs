@@ -9,7 +9,7 @@ use crate::world::World;
 use farpage_core::areas::{AreaState, SlotRun};
 use farpage_core::cache::Backing;
 use farpage_core::config::Install;
-use farpage_core::pager::{Access, Batch, Placed, Shrunk, Step, Taken, Ticket, WriteBatch};
+use farpage_core::pager::{Access, Batch, Densified, Placed, Shrunk, Step, Taken, Ticket, WriteBatch};
 use farpage_core::pager::{WriteProgress, WriteRequest};
 use farpage_core::reclaim::recency::Lone;
 use farpage_core::stats::Counter;
@@ -235,7 +235,8 @@ impl Space {
             FaultPhase::BackToLoad(ticket) => Next::Go(op(FaultPhase::Load(self.back(ticket)))),
             FaultPhase::BackToRead(ticket) => Next::Go(op(FaultPhase::Read(self.back(ticket)))),
             FaultPhase::Load(ticket) => {
-                self.pager.load(&ticket).expect("the pool has the bytes that were stored");
+                let loaded = self.with_scratch(|scratch| self.pager.load(&ticket, &mut scratch.decoder));
+                loaded.expect("the pool has the bytes that were stored");
                 Next::Go(op(FaultPhase::Install(ticket)))
             }
             FaultPhase::Read(ticket) => {
@@ -544,17 +545,19 @@ impl Space {
 
     /// Moves the pool's object that goes first towards an area.
     pub(crate) fn shrink(&self, world: &World) -> bool {
-        let shrunk =
-            self.with_writer(world, |batch| (!batch.is_full()).then(|| self.pager.shrink(batch))).flatten();
+        let shrink =
+            |batch: &mut _| self.with_scratch(|scratch| self.pager.shrink(batch, &mut scratch.decoder));
+        let shrunk = self.with_writer(world, |batch| (!batch.is_full()).then(|| shrink(batch))).flatten();
         let Some(shrunk) = shrunk else { return false };
         world.saw(match shrunk {
             Shrunk::Enough => "shrunk Enough",
+            Shrunk::NoArea => "shrunk NoArea",
             Shrunk::Released => "shrunk Released",
             Shrunk::Queued => "shrunk Queued",
             Shrunk::Busy => "shrunk Busy",
             Shrunk::NoFrame => "shrunk NoFrame",
         });
-        if shrunk == Shrunk::Enough {
+        if matches!(shrunk, Shrunk::Enough | Shrunk::NoArea) {
             return false;
         }
         world.note(|| format!("{} shrunk: {shrunk:?}", self.number));
@@ -566,6 +569,24 @@ impl Space {
             }
             self.pager.cache().put(frame, Backing::Memory);
         }
+        true
+    }
+
+    /// Makes the pool's oldest object denser, or lets time pass.
+    pub(crate) fn densify(&self, world: &World) -> bool {
+        if world.random.percent(20) {
+            self.pager.pool().turn();
+            return true;
+        }
+        let is_old = world.random.percent(50);
+        let densified = self.with_scratch(|scratch| self.pager.densify(is_old, scratch));
+        world.saw(match densified {
+            Densified::Nothing => return false,
+            Densified::Shorter => "densified Shorter",
+            Densified::AsItWas => "densified AsItWas",
+            Densified::Busy => "densified Busy",
+            Densified::NoRoom => "densified NoRoom",
+        });
         true
     }
 

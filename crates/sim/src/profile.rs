@@ -25,6 +25,8 @@ pub(crate) enum Act {
     Place,
     /// The pool's object that goes first is moved to a write batch.
     Shrink,
+    /// The pool's oldest object is made denser.
+    Densify,
     /// A write batch gets slots.
     Assign,
     /// Slots of unchanged resident pages are freed.
@@ -57,7 +59,7 @@ const _: () = assert!(ACTS == Act::ALL.len());
 
 impl Act {
     /// All of them, in the order of their weights.
-    pub(crate) const ALL: [Act; 19] = [
+    pub(crate) const ALL: [Act; 20] = [
         Act::Thread,
         Act::Handle,
         Act::Continue,
@@ -65,6 +67,7 @@ impl Act {
         Act::EvictAnyway,
         Act::Place,
         Act::Shrink,
+        Act::Densify,
         Act::Assign,
         Act::ReleaseKept,
         Act::Compact,
@@ -186,7 +189,7 @@ impl Profile {
                 Codec::Auto,
                 Codec::Auto,
                 Codec::Auto,
-                Codec::Auto,
+                Codec::Fast,
                 Codec::Lz4,
                 Codec::None,
             ]),
@@ -215,7 +218,7 @@ impl Profile {
                 Act::Continue => (true, 200),
                 Act::Evict => (true, 40),
                 Act::Place | Act::Assign | Act::Shrink => (false, 40),
-                Act::EvictAnyway => (false, 12),
+                Act::EvictAnyway | Act::Densify => (false, 12),
                 Act::Change => (false, 4),
                 Act::ReleaseKept | Act::Compact | Act::PutBack | Act::Surplus => (false, 6),
                 Act::ParkAgain | Act::PoolLimit | Act::Reap | Act::Discard => (false, 3),
@@ -264,7 +267,7 @@ impl Profile {
             torn_write_ppm: often(10),
             lost_write_ppm: often(30),
             flip_ppm: often(25),
-            misdirect_ppm: often(5),
+            misdirect_ppm: often(10),
             ..FaultPlan::none(random.next())
         }
     }

@@ -408,7 +408,10 @@ impl Space {
             State::Pooled(handle) => {
                 let mut bytes = [0; PAGE_BYTES];
                 let codec = self.pager.config.codec;
-                let decoded = self.pager.pool().read(handle, |stored| decompress(codec, stored, &mut bytes));
+                let decoded = self.with_scratch(|scratch| {
+                    let decode = |stored: &[u8]| decompress(codec, stored, &mut bytes, &mut scratch.decoder);
+                    self.pager.pool().read(handle, decode)
+                });
                 decoded.is_ok() && bytes == *truth
             }
             State::Zero => is_filled(0),

@@ -228,6 +228,7 @@ impl World {
             Act::EvictAnyway => space.begin_evict(self),
             Act::Place => space.place(self).is_some_and(|placed| placed != Placed::Nothing),
             Act::Shrink => space.shrink(self),
+            Act::Densify => space.densify(self),
             Act::Assign => {
                 let wanted = self.random.within(1, self.profile.merge_pages) as usize;
                 space.waiting_for_slots() >= wanted && space.assign(self)

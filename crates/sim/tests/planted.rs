@@ -17,6 +17,7 @@ fn planted_bugs_are_caught_and_nothing_else_is() {
         Bug::DropInvalidation,
         Bug::FreeSlotTwice,
         Bug::SkipIdentityCheck,
+        Bug::DensifyWhatIsThere,
         Bug::TrustKeptObject,
         Bug::TrustKeptSlot,
     ] {

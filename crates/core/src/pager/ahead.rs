@@ -18,6 +18,7 @@ use crate::stats::Counter;
 use crate::table::entry::{State, Stored};
 use crate::table::ranges::Range;
 use crate::units::{FrameIndex, PAGE_BYTES, PageIndex, SlotIndex};
+use crate::zswap::codec::Decoder;
 
 /// Where a page that is read ahead goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -316,8 +317,13 @@ impl Pager<'_> {
 
     /// Puts the bytes of a page that isn't on an area into `bytes`, which is the driver's or the ticket's frame. An error leaves it
     /// to the fault to say what is wrong.
-    pub fn load_ahead(&self, ticket: &Ticket, bytes: &mut [u8; PAGE_BYTES]) -> Result<(), SlotIndex> {
-        self.load_into(ticket, bytes)
+    pub fn load_ahead(
+        &self,
+        ticket: &Ticket,
+        bytes: &mut [u8; PAGE_BYTES],
+        decoder: &mut Decoder,
+    ) -> Result<(), SlotIndex> {
+        self.load_into(ticket, bytes, decoder)
     }
 
     /// The ticket's slot was read into `bytes`: are they what was written there?

@@ -10,7 +10,7 @@ use crate::stats::Counter;
 use crate::table::Place;
 use crate::table::entry::{Past, Stored, Word};
 use crate::units::{PAGE_BYTES, PageIndex, SlotIndex};
-use crate::zswap::codec::decompress;
+use crate::zswap::codec::{Decoder, decompress};
 use crate::zswap::same_filled::fill;
 
 /// The slot named when what is lost was never on an area.
@@ -137,16 +137,21 @@ impl Pager<'_> {
     }
 
     /// Puts the page's bytes into the ticket's frame, which must have memory by now.
-    pub fn load(&self, ticket: &Ticket) -> Result<(), SlotIndex> {
+    pub fn load(&self, ticket: &Ticket, decoder: &mut Decoder) -> Result<(), SlotIndex> {
         let (frame, backing) = ticket.frame.expect("a ticket to load has a frame");
         assert!(backing == Backing::Memory, "a page was to be loaded into a hole");
         // SAFETY: the ticket owns the frame, it has memory, and only this thread has the ticket.
         let page = unsafe { self.cache.bytes_mut(frame) };
-        self.load_into(ticket, page)
+        self.load_into(ticket, page, decoder)
     }
 
     /// The bytes of a page that isn't on an area.
-    pub(super) fn load_into(&self, ticket: &Ticket, bytes: &mut [u8; PAGE_BYTES]) -> Result<(), SlotIndex> {
+    pub(super) fn load_into(
+        &self,
+        ticket: &Ticket,
+        bytes: &mut [u8; PAGE_BYTES],
+        decoder: &mut Decoder,
+    ) -> Result<(), SlotIndex> {
         let (source, books) = self.source_of(ticket.before);
         match source {
             State::Zero => bytes.fill(0),
@@ -160,7 +165,7 @@ impl Pager<'_> {
                 let codec = books.config.codec;
                 let decoded = books.pool.read(handle, |stored| {
                     pause!();
-                    decompress(codec, stored, bytes)
+                    decompress(codec, stored, bytes, decoder)
                 });
                 decoded.map_err(|_| NO_SLOT)?;
             }

@@ -23,6 +23,7 @@ macro_rules! pause {
 mod ahead;
 mod change;
 mod copies;
+mod dense;
 mod evict;
 mod fault;
 mod inherit;
@@ -31,6 +32,7 @@ mod write;
 
 pub use ahead::{Fate, Opening};
 pub use change::Unsettled;
+pub use dense::Densified;
 pub use evict::Placed;
 pub use step::{Access, BATCH_MAX, Batch, Step, Taken, Ticket, WRITE_PAGES_MAX, WriteBatch, WriteRequest};
 pub use write::{Shrunk, WriteProgress};

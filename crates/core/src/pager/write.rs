@@ -12,7 +12,7 @@ use crate::stats::Counter;
 use crate::table::Place;
 use crate::table::entry::{State, Stored};
 use crate::units::{AreaId, FrameIndex, NodeId, PageIndex, SlotIndex};
-use crate::zswap::codec::decompress;
+use crate::zswap::codec::{Decoder, decompress};
 use core::sync::atomic::Ordering;
 
 /// How a write ended.
@@ -28,8 +28,10 @@ pub enum WriteProgress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Shrunk {
-    /// The pool is small enough, or there is no area to write to.
+    /// The pool is small enough.
     Enough,
+    /// There is no area to write to: [`Pager::densify`] may make room.
+    NoArea,
     /// An object was freed that a page in memory had kept.
     Released,
     /// The object that goes first waits in the write batch.
@@ -47,7 +49,7 @@ impl Pager<'_> {
     /// Moves the pool's object that goes first into a frame and from there into the write batch, if the pool is over
     /// its accept threshold; objects that are only kept are freed before. `writes` must not be full. Under the shared map
     /// lock.
-    pub fn shrink(&self, writes: &mut WriteBatch) -> Shrunk {
+    pub fn shrink(&self, writes: &mut WriteBatch, decoder: &mut Decoder) -> Shrunk {
         if !self.pool.over_accept_threshold() {
             return Shrunk::Enough;
         }
@@ -55,7 +57,7 @@ impl Pager<'_> {
             return self.release_object(handle, page);
         }
         if !self.areas.any_writable() {
-            return Shrunk::Enough;
+            return Shrunk::NoArea;
         }
         let Some((handle, page)) = self.pool.first_to_go() else { return Shrunk::Enough };
         pause!();
@@ -77,7 +79,7 @@ impl Pager<'_> {
         pause!();
         // SAFETY: `take_backed` has just given us the frame, with memory; nobody else knows it.
         let bytes = unsafe { self.cache.bytes_mut(frame) };
-        if self.pool.read(handle, |stored| decompress(self.config.codec, stored, bytes)).is_err() {
+        if self.pool.read(handle, |stored| decompress(self.config.codec, stored, bytes, decoder)).is_err() {
             // Memory that isn't what was stored: the page stays where it is, and a fault on it will fail.
             self.cache.put(frame, Backing::Memory);
             self.pool.rotate(handle, page);

@@ -7,7 +7,7 @@ use crate::takes::{self, Took};
 use crate::{fork, guard, lull};
 use core::sync::atomic::Ordering;
 use farpage_core::cache::Backing;
-use farpage_core::pager::{Placed, Shrunk, Taken};
+use farpage_core::pager::{Densified, Placed, Shrunk, Taken};
 use farpage_core::reclaim::recency::Lone;
 use farpage_core::stats::Counter;
 use farpage_core::units::{AreaId, FrameIndex, PAGE_BYTES, PageIndex, PageRange};
@@ -43,6 +43,13 @@ const LOOK_NS: u64 = 5_000_000;
 const HELD_BATCHES_MAX: usize = 16;
 /// Clusters of an area that are discarded in one go.
 const DISCARDS_MAX: usize = 4;
+/// What has been in the pool for one to two of these without being asked for is compressed once more.
+const TURN_NS: u64 = 2_000_000_000;
+/// For so long at a time, and then not for so many times as long.
+const DENSIFY_NS: u64 = 1_000_000;
+const DENSIFY_REST: u64 = 10;
+/// After so many in a row that couldn't be made shorter for now, no more is tried.
+const NO_ROOM_MAX: u32 = 16;
 /// How often a full area is tried again.
 const RETRY_AREAS_NS: u64 = 1_000_000_000;
 
@@ -74,7 +81,10 @@ impl Worker {
                 return;
             }
             self.engine.pager.stats().count(Counter::ReclaimDirect);
-            if now > deadline || (self.evict(DIRECT_BATCH) == Progress::None && !self.wait_for_others()) {
+            // Asked before: when nothing could be evicted, the room for it may just have been made.
+            let may_densify = self.engine.may_densify();
+            let evicted = self.evict(DIRECT_BATCH);
+            if now > deadline || (evicted == Progress::None && !self.wait_for_others(may_densify)) {
                 // There may be nothing because the program has just given it back, and less is needed now.
                 self.engine.measure();
                 if self.engine.is_over_limit() {
@@ -85,10 +95,10 @@ impl Worker {
         }
     }
 
-    /// Nothing could be evicted: waits for who may be able to. False if nobody is.
-    fn wait_for_others(&mut self) -> bool {
+    /// Nothing could be evicted: waits for who may be able to, or makes room in the pool. False if nobody is and does.
+    fn wait_for_others(&mut self, may_densify: bool) -> bool {
         let is_for_good = now_ns() < self.engine.unmovable_until_ns.load(Ordering::Relaxed);
-        if core::mem::take(&mut self.sees_shared) && !is_for_good {
+        if core::mem::take(&mut self.sees_shared) && !is_for_good || may_densify {
             self.engine.budget.ring();
             farpage_os::clock::sleep_ns(100_000);
             return true;
@@ -142,6 +152,7 @@ impl Worker {
                     break;
                 }
                 engine.pager.stats().count(Counter::ReclaimBackground);
+                let may_densify = engine.may_densify();
                 let evicted = self.evict(batch);
                 let is_shared = self.unshare_refused();
                 if evicted == Progress::None {
@@ -160,7 +171,7 @@ impl Worker {
                     }
                     // As in `make_memory_direct`.
                     engine.measure();
-                    if engine.is_over_start() {
+                    if engine.is_over_start() && !may_densify {
                         self.give_up();
                         self.engine.explain_over_budget();
                     }
@@ -179,6 +190,7 @@ impl Worker {
         if self.shrink_pool() == Progress::Some {
             progress = Progress::Some;
         }
+        self.densify_old();
         self.tidy_pool();
         self.forget_heirless();
         self.discard_empty_clusters();
@@ -506,10 +518,14 @@ impl Worker {
                 break;
             }
             let shared = self.engine.map.shared(self.index);
-            let shrunk = self.engine.pager.shrink(&mut self.writes);
+            let shrunk = self.engine.pager.shrink(&mut self.writes, &mut self.scratch.decoder);
             drop(shared);
             match shrunk {
                 Shrunk::Enough => break,
+                Shrunk::NoArea => {
+                    progress = self.densify_all();
+                    break;
+                }
                 Shrunk::Queued | Shrunk::Released => (progress, busy) = (Progress::Some, 0),
                 // It may be the only one of its kind, and so the first again.
                 Shrunk::Busy if busy == 64 => break,
@@ -571,6 +587,67 @@ impl Worker {
     fn forget_heirless(&self) {
         let _shared = self.engine.map.shared(self.index);
         fork::forget_heirless(self.engine);
+    }
+
+    /// What has been in the pool for some time is compressed once more.
+    fn densify_old(&mut self) {
+        let now = now_ns();
+        if now >= self.turn_at_ns {
+            self.turn_at_ns = now + TURN_NS;
+            self.engine.pager.pool().turn();
+        }
+        if now >= self.densify_at_ns && !self.engine.is_over_start() {
+            self.densify(true, now);
+            let after = now_ns();
+            self.densify_at_ns = after + (after - now) * DENSIFY_REST;
+        }
+    }
+
+    /// There is no area, and the pool is nearly full: what it has is compressed once more. As long as the budget is exceeded that
+    /// goes on, and who needs memory waits for it ([`Engine::may_densify`]).
+    fn densify_all(&mut self) -> Progress {
+        let (engine, mut progress) = (self.engine, Progress::None);
+        loop {
+            let now = now_ns();
+            let is_over = engine.is_over_limit();
+            if !is_over && now < self.densify_at_ns {
+                return progress;
+            }
+            let done = self.densify(false, now);
+            let after = now_ns();
+            self.densify_at_ns = after + (after - now);
+            engine.densify_is_vain.store(done == Progress::None, Ordering::Relaxed);
+            if done == Progress::None {
+                return progress;
+            }
+            progress = Progress::Some;
+            self.tidy_pool();
+            if !is_over || !engine.pager.pool().over_accept_threshold() {
+                return progress;
+            }
+        }
+    }
+
+    /// Compresses the oldest that the pool has once more, for some time; with `is_old` no others, and as long as nothing else is to
+    /// be done.
+    fn densify(&mut self, is_old: bool, began_ns: u64) -> Progress {
+        let (mut progress, mut no_room) = (Progress::None, 0);
+        while now_ns() - began_ns < DENSIFY_NS && no_room < NO_ROOM_MAX {
+            if is_old && self.engine.is_over_start() {
+                break;
+            }
+            let shared = self.engine.map.shared(self.index);
+            let densified = self.engine.pager.densify(is_old, self.scratch);
+            drop(shared);
+            match densified {
+                Densified::Nothing => break,
+                Densified::Shorter => (progress, no_room) = (Progress::Some, 0),
+                Densified::AsItWas => {}
+                // It may be the only one, and so the first again.
+                Densified::Busy | Densified::NoRoom => no_room += 1,
+            }
+        }
+        progress
     }
 
     /// Moves objects together where blocks are sparse, and gives free blocks back.

@@ -74,7 +74,7 @@ pub struct Worker {
     pub(crate) index: ReaderIndex,
     /// The node of the CPU that this thread is pinned to, if it is.
     node: Option<NodeId>,
-    scratch: &'static mut Scratch,
+    pub(crate) scratch: &'static mut Scratch,
     pub(crate) ahead: AheadMemory,
     batch: Batch,
     outgoing: [Outgoing; BATCH_MAX],
@@ -86,6 +86,9 @@ pub struct Worker {
     zero_run: u64,
     give_up_until_ns: u64,
     retry_areas_at_ns: u64,
+    /// When the pool's next turn begins, and when what is old there is compressed once more.
+    turn_at_ns: u64,
+    densify_at_ns: u64,
     /// When completions were last looked for.
     looked_ns: u64,
     /// The last batch was of pages that are shared since a fork: the keeper makes them the program's own.
@@ -129,6 +132,8 @@ impl Worker {
             zero_run: 1,
             give_up_until_ns: 0,
             retry_areas_at_ns: 0,
+            turn_at_ns: 0,
+            densify_at_ns: 0,
             looked_ns: 0,
             sees_shared: false,
             has_unshared: false,
@@ -370,7 +375,7 @@ impl Worker {
             self.engine.pager.give_back(ticket);
             return self.engine.pages.wake(page);
         }
-        match self.engine.pager.load(&ticket) {
+        match self.engine.pager.load(&ticket, &mut self.scratch.decoder) {
             Ok(()) => self.install(ticket),
             Err(slot) => self.lose(ticket, slot, Notice::Corrupt, 0),
         }

@@ -4,7 +4,7 @@
 //! a fault decodes what is there into a frame. Which of the two forms an object has is told by
 //! its length: [`PAGE_BYTES`] bytes are the page as it is, fewer are the codec's output.
 //!
-//! [`Codec::Auto`] looks at each page and takes the first of these that it is made for; its first byte says which:
+//! [`Codec::Auto`] and [`Codec::Fast`] look at each page and take the first of these that it is made for; its first byte says which:
 //!
 //! 1. Nothing, if its bytes look like noise.
 //! 2. Mostly zeros: [`sparse`].
@@ -13,15 +13,18 @@
 //! 5. Text, and all else that repeats itself: [`text`].
 //! 6. What that makes little of: LZ4, which knows shorter repetitions.
 //!
+//! With the former what stays is looked at once more, in the background: [`densify`].
+//!
 //! The decoder is total: whatever bytes it is given, it answers with an error or a whole page, and reads
 //! and writes nothing else.
 
-// UNSAFETY: a `Scratch` is 34 KiB of zeroed memory that the driver maps. Building it by value would put it on the stack first,
+// UNSAFETY: a `Scratch` is 280 KiB of zeroed memory that the driver maps. Building it by value would put it on the stack first,
 // which need not have that much room, and writing it where it lies would give memory to threads that never compress.
 // And code that is compiled for more than every CPU has.
 
 mod columns;
 mod cpu;
+mod dense;
 mod lz4;
 mod sparse;
 mod text;
@@ -35,6 +38,8 @@ use crate::config::Codec;
 use crate::memory::Zeroed;
 use crate::units::PAGE_BYTES;
 use columns::{Ints, Longs};
+pub use dense::Decoder;
+use dense::Encoder;
 
 /// What the text encoder needs, and the byte that says what follows. LZ4's refuses to start with less than it may write for
 /// a page that doesn't compress at all, which is less than that.
@@ -52,8 +57,11 @@ pub struct Scratch {
     seen: text::Table,
     words: [u8; words::OUTPUT_BYTES],
     output: [u8; OUTPUT_BYTES],
-    /// What [`is_of`] decodes into.
+    /// What [`is_of`] and [`densify`] decode into.
     page: [u8; PAGE_BYTES],
+    encoder: Encoder,
+    /// For who brings pages back.
+    pub decoder: Decoder,
 }
 
 // SAFETY: a match table says for itself; the rest are integers.
@@ -88,12 +96,13 @@ mod kind {
     pub const INTS: u8 = 3;
     pub const SPARSE: u8 = 4;
     pub const TEXT: u8 = 5;
+    pub const DENSE: u8 = 6;
 }
 
 impl Scratch {
     /// Working memory by value, for tests and tools; the driver carves it out of zeroed memory.
     #[must_use]
-    #[expect(clippy::new_without_default, reason = "34 KiB should not appear on a stack unasked")]
+    #[expect(clippy::new_without_default, reason = "280 KiB should not appear on a stack unasked")]
     pub fn new() -> Self {
         let table = MatchTable { is_made: false, table: MaybeUninit::uninit() };
         Scratch {
@@ -102,6 +111,8 @@ impl Scratch {
             words: [0; words::OUTPUT_BYTES],
             output: [0; OUTPUT_BYTES],
             page: [0; PAGE_BYTES],
+            encoder: Encoder::new(),
+            decoder: Decoder::new(),
         }
     }
 }
@@ -123,7 +134,7 @@ pub fn compress<'s>(
     let bytes_max = bytes_max.min(PAGE_BYTES - 1);
     let length = match codec {
         Codec::None => return Some(page),
-        Codec::Auto => as_it_suits(page, scratch, bytes_max)?,
+        Codec::Auto | Codec::Fast => as_it_suits(page, scratch, bytes_max)?,
         // The buffer is as large as the encoder asks for, so it can't refuse; if it ever does, the
         // page counts as incompressible and no byte is lost.
         Codec::Lz4 => compress_into_with_table(page, &mut scratch.output, scratch.table.get()).ok()?,
@@ -279,7 +290,12 @@ impl Look<'_> {
 }
 
 /// Makes the page that `bytes` were stored for. On an error `page` has no particular content.
-pub fn decompress(codec: Codec, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Result<(), Corrupt> {
+pub fn decompress(
+    codec: Codec,
+    bytes: &[u8],
+    page: &mut [u8; PAGE_BYTES],
+    decoder: &mut Decoder,
+) -> Result<(), Corrupt> {
     if bytes.len() == PAGE_BYTES {
         page.copy_from_slice(bytes);
         return Ok(());
@@ -289,21 +305,46 @@ pub fn decompress(codec: Codec, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Re
     }
     let decoded = match (codec, bytes) {
         (Codec::Lz4, _) => lz4::decompress(bytes, page),
-        (Codec::Auto, [kind::LZ4, bytes @ ..]) => lz4::decompress(bytes, page),
-        (Codec::Auto, [kind::WORDS, bytes @ ..]) => words::decode(bytes, page),
-        (Codec::Auto, [kind::LONGS, bytes @ ..]) => Longs::decode(bytes, page),
-        (Codec::Auto, [kind::INTS, bytes @ ..]) => Ints::decode(bytes, page),
-        (Codec::Auto, [kind::SPARSE, bytes @ ..]) => sparse::decode(bytes, page),
-        (Codec::Auto, [kind::TEXT, bytes @ ..]) => text::decode(bytes, page),
-        (Codec::Auto | Codec::None, _) => None,
+        (Codec::Auto | Codec::Fast, [kind, bytes @ ..]) => match *kind {
+            kind::LZ4 => lz4::decompress(bytes, page),
+            kind::WORDS => words::decode(bytes, page),
+            kind::LONGS => Longs::decode(bytes, page),
+            kind::INTS => Ints::decode(bytes, page),
+            kind::SPARSE => sparse::decode(bytes, page),
+            kind::TEXT => text::decode(bytes, page),
+            kind::DENSE => decoder.decode(bytes, page),
+            _ => None,
+        },
+        (Codec::Auto | Codec::Fast | Codec::None, _) => None,
     };
     decoded.ok_or(Corrupt)
 }
 
 /// Whether what is stored is exactly this page.
 pub fn is_of(codec: Codec, page: &[u8; PAGE_BYTES], scratch: &mut Scratch, stored: &[u8]) -> bool {
-    let decoded = &mut scratch.page;
-    decompress(codec, stored, decoded).is_ok() && decoded == page
+    let Scratch { page: decoded, decoder, .. } = scratch;
+    decompress(codec, stored, decoded, decoder).is_ok() && decoded == page
+}
+
+/// What is stored in less than so many bytes isn't worth the time.
+const DENSIFIED_MIN: usize = PAGE_BYTES / 10;
+
+/// What to store instead of `stored`, which [`Codec::Auto`] made: it may become less than seven eighths of that if more time is
+/// spent on it. None if it isn't worth that: then there is no need to try again.
+pub fn densify<'s>(stored: &[u8], scratch: &'s mut Scratch) -> Option<&'s [u8]> {
+    if stored.len() < DENSIFIED_MIN || stored.len() == PAGE_BYTES {
+        return None;
+    }
+    let Scratch { page, encoder, decoder, output, .. } = scratch;
+    // Of columns ours makes less than any other.
+    if !matches!(stored[0], kind::WORDS | kind::TEXT | kind::LZ4) {
+        return None;
+    }
+    decompress(Codec::Auto, stored, page, decoder).ok()?;
+    output[0] = kind::DENSE;
+    let room = stored.len() * 7 / 8;
+    let length = encoder.encode(page, &mut output[1..room])?;
+    Some(&output[..1 + length])
 }
 
 /// A page that begins with these words; the rest is 0.
@@ -325,6 +366,11 @@ mod tests {
         let mut page = Box::new([0; PAGE_BYTES]);
         page.iter_mut().enumerate().for_each(|(at, to)| *to = byte(at));
         page
+    }
+
+    /// Decompresses.
+    fn brought(codec: Codec, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Result<(), Corrupt> {
+        decompress(codec, bytes, page, &mut Box::new(Decoder::new()))
     }
 
     /// Bytes without a pattern (xorshift), so that LZ4 finds nothing.
@@ -388,7 +434,7 @@ mod tests {
         let bytes = compress(Codec::Lz4, &page, &mut scratch, ANY).unwrap();
         assert!(bytes.len() < 1000, "{}", bytes.len());
         let mut back = [0xee; PAGE_BYTES];
-        decompress(Codec::Lz4, bytes, &mut back).unwrap();
+        brought(Codec::Lz4, bytes, &mut back).unwrap();
         assert_eq!(back, *page);
     }
 
@@ -415,21 +461,21 @@ mod tests {
         let bytes = compress(Codec::None, &page, &mut scratch, 0).unwrap();
         assert_eq!(bytes, *page);
         let mut back = [0; PAGE_BYTES];
-        decompress(Codec::None, bytes, &mut back).unwrap();
+        brought(Codec::None, bytes, &mut back).unwrap();
         assert_eq!(back, *page);
-        assert_eq!(decompress(Codec::None, &bytes[1..], &mut back), Err(Corrupt));
+        assert_eq!(brought(Codec::None, &bytes[1..], &mut back), Err(Corrupt));
     }
 
     #[test]
     fn raw_page_decodes_under_either_codec_and_truncated_bytes_under_none() {
         let (raw, mut back) = (noise(3), [0; PAGE_BYTES]);
-        decompress(Codec::Lz4, &raw[..], &mut back).unwrap();
+        brought(Codec::Lz4, &raw[..], &mut back).unwrap();
         assert_eq!(back, *raw);
         let mut scratch = Scratch::new();
         let page = page_of(|at| (at / 60) as u8);
         let bytes = compress(Codec::Lz4, &page, &mut scratch, ANY).unwrap();
         for length in 0..bytes.len() {
-            assert_eq!(decompress(Codec::Lz4, &bytes[..length], &mut back), Err(Corrupt), "{length}");
+            assert_eq!(brought(Codec::Lz4, &bytes[..length], &mut back), Err(Corrupt), "{length}");
         }
     }
 
@@ -442,7 +488,7 @@ mod tests {
         for codec in [Codec::Lz4, Codec::Auto, Codec::Lz4] {
             let bytes = compress(codec, &page, scratch, ANY).unwrap();
             let mut back = [0; PAGE_BYTES];
-            decompress(codec, bytes, &mut back).unwrap();
+            brought(codec, bytes, &mut back).unwrap();
             assert_eq!(back, *page);
         }
     }
@@ -456,7 +502,7 @@ mod tests {
         let mut scratch = Scratch::new();
         let bytes = compress(Codec::Auto, page, &mut scratch, bytes_max)?;
         let mut back = [0xee; PAGE_BYTES];
-        decompress(Codec::Auto, bytes, &mut back).unwrap();
+        brought(Codec::Auto, bytes, &mut back).unwrap();
         assert_eq!(back, *page);
         Some((bytes.len(), bytes[0]))
     }
@@ -488,6 +534,54 @@ mod tests {
         }
         assert_eq!(suited(&noise(5), ANY), None);
         assert_eq!(suited(&noise(5), usize::MAX), None);
+    }
+
+    /// Objects of an interpreter, as far as they tell zstd from ours.
+    fn heap(seed: u64) -> Box<[u8; PAGE_BYTES]> {
+        let mixed = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+        page_of_each(|at| match at % 6 {
+            0 => 1 + mixed(at + seed) % 3,
+            1 => 0x7f3a_9c40_12e0,
+            2 => 0x7f3a_8000_0000 + mixed(at / 6 + seed) % 64 * 48,
+            3 => u64::from_le_bytes(*b"user-123") + ((mixed(at) % 10) << 56),
+            4 => 0xffff_ffff_ffff_ffff,
+            _ => 0x7f3a_8000_0000 + (at + seed) * 16,
+        })
+    }
+
+    #[test]
+    fn what_may_become_shorter_does_and_comes_back() {
+        let mut scratch = Scratch::new();
+        let text =
+            b"It was thought through and partly measured; where you find better, do better, and write why. ";
+        let written = page_of(|at| text[(at * at / 700 + at) % text.len()]);
+        for page in [heap(1), heap(700), written] {
+            let stored = compress(Codec::Auto, &page, &mut scratch, ANY).unwrap().to_vec();
+            let denser = densify(&stored, &mut scratch).expect("there is much to gain").to_vec();
+            assert!(denser.len() * 8 <= stored.len() * 7 && denser[0] == kind::DENSE, "{}", denser.len());
+            let mut back = [0xee; PAGE_BYTES];
+            brought(Codec::Auto, &denser, &mut back).unwrap();
+            assert_eq!(back, *page);
+            assert!(is_of(Codec::Auto, &page, &mut scratch, &denser));
+            assert!(!is_of(Codec::Auto, &noise(1), &mut scratch, &denser));
+            assert_eq!(densify(&denser, &mut scratch), None, "not twice");
+        }
+    }
+
+    #[test]
+    fn what_would_not_become_shorter_is_left_as_it_is() {
+        let mut scratch = Scratch::new();
+        let column = page_of_each(|at| 1_700_000_000_000 + at * 37 + at.wrapping_mul(0x9e37_79b9) % 30);
+        let stored = compress(Codec::Auto, &column, &mut scratch, ANY).unwrap().to_vec();
+        assert_eq!(densify(&stored, &mut scratch), None);
+        assert_eq!(densify(&noise(2)[..], &mut scratch), None);
+        // Noise and a letter, in turns: the letters are gone already.
+        let random = noise(3);
+        let half = page_of(|at| if at % 512 < 256 { random[at] } else { 7 });
+        let stored = compress(Codec::Auto, &half, &mut scratch, ANY).unwrap().to_vec();
+        assert!(stored[0] == kind::TEXT && densify(&stored, &mut scratch).is_none());
+        // Bytes that nothing became are somebody else's to complain about.
+        assert_eq!(densify(&[kind::TEXT; 900], &mut scratch), None);
     }
 
     /// Rows of a table in a real program's memory, mostly one letter: of the words' codec they took three times as much.
@@ -618,8 +712,9 @@ mod tests {
         fn decoder_answers_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..5000)) {
             let mut page = [0; PAGE_BYTES];
             for codec in [Codec::Lz4, Codec::Auto, Codec::None] {
-                let _ = decompress(codec, &bytes, &mut page);
+                let _ = brought(codec, &bytes, &mut page);
             }
+            let _ = brought(Codec::Auto, &[&[kind::DENSE], &bytes[..]].concat(), &mut page);
         }
 
         /// Damaged output gets deeper into the decoder than noise does.
@@ -635,14 +730,30 @@ mod tests {
             if let Some(bytes) = compress(Codec::Lz4, &page, &mut scratch, ANY) {
                 let mut bytes = bytes.to_vec();
                 let mut back = [0; PAGE_BYTES];
-                prop_assert_eq!(decompress(Codec::Lz4, &bytes, &mut back), Ok(()));
+                prop_assert_eq!(brought(Codec::Lz4, &bytes, &mut back), Ok(()));
                 prop_assert_eq!(&back, &*page);
                 for (at, byte) in damage {
                     let at = at.index(bytes.len());
                     bytes[at] = byte;
                 }
-                let _ = decompress(Codec::Lz4, &bytes, &mut back);
+                let _ = brought(Codec::Lz4, &bytes, &mut back);
             }
+        }
+
+        /// As above. That it is the page or an error isn't promised: there is no checksum.
+        #[test]
+        fn decoder_answers_damaged_dense_pages(
+            seed in 0_u64..1000,
+            damage in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..6),
+        ) {
+            let mut scratch = Scratch::new();
+            let stored = compress(Codec::Auto, &heap(seed), &mut scratch, ANY).unwrap().to_vec();
+            let mut denser = densify(&stored, &mut scratch).unwrap().to_vec();
+            for (at, byte) in damage {
+                let at = at.index(denser.len());
+                denser[at] = byte;
+            }
+            let _ = brought(Codec::Auto, &denser, &mut Box::new([0; PAGE_BYTES]));
         }
     }
 }

@@ -121,15 +121,16 @@ impl<'m> Blocks<'m> {
         self.in_use + self.warm.count + self.releasing
     }
 
-    /// An empty block to cut into slots of `class`; `None` if that would go over the limit.
-    pub fn acquire(&mut self, class: usize) -> Option<u32> {
+    /// An empty block to cut into slots of `class`; `None` if that would go over the limit, less `reserve`.
+    pub fn acquire(&mut self, class: usize, reserve: u32) -> Option<u32> {
+        let limit = self.limit - reserve;
         // Even of warm blocks no more than the limit, which may have been lowered since they were acquired.
-        if self.in_use >= self.limit {
+        if self.in_use >= limit {
             return None;
         }
         let block = match self.warm.pop_first(self.metas) {
             Some(warm) => warm,
-            None if self.with_memory() >= self.limit => return None,
+            None if self.with_memory() >= limit => return None,
             None => self.cold.pop_first(self.metas).unwrap_or_else(|| {
                 self.touched += 1;
                 self.touched

@@ -37,13 +37,16 @@ pub use blocks::BlockMeta;
 pub use layout::{HANDLE_BITS, PoolLayout, PoolMemory};
 pub use objects::{ObjectHandle, ObjectMeta};
 
-use crate::sync::Lock;
+use crate::sync::{Guard, Lock};
 use crate::units::{PAGE_BYTES, PageIndex};
 use blocks::Blocks;
 use classes::Classes;
 use data::Data;
 use objects::Objects;
 use pins::Pins;
+
+/// A [reserve](Pool::keep_reserve) is one of so many blocks.
+const RESERVE_PART: u32 = 32;
 
 /// Why an object could not be stored. In either case the pool stops accepting until it was shrunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +88,8 @@ struct State<'m> {
     blocks: Blocks<'m>,
     classes: Classes,
     accept_percent: u32,
+    /// Whether what becomes denser finds room when nothing else does.
+    reserves: bool,
     /// Set when a store met the limit, until the pool is below the accept threshold again.
     was_full: bool,
 }
@@ -106,6 +111,7 @@ impl<'m> Pool<'m> {
                 blocks,
                 classes: Classes::new(layout.block_bytes),
                 accept_percent: accept_percent.min(100),
+                reserves: false,
                 was_full: false,
             }),
         }
@@ -144,20 +150,66 @@ impl<'m> Pool<'m> {
     pub fn store(&self, owner: PageIndex, bytes: &[u8]) -> Result<ObjectHandle, StoreError> {
         assert!(!bytes.is_empty() && bytes.len() <= PAGE_BYTES, "an object of {} bytes", bytes.len());
         let mut state = self.state.lock();
-        let handle = match state.begin(owner, bytes.len()) {
-            Ok(handle) => handle,
-            Err(error) => {
-                self.accepts.store(false, Ordering::Relaxed);
-                return Err(error);
+        let reserve = state.reserve();
+        match state.begin(owner, bytes.len(), reserve) {
+            Ok(handle) => {
+                self.fill(state, handle, bytes);
+                Ok(handle)
             }
-        };
+            Err(error) => {
+                state.was_full = true;
+                self.accepts.store(false, Ordering::Relaxed);
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes the bytes of an object that was just made.
+    fn fill(&self, state: Guard<'_, State<'m>>, handle: ObjectHandle, bytes: &[u8]) {
         let place = state.place_of(handle.raw());
         let pin = self.pins.pin_to_write(handle.raw());
         let _held = pin.is_none().then_some(state);
         // SAFETY: the object was just made. While it is pinned to be written, or while the lock is held, it is not read, moved or
         // freed.
         unsafe { self.data.bytes_mut(place) }.copy_from_slice(bytes);
-        Ok(handle)
+    }
+
+    /// Stores `bytes`, which won't become any shorter, instead of an object of the same owner, and frees that. If there is no
+    /// room, which doesn't make the pool a full one, it stays. Panics if it isn't live.
+    pub fn replace(&self, handle: ObjectHandle, bytes: &[u8]) -> Result<ObjectHandle, StoreError> {
+        let mut state = self.state.lock();
+        let number = state.objects.live(handle);
+        let owner = PageIndex(state.objects.metas[number as usize].owner);
+        let denser = state.begin(owner, bytes.len(), 0)?;
+        state.objects.set_dense(denser.raw());
+        self.fill(state, denser, bytes);
+        self.free(handle);
+        Ok(denser)
+    }
+
+    /// From now on a small part of the limit is for [`Pool::replace`] alone: without areas a full pool can then still be made
+    /// denser.
+    pub fn keep_reserve(&self) {
+        self.state.lock().reserves = true;
+    }
+
+    /// The object won't become any shorter. Panics if it isn't live.
+    pub fn leave_as_it_is(&self, handle: ObjectHandle) {
+        let mut state = self.state.lock();
+        let number = state.objects.live(handle);
+        state.objects.set_dense(number);
+    }
+
+    /// The object to make denser next: the oldest that may become shorter. With `is_old`, only if it has been here for two
+    /// [turns](Pool::turn). It may be gone, as with [`Pool::first_to_go`].
+    pub fn first_to_densify(&self, is_old: bool) -> Option<(ObjectHandle, PageIndex)> {
+        let state = self.state.lock();
+        state.named(state.objects.first_to_densify(is_old))
+    }
+
+    /// Some time has passed: what is here now is a turn older.
+    pub fn turn(&self) {
+        self.state.lock().objects.turn();
     }
 
     /// Calls `with` for the object's bytes. The object stays. Panics if it isn't live. For its owner: nobody else may free it
@@ -209,17 +261,15 @@ impl<'m> Pool<'m> {
     /// The object that has been kept longest, and its page; see [`Pool::first_to_go`].
     pub fn first_kept(&self) -> Option<(ObjectHandle, PageIndex)> {
         let state = self.state.lock();
-        let handle = state.objects.first_kept()?;
-        Some((handle, PageIndex(state.objects.metas[handle.raw() as usize].owner)))
+        state.named(state.objects.first_kept())
     }
 
-    /// The object to write back next: the oldest of those that take a whole page; if there are none, the oldest; none that
-    /// is kept. It may be gone, or its handle have another owner, as soon as this returns: lock the owner's entry and compare
+    /// The object to write back next: the oldest of those that take a whole page; if there are none, of those that won't become
+    /// any shorter ([`Pool::replace`], [`Pool::leave_as_it_is`]), then of all others but those that are kept. It may be gone, or its handle have another owner, as soon as this returns: lock the owner's entry and compare
     /// the handle in it before acting.
     pub fn first_to_go(&self) -> Option<(ObjectHandle, PageIndex)> {
         let state = self.state.lock();
-        let handle = state.objects.first()?;
-        Some((handle, PageIndex(state.objects.metas[handle.raw() as usize].owner)))
+        state.named(state.objects.first())
     }
 
     /// Makes the object the youngest of its kind, because its page is busy now. Does nothing if the handle isn't
@@ -288,16 +338,20 @@ impl State<'_> {
             || over(self.objects.count(), self.objects.capacity())
     }
 
+    /// A live object, and its page.
+    fn named(&self, handle: Option<ObjectHandle>) -> Option<(ObjectHandle, PageIndex)> {
+        handle.map(|handle| (handle, PageIndex(self.objects.metas[handle.raw() as usize].owner)))
+    }
+
+    /// Blocks that only what becomes denser may take: few, and none of a pool that has few.
+    fn reserve(&self) -> u32 {
+        if self.reserves { self.blocks.limit / RESERVE_PART } else { 0 }
+    }
+
     /// Makes an object of `length` bytes, which are yet to be written.
-    fn begin(&mut self, owner: PageIndex, length: usize) -> Result<ObjectHandle, StoreError> {
+    fn begin(&mut self, owner: PageIndex, length: usize, reserve: u32) -> Result<ObjectHandle, StoreError> {
         let class = self.classes.of_length(length);
-        let block = match self.block_with_room(class) {
-            Ok(block) => block,
-            Err(error) => {
-                self.was_full = true;
-                return Err(error);
-            }
-        };
+        let block = self.block_with_room(class, reserve)?;
         let slot_bytes = self.classes.get(class).slot_bytes;
         let slot = self.blocks.take_slot(block, slot_bytes);
         let number = self.objects.begin(owner, length);
@@ -305,15 +359,15 @@ impl State<'_> {
         Ok(ObjectHandle::from_raw(number).expect("object numbers begin at 1"))
     }
 
-    /// A block of `class` with a free slot: the fullest that it has, else a new one.
-    fn block_with_room(&mut self, class: usize) -> Result<u32, StoreError> {
+    /// A block of `class` with a free slot: the fullest that it has, else a new one, if so many are left.
+    fn block_with_room(&mut self, class: usize, reserve: u32) -> Result<u32, StoreError> {
         if !self.objects.has_room() {
             return Err(StoreError::NoHandle);
         }
         if let Some(block) = self.classes.get(class).fullest() {
             return Ok(block);
         }
-        let block = self.blocks.acquire(class).ok_or(StoreError::Full)?;
+        let block = self.blocks.acquire(class, reserve).ok_or(StoreError::Full)?;
         let class = self.classes.get_mut(class);
         class.blocks += 1;
         class.slots_free += class.capacity;

@@ -44,13 +44,15 @@ pub struct ObjectMeta {
     siblings: Links,
     pub(super) block: u32,
     pub(super) slot: u16,
-    /// 1 to 4096; 0 while the object isn't live. With [`KEPT`] if it is one.
+    /// 1 to 4096; 0 while the object isn't live. With [`KEPT`] and [`DENSE`] if it is one.
     length: u16,
 }
 
 /// A bit of an object's length: its page is in memory, and the object a copy of it.
 const KEPT: u16 = 1 << 15;
-const _: () = assert!(PAGE_BYTES < KEPT as usize);
+/// Another one: it won't become any shorter.
+const DENSE: u16 = 1 << 14;
+const _: () = assert!(PAGE_BYTES < DENSE as usize);
 
 impl ObjectMeta {
     /// An object that was never stored.
@@ -59,7 +61,7 @@ impl ObjectMeta {
 
     /// Bytes: 1 to 4096; 0 while the object isn't live.
     pub(super) const fn length(&self) -> usize {
-        (self.length & !KEPT) as usize
+        (self.length & !(KEPT | DENSE)) as usize
     }
 }
 
@@ -84,16 +86,41 @@ impl Linked<InBlock> for ObjectMeta {
     }
 }
 
+/// What an object is in its order: the earlier kinds go first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// A whole page each: what doesn't compress. In the memory of one of them there is room for several pages that do.
+    Whole,
+    /// What won't become any shorter. It was old when it was looked at.
+    Dense,
+    /// What may, if more time is spent on it.
+    Compressed,
+    /// Copies of what is in memory. Nothing is lost with them.
+    Kept,
+}
+
+impl Kind {
+    const ALL: [Kind; 4] = [Kind::Whole, Kind::Dense, Kind::Compressed, Kind::Kept];
+
+    /// The kind of a live object with this length.
+    const fn of(length: u16) -> Kind {
+        match length {
+            _ if length & KEPT != 0 => Kind::Kept,
+            _ if length & !DENSE == PAGE_BYTES as u16 => Kind::Whole,
+            _ if length & DENSE != 0 => Kind::Dense,
+            _ => Kind::Compressed,
+        }
+    }
+}
+
 /// All objects, live ones in the order in which they are to be written back.
 pub(super) struct Objects<'m> {
     pub metas: &'m mut [ObjectMeta],
-    /// Live objects of a whole page each, the oldest first: what doesn't compress. They go before all others, because in the
-    /// memory of one of them there is room for several pages that do.
-    whole: List<ByAge>,
-    /// All others but those of `kept`, the oldest first.
-    compressed: List<ByAge>,
-    /// Copies of what is in memory, the oldest first: nothing is lost with them.
-    kept: List<ByAge>,
+    /// Live ones of each [`Kind`], the oldest first.
+    lists: [List<ByAge>; 4],
+    /// The youngest of the compressed ones when [`Objects::turn`] was called last, and the one before; 0 if what was there then is
+    /// gone.
+    turns: [u32; 2],
     /// The handle freed last; 0 if none is free below `touched`.
     free: u32,
     /// Handles that were ever used: beyond them the table is untouched.
@@ -104,8 +131,8 @@ pub(super) struct Objects<'m> {
 
 impl<'m> Objects<'m> {
     pub fn new(metas: &'m mut [ObjectMeta]) -> Self {
-        let (whole, compressed, kept) = (List::EMPTY, List::EMPTY, List::EMPTY);
-        Objects { metas, whole, compressed, kept, free: 0, touched: 0, payload_bytes: 0 }
+        let lists = [List::EMPTY; 4];
+        Objects { metas, lists, turns: [0; 2], free: 0, touched: 0, payload_bytes: 0 }
     }
 
     /// Objects that can be live at once.
@@ -118,42 +145,66 @@ impl<'m> Objects<'m> {
     }
 
     fn live_count(&self) -> u32 {
-        self.whole.count + self.compressed.count + self.kept.count
+        self.lists.iter().map(|list| list.count).sum()
+    }
+
+    fn first_of(&self, kind: Kind) -> Option<ObjectHandle> {
+        ObjectHandle::from_raw(self.lists[kind as usize].first)
     }
 
     /// Copies of what is in memory.
     pub fn kept_count(&self) -> u32 {
-        self.kept.count
+        self.lists[Kind::Kept as usize].count
     }
 
     /// The one to be written back next.
     pub fn first(&self) -> Option<ObjectHandle> {
-        ObjectHandle::from_raw(self.whole.first).or(ObjectHandle::from_raw(self.compressed.first))
+        [Kind::Whole, Kind::Dense, Kind::Compressed].into_iter().find_map(|kind| self.first_of(kind))
     }
 
     /// The copy that was kept longest.
     pub fn first_kept(&self) -> Option<ObjectHandle> {
-        ObjectHandle::from_raw(self.kept.first)
+        self.first_of(Kind::Kept)
     }
 
-    /// Where an object of this length is, and what the list runs through.
-    fn order(&mut self, length: u16) -> (&mut List<ByAge>, &mut [ObjectMeta]) {
-        let list = match length {
-            _ if length & KEPT != 0 => &mut self.kept,
-            _ if usize::from(length) == PAGE_BYTES => &mut self.whole,
-            _ => &mut self.compressed,
-        };
-        (list, self.metas)
+    /// The oldest of those that may become shorter; with `is_old`, only if it was there two turns ago.
+    pub fn first_to_densify(&self, is_old: bool) -> Option<ObjectHandle> {
+        self.first_of(Kind::Compressed).filter(|_| !is_old || self.turns[1] != 0)
+    }
+
+    /// Some time has passed.
+    pub fn turn(&mut self) {
+        self.turns = [self.lists[Kind::Compressed as usize].last, self.turns[0]];
+    }
+
+    /// Takes a live object out of its order.
+    fn leave(&mut self, number: u32) {
+        let meta = &self.metas[number as usize];
+        let (kind, before) = (Kind::of(meta.length), meta.age.prev);
+        // Only what is compressed is a turn's.
+        self.turns.iter_mut().filter(|turn| **turn == number).for_each(|turn| *turn = before);
+        self.lists[kind as usize].remove(self.metas, number);
+    }
+
+    /// Puts it at the end of the one that it belongs to now.
+    fn join(&mut self, number: u32) {
+        let kind = Kind::of(self.metas[number as usize].length);
+        self.lists[kind as usize].push_last(self.metas, number);
     }
 
     /// Says whether a live object is a copy of what is in memory; it becomes the youngest of its new kind.
     pub fn set_kept(&mut self, number: u32, is_kept: bool) {
-        let (order, metas) = self.order(self.metas[number as usize].length);
-        order.remove(metas, number);
+        self.leave(number);
         let meta = &mut self.metas[number as usize];
         meta.length = meta.length & !KEPT | if is_kept { KEPT } else { 0 };
-        let (order, metas) = self.order(self.metas[number as usize].length);
-        order.push_last(metas, number);
+        self.join(number);
+    }
+
+    /// Says that a live object won't become any shorter; it becomes the youngest of its new kind.
+    pub fn set_dense(&mut self, number: u32) {
+        self.leave(number);
+        self.metas[number as usize].length |= DENSE;
+        self.join(number);
     }
 
     pub fn has_room(&self) -> bool {
@@ -190,16 +241,14 @@ impl<'m> Objects<'m> {
         let meta = &mut self.metas[number as usize];
         assert!(meta.length == 0, "pool object {number} was handed out while live");
         (meta.owner, meta.length) = (owner.0, length as u16);
-        let (order, metas) = self.order(length as u16);
-        order.push_last(metas, number);
+        self.join(number);
         self.payload_bytes += length;
         number
     }
 
     /// Ends an object that lies nowhere any more; its handle may be used again.
     pub fn end(&mut self, number: u32) {
-        let (order, metas) = self.order(self.metas[number as usize].length);
-        order.remove(metas, number);
+        self.leave(number);
         let meta = &mut self.metas[number as usize];
         self.payload_bytes -= meta.length();
         meta.length = 0;
@@ -208,34 +257,32 @@ impl<'m> Objects<'m> {
     }
 
     pub fn make_youngest(&mut self, number: u32) {
-        let (order, metas) = self.order(self.metas[number as usize].length);
-        order.remove(metas, number);
-        order.push_last(metas, number);
+        self.leave(number);
+        self.join(number);
     }
 
     /// Asserts what holds among objects alone: each handle ever used is either live and once in the list for its length,
     /// or free.
     pub fn check(&self, mut visit: impl FnMut(u32)) {
-        let mut payload_bytes = 0;
-        let whole = PAGE_BYTES..PAGE_BYTES + 1;
-        for (list, lengths, is_kept) in [
-            (&self.whole, whole, false),
-            (&self.compressed, 1..PAGE_BYTES, false),
-            (&self.kept, 1..PAGE_BYTES + 1, true),
-        ] {
+        let (mut payload_bytes, mut turns) = (0, self.turns);
+        for (kind, list) in Kind::ALL.iter().zip(&self.lists) {
             list.check(self.metas, |number| {
                 let meta = &self.metas[number as usize];
                 let length = meta.length();
                 assert!(
-                    lengths.contains(&length) && number <= self.touched,
-                    "object {number} of {length} bytes is not one of {lengths:?}"
+                    (1..=PAGE_BYTES).contains(&length) && number <= self.touched,
+                    "object {number} has {length} bytes"
                 );
-                assert!((meta.length & KEPT != 0) == is_kept, "object {number} is in another's list");
+                assert!(Kind::of(meta.length) == *kind, "object {number} is in the list of {kind:?}");
+                if *kind == Kind::Compressed {
+                    turns.iter_mut().filter(|turn| **turn == number).for_each(|turn| *turn = 0);
+                }
                 payload_bytes += length;
                 visit(number);
             });
         }
         assert!(payload_bytes == self.payload_bytes, "{payload_bytes} bytes, counted {}", self.payload_bytes);
+        assert!(turns == [0; 2], "a turn is of an object that isn't there: {turns:?}");
         let (mut free, mut at) = (0, self.free);
         while at != 0 {
             free += 1;

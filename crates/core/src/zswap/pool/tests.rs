@@ -1,9 +1,8 @@
-//! The pool against a naive model, at its limits, under several threads, and measured.
+//! The pool at its limits, against a naive model (`model`), under several threads, and measured.
 
-use std::collections::{HashMap, HashSet};
+mod model;
 
-use proptest::prelude::*;
-use proptest::sample::Index;
+use std::collections::HashMap;
 
 use super::*;
 
@@ -119,6 +118,94 @@ fn what_takes_a_whole_page_goes_first() {
     pool.rotate(b, PageIndex(PAGE_BYTES as u64));
     let order = std::iter::from_fn(|| pool.first_to_go().map(|(handle, _)| (pool.free(handle), handle).1));
     assert_eq!(order.collect::<Vec<_>>(), [d, b, a, c]);
+}
+
+/// Owners of what there is, in the order in which it goes; all of it is freed.
+fn drained(pool: &Pool) -> Vec<u64> {
+    let next = || pool.first_to_go().map(|(handle, owner)| (pool.free(handle), owner.0).1);
+    std::iter::from_fn(next).collect()
+}
+
+#[test]
+fn what_is_denser_goes_before_what_is_not_and_keeps_its_owner() {
+    let mut memory = Memory::for_limit(1 << 20);
+    let pool = memory.pool(90);
+    let [a, b, c] = [1, 2, 3].map(|owner| store(&pool, owner, 900).unwrap());
+    let denser = pool.replace(b, &bytes_of(20, 300)).unwrap();
+    assert_eq!((pool.owner(denser), pool.owner(b)), (Some(PageIndex(2)), None));
+    assert_eq!(load(&pool, denser), bytes_of(20, 300));
+    pool.leave_as_it_is(c);
+    assert_eq!(load(&pool, c), bytes_of(3, 900));
+    assert_eq!(pool.first_to_densify(false), Some((a, PageIndex(1))));
+    // A copy of it that was only kept doesn't become anything else.
+    pool.keep(denser);
+    pool.stow(denser);
+    assert_eq!(pool.usage().payload_bytes, 2100);
+    pool.check(&mut |_, _, _| {});
+    assert_eq!(drained(&pool), [3, 2, 1]);
+}
+
+#[test]
+fn what_has_been_there_for_two_turns_is_old() {
+    let mut memory = Memory::for_limit(1 << 20);
+    let pool = memory.pool(90);
+    let old = || pool.first_to_densify(true).map(|(_, owner)| owner.0);
+    let [a, b, c] = [1, 2, 3].map(|owner| store(&pool, owner, 900).unwrap());
+    pool.turn();
+    let d = store(&pool, 4, 900).unwrap();
+    assert_eq!(old(), None);
+    pool.turn();
+    assert_eq!(old(), Some(1));
+    // The youngest of the old ones goes, and then the oldest; b is asked for.
+    pool.free(c);
+    assert_eq!(old(), Some(1));
+    pool.free(a);
+    assert_eq!(old(), Some(2));
+    pool.rotate(b, PageIndex(2));
+    assert_eq!(old(), None);
+    pool.turn();
+    assert_eq!(old(), Some(4));
+    pool.free(d);
+    assert_eq!(old(), None, "b is a turn old");
+    pool.turn();
+    assert_eq!(old(), Some(2));
+}
+
+#[test]
+fn a_full_pool_keeps_what_has_no_room_to_become_denser() {
+    let mut memory = Memory::for_limit(64 << 10);
+    let pool = memory.pool(90);
+    let page = [7; PAGE_BYTES];
+    let only = store(&pool, 1, 1300).unwrap();
+    while pool.store(PageIndex(2), &page).is_ok() {}
+    let before = pool.usage();
+    assert_eq!(pool.replace(only, &[1; 500]), Err(StoreError::Full));
+    assert_eq!((pool.usage(), load(&pool, only)), (before, bytes_of(1, 1300)));
+}
+
+#[test]
+fn what_becomes_denser_has_a_reserve_where_that_is_asked_for() {
+    let mut memory = Memory::for_limit(2 << 20);
+    let pool = memory.pool(90);
+    pool.keep_reserve();
+    let only = store(&pool, 1, 1300).unwrap();
+    while pool.store(PageIndex(2), &[7; PAGE_BYTES]).is_ok() {}
+    let reserve = (2 << 20) - pool.usage().bytes;
+    assert!((32 << 10..=64 << 10).contains(&reserve), "{reserve}");
+    let denser = pool.replace(only, &[1; 500]).unwrap();
+    assert_eq!(load(&pool, denser), [1; 500]);
+    assert_eq!(pool.store(PageIndex(3), &[7; PAGE_BYTES]), Err(StoreError::Full));
+}
+
+#[test]
+fn no_room_to_become_denser_does_not_make_a_pool_full() {
+    let mut memory = Memory::for_limit(64 << 10);
+    let pool = memory.pool(90);
+    let only = store(&pool, 1, 1300).unwrap();
+    pool.set_limit(PAGE_BYTES);
+    assert!(pool.accepts());
+    assert_eq!(pool.replace(only, &[1; 500]), Err(StoreError::Full));
+    assert!(pool.accepts());
 }
 
 #[test]
@@ -339,282 +426,6 @@ fn compaction_frees_blocks_and_keeps_every_byte() {
     assert!(release_all(&pool) > 0);
     for (owner, handle) in live {
         assert_eq!(load(&pool, handle), bytes_of(owner, lengths[&owner]));
-    }
-}
-
-// ---- against a model ----
-
-#[derive(Clone, Debug)]
-enum Op {
-    Store { owner: u64, length: usize },
-    Free(Index),
-    FreeFirst,
-    Load(Index),
-    Rotate { which: Index, right_owner: bool },
-    Rename { which: Index, owner: u64 },
-    Keep { which: Index, is_kept: bool },
-    Compact(usize),
-    TakeReleased,
-    Released(Index),
-    SetLimit(usize),
-}
-
-impl Op {
-    /// Bit of the mask that switches operations of this kind off.
-    fn kind(&self) -> u32 {
-        match self {
-            Op::Store { .. } | Op::Load(_) => 0,
-            Op::Free(_) => 1,
-            Op::FreeFirst => 2,
-            Op::Rotate { .. } => 3,
-            Op::Rename { .. } => 4,
-            Op::Compact(_) => 5,
-            Op::TakeReleased => 6,
-            Op::Released(_) => 7,
-            Op::SetLimit(_) => 8,
-            Op::Keep { .. } => 9,
-        }
-    }
-}
-
-fn any_op() -> impl Strategy<Value = Op> {
-    // Few sizes, so that classes fill up and blocks hold several objects; and any size at times.
-    let length =
-        prop_oneof![4 => 1..120_usize, 3 => Just(700_usize), 2 => 1..=4096_usize, 1 => Just(4096_usize)];
-    prop_oneof![
-        12 => (0..50_u64, length).prop_map(|(owner, length)| Op::Store { owner, length }),
-        5 => any::<Index>().prop_map(Op::Free),
-        2 => Just(Op::FreeFirst),
-        1 => any::<Index>().prop_map(Op::Load),
-        1 => (any::<Index>(), any::<bool>()).prop_map(|(which, right_owner)| Op::Rotate { which, right_owner }),
-        1 => (any::<Index>(), 0..50_u64).prop_map(|(which, owner)| Op::Rename { which, owner }),
-        2 => (any::<Index>(), any::<bool>()).prop_map(|(which, is_kept)| Op::Keep { which, is_kept }),
-        2 => (0..20_usize).prop_map(Op::Compact),
-        2 => Just(Op::TakeReleased),
-        2 => any::<Index>().prop_map(Op::Released),
-        1 => (0..80_usize << 10).prop_map(Op::SetLimit),
-    ]
-}
-
-/// What the pool should look like from outside: the simplest thing that could work.
-struct Model {
-    live: HashMap<u32, (u64, Vec<u8>)>,
-    /// Handles, the oldest first.
-    by_age: Vec<u32>,
-    /// Those of objects that are kept.
-    kept: HashSet<u32>,
-    was_full: bool,
-    accept_percent: u64,
-    limit: usize,
-    /// Block memory was within the limit once it was set, so it must stay so.
-    limit_was_lowered: bool,
-    objects_max: usize,
-    block_bytes: usize,
-    data_bytes: usize,
-    releasing: Vec<Range<usize>>,
-    stores: u64,
-}
-
-impl Model {
-    /// Handles in the order in which they should go, and those that are kept.
-    fn order(&self) -> (Vec<u32>, Vec<u32>) {
-        let (kept, others): (Vec<u32>, Vec<u32>) =
-            self.by_age.iter().partition(|raw| self.kept.contains(raw));
-        let (whole, compressed): (Vec<u32>, Vec<u32>) =
-            others.iter().partition(|raw| self.live[raw].1.len() == PAGE_BYTES);
-        ([whole, compressed].concat(), kept)
-    }
-
-    fn make_youngest(&mut self, handle: ObjectHandle) {
-        self.by_age.retain(|&other| other != handle.raw());
-        self.by_age.push(handle.raw());
-    }
-
-    fn pick(&self, which: &Index) -> Option<ObjectHandle> {
-        let raw = (!self.by_age.is_empty()).then(|| self.by_age[which.index(self.by_age.len())])?;
-        ObjectHandle::from_raw(raw)
-    }
-
-    fn forget(&mut self, handle: ObjectHandle) {
-        self.live.remove(&handle.raw()).unwrap();
-        self.kept.remove(&handle.raw());
-        self.by_age.retain(|&other| other != handle.raw());
-    }
-
-    fn is_over(&self, usage: &PoolUsage) -> bool {
-        usage.bytes_occupied as u64 * 100 > self.limit as u64 * self.accept_percent
-            || usage.objects as u64 * 100 > self.objects_max as u64 * self.accept_percent
-    }
-
-    fn apply(&mut self, pool: &Pool, op: Op) {
-        match op {
-            Op::Store { owner, length } => self.store(pool, owner, length),
-            Op::Free(which) => {
-                if let Some(handle) = self.pick(&which) {
-                    pool.free(handle);
-                    self.forget(handle);
-                }
-            }
-            Op::FreeFirst => {
-                if let Some((handle, _)) = pool.first_to_go() {
-                    pool.free(handle);
-                    self.forget(handle);
-                }
-            }
-            Op::Load(which) => {
-                if let Some(handle) = self.pick(&which) {
-                    assert_eq!(load(pool, handle), self.live[&handle.raw()].1);
-                }
-            }
-            Op::Rotate { which, right_owner } => {
-                if let Some(handle) = self.pick(&which) {
-                    let owner = self.live[&handle.raw()].0;
-                    pool.rotate(handle, PageIndex(if right_owner { owner } else { owner + 1 }));
-                    if right_owner {
-                        self.make_youngest(handle);
-                    }
-                }
-            }
-            Op::Rename { which, owner } => {
-                if let Some(handle) = self.pick(&which) {
-                    pool.rename(handle, PageIndex(owner));
-                    self.live.get_mut(&handle.raw()).unwrap().0 = owner;
-                }
-            }
-            Op::Keep { which, is_kept } => {
-                if let Some(handle) = self.pick(&which) {
-                    if is_kept {
-                        pool.keep(handle);
-                        self.kept.insert(handle.raw());
-                    } else {
-                        pool.stow(handle);
-                        self.kept.remove(&handle.raw());
-                    }
-                    self.make_youngest(handle);
-                }
-            }
-            Op::Compact(moves_max) => {
-                let before = pool.usage();
-                assert!(pool.compact(moves_max) <= moves_max);
-                let after = pool.usage();
-                assert!(after.bytes_occupied <= before.bytes_occupied && after.bytes == before.bytes);
-            }
-            Op::TakeReleased => {
-                if let Some(range) = pool.take_released() {
-                    assert_eq!(range.len(), self.block_bytes);
-                    pool.state.lock().blocks.scribble(range.clone(), 0xdb);
-                    self.releasing.push(range);
-                }
-            }
-            Op::Released(which) => {
-                if !self.releasing.is_empty() {
-                    let range = self.releasing.swap_remove(which.index(self.releasing.len()));
-                    let before = pool.usage().bytes;
-                    pool.released(range);
-                    assert_eq!(pool.usage().bytes, before - self.block_bytes);
-                }
-            }
-            Op::SetLimit(bytes_max) => {
-                pool.set_limit(bytes_max);
-                let limit = bytes_max.min(self.data_bytes) / self.block_bytes * self.block_bytes;
-                self.limit_was_lowered |= limit < self.limit;
-                self.limit = limit;
-            }
-        }
-    }
-
-    fn store(&mut self, pool: &Pool, owner: u64, length: usize) {
-        self.stores += 1;
-        let bytes = bytes_of(self.stores, length);
-        let before = pool.usage();
-        match pool.store(PageIndex(owner), &bytes) {
-            Ok(handle) => {
-                let after = pool.usage().bytes_occupied;
-                assert!(after == before.bytes_occupied || after <= self.limit, "a block over the limit");
-                assert!(before.objects < self.objects_max && handle.raw() >> HANDLE_BITS == 0);
-                assert!(self.live.insert(handle.raw(), (owner, bytes)).is_none(), "{handle:?} twice");
-                self.by_age.push(handle.raw());
-            }
-            Err(error) => {
-                self.was_full = true;
-                assert_eq!(pool.usage(), before, "a refused store changed something");
-                match error {
-                    StoreError::NoHandle => assert_eq!(before.objects, self.objects_max),
-                    StoreError::Full => assert!(before.bytes >= self.limit, "{before:?}"),
-                }
-            }
-        }
-    }
-
-    fn compare(&mut self, pool: &Pool) {
-        let mut seen = Vec::new();
-        pool.check(&mut |handle, owner, length| seen.push((handle.raw(), owner.0, length)));
-        let expected = |raw: &u32| (*raw, self.live[raw].0, self.live[raw].1.len());
-        let (order, kept) = self.order();
-        assert_eq!(seen, order.iter().chain(&kept).map(expected).collect::<Vec<_>>());
-        for (&raw, (owner, bytes)) in &self.live {
-            let handle = ObjectHandle::from_raw(raw).unwrap();
-            assert_eq!(pool.owner(handle), Some(PageIndex(*owner)));
-            assert_eq!(&load(pool, handle), bytes);
-        }
-        let gone = (1..=self.objects_max as u32).find(|raw| !self.live.contains_key(raw));
-        assert_eq!(gone.and_then(|raw| pool.owner(ObjectHandle::from_raw(raw).unwrap())), None);
-        let first = |of: &[u32]| of.first().map(|raw| (*raw, self.live[raw].0));
-        let named = |(handle, owner): (ObjectHandle, PageIndex)| (handle.raw(), owner.0);
-        assert_eq!(pool.first_to_go().map(named), first(&order));
-        assert_eq!((pool.first_kept().map(named), pool.kept() as usize), (first(&kept), kept.len()));
-
-        let usage = pool.usage();
-        assert_eq!(usage.objects, self.live.len());
-        assert_eq!(usage.payload_bytes, self.live.values().map(|(_, bytes)| bytes.len()).sum::<usize>());
-        assert!(usage.payload_bytes <= usage.bytes_occupied && usage.bytes_occupied <= usage.bytes);
-        assert!(usage.bytes <= self.data_bytes && usage.bytes.is_multiple_of(self.block_bytes));
-        assert!(self.limit_was_lowered || usage.bytes <= self.limit);
-        let over = self.is_over(&usage);
-        assert_eq!(pool.over_accept_threshold(), over);
-        self.was_full &= over;
-        assert_eq!(pool.accepts(), !self.was_full && self.limit != 0);
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn pool_does_what_the_model_does(
-        (block_bytes, bytes_max) in prop_oneof![
-            (Just(4096_usize), 0..80_usize << 10),
-            (Just(8192_usize), 0..80_usize << 10),
-            (Just(65536_usize), 0..400_usize << 10),
-        ],
-        accept_percent in 0..=100_u32,
-        switched_off in any::<u32>(),
-        all_on in any::<bool>(),
-        ops in prop::collection::vec(any_op(), 1..250),
-    ) {
-        let layout = PoolLayout::with_blocks_of(block_bytes, bytes_max);
-        let mut memory = Memory::new(layout);
-        let pool = memory.pool(accept_percent);
-        let mut model = Model {
-            live: HashMap::new(),
-            by_age: Vec::new(),
-            kept: HashSet::new(),
-            was_full: false,
-            accept_percent: u64::from(accept_percent),
-            limit: layout.data_bytes,
-            limit_was_lowered: false,
-            objects_max: layout.objects - 1,
-            block_bytes,
-            data_bytes: layout.data_bytes,
-            releasing: Vec::new(),
-            stores: 0,
-        };
-        // Stores and loads are never off.
-        let switched_off = if all_on { 0 } else { switched_off & !1 };
-        for op in ops.into_iter().filter(|op| switched_off >> op.kind() & 1 == 0) {
-            model.apply(&pool, op);
-            model.compare(&pool);
-        }
     }
 }
 

@@ -1,0 +1,188 @@
+//! zstd: on the way of what has been in the pool for long without being asked for, and of its faults. A heap takes two thirds
+//! of what [`words`](super::words) makes of it and text three quarters, for ten times the time to compress and as much again
+//! to bring back (`farpage bench codec`), so nobody who waits for memory does this.
+//!
+//! A frame without its magic number, its length and a checksum: one byte of header and one block. The library never allocates:
+//! its contexts lie in memory that the thread has for them. They are made once, which asks the CPU what it can do: in a virtual
+//! machine that takes longer than a page. Each page begins them anew.
+// UNSAFETY: the library is C. It is given memory of ours, and lengths with each pointer.
+
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
+use zstd_sys::{
+    ZSTD_CCtx, ZSTD_CCtx_setParameter, ZSTD_DCtx, ZSTD_DCtx_setParameter, ZSTD_cParameter, ZSTD_compress2,
+    ZSTD_dParameter, ZSTD_decompressDCtx, ZSTD_format_e, ZSTD_initStaticCCtx, ZSTD_initStaticDCtx,
+    ZSTD_isError,
+};
+
+use crate::memory::Zeroed;
+use crate::units::PAGE_BYTES;
+
+/// What a context of each kind needs: what zstd 1.5.7 asks for, and some more (a test compares it).
+const ENCODER_BYTES: usize = 128 << 10;
+const DECODER_BYTES: usize = 112 << 10;
+
+/// What the levels above it gain of a page isn't worth their time.
+const LEVEL: c_int = 1;
+
+/// Without magic number. Its parameters have names like this because the format isn't promised to stay; what we store doesn't
+/// outlive the process.
+const FORMAT: c_int = ZSTD_format_e::ZSTD_f_zstd1_magicless as c_int;
+
+/// Memory that a context is made in when it is first needed. It can't be moved: it points into itself.
+#[repr(C, align(64))]
+struct Place<const BYTES: usize> {
+    bytes: [u8; BYTES],
+    /// Where this was when the context was made; 0 before.
+    made_at: usize,
+}
+
+impl<const BYTES: usize> Place<BYTES> {
+    const EMPTY: Self = Place { bytes: [0; BYTES], made_at: 0 };
+
+    /// Calls `make` with the memory, unless it was called for it here. Where the memory begins.
+    fn made(&mut self, make: impl FnOnce(*mut c_void) -> bool) -> Option<*mut c_void> {
+        let at = self.bytes.as_mut_ptr();
+        if self.made_at != at.addr() {
+            if !make(at.cast()) {
+                return None;
+            }
+            self.made_at = at.addr();
+        }
+        Some(at.cast())
+    }
+}
+
+/// What the library works in to compress.
+#[repr(transparent)]
+pub(super) struct Encoder(Place<ENCODER_BYTES>);
+
+/// What the library works in to bring a page back.
+#[repr(transparent)]
+pub struct Decoder(Place<DECODER_BYTES>);
+
+// SAFETY: bytes and a number.
+unsafe impl Zeroed for Encoder {}
+// SAFETY: bytes and a number.
+unsafe impl Zeroed for Decoder {}
+
+impl Encoder {
+    pub(super) const fn new() -> Encoder {
+        Encoder(Place::EMPTY)
+    }
+
+    /// The context; null if it doesn't fit.
+    fn context(&mut self) -> *mut ZSTD_CCtx {
+        let settings = [
+            (ZSTD_cParameter::ZSTD_c_compressionLevel, LEVEL),
+            (ZSTD_cParameter::ZSTD_c_experimentalParam2, FORMAT),
+            (ZSTD_cParameter::ZSTD_c_contentSizeFlag, 0),
+        ];
+        let made = self.0.made(|place| {
+            // SAFETY: so many bytes are ours there, and aligned. It is set only if it was made.
+            unsafe {
+                let context = ZSTD_initStaticCCtx(place, ENCODER_BYTES);
+                let is_set =
+                    |(setting, value)| ZSTD_isError(ZSTD_CCtx_setParameter(context, setting, value)) == 0;
+                !context.is_null() && settings.into_iter().all(is_set)
+            }
+        });
+        // It lies where its memory begins.
+        made.map_or(null_mut(), <*mut c_void>::cast)
+    }
+
+    /// Compresses a page to the beginning of `to`. The length; none if it doesn't fit.
+    pub(super) fn encode(&mut self, page: &[u8; PAGE_BYTES], to: &mut [u8]) -> Option<usize> {
+        let context = self.context();
+        if context.is_null() {
+            return None;
+        }
+        let (to, room) = (to.as_mut_ptr().cast(), to.len());
+        // SAFETY: the context was made, and is ours alone while we have `self`. The library reads the page and writes no more
+        // than there is room for.
+        let length = unsafe { ZSTD_compress2(context, to, room, page.as_ptr().cast(), PAGE_BYTES) };
+        // Errors are the highest numbers.
+        (length <= room).then_some(length)
+    }
+}
+
+impl Decoder {
+    /// By value, for tests and tools; the driver carves it out of zeroed memory.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "112 KiB should not appear on a stack unasked")]
+    pub const fn new() -> Decoder {
+        Decoder(Place::EMPTY)
+    }
+
+    /// The context; null if it doesn't fit.
+    fn context(&mut self) -> *mut ZSTD_DCtx {
+        let made = self.0.made(|place| {
+            // SAFETY: as in `Encoder::context`.
+            unsafe {
+                let context = ZSTD_initStaticDCtx(place, DECODER_BYTES);
+                let setting = ZSTD_dParameter::ZSTD_d_experimentalParam1;
+                !context.is_null() && ZSTD_isError(ZSTD_DCtx_setParameter(context, setting, FORMAT)) == 0
+            }
+        });
+        made.map_or(null_mut(), <*mut c_void>::cast)
+    }
+
+    /// Makes the page. None if that isn't what one became; then it has no particular content.
+    pub(super) fn decode(&mut self, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
+        let context = self.context();
+        if context.is_null() {
+            return None;
+        }
+        let (from, to) = (bytes.as_ptr().cast(), page.as_mut_ptr().cast());
+        // SAFETY: as in `Encoder::encode`: the library reads `bytes` and writes no more than a page.
+        let length = unsafe { ZSTD_decompressDCtx(context, to, PAGE_BYTES, from, bytes.len()) };
+        (length == PAGE_BYTES).then_some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page of records, with something of its own in each.
+    fn page(seed: u64) -> [u8; PAGE_BYTES] {
+        core::array::from_fn(|at| {
+            let mixed = (seed + at as u64 / 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            if at % 40 < 4 {
+                (mixed >> (32 + at % 4 * 8)) as u8
+            } else {
+                b"somebody's record of what is known "[at % 35]
+            }
+        })
+    }
+
+    #[test]
+    fn contexts_have_the_room_that_the_library_asks_for() {
+        // SAFETY: they only compute.
+        let (encoder, decoder) = unsafe {
+            let settings = zstd_sys::ZSTD_getCParams(LEVEL, PAGE_BYTES as u64, 0);
+            (zstd_sys::ZSTD_estimateCCtxSize_usingCParams(settings), zstd_sys::ZSTD_estimateDCtxSize())
+        };
+        assert!(encoder <= ENCODER_BYTES, "{encoder}");
+        assert!(decoder <= DECODER_BYTES, "{decoder}");
+    }
+
+    #[test]
+    fn pages_come_back_whatever_came_before_and_wherever_the_contexts_are() {
+        let (mut encoder, mut decoder) = (Box::new(Encoder::new()), Box::new(Decoder::new()));
+        for seed in 0..50 {
+            let (page, mut to) = (page(seed), [0; PAGE_BYTES]);
+            let length = encoder.encode(&page, &mut to).unwrap();
+            assert!(length < PAGE_BYTES / 4, "{length}");
+            assert!(encoder.encode(&page, &mut to[..length - 1]).is_none());
+            assert_eq!(encoder.encode(&page, &mut to), Some(length));
+            let mut back = [0xee; PAGE_BYTES];
+            decoder.decode(&to[..length], &mut back).unwrap();
+            assert!(back == page);
+            assert!(decoder.decode(&to[..length - 1], &mut back).is_none());
+            if seed % 8 == 0 {
+                (encoder, decoder) = (Box::new(*encoder), Box::new(*decoder));
+            }
+        }
+    }
+}
