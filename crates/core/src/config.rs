@@ -10,8 +10,8 @@ pub enum Codec {
     Lz4 = 0,
     /// Pages go into the pool as they are (for comparison).
     None = 1,
-    /// For each page the one that it is made for: numbers, heaps, text, sparse pages; LZ4 for the rest. What stays is compressed
-    /// once more, by zstd.
+    /// For each page the one that it is made for: numbers, heaps, text, sparse pages; LZ4 for the rest. What stays is
+    /// compressed once more, by zstd.
     Auto = 2,
     /// The same without zstd.
     Fast = 3,

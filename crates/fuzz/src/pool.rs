@@ -73,11 +73,11 @@ pub fn run(input: &mut Input) {
                     0 => pool.rotate(object.handle, object.owner),
                     1 => {
                         pool.keep(object.handle);
-                        object.is_kept = true;
+                        (object.is_kept, object.is_dense) = (true, false);
                     }
                     _ => {
                         pool.stow(object.handle);
-                        object.is_kept = false;
+                        (object.is_kept, object.is_dense) = (false, false);
                     }
                 }
                 model.push_back(object);

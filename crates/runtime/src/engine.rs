@@ -106,7 +106,7 @@ pub struct Engine {
     pub evicting: AtomicU32,
     /// Until then all that could be evicted is held by devices.
     pub unmovable_until_ns: AtomicU64,
-    /// Nothing of the pool could be made denser when that was tried last.
+    /// There was nothing in the pool to make denser, or no room for it, when that was tried last.
     pub densify_is_vain: AtomicBool,
     /// Not 0 once the program has called mlockall(MCL_FUTURE).
     pub lock_future: AtomicU32,

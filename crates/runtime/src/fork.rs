@@ -44,6 +44,11 @@ impl Heirs {
         self.token.load(Ordering::Relaxed) != 0
     }
 
+    /// Whether there may be children that live on with what was out at their fork.
+    pub fn are_any(&self) -> bool {
+        self.generations.load(Ordering::Relaxed) != 0
+    }
+
     /// The generation of the next child: one of its own if there is one.
     fn next(&self) -> usize {
         let live = self.generations.load(Ordering::Relaxed);

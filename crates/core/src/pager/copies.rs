@@ -5,8 +5,9 @@
 //! the page has gone. A slot has a checksum of 64 bits, which is compared: that a page was written and has the same one
 //! happens by chance once in 2^64 such pages, less often than a disk returns wrong bytes unnoticed. (It depends on a key that
 //! nobody can guess: [`crate::areas::Areas::checksum`].) An object's bytes are made again and compared, which takes about a
-//! third of the time of compressing them (`farpage bench codec`, the mix). Both were write-protected once: a fault at each
-//! first write, and an interruption of all CPUs to lift the protection, cost more than all that is saved.
+//! third of the time of compressing them (`farpage bench codec`, the mix; as much as that, if they were made denser). Both were
+//! write-protected once: a fault at each first write, and an interruption of all CPUs to lift the protection, cost more than
+//! all that is saved.
 //!
 //! A slot is kept wherever that is possible. An object takes memory while its page takes its own. So it is kept where the page
 //! is likely to go soon: if it was read ahead for a walk, since what lies behind walks goes first ([`crate::reclaim::rivals`]).

@@ -1,11 +1,11 @@
-//! What has been in the pool for long is compressed once more, by a codec that takes longer and makes less of it. Nobody waits
-//! for this: the driver does so in the background, for a part of the time. The page's entry is locked meanwhile, so its handle
-//! can change; a fault on it that comes just then waits for some 15 µs.
+//! What has been in the pool for long is compressed once more, by a codec that takes longer and makes less of it. The driver has
+//! it done in the background, for a part of the time, and more of it where that is the only way to make room. The page's entry is
+//! locked meanwhile, so its handle can change; a fault on it that comes just then waits for some 15 µs.
 
 use super::Pager;
 use crate::stats::Counter;
 use crate::table::entry::State;
-use crate::zswap::codec::{Scratch, densify};
+use crate::zswap::codec::{Scratch, densify_undone, undo_to_densify};
 
 /// What [`Pager::densify`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +24,8 @@ pub enum Densified {
 }
 
 impl Pager<'_> {
-    /// Makes the oldest object of the pool shorter of those that weren't looked at yet; with `is_old`, only if it has been there
-    /// for two [turns](crate::zswap::pool::Pool::turn). Under the shared map lock.
+    /// Makes the oldest object of the pool shorter of those that weren't looked at yet; with `is_old`, only if it has been
+    /// there for two [turns](crate::zswap::pool::Pool::turn). Under the shared map lock.
     pub fn densify(&self, is_old: bool, scratch: &mut Scratch) -> Densified {
         if !self.config.codec.densifies() {
             return Densified::Nothing;
@@ -44,7 +44,9 @@ impl Pager<'_> {
             return Densified::Busy;
         }
         pause!();
-        let denser = self.pool.read(handle, |stored| densify(stored, scratch));
+        // Only the short half while the object is pinned.
+        let undone = self.pool.read(handle, |stored| undo_to_densify(stored, scratch));
+        let denser = undone.and_then(|bytes_max| densify_undone(bytes_max, scratch));
         let (after, done) = match denser.map(|bytes| self.pool.replace(handle, bytes)) {
             Some(Ok(denser)) => (denser, Densified::Shorter),
             Some(Err(_)) => {

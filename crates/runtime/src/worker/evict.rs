@@ -48,8 +48,10 @@ const TURN_NS: u64 = 2_000_000_000;
 /// For so long at a time, and then not for so many times as long.
 const DENSIFY_NS: u64 = 1_000_000;
 const DENSIFY_REST: u64 = 10;
-/// After so many in a row that couldn't be made shorter for now, no more is tried.
-const NO_ROOM_MAX: u32 = 16;
+/// After so many in a row that can't be made shorter just now, no more is tried.
+const IN_VAIN_MAX: u32 = 16;
+/// Objects that are moved together by one call.
+const COMPACTED_AT_ONCE: usize = 256;
 /// How often a full area is tried again.
 const RETRY_AREAS_NS: u64 = 1_000_000_000;
 
@@ -60,6 +62,17 @@ enum By {
     Engine,
     /// A thread of the program, in its handler.
     Program,
+}
+
+/// Why no more was made denser.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum DensifyEnd {
+    /// The time is over, or something else is to be done.
+    Time,
+    /// There is nothing that wasn't looked at.
+    Nothing,
+    /// There is no room for what becomes shorter.
+    InVain,
 }
 
 /// What became of a batch.
@@ -95,10 +108,11 @@ impl Worker {
         }
     }
 
-    /// Nothing could be evicted: waits for who may be able to, or makes room in the pool. False if nobody is and does.
+    /// Nothing could be evicted: waits for who may be able to, or for the keeper if it makes room in the pool. False if nobody
+    /// is and does.
     fn wait_for_others(&mut self, may_densify: bool) -> bool {
         let is_for_good = now_ns() < self.engine.unmovable_until_ns.load(Ordering::Relaxed);
-        if core::mem::take(&mut self.sees_shared) && !is_for_good || may_densify {
+        if (core::mem::take(&mut self.sees_shared) && !is_for_good) || may_densify {
             self.engine.budget.ring();
             farpage_os::clock::sleep_ns(100_000);
             return true;
@@ -523,7 +537,9 @@ impl Worker {
             match shrunk {
                 Shrunk::Enough => break,
                 Shrunk::NoArea => {
-                    progress = self.densify_all();
+                    if self.densify_all() == Progress::Some {
+                        progress = Progress::Some;
+                    }
                     break;
                 }
                 Shrunk::Queued | Shrunk::Released => (progress, busy) = (Progress::Some, 0),
@@ -589,50 +605,47 @@ impl Worker {
         fork::forget_heirless(self.engine);
     }
 
-    /// What has been in the pool for some time is compressed once more.
+    /// What has been in the pool for some time is compressed once more. Not while children have a copy of the pool: what
+    /// they share with it would be there twice.
     fn densify_old(&mut self) {
         let now = now_ns();
         if now >= self.turn_at_ns {
             self.turn_at_ns = now + TURN_NS;
             self.engine.pager.pool().turn();
         }
-        if now >= self.densify_at_ns && !self.engine.is_over_start() {
+        if now >= self.densify_at_ns && !self.engine.is_over_start() && !self.engine.heirs.are_any() {
             self.densify(true, now);
             let after = now_ns();
             self.densify_at_ns = after + (after - now) * DENSIFY_REST;
         }
     }
 
-    /// There is no area, and the pool is nearly full: what it has is compressed once more. As long as the budget is exceeded that
-    /// goes on, and who needs memory waits for it ([`Engine::may_densify`]).
+    /// There is no area, and the pool is nearly full: what it has is compressed once more. While the budget is exceeded
+    /// that goes on at the next call, and who needs memory waits for it ([`Engine::may_densify`]).
     fn densify_all(&mut self) -> Progress {
-        let (engine, mut progress) = (self.engine, Progress::None);
-        loop {
-            let now = now_ns();
-            let is_over = engine.is_over_limit();
-            if !is_over && now < self.densify_at_ns {
-                return progress;
-            }
-            let done = self.densify(false, now);
-            let after = now_ns();
-            self.densify_at_ns = after + (after - now);
-            engine.densify_is_vain.store(done == Progress::None, Ordering::Relaxed);
-            if done == Progress::None {
-                return progress;
-            }
-            progress = Progress::Some;
-            self.tidy_pool();
-            if !is_over || !engine.pager.pool().over_accept_threshold() {
-                return progress;
-            }
+        let (engine, now) = (self.engine, now_ns());
+        if now < self.densify_at_ns {
+            return Progress::None;
         }
+        let end = self.densify(false, now);
+        let is_vain = matches!(end, DensifyEnd::Nothing | DensifyEnd::InVain);
+        engine.densify_is_vain.store(is_vain, Ordering::Relaxed);
+        // What became shorter has left holes, and only whole blocks are room.
+        engine.pager.stats().add(Counter::PoolMoved, engine.pager.pool().compact(COMPACTED_AT_ONCE) as u64);
+        let after = now_ns();
+        let rest = match end {
+            _ if is_vain => DENSIFY_REST,
+            _ => u64::from(!engine.is_over_limit()),
+        };
+        self.densify_at_ns = after + (after - now) * rest;
+        if is_vain { Progress::None } else { Progress::Some }
     }
 
-    /// Compresses the oldest that the pool has once more, for some time; with `is_old` no others, and as long as nothing else is to
-    /// be done.
-    fn densify(&mut self, is_old: bool, began_ns: u64) -> Progress {
-        let (mut progress, mut no_room) = (Progress::None, 0);
-        while now_ns() - began_ns < DENSIFY_NS && no_room < NO_ROOM_MAX {
+    /// Compresses the oldest that the pool has once more, for some time; with `is_old` no others, and as long as nothing
+    /// else is to be done.
+    fn densify(&mut self, is_old: bool, began_ns: u64) -> DensifyEnd {
+        let mut in_vain = 0;
+        while now_ns() - began_ns < DENSIFY_NS {
             if is_old && self.engine.is_over_start() {
                 break;
             }
@@ -640,14 +653,15 @@ impl Worker {
             let densified = self.engine.pager.densify(is_old, self.scratch);
             drop(shared);
             match densified {
-                Densified::Nothing => break,
-                Densified::Shorter => (progress, no_room) = (Progress::Some, 0),
+                Densified::Nothing => return DensifyEnd::Nothing,
+                Densified::Shorter => in_vain = 0,
                 Densified::AsItWas => {}
                 // It may be the only one, and so the first again.
-                Densified::Busy | Densified::NoRoom => no_room += 1,
+                Densified::Busy | Densified::NoRoom if in_vain == IN_VAIN_MAX => return DensifyEnd::InVain,
+                Densified::Busy | Densified::NoRoom => in_vain += 1,
             }
         }
-        progress
+        DensifyEnd::Time
     }
 
     /// Moves objects together where blocks are sparse, and gives free blocks back.
@@ -658,7 +672,7 @@ impl Worker {
         let _shared = self.engine.map.shared(self.index);
         // An eighth of the pool being waste is worth some memcpy.
         if usage.bytes > usage.payload_bytes + usage.bytes / 8 {
-            let moved = pager.pool().compact(256);
+            let moved = pager.pool().compact(COMPACTED_AT_ONCE);
             pager.stats().add(Counter::PoolMoved, moved as u64);
         }
         while let Some(range) = pager.pool().take_released() {

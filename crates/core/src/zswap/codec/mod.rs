@@ -4,7 +4,8 @@
 //! a fault decodes what is there into a frame. Which of the two forms an object has is told by
 //! its length: [`PAGE_BYTES`] bytes are the page as it is, fewer are the codec's output.
 //!
-//! [`Codec::Auto`] and [`Codec::Fast`] look at each page and take the first of these that it is made for; its first byte says which:
+//! [`Codec::Auto`] and [`Codec::Fast`] look at each page and take the first of these that it is made for; its first byte says
+//! which:
 //!
 //! 1. Nothing, if its bytes look like noise.
 //! 2. Mostly zeros: [`sparse`].
@@ -329,21 +330,31 @@ pub fn is_of(codec: Codec, page: &[u8; PAGE_BYTES], scratch: &mut Scratch, store
 /// What is stored in less than so many bytes isn't worth the time.
 const DENSIFIED_MIN: usize = PAGE_BYTES / 10;
 
-/// What to store instead of `stored`, which [`Codec::Auto`] made: it may become less than seven eighths of that if more time is
-/// spent on it. None if it isn't worth that: then there is no need to try again.
+/// What to store instead of `stored`, which [`Codec::Auto`] made: seven eighths of that at most, if more time is spent on it.
+/// None if it wouldn't become so short: then there is no need to try again.
 pub fn densify<'s>(stored: &[u8], scratch: &'s mut Scratch) -> Option<&'s [u8]> {
+    let bytes_max = undo_to_densify(stored, scratch)?;
+    densify_undone(bytes_max, scratch)
+}
+
+/// The first half of that: how long the result may be. None if there is nothing to gain. The page is in `scratch` then.
+pub fn undo_to_densify(stored: &[u8], scratch: &mut Scratch) -> Option<usize> {
     if stored.len() < DENSIFIED_MIN || stored.len() == PAGE_BYTES {
         return None;
     }
-    let Scratch { page, encoder, decoder, output, .. } = scratch;
     // Of columns ours makes less than any other.
     if !matches!(stored[0], kind::WORDS | kind::TEXT | kind::LZ4) {
         return None;
     }
-    decompress(Codec::Auto, stored, page, decoder).ok()?;
+    decompress(Codec::Auto, stored, &mut scratch.page, &mut scratch.decoder).ok()?;
+    Some(stored.len() * 7 / 8)
+}
+
+/// The second, which takes longer: what to store.
+pub fn densify_undone(bytes_max: usize, scratch: &mut Scratch) -> Option<&[u8]> {
+    let Scratch { page, encoder, output, .. } = scratch;
     output[0] = kind::DENSE;
-    let room = stored.len() * 7 / 8;
-    let length = encoder.encode(page, &mut output[1..room])?;
+    let length = encoder.encode(page, &mut output[1..bytes_max])?;
     Some(&output[..1 + length])
 }
 

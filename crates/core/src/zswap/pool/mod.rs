@@ -2,8 +2,8 @@
 //!
 //! An eviction stores a page's compressed bytes and keeps the handle in the page's entry; a fault loads them
 //! and frees the object, or keeps it for as long as the page may be unchanged. What doesn't come back grows
-//! old, and at the limit the driver's shrinker writes the oldest to areas: first of what doesn't compress and
-//! takes a page each, then of all else.
+//! old, is compressed once more, and at the limit the driver's shrinker writes the oldest to areas: first of what doesn't
+//! compress and takes a page each, then of what won't become any shorter, then of all else.
 //!
 //! One lock covers everything but objects' bytes, because everything under it is short: a store or a load is some list work.
 //! Bytes, which are seldom in a CPU's cache, are copied in and decoded with the lock free, while their object is pinned. (Under the
@@ -46,9 +46,9 @@ use objects::Objects;
 use pins::Pins;
 
 /// A [reserve](Pool::keep_reserve) is one of so many blocks.
-const RESERVE_PART: u32 = 32;
+pub const RESERVE_PART: u32 = 32;
 
-/// Why an object could not be stored. In either case the pool stops accepting until it was shrunk.
+/// Why an object could not be stored. If it was to be a new one, the pool stops accepting until it was shrunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreError {
     /// The pool is at its limit.
@@ -150,8 +150,8 @@ impl<'m> Pool<'m> {
     pub fn store(&self, owner: PageIndex, bytes: &[u8]) -> Result<ObjectHandle, StoreError> {
         assert!(!bytes.is_empty() && bytes.len() <= PAGE_BYTES, "an object of {} bytes", bytes.len());
         let mut state = self.state.lock();
-        let reserve = state.reserve();
-        match state.begin(owner, bytes.len(), reserve) {
+        let (class, reserve) = (state.classes.of_length(bytes.len()), state.reserve());
+        match state.begin(owner, bytes.len(), class, reserve) {
             Ok(handle) => {
                 self.fill(state, handle, bytes);
                 Ok(handle)
@@ -174,13 +174,20 @@ impl<'m> Pool<'m> {
         unsafe { self.data.bytes_mut(place) }.copy_from_slice(bytes);
     }
 
-    /// Stores `bytes`, which won't become any shorter, instead of an object of the same owner, and frees that. If there is no
-    /// room, which doesn't make the pool a full one, it stays. Panics if it isn't live.
+    /// Stores `bytes`, which are fewer and won't become any shorter, instead of an object of the same owner, and frees that. If
+    /// there is no room, which doesn't make the pool a full one, it stays. Panics if it isn't live.
     pub fn replace(&self, handle: ObjectHandle, bytes: &[u8]) -> Result<ObjectHandle, StoreError> {
         let mut state = self.state.lock();
         let number = state.objects.live(handle);
-        let owner = PageIndex(state.objects.metas[number as usize].owner);
-        let denser = state.begin(owner, bytes.len(), 0)?;
+        let meta = &state.objects.metas[number as usize];
+        let (owner, was_in) = (PageIndex(meta.owner), state.blocks.metas[meta.block as usize].class);
+        let class = state.classes.of_length(bytes.len());
+        let denser = state.begin(owner, bytes.len(), class, 0).or_else(|error| {
+            // A larger slot will do: what it leaves is larger still. Larger ones come first.
+            let has_room = |class: &usize| state.classes.get(*class).fullest().is_some();
+            let larger = (usize::from(was_in) + 1..class).rev().find(has_room).ok_or(error)?;
+            state.begin(owner, bytes.len(), larger, 0)
+        })?;
         state.objects.set_dense(denser.raw());
         self.fill(state, denser, bytes);
         self.free(handle);
@@ -189,8 +196,15 @@ impl<'m> Pool<'m> {
 
     /// From now on a small part of the limit is for [`Pool::replace`] alone: without areas a full pool can then still be made
     /// denser.
+    ///
+    /// Panics if the pool would have to be fuller than that to be over its accept threshold.
     pub fn keep_reserve(&self) {
-        self.state.lock().reserves = true;
+        let mut state = self.state.lock();
+        assert!(
+            state.accept_percent < 100 - 100_u32.div_ceil(RESERVE_PART),
+            "it would be full and never too full"
+        );
+        state.reserves = true;
     }
 
     /// The object won't become any shorter. Panics if it isn't live.
@@ -264,9 +278,10 @@ impl<'m> Pool<'m> {
         state.named(state.objects.first_kept())
     }
 
-    /// The object to write back next: the oldest of those that take a whole page; if there are none, of those that won't become
-    /// any shorter ([`Pool::replace`], [`Pool::leave_as_it_is`]), then of all others but those that are kept. It may be gone, or its handle have another owner, as soon as this returns: lock the owner's entry and compare
-    /// the handle in it before acting.
+    /// The object to write back next: the oldest of those that take a whole page; if there are none, of those that won't
+    /// become any shorter ([`Pool::replace`], [`Pool::leave_as_it_is`]), then of all others but those that are kept. It may be
+    /// gone, or its handle have another owner, as soon as this returns: lock the owner's entry and compare the handle in it before
+    /// acting.
     pub fn first_to_go(&self) -> Option<(ObjectHandle, PageIndex)> {
         let state = self.state.lock();
         state.named(state.objects.first())
@@ -348,9 +363,14 @@ impl State<'_> {
         if self.reserves { self.blocks.limit / RESERVE_PART } else { 0 }
     }
 
-    /// Makes an object of `length` bytes, which are yet to be written.
-    fn begin(&mut self, owner: PageIndex, length: usize, reserve: u32) -> Result<ObjectHandle, StoreError> {
-        let class = self.classes.of_length(length);
+    /// Makes an object of `length` bytes, which are yet to be written, in a slot of `class`.
+    fn begin(
+        &mut self,
+        owner: PageIndex,
+        length: usize,
+        class: usize,
+        reserve: u32,
+    ) -> Result<ObjectHandle, StoreError> {
         let block = self.block_with_room(class, reserve)?;
         let slot_bytes = self.classes.get(class).slot_bytes;
         let slot = self.blocks.take_slot(block, slot_bytes);

@@ -91,7 +91,7 @@ impl Linked<InBlock> for ObjectMeta {
 enum Kind {
     /// A whole page each: what doesn't compress. In the memory of one of them there is room for several pages that do.
     Whole,
-    /// What won't become any shorter. It was old when it was looked at.
+    /// What won't become any shorter: it was looked at, when it was old.
     Dense,
     /// What may, if more time is spent on it.
     Compressed,
@@ -118,8 +118,8 @@ pub(super) struct Objects<'m> {
     pub metas: &'m mut [ObjectMeta],
     /// Live ones of each [`Kind`], the oldest first.
     lists: [List<ByAge>; 4],
-    /// The youngest of the compressed ones when [`Objects::turn`] was called last, and the one before; 0 if what was there then is
-    /// gone.
+    /// The youngest of the compressed ones when [`Objects::turn`] was called last, and the one before; 0 if what was there
+    /// then is gone.
     turns: [u32; 2],
     /// The handle freed last; 0 if none is free below `touched`.
     free: u32,
@@ -192,11 +192,12 @@ impl<'m> Objects<'m> {
         self.lists[kind as usize].push_last(self.metas, number);
     }
 
-    /// Says whether a live object is a copy of what is in memory; it becomes the youngest of its new kind.
+    /// Says whether a live object is a copy of what is in memory; it becomes the youngest of its new kind. It was asked for
+    /// just now, so it isn't one of those any more that were old.
     pub fn set_kept(&mut self, number: u32, is_kept: bool) {
         self.leave(number);
         let meta = &mut self.metas[number as usize];
-        meta.length = meta.length & !KEPT | if is_kept { KEPT } else { 0 };
+        meta.length = meta.length & !(KEPT | DENSE) | if is_kept { KEPT } else { 0 };
         self.join(number);
     }
 

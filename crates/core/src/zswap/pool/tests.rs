@@ -137,12 +137,14 @@ fn what_is_denser_goes_before_what_is_not_and_keeps_its_owner() {
     pool.leave_as_it_is(c);
     assert_eq!(load(&pool, c), bytes_of(3, 900));
     assert_eq!(pool.first_to_densify(false), Some((a, PageIndex(1))));
-    // A copy of it that was only kept doesn't become anything else.
-    pool.keep(denser);
-    pool.stow(denser);
     assert_eq!(pool.usage().payload_bytes, 2100);
     pool.check(&mut |_, _, _| {});
-    assert_eq!(drained(&pool), [3, 2, 1]);
+    // What was asked for isn't old any more.
+    let more = store(&pool, 4, 900).unwrap();
+    pool.leave_as_it_is(more);
+    pool.keep(denser);
+    pool.stow(denser);
+    assert_eq!(drained(&pool), [3, 4, 1, 2]);
 }
 
 #[test]
@@ -195,6 +197,21 @@ fn what_becomes_denser_has_a_reserve_where_that_is_asked_for() {
     let denser = pool.replace(only, &[1; 500]).unwrap();
     assert_eq!(load(&pool, denser), [1; 500]);
     assert_eq!(pool.store(PageIndex(3), &[7; PAGE_BYTES]), Err(StoreError::Full));
+}
+
+#[test]
+fn what_becomes_denser_takes_a_larger_slot_where_there_is_no_other() {
+    let mut memory = Memory::for_limit(64 << 10);
+    let pool = memory.pool(90);
+    // Three sizes, and a slot of the middle one.
+    let large = store(&pool, 1, 2000).unwrap();
+    let middle = store(&pool, 2, 1300).unwrap();
+    while pool.store(PageIndex(3), &[7; PAGE_BYTES]).is_ok() {}
+    while pool.store(PageIndex(3), &[7; 1300]).is_ok() {}
+    pool.free(middle);
+    let denser = pool.replace(large, &[1; 500]).unwrap();
+    assert_eq!((load(&pool, denser), pool.owner(denser)), (vec![1; 500], Some(PageIndex(1))));
+    pool.check(&mut |_, _, _| {});
 }
 
 #[test]

@@ -208,6 +208,7 @@ impl Model {
                         pool.stow(handle);
                         self.kept.remove(&handle.raw());
                     }
+                    self.dense.remove(&handle.raw());
                     self.make_youngest(handle);
                 }
             }
@@ -332,6 +333,7 @@ proptest! {
         let layout = PoolLayout::with_blocks_of(block_bytes, bytes_max);
         let mut memory = Memory::new(layout);
         let pool = memory.pool(accept_percent);
+        let reserves = reserves && accept_percent < 96;
         if reserves {
             pool.keep_reserve();
         }
