@@ -633,10 +633,7 @@ impl Worker {
         // What became shorter has left holes, and only whole blocks are room.
         engine.pager.stats().add(Counter::PoolMoved, engine.pager.pool().compact(COMPACTED_AT_ONCE) as u64);
         let after = now_ns();
-        let rest = match end {
-            _ if is_vain => DENSIFY_REST,
-            _ => u64::from(!engine.is_over_limit()),
-        };
+        let rest = if is_vain { DENSIFY_REST } else { u64::from(!engine.is_over_limit()) };
         self.densify_at_ns = after + (after - now) * rest;
         if is_vain { Progress::None } else { Progress::Some }
     }
