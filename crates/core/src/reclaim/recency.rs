@@ -13,7 +13,7 @@
 //! While streams and runs of first touches bring in much of what comes, heat doesn't count, and a page is spared that comes
 //! back within half a lap, for the first time too: a walk through a large array must not take from memory what is used all
 //! the time, and would go without it just as fast. (Half of the touches a walk, half evenly in a third of what there is room
-//! for: 5 % of the latter were faults, and 25 % without this; `core/tests/invariants.rs`.)
+//! for: 5 % of the latter were faults, and 25 % without this; `core/tests/invariants`.)
 //!
 //! What compresses badly gains little by going: two pages must go for what one would free that compresses well. So a page
 //! that comes back from the pool is spared the more laps the longer its object was. This leaves victims without neighbours,

@@ -1,5 +1,5 @@
 //! The invariants that hold across components, by number, and the tests that show them. Those that belong to no
-//! single structure are shown here, through the pager and a driver of a few lines.
+//! single structure are shown here, through the pager and a driver (`driver`).
 //!
 //! | | invariant | shown by |
 //! |---|---|---|
@@ -7,7 +7,7 @@
 //! | 2 | after a failed store no older copy is in the pool | here; `zswap::index::tests::invariant_2_*`, `defect_4_*` |
 //! | 3 | whether a page is zeros is found anew at each eviction | here |
 //! | 4 | a page on its way is locked, and who locks it looks again | here; `table::entry::loomed` |
-//! | 5 | the pool's write-back holds the page and compares identities | here; `zswap::index::tests::invariant_5_*`; `sim/tests/planted.rs`, `SkipIdentityCheck` |
+//! | 5 | the pool's write-back holds the page and compares identities | here; `zswap::index::tests::invariant_5_*`; `sim/tests/planted.rs`, `SkipIdentityCheck`, `DensifyWhatIsThere` |
 //! | 6 | a failed write keeps the page; a failed read is an error, never zeros | here; `sim`'s oracle under faults of devices |
 //! | 7 | slots in use are what clusters count, less what can't be used | `areas::slots::tests::invariant_7_*` |
 //! | 8 | extents cover every slot once, however they were merged | `areas::extents::tests::invariant_8_*` |
@@ -17,299 +17,22 @@
 //! | 12 | off empties an area or restores it unchanged | `areas::tests::invariant_12_*`, `areas::order::tests::invariant_12_*` |
 //! | 13 | never more readahead hits than pages read ahead | `readahead::streams::tests::windows_stay_in_their_range_and_hits_below_pages_issued` |
 //! | 14 | a fork's child has every byte as of the fork, and its parent's slots stay as long as it is there | here; `areas::heirs::tests`; `tests/programs/processes.c` |
-// UNSAFETY: a driver hands the pager its memory and writes the frames.
 
-use farpage_core::areas::{AreaMemory, AreaState, Areas, Leases, Place, SlotMemory, heirs};
-use farpage_core::cache::{Backing, Cache, CacheMemory};
+mod driver;
+
+use driver::*;
+use farpage_core::areas::AreaState;
 use farpage_core::check::{self, InFlight};
-use farpage_core::config::{AreaOrder, Config, Install, SlotPolicy};
-use farpage_core::memory::{Region, Zeroed};
 use farpage_core::pager::{
-    Access, Batch, Densified, Fate, Opening, Pager, Parts, Placed, Shrunk, Step, Taken, Ticket, Wake,
-    WriteBatch, WriteProgress,
+    Access, Batch, Densified, Opening, Placed, Shrunk, Step, Taken, WriteBatch, WriteProgress,
 };
 use farpage_core::readahead::Plan;
-use farpage_core::readahead::by_slot::SlotWords;
 use farpage_core::reclaim::recency::{AGE_NEAR, Lone};
-use farpage_core::reclaim::rivals::WAYS;
-use farpage_core::stats::{Counter, Stats};
+use farpage_core::stats::Counter;
 use farpage_core::table::entry::{State, Stored};
-use farpage_core::table::ranges::{Flags, Ranges};
-use farpage_core::table::{Leaf, Table};
-use farpage_core::units::{
-    AreaId, FrameIndex, NodeId, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex,
-};
-use farpage_core::zswap::codec::Scratch;
-use farpage_core::zswap::pool::{Pool, PoolLayout, PoolMemory};
+use farpage_core::table::ranges::Flags;
+use farpage_core::units::{AreaId, NodeId, PAGE_BYTES, PageIndex, PageRange};
 use std::sync::atomic::AtomicU32;
-
-const FRAMES: usize = 16;
-const SLOTS: u32 = 64;
-const PAGE: PageIndex = PageIndex(3);
-const OTHER: PageIndex = PageIndex(4);
-const LEFT: Backing = Backing::Memory;
-
-/// Nobody waits in these tests but where it is said.
-struct Nobody;
-
-impl Wake for Nobody {
-    fn wake(&self, _: PageIndex) {}
-}
-
-/// A pager and its frames, which stand for the program's memory and the device too.
-struct Driver {
-    pager: Pager<'static>,
-    frames: *mut PageBytes,
-    scratch: Box<Scratch>,
-}
-
-/// Zeroed memory that is never given back.
-fn region(bytes: usize) -> Region<'static> {
-    let memory = vec![0_u64; bytes.div_ceil(8)].leak();
-    // SAFETY: zeroed, of that size, and leaked: nobody else's for good.
-    unsafe { Region::new(memory.as_mut_ptr().cast(), size_of_val(memory)) }
-}
-
-fn table<T: Zeroed>(count: usize) -> &'static mut [T] {
-    region(Region::bytes_for::<T>(count)).carve(count)
-}
-
-/// As the process `me` sees it.
-fn area(holders: &'static [AtomicU32], me: u32) -> AreaMemory<'static> {
-    let bytes = SlotMemory::bytes(SlotPolicy::Clusters, SLOTS, 1);
-    AreaMemory {
-        slots: SLOTS,
-        place: Place::default(),
-        leases: Leases::new(holders, me),
-        memory: SlotMemory::carve(&mut region(bytes), SlotPolicy::Clusters, SLOTS, 1),
-        discards: false,
-        owners: table(SLOTS as usize),
-        checksums: table(SLOTS as usize),
-        bad: &[],
-        heirs: table(heirs::words(SLOTS)),
-    }
-}
-
-/// How many bytes the pool may have, and whether there is an area.
-fn driver(pool_bytes: usize, with_area: bool) -> Driver {
-    driver_of(pool_bytes, with_area.then(|| area(table(1), 1)), None)
-}
-
-fn driver_of(
-    pool_bytes: usize,
-    area: Option<AreaMemory<'static>>,
-    elder: Option<&'static Pager<'static>>,
-) -> Driver {
-    // Anything at all in the pool is more than it should keep.
-    driver_that_accepts(0, pool_bytes, area, elder)
-}
-
-fn driver_that_accepts(
-    accept_percent: u32,
-    pool_bytes: usize,
-    area: Option<AreaMemory<'static>>,
-    elder: Option<&'static Pager<'static>>,
-) -> Driver {
-    let config = Config {
-        frames: FRAMES as u32,
-        accept_percent,
-        ..Config::for_budget(1 << 20, pool_bytes as u64, Install::Copy)
-    };
-    let leaves: &'static [Leaf] = table(1);
-    let pages = Table::new(table(1), PageIndex(0));
-    pages.attach(PageIndex(0), &leaves[0]);
-    let frames = table::<PageBytes>(FRAMES).as_mut_ptr();
-    let memory = CacheMemory::carve(&mut region(CacheMemory::table_bytes(FRAMES)), frames, FRAMES);
-    // SAFETY: as many page-aligned frames as there are tables for, used by this driver and the pager only.
-    let cache = unsafe { Cache::new(memory, Backing::Memory) };
-    let layout = PoolLayout::for_limit(pool_bytes);
-    let data: &'static mut [PageBytes] = table(layout.data_bytes.div_ceil(PAGE_BYTES));
-    let memory = PoolMemory {
-        // SAFETY: the bytes of those pages, in one piece, handed over for good.
-        data: unsafe { core::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), layout.data_bytes) },
-        objects: table(layout.objects),
-        blocks: table(layout.blocks),
-    };
-    let mut areas = Areas::new(AreaOrder::Weighted, 1);
-    if let Some(area) = area {
-        areas.add(area);
-    }
-    let stats = table::<PageBytes>(size_of::<Stats>().div_ceil(PAGE_BYTES));
-    let pager = Pager::new(Parts {
-        config,
-        table: pages,
-        ranges: Ranges::new(table(8)),
-        cache,
-        pool: Pool::new(&layout, memory, config.accept_percent),
-        areas,
-        // SAFETY: zeroed memory of that size and more, aligned to a page; zeros are fresh counters.
-        stats: unsafe { &*stats.as_ptr().cast() },
-        wake: &Nobody,
-        slot_words: Box::leak(Box::new(SlotWords::new())),
-        watched: table(WAYS),
-        elder,
-    });
-    pager.ranges.lock().insert(PageRange::of(PageIndex(0), 100), Flags::REGISTERED).unwrap();
-    Driver { pager, frames, scratch: Box::new(Scratch::new()) }
-}
-
-/// What a page may contain: zeros, or something that compresses well and is no single word.
-fn bytes_of(kind: u8) -> [u8; PAGE_BYTES] {
-    std::array::from_fn(|at| if kind == 0 || at % 16 == 0 { kind } else { (at % 16) as u8 })
-}
-
-/// Words in an order that only a better codec makes much of.
-fn words_of(kind: u64) -> [u8; PAGE_BYTES] {
-    let words: [&[u8]; 4] =
-        [b"page of a frame ", b"slot in a cluster ", b"evicted by whom ", b"that came back "];
-    let mut page = [0; PAGE_BYTES];
-    let (mut to, mut random) = (0, kind);
-    while to < PAGE_BYTES {
-        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        let word = words[(random >> 62) as usize];
-        let count = word.len().min(PAGE_BYTES - to);
-        page[to..to + count].copy_from_slice(&word[..count]);
-        to += count;
-    }
-    page
-}
-
-impl Driver {
-    fn frame(&mut self, frame: FrameIndex) -> &mut [u8; PAGE_BYTES] {
-        assert!(frame.at() < FRAMES);
-        // SAFETY: in bounds; the pager makes references to frames only inside its calls, none of which runs now.
-        unsafe { &mut (*self.frames.add(frame.at())).0 }
-    }
-
-    fn first_touch(&self, page: PageIndex) {
-        let Step::Zero(ticket) = self.pager.fault(page, Access::Write) else { panic!("it reads as zeros") };
-        self.pager.settle_fault(ticket, LEFT);
-    }
-
-    /// Takes the one resident page out, with these bytes, and parks it.
-    fn evict(&mut self, page: PageIndex, kind: u8) {
-        self.evict_bytes(page, &bytes_of(kind));
-    }
-
-    fn evict_bytes(&mut self, page: PageIndex, bytes: &[u8; PAGE_BYTES]) {
-        let mut batch = Batch::new();
-        // The hand spares it some laps if it came back lately.
-        (0..8).for_each(|_| {
-            if batch.is_empty() {
-                self.pager.begin_evict(&mut batch, 1);
-            }
-        });
-        assert_eq!(batch.victims()[0].page, page);
-        *self.frame(batch.victims()[0].frame) = *bytes;
-        batch.victims()[0].taken = Taken::Yes;
-        self.pager.park(&mut batch);
-    }
-
-    /// Takes up to four pages out, which are all zeros: how many.
-    fn evict_zeros(&mut self) -> usize {
-        let mut batch = Batch::new();
-        self.pager.begin_evict(&mut batch, 4);
-        let count = batch.len();
-        for at in 0..count {
-            *self.frame(batch.victims()[at].frame) = bytes_of(0);
-            batch.victims()[at].taken = Taken::Yes;
-        }
-        self.pager.park(&mut batch);
-        // What is kept for a stream stays.
-        let mut busy = 0;
-        while busy < self.pager.cache().usage().parked {
-            busy = if self.place(&mut WriteBatch::new()) == Placed::Done { 0 } else { busy + 1 };
-        }
-        count
-    }
-
-    fn place(&mut self, writes: &mut WriteBatch) -> Placed {
-        self.pager.place_oldest(&mut self.scratch, writes)
-    }
-
-    /// Evicts and finds a place that needs no write: the state it ends in.
-    fn evict_and_place(&mut self, page: PageIndex, kind: u8) -> State {
-        self.evict(page, kind);
-        self.place_evicted(page)
-    }
-
-    fn evict_and_place_words(&mut self, page: PageIndex, kind: u64) -> State {
-        self.evict_bytes(page, &words_of(kind));
-        self.place_evicted(page)
-    }
-
-    fn place_evicted(&mut self, page: PageIndex) -> State {
-        let placed = self.place(&mut WriteBatch::new());
-        assert!(matches!(placed, Placed::Done | Placed::NowhereToGo), "{placed:?}");
-        self.pager.state(page)
-    }
-
-    fn densify(&mut self, is_old: bool) -> Densified {
-        self.pager.densify(is_old, &mut self.scratch)
-    }
-
-    /// Evicts and writes to the area: the slot.
-    fn evict_to_area(&mut self, page: PageIndex, kind: u8) -> SlotIndex {
-        self.evict(page, kind);
-        let mut writes = WriteBatch::new();
-        assert_eq!(self.place(&mut writes), Placed::Queued);
-        let mut request = self.pager.assign(0, NodeId(0), &mut writes).expect("a slot");
-        assert_eq!(self.pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
-        let State::OnArea(slot) = self.pager.state(page) else { panic!("it was written") };
-        slot
-    }
-
-    fn begin_load(&self, page: PageIndex) -> Ticket {
-        let Step::Load(ticket) = self.pager.fault(page, Access::Write) else { panic!("it is in the pool") };
-        ticket
-    }
-
-    /// Ends a fault on a page in the pool, and says what was in it.
-    fn finish_load(&mut self, ticket: Ticket) -> [u8; PAGE_BYTES] {
-        self.pager.load(&ticket, &mut self.scratch.decoder).unwrap();
-        let bytes = *self.frame(ticket.frame().unwrap());
-        self.pager.settle_fault(ticket, LEFT);
-        bytes
-    }
-
-    /// A touch of a page of zeros, and what readahead would make of it.
-    fn touch_alone(&mut self, page: PageIndex, access: Access) -> Option<Plan> {
-        let mut ticket = match self.pager.fault(page, access) {
-            Step::Zero(ticket) | Step::Install(ticket) => ticket,
-            Step::Present => return None,
-            step => panic!("{step:?}"),
-        };
-        let plan = self.pager.plan_ahead(&mut ticket).plan;
-        self.pager.settle_fault(ticket, LEFT);
-        plan
-    }
-
-    /// The same, and it is done.
-    fn touch(&mut self, page: PageIndex, access: Access) {
-        if let Some(plan) = self.touch_alone(page, access) {
-            self.bring(plan);
-        }
-    }
-
-    /// Brings pages of zeros in.
-    fn bring(&mut self, plan: Plan) {
-        let mut opening = Opening::new(plan);
-        while let Some(ticket) = self.pager.lock_ahead(&mut opening) {
-            match ticket.fate() {
-                Fate::Map => self.pager.settle_ahead(&mut opening, ticket, LEFT),
-                Fate::Park => {
-                    *self.frame(ticket.frame().expect("a page to park has a frame")) = bytes_of(0);
-                    self.pager.settle_parked(&mut opening, ticket);
-                }
-            }
-        }
-        self.pager.close_ahead(opening);
-    }
-
-    fn check(&self) {
-        check::all(&self.pager, &InFlight::default());
-    }
-}
 
 #[test]
 fn invariant_2_after_a_failed_store_the_pool_has_no_older_copy() {
