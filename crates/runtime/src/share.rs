@@ -21,7 +21,6 @@ use crate::session::PROCESSES_MAX;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use farpage_core::stats::Gauge;
 use farpage_core::units::PAGE_BYTES;
-use farpage_core::zswap::pool::RESERVE_PART;
 use farpage_os::clock::{now_ns, thread_cpu_ns};
 use farpage_os::proc::{AnonymousParts, minor_faults};
 
@@ -360,11 +359,10 @@ impl Engine {
         self.share.pool_for_bytes.store(bytes, Ordering::Relaxed);
         let most = self.pager.config.pool_bytes_max;
         let part = (u128::from(most) * u128::from(bytes) / u128::from(self.budget.total_bytes())) as u64;
-        // Where there is nothing else it can only be made denser, for which it needs its reserve.
-        let used = self.pager.pool().usage().bytes as u64;
-        let kept =
-            if self.pager.areas().count() == 0 { used + used / u64::from(RESERVE_PART - 1) } else { 0 };
-        self.pager.pool().set_limit(part.max(kept) as usize);
+        // Where there is nothing else it can't be made smaller.
+        let pool = self.pager.pool();
+        let least = if self.pager.areas().count() == 0 { pool.limit_of_what_is_there() } else { 0 };
+        pool.set_limit((part as usize).max(least));
     }
 }
 

@@ -96,8 +96,9 @@ impl Worker {
             self.engine.pager.stats().count(Counter::ReclaimDirect);
             // Asked before: when nothing could be evicted, the room for it may just have been made.
             let may_densify = self.engine.may_densify();
-            let evicted = self.evict(DIRECT_BATCH);
-            if now > deadline || (evicted == Progress::None && !self.wait_for_others(may_densify)) {
+            if now > deadline
+                || (self.evict(DIRECT_BATCH) == Progress::None && !self.wait_for_others(may_densify))
+            {
                 // There may be nothing because the program has just given it back, and less is needed now.
                 self.engine.measure();
                 if self.engine.is_over_limit() {

@@ -46,7 +46,7 @@ use objects::Objects;
 use pins::Pins;
 
 /// A [reserve](Pool::keep_reserve) is one of so many blocks.
-pub const RESERVE_PART: u32 = 32;
+const RESERVE_PART: u32 = 32;
 
 /// Why an object could not be stored. If it was to be a new one, the pool stops accepting until it was shrunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -329,6 +329,14 @@ impl<'m> Pool<'m> {
         state.blocks.limit = blocks.min(state.blocks.capacity() as usize) as u32;
         // Whoever stores next looks.
         self.accepts.store(false, Ordering::Relaxed);
+    }
+
+    /// The lowest limit that leaves what there is where it is, and the reserve what it is for, in bytes.
+    pub fn limit_of_what_is_there(&self) -> usize {
+        let state = self.state.lock();
+        let used = state.blocks.with_memory() as usize;
+        let reserve = if state.reserves { used / (RESERVE_PART as usize - 1) } else { 0 };
+        (used + reserve) * state.blocks.block_bytes()
     }
 
     /// The pool's size now.

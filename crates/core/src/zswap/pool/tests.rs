@@ -215,6 +215,32 @@ fn what_becomes_denser_takes_a_larger_slot_where_there_is_no_other() {
 }
 
 #[test]
+fn limit_of_what_is_there_takes_nothing_more_and_keeps_the_reserve() {
+    for reserves in [false, true] {
+        let mut memory = Memory::for_limit(2 << 20);
+        let pool = memory.pool(90);
+        if reserves {
+            pool.keep_reserve();
+        }
+        let block_bytes = pool.state.lock().blocks.block_bytes();
+        for owner in 0..300 {
+            // The blocks that there are take what fits; no other one is to be had.
+            pool.store(PageIndex(owner), &[7; PAGE_BYTES]).unwrap();
+            let used = pool.usage().bytes;
+            pool.set_limit(pool.limit_of_what_is_there());
+            while pool.store(PageIndex(owner), &[7; PAGE_BYTES]).is_ok() {}
+            assert_eq!(pool.usage().bytes, used);
+            let has_reserve = reserves && used / block_bytes >= 31;
+            assert_eq!(pool.replace(pool.first_to_go().unwrap().0, &[1; 100]).is_ok(), has_reserve, "{used}");
+            pool.set_limit(2 << 20);
+            if pool.usage().bytes > (2 << 20) * 9 / 10 {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
 fn no_room_to_become_denser_does_not_make_a_pool_full() {
     let mut memory = Memory::for_limit(64 << 10);
     let pool = memory.pool(90);
