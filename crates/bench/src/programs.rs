@@ -368,7 +368,7 @@ impl Contest {
         let options = ["--ram", &ram, "--swap", &swap, "--faults", "signal"];
         let outcome = same(self.once(program, Place::Under(&options))?, result)?;
         let number = |what: &str, name: &str| outcome.stats[what][name].as_u64().unwrap_or(0);
-        let (pool, written) = (number("gauges", "pool_peak"), number("counters", "pswpout"));
+        let (pool, written) = (number("gauges", "pool_peak"), number("counters", "area_slots"));
         Ok(Run { outcome, pool, written })
     }
 

@@ -241,6 +241,11 @@ pub struct RunOptions {
     #[arg(long, value_enum, env = "FARPAGE_CODEC", default_value = "auto")]
     codec: CodecOption,
 
+    /// Whether pages that compress share slots of areas, up to four in each: fewer bytes to the disk, and less room there, for
+    /// some time of a CPU. Without a codec none do.
+    #[arg(long, value_enum, env = "FARPAGE_PACK", default_value = "on")]
+    pack: PackOption,
+
     /// How faults are heard of: as messages to threads of ours, which needs a privilege, or as signals to the thread that
     /// touched, which needs none, or (segv) not even a userfaultfd; the program's system calls are guarded then [auto: the
     /// first of thread, signal, segv that is allowed].
@@ -310,6 +315,14 @@ enum CodecOption {
     Lz4,
     /// Pages are kept as they are (for comparison).
     None,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PackOption {
+    /// They do.
+    On,
+    /// Each page has a slot to itself, as it is.
+    Off,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -435,6 +448,10 @@ impl RunOptions {
             CodecOption::Lz4 => Codec::Lz4,
             CodecOption::None => Codec::None,
         }
+    }
+    /// Whether pages share slots of areas.
+    pub fn packs(&self) -> bool {
+        self.pack == PackOption::On
     }
     /// How pages shall move, if the user said so.
     pub fn install(&self) -> Option<Install> {
@@ -751,6 +768,7 @@ mod tests {
         for (line, variable) in [
             ("--ram x true", Some("FARPAGE_RAM")),
             ("--codec zip true", Some("FARPAGE_CODEC")),
+            ("--pack some true", Some("FARPAGE_PACK")),
             ("--io= true", Some("FARPAGE_IO")),
             ("--slots best true", Some("FARPAGE_SLOTS")),
             ("--faults best true", Some("FARPAGE_FAULTS")),

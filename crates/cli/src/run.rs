@@ -116,6 +116,7 @@ fn plan(options: &RunOptions) -> Result<Plan, Failure> {
         ram_bytes: budget.ram_bytes,
         pool_bytes_max: budget.pool_bytes_max,
         codec: options.codec(),
+        packs: u32::from(options.packs()),
         install,
         io,
         slots: options.slots(),

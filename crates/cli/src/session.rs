@@ -186,6 +186,7 @@ pub mod tests {
             ram_bytes: 256 << 20,
             pool_bytes_max: 128 << 20,
             codec: Codec::Auto,
+            packs: 1,
             install: Install::Move,
             io: IoEngine::Uring,
             slots: SlotPolicy::Clusters,

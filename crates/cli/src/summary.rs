@@ -162,23 +162,28 @@ fn evicted_row(n: &Numbers) -> String {
 
 fn to_areas_row(run: &Run, n: &Numbers) -> String {
     let (pages, writes) = (n.counter(Counter::Pswpout), n.counter(Counter::AreaWrites));
+    let slots = n.counter(Counter::AreaSlots);
     let names: Vec<_> = run.areas.iter().map(|area| area.path.display().to_string()).collect();
     let mean = match writes {
         0 => String::new(),
-        _ => format!(" in {} writes of {}", grouped(writes), iec(pages * PAGE / writes)),
+        _ => format!(" in {} writes of {}", grouped(writes), iec(slots * PAGE / writes)),
     };
     // Counted when they are sent; some may not have arrived when the program ended.
     let from_pool = match n.counter(Counter::Zswpwb).min(pages) {
         0 => String::new(),
         from_pool => format!("; {} of them from the pool", grouped(from_pool)),
     };
-    let bytes = iec(pages * PAGE);
-    row("written", &format!("{} pages, {bytes}{mean}{from_pool}, to {}", grouped(pages), names.join(", ")))
+    let shared = if slots < pages { format!(" in {} slots", grouped(slots)) } else { String::new() };
+    let bytes = iec(slots * PAGE);
+    row(
+        "written",
+        &format!("{} pages{shared}, {bytes}{mean}{from_pool}, to {}", grouped(pages), names.join(", ")),
+    )
 }
 
 fn from_areas_row(n: &Numbers) -> String {
     let pages = n.counter(Counter::Pswpin);
-    row("read", &format!("{} pages, {}", grouped(pages), iec(pages * PAGE)))
+    row("read", &format!("{} pages", grouped(pages)))
 }
 
 /// The kinds of fault, with the words for them.
@@ -351,6 +356,7 @@ fn settings(run: &Run) -> Value {
         "ram_origin": run.budget.origin,
         "pool_bytes_max": settings.pool_bytes_max,
         "codec": codec_name(settings.codec),
+        "pack": if settings.packs == 0 { "off" } else { "on" },
         "faults": faults_name(settings.uffd_source),
         "install": install_name(settings.install),
         "io": io_name(settings.io),
@@ -451,7 +457,7 @@ mod tests {
             "256 MiB (--ram 256M); peak 250 MiB anonymous, 97.7 %",
             "1000 MiB at most, in memory and evicted: 3.9 times its budget",
             "2 MiB of 128 MiB at most, for 1,536 pages (auto, 3.0 : 1)",
-            "960 pages, 3.8 MiB in 30 writes of 128 KiB, to /var/tmp",
+            "960 pages in 480 slots, 1.9 MiB in 30 writes of 64 KiB, to /var/tmp",
             "3: 3 pool",
             "mean 15.0 µs",
             "problems   none",
@@ -526,11 +532,12 @@ mod tests {
     fn written_row_says_how_much_came_from_the_pool() {
         let shared = two_programs();
         shared.session().processes[0].stats.add(Counter::Zswpwb, 950);
+        shared.session().processes[0].stats.add(Counter::AreaSlots, 480);
         let lines = with(&shared, ChildState::Exited(0), text);
         let written =
             "  written    960 pages, 3.8 MiB in 30 writes of 128 KiB; 950 of them from the pool, to /var/tmp";
         assert!(lines.iter().any(|line| line == written), "{lines:#?}");
-        assert!(lines.iter().any(|line| line == "  read       0 pages, 0 B"), "{lines:#?}");
+        assert!(lines.iter().any(|line| line == "  read       0 pages"), "{lines:#?}");
     }
 
     #[test]

@@ -150,6 +150,7 @@ pub mod tests {
             record.stats.set(Gauge::PoolPeak, n << 20);
             record.stats.set(Gauge::StoredPeak, 3 * n * 256);
             record.stats.add(Counter::Pswpout, 320 * n);
+            record.stats.add(Counter::AreaSlots, 160 * n);
             record.stats.add(Counter::AreaWrites, 10 * n);
             record.stats.add(Counter::FaultPool, n);
             record.stats.latency(Latency::Pool).record(n * 10_000);

@@ -44,6 +44,7 @@ fn size_that_is_none_is_quoted() {
 #[test]
 fn unknown_choice_lists_the_choices() {
     refused_with(&["--codec", "zip"], 125, &["zip", "lz4"]);
+    refused_with(&["--pack", "some"], 125, &["some", "on", "off"]);
     refused_with(&["--install", "teleport"], 125, &["teleport", "move", "copy"]);
     refused_with(&["--io", "mmap"], 125, &["mmap", "uring", "psync"]);
 }

@@ -238,6 +238,29 @@ fn python_records_that_wait_become_denser() {
     assert_eq!(fast.counter("pool_densified"), 0, "{}", fast.stderr);
 }
 
+/// Pages that compress share slots, and come back from there one by one and in order.
+#[test]
+fn python_records_share_slots() {
+    if !able("python3") {
+        return;
+    }
+    let _alone = is_full_size().then(alone);
+    // All of them are read in order in the end; what is used between that is anywhere in the first third.
+    let words = ["200000", "60000", "4"];
+    let expected = records(&Under::Nothing, &["200000"]);
+    for pack in ["on", "off"] {
+        let outcome = records(&Under::budget(48 * MIB, &["--pool", "1M", "--pack", pack]), &words);
+        assert_eq!(outcome.succeeded().text(), expected.succeeded().text(), "{}", outcome.stderr);
+        outcome.held_its_budget();
+        let (pages, slots) = (outcome.counter("pswpout"), outcome.counter("area_slots"));
+        assert!(pages > 5000 && outcome.counter("pswpin") > 5000, "{}", outcome.stderr);
+        match pack {
+            "on" => assert!(slots * 3 < pages * 2, "{slots} slots for {pages} pages: {}", outcome.stderr),
+            _ => assert!(slots >= pages, "{slots} slots for {pages} pages: {}", outcome.stderr),
+        }
+    }
+}
+
 /// Forked workers that each read what their parent had put out, and change it, while the parent does.
 fn run_workers(under: &Under, _: Data) -> (String, Outcome) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/programs/workers.py");

@@ -13,7 +13,7 @@ pub struct InFlight<'a> {
     pub frames: &'a [FrameIndex],
     /// Frames in write batches and write requests.
     pub writing: &'a [FrameIndex],
-    /// Slots of write requests.
+    /// Slots of write requests, one for each page that goes there, and slots that were taken for what waits.
     pub slots: &'a [SlotIndex],
 }
 
@@ -21,14 +21,14 @@ pub struct InFlight<'a> {
 pub fn all(pager: &Pager<'_>, in_flight: &InFlight<'_>) {
     pager.table().check();
     pager.ranges.lock().check();
-    let (mut resident, mut evicted, mut pooled, mut parked, mut named_slots) = (0, 0, 0, 0, 0);
+    let (mut resident, mut evicted, mut pooled, mut parked, mut named_parts) = (0, 0, 0, 0, 0);
     pager.table().for_each_used(pager.table().all(), |page, place| {
         let state = place.entry().load().state();
         resident += u64::from(state.is_resident());
         evicted += u64::from(state.is_evicted());
-        if let Some(slot) = state.slot() {
-            named_slots += 1;
-            assert_eq!(pager.areas().owner(slot), Some(page), "{slot:?} is {page:?}'s, but doesn't say so");
+        if let Some(at) = state.slot() {
+            named_parts += 1;
+            assert_eq!(pager.areas().owner(at), Some(page), "{at:?} is {page:?}'s, but doesn't say so");
         }
         if let Some(Stored::Object(handle)) = state.stored() {
             pooled += 1;
@@ -48,7 +48,7 @@ pub fn all(pager: &Pager<'_>, in_flight: &InFlight<'_>) {
                 assert_eq!(pager.cache().owner(frame), Some(page));
             }
             // A lost page keeps its slot out of use.
-            State::Lost(slot) if slot.raw() != 0 => named_slots += 1,
+            State::Lost(slot) if slot.raw() != 0 => named_parts += 1,
             _ => {}
         }
     });
@@ -79,10 +79,17 @@ pub fn all(pager: &Pager<'_>, in_flight: &InFlight<'_>) {
         );
     });
     assert_eq!(objects, pooled, "pool objects: one has no page, or a page has none");
-    let mut slots = 0;
-    pager.areas().check(|_| slots += 1);
+    let (mut references, mut of_heirs) = (0, 0);
+    let areas = pager.areas();
+    areas.check(|slot| {
+        references += areas.references(slot) as usize;
+        of_heirs += areas.heirs(slot);
+    });
     let in_writes = in_flight.slots.len();
     let given_up = pager.slots_given_up() as usize;
-    let kept_for_heirs = pager.areas().kept_for_heirs();
-    assert_eq!(slots, named_slots + in_writes + given_up + kept_for_heirs, "slots in use: one has no page");
+    assert_eq!(
+        references,
+        named_parts + in_writes + given_up + of_heirs,
+        "references to slots: one is nobody's"
+    );
 }

@@ -150,6 +150,8 @@ pub struct Config {
     pub accept_percent: u32,
     /// The pool's codec.
     pub codec: Codec,
+    /// Whether pages that compress share slots of areas.
+    pub packs: bool,
     /// Frames: buffers for pages on their way in, parked pages, and pages being written.
     pub frames: u32,
     /// Pages that may be parked uncompressed for a second chance; more than that and the oldest goes on.
@@ -177,6 +179,7 @@ impl Config {
             pool_bytes_max,
             accept_percent: 90,
             codec: Codec::Auto,
+            packs: true,
             frames: (frames_for_one * parked_max).min(8192),
             parked_max,
             // Beyond 7/8 of a page the pool saves less than its own waste; zsmalloc gives such an object a
@@ -203,7 +206,7 @@ mod tests {
             {
                 let config = Config::for_budget(mib * MIB, MIB, install);
                 assert_eq!((config.parked_max, config.frames), (parked_max, frames), "{mib} {install:?}");
-                assert!(config.frames < crate::table::entry::FRAMES_MAX);
+                assert!(config.frames <= crate::table::entry::FRAMES_MAX);
             }
         }
     }

@@ -21,6 +21,8 @@ pub enum Bug {
     TrustKeptSlot = 5,
     /// What makes the pool's objects denser doesn't check that the object is still its page's.
     DensifyWhatIsThere = 6,
+    /// A slot that several pages share is free when the first of them has left it.
+    FreePackEarly = 7,
 }
 
 static PLANTED: AtomicU32 = AtomicU32::new(0);

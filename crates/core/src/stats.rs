@@ -105,8 +105,10 @@ table! {
         PoolDensified = "pool_densified", "pages";
         /// Objects moved to make whole pool blocks free.
         PoolMoved = "pool_moved", "objects";
-        /// Write requests sent to areas; pswpout divided by this is the mean merged write.
+        /// Write requests sent to areas.
         AreaWrites = "area_writes", "requests";
+        /// Slots written; divided by area_writes the mean merged write, and pswpout divided by this the pages that share one.
+        AreaSlots = "area_slots", "slots";
         /// Pages of areas that the disk was told are not needed.
         Discarded = "discarded", "pages";
         /// Failed writes: the pages were kept.

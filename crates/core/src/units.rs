@@ -168,9 +168,65 @@ impl SlotIndex {
     }
 }
 
+/// Pages that share a slot at most: compressed, one behind the other.
+pub const PARTS_MAX: usize = 4;
+
+/// Which of the pages that share a slot; [`Part::WHOLE`] where one page has it for itself, as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct Part(u8);
+
+impl Part {
+    /// The slot holds one page, uncompressed.
+    pub const WHOLE: Part = Part(0);
+
+    /// The page that is number `at`, from 0, of those in a slot.
+    pub const fn nth(at: usize) -> Self {
+        assert!(at < PARTS_MAX);
+        Part(at as u8 + 1)
+    }
+    /// From the packed form.
+    pub const fn from_raw(raw: u8) -> Self {
+        assert!(raw as usize <= PARTS_MAX);
+        Part(raw)
+    }
+    /// The packed form, three bits.
+    pub const fn raw(self) -> u8 {
+        self.0
+    }
+    /// Its number, from 0, among the pages of its slot; none if that is one page's.
+    pub const fn at(self) -> Option<usize> {
+        (self.0 as usize).checked_sub(1)
+    }
+}
+
+/// Where a page's bytes are on an area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotPart {
+    /// The slot, which is read and written as one.
+    pub slot: SlotIndex,
+    /// Where in it.
+    pub part: Part,
+}
+
+impl SlotPart {
+    /// A slot that one page has for itself.
+    pub const fn whole(slot: SlotIndex) -> Self {
+        SlotPart { slot, part: Part::WHOLE }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_told_apart_from_each_other_and_from_a_whole_slot() {
+        assert_eq!((Part::WHOLE.raw(), Part::WHOLE.at()), (0, None));
+        for at in 0..PARTS_MAX {
+            assert_eq!((Part::nth(at).at(), Part::from_raw(Part::nth(at).raw())), (Some(at), Part::nth(at)));
+        }
+    }
 
     #[test]
     fn covering_rounds_start_down_and_end_up() {

@@ -5,7 +5,7 @@ use farpage_core::reclaim::recency::{Epoch, Heat};
 use farpage_core::table::entry::{FRAMES_MAX, Past, SameWord, State, Stored, Word};
 use farpage_core::table::ranges::{Flags, Range, Ranges, TooMany};
 use farpage_core::table::{CHUNK_PAGES, LEAF_PAGES, Leaf, Table, Walk};
-use farpage_core::units::{FrameIndex, PageIndex, PageRange, SlotIndex};
+use farpage_core::units::{FrameIndex, PARTS_MAX, PageIndex, PageRange, Part, SlotIndex, SlotPart};
 use farpage_core::zswap::pool::ObjectHandle;
 
 const LEAF: u64 = LEAF_PAGES as u64;
@@ -30,9 +30,10 @@ fn any_state(input: &mut Input) -> State {
     let kind = input.below(9);
     let slot = SlotIndex::from_raw(input.word() | 1);
     let object = ObjectHandle::from_raw(slot.raw()).expect("not 0");
+    let at = SlotPart { slot, part: Part::from_raw(input.below(PARTS_MAX + 1) as u8) };
     let copy = match input.byte() {
         0..64 => None,
-        64..160 => Some(Stored::Slot(slot)),
+        64..160 => Some(Stored::Slot(at)),
         _ => Some(Stored::Object(object)),
     };
     let frame = FrameIndex(input.word() % FRAMES_MAX);
@@ -44,7 +45,7 @@ fn any_state(input: &mut Input) -> State {
         4 => State::Parked { frame, copy },
         5 => State::Writing { frame },
         6 => State::Pooled(object),
-        7 => State::OnArea(slot),
+        7 => State::OnArea(at),
         _ => State::Lost(slot),
     }
 }

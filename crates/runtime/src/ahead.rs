@@ -164,6 +164,8 @@ type Tickets = [Option<Ticket>];
 /// A batch that is being read.
 struct Reading {
     tickets: [Option<Ticket>; BATCH],
+    /// The page into which the slot of page n is read: another's, if that has the same slot.
+    read_into: [u8; BATCH],
     /// Bit n: page n was read.
     read: u64,
     /// Bit n: page n is being read.
@@ -179,6 +181,7 @@ struct Reading {
 impl Reading {
     const NONE: Reading = Reading {
         tickets: [const { None }; BATCH],
+        read_into: [0; BATCH],
         read: 0,
         pending: 0,
         requests: [0; BATCH],
@@ -369,13 +372,14 @@ impl Worker {
         }
         self.collect_batch(reading, turn);
         let _shared = self.engine.map.shared(self.index);
+        let there = self.unpack_batch(&reading[turn], turn);
         let Reading { tickets, read, bridges, others, .. } = &mut reading[turn];
         let pager = self.engine.pager;
         let mut run = Run { turn, ..Run::default() };
         for at in 0..BATCH {
             let Some(ticket) = tickets[at].take() else { continue };
-            let is_read = *read & 1 << at != 0;
-            if !is_read || pager.check_ahead(&ticket, self.ahead.bytes(turn, at)).is_err() {
+            let is_there = there & 1 << at != 0;
+            if !is_there || pager.check_ahead(&ticket, self.ahead.bytes(turn, at)).is_err() {
                 pager.give_up_ahead(opening, ticket);
             } else {
                 self.land(opening, tickets, ticket, at, &mut run);
@@ -383,6 +387,25 @@ impl Worker {
         }
         self.map_run(opening, tickets, run);
         (*read, *bridges, *others) = (0, 0, 0);
+    }
+
+    /// Makes pages of what was read from their slots. Bit n: page n is there, if that was written there.
+    fn unpack_batch(&mut self, reading: &Reading, turn: usize) -> u64 {
+        let (pager, mut there) = (self.engine.pager, 0_u64);
+        let into = |at: usize| usize::from(reading.read_into[at]);
+        let is_read = |at: usize| reading.read & 1 << into(at) != 0;
+        let tickets = || (0..BATCH).filter_map(|at| Some((at, reading.tickets[at].as_ref()?)));
+        // Where a slot was read its own page takes its place, so that comes last.
+        for (at, ticket) in tickets().filter(|(at, _)| is_read(*at) && into(*at) != *at) {
+            let (slot, page) = (self.ahead.bytes(turn, into(at)), self.ahead.bytes(turn, at));
+            let unpacked = pager.unpack_ahead(ticket, slot, page, &mut self.scratch.decoder);
+            there |= u64::from(unpacked.is_ok()) << at;
+        }
+        for (at, ticket) in tickets().filter(|(at, _)| is_read(*at) && into(*at) == *at) {
+            let unpacked = pager.unpack_here(ticket, self.ahead.bytes(turn, at), self.scratch);
+            there |= u64::from(unpacked.is_ok()) << at;
+        }
+        there
     }
 
     /// A page was gathered: parks it, or adds it to the run of those that are mapped next.
@@ -444,9 +467,10 @@ impl Worker {
     /// Has the tickets' slots read, neighbours by one request, also where a few slots between them are others'.
     fn submit_batch(&mut self, reading: &mut [Reading; BATCHES], turn: usize) {
         let mut order = Order::default();
-        for (at, ticket) in reading[turn].tickets.iter().enumerate() {
+        let Reading { tickets, read_into, .. } = &mut reading[turn];
+        for (at, ticket) in tickets.iter().enumerate() {
             if let Some(slot) = ticket.as_ref().and_then(Ticket::slot) {
-                order.insert(slot, at as u8);
+                read_into[at] = order.insert(slot, at as u8);
             }
         }
         let mut rest = order.all();
@@ -557,15 +581,19 @@ impl Default for Order {
 }
 
 impl Order {
-    /// Most come in order.
-    fn insert(&mut self, slot: SlotIndex, at: u8) {
+    /// Most come in order. Answers the place of the page that has this slot: an earlier one's, or its own.
+    fn insert(&mut self, slot: SlotIndex, at: u8) -> u8 {
         let mut place = self.count;
-        while place > 0 && self.slots[place - 1].0.raw() > slot.raw() {
-            self.slots[place] = self.slots[place - 1];
+        while place > 0 && self.slots[place - 1].0 > slot {
             place -= 1;
         }
+        if place > 0 && self.slots[place - 1].0 == slot {
+            return self.slots[place - 1].1;
+        }
+        self.slots.copy_within(place..self.count, place + 1);
         self.slots[place] = (slot, at);
         self.count += 1;
+        at
     }
 
     fn all(&self) -> &[(SlotIndex, u8)] {

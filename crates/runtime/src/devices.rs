@@ -7,7 +7,7 @@ use crate::session::{AreaDescription, Session};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use farpage_core::areas::slots::cpus_served;
-use farpage_core::areas::{AreaMemory, Areas, Extents, Leases, SlotMemory, SlotRun, heirs};
+use farpage_core::areas::{AreaMemory, Areas, Extents, Leases, SlotMemory, SlotRun, heirs, pages};
 use farpage_core::config::IoEngine;
 use farpage_core::memory::Region;
 use farpage_core::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, PAGE_BYTES};
@@ -51,9 +51,8 @@ pub struct OpenError {
 pub fn table_bytes(session: &Session) -> usize {
     descriptions(session)
         .map(|area| {
-            let slots = area.slots as usize;
             SlotMemory::bytes(session.settings.slots, area.slots, cpus_of(area))
-                + 2 * Region::bytes_for::<AtomicU64>(slots)
+                + 2 * Region::bytes_for::<AtomicU64>(pages::words(area.slots))
                 + Region::bytes_for::<AtomicU64>(heirs::words(area.slots))
                 + Region::bytes_for::<AtomicU64>(bitmap_words(area))
         })
@@ -137,8 +136,8 @@ impl Devices {
                     cpus_of(description),
                 ),
                 discards: description.discards != 0,
-                owners: region.carve(description.slots as usize),
-                checksums: region.carve(description.slots as usize),
+                owners: region.carve(pages::words(description.slots)),
+                checksums: region.carve(pages::words(description.slots)),
                 bad,
                 heirs: region.carve(heirs::words(description.slots)),
             });

@@ -86,6 +86,8 @@ pub struct Settings {
     pub pool_bytes_max: u64,
     /// The pool's codec.
     pub codec: Codec,
+    /// 1 if pages that compress share slots of areas.
+    pub packs: u32,
     /// How pages move.
     pub install: Install,
     /// How areas are written.

@@ -564,6 +564,7 @@ fn config_of(session: &Session, features: Option<Features>) -> Config {
     let install = if can_move { settings.install } else { Install::Copy };
     let mut config = Config::for_budget(settings.ram_bytes, settings.pool_bytes_max, install);
     config.codec = settings.codec;
+    config.packs = settings.packs != 0;
     config.readahead = settings.readahead;
     config.page_cluster = settings.page_cluster;
     config

@@ -30,7 +30,9 @@ enum Place {
     Away,
     /// Its device has been asked.
     Asked(u64),
-    /// Its bytes are here; the device said so, if it was asked.
+    /// The device has answered, and what that is worth isn't known yet.
+    Read,
+    /// Its bytes are here.
     Here,
     /// It is in the program's memory.
     Mapped,
@@ -185,21 +187,38 @@ impl Space {
 
     fn read_ahead_done(&self, world: &World, page: &mut Page, token: u64) {
         page.place = match world.finish(token) {
-            Ok(()) => Place::Here,
+            Ok(()) => Place::Read,
             Err(error) => {
                 world.saw("ahead read error");
                 world
                     .note(|| format!("{} {:?} was not read ahead: {error}", self.number, page.ticket.page()));
                 // A mark that no check of the bytes can mistake for a page.
                 page.bytes.0.fill(0x5a);
-                Place::Here
+                Place::Read
             }
         };
     }
 
+    /// Whether what was read is the page; then it is unpacked. From there, or from a copy as another page of the slot would have.
+    fn is_whole(&self, world: &World, page: &mut Page) -> bool {
+        let Page { ticket, bytes, .. } = page;
+        let unpacked = self.with_scratch(|scratch| {
+            if !ticket.is_packed() {
+                Ok(())
+            } else if world.random.percent(50) {
+                world.saw("ahead unpacked beside");
+                let slot = bytes.0;
+                self.pager.unpack_ahead(ticket, &slot, &mut bytes.0, &mut scratch.decoder)
+            } else {
+                world.saw("ahead unpacked in place");
+                self.pager.unpack_here(ticket, &mut bytes.0, scratch)
+            }
+        });
+        unpacked.is_ok() && self.pager.check_ahead(ticket, &bytes.0).is_ok()
+    }
+
     /// Takes one page a step further; none once it has arrived or was given up.
     fn land_ahead(&self, world: &World, opening: &mut Opening, mut page: Page) -> Option<Page> {
-        let is_on_area = page.ticket.is_on_area();
         match page.place {
             Place::Away => {
                 let is_there =
@@ -213,7 +232,11 @@ impl Space {
                 page.place = Place::Here;
                 Some(page)
             }
-            Place::Here if is_on_area && self.pager.check_ahead(&page.ticket, &page.bytes.0).is_err() => {
+            Place::Read => {
+                if self.is_whole(world, &mut page) {
+                    page.place = Place::Here;
+                    return Some(page);
+                }
                 assert!(
                     page.bytes.0 != *self.program.borrow().truth(page.ticket.page()),
                     "whole, but refused"

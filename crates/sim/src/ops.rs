@@ -160,10 +160,8 @@ impl Op {
                 backed
             }
             Op::Write(write) => {
-                for (slot, frame) in write.request.open() {
-                    writing.push(frame);
-                    slots.push(slot);
-                }
+                slots.extend(write.request.open().map(|(at, _)| at.slot));
+                writing.extend(write.request.frames());
                 0
             }
             Op::ReleaseFrames(first, length) => {
@@ -367,7 +365,10 @@ impl Space {
             }
             Ok(()) => {}
         }
-        match self.pager.read_done(&ticket) {
+        if ticket.is_packed() {
+            world.saw("fault unpacked");
+        }
+        match self.with_scratch(|scratch| self.pager.read_done(&ticket, scratch)) {
             Ok(()) => FaultPhase::Install(ticket),
             Err(slot) => {
                 let (page, frame) = (ticket.page(), ticket.frame().expect("a frame"));
@@ -545,8 +546,7 @@ impl Space {
 
     /// Moves the pool's object that goes first towards an area.
     pub(crate) fn shrink(&self, world: &World) -> bool {
-        let shrink =
-            |batch: &mut _| self.with_scratch(|scratch| self.pager.shrink(batch, &mut scratch.decoder));
+        let shrink = |batch: &mut _| self.with_scratch(|scratch| self.pager.shrink(batch, scratch));
         let shrunk = self.with_writer(world, |batch| (!batch.is_full()).then(|| shrink(batch))).flatten();
         let Some(shrunk) = shrunk else { return false };
         world.saw(match shrunk {
@@ -637,7 +637,7 @@ impl Space {
     fn step_write(&self, world: &World, mut write: Box<WriteOp>) -> Next {
         match write.phase {
             WritePhase::Submit => {
-                let frames = write.request.frames().to_vec();
+                let frames: Vec<_> = write.request.written().collect();
                 let first = write.request.run().first;
                 match world.submit(self, Direction::Write, first, frames.into_iter()) {
                     Some(token) => write.phase = WritePhase::Wait(token),
@@ -689,7 +689,7 @@ impl Space {
     /// The device forgets the slots. Nobody may have got one of them meanwhile.
     fn discard_slots(&self, run: SlotRun) {
         let mut slots = (0..run.count).map(|at| run.first.plus(at));
-        assert!(slots.all(|slot| self.pager.areas().owner(slot).is_none()), "{run:?} is being discarded");
+        assert!(slots.all(|slot| !self.pager.areas().is_owned(slot)), "{run:?} is being discarded");
         self.pager.stats().add(Counter::Discarded, u64::from(run.count));
         self.pager.areas().discarded(run);
     }

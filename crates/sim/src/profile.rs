@@ -193,6 +193,7 @@ impl Profile {
                 Codec::Lz4,
                 Codec::None,
             ]),
+            packs: random.percent(60),
             frames,
             parked_max: random.within(0, u64::from(frames)) as u32,
             compressed_bytes_max: random.pick(&[0, 1000, 3584, 3584, 4096]),

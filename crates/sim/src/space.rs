@@ -14,7 +14,7 @@ use crate::program::{Program, Touch};
 use crate::random::Random;
 use crate::world::World;
 use farpage_core::areas::extents::Builder;
-use farpage_core::areas::{AreaMemory, Areas, Extents, Leases, SlotMemory, heirs};
+use farpage_core::areas::{AreaMemory, Areas, Extents, Leases, SlotMemory, heirs, pages};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
 use farpage_core::check::{self, InFlight};
 use farpage_core::config::{AreaOrder, Install};
@@ -25,7 +25,9 @@ use farpage_core::stats::{Counter, Stats};
 use farpage_core::table::entry::{State, Stored};
 use farpage_core::table::ranges::{Flags, Ranges};
 use farpage_core::table::{LEAF_PAGES, Table};
-use farpage_core::units::{FrameIndex, NodeId, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex};
+use farpage_core::units::{
+    FrameIndex, NodeId, PAGE_BYTES, PageBytes, PageIndex, PageRange, Part, SlotIndex, SlotPart,
+};
 use farpage_core::zswap::codec::{Scratch, decompress};
 use farpage_core::zswap::pool::{Pool, PoolLayout, PoolMemory};
 use std::cell::{Cell, RefCell};
@@ -131,7 +133,6 @@ impl Space {
         // Every order has its turn, on one of two nodes.
         let mut areas = Areas::new(AreaOrder::ALL[number as usize % AreaOrder::ALL.len()], 2);
         for device in devices {
-            let slots = device.slots as usize;
             let id = areas.add(AreaMemory {
                 slots: device.slots,
                 place: device.place(),
@@ -142,8 +143,8 @@ impl Space {
                     SlotMemory::carve(&mut home.region(bytes), profile.slots, device.slots, profile.slot_cpus)
                 },
                 discards: device.discards,
-                owners: home.table(slots),
-                checksums: home.table(slots),
+                owners: home.table(pages::words(device.slots)),
+                checksums: home.table(pages::words(device.slots)),
                 // SAFETY: as above.
                 bad: unsafe { lasting(&device.bad[..]) },
                 heirs: home.table(heirs::words(device.slots)),
@@ -350,7 +351,7 @@ impl Space {
         }
         for writer in self.writers.borrow().iter() {
             let batch = &writer.as_ref().expect("writers rest between steps").batch;
-            writing.extend_from_slice(batch.frames());
+            writing.extend(batch.frames());
             slots.extend(batch.slots());
         }
         check::all(&self.pager, &InFlight { frames: &frames, writing: &writing, slots: &slots });
@@ -464,7 +465,7 @@ impl Thread {
 }
 
 /// What the coverage calls the states.
-const STATES: [&str; 13] = [
+const STATES: [&str; 14] = [
     "state Absent",
     "state Zero",
     "state Same",
@@ -477,6 +478,7 @@ const STATES: [&str; 13] = [
     "state Writing",
     "state Pooled",
     "state OnArea",
+    "state OnArea packed",
     "state Lost",
 ];
 
@@ -494,8 +496,9 @@ const fn kind_of(state: State) -> usize {
         State::Parked { copy: Some(Stored::Object(_)), .. } => 8,
         State::Writing { .. } => 9,
         State::Pooled(_) => 10,
-        State::OnArea(_) => 11,
-        State::Lost(_) => 12,
+        State::OnArea(SlotPart { part: Part::WHOLE, .. }) => 11,
+        State::OnArea(_) => 12,
+        State::Lost(_) => 13,
         State::Inherited(_) => panic!("no process here is a fork's child"),
     }
 }

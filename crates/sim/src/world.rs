@@ -445,7 +445,9 @@ impl World {
         let pager = &space.pager;
         assert_eq!(pager.cache().usage().free, pager.cache().count(), "a frame is left in use");
         assert_eq!(pager.pool().usage().objects, 0, "an object is left in the pool");
-        assert_eq!(pager.areas().in_use(), pager.slots_given_up(), "a slot is left in use");
+        let mut references = 0;
+        pager.areas().check(|slot| references += u64::from(pager.areas().references(slot)));
+        assert_eq!(references, pager.slots_given_up(), "a slot is left in use");
         assert_eq!((pager.resident(), pager.evicted()), (0, 0), "pages are left");
     }
 }

@@ -20,6 +20,7 @@ fn planted_bugs_are_caught_and_nothing_else_is() {
         Bug::DensifyWhatIsThere,
         Bug::TrustKeptObject,
         Bug::TrustKeptSlot,
+        Bug::FreePackEarly,
     ] {
         plant(Some(bug));
         let violation = first_violation();

@@ -6,7 +6,7 @@ use farpage_sim::{Coverage, Say, run};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-const SEEDS: u64 = 600;
+const SEEDS: u64 = 1000;
 
 /// Counters of what only a live driver does.
 const DRIVERS_OWN: [Counter; 4] =
@@ -36,6 +36,7 @@ const EXPECTED: &[&str] = &[
     "state Writing",
     "state Pooled",
     "state OnArea",
+    "state OnArea packed",
     "state Lost",
     "placed Nothing",
     "placed Done",
@@ -65,6 +66,9 @@ const EXPECTED: &[&str] = &[
     "ahead read error",
     "ahead lie noticed",
     "ahead dropped",
+    "ahead unpacked beside",
+    "ahead unpacked in place",
+    "fault unpacked",
     "write Finished",
     "write Again",
     "given back",

@@ -232,7 +232,7 @@ fn of_outcome(outcome: &Outcome, bytes: u64) -> Run {
         out_mb_s: (bytes - RAM_BYTES) as f64 / 1e6 / outcome.number("fill_seconds"),
         in_mb_s: (bytes - RAM_BYTES) as f64 / 1e6 / outcome.number("read_seconds"),
         pages: outcome.counter("pswpout") + outcome.counter("pswpin"),
-        write_kib: outcome.counter("pswpout") * PAGE as f64 / 1024.0 / outcome.counter("area_writes"),
+        write_kib: outcome.counter("area_slots") * PAGE as f64 / 1024.0 / outcome.counter("area_writes"),
         seconds: outcome.wall.as_secs_f64(),
     }
 }

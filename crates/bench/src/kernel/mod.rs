@@ -299,7 +299,7 @@ impl Contest<'_> {
         let words: Vec<&str> = load.iter().map(String::as_str).collect();
         let outcome = live::under(&options, &words)?;
         let number = |what: &str, name: &str| outcome.stats[what][name].as_u64().unwrap_or(0);
-        let (pool, written) = (number("gauges", "pool_peak"), number("counters", "pswpout"));
+        let (pool, written) = (number("gauges", "pool_peak"), number("counters", "area_slots"));
         Ok(Run { outcome, pool, written })
     }
 

@@ -47,8 +47,8 @@ pub(super) fn run(effort: Effort, report: &mut Report) -> Result<(), String> {
             sample(touches),
             ratio(&numbers(who, touches), &numbers(CLASSIC, touches)).into(),
             sample(|outcome| pages_per_second(outcome, "pswpin") * 4096.0 / MIB),
-            sample(|outcome| pages_per_second(outcome, "pswpout") * 4096.0 / MIB),
-            sample(|outcome| outcome.counter("pswpout") / outcome.counter("area_writes")),
+            sample(|outcome| pages_per_second(outcome, "area_slots") * 4096.0 / MIB),
+            sample(|outcome| outcome.counter("area_slots") / outcome.counter("area_writes")),
         ]);
         bars.push((policy.name().to_owned(), vec![Sample::of(&numbers(who, touches)).median]));
     }

@@ -34,7 +34,7 @@ impl Areas<'_> {
                 let first = cluster * CLUSTER_SLOTS;
                 for offset in first..(first + CLUSTER_SLOTS).min(self.slots(id)) {
                     let slot = SlotIndex::new(id, offset);
-                    if self.owner(slot).is_some_and(|page| is_needed(slot, page)) {
+                    if self.owners(slot).any(|page| is_needed(slot, page)) {
                         self.bequeath_one(generation, slot);
                     }
                 }
@@ -85,9 +85,14 @@ impl Areas<'_> {
         let slots = (0..self.count()).map(|id| AreaId(id as u8));
         slots
             .flat_map(|id| (0..self.slots(id)).map(move |offset| SlotIndex::new(id, offset)))
-            .filter(|slot| self.owner(*slot).is_none())
-            .filter(|slot| (0..GENERATIONS).any(|generation| self.is_kept_for(generation, *slot)))
+            .filter(|slot| !self.is_owned(*slot))
+            .filter(|slot| self.heirs(*slot) > 0)
             .count()
+    }
+
+    /// Generations for which a slot is kept.
+    pub fn heirs(&self, slot: SlotIndex) -> usize {
+        (0..GENERATIONS).filter(|generation| self.is_kept_for(*generation, slot)).count()
     }
 
     fn is_kept_for(&self, generation: usize, slot: SlotIndex) -> bool {
@@ -101,6 +106,7 @@ mod tests {
     use super::super::tests::{areas, take};
     use super::*;
     use crate::config::AreaOrder;
+    use crate::units::SlotPart;
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -132,16 +138,16 @@ mod tests {
                     0..4 => if let Some(run) = take(&areas, u32::from(dice % 7) + 1) {
                         for slot in (0..run.count).map(|at| run.first.plus(at)) {
                             prop_assert!(model.0.insert(slot, (true, BTreeSet::new())).is_none(), "{slot:?} is in use");
-                            areas.own(slot, PageIndex(u64::from(dice)), 1);
+                            areas.own(SlotPart::whole(slot), PageIndex(u64::from(dice)), 1);
                         }
                     },
                     4 | 5 => if let Some(slot) = model.owned().get(usize::from(dice) % model.0.len().max(1)) {
-                        areas.free(*slot);
+                        areas.free(SlotPart::whole(*slot));
                         model.0.get_mut(slot).unwrap().0 = false;
                     },
                     6 => {
                         areas.bequeath(generation, |_, page| page.0 % 5 != 0);
-                        let of_page = |slot: &SlotIndex| areas.owner(*slot).is_some_and(|page| page.0 % 5 != 0);
+                        let of_page = |slot: &SlotIndex| areas.owners(*slot).any(|page| page.0 % 5 != 0);
                         let kept = model.0.iter_mut().filter(|(slot, of)| of.0 && of_page(slot));
                         kept.for_each(|(_, of)| _ = of.1.insert(generation));
                     }
@@ -154,7 +160,7 @@ mod tests {
                 prop_assert_eq!(areas.in_use(), model.0.len() as u64);
                 prop_assert_eq!(areas.kept_for_heirs(), model.0.values().filter(|of| !of.0).count());
                 for (slot, (owned, _)) in &model.0 {
-                    prop_assert_eq!(areas.owner(*slot).is_some(), *owned);
+                    prop_assert_eq!(areas.is_owned(*slot), *owned);
                 }
                 areas.check(|_| ());
             }

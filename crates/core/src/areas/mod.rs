@@ -9,6 +9,7 @@ pub mod extents;
 pub mod heirs;
 mod leases;
 pub mod order;
+pub mod pages;
 pub mod slots;
 
 pub use extents::Extents;
@@ -19,8 +20,9 @@ pub use slots::{SlotMemory, Slots};
 
 use crate::config::AreaOrder;
 use crate::sync::Lock;
-use crate::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, NodeId, PAGE_BYTES, PageIndex, SlotIndex};
+use crate::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, NodeId, PAGE_BYTES, PageIndex, SlotIndex, SlotPart};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use pages::Pages;
 use slots::Ground;
 use slots::counts::NoRoom;
 use slots::probe::Unwatched;
@@ -64,9 +66,9 @@ pub struct AreaMemory<'m> {
     pub memory: SlotMemory<'m>,
     /// Whether clusters that became empty are to be discarded: see [`Areas::take_discard`].
     pub discards: bool,
-    /// One for each slot: 1 + page, 0 where free.
+    /// So many as [`pages::words`] says: whose the slots are.
     pub owners: &'m [AtomicU64],
-    /// One for each slot.
+    /// As many.
     pub checksums: &'m [AtomicU64],
     /// Slots that can't be used, sorted.
     pub bad: &'m [u32],
@@ -81,8 +83,7 @@ struct Area<'m> {
     freed: AtomicU32,
     total: u32,
     slots: Slots<'m>,
-    owners: &'m [AtomicU64],
-    checksums: &'m [AtomicU64],
+    pages: Pages<'m>,
     heirs: &'m [AtomicU64],
     /// Where its slots lie on the device, if that is known.
     extents: Option<Extents<'m>>,
@@ -135,8 +136,7 @@ impl<'m> Areas<'m> {
     /// Puts an area on. Only while nobody uses the areas yet.
     pub fn add(&mut self, memory: AreaMemory<'m>) -> AreaId {
         let id = self.count;
-        assert!(id < AREAS_MAX && memory.owners.len() >= memory.slots as usize);
-        assert!(memory.checksums.len() >= memory.slots as usize);
+        assert!(id < AREAS_MAX);
         assert!(memory.heirs.len() >= heirs::words(memory.slots));
         let AreaMemory { slots: total, bad, leases, discards, .. } = memory;
         self.order.lock().on(AreaId(id as u8), memory.place);
@@ -145,8 +145,7 @@ impl<'m> Areas<'m> {
             freed: AtomicU32::new(0),
             total,
             slots: Slots::new(Ground { total, bad, leases, discards }, memory.memory, Unwatched),
-            owners: memory.owners,
-            checksums: memory.checksums,
+            pages: Pages::new(total, memory.owners, memory.checksums),
             heirs: memory.heirs,
             extents: None,
         });
@@ -310,16 +309,22 @@ impl<'m> Areas<'m> {
         if offset == 0 || offset >= area.total {
             return Err(NotShared::Invalid);
         }
-        if self.owner(slot).is_none() {
+        if !self.is_owned(slot) {
             return Err(NotShared::Unused);
         }
         area.slots.counts.add(offset).map_err(|NoRoom| NotShared::NoRoom)
     }
 
-    /// Frees a slot that its owner no longer names; nobody takes it while somebody else refers to it.
-    pub fn free(&self, slot: SlotIndex) {
-        self.area(slot.area()).owners[slot.offset() as usize].store(0, Ordering::Relaxed);
-        self.give_back(slot);
+    /// Frees a slot, or the part of one, that its owner no longer names; nobody takes the slot while it has other parts, or
+    /// somebody else refers to it.
+    pub fn free(&self, at: SlotPart) {
+        self.area(at.slot.area()).pages.set_owner(at.slot.offset(), at.part, None);
+        self.give_back(at.slot);
+    }
+
+    /// Frees a slot that was taken and nobody's bytes were written to.
+    pub fn free_unused(&self, slot: SlotIndex) {
+        self.free(SlotPart::whole(slot));
     }
 
     /// Gives one of the references to a slot back. With the last one it is free.
@@ -359,22 +364,40 @@ impl<'m> Areas<'m> {
         }
     }
 
-    /// Says whose bytes a slot holds, and their checksum.
-    pub fn own(&self, slot: SlotIndex, page: PageIndex, checksum: u64) {
-        let area = self.area(slot.area());
-        area.checksums[slot.offset() as usize].store(checksum, Ordering::Relaxed);
-        self.rename(slot, page);
+    /// Says whose bytes a slot or a part of it holds, and their checksum.
+    pub fn own(&self, at: SlotPart, page: PageIndex, checksum: u64) {
+        self.area(at.slot.area()).pages.set_checksum(at.slot.offset(), at.part, checksum);
+        self.rename(at, page);
     }
 
-    /// The page of a slot moved.
-    pub fn rename(&self, slot: SlotIndex, page: PageIndex) {
-        self.area(slot.area()).owners[slot.offset() as usize].store(page.0 + 1, Ordering::Relaxed);
+    /// A slot that was just taken is going to have so many pages: it is free when all of them have left it.
+    pub fn will_have(&self, slot: SlotIndex, pages: u32) {
+        #[cfg(feature = "planted")]
+        if crate::planted::strikes(crate::planted::Bug::FreePackEarly) {
+            return;
+        }
+        let counts = &self.area(slot.area()).slots.counts;
+        (1..pages).for_each(|_| _ = counts.add(slot.offset()).expect("a count of a few more needs no room"));
     }
 
-    /// Whose bytes a slot holds.
-    pub fn owner(&self, slot: SlotIndex) -> Option<PageIndex> {
-        let owner = self.area(slot.area()).owners[slot.offset() as usize].load(Ordering::Relaxed);
-        owner.checked_sub(1).map(PageIndex)
+    /// The page moved whose bytes are there.
+    pub fn rename(&self, at: SlotPart, page: PageIndex) {
+        self.area(at.slot.area()).pages.set_owner(at.slot.offset(), at.part, Some(page));
+    }
+
+    /// Whose bytes are there.
+    pub fn owner(&self, at: SlotPart) -> Option<PageIndex> {
+        self.area(at.slot.area()).pages.owner(at.slot.offset(), at.part)
+    }
+
+    /// The pages whose bytes a slot holds.
+    pub fn owners(&self, slot: SlotIndex) -> impl Iterator<Item = PageIndex> + '_ {
+        self.area(slot.area()).pages.owners(slot.offset())
+    }
+
+    /// Whether a slot holds anybody's bytes.
+    pub fn is_owned(&self, slot: SlotIndex) -> bool {
+        self.owners(slot).next().is_some()
     }
 
     /// Checksum of a page as it is written to an area. It says what was read wrong, and which page was written since it was
@@ -383,10 +406,9 @@ impl<'m> Areas<'m> {
         xxhash_rust::xxh3::xxh3_64_with_seed(bytes, self.key)
     }
 
-    /// Whether `bytes` are what was last written to the slot.
-    pub fn verify(&self, slot: SlotIndex, bytes: &[u8; PAGE_BYTES]) -> bool {
-        self.area(slot.area()).checksums[slot.offset() as usize].load(Ordering::Relaxed)
-            == self.checksum(bytes)
+    /// Whether `bytes` are the page that was last written there.
+    pub fn verify(&self, at: SlotPart, bytes: &[u8; PAGE_BYTES]) -> bool {
+        self.area(at.slot.area()).pages.checksum(at.slot.offset(), at.part) == self.checksum(bytes)
     }
 
     /// Whether a page that was read may keep its slot, so that it can be dropped without a write if it is still the same when it
@@ -416,18 +438,19 @@ impl<'m> Areas<'m> {
         self.area(id).slots.in_use()
     }
 
-    /// The next slot at or after `from` (wrapping at the area's end) that `wanted` is true of its owner.
-    pub fn find_owned(
+    /// The next slot at or after `from` (wrapping at the area's end) that `wanted` says something of one of its owners; and
+    /// what that is.
+    pub fn find_owned<T>(
         &self,
         id: AreaId,
         from: u32,
         limit: u32,
-        wanted: impl Fn(SlotIndex, PageIndex) -> bool,
-    ) -> Option<SlotIndex> {
+        wanted: impl Fn(SlotIndex, PageIndex) -> Option<T>,
+    ) -> Option<(SlotIndex, T)> {
         let total = self.area(id).total;
         (0..limit.min(total))
             .map(|step| SlotIndex::new(id, (from % total + step) % total))
-            .find(|&slot| self.owner(slot).is_some_and(|page| wanted(slot, page)))
+            .find_map(|slot| self.owners(slot).find_map(|page| wanted(slot, page)).map(|found| (slot, found)))
     }
 
     /// Takes clusters of dead processes back. Returns how many. `if_dead` must call what it is given only if that holder is
@@ -465,6 +488,11 @@ impl<'m> Areas<'m> {
         }
     }
 
+    /// References to a slot in use: of pages in it, of writes, of generations of a fork's children.
+    pub fn references(&self, slot: SlotIndex) -> u32 {
+        self.area(slot.area()).slots.counts.get(slot.offset())
+    }
+
     /// Asserts the invariants of every area; calls `used` for each slot in use.
     pub fn check(&self, mut used: impl FnMut(SlotIndex)) {
         for id in 0..self.count {
@@ -486,7 +514,7 @@ mod tests {
         let mut areas = Areas::new(order, 1);
         for _ in 0..count {
             let holders: &'static [AtomicU32] = vec![AtomicU32::new(0)].leak();
-            let words = || (0..CLUSTER_SLOTS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
+            let words = |count| (0..count).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
             let bytes = SlotMemory::bytes(SlotPolicy::Clusters, CLUSTER_SLOTS, 1);
             let bytes = vec![0_u64; bytes.div_ceil(8)].leak();
             // SAFETY: zeroed memory that is nobody else's for good, of the size for one cluster.
@@ -498,10 +526,10 @@ mod tests {
                 leases: Leases::new(holders, 1),
                 memory: SlotMemory::carve(&mut region, SlotPolicy::Clusters, CLUSTER_SLOTS, 1),
                 discards: false,
-                owners: words(),
-                checksums: words(),
+                owners: words(pages::words(CLUSTER_SLOTS)),
+                checksums: words(pages::words(CLUSTER_SLOTS)),
                 bad: &[],
-                heirs: words(),
+                heirs: words(heirs::words(CLUSTER_SLOTS)),
             });
         }
         areas
@@ -513,14 +541,14 @@ mod tests {
         runs.iter().for_each(|run| areas.finished(run.first.area()));
         // Only the first one is wanted.
         let others = runs.iter().skip(1).flat_map(|run| (0..run.count).map(|at| run.first.plus(at)));
-        others.for_each(|slot| areas.free(slot));
+        others.for_each(|slot| areas.free_unused(slot));
         runs.first().copied()
     }
 
     #[test]
     fn checksum_depends_on_the_bytes_and_the_key() {
         let mut areas = areas(1, AreaOrder::Weighted);
-        let (slot, page) = (SlotIndex::new(AreaId(0), 1), [7; PAGE_BYTES]);
+        let (slot, page) = (SlotPart::whole(SlotIndex::new(AreaId(0), 1)), [7; PAGE_BYTES]);
         areas.set_key(1);
         areas.own(slot, PageIndex(3), areas.checksum(&page));
         assert!(areas.verify(slot, &page));
@@ -544,7 +572,7 @@ mod tests {
         assert_eq!(areas.state(AreaId(0)), AreaState::Full);
         for slot in &first[..CLUSTER_SLOTS as usize / 16] {
             assert_eq!(take(&areas, 1).unwrap().first.area(), AreaId(1));
-            areas.free(*slot);
+            areas.free_unused(*slot);
         }
         assert_eq!(take(&areas, 1).unwrap().first.area(), AreaId(0));
     }
@@ -558,20 +586,21 @@ mod tests {
         let slot = all[3];
         assert_eq!(areas.share(slot), Err(NotShared::Unused), "nobody's bytes are there yet");
         assert_eq!(areas.share(SlotIndex::new(AreaId(0), 0)), Err(NotShared::Invalid));
-        areas.own(slot, PageIndex(9), 1);
+        let whole = SlotPart::whole(slot);
+        areas.own(whole, PageIndex(9), 1);
         assert_eq!((areas.share(slot), areas.share(slot)), (Ok(2), Ok(3)));
         areas.give_back(slot);
-        assert_eq!((areas.owner(slot), take(&areas, 1)), (Some(PageIndex(9)), None));
+        assert_eq!((areas.owner(whole), take(&areas, 1)), (Some(PageIndex(9)), None));
         areas.reopen();
-        areas.free(slot);
-        assert_eq!((areas.owner(slot), take(&areas, 1)), (None, None), "its owner has left it");
+        areas.free(whole);
+        assert_eq!((areas.owner(whole), take(&areas, 1)), (None, None), "its owner has left it");
         areas.reopen();
         areas.give_back(slot);
         areas.reopen();
-        assert_eq!((areas.owner(slot), areas.in_use()), (None, all.len() as u64 - 1));
+        assert_eq!((areas.owner(whole), areas.in_use()), (None, all.len() as u64 - 1));
         assert_eq!(take(&areas, 1), Some(SlotRun { first: slot, count: 1 }));
-        areas.free(slot);
-        let below = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| areas.free(slot)));
+        areas.free(whole);
+        let below = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| areas.free(whole)));
         assert!(below.is_err(), "a count below zero is a bug");
     }
 
@@ -626,14 +655,14 @@ mod tests {
         assert_eq!((areas.priority(AreaId(0)), areas.priority(AreaId(1))), (Some(-2), Some(-3)));
         assert_eq!(
             take(&areas, 1).map(|run| {
-                areas.free(run.first);
+                areas.free_unused(run.first);
                 run.first.area()
             }),
             Some(AreaId(0))
         );
 
         let leaving = areas.begin_off(AreaId(0));
-        areas.free(slot);
+        areas.free_unused(slot);
         assert!(areas.end_off(leaving));
         assert_eq!((areas.priority(AreaId(0)), areas.priority(AreaId(1))), (None, Some(-2)));
         assert_eq!(take(&areas, 1).unwrap().first.area(), AreaId(1));

@@ -8,8 +8,8 @@
 //! [`Pager::plan_ahead`], [`Opening::new`], [`Pager::lock_ahead`], [`Pager::load_ahead`] or
 //! [`Pager::check_ahead`], [`Pager::settle_ahead`] or [`Pager::settle_parked`], [`Pager::close_ahead`].
 
-use super::Pager;
 use super::step::Ticket;
+use super::{Pager, pack};
 use crate::cache::Backing;
 use crate::config::Readahead;
 use crate::readahead::streams::{Landed, Seen, WINDOW_MAX};
@@ -17,7 +17,7 @@ use crate::readahead::{Advice, Plan};
 use crate::stats::Counter;
 use crate::table::entry::{State, Stored};
 use crate::table::ranges::Range;
-use crate::units::{FrameIndex, PAGE_BYTES, PageIndex, SlotIndex};
+use crate::units::{FrameIndex, PAGE_BYTES, PageIndex, SlotIndex, SlotPart};
 use crate::zswap::codec::Decoder;
 
 /// Where a page that is read ahead goes.
@@ -106,7 +106,7 @@ impl Pager<'_> {
                 *word = next;
                 (window.count() > 1 && range.flags.may_evict()).then_some(only(Plan::Pages(window)))
             }
-            (Readahead::BySlot, State::OnArea(slot)) => {
+            (Readahead::BySlot, State::OnArea(SlotPart { slot, .. })) => {
                 let slots = self.areas.slots(slot.area());
                 let window = self.slot_words.missed(slot.offset(), slots, self.config.page_cluster);
                 let first = SlotIndex::new(slot.area(), window.first);
@@ -129,7 +129,7 @@ impl Pager<'_> {
 
     /// Whether the first page of a plan has to be read. Only a hint: the page isn't locked.
     pub fn is_on_area(&self, plan: &Plan) -> bool {
-        let first = plan.page(0, |slot| self.areas.owner(slot));
+        let first = plan.page(0, |slot| self.areas.owners(slot).next());
         first.is_some_and(|page| matches!(self.state(page), State::OnArea(_)))
     }
 
@@ -205,7 +205,7 @@ impl Pager<'_> {
             let step = opening.step;
             let closes = opening.closing_step == Some(step);
             opening.step += 1;
-            let page = opening.plan.page(step, |slot| self.areas.owner(slot));
+            let page = opening.plan.page(step, |slot| self.areas.owners(slot).next());
             let fate = match opening.plan {
                 Plan::Stream(_) if opening.landed.marker.is_some() && !closes => Fate::Map,
                 Plan::CatchUp(_) | Plan::Rest(_) => Fate::Map,
@@ -262,7 +262,7 @@ impl Pager<'_> {
             (_, Plan::CatchUp(_)) => false,
             // What costs nothing to keep where it is costs nothing to map, but a frame to park.
             (State::Zero | State::Same(_), plan) => matches!(plan, Plan::Stream(_) | Plan::Rest(_)),
-            (State::OnArea(slot), Plan::Slots { first, count }) => {
+            (State::OnArea(SlotPart { slot, .. }), Plan::Slots { first, count }) => {
                 slot.area() == first.area()
                     && (first.offset()..first.offset() + count).contains(&slot.offset())
             }
@@ -292,7 +292,7 @@ impl Pager<'_> {
             source: self.source_of(before).0,
             frame,
             keep_copy: match before.stored() {
-                Some(Stored::Slot(slot)) => self.areas.may_keep(slot),
+                Some(Stored::Slot(at)) => self.areas.may_keep(at.slot),
                 Some(Stored::Object(_)) => opening.keeps_objects,
                 None => false,
             },
@@ -326,7 +326,20 @@ impl Pager<'_> {
         self.load_into(ticket, bytes, decoder)
     }
 
-    /// The ticket's slot was read into `bytes`: are they what was written there?
+    /// Makes the ticket's page of what was read into `slot`, for another page of the same slot. [`Pager::unpack_here`] does so
+    /// for that one, and comes last.
+    pub fn unpack_ahead(
+        &self,
+        ticket: &Ticket,
+        slot: &[u8; PAGE_BYTES],
+        page: &mut [u8; PAGE_BYTES],
+        decoder: &mut Decoder,
+    ) -> Result<(), SlotIndex> {
+        let at = ticket.slot_part();
+        self.decode(ticket, pack::object(slot, at.part).ok_or(at.slot)?, page, decoder)
+    }
+
+    /// The ticket's slot was read into `bytes`, and unpacked there if it has several pages: are they what was written?
     pub fn check_ahead(&self, ticket: &Ticket, bytes: &[u8; PAGE_BYTES]) -> Result<(), SlotIndex> {
         self.verify(ticket, bytes)
     }

@@ -71,8 +71,8 @@ impl Pager<'_> {
             let before = from.entry().load().state();
             let after = match before {
                 // What is moved is likely to be written.
-                State::Resident { copy: Some(Stored::Slot(slot)), age } => {
-                    self.areas.free(slot);
+                State::Resident { copy: Some(Stored::Slot(at)), age } => {
+                    self.areas.free(at);
                     State::Resident { copy: None, age }
                 }
                 state => state,
@@ -87,7 +87,7 @@ impl Pager<'_> {
 
     fn rename(&self, state: State, old: PageIndex, new: PageIndex) {
         match state.stored() {
-            Some(Stored::Slot(slot)) => self.areas.rename(slot, new),
+            Some(Stored::Slot(at)) => self.areas.rename(at, new),
             Some(Stored::Object(handle)) => self.pool.rename(handle, new),
             None => {}
         }

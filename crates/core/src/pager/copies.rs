@@ -16,7 +16,7 @@
 use super::Pager;
 use super::write::Shrunk;
 use crate::table::entry::{State, Stored};
-use crate::units::{FrameIndex, PageIndex, SlotIndex};
+use crate::units::{FrameIndex, PageIndex, Part, SlotPart};
 use crate::zswap::codec::{Scratch, is_of};
 use crate::zswap::pool::ObjectHandle;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -37,15 +37,32 @@ const KEPT_MAX_MIN: u64 = 64;
 /// When the pool is full, so many of them make room at once.
 const RELEASED_AT_ONCE: u32 = 64;
 
+/// Pages that have one tally of those that walks change, and such tallies.
+const WALKED_PAGES: u64 = 8192;
+const WALKED: usize = 64;
+/// One page in so many is looked at.
+const SAMPLED: u64 = 16;
+/// All of them are changed; many are.
+const CHANGED: u32 = 1 << 16;
+const CHANGED_MANY: u32 = CHANGED / 16;
+/// What a tally remembers, in pages that were looked at.
+const SAMPLES: u32 = 32;
+
 /// Whether keeping objects is worth it.
 pub(super) struct Copies {
     tally: AtomicU32,
     windows: AtomicU32,
+    /// How many of the pages behind walks were changed, of late, by where they are.
+    walked: [AtomicU32; WALKED],
 }
 
 impl Copies {
     pub(super) const fn new() -> Copies {
-        Copies { tally: AtomicU32::new(0), windows: AtomicU32::new(0) }
+        Copies {
+            tally: AtomicU32::new(0),
+            windows: AtomicU32::new(0),
+            walked: [const { AtomicU32::new(0) }; WALKED],
+        }
     }
 
     /// Whether the next window's pages should keep their objects.
@@ -113,14 +130,35 @@ impl Pager<'_> {
 
     /// What a page that goes behind a walk has kept, unless that is a slot with much free around it: then the page is written
     /// anew, next to those that go with it, so that the walk finds them side by side when it comes again.
-    pub(super) fn unless_thin(&self, copy: Option<Stored>) -> Option<Stored> {
-        if let Some(Stored::Slot(slot)) = copy
-            && self.areas.is_thin(slot)
+    pub(super) fn unless_thin(
+        &self,
+        copy: Option<Stored>,
+        page: PageIndex,
+        frame: FrameIndex,
+    ) -> Option<Stored> {
+        if let Some(Stored::Slot(at)) = copy
+            && (self.areas.is_thin(at.slot) || at.part != Part::WHOLE && self.is_scattered(at, page, frame))
         {
-            self.areas.free(slot);
+            self.areas.free(at);
             return None;
         }
         copy
+    }
+
+    /// Whether a pack that was written with its page's neighbours hasn't got them any more, or soon won't: if many of the pages
+    /// around are changed from one walk to the next, what stays where it is lies in more and more places. The page is in its
+    /// frame.
+    fn is_scattered(&self, at: SlotPart, page: PageIndex, frame: FrameIndex) -> bool {
+        let tally = &self.copies.walked[(page.0 / WALKED_PAGES) as usize % WALKED];
+        // Ordering: Relaxed, as in `count`.
+        let mut changes = tally.load(Ordering::Relaxed);
+        if page.0.is_multiple_of(SAMPLED) {
+            // SAFETY: we hold the lock bit of the page that was taken into this frame, which has its memory.
+            let is_changed = !self.areas.verify(at, unsafe { self.cache.bytes(frame) });
+            changes = changes - changes / SAMPLES + u32::from(is_changed) * (CHANGED / SAMPLES);
+            tally.store(changes, Ordering::Relaxed);
+        }
+        changes >= CHANGED_MANY || self.areas.references(at.slot) == 1
     }
 
     /// What a locked, parked page has kept, if that has the same bytes. Else it is freed.
@@ -135,7 +173,7 @@ impl Pager<'_> {
         let bytes = unsafe { self.cache.bytes(frame) };
         let copy = copy?;
         let is_same = match copy {
-            Stored::Slot(slot) => self.areas.verify(slot, bytes),
+            Stored::Slot(at) => self.areas.verify(at, bytes),
             Stored::Object(handle) => self.pool.read(handle, |stored| {
                 pause!();
                 is_of(self.config.codec, bytes, scratch, stored)
@@ -163,7 +201,7 @@ impl Pager<'_> {
     /// Frees what held a page's bytes.
     pub(super) fn free(&self, stored: Stored) {
         match stored {
-            Stored::Slot(slot) => self.areas.free(slot),
+            Stored::Slot(at) => self.areas.free(at),
             Stored::Object(handle) => _ = self.pool.free(handle),
         }
     }
@@ -178,11 +216,11 @@ impl Pager<'_> {
         Shrunk::Busy
     }
 
-    /// Frees the slot that a page only keeps.
-    pub(super) fn release_slot(&self, slot: SlotIndex, unprotect: impl Fn(PageIndex)) -> bool {
-        let Some(page) = self.areas.owner(slot) else { return false };
+    /// Frees the slot, or the part of one, that a page only keeps.
+    pub(super) fn release_slot(&self, at: SlotPart, unprotect: impl Fn(PageIndex)) -> bool {
+        let Some(page) = self.areas.owner(at) else { return false };
         pause!();
-        self.release_copy(page, Stored::Slot(slot), unprotect)
+        self.release_copy(page, Stored::Slot(at), unprotect)
     }
 
     /// Frees what a page keeps, if that still is the page's and nobody is moving it.

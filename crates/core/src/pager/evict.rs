@@ -2,14 +2,15 @@
 
 use super::Pager;
 use super::ahead::Fate;
-use super::step::{BATCH_MAX, Batch, Taken, Ticket, Victim, WriteBatch};
+use super::parcels::WriteBatch;
+use super::step::{BATCH_MAX, Batch, Taken, Ticket, Victim};
 use crate::cache::Backing;
 use crate::reclaim::recency::Epoch;
 use crate::reclaim::rivals::Way;
 use crate::stats::Counter;
 use crate::table::Place;
 use crate::table::entry::{AGE_MAX, Past, SameWord, State, Stored};
-use crate::units::{FrameIndex, PageIndex};
+use crate::units::{FrameIndex, PAGE_BYTES, PageIndex};
 use crate::zswap::codec::{Scratch, compress};
 use crate::zswap::same_filled::same_filled;
 
@@ -31,6 +32,16 @@ pub enum Placed {
     Busy,
     /// Neither the pool nor an area takes it.
     NowhereToGo,
+}
+
+/// What a page becomes that is to take less.
+enum Small<'s> {
+    /// A word or an object in the pool.
+    State(State),
+    /// It needs a slot, or a part of one for this.
+    Object(&'s [u8]),
+    /// It needs a slot.
+    No,
 }
 
 impl Pager<'_> {
@@ -118,7 +129,11 @@ impl Pager<'_> {
                         Backing::Hole => self.cache.park_moved(victim.frame, victim.page),
                         Backing::Memory => self.cache.park(victim.frame, victim.page),
                     }
-                    let copy = if is_behind { self.unless_thin(victim.copy) } else { victim.copy };
+                    let copy = if is_behind {
+                        self.unless_thin(victim.copy, victim.page, victim.frame)
+                    } else {
+                        victim.copy
+                    };
                     State::Parked { frame: victim.frame, copy }
                 }
                 Taken::Gone => {
@@ -150,7 +165,8 @@ impl Pager<'_> {
             self.settle(page, place, before, copy.alone());
             return Placed::Done;
         }
-        if let Some(after) = self.shrink_page(frame, page, scratch) {
+        let shrunk = self.shrink_page(frame, page, scratch);
+        if let Small::State(after) = shrunk {
             self.leave_frame(frame);
             self.settle(page, place, before, after);
             return Placed::Done;
@@ -158,7 +174,11 @@ impl Pager<'_> {
         if self.areas.any_writable() {
             self.cache.unpark(frame);
             self.cache.set_owner(frame, Some(page));
-            writes.push(frame);
+            let object = match shrunk {
+                Small::Object(object) => Some(object),
+                _ => None,
+            };
+            self.queue(writes, frame, object);
             self.settle(page, place, before, State::Writing { frame });
             pause!();
             return Placed::Queued;
@@ -184,32 +204,39 @@ impl Pager<'_> {
         None
     }
 
-    /// The page's state if it becomes a word or a pool object; none if it needs a slot.
-    fn shrink_page(&self, frame: FrameIndex, page: PageIndex, scratch: &mut Scratch) -> Option<State> {
+    /// Finds a page a place in memory where it takes less, if it has one there.
+    fn shrink_page<'s>(&self, frame: FrameIndex, page: PageIndex, scratch: &'s mut Scratch) -> Small<'s> {
         // SAFETY: we hold the lock bit of the parked page that owns the frame; parked frames have memory
         // and nobody writes them.
-        let bytes = unsafe { self.cache.bytes(frame) };
+        let bytes: &[u8; PAGE_BYTES] = unsafe { self.cache.bytes(frame) };
         match same_filled(bytes) {
             Some(0) => {
                 self.stats.count(Counter::SwpoutZero);
-                return Some(State::Zero);
+                return Small::State(State::Zero);
             }
             Some(word) => {
                 if let Some(packed) = SameWord::pack(word) {
                     self.stats.count(Counter::SwpoutSame);
-                    return Some(State::Same(packed));
+                    return Small::State(State::Same(packed));
                 }
             }
             None => {}
         }
         let accepts = || self.pool.accepts();
-        if !(accepts() || self.make_room_in_pool() && accepts()) {
+        let is_accepted = accepts() || self.make_room_in_pool() && accepts();
+        if !is_accepted {
             self.stats.count(Counter::PoolLimitHit);
-            return None;
+            if !(self.config.packs && self.areas.any_writable()) {
+                return Small::No;
+            }
         }
         pause!();
         let compressed =
             compress(self.config.codec, bytes, scratch, self.config.compressed_bytes_max as usize);
+        let no = compressed.map_or(Small::No, Small::Object);
+        if !is_accepted {
+            return no;
+        }
         // What doesn't compress stays as it is, as long as there is room for it: the shrinker takes it first.
         let store = || self.pool.store(page, compressed.unwrap_or(bytes));
         match store().or_else(|error| if self.make_room_in_pool() { store() } else { Err(error) }) {
@@ -218,11 +245,11 @@ impl Pager<'_> {
                 if compressed.is_none() {
                     self.stats.count(Counter::StoredIncompressible);
                 }
-                Some(State::Pooled(handle))
+                Small::State(State::Pooled(handle))
             }
             Err(_) => {
                 self.stats.count(Counter::PoolLimitHit);
-                None
+                no
             }
         }
     }

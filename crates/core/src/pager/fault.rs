@@ -1,6 +1,7 @@
 //! Life of a fault: begin, load or read, settle.
 
 use super::ahead::Fate;
+use super::pack;
 use super::step::{Access, Step, Ticket};
 use super::{Pager, State};
 use crate::cache::Backing;
@@ -10,7 +11,7 @@ use crate::stats::Counter;
 use crate::table::Place;
 use crate::table::entry::{Past, Stored, Word};
 use crate::units::{PAGE_BYTES, PageIndex, SlotIndex};
-use crate::zswap::codec::{Decoder, decompress};
+use crate::zswap::codec::{Decoder, Scratch, decompress};
 use crate::zswap::same_filled::fill;
 
 /// The slot named when what is lost was never on an area.
@@ -84,7 +85,7 @@ impl Pager<'_> {
         }
         let frame = Some((frame, backing));
         Some(match (before, source) {
-            (State::OnArea(slot), _) => Step::Read(ticket(frame, keep_copy && self.areas.may_keep(slot))),
+            (State::OnArea(at), _) => Step::Read(ticket(frame, keep_copy && self.areas.may_keep(at.slot))),
             // The slot isn't ours to keep.
             (_, State::OnArea(_)) => Step::Read(ticket(frame, false)),
             _ => Step::Load(ticket(frame, false)),
@@ -176,16 +177,48 @@ impl Pager<'_> {
 
     /// Whether these are the bytes that were written to the ticket's slot.
     pub(super) fn verify(&self, ticket: &Ticket, bytes: &[u8; PAGE_BYTES]) -> Result<(), SlotIndex> {
-        let slot = ticket.slot().expect("a ticket to read has a slot");
+        let at = ticket.slot_part();
         let (_, books) = self.source_of(ticket.before);
-        if books.areas.verify(slot, bytes) { Ok(()) } else { Err(slot) }
+        if books.areas.verify(at, bytes) { Ok(()) } else { Err(at.slot) }
     }
 
-    /// The slot was read into the ticket's frame: are these the bytes that were written there?
-    pub fn read_done(&self, ticket: &Ticket) -> Result<(), SlotIndex> {
+    /// The slot was read into the ticket's frame, and has the page's bytes now: are these what was written there?
+    pub fn read_done(&self, ticket: &Ticket, scratch: &mut Scratch) -> Result<(), SlotIndex> {
         let (frame, _) = ticket.frame.expect("a ticket to read has a frame");
         // SAFETY: as in `load`; the read into it is over.
-        self.verify(ticket, unsafe { self.cache.bytes(frame) })
+        let bytes = unsafe { self.cache.bytes_mut(frame) };
+        self.unpack_here(ticket, bytes, scratch)?;
+        self.verify(ticket, bytes)
+    }
+
+    /// What was read from a slot becomes the ticket's page, if the slot has several.
+    pub fn unpack_here(
+        &self,
+        ticket: &Ticket,
+        bytes: &mut [u8; PAGE_BYTES],
+        scratch: &mut Scratch,
+    ) -> Result<(), SlotIndex> {
+        if !ticket.is_packed() {
+            return Ok(());
+        }
+        let at = ticket.slot_part();
+        let (kept, decoder) = scratch.page_and_decoder();
+        let object = pack::object(bytes, at.part).ok_or(at.slot)?;
+        let object = &mut kept[..object.len()];
+        object.copy_from_slice(pack::object(bytes, at.part).ok_or(at.slot)?);
+        self.decode(ticket, object, bytes, decoder)
+    }
+
+    /// Makes the ticket's page of its object in a pack.
+    pub(super) fn decode(
+        &self,
+        ticket: &Ticket,
+        object: &[u8],
+        page: &mut [u8; PAGE_BYTES],
+        decoder: &mut Decoder,
+    ) -> Result<(), SlotIndex> {
+        let (_, books) = self.source_of(ticket.before);
+        decompress(books.config.codec, object, page, decoder).map_err(|_| ticket.slot_part().slot)
     }
 
     /// The page is in the program's memory. `left` is what is behind the ticket's frame now: moving leaves a hole, copying
@@ -255,8 +288,8 @@ impl Pager<'_> {
                 self.stats.count(Counter::Zswpin);
                 served(Counter::FaultPool);
             }
-            State::OnArea(slot) => {
-                kept = self.keep_or_free(Some(Stored::Slot(slot)), keep_copy);
+            State::OnArea(at) => {
+                kept = self.keep_or_free(Some(Stored::Slot(at)), keep_copy);
                 self.stats.count(Counter::Pswpin);
                 served(Counter::FaultArea);
             }

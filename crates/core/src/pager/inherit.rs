@@ -56,7 +56,10 @@ impl<'m> Pager<'m> {
     /// Keeps every slot that a child will read for a generation of children. What is resident or parked it has in memory.
     /// Under the exclusive map lock.
     pub fn bequeath(&self, generation: usize) {
-        self.areas.bequeath(generation, |slot, page| self.state(page) == State::OnArea(slot));
+        self.areas.bequeath(
+            generation,
+            |slot, page| matches!(self.state(page), State::OnArea(at) if at.slot == slot),
+        );
     }
 
     /// Pages whose bytes are only in the elder's books.

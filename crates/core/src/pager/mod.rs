@@ -27,6 +27,8 @@ mod dense;
 mod evict;
 mod fault;
 mod inherit;
+mod pack;
+mod parcels;
 mod step;
 mod write;
 
@@ -34,7 +36,8 @@ pub use ahead::{Fate, Opening};
 pub use change::Unsettled;
 pub use dense::Densified;
 pub use evict::Placed;
-pub use step::{Access, BATCH_MAX, Batch, Step, Taken, Ticket, WRITE_PAGES_MAX, WriteBatch, WriteRequest};
+pub use parcels::{WRITE_SLOTS_MAX, WriteBatch, WriteRequest};
+pub use step::{Access, BATCH_MAX, Batch, Step, Taken, Ticket};
 pub use write::{Shrunk, WriteProgress};
 
 use crate::areas::Areas;
@@ -112,7 +115,7 @@ pub struct Pager<'m> {
     settled: AtomicU32,
     /// Where the search for slots that clean pages keep goes on.
     kept_hint: AtomicU32,
-    /// Slots that could not be read and whose page is gone: never used again.
+    /// Slots, and parts of them, that could not be read and whose page is gone: never used again.
     slots_given_up: AtomicU64,
 }
 
@@ -163,7 +166,7 @@ impl<'m> Pager<'m> {
         self.stats
     }
 
-    /// Slots that could not be read and whose page is gone.
+    /// Slots, and parts of them, that could not be read and whose page is gone.
     pub fn slots_given_up(&self) -> u64 {
         self.slots_given_up.load(Ordering::Relaxed)
     }

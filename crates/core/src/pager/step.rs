@@ -1,11 +1,10 @@
 //! What the pager wants done next, and what it must hear afterwards. The contract between core and drivers.
 
 use super::ahead::Fate;
-use crate::areas::SlotRun;
 use crate::cache::Backing;
 use crate::reclaim::rivals::Way;
 use crate::table::entry::{State, Stored};
-use crate::units::{FrameIndex, PageIndex, SlotIndex};
+use crate::units::{FrameIndex, PageIndex, Part, SlotIndex, SlotPart};
 
 /// What the program was doing when it faulted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +92,18 @@ impl Ticket {
     }
     /// The slot to read.
     pub const fn slot(&self) -> Option<SlotIndex> {
-        self.source.slot()
+        match self.source.slot() {
+            Some(at) => Some(at.slot),
+            None => None,
+        }
+    }
+    /// Where in an area its bytes are.
+    pub(super) fn slot_part(&self) -> SlotPart {
+        self.source.slot().expect("a ticket to read has a slot")
+    }
+    /// Whether the slot has other pages, too, and what is read from it must be unpacked.
+    pub fn is_packed(&self) -> bool {
+        self.source.slot().is_some_and(|at| at.part != Part::WHOLE)
     }
     /// What the page was.
     pub const fn before(&self) -> State {
@@ -198,108 +208,5 @@ impl Batch {
         victim.copy = copy;
         victim.taken = Taken::Busy;
         self.count += 1;
-    }
-}
-
-/// Pages of one write request at most.
-pub const WRITE_PAGES_MAX: usize = 64;
-
-/// Frames that wait for slots, oldest first, and slots that were taken for them: at most one for each.
-pub struct WriteBatch {
-    pub(super) frames: [FrameIndex; WRITE_PAGES_MAX],
-    pub(super) count: usize,
-    runs: [SlotRun; WRITE_PAGES_MAX],
-    runs_count: usize,
-}
-
-impl Default for WriteBatch {
-    fn default() -> Self {
-        WriteBatch::new()
-    }
-}
-
-impl WriteBatch {
-    /// Nothing in it.
-    pub const fn new() -> WriteBatch {
-        let no_run = SlotRun { first: SlotIndex::from_raw(0), count: 0 };
-        WriteBatch {
-            frames: [FrameIndex(0); WRITE_PAGES_MAX],
-            count: 0,
-            runs: [no_run; WRITE_PAGES_MAX],
-            runs_count: 0,
-        }
-    }
-    /// How many wait.
-    pub const fn len(&self) -> usize {
-        self.count
-    }
-    /// Whether none waits.
-    pub const fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-    /// Whether another one fits.
-    pub const fn is_full(&self) -> bool {
-        self.count == WRITE_PAGES_MAX
-    }
-    pub(super) fn push(&mut self, frame: FrameIndex) {
-        self.frames[self.count] = frame;
-        self.count += 1;
-    }
-    pub(super) fn drop_first(&mut self, count: usize) {
-        self.frames.copy_within(count..self.count, 0);
-        self.count -= count;
-    }
-    pub(super) fn push_run(&mut self, run: SlotRun) {
-        self.runs[self.runs_count] = run;
-        self.runs_count += 1;
-    }
-    /// The run that was taken first: pages that follow each other then do so in their slots, border or not.
-    pub(super) fn pop_run(&mut self) -> Option<SlotRun> {
-        let first = self.runs[..self.runs_count].first().copied()?;
-        self.runs.copy_within(1..self.runs_count, 0);
-        self.runs_count -= 1;
-        Some(first)
-    }
-    /// Slots that were taken for the frames that wait.
-    pub fn slots(&self) -> impl Iterator<Item = SlotIndex> + '_ {
-        let runs = self.runs[..self.runs_count].iter();
-        runs.flat_map(|run| (0..run.count).map(|at| run.first.plus(at)))
-    }
-    /// The frames that wait.
-    pub fn frames(&self) -> &[FrameIndex] {
-        &self.frames[..self.count]
-    }
-}
-
-/// Frames to be written to neighbouring slots, in one request. Keep until `write_done` said it is finished.
-#[derive(Clone, Copy)]
-pub struct WriteRequest {
-    pub(super) run: SlotRun,
-    pub(super) frames: [FrameIndex; WRITE_PAGES_MAX],
-    /// Bit n: page n is not settled yet.
-    pub(super) open: u64,
-    /// The areas have heard that it is over.
-    pub(super) is_over: bool,
-}
-
-const _: () = assert!(WRITE_PAGES_MAX == u64::BITS as usize);
-
-impl WriteRequest {
-    /// The slots.
-    pub const fn run(&self) -> SlotRun {
-        self.run
-    }
-    /// The frames, in the order of the slots.
-    pub fn frames(&self) -> &[FrameIndex] {
-        &self.frames[..self.run.count as usize]
-    }
-    /// Frames and slots that are not settled yet.
-    pub fn open(&self) -> impl Iterator<Item = (SlotIndex, FrameIndex)> + '_ {
-        let open = self.open;
-        self.frames()
-            .iter()
-            .enumerate()
-            .filter(move |(at, _)| open & 1 << at != 0)
-            .map(|(at, frame)| (self.run.first.plus(at as u32), *frame))
     }
 }

@@ -5,14 +5,15 @@
 //! doesn't wait for the disk. The frame's owner then is nobody, and the completion frees frame and slot.
 
 use super::Pager;
-use super::step::{WRITE_PAGES_MAX, WriteBatch, WriteRequest};
+use super::pack;
+use super::parcels::{Parcel, WriteBatch, WriteRequest};
 use crate::areas::{AreaState, SlotRun};
 use crate::cache::Backing;
 use crate::stats::Counter;
 use crate::table::Place;
 use crate::table::entry::{State, Stored};
-use crate::units::{AreaId, FrameIndex, NodeId, PageIndex, SlotIndex};
-use crate::zswap::codec::{Decoder, decompress};
+use crate::units::{AreaId, FrameIndex, NodeId, PAGE_BYTES, PageIndex, Part, SlotPart};
+use crate::zswap::codec::{Scratch, decompress};
 use core::sync::atomic::Ordering;
 
 /// How a write ended.
@@ -42,6 +43,8 @@ pub enum Shrunk {
     NoFrame,
 }
 
+/// A page that takes more than this goes alone: what would fit beside it seldom comes.
+const OBJECT_MAX: usize = PAGE_BYTES * 3 / 4;
 /// Slots looked at in one search for kept ones.
 const KEPT_LOOKS: u32 = 16 * 1024;
 
@@ -49,7 +52,7 @@ impl Pager<'_> {
     /// Moves the pool's object that goes first into a frame and from there into the write batch, if the pool is over
     /// its accept threshold; objects that are only kept are freed before. `writes` must not be full. Under the shared map
     /// lock.
-    pub fn shrink(&self, writes: &mut WriteBatch, decoder: &mut Decoder) -> Shrunk {
+    pub fn shrink(&self, writes: &mut WriteBatch, scratch: &mut Scratch) -> Shrunk {
         if !self.pool.over_accept_threshold() {
             return Shrunk::Enough;
         }
@@ -79,24 +82,55 @@ impl Pager<'_> {
         pause!();
         // SAFETY: `take_backed` has just given us the frame, with memory; nobody else knows it.
         let bytes = unsafe { self.cache.bytes_mut(frame) };
-        if self.pool.read(handle, |stored| decompress(self.config.codec, stored, bytes, decoder)).is_err() {
+        let (object, decoder) = scratch.page_and_decoder();
+        let read = self.pool.read(handle, |stored| {
+            object[..stored.len()].copy_from_slice(stored);
+            decompress(self.config.codec, stored, bytes, decoder).map(|()| stored.len())
+        });
+        let Ok(length) = read else {
             // Memory that isn't what was stored: the page stays where it is, and a fault on it will fail.
             self.cache.put(frame, Backing::Memory);
             self.pool.rotate(handle, page);
             self.settle(page, place, word.state(), word.state());
             return Shrunk::Busy;
-        }
+        };
         self.pool.free(handle);
         self.cache.set_owner(frame, Some(page));
-        writes.push(frame);
+        self.queue(writes, frame, Some(&object[..length]));
         self.stats.count(Counter::Zswpwb);
         self.settle(page, place, word.state(), State::Writing { frame });
         Shrunk::Queued
     }
 
-    /// Gives the oldest of the waiting frames neighbouring slots, in the area that the order has for CPUs of
-    /// `node`; slots are taken for all of them at once, in as many runs as that needs. None if no area has a free
-    /// slot: then [`Pager::release_kept`], or [`Pager::park_again`]. `cpu` as in [`crate::areas::Areas::take`].
+    /// Adds a page to what is to be written: its frame, and what its bytes were compressed to, if they were. Packed with others
+    /// if there is a frame for that. `writes` must not be full.
+    pub(super) fn queue(&self, writes: &mut WriteBatch, frame: FrameIndex, object: Option<&[u8]>) {
+        let Some(object) = object.filter(|object| self.config.packs && object.len() <= OBJECT_MAX) else {
+            writes.push(Parcel::whole(frame));
+            return;
+        };
+        let parcel = match writes.pack_for(object.len()) {
+            Some(parcel) => parcel,
+            None => match self.cache.take_backed() {
+                Some(pack) => {
+                    // SAFETY: we have just been given the frame, with memory; nobody else knows it.
+                    pack::clear(unsafe { self.cache.bytes_mut(pack) });
+                    writes.push(Parcel::pack(pack))
+                }
+                None => {
+                    writes.push(Parcel::whole(frame));
+                    return;
+                }
+            },
+        };
+        let (at, before) = parcel.add(frame, object.len());
+        // SAFETY: the frame of a pack that waits is the batch's, which is ours alone, and has memory.
+        pack::append(unsafe { self.cache.bytes_mut(parcel.written()) }, at, before, object);
+    }
+
+    /// Gives the oldest of what waits neighbouring slots, in the area that the order has for CPUs of `node`; slots are taken for
+    /// all of it at once, in as many runs as that needs. None if no area has a free slot: then [`Pager::release_kept`], or
+    /// [`Pager::park_again`]. `cpu` as in [`crate::areas::Areas::take`].
     pub fn assign(&self, cpu: usize, node: NodeId, writes: &mut WriteBatch) -> Option<WriteRequest> {
         if writes.is_empty() {
             return None;
@@ -107,25 +141,35 @@ impl Pager<'_> {
         })?;
         pause!();
         let count = run.count as usize;
-        let mut request = WriteRequest {
-            run,
-            frames: [FrameIndex(0); WRITE_PAGES_MAX],
-            open: u64::MAX >> (WRITE_PAGES_MAX - count),
-            is_over: false,
-        };
-        request.frames[..count].copy_from_slice(&writes.frames()[..count]);
+        writes.parcels()[..count].iter_mut().for_each(|parcel| self.unpack_lone(parcel));
+        let mut request = WriteRequest::new(run, &writes.parcels()[..count]);
         writes.drop_first(count);
-        for (slot, frame) in request.open() {
-            // SAFETY: frames in a write batch are ours until the write is done, have memory, and nobody
-            // writes them.
-            let sum = self.areas.checksum(unsafe { self.cache.bytes(frame) });
-            // A page that was faulted in again meanwhile is written all the same; nobody will read it.
-            let page = self.cache.owner(frame).unwrap_or(PageIndex(0));
-            pause!();
-            self.areas.own(slot, page, sum);
+        for (slot, parcel) in request.parcels() {
+            self.areas.will_have(slot, parcel.count() as u32);
+            for (part, frame) in parcel.pages() {
+                // SAFETY: the frames of pages in a write batch are ours until the write is done, have memory, and nobody
+                // writes them.
+                let sum = self.areas.checksum(unsafe { self.cache.bytes(frame) });
+                // A page that was faulted in again meanwhile is written all the same; nobody will read it.
+                let page = self.cache.owner(frame).unwrap_or(PageIndex(0));
+                pause!();
+                self.areas.own(SlotPart { slot, part }, page, sum);
+            }
         }
         self.stats.count(Counter::AreaWrites);
+        self.stats.add(Counter::AreaSlots, u64::from(run.count));
         Some(request)
+    }
+
+    /// A page that is alone in its pack is written as it is: that takes as much, and needn't be unpacked.
+    fn unpack_lone(&self, parcel: &mut Parcel) {
+        let mut pages = parcel.pages();
+        if parcel.is_pack()
+            && let (Some((_, frame)), None) = (pages.next(), pages.next())
+        {
+            self.cache.put(parcel.written(), Backing::Memory);
+            *parcel = Parcel::whole(frame);
+        }
     }
 
     /// A run that was taken before, in an area that may still be written.
@@ -140,32 +184,41 @@ impl Pager<'_> {
     }
 
     fn free_run(&self, run: SlotRun) {
-        (0..run.count).for_each(|at| self.areas.free(run.first.plus(at)));
+        (0..run.count).for_each(|at| self.areas.free_unused(run.first.plus(at)));
         self.areas.finished(run.first.area());
     }
 
     /// The write is over. `result` is the same for all pages of the request. Under the shared map lock.
     pub fn write_done(&self, request: &mut WriteRequest, result: Result<(), AreaState>) -> WriteProgress {
         if !core::mem::replace(&mut request.is_over, true) {
-            self.areas.finished(request.run.first.area());
+            self.areas.finished(request.run().first.area());
         }
         if let Err(state) = result {
-            self.areas.set_state(request.run.first.area(), state);
+            self.areas.set_state(request.run().first.area(), state);
         }
-        let snapshot = *request;
-        for (slot, frame) in snapshot.open() {
-            if self.write_settled(slot, frame, result) {
-                request.open &= !(1 << (slot.offset() - request.run.first.offset()));
+        for (slot, parcel) in request.parcels() {
+            for (part, frame) in parcel.pages() {
+                if self.write_settled(SlotPart { slot, part }, frame, result) {
+                    self.leave(parcel, part);
+                }
             }
         }
-        if request.open == 0 { WriteProgress::Finished } else { WriteProgress::Again }
+        if request.open().next().is_none() { WriteProgress::Finished } else { WriteProgress::Again }
+    }
+
+    /// A page is no longer on its way to an area; the last one leaves the pack to nobody.
+    fn leave(&self, parcel: &mut Parcel, part: Part) {
+        parcel.remove(part);
+        if parcel.is_pack() && parcel.count() == 0 {
+            self.cache.put(parcel.written(), Backing::Memory);
+        }
     }
 
     /// Settles one page of a finished write; false if its page is just being moved.
-    fn write_settled(&self, slot: SlotIndex, frame: FrameIndex, result: Result<(), AreaState>) -> bool {
+    fn write_settled(&self, at: SlotPart, frame: FrameIndex, result: Result<(), AreaState>) -> bool {
         let Some(page) = self.cache.owner(frame) else {
             // Faulted in or discarded while it was being written.
-            self.areas.free(slot);
+            self.areas.free(at);
             self.cache.put(frame, Backing::Memory);
             return true;
         };
@@ -173,17 +226,17 @@ impl Pager<'_> {
         let after = match result {
             Ok(()) => {
                 self.stats.count(Counter::Pswpout);
-                self.areas.rename(slot, page);
+                self.areas.rename(at, page);
                 self.cache.put(frame, Backing::Memory);
-                State::OnArea(slot)
+                State::OnArea(at)
             }
             Err(state) => {
                 if state == AreaState::ReadOnly {
                     self.stats.count(Counter::WriteErrors);
                 }
-                self.areas.free(slot);
+                self.areas.free(at);
                 // Again: freeing the slot may have reopened a full area.
-                self.areas.set_state(slot.area(), state);
+                self.areas.set_state(at.slot.area(), state);
                 self.cache.park(frame, page);
                 State::Parked { frame, copy: None }
             }
@@ -207,23 +260,21 @@ impl Pager<'_> {
         while let Some(run) = writes.pop_run() {
             self.free_run(run);
         }
-        let mut at = 0;
-        while at < writes.count {
-            let frame = writes.frames[at];
-            let done = match self.cache.owner(frame) {
-                None => {
-                    self.cache.put(frame, Backing::Memory);
-                    true
+        for parcel in writes.parcels() {
+            for (part, frame) in parcel.pages() {
+                let is_done = match self.cache.owner(frame) {
+                    None => {
+                        self.cache.put(frame, Backing::Memory);
+                        true
+                    }
+                    Some(page) => self.park_unwritten(frame, page),
+                };
+                if is_done {
+                    self.leave(parcel, part);
                 }
-                Some(page) => self.park_unwritten(frame, page),
-            };
-            if done {
-                writes.frames.copy_within(at + 1..writes.count, at);
-                writes.count -= 1;
-            } else {
-                at += 1;
             }
         }
+        writes.drop_empty();
     }
 
     fn park_unwritten(&self, frame: FrameIndex, page: PageIndex) -> bool {
@@ -244,19 +295,23 @@ impl Pager<'_> {
                 // A page that is being moved is passed over: its slot can't be freed now, and finding it
                 // again and again would be waiting for whoever moves it.
                 let is_kept = |slot, page| {
-                    self.table.known(page).is_some_and(|place| {
-                        let word = place.entry().load();
-                        let state = word.state();
-                        !word.is_locked()
-                            && matches!(state, State::Resident { copy: Some(Stored::Slot(kept)), .. } if kept == slot)
-                    })
+                    let word = self.table.known(page)?.entry().load();
+                    match word.state() {
+                        State::Resident { copy: Some(Stored::Slot(kept)), .. } if kept.slot == slot => {
+                            (!word.is_locked()).then_some(kept)
+                        }
+                        _ => None,
+                    }
                 };
-                let Some(slot) = self.areas.find_owned(AreaId(id as u8), from, KEPT_LOOKS, is_kept) else {
+                let id = AreaId(id as u8);
+                let Some((slot, kept)) = self.areas.find_owned(id, from, KEPT_LOOKS, is_kept) else {
                     from = from.wrapping_add(KEPT_LOOKS);
                     break;
                 };
-                from = slot.offset() + 1;
-                released += u32::from(self.release_slot(slot, &unprotect));
+                let is_released = self.release_slot(kept, &unprotect);
+                // Another page of the slot may keep it, too.
+                from = slot.offset() + u32::from(!is_released || !self.areas.is_owned(slot));
+                released += u32::from(is_released);
             }
             self.kept_hint.store(from, Ordering::Relaxed);
         }

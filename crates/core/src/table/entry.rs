@@ -8,7 +8,8 @@
 //!
 //! ```text
 //! bits  0..4   state        bit 4  locked     bit 5  waited      bits 6..8  heat (except Absent, Lost)
-//! bits  9..25  frame (Parked, Writing), kind of repeated word (Same), or in the lowest three age (Resident)
+//! bits  9..22  frame (Parked, Writing), kind of repeated word (Same), or in the lowest three age (Resident)
+//! bits 22..25  part of the slot (wherever there is a slot; 0 = the whole slot)
 //! bits 25..32  epoch in which the hand took it (while evicted, except Inherited; 0 = not known)
 //! bits 32..64  slot or pool handle (Resident and Parked: 0 = none), or 32 bits of the repeated word
 //! bits 9..64   page of another process (Inherited)
@@ -16,7 +17,7 @@
 
 use crate::reclaim::recency::{Epoch, Heat};
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::units::{FrameIndex, PageIndex, SlotIndex};
+use crate::units::{FrameIndex, PARTS_MAX, PageIndex, Part, SlotIndex, SlotPart};
 use crate::zswap::pool::ObjectHandle;
 
 /// The life of a page; see the table in ARCHITECTURE.md.
@@ -49,8 +50,8 @@ pub enum State {
     },
     /// Evicted, in the compressed pool.
     Pooled(ObjectHandle),
-    /// Evicted, in a slot of an area.
-    OnArea(SlotIndex),
+    /// Evicted, in a slot of an area, or in a part of one.
+    OnArea(SlotPart),
     /// Gone: the slot that held it could not be read.
     Lost(SlotIndex),
     /// Evicted by the process that this one is a fork's child of, where it was this page at the fork.
@@ -70,15 +71,15 @@ impl State {
     pub const fn stored(self) -> Option<Stored> {
         match self {
             State::Resident { copy, .. } | State::Parked { copy, .. } => copy,
-            State::OnArea(slot) => Some(Stored::Slot(slot)),
+            State::OnArea(at) => Some(Stored::Slot(at)),
             State::Pooled(handle) => Some(Stored::Object(handle)),
             _ => None,
         }
     }
-    /// The slot it owns, if any.
-    pub const fn slot(self) -> Option<SlotIndex> {
+    /// The slot, or the part of one, that it owns, if any.
+    pub const fn slot(self) -> Option<SlotPart> {
         match self.stored() {
-            Some(Stored::Slot(slot)) => Some(slot),
+            Some(Stored::Slot(at)) => Some(at),
             _ => None,
         }
     }
@@ -88,7 +89,7 @@ impl State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
     /// In a slot of an area.
-    Slot(SlotIndex),
+    Slot(SlotPart),
     /// In the compressed pool.
     Object(ObjectHandle),
 }
@@ -97,7 +98,7 @@ impl Stored {
     /// The state of a page whose bytes are nowhere else.
     pub const fn alone(self) -> State {
         match self {
-            Stored::Slot(slot) => State::OnArea(slot),
+            Stored::Slot(at) => State::OnArea(at),
             Stored::Object(handle) => State::Pooled(handle),
         }
     }
@@ -148,14 +149,19 @@ const HEAT_MASK: u64 = ((1 << Heat::BITS) - 1) << HEAT_SHIFT;
 pub const AGE_MAX: u8 = 7;
 const AGE_SHIFT: u32 = 9;
 const FRAME_SHIFT: u32 = 9;
-const FRAME_MASK: u64 = 0xffff;
+const FRAME_BITS: u32 = 13;
+const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;
+const PART_SHIFT: u32 = FRAME_SHIFT + FRAME_BITS;
+const PART_MASK: u64 = 7;
+const _: () = assert!(PARTS_MAX as u64 <= PART_MASK);
+const _: () = assert!(PART_MASK << PART_SHIFT & EPOCH_MASK == 0);
 const EPOCH_SHIFT: u32 = 32 - Epoch::BITS;
 const EPOCH_MASK: u64 = ((1 << Epoch::BITS) - 1) << EPOCH_SHIFT;
 const _: () = assert!(FRAME_MASK << FRAME_SHIFT & (EPOCH_MASK | HEAT_MASK) == 0);
 /// The lowest bit of what another process calls the page.
 const INHERITED_SHIFT: u32 = 9;
 /// Frames that an entry can name.
-pub const FRAMES_MAX: u32 = 1 << 16;
+pub const FRAMES_MAX: u32 = 1 << FRAME_BITS;
 
 /// What an entry remembers of a page: no part of its state, and kept from one to the next where there is room. Pages that are
 /// [`Entry::set`] have none.
@@ -184,9 +190,12 @@ impl Word {
         const fn with(copy: Option<Stored>, state: u64, state_of_object: u64) -> u64 {
             match copy {
                 None => state,
-                Some(Stored::Slot(slot)) => state | (slot.raw() as u64) << 32,
+                Some(Stored::Slot(at)) => state | in_slot(at),
                 Some(Stored::Object(handle)) => state_of_object | (handle.raw() as u64) << 32,
             }
+        }
+        const fn in_slot(at: SlotPart) -> u64 {
+            (at.slot.raw() as u64) << 32 | (at.part.raw() as u64) << PART_SHIFT
         }
         Word(match state {
             State::Absent => 0,
@@ -196,7 +205,7 @@ impl Word {
             State::Parked { frame, copy } => with(copy, 4, 11) | (frame.0 as u64) << FRAME_SHIFT,
             State::Writing { frame } => 5 | (frame.0 as u64) << FRAME_SHIFT,
             State::Pooled(handle) => 6 | (handle.raw() as u64) << 32,
-            State::OnArea(slot) => 7 | (slot.raw() as u64) << 32,
+            State::OnArea(at) => 7 | in_slot(at),
             State::Lost(slot) => 8 | (slot.raw() as u64) << 32,
             State::Inherited(page) => 9 | page.0 << INHERITED_SHIFT,
         })
@@ -211,18 +220,17 @@ impl Word {
             }
         }
         let high = (self.0 >> 32) as u32;
-        let slot = if high == 0 { None } else { Some(Stored::Slot(SlotIndex::from_raw(high))) };
         let age = (self.0 >> AGE_SHIFT) as u8 & AGE_MAX;
         let frame = FrameIndex(((self.0 >> FRAME_SHIFT) & FRAME_MASK) as u32);
         match self.0 & 0xf {
             0 => State::Absent,
             1 => State::Zero,
             2 => State::Same(SameWord { kind: frame.0 as u8, half: high }),
-            3 => State::Resident { copy: slot, age },
-            4 => State::Parked { frame, copy: slot },
+            3 => State::Resident { copy: self.slot_copy(), age },
+            4 => State::Parked { frame, copy: self.slot_copy() },
             5 => State::Writing { frame },
             6 => State::Pooled(object(high)),
-            7 => State::OnArea(SlotIndex::from_raw(high)),
+            7 => State::OnArea(self.slot_part()),
             8 => State::Lost(SlotIndex::from_raw(high)),
             9 => State::Inherited(PageIndex(self.0 >> INHERITED_SHIFT)),
             10 => State::Resident { copy: Some(Stored::Object(object(high))), age },
@@ -230,6 +238,19 @@ impl Word {
             _ => panic!("a page's word has no such state"),
         }
     }
+
+    /// Where on an area the page's bytes are, if its state names a slot.
+    const fn slot_part(self) -> SlotPart {
+        SlotPart {
+            slot: SlotIndex::from_raw((self.0 >> 32) as u32),
+            part: Part::from_raw((self.0 >> PART_SHIFT & PART_MASK) as u8),
+        }
+    }
+
+    const fn slot_copy(self) -> Option<Stored> {
+        if self.0 >> 32 == 0 { None } else { Some(Stored::Slot(self.slot_part())) }
+    }
+
     /// Whether somebody is moving this page.
     pub const fn is_locked(self) -> bool {
         self.0 & LOCKED != 0
@@ -339,9 +360,11 @@ mod tests {
 
     fn any_state() -> impl Strategy<Value = State> {
         let slot = (0_u8..16, 1_u32..(1 << 28)).prop_map(|(a, o)| SlotIndex::new(AreaId(a), o));
+        let part = (slot.clone(), 0..=PARTS_MAX as u8)
+            .prop_map(|(slot, part)| SlotPart { slot, part: Part::from_raw(part) });
         let object = (1..u32::MAX).prop_map(|h| ObjectHandle::from_raw(h).unwrap());
         let stored =
-            prop_oneof![slot.clone().prop_map(Stored::Slot), object.clone().prop_map(Stored::Object)];
+            prop_oneof![part.clone().prop_map(Stored::Slot), object.clone().prop_map(Stored::Object)];
         let copy = prop::option::of(stored);
         let frame = (0..FRAMES_MAX).prop_map(FrameIndex);
         prop_oneof![
@@ -352,7 +375,7 @@ mod tests {
             (frame.clone(), copy).prop_map(|(frame, copy)| State::Parked { frame, copy }),
             frame.prop_map(|frame| State::Writing { frame }),
             object.prop_map(State::Pooled),
-            slot.clone().prop_map(State::OnArea),
+            part.prop_map(State::OnArea),
             slot.prop_map(State::Lost),
             (0_u64..1 << (64 - 12)).prop_map(|page| State::Inherited(PageIndex(page))),
         ]

@@ -2,7 +2,7 @@
 //! nothing is the program's, and a write is over when a test says so.
 // UNSAFETY: it hands the pager its memory and writes the frames.
 
-use farpage_core::areas::{AreaMemory, Areas, Leases, Place, SlotMemory, heirs};
+use farpage_core::areas::{AreaMemory, Areas, Leases, Place, SlotMemory, heirs, pages};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
 use farpage_core::check::{self, InFlight};
 use farpage_core::config::{AreaOrder, Config, Install, SlotPolicy};
@@ -18,7 +18,9 @@ use farpage_core::stats::Stats;
 use farpage_core::table::entry::State;
 use farpage_core::table::ranges::{Flags, Ranges};
 use farpage_core::table::{Leaf, Table};
-use farpage_core::units::{FrameIndex, NodeId, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex};
+use farpage_core::units::{
+    FrameIndex, NodeId, PAGE_BYTES, PageBytes, PageIndex, PageRange, SlotIndex, SlotPart,
+};
 use farpage_core::zswap::codec::Scratch;
 use farpage_core::zswap::pool::{Pool, PoolLayout, PoolMemory};
 use std::sync::atomic::AtomicU32;
@@ -63,8 +65,8 @@ pub fn area(holders: &'static [AtomicU32], me: u32) -> AreaMemory<'static> {
         leases: Leases::new(holders, me),
         memory: SlotMemory::carve(&mut region(bytes), SlotPolicy::Clusters, SLOTS, 1),
         discards: false,
-        owners: table(SLOTS as usize),
-        checksums: table(SLOTS as usize),
+        owners: table(pages::words(SLOTS)),
+        checksums: table(pages::words(SLOTS)),
         bad: &[],
         heirs: table(heirs::words(SLOTS)),
     }
@@ -235,7 +237,7 @@ impl Driver {
         assert_eq!(self.place(&mut writes), Placed::Queued);
         let mut request = self.pager.assign(0, NodeId(0), &mut writes).expect("a slot");
         assert_eq!(self.pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
-        let State::OnArea(slot) = self.pager.state(page) else { panic!("it was written") };
+        let State::OnArea(SlotPart { slot, .. }) = self.pager.state(page) else { panic!("it was written") };
         slot
     }
 

@@ -19,6 +19,7 @@
 //! | 14 | a fork's child has every byte as of the fork, and its parent's slots stay as long as it is there | here; `areas::heirs::tests`; `tests/programs/processes.c` |
 
 mod driver;
+mod packs;
 
 use driver::*;
 use farpage_core::areas::AreaState;
@@ -31,7 +32,7 @@ use farpage_core::reclaim::recency::{AGE_NEAR, Lone};
 use farpage_core::stats::Counter;
 use farpage_core::table::entry::{State, Stored};
 use farpage_core::table::ranges::Flags;
-use farpage_core::units::{AreaId, NodeId, PAGE_BYTES, PageIndex, PageRange};
+use farpage_core::units::{AreaId, NodeId, PAGE_BYTES, PageIndex, PageRange, SlotPart};
 use std::sync::atomic::AtomicU32;
 
 #[test]
@@ -75,10 +76,10 @@ fn invariant_3_a_page_that_becomes_zeros_leaves_its_slot() {
     let slot = driver.evict_to_area(PAGE, 1);
     let Step::Read(ticket) = driver.pager.fault(PAGE, Access::Read) else { panic!("it is on the area") };
     *driver.frame(ticket.frame().unwrap()) = bytes_of(1);
-    assert_eq!(driver.pager.read_done(&ticket), Ok(()));
+    assert_eq!(driver.pager.read_done(&ticket, &mut driver.scratch), Ok(()));
     driver.pager.settle_fault(ticket, LEFT);
     assert!(
-        matches!(driver.pager.state(PAGE), State::Resident { copy: Some(Stored::Slot(kept)), .. } if kept == slot)
+        matches!(driver.pager.state(PAGE), State::Resident { copy: Some(Stored::Slot(kept)), .. } if kept == SlotPart::whole(slot))
     );
     assert_eq!(driver.evict_and_place(PAGE, 0), State::Zero);
     assert_eq!(driver.pager.areas().in_use(), 0);
@@ -95,7 +96,7 @@ fn invariant_4_a_page_on_its_way_is_locked_and_who_locks_it_looks_again() {
     // It is being filled: nobody else gets it, whichever way he comes.
     assert!(matches!(driver.pager.fault(PAGE, Access::Read), Step::Joined));
     let mut writes = WriteBatch::new();
-    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch.decoder), Shrunk::Busy);
+    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch), Shrunk::Busy);
     assert!(driver.pager.quiet(PageRange::of(PAGE, 1)).is_err());
     assert!(driver.pager.table().get(PAGE).unwrap().entry().try_lock(seen_before).is_err());
     assert_eq!(driver.finish_load(ticket), bytes_of(1));
@@ -116,7 +117,7 @@ fn what_is_old_becomes_denser_where_nobody_is_on_its_way_to_it() {
     driver.pager.pool().turn();
     // Without an area this is what makes room.
     let mut writes = WriteBatch::new();
-    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch.decoder), Shrunk::NoArea);
+    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch), Shrunk::NoArea);
     assert_eq!(driver.densify(true), Densified::Shorter);
     let State::Pooled(denser) = driver.pager.state(PAGE) else { panic!("it stays in the pool") };
     assert_eq!(driver.pager.pool().owner(denser), Some(PAGE));
@@ -145,20 +146,18 @@ fn invariant_5_write_back_leaves_a_page_alone_that_is_on_its_way_or_gone() {
     let State::Pooled(first) = driver.evict_and_place(PAGE, 1) else { panic!("it compresses") };
     let mut writes = WriteBatch::new();
     let ticket = driver.begin_load(PAGE);
-    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch.decoder), Shrunk::Busy);
+    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch), Shrunk::Busy);
     assert_eq!((writes.len(), driver.pager.pool().owner(first)), (0, Some(PAGE)));
     driver.finish_load(ticket);
-    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch.decoder), Shrunk::Enough);
+    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch), Shrunk::Enough);
     // Stored anew under the same handle: what is written is what is there now.
     assert_eq!(driver.evict_and_place(PAGE, 2), State::Pooled(first));
-    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch.decoder), Shrunk::Queued);
-    let frame = writes.frames()[0];
+    assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch), Shrunk::Queued);
+    let frames: Vec<_> = writes.frames().collect();
+    let State::Writing { frame } = driver.pager.state(PAGE) else { panic!("it waits") };
     assert_eq!(*driver.frame(frame), bytes_of(2));
-    assert_eq!(
-        (driver.pager.state(PAGE), driver.pager.pool().usage().objects),
-        (State::Writing { frame }, 0)
-    );
-    check::all(&driver.pager, &InFlight { writing: &[frame], ..InFlight::default() });
+    assert_eq!(driver.pager.pool().usage().objects, 0);
+    check::all(&driver.pager, &InFlight { writing: &frames, ..InFlight::default() });
 }
 
 #[test]
@@ -188,7 +187,7 @@ fn invariant_6_a_failed_read_is_an_error_for_good_and_never_zeros() {
     let Step::Read(ticket) = driver.pager.fault(PAGE, Access::Read) else { panic!("it is on the area") };
     // The device says that it has read, but what came are zeros.
     *driver.frame(ticket.frame().unwrap()) = bytes_of(0);
-    assert_eq!(driver.pager.read_done(&ticket), Err(slot));
+    assert_eq!(driver.pager.read_done(&ticket, &mut driver.scratch), Err(slot));
     driver.pager.fail(ticket, slot);
     for access in [Access::Read, Access::Write] {
         assert!(matches!(driver.pager.fault(PAGE, access), Step::Lost(lost) if lost == slot));
@@ -218,7 +217,7 @@ fn bring(driver: &mut Driver, page: PageIndex, on_disk: u8) -> [u8; PAGE_BYTES] 
         }
         Step::Read(ticket) => {
             *driver.frame(ticket.frame().unwrap()) = bytes_of(on_disk);
-            driver.pager.read_done(&ticket).unwrap();
+            driver.pager.read_done(&ticket, &mut driver.scratch).unwrap();
             driver.pager.settle_fault(ticket, LEFT);
             bytes_of(on_disk)
         }
@@ -296,7 +295,7 @@ fn invariant_14_an_inherited_page_that_can_not_be_read_is_lost() {
     let mut child = child_of(parent, holders, 2);
     let Step::Read(ticket) = child.pager.fault(PAGE, Access::Read) else { panic!("it is on the area") };
     *child.frame(ticket.frame().unwrap()) = bytes_of(2);
-    let slot = child.pager.read_done(&ticket).unwrap_err();
+    let slot = child.pager.read_done(&ticket, &mut child.scratch).unwrap_err();
     child.pager.fail(ticket, slot);
     assert!(matches!(child.pager.fault(PAGE, Access::Read), Step::Lost(_)));
     child.pager.discard(PageRange::of(PAGE, 1));
@@ -614,7 +613,7 @@ fn kept_objects_make_room_in_the_pool_first() {
     let kept = walk(&mut driver, 0..40);
     driver.pager.pool().set_limit(0);
     let mut writes = WriteBatch::new();
-    let mut shrink = || driver.pager.shrink(&mut writes, &mut driver.scratch.decoder);
+    let mut shrink = || driver.pager.shrink(&mut writes, &mut driver.scratch);
     for n in 0..kept {
         assert_eq!(shrink(), Shrunk::Released, "{n} of {kept}");
     }

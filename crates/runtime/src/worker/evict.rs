@@ -431,8 +431,9 @@ impl Worker {
                 self.trim_frames();
                 self.engine.let_waiters_go_on();
             }
+            self.prepare_packs();
             let _shared = self.engine.map.shared(self.index);
-            match self.engine.pager.place_oldest(self.scratch, &mut self.writes) {
+            match self.engine.pager.place_oldest(self.scratch, self.writes) {
                 Placed::Done | Placed::Queued => left += 1,
                 Placed::Busy => busy += 1,
                 Placed::Nothing => break,
@@ -533,7 +534,7 @@ impl Worker {
                 break;
             }
             let shared = self.engine.map.shared(self.index);
-            let shrunk = self.engine.pager.shrink(&mut self.writes, &mut self.scratch.decoder);
+            let shrunk = self.engine.pager.shrink(self.writes, self.scratch);
             drop(shared);
             match shrunk {
                 Shrunk::Enough => break,
@@ -558,6 +559,15 @@ impl Worker {
         }
         self.send_if_worthwhile();
         progress
+    }
+
+    /// Pages are packed in frames that have memory of our own.
+    fn prepare_packs(&self) {
+        let pager = self.engine.pager;
+        let usage = pager.cache().usage();
+        if pager.config.packs && usage.free_backed == usage.free_moved && pager.areas().any_writable() {
+            self.back_a_free_frame();
+        }
     }
 
     fn back_a_free_frame(&self) -> bool {

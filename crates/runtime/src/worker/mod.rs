@@ -42,10 +42,9 @@ const WRITTEN_RUN_MAX: u64 = farpage_fault::uffd::ZEROS as u64;
 /// another look at the limit.
 const WRITTEN_RUN_NEAR_LIMIT: u64 = 4;
 
-/// A write under way.
+/// A write under way: what is known of it beside its request.
 #[derive(Clone, Copy)]
 struct InFlight {
-    request: WriteRequest,
     /// When it got its slots.
     since_ns: u64,
     /// How it ended; none while the device has it.
@@ -64,6 +63,8 @@ pub enum Progress {
 /// A worker's larger parts, where they stay.
 struct Room {
     scratch: Scratch,
+    writes: WriteBatch,
+    requests: [WriteRequest; WRITES_MAX],
     back_ends: BackEndPlaces,
     readers: BackEndPlaces,
 }
@@ -78,7 +79,10 @@ pub struct Worker {
     pub(crate) ahead: AheadMemory,
     batch: Batch,
     outgoing: [Outgoing; BATCH_MAX],
-    writes: WriteBatch,
+    /// What waits to be written.
+    writes: &'static mut WriteBatch,
+    /// The requests that `in_flight` says something of.
+    requests: &'static mut [WriteRequest; WRITES_MAX],
     in_flight: [Option<InFlight>; WRITES_MAX],
     back_ends: BackEnds,
     /// Where the last run of first touches ended, and how long it was: sequential fills get longer ones.
@@ -114,8 +118,8 @@ impl Worker {
             taken: Taken::Busy,
             is_shared: false,
         };
-        // SAFETY: a new mapping of this size, ours alone, for good; zeros are scratch memory (`Zeroed`), and the
-        // rest may hold anything.
+        // SAFETY: a new mapping of this size, ours alone, for good; zeros are scratch memory, an empty batch and requests
+        // (`Zeroed`), and the rest may hold anything.
         let room = unsafe { &mut *memory::reserve_for_threads(size_of::<Room>())?.cast::<Room>() };
         memory::place(Worker {
             engine,
@@ -125,7 +129,8 @@ impl Worker {
             ahead: AheadMemory::new(BackEnds::new(&mut room.readers)),
             batch: Batch::new(),
             outgoing: [nothing; BATCH_MAX],
-            writes: WriteBatch::new(),
+            writes: &mut room.writes,
+            requests: &mut room.requests,
             in_flight: [const { None }; WRITES_MAX],
             back_ends: BackEnds::new(&mut room.back_ends),
             zero_end: PageIndex(0),
@@ -392,7 +397,7 @@ impl Worker {
         let result = self.fill(&ticket, self.engine.devices.fd(slot.area()));
         let _shared = self.engine.map.shared(self.index);
         match result {
-            Ok(()) => match self.engine.pager.read_done(&ticket) {
+            Ok(()) => match self.engine.pager.read_done(&ticket, self.scratch) {
                 Ok(()) => self.install(ticket),
                 Err(slot) => self.lose(ticket, slot, Notice::Corrupt, 0),
             },
@@ -405,7 +410,7 @@ impl Worker {
     fn read_here(&mut self, mut ticket: Ticket, file: BorrowedFd<'_>) {
         let is_read = self.back(&mut ticket) && self.fill(&ticket, file).is_ok();
         let _shared = self.engine.map.shared(self.index);
-        if is_read && self.engine.pager.read_done(&ticket).is_ok() {
+        if is_read && self.engine.pager.read_done(&ticket, self.scratch).is_ok() {
             return self.install(ticket);
         }
         if let Some(slot) = ticket.slot() {

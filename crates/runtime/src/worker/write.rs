@@ -5,7 +5,7 @@ use crate::fork;
 use crate::session::{Notice, pack_io_error};
 use core::sync::atomic::Ordering;
 use farpage_core::areas::{AreaState, Took};
-use farpage_core::pager::{WriteProgress, WriteRequest};
+use farpage_core::pager::WriteProgress;
 use farpage_core::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS};
 use farpage_io::{Backend, Completion, IoError, Op, Request, SEGMENTS_MAX, Segment, Wait};
 use farpage_os::clock::now_ns;
@@ -25,23 +25,22 @@ impl Worker {
             let since_ns = now_ns();
             let shared = self.engine.map.shared(self.index);
             let pager = self.engine.pager;
-            let request = pager.assign(self.index.0, node, &mut self.writes).or_else(|| {
+            let request = pager.assign(self.index.0, node, self.writes).or_else(|| {
                 (0..SOURCES_OF_SLOTS).find_map(|source| {
-                    self.find_slots(source)
-                        .then(|| pager.assign(self.index.0, node, &mut self.writes))
-                        .flatten()
+                    self.find_slots(source).then(|| pager.assign(self.index.0, node, self.writes)).flatten()
                 })
             });
             let Some(request) = request else {
-                pager.park_again(&mut self.writes);
+                pager.park_again(self.writes);
                 drop(shared);
                 self.engine.explain_full();
                 return false;
             };
             drop(shared);
-            self.in_flight[at] = Some(InFlight { request, since_ns, result: None });
+            self.requests[at] = request;
+            self.in_flight[at] = Some(InFlight { since_ns, result: None });
             self.engine.writes_under_way.fetch_add(1, Ordering::Relaxed);
-            self.send(at, request);
+            self.send(at);
         }
         true
     }
@@ -66,7 +65,8 @@ impl Worker {
         self.in_flight.iter().position(Option::is_none)
     }
 
-    fn send(&mut self, at: usize, request: WriteRequest) {
+    fn send(&mut self, at: usize) {
+        let request = &self.requests[at];
         let first = request.run().first;
         let cluster = first.offset() / CLUSTER_SLOTS;
         if let Err(error) = self.engine.devices.prepare(first.area(), cluster) {
@@ -74,18 +74,18 @@ impl Worker {
         }
         let cache = self.engine.pager.cache();
         let mut segments = [Segment { base: core::ptr::null_mut() }; SEGMENTS_MAX];
-        for (segment, frame) in segments.iter_mut().zip(request.frames()) {
-            segment.base = cache.pointer(*frame).cast();
+        for (segment, frame) in segments.iter_mut().zip(request.written()) {
+            segment.base = cache.pointer(frame).cast();
         }
         let request = Request {
             op: Op::Write,
             offset: first.byte_offset(),
-            segments: &segments[..request.frames().len()],
+            segments: &segments[..request.written().len()],
             token: at as u64,
         };
         let area = first.area();
         let back_end = self.back_ends.get_or_make(area, || self.engine.back_end(area));
-        // SAFETY: frames of a write request are ours until `write_done`, have memory, and nobody writes them.
+        // SAFETY: what a write request's frames hold is ours until `write_done`, have memory, and nobody writes them.
         let sent = unsafe { back_end.submit(&request) };
         back_end.flush();
         if back_end.is_synchronous() {
@@ -141,7 +141,7 @@ impl Worker {
 
     fn ended(&mut self, at: usize, result: Result<(), IoError>) {
         let Some(write) = &mut self.in_flight[at] else { return };
-        let first = write.request.run().first;
+        let first = self.requests[at].run().first;
         write.result = Some(result.map_err(|error| {
             if error.is_no_space() {
                 return AreaState::Full;
@@ -154,10 +154,10 @@ impl Worker {
     }
 
     fn settle_write(&mut self, at: usize) {
-        let Some(InFlight { request, result: Some(result), .. }) = &mut self.in_flight[at] else { return };
+        let Some(InFlight { result: Some(result), .. }) = self.in_flight[at] else { return };
         let _shared = self.engine.map.shared(self.index);
-        if self.engine.pager.write_done(request, *result) == WriteProgress::Finished {
-            if *result == Err(AreaState::Full) {
+        if self.engine.pager.write_done(&mut self.requests[at], result) == WriteProgress::Finished {
+            if result == Err(AreaState::Full) {
                 self.engine.explain_full();
             }
             self.in_flight[at] = None;

@@ -2,6 +2,7 @@
 // UNSAFETY: a region is made of raw memory.
 
 use super::*;
+use crate::areas::pages;
 use crate::units::{AreaId, PAGE_BYTES};
 use proptest::prelude::*;
 
@@ -202,7 +203,7 @@ fn area_is_found_again_by_its_first_block() {
     use crate::config::SlotPolicy;
     use core::sync::atomic::{AtomicU32, AtomicU64};
     let words: [Vec<AtomicU32>; 2] = [vec![AtomicU32::new(0)], vec![AtomicU32::new(0)]];
-    let slots: Vec<AtomicU64> = (0..20).map(|_| AtomicU64::new(0)).collect();
+    let slots: Vec<AtomicU64> = (0..2 * pages::words(10)).map(|_| AtomicU64::new(0)).collect();
     let heirs = [const { AtomicU64::new(0) }; crate::areas::heirs::words(10)];
     let mut tables = Memory(vec![0; 2 * SlotMemory::bytes(SlotPolicy::Clusters, 10, 1) / 8]);
     let mut tables = tables.region();
@@ -210,7 +211,7 @@ fn area_is_found_again_by_its_first_block() {
     for words in &words {
         let leases = Leases::new(words, 1);
         let memory = SlotMemory::carve(&mut tables, SlotPolicy::Clusters, 10, 1);
-        let (owners, checksums) = (&slots[..10], &slots[10..]);
+        let (owners, checksums) = slots.split_at(pages::words(10));
         areas.add(AreaMemory {
             slots: 10,
             place: Place::default(),

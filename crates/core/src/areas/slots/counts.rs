@@ -1,6 +1,6 @@
-//! How many processes refer to a slot, where it is more than one. A slot in use counts as one without being written
-//! down; only for one that is shared there is more, and then as Linux has it: a digit up to 62 in a byte of its own, and
-//! beyond that a continuation, which may find no room.
+//! How many pages a slot has, and generations of a fork's children refer to it, where that is more than one. A slot in use
+//! counts as one without being written down; only for one that is shared there is more, and then as Linux has it: a digit up
+//! to 62 in a byte of its own, and beyond that a continuation, which may find no room.
 //!
 //! The bytes are handed memory, which costs nothing until it is touched; nobody touches them, or takes this lock, while
 //! nothing is shared.
@@ -66,15 +66,17 @@ impl<'m> Counts<'m> {
     /// One less, unless it is the last. Returns how many there are then; 0: it was the last, and the slot is the
     /// caller's to free.
     pub fn remove(&self, slot: u32) -> u32 {
-        // Ordering: Relaxed: who gives a reference back was given it by somebody, together with what that one has seen.
-        if self.shared.load(Ordering::Relaxed) == 0 {
+        // Who gives a reference back was given it by somebody, together with what that one has seen: if the slot is shared, it
+        // is counted here. Ordering: Acquire pairs with the Release below: what those did who gave theirs back comes before
+        // whatever becomes of the slot.
+        if self.shared.load(Ordering::Acquire) == 0 {
             return 0;
         }
         let mut tables = self.tables.lock();
         let left = tables.get(slot) - 1;
         if left > 0 {
             tables.put(slot, left).expect("a smaller count needs no more room");
-            self.shared.fetch_sub(u32::from(left == 1), Ordering::Relaxed);
+            self.shared.fetch_sub(u32::from(left == 1), Ordering::Release);
         }
         left
     }

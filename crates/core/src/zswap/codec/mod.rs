@@ -58,7 +58,7 @@ pub struct Scratch {
     seen: text::Table,
     words: [u8; words::OUTPUT_BYTES],
     output: [u8; OUTPUT_BYTES],
-    /// What [`is_of`] and [`densify`] decode into.
+    /// What [`is_of`] and [`densify`] decode into; lent to who has something to keep for a moment.
     page: [u8; PAGE_BYTES],
     encoder: Encoder,
     /// For who brings pages back.
@@ -115,6 +115,11 @@ impl Scratch {
             encoder: Encoder::new(),
             decoder: Decoder::new(),
         }
+    }
+
+    /// Room for a page's bytes, and what decodes.
+    pub const fn page_and_decoder(&mut self) -> (&mut [u8; PAGE_BYTES], &mut Decoder) {
+        (&mut self.page, &mut self.decoder)
     }
 }
 

@@ -1,0 +1,234 @@
+//! Pages that go to areas together: what waits for slots, and what is being written. A *parcel* is what one slot gets: one page
+//! as it is, out of its frame, or several pages, [packed](super::pack) in a frame that is nobody's.
+//!
+//! A page that is packed keeps its frame until the pack is written, like any other: whoever faults on it copies it from there,
+//! and if the write fails it is parked there again.
+
+use super::pack;
+use crate::areas::SlotRun;
+use crate::memory::Zeroed;
+use crate::table::entry::FRAMES_MAX;
+use crate::units::{FrameIndex, PARTS_MAX, Part, SlotIndex, SlotPart};
+
+/// Slots of one write request at most, and parcels that wait.
+pub const WRITE_SLOTS_MAX: usize = 64;
+
+/// Packs that a page may still go into: it should lie beside its neighbours, which are read with it.
+const OPEN_PACKS: usize = 6;
+/// No page there: there never was one, or it has left.
+const NONE: u16 = u16::MAX;
+const _: () = assert!(FRAMES_MAX < NONE as u32);
+
+/// What one slot gets.
+#[derive(Clone, Copy)]
+pub(super) struct Parcel {
+    is_pack: bool,
+    /// Objects that were put into the pack, and their bytes.
+    objects: u8,
+    filled: u16,
+    /// The frame that is written: a page's, or nobody's.
+    written: u16,
+    /// The pages' own frames, by part.
+    pages: [u16; PARTS_MAX],
+}
+
+impl Parcel {
+    const NOTHING: Parcel =
+        Parcel { is_pack: false, objects: 0, filled: 0, written: NONE, pages: [NONE; PARTS_MAX] };
+
+    /// One page, as it is.
+    pub(super) fn whole(frame: FrameIndex) -> Parcel {
+        let mut parcel = Parcel { written: frame.0 as u16, ..Parcel::NOTHING };
+        parcel.pages[0] = frame.0 as u16;
+        parcel
+    }
+
+    /// A pack without any page yet, in a frame that is nobody's.
+    pub(super) fn pack(frame: FrameIndex) -> Parcel {
+        Parcel { is_pack: true, written: frame.0 as u16, ..Parcel::NOTHING }
+    }
+
+    /// The frame that is written.
+    pub(super) fn written(&self) -> FrameIndex {
+        FrameIndex(u32::from(self.written))
+    }
+
+    pub(super) const fn is_pack(&self) -> bool {
+        self.is_pack
+    }
+
+    /// Bytes that would be left if an object of so many came in; none if there is no room for it, or this isn't a pack.
+    fn left_after(&self, bytes: usize) -> Option<usize> {
+        let left = (pack::ROOM - usize::from(self.filled)).checked_sub(bytes);
+        left.filter(|_| self.is_pack && usize::from(self.objects) < PARTS_MAX)
+    }
+
+    /// Adds a page whose object has so many bytes. Its number among the objects, and the bytes that are before it.
+    pub(super) fn add(&mut self, frame: FrameIndex, bytes: usize) -> (usize, usize) {
+        let (at, before) = (usize::from(self.objects), usize::from(self.filled));
+        self.pages[at] = frame.0 as u16;
+        self.objects += 1;
+        self.filled += bytes as u16;
+        (at, before)
+    }
+
+    /// The pages that are in it still: their parts and frames.
+    pub(super) fn pages(self) -> impl Iterator<Item = (Part, FrameIndex)> {
+        let part = move |at| if self.is_pack { Part::nth(at) } else { Part::WHOLE };
+        let pages = self.pages.into_iter().enumerate().filter(|(_, frame)| *frame != NONE);
+        pages.map(move |(at, frame)| (part(at), FrameIndex(u32::from(frame))))
+    }
+
+    /// How many.
+    pub(super) fn count(self) -> usize {
+        self.pages().count()
+    }
+
+    /// A page has left it.
+    pub(super) fn remove(&mut self, part: Part) {
+        self.pages[part.at().unwrap_or(0)] = NONE;
+    }
+
+    /// Every frame of it, as long as there is any page in it.
+    fn frames(self) -> impl Iterator<Item = FrameIndex> {
+        let pack = (self.is_pack && self.count() > 0).then(|| self.written());
+        pack.into_iter().chain(self.pages().map(|(_, frame)| frame))
+    }
+}
+
+/// Parcels that wait for slots, oldest first, and slots that were taken for them: at most one for each.
+pub struct WriteBatch {
+    parcels: [Parcel; WRITE_SLOTS_MAX],
+    count: usize,
+    runs: [SlotRun; WRITE_SLOTS_MAX],
+    runs_count: usize,
+}
+
+// SAFETY: integers, and `false`.
+unsafe impl Zeroed for WriteBatch {}
+
+impl Default for WriteBatch {
+    fn default() -> Self {
+        WriteBatch::new()
+    }
+}
+
+impl WriteBatch {
+    /// Nothing in it.
+    pub const fn new() -> WriteBatch {
+        let no_run = SlotRun { first: SlotIndex::from_raw(0), count: 0 };
+        WriteBatch {
+            parcels: [Parcel::NOTHING; WRITE_SLOTS_MAX],
+            count: 0,
+            runs: [no_run; WRITE_SLOTS_MAX],
+            runs_count: 0,
+        }
+    }
+    /// Slots that are needed for what waits.
+    pub const fn len(&self) -> usize {
+        self.count
+    }
+    /// Whether nothing waits.
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+    /// Whether there may be no room for another page.
+    pub const fn is_full(&self) -> bool {
+        self.count == WRITE_SLOTS_MAX
+    }
+    pub(super) fn push(&mut self, parcel: Parcel) -> &mut Parcel {
+        self.count += 1;
+        self.parcels[self.count - 1] = parcel;
+        &mut self.parcels[self.count - 1]
+    }
+    /// The pack that an object of so many bytes fits best.
+    pub(super) fn pack_for(&mut self, bytes: usize) -> Option<&mut Parcel> {
+        let parcels = self.parcels[self.count.saturating_sub(OPEN_PACKS)..self.count].iter_mut();
+        let fitting = parcels.filter_map(|parcel| parcel.left_after(bytes).map(|left| (left, parcel)));
+        fitting.min_by_key(|(left, _)| *left).map(|(_, parcel)| parcel)
+    }
+    pub(super) fn parcels(&mut self) -> &mut [Parcel] {
+        &mut self.parcels[..self.count]
+    }
+    pub(super) fn drop_first(&mut self, count: usize) {
+        self.parcels.copy_within(count..self.count, 0);
+        self.count -= count;
+    }
+    /// Forgets the parcels that no page is in.
+    pub(super) fn drop_empty(&mut self) {
+        let mut kept = 0;
+        for at in 0..self.count {
+            if self.parcels[at].count() > 0 {
+                self.parcels[kept] = self.parcels[at];
+                kept += 1;
+            }
+        }
+        self.count = kept;
+    }
+    pub(super) fn push_run(&mut self, run: SlotRun) {
+        self.runs[self.runs_count] = run;
+        self.runs_count += 1;
+    }
+    /// The run that was taken first: pages that follow each other then do so in their slots, border or not.
+    pub(super) fn pop_run(&mut self) -> Option<SlotRun> {
+        let first = self.runs[..self.runs_count].first().copied()?;
+        self.runs.copy_within(1..self.runs_count, 0);
+        self.runs_count -= 1;
+        Some(first)
+    }
+    /// Slots that were taken for what waits.
+    pub fn slots(&self) -> impl Iterator<Item = SlotIndex> + '_ {
+        let runs = self.runs[..self.runs_count].iter();
+        runs.flat_map(|run| (0..run.count).map(|at| run.first.plus(at)))
+    }
+    /// Frames that wait: pages', and those in which pages are packed.
+    pub fn frames(&self) -> impl Iterator<Item = FrameIndex> + '_ {
+        self.parcels[..self.count].iter().flat_map(|parcel| parcel.frames())
+    }
+}
+
+/// Parcels to be written to neighbouring slots, in one request. Keep until `write_done` said it is finished.
+#[derive(Clone, Copy)]
+pub struct WriteRequest {
+    run: SlotRun,
+    parcels: [Parcel; WRITE_SLOTS_MAX],
+    /// The areas have heard that it is over.
+    pub(super) is_over: bool,
+}
+
+// SAFETY: integers, and `false`.
+unsafe impl Zeroed for WriteRequest {}
+
+impl WriteRequest {
+    /// Of as many parcels as there are slots.
+    pub(super) fn new(run: SlotRun, parcels: &[Parcel]) -> WriteRequest {
+        let mut request = WriteRequest { run, parcels: [Parcel::NOTHING; WRITE_SLOTS_MAX], is_over: false };
+        request.parcels[..parcels.len()].copy_from_slice(parcels);
+        request
+    }
+    /// The slots.
+    pub const fn run(&self) -> SlotRun {
+        self.run
+    }
+    /// The frames to be written, in the order of the slots.
+    pub fn written(&self) -> impl ExactSizeIterator<Item = FrameIndex> + '_ {
+        self.parcels[..self.run.count as usize].iter().map(Parcel::written)
+    }
+    /// The parcels and their slots.
+    pub(super) fn parcels(&mut self) -> impl Iterator<Item = (SlotIndex, &mut Parcel)> {
+        let SlotRun { first, count } = self.run;
+        let parcels = self.parcels[..count as usize].iter_mut();
+        parcels.enumerate().map(move |(at, parcel)| (first.plus(at as u32), parcel))
+    }
+    /// Pages that are not settled yet: where they go, and their frames.
+    pub fn open(&self) -> impl Iterator<Item = (SlotPart, FrameIndex)> + '_ {
+        self.parcels[..self.run.count as usize].iter().enumerate().flat_map(|(at, parcel)| {
+            let slot = self.run.first.plus(at as u32);
+            parcel.pages().map(move |(part, frame)| (SlotPart { slot, part }, frame))
+        })
+    }
+    /// Frames of pages that are not settled yet, and those in which they are packed.
+    pub fn frames(&self) -> impl Iterator<Item = FrameIndex> + '_ {
+        self.parcels[..self.run.count as usize].iter().flat_map(|parcel| parcel.frames())
+    }
+}

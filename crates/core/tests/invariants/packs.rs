@@ -1,0 +1,248 @@
+//! Pages that share a slot: written together, read apart, and the slot is used again when the last one has left it.
+
+use crate::child_of;
+use crate::driver::*;
+use farpage_core::areas::AreaState;
+use farpage_core::check::{self, InFlight};
+use farpage_core::pager::{Access, Placed, Step, Ticket, WriteBatch, WriteProgress, WriteRequest};
+use farpage_core::table::entry::State;
+use farpage_core::units::{
+    AreaId, FrameIndex, NodeId, PAGE_BYTES, PageIndex, PageRange, Part, SlotIndex, SlotPart,
+};
+use std::sync::atomic::AtomicU32;
+
+const PAGES: [PageIndex; 3] = [PageIndex(3), PageIndex(4), PageIndex(6)];
+
+/// What doesn't compress.
+fn noise() -> [u8; PAGE_BYTES] {
+    let mut random = 7_u64;
+    std::array::from_fn(|_| {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (random >> 56) as u8
+    })
+}
+
+/// Evicts three pages that wait in one batch then.
+fn queue(driver: &mut Driver) -> WriteBatch {
+    let mut writes = WriteBatch::new();
+    for (page, kind) in PAGES.into_iter().zip(1..) {
+        driver.first_touch(page);
+        driver.evict(page, kind);
+        assert_eq!(driver.place(&mut writes), Placed::Queued);
+    }
+    writes
+}
+
+fn assign(driver: &Driver, writes: &mut WriteBatch) -> WriteRequest {
+    driver.pager.assign(0, NodeId(0), writes).expect("a slot")
+}
+
+fn check_with(driver: &Driver, request: &WriteRequest) {
+    let writing: Vec<FrameIndex> = request.frames().collect();
+    let slots: Vec<SlotIndex> = request.open().map(|(at, _)| at.slot).collect();
+    check::all(&driver.pager, &InFlight { writing: &writing, slots: &slots, ..InFlight::default() });
+}
+
+/// Evicts and writes three pages: their slot, and what it has on the disk.
+fn write(driver: &mut Driver) -> (SlotIndex, [u8; PAGE_BYTES]) {
+    let mut writes = queue(driver);
+    let mut request = assign(driver, &mut writes);
+    check_with(driver, &request);
+    let frame = request.written().next().unwrap();
+    let on_disk = *driver.frame(frame);
+    assert_eq!(driver.pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
+    (request.run().first, on_disk)
+}
+
+fn begin_read(driver: &mut Driver, page: PageIndex, on_disk: &[u8; PAGE_BYTES]) -> Ticket {
+    let Step::Read(ticket) = driver.pager.fault(page, Access::Read) else { panic!("it is on the area") };
+    *driver.frame(ticket.frame().unwrap()) = *on_disk;
+    ticket
+}
+
+fn read(driver: &mut Driver, page: PageIndex, on_disk: &[u8; PAGE_BYTES]) -> [u8; PAGE_BYTES] {
+    let ticket = begin_read(driver, page, on_disk);
+    driver.pager.read_done(&ticket, &mut driver.scratch).unwrap();
+    let bytes = *driver.frame(ticket.frame().unwrap());
+    driver.pager.settle_fault(ticket, LEFT);
+    bytes
+}
+
+#[test]
+fn pages_that_compress_share_a_slot_until_the_last_one_has_left_it() {
+    let mut driver = driver(0, true);
+    let (slot, on_disk) = write(&mut driver);
+    for (at, page) in PAGES.into_iter().enumerate() {
+        assert_eq!(driver.pager.state(page), State::OnArea(SlotPart { slot, part: Part::nth(at) }));
+    }
+    assert_eq!((driver.pager.areas().in_use(), driver.pager.areas().references(slot)), (1, 3));
+    driver.check();
+
+    for (page, kind) in PAGES.into_iter().zip(1_u8..) {
+        assert_eq!(read(&mut driver, page, &on_disk), bytes_of(kind));
+        // It was read only, so it keeps its part, and goes back there without a write.
+        driver.evict(page, kind);
+        assert_eq!(driver.place(&mut WriteBatch::new()), Placed::Done);
+        driver.check();
+    }
+
+    // One was written since, one is thrown away.
+    assert_eq!(read(&mut driver, PAGES[0], &on_disk), bytes_of(1));
+    assert_ne!(driver.evict_to_area(PAGES[0], 9), slot);
+    driver.pager.discard(PageRange::of(PAGES[1], 1));
+    assert_eq!(driver.pager.areas().references(slot), 1);
+    driver.check();
+    assert_eq!(read(&mut driver, PAGES[2], &on_disk), bytes_of(3));
+    driver.pager.discard(PageRange::of(PAGES[2], 1));
+    assert_eq!(driver.pager.areas().owners(slot).next(), None);
+    assert_eq!(driver.pager.areas().in_use(), 1, "the changed page's");
+    driver.check();
+}
+
+#[test]
+fn a_page_that_nothing_goes_with_is_written_as_it_is() {
+    let mut driver = driver(0, true);
+    driver.first_touch(PageIndex(8));
+    let slot = driver.evict_to_area(PageIndex(8), 1);
+    assert_eq!(driver.pager.state(PageIndex(8)), State::OnArea(SlotPart::whole(slot)));
+    assert_eq!(read(&mut driver, PageIndex(8), &bytes_of(1)), bytes_of(1));
+    driver.evict(PageIndex(8), 1);
+    assert_eq!(driver.place(&mut WriteBatch::new()), Placed::Done);
+
+    // Nor does what doesn't compress share anything, whatever it goes with.
+    let mut writes = queue(&mut driver);
+    driver.first_touch(PageIndex(9));
+    driver.evict_bytes(PageIndex(9), &noise());
+    assert_eq!(driver.place(&mut writes), Placed::Queued);
+    let mut request = assign(&driver, &mut writes);
+    assert_eq!((request.run().count, request.open().count()), (2, 4));
+    driver.pager.write_done(&mut request, Ok(()));
+    let whole = SlotPart::whole(request.run().first.plus(1));
+    assert_eq!(driver.pager.state(PageIndex(9)), State::OnArea(whole));
+    driver.check();
+}
+
+#[test]
+fn a_pack_that_could_not_be_written_leaves_all_of_its_pages_where_they_were() {
+    for state in [AreaState::ReadOnly, AreaState::Full] {
+        let mut driver = driver(0, true);
+        let mut writes = queue(&mut driver);
+        let mut request = assign(&driver, &mut writes);
+        assert_eq!(driver.pager.write_done(&mut request, Err(state)), WriteProgress::Finished);
+        assert_eq!((driver.pager.areas().state(AreaId(0)), driver.pager.areas().in_use()), (state, 0));
+        driver.check();
+        for (page, kind) in PAGES.into_iter().zip(1_u8..) {
+            let Step::Install(ticket) = driver.pager.fault(page, Access::Read) else {
+                panic!("it is parked")
+            };
+            assert_eq!(*driver.frame(ticket.frame().unwrap()), bytes_of(kind));
+            driver.pager.settle_fault(ticket, LEFT);
+        }
+        driver.check();
+    }
+}
+
+#[test]
+fn a_page_that_is_faulted_on_while_its_pack_is_written_leaves_the_others_in_it() {
+    let mut driver = driver(0, true);
+    let mut writes = queue(&mut driver);
+    let mut request = assign(&driver, &mut writes);
+    let on_disk = *driver.frame(request.written().next().unwrap());
+    // One is being brought in when the write is done, and one was thrown away.
+    let Step::Load(ticket) = driver.pager.fault(PAGES[1], Access::Write) else {
+        panic!("it is being written")
+    };
+    driver.pager.discard(PageRange::of(PAGES[2], 1));
+    assert_eq!(driver.pager.write_done(&mut request, Ok(())), WriteProgress::Again);
+    assert_eq!(request.frames().count(), 2, "its own, and the pack's");
+    assert_eq!(driver.finish_load(ticket), bytes_of(2));
+    assert_eq!(driver.pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
+    let slot = request.run().first;
+    assert_eq!(driver.pager.areas().references(slot), 1);
+    driver.check();
+    assert_eq!(read(&mut driver, PAGES[0], &on_disk), bytes_of(1));
+    driver.check();
+}
+
+#[test]
+fn a_pack_without_a_slot_is_parked_page_by_page() {
+    let mut driver = driver(0, true);
+    let mut writes = queue(&mut driver);
+    let Step::Load(ticket) = driver.pager.fault(PAGES[0], Access::Write) else { panic!("it waits") };
+    driver.pager.park_again(&mut writes);
+    // The one that is on its way in stays.
+    assert_eq!((writes.len(), writes.frames().count()), (1, 2));
+    assert_eq!(driver.finish_load(ticket), bytes_of(1));
+    driver.pager.park_again(&mut writes);
+    assert!(writes.is_empty());
+    driver.check();
+}
+
+#[test]
+fn what_a_damaged_pack_has_is_the_page_or_an_error() {
+    let mut refused = 0;
+    for byte in (0..400).chain([PAGE_BYTES - 1]) {
+        let mut driver = driver(0, true);
+        let (slot, mut on_disk) = write(&mut driver);
+        on_disk[byte] ^= 0x41;
+        for (page, kind) in PAGES.into_iter().zip(1_u8..) {
+            let ticket = begin_read(&mut driver, page, &on_disk);
+            match driver.pager.read_done(&ticket, &mut driver.scratch) {
+                Ok(()) => {
+                    assert_eq!(*driver.frame(ticket.frame().unwrap()), bytes_of(kind), "byte {byte}");
+                    driver.pager.settle_fault(ticket, LEFT);
+                }
+                Err(found) => {
+                    assert_eq!(found, slot);
+                    driver.pager.fail(ticket, slot);
+                    refused += 1;
+                }
+            }
+        }
+        driver.check();
+        // What could not be read stays out of use, part for part.
+        driver.pager.discard(PageRange::of(PageIndex(0), 100));
+        driver.check();
+    }
+    assert!(refused > 100, "{refused}");
+}
+
+#[test]
+fn a_child_reads_its_own_part_of_a_slot_that_its_parent_has_left() {
+    let holders: &'static [AtomicU32] = table(1);
+    let mut parent = driver_of(0, Some(area(holders, 1)), None);
+    let (slot, on_disk) = write(&mut parent);
+    parent.pager.bequeath(0);
+    assert_eq!(parent.pager.areas().references(slot), 4, "one for all children of a generation");
+    parent.check();
+    parent.pager.discard(PageRange::of(PageIndex(0), 100));
+    assert_eq!((parent.pager.areas().references(slot), parent.pager.areas().in_use()), (1, 1));
+    parent.check();
+    parent.pager.areas().disinherit(0);
+    assert_eq!(parent.pager.areas().in_use(), 0);
+    parent.check();
+
+    let mut parent = driver_of(0, Some(area(holders, 1)), None);
+    let (_, on_disk_again) = write(&mut parent);
+    assert_eq!(on_disk_again[..8], on_disk[..8]);
+    let mut child = child_of(parent, holders, 2);
+    // Whatever its pages are called by then.
+    child.pager.remap(PageRange::of(PAGES[1], 1), PageIndex(50));
+    for (page, kind) in [(PageIndex(50), 2), (PAGES[0], 1), (PAGES[2], 3)] {
+        assert_eq!(read(&mut child, page, &on_disk_again), bytes_of(kind));
+        child.check();
+    }
+}
+
+#[test]
+fn kept_parts_of_one_slot_are_all_released() {
+    let mut driver = driver(0, true);
+    let (_, on_disk) = write(&mut driver);
+    for page in PAGES {
+        read(&mut driver, page, &on_disk);
+    }
+    assert_eq!(driver.pager.release_kept(2, |_| {}), 2);
+    driver.check();
+    assert_eq!((driver.pager.release_kept(8, |_| {}), driver.pager.areas().in_use()), (1, 0));
+    driver.check();
+}
