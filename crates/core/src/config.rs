@@ -152,7 +152,7 @@ pub struct Config {
     pub codec: Codec,
     /// Whether pages that compress share slots of areas.
     pub packs: bool,
-    /// Frames: buffers for pages on their way in, parked pages, and pages being written.
+    /// Frames: buffers for pages on their way in, parked pages, pages being written, and packs of them.
     pub frames: u32,
     /// Pages that may be parked uncompressed for a second chance; more than that and the oldest goes on.
     pub parked_max: u32,

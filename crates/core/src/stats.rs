@@ -142,7 +142,7 @@ table! {
         /// Compressed bytes in the pool, without the pool's own waste.
         PoolPayload = "pool_payload", "bytes";
         /// Slots in use.
-        SlotsUsed = "slots_used", "pages";
+        SlotsUsed = "slots_used", "slots";
         /// The process's anonymous memory when last measured.
         Anonymous = "anonymous", "bytes";
         /// The highest anonymous memory measured.

@@ -198,6 +198,10 @@ impl Part {
     pub const fn at(self) -> Option<usize> {
         (self.0 as usize).checked_sub(1)
     }
+    /// The same, and 0 for a page that has its slot for itself.
+    pub const fn place(self) -> usize {
+        (self.0 as usize).saturating_sub(1)
+    }
 }
 
 /// Where a page's bytes are on an area.

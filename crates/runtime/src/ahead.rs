@@ -166,7 +166,7 @@ struct Reading {
     tickets: [Option<Ticket>; BATCH],
     /// The page into which the slot of page n is read: another's, if that has the same slot.
     read_into: [u8; BATCH],
-    /// Bit n: page n was read.
+    /// Bit n: page n was read, or rather the slot that was read into it.
     read: u64,
     /// Bit n: page n is being read.
     pending: u64,
@@ -371,8 +371,8 @@ impl Worker {
             return;
         }
         self.collect_batch(reading, turn);
-        let _shared = self.engine.map.shared(self.index);
         let there = self.unpack_batch(&reading[turn], turn);
+        let _shared = self.engine.map.shared(self.index);
         let Reading { tickets, read, bridges, others, .. } = &mut reading[turn];
         let pager = self.engine.pager;
         let mut run = Run { turn, ..Run::default() };

@@ -22,7 +22,7 @@ use crate::takes::Takes;
 use crate::worker::{Progress, Worker};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
-use farpage_core::config::{Config, Install, Readahead};
+use farpage_core::config::{Codec, Config, Install, Readahead};
 use farpage_core::memory::Region;
 use farpage_core::pager::{Pager, Parts, Wake};
 use farpage_core::reclaim::rivals::{WAYS, Watched};
@@ -564,7 +564,7 @@ fn config_of(session: &Session, features: Option<Features>) -> Config {
     let install = if can_move { settings.install } else { Install::Copy };
     let mut config = Config::for_budget(settings.ram_bytes, settings.pool_bytes_max, install);
     config.codec = settings.codec;
-    config.packs = settings.packs != 0;
+    config.packs = settings.packs != 0 && settings.codec != Codec::None;
     config.readahead = settings.readahead;
     config.page_cluster = settings.page_cluster;
     config

@@ -377,7 +377,9 @@ impl<'m> Areas<'m> {
             return;
         }
         let counts = &self.area(slot.area()).slots.counts;
-        (1..pages).for_each(|_| _ = counts.add(slot.offset()).expect("a count of a few more needs no room"));
+        if pages > 1 {
+            counts.add_many(slot.offset(), pages - 1).expect("a count of a few more needs no room");
+        }
     }
 
     /// The page moved whose bytes are there.
@@ -438,19 +440,18 @@ impl<'m> Areas<'m> {
         self.area(id).slots.in_use()
     }
 
-    /// The next slot at or after `from` (wrapping at the area's end) that `wanted` says something of one of its owners; and
-    /// what that is.
-    pub fn find_owned<T>(
+    /// The next slot at or after `from` (wrapping at the area's end) that has somebody's bytes and of which `wanted` is true.
+    pub fn find_owned(
         &self,
         id: AreaId,
         from: u32,
         limit: u32,
-        wanted: impl Fn(SlotIndex, PageIndex) -> Option<T>,
-    ) -> Option<(SlotIndex, T)> {
+        wanted: impl Fn(SlotIndex) -> bool,
+    ) -> Option<SlotIndex> {
         let total = self.area(id).total;
         (0..limit.min(total))
             .map(|step| SlotIndex::new(id, (from % total + step) % total))
-            .find_map(|slot| self.owners(slot).find_map(|page| wanted(slot, page)).map(|found| (slot, found)))
+            .find(|slot| self.is_owned(*slot) && wanted(*slot))
     }
 
     /// Takes clusters of dead processes back. Returns how many. `if_dead` must call what it is given only if that holder is

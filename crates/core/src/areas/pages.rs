@@ -5,7 +5,7 @@
 //! side by side in any case.
 
 use crate::units::{PARTS_MAX, PageIndex, Part};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Words that each of the two tables of an area with so many slots has.
 pub const fn words(slots: u32) -> usize {
@@ -15,6 +15,8 @@ pub const fn words(slots: u32) -> usize {
 /// Both tables of one area.
 pub(super) struct Pages<'m> {
     slots: usize,
+    /// Whether any slot has ever had more than one page: else the other planes aren't looked at, and take no memory.
+    has_parts: AtomicBool,
     /// 1 + page, 0 where there is none.
     owners: &'m [AtomicU64],
     checksums: &'m [AtomicU64],
@@ -23,15 +25,18 @@ pub(super) struct Pages<'m> {
 impl<'m> Pages<'m> {
     pub(super) fn new(slots: u32, owners: &'m [AtomicU64], checksums: &'m [AtomicU64]) -> Pages<'m> {
         assert!(owners.len() >= words(slots) && checksums.len() >= words(slots));
-        Pages { slots: slots as usize, owners, checksums }
+        Pages { slots: slots as usize, has_parts: AtomicBool::new(false), owners, checksums }
     }
 
     fn at(&self, slot: u32, part: Part) -> usize {
-        part.at().unwrap_or(0) * self.slots + slot as usize
+        part.place() * self.slots + slot as usize
     }
 
     pub(super) fn set_owner(&self, slot: u32, part: Part, page: Option<PageIndex>) {
         let word = page.map_or(0, |page| page.0 + 1);
+        if part.place() > 0 && !self.has_parts.load(Ordering::Relaxed) {
+            self.has_parts.store(true, Ordering::Relaxed);
+        }
         self.owners[self.at(slot, part)].store(word, Ordering::Relaxed);
     }
 
@@ -42,7 +47,8 @@ impl<'m> Pages<'m> {
 
     /// The pages in a slot, which is one if it isn't shared.
     pub(super) fn owners(&self, slot: u32) -> impl Iterator<Item = PageIndex> + '_ {
-        (0..PARTS_MAX).filter_map(move |at| self.owner(slot, Part::nth(at)))
+        let planes = if self.has_parts.load(Ordering::Relaxed) { PARTS_MAX } else { 1 };
+        (0..planes).filter_map(move |at| self.owner(slot, Part::nth(at)))
     }
 
     pub(super) fn set_checksum(&self, slot: u32, part: Part, checksum: u64) {

@@ -6,7 +6,7 @@
 //!
 //! A driver opens a plan, locks pages of it until there are no more, brings them in, and closes it:
 //! [`Pager::plan_ahead`], [`Opening::new`], [`Pager::lock_ahead`], [`Pager::load_ahead`] or
-//! [`Pager::check_ahead`], [`Pager::settle_ahead`] or [`Pager::settle_parked`], [`Pager::close_ahead`].
+//! [`Pager::unpack_ahead`] (of packed pages) and [`Pager::check_ahead`], [`Pager::settle_ahead`] or [`Pager::settle_parked`], [`Pager::close_ahead`].
 
 use super::step::Ticket;
 use super::{Pager, pack};
@@ -129,7 +129,7 @@ impl Pager<'_> {
 
     /// Whether the first page of a plan has to be read. Only a hint: the page isn't locked.
     pub fn is_on_area(&self, plan: &Plan) -> bool {
-        let first = plan.page(0, |slot| self.areas.owners(slot).next());
+        let first = plan.page(0, |at| self.areas.owner(at));
         first.is_some_and(|page| matches!(self.state(page), State::OnArea(_)))
     }
 
@@ -205,7 +205,7 @@ impl Pager<'_> {
             let step = opening.step;
             let closes = opening.closing_step == Some(step);
             opening.step += 1;
-            let page = opening.plan.page(step, |slot| self.areas.owners(slot).next());
+            let page = opening.plan.page(step, |at| self.areas.owner(at));
             let fate = match opening.plan {
                 Plan::Stream(_) if opening.landed.marker.is_some() && !closes => Fate::Map,
                 Plan::CatchUp(_) | Plan::Rest(_) => Fate::Map,

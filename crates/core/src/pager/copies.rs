@@ -15,8 +15,9 @@
 
 use super::Pager;
 use super::write::Shrunk;
+use crate::areas::AreaState;
 use crate::table::entry::{State, Stored};
-use crate::units::{FrameIndex, PageIndex, Part, SlotPart};
+use crate::units::{FrameIndex, PageIndex, Part, SlotIndex, SlotPart};
 use crate::zswap::codec::{Scratch, is_of};
 use crate::zswap::pool::ObjectHandle;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -128,16 +129,18 @@ impl Pager<'_> {
         Some(stored)
     }
 
-    /// What a page that goes behind a walk has kept, unless that is a slot with much free around it: then the page is written
-    /// anew, next to those that go with it, so that the walk finds them side by side when it comes again.
-    pub(super) fn unless_thin(
+    /// What a page that goes behind a walk has kept, unless that is a slot with much free around it, or part of one whose other
+    /// pages are elsewhere by now: then the page is written anew, next to those that go with it, so that the walk finds them side
+    /// by side when it comes again. The page is in its frame. Not where nothing can be written.
+    pub(super) fn unless_far(
         &self,
         copy: Option<Stored>,
         page: PageIndex,
         frame: FrameIndex,
     ) -> Option<Stored> {
         if let Some(Stored::Slot(at)) = copy
-            && (self.areas.is_thin(at.slot) || at.part != Part::WHOLE && self.is_scattered(at, page, frame))
+            && self.areas.state(at.slot.area()) == AreaState::Writable
+            && (self.areas.is_thin(at.slot) || self.is_scattered(at, page, frame))
         {
             self.areas.free(at);
             return None;
@@ -146,9 +149,11 @@ impl Pager<'_> {
     }
 
     /// Whether a pack that was written with its page's neighbours hasn't got them any more, or soon won't: if many of the pages
-    /// around are changed from one walk to the next, what stays where it is lies in more and more places. The page is in its
-    /// frame.
+    /// around are changed from one walk to the next, what stays where it is lies in more and more places.
     fn is_scattered(&self, at: SlotPart, page: PageIndex, frame: FrameIndex) -> bool {
+        if at.part == Part::WHOLE {
+            return false;
+        }
         let tally = &self.copies.walked[(page.0 / WALKED_PAGES) as usize % WALKED];
         // Ordering: Relaxed, as in `count`.
         let mut changes = tally.load(Ordering::Relaxed);
@@ -216,11 +221,26 @@ impl Pager<'_> {
         Shrunk::Busy
     }
 
-    /// Frees the slot, or the part of one, that a page only keeps.
-    pub(super) fn release_slot(&self, at: SlotPart, unprotect: impl Fn(PageIndex)) -> bool {
-        let Some(page) = self.areas.owner(at) else { return false };
-        pause!();
-        self.release_copy(page, Stored::Slot(at), unprotect)
+    /// Frees a slot that pages only keep. Whether it is nobody's then.
+    pub(super) fn release_slot(&self, slot: SlotIndex, unprotect: impl Fn(PageIndex)) -> bool {
+        for page in self.areas.owners(slot) {
+            pause!();
+            if let Some(kept) = self.keeps_in(page, slot) {
+                self.release_copy(page, Stored::Slot(kept), &unprotect);
+            }
+        }
+        !self.areas.is_owned(slot)
+    }
+
+    /// What a page in memory that nobody is moving keeps in this slot.
+    pub(super) fn keeps_in(&self, page: PageIndex, slot: SlotIndex) -> Option<SlotPart> {
+        let word = self.table.known(page)?.entry().load();
+        match word.state() {
+            State::Resident { copy: Some(Stored::Slot(kept)), .. } if kept.slot == slot => {
+                (!word.is_locked()).then_some(kept)
+            }
+            _ => None,
+        }
     }
 
     /// Frees what a page keeps, if that still is the page's and nobody is moving it.

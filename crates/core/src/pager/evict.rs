@@ -130,7 +130,7 @@ impl Pager<'_> {
                         Backing::Memory => self.cache.park(victim.frame, victim.page),
                     }
                     let copy = if is_behind {
-                        self.unless_thin(victim.copy, victim.page, victim.frame)
+                        self.unless_far(victim.copy, victim.page, victim.frame)
                     } else {
                         victim.copy
                     };
@@ -233,9 +233,9 @@ impl Pager<'_> {
         pause!();
         let compressed =
             compress(self.config.codec, bytes, scratch, self.config.compressed_bytes_max as usize);
-        let no = compressed.map_or(Small::No, Small::Object);
+        let needs_slot = compressed.map_or(Small::No, Small::Object);
         if !is_accepted {
-            return no;
+            return needs_slot;
         }
         // What doesn't compress stays as it is, as long as there is room for it: the shrinker takes it first.
         let store = || self.pool.store(page, compressed.unwrap_or(bytes));
@@ -249,7 +249,7 @@ impl Pager<'_> {
             }
             Err(_) => {
                 self.stats.count(Counter::PoolLimitHit);
-                no
+                needs_slot
             }
         }
     }

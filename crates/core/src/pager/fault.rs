@@ -175,7 +175,7 @@ impl Pager<'_> {
         Ok(())
     }
 
-    /// Whether these are the bytes that were written to the ticket's slot.
+    /// Whether these are the page that was written to the ticket's slot, or to the part of it.
     pub(super) fn verify(&self, ticket: &Ticket, bytes: &[u8; PAGE_BYTES]) -> Result<(), SlotIndex> {
         let at = ticket.slot_part();
         let (_, books) = self.source_of(ticket.before);
@@ -204,9 +204,9 @@ impl Pager<'_> {
         let at = ticket.slot_part();
         let (kept, decoder) = scratch.page_and_decoder();
         let object = pack::object(bytes, at.part).ok_or(at.slot)?;
-        let object = &mut kept[..object.len()];
-        object.copy_from_slice(pack::object(bytes, at.part).ok_or(at.slot)?);
-        self.decode(ticket, object, bytes, decoder)
+        let length = object.len();
+        kept[..length].copy_from_slice(object);
+        self.decode(ticket, &kept[..length], bytes, decoder)
     }
 
     /// Makes the ticket's page of its object in a pack.

@@ -13,8 +13,8 @@ use crate::units::{FrameIndex, PARTS_MAX, Part, SlotIndex, SlotPart};
 /// Slots of one write request at most, and parcels that wait.
 pub const WRITE_SLOTS_MAX: usize = 64;
 
-/// Packs that a page may still go into: it should lie beside its neighbours, which are read with it.
-const OPEN_PACKS: usize = 6;
+/// Of so many parcels, the last ones, packs are still open: a page should lie beside its neighbours, which are read with it.
+const OPEN_PARCELS: usize = 6;
 /// No page there: there never was one, or it has left.
 const NONE: u16 = u16::MAX;
 const _: () = assert!(FRAMES_MAX < NONE as u32);
@@ -86,7 +86,12 @@ impl Parcel {
 
     /// A page has left it.
     pub(super) fn remove(&mut self, part: Part) {
-        self.pages[part.at().unwrap_or(0)] = NONE;
+        self.pages[part.place()] = NONE;
+    }
+
+    /// Frames that it has at most.
+    const fn frames_at_most(&self) -> usize {
+        if self.is_pack { 1 + self.objects as usize } else { 1 }
     }
 
     /// Every frame of it, as long as there is any page in it.
@@ -136,6 +141,10 @@ impl WriteBatch {
     pub const fn is_full(&self) -> bool {
         self.count == WRITE_SLOTS_MAX
     }
+    /// How many frames wait, or a few less.
+    pub fn frames_at_most(&self) -> usize {
+        self.parcels[..self.count].iter().map(Parcel::frames_at_most).sum()
+    }
     pub(super) fn push(&mut self, parcel: Parcel) -> &mut Parcel {
         self.count += 1;
         self.parcels[self.count - 1] = parcel;
@@ -143,7 +152,7 @@ impl WriteBatch {
     }
     /// The pack that an object of so many bytes fits best.
     pub(super) fn pack_for(&mut self, bytes: usize) -> Option<&mut Parcel> {
-        let parcels = self.parcels[self.count.saturating_sub(OPEN_PACKS)..self.count].iter_mut();
+        let parcels = self.parcels[self.count.saturating_sub(OPEN_PARCELS)..self.count].iter_mut();
         let fitting = parcels.filter_map(|parcel| parcel.left_after(bytes).map(|left| (left, parcel)));
         fitting.min_by_key(|(left, _)| *left).map(|(_, parcel)| parcel)
     }

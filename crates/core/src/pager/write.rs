@@ -1,8 +1,8 @@
 //! From frames to slots: batches of pages that go out together, the pool's write-back, and what becomes of
 //! a page when its write is done or has failed.
 //!
-//! While its frame is being written a page is `Writing`, not locked: a fault copies it out of the frame and
-//! doesn't wait for the disk. The frame's owner then is nobody, and the completion frees frame and slot.
+//! While its frame is being written, or a pack that it is in, a page is `Writing`, not locked: a fault copies it out of the frame
+//! and doesn't wait for the disk. The frame's owner then is nobody, and the completion frees frame and slot.
 
 use super::Pager;
 use super::pack;
@@ -11,7 +11,7 @@ use crate::areas::{AreaState, SlotRun};
 use crate::cache::Backing;
 use crate::stats::Counter;
 use crate::table::Place;
-use crate::table::entry::{State, Stored};
+use crate::table::entry::State;
 use crate::units::{AreaId, FrameIndex, NodeId, PAGE_BYTES, PageIndex, Part, SlotPart};
 use crate::zswap::codec::{Scratch, decompress};
 use core::sync::atomic::Ordering;
@@ -111,7 +111,7 @@ impl Pager<'_> {
         };
         let parcel = match writes.pack_for(object.len()) {
             Some(parcel) => parcel,
-            None => match self.cache.take_backed() {
+            None => match self.frame_for_pack() {
                 Some(pack) => {
                     // SAFETY: we have just been given the frame, with memory; nobody else knows it.
                     pack::clear(unsafe { self.cache.bytes_mut(pack) });
@@ -126,6 +126,11 @@ impl Pager<'_> {
         let (at, before) = parcel.add(frame, object.len());
         // SAFETY: the frame of a pack that waits is the batch's, which is ours alone, and has memory.
         pack::append(unsafe { self.cache.bytes_mut(parcel.written()) }, at, before, object);
+    }
+
+    /// A frame to pack pages in. Victims leave a quarter of them to faults; packs, of which there are few, half of that.
+    fn frame_for_pack(&self) -> Option<FrameIndex> {
+        if self.cache.usage().free <= self.cache.count() / 8 { None } else { self.cache.take_backed() }
     }
 
     /// Gives the oldest of what waits neighbouring slots, in the area that the order has for CPUs of `node`; slots are taken for
@@ -285,7 +290,7 @@ impl Pager<'_> {
         true
     }
 
-    /// Frees up to `max` slots that resident pages only keep. Returns how many. `unprotect` is told of each page while that is
+    /// Frees up to `max` slots that resident pages only keep, all that are in them. Returns how many. `unprotect` is told of each page while that is
     /// locked: if it was to be copied out and stayed, nothing is to be heard of its next write any more.
     pub fn release_kept(&self, max: u32, unprotect: impl Fn(PageIndex)) -> u32 {
         let mut released = 0;
@@ -294,24 +299,13 @@ impl Pager<'_> {
             while released < max {
                 // A page that is being moved is passed over: its slot can't be freed now, and finding it
                 // again and again would be waiting for whoever moves it.
-                let is_kept = |slot, page| {
-                    let word = self.table.known(page)?.entry().load();
-                    match word.state() {
-                        State::Resident { copy: Some(Stored::Slot(kept)), .. } if kept.slot == slot => {
-                            (!word.is_locked()).then_some(kept)
-                        }
-                        _ => None,
-                    }
-                };
-                let id = AreaId(id as u8);
-                let Some((slot, kept)) = self.areas.find_owned(id, from, KEPT_LOOKS, is_kept) else {
+                let is_kept = |slot| self.areas.owners(slot).all(|page| self.keeps_in(page, slot).is_some());
+                let Some(slot) = self.areas.find_owned(AreaId(id as u8), from, KEPT_LOOKS, is_kept) else {
                     from = from.wrapping_add(KEPT_LOOKS);
                     break;
                 };
-                let is_released = self.release_slot(kept, &unprotect);
-                // Another page of the slot may keep it, too.
-                from = slot.offset() + u32::from(!is_released || !self.areas.is_owned(slot));
-                released += u32::from(is_released);
+                from = slot.offset() + 1;
+                released += u32::from(self.release_slot(slot, &unprotect));
             }
             self.kept_hint.store(from, Ordering::Relaxed);
         }

@@ -11,7 +11,7 @@ pub mod window;
 
 pub use streams::{Streams, Window};
 
-use crate::units::{PageIndex, PageRange, SlotIndex};
+use crate::units::{PARTS_MAX, PageIndex, PageRange, Part, SlotIndex, SlotPart};
 
 /// Pages to bring in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Plan {
     pub const fn looks(&self) -> u32 {
         match self {
             Plan::Pages(range) => range.count() as u32,
-            Plan::Slots { count, .. } => *count,
+            Plan::Slots { count, .. } => *count * PARTS_MAX as u32,
             Plan::Stream(window) | Plan::CatchUp(window) | Plan::Rest(window) => window.reach,
         }
     }
@@ -58,20 +58,19 @@ impl Plan {
     pub const fn count(&self) -> u32 {
         match self {
             Plan::Pages(range) => range.count() as u32,
-            Plan::Slots { count, .. } => *count,
+            Plan::Slots { count, .. } => *count * PARTS_MAX as u32,
             Plan::Stream(window) | Plan::CatchUp(window) | Plan::Rest(window) => window.count,
         }
     }
 
-    /// The page at one place; `owner` says whose a slot is.
-    pub(crate) fn page(
-        &self,
-        step: u32,
-        owner: impl Fn(SlotIndex) -> Option<PageIndex>,
-    ) -> Option<PageIndex> {
+    /// The page at one place; `owner` says whose a part of a slot is, or a slot that isn't shared.
+    pub(crate) fn page(&self, step: u32, owner: impl Fn(SlotPart) -> Option<PageIndex>) -> Option<PageIndex> {
         match self {
             Plan::Pages(range) => Some(range.start.plus(u64::from(step))),
-            Plan::Slots { first, .. } => owner(first.plus(step)),
+            Plan::Slots { first, .. } => {
+                let (slot, part) = (step / PARTS_MAX as u32, step as usize % PARTS_MAX);
+                owner(SlotPart { slot: first.plus(slot), part: Part::nth(part) })
+            }
             Plan::Stream(window) | Plan::CatchUp(window) | Plan::Rest(window) => Some(window.page(step)),
         }
     }

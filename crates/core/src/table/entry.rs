@@ -43,7 +43,7 @@ pub enum State {
         /// What else holds them: as for [`State::Resident`].
         copy: Option<Stored>,
     },
-    /// Evicted, its frame is being written to an area.
+    /// Evicted, its frame is being written to an area, or a pack that it is in.
     Writing {
         /// Where its bytes are until the write is done.
         frame: FrameIndex,

@@ -22,6 +22,8 @@ const DIRECT_BATCH: usize = 32;
 const PLACED_FOR_WAITERS: u32 = 32;
 /// Pages that make a write worth sending: 128 KiB.
 const WRITE_WORTHWHILE: u32 = 32;
+/// Frames that are given memory before a page is packed, at most: its own, and the pack's.
+const PREPARED_MAX: usize = 2;
 /// Free frames that keep their memory, for the next faults to be decompressed into.
 const BACKED_KEPT: u32 = 64;
 /// So many with memory that came with pages gather at most before it is given back: each time other CPUs are interrupted. Fewer
@@ -423,7 +425,7 @@ impl Worker {
             if parked <= keep || busy >= parked.min(64) {
                 break;
             }
-            if self.writes.is_full() && !self.send_writes() {
+            if self.holds_enough() && !self.send_writes() {
                 break;
             }
             if left >= told + PLACED_FOR_WAITERS && self.engine.lull.is_waited_for() {
@@ -431,7 +433,7 @@ impl Worker {
                 self.trim_frames();
                 self.engine.let_waiters_go_on();
             }
-            self.prepare_packs();
+            self.prepare_packs(1);
             let _shared = self.engine.map.shared(self.index);
             match self.engine.pager.place_oldest(self.scratch, self.writes) {
                 Placed::Done | Placed::Queued => left += 1,
@@ -451,10 +453,17 @@ impl Worker {
     /// it; the keeper sends it when it has nothing better to do.
     fn send_if_worthwhile(&mut self) {
         // At most a sixteenth of the frames waits in each thread.
-        let worthwhile = (self.engine.pager.cache().count() / 16).min(WRITE_WORTHWHILE) as usize;
-        if self.writes.len() >= worthwhile {
+        let frames = self.engine.pager.cache().count() as usize / 16;
+        if self.writes.len() >= WRITE_WORTHWHILE as usize || self.writes.frames_at_most() >= frames {
             self.send_writes();
         }
+    }
+
+    /// Whether what waits must be sent before another page can: all slots of a request are needed for it, or an eighth of the
+    /// frames.
+    fn holds_enough(&self) -> bool {
+        let frames = self.engine.pager.cache().count() as usize / 8;
+        self.writes.is_full() || self.writes.frames_at_most() >= frames
     }
 
     /// Gives memory that lies behind free frames back, but for what the next faults need. Whether there was any.
@@ -530,9 +539,11 @@ impl Worker {
     fn shrink_pool(&mut self) -> Progress {
         let (mut progress, mut busy) = (Progress::None, 0);
         for _ in 0..4096 {
-            if self.writes.is_full() && !self.send_writes() {
+            if self.holds_enough() && !self.send_writes() {
                 break;
             }
+            // One for the page, too.
+            self.prepare_packs(2);
             let shared = self.engine.map.shared(self.index);
             let shrunk = self.engine.pager.shrink(self.writes, self.scratch);
             drop(shared);
@@ -561,23 +572,33 @@ impl Worker {
         progress
     }
 
-    /// Pages are packed in frames that have memory of our own.
-    fn prepare_packs(&self) {
+    /// Pages are packed in frames that have memory of our own: sees to it that there are so many, if they can be had.
+    fn prepare_packs(&self, wanted: u32) {
         let pager = self.engine.pager;
         let usage = pager.cache().usage();
-        if pager.config.packs && usage.free_backed == usage.free_moved && pager.areas().any_writable() {
-            self.back_a_free_frame();
+        let own = usage.free_backed - usage.free_moved;
+        if !pager.config.packs || own >= wanted || !pager.areas().any_writable() {
+            return;
         }
+        // Those with memory come first, so they are all taken before any is put back.
+        let mut frames = [None; PREPARED_MAX];
+        frames[..wanted as usize].fill_with(|| pager.cache().take());
+        frames.into_iter().flatten().for_each(|frame| _ = self.give_memory(frame));
     }
 
     fn back_a_free_frame(&self) -> bool {
         let pager = self.engine.pager;
         let emptied = || if self.trim_frames() { pager.cache().take() } else { None };
-        let Some((frame, backing)) = pager.cache().take().or_else(emptied) else { return false };
+        pager.cache().take().or_else(emptied).is_some_and(|frame| self.give_memory(frame))
+    }
+
+    /// Puts a frame that was taken back with memory. False if there is none.
+    fn give_memory(&self, (frame, backing): (FrameIndex, Backing)) -> bool {
+        let cache = self.engine.pager.cache();
         // SAFETY: the frame was free and is ours.
         let backed = backing == Backing::Memory
-            || unsafe { self.engine.pages.give_memory(pager.cache().pointer(frame)) }.is_ok();
-        pager.cache().put(frame, if backed { Backing::Memory } else { Backing::Hole });
+            || unsafe { self.engine.pages.give_memory(cache.pointer(frame)) }.is_ok();
+        cache.put(frame, if backed { Backing::Memory } else { Backing::Hole });
         backed
     }
 

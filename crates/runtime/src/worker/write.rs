@@ -85,7 +85,7 @@ impl Worker {
         };
         let area = first.area();
         let back_end = self.back_ends.get_or_make(area, || self.engine.back_end(area));
-        // SAFETY: what a write request's frames hold is ours until `write_done`, have memory, and nobody writes them.
+        // SAFETY: the frames of a write request are ours until `write_done`, have memory, and nobody writes them.
         let sent = unsafe { back_end.submit(&request) };
         back_end.flush();
         if back_end.is_synchronous() {

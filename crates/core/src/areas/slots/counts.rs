@@ -56,11 +56,16 @@ impl<'m> Counts<'m> {
 
     /// One reference more to a slot in use. Returns how many there are now.
     pub fn add(&self, slot: u32) -> Result<u32, NoRoom> {
+        self.add_many(slot, 1)
+    }
+
+    /// So many more.
+    pub fn add_many(&self, slot: u32, more: u32) -> Result<u32, NoRoom> {
         let mut tables = self.tables.lock();
         let before = tables.get(slot);
-        tables.put(slot, before + 1)?;
+        tables.put(slot, before + more)?;
         self.shared.fetch_add(u32::from(before == 1), Ordering::Relaxed);
-        Ok(before + 1)
+        Ok(before + more)
     }
 
     /// One less, unless it is the last. Returns how many there are then; 0: it was the last, and the slot is the

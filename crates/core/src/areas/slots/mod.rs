@@ -2,7 +2,7 @@
 //! write batches) and the area's file.
 //!
 //! - [`clusters`] is ours; `lists`, `bits` are its parts. [`classic`] with its `scan` is what it is measured against.
-//! - [`counts`]: slots that more than one process refers to.
+//! - [`counts`]: slots that several pages share, or processes refer to.
 //! - [`probe`]: who watches locks and scans.
 //!
 //! All of them serve the clusters that this process has leased ([`crate::areas::Leases`]), hand out runs that never go
@@ -152,7 +152,7 @@ impl<'m> SlotMemory<'m> {
 /// Free and used slots of an area, by one of the policies.
 pub struct Slots<'m, P: Probe = Unwatched> {
     policy: Policy<'m, P>,
-    /// Slots that more than one process refers to.
+    /// Slots that several pages share, or processes refer to.
     pub counts: Counts<'m>,
 }
 
