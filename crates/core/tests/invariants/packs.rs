@@ -4,11 +4,16 @@ use crate::child_of;
 use crate::driver::*;
 use farpage_core::areas::AreaState;
 use farpage_core::check::{self, InFlight};
-use farpage_core::pager::{Access, Placed, Step, Ticket, WriteBatch, WriteProgress, WriteRequest};
+use farpage_core::pager::{
+    Access, Batch, Fate, Opening, Placed, Step, Taken, Ticket, WriteBatch, WriteProgress, WriteRequest,
+};
+use farpage_core::stats::Counter;
 use farpage_core::table::entry::State;
+use farpage_core::table::ranges::Flags;
 use farpage_core::units::{
     AreaId, FrameIndex, NodeId, PAGE_BYTES, PageIndex, PageRange, Part, SlotIndex, SlotPart,
 };
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU32;
 
 const PAGES: [PageIndex; 3] = [PageIndex(3), PageIndex(4), PageIndex(6)];
@@ -247,4 +252,139 @@ fn kept_parts_are_released_where_that_frees_their_slot() {
     read(&mut driver, PAGES[1], &on_disk);
     assert_eq!((driver.pager.release_kept(8, |_| {}), driver.pager.areas().in_use()), (1, 0));
     driver.check();
+}
+
+/// A walk's memory: as many pages, all alike, of which the area has what was written.
+struct Walk {
+    driver: Driver,
+    pages: PageRange,
+    on_disk: BTreeMap<SlotIndex, [u8; PAGE_BYTES]>,
+    writes: WriteBatch,
+    contents: BTreeMap<PageIndex, u8>,
+}
+
+impl Walk {
+    fn new(count: u64) -> Walk {
+        let pages = PageRange::of(PageIndex(1_000), count);
+        let driver = driver(0, true);
+        driver.pager.ranges.lock().insert(pages, Flags::REGISTERED).unwrap();
+        let contents = pages.iter().map(|page| (page, 1)).collect();
+        let mut walk = Walk { driver, pages, on_disk: BTreeMap::new(), writes: WriteBatch::new(), contents };
+        for page in pages.iter() {
+            walk.driver.first_touch(page);
+            walk.driver.evict(page, 1);
+            walk.place();
+        }
+        walk.write();
+        walk
+    }
+
+    fn place(&mut self) {
+        while self.driver.pager.cache().usage().parked > 0 {
+            let placed = self.driver.place(&mut self.writes);
+            assert!(matches!(placed, Placed::Done | Placed::Queued | Placed::Busy), "{placed:?}");
+            if self.writes.frames_at_most() > 4 {
+                self.write();
+            }
+        }
+    }
+
+    fn write(&mut self) {
+        while !self.writes.is_empty() {
+            let mut request = assign(&self.driver, &mut self.writes);
+            let written: Vec<FrameIndex> = request.written().collect();
+            for (at, frame) in written.into_iter().enumerate() {
+                self.on_disk.insert(request.run().first.plus(at as u32), *self.driver.frame(frame));
+            }
+            assert_eq!(self.driver.pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
+        }
+    }
+
+    /// Reads a page, and brings the window that this leads to.
+    fn touch(&mut self, page: PageIndex) {
+        let driver = &mut self.driver;
+        let mut ticket = match driver.pager.fault(page, Access::Read) {
+            Step::Present => return,
+            Step::Read(ticket) => {
+                *driver.frame(ticket.frame().unwrap()) = self.on_disk[&ticket.slot().unwrap()];
+                driver.pager.read_done(&ticket, &mut driver.scratch).unwrap();
+                ticket
+            }
+            Step::Install(ticket) => ticket,
+            step => panic!("{step:?}"),
+        };
+        assert_eq!(*driver.frame(ticket.frame().unwrap()), bytes_of(self.contents[&page]));
+        let plan = driver.pager.plan_ahead(&mut ticket).plan;
+        driver.pager.settle_fault(ticket, LEFT);
+        let Some(mut opening) = plan.map(Opening::new) else { return };
+        while let Some(ticket) = driver.pager.lock_ahead(&mut opening) {
+            let mut bytes = self.on_disk[&ticket.slot().unwrap()];
+            driver.pager.unpack_here(&ticket, &mut bytes, &mut driver.scratch).unwrap();
+            driver.pager.check_ahead(&ticket, &bytes).unwrap();
+            match ticket.fate() {
+                Fate::Map => driver.pager.settle_ahead(&mut opening, ticket, LEFT),
+                Fate::Park => {
+                    *driver.frame(ticket.frame().unwrap()) = bytes;
+                    driver.pager.settle_parked(&mut opening, ticket);
+                }
+            }
+        }
+        driver.pager.close_ahead(opening);
+    }
+
+    /// Takes a few pages out, which are this by now. How many went from behind the walk, and how many of those keep their parts.
+    fn evict(&mut self, kind: u8) -> (u64, u64) {
+        let count = |driver: &Driver| driver.pager.stats().get(Counter::EvictBehind);
+        let (mut batch, before) = (Batch::new(), count(&self.driver));
+        self.driver.pager.begin_evict(&mut batch, 4);
+        let pages: Vec<PageIndex> = batch.victims().iter().map(|victim| victim.page).collect();
+        for at in 0..batch.len() {
+            *self.driver.frame(batch.victims()[at].frame) = bytes_of(kind);
+            batch.victims()[at].taken = Taken::Yes;
+            self.contents.insert(pages[at], kind);
+        }
+        self.driver.pager.park(&mut batch);
+        let keeps = |page: &&PageIndex| self.driver.pager.state(**page).slot().is_some();
+        let kept = pages.iter().filter(keeps).count() as u64;
+        let behind = count(&self.driver) - before;
+        self.place();
+        (behind, if behind > 0 { kept } else { 0 })
+    }
+
+    /// Goes through all pages, in a third of the room that they need, which are this as they go. How many went from behind the
+    /// walk, and how many of those kept their parts.
+    fn lap(&mut self, kind: u8) -> (u64, u64) {
+        let mut went = (0, 0);
+        for page in self.pages.iter().map(Some).chain([None]) {
+            page.into_iter().for_each(|page| self.touch(page));
+            let room = if page.is_some() { self.pages.count() / 3 } else { 0 };
+            while self.driver.pager.resident() > room {
+                let (behind, kept) = self.evict(kind);
+                went = (went.0 + behind, went.1 + kept);
+            }
+        }
+        self.write();
+        self.driver.check();
+        went
+    }
+}
+
+/// What a walk changes lies in more and more places, if the rest stays where it is.
+#[test]
+fn behind_a_walk_that_changes_many_pages_all_are_written_anew() {
+    let mut walk = Walk::new(96);
+    let (behind, kept) = walk.lap(1);
+    assert!(behind > 20 && kept == behind, "{kept} of {behind}: nothing was changed");
+    walk.lap(2);
+    let (behind, kept) = walk.lap(2);
+    assert!(behind > 20 && kept == 0, "{kept} of {behind}: much was changed the time before");
+    // Now it only reads, which takes some laps to be seen.
+    (0..12).for_each(|_| _ = walk.lap(2));
+    let (behind, kept) = walk.lap(2);
+    assert!(behind > 20 && kept == behind, "{kept} of {behind}");
+    // Where nothing can be written, what is there stays there.
+    walk.lap(3);
+    walk.driver.pager.areas().set_state(AreaId(0), AreaState::ReadOnly);
+    let (behind, kept) = walk.lap(3);
+    assert!(behind > 20 && kept == behind, "{kept} of {behind}");
 }
