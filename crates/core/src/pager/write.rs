@@ -39,12 +39,15 @@ pub enum Shrunk {
     Queued,
     /// Its page is just being faulted on; it is the youngest of its kind now.
     Busy,
-    /// No free frame has memory: give one some (see [`Pager::cache`]) or wait for writes.
+    /// No free frame has memory, or few are free: give one some (see [`Pager::cache`]), or wait for writes.
     NoFrame,
 }
 
 /// A page that takes more than this goes alone: what would fit beside it seldom comes.
 const OBJECT_MAX: usize = PAGE_BYTES * 3 / 4;
+/// One of so many frames is left to faults by what takes frames to write.
+const LEFT_BY_SHRINK: u32 = 8;
+const LEFT_BY_PACKS: u32 = 16;
 /// Slots looked at in one search for kept ones.
 const KEPT_LOOKS: u32 = 16 * 1024;
 
@@ -64,7 +67,7 @@ impl Pager<'_> {
         }
         let Some((handle, page)) = self.pool.first_to_go() else { return Shrunk::Enough };
         pause!();
-        let Some(frame) = self.cache.take_backed() else { return Shrunk::NoFrame };
+        let Some(frame) = self.frame_leaving(LEFT_BY_SHRINK) else { return Shrunk::NoFrame };
         let place = self.table.get(page).expect("a pool object's page has a leaf");
         let word = place.entry().load();
         pause!();
@@ -111,7 +114,7 @@ impl Pager<'_> {
         };
         let parcel = match writes.pack_for(object.len()) {
             Some(parcel) => parcel,
-            None => match self.frame_for_pack() {
+            None => match self.frame_leaving(LEFT_BY_PACKS) {
                 Some(pack) => {
                     // SAFETY: we have just been given the frame, with memory; nobody else knows it.
                     pack::clear(unsafe { self.cache.bytes_mut(pack) });
@@ -128,9 +131,10 @@ impl Pager<'_> {
         pack::append(unsafe { self.cache.bytes_mut(parcel.written()) }, at, before, object);
     }
 
-    /// A frame to pack pages in. Victims leave a quarter of them to faults; packs, of which there are few, half of that.
-    fn frame_for_pack(&self) -> Option<FrameIndex> {
-        if self.cache.usage().free <= self.cache.count() / 8 { None } else { self.cache.take_backed() }
+    /// A frame with memory, if one of so many is left to faults besides. Victims leave a quarter of them, what comes from the pool
+    /// half of that, and packs, of which there are few, half of that.
+    fn frame_leaving(&self, one_of: u32) -> Option<FrameIndex> {
+        if self.cache.usage().free <= self.cache.count() / one_of { None } else { self.cache.take_backed() }
     }
 
     /// Gives the oldest of what waits neighbouring slots, in the area that the order has for CPUs of `node`; slots are taken for

@@ -1,7 +1,7 @@
 //! Evictions: pages out of the program into frames, and from there to where they stay. Who needs memory evicts a batch itself;
 //! the keeper does so in the background, and looks after the pool and the areas.
 
-use super::{Progress, Worker};
+use super::{Progress, WRITES_MAX, Worker};
 use crate::map_lock::DIRECT;
 use crate::takes::{self, Took};
 use crate::{fork, guard, lull};
@@ -459,11 +459,14 @@ impl Worker {
         }
     }
 
-    /// Whether what waits must be sent before another page can: all slots of a request are needed for it, or an eighth of the
-    /// frames.
+    /// Whether what waits must be sent before another page can: all slots of a request are needed for it, or too many frames.
     fn holds_enough(&self) -> bool {
-        let frames = self.engine.pager.cache().count() as usize / 8;
-        self.writes.is_full() || self.writes.frames_at_most() >= frames
+        self.writes.is_full() || self.writes.frames_at_most() >= self.frames_to_hold()
+    }
+
+    /// An eighth of the frames.
+    fn frames_to_hold(&self) -> usize {
+        self.engine.pager.cache().count() as usize / 8
     }
 
     /// Gives memory that lies behind free frames back, but for what the next faults need. Whether there was any.
@@ -537,10 +540,18 @@ impl Worker {
 
     /// Writes what goes first in the pool to an area until it is below its threshold; what is only kept there it lets go of.
     fn shrink_pool(&mut self) -> Progress {
-        let (mut progress, mut busy) = (Progress::None, 0);
+        let (mut progress, mut busy, mut starved) = (Progress::None, 0, 0);
         for _ in 0..4096 {
             if self.holds_enough() && !self.send_writes() {
                 break;
+            }
+            // An object becomes a page until it is written, which is memory that nobody asked for.
+            for _ in 0..WRITES_MAX {
+                if self.frames_under_way() + self.writes.frames_at_most() < self.frames_to_hold() {
+                    break;
+                }
+                self.send_writes();
+                self.collect_writes(Wait::One);
             }
             // One for the page, too.
             self.prepare_packs(2);
@@ -555,11 +566,14 @@ impl Worker {
                     }
                     break;
                 }
-                Shrunk::Queued | Shrunk::Released => (progress, busy) = (Progress::Some, 0),
+                Shrunk::Queued | Shrunk::Released => (progress, busy, starved) = (Progress::Some, 0, 0),
                 // It may be the only one of its kind, and so the first again.
                 Shrunk::Busy if busy == 64 => break,
                 Shrunk::Busy => busy += 1,
+                // Others have them.
+                Shrunk::NoFrame if starved == 2 => break,
                 Shrunk::NoFrame => {
+                    starved += 1;
                     self.send_writes();
                     self.collect_writes(Wait::One);
                     if !self.back_a_free_frame() {

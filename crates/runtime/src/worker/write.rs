@@ -165,6 +165,12 @@ impl Worker {
         }
     }
 
+    /// Frames that this thread's requests have.
+    pub(super) fn frames_under_way(&self) -> usize {
+        let under_way = self.requests.iter().zip(&self.in_flight).filter(|(_, write)| write.is_some());
+        under_way.map(|(request, _)| request.frames().count()).sum()
+    }
+
     /// Settles what the devices have finished, if this thread has any writes under way. Once it `is_idle` what waits for
     /// company is written, too: nobody else does that.
     pub fn finish_writes(&mut self, is_idle: bool) {
