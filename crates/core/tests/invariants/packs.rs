@@ -338,10 +338,10 @@ impl Walk {
         let (mut batch, before) = (Batch::new(), count(&self.driver));
         self.driver.pager.begin_evict(&mut batch, 4);
         let pages: Vec<PageIndex> = batch.victims().iter().map(|victim| victim.page).collect();
-        for at in 0..batch.len() {
-            *self.driver.frame(batch.victims()[at].frame) = bytes_of(kind);
-            batch.victims()[at].taken = Taken::Yes;
-            self.contents.insert(pages[at], kind);
+        for victim in batch.victims() {
+            *self.driver.frame(victim.frame) = bytes_of(kind);
+            victim.taken = Taken::Yes;
+            self.contents.insert(victim.page, kind);
         }
         self.driver.pager.park(&mut batch);
         let keeps = |page: &&PageIndex| self.driver.pager.state(**page).slot().is_some();
