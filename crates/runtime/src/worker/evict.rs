@@ -542,7 +542,9 @@ impl Worker {
     fn shrink_pool(&mut self) -> Progress {
         let (mut progress, mut busy, mut starved) = (Progress::None, 0, 0);
         for _ in 0..4096 {
-            if self.holds_enough() && !self.send_writes() {
+            // Before anything is waited for: mostly there is nothing to be done.
+            if !self.engine.pager.pool().over_accept_threshold() || self.holds_enough() && !self.send_writes()
+            {
                 break;
             }
             // An object becomes a page until it is written, which is memory that nobody asked for.
