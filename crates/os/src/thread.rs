@@ -179,8 +179,16 @@ pub fn ask_for_short_turns() {
 /// Goes before all others, if it may: root's threads may, mostly. How nice it was, for [`be_as_nice_as`].
 pub fn go_first() -> i32 {
     const LEAST_NICE: i32 = -20;
+    be_at_most_as_nice_as(LEAST_NICE)
+}
+
+/// Goes before those that are nicer than that, if it may. How nice it was, for [`be_as_nice_as`].
+pub fn be_at_most_as_nice_as(most: i32) -> i32 {
     let mut before = 0;
-    change_scheduling(|attributes| before = core::mem::replace(&mut attributes.nice, LEAST_NICE));
+    change_scheduling(|attributes| {
+        before = attributes.nice;
+        attributes.nice = before.min(most);
+    });
     before
 }
 
@@ -290,11 +298,14 @@ mod tests {
             let before = go_first();
             let first = go_first();
             be_as_nice_as(before);
-            (before, first, go_first())
+            let after = be_at_most_as_nice_as(before + 3);
+            let same = be_at_most_as_nice_as(before - 3);
+            (before, first, after, same, go_first())
         });
-        let (before, first, after) = nices.join().unwrap();
-        assert_eq!(after, before);
+        let (before, first, after, same, less) = nices.join().unwrap();
+        assert_eq!((after, same), (before, before), "nobody became nicer");
         // Who may not stays as it is.
         assert!(first == -20 || first == before, "{first}");
+        assert!(less == (before - 3).max(-20) || less == before, "{less}");
     }
 }

@@ -62,6 +62,11 @@ const WRITES_NS: u64 = 1_000_000;
 /// How often a process that has nothing to evict looks whether others are dead.
 const REAP_NS: u64 = 1_000_000_000;
 
+/// While memory is shared since a fork nothing holds threads back that write it, so the keeper goes before them, if it may. Not
+/// before all: a kernel thread that looks at shared memory (DAMON, khugepaged) has locked it then, and 20 keepers that were
+/// as little nice as can be kept one from going on, and waited for it for 200 ms.
+const NICE_BESIDE_SHARERS: i32 = -5;
+
 /// Why there is no engine.
 #[derive(Clone, Copy, Debug)]
 pub enum StartError {
@@ -200,9 +205,19 @@ fn keep(engine: &'static Engine) -> ! {
     }
     let worker =
         Worker::placed(engine, KEEPER, None).unwrap_or_else(|_| engine.stop_program(StopReason::Tables));
+    // How nice this thread was.
+    let mut nice = None;
     loop {
         let seen = engine.budget.bell();
         engine.take_share();
+        match (engine.budget.shared() > 0, nice) {
+            (true, None) => nice = Some(thread::be_at_most_as_nice_as(NICE_BESIDE_SHARERS)),
+            (false, Some(before)) => {
+                thread::be_as_nice_as(before);
+                nice = None;
+            }
+            _ => {}
+        }
         let progress = worker.reclaim_background();
         fork::forget_elders(engine);
         let quiet_ns = if progress == Progress::Some || worker.has_writes() { WRITES_NS } else { 5_000_000 };
