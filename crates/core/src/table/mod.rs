@@ -3,12 +3,16 @@
 //! A directory of leaves; a leaf is 1 GiB of address space in chunks of 512 pages (one cluster of slots, one page-table
 //! page of the kernel), and a chunk has 64 lines of eight entries, a cache line each. A line gets its place in the leaf's
 //! memory when one of its pages is first looked for, the next free one: so pages that lie far apart have their entries
-//! side by side, and take 200 bytes each rather than a page. (One page in 4 MiB had as much memory in entries as it had
+//! side by side, and take 72 bytes each rather than a page. (One page in 4 MiB had as much memory in entries as it had
 //! itself, which was then missing from the budget: `farpage bench scale`.) Where memory is used throughout, it is 8 bytes
 //! for a page and a thirtieth more.
 //!
+//! A chunk says itself where its first line is, and which; with the second it gets a node, which says it of all. Where pages
+//! lie far apart each load is a miss of the cache and of the kernel's translations, and the node would be one of three.
+//!
 //! ```text
-//! directory -> Leaf { chunks[512] -> nodes[n][64] -> lines[n][8] = Entry }
+//! directory -> Leaf { chunks[512] -> lines[n][8] = Entry }                    a chunk with one line
+//! directory -> Leaf { chunks[512] -> nodes[n][64] -> lines[n][8] = Entry }    with several
 //! ```
 //!
 //! Chunks also count how many entries are resident and how many are used at all, so that walks over sparse memory skip
@@ -48,21 +52,65 @@ impl Pointer {
         usize::from(self.0.load(Ordering::Relaxed)).checked_sub(1)
     }
 
-    /// Gives it the next free place if it has none.
-    fn get_or_take(&self, taken: &mut u16) -> usize {
-        self.get().unwrap_or_else(|| {
-            let at = *taken;
-            *taken += 1;
-            self.0.store(at + 1, Ordering::Relaxed);
-            usize::from(at)
-        })
+    fn set(&self, at: u16) {
+        self.0.store(at + 1, Ordering::Relaxed);
+    }
+}
+
+/// The next free place.
+fn take(taken: &mut u16) -> u16 {
+    *taken += 1;
+    *taken - 1
+}
+
+/// Which lines a chunk has.
+#[derive(Clone, Copy)]
+enum Lines {
+    None,
+    /// One: the chunk's line `which` is in the place `at`.
+    One {
+        which: usize,
+        at: u16,
+    },
+    /// The node in this place knows.
+    Node(u16),
+}
+
+/// The same as a word: a place and 1, and above that the number of the line, or that it is a node's place.
+#[repr(transparent)]
+struct LinesWord(AtomicU32);
+
+const PLACE_BITS: u32 = u16::BITS;
+const NODE: u32 = 1 << 31;
+const _: () = assert!(CHUNK_LINES as u32 <= NODE >> PLACE_BITS);
+
+impl LinesWord {
+    fn get(&self) -> Lines {
+        // Ordering: Acquire pairs with the Release in `set`: who finds a node finds in it what was found without.
+        let word = self.0.load(Ordering::Acquire);
+        let Some(at) = (word as u16).checked_sub(1) else { return Lines::None };
+        if word & NODE != 0 {
+            Lines::Node(at)
+        } else {
+            Lines::One { which: (word >> PLACE_BITS) as usize, at }
+        }
+    }
+
+    fn set(&self, lines: Lines) {
+        let word = match lines {
+            Lines::None => 0,
+            Lines::One { which, at } => (which as u32) << PLACE_BITS | (u32::from(at) + 1),
+            Lines::Node(at) => NODE | (u32::from(at) + 1),
+        };
+        // Ordering: Release publishes what the node has got so far.
+        self.0.store(word, Ordering::Release);
     }
 }
 
 /// What is known of a chunk, side by side and in one cache line: where pages lie far apart each line is a miss.
 #[repr(C, align(8))]
 struct Chunk {
-    node: Pointer,
+    lines: LinesWord,
     resident: AtomicU16,
     used: AtomicU16,
 }
@@ -97,21 +145,41 @@ unsafe impl Zeroed for Taken {}
 unsafe impl Zeroed for Leaf {}
 
 impl Leaf {
-    fn node(&self, chunk: usize) -> Option<&Node> {
-        Some(&self.nodes[self.chunks[chunk].node.get()?])
+    /// The chunk's line `which`, if it has one.
+    fn line_of(&self, lines: Lines, which: usize) -> Option<&Line> {
+        match lines {
+            Lines::One { which: only, at } if only == which => Some(&self.lines[usize::from(at)]),
+            Lines::Node(node) => Some(&self.lines[self.nodes[usize::from(node)].0[which].get()?]),
+            Lines::One { .. } | Lines::None => None,
+        }
     }
 
     /// The line that holds entry `at`, if anybody ever asked for it.
     fn line(&self, at: usize) -> Option<&Line> {
-        let node = self.node(at / CHUNK_PAGES)?;
-        Some(&self.lines[node.0[at / LINE_PAGES % CHUNK_LINES].get()?])
+        self.line_of(self.chunks[at / CHUNK_PAGES].lines.get(), at / LINE_PAGES % CHUNK_LINES)
     }
 
     #[cold]
     fn new_line(&self, at: usize) -> &Line {
         let mut taken = self.taken.lock();
-        let node = &self.nodes[self.chunks[at / CHUNK_PAGES].node.get_or_take(&mut taken.nodes)];
-        &self.lines[node.0[at / LINE_PAGES % CHUNK_LINES].get_or_take(&mut taken.lines)]
+        let (chunk, which) = (&self.chunks[at / CHUNK_PAGES], at / LINE_PAGES % CHUNK_LINES);
+        let lines = chunk.lines.get();
+        if let Some(line) = self.line_of(lines, which) {
+            return line;
+        }
+        let line = take(&mut taken.lines);
+        match lines {
+            Lines::None => chunk.lines.set(Lines::One { which, at: line }),
+            Lines::One { which: first, at: first_line } => {
+                let node = take(&mut taken.nodes);
+                let pointers = &self.nodes[usize::from(node)].0;
+                pointers[first].set(first_line);
+                pointers[which].set(line);
+                chunk.lines.set(Lines::Node(node));
+            }
+            Lines::Node(node) => self.nodes[usize::from(node)].0[which].set(line),
+        }
+        &self.lines[usize::from(line)]
     }
 
     fn known(&self, at: usize) -> Option<Place<'_>> {
@@ -129,11 +197,15 @@ impl Leaf {
     /// The first place from `at` to before `end`, in one chunk, that `walk` is about.
     fn next_in_chunk(&self, at: usize, end: usize, walk: Walk) -> Option<(usize, Place<'_>)> {
         let chunk = at / CHUNK_PAGES;
-        let node = self.node(chunk)?;
-        let mut at = at;
+        let lines = self.chunks[chunk].lines.get();
+        let (mut at, mut end) = (at, end);
+        if let Lines::One { which, .. } = lines {
+            let first = chunk * CHUNK_PAGES + which * LINE_PAGES;
+            (at, end) = (at.max(first), end.min(first + LINE_PAGES));
+        }
         while at < end {
             let line_end = end.min((at / LINE_PAGES + 1) * LINE_PAGES);
-            let line = node.0[at / LINE_PAGES % CHUNK_LINES].get().map(|line| &self.lines[line]);
+            let line = self.line_of(lines, at / LINE_PAGES % CHUNK_LINES);
             for entry in line.map_or(&[][..], |line| &line.0[at % LINE_PAGES..]).iter().take(line_end - at) {
                 if walk.wants(entry.load().state()) {
                     return Some((at, Place { leaf: self, entry, chunk }));
@@ -351,14 +423,16 @@ impl Leaf {
             let used = self.chunks[chunk].used.load(Ordering::Relaxed);
             let resident = self.chunks[chunk].resident.load(Ordering::Relaxed);
             let (mut used_there, mut resident_there) = (0, 0);
-            if let Some(at) = self.chunks[chunk].node.get() {
-                nodes += at + 1;
-                for at in self.nodes[at].0.iter().filter_map(Pointer::get) {
-                    lines += at + 1;
-                    for state in self.lines[at].0.iter().map(|entry| entry.load().state()) {
-                        used_there += u16::from(state != State::Absent);
-                        resident_there += u16::from(state.is_resident());
-                    }
+            let known = self.chunks[chunk].lines.get();
+            if let Lines::Node(at) = known {
+                nodes += usize::from(at) + 1;
+            }
+            for line in (0..CHUNK_LINES).filter_map(|which| self.line_of(known, which)) {
+                let offset = core::ptr::from_ref(line).addr() - self.lines.as_ptr().addr();
+                lines += offset / size_of::<Line>() + 1;
+                for state in line.0.iter().map(|entry| entry.load().state()) {
+                    used_there += u16::from(state != State::Absent);
+                    resident_there += u16::from(state.is_resident());
                 }
             }
             assert_eq!((used, resident), (used_there, resident_there), "used and resident, chunk {chunk}");
@@ -420,7 +494,7 @@ mod tests {
             table.get(page).unwrap().set(State::Absent, State::Zero);
         }
         let taken = leaf.taken.lock();
-        assert_eq!((taken.nodes, taken.lines), (256, 256));
+        assert_eq!((taken.nodes, taken.lines), (0, 256), "one line needs no node");
         drop(taken);
         // Neighbours share a line, and find what is known of each other.
         assert!(table.known(PageIndex(7)).is_some() && table.known(PageIndex(8)).is_none());
@@ -430,6 +504,44 @@ mod tests {
             256
         );
         table.check();
+    }
+
+    #[test]
+    fn second_line_of_a_chunk_brings_a_node_and_moves_nothing() {
+        let leaf = leaf();
+        let address = |place: Option<Place<'_>>| place.map(|place| core::ptr::from_ref(place.entry()).addr());
+        let taken = || {
+            let taken = leaf.taken.lock();
+            (taken.nodes, taken.lines)
+        };
+        let first = address(Some(leaf.place(CHUNK_PAGES - 1)));
+        assert_eq!((leaf.known(0).is_none(), taken()), (true, (0, 1)));
+        assert_eq!(
+            address(leaf.known(CHUNK_PAGES - LINE_PAGES)),
+            first.map(|at| at - 7 * size_of::<Entry>())
+        );
+        let second = address(Some(leaf.place(0)));
+        assert_eq!(taken(), (1, 2));
+        leaf.place(LINE_PAGES);
+        assert_eq!(taken(), (1, 3), "another has its place in the node");
+        assert_eq!((address(leaf.known(CHUNK_PAGES - 1)), address(leaf.known(0))), (first, second));
+        leaf.check();
+    }
+
+    #[test]
+    fn line_is_found_while_its_chunk_gets_a_node() {
+        let leaf = leaf();
+        for chunk in 0..CHUNKS {
+            let first = chunk * CHUNK_PAGES + 77;
+            leaf.place(first);
+            std::thread::scope(|scope| {
+                let found = || (0..100).all(|_| leaf.known(first).is_some());
+                let reader = scope.spawn(found);
+                leaf.place(first + 5 * LINE_PAGES);
+                assert!(reader.join().unwrap(), "chunk {chunk}");
+            });
+        }
+        leaf.check();
     }
 
     #[test]
