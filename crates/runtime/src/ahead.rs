@@ -29,8 +29,6 @@ const BATCHES: usize = 4;
 const OTHERS_BETWEEN: u32 = 8;
 /// So many in a batch.
 const OTHERS_MAX: usize = 32;
-/// Pages that are mapped by one call: who is close behind doesn't wait for more.
-const RUN_MAX: usize = 16;
 /// Batches that a thread that reads ahead evicts for one batch that it brings, at most.
 const BATCHES_FOR_ROOM: usize = 4;
 /// Windows that wait.
@@ -413,7 +411,7 @@ impl Worker {
         if ticket.fate() == Fate::Park {
             return self.park_ahead(opening, ticket, run.turn, at);
         }
-        let continues = run.count > 0 && run.count < RUN_MAX && at == run.first + run.count && {
+        let continues = run.count > 0 && at == run.first + run.count && {
             let last = tickets[at - 1].as_ref();
             last.is_some_and(|last| last.page().plus(1) == ticket.page())
         };
