@@ -71,6 +71,9 @@ impl Linked<InGroup> for BlockMeta {
     }
 }
 
+/// Memory of empty blocks that is kept at most.
+const WARM_BYTES_MAX: usize = 1 << 20;
+
 /// All blocks and the memory they stand for. Block numbers begin at 1.
 pub(super) struct Blocks<'m> {
     pub metas: &'m mut [BlockMeta],
@@ -98,8 +101,9 @@ impl<'m> Blocks<'m> {
             data,
             block_bytes,
             limit,
-            // A 64th of the pool, 1 MiB at most: some dozen stores between two calls of madvise.
-            warm_kept: (limit / 64).clamp(1, 16),
+            // An eighth of the pool, 1 MiB at most: a pool that was full goes down by a tenth and up again, and each block
+            // that is given back meanwhile is a call of madvise that interrupts other CPUs.
+            warm_kept: (limit / 8).clamp(1, (WARM_BYTES_MAX / block_bytes) as u32),
             touched: 0,
             cold: List::EMPTY,
             warm: List::EMPTY,

@@ -395,14 +395,14 @@ fn block_being_released_is_not_used_until_the_driver_is_done() {
     let handles: Vec<_> = (0..16).map(|owner| store(&pool, owner, 4096).unwrap()).collect();
     handles.into_iter().for_each(|handle| _ = pool.free(handle));
     let ranges: Vec<_> = std::iter::from_fn(|| pool.take_released()).collect();
-    assert_eq!(ranges.len(), 15, "one empty block is kept");
+    assert_eq!(ranges.len(), 14, "an eighth of the blocks is kept, although it is empty");
     assert_eq!(pool.usage().bytes, 64 << 10, "the memory is still there");
-    store(&pool, 1, 4096).unwrap();
-    assert_eq!(store(&pool, 2, 4096), Err(StoreError::Full));
+    assert!((1..=2).all(|owner| store(&pool, owner, 4096).is_ok()));
+    assert_eq!(store(&pool, 3, 4096), Err(StoreError::Full));
     pool.check(&mut |_, _, _| {});
     ranges.into_iter().for_each(|range| pool.released(range));
-    assert_eq!(pool.usage().bytes, PAGE_BYTES);
-    store(&pool, 2, 4096).unwrap();
+    assert_eq!(pool.usage().bytes, 2 * PAGE_BYTES);
+    store(&pool, 3, 4096).unwrap();
 }
 
 /// Blocks of 8 objects of 1000 bytes; the second is emptied to one object, the first to seven.
