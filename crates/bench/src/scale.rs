@@ -91,7 +91,7 @@ pub fn run(effort: Effort) -> Result<Report, String> {
             .to_owned(),
         "a fault's cost by threads: all processor time by all faults".to_owned(),
         "metadata: anonymous memory of the process that is neither the program's nor the pool's, by all pages of the \
-         mapping, touched or not; frames (up to a 32nd of the budget, most of them without memory) and what is needed once are in it"
+         mapping, touched or not; frames (up to a 16th of the budget, most of them without memory) and what is needed once are in it"
             .to_owned(),
     ];
     Ok(report)
