@@ -173,6 +173,8 @@ struct Reading {
     pending: u64,
     /// The pages of the request that page n is the first of.
     requests: [u64; BATCH],
+    /// Bit n: some of them lie in area n.
+    areas: u32,
     /// Bit n: that request reads slots of others along.
     bridges: u64,
     /// Slots of others that are read along.
@@ -188,6 +190,7 @@ impl Reading {
         read: 0,
         pending: 0,
         requests: [0; BATCH],
+        areas: 0,
         bridges: 0,
         others: 0,
     };
@@ -202,10 +205,10 @@ struct Carried {
 
 /// Plans that one thread carries out, and their batches.
 struct OnTheWay {
-    /// The one that is being begun, and one of which batches are still being read.
+    /// At most one is being begun; of the others batches are still being read.
     plans: [Option<Carried>; 2],
     batches: [Reading; BATCHES],
-    /// Where the next batch is begun. From there on they are in the order in which they were.
+    /// Where the next batch is begun. From there on they are in the order in which they were begun.
     turn: usize,
 }
 
@@ -278,40 +281,43 @@ impl Worker {
     /// map lock.
     pub fn bring(&mut self, plan: Plan, reclaim: Reclaim) {
         let mut way = OnTheWay::new();
-        let mut next = Some(plan);
+        let (mut next, mut may_go_on) = (Some(plan), true);
         loop {
             if let Some(plan) = next.take() {
-                self.begin_plan(&mut way, plan, reclaim);
+                may_go_on = self.begin_plan(&mut way, plan, reclaim);
             } else if let Some(oldest) = way.oldest() {
                 self.land_batch(&mut way, oldest);
             } else {
                 return;
             }
             // The device goes on with the next plan while the last batches of this one are mapped. (When it was begun after
-            // that, 16 streams from disk had 0.8 of the touches: `farpage load touch --pattern streams`, 256 MiB under 128M.)
-            if reclaim == Reclaim::Allowed && way.has_place() {
+            // that, a walk from disk had 0.87 of the touches, 16 streams 0.92: `farpage load touch`, 256 MiB under 128M, `--pool 1M`.)
+            if reclaim == Reclaim::Allowed && may_go_on && way.has_place() {
                 next = self.engine.ahead.pop();
             }
         }
     }
 
-    /// Begins all batches of a plan, as far as there is room; what was begun before is brought in meanwhile.
-    fn begin_plan(&mut self, way: &mut OnTheWay, plan: Plan, reclaim: Reclaim) {
+    /// Begins all batches of a plan, as far as there is room; what was begun before is brought in meanwhile. Whether another one
+    /// should be begun beside it: there was room for all of this one, and some of it is being read. Else plans that have nothing
+    /// to be read would keep what was read before waiting.
+    fn begin_plan(&mut self, way: &mut OnTheWay, plan: Plan, reclaim: Reclaim) -> bool {
         if !self.ahead.prepare() {
-            return self.engine.pager.close_ahead(Opening::new(plan));
+            self.engine.pager.close_ahead(Opening::new(plan));
+            return false;
         }
         let at = way.plans.iter().position(Option::is_none).expect("there is a place for a plan");
         way.plans[at] = Some(Carried { opening: Opening::new(plan), is_begun: false });
         // Where a read of one batch has room before the limit, the device begins with it, and room is made meanwhile.
         let mut may_wait = self.engine.pager.is_on_area(&plan) && !self.engine.is_near_limit();
-        loop {
+        let has_room = loop {
             self.land_batch(way, way.turn);
             // Several threads bring a batch each: who begins just below the limit ends above it. So nothing is read
             // ahead into what lies between the mark where eviction starts and the limit.
             // The device goes on with the batch before meanwhile. (That was brought in first once: a walk from disk had 0.9 of the
             // touches then, `farpage load touch --pattern sequential`, and waited longer for the slowest of them.)
             if !may_wait && !self.has_room(reclaim) {
-                break;
+                break false;
             }
             // A fault's read waits behind what the device has: no longer than one batch takes.
             if self.engine.faults_reading.load(Ordering::Relaxed) > 0 {
@@ -324,13 +330,14 @@ impl Worker {
                 self.has_room(reclaim);
             }
             if !may_be_more {
-                break;
+                break true;
             }
-        }
+        };
         if let Some(plan) = &mut way.plans[at] {
             plan.is_begun = true;
         }
         self.close_done(way);
+        has_room && way.plans[at].is_some()
     }
 
     fn close_done(&self, way: &mut OnTheWay) {
@@ -387,17 +394,20 @@ impl Worker {
 
     /// Locks a batch of a plan, brings in what isn't on an area, and has the rest read. Whether there may be more.
     fn begin_batch(&mut self, way: &mut OnTheWay, of: usize) -> bool {
-        let turn = way.turn;
-        way.turn = (turn + 1) % BATCHES;
-        let OnTheWay { plans, batches, .. } = way;
+        let OnTheWay { plans, batches, turn } = way;
+        let at = *turn;
         let opening = &mut plans[of].as_mut().expect("the plan is being begun").opening;
         let shared = self.engine.map.shared(self.index);
-        batches[turn].of = of;
-        let count = self.lock_batch(opening, &mut batches[turn].tickets);
-        self.load_batch(opening, &mut batches[turn].tickets, turn);
+        batches[at].of = of;
+        let count = self.lock_batch(opening, &mut batches[at].tickets);
+        self.load_batch(opening, &mut batches[at].tickets, at);
         drop(shared);
         // What is left lies on areas. As with any read, the pages' own locks keep changes of their mappings waiting.
-        self.submit_batch(batches, turn);
+        self.submit_batch(batches, at);
+        // Where nothing is read the same memory does for the next batch.
+        if batches[at].is_under_way {
+            *turn = (at + 1) % BATCHES;
+        }
         count == BATCH
     }
 
@@ -601,6 +611,7 @@ impl Worker {
         let request = Request { op: Op::Read, offset, segments: &segments[..length], token };
         reading[turn].requests[slots[0].1 as usize] = pages;
         reading[turn].pending |= pages;
+        reading[turn].areas |= 1 << area.0;
         loop {
             let engine = self.engine;
             let reader = self.ahead.readers.get_or_make(area, || engine.back_end(area));
@@ -617,7 +628,9 @@ impl Worker {
 
     /// Waits for all requests of a batch.
     fn collect_batch(&mut self, reading: &mut [Reading; BATCHES], turn: usize) {
-        for area in (0..AREAS_MAX as u8).map(AreaId) {
+        // Another one's device may be slower.
+        let areas = core::mem::take(&mut reading[turn].areas);
+        for area in (0..AREAS_MAX as u8).filter(|area| areas & 1 << area != 0).map(AreaId) {
             while reading[turn].pending != 0
                 && self.ahead.readers.get(area).is_some_and(|reader| reader.in_flight() > 0)
             {
@@ -679,3 +692,41 @@ impl Order {
 }
 
 const _: () = assert!(BATCH == u64::BITS as usize, "a bit for each page of a batch");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn carried(way: &mut OnTheWay, at: usize, first: u64) {
+        let plan = Plan::Pages(PageRange::of(PageIndex(first), 8));
+        way.plans[at] = Some(Carried { opening: Opening::new(plan), is_begun: false });
+    }
+
+    fn begin(way: &mut OnTheWay, of: usize) {
+        (way.batches[way.turn].of, way.batches[way.turn].is_under_way) = (of, true);
+        way.turn = (way.turn + 1) % BATCHES;
+    }
+
+    #[test]
+    fn plan_is_done_when_all_of_it_is_begun_and_read_and_another_has_its_place_then() {
+        let mut way = OnTheWay::new();
+        carried(&mut way, 0, 7);
+        (0..BATCHES).for_each(|_| begin(&mut way, 0));
+        assert!(!way.has_place(), "no batch has room");
+        assert_eq!(way.oldest(), Some(0));
+        way.batches[0].is_under_way = false;
+        assert!(way.has_place() && way.take_done().is_none());
+        carried(&mut way, 1, 9);
+        way.plans[0].as_mut().unwrap().is_begun = true;
+        begin(&mut way, 1);
+        assert_eq!((way.oldest(), way.has_place()), (Some(1), false));
+        (1..BATCHES).for_each(|at| way.batches[at].is_under_way = false);
+        let plan = |first: u64| Some(Plan::Pages(PageRange::of(PageIndex(first), 8)));
+        assert_eq!(way.take_done().map(|opening| *opening.plan()), plan(7));
+        // The other one is read, and not all of it is begun.
+        way.batches[0].is_under_way = false;
+        assert!(way.take_done().is_none() && way.oldest().is_none() && way.has_place());
+        way.plans[1].as_mut().unwrap().is_begun = true;
+        assert_eq!(way.take_done().map(|opening| *opening.plan()), plan(9));
+    }
+}

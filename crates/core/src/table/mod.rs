@@ -1,9 +1,9 @@
-//! The page table: from a page to its entry in four loads, for a whole 47-bit address space.
+//! The page table: from a page to its entry in three or four loads, for a whole 47-bit address space.
 //!
 //! A directory of leaves; a leaf is 1 GiB of address space in chunks of 512 pages (one cluster of slots, one page-table
 //! page of the kernel), and a chunk has 64 lines of eight entries, a cache line each. A line gets its place in the leaf's
 //! memory when one of its pages is first looked for, the next free one: so pages that lie far apart have their entries
-//! side by side, and take 72 bytes each rather than a page. (One page in 4 MiB had as much memory in entries as it had
+//! side by side, and take 72 bytes each, and 8 for each 2 MiB between them, rather than a page. (One page in 4 MiB had as much memory in entries as it had
 //! itself, which was then missing from the budget: `farpage bench scale`.) Where memory is used throughout, it is 8 bytes
 //! for a page and a thirtieth more.
 //!

@@ -715,8 +715,8 @@ impl Worker {
         let usage = pager.pool().usage();
         // A fork must not find the pool half changed.
         let _shared = self.engine.map.shared(self.index);
-        // An eighth of the pool being waste is worth some memcpy.
-        if usage.bytes > usage.payload_bytes + usage.bytes / 8 {
+        // An eighth of the blocks in use being waste is worth some memcpy.
+        if usage.bytes_occupied > usage.payload_bytes + usage.bytes_occupied / 8 {
             let moved = pager.pool().compact(COMPACTED_AT_ONCE);
             pager.stats().add(Counter::PoolMoved, moved as u64);
         }

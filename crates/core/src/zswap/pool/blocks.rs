@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A cold block has no memory behind it. A warm one is empty but keeps its memory, so that the next store
-//! neither asks the kernel for pages nor waits for zeroing; only more than a few of them are given back.
+//! neither asks the kernel for pages nor waits for zeroing; more than an eighth of the pool is given back.
 //! A block that is being released belongs to the driver, which works without our lock: it can't be acquired
 //! until the driver says that it is done.
 //!
@@ -17,6 +17,7 @@
 use core::ops::Range;
 
 use super::data::Data;
+use super::layout::BLOCK_BYTES_MAX;
 use super::list::{Linked, Links, List};
 use super::objects::InBlock;
 
@@ -73,6 +74,7 @@ impl Linked<InGroup> for BlockMeta {
 
 /// Memory of empty blocks that is kept at most.
 const WARM_BYTES_MAX: usize = 1 << 20;
+const _: () = assert!(WARM_BYTES_MAX >= BLOCK_BYTES_MAX);
 
 /// All blocks and the memory they stand for. Block numbers begin at 1.
 pub(super) struct Blocks<'m> {
@@ -81,8 +83,6 @@ pub(super) struct Blocks<'m> {
     block_bytes: usize,
     /// Blocks that may have memory at once.
     pub limit: u32,
-    /// Warm blocks that are kept although nobody needs them now.
-    warm_kept: u32,
     /// Blocks that were ever used: beyond them `metas` and `data` are untouched.
     pub touched: u32,
     cold: List<InGroup>,
@@ -101,9 +101,6 @@ impl<'m> Blocks<'m> {
             data,
             block_bytes,
             limit,
-            // An eighth of the pool, 1 MiB at most: a pool that was full goes down by a tenth and up again, and each block
-            // that is given back meanwhile is a call of madvise that interrupts other CPUs.
-            warm_kept: (limit / 8).clamp(1, (WARM_BYTES_MAX / block_bytes) as u32),
             touched: 0,
             cold: List::EMPTY,
             warm: List::EMPTY,
@@ -157,9 +154,15 @@ impl<'m> Blocks<'m> {
         self.warm.push_first(self.metas, block);
     }
 
+    /// Warm blocks that are kept although nobody needs them now: an eighth of the pool, 1 MiB at most. A pool that was full goes
+    /// down by a tenth and up again, and each block that is given back meanwhile is a call of madvise that interrupts other CPUs.
+    fn warm_kept(&self) -> u32 {
+        (self.limit / 8).clamp(1, (WARM_BYTES_MAX / self.block_bytes) as u32)
+    }
+
     /// Marks an empty block as being released, if there are more than should be kept.
     pub fn begin_release(&mut self) -> Option<Range<usize>> {
-        if self.warm.count <= self.warm_kept && self.with_memory() <= self.limit {
+        if self.warm.count <= self.warm_kept() && self.with_memory() <= self.limit {
             return None;
         }
         let block = self.warm.pop_last(self.metas)?;

@@ -31,6 +31,9 @@ const BYTES_PER_OBJECT_MIN: usize = 128;
 const BLOCK_BYTES: [(usize, usize); 5] =
     [(64 << 10, 128 << 20), (32 << 10, 24 << 20), (16 << 10, 5 << 20), (8 << 10, 512 << 10), (PAGE_BYTES, 0)];
 
+/// The largest of them.
+pub(super) const BLOCK_BYTES_MAX: usize = BLOCK_BYTES[0].0;
+
 /// What a pool of some size is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolLayout {
