@@ -172,8 +172,8 @@ impl Config {
         let parked_max = (ram_bytes / PAGE_BYTES as u64 / 128).clamp(64, 4096) as u32;
         // Where pages are moved most frames are holes, which take no memory: if there are many, victims find room side by side, and
         // memory can be given back for more of them at once. (With half as many, 0.95 of the touches of a walk from disk, 0.98 of
-        // those of 16 streams: `farpage load touch`, 256 MiB under 128M, `--pool 1M`; twice as many gain nothing.) Where they are
-        // copied a frame keeps its memory. No more than 8192: they are looked through for free ones.
+        // those of 16 streams; with twice as many 0.99 and 1.01: `farpage load touch`, 256 MiB under 128M, `--pool 1M`.) Where they
+        // are copied a frame keeps its memory. No more than 8192: they are looked through for free ones.
         let frames_for_one = if install.takes_by_move() { 8 } else { 2 };
         Config {
             pool_bytes_max,

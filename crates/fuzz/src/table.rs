@@ -2,7 +2,7 @@
 
 use crate::{Input, Memory};
 use farpage_core::reclaim::recency::{Epoch, Heat};
-use farpage_core::table::entry::{FRAMES_MAX, Past, SameWord, State, Stored, Word};
+use farpage_core::table::entry::{Entry, FRAMES_MAX, Past, SameWord, State, Stored, Word};
 use farpage_core::table::ranges::{Flags, Range, Ranges, TooMany};
 use farpage_core::table::{CHUNK_PAGES, LEAF_PAGES, Leaf, Table, Walk};
 use farpage_core::units::{FrameIndex, PARTS_MAX, PageIndex, PageRange, Part, SlotIndex, SlotPart};
@@ -79,7 +79,7 @@ fn remembered(state: State, past: Past) -> Past {
 /// Locks, settles, waits and walks.
 pub fn run(input: &mut Input) {
     let off = input.byte();
-    let mut memory = Memory::new(2 * size_of::<Leaf>() + 4 * 8 + 64);
+    let mut memory = Memory::new(2 * size_of::<Leaf>() + 5 * 8 + 64);
     let mut region = memory.region();
     // The third leaf is never attached.
     let table = Table::new(region.carve(3), PageIndex(0));
@@ -88,10 +88,10 @@ pub fn run(input: &mut Input) {
     table.attach(PageIndex(LEAF), &leaves[1]);
     assert!(table.get(PageIndex(2 * LEAF)).is_none());
     let mut model = [Plain::ABSENT; PAGES.len()];
-    // What somebody has seen of a page, perhaps long ago.
-    let mut seen: [(Word, Plain); PAGES.len()] = std::array::from_fn(|at| {
-        (table.get(PageIndex(PAGES[at])).expect("it has a leaf").entry().load(), model[at])
-    });
+    // What somebody has seen of a page, perhaps long ago. A page gets its place when it is first looked for below: others of its
+    // chunk are in use by then, or not.
+    let blank = region.carve::<Entry>(1)[0].load();
+    let mut seen: [(Word, Plain); PAGES.len()] = [(blank, Plain::ABSENT); PAGES.len()];
     while !input.is_over() {
         let kind = input.kind(6, off);
         let at = input.below(PAGES.len());
@@ -137,21 +137,24 @@ pub fn run(input: &mut Input) {
             _ => {}
         }
         for (page, plain) in PAGES.iter().zip(&model) {
-            let word = table.get(PageIndex(*page)).expect("it has a leaf").entry().load();
+            let word = table.known(PageIndex(*page)).map_or(blank, |place| place.entry().load());
             assert_eq!(
                 (word.state(), word.is_locked(), word.past()),
                 (plain.state, plain.locked, plain.past)
             );
         }
-        walks_like(&table, &model, input.below(PAGES.len()));
+        walks_like(&table, &model, [input.below(PAGES.len()), input.below(PAGES.len() + 1)]);
     }
     table.check();
 }
 
-fn walks_like(table: &Table, model: &[Plain; PAGES.len()], from: usize) {
-    let range = PageRange::new(PageIndex(PAGES[from]), table.all().end);
+/// Walks from one of the pages to another, or to the end.
+fn walks_like(table: &Table, model: &[Plain; PAGES.len()], [one, other]: [usize; 2]) {
+    let (from, to) = (one.min(other), one.max(other));
+    let end = PAGES.get(to).map_or(table.all().end, |page| PageIndex(*page));
+    let range = PageRange::new(PageIndex(PAGES[from]), end);
     let of = |wanted: fn(State) -> bool| {
-        let pages = PAGES.iter().zip(model).skip(from);
+        let pages = PAGES.iter().zip(model).take(to).skip(from);
         pages.filter(move |(_, plain)| wanted(plain.state)).map(|(page, _)| PageIndex(*page))
     };
     let first = |walk| table.next(range, walk).map(|(page, _)| page);

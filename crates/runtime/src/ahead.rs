@@ -291,7 +291,8 @@ impl Worker {
                 return;
             }
             // The device goes on with the next plan while the last batches of this one are mapped. (When it was begun after
-            // that, a walk from disk had 0.87 of the touches, 16 streams 0.92: `farpage load touch`, 256 MiB under 128M, `--pool 1M`.)
+            // that, a walk from disk had 0.87 of the touches, 16 streams 0.92: `farpage load touch`, 256 MiB under 128M,
+            // `--pool 1M`.)
             if reclaim == Reclaim::Allowed && may_go_on && way.has_place() {
                 next = self.engine.ahead.pop();
             }
@@ -628,7 +629,7 @@ impl Worker {
 
     /// Waits for all requests of a batch.
     fn collect_batch(&mut self, reading: &mut [Reading; BATCHES], turn: usize) {
-        // Another one's device may be slower.
+        // In no others: a device that has only another plan's reads may be slower.
         let areas = core::mem::take(&mut reading[turn].areas);
         for area in (0..AREAS_MAX as u8).filter(|area| areas & 1 << area != 0).map(AreaId) {
             while reading[turn].pending != 0

@@ -63,8 +63,9 @@ const WRITES_NS: u64 = 1_000_000;
 const REAP_NS: u64 = 1_000_000_000;
 
 /// While memory is shared since a fork nothing holds threads back that write it, so the keeper goes before them, if it may. Not
-/// before all: a kernel thread that looks at shared memory (DAMON, khugepaged) has locked it then, and 20 keepers that were
-/// as little nice as can be kept one from going on, and waited for it for 200 ms.
+/// before all: a kernel thread that looks at shared memory (DAMON, khugepaged) locks it meanwhile, and the keepers of ten
+/// processes, all of them at -20, kept one off the CPU for 200 ms and waited for it (`sched_switch`; two of
+/// `tests/programs/workers.py 100`).
 const NICE_BESIDE_SHARERS: i32 = -5;
 
 /// Why there is no engine.

@@ -146,10 +146,8 @@ impl Space {
         if !self.enter() {
             return Next::Wait(Op::Ahead(ahead));
         }
-        if world.is_ending() {
-            ahead.opening.stop();
-        }
-        let most = world.random.within(1, BATCH_MAX) as usize;
+        // A plan that finds no room is broken off in the same way.
+        let most = if world.is_ending() { 0 } else { world.random.within(1, BATCH_MAX) as usize };
         while ahead.pages.len() < most
             && let Some(ticket) = self.pager.lock_ahead(&mut ahead.opening)
         {

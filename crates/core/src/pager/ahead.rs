@@ -66,11 +66,6 @@ impl Opening {
     pub const fn plan(&self) -> &Plan {
         &self.plan
     }
-
-    /// Nothing more is wanted of the rest.
-    pub const fn stop(&mut self) {
-        self.step = self.plan.looks();
-    }
 }
 
 impl Pager<'_> {

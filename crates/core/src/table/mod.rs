@@ -3,9 +3,9 @@
 //! A directory of leaves; a leaf is 1 GiB of address space in chunks of 512 pages (one cluster of slots, one page-table
 //! page of the kernel), and a chunk has 64 lines of eight entries, a cache line each. A line gets its place in the leaf's
 //! memory when one of its pages is first looked for, the next free one: so pages that lie far apart have their entries
-//! side by side, and take 72 bytes each, and 8 for each 2 MiB between them, rather than a page. (One page in 4 MiB had as much memory in entries as it had
-//! itself, which was then missing from the budget: `farpage bench scale`.) Where memory is used throughout, it is 8 bytes
-//! for a page and a thirtieth more.
+//! side by side, and take 72 bytes each, and 8 for each 2 MiB between them, rather than a page. (One page in 4 MiB had as
+//! much memory in entries as it had itself, which was then missing from the budget: `farpage bench scale`.) Where memory is
+//! used throughout, it is 8 bytes for a page and a thirtieth more.
 //!
 //! A chunk says itself where its first line is, and which; with the second it gets a node, which says it of all. Where pages
 //! lie far apart each load is a miss of the cache and of the kernel's translations, and the node would be one of three.
@@ -530,17 +530,18 @@ mod tests {
 
     #[test]
     fn line_is_found_while_its_chunk_gets_a_node() {
-        let leaf = leaf();
-        for chunk in 0..CHUNKS {
-            let first = chunk * CHUNK_PAGES + 77;
-            leaf.place(first);
-            std::thread::scope(|scope| {
-                let found = || (0..100).all(|_| leaf.known(first).is_some());
-                let reader = scope.spawn(found);
-                leaf.place(first + 5 * LINE_PAGES);
-                assert!(reader.join().unwrap(), "chunk {chunk}");
+        let (leaf, is_done) = (leaf(), std::sync::atomic::AtomicBool::new(false));
+        let first = |chunk: usize| chunk * CHUNK_PAGES + 77;
+        (0..CHUNKS).for_each(|chunk| _ = leaf.place(first(chunk)));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    assert!((0..CHUNKS).all(|chunk| leaf.known(first(chunk)).is_some()));
+                }
             });
-        }
+            (0..CHUNKS).for_each(|chunk| _ = leaf.place(first(chunk) + 5 * LINE_PAGES));
+            is_done.store(true, Ordering::Relaxed);
+        });
         leaf.check();
     }
 

@@ -452,9 +452,8 @@ impl Worker {
     /// Sends what waits once it makes a write of a decent size. What stays is in frames, where a fault finds
     /// it; the keeper sends it when it has nothing better to do.
     fn send_if_worthwhile(&mut self) {
-        // At most a sixteenth of the frames waits in each thread.
-        let frames = self.engine.pager.cache().count() as usize / 16;
-        if self.writes.len() >= WRITE_WORTHWHILE as usize || self.writes.frames_at_most() >= frames {
+        let frames = self.writes.frames_at_most();
+        if self.writes.len() >= WRITE_WORTHWHILE as usize || frames >= self.frames_to_hold() / 2 {
             self.send_writes();
         }
     }
@@ -464,9 +463,10 @@ impl Worker {
         self.writes.is_full() || self.writes.frames_at_most() >= self.frames_to_hold()
     }
 
-    /// An eighth of the frames.
+    /// Half as many as may be parked, and an eighth of the frames at most. They have memory.
     fn frames_to_hold(&self) -> usize {
-        self.engine.pager.cache().count() as usize / 8
+        let pager = self.engine.pager;
+        (pager.config.parked_max / 2).min(pager.cache().count() / 8) as usize
     }
 
     /// Gives memory that lies behind free frames back, but for what the next faults need. Whether there was any.
