@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A cold block has no memory behind it. A warm one is empty but keeps its memory, so that the next store
-//! neither asks the kernel for pages nor waits for zeroing; more than an eighth of the pool is given back.
+//! neither asks the kernel for pages nor waits for zeroing; most of the others are given back.
 //! A block that is being released belongs to the driver, which works without our lock: it can't be acquired
 //! until the driver says that it is done.
 //!
@@ -74,6 +74,8 @@ impl Linked<InGroup> for BlockMeta {
 
 /// Memory of empty blocks that is kept at most.
 const WARM_BYTES_MAX: usize = 1 << 20;
+/// Of a pool that isn't nearly full it is one of so many blocks.
+const WARM_PART: u32 = 128;
 const _: () = assert!(WARM_BYTES_MAX >= BLOCK_BYTES_MAX);
 
 /// All blocks and the memory they stand for. Block numbers begin at 1.
@@ -154,10 +156,13 @@ impl<'m> Blocks<'m> {
         self.warm.push_first(self.metas, block);
     }
 
-    /// Warm blocks that are kept although nobody needs them now: an eighth of the pool, 1 MiB at most. A pool that was full goes
-    /// down by a tenth and up again, and each block that is given back meanwhile is a call of madvise that interrupts other CPUs.
+    /// Warm blocks that are kept although nobody needs them now. A pool that was full goes down by a tenth and up again, and each
+    /// block that is given back meanwhile is a call of madvise that interrupts other CPUs: an eighth, 1 MiB at most. Elsewhere
+    /// there is less to and fro, and what is kept is memory that the program hasn't got.
     fn warm_kept(&self) -> u32 {
-        (self.limit / 8).clamp(1, (WARM_BYTES_MAX / self.block_bytes) as u32)
+        let is_nearly_full = u64::from(self.in_use) * 4 >= u64::from(self.limit) * 3;
+        let kept = if is_nearly_full { self.limit / 8 } else { self.in_use / WARM_PART };
+        kept.clamp(1, (WARM_BYTES_MAX / self.block_bytes) as u32)
     }
 
     /// Marks an empty block as being released, if there are more than should be kept.

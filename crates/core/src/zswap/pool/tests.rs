@@ -388,6 +388,23 @@ fn lowered_limit_shrinks_the_pool_and_can_be_raised_again() {
     pool.check(&mut |_, _, _| {});
 }
 
+/// A full pool goes to its threshold and up again, and a block that is given back and had again costs two calls; elsewhere what
+/// is kept is missing from the program.
+#[test]
+fn a_nearly_full_pool_keeps_more_of_what_is_empty() {
+    // The last one has 2 MiB free of 16.
+    for (pages, freed, kept) in [(64, 8, 8), (64, 16, 8), (64, 17, 1), (64, 63, 1), (16 << 8, 2 << 8, 1 << 8)]
+    {
+        let mut memory = Memory::for_limit(pages << 12);
+        let pool = memory.pool(90);
+        let handles: Vec<_> = (0..pages as u64).map(|owner| store(&pool, owner, 4096).unwrap()).collect();
+        handles.into_iter().take(freed).for_each(|handle| _ = pool.free(handle));
+        release_all(&pool);
+        let usage = pool.usage();
+        assert_eq!((usage.bytes - usage.bytes_occupied) >> 12, kept, "{freed} of {pages} pages are free");
+    }
+}
+
 #[test]
 fn block_being_released_is_not_used_until_the_driver_is_done() {
     let mut memory = Memory::for_limit(64 << 10);
@@ -395,13 +412,13 @@ fn block_being_released_is_not_used_until_the_driver_is_done() {
     let handles: Vec<_> = (0..16).map(|owner| store(&pool, owner, 4096).unwrap()).collect();
     handles.into_iter().for_each(|handle| _ = pool.free(handle));
     let ranges: Vec<_> = std::iter::from_fn(|| pool.take_released()).collect();
-    assert_eq!(ranges.len(), 14, "an eighth of the blocks is kept, although it is empty");
+    assert_eq!(ranges.len(), 15, "one of the blocks is kept, although it is empty");
     assert_eq!(pool.usage().bytes, 64 << 10, "the memory is still there");
-    assert!((1..=2).all(|owner| store(&pool, owner, 4096).is_ok()));
-    assert_eq!(store(&pool, 3, 4096), Err(StoreError::Full));
+    assert!(store(&pool, 1, 4096).is_ok());
+    assert_eq!(store(&pool, 2, 4096), Err(StoreError::Full));
     pool.check(&mut |_, _, _| {});
     ranges.into_iter().for_each(|range| pool.released(range));
-    assert_eq!(pool.usage().bytes, 2 * PAGE_BYTES);
+    assert_eq!(pool.usage().bytes, PAGE_BYTES);
     store(&pool, 3, 4096).unwrap();
 }
 
