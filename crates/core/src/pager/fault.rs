@@ -239,11 +239,7 @@ impl Pager<'_> {
             _ => Came::Back,
         };
         let past = place.entry().load().past();
-        let (mut age, heat) = if put_back || before.is_resident() {
-            (0, past.heat)
-        } else {
-            self.recency.came_in(page, came, past)
-        };
+        let (mut least_age, mut length) = (0, None);
         match before {
             State::Resident { copy, .. } => {
                 self.stats.count(Counter::FaultWrite);
@@ -262,14 +258,14 @@ impl Pager<'_> {
                 self.cache.unpark(frame);
                 kept = self.keep_or_free(copy, keep_copy);
                 if !put_back && !ahead && !in_walk {
-                    age = age.max(AGE_FROM_PARKED);
+                    least_age = AGE_FROM_PARKED;
                 }
                 served(if put_back { Counter::EvictPutBack } else { Counter::FaultParked });
             }
             State::Writing { frame } => {
                 // The write's completion frees this frame and its slot: the page has left both.
                 self.cache.set_owner(frame, None);
-                age = age.max(AGE_FROM_PARKED);
+                least_age = AGE_FROM_PARKED;
                 self.stats.count(Counter::FaultParked);
             }
             State::Pooled(handle) => {
@@ -280,10 +276,7 @@ impl Pager<'_> {
                 if keep_copy {
                     kept = self.keep_or_free(Some(Stored::Object(handle)), true);
                 } else if !planted {
-                    let length = self.pool.free(handle);
-                    if came == Came::Back {
-                        age = age.max(self.recency.came_from_pool(length));
-                    }
+                    length = Some(self.pool.free(handle));
                 }
                 self.stats.count(Counter::Zswpin);
                 served(Counter::FaultPool);
@@ -305,6 +298,12 @@ impl Pager<'_> {
         if before.is_evicted() {
             self.rivals.came_back(page);
         }
+        let (age, heat) = if put_back || before.is_resident() {
+            (0, past.heat)
+        } else {
+            self.recency.came_in(page, came, past, length)
+        };
+        let age = age.max(least_age);
         let past = Past { heat, ..past };
         let waited = self.settle_with(page, place, before, State::Resident { copy: kept, age }, Some(past));
         if ahead && before.is_evicted() {

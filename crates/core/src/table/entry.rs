@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! bits  0..4   state        bit 4  locked     bit 5  waited      bits 6..8  heat (except Absent, Lost)
-//! bits  9..22  frame (Parked, Writing), kind of repeated word (Same), or in the lowest three age (Resident)
+//! bits  9..22  frame (Parked, Writing), kind of repeated word (Same), or in the lowest five age (Resident)
 //! bits 22..25  part of the slot (wherever there is a slot; 0 = the whole slot)
 //! bits 25..32  epoch in which the hand took it (while evicted, except Inherited; 0 = not known)
 //! bits 32..64  slot or pool handle (Resident and Parked: 0 = none), or 32 bits of the repeated word
@@ -146,7 +146,8 @@ const WAITED: u64 = 1 << 5;
 const HEAT_SHIFT: u32 = 6;
 const HEAT_MASK: u64 = ((1 << Heat::BITS) - 1) << HEAT_SHIFT;
 /// The highest age that has room.
-pub const AGE_MAX: u8 = 7;
+pub const AGE_MAX: u8 = (1 << AGE_BITS) - 1;
+const AGE_BITS: u32 = 5;
 const AGE_SHIFT: u32 = 9;
 const FRAME_SHIFT: u32 = 9;
 const FRAME_BITS: u32 = 13;
@@ -371,7 +372,7 @@ mod tests {
             Just(State::Absent),
             Just(State::Zero),
             any::<u32>().prop_map(|w| State::Same(SameWord::pack(u64::from(w)).unwrap())),
-            (copy.clone(), 0_u8..8).prop_map(|(copy, age)| State::Resident { copy, age }),
+            (copy.clone(), 0..=AGE_MAX).prop_map(|(copy, age)| State::Resident { copy, age }),
             (frame.clone(), copy).prop_map(|(frame, copy)| State::Parked { frame, copy }),
             frame.prop_map(|frame| State::Writing { frame }),
             object.prop_map(State::Pooled),
