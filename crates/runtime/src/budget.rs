@@ -10,6 +10,8 @@
 //!
 //! ```text
 //!            limit  ─────────────  a thread that needs memory evicts by itself (direct reclaim)
+//!   limit - gap / 8 ─────────────  the background thread helps threads of the program that take pages themselves,
+//!   limit - gap / 4 ─────────────  ... which begin here: one that looks after each of its faults needs no more room
 //!   limit -   gap   ─────────────  the background thread starts evicting
 //!   limit - 2 gap   ─────────────  ... and stops
 //!   limit - 3 gap   ─────────────  activation: mappings are registered (the largest gap)
@@ -157,6 +159,16 @@ impl Budget {
     /// From here on mappings are registered and evicted from. At what rate pages come in isn't known by then.
     pub fn activate_at(&self) -> u64 {
         self.limit_bytes().saturating_sub(3 * self.gap_bytes_max.load(Ordering::Relaxed))
+    }
+
+    /// Threads of the program that were served take pages out above this, where that is for them to do.
+    pub fn start_here_at(&self) -> u64 {
+        self.limit_bytes().saturating_sub(self.gap_bytes.load(Ordering::Relaxed) / 4)
+    }
+
+    /// And above this they don't get along by themselves.
+    pub fn near_limit_here(&self) -> u64 {
+        self.limit_bytes().saturating_sub(self.gap_bytes.load(Ordering::Relaxed) / 8)
     }
 
     /// Half way from where background eviction starts to the limit, or so far from that that each of the places where
@@ -356,8 +368,12 @@ mod tests {
         assert_eq!(come(0, 1), most, "what is shared may be written");
         budget.shares(0);
         assert_eq!(come(0, 1), least);
+        // What takes pages after each fault needs no more than a quarter of that.
+        come(100_000, 5);
+        let below_limit = |mark| 1024 * MIB - mark;
+        assert_eq!([budget.start_here_at(), budget.near_limit_here()].map(below_limit), [most / 4, most / 8]);
+        assert!(budget.near_limit() < budget.start_here_at());
         // A part of the budget has bounds of its own.
-        come(100_000, 1);
         budget.allow(128 * MIB, 1);
         assert_eq!(gap(), 2 * MIB);
     }

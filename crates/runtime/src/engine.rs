@@ -27,6 +27,7 @@ use farpage_core::units::{AreaId, PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::Pages;
 use farpage_fault::segv::ByProtection;
 use farpage_fault::signal::Handover;
+use farpage_os::clock::now_ns;
 use farpage_os::proc::{Pagemap, Rollup, Statm};
 use farpage_os::sys::Errno;
 use farpage_os::uffd::Uffd;
@@ -153,7 +154,10 @@ impl Engine {
 
     /// Whether a few pages for each thread might be too many.
     pub fn is_near_limit(&self) -> bool {
-        self.charged() > self.budget.near_limit() || self.is_crowded(CROWD_START)
+        let charged = self.charged();
+        let is_near = charged > self.budget.near_limit()
+            && (charged > self.budget.near_limit_here() || !self.takes_are_here(now_ns()));
+        is_near || self.is_crowded(CROWD_START)
     }
 
     /// Whether who reads ahead should evict first. Where walks are known to go on soon, what they leave behind is waited for as
@@ -165,6 +169,17 @@ impl Engine {
     /// Whether the background thread should be at work.
     pub fn is_over_start(&self) -> bool {
         self.charged() > self.budget.start_at() || self.is_crowded(CROWD_START)
+    }
+
+    /// Whether pages are to be taken out, by whoever does it just now: `are_here` says that threads of the program do.
+    pub fn is_due(&self, are_here: bool) -> bool {
+        let at = if are_here { self.budget.start_here_at() } else { self.budget.start_at() };
+        self.charged() > at || self.is_crowded(CROWD_START)
+    }
+
+    /// Whether a thread of the program that was served should be, where it takes pages out itself.
+    pub fn is_over_start_here(&self) -> bool {
+        self.charged() > self.budget.start_here_at() || self.is_crowded(CROWD_START)
     }
 
     /// Whether it should go on.
@@ -189,7 +204,7 @@ impl Engine {
     /// Afterwards there may be some.
     #[cold]
     pub fn wait_for_room(&self) {
-        let now = farpage_os::clock::now_ns();
+        let now = now_ns();
         if self.takes_in_lulls(now) && self.evictions_allowed() && self.lull.expects_room(now) {
             self.budget.ring();
             self.lull.wait_for_room(|| self.is_over_limit());

@@ -311,6 +311,9 @@ impl Worker {
             return;
         }
         let are_here = engine.takes_are_here(now_ns);
+        if !engine.is_due(are_here) {
+            return;
+        }
         let are_cheap = are_here || engine.takes_in_lulls(now_ns);
         engine.pager.lone_victims_are(if are_cheap { Lone::Cheap } else { Lone::Dear });
         if !are_here {
@@ -657,6 +660,10 @@ impl Worker {
         fork::forget_heirless(self.engine);
     }
 
+    fn is_eviction_due(&self, now_ns: u64) -> bool {
+        self.engine.is_due(self.engine.takes_are_here(now_ns))
+    }
+
     /// What has been in the pool for some time is compressed once more. Not while children have a copy of the pool: what
     /// they share with it would be there twice.
     fn densify_old(&mut self) {
@@ -665,7 +672,7 @@ impl Worker {
             self.turn_at_ns = now + TURN_NS;
             self.engine.pager.pool().turn();
         }
-        if now >= self.densify_at_ns && !self.engine.is_over_start() && !self.engine.heirs.are_any() {
+        if now >= self.densify_at_ns && !self.is_eviction_due(now) && !self.engine.heirs.are_any() {
             self.densify(true, now);
             let after = now_ns();
             self.densify_at_ns = after + (after - now) * DENSIFY_REST;
@@ -694,8 +701,9 @@ impl Worker {
     /// else is to be done.
     fn densify(&mut self, is_old: bool, began_ns: u64) -> DensifyEnd {
         let mut in_vain = 0;
-        while now_ns() - began_ns < DENSIFY_NS {
-            if is_old && self.engine.is_over_start() {
+        loop {
+            let now = now_ns();
+            if now - began_ns >= DENSIFY_NS || is_old && self.is_eviction_due(now) {
                 break;
             }
             let shared = self.engine.map.shared(self.index);
