@@ -10,8 +10,8 @@
 //!
 //! ```text
 //!            limit  ─────────────  a thread that needs memory evicts by itself (direct reclaim)
-//!   limit - gap / 8 ─────────────  the background thread helps threads of the program that take pages themselves,
-//!   limit - gap / 4 ─────────────  ... which begin here: one that looks after each of its faults needs no more room
+//!   limit - gap / 8 ─────────────  near the limit: nothing is brought along, and the background thread helps those that
+//!   limit - gap / 4 ─────────────  ... begin here: threads of the program that take pages themselves, after each of their faults
 //!   limit -   gap   ─────────────  the background thread starts evicting
 //!   limit - 2 gap   ─────────────  ... and stops
 //!   limit - 3 gap   ─────────────  activation: mappings are registered (the largest gap)
@@ -75,6 +75,8 @@ const LEAST_PART: u64 = 8;
 /// The marks are so far apart at least, for one process that has the whole budget, and for one of many.
 const GAP_BYTES_MIN: u64 = 1 << 20;
 const GAP_OF_MANY_BYTES_MIN: u64 = 256 << 10;
+/// See [`Budget::together`].
+const TOGETHER_MIN: u64 = 64;
 /// What threads that serve their own faults bring along at once, all together.
 const ALONG_BYTES: u64 = (SERVERS as u64) * (CATCH_UP_MAX as u64 + 1) * PAGE;
 
@@ -161,21 +163,29 @@ impl Budget {
         self.limit_bytes().saturating_sub(3 * self.gap_bytes_max.load(Ordering::Relaxed))
     }
 
-    /// Threads of the program that were served take pages out above this, where that is for them to do.
+    /// Threads of the program that were served take pages out above this, where that is for them to do. Not nearer to the limit
+    /// than where they bring pages along, and a batch of theirs is parked.
     pub fn start_here_at(&self) -> u64 {
-        self.limit_bytes().saturating_sub(self.gap_bytes.load(Ordering::Relaxed) / 4)
-    }
-
-    /// And above this they don't get along by themselves.
-    pub fn near_limit_here(&self) -> u64 {
-        self.limit_bytes().saturating_sub(self.gap_bytes.load(Ordering::Relaxed) / 8)
+        self.part_below_limit(4, ALONG_BYTES + TOGETHER_MIN * PAGE, 1)
     }
 
     /// Half way from where background eviction starts to the limit, or so far from that that each of the places where
     /// threads serve their own faults may bring a few pages along.
     pub fn near_limit(&self) -> u64 {
+        self.part_below_limit(2, ALONG_BYTES, 2)
+    }
+
+    /// The same where threads of the program take pages: they don't get along by themselves.
+    pub fn near_limit_here(&self) -> u64 {
+        self.part_below_limit(8, ALONG_BYTES, 2)
+    }
+
+    /// So large a part of the gap below the limit, or so many bytes if that is more; no more than the whole. While memory is shared
+    /// since a fork, `part_of_shared`.
+    fn part_below_limit(&self, part: u64, bytes_min: u64, part_of_shared: u64) -> u64 {
         let gap = self.gap_bytes.load(Ordering::Relaxed);
-        self.limit_bytes().saturating_sub((gap / 2).max(ALONG_BYTES).min(gap))
+        let part = if self.shared() > 0 { part_of_shared } else { part };
+        self.limit_bytes().saturating_sub((gap / part).max(bytes_min).min(gap))
     }
 
     /// Pages that are seen to together, while they still take the memory that is to be had by them: when threads of the program
@@ -184,7 +194,7 @@ impl Budget {
     /// Zipf's distribution; `farpage load touch`, 256 MiB under 200M.)
     pub fn together(&self) -> u32 {
         let pages = self.gap_bytes.load(Ordering::Relaxed) / (4 * PAGE);
-        pages.clamp(64, 256) as u32
+        pages.clamp(TOGETHER_MIN, 256) as u32
     }
 
     /// Background eviction starts above this.
@@ -368,14 +378,33 @@ mod tests {
         assert_eq!(come(0, 1), most, "what is shared may be written");
         budget.shares(0);
         assert_eq!(come(0, 1), least);
-        // What takes pages after each fault needs no more than a quarter of that.
         come(100_000, 5);
-        let below_limit = |mark| 1024 * MIB - mark;
-        assert_eq!([budget.start_here_at(), budget.near_limit_here()].map(below_limit), [most / 4, most / 8]);
-        assert!(budget.near_limit() < budget.start_here_at());
         // A part of the budget has bounds of its own.
         budget.allow(128 * MIB, 1);
         assert_eq!(gap(), 2 * MIB);
+    }
+
+    /// Who looks after each of its faults needs less room than the keeper, but what is brought along has some.
+    #[test]
+    fn marks_of_threads_that_take_pages_themselves_lie_nearer_to_the_limit() {
+        let [along, start] = [512 << 10, 768 << 10];
+        for (mib, start, near) in [(1024, 4 * MIB, 2 * MIB), (256, MIB, along), (64, start, along)] {
+            let budget = Budget::new(mib * MIB);
+            let below_limit = |mark| mib * MIB - mark;
+            assert_eq!([budget.start_here_at(), budget.near_limit_here()].map(below_limit), [start, near]);
+            budget.shares(1);
+            assert_eq!(
+                budget.start_here_at(),
+                budget.start_at(),
+                "what is shared is written without a fault"
+            );
+            assert_eq!(budget.near_limit_here(), budget.near_limit());
+        }
+        // One of many has no room to spare.
+        let budget = Budget::new(4096 * MIB);
+        budget.allow(16 * MIB, 256);
+        assert_eq!(budget.start_here_at(), budget.start_at());
+        assert_eq!(budget.near_limit_here(), budget.near_limit());
     }
 
     #[test]

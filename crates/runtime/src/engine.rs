@@ -152,7 +152,7 @@ impl Engine {
         self.charged() >= self.budget.limit_bytes() || self.is_crowded(CROWD_LIMIT)
     }
 
-    /// Whether a few pages for each thread might be too many.
+    /// Whether a few pages for each thread might be too many, by the marks of whoever takes pages out just now.
     pub fn is_near_limit(&self) -> bool {
         let charged = self.charged();
         let is_near = charged > self.budget.near_limit()
@@ -163,7 +163,8 @@ impl Engine {
     /// Whether who reads ahead should evict first. Where walks are known to go on soon, what they leave behind is waited for as
     /// long as there is room: the hand would take what they come to next.
     pub fn wants_room(&self) -> bool {
-        self.is_over_start() && (self.is_near_limit() || !self.pager.is_waiting_for_walks())
+        self.is_due(self.takes_are_here(now_ns()))
+            && (self.is_near_limit() || !self.pager.is_waiting_for_walks())
     }
 
     /// Whether the background thread should be at work.
@@ -175,11 +176,6 @@ impl Engine {
     pub fn is_due(&self, are_here: bool) -> bool {
         let at = if are_here { self.budget.start_here_at() } else { self.budget.start_at() };
         self.charged() > at || self.is_crowded(CROWD_START)
-    }
-
-    /// Whether a thread of the program that was served should be, where it takes pages out itself.
-    pub fn is_over_start_here(&self) -> bool {
-        self.charged() > self.budget.start_here_at() || self.is_crowded(CROWD_START)
     }
 
     /// Whether it should go on.

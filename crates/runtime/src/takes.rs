@@ -32,6 +32,9 @@ const CHEAP_NS: u64 = 1_500;
 const PRESUMED_NS: u64 = CHEAP_NS / 2;
 /// Where it costs more, the keeper takes pages for so long; then it is tried again.
 const KEEPERS_NS: u64 = 100_000_000;
+/// Of so many faults one that waits for a device is many.
+const A_WAIT: u32 = 16;
+const WAITS_MAX: u32 = 4 * A_WAIT;
 
 /// What both sides know.
 pub struct Takes {
@@ -45,6 +48,8 @@ pub struct Takes {
     keeper: Cost,
     /// Until then it is the keeper's.
     keepers_until_ns: AtomicU64,
+    /// Faults that waited for a device lately: [`A_WAIT`] more for each, one less for each other.
+    waits: AtomicU32,
 }
 
 /// Nanoseconds for a page, on average; 0 while it isn't known.
@@ -99,6 +104,7 @@ impl Takes {
             here: Cost(AtomicU64::new(PRESUMED_NS)),
             keeper: Cost::default(),
             keepers_until_ns: AtomicU64::new(0),
+            waits: AtomicU32::new(0),
         }
     }
 
@@ -112,9 +118,26 @@ impl Takes {
         self.are_the_keepers(now_ns, KEEPERS_NS);
     }
 
-    /// A thread has waited so long for a device, and will again if most of its faults are of that kind: then the keeper takes.
-    pub fn was_waited_for(&self, now_ns: u64, waited_ns: u64) {
-        self.are_the_keepers(now_ns, (2 * waited_ns).min(KEEPERS_NS));
+    /// A thread was served, and has waited so long for a device. Where many of its faults are of that kind the program sleeps for most
+    /// of the time, and then the keeper interrupts nobody: it takes.
+    pub fn was_served(&self, now_ns: u64, waited_ns: Option<u64>) {
+        // What other threads count at the same time may be lost: it is an estimate.
+        let waits = self.waits.load(Ordering::Relaxed);
+        match waited_ns {
+            Some(waited_ns) => {
+                self.waits.store((waits + A_WAIT).min(WAITS_MAX), Ordering::Relaxed);
+                if waits > 0 {
+                    self.are_the_keepers(now_ns, (2 * waited_ns).min(KEEPERS_NS));
+                }
+            }
+            None if waits > 0 => self.waits.store(waits - 1, Ordering::Relaxed),
+            None => {}
+        }
+    }
+
+    /// Faults are served by engine threads: for a while the keeper takes.
+    pub fn are_elsewhere(&self, now_ns: u64) {
+        self.are_the_keepers(now_ns, KEEPERS_NS);
     }
 
     fn are_the_keepers(&self, now_ns: u64, for_ns: u64) {
@@ -251,14 +274,31 @@ mod tests {
     #[test]
     fn threads_that_wait_for_a_device_leave_it_to_the_keeper_for_as_long_again() {
         let takes = takes();
-        takes.was_waited_for(1_000, 50);
+        takes.was_served(900, Some(50));
+        assert!(takes.are_here(900));
+        takes.was_served(1_000, Some(50));
         assert!(!takes.are_here(1_099));
-        assert!(takes.are_here(1_100), "a few such faults among many others change nothing");
+        assert!(takes.are_here(1_100));
         takes.several_are_served(2_000);
-        takes.was_waited_for(3_000, 50);
+        takes.was_served(3_000, Some(50));
         assert!(!takes.are_here(1_999 + KEEPERS_NS), "it makes no shorter what is longer");
-        takes.was_waited_for(0, u64::MAX / 4);
+        takes.was_served(0, Some(u64::MAX / 4));
         assert!(takes.are_here(2_000 + KEEPERS_NS));
+    }
+
+    #[test]
+    fn a_few_faults_that_wait_for_a_device_change_nothing_among_many_others() {
+        let takes = takes();
+        let are_here = |others: u32| {
+            (0..100).all(|_| {
+                takes.was_served(1_000, Some(50));
+                let are_here = takes.are_here(1_000);
+                (0..others).for_each(|_| takes.was_served(1_000, None));
+                are_here
+            })
+        };
+        assert!(are_here(A_WAIT));
+        assert!(!are_here(A_WAIT - 1));
     }
 
     #[test]

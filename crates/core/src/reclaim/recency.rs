@@ -57,8 +57,8 @@ const COUNT_MAX: u32 = 256;
 /// A scan is on while one of so many pages comes in with a walk.
 const SCAN: u32 = 4;
 
-/// So many laps longer does a page stay whose going frees as much as its object takes, and others in proportion. (With 1, 2 and 3
-/// faults for each random touch from the pool: 0.476, 0.448, 0.456; Zipf's distribution 0.0861, 0.0860, 0.0870. `farpage load touch`,
+/// So many laps longer does a page stay whose going frees as much as its object takes, and others in proportion. (A factor of
+/// 1, 2 and 3: 0.476, 0.448 and 0.456 faults for each random touch from the pool, Zipf's distribution 0.0861, 0.0860, 0.0870. `farpage load touch`,
 /// 256 MiB of real pages under 200M.)
 const WORTH: usize = 2;
 
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn only_beside_a_scan_is_spared_what_comes_back_soon_for_the_first_time() {
+    fn beside_a_scan_is_spared_what_comes_back_soon_for_the_first_time() {
         let recency = Recency::new();
         let pages = || (0..4000).map(PageIndex);
         let past = Past { went: recency.now(), heat: Heat(0) };

@@ -149,6 +149,7 @@ const HEAT_MASK: u64 = ((1 << Heat::BITS) - 1) << HEAT_SHIFT;
 pub const AGE_MAX: u8 = (1 << AGE_BITS) - 1;
 const AGE_BITS: u32 = 5;
 const AGE_SHIFT: u32 = 9;
+const _: () = assert!(AGE_SHIFT + AGE_BITS <= PART_SHIFT && AGE_SHIFT >= HEAT_SHIFT + Heat::BITS);
 const FRAME_SHIFT: u32 = 9;
 const FRAME_BITS: u32 = 13;
 const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;

@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use farpage_core::config::Install;
 use farpage_fault::Fault;
 use farpage_fault::signal::Here;
+use farpage_os::clock::now_ns;
 
 /// Threads that serve at once; one more hands its fault over.
 pub const SERVERS: usize = 16;
@@ -62,6 +63,7 @@ impl Direct {
         }
         self.descriptors.settle(engine.is_active());
         if engine.protections.is_none() && !self.descriptors.has_userfaultfd() {
+            engine.takes.are_elsewhere(now_ns());
             return Here::Elsewhere;
         }
         let Some(at) = self.claim() else { return Here::Elsewhere };

@@ -167,9 +167,10 @@ impl Worker {
                 }
                 // What they have taken is ours to place; taking more would interrupt them.
                 if !engine.is_near_limit() && engine.takes_are_here(now_ns()) {
-                    self.place(engine.parked_max());
+                    if self.place(engine.parked_max()) > 0 {
+                        progress = Progress::Some;
+                    }
                     self.after_placing();
-                    progress = Progress::Some;
                     break;
                 }
                 engine.pager.stats().count(Counter::ReclaimBackground);

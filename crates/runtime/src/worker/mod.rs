@@ -216,10 +216,7 @@ impl Worker {
         }
         let now = now_ns();
         self.engine.pager.stats().latency(kind).record(now - started);
-        if kind == Latency::Area {
-            // The program sleeps for most of the time, and then the keeper interrupts nobody.
-            self.engine.takes.was_waited_for(now, now - started);
-        }
+        self.engine.takes.was_served(now, (kind == Latency::Area).then(|| now - started));
         self.take_along(now);
         Here::Served
     }
@@ -311,7 +308,12 @@ impl Worker {
         let page = ticket.page();
         let follows = page == self.zero_end && ticket.before() == State::Absent;
         self.zero_run = if follows { (self.zero_run * 2).min(ZERO_RUN_MAX) } else { 1 };
-        let wanted = match (access, self.engine.is_over_start()) {
+        // What is only read takes no memory yet.
+        let is_over_start = match access {
+            Access::Read => self.engine.is_due(self.engine.takes_are_here(now_ns())),
+            _ => self.engine.is_over_start(),
+        };
+        let wanted = match (access, is_over_start) {
             (Access::Write, false) => self.zero_run.min(WRITTEN_RUN_MAX),
             (Access::Write, true) if !self.engine.is_over_limit() => {
                 self.zero_run.min(WRITTEN_RUN_NEAR_LIMIT)

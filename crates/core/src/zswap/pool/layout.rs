@@ -26,7 +26,7 @@ const BYTES_PER_OBJECT_MIN: usize = 128;
 /// | 1 MiB | 29 | **17** | 38 | 70 | 98 |
 /// | 6 MiB | 28 | 13 | **12** | 21 | 66 |
 /// | 32 MiB | 28 | 12 | 6.9 | **5.9** | 11 |
-/// | 128 MiB | 27 | 12 | 6.2 | 3.7 | **3.6** |
+/// | 128 MiB | 27 | 12 | 6.2 | **3.7** | 3.6 |
 /// | 512 MiB | 27 | 12 | 6.0 | 3.2 | **2.1** |
 ///
 /// A large pool is seldom full: without areas its limit is the whole budget, of which it takes a fifth or so. So the largest
