@@ -13,7 +13,7 @@
 //!
 //! Where other threads of the program run at the same time there is nothing to be gained here, but see [`lull`](crate::lull).
 //! It shows when several are served at once, and else in what a page costs, which is measured on both sides. Nor is there where
-//! a device is waited for: a program that sleeps isn't interrupted, so the keeper takes pages meanwhile (random touches from a
+//! one fault of 16 and more waits for a device: a program that sleeps isn't interrupted, so the keeper takes pages meanwhile (random touches from a
 //! disk, together with what [`budget`](crate::budget) says of its gap: 1.07 times, p99 94 µs instead of 118; `farpage load touch`,
 //! 256 MiB under 128M with `--pool 1M`). Whatever these
 //! threads don't take in time, the keeper takes as ever
