@@ -13,10 +13,9 @@
 //!
 //! Where other threads of the program run at the same time there is nothing to be gained here, but see [`lull`](crate::lull).
 //! It shows when several are served at once, and else in what a page costs, which is measured on both sides. Nor is there where
-//! one fault of 16 and more waits for a device: a program that sleeps isn't interrupted, so the keeper takes pages meanwhile (random touches from a
-//! disk, together with what [`budget`](crate::budget) says of its gap: 1.07 times, p99 94 µs instead of 118; `farpage load touch`,
-//! 256 MiB under 128M with `--pool 1M`). Whatever these
-//! threads don't take in time, the keeper takes as ever
+//! one fault of 16 and more waits for a device: a program that sleeps isn't interrupted, so the keeper takes pages meanwhile
+//! (random touches from a disk, together with what [`budget`](crate::budget) says of its gap: 1.07 times, p99 94 µs instead of 118;
+//! `farpage load touch`, 256 MiB under 128M with `--pool 1M`). Whatever these threads don't take in time, the keeper takes as ever
 //! ([`Worker::reclaim_background`](crate::worker::Worker::reclaim_background)).
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
