@@ -10,8 +10,8 @@
 //!
 //! ```text
 //!            limit  ─────────────  a thread that needs memory evicts by itself (direct reclaim)
-//!   limit - gap / 8 ─────────────  near the limit: nothing is brought along, and the background thread helps those that
-//!   limit - gap / 4 ─────────────  ... begin here: threads of the program that take pages themselves, after each of their faults
+//!   limit - gap / 8 ─────────────  where threads of the program take pages themselves: the background thread helps them
+//!   limit - gap / 4 ─────────────  ... and they begin, after each of their faults
 //!   limit -   gap   ─────────────  the background thread starts evicting
 //!   limit - 2 gap   ─────────────  ... and stops
 //!   limit - 3 gap   ─────────────  activation: mappings are registered (the largest gap)

@@ -33,6 +33,7 @@ const PRESUMED_NS: u64 = CHEAP_NS / 2;
 const KEEPERS_NS: u64 = 100_000_000;
 /// Of so many faults one that waits for a device is many.
 const A_WAIT: u32 = 16;
+/// After so many others it is forgotten that there were many.
 const WAITS_MAX: u32 = 4 * A_WAIT;
 
 /// What both sides know.
@@ -122,15 +123,16 @@ impl Takes {
     pub fn was_served(&self, now_ns: u64, waited_ns: Option<u64>) {
         // What other threads count at the same time may be lost: it is an estimate.
         let waits = self.waits.load(Ordering::Relaxed);
-        match waited_ns {
-            Some(waited_ns) => {
-                self.waits.store((waits + A_WAIT).min(WAITS_MAX), Ordering::Relaxed);
-                if waits > 0 {
-                    self.are_the_keepers(now_ns, (2 * waited_ns).min(KEEPERS_NS));
-                }
-            }
-            None if waits > 0 => self.waits.store(waits - 1, Ordering::Relaxed),
-            None => {}
+        let after = match waited_ns {
+            Some(_) => (waits + A_WAIT).min(WAITS_MAX),
+            None => waits.saturating_sub(1),
+        };
+        // Each fault reads it: written only when it changes.
+        if after != waits {
+            self.waits.store(after, Ordering::Relaxed);
+        }
+        if let Some(waited_ns) = waited_ns.filter(|_| waits > 0) {
+            self.are_the_keepers(now_ns, (2 * waited_ns).min(KEEPERS_NS));
         }
     }
 

@@ -58,8 +58,8 @@ const COUNT_MAX: u32 = 256;
 const SCAN: u32 = 4;
 
 /// So many laps longer does a page stay whose going frees as much as its object takes, and others in proportion. (A factor of
-/// 1, 2 and 3: 0.476, 0.448 and 0.456 faults for each random touch from the pool, Zipf's distribution 0.0861, 0.0860, 0.0870. `farpage load touch`,
-/// 256 MiB of real pages under 200M.)
+/// 1, 2 and 3: 0.476, 0.448 and 0.456 faults for each random touch from the pool, Zipf's distribution 0.0861, 0.0860, 0.0870.
+/// `farpage load touch`, 256 MiB of real pages under 200M: `--stats`.)
 const WORTH: usize = 2;
 
 /// An epoch as an entry keeps it; 0 if it isn't known.

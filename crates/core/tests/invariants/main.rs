@@ -331,7 +331,7 @@ fn what_is_used_stays_while_a_walk_goes_through_memory() {
 }
 
 /// Touches at random in 120 pages, half of them in the first 20, with room for 60: of the latter's 23,000 at the end 4,600 were
-/// faults before it was remembered who comes back soon, and 1,300 are.
+/// faults before it was remembered who comes back soon, and 1,500 are.
 #[test]
 fn what_is_touched_often_stays_where_lone_victims_are_cheap() {
     const HOT: u64 = 20;

@@ -309,11 +309,11 @@ impl Worker {
         let follows = page == self.zero_end && ticket.before() == State::Absent;
         self.zero_run = if follows { (self.zero_run * 2).min(ZERO_RUN_MAX) } else { 1 };
         // What is only read takes no memory yet.
-        let is_over_start = match access {
+        let has_little_room = match access {
             Access::Read => self.engine.is_due(self.engine.takes_are_here(now_ns())),
             _ => self.engine.is_over_start(),
         };
-        let wanted = match (access, is_over_start) {
+        let wanted = match (access, has_little_room) {
             (Access::Write, false) => self.zero_run.min(WRITTEN_RUN_MAX),
             (Access::Write, true) if !self.engine.is_over_limit() => {
                 self.zero_run.min(WRITTEN_RUN_NEAR_LIMIT)

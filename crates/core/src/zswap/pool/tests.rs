@@ -392,9 +392,10 @@ fn lowered_limit_shrinks_the_pool_and_can_be_raised_again() {
 /// is kept is missing from the program.
 #[test]
 fn a_nearly_full_pool_keeps_more_of_what_is_empty() {
-    // The last one has 2 MiB free of 16.
-    for (pages, freed, kept) in [(64, 8, 8), (64, 16, 8), (64, 17, 1), (64, 63, 1), (16 << 8, 2 << 8, 1 << 8)]
-    {
+    let small = [(64, 8, 8), (64, 16, 8), (64, 17, 1), (64, 63, 1)];
+    // 2 MiB are free of 16, and half of 64, where blocks have eight pages.
+    let large = [(16 << 8, 2 << 8, 1 << 8), (64 << 8, 32 << 8, 8 * 1024 / 128)];
+    for (pages, freed, kept) in small.into_iter().chain(large) {
         let mut memory = Memory::for_limit(pages << 12);
         let pool = memory.pool(90);
         let handles: Vec<_> = (0..pages as u64).map(|owner| store(&pool, owner, 4096).unwrap()).collect();
