@@ -27,6 +27,14 @@ pub fn run(input: &mut Input) {
     comes_back(&page, bytes_max);
     comes_back(&page, PAGE_BYTES);
 
+    // And some as numbers with a few digits behind the point, or a few too many.
+    let number = |two: &[u8; 2]| f64::from(i16::from_le_bytes(*two)) / 10_f64.powi((repeat / 4) as i32);
+    let numbers = bytes.as_chunks().0.iter().map(number);
+    let mut table = Box::new([0; PAGE_BYTES]);
+    table.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(to, number)| *to = number.to_le_bytes());
+    comes_back(&table, bytes_max);
+    comes_back(&table, PAGE_BYTES);
+
     let mut again = Box::new([0xee; PAGE_BYTES]);
     let words = || page.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
     let first = words().next().expect("a page has words");

@@ -10,9 +10,10 @@
 //! 1. Nothing, if its bytes look like noise.
 //! 2. Mostly zeros: [`sparse`].
 //! 3. Numbers that are about as large as their neighbours: [`columns`] of 64 or 32 bits.
-//! 4. Heaps: [`words`].
-//! 5. Text, and all else that repeats itself: [`text`].
-//! 6. What that makes little of: LZ4, which knows shorter repetitions.
+//! 4. Floating-point numbers with a few digits behind the point: [`decimals`].
+//! 5. Heaps: [`words`].
+//! 6. Text, and all else that repeats itself: [`text`].
+//! 7. What that makes little of: LZ4, which knows shorter repetitions.
 //!
 //! With the former what stays is looked at once more, in the background: [`densify`].
 //!
@@ -25,6 +26,7 @@
 
 mod columns;
 mod cpu;
+mod decimals;
 mod dense;
 mod lz4;
 mod sparse;
@@ -58,7 +60,8 @@ pub struct Scratch {
     seen: text::Table,
     words: [u8; words::OUTPUT_BYTES],
     output: [u8; OUTPUT_BYTES],
-    /// What [`is_of`] and [`densify`] decode into; lent to who has something to keep for a moment.
+    /// What [`is_of`] and [`densify`] decode into, and [`decimals`] puts whole numbers into; lent to who has something to keep for
+    /// a moment.
     page: [u8; PAGE_BYTES],
     encoder: Encoder,
     /// For who brings pages back.
@@ -98,6 +101,7 @@ mod kind {
     pub const SPARSE: u8 = 4;
     pub const TEXT: u8 = 5;
     pub const DENSE: u8 = 6;
+    pub const DECIMALS: u8 = 7;
 }
 
 impl Scratch {
@@ -158,7 +162,7 @@ const TAKEN: usize = PAGE_BYTES * 3 / 4;
 /// Compresses a page by what it looks like. The length, with the byte that says what it is; none if it isn't worth it, or
 /// longer than `bytes_max`.
 fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize) -> Option<usize> {
-    let Scratch { table, seen, words: encoded, output, .. } = scratch;
+    let Scratch { table, seen, words: encoded, output, page: room, .. } = scratch;
     let look = Look::at(page);
     if look.is_noise() && !look.is_repeated() && !words::are_likely(page) {
         return None;
@@ -174,6 +178,14 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     let ints = if longs_bytes > COLUMNS_TAKEN { Ints::of(page) } else { None };
     let ints_bytes = ints.as_ref().map_or(PAGE_BYTES, Ints::bytes);
     let columns_bytes = longs_bytes.min(ints_bytes);
+    let most = bytes_max.min(TAKEN).min(columns_bytes);
+    if !is_sparse
+        && columns_bytes > COLUMNS_TAKEN
+        && let Some(bytes) = decimals::encode(page, room, &mut output[1..most.max(1)])
+    {
+        output[0] = kind::DECIMALS;
+        return Some(1 + bytes);
+    }
     // Of what repeats itself between zeros text's codec makes a few bytes, where the others take some for every word.
     let is_repeated = look.is_repeated();
     let needs_words = !is_sparse && !is_repeated && columns_bytes > COLUMNS_TAKEN;
@@ -319,6 +331,7 @@ pub fn decompress(
             kind::SPARSE => sparse::decode(bytes, page),
             kind::TEXT => text::decode(bytes, page),
             kind::DENSE => decoder.decode(bytes, page),
+            kind::DECIMALS => decimals::decode(bytes, page),
             _ => None,
         },
         (Codec::Auto | Codec::Fast | Codec::None, _) => None,
@@ -539,7 +552,8 @@ mod tests {
             (page_of_each(|at| if mixed(at) % 10 == 0 { small(at) } else { 0 }), kind::SPARSE, 100..300),
             (page_of_each(|at| 1_700_000_000_000 + at * 37 + mixed(at) % 30), kind::LONGS, 700..1200),
             (page_of_each(|at| small(2 * at) | small(2 * at + 1) << 32), kind::INTS, 1100..1500),
-            (page_of_each(objects), kind::WORDS, 1500..2000),
+            (page_of_each(|at| (small(at) as f64 / 100.0).to_bits()), kind::DECIMALS, 600..800),
+            (page_of_each(objects), kind::WORDS, 1000..2000),
             (page_of(|at| text[(at + at / 500 * 7) % text.len()]), kind::TEXT, 100..600),
         ];
         for (page, kind, lengths) in cases {

@@ -1,0 +1,451 @@
+//! Decimals: floating-point numbers with a few digits behind the point, as prices and measurements have, or none.
+//!
+//! 12.34 has no end in binary, so its bits look like noise. But it is the number nearest to 1234 / 100, and the whole numbers
+//! above the line are a column like any other ([`columns`](super::columns)). So of each number x of a page the bits of
+//! x · 10ⁿ + 1.5 · 2⁵² are taken: numbers of that size are whole and one apart, hence the sum is rounded to one, and its bits
+//! count up as it does. A subtraction and a division bring it back, to the last bit or not at all: a page is one of decimals if
+//! all of its numbers come back. Those that are too large, infinite or none, and zeros with a sign, don't. The same with 2²³ for
+//! numbers of 32 bits.
+//!
+//! ```text
+//!  n, and 128 for numbers of 32 bits │ columns
+//! ```
+//!
+//! There and back must be rounded alike, whatever the program has told its thread: see [`as_usual`].
+// UNSAFETY: calls of functions that are compiled for more than every CPU has; the register that says how to round.
+
+use super::columns::{Ints, Longs};
+use super::cpu::{self, Vectors};
+use crate::units::PAGE_BYTES;
+
+/// Digits behind the point, at most. Places in degrees have seven.
+const DIGITS_MAX: usize = 7;
+/// In the first byte: numbers of 32 bits.
+const SHORT: u8 = 0x80;
+/// Numbers that are looked at before a page is.
+const SAMPLE: usize = 32;
+/// The page is given up at the first of so many bytes that has a number which doesn't come back.
+const STEP_BYTES: usize = 512;
+
+/// A floating-point number.
+trait Float: Copy {
+    const BYTES: usize;
+
+    fn read(bytes: &[u8]) -> Self;
+    fn write(self, bytes: &mut [u8]);
+    /// Whether it may have so few digits at all: zero, or neither large nor small. Integers and most of what else there is in
+    /// memory are so small, as floating-point numbers, that some CPUs take a hundred times as long to multiply them.
+    fn is_likely(self) -> bool;
+    /// The whole number that it is with so many digits, as it is packed.
+    fn up(self, digits: usize) -> Self;
+    fn down(self, digits: usize) -> Self;
+    /// Not 0 if that number, packed, is not one that is back as it was. (What isn't a number at all would be back, too, as CPUs
+    /// are; no language promises it.)
+    fn differs(self, packed: Self, digits: usize) -> u64;
+}
+
+macro_rules! float {
+    ($type:ty, $bits:ty) => {
+        impl Float for $type {
+            const BYTES: usize = size_of::<$type>();
+
+            #[inline(always)]
+            fn read(bytes: &[u8]) -> Self {
+                <$type>::from_le_bytes(*bytes.first_chunk().expect("as many bytes"))
+            }
+            #[inline(always)]
+            fn write(self, bytes: &mut [u8]) {
+                bytes.copy_from_slice(&self.to_le_bytes());
+            }
+            #[inline(always)]
+            fn is_likely(self) -> bool {
+                // As bits, so that nothing is computed with it.
+                let (least, most): ($type, $type) =
+                    (1e-7, (1_u64 << (<$type>::MANTISSA_DIGITS - 2)) as $type);
+                let size = self.to_bits() << 1;
+                size == 0 || (least.to_bits() << 1..most.to_bits() << 1).contains(&size)
+            }
+            #[inline(always)]
+            fn up(self, digits: usize) -> Self {
+                self * Self::TENS[digits] + Self::WHOLE
+            }
+            #[inline(always)]
+            fn down(self, digits: usize) -> Self {
+                (self - Self::WHOLE) / Self::TENS[digits]
+            }
+            #[inline(always)]
+            fn differs(self, packed: Self, digits: usize) -> u64 {
+                let back = packed.down(digits);
+                let out_of_place =
+                    (packed.to_bits() ^ Self::WHOLE.to_bits()) >> (<$type>::MANTISSA_DIGITS - 1);
+                u64::from(out_of_place | (self.to_bits() ^ back.to_bits()))
+            }
+        }
+        impl Whole for $type {
+            const TENS: [Self; DIGITS_MAX + 1] = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7];
+            const WHOLE: Self = 1.5 * (1_u64 << (<$type>::MANTISSA_DIGITS - 1)) as $type;
+        }
+    };
+}
+float!(f64, u64);
+float!(f32, u32);
+
+/// What makes a whole number of one.
+trait Whole: Sized {
+    const TENS: [Self; DIGITS_MAX + 1];
+    /// In the middle of the numbers that are one apart: there is room for either sign.
+    const WHOLE: Self;
+}
+
+/// Encodes a page of decimals; the length. None if it isn't one, or if that is longer than `output`. What is in `room` doesn't
+/// matter.
+pub fn encode(page: &[u8; PAGE_BYTES], room: &mut [u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
+    encode_by(cpu::vectors(), page, room, output)
+}
+
+fn encode_by(
+    vectors: Vectors,
+    page: &[u8; PAGE_BYTES],
+    room: &mut [u8; PAGE_BYTES],
+    output: &mut [u8],
+) -> Option<usize> {
+    if cfg!(not(target_arch = "x86_64")) {
+        // Elsewhere `as_usual` is yet to be written.
+        return None;
+    }
+    let (first, to) = output.split_first_mut()?;
+    let (mut longs, mut ints) = (None, None);
+    as_usual(|| {
+        longs = digits::<f64>(page).filter(|digits| up::<f64>(vectors, page, *digits, room));
+        if longs.is_none() {
+            ints = digits::<f32>(page).filter(|digits| up::<f32>(vectors, page, *digits, room));
+        }
+    });
+    let length = match (longs, ints) {
+        (Some(digits), _) => {
+            *first = digits as u8;
+            Longs::of(room)?.encode(room, to)
+        }
+        (None, digits) => {
+            *first = SHORT | digits? as u8;
+            Ints::of(room)?.encode(room, to)
+        }
+    };
+    Some(1 + length?)
+}
+
+/// Makes the page. None if these bytes can't be those of one.
+pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
+    decode_by(cpu::vectors(), bytes, page)
+}
+
+fn decode_by(vectors: Vectors, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
+    let (first, bytes) = bytes.split_first()?;
+    let digits = usize::from(*first & !SHORT);
+    if digits > DIGITS_MAX {
+        return None;
+    }
+    if *first & SHORT == 0 {
+        Longs::decode(bytes, page)?;
+        as_usual(|| down::<f64>(vectors, digits, page));
+    } else {
+        Ints::decode(bytes, page)?;
+        as_usual(|| down::<f32>(vectors, digits, page));
+    }
+    Some(())
+}
+
+/// Does that with numbers rounded to the nearest, none of them flushed to zero, and no trap: as every thread begins, and as the
+/// kernel has it for signal handlers. But the encoder may run in one and the decoder in a thread that has inherited what a
+/// program has set. What the program's own numbers have come to (its flags) is as it was afterwards.
+///
+/// What `act` computes with it must read from memory and write there: that much no compiler moves in front of it or behind it.
+#[cfg(target_arch = "x86_64")]
+fn as_usual(act: impl FnOnce()) {
+    let (mut before, usual) = (0_u32, 0x1f80_u32);
+    // SAFETY: four bytes to write, and four to read, which are no state that the CPU doesn't know. Both are memory to the
+    // compiler, as all else that can be reached.
+    unsafe {
+        core::arch::asm!("stmxcsr [{}]", in(reg) &raw mut before, options(nostack, preserves_flags));
+        core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const usual, options(nostack, preserves_flags));
+    }
+    act();
+    // SAFETY: as above; it is what was there.
+    unsafe {
+        core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const before, options(nostack, preserves_flags));
+    }
+}
+
+/// Nothing is encoded, so this is for bytes that nobody made.
+#[cfg(not(target_arch = "x86_64"))]
+fn as_usual(act: impl FnOnce()) {
+    act();
+}
+
+/// How many digits these numbers have, as far as a sample of them tells.
+#[inline(never)]
+fn digits<F: Float>(page: &[u8; PAGE_BYTES]) -> Option<usize> {
+    let step = PAGE_BYTES / F::BYTES / SAMPLE;
+    // Each at another place: numbers may stand in rows.
+    let number = |at: usize| F::read(&page[F::BYTES * (at * step + at * 5 % step)..]);
+    let sample: [F; SAMPLE] = core::array::from_fn(number);
+    if !sample.iter().all(|number| number.is_likely()) {
+        return None;
+    }
+    let have = |digits: &usize| sample.iter().all(|number| number.differs(number.up(*digits), *digits) == 0);
+    (0..=DIGITS_MAX).find(have)
+}
+
+/// Writes what is packed of each number to `room`. False if one of them doesn't come back.
+#[inline(never)]
+fn up<F: Float>(
+    vectors: Vectors,
+    page: &[u8; PAGE_BYTES],
+    digits: usize,
+    room: &mut [u8; PAGE_BYTES],
+) -> bool {
+    match vectors {
+        // SAFETY: the CPU has what it is compiled for.
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::up::<F>(page, digits, room) },
+        // SAFETY: the CPU has what it is compiled for.
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx2 => unsafe { avx2::up::<F>(page, digits, room) },
+        _ => any::up::<F>(page, digits, room),
+    }
+}
+
+/// Makes a page of what was packed.
+#[inline(never)]
+fn down<F: Float>(vectors: Vectors, digits: usize, page: &mut [u8; PAGE_BYTES]) {
+    match vectors {
+        // SAFETY: the CPU has what it is compiled for.
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::down::<F>(digits, page) },
+        // SAFETY: the CPU has what it is compiled for.
+        #[cfg(target_arch = "x86_64")]
+        Vectors::Avx2 => unsafe { avx2::down::<F>(digits, page) },
+        _ => any::down::<F>(digits, page),
+    }
+}
+
+/// What all versions are made of.
+mod any {
+    use super::{Float, STEP_BYTES};
+    use crate::units::PAGE_BYTES;
+
+    #[inline(always)]
+    pub fn up<F: Float>(page: &[u8; PAGE_BYTES], digits: usize, room: &mut [u8; PAGE_BYTES]) -> bool {
+        page.chunks_exact(STEP_BYTES).zip(room.chunks_exact_mut(STEP_BYTES)).all(|(from, to)| {
+            let mut differ = 0;
+            for (from, to) in from.chunks_exact(F::BYTES).zip(to.chunks_exact_mut(F::BYTES)) {
+                let number = F::read(from);
+                let whole = number.up(digits);
+                differ |= number.differs(whole, digits);
+                whole.write(to);
+            }
+            differ == 0
+        })
+    }
+
+    #[inline(always)]
+    pub fn down<F: Float>(digits: usize, page: &mut [u8; PAGE_BYTES]) {
+        page.chunks_exact_mut(F::BYTES).for_each(|bytes| F::read(bytes).down(digits).write(bytes));
+    }
+}
+
+/// The same, for vectors that not every CPU has.
+#[cfg(target_arch = "x86_64")]
+macro_rules! compiled_for {
+    ($name:ident, $features:literal) => {
+        mod $name {
+            use super::{Float, any};
+            use crate::units::PAGE_BYTES;
+
+            #[target_feature(enable = $features)]
+            pub fn up<F: Float>(page: &[u8; PAGE_BYTES], digits: usize, room: &mut [u8; PAGE_BYTES]) -> bool {
+                any::up::<F>(page, digits, room)
+            }
+
+            #[target_feature(enable = $features)]
+            pub fn down<F: Float>(digits: usize, page: &mut [u8; PAGE_BYTES]) {
+                any::down::<F>(digits, page);
+            }
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+compiled_for!(avx2, "avx2,bmi1,bmi2,popcnt");
+#[cfg(target_arch = "x86_64")]
+compiled_for!(avx512, "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// There and back, by the code for any CPU and by all that this one has: the same bytes. The length, if it is decimals.
+    fn round_trip(page: &[u8; PAGE_BYTES]) -> Option<usize> {
+        let mut room = [0xaa; PAGE_BYTES];
+        let mut output = vec![0xee; 2 * PAGE_BYTES];
+        let length = encode_by(Vectors::Any, page, &mut room, &mut output);
+        for vectors in cpu::each() {
+            let mut others = vec![0xdd; 2 * PAGE_BYTES];
+            assert_eq!(encode_by(vectors, page, &mut room, &mut others), length, "{vectors:?}");
+            let Some(length) = length else { continue };
+            assert!(output[..length] == others[..length], "{vectors:?}");
+            let mut back = [0xcc; PAGE_BYTES];
+            decode_by(vectors, &output[..length], &mut back).unwrap();
+            assert!(back == *page, "{vectors:?}");
+            assert_eq!(encode_by(vectors, page, &mut room, &mut others[..length - 1]), None);
+        }
+        length
+    }
+
+    fn page_of<const BYTES: usize>(number: impl FnMut(usize) -> [u8; BYTES]) -> [u8; PAGE_BYTES] {
+        let bytes: Vec<u8> = (0..PAGE_BYTES / BYTES).flat_map(number).collect();
+        bytes.try_into().unwrap()
+    }
+
+    /// The number that is written like this.
+    fn written<T: std::str::FromStr<Err: std::fmt::Debug>>(whole: i64, digits: usize) -> T {
+        format!("{whole}e-{digits}").parse().unwrap()
+    }
+
+    fn mixed(n: usize) -> i64 {
+        ((n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as i64
+    }
+
+    #[test]
+    fn what_is_written_with_a_few_digits_takes_the_bits_of_a_whole_number() {
+        for digits in 0..=DIGITS_MAX {
+            for bits in [1, 8, 16, 20] {
+                let whole = |at: usize| (mixed(at) & ((1 << bits) - 1)) - (1 << (bits - 1)) + 1;
+                let page = page_of(|at| written::<f64>(whole(at), digits).to_le_bytes());
+                let length = round_trip(&page).unwrap_or_else(|| panic!("{bits} bits, {digits} digits"));
+                assert!(length <= 1 + 72 + 64 * bits, "{length} bytes for {bits} bits, {digits} digits");
+                let page = page_of(|at| written::<f32>(whole(at), digits).to_le_bytes());
+                let length = round_trip(&page).unwrap_or_else(|| panic!("{bits} bits, {digits} digits, f32"));
+                assert!(
+                    length <= 1 + 40 + 128 * bits,
+                    "{length} bytes for {bits} bits, {digits} digits, f32"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn one_number_that_has_no_such_digits_is_enough_to_leave_the_page_to_others() {
+        let price = |at: usize| written::<f64>(mixed(at) % 100_000, 2);
+        assert!(round_trip(&page_of(|at| price(at).to_le_bytes())).is_some());
+        for (place, odd) in (0..512).zip(
+            [
+                1.0 / 3.0,
+                -0.0,
+                f64::NAN,
+                f64::INFINITY,
+                f64::NEG_INFINITY,
+                1e300,
+                5e-324,
+                1e-9,
+                f64::MAX,
+                4e13,
+            ]
+            .into_iter()
+            .cycle(),
+        ) {
+            let page = page_of(|at| if at == place { odd } else { price(at) }.to_le_bytes());
+            assert_eq!(round_trip(&page), None, "{odd} at {place}");
+        }
+    }
+
+    /// A program may have told its threads how to round, and what to do with small numbers. Whoever encodes and whoever decodes
+    /// may be told differently.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn it_does_not_matter_what_the_program_has_set_and_that_stays() {
+        fn get() -> u32 {
+            let mut set = 0;
+            // SAFETY: four bytes to write.
+            unsafe { core::arch::asm!("stmxcsr [{}]", in(reg) &raw mut set) };
+            set
+        }
+        fn set(to: u32) {
+            // SAFETY: four bytes to read; every combination of these bits is allowed.
+            unsafe { core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const to) };
+        }
+        let page = page_of(|at| written::<f64>(mixed(at), 3).to_le_bytes());
+        let (mut room, mut usual, before) = ([0; PAGE_BYTES], vec![0; PAGE_BYTES], get());
+        let length = encode(&page, &mut room, &mut usual).unwrap();
+        // Down, up, towards zero; the same and what is small is zero; all flags set, or none.
+        for mode in [0x3f80, 0x5f80, 0x7f80, 0xffc0, 0x9fff, 0x1f80] {
+            for vectors in cpu::each() {
+                let (mut bytes, mut back) = (vec![0; PAGE_BYTES], [0; PAGE_BYTES]);
+                set(mode);
+                let found = encode_by(vectors, &page, &mut room, &mut bytes);
+                let kept = get();
+                let decoded = decode_by(vectors, &usual[..length], &mut back);
+                let kept_again = get();
+                set(before);
+                assert_eq!(
+                    (found, decoded, kept, kept_again),
+                    (Some(length), Some(()), mode, mode),
+                    "{mode:#x}"
+                );
+                assert!(bytes == usual && back == page, "{mode:#x}, {vectors:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn truncated_bytes_and_too_many_digits_are_refused() {
+        let page = page_of(|at| written::<f32>(mixed(at) % 5000, 1).to_le_bytes());
+        let (mut room, mut bytes, mut back) = ([0; PAGE_BYTES], vec![0; PAGE_BYTES], [0; PAGE_BYTES]);
+        let length = encode(&page, &mut room, &mut bytes).unwrap();
+        (0..length).for_each(|length| assert_eq!(decode(&bytes[..length], &mut back), None, "{length}"));
+        assert_eq!(decode(&bytes[..=length], &mut back), None);
+        for digits in DIGITS_MAX as u8 + 1..SHORT {
+            bytes[0] = SHORT | digits;
+            assert_eq!(decode(&bytes[..length], &mut back), None, "{digits}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever numbers there are, they come back or are left to others; with so many digits they come back.
+        #[test]
+        fn numbers_come_back(
+            whole in proptest::collection::vec(-2_000_000_000_i64..2_000_000_000, 512),
+            digits in 0..=DIGITS_MAX,
+            odd in proptest::collection::vec((0_usize..512, any::<u64>()), 0..2),
+        ) {
+            let mut bits: Vec<u64> = whole.iter().map(|whole| written::<f64>(*whole, digits).to_bits()).collect();
+            odd.iter().for_each(|(at, odd)| bits[*at] = *odd);
+            let length = round_trip(&page_of(|at| bits[at].to_le_bytes()));
+            prop_assert!(length.is_some() || !odd.is_empty());
+        }
+
+        /// All decoders make the same of what is damaged.
+        #[test]
+        fn damaged_bytes_are_answered_alike(
+            step in 1_i64..1000,
+            digits in 0..=DIGITS_MAX,
+            damage in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..4),
+        ) {
+            let page = page_of(|at| written::<f64>(at as i64 * step, digits).to_le_bytes());
+            let (mut room, mut bytes) = ([0; PAGE_BYTES], vec![0; PAGE_BYTES]);
+            let length = encode(&page, &mut room, &mut bytes).unwrap();
+            for (at, byte) in damage {
+                bytes[at.index(length)] = byte;
+            }
+            let mut page = [0; PAGE_BYTES];
+            let plain = decode_by(Vectors::Any, &bytes[..length], &mut page);
+            for vectors in cpu::each() {
+                let mut other = [0; PAGE_BYTES];
+                prop_assert_eq!(decode_by(vectors, &bytes[..length], &mut other), plain, "{:?}", vectors);
+                prop_assert!(plain.is_none() || page == other, "{:?}", vectors);
+            }
+        }
+    }
+}
