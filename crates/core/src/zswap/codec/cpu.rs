@@ -13,7 +13,7 @@ pub enum Vectors {
     Avx2,
     /// 64 bytes: AVX-512 F, BW, CD, DQ, VL.
     Avx512,
-    /// AVX-512 VBMI2, which moves single bytes.
+    /// AVX-512 VBMI and VBMI2, which move single bytes.
     Vbmi2,
 }
 
@@ -52,8 +52,8 @@ fn ask() -> Vectors {
     const AVX2: u32 = 1 << 3 | 1 << 5 | 1 << 8;
     /// AVX-512 F, DQ, CD, BW, VL.
     const AVX512: u32 = 1 << 16 | 1 << 17 | 1 << 28 | 1 << 30 | 1 << 31;
-    /// In another register.
-    const VBMI2: u32 = 1 << 6;
+    /// VBMI and VBMI2, in another register.
+    const VBMI2: u32 = 1 << 1 | 1 << 6;
     /// SSE and AVX.
     const AVX_SAVED: u64 = 0b110;
     /// The three parts of AVX-512's state.

@@ -2,15 +2,17 @@
 //!
 //! Heaps are made of objects of a few sizes: what stands in a word often stands in the same field of a neighbour, or differs
 //! in its low bytes: types, counts, pointers into one arena. So the page is taken as 64 *groups* of eight words, a cache line
-//! each, and every word is compared with the words at its own place in the groups 1, 3, 4 and 5 before (in front of the first
-//! group are zeros). A four-bit tag says which of them it is told by, and how many bytes of the difference, an XOR, are left to
-//! be stored ([`TAGS`]). Because a word's eight neighbours don't matter to it, eight are encoded and decoded at once.
+//! each, and every word is compared with the words at its own place in the groups 3, 4 and 5 before (in front of the first
+//! group are zeros), and with the first of the page that looks like an address, its *base*. A four-bit tag says which of them it
+//! is told by, and how many bytes of the difference, an XOR, are left to be stored ([`TAGS`]). Addresses of objects are multiples
+//! of 16, so some differences are stored without their lowest four bits. Because a word's eight neighbours don't matter to it,
+//! eight are encoded and decoded at once.
 //!
 //! ```text
-//!  512 tags, two in a byte │ what is left of each word, lowest byte first
+//!  base │ 512 tags, two in a byte │ what is left of each word, lowest byte first
 //! ```
 //!
-//! Encoding and decoding exist with AVX-512 VBMI2, with AVX2, and for any CPU: the same bytes, which a property test sees to.
+//! Encoding and decoding exist with AVX-512 VBMI and VBMI2, with AVX2, and for any CPU: the same bytes, which a property test sees to.
 // UNSAFETY: vector instructions where the CPU has them; they read and write through pointers.
 
 use super::cpu::{self, Vectors};
@@ -22,59 +24,86 @@ const GROUP_BYTES: usize = 8 * LANES;
 const GROUPS: usize = PAGE_BYTES / GROUP_BYTES;
 /// Of a group: two tags in a byte, the lower one first.
 const TAGS_BYTES: usize = LANES / 2;
+const BASE_BYTES: usize = 8;
 /// What stands in front of the words.
-const HEAD_BYTES: usize = TAGS_BYTES * GROUPS;
-/// Which of the groups before it a word may be told by: so many before. Objects of 1, 2, 4 and 8 words repeat themselves after
-/// one group, of 3, 6 and 12 after three, of 5 and 10 after five, and of 16 after four.
-const LAGS: [usize; 4] = [1, 3, 4, 5];
+const HEAD_BYTES: usize = BASE_BYTES + TAGS_BYTES * GROUPS;
+/// Which of the groups before it a word may be told by: so many before. Objects of 3, 6 and 12 words repeat themselves after
+/// three groups, of 5 and 10 after five, of 16 after four, and of 1, 2, 4 and 8 after any number.
+const LAGS: [usize; 3] = [3, 4, 5];
 const LAG_MAX: usize = 5;
 /// What the encoder may write: every word whole. A group is stored as a whole, and the last one ends here at most.
 pub const OUTPUT_BYTES: usize = HEAD_BYTES + PAGE_BYTES;
 
+/// What a word is compared to.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Like {
+    Nothing,
+    Base,
+    /// The word that stands the first of [`LAGS`] before, and so on.
+    Lag0,
+    Lag1,
+    Lag2,
+}
+const LIKES: usize = 2 + LAGS.len();
+
 /// What a tag says.
 #[derive(Clone, Copy)]
 struct Tag {
-    /// The word is compared to that so many groups before; 0: to nothing.
-    lag: usize,
-    /// How many bytes are left of it.
+    like: Like,
+    /// How many bytes of the difference are left.
     bytes: usize,
+    /// Of the difference without its lowest [`LOW_BITS`], which are 0.
+    is_high: bool,
 }
+
+/// The bits that addresses of objects have in common.
+const LOW_BITS: u32 = 4;
 
 /// The first that is true of a word is its tag.
 const TAGS: [Tag; 16] = {
-    const fn tag(lag: usize, bytes: usize) -> Tag {
-        Tag { lag, bytes }
+    use Like::{Base, Lag0, Lag1, Lag2, Nothing};
+    const fn whole(like: Like, bytes: usize) -> Tag {
+        Tag { like, bytes, is_high: false }
+    }
+    const fn high(like: Like, bytes: usize) -> Tag {
+        Tag { like, bytes, is_high: true }
     }
     [
-        tag(1, 0),
-        tag(3, 0),
-        tag(4, 0),
-        tag(5, 0),
-        tag(0, 1),
-        tag(3, 1),
-        tag(1, 2),
-        tag(3, 2),
-        tag(4, 2),
-        tag(5, 3),
-        tag(1, 4),
-        tag(0, 5),
-        tag(3, 5),
-        tag(0, 6),
-        tag(3, 7),
-        tag(0, 8),
+        whole(Lag0, 0),
+        whole(Lag2, 0),
+        whole(Nothing, 0),
+        whole(Nothing, 1),
+        high(Lag0, 1),
+        high(Lag1, 1),
+        high(Lag2, 1),
+        whole(Lag0, 2),
+        whole(Base, 2),
+        whole(Lag2, 3),
+        high(Base, 3),
+        whole(Base, 4),
+        whole(Lag0, 5),
+        whole(Nothing, 6),
+        whole(Lag2, 7),
+        whole(Nothing, 8),
     ]
 };
 
-/// Their lags, for vectors to look up.
-const LAG: [u8; 16] = {
+/// What they are compared to, for vectors to look up.
+const LIKE: [u8; 16] = {
     let mut table = [0; 16];
     let mut number = 0;
     while number < TAGS.len() {
-        table[number] = TAGS[number].lag as u8;
+        table[number] = TAGS[number].like as u8;
         number += 1;
     }
     table
 };
+
+/// Whether this looks like the address of something: it begins with 16 bits of zeros, and the next eight aren't.
+const fn is_address(word: u64) -> bool {
+    matches!(word >> 40, 1..=0xff)
+}
 
 /// Groups that are looked at before a page is encoded: every eighth.
 const SAMPLE_STEP: usize = 8;
@@ -140,20 +169,47 @@ fn decode_by(vectors: Vectors, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Opt
 }
 
 mod plain {
-    use super::{GROUP_BYTES, HEAD_BYTES, LAG_MAX, LAGS, LANES, OUTPUT_BYTES, TAGS, TAGS_BYTES, sample};
+    use super::{
+        BASE_BYTES, GROUP_BYTES, HEAD_BYTES, LAG_MAX, LAGS, LANES, LIKES, LOW_BITS, OUTPUT_BYTES, TAGS,
+        TAGS_BYTES, is_address, sample,
+    };
     use crate::units::PAGE_BYTES;
 
     /// Eight words, as they lie in the page.
     pub type Group = [u8; GROUP_BYTES];
-    /// The groups before one, by lag. Zeros take the place of the group itself, which nothing is compared to, and of what is in
-    /// front of the page.
-    pub type Before<'p> = [&'p Group; 1 + LAG_MAX];
-    const NONE: Before = [&[0; GROUP_BYTES]; 1 + LAG_MAX];
+    /// What the words of a group may be like, by [`Like`](super::Like).
+    pub type Likes<'p> = [&'p Group; LIKES];
+    /// The groups before one, nearest first.
+    type Before<'p> = [&'p Group; LAG_MAX];
+    /// What nothing is compared to, and what stands in front of the page.
+    const ZEROS: Group = [0; GROUP_BYTES];
+    const NONE: Before = [&ZEROS; LAG_MAX];
 
     /// What stands before the next group.
     #[inline(always)]
     fn next<'p>(group: &'p Group, before: Before<'p>) -> Before<'p> {
-        [before[0], group, before[1], before[2], before[3], before[4]]
+        [group, before[0], before[1], before[2], before[3]]
+    }
+
+    #[inline(always)]
+    fn likes<'p>(base: &'p Group, before: Before<'p>) -> Likes<'p> {
+        let [first, second, third] = LAGS.map(|lag| before[lag - 1]);
+        [&ZEROS, base, first, second, third]
+    }
+
+    /// The base of a page; 0 if nothing in it looks like an address.
+    #[inline(always)]
+    fn base(page: &[u8; PAGE_BYTES]) -> u64 {
+        let words = page.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
+        words.into_iter().find(|word| is_address(*word)).unwrap_or(0)
+    }
+
+    /// A group of this word only.
+    #[inline(always)]
+    fn group_of(word: u64) -> Group {
+        let mut group = ZEROS;
+        group.as_chunks_mut().0.iter_mut().for_each(|to| *to = word.to_le_bytes());
+        group
     }
 
     #[inline(always)]
@@ -178,19 +234,21 @@ mod plain {
 
     /// The tags of a group, and what is left of its words.
     #[inline(always)]
-    pub fn tell(group: &Group, before: Before) -> ([u64; LANES], [u64; LANES]) {
+    pub fn tell(group: &Group, likes: Likes) -> ([u64; LANES], [u64; LANES]) {
         let (mut tags, mut left) = ([0; LANES], [0; LANES]);
         for lane in 0..LANES {
             let this = word(group, lane);
-            let differ = before.map(|before| this ^ word(before, lane));
+            let differ = likes.map(|like| this ^ word(like, lane));
             let (mut number, mut differs) = (TAGS.len() as u64 - 1, this);
             // Backwards, without a branch: the first tag that is true is the one that stays.
             macro_rules! try_each {
                 ($($at:literal)*) => {$(
                     let tag = const { TAGS[$at] };
-                    let is_true = differ[tag.lag] >> (8 * tag.bytes) == 0;
+                    // Low bits that are set are the highest then.
+                    let turned = differ[tag.like as usize].rotate_right(if tag.is_high { LOW_BITS } else { 0 });
+                    let is_true = turned >> (8 * tag.bytes) == 0;
                     number = if is_true { $at } else { number };
-                    differs = if is_true { differ[tag.lag] } else { differs };
+                    differs = if is_true { turned } else { differs };
                 )*};
             }
             try_each!(14 13 12 11 10 9 8 7 6 5 4 3 2 1 0);
@@ -204,14 +262,17 @@ mod plain {
     pub fn encode(
         page: &[u8; PAGE_BYTES],
         output: &mut [u8; OUTPUT_BYTES],
-        tell: impl Fn(&Group, Before) -> ([u64; LANES], [u64; LANES]),
+        tell: impl Fn(&Group, Likes) -> ([u64; LANES], [u64; LANES]),
     ) -> usize {
+        let base = base(page);
+        output[..BASE_BYTES].copy_from_slice(&base.to_le_bytes());
+        let base = group_of(base);
         let mut before = NONE;
         let mut to = HEAD_BYTES;
         for (number, group) in page.as_chunks().0.iter().enumerate() {
-            let (tags, left) = tell(group, before);
+            let (tags, left) = tell(group, likes(&base, before));
             let nibbles = (0..LANES).fold(0, |nibbles, lane| nibbles | (tags[lane] as u32) << (4 * lane));
-            output[TAGS_BYTES * number..][..TAGS_BYTES].copy_from_slice(&nibbles.to_le_bytes());
+            output[BASE_BYTES + TAGS_BYTES * number..][..TAGS_BYTES].copy_from_slice(&nibbles.to_le_bytes());
             for (tag, left) in tags.into_iter().zip(left) {
                 // Whole: the next one is written over what is too much.
                 output[to..][..8].copy_from_slice(&left.to_le_bytes());
@@ -224,11 +285,14 @@ mod plain {
 
     #[inline(always)]
     pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
-        let (head, mut rest): (&[u8; HEAD_BYTES], _) = bytes.split_first_chunk()?;
+        let (base, bytes): (&[u8; BASE_BYTES], _) = bytes.split_first_chunk()?;
+        let (head, mut rest): (&[u8; HEAD_BYTES - BASE_BYTES], _) = bytes.split_first_chunk()?;
+        let base = group_of(u64::from_le_bytes(*base));
         let mut before = NONE;
         let groups = page.as_chunks_mut::<GROUP_BYTES>().0.iter_mut();
         for (group, nibbles) in groups.zip(head.as_chunks::<TAGS_BYTES>().0) {
             let nibbles = u32::from_le_bytes(*nibbles);
+            let likes = likes(&base, before);
             for lane in 0..LANES {
                 let tag = &TAGS[(nibbles >> (4 * lane)) as usize % TAGS.len()];
                 let left = match rest.first_chunk() {
@@ -241,7 +305,8 @@ mod plain {
                     }
                 };
                 rest = &rest[tag.bytes..];
-                let this = left ^ word(before[tag.lag], lane);
+                let differs = if tag.is_high { left.rotate_left(LOW_BITS) } else { left };
+                let this = differs ^ word(likes[tag.like as usize], lane);
                 group[8 * lane..][..8].copy_from_slice(&this.to_le_bytes());
             }
             before = next(group, before);
@@ -264,13 +329,25 @@ mod plain {
 /// The code for any CPU, with vectors of 32 bytes.
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    use super::plain::{self, Before, Group};
-    use super::{LAG, LAGS, LANES, OUTPUT_BYTES, TAGS};
+    use super::plain::{self, Group, Likes};
+    use super::{LANES, LIKE, LOW_BITS, OUTPUT_BYTES, TAGS};
     use crate::units::PAGE_BYTES;
     use core::arch::x86_64::{
         __m256i, _mm_loadu_si128, _mm256_and_si256, _mm256_broadcastsi128_si256, _mm256_cmpeq_epi64,
         _mm256_loadu_si256, _mm256_max_epu8, _mm256_or_si256, _mm256_set1_epi64x, _mm256_setzero_si256,
-        _mm256_shuffle_epi8, _mm256_srli_epi64, _mm256_storeu_si256, _mm256_sub_epi64, _mm256_xor_si256,
+        _mm256_shuffle_epi8, _mm256_srli_epi64, _mm256_srlv_epi64, _mm256_storeu_si256, _mm256_sub_epi64,
+        _mm256_xor_si256,
+    };
+
+    /// How many low bits the differences are stored without, for vectors to look up.
+    const LOW: [u8; 16] = {
+        let mut table = [0; 16];
+        let mut number = 0;
+        while number < TAGS.len() {
+            table[number] = if TAGS[number].is_high { LOW_BITS as u8 } else { 0 };
+            number += 1;
+        }
+        table
     };
 
     /// Half of a group.
@@ -279,7 +356,7 @@ mod avx2 {
     /// As [`plain::tell`].
     #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
     #[inline]
-    fn tell(group: &Group, before: Before) -> ([u64; LANES], [u64; LANES]) {
+    fn tell(group: &Group, likes: Likes) -> ([u64; LANES], [u64; LANES]) {
         const LAST: i64 = TAGS.len() as i64 - 1;
         let (mut tags, mut left) = ([0; LANES], [0; LANES]);
         for half in [0, HALF] {
@@ -290,13 +367,21 @@ mod avx2 {
                 _mm256_storeu_si256(words.as_mut_ptr().add(half).cast(), half_of);
             };
             let words = load(group);
+            let low = _mm256_set1_epi64x((1 << LOW_BITS) - 1);
             // How much comes behind the first tag that is true: the largest of all that are.
             let mut behind = _mm256_setzero_si256();
             macro_rules! try_each {
                 ($($number:literal)*) => {$(
-                    let differ = _mm256_xor_si256(words, load(before[const { TAGS[$number].lag }]));
-                    let above = _mm256_srli_epi64::<{ 8 * TAGS[$number].bytes as i32 }>(differ);
-                    let is_true = _mm256_cmpeq_epi64(above, _mm256_setzero_si256());
+                    let tag = const { TAGS[$number] };
+                    let differ = _mm256_xor_si256(words, load(likes[tag.like as usize]));
+                    // What must be 0 of it.
+                    let rest = if tag.is_high {
+                        let above = _mm256_srli_epi64::<{ 8 * TAGS[$number].bytes as i32 + LOW_BITS as i32 }>(differ);
+                        _mm256_or_si256(above, _mm256_and_si256(differ, low))
+                    } else {
+                        _mm256_srli_epi64::<{ 8 * TAGS[$number].bytes as i32 }>(differ)
+                    };
+                    let is_true = _mm256_cmpeq_epi64(rest, _mm256_setzero_si256());
                     let those = _mm256_and_si256(is_true, _mm256_set1_epi64x(LAST - $number));
                     behind = _mm256_max_epu8(behind, those);
                 )*};
@@ -304,14 +389,16 @@ mod avx2 {
             try_each!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
             let number = _mm256_sub_epi64(_mm256_set1_epi64x(LAST), behind);
             // Only the lowest byte of each is a tag.
-            let lags = _mm256_and_si256(look_up(&LAG, number), _mm256_set1_epi64x(0xff));
+            let of_tag = |table| _mm256_and_si256(look_up(table, number), _mm256_set1_epi64x(0xff));
+            let like = of_tag(&LIKE);
             let mut other = _mm256_setzero_si256();
-            for lag in LAGS {
-                let those = _mm256_cmpeq_epi64(lags, _mm256_set1_epi64x(lag as i64));
-                other = _mm256_or_si256(other, _mm256_and_si256(those, load(before[lag])));
+            for (at, group) in likes.into_iter().enumerate().skip(1) {
+                let those = _mm256_cmpeq_epi64(like, _mm256_set1_epi64x(at as i64));
+                other = _mm256_or_si256(other, _mm256_and_si256(those, load(group)));
             }
             store(&mut tags, number);
-            store(&mut left, _mm256_xor_si256(words, other));
+            let differ = _mm256_xor_si256(words, other);
+            store(&mut left, _mm256_srlv_epi64(differ, of_tag(&LOW)));
         }
         (tags, left)
     }
@@ -344,32 +431,42 @@ mod avx2 {
 /// With vectors of 64 bytes, and VBMI2: what is left of a group is put together by one instruction.
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
+    use super::super::word;
     use super::{
-        GROUP_BYTES, GROUPS, HEAD_BYTES, LAG, LAG_MAX, LAGS, OUTPUT_BYTES, TAGS, TAGS_BYTES, sample,
+        BASE_BYTES, GROUP_BYTES, GROUPS, HEAD_BYTES, LAG_MAX, LAGS, LANES, LIKE, LIKES, LOW_BITS,
+        OUTPUT_BYTES, TAGS, TAGS_BYTES, sample,
     };
     use crate::units::PAGE_BYTES;
     use core::arch::x86_64::{
-        __m128i, __m512i, _mm_cvtsi64_si128, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_shuffle_epi8,
-        _mm512_broadcast_i32x4, _mm512_cmpeq_epi64_mask, _mm512_cmplt_epu64_mask, _mm512_cvtepi64_epi8,
+        __m128i, __m512i, _mm_cvtsi64_si128, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_movepi8_mask,
+        _mm_shuffle_epi8, _mm512_cmpeq_epi64_mask, _mm512_cmplt_epu64_mask, _mm512_cvtepi64_epi8,
         _mm512_cvtepu8_epi64, _mm512_loadu_si512, _mm512_lzcnt_epi64, _mm512_mask_mov_epi64,
-        _mm512_maskz_compress_epi8, _mm512_maskz_expand_epi8, _mm512_maskz_loadu_epi8, _mm512_min_epu64,
-        _mm512_set1_epi64, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_srli_epi64, _mm512_storeu_si512,
+        _mm512_mask_or_epi64, _mm512_mask_slli_epi64, _mm512_mask_srli_epi64, _mm512_maskz_compress_epi8,
+        _mm512_maskz_expand_epi8, _mm512_maskz_loadu_epi8, _mm512_min_epu64, _mm512_permutexvar_epi8,
+        _mm512_set1_epi64, _mm512_setzero_si512, _mm512_srli_epi64, _mm512_storeu_si512, _mm512_sub_epi64,
         _mm512_testn_epi64_mask, _mm512_xor_si512, _pdep_u64, _pext_u64,
     };
 
     /// Where the tags of eight words are, if each is a byte.
     const NIBBLES: u64 = 0x0f0f_0f0f_0f0f_0f0f;
 
-    /// The tag of a word that begins with so many bytes of zeros, if it is one that is compared to the group so many before.
-    const BY_ZEROS: [[u8; 16]; 1 + LAG_MAX] = {
-        let mut tables = [[15; 16]; 1 + LAG_MAX];
+    /// In a place of [`BY_ZEROS`]: the difference ends with four bits of zeros.
+    const ENDS_LOW: i64 = 32;
+
+    /// The tag of a word whose difference begins with so many times four bits of zeros, by what it is compared to.
+    const BY_ZEROS: [[u8; 64]; LIKES] = {
+        const { assert!(LOW_BITS == 4) };
+        let mut tables = [[15; 64]; LIKES];
         let mut number = TAGS.len();
         while number > 0 {
             number -= 1;
             let tag = TAGS[number];
-            let mut zeros = 8 - tag.bytes;
-            while zeros <= 8 {
-                tables[tag.lag][zeros] = number as u8;
+            let mut zeros = 16 - 2 * tag.bytes - tag.is_high as usize;
+            while zeros <= 16 {
+                if !tag.is_high {
+                    tables[tag.like as usize][zeros] = number as u8;
+                }
+                tables[tag.like as usize][zeros + ENDS_LOW as usize] = number as u8;
                 zeros += 1;
             }
         }
@@ -387,24 +484,61 @@ mod avx512 {
         table
     };
 
+    /// Of each tag the highest bit, if it is one of a difference without its low bits.
+    const HIGH: [u8; 16] = {
+        let mut table = [0; 16];
+        let mut number = 0;
+        while number < TAGS.len() {
+            table[number] = (TAGS[number].is_high as u8) << 7;
+            number += 1;
+        }
+        table
+    };
+
+    /// In the lowest byte of each lane the first tag that is true, of those of this kind. The others are 15 always.
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
+    )]
+    #[inline]
+    fn tags_of(differ: __m512i, like: usize) -> __m512i {
+        let ends_low = _mm512_testn_epi64_mask(differ, _mm512_set1_epi64((1 << LOW_BITS) - 1));
+        let zeros = _mm512_srli_epi64::<2>(_mm512_lzcnt_epi64(differ));
+        let at = _mm512_mask_or_epi64(zeros, ends_low, zeros, _mm512_set1_epi64(ENDS_LOW));
+        // SAFETY: 64 bytes.
+        _mm512_permutexvar_epi8(at, unsafe { _mm512_loadu_si512(BY_ZEROS[like].as_ptr().cast()) })
+    }
+
+    /// The lanes whose tags are of differences without their low bits.
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
+    )]
+    #[inline]
+    fn high_of(tags: __m128i) -> u8 {
+        _mm_movepi8_mask(look_up_few(&HIGH, tags)) as u8
+    }
+
+    /// What a group may be like, by [`Like`](super::Like).
+    #[inline(always)]
+    fn likes(base: __m512i, before: [__m512i; LAG_MAX]) -> [__m512i; LIKES] {
+        let [first, second, third] = LAGS.map(|lag| before[lag - 1]);
+        // What nothing is compared to isn't asked for.
+        [base, base, first, second, third]
+    }
+
+    /// The lanes of what looks like an address ([`is_address`](super::is_address)).
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
+    )]
+    #[inline]
+    fn addresses_of(words: __m512i) -> u8 {
+        let less_one = _mm512_sub_epi64(_mm512_srli_epi64::<40>(words), _mm512_set1_epi64(1));
+        _mm512_cmplt_epu64_mask(less_one, _mm512_set1_epi64(0xff))
+    }
+
     /// For each byte, which must be below 16, what stands there in the table.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
-    #[inline]
-    fn look_up(table: &[u8; 16], at: __m512i) -> __m512i {
-        // SAFETY: 16 bytes.
-        let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
-        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), at)
-    }
-
-    /// In the lowest byte of each lane the first tag that is true, of those with this lag. The others are 15 always.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
-    #[inline]
-    fn tags_of(differ: __m512i, lag: usize) -> __m512i {
-        look_up(&BY_ZEROS[lag], _mm512_srli_epi64::<3>(_mm512_lzcnt_epi64(differ)))
-    }
-
-    /// As [`look_up`].
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
+    )]
     #[inline]
     fn look_up_few(table: &[u8; 16], at: __m128i) -> __m128i {
         // SAFETY: 16 bytes.
@@ -412,20 +546,26 @@ mod avx512 {
     }
 
     /// Of eight words, whose tags these are, the bytes that are left.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
+    )]
     #[inline]
     fn bytes_of(tags: __m128i) -> u64 {
         _mm_cvtsi128_si64(look_up_few(&BYTES, tags)) as u64
     }
 
     /// A bit for each lane of which no bits are set but the lowest so many.
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
+    )]
     #[inline]
     fn within(words: __m512i, bits: u32) -> u8 {
         _mm512_testn_epi64_mask(words, _mm512_set1_epi64((u64::MAX << bits) as i64))
     }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
+    )]
     pub fn short(page: &[u8; PAGE_BYTES]) -> u32 {
         // SAFETY: a group of the page.
         let group = |at: usize| unsafe { _mm512_loadu_si512(page.as_ptr().add(GROUP_BYTES * at).cast()) };
@@ -441,23 +581,32 @@ mod avx512 {
         short
     }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
+    )]
     pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8; OUTPUT_BYTES]) -> usize {
+        // SAFETY: a group of the page.
+        let group = |at: usize| unsafe { _mm512_loadu_si512(page.as_ptr().add(GROUP_BYTES * at).cast()) };
+        let addresses = |at: &usize| (*at, addresses_of(group(*at)));
+        let with_one = (0..GROUPS).find_map(|at| Some(addresses(&at)).filter(|(_, lanes)| *lanes != 0));
+        let base = with_one.map_or(0, |(at, lanes)| word(page, at * LANES + lanes.trailing_zeros() as usize));
+        output[..BASE_BYTES].copy_from_slice(&base.to_le_bytes());
+        let base = _mm512_set1_epi64(base as i64);
         let mut before = [_mm512_setzero_si512(); LAG_MAX];
         let mut to = HEAD_BYTES;
         for number in 0..GROUPS {
-            // SAFETY: a group of the page.
-            let words = unsafe { _mm512_loadu_si512(page.as_ptr().add(GROUP_BYTES * number).cast()) };
+            let words = group(number);
             let (mut left, mut tags) = (words, tags_of(words, 0));
-            for lag in LAGS {
-                let differ = _mm512_xor_si512(words, before[lag - 1]);
-                let others = tags_of(differ, lag);
+            for (like, other) in likes(base, before).into_iter().enumerate().skip(1) {
+                let differ = _mm512_xor_si512(words, other);
+                let others = tags_of(differ, like);
                 left = _mm512_mask_mov_epi64(left, _mm512_cmplt_epu64_mask(others, tags), differ);
                 tags = _mm512_min_epu64(tags, others);
             }
             let tags = _mm512_cvtepi64_epi8(tags);
             let nibbles = _pext_u64(_mm_cvtsi128_si64(tags) as u64, NIBBLES) as u32;
-            output[TAGS_BYTES * number..][..TAGS_BYTES].copy_from_slice(&nibbles.to_le_bytes());
+            output[BASE_BYTES + TAGS_BYTES * number..][..TAGS_BYTES].copy_from_slice(&nibbles.to_le_bytes());
+            let left = _mm512_mask_srli_epi64::<LOW_BITS>(left, high_of(tags), left);
             let bytes = bytes_of(tags);
             // SAFETY: behind the head and what all groups before this one have at most there is room for a group.
             unsafe {
@@ -470,9 +619,13 @@ mod avx512 {
         to
     }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi2,bmi1,bmi2,popcnt")]
+    #[target_feature(
+        enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
+    )]
     pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
-        let (head, mut rest): (&[u8; HEAD_BYTES], _) = bytes.split_first_chunk()?;
+        let (base, bytes): (&[u8; BASE_BYTES], _) = bytes.split_first_chunk()?;
+        let (head, mut rest): (&[u8; HEAD_BYTES - BASE_BYTES], _) = bytes.split_first_chunk()?;
+        let base = _mm512_set1_epi64(i64::from_le_bytes(*base));
         let mut before = [_mm512_setzero_si512(); LAG_MAX];
         for (number, nibbles) in head.as_chunks::<TAGS_BYTES>().0.iter().enumerate() {
             let tags = _pdep_u64(u64::from(u32::from_le_bytes(*nibbles)), NIBBLES);
@@ -486,14 +639,14 @@ mod avx512 {
             };
             rest = rest.get(bytes.count_ones() as usize..)?;
             let left = _mm512_maskz_expand_epi8(bytes, left);
-            let lags = _mm512_cvtepu8_epi64(look_up_few(&LAG, tags));
+            let differ = _mm512_mask_slli_epi64::<LOW_BITS>(left, high_of(tags), left);
+            let like = _mm512_cvtepu8_epi64(look_up_few(&LIKE, tags));
             let mut other = _mm512_setzero_si512();
-            // The group before comes last: it has only just been made.
-            for lag in LAGS.into_iter().rev() {
-                let those = _mm512_cmpeq_epi64_mask(lags, _mm512_set1_epi64(lag as i64));
-                other = _mm512_mask_mov_epi64(other, those, before[lag - 1]);
+            for (at, words) in likes(base, before).into_iter().enumerate().skip(1) {
+                let those = _mm512_cmpeq_epi64_mask(like, _mm512_set1_epi64(at as i64));
+                other = _mm512_mask_mov_epi64(other, those, words);
             }
-            let words = _mm512_xor_si512(left, other);
+            let words = _mm512_xor_si512(differ, other);
             // SAFETY: a group of the page.
             unsafe { _mm512_storeu_si512(page.as_mut_ptr().add(GROUP_BYTES * number).cast(), words) };
             before = [words, before[0], before[1], before[2], before[3]];
@@ -530,20 +683,21 @@ mod tests {
         // among zeros.
         const FIRST: u64 = 0x1111_2222_3333_4444;
         let cases = [
-            (FIRST, [0, 8, 0, 0, 0, 8]),
-            (FIRST ^ 0x77, [2, 8, 1, 2, 3, 8]),
-            (FIRST ^ 0x7777, [2, 8, 2, 2, 3, 8]),
-            (FIRST ^ 0x77_7777, [4, 8, 5, 8, 3, 8]),
-            (FIRST ^ 0x7777_7777, [4, 8, 5, 8, 8, 8]),
-            (FIRST ^ 0x77_7777_7777, [8, 8, 5, 8, 8, 8]),
-            (FIRST ^ 0x77_7777_7777_7777, [8, 8, 7, 8, 8, 8]),
+            (FIRST, [8, 8, 0, 1, 0, 8]),
+            (FIRST ^ 0x770, [8, 8, 1, 1, 1, 8]),
+            (FIRST ^ 0x77, [8, 8, 2, 8, 3, 8]),
+            (FIRST ^ 0x7770, [8, 8, 2, 8, 3, 8]),
+            (FIRST ^ 0x77_7777, [8, 8, 5, 8, 3, 8]),
+            (FIRST ^ 0x77_7777_7777, [8, 8, 5, 8, 7, 8]),
+            (FIRST ^ 0x77_7777_7777_7777, [8, 8, 8, 8, 7, 8]),
             (0x7f, [1; 6]),
+            // The base is 0 if there is no address, and so is what stands in front of the page.
             (0x7fff, [2; 6]),
+            (0x7f_fff0, [3; 6]),
             (0x7f_ffff, [3, 3, 3, 3, 4, 3]),
-            (0x7fff_ffff, [5, 4, 4, 4, 4, 4]),
-            (0x7f_ffff_ffff, [5; 6]),
-            (0x7fff_ffff_ffff, [6; 6]),
-            (0x7f_ffff_ffff_ffff, [7, 7, 8, 7, 7, 7]),
+            (0x7fff_ffff, [4; 6]),
+            (0x7f_ffff_ffff, [5, 5, 6, 5, 5, 5]),
+            (0x7f_ffff_ffff_ffff, [7, 7, 7, 7, 8, 7]),
             (0x7fff_ffff_ffff_ffff, [8; 6]),
         ];
         for (second, bytes) in cases {
@@ -556,6 +710,27 @@ mod tests {
                 let without = round_trip(&page_of_words(&alone)).len();
                 assert_eq!(length - without, bytes, "{second:#x}, {lag} groups on");
             }
+        }
+    }
+
+    #[test]
+    fn addresses_are_told_by_the_first_of_the_page() {
+        const ADDRESS: u64 = 0x7f3a_9c40_12e0;
+        let cases = [
+            (ADDRESS, 2),
+            (ADDRESS ^ 0x7777, 2),
+            (ADDRESS ^ 0x777_7770, 3),
+            (ADDRESS ^ 0x77_7777, 4),
+            (ADDRESS ^ 0x7777_7777, 4),
+            (ADDRESS ^ 0x0700_7777_7777, 6),
+        ];
+        for (second, bytes) in cases {
+            // What comes in front isn't one.
+            let mut words = vec![0; 512];
+            (words[3], words[5], words[7]) = (0xff_ffff_ffff, 1 << 48, ADDRESS);
+            let without = round_trip(&page_of_words(&words)).len();
+            words[10] = second;
+            assert_eq!(round_trip(&page_of_words(&words)).len() - without, bytes, "{second:#x}");
         }
     }
 
