@@ -140,6 +140,17 @@ pub fn bytes_of(kind: u8) -> [u8; PAGE_BYTES] {
     std::array::from_fn(|at| if kind == 0 || at % 16 == 0 { kind } else { (at % 16) as u8 })
 }
 
+/// A column of numbers.
+pub fn numbers() -> [u8; PAGE_BYTES] {
+    let mut page = [0; PAGE_BYTES];
+    page.as_chunks_mut()
+        .0
+        .iter_mut()
+        .zip(1000_u64..)
+        .for_each(|(to, number)| *to = (3 * number).to_le_bytes());
+    page
+}
+
 /// Words in an order that only a better codec makes much of.
 pub fn words_of(kind: u64) -> [u8; PAGE_BYTES] {
     let words: [&[u8]; 4] =

@@ -132,8 +132,9 @@ fn what_is_old_becomes_denser_where_nobody_is_on_its_way_to_it() {
     let ticket = driver.begin_load(PAGE);
     assert_eq!(driver.densify(false), Densified::Busy);
     assert_eq!(driver.finish_load(ticket), words_of(1));
-    // What can't become shorter is looked at once.
-    let stored = driver.evict_and_place(PAGE, 1);
+    // What can't become shorter is looked at once: numbers.
+    driver.evict_bytes(PAGE, &numbers());
+    let stored = driver.place_evicted(PAGE);
     assert_eq!(driver.densify(false), Densified::AsItWas);
     assert_eq!((driver.densify(false), driver.pager.state(PAGE)), (Densified::Nothing, stored));
     driver.check();

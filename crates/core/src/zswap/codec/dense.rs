@@ -1,5 +1,5 @@
-//! zstd: on the way of what has been in the pool for long without being asked for, and of its faults. A heap takes 0.73 of what
-//! [`words`](super::words) makes of it, and text 0.71, for 12 and 4 times the time to compress, and 13 and 4 times to bring back
+//! zstd: on the way of what has been in the pool for long without being asked for, and of its faults. A heap takes 0.74 of what
+//! [`words`](super::words) makes of it, and text 0.71, for 11 and 4 times the time to compress, and 10 and 4 times to bring back
 //! (`farpage bench codec`).
 //!
 //! A frame without its magic number, its length and a checksum: two bytes of header and one block. The library never allocates:
