@@ -34,6 +34,14 @@ pub fn run(input: &mut Input) {
     table.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(to, number)| *to = number.to_le_bytes());
     comes_back(&table, bytes_max);
     comes_back(&table, PAGE_BYTES);
+    // One that may be anything, anywhere; and numbers of half the size.
+    if let ([odd, ..], Some(place)) = (bytes.as_chunks::<8>().0, bytes.last()) {
+        table.as_chunks_mut().0[2 * usize::from(*place)] = *odd;
+        comes_back(&table, PAGE_BYTES);
+    }
+    let numbers = bytes.as_chunks().0.iter().map(|two| number(two) as f32);
+    table.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(to, number)| *to = number.to_le_bytes());
+    comes_back(&table, PAGE_BYTES);
 
     let mut again = Box::new([0xee; PAGE_BYTES]);
     let words = || page.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));

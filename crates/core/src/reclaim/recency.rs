@@ -58,8 +58,8 @@ const COUNT_MAX: u32 = 256;
 const SCAN: u32 = 4;
 
 /// So many laps longer does a page stay whose going frees as much as its object takes, and others in proportion. (A factor of
-/// 1, 2, 3, 4 and 6: 0.453, 0.433, 0.422, 0.416 and 0.418 faults for each random touch from the pool, Zipf's distribution 0.0810,
-/// 0.0796, 0.0790, 0.0797 and 0.0816. `farpage load touch`, 256 MiB of real pages under 200M: `--stats`.)
+/// 1, 2, 3, 4 and 6: 0.453, 0.433, 0.422, 0.416 and 0.418 faults for each random touch from the pool, Zipf's distribution
+/// 0.0810, 0.0796, 0.0790, 0.0797 and 0.0816. `farpage load touch`, 256 MiB of real pages under 200M: `--stats`.)
 const WORTH: usize = 3;
 
 /// An epoch as an entry keeps it; 0 if it isn't known.

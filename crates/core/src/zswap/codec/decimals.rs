@@ -1,11 +1,12 @@
-//! Decimals: floating-point numbers with a few digits behind the point, as prices and measurements have, or none.
+//! Decimals: floating-point numbers with a few digits behind the point, as prices and measurements have, or none. An eviction
+//! packs a page of them as whole numbers, a fault divides them again.
 //!
 //! 12.34 has no end in binary, so its bits look like noise. But it is the number nearest to 1234 / 100, and the whole numbers
 //! above the line are a column like any other ([`columns`](super::columns)). So of each number x of a page the bits of
-//! x · 10ⁿ + 1.5 · 2⁵² are taken: numbers of that size are whole and one apart, hence the sum is rounded to one, and its bits
-//! count up as it does. A subtraction and a division bring it back, to the last bit or not at all: a page is one of decimals if
-//! all of its numbers come back. Those that are too large, infinite or none, and zeros with a sign, don't. The same with 2²³ for
-//! numbers of 32 bits.
+//! 1.5·2⁵² + x·10ⁿ are taken: numbers of that size are whole and one apart, hence the sum is rounded to one, and its bits count up as
+//! it does. A subtraction and a division bring it back, to the last bit or not at all: a page is one of decimals if all of its
+//! numbers come back. Those that are too large, infinite or none, and zeros with a sign, don't. The same with 2²³ for numbers
+//! of 32 bits.
 //!
 //! ```text
 //!  n, and 128 for numbers of 32 bits │ columns
@@ -114,10 +115,16 @@ fn encode_by(
         return None;
     }
     let (first, to) = output.split_first_mut()?;
+    let (may_be_longs, may_be_ints) = (are_likely::<f64>(page), are_likely::<f32>(page));
+    if !may_be_longs && !may_be_ints {
+        return None;
+    }
     let (mut longs, mut ints) = (None, None);
-    as_usual(|| {
-        longs = digits::<f64>(page).filter(|digits| up::<f64>(vectors, page, *digits, room));
-        if longs.is_none() {
+    as_usual(&mut || {
+        if may_be_longs {
+            longs = digits::<f64>(page).filter(|digits| up::<f64>(vectors, page, *digits, room));
+        }
+        if longs.is_none() && may_be_ints {
             ints = digits::<f32>(page).filter(|digits| up::<f32>(vectors, page, *digits, room));
         }
     });
@@ -147,10 +154,10 @@ fn decode_by(vectors: Vectors, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Opt
     }
     if *first & SHORT == 0 {
         Longs::decode(bytes, page)?;
-        as_usual(|| down::<f64>(vectors, digits, page));
+        as_usual(&mut || down::<f64>(vectors, digits, page));
     } else {
         Ints::decode(bytes, page)?;
-        as_usual(|| down::<f32>(vectors, digits, page));
+        as_usual(&mut || down::<f32>(vectors, digits, page));
     }
     Some(())
 }
@@ -158,46 +165,47 @@ fn decode_by(vectors: Vectors, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Opt
 /// Does that with numbers rounded to the nearest, none of them flushed to zero, and no trap: as every thread begins, and as the
 /// kernel has it for signal handlers. But the encoder may run in one and the decoder in a thread that has inherited what a
 /// program has set. What the program's own numbers have come to (its flags) is as it was afterwards.
-///
-/// What `act` computes with it must read from memory and write there: that much no compiler moves in front of it or behind it.
 #[cfg(target_arch = "x86_64")]
-fn as_usual(act: impl FnOnce()) {
+fn as_usual(act: &mut dyn FnMut()) {
     let (mut before, usual) = (0_u32, 0x1f80_u32);
-    // SAFETY: four bytes to write, and four to read, which are no state that the CPU doesn't know. Both are memory to the
-    // compiler, as all else that can be reached.
+    // SAFETY: four bytes to write, and four to read. It is what all code that is compiled expects to be set.
     unsafe {
         core::arch::asm!("stmxcsr [{}]", in(reg) &raw mut before, options(nostack, preserves_flags));
-        core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const usual, options(nostack, preserves_flags));
+        core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const usual, options(nostack));
     }
-    act();
-    // SAFETY: as above; it is what was there.
+    // A call of who knows what: or the compiler could compute something before or after, where it is rounded otherwise.
+    core::hint::black_box(act)();
+    // SAFETY: four bytes to read, which are what was there.
     unsafe {
-        core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const before, options(nostack, preserves_flags));
+        core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const before, options(nostack));
     }
 }
 
 /// Nothing is encoded, so this is for bytes that nobody made.
 #[cfg(not(target_arch = "x86_64"))]
-fn as_usual(act: impl FnOnce()) {
+fn as_usual(act: &mut dyn FnMut()) {
     act();
 }
 
-/// How many digits these numbers have, as far as a sample of them tells.
-#[inline(never)]
-fn digits<F: Float>(page: &[u8; PAGE_BYTES]) -> Option<usize> {
+/// The numbers of a page that are looked at first: each at another place, for they may stand in rows.
+fn sample<F: Float>(page: &[u8; PAGE_BYTES]) -> impl Iterator<Item = F> {
     let step = PAGE_BYTES / F::BYTES / SAMPLE;
-    // Each at another place: numbers may stand in rows.
-    let number = |at: usize| F::read(&page[F::BYTES * (at * step + at * 5 % step)..]);
-    let sample: [F; SAMPLE] = core::array::from_fn(number);
-    if !sample.iter().all(|number| number.is_likely()) {
-        return None;
-    }
-    let have = |digits: &usize| sample.iter().all(|number| number.differs(number.up(*digits), *digits) == 0);
+    (0..SAMPLE).map(move |at| F::read(&page[F::BYTES * (at * step + at * 5 % step)..]))
+}
+
+/// Whether a look at some shows nothing that isn't of a decimal's size.
+fn are_likely<F: Float>(page: &[u8; PAGE_BYTES]) -> bool {
+    sample::<F>(page).all(Float::is_likely)
+}
+
+/// How many digits these numbers have, as far as a sample of them tells.
+fn digits<F: Float>(page: &[u8; PAGE_BYTES]) -> Option<usize> {
+    let have =
+        |digits: &usize| sample::<F>(page).all(|number| number.differs(number.up(*digits), *digits) == 0);
     (0..=DIGITS_MAX).find(have)
 }
 
 /// Writes what is packed of each number to `room`. False if one of them doesn't come back.
-#[inline(never)]
 fn up<F: Float>(
     vectors: Vectors,
     page: &[u8; PAGE_BYTES],
@@ -216,7 +224,6 @@ fn up<F: Float>(
 }
 
 /// Makes a page of what was packed.
-#[inline(never)]
 fn down<F: Float>(vectors: Vectors, digits: usize, page: &mut [u8; PAGE_BYTES]) {
     match vectors {
         // SAFETY: the CPU has what it is compiled for.
@@ -374,25 +381,27 @@ mod tests {
             // SAFETY: four bytes to read; every combination of these bits is allowed.
             unsafe { core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const to) };
         }
-        let page = page_of(|at| written::<f64>(mixed(at), 3).to_le_bytes());
-        let (mut room, mut usual, before) = ([0; PAGE_BYTES], vec![0; PAGE_BYTES], get());
-        let length = encode(&page, &mut room, &mut usual).unwrap();
-        // Down, up, towards zero; the same and what is small is zero; all flags set, or none.
-        for mode in [0x3f80, 0x5f80, 0x7f80, 0xffc0, 0x9fff, 0x1f80] {
-            for vectors in cpu::each() {
-                let (mut bytes, mut back) = (vec![0; PAGE_BYTES], [0; PAGE_BYTES]);
-                set(mode);
-                let found = encode_by(vectors, &page, &mut room, &mut bytes);
-                let kept = get();
-                let decoded = decode_by(vectors, &usual[..length], &mut back);
-                let kept_again = get();
-                set(before);
-                assert_eq!(
-                    (found, decoded, kept, kept_again),
-                    (Some(length), Some(()), mode, mode),
-                    "{mode:#x}"
-                );
-                assert!(bytes == usual && back == page, "{mode:#x}, {vectors:?}");
+        let pages = [
+            page_of(|at| written::<f64>(mixed(at), 3).to_le_bytes()),
+            page_of(|at| written::<f32>(mixed(at) % (1 << 20), 3).to_le_bytes()),
+        ];
+        for page in pages {
+            let (mut room, mut usual, before) = ([0; PAGE_BYTES], vec![0; PAGE_BYTES], get());
+            let length = encode(&page, &mut room, &mut usual).unwrap();
+            // Down, up, towards zero; the same and what is small is zero; all flags set, or none; every trap, or one.
+            for mode in [0x3f80, 0x5f80, 0x7f80, 0xffc0, 0x9fff, 0x1f80, 0x0000, 0x0f80] {
+                for vectors in cpu::each() {
+                    let (mut bytes, mut back) = (vec![0; PAGE_BYTES], [0; PAGE_BYTES]);
+                    set(mode);
+                    let found = encode_by(vectors, &page, &mut room, &mut bytes);
+                    let kept = get();
+                    let decoded = decode_by(vectors, &usual[..length], &mut back);
+                    let kept_again = get();
+                    set(before);
+                    let all = (found, decoded, kept, kept_again);
+                    assert_eq!(all, (Some(length), Some(()), mode, mode), "{mode:#x}, {vectors:?}");
+                    assert!(bytes == usual && back == page, "{mode:#x}, {vectors:?}");
+                }
             }
         }
     }
@@ -424,6 +433,21 @@ mod tests {
             odd.iter().for_each(|(at, odd)| bits[*at] = *odd);
             let length = round_trip(&page_of(|at| bits[at].to_le_bytes()));
             prop_assert!(length.is_some() || !odd.is_empty());
+        }
+
+        #[test]
+        fn any_bytes_are_answered(
+            first in 0..=DIGITS_MAX as u8,
+            is_short in any::<bool>(),
+            bits in proptest::collection::vec(0..40_u8, 8),
+            rest in proptest::collection::vec(any::<u8>(), PAGE_BYTES),
+        ) {
+            // As long as they say, so that they are decoded.
+            let (number, head) = if is_short { (4, SHORT) } else { (8, 0) };
+            let bits: Vec<u8> = bits.iter().map(|bits| bits % (8 * number as u8)).collect();
+            let packed: usize = bits.iter().map(|bits| 64 / number * usize::from(*bits)).sum();
+            let bytes = [&[head | first], &rest[..8 * number], &bits, &rest[PAGE_BYTES - packed.min(PAGE_BYTES)..]].concat();
+            prop_assert!(decode(&bytes, &mut [0; PAGE_BYTES]).is_some());
         }
 
         /// All decoders make the same of what is damaged.

@@ -1,6 +1,6 @@
-//! zstd: on the way of what has been in the pool for long without being asked for, and of its faults. A heap takes 0.74 of what
-//! [`words`](super::words) makes of it, and text 0.71, for 11 and 4 times the time to compress, and 10 and 4 times to bring back
-//! (`farpage bench codec`).
+//! zstd: on the way of what has been in the pool for long without being asked for, and of its faults. A heap takes 0.74 of
+//! what [`words`](super::words) makes of it, and text 0.71, for 11 and 4 times the time to compress, and 10 and 4 times to
+//! bring back (`farpage bench codec`).
 //!
 //! A frame without its magic number, its length and a checksum: two bytes of header and one block. The library never allocates:
 //! its contexts lie in memory that the thread has for them. They are made once, which asks the CPU what it can do: in a virtual

@@ -60,8 +60,8 @@ pub struct Scratch {
     seen: text::Table,
     words: [u8; words::OUTPUT_BYTES],
     output: [u8; OUTPUT_BYTES],
-    /// What [`is_of`] and [`densify`] decode into, and [`decimals`] puts whole numbers into; lent to who has something to keep for
-    /// a moment.
+    /// What [`is_of`] and [`densify`] decode into, and [`decimals`] puts whole numbers into; lent to who has something to keep
+    /// for a moment.
     page: [u8; PAGE_BYTES],
     encoder: Encoder,
     /// For who brings pages back.
@@ -178,21 +178,15 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     let ints = if longs_bytes > COLUMNS_TAKEN { Ints::of(page) } else { None };
     let ints_bytes = ints.as_ref().map_or(PAGE_BYTES, Ints::bytes);
     let columns_bytes = longs_bytes.min(ints_bytes);
-    let most = bytes_max.min(TAKEN).min(columns_bytes);
-    if !is_sparse
-        && columns_bytes > COLUMNS_TAKEN
-        && let Some(bytes) = decimals::encode(page, room, &mut output[1..most.max(1)])
-    {
-        output[0] = kind::DECIMALS;
-        return Some(1 + bytes);
-    }
     // Of what repeats itself between zeros text's codec makes a few bytes, where the others take some for every word.
     let is_repeated = look.is_repeated();
-    let needs_words = !is_sparse && !is_repeated && columns_bytes > COLUMNS_TAKEN;
-    let words = (needs_words && words::are_likely(page)).then(|| words::encode(page, encoded));
-    let words = words.filter(|bytes| *bytes < columns_bytes);
-    let best = 1 + words.unwrap_or(columns_bytes);
-    let is_taken = best <= TAKEN.min(bytes_max) || best <= bytes_max && look.is_varied();
+    let needs_more = !is_sparse && !is_repeated && columns_bytes > COLUMNS_TAKEN;
+    let told = needs_more.then(|| decimals_or_words(page, room, encoded)).flatten();
+    let told = told.filter(|(_, bytes)| *bytes < columns_bytes);
+    let best = 1 + told.map_or(columns_bytes, |(_, bytes)| bytes);
+    // Decimals that are there twice may stand in rows that are.
+    let may_be_text = matches!(told, Some((kind::DECIMALS, _))) || best > TAKEN;
+    let is_taken = best <= bytes_max && (!may_be_text || look.is_varied());
     let mut length = usize::MAX;
     if is_sparse || is_repeated || !is_taken {
         let to = output.last_chunk_mut().expect("one byte less");
@@ -207,10 +201,10 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
             return None;
         }
         let to = &mut output[1..];
-        (output[0], length) = match (words, longs, ints) {
-            (Some(words), ..) => {
-                to.get_mut(..words)?.copy_from_slice(&encoded[..words]);
-                (kind::WORDS, 1 + words)
+        (output[0], length) = match (told, longs, ints) {
+            (Some((kind, bytes)), ..) => {
+                to.get_mut(..bytes)?.copy_from_slice(&encoded[..bytes]);
+                (kind, 1 + bytes)
             }
             (None, Some(longs), _) if longs_bytes == columns_bytes => {
                 (kind::LONGS, 1 + longs.encode(page, to)?)
@@ -219,6 +213,18 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
         };
     }
     Some(length)
+}
+
+/// Numbers with a few digits, or words that are told by others: which, and the length.
+fn decimals_or_words(
+    page: &[u8; PAGE_BYTES],
+    room: &mut [u8; PAGE_BYTES],
+    to: &mut [u8; words::OUTPUT_BYTES],
+) -> Option<(u8, usize)> {
+    if let Some(bytes) = decimals::encode(page, room, &mut to[..TAKEN]) {
+        return Some((kind::DECIMALS, bytes));
+    }
+    words::are_likely(page).then(|| (kind::WORDS, words::encode(page, to)))
 }
 
 /// Bytes of which one word is looked at.
@@ -360,7 +366,7 @@ pub fn undo_to_densify(stored: &[u8], scratch: &mut Scratch) -> Option<usize> {
     if stored.len() < DENSIFIED_MIN || stored.len() == PAGE_BYTES {
         return None;
     }
-    // Of columns ours makes less than any other.
+    // Of columns and decimals ours makes less than any other.
     if !matches!(stored[0], kind::WORDS | kind::TEXT | kind::LZ4) {
         return None;
     }
@@ -691,6 +697,20 @@ mod tests {
             let page = page_of_each(word);
             let lz4 = compress(Codec::Lz4, &page, &mut Scratch::new(), ANY).unwrap().len();
             assert!(suited(&page, ANY).unwrap().0 <= lz4 + 1, "{each} of 64, {bits} bits");
+        }
+    }
+
+    /// Decimals, but whoever looks for repetitions makes less of them.
+    #[test]
+    fn decimals_that_repeat_themselves_stay_short() {
+        let mixed = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        for page in [
+            page_of_each(|at| ((mixed(at / 16) % 50_000) as f64 / 100.0).to_bits()),
+            page_of_each(|at| (mixed(at % 24) as f64 / 1000.0).to_bits()),
+        ] {
+            let lz4 = compress(Codec::Lz4, &page, &mut Scratch::new(), ANY).unwrap().len();
+            let (length, kind) = suited(&page, ANY).unwrap();
+            assert!(length <= lz4 + 64, "{length} bytes of {kind}, LZ4's are {lz4}");
         }
     }
 

@@ -1,18 +1,19 @@
-//! Heaps: 64-bit words, each told by a word before it, eight at a time.
+//! Heaps: 64-bit words, each told by another, eight at a time.
 //!
 //! Heaps are made of objects of a few sizes: what stands in a word often stands in the same field of a neighbour, or differs
 //! in its low bytes: types, counts, pointers into one arena. So the page is taken as 64 *groups* of eight words, a cache line
 //! each, and every word is compared with the words at its own place in the groups 3, 4 and 5 before (in front of the first
-//! group are zeros), and with the first of the page that looks like an address, its *base*. A four-bit tag says which of them it
-//! is told by, and how many bytes of the difference, an XOR, are left to be stored ([`TAGS`]). Addresses of objects are multiples
-//! of 16, so some differences are stored without their lowest four bits. Because a word's eight neighbours don't matter to it,
-//! eight are encoded and decoded at once.
+//! group are zeros), and with the first of the page that looks like an address, its *base*. A four-bit tag says which of them
+//! it is told by, and how many bytes of the difference, an XOR, are left to be stored ([`TAGS`]). Addresses of objects are
+//! multiples of 16, so some differences are stored without their lowest four bits. Because a word's eight neighbours don't
+//! matter to it, eight are encoded and decoded at once.
 //!
 //! ```text
 //!  base │ 512 tags, two in a byte │ what is left of each word, lowest byte first
 //! ```
 //!
-//! Encoding and decoding exist with AVX-512 VBMI and VBMI2, with AVX2, and for any CPU: the same bytes, which a property test sees to.
+//! Encoding and decoding exist with AVX-512 VBMI and VBMI2, with AVX2, and for any CPU: the same bytes, which a property test
+//! sees to.
 // UNSAFETY: vector instructions where the CPU has them; they read and write through pointers.
 
 use super::cpu::{self, Vectors};
@@ -419,7 +420,7 @@ mod avx2 {
 
     #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
     pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8; OUTPUT_BYTES]) -> usize {
-        plain::encode(page, output, |group, before| tell(group, before))
+        plain::encode(page, output, |group, likes| tell(group, likes))
     }
 
     #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
@@ -428,7 +429,7 @@ mod avx2 {
     }
 }
 
-/// With vectors of 64 bytes, and VBMI2: what is left of a group is put together by one instruction.
+/// With vectors of 64 bytes, VBMI and VBMI2: what is left of a group is put together by one instruction.
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
     use super::super::word;
@@ -757,7 +758,8 @@ mod tests {
 
     /// Words as heaps have them, so that every tag occurs.
     fn heap() -> impl Strategy<Value = Vec<u64>> {
-        let word = (0_u8..9, any::<u64>());
+        const ADDRESS: u64 = 0x7f3a_9c40_12e0;
+        let word = (0_u8..12, any::<u64>());
         proptest::collection::vec(word, 512).prop_map(|kinds| {
             let mut words: Vec<u64> = Vec::with_capacity(512);
             for (at, (kind, random)) in kinds.into_iter().enumerate() {
@@ -771,6 +773,10 @@ mod tests {
                     5 => before(1 + random % 6) ^ (random >> (8 * (3 + random % 5))),
                     6 => random >> (8 * (1 + random % 4)),
                     7 => before(3) ^ (random >> 8),
+                    // Near the base, and multiples of 16.
+                    8 => ADDRESS ^ (random >> (32 + random % 17)),
+                    9 => ADDRESS ^ (random >> (36 + random % 17) << 4),
+                    10 => before(3 + random % 3) ^ (random >> 56 << 4),
                     _ => random,
                 });
             }
