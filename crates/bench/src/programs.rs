@@ -7,7 +7,7 @@ mod client;
 
 use crate::Effort;
 use crate::kernel::machine::{self, Machine, PAGE_CLUSTERS, Setting, go_on};
-use crate::kernel::{is_killed, unless_killed};
+use crate::kernel::{is_killed, try_in_turns, unless_killed};
 use crate::live::{self, Outcome, Place};
 use crate::measure::{Random, Sample, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
@@ -337,19 +337,11 @@ impl Contest {
         settings: Vec<Setting>,
         result: &str,
     ) -> Result<(f64, Setting), String> {
-        let (mut best, mut failed) = (None, String::new());
-        for setting in settings {
-            match self.kernel(program, &setting, result) {
-                Ok(run) if best.as_ref().is_none_or(|(least, _)| run.seconds() < *least) => {
-                    best = Some((run.seconds(), setting));
-                }
-                Ok(_) => {}
-                // The kernel may find that there is no memory, and kill it.
-                Err(why) => failed = why,
-            }
-            go_on()?;
-        }
-        best.ok_or(failed)
+        let tried = try_in_turns(settings, self.rounds, |setting| {
+            self.kernel(program, setting, result).map(|run| run.seconds())
+        })?;
+        let least = tried.into_iter().min_by(|(_, one), (_, other)| one.total_cmp(other));
+        least.map(|(setting, seconds)| (seconds, setting)).ok_or_else(|| "nothing to try".to_owned())
     }
 
     fn kernel(&mut self, program: &Program, setting: &Setting, result: &str) -> Result<Run, String> {

@@ -198,6 +198,29 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
 /// Runs of each of the kernel's settings before those that count.
 const TRIALS: usize = 3;
 
+/// The settings with what `run` makes of each: medians of up to three runs in turns. (One run of each had the kernel at half of its
+/// speed, and less, in some loads.) Those with which the kernel only fails are left out.
+pub(crate) fn try_in_turns(
+    settings: Vec<Setting>,
+    rounds: usize,
+    mut run: impl FnMut(&Setting) -> Result<f64, String>,
+) -> Result<Vec<(Setting, f64)>, String> {
+    let (mut found, mut failed) = (vec![Vec::new(); settings.len()], String::new());
+    for _ in 0..TRIALS.min(rounds) {
+        for (setting, found) in settings.iter().zip(&mut found) {
+            match run(setting) {
+                Ok(figure) => found.push(figure),
+                // With large windows and little memory the kernel may find that there is none, and kill the program.
+                Err(why) => failed = why,
+            }
+            go_on()?;
+        }
+    }
+    let tried = settings.into_iter().zip(found).filter(|(_, found)| !found.is_empty());
+    let all: Vec<_> = tried.map(|(setting, found)| (setting, Sample::of(&found).median)).collect();
+    if all.is_empty() { Err(failed) } else { Ok(all) }
+}
+
 struct Contest<'a> {
     size: &'a Size,
     bank: &'a Path,
@@ -217,8 +240,7 @@ impl Contest<'_> {
         Ok(tried.into_iter().filter_map(|(setting, rate)| Some((setting.codec?, rate))).collect())
     }
 
-    /// The settings with the touches per second that the kernel makes with each, best first: medians of runs in turns. (One run of
-    /// each had the kernel at half of its speed, and less, in some loads.)
+    /// The settings with the touches per second that the kernel makes with each, best first.
     fn try_each(
         &self,
         machine: &mut Machine,
@@ -226,21 +248,10 @@ impl Contest<'_> {
         part: &str,
         settings: Vec<Setting>,
     ) -> Result<Vec<(Setting, f64)>, String> {
-        let (mut rates, mut failed) = (vec![Vec::new(); settings.len()], String::new());
-        for _ in 0..TRIALS.min(self.size.rounds) {
-            for (setting, rates) in settings.iter().zip(&mut rates) {
-                match self.kernel(machine, case, setting) {
-                    Ok(run) => rates.push(run.rate(part)),
-                    // With large windows and little memory the kernel may find that there is none, and kill the load.
-                    Err(why) => failed = why,
-                }
-                go_on()?;
-            }
-        }
-        let tried = settings.into_iter().zip(rates).filter(|(_, rates)| !rates.is_empty());
-        let mut all: Vec<_> = tried.map(|(setting, rates)| (setting, Sample::of(&rates).median)).collect();
+        let rate = |setting: &Setting| self.kernel(machine, case, setting).map(|run| run.rate(part));
+        let mut all = try_in_turns(settings, self.size.rounds, rate)?;
         all.sort_by(|(_, one), (_, other)| other.total_cmp(one));
-        if all.is_empty() { Err(failed) } else { Ok(all) }
+        Ok(all)
     }
 
     fn measure(&self, machine: &mut Machine, case: Case) -> Result<Measured, String> {
