@@ -338,10 +338,10 @@ impl Contest {
         result: &str,
     ) -> Result<(f64, Setting), String> {
         let tried = try_in_turns(settings, self.rounds, |setting| {
-            self.kernel(program, setting, result).map(|run| run.seconds())
+            self.kernel(program, setting, result).map(|run| run.seconds().recip())
         })?;
-        let least = tried.into_iter().min_by(|(_, one), (_, other)| one.total_cmp(other));
-        least.map(|(setting, seconds)| (seconds, setting)).ok_or_else(|| "nothing to try".to_owned())
+        let fastest = tried.into_iter().max_by(|(_, one), (_, other)| one.total_cmp(other));
+        fastest.map(|(setting, speed)| (speed.recip(), setting)).ok_or_else(|| "nothing to try".to_owned())
     }
 
     fn kernel(&mut self, program: &Program, setting: &Setting, result: &str) -> Result<Run, String> {

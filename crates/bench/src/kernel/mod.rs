@@ -197,28 +197,38 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
 
 /// Runs of each of the kernel's settings before those that count.
 const TRIALS: usize = 3;
+/// So much faster is the fastest than those that aren't tried again.
+const HOPELESS: f64 = 4.0;
 
-/// The settings with what `run` makes of each: medians of up to three runs in turns. (One run of each had the kernel at half of its
-/// speed, and less, in some loads.) Those with which the kernel only fails are left out.
+/// The settings with the speed that `run` finds with each: medians of up to three runs in turns. (One run of each had the kernel at
+/// half of its speed, and less, in some loads.) Those with which the kernel only fails are left out, and what is slower than the
+/// fastest by far isn't tried again.
 pub(crate) fn try_in_turns(
     settings: Vec<Setting>,
     rounds: usize,
     mut run: impl FnMut(&Setting) -> Result<f64, String>,
 ) -> Result<Vec<(Setting, f64)>, String> {
-    let (mut found, mut failed) = (vec![Vec::new(); settings.len()], String::new());
+    let mut tried: Vec<(Setting, Vec<f64>)> = settings.into_iter().map(|setting| (setting, vec![])).collect();
+    let mut failed = String::new();
     for _ in 0..TRIALS.min(rounds) {
-        for (setting, found) in settings.iter().zip(&mut found) {
+        let fastest = tried.iter().filter_map(|(_, speeds)| speeds.first().copied()).fold(0.0, f64::max);
+        for (setting, speeds) in &mut tried {
+            if speeds.first().is_some_and(|speed| speed * HOPELESS < fastest) {
+                continue;
+            }
             match run(setting) {
-                Ok(figure) => found.push(figure),
+                Ok(speed) => speeds.push(speed),
                 // With large windows and little memory the kernel may find that there is none, and kill the program.
                 Err(why) => failed = why,
             }
             go_on()?;
         }
+        if tried.iter().all(|(_, speeds)| speeds.is_empty()) {
+            return Err(failed);
+        }
     }
-    let tried = settings.into_iter().zip(found).filter(|(_, found)| !found.is_empty());
-    let all: Vec<_> = tried.map(|(setting, found)| (setting, Sample::of(&found).median)).collect();
-    if all.is_empty() { Err(failed) } else { Ok(all) }
+    tried.retain(|(_, speeds)| !speeds.is_empty());
+    Ok(tried.into_iter().map(|(setting, speeds)| (setting, Sample::of(&speeds).median)).collect())
 }
 
 struct Contest<'a> {
