@@ -516,3 +516,41 @@ fn chart(tier: Tier, measured: &[Measured]) -> Chart {
     }
     chart
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Deflate was once taken for the best, because the others had a bad moment each.
+    #[test]
+    fn settings_are_tried_in_turns_but_for_hopeless_ones() {
+        let setting = |page_cluster| Setting { codec: None, page_cluster };
+        // By setting what each of its runs finds: a bad moment, none, far slower, killed at first, killed always.
+        let found: [&[Option<f64>]; 5] = [
+            &[Some(3.0), Some(10.0), Some(11.0)],
+            &[Some(9.0), Some(9.5), Some(9.0)],
+            &[Some(2.0)],
+            &[None, Some(4.0), Some(5.0)],
+            &[None, None, None],
+        ];
+        let mut runs = [0; 5];
+        let all = try_in_turns((0..5).map(setting).collect(), 5, |setting| {
+            let at = setting.page_cluster as usize;
+            runs[at] += 1;
+            found[at][runs[at] - 1].ok_or_else(|| "killed".to_owned())
+        });
+        let medians = [(0, 10.0), (1, 9.0), (2, 2.0), (3, 4.5)].map(|(at, speed)| (setting(at), speed));
+        assert_eq!((all.unwrap(), runs), (medians.to_vec(), [3, 3, 1, 3, 3]));
+    }
+
+    #[test]
+    fn what_is_killed_with_every_setting_is_tried_once() {
+        let settings = [0, 3].map(|page_cluster| Setting { codec: None, page_cluster });
+        let mut runs = 0;
+        let all = try_in_turns(settings.to_vec(), 5, |_| {
+            runs += 1;
+            Err("killed".to_owned())
+        });
+        assert_eq!((all, runs), (Err("killed".to_owned()), 2));
+    }
+}

@@ -3,10 +3,10 @@
 //!
 //! 12.34 has no end in binary, so its bits look like noise. But it is the number nearest to 1234 / 100, and the whole numbers
 //! above the line are a column like any other ([`columns`](super::columns)). So of each number x of a page the bits of
-//! 1.5·2⁵² + x·10ⁿ are taken: numbers of that size are whole and one apart, hence the sum is rounded to one, and its bits count up as
-//! it does. A subtraction and a division bring it back, to the last bit or not at all: a page is one of decimals if all of its
-//! numbers come back. Those that are too large, infinite or none, and zeros with a sign, don't. The same with 2²³ for numbers
-//! of 32 bits.
+//! 1.5·2⁵² + x·10ⁿ are taken: numbers of that size are whole and one apart, hence the sum is rounded to one, and its bits count
+//! up as it does. A subtraction and a division bring it back, to the last bit or not at all: a page is one of decimals if all
+//! of its numbers come back. Those that are too large, infinite or none, and zeros with a sign, don't. The same with 2²³ for
+//! numbers of 32 bits.
 //!
 //! ```text
 //!  n, and 128 for numbers of 32 bits │ columns
@@ -31,6 +31,9 @@ const STEP_BYTES: usize = 512;
 /// A floating-point number.
 trait Float: Copy {
     const BYTES: usize;
+    const TENS: [Self; DIGITS_MAX + 1];
+    /// In the middle of the numbers that are whole and one apart: there is room for either sign.
+    const WHOLE: Self;
 
     fn read(bytes: &[u8]) -> Self;
     fn write(self, bytes: &mut [u8]);
@@ -40,15 +43,17 @@ trait Float: Copy {
     /// The whole number that it is with so many digits, as it is packed.
     fn up(self, digits: usize) -> Self;
     fn down(self, digits: usize) -> Self;
-    /// Not 0 if that number, packed, is not one that is back as it was. (What isn't a number at all would be back, too, as CPUs
-    /// are; no language promises it.)
+    /// 0 if that is this number, packed: it is in its place, and comes back as it was. (What isn't a number at all would come
+    /// back, too, as CPUs are; no language promises it.)
     fn differs(self, packed: Self, digits: usize) -> u64;
 }
 
 macro_rules! float {
-    ($type:ty, $bits:ty) => {
+    ($type:ty) => {
         impl Float for $type {
             const BYTES: usize = size_of::<$type>();
+            const TENS: [Self; DIGITS_MAX + 1] = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7];
+            const WHOLE: Self = 1.5 * (1_u64 << (<$type>::MANTISSA_DIGITS - 1)) as $type;
 
             #[inline(always)]
             fn read(bytes: &[u8]) -> Self {
@@ -82,21 +87,10 @@ macro_rules! float {
                 u64::from(out_of_place | (self.to_bits() ^ back.to_bits()))
             }
         }
-        impl Whole for $type {
-            const TENS: [Self; DIGITS_MAX + 1] = [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7];
-            const WHOLE: Self = 1.5 * (1_u64 << (<$type>::MANTISSA_DIGITS - 1)) as $type;
-        }
     };
 }
-float!(f64, u64);
-float!(f32, u32);
-
-/// What makes a whole number of one.
-trait Whole: Sized {
-    const TENS: [Self; DIGITS_MAX + 1];
-    /// In the middle of the numbers that are one apart: there is room for either sign.
-    const WHOLE: Self;
-}
+float!(f64);
+float!(f32);
 
 /// Encodes a page of decimals; the length. None if it isn't one, or if that is longer than `output`. What is in `room` doesn't
 /// matter.

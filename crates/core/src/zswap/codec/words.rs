@@ -588,9 +588,11 @@ mod avx512 {
     pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8; OUTPUT_BYTES]) -> usize {
         // SAFETY: a group of the page.
         let group = |at: usize| unsafe { _mm512_loadu_si512(page.as_ptr().add(GROUP_BYTES * at).cast()) };
-        let addresses = |at: &usize| (*at, addresses_of(group(*at)));
-        let with_one = (0..GROUPS).find_map(|at| Some(addresses(&at)).filter(|(_, lanes)| *lanes != 0));
-        let base = with_one.map_or(0, |(at, lanes)| word(page, at * LANES + lanes.trailing_zeros() as usize));
+        let first_of = |at: usize| {
+            let lanes = addresses_of(group(at));
+            (lanes != 0).then(|| word(page, at * LANES + lanes.trailing_zeros() as usize))
+        };
+        let base = (0..GROUPS).find_map(first_of).unwrap_or(0);
         output[..BASE_BYTES].copy_from_slice(&base.to_le_bytes());
         let base = _mm512_set1_epi64(base as i64);
         let mut before = [_mm512_setzero_si512(); LAG_MAX];
