@@ -53,10 +53,11 @@ test-e2e: build programs
 	$(CARGO) test --test limits --test show --test bench -- --test-threads=1
 	$(CARGO) test --test programs -- --test-threads=2
 	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test memory_calls -- --test-threads=3 \
-		io:: stacks:: processes:: signals:: strange::
+		io:: stacks:: processes:: signals:: strange:: list_that_is_out unlocked_after
 	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test programs -- --test-threads=2 without_disk
 	FARPAGE_TEST_FAULTS=segv $(CARGO) test --test memory_calls -- --test-threads=3 \
-		remap:: heap:: io:: stacks:: dont_need only_written forbidden_before fork_while_out sparse snapshots moved_in_a_child borrowers_killed
+		remap:: heap:: io:: stacks:: dont_need only_written forbidden_before fork_while_out sparse snapshots moved_in_a_child \
+		borrowers_killed list_that_is_out unlocked_after kept_from_children
 	$(PYTHON) tests/compat.py --fast
 
 # The sizes that the promise is made for: about 1 GiB for each program.

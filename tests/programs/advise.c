@@ -59,6 +59,25 @@ static void dont_need_of_a_process(void)
     VERIFY_FROM(memory + 16 * MIB, 32 * MIB, 6, 16 * MIB / PAGE);
 }
 
+/* The kernel reads the list by itself, and can't wait for what is out. (It was EFAULT where calls are guarded.) */
+static void advice_by_a_list_that_is_out(void)
+{
+    char *memory = filled(LARGE, 16);
+    struct iovec *list = (struct iovec *)(memory + LARGE - PAGE);
+    int self = (int)syscall(434 /* pidfd_open */, getpid(), 0);
+    CHECK(self >= 0);
+    for (int way = 0; way < 2; way++) {
+        list[0] = (struct iovec) { memory, MIB };
+        for (int turn = 0; turn < 8 && pages_out(list, PAGE) == 0; turn++)
+            push_out();
+        REQUIRE_OUT(list, PAGE);
+        long done = way == 0 ? syscall(440 /* process_madvise */, self, list, 1, 20 /* COLD */, 0)
+                             : call(440, self, (long)list, 1, 20, 0, 0);
+        CHECK(done == (long)MIB || done == -EINVAL || (done == -1 && errno == EINVAL));
+        VERIFY(memory, LARGE - PAGE, 16);
+    }
+}
+
 /* Advice that must not change a byte; the kernel may refuse some of it. */
 static void other_advice(void)
 {
@@ -210,6 +229,23 @@ static void locked_and_unlocked(void)
     VERIFY(memory, LARGE, 10);
 }
 
+/* Locked when the budget was reached, it could not be registered; unlocked it can. (It stayed in memory for good.) */
+static void unlocked_after_the_take_over(void)
+{
+    char *memory = map_alone(4 * MIB);
+    fill(memory, 4 * MIB, 18);
+    CHECK(mlock(memory, 4 * MIB) == 0);
+    char *more = filled(LARGE, 19);
+    push_out();
+    CHECK(pages_out(memory, 4 * MIB) == 0);
+    CHECK(munlock(memory, 4 * MIB) == 0);
+    push_out();
+    push_out();
+    REQUIRE_OUT(memory, 4 * MIB);
+    VERIFY(memory, 4 * MIB, 18);
+    VERIFY(more, LARGE, 19);
+}
+
 static void all_locked(void)
 {
     char *memory = filled(LARGE, 11);
@@ -230,6 +266,11 @@ static void all_locked(void)
     char *later = map(8 * MIB);
     CHECK(pages_out(later, 8 * MIB) == 0);
     fill(later, 8 * MIB, 12);
+    /* So is what the heap grows by. (It was left to be filled, and tried to be evicted again and again.) */
+    char *heap = sbrk(2 * MIB);
+    CHECK(heap != (char *)-1);
+    heap = (char *)(((uintptr_t)heap + PAGE - 1) / PAGE * PAGE);
+    CHECK(pages_out(heap, MIB) == 0);
     /* One that fails changes nothing. */
     CHECK(mlockall(0) == -1 && errno == EINVAL);
     char *last = map(8 * MIB);
@@ -303,7 +344,8 @@ static void only_written_or_executed(void)
 }
 
 MAIN({ "dont_need", dont_need }, { "dont_need_of_a_process", dont_need_of_a_process }, { "free_later", free_later },
-     { "other_advice", other_advice },
+     { "other_advice", other_advice }, { "advice_by_a_list_that_is_out", advice_by_a_list_that_is_out },
+     { "unlocked_after_the_take_over", unlocked_after_the_take_over },
      { "dont_need_over_a_hole", dont_need_over_a_hole }, { "protected_and_back", protected_and_back },
      { "reserved_and_opened", reserved_and_opened }, { "made_executable", made_executable },
      { "locked_and_unlocked", locked_and_unlocked }, { "all_locked", all_locked },

@@ -50,6 +50,20 @@ static void fail(const char *file, int line, const char *format, ...)
             FAIL("%s is false (errno %d: %s)", #condition, errno, strerror(errno));                           \
     } while (0)
 
+/* A system call past libc. */
+static inline long call(long number, long a, long b, long c, long d, long e, long f)
+{
+    long result;
+    register long r10 __asm__("r10") = d;
+    register long r8 __asm__("r8") = e;
+    register long r9 __asm__("r9") = f;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "0"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9)
+                     : "rcx", "r11", "memory");
+    return result;
+}
+
 static inline uint64_t mix(uint64_t x)
 {
     x ^= x >> 31;
@@ -129,6 +143,14 @@ static __attribute__((unused)) char *map_at(void *address, size_t bytes, int fla
 static __attribute__((unused)) char *map(size_t bytes)
 {
     return map_at(NULL, bytes, 0);
+}
+
+/* Between neighbours that aren't managed. */
+static __attribute__((unused)) char *map_alone(size_t bytes)
+{
+    char *place = mmap(NULL, bytes + 2 * PAGE, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(place != MAP_FAILED);
+    return map_at(place + PAGE, bytes, MAP_FIXED);
 }
 
 /* A mapping with content `seed`. */

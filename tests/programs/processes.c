@@ -192,6 +192,28 @@ static void holes_of_its_own(void)
     VERIFY(memory, LARGE, 72);
 }
 
+/* What is too small to be managed is kept from children by the kernel alone, and given to them again by it. (The second was
+ * swallowed, as for managed memory: the child had nothing there.) */
+static void kept_from_children_and_given_again(void)
+{
+    enum { SMALL = 64 * 1024 };
+    char *small = map_alone(SMALL);
+    memset(small, 's', SMALL);
+    char *memory = filled(LARGE, 73);
+    push_out();
+    REQUIRE_OUT(memory, LARGE);
+    CHECK(madvise(small, SMALL, MADV_DONTFORK) == 0 && madvise(small, SMALL, MADV_DOFORK) == 0);
+    CHECK(madvise(memory, LARGE, MADV_DONTFORK) == 0 && madvise(memory, LARGE, MADV_DOFORK) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        CHECK(small[0] == 's' && small[SMALL - 1] == 's');
+        VERIFY(memory, LARGE, 73);
+        _exit(0);
+    }
+    ended_well(child);
+}
+
 /* Many children at once, some of which run another program instead. */
 static void many_children_while_out(void)
 {
@@ -513,6 +535,7 @@ MAIN({ "fork_within_budget", fork_within_budget }, { "fork_of_a_fork", fork_of_a
      { "fork_after_giving_back", fork_after_giving_back }, { "fork_while_out", fork_while_out },
      { "line_of_forks_while_out", line_of_forks_while_out }, { "many_children_while_out", many_children_while_out },
      { "wiped_in_children", wiped_in_children }, { "holes_of_its_own", holes_of_its_own },
+     { "kept_from_children_and_given_again", kept_from_children_and_given_again },
      { "bare_clone", bare_clone }, { "programs_started_while_out", programs_started_while_out }, { "borrowers_killed", borrowers_killed },
      { "other_program_in_our_place", other_program_in_our_place }, { "fork_while_sparse", fork_while_sparse },
      { "forks_beside_threads", forks_beside_threads },

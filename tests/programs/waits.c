@@ -52,4 +52,19 @@ static void give_up_after(void)
     puts("all right");
 }
 
-MAIN({ "read_after", read_after }, { "write_after", write_after }, { "give_up_after", give_up_after })
+/* Memory that is out moves, and libc doesn't know. */
+static void moved_past_libc(void)
+{
+    uint64_t *memory = (uint64_t *)map(LARGE);
+    noise(memory, LARGE, 5);
+    char *place = map(LARGE);
+    long moved = call(SYS_mremap, (long)memory, LARGE, LARGE, MREMAP_MAYMOVE | MREMAP_FIXED, (long)place, 0);
+    CHECK(moved == (long)place);
+    /* Whoever reads of it may be a moment late. */
+    usleep(200000);
+    compare((uint64_t *)place, LARGE, 5);
+    puts("all right");
+}
+
+MAIN({ "read_after", read_after }, { "write_after", write_after }, { "give_up_after", give_up_after },
+     { "moved_past_libc", moved_past_libc })

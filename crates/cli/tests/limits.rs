@@ -317,6 +317,47 @@ fn budget_below_what_the_process_needs_names_the_number() {
     assert!(!outcome.place.path().join("ready").exists(), "the program ran");
 }
 
+/// README: a mapping that is moved past libc is noticed, and the program is stopped; where its system calls are guarded, it
+/// is seen and followed.
+#[test]
+fn memory_that_is_moved_past_libc_stops_the_program_or_is_followed() {
+    let Some(_alone) = alone_with("cc") else { return };
+    let program = compiled("waits");
+    for faults in ["signal", "segv", "thread"] {
+        if faults == "thread" && !is_root() {
+            skip("only root may have faults as messages");
+            continue;
+        }
+        let under = Under::budget(RAM, &["--faults", faults]);
+        let outcome = Job::new(&under, &[program.to_str().unwrap(), "moved_past_libc"]).within(60).run();
+        if faults == "thread" {
+            assert_eq!((outcome.status, outcome.text().as_str()), (Some(125), ""), "{}", outcome.stderr);
+            assert!(
+                outcome.stderr.contains("STOPPED") && outcome.stderr.contains("past libc"),
+                "{}",
+                outcome.stderr
+            );
+        } else {
+            assert_eq!(outcome.succeeded().text(), "all right\n");
+        }
+    }
+}
+
+/// Its child could not get at what is out. It was refused without a word.
+#[test]
+fn fork_after_a_change_of_user_is_refused_and_told() {
+    let Some(_alone) = alone_with("cc") else { return };
+    if !is_root() {
+        return skip("only root can become another user");
+    }
+    let program = compiled("strange");
+    let outcome =
+        Job::new(&Under::budget(RAM, &[]), &[program.to_str().unwrap(), "another_user"]).within(60).run();
+    outcome.succeeded();
+    assert_eq!(outcome.counter("fork_refused"), 1, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("a fork was refused"), "{}", outcome.stderr);
+}
+
 // ---- nothing is left -----------------------------------------------------------------------------------
 
 fn shared_memory() -> Vec<std::ffi::OsString> {

@@ -66,7 +66,7 @@ table! {
         FaultPool = "fault_pool", "faults";
         /// Faults that read an area.
         FaultArea = "fault_area", "faults";
-        /// First writes to pages whose clean copy still owned a slot, or that were only read before the take-over.
+        /// First writes to pages that were write-protected: only read before the take-over, or to be copied out and then left.
         FaultWrite = "fault_write", "faults";
         /// Faults on a page that another thread was already moving.
         FaultJoined = "fault_joined", "faults";
@@ -76,9 +76,9 @@ table! {
         FaultLost = "fault_lost", "faults";
         /// Pages taken out of the program's memory.
         EvictTaken = "evict_taken", "pages";
-        /// Those of them that the thread took which had just been served a fault.
+        /// Pages of evict_taken that the thread took which had just been served a fault.
         EvictHere = "evict_here", "pages";
-        /// Those of them that were taken while threads that ran into a fault waited for it.
+        /// Pages of evict_taken that were taken while threads that ran into a fault waited for it.
         EvictLull = "evict_lull", "pages";
         /// Pages that could not be taken because the kernel or a device held them.
         EvictBusy = "evict_busy", "pages";
@@ -119,7 +119,7 @@ table! {
         AreaFull = "area_full", "pages";
         /// Times that memory stayed over the budget because nothing could be evicted.
         OverBudget = "over_budget", "times";
-        /// Forks refused with ENOMEM because pages were evicted.
+        /// Forks refused with EAGAIN or ENOMEM because pages were evicted.
         ForkRefused = "fork_refused", "calls";
         /// Mappings registered with userfaultfd.
         Registered = "registered", "calls";

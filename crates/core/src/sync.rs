@@ -18,6 +18,7 @@
 //! | 7 | `areas::Areas` | clusters, slot bits, owners; several locks: see `areas::slots` |
 //! | 8 | `readahead::Streams` | which walks there are |
 //! | 9 | `table::Leaf` | which places for lines of entries are given out |
+//! | 10 | queues of faults and of windows, counts of slots, dispositions of signals | themselves: nothing is taken under them |
 //!
 //! Take ranks downward only. A lock of rank 3 and below is held for a bounded number of instructions, never
 //! across a system call, and never while program memory is touched.
@@ -26,7 +27,7 @@ use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// The atomics of what loom runs (`make loom`): this lock, a page's entry, holds, leases, the index. A file that uses
+/// The atomics of what loom runs (`make loom`): this lock, a page's entry, pins, holds, leases, the index. A file that uses
 /// them from here can have a module of loom models, compiled with `cfg(all(test, loom))`; unit tests that hand it
 /// the standard library's are left out then.
 pub mod atomic {

@@ -7,7 +7,8 @@
 //! * [`Fault`]: a touch that can't go on. [`thread::Faults`] reads them as userfaultfd messages;
 //!   [`signal::Handover`] gets them from the threads that touched, as SIGBUS or SIGSEGV.
 //!
-//! Whoever calls is an engine thread: no allocation, no libc, no thread-local storage.
+//! Whoever calls is an engine thread, or a thread of the program in a handler or hook of ours: no allocation, no libc, no
+//! thread-local storage.
 #![cfg_attr(not(test), no_std)]
 
 pub mod segv;
@@ -105,8 +106,8 @@ pub trait Pages: Sync {
     /// Has the next write to each of `pages` that is there reported to us. False if the kernel can't.
     fn protect(&self, pages: PageRange) -> bool;
 
-    /// Lifts the write protection and wakes. False if it can't be lifted.
-    fn unprotect(&self, page: PageIndex) -> bool;
+    /// Lifts the write protection of `pages` and wakes. False if it can't be lifted.
+    fn unprotect(&self, pages: PageRange) -> bool;
 
     /// Makes every touch of the missing page a SIGBUS, and wakes.
     fn poison(&self, page: PageIndex) -> Result<(), InstallError>;

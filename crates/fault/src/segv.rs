@@ -462,9 +462,10 @@ impl Pages for &ByProtection {
         false
     }
 
-    fn unprotect(&self, page: PageIndex) -> bool {
+    fn unprotect(&self, pages: PageRange) -> bool {
         // Nothing is, but the kernel may have had no mapping to spare when it should have been opened.
-        self.book.get(page) != 0 && self.open(PageRange::of(page, 1)) == 1
+        let is_known = |page| self.book.get(PageIndex(page)) != 0;
+        (pages.start.0..pages.end.0).all(is_known) && self.open(pages) == pages.count()
     }
 
     fn poison(&self, _: PageIndex) -> Result<(), InstallError> {

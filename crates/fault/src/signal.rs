@@ -1,8 +1,8 @@
 //! `signal` mode: faults as SIGBUS, in the thread that touched the page.
 //!
-//! It needs no privilege. The kernel doesn't put the thread to sleep; it calls a handler of ours, which *hands the
-//! fault over* to an engine thread and sleeps until the page was dealt with. Then the handler returns, and the access
-//! is tried again.
+//! It needs no privilege. The kernel doesn't put the thread to sleep; it calls a handler of ours, which serves the
+//! fault itself if it can (`runtime/src/guard/direct.rs`), else *hands it over* to an engine thread and sleeps until the page
+//! was dealt with. Then the handler returns, and the access is tried again.
 //!
 //! Whoever deals with a page wakes those that sleep for it; userfaultfd does that by itself for threads that it has put
 //! to sleep, but it knows nothing of ours. [`Woken`] does it for every way of getting pages in.
@@ -260,9 +260,9 @@ impl<P: Pages> Pages for Woken<'_, P> {
         self.pages.protect(pages)
     }
 
-    fn unprotect(&self, page: PageIndex) -> bool {
-        let lifted = self.pages.unprotect(page);
-        self.handover.wake(PageRange::of(page, 1));
+    fn unprotect(&self, pages: PageRange) -> bool {
+        let lifted = self.pages.unprotect(pages);
+        self.handover.wake(pages);
         lifted
     }
 

@@ -294,8 +294,8 @@ impl Pages for ByMove<'_> {
         self.uffd.protect(pages, true).is_ok()
     }
 
-    fn unprotect(&self, page: PageIndex) -> bool {
-        self.uffd.protect(PageRange::of(page, 1), false).is_ok()
+    fn unprotect(&self, pages: PageRange) -> bool {
+        self.uffd.protect(pages, false).is_ok()
     }
 
     fn poison(&self, page: PageIndex) -> Result<(), InstallError> {
@@ -398,8 +398,8 @@ impl Pages for ByCopy<'_> {
         self.uffd.protect(pages, true).is_ok()
     }
 
-    fn unprotect(&self, page: PageIndex) -> bool {
-        self.uffd.protect(PageRange::of(page, 1), false).is_ok()
+    fn unprotect(&self, pages: PageRange) -> bool {
+        self.uffd.protect(pages, false).is_ok()
     }
 
     fn poison(&self, page: PageIndex) -> Result<(), InstallError> {

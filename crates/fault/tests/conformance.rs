@@ -486,7 +486,7 @@ mod cases {
         assert_eq!(bench.read(0), vec![1; PAGE_BYTES], "reading needs nobody");
         let writer = std::thread::spawn(|| bench.write(0, 7));
         assert_eq!(bench.next_faults(), [Fault { page: bench.page(0), access: Access::WriteProtected }]);
-        bench.pages.unprotect(bench.page(0));
+        bench.pages.unprotect(PageRange::of(bench.page(0), 1));
         writer.join().unwrap();
         assert_eq!(bench.read(0), vec![7; PAGE_BYTES]);
     }
@@ -518,7 +518,7 @@ mod cases {
         assert_eq!(bench.read(1), vec![0; PAGE_BYTES], "reading needs nobody");
         let writer = std::thread::spawn(|| bench.write(1, 7));
         assert_eq!(bench.next_faults(), [Fault { page: bench.page(1), access: Access::WriteProtected }]);
-        bench.pages.unprotect(bench.page(1));
+        bench.pages.unprotect(PageRange::of(bench.page(1), 1));
         writer.join().unwrap();
         assert_eq!(bench.read(1), vec![7; PAGE_BYTES]);
         // The other one is taken as any page is, protected or not.
@@ -742,7 +742,7 @@ mod cases {
         assert_eq!(install(1, 1), Err(InstallError::Unmapped));
         assert_eq!(install(0, 2), Ok(1));
         assert_eq!(bench.read(0), vec![1; PAGE_BYTES]);
-        assert!(!bench.pages.unprotect(bench.page(1)));
+        assert!(!bench.pages.unprotect(PageRange::of(bench.page(1), 1)));
     }
 
     fn tempfile() -> std::io::Result<std::fs::File> {

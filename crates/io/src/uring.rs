@@ -10,14 +10,10 @@
 //! 3. The kernel reads the submission queue only inside `io_uring_enter` (we don't use SQPOLL). So entries
 //!    that it hasn't taken can be withdrawn.
 //! 4. Frames aren't registered as buffers: UFFDIO_MOVE must be able to move them, and registering pins them.
-//! 5. Neither SINGLE_ISSUER nor COOP_TASKRUN is set. A ring is used by whichever thread holds its lock, and
-//!    a completion must not wait until the thread that submitted happens to enter the kernel.
+//! 5. Neither SINGLE_ISSUER nor COOP_TASKRUN is set: a completion must not wait until the thread that submitted happens to
+//!    enter the kernel.
 //! 6. Nobody waits for good for what the kernel has forgotten: after a second in vain, its workers are roused by a request
 //!    that does nothing ([`Uring::rouse`]), at most one at a time. It has no place, and its completion is of no request.
-//!
-//! From 5 follows a duty of the caller: the kernel interrupts the submitting thread to post completions, and
-//! some blocking calls then return EINTR. So a thread of the program that submits collects before it returns
-//! to the program.
 //!
 //! UNSAFETY: the rings are memory shared with the kernel, and no safe wrapper exists without an allocator.
 

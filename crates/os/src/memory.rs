@@ -94,9 +94,12 @@ pub fn reserve(bytes: usize) -> Result<*mut u8, Errno> {
 }
 
 /// The same for what only engine threads use: a fork's child, which has none, doesn't get it.
-pub fn reserve_for_threads(bytes: usize) -> Result<*mut u8, Errno> {
+///
+/// # Safety
+/// No code that runs in a child may use it.
+pub unsafe fn reserve_for_threads(bytes: usize) -> Result<*mut u8, Errno> {
     let base = reserve(bytes)?;
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's promise.
     unsafe { keep_from_children(base, bytes) }?;
     Ok(base)
 }

@@ -150,6 +150,7 @@ pub fn forked(arguments: [usize; 6]) -> isize {
 /// The fork itself, on a stack of ours, with signals blocked.
 pub fn make(engine: &'static Engine, arguments: [usize; 6], stack_pointer: usize) -> isize {
     if engine.pager.evicted() > 0 && !can_join() {
+        farpage::fork::refused(engine);
         return -(ENOMEM as isize);
     }
     // SAFETY: takes nothing.

@@ -14,7 +14,7 @@ use farpage::engine::Engine;
 use farpage::guard;
 use farpage_core::units::PageRange;
 use farpage_os::memory;
-use farpage_os::sys::{self, Errno};
+use farpage_os::sys::Errno;
 use farpage_os::thread::SignalsBlocked;
 
 /// Threads that can be inside hooks at once; more wait.
@@ -124,9 +124,7 @@ extern "C" fn run(work: *mut Work) {
     let work = unsafe { &mut *work };
     let Some(engine) = work.engine else { return };
     work.result = match work.task {
-        // SAFETY: a call that isn't about memory is made as the program asked for it.
-        Task::Call(call, arguments) => changes::by_number(engine, call, arguments)
-            .unwrap_or_else(|| unsafe { sys::call(call, arguments) }),
+        Task::Call(call, arguments) => changes::by_hook(engine, call, arguments),
         Task::Fork(arguments, stack_pointer) => crate::fork::make(engine, arguments, stack_pointer),
         Task::Hold(range) => {
             changes::hold(engine, range);

@@ -1,4 +1,4 @@
-//! Readahead in the live engine: windows are brought in by a thread of their own, `farpage-ahead`, so that the
+//! Readahead in the live engine: windows are brought in by two threads of their own, `farpage-ahead`, so that the
 //! program goes through one window while the next one is made ready.
 //!
 //! The thread that serves a fault serves its page first and alone. Windows wait in a short queue; a full queue
@@ -49,7 +49,7 @@ struct Ring {
     count: usize,
 }
 
-/// Windows that wait for the thread that reads ahead. Its lock is an innermost one: nothing is done under it.
+/// Windows that wait for the threads that read ahead. Its lock is an innermost one: nothing is done under it.
 pub struct AheadQueue {
     ring: Lock<Ring>,
     bell: AtomicU32,

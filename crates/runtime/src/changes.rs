@@ -22,7 +22,7 @@ pub type Arguments = [usize; 6];
 
 const PROTECTION: usize = (raw::PROT_READ | raw::PROT_WRITE | raw::PROT_EXEC) as usize;
 /// Every page that there can be.
-const EVERYTHING: PageRange = PageRange::new(PageIndex(0), PageIndex(1 << 35));
+pub const EVERYTHING: PageRange = PageRange::new(PageIndex(0), PageIndex(1 << 35));
 /// Value of `Engine::lock_future`: new mappings are locked, and filled.
 const LOCK_AND_FILL: u32 = 1;
 /// Value of `Engine::lock_future`: new mappings are locked as they are touched.
@@ -30,6 +30,10 @@ const LOCK: u32 = 2;
 // Newer than the headers: free under a lock, and guard pages.
 const DONTNEED_LOCKED: u32 = 24;
 const GUARD_INSTALL: u32 = 102;
+const EFAULT: isize = -(linux_raw_sys::errno::EFAULT as isize);
+const EINVAL: isize = -(linux_raw_sys::errno::EINVAL as isize);
+/// How often a call is made that may find memory out: what was brought in may be out again before the kernel looks.
+const TRIES_MAX: usize = 100;
 const READ_WRITE: usize = (raw::PROT_READ | raw::PROT_WRITE) as usize;
 
 /// Makes a call with the program's own arguments.
@@ -44,7 +48,7 @@ const fn is_aligned(address: usize) -> bool {
 }
 
 /// Pages of an argument pair, none if it overflows: then the kernel refuses it.
-fn pages_of(address: usize, bytes: usize) -> Option<PageRange> {
+pub fn pages_of(address: usize, bytes: usize) -> Option<PageRange> {
     address.checked_add(bytes)?.checked_add(PAGE_BYTES)?;
     Some(PageRange::covering(address, bytes))
 }
@@ -137,18 +141,25 @@ pub fn mmap(engine: &'static Engine, mut arguments: Arguments) -> isize {
         engine.pager.stats().count(Counter::MapChanges);
     }
     if is_ours {
-        let mut known = flags_for(protection);
-        let lock_future = engine.lock_future.load(Ordering::Relaxed);
-        if flag(raw::MAP_LOCKED) || lock_future != 0 {
-            known = known.with(Flags::LOCKED);
-        }
-        engine.adopt(range, known);
-        if lock_future == LOCK_AND_FILL {
-            drop(exclusive);
-            fill(engine, range);
-        }
+        let known = flags_for(protection);
+        adopt_new(
+            engine,
+            range,
+            if flag(raw::MAP_LOCKED) { known.with(Flags::LOCKED) } else { known },
+            exclusive,
+        );
     }
     result
+}
+
+/// Adopts memory that is new, and locks it if all that is to come is to be locked. Lets go of the map lock.
+fn adopt_new(engine: &'static Engine, range: PageRange, flags: Flags, exclusive: Exclusive<'_>) {
+    let lock_future = engine.lock_future.load(Ordering::Relaxed);
+    engine.adopt(range, if lock_future == 0 { flags } else { flags.with(Flags::LOCKED) });
+    drop(exclusive);
+    if lock_future == LOCK_AND_FILL {
+        fill(engine, range);
+    }
 }
 
 /// `munmap(address, bytes)`.
@@ -206,7 +217,6 @@ pub fn mremap(engine: &'static Engine, arguments: Arguments) -> isize {
 
 /// mremap where what is out may not be touched: the kernel moves one mapping, not the pieces that this makes of it.
 fn move_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments, old: PageRange) -> isize {
-    const EFAULT: isize = -(linux_raw_sys::errno::EFAULT as isize);
     let [address, _, new_bytes, flags, ..] = arguments;
     // In whole pages, as the kernel has it.
     let grows = PageRange::covering(address, new_bytes).count() > old.count();
@@ -341,33 +351,14 @@ fn out_of_tables(engine: &Engine) -> ! {
 }
 
 /// `madvise(address, bytes, advice)`.
-pub fn madvise(engine: &'static Engine, mut arguments: Arguments) -> isize {
+pub fn madvise(engine: &'static Engine, arguments: Arguments) -> isize {
     let [address, bytes, advice, ..] = arguments;
     let Some(range) = pages_of(address, bytes).filter(|_| is_aligned(address)) else {
         return pass_on(number::MADVISE, arguments);
     };
     match advice as u32 {
         raw::MADV_DONTNEED | raw::MADV_FREE | DONTNEED_LOCKED | GUARD_INSTALL => {
-            let _exclusive = engine.settled([range]);
-            if !engine.touches(range) || !engine.is_active() {
-                return pass_on(number::MADVISE, arguments);
-            }
-            if advice as u32 == raw::MADV_FREE {
-                // Free now is one of the things that MADV_FREE may do, and the one that we can follow.
-                arguments[2] = raw::MADV_DONTNEED as usize;
-            }
-            let result = pass_on(number::MADVISE, arguments);
-            // ENOMEM: all was done but for holes. EINVAL: it was done up to a locked mapping.
-            let done = match result {
-                0 => range,
-                word if word == -(ENOMEM as isize) => range,
-                _ => PageRange::new(range.start, engine.first_locked(range).unwrap_or(range.start)),
-            };
-            engine.pager.discard(done);
-            // Still open, it would be touched again without our hearing of it: that only blurs how much there is.
-            let _ = engine.protections.map(|protections| protections.withdraw(done));
-            engine.pager.stats().count(Counter::MapChanges);
-            result
+            discard(engine, range, arguments)
         }
         raw::MADV_POPULATE_READ | raw::MADV_POPULATE_WRITE | raw::MADV_COLLAPSE => {
             if !engine.touches(range) {
@@ -389,18 +380,7 @@ pub fn madvise(engine: &'static Engine, mut arguments: Arguments) -> isize {
         {
             0
         }
-        raw::MADV_DONTFORK | raw::MADV_DOFORK => {
-            let _exclusive = engine.map.exclusive();
-            let keep_out = advice as u32 == raw::MADV_DONTFORK;
-            let change =
-                |f: Flags| if keep_out { f.with(Flags::DONT_FORK) } else { f.without(Flags::DONT_FORK) };
-            let _ = engine.pager.ranges.lock().update(range, change);
-            if !keep_out && engine.is_active() && engine.touches(range) {
-                // Registered memory stays hidden from children until a fork that we see.
-                return 0;
-            }
-            pass_on(number::MADVISE, arguments)
-        }
+        raw::MADV_DONTFORK | raw::MADV_DOFORK => show_or_hide(engine, range, arguments),
         raw::MADV_WIPEONFORK | raw::MADV_KEEPONFORK => {
             let _exclusive = engine.map.exclusive();
             let result = pass_on(number::MADVISE, arguments);
@@ -416,14 +396,59 @@ pub fn madvise(engine: &'static Engine, mut arguments: Arguments) -> isize {
     }
 }
 
+/// The program needs what is in `range` no more.
+fn discard(engine: &Engine, range: PageRange, mut arguments: Arguments) -> isize {
+    let _exclusive = engine.settled([range]);
+    if !engine.touches(range) || !engine.is_active() {
+        return pass_on(number::MADVISE, arguments);
+    }
+    if arguments[2] as u32 == raw::MADV_FREE {
+        // Free now is one of the things that MADV_FREE may do, and the one that we can follow.
+        arguments[2] = raw::MADV_DONTNEED as usize;
+    }
+    let result = pass_on(number::MADVISE, arguments);
+    // ENOMEM: all was done but for holes. EINVAL: it was done up to a locked mapping.
+    let done = match result {
+        0 => range,
+        word if word == -(ENOMEM as isize) => range,
+        _ => PageRange::new(range.start, engine.first_locked(range).unwrap_or(range.start)),
+    };
+    engine.pager.discard(done);
+    // Still open, it would be touched again without our hearing of it: that only blurs how much there is.
+    let _ = engine.protections.map(|protections| protections.withdraw(done));
+    engine.pager.stats().count(Counter::MapChanges);
+    result
+}
+
+/// The program keeps `range` from its children, or lets them have it again.
+fn show_or_hide(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
+    let _exclusive = engine.map.exclusive();
+    let hide = arguments[2] as u32 == raw::MADV_DONTFORK;
+    let change = |f: Flags| if hide { f.with(Flags::DONT_FORK) } else { f.without(Flags::DONT_FORK) };
+    let _ = engine.pager.ranges.lock().update(range, change);
+    if hide || !engine.is_active() {
+        return pass_on(number::MADVISE, arguments);
+    }
+    // Registered memory stays hidden from children until a fork that we see.
+    // The kernel goes on behind holes, and tells of them in the end.
+    let mut holes = 0;
+    let result = in_parts(engine, range, |part, is_registered| {
+        let part = [part.start.address(), part.bytes(), arguments[2], 0, 0, 0];
+        match if is_registered { 0 } else { pass_on(number::MADVISE, part) } {
+            word if word == -(ENOMEM as isize) => {
+                holes = word;
+                0
+            }
+            word => word,
+        }
+    });
+    if result == 0 { holes } else { result }
+}
+
 /// Advice that has the kernel touch pages, which it doesn't do for those that are out: in parts, since all of them may never
 /// be there at once.
 fn bring_and_advise(engine: &'static Engine, arguments: Arguments) -> isize {
     const PART_BYTES: usize = 1 << 20;
-    /// It may be out again before the kernel looks.
-    const TRIES_MAX: usize = 100;
-    const EFAULT: isize = -(linux_raw_sys::errno::EFAULT as isize);
-    const EINVAL: isize = -(linux_raw_sys::errno::EINVAL as isize);
     let [address, bytes, advice, ..] = arguments;
     let mut result = 0;
     for start in (address..address + bytes).step_by(PART_BYTES) {
@@ -472,7 +497,6 @@ pub fn mprotect(engine: &'static Engine, call: usize, arguments: Arguments) -> i
 
 /// The same where what is out may not be touched: what the program allows there is only noted.
 fn protect_parts(engine: &Engine, protections: &ByProtection, call: usize, arguments: Arguments) -> isize {
-    const EINVAL: isize = -(linux_raw_sys::errno::EINVAL as isize);
     let [address, bytes, protection, key, ..] = arguments;
     let range = PageRange::covering(address, bytes);
     if engine.next_with(range, Flags::REGISTERED).is_none() {
@@ -484,19 +508,25 @@ fn protect_parts(engine: &Engine, protections: &ByProtection, call: usize, argum
         // A key would be lost with each page that goes out.
         return EINVAL;
     }
+    in_parts(engine, range, |part, is_registered| {
+        if !is_registered {
+            return pass_on(call, [part.start.address(), part.bytes(), protection, key, 0, 0]);
+        }
+        protections.allow(part, protection & PROTECTION).map_or_else(|errno| -(errno.0 as isize), |()| 0)
+    })
+}
+
+/// Calls `change` for each part of `range` that is registered, or not, as a whole, until it answers other than 0.
+fn in_parts(engine: &Engine, range: PageRange, mut change: impl FnMut(PageRange, bool) -> isize) -> isize {
     let mut from = range.start;
     while from < range.end {
         let rest = PageRange::new(from, range.end);
         let next = engine.next_with(rest, Flags::REGISTERED).unwrap_or(PageRange::of(range.end, 0));
-        let before = PageRange::new(from, next.start);
-        if !before.is_empty() {
-            let result = pass_on(call, [before.start.address(), before.bytes(), protection, key, 0, 0]);
+        for (part, is_registered) in [(PageRange::new(from, next.start), false), (next, true)] {
+            let result = if part.is_empty() { 0 } else { change(part, is_registered) };
             if result != 0 {
                 return result;
             }
-        }
-        if let Err(errno) = protections.allow(next, protection & PROTECTION) {
-            return -(errno.0 as isize);
         }
         from = next.end;
     }
@@ -541,6 +571,12 @@ fn mark_locked(engine: &'static Engine, range: PageRange, locked: bool) {
     let _exclusive = engine.map.exclusive();
     let change = |f: Flags| if locked { f.with(Flags::LOCKED) } else { f.without(Flags::LOCKED) };
     let _ = engine.pager.ranges.lock().update(range, change);
+    if !locked && engine.is_active() {
+        // What was locked when it could have been registered wasn't.
+        engine.take_over_all(range, |range| engine.registrar.ask(range));
+        // It was counted as somebody else's until now.
+        engine.budget.ring();
+    }
 }
 
 /// What is in `range` stays in memory, or stays there once it is touched, until it is unmapped.
@@ -627,7 +663,7 @@ pub fn brk(engine: &'static Engine, arguments: Arguments) -> isize {
     }
     let end_page = |address: usize| PageIndex::of_address(address + PAGE_BYTES - 1);
     let shrinks = PageRange::new(end_page(wanted), end_page(before));
-    let _exclusive = engine.settled([shrinks]);
+    let exclusive = engine.settled([shrinks]);
     let after = pass_on(number::BRK, arguments);
     if after as usize != wanted {
         return after;
@@ -638,20 +674,43 @@ pub fn brk(engine: &'static Engine, arguments: Arguments) -> isize {
     } else {
         let grown = PageRange::new(end_page(before), end_page(wanted));
         if !grown.is_empty() {
-            engine.adopt(grown, Flags::NONE);
+            adopt_new(engine, grown, Flags::NONE, exclusive);
         }
     }
     after
 }
 
 /// `process_madvise(pidfd, list, count, advice, flags)`: what takes memory away is refused as Linux before 6.13 refuses it,
-/// also for other processes, so that no program counts on it.
-pub fn process_madvise(arguments: Arguments) -> isize {
-    const EINVAL: isize = -(linux_raw_sys::errno::EINVAL as isize);
+/// also for other processes, so that no program counts on it. Other advice changes nothing that we know.
+fn process_madvise(arguments: Arguments) -> Option<isize> {
     match arguments[3] as u32 {
-        raw::MADV_DONTNEED | raw::MADV_FREE | DONTNEED_LOCKED | GUARD_INSTALL => EINVAL,
-        _ => pass_on(number::PROCESS_MADVISE, arguments),
+        raw::MADV_DONTNEED | raw::MADV_FREE | DONTNEED_LOCKED | GUARD_INSTALL => Some(EINVAL),
+        _ => None,
     }
+}
+
+/// A call by one of our hooks, which nobody stops to see to its memory.
+pub fn by_hook(engine: &'static Engine, call: usize, arguments: Arguments) -> isize {
+    by_number(engine, call, arguments).unwrap_or_else(|| match call {
+        number::PROCESS_MADVISE => advise_by_list(engine, arguments),
+        _ => pass_on(call, arguments),
+    })
+}
+
+/// The kernel reads the list of ranges, which may be out, and doesn't wait for it in every mode.
+fn advise_by_list(engine: &'static Engine, arguments: Arguments) -> isize {
+    let [_, list, count, ..] = arguments;
+    // No longer than the kernel takes (UIO_MAXIOV).
+    let pages = count.checked_mul(16).filter(|_| count <= 1024).and_then(|bytes| pages_of(list, bytes));
+    let mut result = EFAULT;
+    for _ in 0..TRIES_MAX {
+        pages.inspect(|pages| engine.bring_in(*pages, false));
+        result = pass_on(number::PROCESS_MADVISE, arguments);
+        if result != EFAULT {
+            break;
+        }
+    }
+    result
 }
 
 /// A call by number, through libc's `syscall`: those that change memory go where they belong.
@@ -667,7 +726,7 @@ pub fn by_number(engine: &'static Engine, call: usize, arguments: Arguments) -> 
         number::MLOCKALL => mlockall(engine, arguments),
         number::MUNLOCKALL => munlockall(engine, arguments),
         number::BRK => brk(engine, arguments),
-        number::PROCESS_MADVISE => process_madvise(arguments),
+        number::PROCESS_MADVISE => return process_madvise(arguments),
         _ => return None,
     })
 }

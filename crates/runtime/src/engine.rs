@@ -37,7 +37,7 @@ use linux_raw_sys::general::{MADV_DOFORK, MADV_DONTFORK};
 /// Mappings smaller than this are not worth managing: 128 KiB, from where on malloc maps what it is asked for by itself.
 /// JavaScript heaps are mappings of 256 KiB: when this was 1 MiB, node had nothing but its tables to evict.
 pub const MANAGED_PAGES_MIN: u64 = 32;
-/// Runs of zeros in one range that are write-protected when it is registered: some tens of milliseconds.
+/// Runs of zeros in one range that are write-protected, or dropped, when it is registered: some tens of milliseconds.
 const ZERO_RUNS_MAX: u32 = 1 << 14;
 
 /// Eighths of all mappings at which a thread that needs one evicts first, and the background thread starts and stops.
@@ -397,6 +397,17 @@ impl Engine {
         }
     }
 
+    /// The same for every mapping that has a part in `pages`.
+    pub fn take_over_all(&self, pages: PageRange, register: impl Fn(PageRange) -> Result<(), Errno>) {
+        let mut from = pages.start;
+        let known = |from| self.pager.ranges.lock().at_or_after(from);
+        while let Some(range) = known(from).filter(|range| range.pages.start < pages.end) {
+            let stretch = self.pager.ranges.lock().stretch(range.pages.start).unwrap_or(range.pages);
+            self.take_over(range.pages.start, &register);
+            from = stretch.end;
+        }
+    }
+
     /// Where the kernel doesn't wait for us, what is missing of the memory of calls that are under way must be there before
     /// it is registered. Calls that begin now find that it is.
     fn fill_what_calls_use(&self, range: PageRange) {
@@ -545,9 +556,7 @@ impl Engine {
             // SAFETY: zeros are what a page that is missing here reads as.
             let _ = unsafe { memory::advise(zeros, linux_raw_sys::general::MADV_DONTNEED) };
         });
-        for page in run.start.0..run.end.0 {
-            self.pages.unprotect(PageIndex(page));
-        }
+        self.pages.unprotect(run);
         dropped.is_ok()
     }
 

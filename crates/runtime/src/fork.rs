@@ -16,6 +16,7 @@
 //! that was made behind our back (a bare clone) finds managed memory missing, not zeroed: registered ranges are kept from
 //! children except during a fork that we make ourselves. (One made by another thread just then finds zeros.)
 
+use crate::changes::EVERYTHING;
 use crate::engine::Engine;
 use crate::guard;
 use crate::session::Notice;
@@ -23,7 +24,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use farpage_core::areas::heirs::GENERATIONS;
 use farpage_core::stats::Counter;
 use farpage_core::table::ranges::Flags;
-use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
+use farpage_core::units::{PAGE_BYTES, PageRange};
 use farpage_os::memory;
 use farpage_os::sys::{self, Errno, number};
 
@@ -80,8 +81,7 @@ pub fn fork(engine: &'static Engine, clone: impl FnOnce() -> isize) -> isize {
     let result = match shown {
         Ok(()) => clone(),
         Err(errno) => {
-            engine.pager.stats().count(Counter::ForkRefused);
-            engine.record.notice(Notice::ForkRefused, engine.pager.evicted());
+            refused(engine);
             -(errno.0 as isize)
         }
     };
@@ -94,6 +94,12 @@ pub fn fork(engine: &'static Engine, clone: impl FnOnce() -> isize) -> isize {
     hide(engine);
     drop(exclusive);
     result
+}
+
+/// Counts and tells of a fork that is refused.
+pub fn refused(engine: &Engine) {
+    engine.pager.stats().count(Counter::ForkRefused);
+    engine.record.notice(Notice::ForkRefused, engine.pager.evicted());
 }
 
 /// Where what is out may not be touched: makes one mapping of each range.
@@ -112,9 +118,8 @@ fn part(engine: &Engine) {
 }
 
 fn for_each_registered(engine: &Engine, mut visit: impl FnMut(PageRange) -> Result<(), Errno>) {
-    let everything = PageRange::new(PageIndex(0), PageIndex(1 << 35));
-    let mut from = everything.start;
-    while let Some(range) = engine.next_with(PageRange::new(from, everything.end), Flags::REGISTERED) {
+    let mut from = EVERYTHING.start;
+    while let Some(range) = engine.next_with(PageRange::new(from, EVERYTHING.end), Flags::REGISTERED) {
         if visit(range).is_err() {
             engine.stop_program(crate::session::StopReason::Tables);
         }

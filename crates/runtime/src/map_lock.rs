@@ -1,11 +1,11 @@
 //! The map lock, rank 1: program mappings and our table say the same.
 //!
-//! Engine threads hold it shared from locking a page's entry until it is settled (but not while they wait
-//! for a device). A hook that changes mappings holds it exclusively across its system call and the change of
-//! the table. So nothing is installed into, or taken out of, a mapping that is just being changed.
+//! Engine threads, and threads of the program that serve their own faults, hold it shared from locking a page's entry until
+//! it is settled (but not while they wait for a device). A hook that changes mappings holds it exclusively across its system
+//! call and the change of the table. So nothing is installed into, or taken out of, a mapping that is just being changed.
 //!
-//! Each engine thread has a word of its own, in a cache line of its own, so taking the lock shared costs no
-//! traffic between CPUs. The exclusive side pays: it looks at every word.
+//! Each engine thread, and each of those places, has a word of its own, in a cache line of its own, so taking the lock shared
+//! costs no traffic between CPUs. The exclusive side pays: it looks at every word.
 
 use crate::guard::direct::SERVERS;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -33,7 +33,7 @@ pub struct MapLock {
     readers: [Reader; READERS_MAX],
 }
 
-/// Index of an engine thread.
+/// Index of an engine thread, or of a place where threads serve their own faults.
 #[derive(Clone, Copy, Debug)]
 pub struct ReaderIndex(pub usize);
 

@@ -2,11 +2,12 @@
 //!
 //! The program's first thread asks for an engine and waits; the *keeper*, the first engine thread, opens
 //! everything in a descriptor table of its own, builds the engine, and says so. Then it looks after the
-//! budget: first only measuring, later evicting in the background. When the budget is first reached it starts
-//! the registrar and a handler thread for each CPU, and takes the program's mappings over.
+//! budget: first only measuring, later evicting in the background. When the budget is first reached it takes the program's
+//! mappings over, and starts the registrar, a handler thread for each CPU, and two threads that read ahead.
 
 use crate::ahead::{AheadQueue, Reclaim};
 use crate::budget::{Budget, Growth};
+use crate::changes;
 use crate::devices::{self, Devices};
 use crate::engine::{Engine, MANAGED_PAGES_MIN};
 use crate::fork::{self, Heirs};
@@ -264,12 +265,7 @@ fn activate(engine: &'static Engine, nice: i32) {
     }
     engine.take_inheritance();
     // First register: from now on the program grows only through us. Its faults wait for the threads below.
-    let mut from = PageIndex(0);
-    while let Some(range) = { engine.pager.ranges.lock().at_or_after(from) } {
-        let stretch = { engine.pager.ranges.lock().stretch(range.pages.start) }.unwrap_or(range.pages);
-        engine.take_over(range.pages.start, |range| engine.register_here(range, None));
-        from = stretch.end;
-    }
+    engine.take_over_all(changes::EVERYTHING, |range| engine.register_here(range, None));
     // What was counted as somebody else's memory is ours now. Counted twice, it would have pages evicted for nothing.
     engine.measure_anew();
     thread::be_as_nice_as(nice);
@@ -424,28 +420,8 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
     let statm = Statm::open().map_err(failed(StartFailure::Proc))?;
     let rollup = Rollup::open().map_err(failed(StartFailure::Proc))?;
     let pagemap = Pagemap::open().map_err(failed(StartFailure::Proc))?;
-    // In other modes the one that is there already is closed again.
-    let at_hand = request.uffd.take();
-    let uffd = match session.settings.uffd_source {
-        UffdSource::UserMode => at_hand.map_or_else(Uffd::for_signals, Ok).map(Some),
-        UffdSource::Syscall => Uffd::by_syscall().map(Some),
-        UffdSource::Device => open_device().map(Some),
-        UffdSource::Nothing => Ok(None),
-    };
-    let uffd = match uffd.map_err(failed(StartFailure::Userfaultfd))? {
-        Some(uffd) => Some(&*memory::place(uffd).map_err(no_memory)?),
-        None => None,
-    };
-    let handover: Option<&'static Handover> = match session.settings.uffd_source {
-        UffdSource::UserMode | UffdSource::Nothing => {
-            if uffd.is_none() {
-                guard::faults_arrive_as(SIGSEGV);
-            }
-            farpage_os::sys::keep_open(guard::UNTIL_ARMED);
-            Some(memory::place(Handover::new()).map_err(no_memory)?)
-        }
-        UffdSource::Syscall | UffdSource::Device => None,
-    };
+    let uffd = open_uffd(request, session.settings.uffd_source)?;
+    let handover = handover_for(session.settings.uffd_source).map_err(no_memory)?;
     let needed = statm.anonymous_bytes().map_err(failed(StartFailure::Proc))? + OWN_BYTES_MIN;
     // A fork's child has what its parent had: it goes on, over its budget until pages are evicted.
     if request.parent.is_none() && session.settings.ram_bytes < needed {
@@ -461,42 +437,16 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         .map_err(|error| StartError::Failed(StartFailure::Area, error.errno))?;
 
     let frames_bytes = config.frames as usize * PAGE_BYTES;
-    let frames = memory::reserve(frames_bytes).map_err(no_memory)?;
     // SAFETY: only engine code uses frames, and a child makes an engine of its own.
-    unsafe { memory::keep_from_children(frames, frames_bytes) }.map_err(no_memory)?;
+    let frames = unsafe { memory::reserve_for_threads(frames_bytes) }.map_err(no_memory)?;
     let frames_move = config.install.takes_by_move();
-    let mut protections = None;
-    let pages: &'static dyn Pages = match uffd {
-        Some(uffd) if frames_move => {
-            let range = PageRange::covering(frames as usize, frames_bytes);
-            // SAFETY: the mapping just made, which only the cache below hands out.
-            let by_move = unsafe { ByMove::new(uffd, range, config.install) };
-            place_pages(by_move.map_err(failed(StartFailure::Userfaultfd))?, handover).map_err(no_memory)?
-        }
-        Some(uffd) => {
-            let by_copy = ByCopy::new(uffd).map_err(failed(StartFailure::Proc))?;
-            place_pages(by_copy, handover).map_err(no_memory)?
-        }
-        None => {
-            let by_protection = ByProtection::new().map_err(failed(StartFailure::Proc))?;
-            let by_protection = &*memory::place(by_protection).map_err(no_memory)?;
-            protections = Some(by_protection);
-            place_pages(by_protection, handover).map_err(no_memory)?
-        }
-    };
+    // SAFETY: the mapping just made, which only the cache below hands out.
+    let (pages, protections) = unsafe { way_to_pages(uffd, handover, &config, frames) }?;
     let cache_memory = CacheMemory::carve(&mut region, frames.cast::<PageBytes>(), config.frames as usize);
     let backing = if frames_move { Backing::Hole } else { Backing::Memory };
     // SAFETY: `frames` are as many as `meta` has elements, page-aligned, and nobody else's.
     let cache = unsafe { Cache::new(cache_memory, backing) };
-    let data = &mut region.carve::<PageBytes>(pool_layout.data_bytes.div_ceil(PAGE_BYTES))[..];
-    let pool_base = data.as_mut_ptr().cast::<u8>();
-    let pool_memory = PoolMemory {
-        // SAFETY: pages are bytes; the slice above is given up for this one.
-        data: unsafe { core::slice::from_raw_parts_mut(pool_base, pool_layout.data_bytes) },
-        objects: region.carve::<ObjectMeta>(pool_layout.objects),
-        blocks: region.carve::<BlockMeta>(pool_layout.blocks),
-    };
-    let pool = Pool::new(&pool_layout, pool_memory, config.accept_percent);
+    let (pool, pool_base) = pool_in(&mut region, &pool_layout, &config);
     if areas.count() == 0 && config.codec.densifies() {
         pool.keep_reserve();
     }
@@ -555,6 +505,73 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         tables: [tables, (frames, frames_bytes)],
         membership,
     })
+}
+
+/// The userfaultfd, if this mode has one.
+fn open_uffd(request: &'static Start, source: UffdSource) -> Result<Option<&'static Uffd>, StartError> {
+    // In other modes the one that is there already is closed again.
+    let at_hand = request.uffd.take();
+    let uffd = match source {
+        UffdSource::UserMode => at_hand.map_or_else(Uffd::for_signals, Ok),
+        UffdSource::Syscall => Uffd::by_syscall(),
+        UffdSource::Device => open_device(),
+        UffdSource::Nothing => return Ok(None),
+    };
+    let uffd = uffd.map_err(|errno| StartError::Failed(StartFailure::Userfaultfd, errno))?;
+    let placed = memory::place(uffd).map_err(|errno| StartError::Failed(StartFailure::Memory, errno));
+    Ok(Some(&*placed?))
+}
+
+/// Where threads hand over the faults that they have run into, if they hear of them.
+fn handover_for(source: UffdSource) -> Result<Option<&'static Handover>, Errno> {
+    match source {
+        UffdSource::Syscall | UffdSource::Device => return Ok(None),
+        UffdSource::Nothing => guard::faults_arrive_as(SIGSEGV),
+        UffdSource::UserMode => {}
+    }
+    farpage_os::sys::keep_open(guard::UNTIL_ARMED);
+    Ok(Some(memory::place(Handover::new())?))
+}
+
+/// How pages get into the program and out of it; without a userfaultfd by protections, which others need to know, too.
+///
+/// # Safety
+/// `frames` is a mapping of as many as `config` says, which nobody but the cache of this engine hands out.
+unsafe fn way_to_pages(
+    uffd: Option<&'static Uffd>,
+    handover: Option<&'static Handover>,
+    config: &Config,
+    frames: *mut u8,
+) -> Result<(&'static dyn Pages, Option<&'static ByProtection>), StartError> {
+    let failed = |failure| move |errno| StartError::Failed(failure, errno);
+    let no_memory = failed(StartFailure::Memory);
+    let Some(uffd) = uffd else {
+        let by_protection = ByProtection::new().map_err(failed(StartFailure::Proc))?;
+        let by_protection = &*memory::place(by_protection).map_err(no_memory)?;
+        return Ok((place_pages(by_protection, handover).map_err(no_memory)?, Some(by_protection)));
+    };
+    let pages = if config.install.takes_by_move() {
+        let range = PageRange::covering(frames as usize, config.frames as usize * PAGE_BYTES);
+        // SAFETY: the caller's promise.
+        let by_move = unsafe { ByMove::new(uffd, range, config.install) };
+        place_pages(by_move.map_err(failed(StartFailure::Userfaultfd))?, handover)
+    } else {
+        place_pages(ByCopy::new(uffd).map_err(failed(StartFailure::Proc))?, handover)
+    };
+    Ok((pages.map_err(no_memory)?, None))
+}
+
+/// The pool, in memory from `region`, and its first byte.
+fn pool_in(region: &mut Region<'static>, layout: &PoolLayout, config: &Config) -> (Pool<'static>, *mut u8) {
+    let data = &mut region.carve::<PageBytes>(layout.data_bytes.div_ceil(PAGE_BYTES))[..];
+    let base = data.as_mut_ptr().cast::<u8>();
+    let memory = PoolMemory {
+        // SAFETY: pages are bytes; the slice above is given up for this one.
+        data: unsafe { core::slice::from_raw_parts_mut(base, layout.data_bytes) },
+        objects: region.carve::<ObjectMeta>(layout.objects),
+        blocks: region.carve::<BlockMeta>(layout.blocks),
+    };
+    (Pool::new(layout, memory, config.accept_percent), base)
 }
 
 /// By itself: it is large, and the keeper's stack is not.

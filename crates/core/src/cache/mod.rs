@@ -37,7 +37,7 @@ pub struct FrameMeta {
 // SAFETY: integers.
 unsafe impl Zeroed for FrameMeta {}
 
-/// End of the list of parked pages; also "not in the list" for `previous` of a frame that isn't parked.
+/// End of the list of parked pages. A stored link of 0 means "in no list" (`encode`).
 const NONE: u32 = u32::MAX;
 
 /// Memory for the cache's own tables.

@@ -6,8 +6,8 @@
 //!
 //! Invariants, for pages in registered ranges, whenever a page isn't locked:
 //! 1. `Resident` if and only if the page is in the program's memory.
-//! 2. Each frame, pool object and slot in use belongs to exactly one page, which names it; or to a write in
-//!    flight whose page went elsewhere meanwhile; or to a ticket.
+//! 2. Each frame, pool object and part of a slot in use belongs to exactly one page, which names it; or to a write whose page
+//!    went elsewhere meanwhile; or to a ticket. Frames also to packs on their way, slots to generations of a fork's children.
 //! 3. A resident page that still owns a slot or an object may have been written since: it is compared when the page goes.
 //!
 //! Resources change hands before the entry is settled: who can see the new state can rely on all of it.

@@ -141,7 +141,7 @@ impl WriteBatch {
     pub const fn is_full(&self) -> bool {
         self.count == WRITE_SLOTS_MAX
     }
-    /// How many frames wait, or a few less.
+    /// How many frames wait, or a few more.
     pub fn frames_at_most(&self) -> usize {
         self.parcels[..self.count].iter().map(Parcel::frames_at_most).sum()
     }

@@ -83,7 +83,7 @@ impl Pager<'_> {
             return Shrunk::Busy;
         }
         pause!();
-        // SAFETY: `take_backed` has just given us the frame, with memory; nobody else knows it.
+        // SAFETY: `frame_leaving` has just given us the frame, with memory; nobody else knows it.
         let bytes = unsafe { self.cache.bytes_mut(frame) };
         let (object, decoder) = scratch.page_and_decoder();
         let read = self.pool.read(handle, |stored| {

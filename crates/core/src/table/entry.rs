@@ -1,7 +1,8 @@
 //! What we know about one page, in one word: state, payload, the page's lock, and whether somebody waits.
 //!
 //! Invariants:
-//! 1. Only the holder of the lock bit changes state or payload; everybody else may at most set `WAITED`.
+//! 1. Only the holder of the lock bit changes state or payload, and others may at most set `WAITED` meanwhile; of an unlocked
+//!    word only the age changes, by an exchange of all of it, or whatever must under the exclusive map lock.
 //! 2. `WAITED` is set only while the lock bit is; settling clears both at once and reports it. So whoever
 //!    set it is certain to be woken.
 //! 3. While locked, the word still shows the state before the move, so giving up is restoring it.
@@ -105,7 +106,7 @@ impl Stored {
 }
 
 /// A 64-bit word that fits 34 bits: both halves equal, or one half trivial. Others go to the pool, where
-/// LZ4 makes 20-odd bytes of them.
+/// a codec makes 20-odd bytes of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SameWord {
     kind: u8,

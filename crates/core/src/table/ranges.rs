@@ -1,8 +1,8 @@
 //! The ranges of a space: which of the program's mappings we know, and what may be done with each.
 //!
 //! A sorted, gap-tolerant list that mirrors the kernel's list of anonymous private mappings, as the hooks see
-//! them made and changed. It is consulted when victims are chosen and when mappings change, never on the way
-//! of a fault: there, a page's entry says all.
+//! them made and changed. It is consulted when victims are chosen, when mappings change, and, for a moment, by
+//! faults: whether memory is ours at all (`signal` mode), how far a run or a window may go. What a page is, its entry says.
 
 use crate::memory::Zeroed;
 use crate::readahead::by_address::RegionWord;
@@ -220,13 +220,6 @@ impl<'m> Ranges<'m> {
             whole.end = range.pages.end;
         }
         Some(whole)
-    }
-
-    /// Copies all ranges to `list` and returns how many; those that don't fit are left out.
-    pub fn copy_to(&self, list: &mut [Range]) -> usize {
-        let count = self.count.min(list.len());
-        list[..count].copy_from_slice(&self.as_slice()[..count]);
-        count
     }
 
     /// Asserts that the list is sorted, disjoint and merged.

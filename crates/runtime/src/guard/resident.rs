@@ -1,13 +1,13 @@
 //! Memory that the kernel is about to use is brought in, and stays until the call is done.
 //!
-//! In `signal` mode, in threads of the program: what is out is handed over to the engine, like a fault.
+//! In `signal` and `segv` mode, in threads of the program: what is out is brought in like a fault, here or by an engine thread.
 // UNSAFETY: words of the program's are read where they are.
 
 use super::buffers::{Buffer, Memory};
 use super::calls::How;
 use super::errands::Wanted;
 use super::rooms::{self, Level, Room};
-use crate::changes;
+use crate::changes::{self, pages_of};
 use crate::engine::Engine;
 use core::cell::Cell;
 use farpage_core::pager::Access;
@@ -110,12 +110,6 @@ impl Engine {
     }
 }
 
-/// The pages of a buffer; none if it doesn't lie in the address space.
-fn pages_of(address: usize, bytes: usize) -> Option<PageRange> {
-    address.checked_add(bytes)?.checked_add(PAGE_BYTES)?;
-    Some(PageRange::covering(address, bytes))
-}
-
 /// One call's memory, being made ready.
 pub struct Guarding<'a> {
     engine: &'static Engine,
@@ -184,18 +178,20 @@ impl Guarding<'_> {
         }
     }
 
-    /// Whether the table alone says that nothing has to be done: no lock is taken.
+    /// Whether the table alone says that nothing has to be done. No lock is taken, also none of the table's: `Table::get` makes
+    /// room for a page that it never heard of under one, and a child that is killed there would keep it for ever.
     fn is_there(&self, pages: PageRange, write: bool) -> bool {
         let table = self.engine.pager.table();
-        (pages.start.0..pages.end.0).all(|page| match table.get(PageIndex(page)) {
-            // Nothing was ever registered anywhere near.
-            None => true,
+        let is_there = |page| match table.known(page) {
+            // Either it is missing, or nothing was ever registered anywhere near.
+            None => !table.has_leaf(page),
             Some(place) => {
                 let word = place.entry().load();
                 let state = word.state();
                 state.is_resident() && (!write || state.slot().is_none()) && !word.is_locked()
             }
-        })
+        };
+        (pages.start.0..pages.end.0).all(|page| is_there(PageIndex(page)))
     }
 }
 

@@ -393,7 +393,8 @@ pub fn of_thread(thread: u32) -> Option<&'static Room> {
 
 /// Calls `visit` with what system calls hold just now. For an evictor that has locked its victims.
 pub fn for_each_held(visit: impl FnMut(PageRange)) {
-    // What was held for a thread that couldn't be made is nobody's.
+    // What was held for a thread that couldn't be made is nobody's. A room that is given away from here on is of a thread
+    // that holds nothing yet, and finds the victims locked when it does: giving one is a locked exchange, a full barrier here.
     let rooms = all().filter(|room| room.state.load(Ordering::Relaxed) != FREE);
     holds::for_each(rooms.flat_map(|room| &room.levels).map(|level| &level.holder), visit);
 }

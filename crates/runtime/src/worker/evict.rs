@@ -150,65 +150,14 @@ impl Worker {
     /// The background thread's share: below the stop mark, and the pool below its threshold.
     pub fn reclaim_background(&mut self) -> Progress {
         let engine = self.engine;
-        let mut looked_ns = now_ns();
-        engine.budget.age_zeros(looked_ns);
-        engine.follow_rate(looked_ns);
-        let mut progress = Progress::None;
-        // Batches of nothing but shared pages, and since when there have been no others.
-        let (mut shared_batches, mut since_ns) = (0, 0);
-        let batch = engine.background_batch();
-        if engine.is_over_start()
-            && now_ns() >= self.give_up_until_ns.max(engine.unmovable_until_ns.load(Ordering::Relaxed))
-        {
-            while engine.is_over_stop() {
-                if !engine.is_near_limit() && engine.pager.is_waiting_for_walks() {
-                    progress = Progress::Some;
-                    break;
-                }
-                // What they have taken is ours to place; taking more would interrupt them.
-                if !engine.is_near_limit() && engine.takes_are_here(now_ns()) {
-                    if self.place(engine.parked_max()) > 0 {
-                        progress = Progress::Some;
-                    }
-                    self.after_placing();
-                    break;
-                }
-                engine.pager.stats().count(Counter::ReclaimBackground);
-                let may_densify = engine.may_densify();
-                let evicted = self.evict(batch);
-                let is_shared = self.unshare_refused();
-                if evicted == Progress::None {
-                    if shared_batches == 0 {
-                        since_ns = now_ns();
-                    }
-                    shared_batches += u64::from(is_shared);
-                    // What was shared can be moved at the next look at it, unless a device holds it.
-                    let is_seen_twice = shared_batches * batch as u64 > 2 * engine.pager.resident();
-                    if is_shared && !is_seen_twice || self.wait_for_frames() {
-                        continue;
-                    }
-                    if is_seen_twice {
-                        let rest_ns = (now_ns() - since_ns) * REST_AFTER_LAP;
-                        engine.unmovable_until_ns.store(now_ns() + rest_ns, Ordering::Relaxed);
-                    }
-                    // As in `make_memory_direct`.
-                    engine.measure();
-                    if engine.is_over_start() && !may_densify {
-                        self.give_up();
-                        self.engine.explain_over_budget();
-                    }
-                    break;
-                }
-                (progress, shared_batches) = (Progress::Some, 0);
-                engine.budget.refresh(engine.pager);
-                let now = now_ns();
-                engine.follow_rate(now);
-                if now >= looked_ns + LOOK_NS {
-                    engine.take_share();
-                    looked_ns = now;
-                }
-            }
-        }
+        let now = now_ns();
+        engine.budget.age_zeros(now);
+        engine.follow_rate(now);
+        let rests_until_ns = self.give_up_until_ns.max(engine.unmovable_until_ns.load(Ordering::Relaxed));
+        let mut progress = match engine.is_over_start() && now_ns() >= rests_until_ns {
+            true => self.evict_to_stop(),
+            false => Progress::None,
+        };
         if self.shrink_pool() == Progress::Some {
             progress = Progress::Some;
         }
@@ -223,6 +172,61 @@ impl Worker {
         self.collect_writes(Wait::No);
         self.trim_frames();
         engine.publish_gauges();
+        progress
+    }
+
+    /// Batches out of the program, until memory is below the stop mark, or it is better to wait.
+    fn evict_to_stop(&mut self) -> Progress {
+        let engine = self.engine;
+        let (mut progress, mut looked_ns) = (Progress::None, now_ns());
+        // Batches of nothing but shared pages, and since when there have been no others.
+        let (mut shared_batches, mut since_ns) = (0, 0);
+        let batch = engine.background_batch();
+        while engine.is_over_stop() {
+            if !engine.is_near_limit() && engine.pager.is_waiting_for_walks() {
+                return Progress::Some;
+            }
+            // What they have taken is ours to place; taking more would interrupt them.
+            if !engine.is_near_limit() && engine.takes_are_here(now_ns()) {
+                let has_placed = self.place(engine.parked_max()) > 0;
+                self.after_placing();
+                return if has_placed { Progress::Some } else { progress };
+            }
+            engine.pager.stats().count(Counter::ReclaimBackground);
+            let may_densify = engine.may_densify();
+            let evicted = self.evict(batch);
+            let is_shared = self.unshare_refused();
+            if evicted == Progress::None {
+                if shared_batches == 0 {
+                    since_ns = now_ns();
+                }
+                shared_batches += u64::from(is_shared);
+                // What was shared can be moved at the next look at it, unless a device holds it.
+                let is_seen_twice = shared_batches * batch as u64 > 2 * engine.pager.resident();
+                if is_shared && !is_seen_twice || self.wait_for_frames() {
+                    continue;
+                }
+                if is_seen_twice {
+                    let rest_ns = (now_ns() - since_ns) * REST_AFTER_LAP;
+                    engine.unmovable_until_ns.store(now_ns() + rest_ns, Ordering::Relaxed);
+                }
+                // As in `make_memory_direct`.
+                engine.measure();
+                if engine.is_over_start() && !may_densify {
+                    self.give_up();
+                    engine.explain_over_budget();
+                }
+                break;
+            }
+            (progress, shared_batches) = (Progress::Some, 0);
+            engine.budget.refresh(engine.pager);
+            let now = now_ns();
+            engine.follow_rate(now);
+            if now >= looked_ns + LOOK_NS {
+                engine.take_share();
+                looked_ns = now;
+            }
+        }
         progress
     }
 
@@ -386,10 +390,13 @@ impl Worker {
             // may stay so, because that is looked at before a call.
             let is_protected = outgoing.taken == Taken::Busy && !self.engine.frames_move;
             if is_protected && self.engine.handover.is_some() && !victim.keeps_slot() {
-                self.engine.pages.unprotect(victim.page);
+                self.engine.pages.unprotect(PageRange::of(victim.page, 1));
             }
             // Shared since a fork, it would stay: what is protected can't be made our own without a fault.
-            if outgoing.is_shared && victim.keeps_slot() && self.engine.pages.unprotect(victim.page) {
+            if outgoing.is_shared
+                && victim.keeps_slot()
+                && self.engine.pages.unprotect(PageRange::of(victim.page, 1))
+            {
                 pager.leave_slot(victim);
             }
         }

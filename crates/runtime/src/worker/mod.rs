@@ -1,5 +1,6 @@
-//! One engine thread: serves faults (here), evicts and places (`evict.rs`), writes (`write.rs`). The driver that does the
-//! pager's waiting.
+//! What one thread has that serves faults, an engine thread or a thread of the program with a fault of its own
+//! (`serve_here`): serves them (here), evicts and places (`evict.rs`), writes (`write.rs`). The driver that does the pager's
+//! waiting.
 //!
 //! Each thread has scratch memory, batches, and back ends of its own, so threads meet only in the pager's
 //! short critical sections and in page locks. Everything below runs while the program may be stopped at any
@@ -69,7 +70,7 @@ struct Room {
     readers: BackEndPlaces,
 }
 
-/// One engine thread's own state.
+/// The state of one engine thread, or of one place where threads of the program serve their own faults.
 pub struct Worker {
     pub(crate) engine: &'static Engine,
     pub(crate) index: ReaderIndex,
@@ -119,7 +120,7 @@ impl Worker {
             is_shared: false,
         };
         // SAFETY: a new mapping of this size, ours alone, for good; zeros are scratch memory, an empty batch and requests
-        // (`Zeroed`), and the rest may hold anything.
+        // (`Zeroed`), and the rest may hold anything. A child makes workers of its own.
         let room = unsafe { &mut *memory::reserve_for_threads(size_of::<Room>())?.cast::<Room>() };
         memory::place(Worker {
             engine,
@@ -179,7 +180,7 @@ impl Worker {
                 self.load(ticket);
                 (Latency::Pool, plan)
             }
-            Step::Unprotect(ticket) if self.engine.pages.unprotect(fault.page) => {
+            Step::Unprotect(ticket) if self.engine.pages.unprotect(PageRange::of(fault.page, 1)) => {
                 pager.settle_fault(ticket, Backing::Hole);
                 return Here::Served;
             }
@@ -265,7 +266,7 @@ impl Worker {
                 }
                 Step::Unprotect(ticket) => {
                     let kind = if ticket.slot().is_none() { Some(Latency::First) } else { None };
-                    self.engine.pages.unprotect(fault.page);
+                    self.engine.pages.unprotect(PageRange::of(fault.page, 1));
                     self.engine.pager.settle_fault(ticket, Backing::Hole);
                     kind
                 }

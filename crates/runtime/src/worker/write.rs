@@ -6,7 +6,7 @@ use crate::session::{Notice, pack_io_error};
 use core::sync::atomic::Ordering;
 use farpage_core::areas::{AreaState, Took};
 use farpage_core::pager::WriteProgress;
-use farpage_core::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS};
+use farpage_core::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, PageRange};
 use farpage_io::{Backend, Completion, IoError, Op, Request, SEGMENTS_MAX, Segment, Wait};
 use farpage_os::clock::now_ns;
 use linux_raw_sys::errno::EIO;
@@ -49,7 +49,7 @@ impl Worker {
     fn find_slots(&self, source: u32) -> bool {
         let pager = self.engine.pager;
         match source {
-            0 => pager.release_kept(64, |page| _ = self.engine.pages.unprotect(page)) > 0,
+            0 => pager.release_kept(64, |page| _ = self.engine.pages.unprotect(PageRange::of(page, 1))) > 0,
             1 => fork::forget_heirless(self.engine),
             _ => self.engine.reap_dead_processes(),
         }
@@ -92,7 +92,7 @@ impl Worker {
             self.note_latency(area, at, u64::MAX);
         }
         if sent.is_err() {
-            // Its table is as long as ours: it can't be full. Treat it as a failed write all the same.
+            // Its table is longer than ours: it can't be full. Treat it as a failed write all the same.
             self.ended(at, Err(IoError::EIO));
         }
     }

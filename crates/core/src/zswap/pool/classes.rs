@@ -1,8 +1,9 @@
 //! Size classes: which slot size an object gets, and which block of that size is used next.
 //!
-//! Classes aren't spaced evenly but cut from the block: for each number of slots that a block can hold there
-//! is one class, with the largest slots of which that many fit. So hardly anything is left over at a block's
-//! end, and classes that would hold equally many are one. A page as it is (4096 bytes) fits exactly.
+//! Classes aren't spaced evenly but cut from the block: for each number of slots that a block can hold
+//! there is one class, with the largest slots of which that many fit. So hardly anything is left over at
+//! a block's end, and classes that would hold equally many, or lie within 16 bytes, are one. A page as it
+//! is (4096 bytes) fits exactly.
 //!
 //! A class keeps its partly filled blocks in groups by how full they are. Stores go to the fullest group, so
 //! that sparse blocks drain by themselves; compaction takes from the sparsest. Full and empty blocks are
