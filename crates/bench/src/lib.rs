@@ -101,7 +101,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     },
     Experiment {
         name: "kernel",
-        about: "the kernel's own swap and Farpage, with as much memory; takes root, half an hour, and restores everything",
+        about: "the kernel's own swap and Farpage, with as much memory; takes root, three quarters of an hour, and restores everything",
         run: Run::Cases(kernel::run),
     },
     Experiment {

@@ -314,6 +314,8 @@ fn table_text(table: &Table) -> String {
 }
 
 const CHART_PIXELS: (u32, u32) = (900, 420);
+/// Height of a chart to its highest bar's: the legend stands above all of them.
+const HEADROOM: f64 = 1.25;
 
 fn draw(charts: &[Chart], svg: &mut String, size: (u32, u32)) -> Result<(), String> {
     let root = SVGBackend::with_string(svg, size).into_drawing_area();
@@ -335,7 +337,7 @@ fn draw_chart(chart: &Chart, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Resul
         .margin(12)
         .x_label_area_size(32)
         .y_label_area_size(72)
-        .build_cartesian_2d(0.0..groups as f64, 0.0..(top * 1.05).max(f64::MIN_POSITIVE))?;
+        .build_cartesian_2d(0.0..groups as f64, 0.0..(top * HEADROOM).max(f64::MIN_POSITIVE))?;
     // Labels stand in the middle of their group.
     let name_of = |x: &f64| {
         let is_middle = (x.fract() - 0.5).abs() < 0.01;
@@ -361,7 +363,12 @@ fn draw_chart(chart: &Chart, area: &DrawingArea<SVGBackend<'_>, Shift>) -> Resul
             .label(name)
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], color.filled()));
     }
-    context.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.3)).draw()
+    context
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.3))
+        .draw()
 }
 
 #[cfg(test)]

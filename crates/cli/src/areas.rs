@@ -141,14 +141,16 @@ fn discarding(mut area: Area, discard: Discard, machine: &Machine) -> Result<Are
                 .fix("leave discard out, or name a directory or an empty file: their room is given back"));
         }
         Kind::Device if !area.file.metadata().is_ok_and(|metadata| machine.can_discard(&metadata)) => {
-            area.warning = Some(format!("{name} can't discard: it is used without"));
+            area.warning =
+                together([area.warning, Some(format!("{name} can't discard: it is used without"))]);
             return Ok(area);
         }
         Kind::Device if discard != Discard::Pages => {
             // All but the header. As with swapon, a failure is told and no more.
             let bytes = (u64::from(area.slots) - 1) * PAGE_BYTES as u64;
             if let Err(error) = sys::discard(&area.file, PAGE_BYTES as u64, bytes) {
-                area.warning = Some(format!("{name} could not be discarded before its use: {error}"));
+                let failed = format!("{name} could not be discarded before its use: {error}");
+                area.warning = together([area.warning, Some(failed)]);
             }
         }
         // A file that grows is empty when it is put on.
@@ -209,14 +211,24 @@ pub fn open_directory_of(argument: &SwapArgument) -> Result<Area, Failure> {
 
 fn metadata(path: &Path) -> Result<fs::Metadata, Failure> {
     fs::metadata(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
-            Failure::new(format!("swap path {} does not exist", path.display())).fix(format!(
-                "make a directory (`mkdir -p {0}`) or a swap file (`fallocate -l 8G {0} && chmod 600 {0} && mkswap {0}`)",
-                path.display()
-            ))
-        }
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => missing(path),
         _ => not_seen(path, &error),
     })
+}
+
+fn missing(path: &Path) -> Failure {
+    let name = path.display();
+    let failure = Failure::new(format!("swap path {name} does not exist"));
+    let bytes = path.as_os_str().as_bytes();
+    let end = bytes.iter().position(|byte| b",;".contains(byte));
+    if end.is_some_and(|end| Path::new(OsStr::from_bytes(&bytes[..end])).exists()) {
+        return failure
+            .because("it looks like several areas")
+            .fix("give each its own: --swap A --swap B, or FARPAGE_SWAP='A;B'");
+    }
+    failure.fix(format!(
+        "make a directory (`mkdir -p '{name}'`) or a swap file (`fallocate -l 8G '{name}' && chmod 600 '{name}' && mkswap '{name}'`)"
+    ))
 }
 
 fn not_seen(path: &Path, error: &io::Error) -> Failure {
@@ -278,6 +290,9 @@ fn not_writable(path: &Path, error: &io::Error) -> Failure {
         Some(libc::EACCES | libc::EPERM) => failure
             .because("its permissions exclude this user")
             .fix(format!("`ls -ld {name}` shows who may; name a place of your own: --swap DIRECTORY")),
+        Some(libc::ENOENT | libc::EOPNOTSUPP) => {
+            failure.because("its file system takes no files").fix(FIX_ANOTHER_PLACE)
+        }
         _ => failure.fix(FIX_ANOTHER_PLACE),
     }
 }
@@ -378,6 +393,9 @@ fn growing(argument: &SwapArgument, file: File, disk: FileSystem, kind: Kind) ->
     let disk_reserve_bytes = disk.bytes / 100 * DISK_RESERVE_PERCENT;
     let slots =
         slots_to_grow(argument, disk, disk_reserve_bytes, sys::resource_limit(sys::Resource::FileSize))?;
+    let less =
+        "a tenth of its disk stays free, a file may be as large as `ulimit -f` says, and an area 1 TiB";
+    let warning = argument.bytes.and_then(|asked| cut(&argument.path, slots, asked, less));
     Ok(Area {
         file,
         path: argument.path.clone(),
@@ -390,8 +408,21 @@ fn growing(argument: &SwapArgument, file: File, disk: FileSystem, kind: Kind) ->
         bad_slots: Vec::new(),
         disk_reserve_bytes,
         places: None,
-        warning: None,
+        warning,
     })
+}
+
+/// A warning if less of an area is used than somebody would think.
+fn cut(path: &Path, slots: u32, expected_bytes: u64, why: &str) -> Option<String> {
+    let bytes = u64::from(slots) * PAGE_BYTES as u64;
+    (bytes < expected_bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64).then(|| {
+        format!("of swap path {} {} are used, not {}: {why}", path.display(), iec(bytes), iec(expected_bytes))
+    })
+}
+
+/// One warning of several.
+fn together(warnings: impl IntoIterator<Item = Option<String>>) -> Option<String> {
+    warnings.into_iter().flatten().reduce(|one, other| format!("{one}; {other}"))
 }
 
 fn slots_to_grow(
@@ -451,7 +482,8 @@ fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
         )
     });
     if metadata.len() == 0 {
-        return growing(argument, file, disk, Kind::EmptyFile).map(|area| Area { warning, ..area });
+        let area = growing(argument, file, disk, Kind::EmptyFile)?;
+        return Ok(Area { warning: together([warning, area.warning]), ..area });
     }
     let header = read_header(&file, path, metadata.len(), Kind::SwapFile)?;
     if !header.bad_pages.is_empty() {
@@ -465,7 +497,7 @@ fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
     // Where nobody says where the file lies it may have holes, which take room when they are written to.
     let grows = places.is_none() && metadata.blocks() * 512 < metadata.len();
     let disk_reserve_bytes = if grows { disk.bytes / 100 * DISK_RESERVE_PERCENT } else { 0 };
-    let warning = [warning, unknown].into_iter().flatten().reduce(|one, other| format!("{one}; {other}"));
+    let warning = together([warning, unknown, area.warning]);
     Ok(Area { grows, disk_reserve_bytes, places, warning, ..area })
 }
 
@@ -538,6 +570,8 @@ fn prepared(
         ))
         .fix("leave the size out, or make the file larger and run mkswap again"),
     })?;
+    let expected_bytes = argument.bytes.unwrap_or((u64::from(header.last_page) + 1) * PAGE_BYTES as u64);
+    let warning = cut(&path, slots, expected_bytes, "an area has at most 1 TiB");
     let bad_slots = header.bad_pages.into_iter().filter(|bad| *bad < slots).collect();
     Ok(Area {
         file,
@@ -551,7 +585,7 @@ fn prepared(
         bad_slots,
         disk_reserve_bytes: 0,
         places: None,
-        warning: None,
+        warning,
     })
 }
 
@@ -878,6 +912,20 @@ mod tests {
         assert!(with(11 << 30, Some(36_864), None).is_err() && with(11 << 30, None, Some(4096)).is_err());
         let full = with((10 << 30) + GROWTH_BYTES_MIN - 1, None, None).unwrap_err().to_string();
         assert!(full.contains("disk full") && full.contains("10.1 GiB of 100 GiB"), "{full}");
+    }
+
+    /// It was made smaller without a word.
+    #[test]
+    fn area_that_is_smaller_than_asked_for_says_so() {
+        let place = directory();
+        let warning = |bytes| open(&argument(place.path(), Some(bytes)), &[]).unwrap().warning;
+        assert_eq!(warning(1 << 20), None);
+        assert_eq!(warning((1 << 20) + 100), None);
+        let text = warning(1 << 60).unwrap();
+        assert!(text.contains("are used, not 1 EiB") && text.contains("stays free"), "{text}");
+        let tib = |count: u64| cut(Path::new("/x"), SLOTS_PER_AREA_MAX, count << 40, "why");
+        assert_eq!(tib(1), None);
+        assert!(tib(2).unwrap().contains("1 TiB are used, not 2 TiB: why"));
     }
 
     #[test]

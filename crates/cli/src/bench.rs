@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::options::{BenchOptions, LoadOptions};
 use crate::say;
+use crate::size::{Amount, Size};
 use farpage_bench::load::{LOADS, Settings};
 use farpage_bench::{EXPERIMENTS, Effort, Run};
 use std::path::Path;
@@ -68,6 +69,15 @@ pub fn load(options: &LoadOptions) -> Result<ExitCode, Failure> {
         pattern: options.pattern.clone(),
         contents: options.contents.clone(),
     };
+    let is_share = |size: &&&Size| matches!(size.amount, Amount::Share(_));
+    if let Some(share) = [&options.bytes, &options.random_bytes].iter().find(is_share) {
+        return Err(
+            Failure::new(format!("`{}` is a share of nothing", share.text)).fix("give a size: --bytes 64M")
+        );
+    }
+    settings.check().map_err(|why| {
+        Failure::new(why).fix(format!("`farpage load {} --help` shows the defaults", load.name))
+    })?;
     let found =
         (load.run)(&settings).map_err(|why| Failure::new(format!("load {}: {why}", load.name)).status(1))?;
     say::to_stdout(&format!("{found}\n"));

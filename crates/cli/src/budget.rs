@@ -165,7 +165,9 @@ fn pool_limit(pool: Option<&Size>, behind: Behind, ram_bytes: u64) -> Result<u64
             iec(ram_bytes)
         ))
         .because("the pool is part of the budget, and the program's own pages need the rest")
-        .fix(format!("--pool {POOL_PERCENT_MAX}% or less, or a larger --ram")));
+        .fix(format!(
+            "--pool {POOL_PERCENT_MAX}% (or FARPAGE_POOL) or less, or a larger --ram (or FARPAGE_RAM)"
+        )));
     }
     Ok(whole_pages(bytes).max(PAGE_BYTES as u64))
 }

@@ -123,9 +123,9 @@ pub fn faults(asked: FaultsAsked) -> Result<Userfaultfd, Failure> {
 
 /// The ways to get a userfaultfd for the kernel's faults, too, most convenient first.
 pub const WAYS: [&str; 3] = [
-    "run as root, or with the capability CAP_SYS_PTRACE (docker run --cap-add=SYS_PTRACE; systemd: AmbientCapabilities=)",
+    "run as root, or with the capability CAP_SYS_PTRACE (docker run --cap-add=SYS_PTRACE --security-opt seccomp=unconfined; systemd: AmbientCapabilities=)",
     "allow it to everyone: sudo sysctl vm.unprivileged_userfaultfd=1",
-    "allow it to this user by /dev/userfaultfd: sudo chgrp GROUP /dev/userfaultfd && sudo chmod 660 /dev/userfaultfd (udev rule: KERNEL==\"userfaultfd\", GROUP=\"GROUP\", MODE=\"0660\"; docker run --device /dev/userfaultfd)",
+    "allow it to this user by /dev/userfaultfd (Linux 6.1): sudo chgrp GROUP /dev/userfaultfd && sudo chmod 660 /dev/userfaultfd (udev rule: KERNEL==\"userfaultfd\", GROUP=\"GROUP\", MODE=\"0660\"; docker run --device /dev/userfaultfd)",
 ];
 
 impl Refused {

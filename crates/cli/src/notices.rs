@@ -74,7 +74,7 @@ const fn weight(notice: Notice) -> Weight {
 
 fn budget_too_small(command: &str, needed: u64, budget: &Budget) -> String {
     format!(
-        "`{}` ({}) is below the {} that {command} needs resident before it starts; use --ram {} or more",
+        "`{}` ({}) is below the {} that {command} needs resident before it starts; use --ram {} (or FARPAGE_RAM) or more",
         budget.origin,
         iec(budget.ram_bytes),
         iec(needed),
@@ -121,7 +121,7 @@ pub fn describe(notice: Notice, value: u64, session: &Session, budget: &Budget) 
             iec(budget.ram_bytes)
         ),
         Notice::ForkRefused => format!(
-            "a fork was refused: its child could not have been given the {} pages that are evicted, because there are 256 processes under this run already, or the limit on mappings (vm.max_map_count) is reached; use posix_spawn in the program, or give more with --ram",
+            "a fork was refused: its child could not have been given the {} pages that are evicted, because 256 processes are under this run already (EAGAIN), or the limit on mappings (vm.max_map_count) is reached, or the program has changed its user or root (ENOMEM); use posix_spawn in the program, or give so much with --ram that nothing is evicted",
             grouped(value)
         ),
         Notice::NotStarted => format!("Farpage could not start in it: {}", start_failure(value)),
@@ -173,7 +173,10 @@ fn start_failure(value: u64) -> String {
         (StartFailure::Proc, "/proc is not usable; mount it in the container or chroot"),
     ];
     let reason = reasons.iter().find(|(failure, _)| *failure as u16 == kind);
-    let text = reason.map_or("unknown reason", |(_, text)| text);
+    let text = match i32::from(errno) {
+        libc::EMFILE | libc::ENFILE => "no file descriptor is free; look at `ulimit -n`",
+        _ => reason.map_or("unknown reason", |(_, text)| text),
+    };
     if errno == 0 { text.into() } else { format!("{text} ({})", error_text(errno)) }
 }
 
@@ -248,7 +251,7 @@ mod tests {
         assert_eq!(news[0].0, Weight::Serious);
         assert_eq!(
             news[0].1,
-            "`--ram 1M` (1 MiB) is below the 23.4 MiB that python3 needs resident before it starts; use --ram 32M or more"
+            "`--ram 1M` (1 MiB) is below the 23.4 MiB that python3 needs resident before it starts; use --ram 32M (or FARPAGE_RAM) or more"
         );
     }
 
@@ -281,7 +284,8 @@ mod tests {
             assert!(!start_failure(kind | 12 << 16).contains("unknown"), "{kind}");
         }
         assert!(start_failure(77).contains("unknown"));
-        for reason in 1..=3 {
+        assert!(start_failure(1 | (libc::EMFILE as u64) << 16).contains("ulimit -n"));
+        for reason in 1..=4 {
             assert!(!stop_reason(reason).contains("unknown"), "{reason}");
         }
         assert!(stop_reason(77).contains("unknown"));

@@ -40,7 +40,8 @@ pub enum Command {
     Run(RunOptions),
     /// Show the swap areas of a run while it runs, and how full they are.
     Show(ShowOptions),
-    /// Say what this machine offers, what `run` would choose, and how to get what is missing.
+    /// Say what this machine offers, what `run` would choose, and how to get what is missing. Exit status: 0 if `run` would
+    /// work with its defaults, else 1.
     Doctor(DoctorOptions),
     /// Measure one of the designs at the heart of Farpage against what it replaced, on this machine.
     Bench(BenchOptions),
@@ -216,10 +217,11 @@ pub struct RunOptions {
     pub ram: Option<Size>,
 
     /// Where pages go that don't fit the pool: a directory (a temporary file is made in it), an empty file,
-    /// or a file or device prepared with mkswap. With discard, room that isn't needed any more is given back while
-    /// the program runs: holes in files that grow, BLKDISCARD on devices. May be given several times; the variable FARPAGE_SWAP holds
-    /// several separated by `;` [default: the first usable of $FARPAGE_SWAP_DIR, $TMPDIR, /var/tmp].
-    #[arg(long, value_name = "PATH[:SIZE][,prio=N][,node=N][,discard]")]
+    /// or a file or device prepared with mkswap. SIZE is how much of it is used at most. With discard, room that isn't
+    /// needed any more is given back while the program runs: holes in files that grow, BLKDISCARD on devices (=once: before
+    /// the run only; =pages: not before it). Up to 16 may be given; the variable FARPAGE_SWAP holds several separated by `;`
+    /// [default: $FARPAGE_SWAP_DIR, or the first usable of $TMPDIR, /var/tmp].
+    #[arg(long, value_name = "PATH[:SIZE][,prio=N][,node=N][,discard[=once|pages]]")]
     swap: Vec<OsString>,
 
     /// Which of several areas without prio= is used: the one expected to be done soonest, those of the CPU's own node
@@ -231,8 +233,8 @@ pub struct RunOptions {
     #[arg(long)]
     no_disk: bool,
 
-    /// Limit of the compressed pool, which is part of the budget; a percentage is of the budget [default:
-    /// 50%, with --no-disk 80%].
+    /// Limit of the compressed pool, which is part of the budget, at most 90 % of it; a percentage is of the budget
+    /// [default: 50%, with --no-disk 80%].
     #[arg(long, value_name = "SIZE|N%", env = "FARPAGE_POOL", value_parser = size::parse)]
     pub pool: Option<Size>,
 
@@ -268,7 +270,7 @@ pub struct RunOptions {
     #[arg(long, value_enum, env = "FARPAGE_READAHEAD", default_value = "streams")]
     readahead: ReadaheadOption,
 
-    /// Windows of by-address and by-slot have at most 2^N pages; 0 is none.
+    /// Windows of by-address and by-slot have at most 2^N pages, N up to 5; 0 is none.
     #[arg(long, value_name = "N", env = "FARPAGE_PAGE_CLUSTER", default_value_t = PAGE_CLUSTER,
         value_parser = clap::value_parser!(u32).range(..=i64::from(PAGE_CLUSTER_MAX)))]
     pub page_cluster: u32,
@@ -281,7 +283,8 @@ pub struct RunOptions {
     #[arg(long, value_enum, env = "FARPAGE_UNSUPPORTED", default_value = "refuse")]
     unsupported: UnsupportedOption,
 
-    /// Write counters, latencies and settings to this file as JSON when the program has ended.
+    /// Write counters, latencies and settings to this file as JSON when the program has ended; `legend` in it says what
+    /// each of them is.
     #[arg(long, value_name = "FILE", env = "FARPAGE_STATS")]
     pub stats: Option<PathBuf>,
 
@@ -303,6 +306,7 @@ const AFTER_HELP: &str = "\
 Sizes: 2G and 2GiB are 2^31 bytes, 2GB is 2*10^9, a plain number is bytes; 1.5G and 50% work too.
 Exit status: the program's own; 125 Farpage failed, 126 the program can't run under it,
 127 not found; 134 a bug in Farpage, 135 a page could not be read back.
+FARPAGE_PRELOAD names Farpage's library, if it is neither beside the executable nor in ../lib/farpage.
 Example: farpage run --ram 2G -- python3 train.py";
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -632,7 +636,7 @@ fn areas<'a>(arguments: impl Iterator<Item = &'a OsStr>) -> Result<Disk, Failure
     Ok(if areas.is_empty() { Disk::Default } else { Disk::Areas(areas) })
 }
 
-/// Reads `PATH[:SIZE][,prio=N][,node=N][,discard]`. A path that exists as it stands is a path, whatever is in it.
+/// Reads `PATH[:SIZE][,prio=N][,node=N][,discard[=once|pages]]`. A path that exists as it stands is a path, whatever is in it.
 fn swap_argument(argument: &OsStr, exists: impl Fn(&Path) -> bool) -> Result<SwapArgument, Failure> {
     let whole = argument.to_string_lossy().into_owned();
     let mut rest = argument.as_bytes();
@@ -659,7 +663,7 @@ fn swap_argument(argument: &OsStr, exists: impl Fn(&Path) -> bool) -> Result<Swa
 
 fn bad_swap(argument: &str, why: &str) -> Failure {
     Failure::new(format!("swap area `{argument}`: {why}"))
-        .fix("write --swap PATH[:SIZE][,prio=N][,node=N][,discard], for example --swap /var/tmp:8G,prio=5")
+        .fix("write --swap PATH[:SIZE][,prio=N][,node=N][,discard[=once|pages]], for example --swap /var/tmp:8G,prio=5")
 }
 
 /// One option behind the path.

@@ -6,11 +6,14 @@ use crate::sys;
 use farpage::session::LAYOUT_NAME;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const NAME: &str = "libfarpage_preload.so";
+/// What to do about a library that was named and is none.
+const FIX_NAME: &str = "correct or unset FARPAGE_PRELOAD";
 
 /// Finds the library: `$FARPAGE_PRELOAD`, beside this executable, or in `../lib/farpage` from there.
 pub fn find() -> Result<PathBuf, Failure> {
@@ -18,20 +21,37 @@ pub fn find() -> Result<PathBuf, Failure> {
     let is_named = named.is_some();
     let executable = std::env::current_exe().ok();
     let path = find_in(named, executable.as_deref().and_then(Path::parent))?;
-    // Who names one knows what it is.
-    if is_named { Ok(path) } else { of_our_version(path) }
+    // A name outlives the version that it was right for.
+    of_our_version(path).map_err(|failure| if is_named { failure.fix(FIX_NAME) } else { failure })
 }
 
 /// A copy that was left behind when `farpage` was replaced would not know this version's sessions.
 fn of_our_version(path: PathBuf) -> Result<PathBuf, Failure> {
-    let cant = |what: String| Failure::new(format!("{} {what}", path.display()));
-    let file = File::open(&path).map_err(|error| cant(format!("can't be read: {error}")))?;
+    let file = File::open(&path).map_err(|error| unreadable(&path, &error))?;
     match elf::has_name(|offset, buffer| file.read_at(buffer, offset), LAYOUT_NAME) {
         Ok(true) => Ok(path),
-        Ok(false) => Err(cant("is not the library of this farpage's version".into())
-            .because("it is older or newer, or damaged: programs would run without us")
-            .fix("install both from the same build, or build it: cargo build --release -p farpage-preload")),
-        Err(error) => Err(cant(format!("can't be read: {error}"))),
+        Ok(false) => {
+            let what = format!("{} is not the library of this farpage's version", path.display());
+            Err(Failure::new(what)
+                .because("it is older or newer, or damaged: programs would run without us")
+                .fix(
+                    "install both from the same build, or build it: cargo build --release -p farpage-preload",
+                ))
+        }
+        Err(error) => Err(unreadable(&path, &error)),
+    }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Failure {
+    let name = path.display();
+    let failure = Failure::new(format!("{name} can't be read: {error}"));
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => failure
+            .because("its permissions exclude this user")
+            .fix(format!("chmod a+r {name}, and a+x for the directories on its path")),
+        _ => failure.fix(
+            "look at the disk (dmesg), or copy the library to another place and set FARPAGE_PRELOAD to that",
+        ),
     }
 }
 
@@ -43,7 +63,7 @@ fn find_in(named: Option<OsString>, directory: Option<&Path>) -> Result<PathBuf,
                 "FARPAGE_PRELOAD names {}, which is not a file",
                 path.display()
             ))
-            .fix("correct or unset FARPAGE_PRELOAD"));
+            .fix(FIX_NAME));
         }
         return loadable(path);
     }
@@ -103,6 +123,13 @@ mod tests {
         assert_eq!(with_existing(Path::new("/f.so"), None), "/f.so");
         assert_eq!(with("/a.so /b.so"), "/f.so:/a.so:/b.so");
         assert_eq!(with("/a.so::/f.so"), "/f.so:/a.so");
+    }
+
+    #[test]
+    fn library_that_can_not_be_read_has_a_fix() {
+        let text = |errno| unreadable(Path::new("/x.so"), &io::Error::from_raw_os_error(errno)).to_string();
+        assert!(text(libc::EACCES).contains("fix: chmod a+r /x.so"), "{}", text(libc::EACCES));
+        assert!(text(libc::EIO).contains("fix: look at the disk"), "{}", text(libc::EIO));
     }
 
     #[test]

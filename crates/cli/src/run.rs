@@ -58,8 +58,10 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
             }
         }
     };
-    let exit = signals::supervise(pid, tell_news)
-        .map_err(|error| Failure::new(format!("the program can't be waited for: {error}")))?;
+    let exit = signals::supervise(pid, tell_news).map_err(|error| {
+        Failure::new(format!("the program can't be waited for: {error}"))
+            .fix("see whether it runs on, and end it")
+    })?;
     report(options, &plan, &shared, exit, started);
     plan.areas.into_iter().for_each(Area::close);
     Ok(pass_on(exit))
@@ -102,11 +104,12 @@ fn plan(options: &RunOptions) -> Result<Plan, Failure> {
         Disk::Areas(arguments) => areas::open_all(arguments, &machine)?,
     };
     areas::number(&mut areas, options.order());
-    let stats = options.stats.as_deref().map(open_stats).transpose()?;
     let preload = preload::find()?;
     let userfaultfd = kernel::faults(options.faults())?;
     let (install, note) = kernel::choose_install(options.install(), userfaultfd)?;
     let io = kernel::choose_io(options.io(), &sys::io_uring())?;
+    // Last: a run that is refused leaves no empty file.
+    let stats = options.stats.as_deref().map(open_stats).transpose()?;
     if !options.quiet {
         let warnings = areas.iter().filter_map(|area| area.warning.as_ref()).chain(&note);
         warnings.for_each(|warning| say::line(&format!("note: {warning}")));
@@ -176,6 +179,9 @@ fn not_started(program: &Path, error: &io::Error) -> Failure {
         Some(libc::EAGAIN) => failure
             .because("there are as many processes as this user or cgroup may have")
             .fix("raise the limit of processes: ulimit -u, or the cgroup's pids.max"),
+        Some(libc::EMFILE | libc::ENFILE) => {
+            failure.because("no file descriptor is free").fix("raise the limit of open files: ulimit -n")
+        }
         Some(libc::ENOMEM) => failure.fix("free some memory, or look at the cgroup's limit"),
         Some(libc::E2BIG) => failure
             .because("arguments and environment are too long")
@@ -209,7 +215,10 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, exit: ChildState, 
         // A pipe can't be cut; what is written to it begins at its end anyway.
         let _ = file.set_len(0);
         if let Err(error) = file.write_all(format!("{:#}\n", summary::json(&run)).as_bytes()) {
-            say::line(&format!("the statistics could not be written: {error}"));
+            let name = options.stats.as_deref().unwrap_or(Path::new("?")).display();
+            say::line(&format!(
+                "the statistics could not be written to {name}: {error}; free some room, or name another file: --stats FILE"
+            ));
         }
     }
 }
@@ -239,6 +248,7 @@ mod tests {
         for (errno, status, words) in [
             (libc::EAGAIN, STATUS_FAILED, "ulimit -u"),
             (libc::ENOMEM, STATUS_FAILED, "free some memory"),
+            (libc::EMFILE, STATUS_FAILED, "ulimit -n"),
             (libc::E2BIG, STATUS_CANT_RUN, "too long"),
             (libc::ETXTBSY, STATUS_CANT_RUN, "has changed"),
             (libc::ENOENT, STATUS_NOT_FOUND, "has changed"),

@@ -42,7 +42,8 @@ pub struct Run<'a> {
 /// The lines, without their prefix.
 pub fn text(run: &Run) -> Vec<String> {
     let mut lines = if run.totals.processes.is_empty() {
-        let note = "no process reported: Farpage's library was not loaded or could not start";
+        let note = "no process reported: the program ran without a budget. Farpage's library was not loaded (is the \
+                    program's loader told to ignore LD_PRELOAD?) or could not start; `farpage doctor` looks at what it needs";
         vec![headline(run), row("note", note)]
     } else if run.totals.was_active() {
         let mut lines = vec![headline(run)];
@@ -298,7 +299,17 @@ fn legend() -> Value {
         |name: &str, unit: &str, help: &str| (name.to_owned(), json!({ "unit": unit, "help": help.trim() }));
     let counters = Counter::ALL.iter().map(|c| row(c.name(), c.unit(), c.help()));
     let gauges = Gauge::ALL.iter().map(|g| row(g.name(), g.unit(), g.help()));
-    Value::Object(counters.chain(gauges).collect())
+    let latency = |help: &str| format!("Latency of faults. {}", help.trim());
+    let latencies = Latency::ALL.iter().map(|kind| row(kind.name(), kind.unit(), &latency(kind.help())));
+    let others = [
+        row("total", "ns", &latency("All of them.")),
+        row(
+            "tree_anonymous_peak",
+            "bytes",
+            "The most anonymous memory of all processes together, as sampled.",
+        ),
+    ];
+    Value::Object(counters.chain(gauges).chain(latencies).chain(others).collect())
 }
 
 fn numbers(n: &Numbers) -> Map<String, Value> {

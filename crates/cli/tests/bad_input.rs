@@ -64,6 +64,7 @@ fn variables_are_checked_like_options() {
     with("FARPAGE_RAM", "lots").refused(125, &["lots", "is not a size", "it comes from FARPAGE_RAM"]);
     with("FARPAGE_RAM", "100").refused(125, &["less than one page", "FARPAGE_RAM=256M"]);
     with("FARPAGE_POOL", "0").refused(125, &["--pool 0", "FARPAGE_POOL"]);
+    with("FARPAGE_POOL", "95%").refused(125, &["--pool 95%", "or FARPAGE_POOL"]);
     with("FARPAGE_IO", "mmap").refused(125, &["mmap", "it comes from FARPAGE_IO"]);
     with("FARPAGE_SWAP", "/var/tmp:lots").refused(125, &["swap area `/var/tmp:lots`: `lots` is not a size"]);
     with("FARPAGE_SWAP", "/no/such/place").refused(125, &["/no/such/place", "does not exist"]);
@@ -102,6 +103,12 @@ fn help_and_version_are_no_errors() {
 fn statistics_file_that_can_not_be_written_is_refused_before_the_program_runs() {
     refused_with(&["--stats", "/no/such/directory/stats.json"], 125, &["/no/such/directory/stats.json"]);
     refused_with(&["--stats", "/var/tmp"], 125, &["/var/tmp"]);
+    // A run that is refused for something else leaves no empty one.
+    let place = directory();
+    let file = place.path().join("stats.json");
+    let stats = ["--stats", file.to_str().unwrap()];
+    refused_with(&[&stats[..], &["--faults", "segv", "--install", "move"]].concat(), 125, &["moving pages"]);
+    assert!(!file.exists());
 }
 
 // ---- swap paths ----------------------------------------------------------------------------------------
@@ -125,6 +132,14 @@ fn patch(path: &str, at: u64, word: u32) {
 #[test]
 fn swap_path_that_does_not_exist() {
     refused_with(&["--swap", "/no/such/place"], 125, &["/no/such/place does not exist", "mkswap"]);
+    // The advice was `mkdir -p /var/tmp;/tmp`.
+    for several in ["/var/tmp;/tmp", "/var/tmp,/tmp"] {
+        let words = [several, "does not exist", "several areas", "--swap A --swap B"];
+        refused_with(&["--swap", several], 125, &words);
+    }
+    if is_root() {
+        refused_with(&["--swap", "/proc"], 125, &["/proc is not writable", "takes no files", "fix: "]);
+    }
 }
 
 #[test]
@@ -279,6 +294,21 @@ fn disk_without_room() {
     ended.refused(125, &["disk full", "64 MiB", "10 %"]);
 }
 
+/// They ended in a panic, with the status of a bug.
+#[test]
+fn loads_that_nobody_can_carry_are_refused() {
+    for (words, wanted) in [
+        (&["random", "--bytes", "0"][..], "--bytes 0 is less than 64K"),
+        (&["random", "--bytes", "50%"], "`50%` is a share of nothing"),
+        (&["random", "--seconds", "nan"], "--seconds NaN"),
+        (&["interleaved", "--bytes", "4K"], "--bytes 4096 is less than 64K"),
+        (&["mixed", "--threads", "0"], "--threads 0"),
+    ] {
+        let output = farpage::farpage().arg("load").args(words).output().unwrap();
+        farpage::Ended::of(output).refused(125, &[wanted, "fix: "]);
+    }
+}
+
 #[test]
 fn limit_on_file_sizes_is_an_error_and_not_a_death() {
     if !farpage::can_run() {
@@ -303,13 +333,16 @@ fn library_of_another_version() {
     let place = directory();
     let executable = place.path().join("farpage");
     fs::copy(env!("CARGO_BIN_EXE_farpage"), &executable).unwrap();
-    fs::copy(farpage::harmless_library(), place.path().join("libfarpage_preload.so")).unwrap();
+    fs::copy(farpage::libc_library(), place.path().join("libfarpage_preload.so")).unwrap();
     let mut command = Command::new(executable);
     let output = command.arg("run").args(PROGRAM).env_remove("FARPAGE_PRELOAD").output().unwrap();
-    farpage::Ended::of(output).refused(
-        125,
-        &["libfarpage_preload.so", "is not the library of this farpage's version", "cargo build"],
-    );
+    let wrong = "is not the library of this farpage's version";
+    farpage::Ended::of(output).refused(125, &["libfarpage_preload.so", wrong, "cargo build"]);
+    // One that is named was believed: the program ran without a budget, and `--quiet` said nothing.
+    let mut command = farpage::farpage();
+    command.env("FARPAGE_PRELOAD", farpage::libc_library()).args(["run", "--quiet"]).args(PROGRAM);
+    let named = farpage::Ended::of(command.output().unwrap());
+    named.refused(125, &["libc", wrong, "correct or unset FARPAGE_PRELOAD"]);
 }
 
 // ---- programs ------------------------------------------------------------------------------------------

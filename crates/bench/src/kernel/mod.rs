@@ -219,7 +219,10 @@ pub(crate) fn try_in_turns(
             match run(setting) {
                 Ok(speed) => speeds.push(speed),
                 // With large windows and little memory the kernel may find that there is none, and kill the program.
-                Err(why) => failed = why,
+                Err(why) => {
+                    eprintln!("farpage:   {setting:?}: {why}");
+                    failed = why;
+                }
             }
             go_on()?;
         }

@@ -50,6 +50,33 @@ pub struct Settings {
     pub contents: Option<String>,
 }
 
+/// The least memory of a thread: a page for each of 16 streams.
+const BYTES_MIN: u64 = 16 * region::PAGE_BYTES as u64;
+
+impl Settings {
+    /// Whether a load can do something with them. The error says what is wrong.
+    pub fn check(&self) -> Result<(), String> {
+        let parts = [(self.bytes, self.threads, ""), (self.random_bytes, self.random_threads, "random-")];
+        for (bytes, threads, which) in parts {
+            if threads > 0 && bytes / (threads as u64) < BYTES_MIN {
+                return Err(format!(
+                    "--{which}bytes {bytes} is less than 64K for each of --{which}threads {threads}"
+                ));
+            }
+        }
+        if self.threads + self.random_threads == 0 {
+            return Err("--threads 0 leaves nobody to do it".to_owned());
+        }
+        if !(0.0..=1e6).contains(&self.seconds) {
+            return Err(format!("--seconds {} is no time from 0 to a million", self.seconds));
+        }
+        if self.write_percent > 100 {
+            return Err(format!("--write-percent {} is more than 100", self.write_percent));
+        }
+        Ok(())
+    }
+}
+
 /// One load.
 pub struct Load {
     /// Its name.
@@ -96,14 +123,14 @@ pub const LOADS: &[Load] = &[
         run: random::threads_from_pool,
     },
     Load {
+        name: "random-processes",
+        about: "`random` in as many processes as threads were asked for, each with a region of its own",
+        run: random::processes,
+    },
+    Load {
         name: "touch",
         about: "touches pages of real programs (--contents) in an order (--pattern); compares all of them in the end",
         run: touch::touch,
-    },
-    Load {
-        name: "random-processes",
-        about: "the same in as many processes as threads were asked for, each with a region of its own",
-        run: random::processes,
     },
 ];
 
@@ -128,5 +155,34 @@ fn fill(settings: &Settings) -> Result<Value, String> {
             "fill_seconds": filled.as_secs_f64(),
             "read_seconds": read.as_secs_f64(),
         })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        let bytes = 2 * BYTES_MIN;
+        Settings { bytes, threads: 2, random_bytes: bytes, ..Settings::default() }
+    }
+
+    /// They were panics: a remainder by zero, a duration that is no number.
+    #[test]
+    fn settings_that_no_load_can_work_with_are_refused() {
+        assert_eq!(settings().check(), Ok(()));
+        assert_eq!(Settings { bytes: 0, threads: 0, random_threads: 1, ..settings() }.check(), Ok(()));
+        for (wrong, words) in [
+            (Settings { bytes: 2 * BYTES_MIN - 1, ..settings() }, "--bytes 131071"),
+            (Settings { random_bytes: 0, random_threads: 1, ..settings() }, "--random-bytes 0"),
+            (Settings { threads: 0, ..settings() }, "--threads 0"),
+            (Settings { seconds: f64::NAN, ..settings() }, "--seconds NaN"),
+            (Settings { seconds: -1.0, ..settings() }, "--seconds -1"),
+            (Settings { seconds: f64::INFINITY, ..settings() }, "--seconds inf"),
+            (Settings { write_percent: 101, ..settings() }, "--write-percent 101"),
+        ] {
+            let why = wrong.check().unwrap_err();
+            assert!(why.contains(words), "{why}");
+        }
     }
 }

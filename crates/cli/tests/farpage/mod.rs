@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
 
 /// What came out of a run.
 pub struct Ended {
@@ -39,8 +40,29 @@ impl Ended {
     }
 }
 
-/// A library that every dynamic program can load and that does nothing: the C library's own.
+/// A library that every dynamic program can load and that does nothing, but says that it is of this version.
 pub fn harmless_library() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(build_harmless_library).clone()
+}
+
+fn build_harmless_library() -> PathBuf {
+    let name = ::farpage::session::LAYOUT_NAME;
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("harmless-{name}.so"));
+    let draft = path.with_extension(format!("{}", std::process::id()));
+    let source = path.with_extension(format!("{}.c", std::process::id()));
+    fs::write(&source, format!("char {name};\n")).unwrap();
+    let built =
+        Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&draft).arg(&source).output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    fs::remove_file(source).unwrap();
+    // In one step: several test programs may be doing this.
+    fs::rename(draft, &path).unwrap();
+    path
+}
+
+/// The C library: no library of ours.
+pub fn libc_library() -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| line.contains("/libc.so") || line.contains("/libc-"));
     line.and_then(|line| line.split_whitespace().last()).expect("this test is linked against libc").into()
@@ -103,8 +125,8 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// `farpage run` as an ordinary user: as user 65534 if the tests run as root. The executable is copied to
-/// where that user can reach it.
+/// `farpage run` as an ordinary user: as user 65534 if the tests run as root. Executable and library are copied
+/// to where that user can reach them.
 pub fn run_as_ordinary_user(place: &Path, words: &[&str]) -> Ended {
     if !is_root() {
         return run(words);
@@ -113,6 +135,9 @@ pub fn run_as_ordinary_user(place: &Path, words: &[&str]) -> Ended {
     install(Path::new(env!("CARGO_BIN_EXE_farpage")), &executable, 0o755);
     let mut command = Command::new(executable);
     clean(&mut command);
+    let library = place.join("harmless.so");
+    install(&harmless_library(), &library, 0o755);
+    command.env("FARPAGE_PRELOAD", library);
     command.arg("run").args(words).uid(65_534).gid(65_534).current_dir("/");
     // SAFETY: between fork and exec only an async-signal-safe call that takes no memory of ours.
     unsafe { command.pre_exec(drop_groups) };
