@@ -7,6 +7,7 @@ and writes docs/compatibility.md; `--fast` is the part that `make test` runs.
 """
 
 import argparse
+import datetime
 import json
 import os
 import platform
@@ -452,10 +453,11 @@ seen with more than 1.05 of the budget (20 looks a second); what was seen otherw
 doesn't manage (stacks, small and shared mappings, files) counts, too: a small program can be over its budget by that alone.
 `thread` as an ordinary user has permission for `/dev/userfaultfd`.
 
-Linux %s, %d CPUs. %s
+%s, Linux %s, %d CPUs. %s
 
 %s
-""" % (platform.release().split("-")[0], os.cpu_count(), summary_of(lines)[0], "\n".join(head_of(columns) + lines)))
+""" % (datetime.date.today(), platform.release().split("-")[0], os.cpu_count(), summary_of(lines)[0],
+       "\n".join(head_of(columns) + lines)))
     os.replace(out + ".new", out)
 
 
