@@ -470,9 +470,7 @@ fn table(measured: &[Measured]) -> Table {
         ["program", "MiB", "who", "wall s", "ratio", "CPU s", "pool MiB", "to disk MiB", "major faults"];
     let mut table = Table::new("wall time to the end", &columns);
     for one in measured {
-        let codec =
-            one.setting.codec.as_deref().map_or("no zswap".to_owned(), |codec| format!("zswap {codec}"));
-        let kernel = format!("kernel, {codec}, page-cluster {}", one.setting.page_cluster);
+        let kernel = format!("kernel, {}", one.setting);
         let who = [(kernel.as_str(), &one.kernel), ("farpage", &one.farpage), ("unlimited", &one.unlimited)];
         for (at, (who, runs)) in who.into_iter().enumerate() {
             let median = |of: &dyn Fn(&Run) -> f64| {

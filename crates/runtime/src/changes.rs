@@ -142,12 +142,8 @@ pub fn mmap(engine: &'static Engine, mut arguments: Arguments) -> isize {
     }
     if is_ours {
         let known = flags_for(protection);
-        adopt_new(
-            engine,
-            range,
-            if flag(raw::MAP_LOCKED) { known.with(Flags::LOCKED) } else { known },
-            exclusive,
-        );
+        let known = if flag(raw::MAP_LOCKED) { known.with(Flags::LOCKED) } else { known };
+        adopt_new(engine, range, known, exclusive);
     }
     result
 }

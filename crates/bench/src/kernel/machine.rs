@@ -6,6 +6,7 @@
 
 use crate::load::region::PAGE_BYTES;
 use std::ffi::CString;
+use std::fmt;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -221,6 +222,16 @@ pub struct Setting {
     pub codec: Option<String>,
     /// `vm.page-cluster`: windows of readahead have 2^n pages.
     pub page_cluster: u32,
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.codec {
+            Some(codec) => write!(f, "zswap {codec}")?,
+            None => write!(f, "no zswap")?,
+        }
+        write!(f, ", page-cluster {}", self.page_cluster)
+    }
 }
 
 /// The kernel's swap, for as long as this lives.

@@ -220,7 +220,8 @@ pub(crate) fn try_in_turns(
                 Ok(speed) => speeds.push(speed),
                 // With large windows and little memory the kernel may find that there is none, and kill the program.
                 Err(why) => {
-                    eprintln!("farpage:   {setting:?}: {why}");
+                    let why_in_short = if is_killed(&why) { "the kernel killed it" } else { &why };
+                    eprintln!("farpage:   {setting}: {why_in_short}");
                     failed = why;
                 }
             }
@@ -447,8 +448,7 @@ fn tabled(one: &Measured) -> (Table, Vec<Target>) {
     ];
     let mut table = Table::new(one.case.title(), &columns);
     let mut targets = Vec::new();
-    let codec = one.setting.codec.as_deref().map_or("no zswap".to_owned(), |codec| format!("zswap {codec}"));
-    let kernel = format!("kernel, {codec}, page-cluster {}", one.setting.page_cluster);
+    let kernel = format!("kernel, {}", one.setting);
     let who = [(kernel.as_str(), &one.kernel), ("farpage", &one.farpage), ("unlimited", &one.unlimited)];
     for part in one.parts() {
         for (name, runs) in who {
