@@ -3,14 +3,18 @@
 //!
 //! Nothing that holds other data is ever written, memory is never taken for a disk, and an area is used
 //! by one owner at a time: the kernel's swap is recognized by its table, another Farpage by its lock. The
-//! files stay open in the supervisor, and programs open them again below /proc.
+//! files stay open in the supervisor, and programs open them again below /proc. What a header says is looked at in
+//! `areas/prepared.rs`.
+
+mod prepared;
 
 use crate::failure::Failure;
-use crate::header::{self, Header, HeaderError, SLOTS_MIN};
+use crate::header::SLOTS_MIN;
+use crate::kernel_swap;
 use crate::machine::Machine;
 use crate::numbers::iec;
-use crate::options::{Discard, SwapArgument};
 use crate::places::Places;
+use crate::swap_argument::{Discard, SwapArgument};
 use crate::sys::{self, FileSystem, Lock};
 use farpage_core::areas::{Order, Place};
 use farpage_core::config::AreaOrder;
@@ -18,8 +22,8 @@ use farpage_core::units::{AreaId, PAGE_BYTES, SLOTS_PER_AREA_MAX};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -256,11 +260,18 @@ fn open(argument: &SwapArgument, opened: &[Area]) -> Result<Area, Failure> {
     if opened.iter().any(|area| area.kind != Kind::Temporary && is_same(&area.file, &metadata)) {
         return Err(Failure::new(format!("swap path {} is given twice", path.display())).fix("name it once"));
     }
-    refuse_kernel_swap(path, &metadata)?;
+    if kernel_swap::is_on(&metadata) {
+        let name = path.display();
+        return Err(in_use(path, "the kernel").fix(format!("take it away from the kernel: swapoff {name}")));
+    }
     let file = open_for_swap(path, kind.is_block_device())?;
     // Lock first, look then: what another Farpage has written so far is no header and no damage.
     take(&file, path)?;
-    if kind.is_block_device() { open_device(argument, file) } else { open_file(argument, file) }
+    if kind.is_block_device() {
+        prepared::open_device(argument, file)
+    } else {
+        prepared::open_file(argument, file)
+    }
 }
 
 fn is_same(file: &File, other: &fs::Metadata) -> bool {
@@ -467,204 +478,6 @@ fn too_small(path: &Path, pages: u64) -> Failure {
     ))
 }
 
-// ---- files and devices ---------------------------------------------------------------------------------
-
-fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
-    let path = &argument.path;
-    let disk = disk_of(&file, path)?;
-    let metadata = file.metadata().map_err(|error| not_seen(path, &error))?;
-    let open_to_others = metadata.mode() & 0o077 != 0;
-    let warning = open_to_others.then(|| {
-        format!(
-            "swap file {0} can be read by others (mode {1:04o}): it will hold the program's memory; `chmod 600 {0}`",
-            path.display(),
-            metadata.mode() & 0o7777
-        )
-    });
-    if metadata.len() == 0 {
-        let area = growing(argument, file, disk, Kind::EmptyFile)?;
-        return Ok(Area { warning: together([warning, area.warning]), ..area });
-    }
-    let header = read_header(&file, path, metadata.len(), Kind::SwapFile)?;
-    if !header.bad_pages.is_empty() {
-        return Err(damaged(path, "its header lists bad pages, which only devices can have"));
-    }
-    let area = prepared(argument, file, header, metadata.len(), Kind::SwapFile)?;
-    let (places, unknown) = match Places::of_file(&area.file, path, disk, area.slots)? {
-        Ok(places) => (Some(places), None),
-        Err(why) => (None, Some(why)),
-    };
-    // Where nobody says where the file lies it may have holes, which take room when they are written to.
-    let grows = places.is_none() && metadata.blocks() * 512 < metadata.len();
-    let disk_reserve_bytes = if grows { disk.bytes / 100 * DISK_RESERVE_PERCENT } else { 0 };
-    let warning = together([warning, unknown, area.warning]);
-    Ok(Area { grows, disk_reserve_bytes, places, warning, ..area })
-}
-
-fn open_device(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
-    let path = &argument.path;
-    let bytes = sys::length(&file).map_err(|error| {
-        Failure::new(format!("the size of {} is unknown: {error}", path.display())).fix(FIX_ANOTHER_PLACE)
-    })?;
-    let header = read_header(&file, path, bytes, Kind::Device)?;
-    let area = prepared(argument, file, header, bytes, Kind::Device)?;
-    Ok(Area { places: Some(Places::of_device(area.slots)), ..area })
-}
-
-fn read_header(file: &File, path: &Path, bytes: u64, kind: Kind) -> Result<Header, Failure> {
-    let mut page = [0; PAGE_BYTES];
-    if bytes < PAGE_BYTES as u64 {
-        return Err(foreign(path, HeaderError::Missing, kind));
-    }
-    file.read_exact_at(&mut page, 0).map_err(|error| {
-        Failure::new(format!("swap path {} can't be read: {error}", path.display())).fix(FIX_ANOTHER_PLACE)
-    })?;
-    header::parse(&page).map_err(|error| match error {
-        HeaderError::TooSmall(pages) => too_small(path, u64::from(pages)),
-        error if error.is_damage() => damaged(path, &error.to_string()),
-        error => foreign(path, error, kind),
-    })
-}
-
-fn foreign(path: &Path, error: HeaderError, kind: Kind) -> Failure {
-    let name = path.display();
-    let failure = Failure::new(format!("swap path {name} holds something else: {error}"))
-        .because("Farpage never overwrites data that isn't swap");
-    let elsewhere = "name another place: --swap DIRECTORY";
-    match kind {
-        _ if error == HeaderError::Hibernation => failure.fix(elsewhere),
-        Kind::Device => failure.fix(format!("if its content can be given up: `mkswap {name}`")),
-        // Most likely the wrong name was typed, so this comes first. An emptied file holds nothing that
-        // mkswap could leave behind, and needs no size.
-        Kind::Temporary | Kind::EmptyFile | Kind::SwapFile => failure.fix(elsewhere).fix(format!(
-            "if its content can be given up: `truncate -s 0 {name}` (Farpage then uses it as an empty file)"
-        )),
-    }
-}
-
-fn damaged(path: &Path, why: &str) -> Failure {
-    let name = path.display();
-    Failure::new(format!("swap path {name} has a damaged header: {why}"))
-        .fix(format!("write a new one (what is in it is lost): `mkswap {name}`"))
-}
-
-fn prepared(
-    argument: &SwapArgument,
-    file: File,
-    header: Header,
-    bytes: u64,
-    kind: Kind,
-) -> Result<Area, Failure> {
-    let path = argument.path.clone();
-    let slots = slots_of_header(&header, bytes, argument.bytes).map_err(|error| match error {
-        SizeError::Shorter { pages, needed } => damaged(
-            &path,
-            &format!("it says {needed} pages, but there are only {pages}: the file was cut off"),
-        ),
-        SizeError::TooSmall(pages) => too_small(&path, pages),
-        SizeError::Asked { there } => Failure::new(format!(
-            "swap path {} has no room for {}: it holds {}",
-            path.display(),
-            iec(argument.bytes.unwrap_or(0)),
-            iec(there)
-        ))
-        .fix("leave the size out, or make the file larger and run mkswap again"),
-    })?;
-    let expected_bytes = argument.bytes.unwrap_or((u64::from(header.last_page) + 1) * PAGE_BYTES as u64);
-    let warning = cut(&path, slots, expected_bytes, "an area has at most 1 TiB");
-    let bad_slots = header.bad_pages.into_iter().filter(|bad| *bad < slots).collect();
-    Ok(Area {
-        file,
-        path,
-        kind,
-        slots,
-        place: Place::default(),
-        priority: 0,
-        grows: false,
-        discards: false,
-        bad_slots,
-        disk_reserve_bytes: 0,
-        places: None,
-        warning,
-    })
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum SizeError {
-    Shorter { pages: u64, needed: u64 },
-    TooSmall(u64),
-    Asked { there: u64 },
-}
-
-/// Slots to use of an area with a header, in a file or device of `bytes`, of which `asked` were asked for.
-fn slots_of_header(header: &Header, bytes: u64, asked: Option<u64>) -> Result<u32, SizeError> {
-    let (pages, needed) = (bytes / PAGE_BYTES as u64, u64::from(header.last_page) + 1);
-    if pages < needed {
-        return Err(SizeError::Shorter { pages, needed });
-    }
-    let asked_pages = asked.map_or(needed, |asked| asked / PAGE_BYTES as u64);
-    if asked_pages > needed {
-        return Err(SizeError::Asked { there: needed * PAGE_BYTES as u64 });
-    }
-    if asked_pages < u64::from(SLOTS_MIN) {
-        return Err(SizeError::TooSmall(asked_pages));
-    }
-    Ok(asked_pages.min(u64::from(SLOTS_PER_AREA_MAX)) as u32)
-}
-
-// ---- the kernel's own swap -----------------------------------------------------------------------------
-
-fn refuse_kernel_swap(path: &Path, metadata: &fs::Metadata) -> Result<(), Failure> {
-    let table = fs::read("/proc/swaps").unwrap_or_default();
-    let same = |other: &PathBuf| {
-        fs::metadata(other).is_ok_and(|other| {
-            let device = metadata.file_type().is_block_device() && other.file_type().is_block_device();
-            if device {
-                other.rdev() == metadata.rdev()
-            } else {
-                (other.dev(), other.ino()) == (metadata.dev(), metadata.ino())
-            }
-        })
-    };
-    if swaps(&table).iter().any(same) {
-        return Err(in_use(path, "the kernel")
-            .fix(format!("take it away from the kernel: swapoff {}", path.display())));
-    }
-    Ok(())
-}
-
-/// The paths in /proc/swaps.
-fn swaps(table: &[u8]) -> Vec<PathBuf> {
-    let lines = table.split(|byte| *byte == b'\n').skip(1);
-    lines
-        .filter_map(|line| {
-            line.split(|byte| matches!(byte, b' ' | b'\t')).next().filter(|path| !path.is_empty())
-        })
-        .map(unescape)
-        .collect()
-}
-
-/// Blanks and backslashes are written as three octal digits.
-fn unescape(text: &[u8]) -> PathBuf {
-    let mut plain = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let [first, after @ ..] = rest {
-        let code = after
-            .get(..3)
-            .filter(|digits| *first == b'\\' && digits.iter().all(|d| (b'0'..=b'7').contains(d)));
-        if let Some(digits) = code {
-            plain.push(
-                digits.iter().fold(0_u8, |value, digit| value.wrapping_mul(8).wrapping_add(digit - b'0')),
-            );
-            rest = &after[3..];
-        } else {
-            plain.push(*first);
-            rest = after;
-        }
-    }
-    OsString::from_vec(plain).into()
-}
-
 /// Whether the file system below `path` can do without the page cache.
 pub fn has_direct_io(directory: &Path) -> bool {
     // A second descriptor of the same unnamed file: O_DIRECT is refused at open where there is none.
@@ -691,6 +504,7 @@ pub fn name_bytes(path: &Path, bytes: usize) -> &[u8] {
 mod tests {
     use super::*;
     use farpage_core::units::NodeId;
+    use std::os::unix::fs::FileExt;
 
     fn argument(path: &Path, bytes: Option<u64>) -> SwapArgument {
         SwapArgument { path: path.into(), bytes, ..SwapArgument::default() }
@@ -785,20 +599,6 @@ mod tests {
             assert!(message.contains(words), "{message}");
         }
         assert_eq!(fs::read(&text).unwrap(), b"precious");
-    }
-
-    /// The same advice for both was to allocate 8 GiB in a device, and to spoil what is in a file.
-    #[test]
-    fn what_is_not_swap_is_fixed_by_its_kind() {
-        let text = |error, kind| foreign(Path::new("/x"), error, kind).to_string();
-        let device = text(HeaderError::Missing, Kind::Device);
-        assert!(device.contains("fix: if its content can be given up: `mkswap /x`"), "{device}");
-        let file = text(HeaderError::Missing, Kind::SwapFile);
-        assert!(file.contains("--swap DIRECTORY") && file.contains("`truncate -s 0 /x`"), "{file}");
-        for kind in [Kind::Device, Kind::SwapFile] {
-            let asleep = text(HeaderError::Hibernation, kind);
-            assert!(asleep.contains("--swap DIRECTORY") && !asleep.contains("given up"), "{asleep}");
-        }
     }
 
     #[test]
@@ -926,12 +726,5 @@ mod tests {
         let tib = |count: u64| cut(Path::new("/x"), SLOTS_PER_AREA_MAX, count << 40, "why");
         assert_eq!(tib(1), None);
         assert!(tib(2).unwrap().contains("1 TiB are used, not 2 TiB: why"));
-    }
-
-    #[test]
-    fn kernel_table_is_read_with_its_escapes() {
-        let table = b"Filename\t\tType\n/a\\040b                file\t1\n/dev/sda2 partition 1\n";
-        assert_eq!(swaps(table), [PathBuf::from("/a b"), PathBuf::from("/dev/sda2")]);
-        assert_eq!(unescape(b"a\\04\\134"), PathBuf::from("a\\04\\"));
     }
 }

@@ -27,6 +27,7 @@ mod elf;
 mod failure;
 mod header;
 mod kernel;
+mod kernel_swap;
 mod machine;
 mod notices;
 mod numbers;
@@ -41,6 +42,7 @@ mod show;
 mod signals;
 mod size;
 mod summary;
+mod swap_argument;
 mod sys;
 mod totals;
 

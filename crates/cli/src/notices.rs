@@ -74,7 +74,7 @@ const fn weight(notice: Notice) -> Weight {
 
 fn budget_too_small(command: &str, needed: u64, budget: &Budget) -> String {
     format!(
-        "`{}` ({}) is below the {} that {command} needs resident before it starts; use --ram {} (or FARPAGE_RAM) or more",
+        "`{}` ({}) is below the {} that {command} needs resident before it starts; use --ram {} or more (or FARPAGE_RAM)",
         budget.origin,
         iec(budget.ram_bytes),
         iec(needed),
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(news[0].0, Weight::Serious);
         assert_eq!(
             news[0].1,
-            "`--ram 1M` (1 MiB) is below the 23.4 MiB that python3 needs resident before it starts; use --ram 32M (or FARPAGE_RAM) or more"
+            "`--ram 1M` (1 MiB) is below the 23.4 MiB that python3 needs resident before it starts; use --ram 32M or more (or FARPAGE_RAM)"
         );
     }
 

@@ -154,10 +154,10 @@ impl Worker {
         engine.budget.age_zeros(now);
         engine.follow_rate(now);
         let rests_until_ns = self.give_up_until_ns.max(engine.unmovable_until_ns.load(Ordering::Relaxed));
-        let mut progress = match engine.is_over_start() && now_ns() >= rests_until_ns {
-            true => self.evict_to_stop(),
-            false => Progress::None,
-        };
+        let mut progress = Progress::None;
+        if engine.is_over_start() && now_ns() >= rests_until_ns {
+            progress = self.evict_to_stop();
+        }
         if self.shrink_pool() == Progress::Some {
             progress = Progress::Some;
         }

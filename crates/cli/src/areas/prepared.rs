@@ -1,0 +1,181 @@
+//! Areas that the user has made: files and devices that mkswap has prepared, and empty files. What their header says is
+//! believed only as far as there is room for it, and nothing else is ever taken for swap.
+
+use super::{
+    Area, DISK_RESERVE_PERCENT, FIX_ANOTHER_PLACE, Kind, cut, disk_of, growing, not_seen, together, too_small,
+};
+use crate::failure::Failure;
+use crate::header::{self, Header, HeaderError, SLOTS_MIN};
+use crate::numbers::iec;
+use crate::places::Places;
+use crate::swap_argument::SwapArgument;
+use crate::sys;
+use farpage_core::areas::Place;
+use farpage_core::units::{PAGE_BYTES, SLOTS_PER_AREA_MAX};
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+/// A file: prepared, or empty, which grows.
+pub fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
+    let path = &argument.path;
+    let disk = disk_of(&file, path)?;
+    let metadata = file.metadata().map_err(|error| not_seen(path, &error))?;
+    let open_to_others = metadata.mode() & 0o077 != 0;
+    let warning = open_to_others.then(|| {
+        format!(
+            "swap file {0} can be read by others (mode {1:04o}): it will hold the program's memory; `chmod 600 {0}`",
+            path.display(),
+            metadata.mode() & 0o7777
+        )
+    });
+    if metadata.len() == 0 {
+        let area = growing(argument, file, disk, Kind::EmptyFile)?;
+        return Ok(Area { warning: together([warning, area.warning]), ..area });
+    }
+    let header = read_header(&file, path, metadata.len(), Kind::SwapFile)?;
+    if !header.bad_pages.is_empty() {
+        return Err(damaged(path, "its header lists bad pages, which only devices can have"));
+    }
+    let area = prepared(argument, file, header, metadata.len(), Kind::SwapFile)?;
+    let (places, unknown) = match Places::of_file(&area.file, path, disk, area.slots)? {
+        Ok(places) => (Some(places), None),
+        Err(why) => (None, Some(why)),
+    };
+    // Where nobody says where the file lies it may have holes, which take room when they are written to.
+    let grows = places.is_none() && metadata.blocks() * 512 < metadata.len();
+    let disk_reserve_bytes = if grows { disk.bytes / 100 * DISK_RESERVE_PERCENT } else { 0 };
+    let warning = together([warning, unknown, area.warning]);
+    Ok(Area { grows, disk_reserve_bytes, places, warning, ..area })
+}
+
+/// A block device, which must be prepared.
+pub fn open_device(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
+    let path = &argument.path;
+    let bytes = sys::length(&file).map_err(|error| {
+        Failure::new(format!("the size of {} is unknown: {error}", path.display())).fix(FIX_ANOTHER_PLACE)
+    })?;
+    let header = read_header(&file, path, bytes, Kind::Device)?;
+    let area = prepared(argument, file, header, bytes, Kind::Device)?;
+    Ok(Area { places: Some(Places::of_device(area.slots)), ..area })
+}
+
+fn read_header(file: &File, path: &Path, bytes: u64, kind: Kind) -> Result<Header, Failure> {
+    let mut page = [0; PAGE_BYTES];
+    if bytes < PAGE_BYTES as u64 {
+        return Err(foreign(path, HeaderError::Missing, kind));
+    }
+    file.read_exact_at(&mut page, 0).map_err(|error| {
+        Failure::new(format!("swap path {} can't be read: {error}", path.display())).fix(FIX_ANOTHER_PLACE)
+    })?;
+    header::parse(&page).map_err(|error| match error {
+        HeaderError::TooSmall(pages) => too_small(path, u64::from(pages)),
+        error if error.is_damage() => damaged(path, &error.to_string()),
+        error => foreign(path, error, kind),
+    })
+}
+
+fn foreign(path: &Path, error: HeaderError, kind: Kind) -> Failure {
+    let name = path.display();
+    let failure = Failure::new(format!("swap path {name} holds something else: {error}"))
+        .because("Farpage never overwrites data that isn't swap");
+    let elsewhere = "name another place: --swap DIRECTORY";
+    match kind {
+        _ if error == HeaderError::Hibernation => failure.fix(elsewhere),
+        Kind::Device => failure.fix(format!("if its content can be given up: `mkswap {name}`")),
+        // Most likely the wrong name was typed, so this comes first. An emptied file holds nothing that
+        // mkswap could leave behind, and needs no size.
+        Kind::Temporary | Kind::EmptyFile | Kind::SwapFile => failure.fix(elsewhere).fix(format!(
+            "if its content can be given up: `truncate -s 0 {name}` (Farpage then uses it as an empty file)"
+        )),
+    }
+}
+
+fn damaged(path: &Path, why: &str) -> Failure {
+    let name = path.display();
+    Failure::new(format!("swap path {name} has a damaged header: {why}"))
+        .fix(format!("write a new one (what is in it is lost): `mkswap {name}`"))
+}
+
+fn prepared(
+    argument: &SwapArgument,
+    file: File,
+    header: Header,
+    bytes: u64,
+    kind: Kind,
+) -> Result<Area, Failure> {
+    let path = argument.path.clone();
+    let slots = slots_of_header(&header, bytes, argument.bytes).map_err(|error| match error {
+        SizeError::Shorter { pages, needed } => damaged(
+            &path,
+            &format!("it says {needed} pages, but there are only {pages}: the file was cut off"),
+        ),
+        SizeError::TooSmall(pages) => too_small(&path, pages),
+        SizeError::Asked { there } => Failure::new(format!(
+            "swap path {} has no room for {}: it holds {}",
+            path.display(),
+            iec(argument.bytes.unwrap_or(0)),
+            iec(there)
+        ))
+        .fix("leave the size out, or make the file larger and run mkswap again"),
+    })?;
+    let expected_bytes = argument.bytes.unwrap_or((u64::from(header.last_page) + 1) * PAGE_BYTES as u64);
+    let warning = cut(&path, slots, expected_bytes, "an area has at most 1 TiB");
+    let bad_slots = header.bad_pages.into_iter().filter(|bad| *bad < slots).collect();
+    Ok(Area {
+        file,
+        path,
+        kind,
+        slots,
+        place: Place::default(),
+        priority: 0,
+        grows: false,
+        discards: false,
+        bad_slots,
+        disk_reserve_bytes: 0,
+        places: None,
+        warning,
+    })
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum SizeError {
+    Shorter { pages: u64, needed: u64 },
+    TooSmall(u64),
+    Asked { there: u64 },
+}
+
+/// Slots to use of an area with a header, in a file or device of `bytes`, of which `asked` were asked for.
+fn slots_of_header(header: &Header, bytes: u64, asked: Option<u64>) -> Result<u32, SizeError> {
+    let (pages, needed) = (bytes / PAGE_BYTES as u64, u64::from(header.last_page) + 1);
+    if pages < needed {
+        return Err(SizeError::Shorter { pages, needed });
+    }
+    let asked_pages = asked.map_or(needed, |asked| asked / PAGE_BYTES as u64);
+    if asked_pages > needed {
+        return Err(SizeError::Asked { there: needed * PAGE_BYTES as u64 });
+    }
+    if asked_pages < u64::from(SLOTS_MIN) {
+        return Err(SizeError::TooSmall(asked_pages));
+    }
+    Ok(asked_pages.min(u64::from(SLOTS_PER_AREA_MAX)) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The same advice for both was to allocate 8 GiB in a device, and to spoil what is in a file.
+    #[test]
+    fn what_is_not_swap_is_fixed_by_its_kind() {
+        let text = |error, kind| foreign(Path::new("/x"), error, kind).to_string();
+        let device = text(HeaderError::Missing, Kind::Device);
+        assert!(device.contains("fix: if its content can be given up: `mkswap /x`"), "{device}");
+        let file = text(HeaderError::Missing, Kind::SwapFile);
+        assert!(file.contains("--swap DIRECTORY") && file.contains("`truncate -s 0 /x`"), "{file}");
+        for kind in [Kind::Device, Kind::SwapFile] {
+            let asleep = text(HeaderError::Hibernation, kind);
+            assert!(asleep.contains("--swap DIRECTORY") && !asleep.contains("given up"), "{asleep}");
+        }
+    }
+}
