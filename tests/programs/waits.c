@@ -1,6 +1,7 @@
 /* Fills memory, says so by a file `ready`, waits for a file `go`, and reads all of it: what happens in between is
  * the test's. The noise is too much for any pool. */
 #include "check.h"
+#include <linux/aio_abi.h>
 
 static void noise(uint64_t *memory, size_t bytes, uint64_t seed)
 {
@@ -66,5 +67,32 @@ static void moved_past_libc(void)
     puts("all right");
 }
 
+/* What the kernel may use behind our back stays for good, also if it was locked then and isn't any more. */
+static void aio_in_locked_memory(void)
+{
+    char *memory = map_alone(4 * MIB);
+    fill(memory, 4 * MIB, 6);
+    CHECK(mlock(memory, 4 * MIB) == 0);
+    filled(LARGE, 7);
+    push_out();
+    int file = open("/dev/zero", O_RDONLY);
+    CHECK(file >= 0);
+    aio_context_t context = 0;
+    CHECK(syscall(SYS_io_setup, 1, &context) == 0);
+    struct iocb request = { .aio_fildes = (uint32_t)file, .aio_lio_opcode = IOCB_CMD_PREAD,
+        .aio_buf = (uint64_t)memory, .aio_nbytes = MIB }, *requests = &request;
+    CHECK(syscall(SYS_io_submit, context, 1, &requests) == 1);
+    CHECK(munlock(memory, 4 * MIB) == 0);
+    push_out();
+    push_out();
+    CHECK(pages_out(memory, MIB) == 0);
+    REQUIRE_OUT(memory + MIB, 3 * MIB);
+    struct io_event event;
+    CHECK(syscall(SYS_io_getevents, context, 1, 1, &event, NULL) == 1 && event.res == (int64_t)MIB);
+    VERIFY_ZERO(memory, MIB);
+    VERIFY_FROM(memory + MIB, 3 * MIB, 6, MIB / PAGE);
+    puts("all right");
+}
+
 MAIN({ "read_after", read_after }, { "write_after", write_after }, { "give_up_after", give_up_after },
-     { "moved_past_libc", moved_past_libc })
+     { "moved_past_libc", moved_past_libc }, { "aio_in_locked_memory", aio_in_locked_memory })

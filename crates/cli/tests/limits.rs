@@ -343,6 +343,18 @@ fn memory_that_is_moved_past_libc_stops_the_program_or_is_followed() {
     }
 }
 
+/// It wasn't held as long as it was locked, since it wasn't managed then; unlocked it is.
+#[test]
+fn memory_for_aio_stays_after_it_was_unlocked() {
+    let Some(_alone) = alone_with("cc") else { return };
+    let program = compiled("waits");
+    for faults in ["signal", "segv"] {
+        let under = Under::budget(RAM, &["--faults", faults]);
+        let outcome = Job::new(&under, &[program.to_str().unwrap(), "aio_in_locked_memory"]).within(60).run();
+        assert_eq!(outcome.succeeded().text(), "all right\n");
+    }
+}
+
 /// Its child could not get at what is out. It was refused without a word.
 #[test]
 fn fork_after_a_change_of_user_is_refused_and_told() {

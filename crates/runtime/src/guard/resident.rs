@@ -44,12 +44,12 @@ impl Engine {
         self.pager.ranges.lock().find(page).is_some_and(|range| range.flags.has(Flags::REGISTERED))
     }
 
-    /// Whether all that we manage of `pages` stays in memory anyway.
+    /// Whether all that we know of `pages` is marked to stay in memory: also what isn't managed yet, since it may be later.
     fn is_kept(&self, pages: PageRange) -> bool {
         let ranges = self.pager.ranges.lock();
         let mut from = pages.start;
         while let Some(range) = ranges.at_or_after(from).filter(|range| range.pages.start < pages.end) {
-            if range.flags.has(Flags::REGISTERED) && !range.flags.has(Flags::HELD) {
+            if !range.flags.has(Flags::HELD) {
                 return false;
             }
             from = range.pages.end;
