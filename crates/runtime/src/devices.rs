@@ -52,7 +52,8 @@ pub fn table_bytes(session: &Session) -> usize {
     descriptions(session)
         .map(|area| {
             SlotMemory::bytes(session.settings.slots, area.slots, cpus_of(area))
-                + 2 * Region::bytes_for::<AtomicU64>(pages::words(area.slots))
+                + Region::bytes_for::<AtomicU32>(pages::words(area.slots))
+                + Region::bytes_for::<AtomicU64>(pages::words(area.slots))
                 + Region::bytes_for::<AtomicU64>(heirs::words(area.slots))
                 + Region::bytes_for::<AtomicU64>(bitmap_words(area))
         })

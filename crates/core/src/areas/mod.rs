@@ -67,7 +67,7 @@ pub struct AreaMemory<'m> {
     /// Whether clusters that became empty are to be discarded: see [`Areas::take_discard`].
     pub discards: bool,
     /// So many as [`pages::words`] says: whose the slots are.
-    pub owners: &'m [AtomicU64],
+    pub owners: &'m [AtomicU32],
     /// As many.
     pub checksums: &'m [AtomicU64],
     /// Slots that can't be used, sorted.
@@ -318,7 +318,7 @@ impl<'m> Areas<'m> {
     /// Frees a slot, or the part of one, that its owner no longer names; nobody takes the slot while it has other parts, or
     /// somebody else refers to it.
     pub fn free(&self, at: SlotPart) {
-        self.area(at.slot.area()).pages.set_owner(at.slot.offset(), at.part, None);
+        self.area(at.slot.area()).pages.disown(at.slot.offset(), at.part);
         self.give_back(at.slot);
     }
 
@@ -366,8 +366,7 @@ impl<'m> Areas<'m> {
 
     /// Says whose bytes a slot or a part of it holds, and their checksum.
     pub fn own(&self, at: SlotPart, page: PageIndex, checksum: u64) {
-        self.area(at.slot.area()).pages.set_checksum(at.slot.offset(), at.part, checksum);
-        self.rename(at, page);
+        self.area(at.slot.area()).pages.own(at.slot.offset(), at.part, page, checksum);
     }
 
     /// A slot that was just taken is going to have so many pages: it is free when all of them have left it.
@@ -384,7 +383,7 @@ impl<'m> Areas<'m> {
 
     /// The page moved whose bytes are there.
     pub fn rename(&self, at: SlotPart, page: PageIndex) {
-        self.area(at.slot.area()).pages.set_owner(at.slot.offset(), at.part, Some(page));
+        self.area(at.slot.area()).pages.rename(at.slot.offset(), at.part, page);
     }
 
     /// Whose bytes are there.
@@ -410,7 +409,7 @@ impl<'m> Areas<'m> {
 
     /// Whether `bytes` are the page that was last written there.
     pub fn verify(&self, at: SlotPart, bytes: &[u8; PAGE_BYTES]) -> bool {
-        self.area(at.slot.area()).pages.checksum(at.slot.offset(), at.part) == self.checksum(bytes)
+        self.area(at.slot.area()).pages.has_checksum(at.slot.offset(), at.part, self.checksum(bytes))
     }
 
     /// Whether a page that was read may keep its slot, so that it can be dropped without a write if it is still the same when it
@@ -510,12 +509,15 @@ mod tests {
     use super::*;
     use crate::config::SlotPolicy;
 
+    pub(super) fn table<W: Default>(count: usize) -> &'static [W] {
+        (0..count).map(|_| W::default()).collect::<Vec<_>>().leak()
+    }
+
     /// Areas of one cluster each; the first has the highest of the automatic priorities.
     pub(super) fn areas(count: usize, order: AreaOrder) -> Areas<'static> {
         let mut areas = Areas::new(order, 1);
         for _ in 0..count {
             let holders: &'static [AtomicU32] = vec![AtomicU32::new(0)].leak();
-            let words = |count| (0..count).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
             let bytes = SlotMemory::bytes(SlotPolicy::Clusters, CLUSTER_SLOTS, 1);
             let bytes = vec![0_u64; bytes.div_ceil(8)].leak();
             // SAFETY: zeroed memory that is nobody else's for good, of the size for one cluster.
@@ -527,10 +529,10 @@ mod tests {
                 leases: Leases::new(holders, 1),
                 memory: SlotMemory::carve(&mut region, SlotPolicy::Clusters, CLUSTER_SLOTS, 1),
                 discards: false,
-                owners: words(pages::words(CLUSTER_SLOTS)),
-                checksums: words(pages::words(CLUSTER_SLOTS)),
+                owners: table(pages::words(CLUSTER_SLOTS)),
+                checksums: table(pages::words(CLUSTER_SLOTS)),
                 bad: &[],
-                heirs: words(heirs::words(CLUSTER_SLOTS)),
+                heirs: table(heirs::words(CLUSTER_SLOTS)),
             });
         }
         areas

@@ -2,8 +2,8 @@
 // UNSAFETY: a region is made of raw memory.
 
 use super::*;
-use crate::areas::pages;
-use crate::units::{AreaId, PAGE_BYTES};
+use crate::config::AreaOrder;
+use crate::units::{AreaId, CLUSTER_SLOTS, PAGE_BYTES};
 use proptest::prelude::*;
 
 /// Handed memory of a test, of 8-byte words so that it is aligned like tables are.
@@ -199,35 +199,14 @@ fn slot_beyond_the_area_is_a_bug() {
 
 #[test]
 fn area_is_found_again_by_its_first_block() {
-    use crate::areas::{AreaMemory, Areas, Leases, Place, SlotMemory};
-    use crate::config::SlotPolicy;
-    use core::sync::atomic::{AtomicU32, AtomicU64};
-    let words: [Vec<AtomicU32>; 2] = [vec![AtomicU32::new(0)], vec![AtomicU32::new(0)]];
-    let slots: Vec<AtomicU64> = (0..2 * pages::words(10)).map(|_| AtomicU64::new(0)).collect();
-    let heirs = [const { AtomicU64::new(0) }; crate::areas::heirs::words(10)];
-    let mut tables = Memory(vec![0; 2 * SlotMemory::bytes(SlotPolicy::Clusters, 10, 1) / 8]);
-    let mut tables = tables.region();
-    let mut areas = Areas::default();
-    for words in &words {
-        let leases = Leases::new(words, 1);
-        let memory = SlotMemory::carve(&mut tables, SlotPolicy::Clusters, 10, 1);
-        let (owners, checksums) = slots.split_at(pages::words(10));
-        areas.add(AreaMemory {
-            slots: 10,
-            place: Place::default(),
-            leases,
-            memory,
-            discards: false,
-            owners,
-            checksums,
-            bad: &[],
-            heirs: &heirs,
-        });
-    }
-    let (mut one, mut other) = (Memory(Vec::new()), Memory(Vec::new()));
-    areas.set_extents(AreaId(0), build(&mut one, &[Extent { slot: 0, count: 10, block: 500 }]));
+    let mut areas = crate::areas::tests::areas(2, AreaOrder::Weighted);
+    let whole_from = |block| {
+        let memory = Box::leak(Box::new(Memory(Vec::new())));
+        build(memory, &[Extent { slot: 0, count: CLUSTER_SLOTS, block }])
+    };
+    areas.set_extents(AreaId(0), whole_from(500));
     assert_eq!((areas.at_block(7, 500), areas.at_block(7, 501)), (Some(AreaId(0)), None));
-    areas.set_extents(AreaId(1), build(&mut other, &[Extent { slot: 0, count: 10, block: 0 }]));
+    areas.set_extents(AreaId(1), whole_from(0));
     assert_eq!((areas.at_block(7, 0), areas.at_block(8, 500)), (Some(AreaId(1)), None));
     assert_eq!(areas.extents(AreaId(0)).map(|extents| extents.block(9)), Some(509));
 }
