@@ -4,6 +4,7 @@ use super::Pager;
 use super::ahead::Fate;
 use super::parcels::WriteBatch;
 use super::step::{BATCH_MAX, Batch, Taken, Ticket, Victim};
+use super::write::WHOLE_MAX;
 use crate::cache::Backing;
 use crate::reclaim::recency::Epoch;
 use crate::reclaim::rivals::Way;
@@ -236,6 +237,9 @@ impl Pager<'_> {
         let needs_slot = compressed.map_or(Small::No, Small::Object);
         if !is_accepted {
             return needs_slot;
+        }
+        if compressed.is_none() && self.wholes_go(WHOLE_MAX) {
+            return Small::No;
         }
         // What doesn't compress stays as it is, as long as there is room for it: the shrinker takes it first.
         let store = || self.pool.store(page, compressed.unwrap_or(bytes));

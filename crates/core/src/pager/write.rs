@@ -9,6 +9,7 @@ use super::pack;
 use super::parcels::{Parcel, WriteBatch, WriteRequest};
 use crate::areas::{AreaState, SlotRun};
 use crate::cache::Backing;
+use crate::config::Codec;
 use crate::stats::Counter;
 use crate::table::Place;
 use crate::table::entry::State;
@@ -48,6 +49,10 @@ const OBJECT_MAX: usize = PAGE_BYTES * 3 / 4;
 /// One of so many frames is left to faults by what takes frames to write.
 const LEFT_BY_SHRINK: u32 = 8;
 const LEFT_BY_PACKS: u32 = 16;
+/// Of the pool's limit, what pages may take that don't compress: one of so many bytes; beyond that they go to an area at once.
+pub(super) const WHOLE_MAX: u32 = 16;
+/// And what the shrinker leaves them.
+const WHOLE_KEPT: u32 = 20;
 /// Slots looked at in one search for kept ones.
 const KEPT_LOOKS: u32 = 16 * 1024;
 
@@ -56,11 +61,12 @@ impl Pager<'_> {
     /// its accept threshold; objects that are only kept are freed before. `writes` must not be full. Under the shared map
     /// lock.
     pub fn shrink(&self, writes: &mut WriteBatch, scratch: &mut Scratch) -> Shrunk {
-        if !self.pool.over_accept_threshold() {
+        if self.pool.over_accept_threshold() {
+            if let Some((handle, page)) = self.pool.first_kept() {
+                return self.release_object(handle, page);
+            }
+        } else if !self.wholes_go(WHOLE_KEPT) {
             return Shrunk::Enough;
-        }
-        if let Some((handle, page)) = self.pool.first_kept() {
-            return self.release_object(handle, page);
         }
         if !self.areas.any_writable() {
             return Shrunk::NoArea;
@@ -103,6 +109,17 @@ impl Pager<'_> {
         self.stats.count(Counter::Zswpwb);
         self.settle(page, place, word.state(), State::Writing { frame });
         Shrunk::Queued
+    }
+
+    /// Whether [`Pager::shrink`] has anything to do.
+    pub fn should_shrink(&self) -> bool {
+        self.pool.over_accept_threshold() || self.wholes_go(WHOLE_KEPT)
+    }
+
+    /// Whether pages that don't compress take more than one of `part` bytes of the pool's limit, and can go to an area. They take
+    /// as much memory in the pool as where the program has them without a fault, so only few should wait there for being written.
+    pub(super) fn wholes_go(&self, part: u32) -> bool {
+        self.config.codec != Codec::None && self.pool.has_many_whole(part) && self.areas.any_writable()
     }
 
     /// Adds a page to what is to be written: its frame, and what its bytes were compressed to, if they were. Packed with others

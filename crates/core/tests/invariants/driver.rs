@@ -151,6 +151,15 @@ pub fn numbers() -> [u8; PAGE_BYTES] {
     page
 }
 
+/// What doesn't compress.
+pub fn noise() -> [u8; PAGE_BYTES] {
+    let mut random = 7_u64;
+    std::array::from_fn(|_| {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (random >> 56) as u8
+    })
+}
+
 /// Words in an order that only a better codec makes much of.
 pub fn words_of(kind: u64) -> [u8; PAGE_BYTES] {
     let words: [&[u8]; 4] =

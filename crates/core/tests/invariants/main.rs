@@ -20,6 +20,7 @@
 
 mod driver;
 mod packs;
+mod wholes;
 
 use driver::*;
 use farpage_core::areas::AreaState;

@@ -18,15 +18,6 @@ use std::sync::atomic::AtomicU32;
 
 const PAGES: [PageIndex; 3] = [PageIndex(3), PageIndex(4), PageIndex(6)];
 
-/// What doesn't compress.
-fn noise() -> [u8; PAGE_BYTES] {
-    let mut random = 7_u64;
-    std::array::from_fn(|_| {
-        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        (random >> 56) as u8
-    })
-}
-
 /// Evicts three pages that wait in one batch then.
 fn queue(driver: &mut Driver) -> WriteBatch {
     let mut writes = WriteBatch::new();

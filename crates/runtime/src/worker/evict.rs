@@ -558,8 +558,7 @@ impl Worker {
         let (mut progress, mut busy, mut starved) = (Progress::None, 0, 0);
         for _ in 0..4096 {
             // Before anything is waited for: mostly there is nothing to be done.
-            if !self.engine.pager.pool().over_accept_threshold() || self.holds_enough() && !self.send_writes()
-            {
+            if !self.engine.pager.should_shrink() || self.holds_enough() && !self.send_writes() {
                 break;
             }
             // An object becomes a page until it is written, which is memory that nobody asked for.

@@ -146,6 +146,13 @@ impl<'m> Pool<'m> {
         self.state.lock().is_over_accept_threshold()
     }
 
+    /// Whether what doesn't compress takes more than one of `part` bytes of the limit.
+    pub fn has_many_whole(&self, part: u32) -> bool {
+        let state = self.state.lock();
+        let bytes = state.objects.whole_count() as usize * PAGE_BYTES;
+        bytes * part as usize > state.blocks.limit as usize * state.blocks.block_bytes()
+    }
+
     /// Stores `bytes` (1 to 4096 of them) for `owner`, who keeps the handle.
     pub fn store(&self, owner: PageIndex, bytes: &[u8]) -> Result<ObjectHandle, StoreError> {
         assert!(!bytes.is_empty() && bytes.len() <= PAGE_BYTES, "an object of {} bytes", bytes.len());

@@ -157,6 +157,11 @@ impl<'m> Objects<'m> {
         self.lists[Kind::Kept as usize].count
     }
 
+    /// Objects that don't compress and take a page each.
+    pub fn whole_count(&self) -> u32 {
+        self.lists[Kind::Whole as usize].count
+    }
+
     /// The one to be written back next.
     pub fn first(&self) -> Option<ObjectHandle> {
         [Kind::Whole, Kind::Dense, Kind::Compressed].into_iter().find_map(|kind| self.first_of(kind))

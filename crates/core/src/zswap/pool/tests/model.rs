@@ -307,6 +307,11 @@ impl Model {
         assert!(self.limit_was_lowered || usage.bytes <= self.limit);
         let over = self.is_over(&usage);
         assert_eq!(pool.over_accept_threshold(), over);
+        let is_whole = |raw: &&u32| self.live[*raw].1.len() == PAGE_BYTES && !self.kept.contains(*raw);
+        let whole = self.by_age.iter().filter(is_whole).count() * PAGE_BYTES;
+        for part in [1, 4, 16] {
+            assert_eq!(pool.has_many_whole(part), whole * part as usize > self.limit, "{whole} bytes");
+        }
         self.was_full &= over;
         assert_eq!(pool.accepts(), !self.was_full && self.limit != 0);
     }
