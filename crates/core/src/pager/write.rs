@@ -119,7 +119,7 @@ impl Pager<'_> {
     /// Whether pages that don't compress take more than one of `part` bytes of the pool's limit, and can go to an area. They take
     /// as much memory in the pool as where the program has them without a fault, so only few should wait there for being written.
     pub(super) fn wholes_go(&self, part: u32) -> bool {
-        self.config.codec != Codec::None && self.pool.has_many_whole(part) && self.areas.any_writable()
+        self.config.codec != Codec::None && self.areas.any_writable() && self.pool.has_many_whole(part)
     }
 
     /// Adds a page to what is to be written: its frame, and what its bytes were compressed to, if they were. Packed with others
