@@ -230,8 +230,8 @@ pub struct RunOptions {
     #[arg(long)]
     no_disk: bool,
 
-    /// Limit of the compressed pool, which is part of the budget, at most 90 % of it; a percentage is of the budget
-    /// [default: 50%, with --no-disk 80%].
+    /// Limit of the compressed pool, which is part of the budget, at most 90 % of it; a percentage is of the budget. With a disk
+    /// the pool has less while the program has more use for the memory [default: 50%, with --no-disk 80%].
     #[arg(long, value_name = "SIZE|N%", env = "FARPAGE_POOL", value_parser = size::parse)]
     pub pool: Option<Size>,
 

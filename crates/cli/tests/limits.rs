@@ -647,6 +647,24 @@ fn threads_that_fault_wait_while_pages_are_taken() {
     assert!(lull <= all, "{lull} of {all}");
 }
 
+/// What a program has in use all the time is a little more than half of its budget. The pool, which may have the other half, gives
+/// way: else each of the faults takes memory from what is in use. Once, whether its data compresses (a graph's ranks) or doesn't (a
+/// matrix) it was evicted millions of times, and took minutes.
+#[test]
+fn pool_gives_way_to_what_is_in_use_all_the_time() {
+    let farpage = env!("CARGO_BIN_EXE_farpage");
+    let Some(_alone) = alone_with(farpage) else { return };
+    for faults in ["signal", "thread", "segv"] {
+        for (load, bytes, ram) in [("pagerank", "64M", 16), ("lu", "9M", 8)] {
+            let words = [farpage, "load", load, "--bytes", bytes];
+            let outcome = Job::new(&Under::budget(ram * MIB, &["--faults", faults]), &words).run();
+            outcome.succeeded();
+            let taken = outcome.counter("evict_taken");
+            assert!((5_000..1_000_000).contains(&taken), "{load}, {faults}: {}", outcome.stderr);
+        }
+    }
+}
+
 /// In `segv` mode bytes are written through a file of the engine's, and a walk that had outrun its window was given the next
 /// pages in the program's thread, in whose table that file's number is another file: here one that takes everything.
 #[test]

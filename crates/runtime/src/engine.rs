@@ -13,6 +13,7 @@ use crate::guard;
 use crate::guard::direct::Direct;
 use crate::lull::Lull;
 use crate::map_lock::MapLock;
+use crate::pool_share::PoolShare;
 use crate::record::Membership;
 use crate::registrar::Registrar;
 use crate::session::{Notice, ProcessRecord, StopReason};
@@ -59,6 +60,8 @@ pub struct Engine {
     pub budget: Budget,
     /// How much of it is this process's.
     pub share: Share,
+    /// How much of that is the pool's.
+    pub pool_share: PoolShare,
     /// The program's memory.
     pub pages: &'static dyn Pages,
     /// Where faults come from; none where they are forbidden accesses.

@@ -6,7 +6,8 @@
 //! the same · [`changes`] the program changes its memory · [`registrar`] registers for hooks · [`fork`] the program
 //! makes a copy of itself ·
 //! [`takes`] who takes pages out · [`lull`] and who waits meanwhile ·
-//! [`guard`] what system calls do to its memory · [`budget`] how much is too much · [`share`] how much is this process's
+//! [`guard`] what system calls do to its memory · [`budget`] how much is too much · [`share`] how much is this process's,
+//! [`pool_share`] and how much of that the pool's
 #![cfg_attr(not(test), no_std)]
 
 pub mod ahead;
@@ -18,6 +19,7 @@ pub mod fork;
 pub mod guard;
 pub mod lull;
 pub mod map_lock;
+pub mod pool_share;
 pub mod record;
 pub mod registrar;
 pub mod session;

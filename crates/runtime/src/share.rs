@@ -159,8 +159,6 @@ pub struct Share {
     /// So many bytes; and those before, as the kernel found them.
     written: AtomicU64,
     written_before: AtomicU64,
-    /// What the pool's limit was last made for.
-    pool_for_bytes: AtomicU64,
     /// When this process's memory was last noted; how much that was, and how much more than the time before.
     noted_ns: AtomicU64,
     noted_bytes: AtomicU64,
@@ -348,21 +346,6 @@ impl Engine {
         }
         self.share.ask_took_ns.store(thread_cpu_ns() - started, Ordering::Relaxed);
         self.share.asked_ns.store(now_ns(), Ordering::Relaxed);
-    }
-
-    /// The pool is a part of the budget, and goes with it.
-    fn fit_pool(&self, bytes: u64) {
-        let before = self.share.pool_for_bytes.load(Ordering::Relaxed);
-        if bytes.abs_diff(before) <= before / 16 {
-            return;
-        }
-        self.share.pool_for_bytes.store(bytes, Ordering::Relaxed);
-        let most = self.pager.config.pool_bytes_max;
-        let part = (u128::from(most) * u128::from(bytes) / u128::from(self.budget.total_bytes())) as u64;
-        // Where there is nothing else it can't be made smaller.
-        let pool = self.pager.pool();
-        let least = if self.pager.areas().count() == 0 { pool.limit_of_what_is_there() } else { 0 };
-        pool.set_limit((part as usize).max(least));
     }
 }
 

@@ -15,6 +15,7 @@ use crate::guard;
 use crate::guard::direct::Direct;
 use crate::lull::Lull;
 use crate::map_lock::{ENGINE_THREADS_MAX, MapLock, ReaderIndex};
+use crate::pool_share::PoolShare;
 use crate::record::Membership;
 use crate::registrar::Registrar;
 use crate::session::{Notice, PATH_BYTES, Session, StartFailure, StopReason, UffdSource};
@@ -472,6 +473,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         map: MapLock::new(),
         budget: Budget::new(session.settings.ram_bytes),
         share: Share::default(),
+        pool_share: PoolShare::default(),
         pages,
         uffd,
         protections,

@@ -6,7 +6,8 @@ use super::step::{Access, Step, Ticket};
 use super::{Pager, State};
 use crate::cache::Backing;
 use crate::reclaim::AGE_FROM_PARKED;
-use crate::reclaim::recency::Came;
+use crate::reclaim::balance::CameFrom;
+use crate::reclaim::recency::{Came, is_counted};
 use crate::stats::Counter;
 use crate::table::Place;
 use crate::table::entry::{Past, Stored, Word};
@@ -239,7 +240,7 @@ impl Pager<'_> {
             _ => Came::Back,
         };
         let past = place.entry().load().past();
-        let (mut least_age, mut length) = (0, None);
+        let (mut least_age, mut length, mut is_old) = (0, None, false);
         match before {
             State::Resident { copy, .. } => {
                 self.stats.count(Counter::FaultWrite);
@@ -273,6 +274,7 @@ impl Pager<'_> {
                 let planted = crate::planted::strikes(crate::planted::Bug::DropInvalidation);
                 #[cfg(not(feature = "planted"))]
                 let planted = false;
+                is_old = is_counted(page) && self.pool.is_old(handle);
                 if keep_copy {
                     kept = self.keep_or_free(Some(Stored::Object(handle)), true);
                 } else if !planted {
@@ -301,6 +303,7 @@ impl Pager<'_> {
         let (age, heat) = if put_back || before.is_resident() {
             (0, past.heat)
         } else {
+            self.weigh(page, before, is_old, came, past);
             self.recency.came_in(page, came, past, length)
         };
         let age = age.max(least_age);
@@ -310,6 +313,21 @@ impl Pager<'_> {
             self.count_ahead(waited);
         }
         waited
+    }
+
+    /// A page came in: what it says about who should have more memory.
+    fn weigh(&self, page: PageIndex, before: State, is_old: bool, came: Came, past: Past) {
+        let from = match before {
+            State::Absent | State::Zero | State::Resident { .. } | State::Lost(_) => return,
+            State::OnArea(_) | State::Inherited(_) => CameFrom::Area,
+            State::Pooled(_) => CameFrom::Pool { is_old },
+            State::Same(_) | State::Parked { .. } | State::Writing { .. } => CameFrom::Near,
+        };
+        match came {
+            Came::Back => self.balance.came_back(page, from, self.recency.out_for(past.went)),
+            Came::InWalk if is_old => self.balance.walked(page),
+            Came::InWalk | Came::New => {}
+        }
     }
 
     /// Gives a ticket back unused: the page is as before.

@@ -46,6 +46,7 @@ use crate::config::Config;
 use crate::readahead::by_slot::SlotWords;
 use crate::readahead::streams::Streams;
 use crate::reclaim::Clock;
+use crate::reclaim::balance::Balance;
 use crate::reclaim::recency::{Lone, Recency};
 use crate::reclaim::rivals::{Rivals, Watched};
 use crate::stats::{Gauge, Stats};
@@ -102,6 +103,8 @@ pub struct Pager<'m> {
     pub(crate) areas: Areas<'m>,
     pub(crate) clock: Lock<Clock>,
     pub(crate) recency: Recency,
+    /// Whether the pool should have more of the memory, or the program.
+    pub balance: Balance,
     pub(crate) rivals: Rivals<'m>,
     copies: Copies,
     pub(crate) stats: &'m Stats,
@@ -131,6 +134,7 @@ impl<'m> Pager<'m> {
             areas: parts.areas,
             clock: Lock::new(Clock::new()),
             recency: Recency::new(),
+            balance: Balance::default(),
             rivals: Rivals::new(parts.watched),
             copies: Copies::new(),
             stats: parts.stats,

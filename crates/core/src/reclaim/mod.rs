@@ -9,6 +9,7 @@
 //!
 //! Before the hand is asked victims are looked for behind walks, unless it does better ([`rivals`]).
 
+pub mod balance;
 pub mod recency;
 pub mod rivals;
 

@@ -220,7 +220,7 @@ impl Recency {
     }
 
     /// Borders of epochs since this one; none if it isn't known.
-    fn out_for(&self, went: Epoch) -> Option<u32> {
+    pub fn out_for(&self, went: Epoch) -> Option<u32> {
         (went != Epoch(0)).then(|| (u32::from(self.now().0) + EPOCHS - u32::from(went.0)) % EPOCHS)
     }
 
@@ -251,8 +251,8 @@ fn laps(length: Option<usize>, heat: Heat) -> u8 {
     (((frees + WORTH * length) << heat.0) / frees - 1).min(AGE_MAX.into()) as u8
 }
 
-/// Strides that have a power of two in them meet all remainders.
-fn is_counted(page: PageIndex) -> bool {
+/// Whether a page is one of those that are counted. Strides that have a power of two in them meet all remainders.
+pub fn is_counted(page: PageIndex) -> bool {
     (page.0 ^ page.0 >> 3 ^ page.0 >> 6).is_multiple_of(COUNTED)
 }
 

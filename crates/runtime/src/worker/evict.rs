@@ -153,6 +153,7 @@ impl Worker {
         let now = now_ns();
         engine.budget.age_zeros(now);
         engine.follow_rate(now);
+        engine.balance_pool();
         let rests_until_ns = self.give_up_until_ns.max(engine.unmovable_until_ns.load(Ordering::Relaxed));
         let mut progress = Progress::None;
         if engine.is_over_start() && now_ns() >= rests_until_ns {

@@ -20,7 +20,7 @@ impl Pool<'_> {
         state.objects.check(|number| {
             let meta = &state.objects.metas[number as usize];
             let handle = ObjectHandle::from_raw(number).expect("no list has an object 0");
-            visit(handle, PageIndex(meta.owner), meta.length());
+            visit(handle, meta.owner(), meta.length());
         });
         assert!(
             attached == state.objects.count(),

@@ -187,7 +187,8 @@ impl<'m> Pool<'m> {
         let mut state = self.state.lock();
         let number = state.objects.live(handle);
         let meta = &state.objects.metas[number as usize];
-        let (owner, was_in) = (PageIndex(meta.owner), state.blocks.metas[meta.block as usize].class);
+        let (owner, born) = (meta.owner(), meta.born());
+        let was_in = state.blocks.metas[meta.block as usize].class;
         let class = state.classes.of_length(bytes.len());
         let denser = state.begin(owner, bytes.len(), class, 0).or_else(|error| {
             // A larger slot will do: what it leaves is larger still. Larger ones come first.
@@ -196,6 +197,7 @@ impl<'m> Pool<'m> {
             state.begin(owner, bytes.len(), larger, 0)
         })?;
         state.objects.set_dense(denser.raw());
+        state.objects.metas[denser.raw() as usize].set_born(born);
         self.fill(state, denser, bytes);
         self.free(handle);
         Ok(denser)
@@ -303,6 +305,13 @@ impl<'m> Pool<'m> {
         }
     }
 
+    /// Whether the object is one of the oldest of those that compress: of the last quarter, by when they were stored. Panics if it
+    /// isn't live.
+    pub fn is_old(&self, handle: ObjectHandle) -> bool {
+        let state = self.state.lock();
+        state.objects.is_old(state.objects.live(handle))
+    }
+
     /// Who owns the object; `None` if it isn't live.
     pub fn owner(&self, handle: ObjectHandle) -> Option<PageIndex> {
         self.state.lock().objects.owner_of(handle)
@@ -312,7 +321,7 @@ impl<'m> Pool<'m> {
     pub fn rename(&self, handle: ObjectHandle, owner: PageIndex) {
         let mut state = self.state.lock();
         let number = state.objects.live(handle);
-        state.objects.metas[number as usize].owner = owner.0;
+        state.objects.metas[number as usize].set_owner(owner);
     }
 
     /// Bytes of the data whose memory should be given back: tell the kernel so, holding no lock, then call
@@ -370,7 +379,7 @@ impl State<'_> {
 
     /// A live object, and its page.
     fn named(&self, handle: Option<ObjectHandle>) -> Option<(ObjectHandle, PageIndex)> {
-        handle.map(|handle| (handle, PageIndex(self.objects.metas[handle.raw() as usize].owner)))
+        handle.map(|handle| (handle, self.objects.metas[handle.raw() as usize].owner()))
     }
 
     /// Blocks that only what becomes denser may take: few, and none of a pool that has few.

@@ -38,7 +38,8 @@ pub(super) enum InBlock {}
 /// What the pool knows about one object. All-zero bytes are an object that was never stored.
 #[repr(C)]
 pub struct ObjectMeta {
-    pub(super) owner: u64,
+    /// The owner in [`OWNER_BITS`], and above how many objects had been stored before this one.
+    owner_and_born: u64,
     /// While the object isn't live, `next` leads through the free handles.
     age: Links,
     siblings: Links,
@@ -48,6 +49,11 @@ pub struct ObjectMeta {
     length: u16,
 }
 
+const OWNER_BITS: u32 = 36;
+const OWNER_MASK: u64 = (1 << OWNER_BITS) - 1;
+/// The oldest are those whose age is more than so many quarters of the oldest's.
+const OLD_QUARTERS: u64 = 3;
+
 /// A bit of an object's length: its page is in memory, and the object a copy of it.
 const KEPT: u16 = 1 << 15;
 /// Another one: it won't become any shorter.
@@ -56,8 +62,32 @@ const _: () = assert!(PAGE_BYTES < DENSE as usize);
 
 impl ObjectMeta {
     /// An object that was never stored.
-    pub const UNUSED: ObjectMeta =
-        ObjectMeta { owner: 0, age: Links::NONE, siblings: Links::NONE, block: 0, slot: 0, length: 0 };
+    pub const UNUSED: ObjectMeta = ObjectMeta {
+        owner_and_born: 0,
+        age: Links::NONE,
+        siblings: Links::NONE,
+        block: 0,
+        slot: 0,
+        length: 0,
+    };
+
+    pub(super) const fn owner(&self) -> PageIndex {
+        PageIndex(self.owner_and_born & OWNER_MASK)
+    }
+
+    pub(super) const fn set_owner(&mut self, owner: PageIndex) {
+        assert!(owner.0 <= OWNER_MASK);
+        self.owner_and_born = self.owner_and_born & !OWNER_MASK | owner.0;
+    }
+
+    /// How many objects had been stored before this one, as far as that fits.
+    pub(super) const fn born(&self) -> u64 {
+        self.owner_and_born >> OWNER_BITS
+    }
+
+    pub(super) const fn set_born(&mut self, born: u64) {
+        self.owner_and_born = self.owner_and_born & OWNER_MASK | born << OWNER_BITS;
+    }
 
     /// Bytes: 1 to 4096; 0 while the object isn't live.
     pub(super) const fn length(&self) -> usize {
@@ -125,6 +155,8 @@ pub(super) struct Objects<'m> {
     free: u32,
     /// Handles that were ever used: beyond them the table is untouched.
     pub touched: u32,
+    /// Objects that were ever stored.
+    stored: u64,
     /// Sum of the live objects' lengths.
     pub payload_bytes: usize,
 }
@@ -132,7 +164,7 @@ pub(super) struct Objects<'m> {
 impl<'m> Objects<'m> {
     pub fn new(metas: &'m mut [ObjectMeta]) -> Self {
         let lists = [List::EMPTY; 4];
-        Objects { metas, lists, turns: [0; 2], free: 0, touched: 0, payload_bytes: 0 }
+        Objects { metas, lists, turns: [0; 2], free: 0, touched: 0, stored: 0, payload_bytes: 0 }
     }
 
     /// Objects that can be live at once.
@@ -165,6 +197,18 @@ impl<'m> Objects<'m> {
     /// The one to be written back next.
     pub fn first(&self) -> Option<ObjectHandle> {
         [Kind::Whole, Kind::Dense, Kind::Compressed].into_iter().find_map(|kind| self.first_of(kind))
+    }
+
+    /// Objects that were stored since this one.
+    fn age(&self, number: u32) -> u64 {
+        self.stored.wrapping_sub(self.metas[number as usize].born()) & (u64::MAX >> OWNER_BITS)
+    }
+
+    /// Whether an object is one of the oldest of those that compress: they go first when the pool is to be smaller.
+    pub fn is_old(&self, number: u32) -> bool {
+        let firsts = [Kind::Dense, Kind::Compressed].map(|kind| self.lists[kind as usize].first);
+        let oldest = firsts.into_iter().filter(|first| *first != 0).map(|first| self.age(first)).max();
+        oldest.is_some_and(|oldest| self.age(number) * 4 > oldest * OLD_QUARTERS)
     }
 
     /// The copy that was kept longest.
@@ -228,7 +272,7 @@ impl<'m> Objects<'m> {
 
     pub fn owner_of(&self, handle: ObjectHandle) -> Option<PageIndex> {
         let meta = self.metas.get(handle.raw() as usize)?;
-        (meta.length != 0).then_some(PageIndex(meta.owner))
+        (meta.length != 0).then(|| meta.owner())
     }
 
     /// Makes a live object of `length` bytes that lies nowhere yet, the youngest.
@@ -246,7 +290,10 @@ impl<'m> Objects<'m> {
         };
         let meta = &mut self.metas[number as usize];
         assert!(meta.length == 0, "pool object {number} was handed out while live");
-        (meta.owner, meta.length) = (owner.0, length as u16);
+        meta.length = length as u16;
+        meta.set_owner(owner);
+        meta.set_born(self.stored);
+        self.stored += 1;
         self.join(number);
         self.payload_bytes += length;
         number

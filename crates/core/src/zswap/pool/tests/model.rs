@@ -78,6 +78,9 @@ struct Model {
     dense: HashSet<u32>,
     /// Turns since the object became the youngest of its kind.
     age: HashMap<u32, u32>,
+    /// How many objects had been made before it, or before the one that it took the place of.
+    born: HashMap<u32, u64>,
+    made: u64,
     was_full: bool,
     accept_percent: u64,
     limit: usize,
@@ -125,6 +128,7 @@ impl Model {
             Ok(denser) => {
                 self.forget(handle);
                 self.begin(denser, owner.0, bytes);
+                self.born.insert(denser.raw(), self.born[&handle.raw()]);
                 self.dense.insert(denser.raw());
             }
             Err(StoreError::NoHandle) => assert_eq!(before.objects, self.objects_max),
@@ -145,6 +149,19 @@ impl Model {
         assert!(handle.raw() >> HANDLE_BITS == 0);
         assert!(self.live.insert(handle.raw(), (owner, bytes)).is_none(), "{handle:?} twice");
         self.make_youngest(handle);
+        self.born.insert(handle.raw(), self.made);
+        self.made += 1;
+    }
+
+    /// Whether it was made in the last quarter of the time since the oldest was that compresses.
+    fn is_old(&self, raw: u32) -> bool {
+        let compresses = |raw: &&u32| self.live[*raw].1.len() < PAGE_BYTES;
+        let (order, _) = self.order();
+        let (dense, others): (Vec<u32>, Vec<u32>) =
+            order.iter().filter(compresses).partition(|raw| self.dense.contains(raw));
+        let firsts = [dense.first(), others.first()].into_iter().flatten();
+        let oldest = firsts.map(|first| self.made - self.born[first]).max();
+        oldest.is_some_and(|oldest| (self.made - self.born[&raw]) * 4 > oldest * 3)
     }
 
     fn pick(&self, which: &Index) -> Option<ObjectHandle> {
@@ -287,6 +304,7 @@ impl Model {
         for (&raw, (owner, bytes)) in &self.live {
             let handle = ObjectHandle::from_raw(raw).unwrap();
             assert_eq!(pool.owner(handle), Some(PageIndex(*owner)));
+            assert_eq!(pool.is_old(handle), self.is_old(raw), "object {raw}");
             assert_eq!(&load(pool, handle), bytes);
         }
         let gone = (1..=self.objects_max as u32).find(|raw| !self.live.contains_key(raw));
@@ -348,6 +366,8 @@ proptest! {
             kept: HashSet::new(),
             dense: HashSet::new(),
             age: HashMap::new(),
+            born: HashMap::new(),
+            made: 0,
             was_full: false,
             accept_percent: u64::from(accept_percent),
             limit: layout.data_bytes,

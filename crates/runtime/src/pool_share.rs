@@ -1,0 +1,130 @@
+//! How much of the budget the pool may have: its limit, which follows the process's part of the budget, and within that what is of
+//! more use there than with the program ([`farpage_core::reclaim::balance`]). The keeper's, between two rounds.
+
+use crate::engine::Engine;
+use core::sync::atomic::{AtomicU64, Ordering};
+use farpage_core::reclaim::balance::{Costs, Verdict};
+use farpage_core::stats::{Latency, LatencySummary};
+use farpage_core::units::PAGE_BYTES;
+
+/// One step is this part of the limit, and no more bytes than what an area can write until the next one.
+const STEP: u64 = 8;
+const STEP_BYTES_MAX: u64 = 4 << 20;
+/// The least that is left to the pool, of the budget: it is where pages wait to be written together.
+const LEAST: u64 = 64;
+/// What faults cost where there have been few: an area's is one of a fast disk.
+const COSTS: Costs = Costs { pool_ns: 4_000, area_ns: 60_000 };
+/// So few say nothing yet.
+const FEW: u64 = 64;
+
+/// What the pool may have.
+#[derive(Default)]
+pub struct PoolShare {
+    /// What part of the budget it was last made for, in bytes.
+    for_bytes: AtomicU64,
+    /// The most that it may have of that.
+    most: AtomicU64,
+    /// What is not for the pool at the moment, of that.
+    withheld: AtomicU64,
+}
+
+/// The limit after a step.
+fn stepped(verdict: Verdict, limit: u64, least: u64, most: u64) -> u64 {
+    let step = (limit / STEP).min(STEP_BYTES_MAX);
+    match verdict {
+        Verdict::Stay => limit,
+        Verdict::SmallerPool => limit.saturating_sub(step).max(least),
+        Verdict::LargerPool => (limit + step).min(most),
+    }
+}
+
+impl Engine {
+    /// The pool is a part of the budget, and goes with it.
+    pub(crate) fn fit_pool(&self, bytes: u64) {
+        let share = &self.pool_share;
+        let before = share.for_bytes.load(Ordering::Relaxed);
+        if bytes.abs_diff(before) <= before / 16 {
+            return;
+        }
+        share.for_bytes.store(bytes, Ordering::Relaxed);
+        let all = self.pager.config.pool_bytes_max;
+        let most = (u128::from(all) * u128::from(bytes) / u128::from(self.budget.total_bytes())) as u64;
+        let before = share.most.swap(most, Ordering::Relaxed);
+        let withheld = share.withheld.load(Ordering::Relaxed);
+        let part = u128::from(withheld) * u128::from(most) / u128::from(before.max(1));
+        share.withheld.store(part as u64, Ordering::Relaxed);
+        self.limit_pool();
+    }
+
+    fn limit_pool(&self) {
+        let share = &self.pool_share;
+        let bytes = share.most.load(Ordering::Relaxed).saturating_sub(share.withheld.load(Ordering::Relaxed));
+        let pool = self.pager.pool();
+        // Where there is nothing else it can't be made smaller.
+        let least = if self.pager.areas().count() == 0 { pool.limit_of_what_is_there() } else { 0 };
+        pool.set_limit((bytes as usize).max(least));
+    }
+
+    /// Gives the pool or the program a step more of the memory, if what came back lately says so.
+    pub(crate) fn balance_pool(&self) {
+        let share = &self.pool_share;
+        let withheld = share.withheld.load(Ordering::Relaxed);
+        if !self.pager.areas().any_writable() {
+            // What is evicted can be nowhere else.
+            if withheld > 0 {
+                share.withheld.store(0, Ordering::Relaxed);
+                self.limit_pool();
+            }
+            return;
+        }
+        let most = share.most.load(Ordering::Relaxed);
+        if most == 0 || !self.pager.balance.is_ready() {
+            return;
+        }
+        let limit = most.saturating_sub(withheld);
+        let resident = self.pager.resident() * PAGE_BYTES as u64;
+        let verdict = self.pager.balance.decide(self.costs(), resident, limit);
+        let least = (self.budget.limit_bytes() / LEAST).min(most);
+        let after = stepped(verdict, limit, least, most);
+        if after != limit {
+            share.withheld.store(most - after, Ordering::Relaxed);
+            self.limit_pool();
+        }
+    }
+
+    /// What faults of both kinds have cost.
+    fn costs(&self) -> Costs {
+        let mean_or = |kind, otherwise| {
+            let mut summary = LatencySummary::default();
+            self.pager.stats().latency(kind).add_to(&mut summary);
+            if summary.count < FEW { otherwise } else { summary.mean_ns() }
+        };
+        Costs {
+            pool_ns: mean_or(Latency::Pool, COSTS.pool_ns),
+            area_ns: mean_or(Latency::Area, COSTS.area_ns),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn limit_goes_to_either_end_and_back_and_no_further() {
+        for (least, most) in [(MIB, 8 * MIB), (2 * MIB, 64 * MIB), (16 * MIB, 1024 * MIB), (MIB, MIB)] {
+            let mut limit = most;
+            for (verdict, end) in [(Verdict::SmallerPool, least), (Verdict::LargerPool, most)] {
+                assert_eq!(stepped(Verdict::Stay, limit, least, most), limit);
+                for _ in 0..400 {
+                    let after = stepped(verdict, limit, least, most);
+                    assert!((least..=most).contains(&after) && after.abs_diff(limit) <= STEP_BYTES_MAX);
+                    limit = after;
+                }
+                assert_eq!(limit, end);
+            }
+        }
+    }
+}
