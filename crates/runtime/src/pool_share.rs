@@ -3,15 +3,19 @@
 
 use crate::engine::Engine;
 use core::sync::atomic::{AtomicU64, Ordering};
-use farpage_core::reclaim::balance::{Costs, Verdict};
-use farpage_core::stats::{Latency, LatencySummary};
+use farpage_core::config::Codec;
+use farpage_core::reclaim::balance::{Costs, Sizes, Verdict};
+use farpage_core::stats::{Gauge, Latency, LatencySummary};
 use farpage_core::units::PAGE_BYTES;
+use farpage_core::zswap::pool::PoolUsage;
 
-/// One step is this part of the limit, and no more bytes than what an area can write until the next one.
+/// One step is this part of the limit; down, of what is there, and no more bytes than an area can write until the next one.
 const STEP: u64 = 8;
-const STEP_BYTES_MAX: u64 = 4 << 20;
+const DOWN_BYTES_MAX: u64 = 4 << 20;
 /// The least that is left to the pool, of the budget: it is where pages wait to be written together.
 const LEAST: u64 = 64;
+/// And so many of its blocks: each size of objects has blocks of its own.
+const LEAST_BLOCKS: u64 = 64;
 /// What faults cost where there have been few: an area's is one of a fast disk.
 const COSTS: Costs = Costs { pool_ns: 4_000, area_ns: 60_000 };
 /// So few say nothing yet.
@@ -28,13 +32,13 @@ pub struct PoolShare {
     withheld: AtomicU64,
 }
 
-/// The limit after a step.
-fn stepped(verdict: Verdict, limit: u64, least: u64, most: u64) -> u64 {
-    let step = (limit / STEP).min(STEP_BYTES_MAX);
+/// The limit after a step, where the pool has so many bytes.
+fn stepped(verdict: Verdict, limit: u64, has: u64, least: u64, most: u64) -> u64 {
+    let has = has.min(limit);
     match verdict {
         Verdict::Stay => limit,
-        Verdict::SmallerPool => limit.saturating_sub(step).max(least),
-        Verdict::LargerPool => (limit + step).min(most),
+        Verdict::SmallerPool => (has - (has / STEP).min(DOWN_BYTES_MAX)).max(least).min(limit),
+        Verdict::LargerPool => (limit + limit / STEP + 1).min(most),
     }
 }
 
@@ -69,26 +73,36 @@ impl Engine {
     pub(crate) fn balance_pool(&self) {
         let share = &self.pool_share;
         let withheld = share.withheld.load(Ordering::Relaxed);
-        if !self.pager.areas().any_writable() {
+        let (pager, most) = (self.pager, share.most.load(Ordering::Relaxed));
+        let is_alone = !pager.areas().any_writable();
+        if most == 0 || pager.config.codec == Codec::None || !is_alone && !pager.balance.is_ready() {
+            return;
+        }
+        let (limit, usage) = (most.saturating_sub(withheld), pager.pool().usage());
+        let verdict = match is_alone {
             // What is evicted can be nowhere else.
-            if withheld > 0 {
-                share.withheld.store(0, Ordering::Relaxed);
-                self.limit_pool();
-            }
-            return;
-        }
-        let most = share.most.load(Ordering::Relaxed);
-        if most == 0 || !self.pager.balance.is_ready() {
-            return;
-        }
-        let limit = most.saturating_sub(withheld);
-        let resident = self.pager.resident() * PAGE_BYTES as u64;
-        let verdict = self.pager.balance.decide(self.costs(), resident, limit);
-        let least = (self.budget.limit_bytes() / LEAST).min(most);
-        let after = stepped(verdict, limit, least, most);
+            true if pager.pool().over_accept_threshold() => Verdict::LargerPool,
+            true => Verdict::Stay,
+            false => pager.balance.decide(self.costs(), self.sizes(&usage)),
+        };
+        let has = usage.bytes as u64;
+        let least = (self.budget.limit_bytes() / LEAST)
+            .max(LEAST_BLOCKS * pager.pool().block_bytes() as u64)
+            .min(most);
+        let after = stepped(verdict, limit, has, least, most);
         if after != limit {
             share.withheld.store(most - after, Ordering::Relaxed);
             self.limit_pool();
+        }
+    }
+
+    fn sizes(&self, pool: &PoolUsage) -> Sizes {
+        let page = PAGE_BYTES as u64;
+        let out = self.pager.stats().gauge(Gauge::Evicted);
+        Sizes {
+            resident: self.pager.resident() * page,
+            pool: pool.bytes as u64,
+            on_areas: out.saturating_sub(pool.objects as u64) * page,
         }
     }
 
@@ -114,13 +128,17 @@ mod tests {
 
     #[test]
     fn limit_goes_to_either_end_and_back_and_no_further() {
+        // What it may have and hasn't is no step.
+        assert_eq!(stepped(Verdict::SmallerPool, 512 * MIB, 16 * MIB, MIB, 512 * MIB), 14 * MIB);
+        // It may have more than its limit just after that was lowered.
+        assert_eq!(stepped(Verdict::SmallerPool, 8 * MIB, 9 * MIB, MIB, 16 * MIB), 7 * MIB);
         for (least, most) in [(MIB, 8 * MIB), (2 * MIB, 64 * MIB), (16 * MIB, 1024 * MIB), (MIB, MIB)] {
             let mut limit = most;
             for (verdict, end) in [(Verdict::SmallerPool, least), (Verdict::LargerPool, most)] {
-                assert_eq!(stepped(Verdict::Stay, limit, least, most), limit);
+                assert_eq!(stepped(Verdict::Stay, limit, limit, least, most), limit);
                 for _ in 0..400 {
-                    let after = stepped(verdict, limit, least, most);
-                    assert!((least..=most).contains(&after) && after.abs_diff(limit) <= STEP_BYTES_MAX);
+                    let after = stepped(verdict, limit, limit, least, most);
+                    assert!((least..=most).contains(&after) && limit.saturating_sub(after) <= DOWN_BYTES_MAX);
                     limit = after;
                 }
                 assert_eq!(limit, end);

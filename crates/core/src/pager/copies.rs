@@ -2,8 +2,8 @@
 //! compressed or written.
 //!
 //! Nobody is told of a write to such a page. What it has kept is only likely to be the page's still, and that is looked at when
-//! the page has gone. A slot has a checksum of 64 bits, which is compared: that a page was written and has the same one
-//! happens by chance once in 2^64 such pages, less often than a disk returns wrong bytes unnoticed. (It depends on a key that
+//! the page has gone. A slot has a checksum of 60 bits, which is compared: that a page was written and has the same one
+//! happens by chance once in 2^60 such pages, less often than a disk returns wrong bytes unnoticed. (It depends on a key that
 //! nobody can guess: [`crate::areas::Areas::checksum`].) An object's bytes are made again and compared, which takes about a
 //! third of the time of compressing them (`farpage bench codec`, the mix; as much as that, if they were made denser). Both were
 //! write-protected once: a fault at each first write, and an interruption of all CPUs to lift the protection, cost more than

@@ -241,7 +241,7 @@ impl Pager<'_> {
         if compressed.is_none() && self.wholes_go(WHOLE_MAX) {
             return Small::No;
         }
-        // What doesn't compress stays as it is, as long as there is room for it: the shrinker takes it first.
+        // A few that don't compress stay as they are, as long as there is room: the shrinker takes them first.
         let store = || self.pool.store(page, compressed.unwrap_or(bytes));
         match store().or_else(|error| if self.make_room_in_pool() { store() } else { Err(error) }) {
             Ok(handle) => {

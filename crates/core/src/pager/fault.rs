@@ -303,7 +303,7 @@ impl Pager<'_> {
         let (age, heat) = if put_back || before.is_resident() {
             (0, past.heat)
         } else {
-            self.weigh(page, before, is_old, came, past);
+            self.weigh(page, source, is_old, came, past);
             self.recency.came_in(page, came, past, length)
         };
         let age = age.max(least_age);
@@ -316,17 +316,16 @@ impl Pager<'_> {
     }
 
     /// A page came in: what it says about who should have more memory.
-    fn weigh(&self, page: PageIndex, before: State, is_old: bool, came: Came, past: Past) {
-        let from = match before {
-            State::Absent | State::Zero | State::Resident { .. } | State::Lost(_) => return,
-            State::OnArea(_) | State::Inherited(_) => CameFrom::Area,
+    fn weigh(&self, page: PageIndex, source: State, is_old: bool, came: Came, past: Past) {
+        let from = match source {
+            State::OnArea(_) => CameFrom::Area,
             State::Pooled(_) => CameFrom::Pool { is_old },
-            State::Same(_) | State::Parked { .. } | State::Writing { .. } => CameFrom::Near,
+            _ => return,
         };
         match came {
             Came::Back => self.balance.came_back(page, from, self.recency.out_for(past.went)),
-            Came::InWalk if is_old => self.balance.walked(page),
-            Came::InWalk | Came::New => {}
+            Came::InWalk => self.balance.walked(page, from),
+            Came::New => {}
         }
     }
 

@@ -57,9 +57,9 @@ const WHOLE_KEPT: u32 = 20;
 const KEPT_LOOKS: u32 = 16 * 1024;
 
 impl Pager<'_> {
-    /// Moves the pool's object that goes first into a frame and from there into the write batch, if the pool is over
-    /// its accept threshold; objects that are only kept are freed before. `writes` must not be full. Under the shared map
-    /// lock.
+    /// Moves the pool's object that goes first into a frame and from there into the write batch, if the pool is over its accept
+    /// threshold, where objects that are only kept are freed before, or has too many pages that don't compress. `writes` must not
+    /// be full. Under the shared map lock.
     pub fn shrink(&self, writes: &mut WriteBatch, scratch: &mut Scratch) -> Shrunk {
         if self.pool.over_accept_threshold() {
             if let Some((handle, page)) = self.pool.first_kept() {

@@ -1,17 +1,20 @@
 //! Whether the pool or the program should have more of the memory that they share.
 //!
 //! A page of memory holds one page of the program, which costs nothing to touch, or several in the pool, which cost a fault each.
-//! What one more would be worth on either side shows in what comes back:
+//! What a tenth of the program's memory would be worth on either side shows in what comes back:
 //!
-//! - a page that was out for at most [`SOON`] borders of epochs would still be there if the program had so much more memory, a tenth: a
-//!   lap of the hand would be so much longer (`recency`). Its fault would not have been.
-//! - what was one of the oldest objects in the pool would have come from an area if the pool were smaller. (What any object is worth in
-//!   the mean says nothing: where those that are young come back all the time, all others may be of no use.)
+//! - a page that was out for at most [`SOON`] borders of epochs would still be there if the program had so much more: a lap of the
+//!   hand would be so much longer (`recency`). Its fault would not have been.
+//! - one of the oldest objects in the pool would have come from an area if the pool had so much less.
+//! - what comes from an area later would have come from the pool, some of it, if that had so much more. As much as it would hold, of
+//!   all that areas hold: nobody knows when those pages were written.
+//!
+//! (What objects are worth in the mean says nothing: where the young ones come back all the time, the others may be of no use.)
 //!
 //! Where all pages are touched alike and compress, few come back soon, and the pool grows to its limit. Where what is in use all
-//! the time almost fits, nearly all come back soon: then each page that the program gets saves a fault again and again, and the
-//! pool holds what nobody asks for. (A graph of 128 MiB whose ranks take 12, ranked under 32M: more than 100 s with a pool of
-//! 16 MiB, which left the ranks 10, and 2 s with one of 8; `farpage load pagerank`, `--pool`.)
+//! the time almost fits, most come back soon: then each page that the program gets saves a fault again and again, and the pool
+//! holds what nobody asks for. (A graph of 128 MiB whose ranks take 12, ranked under 32M: more than 100 s with a pool of 16 MiB,
+//! which left the ranks 10, and 2 s with one of 8; `farpage load pagerank`, `--pool`.)
 //!
 //! Faults count it here, one page of eight; the keeper decides now and then.
 #![forbid(unsafe_code)]
@@ -22,19 +25,20 @@ use crate::units::PageIndex;
 
 /// Borders of epochs between going and coming back, at most: an epoch and a half in the mean.
 const SOON: u32 = 1;
-/// What the program would have more, of what it has: what is out for less comes back soon.
+/// What either side would have more, of what the program has: what is out for less comes back soon.
 const MORE: u64 = 10;
 /// Pages that are counted before anything is decided.
 const ENOUGH: u32 = 256;
-/// What comes back soon must cost so many times what the pool saves: of pages that are touched evenly a few come soon, too, and by
-/// chance some more. Where it matters it is ten times as much.
-const CLEARLY: u64 = 2;
+/// What comes back soon must cost so many times what the pool saves, and be one of so many pages: of pages that are touched evenly
+/// a few come soon, too, and who was out for eight laps looks like it. Where it matters it is ten times as much.
+const CLEARLY: u128 = 2;
+const ONE_OF: u32 = 32;
+/// Pages that the pool holds in the memory of one, as a rule.
+const DENSITY: u128 = 2;
 
 /// Where a page came back from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CameFrom {
-    /// A frame, or nowhere: it was a repeated word.
-    Near,
     /// The pool.
     Pool {
         /// It was one of the oldest objects.
@@ -53,10 +57,21 @@ pub struct Costs {
     pub area_ns: u64,
 }
 
+/// Where the program's pages are, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Resident ones.
+    pub resident: u64,
+    /// The pool's memory.
+    pub pool: u64,
+    /// What is elsewhere.
+    pub on_areas: u64,
+}
+
 /// Who should have more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Too little is known yet, or it is about even.
+    /// It is about even.
     Stay,
     /// The program.
     SmallerPool,
@@ -69,35 +84,46 @@ pub enum Verdict {
 pub struct Balance {
     /// All that is counted.
     came: AtomicU32,
-    /// Soon, from the pool or a frame, and from an area.
-    soon_near: AtomicU32,
-    soon_area: AtomicU32,
-    /// From the pool, where it was one of the oldest.
+    /// Soon.
+    soon_from_pool: AtomicU32,
+    soon_from_area: AtomicU32,
+    /// Later, from an area; and any that a walk had brought from there, where the pool would be little faster.
+    later_from_area: AtomicU32,
+    walked_from_area: AtomicU32,
+    /// From the pool, where it was one of the oldest; later, or for a walk.
     old: AtomicU32,
-    /// The same for a walk, which an area would serve about as fast.
-    old_walked: AtomicU32,
+    walked_old: AtomicU32,
 }
 
 impl Balance {
     /// A touch brought this page back, `out` borders of epochs after it went, if that is known.
     pub fn came_back(&self, page: PageIndex, from: CameFrom, out: Option<u32>) {
-        if !is_counted(page) {
-            return;
-        }
         let is_soon = out.is_some_and(|out| out <= SOON);
-        let count = match from {
-            CameFrom::Area if is_soon => Some(&self.soon_area),
-            CameFrom::Pool { is_old: true } => Some(&self.old),
-            _ if is_soon => Some(&self.soon_near),
-            _ => None,
-        };
-        count.into_iter().chain([&self.came]).for_each(|count| _ = count.fetch_add(1, Ordering::Relaxed));
+        self.count(
+            page,
+            match from {
+                CameFrom::Area if is_soon => Some(&self.soon_from_area),
+                CameFrom::Area => Some(&self.later_from_area),
+                CameFrom::Pool { .. } if is_soon => Some(&self.soon_from_pool),
+                CameFrom::Pool { is_old } => is_old.then_some(&self.old),
+            },
+        );
     }
 
-    /// A walk had this page brought back from the pool, where it was one of the oldest.
-    pub fn walked(&self, page: PageIndex) {
+    /// A walk had this page brought back.
+    pub fn walked(&self, page: PageIndex, from: CameFrom) {
+        self.count(
+            page,
+            match from {
+                CameFrom::Area => Some(&self.walked_from_area),
+                CameFrom::Pool { is_old } => is_old.then_some(&self.walked_old),
+            },
+        );
+    }
+
+    fn count(&self, page: PageIndex, also: Option<&AtomicU32>) {
         if is_counted(page) {
-            self.old_walked.fetch_add(1, Ordering::Relaxed);
+            also.into_iter().chain([&self.came]).for_each(|count| _ = count.fetch_add(1, Ordering::Relaxed));
         }
     }
 
@@ -106,18 +132,24 @@ impl Balance {
         self.came.load(Ordering::Relaxed) >= ENOUGH
     }
 
-    /// Who should have more, the program with so many resident bytes or the pool with these. What came back is forgotten then.
-    pub fn decide(&self, costs: Costs, resident_bytes: u64, pool_bytes: u64) -> Verdict {
-        let take = |count: &AtomicU32| u64::from(count.swap(0, Ordering::Relaxed));
-        take(&self.came);
-        let soon_ns = take(&self.soon_near) * costs.pool_ns + take(&self.soon_area) * costs.area_ns;
-        let old_ns = take(&self.old) * costs.area_ns.saturating_sub(costs.pool_ns)
-            + take(&self.old_walked) * costs.pool_ns;
-        // Of the last quarter, what is in as much memory as the program would have more.
-        let lost_ns = old_ns * 4 * (resident_bytes / MORE) / pool_bytes.max(1);
-        if soon_ns > lost_ns * CLEARLY {
+    /// Who should have more. What came back is forgotten then.
+    pub fn decide(&self, costs: Costs, sizes: Sizes) -> Verdict {
+        let take = |count: &AtomicU32| count.swap(0, Ordering::Relaxed);
+        let (pool_ns, area_ns) = (u128::from(costs.pool_ns), u128::from(costs.area_ns));
+        let (came, soon) = (take(&self.came), [take(&self.soon_from_pool), take(&self.soon_from_area)]);
+        let soon_ns = u128::from(soon[0]) * pool_ns + u128::from(soon[1]) * area_ns;
+        let saved_ns = |touched, walked| {
+            u128::from(take(touched)) * area_ns.saturating_sub(pool_ns) + u128::from(take(walked)) * pool_ns
+        };
+        let more = u128::from(sizes.resident / MORE);
+        // The oldest are a quarter of the objects.
+        let lost_ns = saved_ns(&self.old, &self.walked_old) * 4 * more / u128::from(sizes.pool.max(1));
+        let won_ns = saved_ns(&self.later_from_area, &self.walked_from_area) * DENSITY * more
+            / u128::from(sizes.on_areas.max(1));
+        let pool_is_worth_ns = lost_ns.max(won_ns);
+        if soon_ns > pool_is_worth_ns * CLEARLY && (soon[0] + soon[1]) * ONE_OF >= came {
             Verdict::SmallerPool
-        } else if lost_ns > soon_ns {
+        } else if pool_is_worth_ns > soon_ns {
             Verdict::LargerPool
         } else {
             Verdict::Stay
@@ -129,56 +161,80 @@ impl Balance {
 mod tests {
     use super::*;
 
-    const MIB: u64 = 1 << 20;
     const COSTS: Costs = Costs { pool_ns: 4_000, area_ns: 60_000 };
-
-    /// So many pages that came back: from where, and after how many borders of epochs.
-    fn decide(came: &[(u64, CameFrom, Option<u32>)], resident: u64, pool: u64) -> Verdict {
-        let balance = Balance::default();
-        for &(count, from, out) in came {
-            let counted = (0..).map(PageIndex).filter(|page| is_counted(*page));
-            counted.take(count as usize).for_each(|page| balance.came_back(page, from, out));
-        }
-        assert_eq!(
-            balance.is_ready(),
-            came.iter().map(|(count, ..)| count).sum::<u64>() >= u64::from(ENOUGH)
-        );
-        let verdict = balance.decide(COSTS, resident * MIB, pool * MIB);
-        assert!(!balance.is_ready(), "it is forgotten");
-        assert_eq!(balance.decide(COSTS, resident * MIB, pool * MIB), Verdict::Stay);
-        verdict
-    }
-
     const OLD: CameFrom = CameFrom::Pool { is_old: true };
     const YOUNG: CameFrom = CameFrom::Pool { is_old: false };
+
+    fn sizes(resident: u64, pool: u64, on_areas: u64) -> Sizes {
+        Sizes { resident: resident << 20, pool: pool << 20, on_areas: on_areas << 20 }
+    }
+
+    /// So many pages that came back: from where, and after how many borders of epochs; or walked.
+    fn decide(came: &[(u32, CameFrom, Option<u32>)], walked: &[(u32, CameFrom)], sizes: Sizes) -> Verdict {
+        let balance = Balance::default();
+        let pages = |count: u32| (0..).map(PageIndex).filter(|page| is_counted(*page)).take(count as usize);
+        for &(count, from, out) in came {
+            pages(count).for_each(|page| balance.came_back(page, from, out));
+        }
+        for &(count, from) in walked {
+            pages(count).for_each(|page| balance.walked(page, from));
+        }
+        let all = came.iter().map(|one| one.0).chain(walked.iter().map(|one| one.0)).sum::<u32>();
+        assert_eq!(balance.is_ready(), all >= ENOUGH);
+        let verdict = balance.decide(COSTS, sizes);
+        assert!(!balance.is_ready(), "it is forgotten");
+        assert_eq!(balance.decide(COSTS, sizes), Verdict::Stay);
+        verdict
+    }
 
     #[test]
     fn what_is_touched_evenly_belongs_into_the_pool() {
         // Twice as much as the program has, half of it in a pool in which it takes a third: one in 16 is out for an epoch.
         let came =
             [(20, YOUNG, Some(1)), (10, CameFrom::Area, Some(0)), (250, YOUNG, Some(9)), (90, OLD, None)];
-        assert_eq!(decide(&came, 64, 21), Verdict::LargerPool);
+        assert_eq!(decide(&came, &[], sizes(64, 21, 64)), Verdict::LargerPool);
     }
 
     #[test]
     fn what_comes_back_at_once_should_not_go() {
         // What is in use all the time is in the pool's younger half, and the rest of it for nothing.
-        let came =
-            [(50, CameFrom::Near, Some(0)), (250, YOUNG, Some(8)), (50, YOUNG, Some(1)), (1, OLD, Some(30))];
-        assert_eq!(decide(&came, 4, 8), Verdict::SmallerPool);
-        let came = [(100, CameFrom::Near, Some(0)), (60, CameFrom::Area, Some(1)), (100, OLD, Some(40))];
-        assert_eq!(decide(&came, 10, 16), Verdict::SmallerPool);
+        let came = [(250, YOUNG, Some(8)), (100, YOUNG, Some(1)), (1, OLD, Some(30))];
+        assert_eq!(decide(&came, &[(200, CameFrom::Area)], sizes(4, 8, 60)), Verdict::SmallerPool);
+        let came = [(100, YOUNG, Some(0)), (60, CameFrom::Area, Some(1)), (100, OLD, Some(40))];
+        assert_eq!(decide(&came, &[], sizes(10, 16, 60)), Verdict::SmallerPool);
         // The smaller the pool becomes, the more each of its objects is worth.
-        assert_eq!(decide(&came, 10, 8), Verdict::Stay);
-        assert_eq!(decide(&came, 10, 2), Verdict::LargerPool);
+        assert_eq!(decide(&came, &[], sizes(10, 8, 60)), Verdict::Stay);
+        assert_eq!(decide(&came, &[], sizes(10, 2, 60)), Verdict::LargerPool);
+    }
+
+    /// A program that goes round through what would fit, if the pool were what it may be: none of it is in the pool, nor soon back.
+    #[test]
+    fn pool_that_is_too_small_for_any_hit_grows_again() {
+        assert_eq!(decide(&[(300, CameFrom::Area, Some(9))], &[], sizes(60, 1, 40)), Verdict::LargerPool);
+        assert_eq!(decide(&[], &[(300, CameFrom::Area)], sizes(60, 1, 40)), Verdict::LargerPool);
     }
 
     #[test]
-    fn nothing_is_decided_by_walks_or_by_what_the_pool_has_no_part_in() {
-        assert_eq!(decide(&[(1000, CameFrom::Area, Some(50))], 10, 10), Verdict::Stay);
+    fn a_few_that_come_soon_say_nothing() {
+        assert_eq!(
+            decide(&[(8, YOUNG, Some(0)), (300, YOUNG, Some(9))], &[], sizes(60, 9, 0)),
+            Verdict::Stay
+        );
+        assert_eq!(
+            decide(&[(10, YOUNG, Some(0)), (300, YOUNG, Some(9))], &[], sizes(60, 9, 0)),
+            Verdict::SmallerPool
+        );
+    }
+
+    /// A slow disk, much memory, and a long time.
+    #[test]
+    fn no_number_is_too_large() {
         let balance = Balance::default();
-        (0..100_000).map(PageIndex).for_each(|page| balance.walked(page));
-        assert!(!balance.is_ready(), "walks alone decide nothing");
+        for count in [&balance.came, &balance.old, &balance.walked_old, &balance.walked_from_area] {
+            count.store(u32::MAX, Ordering::Relaxed);
+        }
+        let costs = Costs { pool_ns: 1_000_000, area_ns: 10_000_000_000 };
+        assert_eq!(balance.decide(costs, sizes(1 << 24, 1, 1 << 24)), Verdict::LargerPool);
     }
 
     #[test]

@@ -554,7 +554,7 @@ impl Worker {
         }
     }
 
-    /// Writes what goes first in the pool to an area until it is below its threshold; what is only kept there it lets go of.
+    /// Writes what goes first in the pool to an area until that is as small as it should be; what is only kept there it lets go of.
     fn shrink_pool(&mut self) -> Progress {
         let (mut progress, mut busy, mut starved) = (Progress::None, 0, 0);
         for _ in 0..4096 {

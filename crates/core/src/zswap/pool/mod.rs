@@ -305,8 +305,8 @@ impl<'m> Pool<'m> {
         }
     }
 
-    /// Whether the object is one of the oldest of those that compress: of the last quarter, by when they were stored. Panics if it
-    /// isn't live.
+    /// Whether more has been stored since this object was than three quarters of what has been since the oldest was that compresses.
+    /// Panics if it isn't live.
     pub fn is_old(&self, handle: ObjectHandle) -> bool {
         let state = self.state.lock();
         state.objects.is_old(state.objects.live(handle))
@@ -353,6 +353,11 @@ impl<'m> Pool<'m> {
         let used = state.blocks.with_memory() as usize;
         let reserve = if state.reserves { used / (RESERVE_PART as usize - 1) } else { 0 };
         (used + reserve) * state.blocks.block_bytes()
+    }
+
+    /// How large its blocks are.
+    pub fn block_bytes(&self) -> usize {
+        self.state.lock().blocks.block_bytes()
     }
 
     /// The pool's size now.

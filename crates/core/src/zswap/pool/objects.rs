@@ -51,7 +51,7 @@ pub struct ObjectMeta {
 
 const OWNER_BITS: u32 = 36;
 const OWNER_MASK: u64 = (1 << OWNER_BITS) - 1;
-/// The oldest are those whose age is more than so many quarters of the oldest's.
+/// Old are those whose age is more than so many quarters of the oldest's.
 const OLD_QUARTERS: u64 = 3;
 
 /// A bit of an object's length: its page is in memory, and the object a copy of it.
@@ -204,7 +204,7 @@ impl<'m> Objects<'m> {
         self.stored.wrapping_sub(self.metas[number as usize].born()) & (u64::MAX >> OWNER_BITS)
     }
 
-    /// Whether an object is one of the oldest of those that compress: they go first when the pool is to be smaller.
+    /// Whether an object is one of the oldest. Measured by those that compress: what doesn't is only passing through.
     pub fn is_old(&self, number: u32) -> bool {
         let firsts = [Kind::Dense, Kind::Compressed].map(|kind| self.lists[kind as usize].first);
         let oldest = firsts.into_iter().filter(|first| *first != 0).map(|first| self.age(first)).max();
@@ -247,6 +247,7 @@ impl<'m> Objects<'m> {
         self.leave(number);
         let meta = &mut self.metas[number as usize];
         meta.length = meta.length & !(KEPT | DENSE) | if is_kept { KEPT } else { 0 };
+        meta.set_born(self.stored);
         self.join(number);
     }
 
@@ -311,6 +312,7 @@ impl<'m> Objects<'m> {
 
     pub fn make_youngest(&mut self, number: u32) {
         self.leave(number);
+        self.metas[number as usize].set_born(self.stored);
         self.join(number);
     }
 

@@ -78,7 +78,7 @@ struct Model {
     dense: HashSet<u32>,
     /// Turns since the object became the youngest of its kind.
     age: HashMap<u32, u32>,
-    /// How many objects had been made before it, or before the one that it took the place of.
+    /// How many objects had been made before it, or before the one that it took the place of, or when it was in use last.
     born: HashMap<u32, u64>,
     made: u64,
     was_full: bool,
@@ -120,7 +120,10 @@ impl Model {
         let Some(length) = length else {
             pool.leave_as_it_is(handle);
             self.dense.insert(handle.raw());
-            return self.make_youngest(handle);
+            let born = self.born[&handle.raw()];
+            self.make_youngest(handle);
+            self.born.insert(handle.raw(), born);
+            return;
         };
         self.stores += 1;
         let (bytes, before) = (bytes_of(self.stores, length), pool.usage());
@@ -143,17 +146,17 @@ impl Model {
         self.by_age.retain(|&other| other != handle.raw());
         self.by_age.push(handle.raw());
         self.age.insert(handle.raw(), 0);
+        self.born.insert(handle.raw(), self.made);
     }
 
     fn begin(&mut self, handle: ObjectHandle, owner: u64, bytes: Vec<u8>) {
         assert!(handle.raw() >> HANDLE_BITS == 0);
         assert!(self.live.insert(handle.raw(), (owner, bytes)).is_none(), "{handle:?} twice");
         self.make_youngest(handle);
-        self.born.insert(handle.raw(), self.made);
         self.made += 1;
     }
 
-    /// Whether it was made in the last quarter of the time since the oldest was that compresses.
+    /// Whether more was made since it was than three quarters of what was since the oldest was that compresses.
     fn is_old(&self, raw: u32) -> bool {
         let compresses = |raw: &&u32| self.live[*raw].1.len() < PAGE_BYTES;
         let (order, _) = self.order();
