@@ -9,7 +9,7 @@ use farpage_core::stats::{Gauge, Latency, LatencySummary};
 use farpage_core::units::PAGE_BYTES;
 use farpage_core::zswap::pool::PoolUsage;
 
-/// One step is this part of the limit; down, of what is there, and no more bytes than an area can write until the next one.
+/// One step is this part of the limit; down, of what is there, and no more bytes of that than an area can write until the next one.
 const STEP: u64 = 8;
 const DOWN_BYTES_MAX: u64 = 4 << 20;
 /// The least that is left to the pool, of the budget: it is where pages wait to be written together.
@@ -34,10 +34,13 @@ pub struct PoolShare {
 
 /// The limit after a step, where the pool has so many bytes.
 fn stepped(verdict: Verdict, limit: u64, has: u64, least: u64, most: u64) -> u64 {
-    let has = has.min(limit);
     match verdict {
         Verdict::Stay => limit,
-        Verdict::SmallerPool => (has - (has / STEP).min(DOWN_BYTES_MAX)).max(least).min(limit),
+        Verdict::SmallerPool => {
+            // What it may have and hasn't is no loss; but it may just be about to fill it.
+            let from = has.clamp(limit / 2, limit);
+            (from - (from / STEP).min(DOWN_BYTES_MAX)).max(least).min(limit)
+        }
         Verdict::LargerPool => (limit + limit / STEP + 1).min(most),
     }
 }
@@ -71,24 +74,26 @@ impl Engine {
 
     /// Gives the pool or the program a step more of the memory, if what came back lately says so.
     pub(crate) fn balance_pool(&self) {
-        let share = &self.pool_share;
-        let withheld = share.withheld.load(Ordering::Relaxed);
-        let (pager, most) = (self.pager, share.most.load(Ordering::Relaxed));
-        let is_alone = !pager.areas().any_writable();
-        if most == 0 || pager.config.codec == Codec::None || !is_alone && !pager.balance.is_ready() {
-            return;
-        }
-        let (limit, usage) = (most.saturating_sub(withheld), pager.pool().usage());
-        let verdict = match is_alone {
+        let pager = self.pager;
+        if !pager.areas().any_writable() {
             // What is evicted can be nowhere else.
-            true if pager.pool().over_accept_threshold() => Verdict::LargerPool,
-            true => Verdict::Stay,
-            false => pager.balance.decide(self.costs(), self.sizes(&usage)),
-        };
-        let has = usage.bytes as u64;
-        let least = (self.budget.limit_bytes() / LEAST)
-            .max(LEAST_BLOCKS * pager.pool().block_bytes() as u64)
-            .min(most);
+            if self.pool_share.withheld.load(Ordering::Relaxed) > 0 && pager.pool().over_accept_threshold() {
+                self.step(Verdict::LargerPool, 0);
+            }
+        } else if pager.config.codec != Codec::None && pager.balance.is_ready() {
+            let usage = pager.pool().usage();
+            let verdict = pager.balance.decide(self.costs(), self.sizes(&usage));
+            self.step(verdict, usage.bytes as u64);
+        }
+    }
+
+    /// One step, where the pool has so many bytes.
+    fn step(&self, verdict: Verdict, has: u64) {
+        let share = &self.pool_share;
+        let most = share.most.load(Ordering::Relaxed);
+        let limit = most.saturating_sub(share.withheld.load(Ordering::Relaxed));
+        let blocks = LEAST_BLOCKS * self.pager.pool().block_bytes() as u64;
+        let least = (self.budget.limit_bytes() / LEAST).max(blocks).min(most);
         let after = stepped(verdict, limit, has, least, most);
         if after != limit {
             share.withheld.store(most - after, Ordering::Relaxed);
@@ -128,8 +133,9 @@ mod tests {
 
     #[test]
     fn limit_goes_to_either_end_and_back_and_no_further() {
-        // What it may have and hasn't is no step.
-        assert_eq!(stepped(Verdict::SmallerPool, 512 * MIB, 16 * MIB, MIB, 512 * MIB), 14 * MIB);
+        // What it may have and hasn't goes faster.
+        assert_eq!(stepped(Verdict::SmallerPool, 512 * MIB, 16 * MIB, MIB, 512 * MIB), 252 * MIB);
+        assert_eq!(stepped(Verdict::SmallerPool, 24 * MIB, 16 * MIB, MIB, 512 * MIB), 14 * MIB);
         // It may have more than its limit just after that was lowered.
         assert_eq!(stepped(Verdict::SmallerPool, 8 * MIB, 9 * MIB, MIB, 16 * MIB), 7 * MIB);
         for (least, most) in [(MIB, 8 * MIB), (2 * MIB, 64 * MIB), (16 * MIB, 1024 * MIB), (MIB, MIB)] {
