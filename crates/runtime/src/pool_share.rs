@@ -107,6 +107,7 @@ impl Engine {
         Sizes {
             resident: self.pager.resident() * page,
             pool: pool.bytes as u64,
+            in_pool: pool.objects as u64 * page,
             on_areas: out.saturating_sub(pool.objects as u64) * page,
         }
     }

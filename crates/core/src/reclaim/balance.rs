@@ -64,6 +64,8 @@ pub struct Sizes {
     pub resident: u64,
     /// The pool's memory.
     pub pool: u64,
+    /// What the pages are that it holds.
+    pub in_pool: u64,
     /// What is elsewhere.
     pub on_areas: u64,
 }
@@ -147,7 +149,9 @@ impl Balance {
         let won_ns = saved_ns(&self.later_from_area, &self.walked_from_area) * DENSITY * more
             / u128::from(sizes.on_areas.max(1));
         let pool_is_worth_ns = lost_ns.max(won_ns);
-        if soon_ns > pool_is_worth_ns * CLEARLY && (soon[0] + soon[1]) * ONE_OF >= came {
+        // While most of what is out is in the pool, a smaller one would have it written for the first time.
+        let is_read_anyway = sizes.on_areas > sizes.in_pool;
+        if is_read_anyway && soon_ns > pool_is_worth_ns * CLEARLY && (soon[0] + soon[1]) * ONE_OF >= came {
             Verdict::SmallerPool
         } else if pool_is_worth_ns > soon_ns {
             Verdict::LargerPool
@@ -166,7 +170,7 @@ mod tests {
     const YOUNG: CameFrom = CameFrom::Pool { is_old: false };
 
     fn sizes(resident: u64, pool: u64, on_areas: u64) -> Sizes {
-        Sizes { resident: resident << 20, pool: pool << 20, on_areas: on_areas << 20 }
+        Sizes { resident: resident << 20, pool: pool << 20, in_pool: pool << 21, on_areas: on_areas << 20 }
     }
 
     /// So many pages that came back: from where, and after how many borders of epochs; or walked.
@@ -216,14 +220,13 @@ mod tests {
 
     #[test]
     fn a_few_that_come_soon_say_nothing() {
-        assert_eq!(
-            decide(&[(8, YOUNG, Some(0)), (300, YOUNG, Some(9))], &[], sizes(60, 9, 0)),
-            Verdict::Stay
-        );
-        assert_eq!(
-            decide(&[(10, YOUNG, Some(0)), (300, YOUNG, Some(9))], &[], sizes(60, 9, 0)),
-            Verdict::SmallerPool
-        );
+        let decide = |soon, on_areas| {
+            decide(&[(soon, YOUNG, Some(0)), (300, YOUNG, Some(9))], &[], sizes(60, 9, on_areas))
+        };
+        assert_eq!([decide(8, 60), decide(10, 60)], [Verdict::Stay, Verdict::SmallerPool]);
+        // Most of what is out is in the pool, and would be written for nothing. (Objects of python3 of which the pool held ten in a
+        // page's memory.)
+        assert_eq!([decide(10, 18), decide(100, 0)], [Verdict::Stay, Verdict::Stay]);
     }
 
     /// A slow disk, much memory, and a long time.
