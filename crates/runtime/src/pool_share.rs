@@ -45,6 +45,11 @@ fn stepped(verdict: Verdict, limit: u64, has: u64, least: u64, most: u64) -> u64
     }
 }
 
+/// What is withheld when the most becomes another: the same part of it.
+fn rescaled(withheld: u64, before: u64, most: u64) -> u64 {
+    (u128::from(withheld) * u128::from(most) / u128::from(before.max(1))) as u64
+}
+
 impl Engine {
     /// The pool is a part of the budget, and goes with it.
     pub(crate) fn fit_pool(&self, bytes: u64) {
@@ -58,8 +63,7 @@ impl Engine {
         let most = (u128::from(all) * u128::from(bytes) / u128::from(self.budget.total_bytes())) as u64;
         let before = share.most.swap(most, Ordering::Relaxed);
         let withheld = share.withheld.load(Ordering::Relaxed);
-        let part = u128::from(withheld) * u128::from(most) / u128::from(before.max(1));
-        share.withheld.store(part as u64, Ordering::Relaxed);
+        share.withheld.store(rescaled(withheld, before, most), Ordering::Relaxed);
         self.limit_pool();
     }
 
@@ -131,6 +135,13 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn same_part_is_withheld_of_another_most() {
+        assert_eq!(rescaled(6 * MIB, 8 * MIB, 4 * MIB), 3 * MIB);
+        assert_eq!([rescaled(0, 0, 8 * MIB), rescaled(6 * MIB, 8 * MIB, 0)], [0, 0]);
+        assert_eq!(rescaled(1 << 40, 1 << 40, 1 << 41), 1 << 41);
+    }
 
     #[test]
     fn limit_goes_to_either_end_and_back_and_no_further() {

@@ -274,11 +274,12 @@ impl Pager<'_> {
                 let planted = crate::planted::strikes(crate::planted::Bug::DropInvalidation);
                 #[cfg(not(feature = "planted"))]
                 let planted = false;
-                is_old = is_counted(page) && self.pool.is_old(handle);
                 if keep_copy {
+                    is_old = is_counted(page) && self.pool.is_old(handle);
                     kept = self.keep_or_free(Some(Stored::Object(handle)), true);
                 } else if !planted {
-                    length = Some(self.pool.free(handle));
+                    let (bytes, was_old) = self.pool.free_and_tell(handle);
+                    (length, is_old) = (Some(bytes), was_old);
                 }
                 self.stats.count(Counter::Zswpin);
                 served(Counter::FaultPool);

@@ -113,13 +113,17 @@ impl Pager<'_> {
 
     /// Whether [`Pager::shrink`] has anything to do.
     pub fn should_shrink(&self) -> bool {
-        self.pool.over_accept_threshold() || self.wholes_go(WHOLE_KEPT)
+        self.pool.is_too_full(self.may_wholes_go().then_some(WHOLE_KEPT))
+    }
+
+    fn may_wholes_go(&self) -> bool {
+        self.config.codec != Codec::None && self.areas.any_writable()
     }
 
     /// Whether pages that don't compress take more than one of `part` bytes of the pool's limit, and can go to an area. They take
     /// as much memory in the pool as where the program has them without a fault, so only few should wait there for being written.
     pub(super) fn wholes_go(&self, part: u32) -> bool {
-        self.config.codec != Codec::None && self.areas.any_writable() && self.pool.has_many_whole(part)
+        self.may_wholes_go() && self.pool.has_many_whole(part)
     }
 
     /// Adds a page to what is to be written: its frame, and what its bytes were compressed to, if they were. Packed with others

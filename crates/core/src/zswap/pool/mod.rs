@@ -148,9 +148,13 @@ impl<'m> Pool<'m> {
 
     /// Whether what doesn't compress takes more than one of `part` bytes of the limit.
     pub fn has_many_whole(&self, part: u32) -> bool {
+        self.state.lock().has_many_whole(part)
+    }
+
+    /// Either of both; the second only if a part is given. In one look: who faults waits for the lock.
+    pub fn is_too_full(&self, whole_part: Option<u32>) -> bool {
         let state = self.state.lock();
-        let bytes = state.objects.whole_count() as usize * PAGE_BYTES;
-        bytes * part as usize > state.blocks.limit as usize * state.blocks.block_bytes()
+        state.is_over_accept_threshold() || whole_part.is_some_and(|part| state.has_many_whole(part))
     }
 
     /// Stores `bytes` (1 to 4096 of them) for `owner`, who keeps the handle.
@@ -253,13 +257,18 @@ impl<'m> Pool<'m> {
 
     /// Frees the object; how many bytes it had. Panics if it isn't live.
     pub fn free(&self, handle: ObjectHandle) -> usize {
+        self.free_and_tell(handle).0
+    }
+
+    /// The same, and whether it was [old](Pool::is_old).
+    pub fn free_and_tell(&self, handle: ObjectHandle) -> (usize, bool) {
         let mut state = self.state.lock();
         let number = state.objects.live(handle);
         assert!(!self.pins.has(number), "pool object {number} was freed while somebody read it");
-        let length = state.objects.metas[number as usize].length();
+        let told = (state.objects.metas[number as usize].length(), state.objects.is_old(number));
         state.detach(number);
         state.objects.end(number);
-        length
+        told
     }
 
     /// The page of this object is in memory again, and keeps it as a copy.
@@ -380,6 +389,11 @@ impl State<'_> {
         let over = |used: usize, max: usize| used as u64 * 100 > max as u64 * u64::from(self.accept_percent);
         over(self.blocks.in_use as usize, self.blocks.limit as usize)
             || over(self.objects.count(), self.objects.capacity())
+    }
+
+    fn has_many_whole(&self, part: u32) -> bool {
+        let bytes = self.objects.whole_count() as usize * PAGE_BYTES;
+        bytes * part as usize > self.blocks.limit as usize * self.blocks.block_bytes()
     }
 
     /// A live object, and its page.

@@ -331,7 +331,9 @@ impl Model {
         let is_whole = |raw: &&u32| self.live[*raw].1.len() == PAGE_BYTES && !self.kept.contains(*raw);
         let whole = self.by_age.iter().filter(is_whole).count() * PAGE_BYTES;
         for part in [1, 4, 16] {
-            assert_eq!(pool.has_many_whole(part), whole * part as usize > self.limit, "{whole} bytes");
+            let many = whole * part as usize > self.limit;
+            assert_eq!(pool.has_many_whole(part), many, "{whole} bytes");
+            assert_eq!(pool.is_too_full(Some(part)), over || many, "{whole} bytes");
         }
         self.was_full &= over;
         assert_eq!(pool.accepts(), !self.was_full && self.limit != 0);
