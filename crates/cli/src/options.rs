@@ -256,9 +256,14 @@ pub struct RunOptions {
     #[arg(long, value_enum, env = "FARPAGE_INSTALL")]
     install: Option<InstallOption>,
 
-    /// How areas are written; faults always read with pread [default: uring where the kernel allows it].
+    /// How areas are written [default: uring where the kernel allows it].
     #[arg(long, value_enum, env = "FARPAGE_IO")]
     io: Option<IoOption>,
+
+    /// What a thread does that needs a page of an area: it looks for it until it is there, if reads are quick, one thread of the
+    /// run at a time; or it sleeps [default: poll, with less than two CPUs sleep].
+    #[arg(long, value_enum, env = "FARPAGE_WAIT")]
+    wait: Option<WaitOption>,
 
     /// How free slots of an area are found (for comparison).
     #[arg(long, value_enum, env = "FARPAGE_SLOTS", default_value = "clusters")]
@@ -342,6 +347,14 @@ enum IoOption {
     Uring,
     /// pwrite.
     Psync,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum WaitOption {
+    /// It looks: a fault is shorter by what it takes to fall asleep and be woken, for the time of a CPU.
+    Poll,
+    /// It sleeps.
+    Sleep,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -470,6 +483,10 @@ impl RunOptions {
             ReadaheadOption::BySlot => Readahead::BySlot,
             ReadaheadOption::Off => Readahead::Off,
         }
+    }
+    /// Whether a thread may look for a page of an area instead of sleeping, where there are so many CPUs.
+    pub fn polls(&self, cpus: usize) -> bool {
+        self.wait.map_or(cpus >= 2, |wait| wait == WaitOption::Poll)
     }
     /// How areas shall be written, if the user said so.
     pub fn io(&self) -> Option<IoEngine> {
@@ -656,6 +673,7 @@ mod tests {
             ("--codec zip true", Some("FARPAGE_CODEC")),
             ("--pack some true", Some("FARPAGE_PACK")),
             ("--io= true", Some("FARPAGE_IO")),
+            ("--wait long true", Some("FARPAGE_WAIT")),
             ("--slots best true", Some("FARPAGE_SLOTS")),
             ("--faults best true", Some("FARPAGE_FAULTS")),
             ("--mlockall no true", Some("FARPAGE_MLOCKALL")),

@@ -129,8 +129,14 @@ fn plan(options: &RunOptions) -> Result<Plan, Failure> {
         readahead: options.readahead(),
         page_cluster: options.page_cluster,
         refuses_mlockall: u32::from(options.refuses_mlockall()),
+        polls: u32::from(options.polls(cpus())),
     };
     Ok(Plan { budget, settings, areas, program, preload, stats })
+}
+
+/// CPUs that the program may use: by its affinity, and by the quota of its cgroups.
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The program starts anyway, but what stops it later has a name already.

@@ -196,6 +196,7 @@ pub mod tests {
             readahead: Readahead::Streams,
             page_cluster: 3,
             refuses_mlockall: 0,
+            polls: 1,
         }
     }
 

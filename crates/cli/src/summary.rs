@@ -375,6 +375,7 @@ fn settings(run: &Run) -> Value {
         "order": settings.order.name(),
         "readahead": readahead_name(settings.readahead),
         "page_cluster": settings.page_cluster,
+        "wait": if settings.polls == 0 { "sleep" } else { "poll" },
         "mlockall": if settings.refuses_mlockall == 0 { "allow" } else { "refuse" },
         "userfaultfd": uffd_name(settings.uffd_source),
         "areas": areas.collect::<Vec<_>>(),

@@ -47,6 +47,7 @@ fn unknown_choice_lists_the_choices() {
     refused_with(&["--pack", "some"], 125, &["some", "on", "off"]);
     refused_with(&["--install", "teleport"], 125, &["teleport", "move", "copy"]);
     refused_with(&["--io", "mmap"], 125, &["mmap", "uring", "psync"]);
+    refused_with(&["--wait", "long"], 125, &["long", "poll", "sleep"]);
 }
 
 #[test]

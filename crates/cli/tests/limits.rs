@@ -693,6 +693,35 @@ print(sum(memory[n * PAGE:(n + 1) * PAGE] != page(n) for lap in range(6) for n i
     }
 }
 
+/// Whoever needs a page of an area looks for it until it is there, or sleeps, as `--wait` says; so does a fork's child, by itself.
+#[test]
+fn page_of_an_area_is_looked_for_or_slept_for() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let touches = r#"
+import hashlib, os, random
+PAGE, PAGES = 4096, 12000
+def page(n):
+    return hashlib.shake_128(n.to_bytes(4, "little")).digest(PAGE)
+memory = bytearray(PAGE * PAGES)
+for n in range(PAGES):
+    memory[n * PAGE:(n + 1) * PAGE] = page(n)
+def wrong():
+    return sum(memory[n * PAGE:(n + 1) * PAGE] != page(n) for n in random.choices(range(PAGES), k=12000))
+count = wrong()
+child = os.fork()
+if child == 0:
+    os._exit(min(wrong(), 99))
+print(count, "wrong,", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "in the child")
+"#;
+    for (faults, wait) in [("signal", "poll"), ("thread", "poll"), ("segv", "poll"), ("signal", "sleep")] {
+        let options = ["--faults", faults, "--wait", wait, "--pool", "1M"];
+        let outcome = Job::new(&Under::budget(24 * MIB, &options), &["python3", "-c", touches]).run();
+        assert_eq!(outcome.succeeded().text(), "0 wrong, 0 in the child\n", "{faults}");
+        let (read, polled) = (outcome.counter("fault_area"), outcome.counter("fault_polled"));
+        assert!(read > 8_000 && (polled > 100) == (wait == "poll"), "{faults}, {wait}: {polled} of {read}");
+    }
+}
+
 // ---- areas ---------------------------------------------------------------------------------------------
 
 /// Whether anything but the header is in a swap file.

@@ -232,6 +232,8 @@ fn statistics_are_written_and_replace_what_was_there() {
         "off",
         "--io",
         "psync",
+        "--wait",
+        "sleep",
         "--install",
         "copy",
         "sh",
@@ -245,7 +247,7 @@ fn statistics_are_written_and_replace_what_was_there() {
     assert_eq!(settings["ram_bytes"], 256 << 20);
     assert_eq!(settings["pool_bytes_max"], 128 << 20);
     assert_eq!((&settings["codec"], &settings["io"]), (&"none".into(), &"psync".into()));
-    assert_eq!(settings["pack"], "off");
+    assert_eq!((&settings["pack"], &settings["wait"]), (&"off".into(), &"sleep".into()));
     assert_eq!((&settings["install"], &settings["areas"][0]["slots"]), (&"copy".into(), &(64 << 8).into()));
     assert!(stats["counters"]["pswpout"].is_u64() && stats["wall_seconds"].is_f64());
 }

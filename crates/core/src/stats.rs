@@ -66,6 +66,8 @@ table! {
         FaultPool = "fault_pool", "faults";
         /// Faults that read an area.
         FaultArea = "fault_area", "faults";
+        /// Faults of fault_area whose thread looked for the page until it was there, instead of sleeping.
+        FaultPolled = "fault_polled", "faults";
         /// First writes to pages that were write-protected: only read before the take-over, or to be copied out and then left.
         FaultWrite = "fault_write", "faults";
         /// Faults on a page that another thread was already moving.

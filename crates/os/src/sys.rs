@@ -58,6 +58,10 @@ pub mod number {
     pub const GETRANDOM: usize = raw::__NR_getrandom as usize;
     pub const GETRUSAGE: usize = raw::__NR_getrusage as usize;
     pub const FCNTL: usize = raw::__NR_fcntl as usize;
+    pub const IO_SETUP: usize = raw::__NR_io_setup as usize;
+    pub const IO_DESTROY: usize = raw::__NR_io_destroy as usize;
+    pub const IO_SUBMIT: usize = raw::__NR_io_submit as usize;
+    pub const IO_GETEVENTS: usize = raw::__NR_io_getevents as usize;
 }
 
 /// Makes a system call and returns the kernel's word: negative errors included.

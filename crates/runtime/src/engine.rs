@@ -13,6 +13,7 @@ use crate::guard;
 use crate::guard::direct::Direct;
 use crate::lull::Lull;
 use crate::map_lock::MapLock;
+use crate::polling::Polling;
 use crate::pool_share::PoolShare;
 use crate::record::Membership;
 use crate::registrar::Registrar;
@@ -100,6 +101,8 @@ pub struct Engine {
     pub writes_under_way: AtomicU32,
     /// Threads that read a page from an area because somebody waits for just that page.
     pub faults_reading: AtomicU32,
+    /// How one of them doesn't sleep.
+    pub polling: Polling,
     /// Whether a thread is looking for dead processes.
     pub reaping: AtomicBool,
     /// Who takes pages out.

@@ -7,7 +7,7 @@
 //! makes a copy of itself ·
 //! [`takes`] who takes pages out · [`lull`] and who waits meanwhile ·
 //! [`guard`] what system calls do to its memory · [`budget`] how much is too much · [`share`] how much is this process's,
-//! [`pool_share`] and how much of that the pool's
+//! [`pool_share`] and how much of that the pool's · [`polling`] who doesn't sleep until a page is read
 #![cfg_attr(not(test), no_std)]
 
 pub mod ahead;
@@ -19,6 +19,7 @@ pub mod fork;
 pub mod guard;
 pub mod lull;
 pub mod map_lock;
+pub mod polling;
 pub mod pool_share;
 pub mod record;
 pub mod registrar;

@@ -21,12 +21,12 @@ use farpage_core::units::AREAS_MAX;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x0a");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x0b");
 /// What a library exports that knows this layout. A library of another one would leave its program alone, so `farpage run`
 /// looks for this name first.
-pub const LAYOUT_NAME: &str = "farpage_session_layout_10";
+pub const LAYOUT_NAME: &str = "farpage_session_layout_11";
 /// See [`LAYOUT_NAME`].
-#[unsafe(export_name = "farpage_session_layout_10")]
+#[unsafe(export_name = "farpage_session_layout_11")]
 pub static LAYOUT: u64 = MAGIC;
 const _: () = {
     let name = LAYOUT_NAME.as_bytes();
@@ -72,6 +72,8 @@ pub struct Session {
     pub claims_peak: AtomicU64,
     /// When somebody last looked whose claims are a dead process's, on the clock that never goes back.
     pub claims_reaped_ns: AtomicU64,
+    /// Until then a thread polls; 0 if none does.
+    pub polls_until_ns: AtomicU64,
     /// One for each program.
     pub processes: [ProcessRecord; PROCESSES_MAX],
 }
@@ -106,6 +108,8 @@ pub struct Settings {
     pub page_cluster: u32,
     /// 1 if the program may not lock all of its memory.
     pub refuses_mlockall: u32,
+    /// 1 if a thread that needs a page of an area may look for it instead of sleeping.
+    pub polls: u32,
 }
 
 /// Where a program gets its userfaultfd from.

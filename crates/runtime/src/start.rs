@@ -15,6 +15,7 @@ use crate::guard;
 use crate::guard::direct::Direct;
 use crate::lull::Lull;
 use crate::map_lock::{ENGINE_THREADS_MAX, MapLock, ReaderIndex};
+use crate::polling::Polling;
 use crate::pool_share::PoolShare;
 use crate::record::Membership;
 use crate::registrar::Registrar;
@@ -223,6 +224,7 @@ fn keep(engine: &'static Engine) -> ! {
         }
         let progress = worker.reclaim_background();
         fork::forget_elders(engine);
+        engine.prepare_to_poll();
         let quiet_ns = if progress == Progress::Some || worker.has_writes() { WRITES_NS } else { 5_000_000 };
         engine.takes.keeper_sleeps(true);
         engine.budget.wait(seen, quiet_ns);
@@ -493,6 +495,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         all_locked: AtomicU32::new(0),
         writes_under_way: AtomicU32::new(0),
         faults_reading: AtomicU32::new(0),
+        polling: Polling::default(),
         reaping: AtomicBool::new(false),
         takes: Takes::new(),
         lull: Lull::default(),

@@ -15,7 +15,6 @@ use crate::devices::{BackEndPlaces, BackEnds};
 use crate::engine::Engine;
 use crate::map_lock::ReaderIndex;
 use crate::session::{Notice, pack_io_error};
-use core::sync::atomic::Ordering;
 use farpage_core::areas::AreaState;
 use farpage_core::cache::Backing;
 use farpage_core::pager::{Access, BATCH_MAX, Batch, Step, Taken, Ticket, WriteBatch, WriteRequest};
@@ -27,7 +26,6 @@ use farpage_core::zswap::codec::Scratch;
 use farpage_fault::signal::Here;
 use farpage_fault::{Fault, InstallError, Outgoing};
 use farpage_io::IoError;
-use farpage_io::psync::read_now;
 use farpage_os::clock::now_ns;
 use farpage_os::memory;
 use farpage_os::sys::Errno;
@@ -429,10 +427,7 @@ impl Worker {
         let pointer = self.engine.pager.cache().pointer(frame).cast::<u8>();
         // SAFETY: the ticket owns the frame and it has memory; nobody else refers to it.
         let bytes = unsafe { core::slice::from_raw_parts_mut(pointer, PAGE_BYTES) };
-        self.engine.faults_reading.fetch_add(1, Ordering::Relaxed);
-        let result = read_now(file, slot.byte_offset(), bytes);
-        self.engine.faults_reading.fetch_sub(1, Ordering::Relaxed);
-        result
+        self.engine.read_for_fault(file, slot.byte_offset(), bytes)
     }
 
     pub(crate) fn back(&self, ticket: &mut Ticket) -> bool {
