@@ -53,6 +53,8 @@ const LEFT_BY_PACKS: u32 = 16;
 pub(super) const WHOLE_MAX: u32 = 16;
 /// And what the shrinker leaves them.
 const WHOLE_KEPT: u32 = 20;
+/// An area is needed that has more slots in use than one for so many pages that are out.
+const NEEDED: u64 = 16;
 /// Slots looked at in one search for kept ones.
 const KEPT_LOOKS: u32 = 16 * 1024;
 
@@ -117,7 +119,12 @@ impl Pager<'_> {
     }
 
     fn may_wholes_go(&self) -> bool {
-        self.config.codec != Codec::None && self.areas.any_writable()
+        self.config.codec != Codec::None && self.areas.any_writable() && self.is_area_needed()
+    }
+
+    /// Whether what is out doesn't fit the pool. (Slots that resident pages have kept count, too: it was so a while ago.)
+    fn is_area_needed(&self) -> bool {
+        self.areas.in_use() * NEEDED > self.evicted()
     }
 
     /// Whether pages that don't compress take more than one of `part` bytes of the pool's limit, and can go to an area. They take
