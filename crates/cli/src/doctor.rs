@@ -74,6 +74,7 @@ pub fn doctor(options: &DoctorOptions) -> ExitCode {
     checks.push(signal_check("faults by segv", &without));
     checks.extend(userfaultfd_checks(&privileged, signals.is_ok() || without.is_ok()));
     checks.push(io_check());
+    checks.push(aio_check());
     checks.extend(swap_checks());
     checks.extend(memory_checks());
     checks.extend(limit_checks());
@@ -237,6 +238,15 @@ fn io_check() -> Check {
         Ok(()) => Check::new("io_uring", Verdict::Ok, "works"),
         Err(error) => Check::new("io_uring", Verdict::Note, format!("{error}; psync is used instead"))
             .fix("sudo sysctl kernel.io_uring_disabled=0; docker run --security-opt seccomp=unconfined"),
+    }
+}
+
+fn aio_check() -> Check {
+    match sys::aio() {
+        Ok(()) => Check::new("aio", Verdict::Ok, "works"),
+        Err(error) => {
+            Check::new("aio", Verdict::Note, format!("{error}; threads sleep until a page is read (--wait)"))
+        }
     }
 }
 

@@ -221,6 +221,19 @@ pub fn choose_io(asked: Option<IoEngine>, io_uring: &io::Result<()>) -> Result<I
     }
 }
 
+/// Whether a thread may look for a page of an area instead of sleeping: where there are so many CPUs, and given what io_setup said.
+pub fn choose_wait(asked: Option<bool>, cpus: usize, aio: &io::Result<()>) -> Result<bool, Failure> {
+    match (asked, aio) {
+        (Some(true), Err(error)) => {
+            Err(Failure::new(format!("`--wait poll` is not possible here: there is no AIO: {error}"))
+                .because("the kernel was built without it, or a container's seccomp profile hides it")
+                .fix("--wait sleep, or leave the option out"))
+        }
+        (Some(asked), _) => Ok(asked),
+        (None, aio) => Ok(aio.is_ok() && cpus >= 2),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -261,6 +274,18 @@ mod tests {
         assert_eq!(choose_io(Some(IoEngine::Psync), &refused).unwrap(), IoEngine::Psync);
         let message = choose_io(Some(IoEngine::Uring), &refused).unwrap_err().to_string();
         assert!(message.contains("io_uring_disabled") && message.contains("seccomp"), "{message}");
+    }
+
+    #[test]
+    fn threads_look_for_pages_where_there_are_two_cpus_unless_it_was_asked_for() {
+        let refused = Err(errno(libc::ENOSYS));
+        let choices = [(None, 2, true), (None, 1, false), (Some(true), 1, true), (Some(false), 8, false)];
+        for (asked, cpus, polls) in choices {
+            assert_eq!(choose_wait(asked, cpus, &Ok(())).unwrap(), polls, "{asked:?} with {cpus}");
+        }
+        assert!(!choose_wait(None, 8, &refused).unwrap() && !choose_wait(Some(false), 8, &refused).unwrap());
+        let message = choose_wait(Some(true), 8, &refused).unwrap_err().to_string();
+        assert!(message.contains("AIO") && message.contains("--wait sleep"), "{message}");
     }
 
     #[test]

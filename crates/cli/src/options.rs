@@ -261,7 +261,7 @@ pub struct RunOptions {
     io: Option<IoOption>,
 
     /// What a thread does that needs a page of an area: it looks for it until it is there, if reads are quick, one thread of the
-    /// run at a time; or it sleeps [default: poll, with less than two CPUs sleep].
+    /// run at a time; or it sleeps [default: poll; sleep with less than two CPUs, or where the kernel refuses AIO].
     #[arg(long, value_enum, env = "FARPAGE_WAIT")]
     wait: Option<WaitOption>,
 
@@ -484,9 +484,9 @@ impl RunOptions {
             ReadaheadOption::Off => Readahead::Off,
         }
     }
-    /// Whether a thread may look for a page of an area instead of sleeping, where there are so many CPUs.
-    pub fn polls(&self, cpus: usize) -> bool {
-        self.wait.map_or(cpus >= 2, |wait| wait == WaitOption::Poll)
+    /// Whether a thread shall look for a page of an area instead of sleeping, if the user said so.
+    pub fn polls(&self) -> Option<bool> {
+        self.wait.map(|wait| wait == WaitOption::Poll)
     }
     /// How areas shall be written, if the user said so.
     pub fn io(&self) -> Option<IoEngine> {

@@ -108,6 +108,7 @@ fn plan(options: &RunOptions) -> Result<Plan, Failure> {
     let userfaultfd = kernel::faults(options.faults())?;
     let (install, note) = kernel::choose_install(options.install(), userfaultfd)?;
     let io = kernel::choose_io(options.io(), &sys::io_uring())?;
+    let polls = kernel::choose_wait(options.polls(), cpus(), &sys::aio())?;
     // Last: a run that is refused leaves no empty file.
     let stats = options.stats.as_deref().map(open_stats).transpose()?;
     if !options.quiet {
@@ -129,7 +130,7 @@ fn plan(options: &RunOptions) -> Result<Plan, Failure> {
         readahead: options.readahead(),
         page_cluster: options.page_cluster,
         refuses_mlockall: u32::from(options.refuses_mlockall()),
-        polls: u32::from(options.polls(cpus())),
+        polls: u32::from(polls),
     };
     Ok(Plan { budget, settings, areas, program, preload, stats })
 }

@@ -303,6 +303,17 @@ pub fn io_uring() -> io::Result<()> {
     Ok(())
 }
 
+/// Whether the kernel lets this process have a context for AIO.
+pub fn aio() -> io::Result<()> {
+    let mut context: c_ulong = 0;
+    // None is made: the call is refused for what it asks for, no event, unless it is refused before that.
+    // SAFETY: the call reads one word.
+    match answer(unsafe { libc::syscall(libc::SYS_io_setup, 0, &raw mut context) } as c_int) {
+        Err(error) if error.raw_os_error() != Some(libc::EINVAL) => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// The kernel's release, as `uname -r` prints it.
 pub fn kernel_release() -> String {
     std::fs::read_to_string("/proc/sys/kernel/osrelease")

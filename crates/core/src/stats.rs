@@ -66,7 +66,7 @@ table! {
         FaultPool = "fault_pool", "faults";
         /// Faults that read an area.
         FaultArea = "fault_area", "faults";
-        /// Faults of fault_area whose thread looked for the page until it was there, instead of sleeping.
+        /// Faults of fault_area whose thread looked for the page and saw it come, instead of sleeping.
         FaultPolled = "fault_polled", "faults";
         /// First writes to pages that were write-protected: only read before the take-over, or to be copied out and then left.
         FaultWrite = "fault_write", "faults";

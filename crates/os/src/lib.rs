@@ -7,8 +7,9 @@
 //!
 //! [`uffd`] userfaultfd · [`memory`] our own mappings · [`peek`] memory that may not be there · [`futex`] waiting ·
 //! [`thread`] engine threads · [`proc`] what /proc says about this process · [`numa`] which node · [`clock`] time ·
-//! [`aio`] reads whose end is seen in memory · [`fiemap`] where a file lies · [`image`] where our own code and variables are · [`signal`] handlers that libc
-//! doesn't know · [`dispatch`] the program's calls are stopped · [`report`] last words · [`sys`] calls passed on
+//! [`aio`] reads whose end is seen in memory · [`fiemap`] where a file lies · [`image`] where our own code and variables
+//! are · [`signal`] handlers that libc doesn't know · [`dispatch`] the program's calls are stopped · [`report`] last words ·
+//! [`sys`] calls passed on
 #![cfg_attr(not(test), no_std)]
 
 pub mod aio;

@@ -9,8 +9,13 @@ use std::thread;
 const SEEDS: u64 = 1000;
 
 /// Counters of what only a live driver does.
-const DRIVERS_OWN: [Counter; 4] =
-    [Counter::ForkRefused, Counter::SwpinInherited, Counter::EvictHere, Counter::EvictLull];
+const DRIVERS_OWN: [Counter; 5] = [
+    Counter::ForkRefused,
+    Counter::SwpinInherited,
+    Counter::EvictHere,
+    Counter::EvictLull,
+    Counter::FaultPolled,
+];
 
 /// What must have happened at least once, beside the counters.
 const EXPECTED: &[&str] = &[

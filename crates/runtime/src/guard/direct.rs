@@ -9,11 +9,11 @@ use super::kept::Descriptors;
 use crate::engine::Engine;
 use crate::map_lock::{DIRECT, ReaderIndex};
 use crate::worker::Worker;
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use farpage_core::config::Install;
 use farpage_fault::Fault;
 use farpage_fault::signal::Here;
-use farpage_os::clock::now_ns;
+use farpage_os::clock::{now_ns, sleep_ns};
 
 /// Threads that serve at once; one more hands its fault over.
 pub const SERVERS: usize = 16;
@@ -21,7 +21,8 @@ pub const SERVERS: usize = 16;
 /// What one thread needs to serve a fault.
 #[repr(align(64))]
 struct Server {
-    is_busy: AtomicBool,
+    /// Odd while a thread has claimed it; one more with each claim, and each end of one.
+    claims: AtomicU32,
     /// Made when it is first needed.
     worker: AtomicPtr<Worker>,
 }
@@ -42,9 +43,9 @@ impl Default for Direct {
 impl Direct {
     /// Nobody serves.
     pub const fn new() -> Direct {
-        let servers = [const {
-            Server { is_busy: AtomicBool::new(false), worker: AtomicPtr::new(core::ptr::null_mut()) }
-        }; SERVERS];
+        let servers =
+            [const { Server { claims: AtomicU32::new(0), worker: AtomicPtr::new(core::ptr::null_mut()) } };
+                SERVERS];
         Direct { servers, descriptors: Descriptors::new() }
     }
 
@@ -71,7 +72,7 @@ impl Direct {
         let mut worker = server.worker.load(Ordering::Relaxed);
         if worker.is_null() {
             let Ok(made) = Worker::placed(engine, ReaderIndex(DIRECT.0 + at), None) else {
-                server.is_busy.store(false, Ordering::Release);
+                server.leave();
                 return Here::Elsewhere;
             };
             worker = made;
@@ -79,15 +80,71 @@ impl Direct {
         }
         // SAFETY: placed for good, and this thread has claimed it.
         let here = unsafe { &mut *worker }.serve_here(fault);
-        // Ordering: Release pairs with the Acquire in `claim`.
-        server.is_busy.store(false, Ordering::Release);
+        server.leave();
         here
     }
 
     fn claim(&self) -> Option<usize> {
-        self.servers.iter().position(|server| {
-            // Ordering: Acquire pairs with the Release of whoever had it before.
-            !server.is_busy.load(Ordering::Relaxed) && !server.is_busy.swap(true, Ordering::Acquire)
-        })
+        self.servers.iter().position(Server::claim)
+    }
+
+    /// Waits until nobody uses a number any more that [`Descriptors::lose`] was told of: no longer than it takes to serve one fault.
+    pub fn wait_for_users(&self) {
+        for server in &self.servers {
+            // Ordering: SeqCst here and in `claim`, and on the number: whoever has claimed it unseen sees that it was lost.
+            let seen = server.claims.load(Ordering::SeqCst);
+            while is_claimed(seen) && server.claims.load(Ordering::Acquire) == seen {
+                sleep_ns(20_000);
+            }
+        }
+    }
+}
+
+const fn is_claimed(claims: u32) -> bool {
+    claims % 2 == 1
+}
+
+impl Server {
+    fn claim(&self) -> bool {
+        let seen = self.claims.load(Ordering::Relaxed);
+        let claimed = seen.wrapping_add(1);
+        // Ordering: Acquire (in SeqCst) pairs with the Release of whoever had it before; for the rest see `wait_for_users`.
+        is_claimed(claimed)
+            && self.claims.compare_exchange(seen, claimed, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+
+    fn leave(&self) {
+        // Ordering: Release pairs with the Acquire in `claim`, and in `wait_for_users`.
+        self.claims.fetch_add(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+
+    /// A number is the program's once those are done that had seen it as ours. Others come and go meanwhile.
+    #[test]
+    fn users_of_a_number_are_waited_for_and_no_others() {
+        let direct = Direct::new();
+        direct.wait_for_users();
+        let (first, second) = (direct.claim().unwrap(), direct.claim().unwrap());
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                direct.wait_for_users();
+                is_over.store(true, Ordering::Relaxed);
+            });
+            direct.servers[first].leave();
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!is_over.load(Ordering::Relaxed), "the second is at work");
+            direct.servers[second].leave();
+            // It is claimed again at once, by threads that no longer see the number.
+            assert_eq!((direct.claim(), direct.claim()), (Some(first), Some(second)));
+            waiter.join().unwrap();
+        });
+        direct.servers[first].leave();
+        assert_eq!(direct.claim(), Some(first));
     }
 }

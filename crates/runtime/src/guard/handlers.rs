@@ -295,8 +295,10 @@ impl Stopped<'_> {
                 let is_open =
                     unsafe { sys::call(raw::__NR_fcntl as usize, [first as usize, F_GETFD, 0, 0, 0, 0]) };
                 if is_open >= 0 {
-                    // It is the program's from now on; faults that need it are handed over.
+                    // It is the program's from now on; faults that need it are handed over. What it gets there may be a pipe, from
+                    // which a read takes bytes.
                     ours.lose(own as i32);
+                    engine.direct.wait_for_users();
                 }
                 None
             }

@@ -32,8 +32,8 @@ impl Kept {
     }
 
     fn number(&self) -> Option<RawFd> {
-        // Ordering: Acquire pairs with the Release in `keep`.
-        Some(self.number.load(Ordering::Acquire)).filter(|number| *number != NONE)
+        // Ordering: Acquire (in SeqCst) pairs with the Release in `keep`; SeqCst with `lose`.
+        Some(self.number.load(Ordering::SeqCst)).filter(|number| *number != NONE)
     }
 
     /// The number, if the calling thread's table still has the same file there.
@@ -43,7 +43,8 @@ impl Kept {
     }
 
     fn lose(&self) {
-        self.number.store(NONE, Ordering::Relaxed);
+        // Ordering: SeqCst: see `Direct::wait_for_users`.
+        self.number.store(NONE, Ordering::SeqCst);
     }
 }
 
@@ -95,8 +96,9 @@ impl Descriptors {
 
     /// An area, to be read by a thread of the program.
     pub fn area(&self, area: AreaId) -> Option<BorrowedFd<'_>> {
-        // SAFETY: not -1. Should the program have closed it unseen, the kernel refuses; should it have put another file in its
-        // place, that is read into a frame of ours, and has another checksum.
+        // SAFETY: not -1. What puts another file in its place waits for whoever uses the number (`Direct::wait_for_users`). Should
+        // the program have done so unseen, by a call that nobody stops, that file is read into a frame of ours, and has another
+        // checksum.
         self.areas[area.0 as usize].number().map(|number| unsafe { BorrowedFd::borrow_raw(number) })
     }
 
