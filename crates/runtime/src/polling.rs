@@ -27,7 +27,7 @@ use rustix::fd::BorrowedFd;
 const READS_MIN: u64 = 4096;
 /// Threads that wait for a page each, at most, for one of them to poll.
 const WAITING_MAX: u32 = 2;
-/// So long is looked for a page. Nine of ten are there by half of that from a disk that is worth it.
+/// So long is looked for a page. A disk that is worth it takes half of that.
 const LOOK_NS: u64 = 100_000;
 /// Nobody looks for longer than this without having lost its CPU in between.
 const LEASE_NS: u64 = 2 * LOOK_NS;
