@@ -97,6 +97,66 @@ fn open(area: &AreaDescription) -> Result<BorrowedFd<'static>, Errno> {
     Ok(unsafe { BorrowedFd::borrow_raw(fd.into_raw_fd()) })
 }
 
+/// Lets pages go to an area.
+///
+/// # Safety
+/// As for [`Devices::open`].
+unsafe fn put_on(
+    areas: &mut Areas<'static>,
+    session: &'static Session,
+    description: &AreaDescription,
+    holder: u32,
+    region: &mut Region<'static>,
+) {
+    let base = core::ptr::from_ref(session).cast::<u8>();
+    // SAFETY: the supervisor put the tables at these offsets, inside the session, aligned to 4 bytes;
+    // holders are atomics, bad slots are never changed.
+    let (holders, bad) = unsafe {
+        let holders = base.add(description.owners_offset as usize).cast::<AtomicU32>();
+        let bad = base.add(description.bad_offset as usize).cast::<u32>();
+        (
+            core::slice::from_raw_parts(holders, clusters_of(description)),
+            core::slice::from_raw_parts(bad, description.bad_count as usize),
+        )
+    };
+    let slots = description.slots;
+    let id = areas.add(AreaMemory {
+        slots,
+        place: description.place,
+        leases: Leases::new(holders, holder),
+        memory: SlotMemory::carve(region, session.settings.slots, slots, cpus_of(description)),
+        discards: description.discards != 0,
+        owners: region.carve(pages::words(slots)),
+        checksums: region.carve(pages::words(slots)),
+        bad,
+        heirs: region.carve(heirs::words(slots)),
+    });
+    if description.extents.is_known() {
+        // SAFETY: the supervisor built them there, aligned to 8 bytes, and nobody writes there any more.
+        areas.set_extents(id, unsafe {
+            Extents::of_memory(description.extents, base.add(description.extents_offset as usize))
+        });
+    }
+}
+
+/// An area's file, if that grows as it is written.
+fn growing(
+    fd: BorrowedFd<'static>,
+    area: &AreaDescription,
+    ensured: &'static [AtomicU64],
+) -> Result<Option<AreaFile<'static>>, OpenError> {
+    if area.grows == 0 {
+        return Ok(None);
+    }
+    let (bytes, reserve) = (area_bytes(area), area.disk_reserve_bytes);
+    if area.discards != 0 {
+        return Ok(Some(AreaFile::punched(fd, bytes, reserve, ensured)));
+    }
+    let errno =
+        |error: farpage_io::IoError| OpenError { errno: Errno(error.errno().map_or(EIO as i32, i32::from)) };
+    AreaFile::new(fd, bytes, reserve, ensured).map(Some).map_err(errno)
+}
+
 impl Devices {
     /// Opens every area and puts it on.
     ///
@@ -115,53 +175,9 @@ impl Devices {
         areas.set_key(farpage_os::sys::random_word().unwrap_or(0));
         for (at, description) in descriptions(session).enumerate() {
             let fd = open(description).map_err(|errno| OpenError { errno })?;
-            let base = core::ptr::from_ref(session).cast::<u8>();
-            // SAFETY: the supervisor put the tables at these offsets, inside the session, aligned to 4 bytes;
-            // holders are atomics, bad slots are never changed.
-            let (holders, bad) = unsafe {
-                let holders = base.add(description.owners_offset as usize).cast::<AtomicU32>();
-                let bad = base.add(description.bad_offset as usize).cast::<u32>();
-                (
-                    core::slice::from_raw_parts(holders, clusters_of(description)),
-                    core::slice::from_raw_parts(bad, description.bad_count as usize),
-                )
-            };
-            let id = areas.add(AreaMemory {
-                slots: description.slots,
-                place: description.place,
-                leases: Leases::new(holders, holder),
-                memory: SlotMemory::carve(
-                    region,
-                    session.settings.slots,
-                    description.slots,
-                    cpus_of(description),
-                ),
-                discards: description.discards != 0,
-                owners: region.carve(pages::words(description.slots)),
-                checksums: region.carve(pages::words(description.slots)),
-                bad,
-                heirs: region.carve(heirs::words(description.slots)),
-            });
-            if description.extents.is_known() {
-                // SAFETY: the supervisor built them there, aligned to 8 bytes, and nobody writes there any more.
-                areas.set_extents(id, unsafe {
-                    Extents::of_memory(description.extents, base.add(description.extents_offset as usize))
-                });
-            }
-            let ensured: &'static [AtomicU64] = region.carve(bitmap_words(description));
-            let mut grows = None;
-            if description.grows != 0 {
-                let reserve = description.disk_reserve_bytes;
-                let bytes = area_bytes(description);
-                let errno = |error: farpage_io::IoError| OpenError {
-                    errno: Errno(error.errno().map_or(EIO as i32, i32::from)),
-                };
-                grows = Some(if description.discards != 0 {
-                    AreaFile::punched(fd, bytes, reserve, ensured)
-                } else {
-                    AreaFile::new(fd, bytes, reserve, ensured).map_err(errno)?
-                });
-            }
+            // SAFETY: the caller's promise.
+            unsafe { put_on(&mut areas, session, description, holder, region) };
+            let grows = growing(fd, description, region.carve(bitmap_words(description)))?;
             devices.list[at] = Some(Device { fd, path: &description.open_path, grows });
         }
         Ok((devices, areas))

@@ -282,19 +282,16 @@ impl Pager<'_> {
         };
         pause!();
         let ticket = Ticket {
-            page,
-            before,
-            source: self.source_of(before).0,
             frame,
             keep_copy: match before.stored() {
                 Some(Stored::Slot(at)) => self.areas.may_keep(at.slot),
                 Some(Stored::Object(_)) => opening.keeps_objects,
                 None => false,
             },
-            put_back: false,
             ahead: true,
             in_walk: true,
             fate,
+            ..Ticket::new(page, before, self.source_of(before).0)
         };
         if place.entry().try_lock(word).is_err() {
             if let Some((frame, backing)) = frame.filter(|_| !matches!(before, State::Parked { .. })) {

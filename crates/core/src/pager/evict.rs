@@ -1,7 +1,6 @@
 //! Life of an eviction: begin (lock victims, give them frames), park, and place, oldest first.
 
 use super::Pager;
-use super::ahead::Fate;
 use super::parcels::WriteBatch;
 use super::step::{BATCH_MAX, Batch, Taken, Ticket, Victim};
 use super::write::WHOLE_MAX;
@@ -271,17 +270,6 @@ impl Pager<'_> {
         let (_, copy) = self.lock_parked(frame, page)?;
         let before = State::Parked { frame, copy };
         let frame = Some((frame, Backing::Memory));
-        let fate = Fate::Map;
-        Some(Ticket {
-            page,
-            before,
-            source: before,
-            frame,
-            keep_copy: false,
-            put_back: true,
-            ahead: false,
-            in_walk: false,
-            fate,
-        })
+        Some(Ticket { frame, put_back: true, ..Ticket::new(page, before, before) })
     }
 }

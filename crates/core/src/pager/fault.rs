@@ -1,6 +1,5 @@
 //! Life of a fault: begin, load or read, settle.
 
-use super::ahead::Fate;
 use super::pack;
 use super::step::{Access, Step, Ticket};
 use super::{Pager, State};
@@ -13,10 +12,24 @@ use crate::table::Place;
 use crate::table::entry::{Past, Stored, Word};
 use crate::units::{PAGE_BYTES, PageIndex, SlotIndex};
 use crate::zswap::codec::{Decoder, Scratch, decompress};
+use crate::zswap::pool::ObjectHandle;
 use crate::zswap::same_filled::fill;
 
 /// The slot named when what is lost was never on an area.
 const NO_SLOT: SlotIndex = SlotIndex::from_raw(0);
+
+/// What a page leaves behind that came in, and what is known of it by that.
+#[derive(Default)]
+struct Behind {
+    /// What it keeps as its copy.
+    kept: Option<Stored>,
+    /// Of the object in the pool that was freed: its bytes.
+    length: Option<usize>,
+    /// Whether its object was one of the pool's oldest.
+    was_old: bool,
+    /// Laps that it stays at least.
+    least_age: u8,
+}
 
 impl Pager<'_> {
     /// A thread touched `page` and can't go on. Signal-safe; under the shared map lock.
@@ -42,17 +55,7 @@ impl Pager<'_> {
     fn begin(&self, page: PageIndex, place: Place<'_>, word: Word, access: Access) -> Option<Step> {
         let before = word.state();
         let source = self.source_of(before).0;
-        let ticket = |frame, keep_copy| Ticket {
-            page,
-            before,
-            source,
-            frame,
-            keep_copy,
-            put_back: false,
-            ahead: false,
-            in_walk: false,
-            fate: Fate::Map,
-        };
+        let ticket = |frame, keep_copy| Ticket { frame, keep_copy, ..Ticket::new(page, before, source) };
         let keep_copy = access == Access::Read;
         match before {
             State::Lost(slot) => return Some(Step::Lost(slot)),
@@ -107,18 +110,7 @@ impl Pager<'_> {
         if word.is_locked() || word.state() != State::Absent || place.entry().try_lock(word).is_err() {
             return None;
         }
-        let before = State::Absent;
-        Some(Ticket {
-            page,
-            before,
-            source: before,
-            frame: None,
-            keep_copy: false,
-            put_back: false,
-            ahead: true,
-            in_walk: false,
-            fate: Fate::Map,
-        })
+        Some(Ticket { ahead: true, ..Ticket::new(page, State::Absent, State::Absent) })
     }
 
     /// Where the registered, freely accessible range around `page` ends; `page` itself if there is none.
@@ -225,22 +217,45 @@ impl Pager<'_> {
     /// The page is in the program's memory. `left` is what is behind the ticket's frame now: moving leaves a hole, copying
     /// leaves the memory. Whether another thread waited for the page.
     pub fn settle_fault(&self, ticket: Ticket, left: Backing) -> bool {
-        let served = |counter| {
-            if !ticket.ahead {
-                self.stats.count(counter);
-            }
-        };
-        let Ticket { page, before, source, frame, keep_copy, put_back, ahead, in_walk, .. } = ticket;
+        let Ticket { page, before, source, frame, put_back, ahead, in_walk, .. } = ticket;
         let place = self.place(page);
         pause!();
-        let mut kept = None;
+        let past = place.entry().load().past();
+        let behind = self.leave_behind(&ticket);
+        if let Some((frame, _)) = frame {
+            self.cache.put(frame, left);
+        }
         let came = match before {
             _ if ahead || in_walk => Came::InWalk,
             State::Absent => Came::New,
             _ => Came::Back,
         };
-        let past = place.entry().load().past();
-        let (mut least_age, mut length, mut is_old) = (0, None, false);
+        if before.is_evicted() {
+            self.rivals.came_back(page);
+        }
+        let (age, heat) = if put_back || before.is_resident() {
+            (0, past.heat)
+        } else {
+            self.weigh(page, source, behind.was_old, came, past);
+            self.recency.came_in(page, came, past, behind.length)
+        };
+        let after = State::Resident { copy: behind.kept, age: age.max(behind.least_age) };
+        let waited = self.settle_with(page, place, before, after, Some(Past { heat, ..past }));
+        if ahead && before.is_evicted() {
+            self.count_ahead(waited);
+        }
+        waited
+    }
+
+    /// The ticket's page leaves where it was, or keeps that as its copy.
+    fn leave_behind(&self, ticket: &Ticket) -> Behind {
+        let Ticket { page, before, source, keep_copy, put_back, ahead, in_walk, .. } = *ticket;
+        let served = |counter| {
+            if !ahead {
+                self.stats.count(counter);
+            }
+        };
+        let mut behind = Behind::default();
         match before {
             State::Resident { copy, .. } => {
                 self.stats.count(Counter::FaultWrite);
@@ -257,35 +272,25 @@ impl Pager<'_> {
             }
             State::Parked { frame, copy } => {
                 self.cache.unpark(frame);
-                kept = self.keep_or_free(copy, keep_copy);
+                behind.kept = self.keep_or_free(copy, keep_copy);
                 if !put_back && !ahead && !in_walk {
-                    least_age = AGE_FROM_PARKED;
+                    behind.least_age = AGE_FROM_PARKED;
                 }
                 served(if put_back { Counter::EvictPutBack } else { Counter::FaultParked });
             }
             State::Writing { frame } => {
                 // The write's completion frees this frame and its slot: the page has left both.
                 self.cache.set_owner(frame, None);
-                least_age = AGE_FROM_PARKED;
+                behind.least_age = AGE_FROM_PARKED;
                 self.stats.count(Counter::FaultParked);
             }
             State::Pooled(handle) => {
-                #[cfg(feature = "planted")]
-                let planted = crate::planted::strikes(crate::planted::Bug::DropInvalidation);
-                #[cfg(not(feature = "planted"))]
-                let planted = false;
-                if keep_copy {
-                    is_old = is_counted(page) && self.pool.is_old(handle);
-                    kept = self.keep_or_free(Some(Stored::Object(handle)), true);
-                } else if !planted {
-                    let (bytes, was_old) = self.pool.free_and_tell(handle);
-                    (length, is_old) = (Some(bytes), was_old);
-                }
+                self.leave_pool(page, handle, keep_copy, &mut behind);
                 self.stats.count(Counter::Zswpin);
                 served(Counter::FaultPool);
             }
             State::OnArea(at) => {
-                kept = self.keep_or_free(Some(Stored::Slot(at)), keep_copy);
+                behind.kept = self.keep_or_free(Some(Stored::Slot(at)), keep_copy);
                 self.stats.count(Counter::Pswpin);
                 served(Counter::FaultArea);
             }
@@ -295,25 +300,21 @@ impl Pager<'_> {
             }
             State::Lost(_) => panic!("a lost page was installed"),
         }
-        if let Some((frame, _)) = frame {
-            self.cache.put(frame, left);
+        behind
+    }
+
+    fn leave_pool(&self, page: PageIndex, handle: ObjectHandle, keep_copy: bool, behind: &mut Behind) {
+        #[cfg(feature = "planted")]
+        let planted = crate::planted::strikes(crate::planted::Bug::DropInvalidation);
+        #[cfg(not(feature = "planted"))]
+        let planted = false;
+        if keep_copy {
+            behind.was_old = is_counted(page) && self.pool.is_old(handle);
+            behind.kept = self.keep_or_free(Some(Stored::Object(handle)), true);
+        } else if !planted {
+            let (bytes, was_old) = self.pool.free_and_tell(handle);
+            (behind.length, behind.was_old) = (Some(bytes), was_old);
         }
-        if before.is_evicted() {
-            self.rivals.came_back(page);
-        }
-        let (age, heat) = if put_back || before.is_resident() {
-            (0, past.heat)
-        } else {
-            self.weigh(page, source, is_old, came, past);
-            self.recency.came_in(page, came, past, length)
-        };
-        let age = age.max(least_age);
-        let past = Past { heat, ..past };
-        let waited = self.settle_with(page, place, before, State::Resident { copy: kept, age }, Some(past));
-        if ahead && before.is_evicted() {
-            self.count_ahead(waited);
-        }
-        waited
     }
 
     /// A page came in: what it says about who should have more memory.

@@ -65,6 +65,20 @@ pub struct Ticket {
 }
 
 impl Ticket {
+    /// Of a page that a thread waits for, and that was in this state. Its bytes are in `source`.
+    pub(super) const fn new(page: PageIndex, before: State, source: State) -> Ticket {
+        Ticket {
+            page,
+            before,
+            source,
+            frame: None,
+            keep_copy: false,
+            put_back: false,
+            ahead: false,
+            in_walk: false,
+            fate: Fate::Map,
+        }
+    }
     /// The page.
     pub const fn page(&self) -> PageIndex {
         self.page

@@ -208,6 +208,12 @@ impl Worker {
         if !pager.state(fault.page).is_resident() {
             return Here::Elsewhere;
         }
+        self.after_page(kind, started, plan);
+        Here::Served
+    }
+
+    /// A thread has its page, of this kind: what else is to be done, before it goes on.
+    fn after_page(&mut self, kind: Latency, started: u64, plan: Option<Plan>) {
         match plan {
             Some(Plan::CatchUp(window)) => self.catch_up(window),
             Some(plan) => self.engine.ahead.push(plan),
@@ -217,7 +223,6 @@ impl Worker {
         self.engine.pager.stats().latency(kind).record(now - started);
         self.engine.takes.was_served(now, (kind == Latency::Area).then(|| now - started));
         self.take_along(now);
-        Here::Served
     }
 
     /// Serves one fault to its end. Every path either installs the page or sees to it that the thread that
