@@ -112,7 +112,9 @@ const PROGRAMS: [Program; 6] = [
         processes: 2,
         prepare: |_, _| Ok(()),
         words: |bytes| {
-            let words = "stress-ng --quiet --vm 2 --vm-method all --vm-ops 20000 --verify --vm-bytes";
+            // Else it starts a worker again that the kernel has killed, and may never end.
+            let words =
+                "stress-ng --quiet --oomable --vm 2 --vm-method all --vm-ops 20000 --verify --vm-bytes";
             Ok([words.split(' ').map(str::to_owned).collect(), vec![bytes.to_string()]].concat())
         },
         client: None,
@@ -348,13 +350,18 @@ impl Contest {
 
     fn kernel(&mut self, program: &Program, setting: &Setting, result: &str) -> Result<Run, String> {
         self.machine.swaps_as(setting)?;
-        let before = machine::pages_written();
+        let (before, killed) = (machine::pages_written(), self.machine.killed()?);
         let mut pool = 0;
         let members = self.machine.members();
-        let found =
-            self.watched(program, Place::Within(&members), || pool = pool.max(machine::pool_bytes()))?;
+        let found = self.watched(program, Place::Within(&members), || pool = pool.max(machine::pool_bytes()));
         let written = machine::pages_written().saturating_sub(before);
-        Ok(Run { outcome: same(found, result)?, pool, written })
+        if self.machine.killed()? > killed {
+            return Err(format!(
+                "{}: a process of it was ended by SIGKILL: the kernel found no memory",
+                program.name
+            ));
+        }
+        Ok(Run { outcome: same(found?, result)?, pool, written })
     }
 
     fn farpage(&self, program: &Program, ram: u64, result: &str) -> Result<Run, String> {

@@ -315,6 +315,12 @@ impl Machine {
         self.group.join("cgroup.procs")
     }
 
+    /// Members that the kernel has killed because it found no memory for them.
+    pub fn killed(&self) -> Result<u64, String> {
+        let file = self.group.join(if self.is_v2 { "memory.events" } else { "memory.oom_control" });
+        killed(&read(&file)?).ok_or_else(|| format!("{} doesn't say how many were killed", file.display()))
+    }
+
     /// From now on the kernel swaps like this.
     pub fn swaps_as(&mut self, setting: &Setting) -> Result<(), String> {
         let zswap = Path::new(ZSWAP);
@@ -347,6 +353,10 @@ impl Machine {
     pub fn restore(mut self) -> Result<(), String> {
         self.journal.undo()
     }
+}
+
+fn killed(events: &str) -> Option<u64> {
+    events.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok())
 }
 
 fn limit(group: &Path, is_v2: bool, ram_bytes: u64) -> Result<(), String> {
@@ -424,6 +434,14 @@ mod tests {
             assert_eq!(Step::of(step.line().trim_end_matches('\n')), Some(step));
         }
         assert_eq!(Step::of("nonsense"), None);
+    }
+
+    /// The kernel killed workers of stress-ng, which started them again, for ever: nothing said so but this.
+    #[test]
+    fn what_the_kernel_has_killed_is_counted() {
+        assert_eq!(killed("oom_kill_disable 0\nunder_oom 0\noom_kill 445"), Some(445));
+        assert_eq!(killed("low 0\nhigh 0\nmax 31\noom 2\noom_kill 1\noom_group_kill 0"), Some(1));
+        assert_eq!(killed("oom_kill_disable 0\nunder_oom 0"), None);
     }
 
     #[test]
