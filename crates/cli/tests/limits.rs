@@ -665,6 +665,36 @@ fn pool_gives_way_to_what_is_in_use_all_the_time() {
     }
 }
 
+/// Pages of which one in ten doesn't compress.
+fn mixed_pages(count: u64) -> Vec<u8> {
+    let (mut noise, mut bytes) = (1u64, Vec::new());
+    for word in 0..count * 512 {
+        noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let is_noise = (word / 512).is_multiple_of(10);
+        let word = if is_noise { noise ^ noise >> 32 } else { word << 16 | noise >> 60 };
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+/// What is out fits the pool, but there is a disk. For a while pages that don't compress were written to that at once, wherever
+/// there was one: each tenth fault then waited for the disk, and programs made half as many touches.
+#[test]
+fn nothing_is_read_from_the_disk_while_the_pool_has_room() {
+    let farpage = env!("CARGO_BIN_EXE_farpage");
+    let Some(_alone) = alone_with(farpage) else { return };
+    let place = directory();
+    let contents = put(place.path(), "contents", &mixed_pages(1000), 0o644);
+    let load = ["touch", "--pattern", "random", "--bytes", "64M", "--seconds", "3", "--contents", &contents];
+    let words = [&[farpage, "load"], &load[..], &["--write-percent", "20"]].concat();
+    for faults in modes() {
+        let outcome = Job::new(&Under::budget(48 * MIB, &["--faults", faults]), &words).run();
+        let [pool, whole, area] = ["fault_pool", "stored_incompressible", "fault_area"]
+            .map(|name| outcome.succeeded().counter(name));
+        assert!(pool > 5_000 && whole > 500 && area < pool / 100, "{faults}: {}", outcome.stderr);
+    }
+}
+
 /// In `segv` mode bytes are written through a file of the engine's, and a walk that had outrun its window was given the next
 /// pages in the program's thread, in whose table that file's number is another file: here one that takes everything.
 #[test]
