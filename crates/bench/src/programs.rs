@@ -350,12 +350,12 @@ impl Contest {
 
     fn kernel(&mut self, program: &Program, setting: &Setting, result: &str) -> Result<Run, String> {
         self.machine.swaps_as(setting)?;
-        let (before, killed) = (machine::pages_written(), self.machine.killed()?);
+        let (before, killed) = (machine::pages_written(), machine::killed());
         let mut pool = 0;
         let members = self.machine.members();
         let found = self.watched(program, Place::Within(&members), || pool = pool.max(machine::pool_bytes()));
         let written = machine::pages_written().saturating_sub(before);
-        if self.machine.killed()? > killed {
+        if machine::killed() > killed {
             return Err(format!(
                 "{}: a process of it was ended by SIGKILL: the kernel found no memory",
                 program.name
@@ -374,7 +374,13 @@ impl Contest {
     }
 
     fn once(&self, program: &Program, place: Place<'_>) -> Result<(Outcome, String), String> {
-        self.watched(program, place, || ())
+        let killed = machine::killed();
+        let found = self.watched(program, place, || ())?;
+        // It may have ended all the same, with half of its work done.
+        let is_whole = machine::killed() == killed;
+        is_whole
+            .then_some(found)
+            .ok_or_else(|| "the machine has too little memory: the kernel has killed a process".to_owned())
     }
 
     /// Runs it to its end: what it took, and its result.

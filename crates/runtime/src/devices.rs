@@ -100,7 +100,7 @@ fn open(area: &AreaDescription) -> Result<BorrowedFd<'static>, Errno> {
 /// Lets pages go to an area.
 ///
 /// # Safety
-/// As for [`Devices::open`].
+/// As for [`Devices::open`]; the description is one of the session's.
 unsafe fn put_on(
     areas: &mut Areas<'static>,
     session: &'static Session,

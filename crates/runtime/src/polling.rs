@@ -33,9 +33,11 @@ const LOOK_NS: u64 = 100_000;
 const LEASE_NS: u64 = 2 * LOOK_NS;
 /// No lease ends so late.
 const ANOTHER_CLOCK_NS: u64 = 1_000_000_000;
-/// Between two looks: who hasn't had the CPU for so long has lost it to somebody who wants it for a scheduler's turn (some
-/// milliseconds). The keeper, or an interrupt, takes it for less than 100 µs; counting that as lost took two threads half of what
-/// they gain.
+/// A page that is there at the first look, and so late, was read in the call that begins to, as without O_DIRECT: that is no better
+/// than sleeping. And nothing is gained where somebody else had the CPU for so long between two looks.
+const SHORT_NS: u64 = 20_000;
+/// Who hasn't had the CPU for so long has lost it to somebody who wants it for a scheduler's turn (some milliseconds). The keeper,
+/// or an interrupt, takes it for less than 100 µs; counting that as lost took two threads half of what they gain.
 const LOST_NS: u64 = 500_000;
 /// What a page that was seen is worth: so much sooner is it there.
 const GAIN_NS: u64 = 10_000;
@@ -110,7 +112,6 @@ impl Turn<'_> {
         let worth = &self.polling.worth;
         // SAFETY: the state is TAKEN, by this thread.
         let context = unsafe { &mut *self.polling.context.get() }.as_mut()?;
-        // The kernel may do all of it in this call, as it does without O_DIRECT. That is no better than sleeping.
         let begun = now_ns();
         // SAFETY: the buffer is borrowed until the read is over, below.
         if unsafe { context.begin(file, offset, buffer.as_mut_ptr(), buffer.len()) }.is_err() {
@@ -148,7 +149,7 @@ fn look_for<T>(
     mut clock: impl FnMut() -> u64,
     is_alone: impl Fn() -> bool,
 ) -> Looked<T> {
-    let mut last = begun_ns;
+    let (mut last, mut is_first) = (begun_ns, true);
     loop {
         let found = look();
         let now_ns = clock();
@@ -156,11 +157,12 @@ fn look_for<T>(
         let lost_ns = match &found {
             // Somebody had the CPU. Who sleeps gets it back at once.
             _ if since > LOST_NS => Some(since),
+            Some(_) if since > SHORT_NS => Some(if is_first { since } else { 0 }),
             Some(_) => None,
-            None if now_ns - begun_ns > LOOK_NS => Some(LOOK_NS),
+            None if now_ns - begun_ns > LOOK_NS => Some(now_ns - begun_ns),
             None if !is_alone() => Some(0),
             None => {
-                last = now_ns;
+                (last, is_first) = (now_ns, false);
                 core::hint::spin_loop();
                 continue;
             }
@@ -349,7 +351,7 @@ mod tests {
             looks.set(looks.get() + 1);
             let lost = if looks.get() == lost_after { lost_ns } else { 0 };
             clock.set(clock.get() + 100 + lost);
-            (looks.get() >= end_at || lost_after <= looks.get()).then_some(())
+            (looks.get() >= end_at).then_some(())
         };
         let found = look_for(1_000, look, || clock.get(), || looks.get() < others_from);
         assert_eq!(found.now_ns, clock.get());
@@ -362,11 +364,19 @@ mod tests {
         const KEEPS: (u64, u64) = (NEVER, 0);
         assert_eq!(looked(1, KEEPS, NEVER), (true, None));
         assert_eq!(looked(LOOK_NS / 100, KEEPS, NEVER), (true, None));
-        assert_eq!(looked(LOOK_NS / 100 + 2, KEEPS, NEVER), (false, Some(LOOK_NS)), "too long");
+        assert_eq!(looked(LOOK_NS / 100 + 2, KEEPS, NEVER), (false, Some(LOOK_NS + 100)), "too long");
         assert_eq!(looked(300, KEEPS, 200), (false, Some(0)), "others wait, too");
-        assert_eq!(looked(300, (200, 50_000), NEVER), (true, None), "the keeper had the CPU");
         assert_eq!(
-            looked(300, (200, 1_000_000), NEVER),
+            looked(1, (1, 100_000), NEVER),
+            (true, Some(100_100)),
+            "it was read in the call that begins it"
+        );
+        assert_eq!(looked(300, (1, 30_000), NEVER), (true, None), "that call took long");
+        assert_eq!(looked(200, (200, 50_000), NEVER), (true, Some(0)), "the keeper had the CPU");
+        assert_eq!(looked(200, (200, LOST_NS - 100), NEVER), (true, Some(0)));
+        assert_eq!(looked(300, (200, LOST_NS), NEVER), (false, Some(LOST_NS + 100)));
+        assert_eq!(
+            looked(200, (200, 1_000_000), NEVER),
             (true, Some(1_000_100)),
             "it is there when the CPU is back"
         );

@@ -315,12 +315,6 @@ impl Machine {
         self.group.join("cgroup.procs")
     }
 
-    /// Members that the kernel has killed because it found no memory for them.
-    pub fn killed(&self) -> Result<u64, String> {
-        let file = self.group.join(if self.is_v2 { "memory.events" } else { "memory.oom_control" });
-        killed(&read(&file)?).ok_or_else(|| format!("{} doesn't say how many were killed", file.display()))
-    }
-
     /// From now on the kernel swaps like this.
     pub fn swaps_as(&mut self, setting: &Setting) -> Result<(), String> {
         let zswap = Path::new(ZSWAP);
@@ -353,10 +347,6 @@ impl Machine {
     pub fn restore(mut self) -> Result<(), String> {
         self.journal.undo()
     }
-}
-
-fn killed(events: &str) -> Option<u64> {
-    events.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok())
 }
 
 fn limit(group: &Path, is_v2: bool, ram_bytes: u64) -> Result<(), String> {
@@ -394,8 +384,18 @@ pub fn pool_bytes() -> u64 {
 
 /// Pages that the kernel has written to swap so far.
 pub fn pages_written() -> u64 {
+    counted("pswpout")
+}
+
+/// Processes that the kernel has killed so far because it found no memory for them, in a cgroup or at all.
+pub fn killed() -> u64 {
+    counted("oom_kill")
+}
+
+fn counted(event: &str) -> u64 {
     let text = fs::read_to_string("/proc/vmstat").unwrap_or_default();
-    text.lines().find_map(|line| line.strip_prefix("pswpout ")?.parse().ok()).unwrap_or(0)
+    let mut words = text.lines().filter_map(|line| line.split_once(' '));
+    words.find_map(|(name, count)| (name == event).then(|| count.parse().ok())?).unwrap_or(0)
 }
 
 /// A file as mkswap would make it: the header is version 1's.
@@ -434,14 +434,6 @@ mod tests {
             assert_eq!(Step::of(step.line().trim_end_matches('\n')), Some(step));
         }
         assert_eq!(Step::of("nonsense"), None);
-    }
-
-    /// The kernel killed workers of stress-ng, which started them again, for ever: nothing said so but this.
-    #[test]
-    fn what_the_kernel_has_killed_is_counted() {
-        assert_eq!(killed("oom_kill_disable 0\nunder_oom 0\noom_kill 445"), Some(445));
-        assert_eq!(killed("low 0\nhigh 0\nmax 31\noom 2\noom_kill 1\noom_group_kill 0"), Some(1));
-        assert_eq!(killed("oom_kill_disable 0\nunder_oom 0"), None);
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Of a page that a thread waits for, and that was in this state. Its bytes are in `source`.
+    /// Of a page that is locked and was in this state; its bytes are in `source`. As if a thread waits for it.
     pub(super) const fn new(page: PageIndex, before: State, source: State) -> Ticket {
         Ticket {
             page,
