@@ -343,8 +343,8 @@ mod tests {
         assert!(all > 0);
     }
 
-    /// What came of looking where each look takes 100 ns, the end is there at the 300th, and other threads wait from a look on;
-    /// after so many looks the CPU is lost for a while.
+    /// What came of looking where each look takes 100 ns, the end is there at one of them, and other threads wait from another one
+    /// on; after so many looks the CPU is lost for a while.
     fn looked(end_at: u64, (lost_after, lost_ns): (u64, u64), others_from: u64) -> (bool, Option<u64>) {
         let (looks, clock) = (core::cell::Cell::new(0), core::cell::Cell::new(1_000));
         let look = || {

@@ -303,6 +303,7 @@ impl Pager<'_> {
         behind
     }
 
+    /// Its object is freed, or kept as its copy.
     fn leave_pool(&self, page: PageIndex, handle: ObjectHandle, keep_copy: bool, behind: &mut Behind) {
         #[cfg(feature = "planted")]
         let planted = crate::planted::strikes(crate::planted::Bug::DropInvalidation);
