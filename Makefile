@@ -41,7 +41,7 @@ FUZZ_SECONDS ?= 60
 fuzz:
 	fuzz/run.sh $(FUZZ_SECONDS)
 
-# A few hundred seeds, and the same with planted bugs, each of which must be found.
+# A thousand seeds, and the same with planted bugs, each of which must be found.
 test-sim:
 	$(CARGO) test --test seeds
 	$(CARGO) test -p farpage-sim --features planted --test planted
