@@ -46,16 +46,16 @@ test-sim:
 	$(CARGO) test --test seeds
 	$(CARGO) test -p farpage-sim --features planted --test planted
 
-# Experiments of whose figures no test asks what a busy machine changes: two at a time.
-UNHURRIED = readahead_ slots_ extents_ index_ order_
+# Experiments whose tests look at no time: two run at once.
+UNTIMED = readahead_ slots_ extents_ index_ order_
 
 # Real programs share memory and processors, so few run at a time, one where the bench's or the limits' figures are looked at.
 test-e2e: build programs
 	$(CARGO) test --test bad_input --test supervisor
 	$(CARGO) test --test memory_calls -- --test-threads=3
 	$(CARGO) test --test limits --test show -- --test-threads=1
-	$(CARGO) test --test bench -- --test-threads=1 $(UNHURRIED:%=--skip %)
-	$(CARGO) test --test bench -- --test-threads=2 $(UNHURRIED)
+	$(CARGO) test --test bench -- --test-threads=1 $(UNTIMED:%=--skip %)
+	$(CARGO) test --test bench -- --test-threads=2 $(UNTIMED)
 	$(CARGO) test --test programs -- --test-threads=2
 	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test memory_calls -- --test-threads=3 \
 		io:: stacks:: processes:: signals:: strange:: list_that_is_out unlocked_after

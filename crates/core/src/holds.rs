@@ -137,6 +137,30 @@ pub fn is_held<'a>(holders: impl IntoIterator<Item = &'a Holder>, page: PageInde
     held
 }
 
+#[cfg(all(test, loom))]
+mod loomed {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// Two ranges are all that a holder has here, so the third one is put to one of them: at no moment is less held.
+    #[test]
+    fn loom_what_is_held_stays_held_while_a_range_grows() {
+        loom::model(|| {
+            let held = |holder: &Holder, page| is_held([holder], PageIndex(page));
+            let holder = Arc::new(Holder::new());
+            [1, 9].into_iter().for_each(|page| holder.hold(PageRange::of(PageIndex(page), 1)));
+            let evictor = {
+                let holder = Arc::clone(&holder);
+                thread::spawn(move || [1, 9].map(|page| held(&holder, page)))
+            };
+            holder.hold(PageRange::of(PageIndex(5), 1));
+            assert_eq!(evictor.join().unwrap(), [true; 2]);
+            assert_eq!([1, 5, 9].map(|page| held(&holder, page)), [true; 3]);
+        });
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
