@@ -112,8 +112,9 @@ pub type Longs = Columns<u64, 8>;
 /// Columns of 32 bits.
 pub type Ints = Columns<u32, 16>;
 
-/// Blocks that are looked at first.
-const SAMPLE: [usize; 2] = [1, BLOCKS - 2];
+/// Blocks in the order in which they are looked at. After the first [`SAMPLED`] it may be clear already that nothing is gained.
+const ORDER: [usize; BLOCKS] = [1, 6, 0, 2, 3, 4, 5, 7];
+const SAMPLED: usize = 2;
 
 impl<W: Word, const LANES: usize> Columns<W, LANES> {
     /// Looks at a page. None if it is clear soon that it would stay about as long as it is.
@@ -167,7 +168,7 @@ impl<W: Word, const LANES: usize> Columns<W, LANES> {
     }
 
     fn decode_by(vectors: Vectors, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
-        let (head, rest) = bytes.split_at_checked(W::HEAD_BYTES)?;
+        let head = bytes.get(..W::HEAD_BYTES)?;
         let (least, bits) = head.split_at(BLOCKS * W::BYTES);
         let mut columns = Self { least: [W::ZERO; BLOCKS], bits: [0; BLOCKS] };
         columns.bits.copy_from_slice(bits);
@@ -180,11 +181,11 @@ impl<W: Word, const LANES: usize> Columns<W, LANES> {
         match vectors {
             // SAFETY: the CPU has what it is compiled for.
             #[cfg(target_arch = "x86_64")]
-            Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::unpack(rest, &columns, page) },
+            Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::unpack(bytes, &columns, page) },
             // SAFETY: the CPU has what it is compiled for.
             #[cfg(target_arch = "x86_64")]
-            Vectors::Avx2 => unsafe { avx2::unpack(rest, &columns, page) },
-            _ => any::unpack(rest, &columns, page),
+            Vectors::Avx2 => unsafe { avx2::unpack(bytes, &columns, page) },
+            _ => any::unpack(bytes, &columns, page),
         }
         Some(())
     }
@@ -201,12 +202,12 @@ fn look_by<W: Word, const LANES: usize>(
         let (least, most) = extremes(bytes);
         (least, most.minus(least).width())
     };
-    if SAMPLE.iter().all(|number| block(*number).1 >= W::HOPELESS) {
-        return None;
-    }
     let mut columns = Columns { least: [W::ZERO; BLOCKS], bits: [0; BLOCKS] };
-    for number in 0..BLOCKS {
+    for (at, number) in ORDER.into_iter().enumerate() {
         (columns.least[number], columns.bits[number]) = block(number);
+        if at == SAMPLED - 1 && ORDER[..SAMPLED].iter().all(|number| columns.bits[*number] >= W::HOPELESS) {
+            return None;
+        }
     }
     Some(columns)
 }
@@ -229,6 +230,18 @@ mod any {
         bytes.chunks_exact_mut(W::BYTES).zip(row).for_each(|(to, word)| word.write(to));
     }
 
+    /// Puts so many bytes of each lane: as whole words, whose rest what comes next is written over, as long as there is room.
+    #[inline(always)]
+    fn put_left<W: Word, const LANES: usize>(bytes: &mut [u8], left: usize, words: [W; LANES]) {
+        for (lane, word) in words.into_iter().enumerate() {
+            let to = &mut bytes[lane * left..];
+            match to.get_mut(..W::BYTES) {
+                Some(to) => word.write(to),
+                None => word.write(&mut to[..left]),
+            }
+        }
+    }
+
     #[inline(always)]
     pub fn extremes<W: Word>(block: &[u8; BLOCK_BYTES]) -> (W, W) {
         let words = || block.chunks_exact(W::BYTES).map(W::read);
@@ -243,8 +256,6 @@ mod any {
     ) {
         for (block, bytes) in page.chunks_exact(BLOCK_BYTES).enumerate() {
             let (least, bits) = (columns.least[block], u32::from(columns.bits[block]));
-            let (to, rest) = output.split_at_mut(LANES * bits as usize);
-            output = rest;
             if bits == 0 {
                 continue;
             }
@@ -260,7 +271,7 @@ mod any {
                     filled += bits;
                     continue;
                 }
-                put(to, written, waiting);
+                put(output, written, waiting);
                 written += 1;
                 // In two steps: all bits may have gone.
                 for lane in 0..LANES {
@@ -270,22 +281,23 @@ mod any {
             }
             let left = filled as usize / 8;
             if left > 0 {
-                let to = to[ROW_BYTES * written..].chunks_exact_mut(left);
-                to.zip(waiting).for_each(|(to, word)| word.write(to));
+                put_left(&mut output[ROW_BYTES * written..], left, waiting);
             }
+            output = &mut output[LANES * bits as usize..];
         }
     }
 
     #[inline(always)]
     pub fn unpack<W: Word, const LANES: usize>(
-        mut bytes: &[u8],
+        bytes: &[u8],
         columns: &Columns<W, LANES>,
         page: &mut [u8; PAGE_BYTES],
     ) {
+        let mut begin = W::HEAD_BYTES;
         for (block, to) in page.chunks_exact_mut(BLOCK_BYTES).enumerate() {
             let (least, bits) = (columns.least[block], u32::from(columns.bits[block]));
-            let (packed, rest) = bytes.split_at(LANES * bits as usize);
-            bytes = rest;
+            let packed = begin;
+            begin += LANES * bits as usize;
             if bits == 0 {
                 (0..ROWS).for_each(|at| put(to, at, [least; LANES]));
                 continue;
@@ -297,9 +309,9 @@ mod any {
                 let mut words = waiting;
                 if filled < bits {
                     let next: [W; LANES] = if taken < whole {
-                        row(packed, taken)
+                        row(&bytes[packed..], taken)
                     } else {
-                        last(packed, whole, bits as usize % W::BYTES)
+                        last(bytes, packed + ROW_BYTES * whole, bits as usize % W::BYTES)
                     };
                     taken += 1;
                     for lane in 0..LANES {
@@ -320,11 +332,14 @@ mod any {
         }
     }
 
-    /// The bytes that are left of each lane behind whole words.
+    /// The words whose bytes, so many of each lane, begin there: read as whole ones that end where these do. There is a head
+    /// before the first.
     #[inline(always)]
-    fn last<W: Word, const LANES: usize>(packed: &[u8], whole: usize, left: usize) -> [W; LANES] {
-        let bytes = &packed[ROW_BYTES * whole..];
-        core::array::from_fn(|lane| W::read(&bytes[lane * left..][..left]))
+    fn last<W: Word, const LANES: usize>(bytes: &[u8], begin: usize, left: usize) -> [W; LANES] {
+        const { assert!(W::HEAD_BYTES >= W::BYTES) };
+        let bytes = &bytes[begin + left - W::BYTES..][..LANES * left - left + W::BYTES];
+        let others = W::BITS - 8 * left as u32;
+        core::array::from_fn(|lane| W::read(&bytes[lane * left..][..W::BYTES]) >> others)
     }
 }
 
@@ -421,7 +436,9 @@ mod tests {
             assert_eq!(round_trip::<W, LANES>(&page), is_worth_it.then_some(length(8)), "{bits} bits");
             // Two narrow blocks, and it is worth a look.
             let page =
-                page_of::<W>(|n| if SAMPLE.contains(&((n / of_block) as usize)) { 1 } else { word(n) });
+                page_of::<W>(
+                    |n| if ORDER[..SAMPLED].contains(&((n / of_block) as usize)) { 1 } else { word(n) },
+                );
             assert_eq!(round_trip::<W, LANES>(&page), Some(length(6)), "{bits} bits");
         }
     }

@@ -28,6 +28,7 @@ mod columns;
 mod cpu;
 mod decimals;
 mod dense;
+mod look;
 mod lz4;
 mod sparse;
 mod text;
@@ -43,6 +44,7 @@ use crate::units::PAGE_BYTES;
 use columns::{Ints, Longs};
 pub use dense::Decoder;
 use dense::Encoder;
+use look::Look;
 
 /// What the text encoder needs, and the byte that says what follows. LZ4's refuses to start with less than it may write for
 /// a page that doesn't compress at all, which is less than that.
@@ -164,10 +166,10 @@ const TAKEN: usize = PAGE_BYTES * 3 / 4;
 fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize) -> Option<usize> {
     let Scratch { table, seen, words: encoded, output, page: room, .. } = scratch;
     let look = Look::at(page);
-    if look.is_noise() && !look.is_repeated() && !words::are_likely(page) {
+    if look.is_noise && !look.is_repeated && !words::are_likely(page) {
         return None;
     }
-    let is_sparse = look.is_sparse();
+    let Look { is_sparse, is_repeated, .. } = look;
     if is_sparse && let Some(bytes) = sparse::encode(page, &mut output[1..SPARSE_TAKEN.min(bytes_max).max(1)])
     {
         output[0] = kind::SPARSE;
@@ -179,7 +181,6 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     let ints_bytes = ints.as_ref().map_or(PAGE_BYTES, Ints::bytes);
     let columns_bytes = longs_bytes.min(ints_bytes);
     // Of what repeats itself between zeros text's codec makes a few bytes, where the others take some for every word.
-    let is_repeated = look.is_repeated();
     let needs_more = !is_sparse && !is_repeated && columns_bytes > COLUMNS_TAKEN;
     let told = needs_more.then(|| decimals_or_words(page, room, encoded)).flatten();
     let told = told.filter(|(_, bytes)| *bytes < columns_bytes);
@@ -227,90 +228,8 @@ fn decimals_or_words(
     words::are_likely(page).then(|| (kind::WORDS, words::encode(page, to)))
 }
 
-/// Bytes of which one word is looked at.
-const LOOK_STEP: usize = 64;
-const LOOKS: usize = PAGE_BYTES / LOOK_STEP;
-
-/// The word of the page that is looked at.
-fn place(at: usize) -> usize {
-    at * (LOOK_STEP / 8) + at * 5 % (LOOK_STEP / 8)
-}
-
 fn word(page: &[u8; PAGE_BYTES], at: usize) -> u64 {
     u64::from_le_bytes(*page[at * 8..].first_chunk().expect("a page has so many words"))
-}
-
-/// What tells the kinds of pages from each other: one word of each cache line, each time at another place in it, because records
-/// repeat themselves.
-struct Look<'p> {
-    page: &'p [u8; PAGE_BYTES],
-    words: [u64; LOOKS],
-}
-
-impl Look<'_> {
-    fn at(page: &[u8; PAGE_BYTES]) -> Look<'_> {
-        Look { page, words: core::array::from_fn(|at| word(page, place(at))) }
-    }
-
-    /// Whether three of four words are 0.
-    fn is_sparse(&self) -> bool {
-        self.words.iter().filter(|word| **word == 0).count() >= LOOKS * 3 / 4
-    }
-
-    /// Whether half of the words are as the one before.
-    fn is_repeated(&self) -> bool {
-        let is_as_before = |at: &usize| self.words[*at] == word(self.page, place(*at) - 1);
-        (1..LOOKS).filter(is_as_before).count() >= LOOKS / 2
-    }
-
-    /// Whether hardly any word is there twice: then matches don't make it shorter than what makes each word shorter.
-    fn is_varied(&self) -> bool {
-        /// Of 64 words that are all different, 57 set a bit of their own in the mean.
-        const DIFFERENT: u32 = 50;
-        let mut seen = [0_u64; 4];
-        for word in self.words {
-            let bit = word.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
-            seen[bit as usize / 64] |= 1 << (bit % 64);
-        }
-        seen.iter().map(|seen| seen.count_ones()).sum::<u32>() >= DIFFERENT
-    }
-
-    /// Whether bytes look as if each were a die that was thrown: what is encrypted or compressed already. Each of the four bits
-    /// looked at is set in half of the bytes then, give or take three times the standard deviation. A page of which an eighth is
-    /// something else isn't noise: it may just fit. Nor is one of which one byte of each word isn't: that is a column. Nor one of
-    /// bytes that are thrown as a whole, as the upper ones of small numbers of either sign are: there a bit tells the next.
-    fn is_noise(&self) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        if cpu::vectors() >= cpu::Vectors::Avx2 {
-            #[target_feature(enable = "avx2")]
-            fn with_avx2(look: &Look) -> bool {
-                look.is_noise_to_any()
-            }
-            // SAFETY: the CPU has what it is compiled for.
-            return unsafe { with_avx2(self) };
-        }
-        self.is_noise_to_any()
-    }
-
-    /// Compiled for any CPU, and for AVX2.
-    #[inline(always)]
-    fn is_noise_to_any(&self) -> bool {
-        (4..8).all(|bit| self.is_thrown(|word| word >> bit)) && self.is_thrown(|word| (word ^ word >> 1) >> 4)
-    }
-
-    /// Whether the lowest bit of each byte of that is.
-    #[inline(always)]
-    fn is_thrown(&self, of: impl Fn(u64) -> u64) -> bool {
-        const BYTES: u32 = (LOOKS * 8) as u32;
-        /// Five times the standard deviation, of the same byte of each word.
-        const OF_ONE_BYTE: u32 = 20;
-        // Eight counts in one word, none of which can reach a byte's limit.
-        const { assert!(LOOKS < 256) };
-        let counts = self.words.iter().fold(0, |counts, word| counts + (of(*word) & 0x0101_0101_0101_0101));
-        let counts = counts.to_le_bytes().map(u32::from);
-        counts.iter().sum::<u32>().abs_diff(BYTES / 2) <= 34
-            && counts.iter().all(|count| count.abs_diff(LOOKS as u32 / 2) <= OF_ONE_BYTE)
-    }
 }
 
 /// Makes the page that `bytes` were stored for. On an error `page` has no particular content.
@@ -636,7 +555,7 @@ mod tests {
     #[test]
     fn noise_is_known_and_nothing_else_is_taken_for_it() {
         assert!(
-            (1..=200).filter(|seed| Look::at(&noise(*seed)).is_noise()).count() > 190,
+            (1..=200).filter(|seed| Look::at(&noise(*seed)).is_noise).count() > 190,
             "LZ4 finds out about the others"
         );
         // A sixth of it zeros: a page like this was seen once in 280,000 of an interpreter, and written to disk.
@@ -644,16 +563,16 @@ mod tests {
             let random = noise(seed);
             page_of(|at| if at < PAGE_BYTES / 6 { 0 } else { random[at] })
         };
-        assert!((1..=200).filter(|seed| Look::at(&partly(*seed)).is_noise()).count() < 20);
-        assert!(!Look::at(&page_of(|at| b"some text, or source code; "[at % 27])).is_noise());
-        assert!(!Look::at(&page_of_each(|at| 0x7f3a_8000_0000 + at * 32)).is_noise());
-        assert!(!Look::at(&[0; PAGE_BYTES]).is_noise());
+        assert!((1..=200).filter(|seed| Look::at(&partly(*seed)).is_noise).count() < 20);
+        assert!(!Look::at(&page_of(|at| b"some text, or source code; "[at % 27])).is_noise);
+        assert!(!Look::at(&page_of_each(|at| 0x7f3a_8000_0000 + at * 32)).is_noise);
+        assert!(!Look::at(&[0; PAGE_BYTES]).is_noise);
         // Records of text that begin with a key: of each 64 and 128 bytes the first were looked at once, and such pages refused.
         for (record, key) in [(64, 8), (64, 24), (128, 8), (128, 32)] {
             let random = noise(record as u64);
             let text = b"the name of something and what is known of it, as a row has it; ";
             let page = page_of(|at| if at % record < key { random[at] } else { text[at % text.len()] });
-            assert!(!Look::at(&page).is_noise(), "{record} bytes, {key} of them a key");
+            assert!(!Look::at(&page).is_noise, "{record} bytes, {key} of them a key");
             assert!(suited(&page, ANY).unwrap().0 < 3000);
         }
     }

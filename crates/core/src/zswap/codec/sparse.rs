@@ -16,11 +16,6 @@ const HEAD_BYTES: usize = 1 + 8;
 /// A page that has more words isn't sparse.
 const WORDS_MAX: usize = PAGE_BYTES / 8 / 4;
 
-/// The bytes of the `at`th word of some that have `width` bytes each.
-fn range(at: usize, width: usize) -> core::ops::Range<usize> {
-    at * width..(at + 1) * width
-}
-
 /// The length of what stands for the page. None if too many of its words aren't 0, or `output` is shorter.
 pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
     // Each word is put down, and stays if it isn't 0.
@@ -50,8 +45,13 @@ pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
     head[0] = width as u8;
     head[1..].copy_from_slice(&groups.to_le_bytes());
     to_masks.copy_from_slice(&masks[..masks_count]);
+    // As whole words, whose rest the next one is written over, as long as there is room.
     for (at, word) in words[..count].iter().enumerate() {
-        to_words[range(at, width)].copy_from_slice(&word.to_le_bytes()[..width]);
+        let (to, bytes) = (&mut to_words[at * width..], word.to_le_bytes());
+        match to.first_chunk_mut() {
+            Some(to) => *to = bytes,
+            None => to[..width].copy_from_slice(&bytes[..width]),
+        }
     }
     Some(length)
 }
@@ -62,18 +62,20 @@ pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
     let (width, groups) = (usize::from(head[0]), u64::from_le_bytes(*head[1..].first_chunk()?));
     let (masks, words) = rest.split_at_checked(groups.count_ones() as usize)?;
     let count: u32 = masks.iter().map(|mask| mask.count_ones()).sum();
-    if width > 8 || words.len() != count as usize * width {
+    if width > 8 || width == 0 && count > 0 || words.len() != count as usize * width {
         return None;
     }
     page.fill(0);
+    // Read as whole words that end where these do: there is a head before the first.
+    let (first, others) = (bytes.len() - words.len() + width - 8, 64 - 8 * width as u32);
     let (mut left, mut at) = (groups, 0);
     for mask in masks {
         let group = 8 * LANES * left.trailing_zeros() as usize;
         left &= left - 1;
         let mut mask = *mask;
         while mask != 0 {
-            let word = &mut page[group + 8 * mask.trailing_zeros() as usize..][..8];
-            word[..width].copy_from_slice(&words[range(at, width)]);
+            let word = u64::from_le_bytes(*bytes[first + at * width..].first_chunk()?) >> others;
+            page[group + 8 * mask.trailing_zeros() as usize..][..8].copy_from_slice(&word.to_le_bytes());
             at += 1;
             mask &= mask - 1;
         }
@@ -111,6 +113,15 @@ mod tests {
             (words[0], words[7], words[511]) = (1, 1 << (8 * width - 8), u64::MAX >> (64 - 8 * width));
             assert_eq!(round_trip(&page_of_words(&words)), Some(HEAD_BYTES + 2 + 3 * width));
         }
+    }
+
+    #[test]
+    fn words_without_bytes_are_refused() {
+        let mut bytes = [0; HEAD_BYTES + 1];
+        assert_eq!(decode(&bytes[..HEAD_BYTES], &mut [0xcc; PAGE_BYTES]), Some(()));
+        // One group of one word.
+        (bytes[1], bytes[HEAD_BYTES]) = (1, 1);
+        assert_eq!(decode(&bytes, &mut [0; PAGE_BYTES]), None);
     }
 
     #[test]
