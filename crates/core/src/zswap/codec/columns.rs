@@ -40,7 +40,7 @@ pub trait Word:
     fn minus(self, other: Self) -> Self;
     /// Bits without the zeros in front.
     fn width(self) -> u8;
-    /// Of the bytes that it begins with, [`Word::BYTES`] at most; the others are 0.
+    /// Of [`Word::BYTES`] bytes.
     fn read(bytes: &[u8]) -> Self;
     /// As many of its bytes as there is room for.
     fn write(self, bytes: &mut [u8]);
@@ -73,9 +73,7 @@ macro_rules! word {
             }
             #[inline(always)]
             fn read(bytes: &[u8]) -> Self {
-                let mut word = [0; size_of::<$type>()];
-                word[..bytes.len()].copy_from_slice(bytes);
-                <$type>::from_le_bytes(word)
+                <$type>::from_le_bytes(bytes.try_into().expect("as many bytes as it has"))
             }
             #[inline(always)]
             fn write(self, bytes: &mut [u8]) {
@@ -230,7 +228,8 @@ mod any {
         bytes.chunks_exact_mut(W::BYTES).zip(row).for_each(|(to, word)| word.write(to));
     }
 
-    /// Puts so many bytes of each lane: as whole words, whose rest what comes next is written over, as long as there is room.
+    /// Puts so many bytes of each lane: as whole words, as long as there is room. What is too much is written over by what comes
+    /// next, which it has to be.
     #[inline(always)]
     fn put_left<W: Word, const LANES: usize>(bytes: &mut [u8], left: usize, words: [W; LANES]) {
         for (lane, word) in words.into_iter().enumerate() {
@@ -332,8 +331,8 @@ mod any {
         }
     }
 
-    /// The words whose bytes, so many of each lane, begin there: read as whole ones that end where these do. There is a head
-    /// before the first.
+    /// The words whose bytes, so many of each lane and at least one, begin there: read as whole ones that end where these do.
+    /// There is a head before the first.
     #[inline(always)]
     fn last<W: Word, const LANES: usize>(bytes: &[u8], begin: usize, left: usize) -> [W; LANES] {
         const { assert!(W::HEAD_BYTES >= W::BYTES) };
@@ -478,6 +477,46 @@ mod tests {
         bytes_that_say_something_else_are_refused::<u32, 16>();
     }
 
+    /// Bytes that no page becomes are unpacked, too: any widths, as many bytes as they say. Each word as it is told above.
+    fn unpacked_alike<W: Word, const LANES: usize>(bits: [u8; BLOCKS], seed: u64) {
+        let random = |at: usize| (seed ^ at as u64).wrapping_mul(0xd134_2543_de82_ef95) >> 37;
+        let mut bytes: Vec<u8> = (0..BLOCKS * W::BYTES).map(|at| random(at) as u8).collect();
+        bytes.extend(bits);
+        let packed = bits.iter().map(|bits| LANES * usize::from(*bits)).sum::<usize>();
+        bytes.extend((0..packed).map(|at| random(at + 1000) as u8));
+        let mut plain = [0xcc; PAGE_BYTES];
+        let mut begin = W::HEAD_BYTES;
+        for (block, bits) in bits.into_iter().map(u32::from).enumerate() {
+            let (whole, left) = (bits as usize / W::BYTES, bits as usize % W::BYTES);
+            let least = W::read(&bytes[block * W::BYTES..][..W::BYTES]);
+            for lane in 0..LANES {
+                let whole_bytes = (0..whole).flat_map(|row| {
+                    (0..W::BYTES).map(move |byte| begin + ROW_BYTES * row + W::BYTES * lane + byte)
+                });
+                let left_bytes = (0..left).map(|byte| begin + ROW_BYTES * whole + left * lane + byte);
+                let column: Vec<u8> = whole_bytes.chain(left_bytes).map(|at| bytes[at]).collect();
+                for row in 0..ROWS {
+                    let mut word = [0; 16];
+                    for bit in 0..bits {
+                        let from = row as u32 * bits + bit;
+                        let is_set = column[from as usize / 8] >> (from % 8) & 1;
+                        word[bit as usize / 8] |= is_set << (bit % 8);
+                    }
+                    let word = W::read(&word[..W::BYTES]).plus(least);
+                    word.write(
+                        &mut plain[block * BLOCK_BYTES + row * ROW_BYTES + lane * W::BYTES..][..W::BYTES],
+                    );
+                }
+            }
+            begin += LANES * bits as usize;
+        }
+        for vectors in cpu::each() {
+            let mut page = [0xee; PAGE_BYTES];
+            Columns::<W, LANES>::decode_by(vectors, &bytes, &mut page).unwrap();
+            assert!(page == plain, "{vectors:?}");
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -490,6 +529,16 @@ mod tests {
             };
             round_trip::<u64, 8>(&page_of::<u64>(word));
             round_trip::<u32, 16>(&page_of::<u32>(word));
+        }
+
+        #[test]
+        fn any_widths_are_unpacked_as_the_code_for_any_cpu_does(
+            longs in proptest::array::uniform8(0_u8..=64),
+            ints in proptest::array::uniform8(0_u8..=32),
+            seed in any::<u64>(),
+        ) {
+            unpacked_alike::<u64, 8>(longs, seed);
+            unpacked_alike::<u32, 16>(ints, seed);
         }
 
         #[test]

@@ -1,8 +1,8 @@
 //! A look at a page, which tells the kinds of pages from each other: at one word of each cache line, each time at another place
-//! in it, because records repeat themselves, and at that word's neighbour.
+//! in it, because records repeat themselves, and at the word before that.
 //!
 //! The same code is compiled three times: for any CPU, and for vectors of 32 bytes and of 64, where words are picked by hand.
-// UNSAFETY: calls of functions that are compiled for more than every CPU has, and reads of a page's lines.
+// UNSAFETY: calls of functions that are compiled for more than every CPU has; reads of a page's lines, and writes of words of ours.
 
 use super::cpu::{self, Vectors};
 use super::word;
@@ -19,6 +19,11 @@ const fn line_of(lane: usize) -> usize {
     lane * 5 % LANES
 }
 
+/// The lane before this one. The first one's is the last of the same line, so that no line is read twice.
+const fn before(lane: usize) -> usize {
+    (lane + LANES - 1) % LANES
+}
+
 /// What was seen.
 pub struct Look {
     words: Words,
@@ -26,7 +31,7 @@ pub struct Look {
     pub is_noise: bool,
     /// Three of four words are 0.
     pub is_sparse: bool,
-    /// Half of the words are as their neighbours.
+    /// Half of the words are as the ones before.
     pub is_repeated: bool,
 }
 
@@ -63,21 +68,20 @@ impl Look {
     }
 }
 
-/// The words looked at, and the neighbour of each.
+/// The words looked at, and the ones before.
 #[inline(always)]
 fn pick(page: &[u8; PAGE_BYTES]) -> [Words; 2] {
-    [0, 1].map(|other| {
-        core::array::from_fn(|at| {
-            let lane = at % LANES;
-            word(page, (at - lane + line_of(lane)) * LANES + (lane ^ other))
-        })
-    })
+    let line = |at: usize| at / LANES * LANES + line_of(at % LANES);
+    [
+        core::array::from_fn(|at| word(page, line(at) * LANES + at % LANES)),
+        core::array::from_fn(|at| word(page, line(at) * LANES + before(at % LANES))),
+    ]
 }
 
 #[inline(always)]
-fn look_by([words, neighbours]: [Words; 2]) -> Look {
+fn look_by([words, before]: [Words; 2]) -> Look {
     let zeros = words.iter().filter(|word| **word == 0).count();
-    let alike = words.iter().zip(&neighbours).filter(|(word, other)| word == other).count();
+    let alike = words.iter().zip(&before).filter(|(word, other)| word == other).count();
     Look {
         is_noise: is_noise(&words),
         is_sparse: zeros >= LOOKS * 3 / 4,
@@ -92,7 +96,7 @@ fn look_by([words, neighbours]: [Words; 2]) -> Look {
 /// bytes that are thrown as a whole, as the upper ones of small numbers of either sign are: there a bit tells the next.
 #[inline(always)]
 fn is_noise(words: &Words) -> bool {
-    // By hand: iterators' loops aren't always compiled into who calls them, and would be for any CPU then.
+    // One by one: the loop of `(4..8).all()` isn't compiled into this, and so for any CPU.
     is_thrown(words, |word| word >> 4)
         && is_thrown(words, |word| word >> 5)
         && is_thrown(words, |word| word >> 6)
@@ -111,12 +115,14 @@ fn is_thrown(words: &Words, of: impl Fn(u64) -> u64) -> bool {
     const OF_ONE_BYTE: u64 = 20;
     /// Three times, of all.
     const OF_ALL: u64 = 34;
-    // Eight counts in one word, of which each stays below the top bit of its byte until that is what it is compared by.
-    const { assert!(LOOKS + 0x7f - (HALF + OF_ONE_BYTE) as usize <= 0xff && HALF > OF_ONE_BYTE) };
+    const LEAST: u64 = HALF - OF_ONE_BYTE;
+    const MOST: u64 = HALF + OF_ONE_BYTE;
+    // Eight counts in one word. What is added has those above MOST, or those from LEAST on, reach the top bits of their bytes.
+    const { assert!(MOST <= 0x7f && LOOKS as u64 + 0x80 - LEAST <= 0xff) };
     let counts = words.iter().fold(0, |counts, word| counts + (of(*word) & EACH));
-    let too_many = counts + EACH * (0x7f - HALF - OF_ONE_BYTE);
-    let enough = counts + EACH * (0x80 - HALF + OF_ONE_BYTE);
-    // Four sums of two, and all of them on top.
+    let too_many = counts + EACH * (0x7f - MOST);
+    let enough = counts + EACH * (0x80 - LEAST);
+    // Four sums of two, and their sum in the upper quarter.
     let pairs = (counts & EVERY_OTHER) + (counts >> 8 & EVERY_OTHER);
     let sum = pairs.wrapping_mul(0x0001_0001_0001_0001) >> 48;
     too_many & TOP == 0 && enough & TOP == TOP && sum.abs_diff(8 * HALF) <= OF_ALL
@@ -135,10 +141,10 @@ mod avx2 {
 
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
-    use super::{LANES, LINE_BYTES, LOOKS, Look, Words, line_of, look_by};
+    use super::{LANES, LINE_BYTES, LOOKS, Look, Words, before, line_of, look_by};
     use crate::units::PAGE_BYTES;
     use core::arch::x86_64::{
-        _mm512_loadu_si512, _mm512_mask_mov_epi64, _mm512_setzero_si512, _mm512_shuffle_epi32,
+        _mm512_alignr_epi64, _mm512_loadu_si512, _mm512_mask_mov_epi64, _mm512_setzero_si512,
         _mm512_storeu_si512,
     };
 
@@ -151,20 +157,19 @@ mod avx512 {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2,popcnt")]
     #[inline]
     fn pick(page: &[u8; PAGE_BYTES]) -> [Words; 2] {
-        /// Of two words in turns, one for the other.
-        const SWAPPED: i32 = 0b01_00_11_10;
         let mut picked = [[0; LOOKS]; 2];
         for group in (0..LOOKS).step_by(LANES) {
-            let (mut words, mut neighbours) = (_mm512_setzero_si512(), _mm512_setzero_si512());
+            let (mut words, mut those_before) = (_mm512_setzero_si512(), _mm512_setzero_si512());
             for lane in 0..LANES {
                 let at = (group + line_of(lane)) * LINE_BYTES;
                 // SAFETY: a line of the page.
                 let line = unsafe { _mm512_loadu_si512(page.as_ptr().add(at).cast()) };
                 words = _mm512_mask_mov_epi64(words, 1 << lane, line);
-                neighbours = _mm512_mask_mov_epi64(neighbours, 1 << (lane ^ 1), line);
+                those_before = _mm512_mask_mov_epi64(those_before, 1 << before(lane), line);
             }
-            neighbours = _mm512_shuffle_epi32::<SWAPPED>(neighbours);
-            for (to, words) in picked.iter_mut().zip([words, neighbours]) {
+            // Each goes to the lane behind its own.
+            those_before = _mm512_alignr_epi64::<{ LANES as i32 - 1 }>(those_before, those_before);
+            for (to, words) in picked.iter_mut().zip([words, those_before]) {
                 let to: &mut [u64; LANES] = to[group..].first_chunk_mut().expect("a group of words");
                 // SAFETY: as many bytes.
                 unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words) };
@@ -193,21 +198,91 @@ mod tests {
     }
 
     #[test]
-    fn a_neighbour_is_one_of_two_in_the_same_line() {
-        for (same, is_repeated) in [(1, false), (2, true), (3, true), (64, true)] {
-            let page = super::super::page_of_words(&(0..512).map(|at| 1 + at / same).collect::<Vec<u64>>());
+    fn a_word_is_compared_to_the_one_before_it_in_its_line() {
+        // Of each eight words those that are the same; the others are like none.
+        let cases: [(&[u64], bool); 6] = [
+            (&[], false),
+            // Half of all, and each as its neighbour on one side.
+            (&[0, 1, 4, 5], false),
+            (&[0, 1, 2, 3], false),
+            (&[0, 1, 2, 3, 4], true),
+            // The first of a line is compared to the last.
+            (&[0, 1, 2, 7], false),
+            (&[0, 1, 2, 3, 7], true),
+        ];
+        for (same, is_repeated) in cases {
+            let word = |at: u64| at / 8 * 100 + if same.contains(&(at % 8)) { 99 } else { at % 8 };
+            let page = super::super::page_of_words(&(0..512).map(word).collect::<Vec<u64>>());
             for vectors in cpu::each() {
-                assert_eq!(
-                    Look::at_by(vectors, &page).is_repeated,
-                    is_repeated,
-                    "{vectors:?}: {same} times each"
-                );
+                assert_eq!(Look::at_by(vectors, &page).is_repeated, is_repeated, "{vectors:?}: {same:?}");
             }
+        }
+    }
+
+    /// Whether that bit is thrown, counted byte by byte.
+    fn is_plainly_thrown(words: &Words, bit: u32) -> bool {
+        let of_byte = |byte: u32| words.iter().filter(|word| **word >> (8 * byte + bit) & 1 == 1).count();
+        let counts: Vec<usize> = (0..8).map(of_byte).collect();
+        counts.iter().sum::<usize>().abs_diff(256) <= 34
+            && counts.iter().all(|count| count.abs_diff(32) <= 20)
+    }
+
+    /// Words with so many ones in each byte.
+    fn words_of(counts: [usize; 8]) -> Words {
+        let word = |at: usize| (0..8).map(|byte| u64::from(at < counts[byte]) << (8 * byte)).sum();
+        core::array::from_fn(word)
+    }
+
+    #[test]
+    fn a_byte_that_is_set_too_often_or_too_seldom_is_not_thrown() {
+        // So many of the words of one byte; the others even it out.
+        for (count, is_thrown_then) in
+            [(0, false), (11, false), (12, true), (52, true), (53, false), (64, false)]
+        {
+            for byte in 0..8 {
+                let mut counts = [(256_usize - count).div_ceil(7); 8];
+                counts[byte] = count;
+                let words = words_of(counts);
+                assert_eq!(is_thrown(&words, |word| word), is_thrown_then, "{count} of byte {byte}");
+            }
+        }
+        // And all together.
+        for (sum, is_thrown_then) in [(221, false), (222, true), (290, true), (291, false)] {
+            let words = words_of(core::array::from_fn(|byte| (sum + byte) / 8));
+            assert_eq!(is_thrown(&words, |word| word), is_thrown_then, "{sum} in all");
         }
     }
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn eight_bytes_at_once_are_counted_as_one_at_a_time(
+            counts in proptest::array::uniform8(prop_oneof![0_usize..=64, 10_usize..15, 50_usize..55, 24_usize..41]),
+        ) {
+            let words = words_of(counts);
+            prop_assert_eq!(is_thrown(&words, |word| word), is_plainly_thrown(&words, 0), "{:?}", counts);
+        }
+
+        /// Bits that are always or never set, and such as are what the next one is.
+        #[test]
+        fn noise_is_what_has_four_bits_thrown_and_not_one_as_the_next(
+            words in proptest::collection::vec(any::<u64>(), LOOKS),
+            set in prop_oneof![Just(0), any::<u32>().prop_map(|bit| 1_u64 << (bit % 64))],
+            same in proptest::option::of(0_u32..8),
+        ) {
+            let each = 0x0101_0101_0101_0101_u64;
+            let words: Words = core::array::from_fn(|at| match same {
+                Some(bit) if bit < 7 => {
+                    let others = words[at] & !(each << (bit + 1));
+                    others | (others & each << bit) << 1 | set
+                }
+                _ => words[at] | set,
+            });
+            let differ = words.map(|word| word ^ word >> 1);
+            let plain = (4..8).all(|bit| is_plainly_thrown(&words, bit)) && is_plainly_thrown(&differ, 4);
+            prop_assert_eq!(is_noise(&words), plain);
+        }
 
         /// Whatever compiles it, it sees the same: pages whose words are 0, as the one before, or anything.
         #[test]

@@ -22,7 +22,6 @@
 
 // UNSAFETY: a `Scratch` is 280 KiB of zeroed memory that the driver maps. Building it by value would put it on the stack first,
 // which need not have that much room, and writing it where it lies would give memory to threads that never compress.
-// And code that is compiled for more than every CPU has.
 
 mod columns;
 mod cpu;

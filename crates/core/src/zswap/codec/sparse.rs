@@ -45,7 +45,7 @@ pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
     head[0] = width as u8;
     head[1..].copy_from_slice(&groups.to_le_bytes());
     to_masks.copy_from_slice(&masks[..masks_count]);
-    // As whole words, whose rest the next one is written over, as long as there is room.
+    // As whole words, as long as there is room. What is too much is written over by the next one.
     for (at, word) in words[..count].iter().enumerate() {
         let (to, bytes) = (&mut to_words[at * width..], word.to_le_bytes());
         match to.first_chunk_mut() {
@@ -142,6 +142,32 @@ mod tests {
                 *word = if *chance < 40 { word.checked_shr(width).unwrap_or(0) } else { 0 };
             });
             round_trip(&page_of_words(&words.iter().map(|(word, _)| *word).collect::<Vec<_>>()));
+        }
+
+        #[test]
+        fn any_counts_that_fit_are_answered_with_the_words_they_tell(
+            masks in proptest::collection::btree_map(0_usize..GROUPS, any::<u8>(), 0..GROUPS),
+            width in 0_usize..10,
+            seed in any::<u64>(),
+        ) {
+            let groups: u64 = masks.keys().map(|group| 1 << group).sum();
+            let at = masks.iter().flat_map(|(group, mask)| {
+                (0..LANES).filter(move |lane| mask >> lane & 1 == 1).map(move |lane| group * LANES + lane)
+            });
+            let at: Vec<usize> = at.collect();
+            let bytes_of = |word: usize| (seed ^ word as u64).wrapping_mul(0xd134_2543_de82_ef95).to_le_bytes();
+            let mut bytes = vec![width as u8];
+            bytes.extend(groups.to_le_bytes());
+            bytes.extend(masks.values());
+            at.iter().for_each(|at| bytes.extend((0..width).map(|byte| bytes_of(*at)[byte % 8])));
+            let mut page = [0xee; PAGE_BYTES];
+            let decoded = decode(&bytes, &mut page);
+            prop_assert_eq!(decoded.is_some(), width <= 8 && (width > 0 || at.is_empty()));
+            if decoded.is_some() {
+                let mut plain = [0; PAGE_BYTES];
+                at.iter().for_each(|at| plain[8 * at..][..width].copy_from_slice(&bytes_of(*at)[..width]));
+                prop_assert!(page == plain);
+            }
         }
 
         #[test]
