@@ -594,6 +594,25 @@ fn forks_beside_writers_leave_no_slot() {
     }
 }
 
+/// Half of the pages are more than the pool takes as they are, so that it is compressed once more and moved together all the
+/// time. (Full size: one of some hundred forks would find an object half moved, if it weren't waited for.)
+#[test]
+fn forks_under_a_full_pool_find_it_whole() {
+    let Some(_alone) = alone_with("cc") else { return };
+    let (forks, seconds) = if is_full_size() { ("3000", 3600) } else { ("12", 120) };
+    for faults in modes() {
+        let program = compiled("snapshots");
+        let words = [program.to_str().unwrap(), "of_a_full_pool"];
+        let options = ["--faults", faults, "--no-disk", "--pool", "8M"];
+        let mut job = Job::new(&Under::budget(RAM, &options), &words).within(seconds);
+        job.environment("FORKS", forks);
+        let outcome = job.run();
+        outcome.succeeded();
+        assert!(outcome.counter("pool_densified") > 1_000, "{}", outcome.stderr);
+        assert!(outcome.counter("pool_moved") > 1_000, "{}", outcome.stderr);
+    }
+}
+
 // ---- input and output ----------------------------------------------------------------------------------
 
 #[test]

@@ -698,7 +698,7 @@ impl Worker {
         let is_vain = matches!(end, DensifyEnd::Nothing | DensifyEnd::InVain);
         engine.densify_is_vain.store(is_vain, Ordering::Relaxed);
         // What became shorter has left holes, and only whole blocks are room.
-        engine.pager.stats().add(Counter::PoolMoved, engine.pager.pool().compact(COMPACTED_AT_ONCE) as u64);
+        self.compact_pool();
         let after = now_ns();
         let rest = if is_vain { DENSIFY_REST } else { u64::from(!engine.is_over_limit()) };
         self.densify_at_ns = after + (after - now) * rest;
@@ -729,16 +729,23 @@ impl Worker {
         DensifyEnd::Time
     }
 
-    /// Moves objects together where blocks are sparse, and gives free blocks back.
+    /// Moves objects together where blocks are sparse.
+    fn compact_pool(&self) {
+        // A fork must not find an object half moved: the child would read from where it no longer is.
+        let _shared = self.engine.map.shared(self.index);
+        let moved = self.engine.pager.pool().compact(COMPACTED_AT_ONCE);
+        self.engine.pager.stats().add(Counter::PoolMoved, moved as u64);
+    }
+
+    /// Moves objects together if that is worth it, and gives free blocks back.
     fn tidy_pool(&mut self) {
         let pager = self.engine.pager;
         let usage = pager.pool().usage();
-        // A fork must not find the pool half changed.
-        let _shared = self.engine.map.shared(self.index);
         if usage.bytes_occupied > usage.payload_bytes + usage.bytes_occupied / WASTE_PART {
-            let moved = pager.pool().compact(COMPACTED_AT_ONCE);
-            pager.stats().add(Counter::PoolMoved, moved as u64);
+            self.compact_pool();
         }
+        // Nor a block half released.
+        let _shared = self.engine.map.shared(self.index);
         while let Some(range) = pager.pool().take_released() {
             let base = self.engine.pool_base.wrapping_add(range.start);
             // SAFETY: `take_released` gave us a free block of the pool's data, which starts at `pool_base`;
