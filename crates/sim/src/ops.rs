@@ -662,6 +662,9 @@ impl Space {
                 match progress {
                     WriteProgress::Finished => {
                         world.saw("write Finished");
+                        if result == Err(AreaState::Full) {
+                            self.pager.areas().found_no_room(write.request.run().first.area());
+                        }
                         return Next::Done;
                     }
                     WriteProgress::Again => {

@@ -199,9 +199,6 @@ impl<'m> Areas<'m> {
     /// Changes an area's state; read-only is for good.
     pub fn set_state(&self, id: AreaId, state: AreaState) {
         self.area(id).freed.store(0, Ordering::Relaxed);
-        if state == AreaState::Full {
-            self.area(id).slots.tighten();
-        }
         let mut order = self.order.lock();
         if self.state(id) == AreaState::ReadOnly {
             return;
@@ -353,6 +350,15 @@ impl<'m> Areas<'m> {
         if area.freed.fetch_add(1, Ordering::Relaxed) + 1 >= enough || is_empty {
             self.set_state(id, AreaState::Writable);
         }
+    }
+
+    /// There was no room for a write, whose slots are free again: from now on slots that were written before, and so have their
+    /// blocks, are taken first. None of what has no blocks stays in a CPU's hand: each time the area is tried again it would be
+    /// the next to fail.
+    pub fn found_no_room(&self, id: AreaId) {
+        let slots = &self.area(id).slots;
+        slots.tighten();
+        slots.let_go();
     }
 
     /// Makes full areas writable again, to try: other processes or the disk may have room again.

@@ -97,6 +97,17 @@ struct Shard(AtomicU32);
 /// anything.
 const SHARDS: usize = 16;
 
+/// Which clusters a hand is filled from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    All,
+    /// Those that have blocks on the disk for certain.
+    WithBlocks,
+}
+
+/// What is partly in use has its blocks.
+const WITH_BLOCKS: [List; 2] = [List::Nonfull, List::Fragmented];
+
 /// An area's slots.
 pub struct Clusters<'m, P: Probe> {
     pub(super) ground: Ground<'m>,
@@ -104,7 +115,7 @@ pub struct Clusters<'m, P: Probe> {
     lists: Lock<Lists<'m>>,
     hands: &'m [Lock<Hand>],
     in_use: [Shard; SHARDS],
-    /// 1 once the area had no room for a write: from then on what is half free is used first, because it has its blocks.
+    /// 1 once the area had no room for a write: from then on clusters without blocks are used last.
     is_tight: AtomicU32,
     pub(super) probe: P,
 }
@@ -153,9 +164,15 @@ impl<'m, P: Probe> Clusters<'m, P> {
     /// Takes up to `max` slots, each run of them from one cluster. Returns how many.
     pub fn take(&self, cpu: usize, max: u32, mut each: impl FnMut(Run)) -> u32 {
         let home = cpu % self.hands.len();
-        let mut taken = self.take_here(home, max, &mut each);
+        // Ordering: Relaxed: a hint.
+        let is_tight = self.is_tight.load(Ordering::Relaxed) != 0;
+        let from = if is_tight { Source::WithBlocks } else { Source::All };
+        let mut taken = self.take_here(home, max, from, &mut each);
         if taken == 0 {
-            taken = self.take_from_others(home, max, &mut each);
+            taken = self.take_from_others(home, max, from, &mut each);
+        }
+        if taken == 0 && is_tight {
+            taken = self.take_here(home, max, Source::All, &mut each);
         }
         self.shard(cpu).fetch_add(taken, Ordering::Relaxed);
         taken
@@ -165,7 +182,7 @@ impl<'m, P: Probe> Clusters<'m, P> {
         &self.in_use[cpu % SHARDS].0
     }
 
-    fn take_here(&self, cpu: usize, max: u32, each: &mut impl FnMut(Run)) -> u32 {
+    fn take_here(&self, cpu: usize, max: u32, from: Source, each: &mut impl FnMut(Run)) -> u32 {
         let (mut hand, mut taken) = (self.hand(cpu), 0);
         while taken < max {
             match hand.take(max - taken) {
@@ -174,7 +191,7 @@ impl<'m, P: Probe> Clusters<'m, P> {
                     each(run);
                 }
                 None => {
-                    self.refill(&mut hand);
+                    self.refill(&mut hand, from);
                     if hand.is_empty() {
                         break;
                     }
@@ -187,19 +204,23 @@ impl<'m, P: Probe> Clusters<'m, P> {
     /// There is no cluster left: whatever the other CPUs have in their hands, or was freed in the clusters they took it
     /// from.
     #[cold]
-    fn take_from_others(&self, cpu: usize, max: u32, each: &mut impl FnMut(Run)) -> u32 {
+    fn take_from_others(&self, cpu: usize, max: u32, from: Source, each: &mut impl FnMut(Run)) -> u32 {
         let others = (1..self.hands.len()).map(|step| (cpu + step) % self.hands.len());
-        others.map(|other| self.take_here(other, max, each)).find(|taken| *taken > 0).unwrap_or(0)
+        others.map(|other| self.take_here(other, max, from, each)).find(|taken| *taken > 0).unwrap_or(0)
     }
 
     /// The hand is empty: puts its cluster back and takes the next one, if there is any.
-    fn refill(&self, hand: &mut Hand) {
+    fn refill(&self, hand: &mut Hand, from: Source) {
         let mut lists = self.lists();
         if let Some(done) = hand.cluster.checked_sub(1) {
             hand.cluster = 0;
             self.place(&mut lists, done, &mut self.cluster(done));
         }
-        let Some(next) = self.choose(&mut lists) else { return };
+        let chosen = match from {
+            Source::All => self.choose(&mut lists),
+            Source::WithBlocks => WITH_BLOCKS.into_iter().find_map(|list| lists.first(list)),
+        };
+        let Some(next) = chosen else { return };
         let mut cluster = self.cluster(next);
         lists.move_to(next, cluster.list(), List::InHand);
         drop(lists);
@@ -231,10 +252,6 @@ impl<'m, P: Probe> Clusters<'m, P> {
     /// Whether an empty cluster is to be taken before one that is half free.
     fn may_spread(&self, lists: &Lists<'m>) -> bool {
         let leases = &self.ground.leases;
-        // Ordering: Relaxed: a hint.
-        if self.is_tight.load(Ordering::Relaxed) != 0 {
-            return false;
-        }
         u64::from(lists.leased) * u64::from(CLUSTER_SLOTS)
             < u64::from(SPREAD) * u64::from(self.in_use()) + u64::from(SPREAD_MIN * CLUSTER_SLOTS)
             && leases.leased() < self.ground.clusters() / 2

@@ -194,7 +194,7 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
-    /// There was no room for a write: no more clusters are taken than are needed, from now on.
+    /// There was no room for a write: from now on slots of clusters in use are taken first.
     pub fn tighten(&self) {
         if let Policy::Clusters(clusters) = &self.policy {
             clusters.tighten();
@@ -234,8 +234,7 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
-    /// Gives back what is leased and empty, also what is kept for the next to take: for a process that uses no slot. The
-    /// baselines' policies keep it.
+    /// Empties the hands of all CPUs, and gives back what is leased and empty. The baselines' policies keep it.
     pub fn let_go(&self) {
         if let Policy::Clusters(clusters) = &self.policy {
             clusters.let_go();

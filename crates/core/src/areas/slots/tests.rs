@@ -67,6 +67,7 @@ enum Op {
     Discard,
     Discarded,
     LetGo,
+    Tighten,
     /// The other process takes a cluster, or gives one back.
     Other(bool),
 }
@@ -79,6 +80,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::Discard),
         1 => Just(Op::Discarded),
         1 => Just(Op::LetGo),
+        1 => Just(Op::Tighten),
         1 => any::<bool>().prop_map(Op::Other),
     ]
 }
@@ -163,6 +165,7 @@ fn run(setting: &Setting, ops: Vec<Op>) -> Result<(), TestCaseError> {
                     prop_assert_eq!(kept, used);
                 }
             }
+            Op::Tighten => slots.tighten(),
             Op::Other(true) => model.others.extend(other.take(CLUSTERS)),
             Op::Other(false) => model.others.pop().into_iter().for_each(|cluster| other.give_back(cluster)),
         }
@@ -276,6 +279,62 @@ fn holes_are_used_last_and_what_was_freed_longest_ago_first() {
     slots.take(0, 999, |run| order.push(run));
     assert_eq!(order, [(2 * CLUSTER_SLOTS, 300), (3 * CLUSTER_SLOTS + 5, 1), (9, 1)]);
     assert_eq!(slots.in_use() as usize, taken.len());
+}
+
+/// On a disk that has blocks for some clusters only, and then for no more.
+struct Disk {
+    slots: Slots<'static>,
+    backed: BTreeSet<u32>,
+    room: usize,
+}
+
+impl Disk {
+    /// Writes to slots of one cluster, as an area does it. Whether there was room.
+    fn write(&mut self, cpu: usize, written: &mut Vec<u32>) -> bool {
+        let (first, count) = take(&self.slots, cpu, 64).unwrap();
+        let cluster = first / CLUSTER_SLOTS;
+        if self.backed.len() < self.room {
+            self.backed.insert(cluster);
+        }
+        if self.backed.contains(&cluster) {
+            written.extend(first..first + count);
+            return true;
+        }
+        (first..first + count).for_each(|slot| self.slots.free(cpu, slot));
+        self.slots.tighten();
+        self.slots.let_go();
+        false
+    }
+}
+
+/// A full disk's clusters without blocks were offered again and again, as long as there were any: what had become free in the
+/// others wasn't found.
+#[test]
+fn without_room_every_slot_with_blocks_is_found() {
+    for discards in [false, true] {
+        let setting = Setting { discards, cpus: 2, ..plain(SlotPolicy::Clusters) };
+        let mut disk = Disk { slots: slots(&setting, holders()), backed: BTreeSet::new(), room: 2 };
+        let (mut written, mut refused) = (Vec::new(), 0);
+        while refused < 2 {
+            refused += usize::from(!disk.write(written.len() / 64 % 2, &mut written));
+        }
+        let usable: u32 = disk.backed.iter().map(|cluster| disk.slots.ground().usable(*cluster)).sum();
+        assert_eq!(written.len() as u32, usable, "all that has blocks");
+        // Few in each: less than half of it.
+        for part in [20, 3] {
+            let freed: Vec<u32> = written.iter().copied().step_by(part).collect();
+            written.retain(|slot| !freed.contains(slot));
+            freed.iter().for_each(|slot| disk.slots.free(0, *slot));
+            while (written.len() as u32) < usable {
+                assert!(
+                    disk.write(written.len() % 2, &mut written),
+                    "one in {part}: {} found",
+                    written.len()
+                );
+            }
+            assert!(!disk.write(0, &mut written));
+        }
+    }
 }
 
 #[test]
