@@ -49,7 +49,8 @@ impl IoError {
         const INTR: u16 = Errno::INTR.raw_os_error() as u16;
         const NOMEM: u16 = Errno::NOMEM.raw_os_error() as u16;
         const NOBUFS: u16 = Errno::NOBUFS.raw_os_error() as u16;
-        matches!(self, IoError::Device(AGAIN | INTR | NOMEM | NOBUFS))
+        const BUSY: u16 = Errno::BUSY.raw_os_error() as u16;
+        matches!(self, IoError::Device(AGAIN | INTR | NOMEM | NOBUFS | BUSY))
     }
 
     /// Whether the device or file can't be relied on from now on.

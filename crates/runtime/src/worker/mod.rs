@@ -15,7 +15,6 @@ use crate::devices::{BackEndPlaces, BackEnds};
 use crate::engine::Engine;
 use crate::map_lock::ReaderIndex;
 use crate::session::{Notice, pack_io_error};
-use farpage_core::areas::AreaState;
 use farpage_core::cache::Backing;
 use farpage_core::pager::{Access, BATCH_MAX, Batch, Step, Taken, Ticket, WriteBatch, WriteRequest};
 use farpage_core::readahead::Plan;
@@ -41,13 +40,16 @@ const WRITTEN_RUN_MAX: u64 = farpage_fault::uffd::ZEROS as u64;
 /// another look at the limit.
 const WRITTEN_RUN_NEAR_LIMIT: u64 = 4;
 
+/// How long a read that was refused for the moment waits before it is tried again: twice as long each time.
+const READ_AGAIN_NS: core::ops::Range<u64> = 1_000_000..30_000_000_000;
+
 /// A write under way: what is known of it beside its request.
 #[derive(Clone, Copy)]
 struct InFlight {
     /// When it got its slots.
     since_ns: u64,
     /// How it ended; none while the device has it.
-    result: Option<Result<(), AreaState>>,
+    result: Option<Result<(), IoError>>,
 }
 
 /// What one batch of evictions did.
@@ -400,7 +402,7 @@ impl Worker {
             return self.engine.pages.wake(page);
         }
         let slot = ticket.slot().expect("a page to read is in a slot");
-        let result = self.fill(&ticket, self.engine.devices.fd(slot.area()));
+        let result = self.fill_in_the_end(&ticket, self.engine.devices.fd(slot.area()));
         let _shared = self.engine.map.shared(self.index);
         match result {
             Ok(()) => match self.engine.pager.read_done(&ticket, self.scratch) {
@@ -423,6 +425,21 @@ impl Worker {
             self.engine.direct.descriptors.lose_area(slot.area());
         }
         self.engine.pager.give_back(ticket);
+    }
+
+    /// Reads the ticket's slot into its frame, which has memory. Again and again, for half a minute, if the kernel is only short
+    /// of something: what is on the disk isn't lost.
+    fn fill_in_the_end(&self, ticket: &Ticket, file: BorrowedFd<'_>) -> Result<(), IoError> {
+        let mut pause_ns = READ_AGAIN_NS.start;
+        loop {
+            match self.fill(ticket, file) {
+                Err(error) if error.is_retryable() && READ_AGAIN_NS.contains(&pause_ns) => {
+                    farpage_os::clock::sleep_ns(pause_ns);
+                    pause_ns *= 2;
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Reads the ticket's slot into its frame, which has memory.

@@ -16,6 +16,12 @@ const BLOCKED_NS: u64 = 20_000;
 /// See `find_slots`.
 const SOURCES_OF_SLOTS: u32 = 3;
 
+/// What an area is after a write that failed. One that has no room, or for which the kernel was short of something, is tried
+/// again in a second.
+fn state_after(error: IoError) -> AreaState {
+    if error.is_no_space() || error.is_retryable() { AreaState::Full } else { AreaState::ReadOnly }
+}
+
 impl Worker {
     /// Sends what waits for slots. False if it could not be: then the pages are parked again.
     pub(super) fn send_writes(&mut self) -> bool {
@@ -142,22 +148,23 @@ impl Worker {
     fn ended(&mut self, at: usize, result: Result<(), IoError>) {
         let Some(write) = &mut self.in_flight[at] else { return };
         let first = self.requests[at].run().first;
-        write.result = Some(result.map_err(|error| {
-            if error.is_no_space() {
-                return AreaState::Full;
-            }
+        write.result = Some(result);
+        if let Err(error) = result
+            && state_after(error) == AreaState::ReadOnly
+        {
             let packed = pack_io_error(first.area().0, first.offset(), error.errno().unwrap_or(EIO as u16));
             self.engine.record.notice(Notice::WriteError, packed);
-            AreaState::ReadOnly
-        }));
+        }
         self.settle_write(at);
     }
 
     fn settle_write(&mut self, at: usize) {
         let Some(InFlight { result: Some(result), .. }) = self.in_flight[at] else { return };
         let _shared = self.engine.map.shared(self.index);
-        if self.engine.pager.write_done(&mut self.requests[at], result) == WriteProgress::Finished {
-            if result == Err(AreaState::Full) {
+        let settled = self.engine.pager.write_done(&mut self.requests[at], result.map_err(state_after));
+        if settled == WriteProgress::Finished {
+            if result.is_err_and(IoError::is_no_space) {
+                self.engine.pager.areas().found_no_room(self.requests[at].run().first.area());
                 self.engine.explain_full();
             }
             self.in_flight[at] = None;
