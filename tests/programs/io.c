@@ -287,6 +287,34 @@ static void large_writes_that_wait(void)
     VERIFY(from, 40 * MIB, 13);
 }
 
+/* Who gets less than it asked for from what doesn't wait knows that there is no more, and waits for epoll's next edge. What is
+ * only looked at comes as a whole, too. */
+static void reads_that_do_not_wait(void)
+{
+    char *from = filled(1 * MIB, 16), *to = filled(40 * MIB, 17);
+    CHECK(pipe2(pipe_ends, O_NONBLOCK) == 0);
+    CHECK(fcntl(pipe_ends[1], F_SETPIPE_SZ, 512 * 1024) == 512 * 1024);
+    CHECK(write(pipe_ends[1], from, 512 * 1024) == 512 * 1024);
+    CHECK(read(pipe_ends[0], to, 40 * MIB) == 512 * 1024);
+    VERIFY(to, 512 * 1024, 16);
+    CHECK(read(pipe_ends[0], to, 40 * MIB) == -1 && errno == EAGAIN);
+    CHECK(write(pipe_ends[1], from, 3 * PAGE) == 3 * PAGE && close(pipe_ends[1]) == 0);
+    struct iovec parts[2] = { { to, PAGE }, { to + PAGE, 30 * MIB } };
+    CHECK(readv(pipe_ends[0], parts, 2) == 3 * PAGE && readv(pipe_ends[0], parts, 2) == 0);
+    VERIFY(to, 3 * PAGE, 16);
+
+    int sockets[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+    ssize_t sent = send(sockets[0], from, 1 * MIB, MSG_DONTWAIT);
+    CHECK(sent > (ssize_t)(96 * 1024));
+    CHECK(recv(sockets[1], to, 40 * MIB, MSG_PEEK) == sent);
+    fill(to, 1 * MIB, 17);
+    CHECK(recv(sockets[1], to, 40 * MIB, MSG_DONTWAIT) == sent);
+    VERIFY(to, (size_t)sent / PAGE * PAGE, 16);
+    CHECK(recv(sockets[1], to, 40 * MIB, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+    VERIFY_FROM(to + 1 * MIB, 39 * MIB, 17, 1 * MIB / PAGE);
+}
+
 /* Pages lent to a pipe and evicted meanwhile. */
 static void pages_lent_to_a_pipe(void)
 {
@@ -407,4 +435,4 @@ MAIN({ "files", files }, { "streams", streams }, { "long_lines", long_lines }, {
      { "pipes", pipes }, { "pages_lent_to_a_pipe", pages_lent_to_a_pipe },
      { "pinned_over_the_budget", pinned_over_the_budget }, { "through_proc", through_proc },
      { "futexes", futexes }, { "all_in_one_call", all_in_one_call },
-     { "large_writes_that_wait", large_writes_that_wait })
+     { "large_writes_that_wait", large_writes_that_wait }, { "reads_that_do_not_wait", reads_that_do_not_wait })

@@ -3,7 +3,9 @@
 //! A program reads a whole file into memory that it has no RAM for, or writes it out. From files that happens here, one part
 //! after the other, as the kernel does it: nothing interrupts it. Pipes and sockets may keep a thread waiting, and a signal
 //! must reach it then: writes wait for room with the program's own mask of signals and write what is sure not to wait;
-//! reads just ask for less, which is what such reads must be content with anyway. Lists of buffers are gone through.
+//! reads just ask for less, which is what such reads must be content with anyway. Reads that don't wait ask for all there is:
+//! who has asked for more than came knows that there is no more, and waits for news (epoll's edges). Lists of buffers are gone
+//! through.
 // UNSAFETY: the program's own calls are made, in parts.
 
 use super::buffers::{Buffer, END, Memory, SOCKET_ADDRESS_BYTES};
@@ -54,7 +56,9 @@ impl Divisible {
     }
 
     const fn of(call: &Call) -> Option<Divisible> {
-        const MSG_WAITALL: usize = 0x100;
+        /// MSG_DONTWAIT, MSG_NOSIGNAL, MSG_MORE, MSG_CMSG_CLOEXEC. With others it isn't the same in parts: looked at and not taken,
+        /// all or nothing, sent from where it lies.
+        const HARMLESS: usize = 0x40 | 0x4000 | 0x8000 | 0x4000_0000;
         match call.number as u32 {
             raw::__NR_read | raw::__NR_pread64 => Some(Divisible::new(call.number, 1, false, false)),
             raw::__NR_write | raw::__NR_pwrite64 => Some(Divisible::new(call.number, 1, true, false)),
@@ -62,8 +66,10 @@ impl Divisible {
             raw::__NR_writev => Some(Divisible::new(WRITE, 1, true, true)),
             raw::__NR_preadv => Some(Divisible::new(PREAD, 1, false, true)),
             raw::__NR_pwritev => Some(Divisible::new(PWRITE, 1, true, true)),
-            raw::__NR_sendto => Some(Divisible::new(call.number, 1, true, false)),
-            raw::__NR_recvfrom if call.arguments[3] & MSG_WAITALL == 0 => {
+            raw::__NR_sendto if call.arguments[3] & !HARMLESS == 0 => {
+                Some(Divisible::new(call.number, 1, true, false))
+            }
+            raw::__NR_recvfrom if call.arguments[3] & !HARMLESS == 0 => {
                 Some(Divisible::new(call.number, 1, false, false))
             }
             raw::__NR_getrandom => Some(Divisible::new(call.number, 0, false, false)),
@@ -131,6 +137,8 @@ pub fn transfer(
             let write = |parts: &mut Parts<'_>, address, bytes| parts.as_there_is_room(&wait, address, bytes);
             parts.each(&mut buffers, write)
         }
+        Kind::Stream if Wait::of(fd, call).is_not_to && !asks_from_where(call) => parts
+            .each(&mut buffers, |parts, address, bytes| parts.while_there_is_some(fd, address, bytes, part)),
         Kind::Stream => {
             // As much as is sure to be had at once, into the first buffer.
             let (address, bytes) = buffers.next(&mut guarding)??;
@@ -240,6 +248,22 @@ fn is_stream(fd: BorrowedFd<'_>) -> bool {
     asked == 0 && value == SOCK_STREAM
 }
 
+/// Who it comes from would have to be told once.
+fn asks_from_where(call: &Call) -> bool {
+    call.number == raw::__NR_recvfrom as usize && call.arguments[4] != 0
+}
+
+/// Whether there is an error to be told.
+fn is_broken(fd: i32) -> bool {
+    const POLLERR: u64 = 8;
+    let mut asked = u64::from(fd as u32);
+    let at_once = [0_u64; 2];
+    let arguments = [&raw mut asked as usize, 1, at_once.as_ptr() as usize, 0, 0, 0];
+    // SAFETY: one `pollfd` and a `timespec`, both on our own stack.
+    unsafe { sys::call(raw::__NR_ppoll as usize, arguments) };
+    asked >> 48 & POLLERR != 0
+}
+
 struct Parts<'a> {
     engine: &'static Engine,
     room: &'a Room,
@@ -316,6 +340,24 @@ impl Parts<'_> {
         Ok(())
     }
 
+    /// What is there, of a stream that isn't waited for.
+    fn while_there_is_some(
+        &mut self,
+        fd: i32,
+        address: usize,
+        bytes: usize,
+        part: usize,
+    ) -> Result<(), Over> {
+        for start in (0..bytes).step_by(part) {
+            // An error that comes now is the next call's to tell: this one would take it along.
+            if self.done > 0 && is_broken(fd) {
+                return Err(Over(0));
+            }
+            self.all(address + start, part.min(bytes - start), part)?;
+        }
+        Ok(())
+    }
+
     fn as_there_is_room(&mut self, wait: &Wait, address: usize, bytes: usize) -> Result<(), Over> {
         let mut done = 0;
         while done < bytes {
@@ -354,7 +396,8 @@ impl Wait {
         const MSG_DONTWAIT: usize = 0x40;
         const SOL_SOCKET: usize = 1;
         const SO_SNDTIMEO: usize = 21;
-        let is_told = call.number == raw::__NR_sendto as usize && call.arguments[3] & MSG_DONTWAIT != 0;
+        let has_flags = matches!(call.number as u32, raw::__NR_sendto | raw::__NR_recvfrom);
+        let is_told = has_flags && call.arguments[3] & MSG_DONTWAIT != 0;
         let is_set = flags(fd).is_some_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
         let (mut limit, mut bytes) = ([0_u64; 2], 16_u32);
         let place =
