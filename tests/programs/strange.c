@@ -219,8 +219,22 @@ static void cleared_environment(void)
     FAIL("execve: %s", strerror(errno));
 }
 
+/* Arguments that can't be read are the kernel's to refuse. */
+static void clones_of_nothing(void)
+{
+    grow();
+    char *end = map(2 * PAGE) + PAGE;
+    CHECK(munmap(end, PAGE) == 0);
+    for (long bytes = 64; bytes <= 88; bytes += 8) {
+        CHECK(call(SYS_clone3, 0, bytes, 0, 0, 0, 0) == -EFAULT);
+        CHECK(call(SYS_clone3, (long)end, bytes, 0, 0, 0, 0) == -EFAULT);
+        CHECK(call(SYS_clone3, (long)end - 16, bytes, 0, 0, 0, 0) == -EFAULT);
+    }
+    still_works(15);
+}
+
 MAIN({ "closes_all_descriptors", closes_all_descriptors }, { "takes_our_numbers", takes_our_numbers },
      { "takes_our_numbers_while_out", takes_our_numbers_while_out }, { "many_regions", many_regions },
      { "exhausts_its_stack", exhausts_its_stack }, { "limits_of_everything", limits_of_everything },
      { "another_user", another_user }, { "another_root", another_root },
-     { "cleared_environment", cleared_environment })
+     { "cleared_environment", cleared_environment }, { "clones_of_nothing", clones_of_nothing })

@@ -20,10 +20,12 @@ use crate::engine::Engine;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farpage_core::pager::Access;
 use farpage_core::table::entry::State;
+use farpage_core::units::PAGE_BYTES;
 use farpage_fault::Fault;
 use farpage_fault::segv::ByProtection;
 use farpage_fault::signal::{fault_of, forbidden_of};
 use farpage_os::dispatch::{Birth, Call, Making, is_about_arming};
+use farpage_os::peek;
 use farpage_os::signal::{
     Action, AlternateStack, Context, Info, Register, SIGBUS, bit, change_blocked, send_to_thread,
     set_alternate_stack,
@@ -305,11 +307,24 @@ impl Stopped<'_> {
         }
     }
 
+    /// Whether it is a `clone3` whose arguments can't be read.
+    fn is_clone_of_nothing(&self) -> bool {
+        let [address, bytes, ..] = self.call.arguments;
+        let is_readable = || {
+            let last = address.saturating_add(bytes.min(PAGE_BYTES) - size_of::<u64>());
+            peek::is_readable(address) && peek::is_readable(last)
+        };
+        self.call.number == number::CLONE3 && bytes >= size_of::<u64>() && !is_readable()
+    }
+
     /// Sends the thread to make the call. The answer is EAGAIN if there is no room for whom it would make.
     fn make(self) -> Option<isize> {
+        if self.is_clone_of_nothing() {
+            return Some(EFAULT);
+        }
         // Its words are in use until the call is done, whether or not it holds memory.
         self.level.holder.occupy();
-        // SAFETY: `buffers::each` has made sure of the arguments.
+        // SAFETY: `buffers::each` has made sure of the arguments, if they can be read, which was just asked.
         let newborn = match unsafe { self.call.birth() } {
             Some(Birth::Elsewhere { end, waits: false }) => {
                 let (Some(room), Some(engine)) = (Room::give(0), self.engine) else { return Some(EAGAIN) };
