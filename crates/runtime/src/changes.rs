@@ -98,6 +98,16 @@ impl Engine {
         let _ = ranges.remove(range);
     }
 
+    /// There is new memory at `range`. What may still be known of it was unmapped by a call that failed later, or that we could not
+    /// see: its pages would be taken for the new ones.
+    fn forget_what_was(&self, range: PageRange) -> bool {
+        let was_there = self.touches(range);
+        if was_there {
+            self.forget(range);
+        }
+        was_there
+    }
+
     /// A new anonymous private mapping is in place; takes it over if we are active and it is big enough.
     fn adopt(&self, range: PageRange, flags: Flags) {
         if self.pager.ranges.lock().insert(range, flags).is_ok() && self.is_active() {
@@ -135,9 +145,8 @@ pub fn mmap(engine: &'static Engine, mut arguments: Arguments) -> isize {
     let result = pass_on(number::MMAP, arguments);
     let Ok(start) = sys::check(result) else { return result };
     let range = PageRange::covering(start, bytes);
-    if engine.touches(range) {
-        // MAP_FIXED; or an unmapping by a call that we could not see.
-        engine.forget(range);
+    // What MAP_FIXED replaces, too.
+    if engine.forget_what_was(range) {
         engine.pager.stats().count(Counter::MapChanges);
     }
     if is_ours {
@@ -301,6 +310,7 @@ fn resized_in_place(engine: &'static Engine, old: PageRange, new: PageRange, fla
         }
         // The kernel's mapping grew, and with it the part that is registered.
         let grown = PageRange::new(old.end, new.end);
+        engine.forget_what_was(grown);
         if flags.has(Flags::REGISTERED) {
             let last = PageIndex(old.end.0 - 1);
             let noted = engine.protections.map_or(Ok(()), |protections| protections.grown(grown, last));
@@ -316,6 +326,7 @@ fn resized_in_place(engine: &'static Engine, old: PageRange, new: PageRange, fla
 }
 
 fn moved(engine: &'static Engine, old: PageRange, new: PageRange, flags: Flags, old_stays: bool) {
+    engine.forget_what_was(new);
     if !flags.has(Flags::REGISTERED) {
         if !old_stays {
             engine.forget(old);
@@ -353,9 +364,10 @@ pub fn madvise(engine: &'static Engine, arguments: Arguments) -> isize {
         return pass_on(number::MADVISE, arguments);
     };
     match advice as u32 {
-        raw::MADV_DONTNEED | raw::MADV_FREE | DONTNEED_LOCKED | GUARD_INSTALL => {
-            discard(engine, range, arguments)
-        }
+        // Refused as Linux before 6.13 refuses it, so that programs do without: until 6.18 what fills guarded pages with zeros, as a
+        // neighbour's first touch does here, takes the guard away.
+        GUARD_INSTALL if engine.touches(range) => EINVAL,
+        raw::MADV_DONTNEED | raw::MADV_FREE | DONTNEED_LOCKED => discard(engine, range, arguments),
         raw::MADV_POPULATE_READ | raw::MADV_POPULATE_WRITE | raw::MADV_COLLAPSE => {
             if !engine.touches(range) {
                 return pass_on(number::MADVISE, arguments);
@@ -670,6 +682,7 @@ pub fn brk(engine: &'static Engine, arguments: Arguments) -> isize {
     } else {
         let grown = PageRange::new(end_page(before), end_page(wanted));
         if !grown.is_empty() {
+            engine.forget_what_was(grown);
             adopt_new(engine, grown, Flags::NONE, exclusive);
         }
     }
