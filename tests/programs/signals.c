@@ -229,13 +229,29 @@ static void fill_area(void)
     fill(area, LARGE, 1);
 }
 
+static void on_nothing(int number)
+{
+    (void)number;
+}
+
+/* The first such thread has an alternate stack of its own. */
 static void *forks(void *argument)
 {
+    static volatile int is_second;
+    char *own = __sync_fetch_and_add(&is_second, 1) ? NULL : malloc(16 * 1024);
+    stack_t set = { .ss_sp = own, .ss_size = 16 * 1024, .ss_flags = own == NULL ? SS_DISABLE : 0 };
+    CHECK(sigaltstack(&set, NULL) == 0);
     while (!stop) {
         pid_t child = fork();
         if (child == 0) {
             stack_t found;
-            CHECK(sigaltstack(NULL, &found) == 0 && found.ss_flags == SS_DISABLE);
+            struct sigaction action;
+            CHECK(sigaltstack(NULL, &found) == 0 && found.ss_flags == set.ss_flags);
+            CHECK(own == NULL || (found.ss_sp == own && found.ss_size == set.ss_size));
+            for (int i = 0; i < 2; i++) {
+                CHECK(sigaction(i == 0 ? SIGBUS : SIGSYS, NULL, &action) == 0);
+                CHECK(action.sa_handler == on_nothing && (action.sa_flags & SA_NODEFER) != 0);
+            }
             _exit(0);
         }
         int status = 0;
@@ -247,6 +263,8 @@ static void *forks(void *argument)
 /* A copy of the process that is made just while its threads are told has nothing of ours in its way. */
 static void forks_meanwhile(void)
 {
+    struct sigaction action = { .sa_handler = on_nothing, .sa_flags = SA_NODEFER };
+    CHECK(sigaction(SIGBUS, &action, NULL) == 0 && sigaction(SIGSYS, &action, NULL) == 0);
     area = map(LARGE);
     workers(forks, 2, fill_area);
     VERIFY(area, LARGE, 1);

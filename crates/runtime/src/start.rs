@@ -54,7 +54,7 @@ const RANGES_MAX: usize = 1 << 16;
 /// What the engine itself takes at least, beyond what the program has: frames, scratch memory, tables.
 const OWN_BYTES_MIN: u64 = 5 << 20;
 /// Reader index of the keeper; handlers have the numbers after it.
-const KEEPER: ReaderIndex = ReaderIndex(0);
+pub const KEEPER: ReaderIndex = ReaderIndex(0);
 /// Threads that read ahead: while one waits for a device, the other goes on.
 const AHEAD_THREADS: usize = 2;
 /// Reader index of the first of them; they have the last ones.

@@ -15,6 +15,7 @@ use super::rooms::{self, ARMED, FAILED, GIVEN, LATER, Room};
 use super::signals::{self, open};
 use crate::engine::Engine;
 use crate::session::{Notice, StopReason};
+use crate::start::KEEPER;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use farpage_core::sync::Lock;
 use farpage_core::units::PageIndex;
@@ -48,9 +49,11 @@ pub fn all(engine: &'static Engine) {
         engine.stop_program(StopReason::Arming);
     }
     set_born(born);
-    // Ordering: Release publishes the engine to handlers.
-    ENGINE.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Release);
-    install_handlers();
+    unforked(engine, || {
+        // Ordering: Release publishes the engine to handlers.
+        ENGINE.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Release);
+        install_handlers();
+    });
     // A hook that arming interrupts has our signals open when it goes on, and so must one that begins then.
     sys::keep_open(open() | bit(SIGSETXID));
     install_arming(engine);
@@ -61,7 +64,7 @@ pub fn all(engine: &'static Engine) {
         quiet_turns = if arm_those_there_are(engine) { quiet_turns + 1 } else { 0 };
     }
     // A thread may have set its own handlers before it was armed.
-    install_handlers();
+    unforked(engine, install_handlers);
     signals::open_masks();
     let others = *OTHERS.lock();
     // SAFETY: what was there before.
@@ -89,18 +92,27 @@ fn find_own_code() -> Result<(), Errno> {
     found
 }
 
+/// Does something as one step for children that are forked meanwhile. In the keeper: a child undoes what we have installed by
+/// what was there before, which must be known then.
+fn unforked<T>(engine: &Engine, step: impl FnOnce() -> T) -> T {
+    let _shared = engine.map.shared(KEEPER);
+    step()
+}
+
 /// Puts the handler in place that arms a thread. True if it was there already.
 fn install_arming(engine: &Engine) -> bool {
     let action = Action::of(on_arm, open()).on_any_stack();
-    // SAFETY: the handler runs on top of anything.
-    match unsafe { set_action(SIGSETXID, &action) } {
-        Ok(before) if before.handler == action.handler => true,
-        Ok(before) => {
-            *OTHERS.lock() = before;
-            false
+    unforked(engine, || {
+        // SAFETY: the handler runs on top of anything.
+        match unsafe { set_action(SIGSETXID, &action) } {
+            Ok(before) if before.handler == action.handler => true,
+            Ok(before) => {
+                *OTHERS.lock() = before;
+                false
+            }
+            Err(_) => engine.stop_program(StopReason::Arming),
         }
-        Err(_) => engine.stop_program(StopReason::Arming),
-    }
+    })
 }
 
 /// One look at all threads. Whether all were armed already.
@@ -120,7 +132,7 @@ fn arm_those_there_are(engine: &Engine) -> bool {
     all_armed
 }
 
-fn is_armed(room: &Room) -> bool {
+pub fn is_armed(room: &Room) -> bool {
     // Ordering: Acquire pairs with the Release in `move_in`.
     room.state.load(Ordering::Acquire) == ARMED
 }

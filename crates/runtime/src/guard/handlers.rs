@@ -547,7 +547,8 @@ fn leave_in_child(room: &Room) {
 /// The same, made by `maker` in code of ours, with the program's stack pointer at `stack_pointer`: armed or not, handlers
 /// of ours may be in place.
 pub fn leave_copy(maker: u32, stack_pointer: usize) {
-    let room = rooms::of_thread(maker);
+    // Whoever was given one, but hasn't come into it yet, has nothing there: its alternate stack is still its own.
+    let room = rooms::of_thread(maker).filter(|room| super::arm::is_armed(room));
     match room {
         Some(room) => leave_in_child(room),
         None => leave_unarmed(),
