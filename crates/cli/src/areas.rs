@@ -98,11 +98,20 @@ impl Area {
         (u64::from(self.slots) - 1 - self.bad_slots.len() as u64) * PAGE_BYTES as u64
     }
 
-    /// After the run: the user's empty file is empty again, and holds nothing of the program's memory.
-    pub fn close(self) {
-        if self.kind == Kind::EmptyFile {
-            let _ = self.file.set_len(0);
+    /// After the run: the user's empty file is empty again, and holds nothing of the program's memory. What there is to say if
+    /// it isn't: processes that the program has left behind may have pages there.
+    pub fn close(self) -> Option<String> {
+        if self.kind != Kind::EmptyFile {
+            return None;
         }
+        if let Ok(true) = lock_soon(&self.file, Lock::Exclusive) {
+            let _ = self.file.set_len(0);
+            return None;
+        }
+        let path = self.path.display();
+        Some(format!(
+            "note: {path} is left as it is: processes that the program has started use it; when they have ended: truncate -s 0 {path}"
+        ))
     }
 }
 
@@ -628,8 +637,23 @@ mod tests {
         assert_eq!((area.kind, area.slots, area.grows), (Kind::EmptyFile, 256, true));
         assert!(area.warning.is_some(), "the file can be read by others");
         area.file.write_all_at(b"secret", 4096).unwrap();
-        area.close();
+        assert_eq!(area.close(), None);
         assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    }
+
+    /// It was emptied under a process that the program had left in the background, which lost its pages.
+    #[test]
+    fn empty_file_that_is_still_used_is_left_as_it_is() {
+        let place = directory();
+        let path = place.path().join("empty");
+        File::create(&path).unwrap();
+        let area = open(&argument(&path, Some(1 << 20)), &[]).unwrap();
+        area.file.write_all_at(b"somebody's", 4096).unwrap();
+        let others = File::open(&path).unwrap();
+        assert!(sys::lock(&others, Lock::Shared).unwrap(), "as an engine does it");
+        let told = area.close().unwrap();
+        assert!(told.contains("truncate -s 0"), "{told}");
+        assert_eq!(fs::metadata(&path).unwrap().len(), 4096 + 10);
     }
 
     #[test]

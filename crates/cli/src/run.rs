@@ -63,7 +63,7 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
             .fix("see whether it runs on, and end it")
     })?;
     report(options, &plan, &shared, exit, started);
-    plan.areas.into_iter().for_each(Area::close);
+    plan.areas.into_iter().filter_map(Area::close).for_each(|note| say::line(&note));
     Ok(pass_on(exit))
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Signals are taken one by one from the blocked set, not by handlers, so nothing here runs at an odd
 //! moment. The program stays in our process group and session: what the terminal sends reaches it without
-//! us, so only what another process sent to us is passed on.
+//! us, so only what nobody but us was sent is passed on.
 
 use crate::sys::{self, ChildState, Disposition, SignalSet};
 use std::io;
@@ -50,7 +50,7 @@ pub fn supervise(program: u32, mut poll: impl FnMut()) -> io::Result<ChildState>
     let all = SignalSet::all();
     loop {
         let arrival = sys::next_signal(&all, POLL);
-        if let Some(arrival) = arrival.filter(|arrival| arrival.sent_by_process) {
+        if let Some(arrival) = arrival.filter(sys::Arrival::is_for_us_alone) {
             sys::send_signal(program, arrival.signal);
         }
         poll();

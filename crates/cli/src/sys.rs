@@ -398,6 +398,16 @@ pub struct Arrival {
     pub sent_by_process: bool,
 }
 
+impl Arrival {
+    /// Whether only this process has it, and not the program, which is in the same session: what another process sent, an alarm
+    /// set before we were executed, and the terminal's end, of which the kernel tells the session's leader.
+    pub fn is_for_us_alone(&self) -> bool {
+        // SAFETY: take and change nothing.
+        let is_leader = || unsafe { libc::getsid(0) == libc::getpid() };
+        self.sent_by_process || self.signal == libc::SIGALRM || self.signal == libc::SIGHUP && is_leader()
+    }
+}
+
 /// Takes one pending signal of the set, waiting up to `timeout` for it.
 pub fn next_signal(set: &SignalSet, timeout: Duration) -> Option<Arrival> {
     let timeout =

@@ -142,6 +142,68 @@ fn signals_sent_to_us_reach_the_program() {
     }
 }
 
+/// `listen` prepares the process that becomes farpage; then `cause` has the kernel send it the signal, and nobody else.
+fn kernels_signal_reaches_the_program(
+    signal: &str,
+    listen: impl FnMut() -> std::io::Result<()> + Send + Sync + 'static,
+    cause: impl FnOnce(),
+) {
+    let mut command = farpage_run();
+    let script =
+        format!("trap 'echo got {signal}; exit 7' {signal}; echo ready; while :; do sleep 0.01; done");
+    command.args(["--quiet", "sh", "-c", &script]).stdin(Stdio::null()).stdout(Stdio::piped());
+    // SAFETY: between fork and exec only async-signal-safe calls that take no memory of ours.
+    unsafe { command.pre_exec(listen) };
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    cause();
+    assert_eq!(lines.next().unwrap().unwrap(), format!("got {signal}"));
+    assert_eq!(child.wait().unwrap().code(), Some(7));
+}
+
+#[test]
+fn alarm_set_before_us_reaches_the_program() {
+    if !can_run() {
+        return;
+    }
+    let listen = || {
+        // SAFETY: takes no pointers.
+        unsafe { libc::alarm(2) };
+        Ok(())
+    };
+    kernels_signal_reaches_the_program("ALRM", listen, || ());
+}
+
+/// Of a terminal that is closed the kernel tells the leader of its session, which we are in `xterm -e farpage run ...`.
+#[test]
+fn end_of_the_terminal_reaches_the_program() {
+    if !can_run() {
+        return;
+    }
+    let (mut terminal, mut ours) = (0, 0);
+    let nothing = std::ptr::null_mut();
+    // SAFETY: writes two integers.
+    let opened =
+        unsafe { libc::openpty(&raw mut terminal, &raw mut ours, nothing, nothing.cast(), nothing.cast()) };
+    assert_eq!(opened, 0);
+    let listen = move || {
+        // SAFETY: take no pointers. The other end must be the test's alone.
+        unsafe {
+            libc::close(terminal);
+            libc::setsid();
+            libc::ioctl(ours, libc::TIOCSCTTY, 0);
+        }
+        Ok(())
+    };
+    kernels_signal_reaches_the_program("HUP", listen, || {
+        // SAFETY: the test's own descriptor.
+        unsafe { libc::close(terminal) };
+    });
+    // SAFETY: as above.
+    unsafe { libc::close(ours) };
+}
+
 #[test]
 fn stopped_program_stops_us_and_both_go_on() {
     if !can_run() {
