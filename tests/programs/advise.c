@@ -152,6 +152,10 @@ static void protected_and_back(void)
     catch_faults();
     char *memory = filled(LARGE, 7);
     size_t part = LARGE / 3 / PAGE * PAGE;
+    /* What the kernel refuses changes nothing. */
+    CHECK(mprotect(memory, LARGE, 0x4000) == -1 && errno == EINVAL);
+    VERIFY(memory, LARGE, 7);
+    REQUIRE_OUT(memory, LARGE);
     for (int round = 0; round < 3; round++) {
         push_out();
         REQUIRE_OUT(memory, LARGE);

@@ -318,7 +318,7 @@ fn resized_in_place(engine: &'static Engine, old: PageRange, new: PageRange, fla
                 out_of_tables(engine);
             }
             engine.pager.stats().gauge_add(Gauge::ManagedBytes, grown.bytes() as u64);
-            let _ = engine.pager.ranges.lock().insert(grown, flags);
+            note_registered(engine, grown, flags);
         } else {
             engine.adopt(grown, flags);
         }
@@ -348,8 +348,16 @@ fn moved(engine: &'static Engine, old: PageRange, new: PageRange, flags: Flags, 
         engine.forget(old);
     }
     // The kernel has moved the registration along (EVENT_REMAP).
-    let _ = engine.pager.ranges.lock().insert(new, flags);
+    note_registered(engine, new, flags);
     engine.pager.stats().gauge_add(Gauge::ManagedBytes, new.bytes() as u64);
+}
+
+/// Of what is registered and not in the list nobody would hear that it is unmapped: its pages would be taken for those of the
+/// next memory there.
+fn note_registered(engine: &Engine, range: PageRange, flags: Flags) {
+    if engine.pager.ranges.lock().insert(range, flags).is_err() {
+        out_of_tables(engine);
+    }
 }
 
 /// Memory of the program can't be reached any more.
@@ -485,8 +493,10 @@ pub fn mprotect(engine: &'static Engine, call: usize, arguments: Arguments) -> i
     let _exclusive = engine.map.exclusive();
     let result = match engine.protections {
         Some(protections) if engine.is_active() => protect_parts(engine, protections, call, arguments),
-        _ => pass_on(call, arguments),
+        // The kernel answers EINVAL before it changes anything.
+        _ => Some(pass_on(call, arguments)).filter(|result| *result != EINVAL),
     };
+    let Some(result) = result else { return EINVAL };
     if !engine.touches(range) {
         return result;
     }
@@ -503,25 +513,31 @@ pub fn mprotect(engine: &'static Engine, call: usize, arguments: Arguments) -> i
     result
 }
 
-/// The same where what is out may not be touched: what the program allows there is only noted.
-fn protect_parts(engine: &Engine, protections: &ByProtection, call: usize, arguments: Arguments) -> isize {
+/// The same where what is out may not be touched: what the program allows there is only noted. None if it can't be done, and
+/// nothing was.
+fn protect_parts(
+    engine: &Engine,
+    protections: &ByProtection,
+    call: usize,
+    arguments: Arguments,
+) -> Option<isize> {
     let [address, bytes, protection, key, ..] = arguments;
     let range = PageRange::covering(address, bytes);
     if engine.next_with(range, Flags::REGISTERED).is_none() {
-        return pass_on(call, arguments);
+        return Some(pass_on(call, arguments)).filter(|result| *result != EINVAL);
     }
     /// Means nothing on this machine.
     const PROT_SEM: usize = 8;
     if protection & !(PROTECTION | PROT_SEM) != 0 || call == number::PKEY_MPROTECT && key as u32 != u32::MAX {
         // A key would be lost with each page that goes out.
-        return EINVAL;
+        return None;
     }
-    in_parts(engine, range, |part, is_registered| {
+    Some(in_parts(engine, range, |part, is_registered| {
         if !is_registered {
             return pass_on(call, [part.start.address(), part.bytes(), protection, key, 0, 0]);
         }
         protections.allow(part, protection & PROTECTION).map_or_else(|errno| -(errno.0 as isize), |()| 0)
-    })
+    }))
 }
 
 /// Calls `change` for each part of `range` that is registered, or not, as a whole, until it answers other than 0.
