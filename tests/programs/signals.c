@@ -270,97 +270,6 @@ static void forks_meanwhile(void)
     VERIFY(area, LARGE, 1);
 }
 
-static char *beyond, *volatile nowhere = (char *)8;
-
-static void faults_again(int number)
-{
-    if (handled++ > 3)
-        _exit(3);
-    if (number == SIGSEGV)
-        *(volatile char *)nowhere = 1;
-    *(volatile char *)beyond = 1;
-}
-
-static void handles(int number)
-{
-    (void)number;
-    if (handled++ == 0) {
-        sigset_t before;
-        CHECK(pthread_sigmask(SIG_BLOCK, NULL, &before) == 0);
-        CHECK(sigismember(&before, SIGBUS) && !sigismember(&before, SIGSEGV));
-    }
-    CHECK(mmap(beyond, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == beyond);
-}
-
-/* What `run` ends with, in a child that is over its budget. */
-static int ended_with(void (*run)(void))
-{
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        grow();
-        run();
-        _exit(4);
-    }
-    int status;
-    CHECK(waitpid(child, &status, 0) == child);
-    return WIFSIGNALED(status) ? WTERMSIG(status) : -WEXITSTATUS(status);
-}
-
-static void maps_beyond(void)
-{
-    FILE *file = tmpfile();
-    beyond = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fileno(file), 0);
-    CHECK(beyond != MAP_FAILED);
-}
-
-static void bus_error_twice(void)
-{
-    signal(SIGBUS, faults_again);
-    maps_beyond();
-    *(volatile char *)beyond = 1;
-}
-
-static void segment_twice(void)
-{
-    signal(SIGSEGV, faults_again);
-    *(volatile char *)nowhere = 1;
-}
-
-static void bus_error_while_blocked(void)
-{
-    sigset_t bus;
-    sigemptyset(&bus);
-    sigaddset(&bus, SIGBUS);
-    signal(SIGBUS, handles);
-    CHECK(pthread_sigmask(SIG_BLOCK, &bus, NULL) == 0);
-    maps_beyond();
-    *(volatile char *)beyond = 1;
-}
-
-static void bus_errors(void)
-{
-    signal(SIGBUS, handles);
-    for (int i = 1; i <= 3; i++) {
-        maps_beyond();
-        *(volatile char *)beyond = 1;
-        CHECK(handled == i);
-    }
-    sigset_t before;
-    CHECK(pthread_sigmask(SIG_BLOCK, NULL, &before) == 0 && !sigismember(&before, SIGBUS));
-    _exit(0);
-}
-
-/* A fault in the handler of such faults, or one that is blocked, ends the process with that signal; others come again. */
-static void faults_in_handlers(void)
-{
-    CHECK(ended_with(bus_error_twice) == SIGBUS);
-    CHECK(ended_with(segment_twice) == SIGSEGV);
-    CHECK(ended_with(bus_error_while_blocked) == SIGBUS);
-    CHECK(ended_with(bus_errors) == 0);
-    grow();
-}
-
 static int ends[2];
 static volatile int cleaned;
 
@@ -520,4 +429,4 @@ MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
      { "copy_on_another_stack", copy_on_another_stack }, { "thread_that_is_cancelled", thread_that_is_cancelled },
      { "what_the_program_believes", what_the_program_believes }, { "threads_made_meanwhile", threads_made_meanwhile },
      { "forks_meanwhile", forks_meanwhile }, { "write_barriers", write_barriers },
-     { "sent_while_at_work", sent_while_at_work }, { "faults_in_handlers", faults_in_handlers })
+     { "sent_while_at_work", sent_while_at_work })

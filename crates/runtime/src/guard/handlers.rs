@@ -87,11 +87,8 @@ unsafe fn tell(room: Option<&'static Room>, signal: i32, info: *mut Info, contex
         return;
     }
     let spent = engine().and_then(rooms::spent_by_child);
-    // A child of vfork may end in its handler, and its maker goes on.
-    // SAFETY: this thread's own.
-    let claimed = room.filter(|_| spent.is_none()).map(|room| unsafe { &raw mut (*room.own.get()).claimed });
     // SAFETY: passed on.
-    let hand_on = || unsafe { signals::hand_on(signal, info, context, spent, claimed) };
+    let hand_on = || unsafe { signals::hand_on(signal, info, context, spent) };
     match room {
         Some(room) => room.at_work.aside(hand_on),
         None => hand_on(),

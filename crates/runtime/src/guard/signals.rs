@@ -140,50 +140,27 @@ pub fn uninstall() {
 }
 
 /// A signal that isn't about us: what the program would do with it. A child of vfork brings the set of those for which it
-/// has no handler any more; a thread with a room which of our signals it believes to block.
+/// has no handler any more.
 ///
 /// # Safety
-/// In a handler of ours, with what that was given; `claimed` is this thread's alone.
-pub unsafe fn hand_on(
-    signal: i32,
-    info: *mut Info,
-    context: *mut Context,
-    spent: Option<&mut u64>,
-    claimed: Option<*mut u64>,
-) {
+/// In a handler of ours, with what that was given.
+pub unsafe fn hand_on(signal: i32, info: *mut Info, context: *mut Context, spent: Option<&mut u64>) {
     let own = bit(signal as u32);
     let is_spent = spent.as_ref().is_some_and(|spent| **spent & own != 0);
+    let action = if is_spent { Action::DEFAULT } else { disposition(signal as usize) };
     // SAFETY: the kernel's own structures.
     let (was_sent, blocked) = unsafe { ((*info).was_sent(), (*context).blocked) };
-    // SAFETY: the caller's promise.
-    let believed = claimed.map_or(0, |claimed| unsafe { *claimed });
-    // Who blocks what can't be put off isn't asked: as with the kernel, a fault in the handler of faults ends the process.
-    let is_untimely = !was_sent && believed & own != 0;
-    let action = if is_spent || is_untimely { Action::DEFAULT } else { disposition(signal as usize) };
     if action.is_handler() {
         match spent {
             Some(spent) if action.is_once() => *spent |= own,
             None if action.is_once() => set_disposition(signal as usize, Action::DEFAULT),
             _ => {}
         }
-        let blocks = action.blocks(signal as u32, blocked | believed);
-        set_blocked(blocks & !open());
+        set_blocked(action.blocks(signal as u32, blocked) & !open());
         // SAFETY: the program's handler, called with what the kernel would call it with: it takes one argument or three.
         let handler = unsafe { core::mem::transmute::<usize, Handler>(action.handler) };
-        let Some(claimed) = claimed else {
-            // SAFETY: as above. It may never return.
-            return unsafe { handler(signal, info, context) };
-        };
-        // SAFETY: the kernel's own structure, and the thread's own word. The handler may never return; then it sets its mask itself,
-        // or believes to block what it did here.
-        unsafe {
-            (*context).blocked |= believed;
-            *claimed = blocks & open();
-            handler(signal, info, context);
-            *claimed = (*context).blocked & open();
-            (*context).blocked &= !open();
-        }
-        return;
+        // SAFETY: as above. It may never return.
+        return unsafe { handler(signal, info, context) };
     }
     if action.is_ignored() && was_sent {
         return;
