@@ -28,6 +28,7 @@ need mkfs.ext4 e2fsprogs
 need dmsetup dmsetup
 need setcap libcap2-bin
 need ps procps
+need strace strace
 need fio fio
 need grep grep
 

@@ -395,7 +395,7 @@ pub struct Arrival {
     /// Its number.
     pub signal: c_int,
     /// Whether a process sent it, rather than the kernel (for the terminal, a child, a timer).
-    pub sent_by_process: bool,
+    sent_by_process: bool,
 }
 
 impl Arrival {

@@ -194,6 +194,47 @@ fn loses_data(area: &str, damage: impl FnOnce(), words: &[&str]) {
     assert!(outcome.counter("fault_lost") > 0, "{}", outcome.stderr);
 }
 
+/// Random touches of memory that is on disk, whose every byte is compared, while the kernel refuses some of these calls with
+/// that error: how it ended, what it said, and how many were refused.
+fn refused_now_and_then(call: &str, error: &str) -> (std::process::Output, usize) {
+    let place = directory();
+    let log = place.path().join("log");
+    let numbers = (0_u64..1 << 19).flat_map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_ne_bytes());
+    let contents = put(place.path(), "contents", &numbers.collect::<Vec<u8>>(), 0o600);
+    let farpage = env!("CARGO_BIN_EXE_farpage");
+    let mut command = Command::new("strace");
+    command.env("FARPAGE_PRELOAD", library()).args(["-f", "-qq", "-e", "signal=none", "-o"]).arg(&log);
+    command.args(["-e", &format!("trace={call}"), "-e", &format!("inject={call}:error={error}:when=100+41")]);
+    command.args([
+        farpage, "run", "--quiet", "--ram", "32M", "--pool", "1M", "--io", "psync", "--wait", "sleep",
+    ]);
+    command.args(["--readahead", "off", "--swap", place.path().to_str().unwrap(), "--"]);
+    let load = ["--pattern", "random", "--bytes", "48M", "--seconds", "1", "--write-percent", "20"];
+    command.args([farpage, "load", "touch", "--contents", &contents]).args(load);
+    let output = command.output().unwrap();
+    let refused = fs::read_to_string(&log).unwrap().matches("INJECTED").count();
+    (output, refused)
+}
+
+/// A page was lost and an area closed for good by what the kernel wouldn't do just then.
+#[test]
+fn what_is_refused_for_the_moment_is_tried_again() {
+    let Some(_alone) = alone_with("strace") else { return };
+    if !ran("strace", &["-o", "/dev/null", "true"]) {
+        return skip("processes can't be traced here");
+    }
+    for (call, error) in [("pread64", "ENOMEM"), ("pread64", "EBUSY"), ("pwritev", "ENOMEM")] {
+        let (output, refused) = refused_now_and_then(call, error);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && !said.contains("failed"), "{call} {error}: {said}");
+        assert!(refused > 2, "{call} {error}: {refused} times: this tests nothing");
+    }
+    // And what isn't, isn't.
+    let (output, _) = refused_now_and_then("pread64", "EIO");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("LOST DATA"), "{said}");
+}
+
 #[test]
 fn area_that_was_cut_off_gives_sigbus_and_names_the_offset() {
     let Some(_alone) = alone_with("cc") else { return };

@@ -352,9 +352,9 @@ impl<'m> Areas<'m> {
         }
     }
 
-    /// There was no room for a write, whose slots are free again: from now on slots that were written before, and so have their
-    /// blocks, are taken first. None of what has no blocks stays in a CPU's hand: each time the area is tried again it would be
-    /// the next to fail.
+    /// There was no room for a write, whose slots are free again: those of clusters that were written before, and so have blocks,
+    /// are taken first now. None of what has no blocks stays in a CPU's hand: each time the area is tried again it would be the
+    /// next to fail.
     pub fn found_no_room(&self, id: AreaId) {
         let slots = &self.area(id).slots;
         slots.tighten();

@@ -248,12 +248,13 @@ fn is_stream(fd: BorrowedFd<'_>) -> bool {
     asked == 0 && value == SOCK_STREAM
 }
 
-/// Who it comes from would have to be told once.
+/// Who it comes from would have to be told once: such a read asks for less.
 fn asks_from_where(call: &Call) -> bool {
     call.number == raw::__NR_recvfrom as usize && call.arguments[4] != 0
 }
 
-/// Whether there is an error to be told.
+/// Whether there is an error to be told, or something in the queue of errors (what was sent from where it lies, times): that can't
+/// be told apart without taking the error.
 fn is_broken(fd: i32) -> bool {
     const POLLERR: u64 = 8;
     let mut asked = u64::from(fd as u32);

@@ -40,8 +40,11 @@ const WRITTEN_RUN_MAX: u64 = farpage_fault::uffd::ZEROS as u64;
 /// another look at the limit.
 const WRITTEN_RUN_NEAR_LIMIT: u64 = 4;
 
-/// How long a read that was refused for the moment waits before it is tried again: twice as long each time.
-const READ_AGAIN_NS: core::ops::Range<u64> = 1_000_000..30_000_000_000;
+/// How long a read that was refused for the moment waits before it is tried again: twice as long each time, at most a tenth of a
+/// second.
+const PAUSE_NS: core::ops::Range<u64> = 1_000_000..100_000_000;
+/// And how long it is tried.
+const READ_NS_MAX: u64 = 30_000_000_000;
 
 /// A write under way: what is known of it beside its request.
 #[derive(Clone, Copy)]
@@ -430,12 +433,12 @@ impl Worker {
     /// Reads the ticket's slot into its frame, which has memory. Again and again, for half a minute, if the kernel is only short
     /// of something: what is on the disk isn't lost.
     fn fill_in_the_end(&self, ticket: &Ticket, file: BorrowedFd<'_>) -> Result<(), IoError> {
-        let mut pause_ns = READ_AGAIN_NS.start;
+        let (mut pause_ns, give_up_ns) = (PAUSE_NS.start, now_ns() + READ_NS_MAX);
         loop {
             match self.fill(ticket, file) {
-                Err(error) if error.is_retryable() && READ_AGAIN_NS.contains(&pause_ns) => {
+                Err(error) if error.is_retryable() && now_ns() < give_up_ns => {
                     farpage_os::clock::sleep_ns(pause_ns);
-                    pause_ns *= 2;
+                    pause_ns = (pause_ns * 2).min(PAUSE_NS.end);
                 }
                 result => return result,
             }

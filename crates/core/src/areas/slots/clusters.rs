@@ -8,7 +8,11 @@
 //! it uses and half of the area is nobody's; then what is at least half free, the *thin* ones; and only then holes, those
 //! first that had the longest time to grow. (Thin ones first was tried: what is half free after a walk has rewritten some
 //! pages is free in ones and twos, so that a write took 3 pages and a read 4 instead of 44 and 12.) Where the device is told
-//! of empty clusters (discard), empty ones always come first. When nothing is left, what other CPUs hold in their hands.
+//! of empty clusters (discard), empty ones come first. When nothing is left, what other CPUs hold in their hands.
+//!
+//! An area may have more slots than its disk has room for. After a write that found none it is *tight*: clusters in use come
+//! first, in other CPUs' hands too, because they have blocks. When all of that is in use, the next empty one is tried, and the
+//! area is tight no more unless that fails as well.
 //!
 //! A thin cluster becomes empty because walks leave it: a page that goes behind a walk doesn't keep a slot there
 //! ([`Clusters::is_thin`]), but is written anew next to those that go with it.
@@ -101,11 +105,11 @@ const SHARDS: usize = 16;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     All,
-    /// Those that have blocks on the disk for certain.
+    /// Those that have blocks on the disk.
     WithBlocks,
 }
 
-/// What is partly in use has its blocks.
+/// What is partly in use has its blocks (unless the file system can't promise any: then a write there may fail as well).
 const WITH_BLOCKS: [List; 2] = [List::Nonfull, List::Fragmented];
 
 /// An area's slots.
@@ -115,7 +119,7 @@ pub struct Clusters<'m, P: Probe> {
     lists: Lock<Lists<'m>>,
     hands: &'m [Lock<Hand>],
     in_use: [Shard; SHARDS],
-    /// 1 once the area had no room for a write: from then on clusters without blocks are used last.
+    /// 1 if the last write to a cluster without blocks found no room.
     is_tight: AtomicU32,
     pub(super) probe: P,
 }
@@ -172,6 +176,8 @@ impl<'m, P: Probe> Clusters<'m, P> {
             taken = self.take_from_others(home, max, from, &mut each);
         }
         if taken == 0 && is_tight {
+            // Perhaps there is room by now. Who writes there says so if not.
+            self.is_tight.store(0, Ordering::Relaxed);
             taken = self.take_here(home, max, Source::All, &mut each);
         }
         self.shard(cpu).fetch_add(taken, Ordering::Relaxed);

@@ -194,7 +194,7 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
-    /// There was no room for a write: from now on slots of clusters in use are taken first.
+    /// There was no room for a write: slots of clusters in use are taken first, until they are all taken.
     pub fn tighten(&self) {
         if let Policy::Clusters(clusters) = &self.policy {
             clusters.tighten();

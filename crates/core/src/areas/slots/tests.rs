@@ -334,6 +334,21 @@ fn without_room_every_slot_with_blocks_is_found() {
             }
             assert!(!disk.write(0, &mut written));
         }
+        // Holes again, and then room: once they are used it goes on as ever, empty clusters first.
+        disk.room = 4;
+        let freed: Vec<u32> = written.iter().copied().step_by(7).collect();
+        written.retain(|slot| !freed.contains(slot));
+        freed.iter().for_each(|slot| disk.slots.free(0, *slot));
+        while (written.len() as u32) < usable {
+            assert!(disk.write(0, &mut written) && disk.backed.len() == 2, "holes first");
+        }
+        assert!(disk.write(0, &mut written) && disk.backed.len() == 3);
+        written.drain(..200).for_each(|slot| disk.slots.free(0, slot));
+        let mut later = Vec::new();
+        while disk.backed.len() < 4 {
+            assert!(disk.write(0, &mut later));
+        }
+        assert!(later.iter().all(|slot| slot / CLUSTER_SLOTS > 1), "holes last, while there is room");
     }
 }
 
