@@ -9,7 +9,7 @@ use farpage_core::config::Install;
 use farpage_core::pager::{Access, Batch, Placed, Step, Taken, WriteBatch, WriteProgress};
 use farpage_core::stats::Counter;
 use farpage_core::table::entry::{State, Stored};
-use farpage_core::units::{AreaId, PAGE_BYTES, PageIndex};
+use farpage_core::units::{AreaId, PAGE_BYTES, PageIndex, PageRange};
 use farpage_io::{CrashPlan, FaultPlan, SlowPlan};
 
 /// A process with an area of 30 slots and no pool.
@@ -110,6 +110,30 @@ fn pages_that_were_refused_and_no_longer_are_go_next() {
         pager.choose_next(shared.into_iter());
         refused([0, 1]);
         refused([2, 3]);
+    });
+}
+
+/// The hand went through what a call held batch by batch, and after 16 of them a thread found nothing to evict for 20 ms.
+#[test]
+fn hand_passes_over_what_a_call_holds() {
+    with_space(|space| {
+        let (pager, first) = (&space.pager, space.program.borrow().all().start);
+        for page in (0..6).map(|at| first.plus(at)) {
+            let Step::Zero(ticket) = pager.fault(page, Access::Write) else { panic!("a first touch") };
+            pager.settle_fault(ticket, Backing::Memory);
+        }
+        let chosen = || {
+            let mut batch = Batch::new();
+            pager.begin_evict(&mut batch, 1);
+            let page = batch.victims()[0].page;
+            assert_eq!(pager.spare(&mut batch, 1), 1);
+            page
+        };
+        assert_eq!(chosen(), first);
+        pager.pass_over(PageRange::of(first, 4));
+        assert_eq!(chosen(), first.plus(4));
+        pager.pass_over(PageRange::of(first, 4));
+        assert_eq!(chosen(), first.plus(5), "the hand isn't there: it stays where it is");
     });
 }
 

@@ -193,6 +193,14 @@ impl Pager<'_> {
         }
     }
 
+    /// Nothing in `pages` may go just now: the hand goes on behind them, if that is where it is.
+    pub fn pass_over(&self, pages: PageRange) {
+        let mut clock = self.clock.lock();
+        if pages.contains(clock.hand) {
+            clock.hand = pages.end;
+        }
+    }
+
     /// The next victims are to lie where the hand is: next to those that it took before.
     pub fn choose_by_hand_next(&self) {
         self.clock.lock().is_hand_next = true;

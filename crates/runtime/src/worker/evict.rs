@@ -41,7 +41,8 @@ const GIVE_UP_NS: u64 = 20_000_000;
 const REST_AFTER_LAP: u64 = 8;
 /// However much there is to evict, what this process may have is asked for again after so long.
 const LOOK_NS: u64 = 5_000_000;
-/// Batches of nothing but pages that calls hold, before a thread finds that there is nothing to evict.
+/// Batches of nothing but pages that calls hold, before a thread finds that there is nothing to evict. After each the hand goes on
+/// behind what holds them.
 const HELD_BATCHES_MAX: usize = 16;
 /// Clusters of an area that are discarded in one go.
 const DISCARDS_MAX: usize = 4;
@@ -357,9 +358,14 @@ impl Worker {
         if self.engine.handover.is_some() {
             let mut held = 0_u128;
             guard::rooms::for_each_held(|range| {
+                let mut here = 0;
                 for (at, victim) in self.batch.victims().iter().enumerate() {
-                    held |= u128::from(range.contains(victim.page)) << at;
+                    here |= u128::from(range.contains(victim.page)) << at;
                 }
+                if here != 0 {
+                    pager.pass_over(range);
+                }
+                held |= here;
             });
             spared = pager.spare(&mut self.batch, held);
         }
