@@ -1,7 +1,7 @@
 """Pages of what programs have in memory, on standard output: KIND COUNT.
 
 heap: an interpreter's objects, read back from this very process · integers, floats: columns of tables · text · packed: what is
-compressed already · sparse: tables that are mostly empty. The same bytes each time, but for addresses in the heap.
+compressed already · sparse: tables that are mostly empty · digits: a log, most of which is digits. The same bytes each time, but for addresses in the heap.
 """
 
 import array
@@ -88,9 +88,18 @@ def sparse(count):
     return array.array("q", (random.randrange(1 << 20) if random.random() < 0.1 else 0 for _ in range(words))).tobytes()
 
 
+def digits(count):
+    """Lines of a time, where in memory, and a digest: some 110 bytes each."""
+    line = "2026-11-%02d %02d:%02d:%09.6f allocated at 0x%012x, sha256 %064x\n"
+    time = lambda: (random.randrange(1, 31), random.randrange(24), random.randrange(60), random.uniform(0, 60))
+    lines = (line % (*time(), random.getrandbits(47), random.getrandbits(256)) for _ in range(count * PAGE // 100))
+    return "".join(lines).encode()
+
+
 if __name__ == "__main__":
     kind, count = sys.argv[1], int(sys.argv[2])
-    kinds = {"heap": heap, "integers": integers, "floats": floats, "text": text, "packed": packed, "sparse": sparse}
+    kinds = {"heap": heap, "integers": integers, "floats": floats, "text": text, "packed": packed, "sparse": sparse,
+             "digits": digits}
     pages = kinds[kind](count)
     assert len(pages) >= count * PAGE, "%d bytes are too few" % len(pages)
     sys.stdout.buffer.write(pages[:count * PAGE])

@@ -27,6 +27,7 @@ mod columns;
 mod cpu;
 mod decimals;
 mod dense;
+mod digits;
 mod look;
 mod lz4;
 mod sparse;
@@ -630,6 +631,22 @@ mod tests {
             let (length, kind) = suited(&page, ANY).unwrap();
             assert!(length <= lz4 + 64, "{length} bytes of {kind}, LZ4's are {lz4}");
         }
+    }
+
+    /// Numbers in text, none of which is there twice: LZ4 makes next to nothing of them.
+    #[test]
+    fn digits_take_half() {
+        let mut text = String::new();
+        for row in 1..400_u64 {
+            let mixed = row.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            text += &format!("{}.{:03},{}\n", mixed >> 54, mixed >> 20 & 511, mixed >> 32 & 0xffff);
+        }
+        let page = text.as_bytes().first_chunk().unwrap();
+        let (length, kind) = suited(page, ANY).unwrap();
+        assert!(kind == kind::TEXT && length < PAGE_BYTES * 11 / 20, "{length} bytes of {kind}");
+        let mut scratch = Scratch::new();
+        let lz4 = compress(Codec::Lz4, page, &mut scratch, ANY).map_or(PAGE_BYTES, <[u8]>::len);
+        assert!(lz4 > PAGE_BYTES * 8 / 10, "{lz4}");
     }
 
     /// What words need more for than is allowed may still be something for LZ4.

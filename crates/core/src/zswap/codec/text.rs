@@ -4,21 +4,24 @@
 //! That is LZ77, as LZ4 has it, made for one page. The time it takes goes with the number of matches, and a short match saves
 //! next to nothing. So a match has eight bytes at least. A page is short enough for the distance and both lengths to be three
 //! bytes as a rule. Literals stand by themselves, and if all are ASCII they are packed: they are taken as eight rows, and the
-//! bytes of the last one are given to the others, a bit for each. (`farpage bench codec`: text as short as LZ4 makes it, in two
-//! thirds of the time.)
+//! bytes of the last one are given to the others, a bit for each. What of them is digits is packed before ([`digits`](super::digits)).
+//! (`farpage bench codec`: text as short as LZ4 makes it, in two thirds of the time.)
 //!
 //! ```text
-//!  where literals begin: u16 │ literals: 15 bits │ packed: 1 bit │ matches │ literals
+//!  where literals begin: 15 bits │ with digits: 1 bit │ literals: 15 bits │ packed: 1 bit │ matches │ literals │ digits
 //!  a match: distance: 12 bits │ its bytes, less 8: 6 bits │ literals before it: 6 bits
 //!           │ literals before it: u16, if all its bits are set │ its bytes: u16, if all its bits are set
 //! ```
 
+use super::digits;
 use crate::units::PAGE_BYTES;
 
 /// A match has so many bytes at least: what is looked for at once.
 const WORD_BYTES: usize = 8;
 const HEAD_BYTES: usize = 4;
 const MATCH_BYTES: usize = 3;
+/// A number of the head has 15 bits, and one that says something else.
+const FLAG: u32 = 15;
 /// What a length's six bits are if it follows as a whole.
 const LONG: usize = 63;
 /// What packed literals are taken as. All but the last are stored, each byte with a bit of the last row.
@@ -29,8 +32,10 @@ const CHUNK: usize = 32;
 /// Where the literals are gathered: behind as many matches as there may be. Long ones take more, and are fewer.
 const LITERALS_AT: usize = 1600;
 const _: () = assert!(HEAD_BYTES + PAGE_BYTES / WORD_BYTES * MATCH_BYTES < LITERALS_AT);
+/// Where the digits among them are packed.
+const DIGITS_AT: usize = LITERALS_AT + PAGE_BYTES + CHUNK;
 /// What the encoder may write.
-pub const OUTPUT_BYTES: usize = LITERALS_AT + PAGE_BYTES + CHUNK;
+pub const OUTPUT_BYTES: usize = DIGITS_AT + digits::ROOM;
 
 const TABLE_BITS: u32 = 11;
 /// Where a word was last seen, by its hash.
@@ -142,14 +147,30 @@ impl Written {
     }
 
     /// Puts the literals behind the matches; the length of all.
-    fn join(self, output: &mut [u8; OUTPUT_BYTES]) -> usize {
+    fn join(mut self, output: &mut [u8; OUTPUT_BYTES]) -> usize {
         let (to, count) = (self.matches_end, self.literals_end - LITERALS_AT);
+        let (literals, packed) = output.split_at_mut(DIGITS_AT);
+        let packed = packed.first_chunk_mut().expect("there is room");
+        let digits = digits::pack(&mut literals[LITERALS_AT..self.literals_end], packed);
+        if let Some((left, _)) = digits {
+            self.literals_end = LITERALS_AT + left;
+        }
         let is_packed = output[LITERALS_AT..self.literals_end].is_ascii();
-        output[..2].copy_from_slice(&(to as u16).to_le_bytes());
-        output[2..HEAD_BYTES].copy_from_slice(&(count as u16 | u16::from(is_packed) << 15).to_le_bytes());
+        let flagged = |count: usize, flag: bool| (count as u16 | u16::from(flag) << FLAG).to_le_bytes();
+        output[..2].copy_from_slice(&flagged(to, digits.is_some()));
+        output[2..HEAD_BYTES].copy_from_slice(&flagged(count, is_packed));
+        let end = to + self.move_literals(is_packed, output);
+        let Some((_, bytes)) = digits else { return end };
+        output.copy_within(DIGITS_AT..DIGITS_AT + bytes, end);
+        end + bytes
+    }
+
+    /// To behind the matches, all or as rows. How many bytes they take there.
+    fn move_literals(&self, is_packed: bool, output: &mut [u8; OUTPUT_BYTES]) -> usize {
+        let (to, count) = (self.matches_end, self.literals_end - LITERALS_AT);
         if !is_packed {
             output.copy_within(LITERALS_AT..self.literals_end, to);
-            return to + count;
+            return count;
         }
         let row = count.div_ceil(ROWS);
         output[self.literals_end..LITERALS_AT + ROWS * row].fill(0);
@@ -160,7 +181,7 @@ impl Written {
             let bytes = rows[to..to + row].iter_mut().zip(&*last);
             bytes.for_each(|(byte, bits)| *byte |= bits >> number << (ROWS - 1));
         }
-        to + (ROWS - 1) * row
+        (ROWS - 1) * row
     }
 }
 
@@ -170,13 +191,19 @@ impl Written {
 /// be written is they and the matches.
 pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
     let head: &[u8; HEAD_BYTES] = bytes.first_chunk()?;
-    let matches_end = usize::from(u16::from_le_bytes([head[0], head[1]]));
-    let count = usize::from(u16::from_le_bytes([head[2], head[3]]));
-    let (is_packed, count) = (count >> 15 != 0, count & 0x7fff);
+    let flagged = |at: usize| {
+        let bits = usize::from(u16::from_le_bytes([head[at], head[at + 1]]));
+        (bits >> FLAG != 0, bits & ((1 << FLAG) - 1))
+    };
+    let ((has_digits, matches_end), (is_packed, count)) = (flagged(0), flagged(2));
     let (mut matches, stored) =
         bytes.get(HEAD_BYTES..)?.split_at_checked(matches_end.checked_sub(HEAD_BYTES)?)?;
     let mut literals = PAGE_BYTES.checked_sub(count)?;
-    spread(stored, is_packed, &mut page[literals..])?;
+    if has_digits {
+        spread_with_digits(stored, is_packed, &mut page[literals..])?;
+    } else {
+        spread(stored, is_packed, &mut page[literals..])?;
+    }
     let mut to = 0;
     while !matches.is_empty() {
         let bits = match matches.first_chunk() {
@@ -243,6 +270,15 @@ fn spread(stored: &[u8], is_packed: bool, to: &mut [u8]) -> Option<()> {
     Some(())
 }
 
+/// The same, where digits among them are packed.
+#[inline(never)]
+fn spread_with_digits(stored: &[u8], is_packed: bool, to: &mut [u8]) -> Option<()> {
+    let (stored, digits) = digits::split(stored, to.len())?;
+    spread(stored, is_packed, &mut to[digits.literals()..])?;
+    digits.unpack(to);
+    Some(())
+}
+
 fn long(matches: &mut &[u8]) -> Option<usize> {
     let (length, rest) = matches.split_first_chunk()?;
     *matches = rest;
@@ -278,20 +314,46 @@ mod tests {
     fn simply_decoded(bytes: &[u8]) -> Option<Vec<u8>> {
         let number =
             |at: usize| Some(usize::from(u16::from_le_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])));
-        let (end, count) = (number(0)?, number(2)?);
-        let stored = bytes.get(end..)?;
-        let row = (count & 0x7fff).div_ceil(8);
-        let mut literals: Vec<u8> = match count >> 15 {
-            0 => stored.to_vec(),
-            _ if stored.len() != 7 * row => return None,
-            _ => {
+        let (end, has_digits) = (number(0)? & 0x7fff, number(0)? >> 15 == 1);
+        let (count, is_packed) = (number(2)? & 0x7fff, number(2)? >> 15 == 1);
+        let mut stored = bytes.get(end..)?;
+        let mut marks = vec![0; count / 16];
+        let mut digits = [].iter();
+        if has_digits {
+            let at = stored.len().checked_sub(marks.len().div_ceil(4))?;
+            marks = (0..marks.len()).map(|chunk| stored[at + chunk / 4] >> (chunk % 4 * 2) & 3).collect();
+            let from = at.checked_sub(8 * marks.iter().filter(|mark| **mark > 0).count())?;
+            digits = stored[from..at].iter();
+            stored = &stored[..from];
+        }
+        let others = count.checked_sub(2 * digits.len())?;
+        let row = others.div_ceil(8);
+        let mut rest: Vec<u8> = match is_packed {
+            false if stored.len() == others => stored.to_vec(),
+            true if stored.len() == 7 * row => {
                 let last =
                     |at| (0..7).fold(0, |byte, row_of| byte | stored[row_of * row + at] >> 7 << row_of);
                 stored.iter().map(|byte| byte & 0x7f).chain((0..row).map(last)).collect()
             }
+            _ => return None,
         };
-        literals.truncate(if count >> 15 == 0 { literals.len() } else { count & 0x7fff });
-        if literals.len() != count & 0x7fff {
+        rest.truncate(others);
+        let mut rest = rest.into_iter();
+        let mut literals = Vec::new();
+        for mark in marks {
+            let alphabet = ["", "0123456789abcdef", "0123456789ABCDEF", "0123456789:\n,-. "]
+                [usize::from(mark)]
+            .as_bytes();
+            if mark == 0 {
+                literals.extend(rest.by_ref().take(16));
+                continue;
+            }
+            let both: Vec<u8> = digits.by_ref().take(8).copied().collect();
+            literals.extend(both.iter().map(|byte| alphabet[usize::from(byte & 15)]));
+            literals.extend(both.iter().map(|byte| alphabet[usize::from(byte >> 4)]));
+        }
+        literals.extend(rest);
+        if literals.len() > PAGE_BYTES {
             return None;
         }
         let (mut page, mut literals) = (Vec::new(), literals.into_iter());
@@ -423,28 +485,77 @@ mod tests {
         assert_eq!(decode(&bytes, &mut back), None);
     }
 
-    /// Bytes that are new, of ASCII or any, and copies of what was there before.
+    #[test]
+    fn digits_take_half_and_what_is_between_them_what_it_is() {
+        let nothing = noise(4);
+        for alphabet in [b"0123456789abcdef", b"0123456789ABCDEF", b"0123456789:\n,-. "] {
+            let digits = page_of(|at| alphabet[usize::from(nothing(at))]);
+            let marks = PAGE_BYTES / 16 / 4;
+            assert_eq!(round_trip(&digits).len(), HEAD_BYTES + marks + PAGE_BYTES / 2);
+            // One letter in each four chunks; and not just ASCII, which leaves nothing packed.
+            for (other, least) in [(b'z', 14), (0xe4, 16)] {
+                let mixed = page_of(|at| if at % 64 == 20 { other } else { digits[at] });
+                let chunks = PAGE_BYTES / 64;
+                assert_eq!(
+                    round_trip(&mixed).len(),
+                    HEAD_BYTES + marks + chunks * (3 * 8 + least),
+                    "{other}"
+                );
+            }
+        }
+    }
+
+    /// A few aren't worth the time.
+    #[test]
+    fn few_digits_stay_as_they_are() {
+        let (letters, digits) = (noise(8), noise(4));
+        for chunks in 0..40 {
+            let page = page_of(|at| {
+                if at < chunks * 16 {
+                    b"0123456789abcdef"[usize::from(digits(at))]
+                } else {
+                    letters(at) | 0x80
+                }
+            });
+            let length = HEAD_BYTES + PAGE_BYTES;
+            let packed = length + 64 - chunks * 8;
+            let least = if chunks < 16 { length } else { packed };
+            assert_eq!(round_trip(&page).len(), least, "{chunks}");
+        }
+    }
+
+    /// Bytes that are new, of ASCII or any or digits, and copies of what was there before.
     fn repetitive() -> impl Strategy<Value = [u8; PAGE_BYTES]> {
         let length = || prop_oneof![1_usize..12, 1_usize..100, 1_usize..1000];
         let piece = (length(), length(), prop_oneof![1_usize..20, 1_usize..4096]);
-        (proptest::collection::vec(piece, 1..200), any::<bool>(), any::<u64>()).prop_map(
-            |(pieces, is_ascii, mut seed)| {
-                let mut page = Vec::new();
-                for (new, count, distance) in pieces.iter().cycle() {
-                    for _ in 0..*new {
-                        seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-                        page.push((seed >> 56) as u8 & if is_ascii { 0x7f } else { 0xff });
-                    }
-                    for _ in 0..*count {
-                        page.push(page[page.len().saturating_sub(*distance)]);
-                    }
-                    if page.len() >= PAGE_BYTES {
-                        break;
-                    }
+        let like = prop_oneof![
+            Just("any"),
+            Just("ASCII"),
+            Just("0123456789abcdef"),
+            Just("0123456789:\n,-. "),
+            Just("FACE4z")
+        ];
+        (proptest::collection::vec(piece, 1..200), like, any::<u64>()).prop_map(|(pieces, like, mut seed)| {
+            let mut page = Vec::new();
+            for (new, count, distance) in pieces.iter().cycle() {
+                for _ in 0..*new {
+                    seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+                    let byte = (seed >> 56) as u8;
+                    page.push(match like {
+                        "any" => byte,
+                        "ASCII" => byte & 0x7f,
+                        letters => letters.as_bytes()[usize::from(byte) % letters.len()],
+                    });
                 }
-                *page.first_chunk().unwrap()
-            },
-        )
+                for _ in 0..*count {
+                    page.push(page[page.len().saturating_sub(*distance)]);
+                }
+                if page.len() >= PAGE_BYTES {
+                    break;
+                }
+            }
+            *page.first_chunk().unwrap()
+        })
     }
 
     proptest! {
