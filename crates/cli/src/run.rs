@@ -73,7 +73,9 @@ fn run_without(options: &RunOptions, why: Failure) -> Failure {
         let name = options.program[0].display();
         say::line(&format!("note: {name} runs without a budget (--unsupported run): {}", why.in_one_line()));
     }
-    let _ = Command::new(&options.program[0]).args(&options.program[1..]).exec();
+    let mut command = Command::new(&options.program[0]);
+    signals::hand_down_pipe(&mut command);
+    let _ = command.args(&options.program[1..]).exec();
     why
 }
 

@@ -1,8 +1,8 @@
 //! The supervisor's life beside the program: signals go on to it, its stopping and ending become ours.
 //!
 //! Signals are taken one by one from the blocked set, not by handlers, so nothing here runs at an odd
-//! moment. The program stays in our process group and session: what the terminal sends reaches it without
-//! us, so only what nobody but us was sent is passed on.
+//! moment. The program starts in our process group and session: what the terminal sends reaches it without
+//! us, so only what it wasn't sent, too, is passed on.
 
 use crate::sys::{self, ChildState, Disposition, SignalSet};
 use std::io;
@@ -45,12 +45,23 @@ pub fn hand_down(command: &mut Command, inherited: &Inherited) {
     unsafe { command.pre_exec(prepare) };
 }
 
+/// Makes a command that takes our place start with the pipe's signal as we got it.
+pub fn hand_down_pipe(command: &mut Command) {
+    let pipe = sys::sigpipe_at_start();
+    let prepare = move || {
+        sys::set_disposition(libc::SIGPIPE, pipe);
+        Ok(())
+    };
+    // SAFETY: sets a disposition, in a process with one thread.
+    unsafe { command.pre_exec(prepare) };
+}
+
 /// Stays with the program until it ends. `poll` is called ten times a second, and at the end.
 pub fn supervise(program: u32, mut poll: impl FnMut()) -> io::Result<ChildState> {
     let all = SignalSet::all();
     loop {
         let arrival = sys::next_signal(&all, POLL);
-        if let Some(arrival) = arrival.filter(sys::Arrival::is_for_us_alone) {
+        if let Some(arrival) = arrival.filter(|arrival| arrival.is_for(program)) {
             sys::send_signal(program, arrival.signal);
         }
         poll();

@@ -394,17 +394,35 @@ impl SignalSet {
 pub struct Arrival {
     /// Its number.
     pub signal: c_int,
-    /// Whether a process sent it, rather than the kernel (for the terminal, a child, a timer).
-    sent_by_process: bool,
+    from: Sender,
+}
+
+/// Who sends signals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sender {
+    /// Another process.
+    Process,
+    /// We did something that is answered with it: nobody reads what we write.
+    Ourselves,
+    /// The kernel, for a terminal, a child, or a timer.
+    Kernel,
 }
 
 impl Arrival {
-    /// Whether only this process has it, and not the program, which is in the same session: what another process sent, an alarm
-    /// set before we were executed, and the terminal's end, of which the kernel tells the session's leader.
-    pub fn is_for_us_alone(&self) -> bool {
+    /// Whether the program doesn't have it, too, and is to: what another process sent, an alarm set before we were executed, and
+    /// the terminal's end, of which the kernel tells the session's leader; and from the terminal all, if the program has left our
+    /// process group.
+    pub fn is_for(&self, program: u32) -> bool {
         // SAFETY: take and change nothing.
         let is_leader = || unsafe { libc::getsid(0) == libc::getpid() };
-        self.sent_by_process || self.signal == libc::SIGALRM || self.signal == libc::SIGHUP && is_leader()
+        // SAFETY: as above.
+        let has_left = || unsafe { libc::getpgid(program as libc::pid_t) != libc::getpgrp() };
+        match (self.from, self.signal) {
+            (Sender::Process, _) | (Sender::Kernel, libc::SIGALRM) => true,
+            (Sender::Kernel, libc::SIGHUP) => is_leader() || has_left(),
+            (Sender::Kernel, libc::SIGINT | libc::SIGQUIT | libc::SIGTSTP | libc::SIGWINCH) => has_left(),
+            _ => false,
+        }
     }
 }
 
@@ -417,8 +435,15 @@ pub fn next_signal(set: &SignalSet, timeout: Duration) -> Option<Arrival> {
     let signal = unsafe { libc::sigtimedwait(&set.0, info.as_mut_ptr(), &timeout) };
     // SAFETY: zeroed before, which is valid for a structure of integers.
     let info = unsafe { info.assume_init() };
-    // Codes of 0 and below are kill, sigqueue, tgkill and the like.
-    (signal > 0).then_some(Arrival { signal, sent_by_process: info.si_code <= 0 })
+    // Codes of 0 and below are kill, sigqueue, tgkill and the like; a write that nobody reads is answered as if by kill.
+    // SAFETY: such a signal has a sender; of all others the number is looked at and no more.
+    let is_own = unsafe { info.si_pid() } == std::process::id() as libc::pid_t;
+    let from = match info.si_code {
+        ..=0 if is_own => Sender::Ourselves,
+        ..=0 => Sender::Process,
+        _ => Sender::Kernel,
+    };
+    (signal > 0).then_some(Arrival { signal, from })
 }
 
 /// What a signal does when it arrives.

@@ -98,6 +98,29 @@ fn full_pool_without_a_disk_goes_over_the_budget_and_loses_nothing() {
     assert!(outcome.stderr.contains("the compressed pool is full"), "{}", outcome.stderr);
 }
 
+/// The kernel answers a message that nobody reads with SIGPIPE, which went on to the program.
+#[test]
+fn messages_that_nobody_reads_are_nothing_to_the_program() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let script = "import os, signal, time
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+noise = os.urandom(100 << 20)
+time.sleep(1)
+print(len(noise))";
+    let run = |messages: Stdio| {
+        let mut command = farpage::farpage();
+        command.env("FARPAGE_PRELOAD", farpage::budgeted::library());
+        command.args(["run", "--ram", "64M", "--no-disk", "python3", "-c", script]);
+        command.stdout(Stdio::piped()).stderr(messages).spawn().unwrap().wait_with_output().unwrap()
+    };
+    let heard = run(Stdio::piped());
+    assert!(String::from_utf8_lossy(&heard.stderr).contains("the compressed pool is full"), "{heard:?}");
+    let (nobody, messages) = std::io::pipe().unwrap();
+    drop(nobody);
+    let unheard = run(messages.into());
+    assert_eq!((unheard.status.code(), unheard.stdout), (Some(0), b"104857600\n".to_vec()));
+}
+
 /// A small ext4 on a loop device, unmounted at the end.
 struct SmallDisk {
     mounted: PathBuf,

@@ -145,13 +145,19 @@ fn signals_sent_to_us_reach_the_program() {
 /// `listen` prepares the process that becomes farpage; then `cause` has the kernel send it the signal, and nobody else.
 fn kernels_signal_reaches_the_program(
     signal: &str,
+    wrapper: &[&str],
     listen: impl FnMut() -> std::io::Result<()> + Send + Sync + 'static,
     cause: impl FnOnce(),
 ) {
     let mut command = farpage_run();
     let script =
         format!("trap 'echo got {signal}; exit 7' {signal}; echo ready; while :; do sleep 0.01; done");
-    command.args(["--quiet", "sh", "-c", &script]).stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+        .arg("--quiet")
+        .args(wrapper)
+        .args(["sh", "-c", &script])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
     // SAFETY: between fork and exec only async-signal-safe calls that take no memory of ours.
     unsafe { command.pre_exec(listen) };
     let mut child = command.spawn().unwrap();
@@ -172,22 +178,18 @@ fn alarm_set_before_us_reaches_the_program() {
         unsafe { libc::alarm(2) };
         Ok(())
     };
-    kernels_signal_reaches_the_program("ALRM", listen, || ());
+    kernels_signal_reaches_the_program("ALRM", &[], listen, || ());
 }
 
-/// Of a terminal that is closed the kernel tells the leader of its session, which we are in `xterm -e farpage run ...`.
-#[test]
-fn end_of_the_terminal_reaches_the_program() {
-    if !can_run() {
-        return;
-    }
+/// A terminal, in whose session farpage is the leader: its two ends, and what a process does to become that.
+fn terminal() -> (i32, i32, impl FnMut() -> std::io::Result<()> + Send + Sync + 'static) {
     let (mut terminal, mut ours) = (0, 0);
     let nothing = std::ptr::null_mut();
     // SAFETY: writes two integers.
     let opened =
         unsafe { libc::openpty(&raw mut terminal, &raw mut ours, nothing, nothing.cast(), nothing.cast()) };
     assert_eq!(opened, 0);
-    let listen = move || {
+    let lead = move || {
         // SAFETY: take no pointers. The other end must be the test's alone.
         unsafe {
             libc::close(terminal);
@@ -196,12 +198,40 @@ fn end_of_the_terminal_reaches_the_program() {
         }
         Ok(())
     };
-    kernels_signal_reaches_the_program("HUP", listen, || {
+    (terminal, ours, lead)
+}
+
+/// Of a terminal that is closed the kernel tells the leader of its session, which we are in `xterm -e farpage run ...`.
+#[test]
+fn end_of_the_terminal_reaches_the_program() {
+    if !can_run() {
+        return;
+    }
+    let (terminal, ours, lead) = terminal();
+    kernels_signal_reaches_the_program("HUP", &[], lead, || {
         // SAFETY: the test's own descriptor.
         unsafe { libc::close(terminal) };
     });
     // SAFETY: as above.
     unsafe { libc::close(ours) };
+}
+
+/// Control-C under `farpage run timeout 600 ...`: timeout makes a process group of its own, which isn't the terminal's.
+#[test]
+fn terminal_reaches_a_program_that_has_left_its_group() {
+    if !can_run() {
+        return;
+    }
+    let (terminal, ours, lead) = terminal();
+    kernels_signal_reaches_the_program("INT", &["setsid"], lead, || {
+        // SAFETY: the test's own descriptor, and a byte.
+        assert_eq!(unsafe { libc::write(terminal, c"\x03".as_ptr().cast(), 1) }, 1);
+    });
+    // SAFETY: as above.
+    unsafe {
+        libc::close(terminal);
+        libc::close(ours);
+    }
 }
 
 #[test]
