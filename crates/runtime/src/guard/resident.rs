@@ -16,10 +16,13 @@ use farpage_core::table::ranges::Flags;
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::Fault;
 use farpage_fault::signal::Handover;
+use farpage_os::clock::now_ns;
 use farpage_os::peek;
 
-/// After so many tries a page can't be had: its mapping is gone, or another thread discards it again and again.
+/// After so many tries, and so long, a page can't be had: its mapping is gone, or another thread discards it again and again. (Who
+/// waits for it is woken for others, too: by itself the number says nothing. A slow disk may take half a minute.)
 const TRIES_MAX: u32 = 1000;
+const TRIED_NS_MAX: u64 = 40_000_000_000;
 
 impl Engine {
     /// Sees to it that each page of `pages` that we manage is in the program's memory, to be written if `write`. It may be
@@ -64,7 +67,13 @@ impl Engine {
 
     /// Has one page brought in by `serve`, as often as it takes.
     pub(super) fn bring_page(&self, page: PageIndex, write: bool, mut serve: impl FnMut(Fault)) {
-        for tries in 0..TRIES_MAX {
+        let mut give_up_ns = u64::MAX;
+        for tries in 0_u32.. {
+            if tries == TRIES_MAX {
+                give_up_ns = now_ns() + TRIED_NS_MAX;
+            } else if tries > TRIES_MAX && now_ns() > give_up_ns {
+                return;
+            }
             // None while it is just being registered.
             let word = self.pager.table().get(page).map(|place| place.entry().load());
             let access = match word.map(|word| (word.state(), word.is_locked())) {

@@ -39,6 +39,8 @@ const GIVE_UP_NS: u64 = 20_000_000;
 /// After looking at all of the program's memory and finding that nothing can be moved, for good, nobody waits for the keeper
 /// for so many times as that took, and it doesn't look again.
 const REST_AFTER_LAP: u64 = 8;
+/// However much there is to evict, the keeper looks after the pool and the areas after so long.
+const EVICT_NS_MAX: u64 = 100_000_000;
 /// However much there is to evict, what this process may have is asked for again after so long.
 const LOOK_NS: u64 = 5_000_000;
 /// Batches of nothing but pages that calls hold, before a thread finds that there is nothing to evict. After each the hand goes on
@@ -180,7 +182,8 @@ impl Worker {
     /// Batches out of the program, until memory is below the stop mark, or it is better to wait.
     fn evict_to_stop(&mut self) -> Progress {
         let engine = self.engine;
-        let (mut progress, mut looked_ns) = (Progress::None, now_ns());
+        let began_ns = now_ns();
+        let (mut progress, mut looked_ns) = (Progress::None, began_ns);
         // Batches of nothing but shared pages, and since when there have been no others.
         let (mut shared_batches, mut since_ns) = (0, 0);
         let batch = engine.background_batch();
@@ -227,6 +230,9 @@ impl Worker {
             if now >= looked_ns + LOOK_NS {
                 engine.take_share();
                 looked_ns = now;
+            }
+            if now >= began_ns + EVICT_NS_MAX {
+                break;
             }
         }
         progress

@@ -419,12 +419,18 @@ impl Worker {
     /// The same in a thread of the program, by its own descriptor of the area. Whatever goes wrong, a thread finds out why
     /// whose descriptors nobody can change.
     fn read_here(&mut self, mut ticket: Ticket, file: BorrowedFd<'_>) {
-        let is_read = self.back(&mut ticket) && self.fill(&ticket, file).is_ok();
+        if !self.back(&mut ticket) {
+            return self.engine.pager.give_back(ticket);
+        }
+        let read = self.fill(&ticket, file);
         let _shared = self.engine.map.shared(self.index);
-        if is_read && self.engine.pager.read_done(&ticket, self.scratch).is_ok() {
+        if read.is_ok() && self.engine.pager.read_done(&ticket, self.scratch).is_ok() {
             return self.install(ticket);
         }
-        if let Some(slot) = ticket.slot() {
+        // If the kernel is only short of something the number is still what it was.
+        if let Some(slot) = ticket.slot()
+            && !read.is_err_and(IoError::is_retryable)
+        {
             self.engine.direct.descriptors.lose_area(slot.area());
         }
         self.engine.pager.give_back(ticket);

@@ -103,11 +103,23 @@ impl Worker {
         }
     }
 
-    /// Collects what the devices have finished, and settles it.
+    /// Collects what the devices have finished, and settles it. Waits only if nothing is finished on any.
     pub(super) fn collect_writes(&mut self, wait: Wait) {
-        let mut done = [Completion::EMPTY; WRITES_MAX];
-        let mut wait = wait;
         let is_news = self.has_writes();
+        if self.collect_from_all(Wait::No) == 0 && wait != Wait::No {
+            self.collect_from_all(wait);
+        }
+        if is_news {
+            self.looked_ns = now_ns();
+        }
+        for at in 0..WRITES_MAX {
+            self.settle_write(at);
+        }
+    }
+
+    /// How many are done. Waits for the first area that has any under way, if at all.
+    fn collect_from_all(&mut self, mut wait: Wait) -> usize {
+        let (mut done, mut all) = ([Completion::EMPTY; WRITES_MAX], 0);
         for area in 0..AREAS_MAX {
             let Some(back_end) = self.back_ends.get(AreaId(area as u8)) else { continue };
             if back_end.in_flight() == 0 {
@@ -125,13 +137,9 @@ impl Worker {
             for completion in done.iter().take(count) {
                 self.ended(completion.token as usize, completion.result);
             }
+            all += count;
         }
-        if is_news {
-            self.looked_ns = now_ns();
-        }
-        for at in 0..WRITES_MAX {
-            self.settle_write(at);
-        }
+        all
     }
 
     /// Tells the order of areas how long a write took that has just been found done. The ring doesn't say when that
