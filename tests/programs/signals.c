@@ -1,6 +1,7 @@
 /* Threads, handlers and children as they are when Farpage comes in, and made afterwards. Most of these ended the program
  * once in `--faults signal`, where a blocked signal, a missing stack or somebody else's handler is enough for that. */
 #include "check.h"
+#include <execinfo.h>
 #include <linux/sched.h>
 #include <setjmp.h>
 
@@ -300,6 +301,17 @@ static void thread_that_is_cancelled(void)
     CHECK(result == PTHREAD_CANCELED && cleaned);
 }
 
+static volatile int answer = -1;
+
+/* In a thread that has no alternate stack its handlers may give it one. */
+static void on_no_stack(int number)
+{
+    static char another[16 * 1024];
+    stack_t set = { .ss_sp = another, .ss_size = sizeof another };
+    (void)number;
+    answer = sigaltstack(&set, NULL);
+}
+
 /* The program's own alternate stack and mask are what it says they are. */
 static void what_the_program_believes(void)
 {
@@ -319,13 +331,28 @@ static void what_the_program_believes(void)
     CHECK(sigaltstack(&set, NULL) == -1 && errno == ENOMEM);
     set.ss_flags = SS_DISABLE;
     CHECK(sigaltstack(&set, NULL) == 0 && sigaltstack(NULL, &found) == 0 && found.ss_flags == SS_DISABLE);
+    struct sigaction action = { .sa_handler = on_no_stack, .sa_flags = SA_ONSTACK };
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0 && raise(SIGUSR1) == 0 && answer == 0);
     VERIFY(area, LARGE, 1);
 }
 
 /* A collector's write barrier: memory that it has made read-only tells it of the first write to each page. What is out
  * must not tell it anything, and what the program has no mapping for is told as ever. */
-static volatile size_t barriers, wrong_address, null_accesses;
+static volatile size_t barriers, wrong_address, null_accesses, unwound;
 static char *old_objects;
+
+static void write_barriers(void);
+
+/* Whether an unwinder, as of a crash handler or of exceptions, finds its way from a handler to where the signal came. */
+static int is_unwound(void)
+{
+    void *frames[64];
+    int count = backtrace(frames, 64);
+    for (int at = 0; at < count; at++)
+        if ((uintptr_t)frames[at] - (uintptr_t)write_barriers < PAGE)
+            return 1;
+    return 0;
+}
 
 static void on_barrier(int number, siginfo_t *info, void *context)
 {
@@ -333,6 +360,7 @@ static void on_barrier(int number, siginfo_t *info, void *context)
     (void)context;
     if (address < (char *)PAGE) {
         null_accesses += info->si_code == SEGV_MAPERR;
+        unwound += is_unwound();
         siglongjmp(jump, number);
     }
     if (address < old_objects || address >= old_objects + LARGE / 2 || info->si_code != SEGV_ACCERR)
@@ -345,6 +373,8 @@ static void write_barriers(void)
 {
     struct sigaction action = { .sa_sigaction = on_barrier, .sa_flags = SA_SIGINFO };
     CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
+    /* The first time it loads a library. */
+    CHECK(is_unwound());
     grow();
     old_objects = area;
     CHECK(mprotect(old_objects, LARGE / 2, PROT_READ) == 0);
@@ -357,6 +387,7 @@ static void write_barriers(void)
             *nowhere = 1;
     }
     CHECK(wrong_address == 0 && barriers == (LARGE / 2 / PAGE + 6) / 7 && null_accesses == (LARGE / 2 / PAGE + 699) / 700);
+    CHECK(unwound == null_accesses);
     CHECK(sigaction(SIGSEGV, NULL, &action) == 0 && action.sa_sigaction == on_barrier && (action.sa_flags & SA_SIGINFO));
     CHECK(mprotect(old_objects, LARGE / 2, PROT_READ | PROT_WRITE) == 0);
     VERIFY(area, LARGE, 1);

@@ -219,7 +219,7 @@ impl Action {
         Action {
             handler: handler as *const () as usize,
             flags: SA_SIGINFO | SA_ONSTACK | SA_RESTART | SA_NODEFER | SA_RESTORER,
-            restorer: return_from_signal as *const () as usize,
+            restorer: return_from_signal as *const () as usize + 1,
             mask: !open,
         }
     }
@@ -272,10 +272,11 @@ impl Action {
     }
 }
 
-/// Where a handler returns to.
+/// Where a handler returns to, behind its first byte. Unwinders know a signal's frame by these very bytes, and look up the one
+/// before them: it must be nobody else's.
 #[unsafe(naked)]
 unsafe extern "C" fn return_from_signal() {
-    naked_asm!("mov eax, {number}", "syscall", "ud2", number = const number::RT_SIGRETURN)
+    naked_asm!("nop", "mov rax, {number}", "syscall", "ud2", number = const number::RT_SIGRETURN)
 }
 
 /// Installs a disposition and returns the one before.

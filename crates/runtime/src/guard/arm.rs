@@ -40,6 +40,9 @@ const PAUSE_NS: u64 = 50_000_000;
 /// How long a thread that doesn't answer is given until we look whether it still lives.
 const PATIENCE_NS: u64 = 5_000_000;
 
+/// And a thread that is on a stack of its own, until it is asked again: longer each time.
+const LATER_NS: core::ops::Range<u64> = 1_000_000..1_000_000_000;
+
 /// And until the user is told. It may still come: a thread that waits for a child of vfork, or for a disk.
 const TELL_AFTER_NS: u64 = 2_000_000_000;
 
@@ -162,6 +165,8 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
     if thread == 0 {
         return;
     }
+    let began_ns = now_ns();
+    let mut later_ns = LATER_NS.start;
     loop {
         let since = now_ns();
         let (mut pause_ns, mut state) = (20_000, room.state.load(Ordering::Acquire));
@@ -178,13 +183,15 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
                 // libc has put its own handler there, which doesn't know what we want.
                 let _ = send_to_thread(engine.process, thread, SIGSETXID, room.word());
             }
-            if waited_ns > TELL_AFTER_NS {
+            if now_ns() - began_ns > TELL_AFTER_NS {
                 engine.record.notice(Notice::NotArmed, u64::from(thread));
             }
         }
         match state {
+            // On a stack of its own just now. Each asking interrupts what it waits for, which then begins anew.
             LATER => {
-                sleep_ns(1_000_000);
+                sleep_ns(later_ns);
+                later_ns = (later_ns * 2).min(LATER_NS.end);
                 ask(engine, thread, room);
             }
             FAILED => engine.stop_program(StopReason::Arming),
@@ -255,13 +262,16 @@ unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context)
     let own = unsafe { &mut *room.own.get() };
     own.claimed = context.blocked & open();
     let expected = own.expected.take();
-    make_again(context, expected);
+    let is_made_again = make_again(context, expected);
     if !move_in(room) {
         return room.state.store(LATER, Ordering::Release);
     }
     context.blocked &= !open();
     context.stack = room.stack();
     wait_for_the_rest(context);
+    if is_made_again && signals::is_handling(context.blocked) {
+        end_after_all(context);
+    }
 }
 
 /// The thread, armed, goes on when there is something to serve its faults, or when that takes too long.
@@ -274,12 +284,15 @@ fn wait_for_the_rest(context: &Context) {
     }
 }
 
-/// The kernel has ended a call with EINTR for our signal, which the program has nothing to do with: it is made again.
-fn make_again(context: &mut Context, expected: Option<CallUnderWay>) {
-    const EINTR: usize = -(linux_raw_sys::errno::EINTR as isize) as usize;
-    /// Of the instruction `syscall`.
-    const INSTRUCTION_BYTES: usize = 2;
-    let Some(expected) = expected.filter(|_| context.register(Register::Rax) == EINTR) else { return };
+/// What a call has returned that a signal has ended.
+const EINTR: usize = -(linux_raw_sys::errno::EINTR as isize) as usize;
+/// Of the instruction `syscall`.
+const INSTRUCTION_BYTES: usize = 2;
+
+/// The kernel has ended a call with EINTR for our signal, which the program has nothing to do with: it is made again. Whether
+/// that is so.
+fn make_again(context: &mut Context, expected: Option<CallUnderWay>) -> bool {
+    let Some(expected) = expected.filter(|_| context.register(Register::Rax) == EINTR) else { return false };
     let is_the_same = expected.instruction == context.register(Register::Rip)
         && expected.stack_pointer == context.register(Register::Rsp)
         && expected.arguments == dispatch::Call::stopped(0, context).arguments;
@@ -287,4 +300,12 @@ fn make_again(context: &mut Context, expected: Option<CallUnderWay>) {
         context.set_register(Register::Rax, expected.number);
         context.set_register(Register::Rip, expected.instruction - INSTRUCTION_BYTES);
     }
+    is_the_same
+}
+
+/// A signal of the program's has come meanwhile, whose handler runs as soon as this one returns: it is that which has ended the
+/// call, and not ours. (Made again after the handler, `pause` would wait for the next one.)
+fn end_after_all(context: &mut Context) {
+    context.set_register(Register::Rax, EINTR);
+    context.set_register(Register::Rip, context.register(Register::Rip) + INSTRUCTION_BYTES);
 }

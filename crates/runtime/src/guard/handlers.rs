@@ -410,14 +410,15 @@ impl Stopped<'_> {
         self.make()
     }
 
-    /// `sigaltstack`: handlers run on ours; the program believes that they run on its own.
+    /// `sigaltstack`: handlers run on ours; the program believes that they run on its own, or on the thread's if it has none.
     fn change_stack(&mut self, memory: &mut Guarding<'_>) -> isize {
         let [new, before, ..] = self.call.arguments;
         // SAFETY: its own thread's.
         let own = unsafe { &mut *self.room.own.get() };
-        let is_in_use = self.room.is_on_stack(self.context.register(Register::Rsp));
         let mut old = own.alternate;
-        if is_in_use && old != AlternateStack::NONE {
+        let is_in_use =
+            old != AlternateStack::NONE && self.room.is_on_stack(self.context.register(Register::Rsp));
+        if is_in_use {
             old.flags |= AlternateStack::IN_USE;
         }
         if new != 0 {

@@ -101,14 +101,22 @@ pub fn any_interrupts() -> bool {
 pub fn is_ending(blocked: u64) -> bool {
     // Those that do nothing by default, or stop the process or let it go on: CHLD, CONT, STOP, TSTP, TTIN, TTOU, URG, WINCH.
     const HARMLESS: u64 = bit(17) | bit(18) | bit(19) | bit(20) | bit(21) | bit(22) | bit(23) | bit(28);
+    waiting(!blocked & !HARMLESS).any(|action| !action.is_handler() && !action.is_ignored())
+}
+
+/// Whether a signal waits that the program handles, in a thread that blocks `blocked`.
+pub fn is_handling(blocked: u64) -> bool {
+    waiting(!blocked & !open()).any(|action| action.is_handler())
+}
+
+/// The dispositions of those of these signals that wait.
+fn waiting(signals: u64) -> impl Iterator<Item = Action> {
     let mut waiting = 0_u64;
     // SAFETY: the kernel writes a set of 8 bytes, on our own stack.
     unsafe { sys::call(number::RT_SIGPENDING, [&raw mut waiting as usize, 8, 0, 0, 0, 0]) };
-    let waiting = waiting & !blocked & !HARMLESS;
     (1..=SIGNALS)
-        .filter(|signal| waiting & bit(*signal) != 0)
+        .filter(move |signal| waiting & signals & bit(*signal) != 0)
         .filter_map(|signal| action_of(signal).ok())
-        .any(|action| !action.is_handler() && !action.is_ignored())
 }
 
 /// Handlers that the program installed before its calls were looked at don't block our signals either: they make calls.
