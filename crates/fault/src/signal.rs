@@ -183,8 +183,11 @@ impl Handover {
     fn take(&self, faults: &mut [Fault; FAULTS_MAX]) -> usize {
         let mut ring = self.ring.lock();
         let was_full = ring.count == WAITING_MAX;
+        // The others are for who has nothing to do: each may have to be read.
+        let idle = self.idle.load(Ordering::Relaxed) as usize;
+        let most = ring.count.div_ceil(idle + 1).min(FAULTS_MAX);
         let mut count = 0;
-        while count < FAULTS_MAX && ring.count > 0 {
+        while count < most {
             faults[count] = ring.faults[ring.first];
             ring.first = (ring.first + 1) % WAITING_MAX;
             ring.count -= 1;

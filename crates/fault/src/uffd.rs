@@ -67,21 +67,46 @@ const fn install_error(trouble: Trouble) -> InstallError {
     }
 }
 
-/// What is read is the kernel's page of zeros. A write to that is another fault, and the processors on which other threads run
-/// must hear that the page has changed: so what is about to be written gets its own memory.
-fn zero(uffd: &Uffd, pages: PageRange, access: Access) -> Result<u64, InstallError> {
-    let (pages, done) = if access == Access::Write {
-        let pages = PageRange::of(pages.start, pages.count().min(ZEROS as u64));
-        // SAFETY: as many pages, which are constants.
-        (pages, unsafe { uffd.copy_run(pages, ZERO_PAGES.as_ptr().cast()) })
-    } else {
-        (pages, uffd.zero(pages))
-    };
+/// Tries something with a run of pages. The kernel says no to all of it where one of its mappings ends and another begins, of which we
+/// know nothing: then the first half is tried, and of that. Which pages it was tried with at last, and what came of it.
+fn by_halves(
+    pages: PageRange,
+    no: Trouble,
+    mut attempt: impl FnMut(PageRange) -> Result<(), Trouble>,
+) -> (PageRange, Result<(), Trouble>) {
+    let mut part = pages;
+    loop {
+        match attempt(part) {
+            Err(trouble) if trouble == no && part.count() > 1 => {
+                part = PageRange::of(part.start, part.count() / 2);
+            }
+            done => return (part, done),
+        }
+    }
+}
+
+/// How many of the first pages something was done with.
+fn of_run((pages, done): (PageRange, Result<(), Trouble>)) -> Result<u64, InstallError> {
     match done {
         Ok(()) => Ok(pages.count()),
         Err(Trouble::Partly(done)) => Ok(done),
         Err(trouble) => Err(install_error(trouble)),
     }
+}
+
+/// What is read is the kernel's page of zeros. A write to that is another fault, and the processors on which other threads run
+/// must hear that the page has changed: so what is about to be written gets its own memory.
+fn zero(uffd: &Uffd, pages: PageRange, access: Access) -> Result<u64, InstallError> {
+    let is_write = access == Access::Write;
+    let most = if is_write { ZEROS as u64 } else { u64::MAX };
+    let pages = PageRange::of(pages.start, pages.count().min(most));
+    of_run(by_halves(pages, Trouble::Missing, |pages| {
+        if !is_write {
+            return uffd.zero(pages);
+        }
+        // SAFETY: as many pages at most, which are constants.
+        unsafe { uffd.copy_run(pages, ZERO_PAGES.as_ptr().cast()) }
+    }))
 }
 
 /// Copies a frame in.
@@ -99,12 +124,8 @@ unsafe fn copy_in(uffd: &Uffd, page: PageIndex, frame: *mut PageBytes) -> Result
 /// # Safety
 /// As for `Pages::install_run`.
 unsafe fn copy_run_in(uffd: &Uffd, pages: PageRange, source: *const PageBytes) -> Result<u64, InstallError> {
-    // SAFETY: passed on.
-    match unsafe { uffd.copy_run(pages, source.cast()) } {
-        Ok(()) => Ok(pages.count()),
-        Err(Trouble::Partly(done)) => Ok(done),
-        Err(trouble) => Err(install_error(trouble)),
-    }
+    // SAFETY: passed on; it is the first of the pages that are tried.
+    of_run(by_halves(pages, Trouble::Missing, |pages| unsafe { uffd.copy_run(pages, source.cast()) }))
 }
 
 fn poison(uffd: &Uffd, page: PageIndex) -> Result<(), InstallError> {
@@ -218,20 +239,26 @@ impl<'u> ByMove<'u> {
 
     /// Takes one run, going on after each page that the kernel refuses.
     fn take_run(&self, run: &mut [Outgoing], has_memory: impl Fn(&mut Outgoing) -> bool) {
-        let mut at = 0;
+        // Where one page alone was refused the next are likely to be.
+        let (mut at, mut most) = (0, run.len());
         while at < run.len() {
             // Memory of ours: see `has_memory_here`. What looks like a page that was moved there would be our zeros.
             if run[at].backing == Backing::Memory {
                 at += 1;
                 continue;
             }
-            let rest = PageRange::of(run[at].page, (run.len() - at) as u64);
+            let rest = PageRange::of(run[at].page, most.min(run.len() - at) as u64);
             // SAFETY: the pages are locked by the caller of `take`, who serves whoever touches them; frames
             // are holes, in registered memory of ours. Nothing of ours refers into the program's memory.
-            let moved = unsafe { self.uffd.move_pages(page_of(run[at].frame), rest, false) };
+            let move_them = |pages| unsafe { self.uffd.move_pages(page_of(run[at].frame), pages, false) };
+            let (tried, moved) = by_halves(rest, Trouble::Refused, move_them);
+            let tried = tried.count() as usize;
+            most = if moved == Err(Trouble::Refused) { 1 } else { tried * 2 };
             let Err(trouble) = moved else {
-                run[at..].iter_mut().for_each(|page| page.taken = Taken::Yes);
-                return;
+                let end = at + tried;
+                run[at..end].iter_mut().for_each(|page| page.taken = Taken::Yes);
+                at = end;
+                continue;
             };
             let before = at;
             while at < run.len() && has_memory(&mut run[at]) {

@@ -302,6 +302,7 @@ suite! {
     touch_of_a_taken_page_waits_for_its_install
     install_over_a_page_is_refused_and_changes_nothing
     run_is_installed_up_to_the_first_page_that_is_there
+    run_goes_over_borders_of_the_kernels_mappings
     threads_hammering_see_every_byte_while_pages_go_in_and_out
     page_shared_with_a_child_is_never_taken_wrongly;
     both:
@@ -543,6 +544,32 @@ mod cases {
         for at in 0..8 {
             assert_eq!(bench.read(at), vec![at as u8 + 1; PAGE_BYTES]);
             assert_eq!(bench.frame_bytes(20 + at), vec![at as u8 + 1; PAGE_BYTES], "the source stays");
+        }
+    }
+
+    /// What we know as one range the kernel may keep in several mappings. It refused the whole run, and then each page of it up to
+    /// the border by itself; of pages that had been read ahead one came in, and the others were thrown away.
+    pub fn run_goes_over_borders_of_the_kernels_mappings(bench: &'static Bench) {
+        const COUNT: usize = 32;
+        bench.fill(COUNT);
+        for border in [1, 5, 6, 23] {
+            let apart = bench.range(border, 1).start.address() as *mut libc::c_void;
+            // SAFETY: memory of the test's own; no byte is changed.
+            assert_eq!(unsafe { libc::madvise(apart, PAGE_BYTES, libc::MADV_DONTDUMP) }, 0);
+        }
+        let taken = bench.take(&(0..COUNT).map(|at| (at, 20 + at)).collect::<Vec<_>>());
+        assert!(taken.iter().all(|page| page.taken == Taken::Yes));
+        for at in 0..COUNT {
+            assert_eq!(bench.frame_bytes(20 + at), vec![at as u8 + 1; PAGE_BYTES]);
+        }
+        let mut from = 0;
+        while from < COUNT {
+            let rest = bench.range(from, COUNT - from);
+            // SAFETY: the frames were filled by `take`; nobody else has them.
+            from += unsafe { bench.pages.install_run(rest, bench.frame(20 + from)) }.unwrap() as usize;
+        }
+        for at in 0..COUNT {
+            assert_eq!(bench.read(at), vec![at as u8 + 1; PAGE_BYTES]);
         }
     }
 
