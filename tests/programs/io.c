@@ -287,6 +287,39 @@ static void large_writes_that_wait(void)
     VERIFY(from, 40 * MIB, 13);
 }
 
+static void *writes_much(void *from)
+{
+    return (void *)write(pipe_ends[1], from, 40 * MIB);
+}
+
+/* Of two that find room in a pipe one gets it. The other can still be told to stop. */
+static void two_writers_of_a_pipe(void)
+{
+    char *from = filled(40 * MIB, 18);
+    static char drained[1 * MIB];
+    struct sigaction action = { .sa_handler = rings };
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    CHECK(pipe2(pipe_ends, 0) == 0 && fcntl(pipe_ends[0], F_SETFL, O_NONBLOCK) == 0);
+    for (int round = 0; round < 40; round++) {
+        pthread_t writers[2];
+        for (int i = 0; i < 2; i++)
+            CHECK(pthread_create(&writers[i], NULL, writes_much, from) == 0);
+        usleep(20000);
+        for (int i = 0; i < 2; i++) {
+            void *written;
+            /* One that isn't in its write yet hears it too early. */
+            while (pthread_tryjoin_np(writers[i], &written) != 0) {
+                CHECK(pthread_kill(writers[i], SIGUSR1) == 0);
+                usleep(1000);
+            }
+            CHECK((ssize_t)written == -1 || ((ssize_t)written > 0 && (ssize_t)written < (ssize_t)MIB));
+        }
+        while (read(pipe_ends[0], drained, sizeof drained) > 0)
+            ;
+    }
+    VERIFY(from, 40 * MIB, 18);
+}
+
 /* Who gets less than it asked for from what doesn't wait knows that there is no more, and waits for epoll's next edge. What is
  * only looked at comes as a whole, too. */
 static void reads_that_do_not_wait(void)
@@ -435,4 +468,5 @@ MAIN({ "files", files }, { "streams", streams }, { "long_lines", long_lines }, {
      { "pipes", pipes }, { "pages_lent_to_a_pipe", pages_lent_to_a_pipe },
      { "pinned_over_the_budget", pinned_over_the_budget }, { "through_proc", through_proc },
      { "futexes", futexes }, { "all_in_one_call", all_in_one_call },
-     { "large_writes_that_wait", large_writes_that_wait }, { "reads_that_do_not_wait", reads_that_do_not_wait })
+     { "large_writes_that_wait", large_writes_that_wait }, { "two_writers_of_a_pipe", two_writers_of_a_pipe },
+     { "reads_that_do_not_wait", reads_that_do_not_wait })

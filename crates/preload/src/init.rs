@@ -7,7 +7,7 @@ use farpage::engine::Engine;
 use farpage::session::{Notice, PATH_BYTES, SESSION_ENV, StartFailure};
 use farpage::start::{Start, StartError, start};
 use farpage_os::memory;
-use farpage_os::sys;
+use farpage_os::{report, sys};
 
 /// Exit status of "Farpage itself failed".
 pub const FAILED: i32 = 125;
@@ -91,7 +91,14 @@ pub fn begin(parent: Option<&'static Engine>) -> bool {
             true
         }
         Err(StartError::NoSession) => false,
-        // The supervisor says why: it was told, unless not even the request or the keeper could be made.
+        Err(StartError::Failed(StartFailure::Thread, _)) => {
+            // Nobody was there yet who could have told the supervisor.
+            report::say(
+                "there can't be another thread here (see ulimit -u, and the container's limit of processes)",
+            );
+            sys::exit_group(FAILED)
+        }
+        // The supervisor says why: it was told, unless not even the request could be made.
         Err(_) => sys::exit_group(FAILED),
     }
 }

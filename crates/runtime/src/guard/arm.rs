@@ -40,8 +40,8 @@ const PAUSE_NS: u64 = 50_000_000;
 /// How long a thread that doesn't answer is given until we look whether it still lives.
 const PATIENCE_NS: u64 = 5_000_000;
 
-/// And a thread that is on a stack of its own, until it is asked again: longer each time.
-const LATER_NS: core::ops::Range<u64> = 1_000_000..1_000_000_000;
+/// And a thread that is on a stack of its own, until it is asked again: longer each time. The others wait no longer for it.
+const LATER_NS: core::ops::Range<u64> = 1_000_000..PAUSE_NS;
 
 /// And until the user is told. It may still come: a thread that waits for a child of vfork, or for a disk.
 const TELL_AFTER_NS: u64 = 2_000_000_000;
@@ -263,13 +263,14 @@ unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context)
     own.claimed = context.blocked & open();
     let expected = own.expected.take();
     let is_made_again = make_again(context, expected);
-    if !move_in(room) {
-        return room.state.store(LATER, Ordering::Release);
+    if move_in(room) {
+        context.blocked &= !open();
+        context.stack = room.stack();
+        wait_for_the_rest(context);
+    } else {
+        room.state.store(LATER, Ordering::Release);
     }
-    context.blocked &= !open();
-    context.stack = room.stack();
-    wait_for_the_rest(context);
-    if is_made_again && signals::is_handling(context.blocked) {
+    if is_made_again && signals::is_handling(context.blocked | bit(SIGSETXID)) {
         end_after_all(context);
     }
 }

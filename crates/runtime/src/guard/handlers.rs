@@ -416,8 +416,9 @@ impl Stopped<'_> {
         // SAFETY: its own thread's.
         let own = unsafe { &mut *self.room.own.get() };
         let mut old = own.alternate;
-        let is_in_use =
-            old != AlternateStack::NONE && self.room.is_on_stack(self.context.register(Register::Rsp));
+        let is_in_handler = self.room.is_on_stack(self.context.register(Register::Rsp));
+        own.is_set_in_handler &= is_in_handler;
+        let is_in_use = is_in_handler && old != AlternateStack::NONE && !own.is_set_in_handler;
         if is_in_use {
             old.flags |= AlternateStack::IN_USE;
         }
@@ -430,7 +431,7 @@ impl Stopped<'_> {
             let stack =
                 AlternateStack { start: start as usize, flags: flags as u32 as usize, bytes: bytes as usize };
             match stack.accepted() {
-                Ok(stack) => own.alternate = stack,
+                Ok(stack) => (own.alternate, own.is_set_in_handler) = (stack, is_in_handler),
                 Err(errno) => return -(errno.0 as isize),
             }
         }

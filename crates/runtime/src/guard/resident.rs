@@ -16,13 +16,15 @@ use farpage_core::table::ranges::Flags;
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::Fault;
 use farpage_fault::signal::Handover;
-use farpage_os::clock::now_ns;
+use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::peek;
 
 /// After so many tries, and so long, a page can't be had: its mapping is gone, or another thread discards it again and again. (Who
 /// waits for it is woken for others, too: by itself the number says nothing. A slow disk may take half a minute.)
 const TRIES_MAX: u32 = 1000;
 const TRIED_NS_MAX: u64 = 40_000_000_000;
+/// From then on it isn't tried more often than that.
+const PAUSE_NS: u64 = 1_000_000;
 
 impl Engine {
     /// Sees to it that each page of `pages` that we manage is in the program's memory, to be written if `write`. It may be
@@ -71,8 +73,11 @@ impl Engine {
         for tries in 0_u32.. {
             if tries == TRIES_MAX {
                 give_up_ns = now_ns() + TRIED_NS_MAX;
-            } else if tries > TRIES_MAX && now_ns() > give_up_ns {
-                return;
+            } else if tries > TRIES_MAX {
+                if now_ns() > give_up_ns {
+                    return;
+                }
+                sleep_ns(PAUSE_NS);
             }
             // None while it is just being registered.
             let word = self.pager.table().get(page).map(|place| place.entry().load());

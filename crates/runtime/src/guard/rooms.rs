@@ -50,6 +50,8 @@ pub struct Level {
 pub struct Own {
     /// The alternate stack that the program believes to have.
     pub alternate: AlternateStack,
+    /// It was set in a handler that isn't on it: there was none. That handler, if it still runs, may set it again.
+    pub is_set_in_handler: bool,
     /// Signals that the program believes to block, and that stay open.
     pub claimed: u64,
     /// The thread waits for a child that uses its room, or has.
@@ -210,6 +212,7 @@ impl Room {
             }
             *room.own.get() = Own {
                 alternate: AlternateStack::NONE,
+                is_set_in_handler: false,
                 claimed: 0,
                 lent: None,
                 strange: (PageIndex(0), 0),
