@@ -57,6 +57,8 @@ pub struct Area {
     pub grows: bool,
     /// Whether the disk is told of clusters that became empty.
     pub discards: bool,
+    /// All of it is discarded before its use: when what the user has asked for isn't refused.
+    pub discards_first: bool,
     /// Slots that must not be used.
     pub bad_slots: Vec<u32>,
     /// Free bytes that growing must leave on the disk.
@@ -98,20 +100,34 @@ impl Area {
         (u64::from(self.slots) - 1 - self.bad_slots.len() as u64) * PAGE_BYTES as u64
     }
 
+    /// Before the run, and after all that is asked for was checked: what is on a device is lost. As with swapon, a failure is told and no more.
+    pub fn prepare(&mut self) {
+        if !self.discards_first {
+            return;
+        }
+        // All but the header.
+        let bytes = (u64::from(self.slots) - 1) * PAGE_BYTES as u64;
+        if let Err(error) = sys::discard(&self.file, PAGE_BYTES as u64, bytes) {
+            let failed = format!("{} could not be discarded before its use: {error}", self.path.display());
+            self.warning = together([self.warning.take(), Some(failed)]);
+        }
+    }
+
     /// After the run: the user's empty file is empty again, and holds nothing of the program's memory. What there is to say if
     /// it isn't: processes that the program has left behind may have pages there.
     pub fn close(self) -> Option<String> {
         if self.kind != Kind::EmptyFile {
             return None;
         }
-        if let Ok(true) = lock_soon(&self.file, Lock::Exclusive) {
-            let _ = self.file.set_len(0);
-            return None;
-        }
+        let emptied = lock_soon(&self.file, Lock::Exclusive)
+            .and_then(|is_ours| if is_ours { self.file.set_len(0).map(|()| true) } else { Ok(false) });
+        let why = match emptied {
+            Ok(true) => return None,
+            Ok(false) => "processes that the program has started use it; when they have ended".to_owned(),
+            Err(error) => format!("it can't be emptied: {error}; to do so"),
+        };
         let path = self.path.display();
-        Some(format!(
-            "note: {path} is left as it is: processes that the program has started use it; when they have ended: truncate -s 0 {path}"
-        ))
+        Some(format!("note: {path} is left as it is: {why}: truncate -s 0 {path}"))
     }
 }
 
@@ -158,16 +174,9 @@ fn discarding(mut area: Area, discard: Discard, machine: &Machine) -> Result<Are
                 together([area.warning, Some(format!("{name} can't discard: it is used without"))]);
             return Ok(area);
         }
-        Kind::Device if discard != Discard::Pages => {
-            // All but the header. As with swapon, a failure is told and no more.
-            let bytes = (u64::from(area.slots) - 1) * PAGE_BYTES as u64;
-            if let Err(error) = sys::discard(&area.file, PAGE_BYTES as u64, bytes) {
-                let failed = format!("{name} could not be discarded before its use: {error}");
-                area.warning = together([area.warning, Some(failed)]);
-            }
-        }
+        Kind::Device => area.discards_first = discard != Discard::Pages,
         // A file that grows is empty when it is put on.
-        Kind::Device | Kind::Temporary | Kind::EmptyFile => {}
+        Kind::Temporary | Kind::EmptyFile => {}
     }
     area.discards = discard != Discard::Once;
     Ok(area)
@@ -425,6 +434,7 @@ fn growing(argument: &SwapArgument, file: File, disk: FileSystem, kind: Kind) ->
         priority: 0,
         grows: true,
         discards: false,
+        discards_first: false,
         bad_slots: Vec::new(),
         disk_reserve_bytes,
         places: None,

@@ -10,6 +10,7 @@ use crate::numbers::iec;
 use crate::options::DoctorOptions;
 use crate::preload;
 use crate::say;
+use crate::session::FILE_BYTES_MIN;
 use crate::summary::{faults_name, install_name, io_name, uffd_name};
 use crate::swap_argument::SwapArgument;
 use crate::sys::{self, Faults, Resource};
@@ -65,6 +66,11 @@ struct Choice {
     why: Vec<String>,
 }
 
+const KERNEL: &str = "kernel";
+const FILE_SIZE: &str = "RLIMIT_FSIZE";
+/// Checks that nothing makes up for.
+const NEEDED: [&str; 2] = [KERNEL, FILE_SIZE];
+
 /// Looks at everything; 0 if `farpage run` would work with its defaults, else 1.
 pub fn doctor(options: &DoctorOptions) -> ExitCode {
     let privileged = kernel::userfaultfd();
@@ -84,6 +90,7 @@ pub fn doctor(options: &DoctorOptions) -> ExitCode {
         && choice.swap.is_some()
         && choice.budget_bytes.is_some()
         && preload::find().is_ok()
+        && !checks.iter().any(|check| NEEDED.contains(&check.name.as_str()) && check.verdict == Verdict::No)
         && !sys::is_privileged_executable();
     if options.json {
         let report = json!({ "schema": 1, "works": works, "checks": checks, "choice": choice });
@@ -98,16 +105,16 @@ pub fn doctor(options: &DoctorOptions) -> ExitCode {
 
 fn kernel_check(release: String) -> Check {
     match version(&release) {
-        Some(version) if version >= (6, 8) => Check::new("kernel", Verdict::Ok, release),
+        Some(version) if version >= (6, 8) => Check::new(KERNEL, Verdict::Ok, release),
         Some(version) if version >= kernel::VERSION_MIN => Check::new(
-            "kernel",
+            KERNEL,
             Verdict::Note,
             format!("{release}: works; from 6.8 on pages can be moved, which is faster"),
         ),
         Some(_) => {
-            Check::new("kernel", Verdict::No, release).fix(format!("{}, best 6.8 or later", use_kernel()))
+            Check::new(KERNEL, Verdict::No, release).fix(format!("{}, best 6.8 or later", use_kernel()))
         }
-        None => Check::new("kernel", Verdict::Note, release),
+        None => Check::new(KERNEL, Verdict::Note, release),
     }
 }
 
@@ -335,13 +342,21 @@ fn limit_checks() -> Vec<Check> {
         },
         Check::new("RLIMIT_MEMLOCK", Verdict::Note, locked),
         match sys::resource_limit(Resource::FileSize) {
-            None => Check::new("RLIMIT_FSIZE", Verdict::Ok, "unlimited"),
-            Some(limit) => Check::new(
-                "RLIMIT_FSIZE",
-                Verdict::Note,
-                format!("{}: a swap file can't be larger", iec(limit)),
+            None => Check::new(FILE_SIZE, Verdict::Ok, "unlimited"),
+            Some(limit) if limit < FILE_BYTES_MIN => Check::new(
+                FILE_SIZE,
+                Verdict::No,
+                format!(
+                    "{}: memory that is shared with the program, {}, counts too",
+                    iec(limit),
+                    iec(FILE_BYTES_MIN)
+                ),
             )
             .fix("ulimit -f unlimited"),
+            Some(limit) => {
+                Check::new(FILE_SIZE, Verdict::Note, format!("{}: a swap file can't be larger", iec(limit)))
+                    .fix("ulimit -f unlimited")
+            }
         },
         match setting("vm/overcommit_memory") {
             Some(value) if value == "2" => Check::new(

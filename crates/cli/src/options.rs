@@ -191,7 +191,7 @@ pub struct LoadOptions {
     #[arg(long, value_parser = PossibleValuesParser::new(PATTERNS))]
     pub pattern: Option<String>,
 
-    /// A file of pages that `touch` fills its memory with: whole pages, one after the other.
+    /// A file of pages that `touch` fills its memory with: whole pages, one after the other. Else python3 collects some first.
     #[arg(long, value_name = "FILE")]
     pub contents: Option<String>,
 }

@@ -227,13 +227,30 @@ fn first_line(head: &[u8]) -> FirstLine {
     let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
     let Some(interpreter) = words.next().map(OsStr::from_bytes) else { return FirstLine::None };
-    if Path::new(interpreter).file_name() == Some(OsStr::new("env")) {
-        // Options (`-S`) and assignments come before the program.
-        if let Some(program) = words.find(|word| word[0] != b'-' && !word.contains(&b'=')) {
-            return FirstLine::Env(OsStr::from_bytes(program).into());
-        }
+    if Path::new(interpreter).file_name() == Some(OsStr::new("env"))
+        && let Some(program) = program_of_env(words)
+    {
+        return FirstLine::Env(OsStr::from_bytes(program).into());
     }
     FirstLine::Interpreter(interpreter.into())
+}
+
+/// The program among env's words: options, some with a word of their own, and assignments come before it. None, too, if a word
+/// isn't what it looks like (`-S` knows quotes and variables, and the program may follow at once): then env is looked at alone.
+fn program_of_env<'a>(mut words: impl Iterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
+    loop {
+        let word = words.next()?;
+        if word.iter().any(|byte| b"'\"\\$".contains(byte)) {
+            return None;
+        }
+        match word {
+            b"-u" | b"-C" | b"-a" | b"--unset" | b"--chdir" | b"--argv0" => _ = words.next()?,
+            [b'-', b'S', _, ..] => return None,
+            [b'-', ..] => {}
+            word if word.contains(&b'=') => {}
+            word => return Some(word),
+        }
+    }
 }
 
 fn cant_run(what: impl Into<String>) -> Failure {
@@ -268,6 +285,10 @@ mod tests {
             ("#! /bin/sh -e\n", plain("/bin/sh")),
             ("#!/usr/bin/env python3\n", env("python3")),
             ("#!/usr/bin/env -S A=1 python3 -u\n", env("python3")),
+            ("#!/usr/bin/env -S -u PYTHONPATH -C /tmp python3\n", env("python3")),
+            ("#!/usr/bin/env -Spython3 x.py\n", plain("/usr/bin/env")),
+            ("#!/usr/bin/env -S \"python3\" -u\n", plain("/usr/bin/env")),
+            ("#!/usr/bin/env -S ${HOME}/bin/prog\n", plain("/usr/bin/env")),
             ("#!/usr/bin/env\n", plain("/usr/bin/env")),
             ("#!\n", FirstLine::None),
             ("echo\n", FirstLine::None),

@@ -113,6 +113,7 @@ fn plan(options: &RunOptions) -> Result<Plan, Failure> {
     let polls = kernel::choose_wait(options.polls(), cpus(), &sys::aio())?;
     // Last: a run that is refused leaves no empty file.
     let stats = options.stats.as_deref().map(open_stats).transpose()?;
+    areas.iter_mut().for_each(Area::prepare);
     if !options.quiet {
         let warnings = areas.iter().filter_map(|area| area.warning.as_ref()).chain(&note);
         warnings.for_each(|warning| say::line(&format!("note: {warning}")));

@@ -46,6 +46,9 @@ fn extents_of(area: &Area) -> &[Extent] {
     area.places.as_ref().map_or(&[], |places| &places.extents)
 }
 
+/// A file may be so large at least, or there is no session: the head, and the tables of what area there can be then.
+pub const FILE_BYTES_MIN: u64 = size_of::<Session>() as u64 + (64 << 10);
+
 /// Places the tables behind the head, extents in double words, the others in words; and the size of it all.
 fn lay_out(areas: impl Iterator<Item = Sizes>) -> (Vec<Tables>, usize) {
     let mut end = size_of::<Session>();
@@ -210,6 +213,7 @@ pub mod tests {
             priority: -2,
             grows: true,
             discards: false,
+            discards_first: false,
             bad_slots: bad_slots.into(),
             disk_reserve_bytes: 7,
             places: None,

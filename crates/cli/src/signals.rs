@@ -65,6 +65,7 @@ pub fn supervise(program: u32, mut poll: impl FnMut()) -> io::Result<ChildState>
             sys::send_signal(program, arrival.signal);
         }
         poll();
+        sys::reap_orphans(program);
         match sys::child_state(program)? {
             ChildState::Running => {}
             // Whoever waits for us (a shell with job control) must see that the job has stopped.

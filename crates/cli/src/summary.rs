@@ -2,6 +2,7 @@
 
 use crate::areas::Area;
 use crate::budget::Budget;
+use crate::failure::STATUS_FAILED;
 use crate::notices;
 use crate::numbers::{duration, grouped, iec};
 use crate::sys::{self, ChildState};
@@ -41,7 +42,12 @@ pub struct Run<'a> {
 
 /// The lines, without their prefix.
 pub fn text(run: &Run) -> Vec<String> {
-    let mut lines = if run.totals.processes.is_empty() {
+    let mut lines = if run.totals.processes.is_empty() && run.exit == ChildState::Exited(STATUS_FAILED) {
+        vec![
+            headline(run),
+            row("note", "no process reported: Farpage's library was loaded, it seems, and could not start"),
+        ]
+    } else if run.totals.processes.is_empty() {
         let note = "no process reported: the program ran without a budget. Farpage's library was not loaded (is the \
                     program's loader told to ignore LD_PRELOAD?) or could not start; `farpage doctor` looks at what it needs";
         vec![headline(run), row("note", note)]
@@ -529,6 +535,16 @@ mod tests {
         assert!(lines.iter().any(|line| line.starts_with("  problem    pid 102: STOPPED")), "{lines:#?}");
         assert!(!lines.iter().any(|line| line.contains("none")), "{lines:#?}");
         assert!(lines.iter().any(|line| line.starts_with("  evicted")), "{lines:#?}");
+    }
+
+    /// Where no thread could be made for us the summary said that the program had run.
+    #[test]
+    fn status_125_of_nobody_is_a_start_that_failed() {
+        let nobody = |status| {
+            with(&Shared::new(settings(), &[]).unwrap(), ChildState::Exited(status), text)[1].clone()
+        };
+        assert!(nobody(125).contains("could not start") && !nobody(125).contains("ran"), "{}", nobody(125));
+        assert!(nobody(0).contains("the program ran without a budget"), "{}", nobody(0));
     }
 
     #[test]

@@ -519,6 +519,28 @@ pub fn child_state(pid: u32) -> io::Result<ChildState> {
     }
 }
 
+/// As process 1 of a container we are given what its processes leave behind, and nobody else asks how those ended: they would stay
+/// as zombies.
+pub fn reap_orphans(program: u32) {
+    if std::process::id() != 1 {
+        return;
+    }
+    loop {
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        // SAFETY: writes one siginfo.
+        let found = unsafe {
+            libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), libc::WEXITED | libc::WNOHANG | libc::WNOWAIT)
+        };
+        // SAFETY: zeroed before; of a child that has ended its number is told, and else none.
+        let ended = unsafe { info.assume_init().si_pid() };
+        if found != 0 || ended == 0 || ended == program as libc::pid_t {
+            return;
+        }
+        // SAFETY: writes nothing.
+        unsafe { libc::waitpid(ended, std::ptr::null_mut(), libc::WNOHANG) };
+    }
+}
+
 /// Stops this process until somebody continues it.
 pub fn stop_self() {
     // SAFETY: takes no pointers; SIGSTOP runs no handler.

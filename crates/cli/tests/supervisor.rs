@@ -4,7 +4,7 @@
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
 
-use farpage::{Ended, can_run, directory, farpage, harmless_library, run};
+use farpage::{Ended, can_run, directory, farpage, harmless_library, run, skip};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -189,10 +189,14 @@ fn terminal() -> (i32, i32, impl FnMut() -> std::io::Result<()> + Send + Sync + 
     let opened =
         unsafe { libc::openpty(&raw mut terminal, &raw mut ours, nothing, nothing.cast(), nothing.cast()) };
     assert_eq!(opened, 0);
+    // Whoever else the tests start must not keep it open.
+    // SAFETY: take no pointers.
+    let set = [terminal, ours].map(|end| unsafe { libc::fcntl(end, libc::F_SETFD, libc::FD_CLOEXEC) });
+    assert_eq!(set, [0, 0]);
     let lead = move || {
-        // SAFETY: take no pointers. The other end must be the test's alone.
+        // SAFETY: take no pointers. What a shell that starts the tests in the background ignores would be ignored.
         unsafe {
-            libc::close(terminal);
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
             libc::setsid();
             libc::ioctl(ours, libc::TIOCSCTTY, 0);
         }
@@ -251,6 +255,26 @@ fn stopped_program_stops_us_and_both_go_on() {
     wait_until("going on again", || state(program).is_some_and(|state| state != 'T'));
     send(child.id(), libc::SIGTERM);
     assert_eq!(child.wait().unwrap().signal(), Some(15));
+}
+
+/// As process 1 of a container we are the parent of all who have lost theirs.
+#[test]
+fn orphans_of_process_1_do_not_stay() {
+    let inside = ["-rpf", "--mount-proc"];
+    let works = Command::new("unshare").args(inside).arg("true").stderr(Stdio::null()).status();
+    if !can_run() || !works.is_ok_and(|status| status.success()) {
+        return skip("there is no unshare, or no namespace of processes");
+    }
+    let mut command = Command::new("unshare");
+    let run = farpage_run();
+    command
+        .args(inside)
+        .arg(run.get_program())
+        .args(run.get_args())
+        .envs(run.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let script = "for child in 1 2 3; do (sleep 0.1 &); done; sleep 0.6; grep -c '^State:.Z' /proc/[0-9]*/status | grep -vc ':0$'";
+    command.args(["--quiet", "sh", "-c", script]);
+    assert_eq!(ended(command).stdout, "0\n");
 }
 
 #[test]

@@ -131,6 +131,7 @@ fn prepared(
         priority: 0,
         grows: false,
         discards: false,
+        discards_first: false,
         bad_slots,
         disk_reserve_bytes: 0,
         places: None,
