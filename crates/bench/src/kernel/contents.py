@@ -89,7 +89,7 @@ def sparse(count):
 
 
 def digits(count):
-    """Lines of a time, where in memory, and a digest: some 110 bytes each."""
+    """Lines of a time, where in memory, and a digest: 128 bytes each."""
     line = "2026-11-%02d %02d:%02d:%09.6f allocated at 0x%012x, sha256 %064x\n"
     time = lambda: (random.randrange(1, 31), random.randrange(24), random.randrange(60), random.uniform(0, 60))
     lines = (line % (*time(), random.getrandbits(47), random.getrandbits(256)) for _ in range(count * PAGE // 100))

@@ -50,6 +50,15 @@ pub struct Bank {
 }
 
 impl Bank {
+    /// Of pages that are collected now.
+    pub fn collected(pages: usize) -> Result<Bank, String> {
+        let path = std::env::temp_dir().join(format!("farpage-pages-{}", std::process::id()));
+        write_bank(&path, pages)?;
+        let bank = Bank::open(&path);
+        let _ = std::fs::remove_file(&path);
+        bank
+    }
+
     /// Maps it.
     pub fn open(path: &Path) -> Result<Bank, String> {
         let cant = |why: String| format!("{} has no pages: {why}", path.display());

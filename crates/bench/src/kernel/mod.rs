@@ -10,6 +10,7 @@ pub mod machine;
 
 use crate::Effort;
 use crate::live::{self, Outcome};
+use crate::load::touch;
 use crate::measure::{Sample, ratio};
 use crate::report::{Cell, Chart, Report, Table, Target};
 use machine::{Machine, PAGE_CLUSTERS, Setting, go_on};
@@ -164,7 +165,7 @@ pub fn run(effort: Effort, only: Option<&str>) -> Result<Report, String> {
         bytes: effort.pick(256, 64) * MIB,
         seconds: effort.pick(4.0, 0.3),
         rounds: effort.pick(5, 1),
-        bank_pages: effort.pick(2560, 320),
+        bank_pages: effort.pick(touch::BANK_PAGES, 320),
     };
     machine::hear_interrupts();
     let directory = machine::directory();

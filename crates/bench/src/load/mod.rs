@@ -46,7 +46,7 @@ pub struct Settings {
     pub gate: bool,
     /// The order of `touch`: one of [`touch::PATTERNS`].
     pub pattern: Option<String>,
-    /// A file with the pages of `touch`.
+    /// A file with the pages of `touch`; else they are collected.
     pub contents: Option<String>,
 }
 

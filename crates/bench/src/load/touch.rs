@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const WORDS: usize = PAGE_BYTES / 8;
 /// Streams of `streams`.
 const STREAMS: usize = 16;
+/// Pages of real programs that it works with.
+pub const BANK_PAGES: usize = 2560;
 /// Pages from one touch to the next of `strided`.
 const STRIDE: usize = 7;
 /// Part of the time before anything is counted: until what is in memory is what the touches have left there.
@@ -116,8 +118,10 @@ fn order_of(pattern: &str, thread: usize, pages: usize, seed: u64) -> (&'static 
 /// Runs it.
 pub fn touch(settings: &Settings) -> Result<Value, String> {
     let pattern = settings.pattern.as_deref().unwrap_or(PATTERNS[0]);
-    let path = settings.contents.as_deref().ok_or("it needs a file of pages: --contents FILE")?;
-    let bank = Bank::open(Path::new(path))?;
+    let bank = match settings.contents.as_deref() {
+        Some(path) => Bank::open(Path::new(path))?,
+        None => Bank::collected(BANK_PAGES)?,
+    };
     let region = Region::new(settings.bytes)?;
     let threads = settings.threads.max(1);
     let each = region.pages() / threads;
