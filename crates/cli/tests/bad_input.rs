@@ -100,6 +100,24 @@ fn help_and_version_are_no_errors() {
     }
 }
 
+/// It said that all was well: an area has room in so small a file, but what we share with the program hasn't.
+#[test]
+fn doctor_says_no_where_no_run_can_begin() {
+    if !farpage::can_run() {
+        return;
+    }
+    let limited = |words: &[&str]| {
+        let mut command = Command::new("prlimit");
+        let farpage = farpage::farpage();
+        command.arg("--fsize=1048576").arg(farpage.get_program()).args(words);
+        command.envs(farpage.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        farpage::Ended::of(command.output().unwrap())
+    };
+    let (run, doctor) = (limited(&["run", "true"]), limited(&["doctor"]));
+    assert_eq!(run.status, Some(125), "{}", run.stderr);
+    assert!(doctor.status == Some(1) && doctor.stdout.contains("ulimit -f unlimited"), "{}", doctor.stdout);
+}
+
 #[test]
 fn statistics_file_that_can_not_be_written_is_refused_before_the_program_runs() {
     refused_with(&["--stats", "/no/such/directory/stats.json"], 125, &["/no/such/directory/stats.json"]);
