@@ -57,7 +57,7 @@ pub struct Area {
     pub grows: bool,
     /// Whether the disk is told of clusters that became empty.
     pub discards: bool,
-    /// All of it is discarded before its use: when what the user has asked for isn't refused.
+    /// All of it is discarded before its use: when nothing is left that could be refused.
     pub discards_first: bool,
     /// Slots that must not be used.
     pub bad_slots: Vec<u32>,
@@ -100,17 +100,17 @@ impl Area {
         (u64::from(self.slots) - 1 - self.bad_slots.len() as u64) * PAGE_BYTES as u64
     }
 
-    /// Before the run, and after all that is asked for was checked: what is on a device is lost. As with swapon, a failure is told and no more.
-    pub fn prepare(&mut self) {
+    /// Before the run, when nothing is left that could be refused: what is on a device is lost. As with swapon, a failure is told
+    /// and no more.
+    pub fn prepare(&mut self) -> Result<(), String> {
         if !self.discards_first {
-            return;
+            return Ok(());
         }
         // All but the header.
         let bytes = (u64::from(self.slots) - 1) * PAGE_BYTES as u64;
-        if let Err(error) = sys::discard(&self.file, PAGE_BYTES as u64, bytes) {
-            let failed = format!("{} could not be discarded before its use: {error}", self.path.display());
-            self.warning = together([self.warning.take(), Some(failed)]);
-        }
+        sys::discard(&self.file, PAGE_BYTES as u64, bytes).map_err(|error| {
+            format!("note: {} could not be discarded before its use: {error}", self.path.display())
+        })
     }
 
     /// After the run: the user's empty file is empty again, and holds nothing of the program's memory. What there is to say if

@@ -236,7 +236,7 @@ fn first_line(head: &[u8]) -> FirstLine {
 }
 
 /// The program among env's words: options, some with a word of their own, and assignments come before it. None, too, if a word
-/// isn't what it looks like (`-S` knows quotes and variables, and the program may follow at once): then env is looked at alone.
+/// isn't what it looks like (`-S` knows quotes and variables): then env is looked at alone.
 fn program_of_env<'a>(mut words: impl Iterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
     loop {
         let word = words.next()?;
@@ -244,8 +244,13 @@ fn program_of_env<'a>(mut words: impl Iterator<Item = &'a [u8]>) -> Option<&'a [
             return None;
         }
         match word {
-            b"-u" | b"-C" | b"-a" | b"--unset" | b"--chdir" | b"--argv0" => _ = words.next()?,
-            [b'-', b'S', _, ..] => return None,
+            b"-u" | b"-a" | b"--unset" | b"--argv0" => _ = words.next()?,
+            // The program follows at once, or is looked for elsewhere.
+            b"-S" => {}
+            [b'-', b'S' | b'C', ..] => return None,
+            word if [&b"--split"[..], b"--chdir", b"PATH="].iter().any(|start| word.starts_with(start)) => {
+                return None;
+            }
             [b'-', ..] => {}
             word if word.contains(&b'=') => {}
             word => return Some(word),
@@ -285,7 +290,10 @@ mod tests {
             ("#! /bin/sh -e\n", plain("/bin/sh")),
             ("#!/usr/bin/env python3\n", env("python3")),
             ("#!/usr/bin/env -S A=1 python3 -u\n", env("python3")),
-            ("#!/usr/bin/env -S -u PYTHONPATH -C /tmp python3\n", env("python3")),
+            ("#!/usr/bin/env -S -u PYTHONPATH python3\n", env("python3")),
+            ("#!/usr/bin/env -S -C /opt/app ./prog\n", plain("/usr/bin/env")),
+            ("#!/usr/bin/env -S PATH=/opt/bin prog\n", plain("/usr/bin/env")),
+            ("#!/usr/bin/env --split-string=python3 x.py\n", plain("/usr/bin/env")),
             ("#!/usr/bin/env -Spython3 x.py\n", plain("/usr/bin/env")),
             ("#!/usr/bin/env -S \"python3\" -u\n", plain("/usr/bin/env")),
             ("#!/usr/bin/env -S ${HOME}/bin/prog\n", plain("/usr/bin/env")),

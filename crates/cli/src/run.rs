@@ -40,13 +40,15 @@ struct Plan {
 /// Runs the program; the exit status is the program's.
 pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     refuse_privileged_executable()?;
-    let plan = match plan(options) {
+    let mut plan = match plan(options) {
         Err(why) if why.status == STATUS_CANT_RUN && options.runs_unsupported() => {
             return Err(run_without(options, why));
         }
         plan => plan?,
     };
     let shared = Shared::new(plan.settings, &plan.areas)?;
+    let notes = plan.areas.iter_mut().filter_map(|area| area.prepare().err());
+    notes.filter(|_| !options.quiet).for_each(|note| say::line(&note));
     sys::be_inspectable();
     let started = Instant::now();
     let pid = start(options, &plan, &shared)?;
@@ -113,7 +115,6 @@ fn plan(options: &RunOptions) -> Result<Plan, Failure> {
     let polls = kernel::choose_wait(options.polls(), cpus(), &sys::aio())?;
     // Last: a run that is refused leaves no empty file.
     let stats = options.stats.as_deref().map(open_stats).transpose()?;
-    areas.iter_mut().for_each(Area::prepare);
     if !options.quiet {
         let warnings = areas.iter().filter_map(|area| area.warning.as_ref()).chain(&note);
         warnings.for_each(|warning| say::line(&format!("note: {warning}")));

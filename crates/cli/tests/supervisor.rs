@@ -183,16 +183,16 @@ fn alarm_set_before_us_reaches_the_program() {
 
 /// A terminal, in whose session farpage is the leader: its two ends, and what a process does to become that.
 fn terminal() -> (i32, i32, impl FnMut() -> std::io::Result<()> + Send + Sync + 'static) {
-    let (mut terminal, mut ours) = (0, 0);
-    let nothing = std::ptr::null_mut();
-    // SAFETY: writes two integers.
-    let opened =
-        unsafe { libc::openpty(&raw mut terminal, &raw mut ours, nothing, nothing.cast(), nothing.cast()) };
-    assert_eq!(opened, 0);
-    // Whoever else the tests start must not keep it open.
-    // SAFETY: take no pointers.
-    let set = [terminal, ours].map(|end| unsafe { libc::fcntl(end, libc::F_SETFD, libc::FD_CLOEXEC) });
-    assert_eq!(set, [0, 0]);
+    // Whoever else the tests start at this moment must not keep it open.
+    let mut name = [0; 64];
+    // SAFETY: the name is written to 64 bytes, and read from them.
+    let (terminal, ours) = unsafe {
+        let terminal = libc::posix_openpt(libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC);
+        assert!(libc::grantpt(terminal) == 0 && libc::unlockpt(terminal) == 0);
+        assert_eq!(libc::ptsname_r(terminal, name.as_mut_ptr(), name.len()), 0);
+        (terminal, libc::open(name.as_ptr(), libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC))
+    };
+    assert!(ours >= 0);
     let lead = move || {
         // SAFETY: take no pointers. What a shell that starts the tests in the background ignores would be ignored.
         unsafe {

@@ -20,7 +20,7 @@
 //! | 9 | `table::Leaf` | which places for lines of entries are given out |
 //! | 10 | queues of faults and of windows, counts of slots, dispositions of signals | themselves: nothing is taken under them |
 //!
-//! Take ranks downward only. A lock of rank 3 and below is held for a bounded number of instructions, never
+//! Take ranks in rising order only. A lock of rank 3 to 10 is held for a bounded number of instructions, never
 //! across a system call, and never while program memory is touched.
 
 use core::cell::UnsafeCell;

@@ -361,6 +361,12 @@ impl<'u> ByCopy<'u> {
     fn take_run(&self, run: &mut [Outgoing]) {
         let range = PageRange::of(run[0].page, run.len() as u64);
         if self.uffd.protect(range, true).is_err() {
+            // As in `by_halves`: before Linux 6.4 that isn't done across borders of mappings.
+            if run.len() > 1 {
+                let (first, second) = run.split_at_mut(run.len() / 2);
+                self.take_run(first);
+                self.take_run(second);
+            }
             return;
         }
         // Reading a page that isn't there would wait for ourselves. (Not mincore: it calls a page missing that

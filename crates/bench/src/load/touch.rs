@@ -1,4 +1,4 @@
-//! The load that swaps are compared by: pages of real programs (`--contents`), touched in one of several orders.
+//! The load that swaps are compared by: pages of real programs (`--contents`, or collected), touched in one of several orders.
 //!
 //! A *touch* reads one word of a page and compares it; some write it, too. Each is timed. Which word that is depends on the
 //! page. In the end every byte of every page is compared.

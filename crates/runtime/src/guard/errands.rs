@@ -145,7 +145,7 @@ fn do_for_child(engine: &Engine, worker: &mut Worker, wanted: Wanted) -> bool {
             Wanted::Pages(_, write) => {
                 any = true;
                 for page in part.start.0..part.end.0 {
-                    engine.bring_page(PageIndex(page), write, &mut serve);
+                    engine.bring_page(PageIndex(page), write, 0, &mut serve);
                 }
             }
         }

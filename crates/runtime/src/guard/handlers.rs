@@ -446,6 +446,8 @@ impl Stopped<'_> {
     /// stack, too. Those are from before the thread was armed, or the program's own work.
     fn before_return(&mut self, memory: &mut Guarding<'_>) {
         self.level.returns.store(true, Ordering::Relaxed);
+        // SAFETY: its own thread's.
+        unsafe { (*self.room.own.get()).is_set_in_handler = false };
         let stack_pointer = self.context.register(Register::Rsp);
         memory.buffer(Buffer {
             address: stack_pointer.wrapping_sub(8),

@@ -19,10 +19,11 @@ use farpage_fault::signal::Handover;
 use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::peek;
 
-/// After so many tries, and so long, a page can't be had: its mapping is gone, or another thread discards it again and again. (Who
-/// waits for it is woken for others, too: by itself the number says nothing. A slow disk may take half a minute.)
+/// After so many tries a page can't be had: its mapping is gone, or another thread discards it again and again.
 const TRIES_MAX: u32 = 1000;
-const TRIED_NS_MAX: u64 = 40_000_000_000;
+/// And so long, in a thread that is woken for others' pages, too: there the number by itself says nothing. A slow disk may take half
+/// a minute.
+const PATIENCE_NS: u64 = 40_000_000_000;
 /// From then on it isn't tried more often than that.
 const PAUSE_NS: u64 = 1_000_000;
 
@@ -38,7 +39,9 @@ impl Engine {
                 return;
             };
             for page in part.start.0..part.end.0 {
-                self.bring_page(PageIndex(page), write, |fault| self.serve_fault(handover, fault));
+                self.bring_page(PageIndex(page), write, PATIENCE_NS, |fault| {
+                    self.serve_fault(handover, fault)
+                });
             }
             from = part.end;
         }
@@ -67,12 +70,18 @@ impl Engine {
         handover.serve(fault, |fault| self.direct.serve(self, fault));
     }
 
-    /// Has one page brought in by `serve`, as often as it takes.
-    pub(super) fn bring_page(&self, page: PageIndex, write: bool, mut serve: impl FnMut(Fault)) {
+    /// Has one page brought in by `serve`, as often as it takes, and for so long at least.
+    pub(super) fn bring_page(
+        &self,
+        page: PageIndex,
+        write: bool,
+        patience_ns: u64,
+        mut serve: impl FnMut(Fault),
+    ) {
         let mut give_up_ns = u64::MAX;
         for tries in 0_u32.. {
             if tries == TRIES_MAX {
-                give_up_ns = now_ns() + TRIED_NS_MAX;
+                give_up_ns = now_ns() + patience_ns;
             } else if tries > TRIES_MAX {
                 if now_ns() > give_up_ns {
                     return;
