@@ -9,14 +9,14 @@
 use crate::units::PAGE_BYTES;
 
 /// Literals that are looked at together.
-pub const CHUNK: usize = 16;
+const CHUNK: usize = 16;
 /// What they become.
 const PACKED: usize = CHUNK / 2;
 /// One of so many is looked at first: what are words should cost no more than that.
 const SAMPLE: usize = 4;
 /// Chunks whose marks share a byte.
 const IN_BYTE: usize = 4;
-/// What is saved must be more, or it isn't worth the time of a fault.
+/// So many bytes must be saved, or it isn't worth the time of a fault.
 const WORTH: usize = 64;
 const MARKS_MAX: usize = marks(PAGE_BYTES / CHUNK);
 

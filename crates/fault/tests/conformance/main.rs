@@ -1,0 +1,352 @@
+//! One suite for every way of getting pages in and out (moved, copied, mixed), and for the ways in which faults arrive: as
+//! messages, as signals, and as forbidden accesses (there is one way in and out then).
+//!
+//! A test is its own little engine: memory that it registers, frames, and a handler thread that serves faults
+//! on what was taken. Messages need a userfaultfd that handles faults of the kernel; without the privilege these
+//! tests say so and are skipped (and fail under CI=true). Signals need nothing.
+
+mod cases;
+
+use farpage_core::cache::Backing;
+use farpage_core::config::Install;
+use farpage_core::pager::{Access, Taken};
+use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
+use farpage_fault::segv::ByProtection;
+use farpage_fault::signal::{Handover, Here, Woken, fault_of, forbidden_of};
+use farpage_fault::thread::{FAULTS_MAX, Faults};
+use farpage_fault::uffd::{ByCopy, ByMove};
+use farpage_fault::{Fault, InstallError, Outgoing, Pages};
+use farpage_os::memory::{Stretch, reserve};
+use farpage_os::proc::Pagemap;
+use farpage_os::signal::{Action, Context, Info, SIGBUS, SIGSEGV, set_action};
+use farpage_os::uffd::{Features, Uffd};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, Once};
+
+const PAGES: usize = 192;
+
+/// Program memory, frames, and a way between them.
+struct Bench {
+    /// None where faults are forbidden accesses.
+    uffd: Option<&'static Uffd>,
+    pages: &'static dyn Pages,
+    memory: *mut u8,
+    frames: *mut PageBytes,
+    moves: bool,
+    /// Pages are taken as threads of the program take them.
+    takes_here: bool,
+    /// Where faults are handed over, if they arrive as signals.
+    handover: Option<&'static Handover>,
+    protections: Option<&'static ByProtection>,
+    /// A page that was poisoned, by its number, and how often it was touched.
+    poisoned: AtomicU64,
+    refused: AtomicU32,
+}
+
+/// How faults arrive.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    Messages,
+    Signals,
+    Forbidden,
+}
+
+// SAFETY: the pointers are to mappings that live for good; each test says itself who touches what.
+unsafe impl Send for Bench {}
+// SAFETY: as above.
+unsafe impl Sync for Bench {}
+
+fn skipped(why: &str) -> Option<Bench> {
+    assert!(std::env::var("CI").as_deref() != Ok("true"), "this machine must have it: {why}");
+    println!("skipped: {why}");
+    None
+}
+
+/// Every bench whose faults arrive as signals.
+static SIGNALLED: [AtomicPtr<Bench>; 128] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 128];
+
+/// What the preload library does in a program: finds out whose memory it is, and has the fault served.
+unsafe extern "C" fn on_fault(_: i32, info: *mut Info, context: *mut Context) {
+    // SAFETY: the kernel's own structures, for this call.
+    let (info, context) = unsafe { (&*info, &*context) };
+    // SAFETY: null, or a bench that was leaked for good.
+    let benches = || SIGNALLED.iter().filter_map(|bench| unsafe { bench.load(Ordering::Acquire).as_ref() });
+    let page = PageIndex::of_address(info.address());
+    match benches().find(|bench| bench.range(0, PAGES).contains(page)) {
+        // Before anything else: kernels that don't handle failures of memory report it like a missing page.
+        Some(bench) if bench.poisoned.load(Ordering::Acquire) == page.0 => bench.replace_poisoned(page),
+        Some(bench) => {
+            let fault = fault_of(info, context).or(forbidden_of(info, context)).expect("a fault of ours");
+            let is_opened = bench.protections.is_some_and(|pages| pages.is_open(page));
+            // Opened since the access: as if this thread had tried before.
+            let here = |_| if is_opened { Here::Served } else { Here::Elsewhere };
+            bench.handover.unwrap().serve(fault, here);
+        }
+        // SAFETY: ends the process, as it should be for a signal that nobody expects.
+        None => unsafe { libc::_exit(99) },
+    }
+}
+
+fn bench(install: Install, by: By) -> Option<&'static Bench> {
+    bench_with(install, by, false)
+}
+
+fn bench_with(install: Install, by: By, takes_here: bool) -> Option<&'static Bench> {
+    let (opened, what) = match by {
+        By::Messages => (Uffd::by_syscall().map(Some), "for faults of the kernel"),
+        By::Signals => (Uffd::for_signals().map(Some), "at all"),
+        By::Forbidden => (Ok(None), "needed"),
+    };
+    let uffd: Option<&'static Uffd> = match opened {
+        Ok(uffd) => uffd.map(|uffd| &*Box::leak(Box::new(uffd))),
+        Err(errno) => {
+            return skipped(&format!("no userfaultfd {what} ({errno:?})")).map(|_| unreachable!());
+        }
+    };
+    if install.takes_by_move() && uffd.is_some_and(|uffd| !uffd.features().has(Features::MOVE)) {
+        return skipped("this kernel has no UFFDIO_MOVE (6.8)").map(|_| unreachable!());
+    }
+    let memory = reserve(PAGES * PAGE_BYTES).unwrap();
+    let frames = reserve(PAGES * PAGE_BYTES).unwrap();
+    let frame_range = PageRange::covering(frames as usize, PAGES * PAGE_BYTES);
+    let handover = (by != By::Messages).then(|| &*Box::leak(Box::new(Handover::new())));
+    let mut protections = None;
+    let pages: &'static dyn Pages = match uffd {
+        Some(uffd) if install.takes_by_move() => {
+            // SAFETY: the mapping just made, used as frames only.
+            woken(unsafe { ByMove::new(uffd, frame_range, install) }.unwrap(), handover)
+        }
+        Some(uffd) => woken(ByCopy::new(uffd).unwrap(), handover),
+        None => woken(*protections.insert(&*Box::leak(Box::new(ByProtection::new().unwrap()))), handover),
+    };
+    // Another test forks: what it would share with its child could not be moved here.
+    for (start, bytes) in [(memory, PAGES * PAGE_BYTES), (frames, PAGES * PAGE_BYTES)] {
+        // SAFETY: keeps memory of ours from children that don't need it.
+        unsafe {
+            farpage_os::memory::advise(PageRange::covering(start as usize, bytes), libc::MADV_DONTFORK as u32)
+        }
+        .unwrap();
+    }
+    let moves = install.takes_by_move();
+    let bench = Box::leak(Box::new(Bench {
+        uffd,
+        pages,
+        memory,
+        frames: frames.cast(),
+        moves,
+        takes_here,
+        handover,
+        protections,
+        poisoned: AtomicU64::new(0),
+        refused: AtomicU32::new(0),
+    }));
+    // SAFETY: what is missing reads as zeros until something is taken, and then the test serves it.
+    unsafe { pages.register(bench.range(0, PAGES)) }.unwrap();
+    if by != By::Messages {
+        bench.expect_signals();
+    }
+    Some(bench)
+}
+
+fn woken(pages: impl Pages + 'static, handover: Option<&'static Handover>) -> &'static dyn Pages {
+    match handover {
+        Some(handover) => Box::leak(Box::new(Woken { pages, handover })),
+        None => Box::leak(Box::new(pages)),
+    }
+}
+
+impl Bench {
+    fn page(&self, at: usize) -> PageIndex {
+        PageIndex::of_address(self.memory as usize).plus(at as u64)
+    }
+    fn range(&self, at: usize, count: usize) -> PageRange {
+        PageRange::of(self.page(at), count as u64)
+    }
+    fn frame(&self, at: usize) -> *mut PageBytes {
+        self.frames.wrapping_add(at)
+    }
+    fn write(&self, at: usize, byte: u8) {
+        // SAFETY: inside the test's memory; faults are served by the test.
+        unsafe { self.memory.add(at * PAGE_BYTES).write_bytes(byte, PAGE_BYTES) };
+    }
+    fn read(&self, at: usize) -> Vec<u8> {
+        // SAFETY: as above.
+        unsafe { core::slice::from_raw_parts(self.memory.add(at * PAGE_BYTES), PAGE_BYTES) }.to_vec()
+    }
+    fn frame_bytes(&self, at: usize) -> Vec<u8> {
+        // SAFETY: the caller has had this frame filled.
+        unsafe { core::slice::from_raw_parts(self.frame(at).cast::<u8>(), PAGE_BYTES) }.to_vec()
+    }
+    fn fill(&self, count: usize) {
+        assert_eq!(self.pages.zero(self.range(0, count), Access::Read), Ok(count as u64));
+        (0..count).for_each(|at| self.write(at, at as u8 + 1));
+    }
+    /// Anonymous memory in the mapping.
+    fn anonymous_kib(&self) -> u64 {
+        let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{:x}-", self.memory.addr());
+        let mapping = text.lines().skip_while(|line| !line.starts_with(&start));
+        let mut fields = mapping.filter_map(|line| line.strip_prefix("Anonymous:"));
+        fields.next().unwrap().trim().trim_end_matches(" kB").parse().unwrap()
+    }
+    fn take(&self, list: &[(usize, usize)]) -> Vec<Outgoing> {
+        self.take_where(list, |_| !self.moves)
+    }
+    /// Into frames some of which have memory.
+    fn take_where(&self, list: &[(usize, usize)], has_memory: impl Fn(usize) -> bool) -> Vec<Outgoing> {
+        let outgoing = |&(page, frame): &(usize, usize)| Outgoing {
+            page: self.page(page),
+            frame: self.frame(frame),
+            backing: if has_memory(frame) { Backing::Memory } else { Backing::Hole },
+            taken: Taken::Busy,
+            is_shared: false,
+        };
+        let mut pages: Vec<_> = list.iter().map(outgoing).collect();
+        // SAFETY: the frames are the test's, and it serves whoever touches the pages.
+        unsafe {
+            if self.takes_here {
+                assert!(self.pages.take_here(&mut pages), "moving can be done there");
+            } else {
+                self.pages.take(&mut pages);
+            }
+        }
+        pages
+    }
+    fn expect_signals(&'static self) {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(|| {
+            for signal in [SIGBUS, SIGSEGV] {
+                // SAFETY: the handler only looks at statics, and sleeps on a futex.
+                unsafe { set_action(signal, &Action::of(on_fault, 0)) }.unwrap();
+            }
+        });
+        let bench = core::ptr::from_ref(self).cast_mut();
+        let free = |place: &&AtomicPtr<Bench>| {
+            let null = core::ptr::null_mut();
+            place.compare_exchange(null, bench, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        assert!(SIGNALLED.iter().any(|place| free(&place)), "too many benches");
+    }
+    /// Zeros instead of a page that is lost, so that its thread goes on.
+    fn replace_poisoned(&self, page: PageIndex) {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        self.refused.fetch_add(1, Ordering::Release);
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
+        // SAFETY: a page of the bench's memory, whose content can't be had any more.
+        unsafe { mmap_anonymous(page.address() as *mut _, PAGE_BYTES, protection, flags) }.unwrap();
+    }
+    fn next_faults(&self) -> Vec<Fault> {
+        let mut list = [Fault { page: PageIndex(0), access: Access::Read }; FAULTS_MAX];
+        loop {
+            let count = match self.handover {
+                Some(handover) => handover.wait(&mut list, None, || false),
+                None => Faults::of(self.uffd.unwrap()).wait(&mut list, None),
+            };
+            match count {
+                0 => {}
+                count => return list[..count].to_vec(),
+            }
+        }
+    }
+}
+
+/// Runs a test for each way.
+macro_rules! suite {
+    ($($by:ident: $($name:ident)+;)+) => { $( $(
+        mod $name {
+            use super::*;
+            suite!(@ways $by $name);
+        }
+    )+ )+ };
+    (@ways both $name:ident) => {
+        suite!(@ways messages $name);
+        mod signals {
+            use super::*;
+            suite!(@ways signals $name);
+        }
+    };
+    (@ways all $name:ident) => {
+        suite!(@ways both $name);
+        suite!(@ways forbidden $name);
+    };
+    (@ways all_signals $name:ident) => {
+        suite!(@ways signals $name);
+        suite!(@ways forbidden $name);
+    };
+    (@ways forbidden $name:ident) => {
+        #[test]
+        fn forbidden() { bench(Install::Copy, By::Forbidden).into_iter().for_each(cases::$name); }
+    };
+    (@ways messages $name:ident) => { suite!(@tests Messages $name); };
+    (@ways signals $name:ident) => { suite!(@tests Signals $name); };
+    (@tests $by:ident $name:ident) => {
+        #[test]
+        fn moved() { bench(Install::Move, By::$by).into_iter().for_each(cases::$name); }
+        #[test]
+        fn copied() { bench(Install::Copy, By::$by).into_iter().for_each(cases::$name); }
+        #[test]
+        fn mixed() { bench(Install::Mixed, By::$by).into_iter().for_each(cases::$name); }
+        #[test]
+        fn mixed_and_taken_here() {
+            bench_with(Install::Mixed, By::$by, true).into_iter().for_each(cases::$name);
+        }
+    };
+}
+
+suite! {
+    all:
+    taken_pages_are_in_their_frames_and_come_back_whole
+    run_with_holes_takes_what_is_there
+    long_run_with_holes_takes_what_is_there
+    what_is_locked_behind_our_back_stays_as_it_is
+    frames_that_have_memory_are_emptied_first
+    touch_of_a_taken_page_waits_for_its_install
+    install_over_a_page_is_refused_and_changes_nothing
+    run_is_installed_up_to_the_first_page_that_is_there
+    run_goes_over_borders_of_the_kernels_mappings
+    threads_hammering_see_every_byte_while_pages_go_in_and_out
+    page_shared_with_a_child_is_never_taken_wrongly;
+    both:
+    write_to_a_protected_page_is_reported_and_goes_on_when_unprotected
+    first_write_to_zeros_is_reported_when_asked_for
+    zeros_that_are_about_to_be_written_have_memory_at_once
+    install_into_read_only_memory_works
+    moves_that_we_make_are_told_from_those_that_we_do_not_see;
+    messages:
+    kernel_access_to_a_taken_page_waits_too
+    poisoned_page_is_refused_to_the_kernel;
+    all_signals:
+    kernel_access_to_a_taken_page_is_refused_and_nothing_is_lost
+    more_threads_than_the_queue_has_room_are_all_served;
+    signals:
+    touch_of_a_poisoned_page_is_signalled_until_it_is_replaced;
+    forbidden:
+    what_the_program_allows_itself_comes_back_with_the_page
+    discarded_pages_are_heard_of_again
+    what_was_only_read_before_is_heard_of_when_it_is_written
+    pieces_become_one_mapping_that_can_be_moved
+    pages_that_a_call_uses_stay_open
+    page_that_was_unmapped_meanwhile_is_refused;
+}
+
+/// The kernel may move a page and call it a failure; who asks whether it is in its frame must not ask a file that the program
+/// has put at the userfaultfd's number meanwhile. Such a page was taken for one that hadn't been moved, and lost.
+#[test]
+fn moved_page_is_known_though_the_number_is_another_files() {
+    use std::os::fd::AsRawFd as _;
+    let Some(bench) = bench_with(Install::Mixed, By::Signals, true) else { return };
+    bench.fill(4);
+    assert_eq!(bench.take(&[(0, 5)])[0].taken, Taken::Yes);
+    let fd = bench.uffd.unwrap().fd();
+    // Closing the last descriptor would end the registration.
+    let _same = fd.try_clone().unwrap();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    // SAFETY: the number is that of this test's own userfaultfd, which nobody else uses.
+    assert!(unsafe { libc::dup2(null.as_raw_fd(), fd.as_raw_fd()) } >= 0);
+    // As if the first call had moved it and failed: the frame has the page, and this call can't say so.
+    let again = bench.take(&[(0, 5), (1, 6)]);
+    assert_eq!([again[0].taken, again[1].taken], [Taken::Yes, Taken::Busy]);
+    assert_eq!(bench.frame_bytes(5), vec![1; PAGE_BYTES]);
+    assert_eq!(bench.read(1), vec![2; PAGE_BYTES]);
+}
