@@ -3,6 +3,7 @@
 #include "check.h"
 #include <execinfo.h>
 #include <linux/sched.h>
+#include <poll.h>
 #include <setjmp.h>
 
 static char *area;
@@ -453,6 +454,34 @@ static void sent_while_at_work(void)
     VERIFY(area, LARGE, 1);
 }
 
+static volatile int is_filled;
+static size_t interrupted;
+
+static void *polls(void *argument)
+{
+    while (!is_filled)
+        if (poll(NULL, 0, 0) == -1) {
+            CHECK(errno == EINTR);
+            __atomic_fetch_add(&interrupted, 1, __ATOMIC_RELAXED);
+        }
+    return argument;
+}
+
+/* Nobody sends this program a signal, so nothing it does is interrupted. Eight threads do nothing but ask whether there is
+ * something to do: each is told of us in such a call, but was in none when it was asked. */
+static void nothing_interrupts(void)
+{
+    pthread_t threads[8];
+    for (size_t i = 0; i < 8; i++)
+        CHECK(pthread_create(&threads[i], NULL, polls, NULL) == 0);
+    grow();
+    is_filled = 1;
+    for (size_t i = 0; i < 8; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    if (interrupted != 0)
+        FAIL("%zu calls were interrupted", interrupted);
+}
+
 MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
      { "workers_that_block_everything", workers_that_block_everything }, { "ids_of_all_threads", ids_of_all_threads },
      { "main_thread_ends", main_thread_ends }, { "stacks_never_touched", stacks_never_touched },
@@ -460,4 +489,4 @@ MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
      { "copy_on_another_stack", copy_on_another_stack }, { "thread_that_is_cancelled", thread_that_is_cancelled },
      { "what_the_program_believes", what_the_program_believes }, { "threads_made_meanwhile", threads_made_meanwhile },
      { "forks_meanwhile", forks_meanwhile }, { "write_barriers", write_barriers },
-     { "sent_while_at_work", sent_while_at_work })
+     { "sent_while_at_work", sent_while_at_work }, { "nothing_interrupts", nothing_interrupts })

@@ -22,6 +22,7 @@ use farpage_core::units::PageIndex;
 use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::dispatch::{self, Selector, set_born};
 use farpage_os::futex;
+use farpage_os::peek;
 use farpage_os::proc::{self, CallUnderWay};
 use farpage_os::signal::{
     Action, Context, Handler, Info, Register, SIGSETXID, bit, send_to_thread, set_action, set_alternate_stack,
@@ -293,15 +294,32 @@ const INSTRUCTION_BYTES: usize = 2;
 /// The kernel has ended a call with EINTR for our signal, which the program has nothing to do with: it is made again. Whether
 /// that is so.
 fn make_again(context: &mut Context, expected: Option<CallUnderWay>) -> bool {
-    let Some(expected) = expected.filter(|_| context.register(Register::Rax) == EINTR) else { return false };
-    let is_the_same = expected.instruction == context.register(Register::Rip)
-        && expected.stack_pointer == context.register(Register::Rsp)
-        && expected.arguments == dispatch::Call::stopped(0, context).arguments;
-    if is_the_same {
-        context.set_register(Register::Rax, expected.number);
-        context.set_register(Register::Rip, expected.instruction - INSTRUCTION_BYTES);
+    let after = context.register(Register::Rip);
+    let is_the_same = |expected: &CallUnderWay| {
+        expected.instruction == after
+            && expected.stack_pointer == context.register(Register::Rsp)
+            && expected.arguments == dispatch::Call::stopped(0, context).arguments
+    };
+    if context.register(Register::Rax) != EINTR {
+        return false;
     }
-    is_the_same
+    let number = match expected {
+        Some(expected) => is_the_same(&expected).then_some(expected.number),
+        // It ran when it was asked, and made the call before it heard of that: poll(2) that doesn't wait, again and again.
+        None => number_before(after),
+    };
+    if let Some(number) = number {
+        context.set_register(Register::Rax, number);
+        context.set_register(Register::Rip, after - INSTRUCTION_BYTES);
+    }
+    number.is_some()
+}
+
+/// The number of a call that returns to `after`, if its code is `mov eax, number; syscall`, as libc's mostly is.
+fn number_before(after: usize) -> Option<usize> {
+    let code = peek::read::<7>(after.checked_sub(7)?)?;
+    let [0xb8, number @ .., 0x0f, 0x05] = code else { return None };
+    Some(u32::from_le_bytes(number) as usize)
 }
 
 /// A signal of the program's has come meanwhile, whose handler runs as soon as this one returns: it is that which has ended the
