@@ -98,7 +98,7 @@ impl<'a> AreaFile<'a> {
         if self.is_ensured(cluster) {
             return Ok(());
         }
-        self.take_allowance()?;
+        self.take_allowance().or_else(|error| if self.is_backed(cluster) { Ok(()) } else { Err(error) })?;
         let start = cluster as u64 * CLUSTER_BYTES;
         allocate(self.fd, start, self.end_of(cluster) - start).or_else(|errno| match errno {
             // Not every file system can promise blocks. Then all we can do is make the file long enough to be
@@ -131,6 +131,11 @@ impl<'a> AreaFile<'a> {
     /// Whether this cluster is known to have blocks.
     pub fn is_ensured(&self, cluster: u32) -> bool {
         self.ensured[(cluster / BITS) as usize].load(Ordering::Relaxed) & (1 << (cluster % BITS)) != 0
+    }
+
+    /// Whether the file has blocks at least as far, by somebody else's doing perhaps: another process may have filled it.
+    fn is_backed(&self, cluster: u32) -> bool {
+        fstat(self.fd).is_ok_and(|stat| backed_bytes(&stat) >= self.end_of(cluster))
     }
 
     fn set_ensured(&self, cluster: u32) {
@@ -264,6 +269,21 @@ mod tests {
         let second = AreaFile::punched(file.as_fd(), area_bytes, u64::MAX, &bitmaps[1]);
         first.punch(CLUSTER_BYTES).unwrap();
         assert_eq!(second.ensure_cluster(1), Err(IoError::NoSpace), "the reserve forbids it");
+    }
+
+    /// A program's children fill the area and end. The disk had nothing left but its reserve then, and their parent, which had
+    /// started with an empty file, heard that the disk was full.
+    #[test]
+    fn cluster_that_another_process_has_filled_needs_no_space() {
+        let file = tempfile::tempfile().unwrap();
+        let area_bytes = 2 * CLUSTER_BYTES;
+        let bitmaps = [bitmap(area_bytes), bitmap(area_bytes)];
+        let parent = AreaFile::new(file.as_fd(), area_bytes, u64::MAX, &bitmaps[0]).unwrap();
+        assert_eq!(parent.ensure_cluster(1), Err(IoError::NoSpace));
+        let child = AreaFile::new(file.as_fd(), area_bytes, 0, &bitmaps[1]).unwrap();
+        child.prepare(area_bytes).unwrap();
+        assert_eq!(parent.ensure_cluster(1), Ok(()));
+        assert!(parent.is_ensured(1) && !parent.is_ensured(0));
     }
 
     #[test]
