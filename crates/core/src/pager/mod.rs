@@ -54,7 +54,7 @@ use crate::sync::{self, Lock};
 use crate::table::entry::{Past, State};
 use crate::table::ranges::Ranges;
 use crate::table::{Place, Table};
-use crate::units::{PAGE_BYTES, PageIndex};
+use crate::units::{AREAS_MAX, PAGE_BYTES, PageIndex};
 use crate::zswap::pool::Pool;
 use copies::Copies;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -116,8 +116,8 @@ pub struct Pager<'m> {
     inherited: AtomicU64,
     /// Changes whenever a page was settled that somebody waited for.
     settled: AtomicU32,
-    /// Where the search for slots that clean pages keep goes on.
-    kept_hint: AtomicU32,
+    /// Where the search for slots that clean pages keep goes on, in each area.
+    kept_hints: [AtomicU32; AREAS_MAX],
     /// Slots, and parts of them, that could not be read and whose page is gone: never used again.
     slots_given_up: AtomicU64,
 }
@@ -144,7 +144,7 @@ impl<'m> Pager<'m> {
             elder: parts.elder,
             inherited: AtomicU64::new(0),
             settled: AtomicU32::new(0),
-            kept_hint: AtomicU32::new(0),
+            kept_hints: [const { AtomicU32::new(0) }; AREAS_MAX],
             slots_given_up: AtomicU64::new(0),
         }
     }

@@ -326,8 +326,8 @@ impl Pager<'_> {
     /// locked: if it was to be copied out and stayed, nothing is to be heard of its next write any more.
     pub fn release_kept(&self, max: u32, unprotect: impl Fn(PageIndex)) -> u32 {
         let mut released = 0;
-        for id in 0..self.areas.count() {
-            let mut from = self.kept_hint.load(Ordering::Relaxed);
+        for (id, hint) in self.kept_hints.iter().enumerate().take(self.areas.count()) {
+            let mut from = hint.load(Ordering::Relaxed);
             while released < max {
                 // A page that is being moved is passed over: its slot can't be freed now, and finding it
                 // again and again would be waiting for whoever moves it.
@@ -339,7 +339,7 @@ impl Pager<'_> {
                 from = slot.offset() + 1;
                 released += u32::from(self.release_slot(slot, &unprotect));
             }
-            self.kept_hint.store(from, Ordering::Relaxed);
+            hint.store(from, Ordering::Relaxed);
         }
         released
     }

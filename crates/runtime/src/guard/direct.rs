@@ -69,6 +69,11 @@ impl Direct {
         }
         let Some(at) = self.claim() else { return Here::Elsewhere };
         let server = &self.servers[at];
+        if engine.protections.is_none() && !self.descriptors.has_userfaultfd() {
+            // Lost meanwhile, by somebody who doesn't wait for us.
+            server.leave();
+            return Here::Elsewhere;
+        }
         let mut worker = server.worker.load(Ordering::Relaxed);
         if worker.is_null() {
             let Ok(made) = Worker::placed(engine, ReaderIndex(DIRECT.0 + at), None) else {

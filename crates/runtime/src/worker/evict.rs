@@ -188,6 +188,15 @@ impl Worker {
         let (mut shared_batches, mut since_ns) = (0, 0);
         let batch = engine.background_batch();
         while engine.is_over_stop() {
+            // Also where nothing can be evicted just now: what a slow device has keeps neither shares nor areas waiting.
+            let now = now_ns();
+            if now >= looked_ns + LOOK_NS {
+                engine.take_share();
+                looked_ns = now;
+            }
+            if now >= began_ns + EVICT_NS_MAX {
+                break;
+            }
             if !engine.is_near_limit() && engine.pager.is_waiting_for_walks() {
                 return Progress::Some;
             }
@@ -225,15 +234,7 @@ impl Worker {
             }
             (progress, shared_batches) = (Progress::Some, 0);
             engine.budget.refresh(engine.pager);
-            let now = now_ns();
-            engine.follow_rate(now);
-            if now >= looked_ns + LOOK_NS {
-                engine.take_share();
-                looked_ns = now;
-            }
-            if now >= began_ns + EVICT_NS_MAX {
-                break;
-            }
+            engine.follow_rate(now_ns());
         }
         progress
     }
@@ -494,7 +495,7 @@ impl Worker {
     /// Half as many as may be parked, and an eighth of the frames at most. They have memory.
     fn frames_to_hold(&self) -> usize {
         let pager = self.engine.pager;
-        (pager.config.parked_max / 2).min(pager.cache().count() / 8) as usize
+        (self.engine.parked_max() / 2).max(WRITE_WORTHWHILE).min(pager.cache().count() / 8) as usize
     }
 
     /// Gives memory that lies behind free frames back, but for what the next faults need. Whether there was any.
@@ -569,7 +570,9 @@ impl Worker {
     /// Writes what goes first in the pool to an area until that is as small as it should be; what is only kept there it lets go of.
     fn shrink_pool(&mut self) -> Progress {
         let (mut progress, mut busy, mut starved) = (Progress::None, 0, 0);
-        for _ in 0..4096 {
+        let began_ns = now_ns();
+        // So many are seconds of a slow device's.
+        while now_ns() < began_ns + EVICT_NS_MAX {
             // Before anything is waited for: mostly there is nothing to be done.
             if !self.engine.pager.should_shrink() || self.holds_enough() && !self.send_writes() {
                 break;
