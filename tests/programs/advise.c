@@ -1,6 +1,8 @@
 /* madvise, mprotect and mlock on memory of which pages are out. */
 #include "check.h"
+#include <linux/capability.h>
 #include <setjmp.h>
+#include <sys/resource.h>
 
 static void dont_need(void)
 {
@@ -39,6 +41,28 @@ static void free_later(void)
     push_out();
     VERIFY(memory, LARGE / 2, 4);
     VERIFY_FROM(memory + LARGE / 2, LARGE / 2, 3, LARGE / 2 / PAGE);
+}
+
+/* Freed while all was within the budget, the kernel takes it later, unheard of: as when the machine is short of memory. A call
+ * finds it all the same. (It was EFAULT.) */
+static void freed_before(void)
+{
+    char *freed = map_alone(8 * MIB), *memory = map(LARGE);
+    fill(freed, 8 * MIB, 20);
+    CHECK(madvise(freed, 8 * MIB, MADV_FREE) == 0);
+    size_t bytes = 0;
+    while (bytes < LARGE && pages_out(memory, bytes) == 0) {
+        fill_from(memory + bytes, MIB / 4, 19, bytes / PAGE);
+        bytes += MIB / 4;
+    }
+    REQUIRE_OUT(memory, bytes);
+    CHECK(madvise(freed, 8 * MIB, 21 /* PAGEOUT */) == 0);
+    int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    CHECK(zeros >= 0);
+    for (size_t at = 0; at < 8 * MIB; at += PAGE)
+        CHECK(read(zeros, freed + at, PAGE) == (ssize_t)PAGE);
+    VERIFY_ZERO(freed, 8 * MIB);
+    VERIFY(memory, bytes, 19);
 }
 
 /* The same by way of a descriptor for the process: done, or refused, but never half known. */
@@ -257,9 +281,11 @@ static void unlocked_after_the_take_over(void)
 static void all_locked(void)
 {
     char *memory = filled(LARGE, 11);
+    char *reserved = mmap(NULL, 4 * LARGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     REQUIRE_OUT(memory, LARGE);
-    CHECK(mlockall(MCL_CURRENT) == 0);
+    CHECK(reserved != MAP_FAILED && mlockall(MCL_CURRENT) == 0);
     CHECK(pages_out(memory, LARGE) == 0);
+    CHECK(pages_out(reserved, 4 * LARGE) == 4 * LARGE / PAGE);
     VERIFY(memory, LARGE, 11);
     /* The kernel fills what a locked mapping grows by, before it tells us that it has moved. */
     memory = mremap(memory, LARGE, LARGE + 8 * MIB, MREMAP_MAYMOVE);
@@ -293,6 +319,40 @@ static void all_locked(void)
     push_out();
     CHECK(pages_out(memory, MIB) == 0);
     CHECK(munlock(memory, MIB) == 0);
+}
+
+/* Part of a failed mlock is done: up to a hole. What lies behind it can still go out. (All of it stayed, if any was locked.) */
+static void locked_up_to_a_hole(void)
+{
+    char *memory = filled(LARGE, 21);
+    CHECK(munmap(memory + 4 * MIB, PAGE) == 0);
+    CHECK(mlock(memory, MIB) == 0);
+    CHECK(mlock(memory, LARGE) == -1 && errno == ENOMEM);
+    VERIFY(memory, 4 * MIB, 21);
+    push_out();
+    push_out();
+    CHECK(pages_out(memory, 4 * MIB) == 0);
+    REQUIRE_OUT(memory + 5 * MIB, 8 * MIB);
+    VERIFY(memory, 4 * MIB, 21);
+    VERIFY_FROM(memory + 4 * MIB + PAGE, LARGE - 4 * MIB - PAGE, 21, 4 * MIB / PAGE + 1);
+}
+
+/* Who may not lock so much hears of it, and nothing else happens. (All of it was filled first.) */
+static void sparse_lock_refused(void)
+{
+    char *memory = filled(LARGE, 22), *sparse = map(4 * LARGE);
+    REQUIRE_OUT(memory, LARGE);
+    struct __user_cap_header_struct who = { _LINUX_CAPABILITY_VERSION_3, 0 };
+    struct __user_cap_data_struct may[2];
+    CHECK(syscall(SYS_capget, &who, may) == 0);
+    may[0].effective &= ~(1u << CAP_IPC_LOCK);
+    CHECK(syscall(SYS_capset, &who, may) == 0);
+    struct rlimit limit = { MIB, MIB };
+    CHECK(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
+    CHECK(mlock(sparse, 4 * LARGE) == -1 && errno == ENOMEM);
+    CHECK(mlock2(sparse, 4 * LARGE, 12) == -1 && errno == EINVAL);
+    CHECK(pages_out(sparse, 4 * LARGE) == 4 * LARGE / PAGE);
+    VERIFY(memory, LARGE, 22);
 }
 
 /* With `--mlockall refuse`. */
@@ -358,4 +418,5 @@ MAIN({ "dont_need", dont_need }, { "dont_need_of_a_process", dont_need_of_a_proc
      { "reserved_and_opened", reserved_and_opened }, { "made_executable", made_executable },
      { "locked_and_unlocked", locked_and_unlocked }, { "all_locked", all_locked },
      { "only_written_or_executed", only_written_or_executed }, { "locking_refused", locking_refused },
-     { "forbidden_before", forbidden_before })
+     { "forbidden_before", forbidden_before }, { "freed_before", freed_before },
+     { "locked_up_to_a_hole", locked_up_to_a_hole }, { "sparse_lock_refused", sparse_lock_refused })

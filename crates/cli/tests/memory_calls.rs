@@ -67,7 +67,8 @@ cases! {
     remap: realloc_growth moved_growth grown_in_place shrunk moved_to_fixed_place moved_and_not_unmapped pieces
         halves_unmapped mapped_over page_by_page refused_calls resized_beside_a_writer neighbour_in_the_way resized_within_a_page grown_and_still_read_only;
     advise: dont_need dont_need_of_a_process free_later other_advice advice_by_a_list_that_is_out dont_need_over_a_hole protected_and_back reserved_and_opened
-        made_executable locked_and_unlocked unlocked_after_the_take_over all_locked locking_refused only_written_or_executed forbidden_before;
+        made_executable locked_and_unlocked unlocked_after_the_take_over all_locked locking_refused only_written_or_executed forbidden_before
+        freed_before locked_up_to_a_hole sparse_lock_refused;
     heap: break_up_and_down small_blocks arenas small_mappings zeros_of_calloc zeros_read_and_then_written static_array
         static_array_with_content populated;
     io: files streams long_lines direct direct_while_pushed_out pipes pages_lent_to_a_pipe pinned_over_the_budget through_proc futexes
@@ -76,7 +77,8 @@ cases! {
         others_come_and_go many_change all_on_the_same_page threads_end filled_by_many;
     signals: handlers_that_block_everything workers_that_block_everything ids_of_all_threads main_thread_ends
         stacks_never_touched child_without_handlers clones_that_fail copy_on_another_stack thread_that_is_cancelled
-        what_the_program_believes threads_made_meanwhile forks_meanwhile write_barriers sent_while_at_work;
+        what_the_program_believes threads_made_meanwhile forks_meanwhile write_barriers sent_while_at_work
+        nothing_interrupts;
     stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks;
     strange: closes_all_descriptors takes_our_numbers takes_our_numbers_while_out many_regions exhausts_its_stack limits_of_everything another_user another_root
         cleared_environment clones_of_nothing;

@@ -197,6 +197,30 @@ pub fn is_resident(page: PageIndex) -> bool {
         && state & 1 != 0
 }
 
+/// How much of `pages` is mapped before the first hole.
+pub fn mapped_before_a_hole(pages: PageRange) -> PageRange {
+    // SAFETY: asked for this, the kernel does nothing but look for holes.
+    let is_mapped = |pages: PageRange| unsafe {
+        let arguments =
+            [pages.start.address(), pages.bytes(), linux_raw_sys::general::MS_ASYNC as usize, 0, 0, 0];
+        crate::sys::call(crate::sys::number::MSYNC, arguments) == 0
+    };
+    // What lies before `end` is mapped; the hole, if there is one, begins before `limit`.
+    let (mut end, mut limit) = (pages.start, pages.end);
+    if is_mapped(pages) {
+        return pages;
+    }
+    while end.0 + 1 < limit.0 {
+        let middle = PageIndex(end.0 + (limit.0 - end.0) / 2);
+        if is_mapped(PageRange::new(end, middle)) {
+            end = middle;
+        } else {
+            limit = middle;
+        }
+    }
+    PageRange::new(pages.start, end)
+}
+
 /// What may be done with pages: `PROT_*`.
 ///
 /// # Safety

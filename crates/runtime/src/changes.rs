@@ -9,6 +9,7 @@ use crate::map_lock::Exclusive;
 use core::sync::atomic::Ordering;
 use farpage_core::stats::{Counter, Gauge};
 use farpage_core::sync;
+use farpage_core::table::Walk;
 use farpage_core::table::ranges::{Flags, Range};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::segv::ByProtection;
@@ -30,8 +31,12 @@ const LOCK: u32 = 2;
 // Newer than the headers: free under a lock, and guard pages.
 const DONTNEED_LOCKED: u32 = 24;
 const GUARD_INSTALL: u32 = 102;
+/// For mlock2: pages are locked as they are touched.
+const ON_TOUCH: usize = raw::MLOCK_ONFAULT as usize;
 const EFAULT: isize = -(linux_raw_sys::errno::EFAULT as isize);
 const EINVAL: isize = -(linux_raw_sys::errno::EINVAL as isize);
+/// There is a hole in the range, if a call may go on behind it.
+const HOLE: isize = -(ENOMEM as isize);
 /// How often a call is made that may find memory out: what was brought in may be out again before the kernel looks.
 const TRIES_MAX: usize = 100;
 const READ_WRITE: usize = (raw::PROT_READ | raw::PROT_WRITE) as usize;
@@ -108,6 +113,13 @@ impl Engine {
         was_there
     }
 
+    /// A call has failed that first unmaps what is in `range`: before Linux 6.17 mremap looks at the rest only then.
+    fn forget_if_gone(&self, range: PageRange) {
+        if self.touches(range) && memory::mapped_before_a_hole(range).is_empty() {
+            self.forget(range);
+        }
+    }
+
     /// A new anonymous private mapping is in place; takes it over if we are active and it is big enough.
     fn adopt(&self, range: PageRange, flags: Flags) {
         if self.pager.ranges.lock().insert(range, flags).is_ok() && self.is_active() {
@@ -143,7 +155,10 @@ pub fn mmap(engine: &'static Engine, mut arguments: Arguments) -> isize {
         arguments[3] &= !(raw::MAP_POPULATE as usize);
     }
     let result = pass_on(number::MMAP, arguments);
-    let Ok(start) = sys::check(result) else { return result };
+    let Ok(start) = sys::check(result) else {
+        engine.forget_if_gone(replaced);
+        return result;
+    };
     let range = PageRange::covering(start, bytes);
     // What MAP_FIXED replaces, too.
     if engine.forget_what_was(range) {
@@ -163,7 +178,7 @@ fn adopt_new(engine: &'static Engine, range: PageRange, flags: Flags, exclusive:
     engine.adopt(range, if lock_future == 0 { flags } else { flags.with(Flags::LOCKED) });
     drop(exclusive);
     if lock_future == LOCK_AND_FILL {
-        fill(engine, range);
+        fill(engine, range, flags);
     }
 }
 
@@ -184,8 +199,10 @@ pub fn munmap(engine: &'static Engine, arguments: Arguments) -> isize {
 
 /// `mremap(old_address, old_bytes, new_bytes, flags, new_address)`.
 pub fn mremap(engine: &'static Engine, arguments: Arguments) -> isize {
-    let [address, old_bytes, new_bytes, flags, new_address, _] = arguments;
+    let [address, old_bytes, new_bytes, flags, ..] = arguments;
     let is_fixed = flags & raw::MREMAP_FIXED as usize != 0;
+    // Else it is whatever was in the register.
+    let new_address = if is_fixed { arguments[4] } else { 0 };
     let (Some(old), Some(new)) = (pages_of(address, old_bytes), pages_of(new_address, new_bytes)) else {
         return pass_on(number::MREMAP, arguments);
     };
@@ -195,6 +212,10 @@ pub fn mremap(engine: &'static Engine, arguments: Arguments) -> isize {
     let target = if is_fixed { new } else { PageRange::of(old.start, 0) };
     // Two ranges, not one that spans both: what lies between may move.
     let exclusive = engine.settled([old, target]);
+    if is_fixed && engine.is_partly_registered(PageRange::of(old.start, old.count().min(new.count()))) {
+        // Since Linux 6.17 that moves several mappings at once. Ours and others together don't.
+        return EFAULT;
+    }
     let known = engine.pager.ranges.lock().find(old.start);
     let has = |flag| known.is_some_and(|known| known.flags.has(flag));
     // The kernel populates what a locked mapping grows by, and would wait for our handlers, which wait for the
@@ -214,8 +235,12 @@ pub fn mremap(engine: &'static Engine, arguments: Arguments) -> isize {
     drop(exclusive);
     if relock {
         let (place, bytes) = sys::check(result).map_or((address, old_bytes), |start| (start, new_bytes));
-        engine.bring_in(PageRange::covering(place, bytes), true);
-        pass_on(number::MLOCK, [place, bytes, 0, 0, 0, 0]);
+        if has(Flags::ON_TOUCH) {
+            pass_on(number::MLOCK2, [place, bytes, ON_TOUCH, 0, 0, 0]);
+        } else {
+            engine.bring_in(PageRange::covering(place, bytes), true);
+            pass_on(number::MLOCK, [place, bytes, 0, 0, 0, 0]);
+        }
     }
     result
 }
@@ -286,7 +311,7 @@ fn moved_or_resized(
     (old, target): (PageRange, PageRange),
 ) {
     let [address, _, new_bytes, flags, ..] = arguments;
-    let Ok(start) = sys::check(result) else { return };
+    let Ok(start) = sys::check(result) else { return engine.forget_if_gone(target) };
     let moved_to = PageRange::covering(start, new_bytes);
     if engine.touches(target) {
         engine.forget(target);
@@ -403,7 +428,7 @@ pub fn madvise(engine: &'static Engine, arguments: Arguments) -> isize {
             let wipe = advice as u32 == raw::MADV_WIPEONFORK;
             let change =
                 |f: Flags| if wipe { f.with(Flags::WIPE_ON_FORK) } else { f.without(Flags::WIPE_ON_FORK) };
-            if result == 0 {
+            if result == 0 || result == HOLE {
                 let _ = engine.pager.ranges.lock().update(range, change);
             }
             result
@@ -415,25 +440,39 @@ pub fn madvise(engine: &'static Engine, arguments: Arguments) -> isize {
 /// The program needs what is in `range` no more.
 fn discard(engine: &Engine, range: PageRange, mut arguments: Arguments) -> isize {
     let _exclusive = engine.settled([range]);
-    if !engine.touches(range) || !engine.is_active() {
-        return pass_on(number::MADVISE, arguments);
-    }
-    if arguments[2] as u32 == raw::MADV_FREE {
-        // Free now is one of the things that MADV_FREE may do, and the one that we can follow.
+    // Free now is one of the things that MADV_FREE may do, and the one that we can follow. Where calls are guarded it must not
+    // come later either: what the kernel frees after the take-over would be missing in a call.
+    let frees_now = engine.is_active() || engine.handover.is_some() && engine.protections.is_none();
+    if arguments[2] as u32 == raw::MADV_FREE && frees_now && engine.touches(range) {
         arguments[2] = raw::MADV_DONTNEED as usize;
     }
     let result = pass_on(number::MADVISE, arguments);
-    // ENOMEM: all was done but for holes. EINVAL: it was done up to a locked mapping.
-    let done = match result {
-        0 => range,
-        word if word == -(ENOMEM as isize) => range,
-        _ => PageRange::new(range.start, engine.first_locked(range).unwrap_or(range.start)),
-    };
-    engine.pager.discard(done);
-    // Still open, it would be touched again without our hearing of it: that only blurs how much there is.
-    let _ = engine.protections.map(|protections| protections.withdraw(done));
+    if !engine.touches(range) || !engine.is_active() {
+        return result;
+    }
+    if result == 0 || result == HOLE {
+        discarded(engine, range);
+    } else {
+        // What the kernel had done until then is done once more, but with an answer for each part.
+        in_parts(engine, range, |part, is_registered| {
+            let result =
+                pass_on(number::MADVISE, [part.start.address(), part.bytes(), arguments[2], 0, 0, 0]);
+            let is_done = result == 0 || result == HOLE;
+            if is_registered {
+                let end = if is_done { part.end } else { engine.first_locked(part).unwrap_or(part.start) };
+                discarded(engine, PageRange::new(part.start, end));
+            }
+            if is_done { 0 } else { result }
+        });
+    }
     engine.pager.stats().count(Counter::MapChanges);
     result
+}
+
+fn discarded(engine: &Engine, range: PageRange) {
+    engine.pager.discard(range);
+    // Still open, it would be touched again without our hearing of it: that only blurs how much there is.
+    let _ = engine.protections.map(|protections| protections.withdraw(range));
 }
 
 /// The program keeps `range` from its children, or lets them have it again.
@@ -451,8 +490,8 @@ fn show_or_hide(engine: &Engine, range: PageRange, arguments: Arguments) -> isiz
     let result = in_parts(engine, range, |part, is_registered| {
         let part = [part.start.address(), part.bytes(), arguments[2], 0, 0, 0];
         match if is_registered { 0 } else { pass_on(number::MADVISE, part) } {
-            word if word == -(ENOMEM as isize) => {
-                holes = word;
+            HOLE => {
+                holes = HOLE;
                 0
             }
             word => word,
@@ -464,11 +503,15 @@ fn show_or_hide(engine: &Engine, range: PageRange, arguments: Arguments) -> isiz
 /// Advice that has the kernel touch pages, which it doesn't do for those that are out: in parts, since all of them may never
 /// be there at once.
 fn bring_and_advise(engine: &'static Engine, arguments: Arguments) -> isize {
-    const PART_BYTES: usize = 1 << 20;
+    // Each a huge page, which may be what the advice is about.
+    const PART_BYTES: usize = 2 << 20;
     let [address, bytes, advice, ..] = arguments;
-    let mut result = 0;
-    for start in (address..address + bytes).step_by(PART_BYTES) {
-        let part = [start, PART_BYTES.min(address + bytes - start), advice, 0, 0, 0];
+    let (mut result, end) = (0, address + bytes);
+    let mut next = address;
+    while next < end {
+        let start = next;
+        next = end.min((start / PART_BYTES + 1) * PART_BYTES);
+        let part = [start, next - start, advice, 0, 0, 0];
         for _ in 0..TRIES_MAX {
             engine.bring_in(PageRange::covering(part[0], part[1]), true);
             result = pass_on(number::MADVISE, part);
@@ -557,17 +600,22 @@ fn in_parts(engine: &Engine, range: PageRange, mut change: impl FnMut(PageRange,
     0
 }
 
-/// `mlock(address, bytes)` and `mlock2`. The pages come in through faults, so no lock is held meanwhile.
+/// `mlock(address, bytes)` and `mlock2`. Whether it may be locked the kernel says before anything is filled: a limit that refuses
+/// a sparse mapping would have it all in memory first.
 pub fn mlock(engine: &'static Engine, call: usize, arguments: Arguments) -> isize {
     let [address, bytes, ..] = arguments;
-    let Some(range) = pages_of(address, bytes) else { return pass_on(call, arguments) };
-    engine.prepare_to_fill(range.bytes() as u64);
+    let flags = if call == number::MLOCK2 { arguments[2] } else { 0 };
+    let Some(range) = pages_of(address, bytes).filter(|_| flags & !ON_TOUCH == 0) else {
+        return pass_on(call, arguments);
+    };
     let was_locked = engine.first_locked(range).is_some();
-    mark_locked(engine, range, true);
-    if !is_on_fault(call, arguments) {
+    let mut result = lock_on_touch(engine, range, flags == ON_TOUCH);
+    if result == 0 && flags == 0 {
+        engine.prepare_to_fill(range.bytes() as u64);
+        // The pages come in through faults, so no lock is held meanwhile.
         engine.bring_in(range, true);
+        result = pass_on(call, arguments);
     }
-    let result = pass_on(call, arguments);
     if result != 0 && !was_locked {
         // The kernel may have locked part of it. Whether or not: now none of it is.
         pass_on(number::MUNLOCK, [address, bytes, 0, 0, 0, 0]);
@@ -576,9 +624,21 @@ pub fn mlock(engine: &'static Engine, call: usize, arguments: Arguments) -> isiz
     result
 }
 
-/// Whether a call locks pages as they are touched.
-const fn is_on_fault(call: usize, arguments: Arguments) -> bool {
-    call == number::MLOCK2 && arguments[2] & raw::MLOCK_ONFAULT as usize != 0
+/// Has what is there locked, and the rest when it is touched.
+fn lock_on_touch(engine: &Engine, range: PageRange, for_good: bool) -> isize {
+    let nothing = PageRange::of(range.start, 0);
+    let _exclusive = engine.map.exclusive();
+    let result = pass_on(number::MLOCK2, [range.start.address(), range.bytes(), ON_TOUCH, 0, 0, 0]);
+    let locked = match result {
+        0 => range,
+        // What lies before the hole. If there is none, it would be more than may be locked, and nothing is.
+        HOLE => Some(memory::mapped_before_a_hole(range)).filter(|part| *part != range).unwrap_or(nothing),
+        _ => nothing,
+    };
+    let as_asked = if for_good { Flags::LOCKED.with(Flags::ON_TOUCH) } else { Flags::LOCKED };
+    let change = |flags: Flags| flags.without(Flags::ON_TOUCH).with(as_asked);
+    let _ = engine.pager.ranges.lock().update(locked, change);
+    result
 }
 
 /// `munlock(address, bytes)`.
@@ -593,7 +653,8 @@ pub fn munlock(engine: &'static Engine, arguments: Arguments) -> isize {
 
 fn mark_locked(engine: &'static Engine, range: PageRange, locked: bool) {
     let _exclusive = engine.map.exclusive();
-    let change = |f: Flags| if locked { f.with(Flags::LOCKED) } else { f.without(Flags::LOCKED) };
+    let unlocked = |f: Flags| f.without(Flags::LOCKED).without(Flags::ON_TOUCH);
+    let change = |f: Flags| if locked { unlocked(f).with(Flags::LOCKED) } else { unlocked(f) };
     let _ = engine.pager.ranges.lock().update(range, change);
     if !locked && engine.is_active() {
         // What was locked when it could have been registered wasn't.
@@ -653,13 +714,22 @@ pub fn mlockall(engine: &'static Engine, mut arguments: Arguments) -> isize {
 fn fill_all(engine: &'static Engine) {
     let mut from = PageIndex(0);
     while let Some(range) = { engine.pager.ranges.lock().at_or_after(from) } {
-        fill(engine, range.pages);
+        fill(engine, range.pages, range.flags);
         from = range.pages.end;
     }
 }
 
-/// Every page of `range` is there afterwards, if it can be written. Without any lock.
-fn fill(engine: &'static Engine, range: PageRange) {
+/// Every page of `range` is there afterwards, if it can be written; else all that was. Without any lock.
+fn fill(engine: &'static Engine, range: PageRange, flags: Flags) {
+    if flags.has(Flags::PROTECTED) {
+        // A reservation may have terabytes, and stays one.
+        let mut rest = range;
+        while let Some((page, _)) = engine.pager.table().next(rest, Walk::Used) {
+            rest.start = PageIndex(page.0 + 1);
+            engine.bring_in(PageRange::new(page, rest.start), true);
+        }
+        return;
+    }
     engine.bring_in(range, true);
     // SAFETY: it changes no byte.
     let _ = unsafe { memory::advise(range, raw::MADV_POPULATE_WRITE) };

@@ -273,9 +273,10 @@ impl Engine {
 
     /// The program is about to fill so much memory in one system call. That can hold the kernel's lock of the
     /// mappings to its end, so if it could pass the budget everything is registered before it begins. Without any
-    /// lock.
+    /// lock. A thread that can't be armed keeps the engine from that for good, and the program goes over its budget.
     pub fn prepare_to_fill(&self, bytes: u64) {
-        while !self.is_active() && bytes > self.headroom() {
+        let is_hopeless = || self.record.noticed(Notice::NotArmed).is_some();
+        while !self.is_active() && bytes > self.headroom() && !is_hopeless() {
             self.activation_wanted.store(1, Ordering::Relaxed);
             self.budget.ring();
             futex::wait_for(&self.active, 0, 1_000_000);
@@ -536,6 +537,11 @@ impl Engine {
             }
         }
         true
+    }
+
+    /// Whether some of `pages` is registered, and some isn't.
+    pub fn is_partly_registered(&self, pages: PageRange) -> bool {
+        self.next_with(pages, Flags::REGISTERED).is_some() && !self.is_wholly_registered(pages)
     }
 
     /// The first part of `pages` whose range has that flag.

@@ -29,6 +29,8 @@ impl Flags {
     pub const FOREIGN: Flags = Flags(1 << 5);
     /// A fork's child finds zeros there: it has nothing of it to inherit.
     pub const WIPE_ON_FORK: Flags = Flags(1 << 6);
+    /// Locked as it is touched: what isn't there yet needn't be.
+    pub const ON_TOUCH: Flags = Flags(1 << 7);
     const NO_EVICTION: u32 = Self::PROTECTED.0 | Self::LOCKED.0 | Self::HELD.0 | Self::FOREIGN.0;
 
     /// Whether all of `other` is set.
