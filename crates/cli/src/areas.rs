@@ -8,7 +8,7 @@
 
 mod prepared;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, quoted};
 use crate::header::SLOTS_MIN;
 use crate::kernel_swap;
 use crate::machine::Machine;
@@ -126,8 +126,8 @@ impl Area {
             Ok(false) => "processes that the program has started use it; when they have ended".to_owned(),
             Err(error) => format!("it can't be emptied: {error}; to do so"),
         };
-        let path = self.path.display();
-        Some(format!("note: {path} is left as it is: {why}: truncate -s 0 {path}"))
+        let (path, name) = (self.path.display(), quoted(&self.path));
+        Some(format!("note: {path} is left as it is: {why}: truncate -s 0 {name}"))
     }
 }
 
@@ -239,8 +239,8 @@ fn metadata(path: &Path) -> Result<fs::Metadata, Failure> {
 }
 
 fn missing(path: &Path) -> Failure {
-    let name = path.display();
-    let failure = Failure::new(format!("swap path {name} does not exist"));
+    let name = quoted(path);
+    let failure = Failure::new(format!("swap path {} does not exist", path.display()));
     let bytes = path.as_os_str().as_bytes();
     let end = bytes.iter().position(|byte| b",;".contains(byte));
     if end.is_some_and(|end| Path::new(OsStr::from_bytes(&bytes[..end])).exists()) {
@@ -249,7 +249,7 @@ fn missing(path: &Path) -> Failure {
             .fix("give each its own: --swap A --swap B, or FARPAGE_SWAP='A;B'");
     }
     failure.fix(format!(
-        "make a directory (`mkdir -p '{name}'`) or a swap file (`fallocate -l 8G '{name}' && chmod 600 '{name}' && mkswap '{name}'`)"
+        "make a directory (`mkdir -p {name}`) or a swap file (`fallocate -l 8G {name} && chmod 600 {name} && mkswap {name}`)"
     ))
 }
 
@@ -302,7 +302,7 @@ fn open_for_swap(path: &Path, exclusive: bool) -> Result<File, Failure> {
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).map_err(|error| {
         if error.raw_os_error() == Some(libc::EBUSY) {
             in_use(path, "the system")
-                .fix(format!("`lsblk {}` shows what holds it; free it, or name another", path.display()))
+                .fix(format!("`lsblk {}` shows what holds it; free it, or name another", quoted(path)))
         } else {
             not_writable(path, &error)
         }

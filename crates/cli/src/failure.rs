@@ -2,6 +2,7 @@
 //! command that fixes it. One type for the whole command; only `main` prints it.
 
 use std::fmt;
+use std::path::Path;
 
 /// Farpage itself failed, or was asked for something it can't do.
 pub const STATUS_FAILED: u8 = 125;
@@ -9,6 +10,13 @@ pub const STATUS_FAILED: u8 = 125;
 pub const STATUS_CANT_RUN: u8 = 126;
 /// The program isn't there.
 pub const STATUS_NOT_FOUND: u8 = 127;
+
+/// A path as a shell takes it: what is offered as a command is pasted, and `truncate -s 0 /mnt/my swap` empties two other files.
+pub fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+,:@%=".contains(&byte);
+    if text.bytes().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+}
 
 /// An error for the user.
 #[derive(Debug)]
@@ -70,6 +78,23 @@ impl fmt::Display for Failure {
                 write!(f, "\nfarpage:   fix, one of:")?;
                 fixes.iter().try_for_each(|fix| write!(f, "\nfarpage:     - {fix}"))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_that_a_shell_would_split_or_expand_is_quoted() {
+        for (path, text) in [
+            ("/var/tmp/swap-1.img", "/var/tmp/swap-1.img"),
+            ("/mnt/my swap", "'/mnt/my swap'"),
+            ("/tmp/$(reboot);", "'/tmp/$(reboot);'"),
+            ("/tmp/it's", "'/tmp/it'\\''s'"),
+        ] {
+            assert_eq!(quoted(Path::new(path)), text);
         }
     }
 }

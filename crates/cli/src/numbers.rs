@@ -33,8 +33,9 @@ pub fn grouped(number: u64) -> String {
 pub fn duration(ns: u64) -> String {
     match ns {
         0..1_000 => format!("{ns} ns"),
-        1_000..1_000_000 => format!("{:.1} µs", ns as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        // What would be 1000.0 when rounded is the next unit's.
+        1_000..999_950 => format!("{:.1} µs", ns as f64 / 1e3),
+        999_950..999_950_000 => format!("{:.1} ms", ns as f64 / 1e6),
         _ => format!("{:.1} s", ns as f64 / 1e9),
     }
 }
@@ -76,6 +77,8 @@ mod tests {
         assert_eq!((grouped(7), grouped(1_234_567)), ("7".into(), "1,234,567".into()));
         assert_eq!(duration(999), "999 ns");
         assert_eq!(duration(12_100), "12.1 µs");
+        assert_eq!((duration(999_949), duration(999_950)), ("999.9 µs".into(), "1.0 ms".into()));
+        assert_eq!(duration(999_950_000), "1.0 s");
         assert_eq!(duration(3_200_000_000), "3.2 s");
     }
 

@@ -290,7 +290,8 @@ pub struct RunOptions {
     #[arg(long, value_name = "FILE", env = "FARPAGE_STATS")]
     pub stats: Option<PathBuf>,
 
-    /// Print no summary and no notices, unless data was lost, a disk fails, or Farpage ends the program.
+    /// Print no summary and no notices, unless data was lost, a disk fails, Farpage ends the program, or a
+    /// swap file can't be emptied.
     #[arg(long, env = "FARPAGE_QUIET", value_parser = FalseyValueParser::new())]
     pub quiet: bool,
 

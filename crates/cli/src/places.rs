@@ -3,7 +3,7 @@
 //!
 //! Temporary files and empty ones take room while the program runs, so there is nothing to ask yet.
 
-use crate::failure::Failure;
+use crate::failure::{Failure, quoted};
 use crate::sys::FileSystem;
 use farpage_core::areas::extents::{Extent, Hole, Mapped, Tally, whole_pages};
 use farpage_core::units::PAGE_BYTES;
@@ -87,12 +87,16 @@ fn in_whole_pages(mapped: &[Mapped], path: &Path, slots: u32) -> Result<Found, F
 }
 
 fn with_a_hole(path: &Path, slots: u32, hole: Hole) -> Failure {
-    let (name, bytes) = (path.display(), u64::from(slots) * PAGE);
-    Failure::new(format!("swap file {name} has holes: nothing is allocated at byte {}", hole.offset))
-        .because("it was made with truncate or copied as a sparse file; swapon refuses it too")
-        .fix(format!("allocate them, the rest stays as it is: `fallocate -l {bytes} {name}`"))
-        .fix(format!("write it: `dd if=/dev/zero of={name} bs=4096 count={slots} && mkswap {name}`"))
-        .fix(format!("let Farpage use it as an empty file, which grows: `truncate -s 0 {name}`"))
+    let (name, bytes) = (quoted(path), u64::from(slots) * PAGE);
+    Failure::new(format!(
+        "swap file {} has holes: nothing is allocated at byte {}",
+        path.display(),
+        hole.offset
+    ))
+    .because("it was made with truncate or copied as a sparse file; swapon refuses it too")
+    .fix(format!("allocate them, the rest stays as it is: `fallocate -l {bytes} {name}`"))
+    .fix(format!("write it: `dd if=/dev/zero of={name} bs=4096 count={slots} && mkswap {name}`"))
+    .fix(format!("let Farpage use it as an empty file, which grows: `truncate -s 0 {name}`"))
 }
 
 fn copied_on_write(path: &Path, slots: u32) -> Failure {
@@ -102,8 +106,8 @@ fn copied_on_write(path: &Path, slots: u32) -> Failure {
 }
 
 fn without_a_place(path: &Path, slots: u32, unfit: Unfit) -> Failure {
-    let name = path.display();
-    let of_the_kind = |what: &str| Failure::new(format!("swap file {name} {what}"));
+    let name = quoted(path);
+    let of_the_kind = |what: &str| Failure::new(format!("swap file {} {what}", path.display()));
     match unfit {
         Unfit::Shared => of_the_kind("shares blocks with another file")
             .because("it is a reflink copy, or in a snapshot: a write would give it new blocks")
@@ -127,7 +131,7 @@ fn without_a_place(path: &Path, slots: u32, unfit: Unfit) -> Failure {
 
 /// How to make a file that stays where it is, on file systems that copy on write too.
 fn anew(path: &Path, slots: u32) -> String {
-    let (name, bytes) = (path.display(), u64::from(slots) * PAGE);
+    let (name, bytes) = (quoted(path), u64::from(slots) * PAGE);
     format!(
         "make it anew (`chattr +C` is for btrfs): `rm {name} && touch {name} && chattr -f +C {name}; \
          fallocate -l {bytes} {name} && chmod 600 {name} && mkswap {name}`"

@@ -4,7 +4,7 @@
 //! starts: it would run without Farpage and nobody would notice until its memory ran out.
 
 use crate::elf::{self, Elf};
-use crate::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND};
+use crate::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND, quoted};
 use crate::sys;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -84,7 +84,7 @@ fn not_seen(path: &Path, error: &io::Error) -> Failure {
         // A loop of links, a name that is too long: the error is the cause.
         _ => failure,
     };
-    failure.fix(format!("`namei -l {}` shows which part of its path it is", path.display()))
+    failure.fix(format!("`namei -l {}` shows which part of its path it is", quoted(path)))
 }
 
 fn not_executable(path: &Path, mode: u32) -> Failure {
@@ -97,7 +97,7 @@ fn not_executable(path: &Path, mode: u32) -> Failure {
     }
     failure
         .because("its permissions exclude this user, or its file system is mounted noexec")
-        .fix(format!("look at `ls -l {0}` and `findmnt -T {0}`", path.display()))
+        .fix(format!("look at `ls -l {0}` and `findmnt -T {0}`", quoted(path)))
 }
 
 /// Follows a script to its interpreter, and looks at the ELF file in the end.
@@ -105,7 +105,7 @@ fn check(path: &Path, search: Option<&OsStr>, levels: usize) -> Result<(), Failu
     let file = File::open(path).map_err(|error| {
         cant_run(format!("{} can't be read: {error}", path.display()))
             .because("Farpage reads a program's first bytes to see whether it can work inside it")
-            .fix(format!("chmod +r {}", path.display()))
+            .fix(format!("chmod +r {}", quoted(path)))
     })?;
     let unreadable =
         |error| cant_run(format!("{} can't be read: {error}", path.display())).fix("check the disk (dmesg)");
@@ -121,6 +121,8 @@ fn check(path: &Path, search: Option<&OsStr>, levels: usize) -> Result<(), Failu
 fn check_elf(path: &Path, kind: &Elf) -> Result<(), Failure> {
     let name = path.display();
     match kind {
+        // glibc's loader, which is given the program: it heeds LD_PRELOAD, though it needs no loader itself.
+        Elf::Static if path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-linux")) => Ok(()),
         Elf::Static => Err(cant_run(format!("{name} is a static program"))
             .because(
                 "it loads no shared libraries, so Farpage can't get into it (Go programs often are static)",
@@ -183,7 +185,8 @@ fn check_script(path: &Path, file: &File, search: Option<&OsStr>, levels: usize)
     let head = &head[..got];
     let interpreter = match first_line(head) {
         FirstLine::Interpreter(interpreter) => PathBuf::from(interpreter),
-        FirstLine::Env(program) => {
+        FirstLine::Env(env, program) => {
+            executable(Path::new(&env)).map_err(|failure| broken_script(path, &env, &failure))?;
             let found = find(&program, search).map_err(|failure| broken_script(path, &program, &failure))?;
             return check_next(path, &found, search, levels);
         }
@@ -218,8 +221,8 @@ fn broken_script(script: &Path, interpreter: &OsStr, failure: &Failure) -> Failu
 enum FirstLine {
     None,
     Interpreter(OsString),
-    /// `#!/usr/bin/env PROGRAM`: env itself doesn't matter, it hands its environment on.
-    Env(OsString),
+    /// `#!/usr/bin/env PROGRAM`: env has only to be there, it hands its environment on.
+    Env(OsString, OsString),
 }
 
 fn first_line(head: &[u8]) -> FirstLine {
@@ -230,7 +233,7 @@ fn first_line(head: &[u8]) -> FirstLine {
     if Path::new(interpreter).file_name() == Some(OsStr::new("env"))
         && let Some(program) = program_of_env(words)
     {
-        return FirstLine::Env(OsStr::from_bytes(program).into());
+        return FirstLine::Env(interpreter.into(), OsStr::from_bytes(program).into());
     }
     FirstLine::Interpreter(interpreter.into())
 }
@@ -283,7 +286,7 @@ mod tests {
 
     #[test]
     fn first_lines_are_read_as_the_kernel_reads_them() {
-        let env = |name: &str| FirstLine::Env(name.into());
+        let env = |name: &str| FirstLine::Env("/usr/bin/env".into(), name.into());
         let plain = |name: &str| FirstLine::Interpreter(name.into());
         for (text, expected) in [
             ("#!/bin/sh\n", plain("/bin/sh")),
@@ -338,7 +341,7 @@ mod tests {
     #[test]
     fn script_of_a_missing_interpreter_cant_run() {
         let place = directory();
-        for text in ["#!/no/such/thing\n", "#!/usr/bin/env no-such-thing\n"] {
+        for text in ["#!/no/such/thing\n", "#!/usr/bin/env no-such-thing\n", "#!/no/such/env sh\n"] {
             let path = put(place.path(), "script", text.as_bytes(), 0o755);
             assert_eq!(resolve(path.as_os_str(), None).unwrap_err().status, STATUS_CANT_RUN);
         }

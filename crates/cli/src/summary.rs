@@ -7,7 +7,7 @@ use crate::notices;
 use crate::numbers::{duration, grouped, iec};
 use crate::sys::{self, ChildState};
 use crate::totals::{Numbers, Totals};
-use farpage::session::{Notice, Session, Settings, UffdSource};
+use farpage::session::{Notice, PROCESSES_MAX, Session, Settings, UffdSource};
 use farpage_core::config::{Codec, Install, IoEngine, Readahead};
 use farpage_core::stats::{Counter, Gauge, Latency, LatencySummary};
 use farpage_core::units::PAGE_BYTES;
@@ -58,6 +58,8 @@ pub fn text(run: &Run) -> Vec<String> {
     } else if ended_by_us(run) {
         // The problem below says why. It did not run as it does without Farpage.
         vec![headline(run)]
+    } else if was_over(run) || tells(run, |notice| notice == Notice::NotArmed) {
+        vec![headline(run), budget_row(run)]
     } else {
         never_reached(run)
     };
@@ -68,8 +70,17 @@ pub fn text(run: &Run) -> Vec<String> {
 
 /// Whether Farpage ended a process, or did not let it begin.
 fn ended_by_us(run: &Run) -> bool {
+    tells(run, is_an_end)
+}
+
+fn tells(run: &Run, is_meant: impl Fn(Notice) -> bool) -> bool {
     let mut notices = run.totals.processes.iter().flat_map(|process| &process.notices);
-    notices.any(|(notice, _)| is_an_end(*notice))
+    notices.any(|(notice, _)| is_meant(*notice))
+}
+
+/// Whether all processes together had more than the budget, though none of them had so much that it was managed.
+fn was_over(run: &Run) -> bool {
+    !run.totals.was_active() && run.totals.anonymous_peak > run.budget.ram_bytes
 }
 
 const fn is_an_end(notice: Notice) -> bool {
@@ -80,6 +91,8 @@ fn headline(run: &Run) -> String {
     let (name, wall) = (name(run), duration(run.wall.as_nanos() as u64));
     let processes = match run.totals.processes.len() {
         0 | 1 => String::new(),
+        // Later ones take over the records of those that have ended.
+        PROCESSES_MAX => format!(" ({PROCESSES_MAX} processes or more)"),
         count => format!(" ({count} processes; peaks of the pool and of programs are the largest one's)"),
     };
     match run.exit {
@@ -254,10 +267,12 @@ fn problems(run: &Run) -> Vec<String> {
         let count = n.counter(counter);
         rows.extend((count > 0).then(|| row("problem", &format!("{} {words}", grouped(count)))));
     }
+    let many = "memory was over the budget: each of many processes had so little that it wasn't managed";
+    rows.extend((was_over(run) && !ended_by_us(run)).then(|| row("problem", many)));
     for process in &run.totals.processes {
         for (notice, value) in &process.notices {
             let failed = matches!(notice, Notice::ReadError | Notice::Corrupt | Notice::WriteError);
-            if failed || is_an_end(*notice) {
+            if failed || is_an_end(*notice) || *notice == Notice::NotArmed {
                 let text = notices::describe(*notice, *value, run.session, run.budget);
                 rows.push(row("problem", &format!("pid {}: {text}", process.pid)));
             }
@@ -505,6 +520,26 @@ mod tests {
             assert!(lines[0].starts_with(headline), "{lines:#?}");
             assert!(lines[1].starts_with("python3 stayed within its budget of 256 MiB"), "{lines:#?}");
             assert_eq!(lines.len(), 3, "{lines:#?}");
+        }
+    }
+
+    /// What could not be managed, and many processes that each had too little for that, had stayed within the budget, too.
+    #[test]
+    fn run_that_went_over_its_budget_unmanaged_says_so() {
+        for (notice, peak, words) in [
+            (Some(Notice::NotArmed), 250 << 20, "pid 101: "),
+            (None, 300 << 20, "memory was over the budget: "),
+        ] {
+            let shared = two_programs();
+            let processes = &shared.session().processes;
+            processes.iter().for_each(|record| record.stats.set(Gauge::Active, 0));
+            shared.session().claims_peak.store(peak, std::sync::atomic::Ordering::Relaxed);
+            notice.into_iter().for_each(|notice| processes[0].notice(notice, 101));
+            let lines = with(&shared, ChildState::Exited(0), text);
+            assert_eq!(lines.len(), 3, "{lines:#?}");
+            assert!(lines[0].starts_with("python3 ended with status 0"), "{lines:#?}");
+            assert!(lines[1].starts_with("  budget     256 MiB (--ram 256M); peak"), "{lines:#?}");
+            assert!(lines[2].starts_with(&format!("  problem    {words}")), "{lines:#?}");
         }
     }
 

@@ -4,7 +4,7 @@
 use super::{
     Area, DISK_RESERVE_PERCENT, FIX_ANOTHER_PLACE, Kind, cut, disk_of, growing, not_seen, together, too_small,
 };
-use crate::failure::Failure;
+use crate::failure::{Failure, quoted};
 use crate::header::{self, Header, HeaderError, SLOTS_MIN};
 use crate::numbers::iec;
 use crate::places::Places;
@@ -76,8 +76,8 @@ fn read_header(file: &File, path: &Path, bytes: u64, kind: Kind) -> Result<Heade
 }
 
 fn foreign(path: &Path, error: HeaderError, kind: Kind) -> Failure {
-    let name = path.display();
-    let failure = Failure::new(format!("swap path {name} holds something else: {error}"))
+    let name = quoted(path);
+    let failure = Failure::new(format!("swap path {} holds something else: {error}", path.display()))
         .because("Farpage never overwrites data that isn't swap");
     let elsewhere = "name another place: --swap DIRECTORY";
     match kind {
@@ -92,8 +92,8 @@ fn foreign(path: &Path, error: HeaderError, kind: Kind) -> Failure {
 }
 
 fn damaged(path: &Path, why: &str) -> Failure {
-    let name = path.display();
-    Failure::new(format!("swap path {name} has a damaged header: {why}"))
+    let name = quoted(path);
+    Failure::new(format!("swap path {} has a damaged header: {why}", path.display()))
         .fix(format!("write a new one (what is in it is lost): `mkswap {name}`"))
 }
 
