@@ -1,7 +1,9 @@
-//! Where the file that this code is in lies in memory: its code, and its variables, which must never be paged.
-// UNSAFETY: reads the ELF header that the dynamic linker has mapped.
+//! Where the files lie in memory whose code runs here: this one, and libc, of which memcpy is. Their variables must never be
+//! paged: from a certain size on libc's memcpy looks up in its own how to copy.
+// UNSAFETY: reads the ELF headers that the dynamic linker has mapped.
 
-use farpage_core::units::PageRange;
+use core::ffi::{c_char, c_int, c_void};
+use farpage_core::units::{PAGE_BYTES, PageRange};
 
 /// The part of an ELF-64 header that says where the program headers are.
 #[repr(C)]
@@ -39,12 +41,50 @@ const FIXED: u16 = 2;
 unsafe extern "C" {
     /// Where the header is: a name that the linker makes, for this file alone.
     static __ehdr_start: Header;
+
+    // What the compiler makes calls to, whoever exports it.
+    fn memcpy(to: *mut c_void, from: *const c_void, bytes: usize) -> *mut c_void;
+    fn memmove(to: *mut c_void, from: *const c_void, bytes: usize) -> *mut c_void;
+    fn memset(to: *mut c_void, byte: c_int, bytes: usize) -> *mut c_void;
+    fn bcmp(one: *const c_void, other: *const c_void, bytes: usize) -> c_int;
+    fn strlen(text: *const c_char) -> usize;
 }
 
-/// Calls `visit` for each loaded part of the library, or the program, that this function is linked into.
+/// Calls `visit` for each loaded part of the library, or the program, that this function is linked into, and of those whose
+/// functions the compiler calls. For some more than once.
 pub fn for_each_segment(mut visit: impl FnMut(PageRange)) {
-    let header = &raw const __ehdr_start;
     // SAFETY: the linker puts the header, and the dynamic linker maps it, at the start of the first part.
+    unsafe { for_each_segment_of(&raw const __ehdr_start, &mut visit) };
+    for function in [
+        memcpy as *const () as usize,
+        memmove as *const () as usize,
+        memset as *const () as usize,
+        bcmp as *const () as usize,
+        strlen as *const () as usize,
+    ] {
+        // SAFETY: a function's address.
+        unsafe { for_each_segment_of(header_before(function), &mut visit) };
+    }
+}
+
+/// The header of the file that has code at `address`.
+///
+/// # Safety
+/// There must be code of a file that the dynamic linker, or the kernel, has loaded: its parts follow each other without a hole,
+/// from the header on, and what comes before code can be read.
+unsafe fn header_before(address: usize) -> *const Header {
+    let mut page = address / PAGE_BYTES * PAGE_BYTES;
+    // SAFETY: the caller's promise; the search ends at the header.
+    while unsafe { (page as *const [u8; 4]).read() } != *b"\x7fELF" {
+        page -= PAGE_BYTES;
+    }
+    page as *const Header
+}
+
+/// # Safety
+/// The header must be one that is mapped with its file's first part.
+unsafe fn for_each_segment_of(header: *const Header, visit: &mut impl FnMut(PageRange)) {
+    // SAFETY: the caller's promise.
     let (kind, offset, count) = unsafe { ((*header).kind, (*header).segments_offset, (*header).segments) };
     let base = if kind == FIXED { 0 } else { header as usize };
     let segments = header.cast::<u8>().wrapping_add(offset as usize).cast::<Segment>();
@@ -62,6 +102,34 @@ mod tests {
     use super::*;
     use farpage_core::units::PageIndex;
     use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Engine threads and hooks copied with the help of two words that could be out.
+    #[test]
+    fn variables_of_who_copies_memory_are_found() {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let parse = |line: &str| {
+            let (start, rest) = line.split_once('-').unwrap();
+            let [start, end] =
+                [start, rest.split_once(' ').unwrap().0].map(|x| usize::from_str_radix(x, 16).unwrap());
+            (start..end, line.split_whitespace().nth(5).unwrap_or("").to_owned(), line.contains(" rw-p "))
+        };
+        let maps: Vec<_> = maps.lines().map(parse).collect();
+        let copies = memcpy as *const () as usize;
+        let file = &maps.iter().find(|(range, ..)| range.contains(&copies)).unwrap().1;
+        let last = maps.iter().rposition(|(_, name, _)| name == file).unwrap();
+        let mut variables =
+            maps.iter().filter(|(_, name, is_written)| name == file && *is_written).collect::<Vec<_>>();
+        // Those that are zero at first are in a mapping without a name.
+        let behind =
+            maps.get(last + 1).filter(|(range, name, _)| name.is_empty() && range.start == maps[last].0.end);
+        variables.extend(behind);
+        assert!(!variables.is_empty());
+        for (range, ..) in variables {
+            let mut found = false;
+            for_each_segment(|pages| found |= pages.contains(PageIndex::of_address(range.start)));
+            assert!(found, "{range:x?} of {file}");
+        }
+    }
 
     #[test]
     fn code_and_variables_of_this_program_are_found() {

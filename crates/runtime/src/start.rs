@@ -680,7 +680,7 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
     memory::for_each_early_reservation(|range| {
         let _ = ranges.remove(range);
     });
-    // Our own variables, which the kernel may have as one mapping with what follows.
+    // Our own variables and libc's, which the kernel may have as one mapping with what follows.
     image::for_each_segment(|range| {
         let _ = ranges.remove(range);
     });
