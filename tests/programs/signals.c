@@ -326,6 +326,18 @@ static void what_the_program_believes(void)
     grow();
     CHECK(sigaltstack(NULL, &found) == 0);
     CHECK(found.ss_sp == own && found.ss_size == sizeof own && found.ss_flags == 0);
+    /* What a child of vfork says and gets is its own. */
+    pid_t child = vfork();
+    if (child == 0) {
+        sigset_t all;
+        sigfillset(&all);
+        stack_t none = { .ss_flags = SS_DISABLE };
+        _exit(sigprocmask(SIG_SETMASK, &all, NULL) != 0 || sigaltstack(&none, NULL) != 0);
+    }
+    int status;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    CHECK(sigaltstack(NULL, &found) == 0 && found.ss_sp == own && found.ss_flags == 0);
+    CHECK(pthread_sigmask(SIG_BLOCK, NULL, &before) == 0 && !sigismember(&before, SIGSYS));
     CHECK(pthread_sigmask(SIG_UNBLOCK, &bus, &before) == 0 && sigismember(&before, SIGBUS));
     CHECK(pthread_sigmask(SIG_BLOCK, NULL, &before) == 0 && !sigismember(&before, SIGBUS));
     set.ss_size = 100;
@@ -335,6 +347,34 @@ static void what_the_program_believes(void)
     struct sigaction action = { .sa_handler = on_no_stack, .sa_flags = SA_ONSTACK };
     CHECK(sigaction(SIGUSR1, &action, NULL) == 0 && raise(SIGUSR1) == 0 && answer == 0);
     VERIFY(area, LARGE, 1);
+}
+
+/* A handler may say what is to be blocked from now on, and be of the very signals that we need. */
+static void mends_and_blocks_all(int number, siginfo_t *info, void *context)
+{
+    (void)number;
+    map_at((void *)((uintptr_t)info->si_addr / PAGE * PAGE), PAGE, MAP_FIXED);
+    sigfillset(&((ucontext_t *)context)->uc_sigmask);
+}
+
+static void handlers_that_block_from_now_on(void)
+{
+    struct sigaction action = { .sa_sigaction = mends_and_blocks_all, .sa_flags = SA_SIGINFO };
+    CHECK(sigaction(SIGBUS, &action, NULL) == 0 && sigaction(SIGSEGV, &action, NULL) == 0);
+    char name[] = "empty-XXXXXX";
+    int file = mkstemp(name);
+    CHECK(file >= 0 && unlink(name) == 0);
+    grow();
+    for (int kind = 0; kind < 2; kind++) {
+        char *place = kind == 0 ? mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, file, 0)
+                                : mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(place != MAP_FAILED && *(volatile char *)place == 0);
+        push_out();
+        VERIFY(area, LARGE, 1);
+        sigset_t none;
+        sigemptyset(&none);
+        CHECK(sigprocmask(SIG_SETMASK, &none, NULL) == 0);
+    }
 }
 
 /* A collector's write barrier: memory that it has made read-only tells it of the first write to each page. What is out
@@ -489,4 +529,5 @@ MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
      { "copy_on_another_stack", copy_on_another_stack }, { "thread_that_is_cancelled", thread_that_is_cancelled },
      { "what_the_program_believes", what_the_program_believes }, { "threads_made_meanwhile", threads_made_meanwhile },
      { "forks_meanwhile", forks_meanwhile }, { "write_barriers", write_barriers },
-     { "sent_while_at_work", sent_while_at_work }, { "nothing_interrupts", nothing_interrupts })
+     { "sent_while_at_work", sent_while_at_work }, { "nothing_interrupts", nothing_interrupts },
+     { "handlers_that_block_from_now_on", handlers_that_block_from_now_on })

@@ -78,7 +78,7 @@ cases! {
     signals: handlers_that_block_everything workers_that_block_everything ids_of_all_threads main_thread_ends
         stacks_never_touched child_without_handlers clones_that_fail copy_on_another_stack thread_that_is_cancelled
         what_the_program_believes threads_made_meanwhile forks_meanwhile write_barriers sent_while_at_work
-        nothing_interrupts;
+        nothing_interrupts handlers_that_block_from_now_on;
     stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks;
     strange: closes_all_descriptors takes_our_numbers takes_our_numbers_while_out many_regions exhausts_its_stack limits_of_everything another_user another_root
         cleared_environment clones_of_nothing;

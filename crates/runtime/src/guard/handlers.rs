@@ -27,7 +27,7 @@ use farpage_fault::signal::{fault_of, forbidden_of};
 use farpage_os::dispatch::{Birth, Call, Making, is_about_arming};
 use farpage_os::peek;
 use farpage_os::signal::{
-    Action, AlternateStack, Context, Info, Register, SIGBUS, bit, change_blocked, send_to_thread,
+    Action, AlternateStack, Context, Info, Register, SIGBUS, SIGSETXID, bit, change_blocked, send_to_thread,
     set_alternate_stack,
 };
 use farpage_os::sys::{self, number};
@@ -354,11 +354,18 @@ impl Stopped<'_> {
         if bytes != size_of::<u64>() {
             return EINVAL;
         }
+        // What is read may be out, and then a handler on top of this one uses the room.
+        let set = match set {
+            0 => None,
+            place => match memory.word(place) {
+                Some(set) => Some(set),
+                None => return EFAULT,
+            },
+        };
         // SAFETY: its own thread's.
         let own = unsafe { &mut *self.room.own.get() };
         let blocked = self.context.blocked | own.claimed;
-        if set != 0 {
-            let Some(set) = memory.word(set) else { return EFAULT };
+        if let Some(set) = set {
             let Some(after) = change_blocked(blocked, how, set) else { return EINVAL };
             own.claimed = after & open();
             self.context.blocked = after & !open();
@@ -413,6 +420,9 @@ impl Stopped<'_> {
     /// `sigaltstack`: handlers run on ours; the program believes that they run on its own, or on the thread's if it has none.
     fn change_stack(&mut self, memory: &mut Guarding<'_>) -> isize {
         let [new, before, ..] = self.call.arguments;
+        // As above.
+        let words = if new == 0 { [Some(0); 3] } else { [0, 8, 16].map(|at| memory.word(new + at)) };
+        let [Some(start), Some(flags), Some(bytes)] = words else { return EFAULT };
         // SAFETY: its own thread's.
         let own = unsafe { &mut *self.room.own.get() };
         let mut old = own.alternate;
@@ -423,8 +433,6 @@ impl Stopped<'_> {
             old.flags |= AlternateStack::IN_USE;
         }
         if new != 0 {
-            let words = [memory.word(new), memory.word(new + 8), memory.word(new + 16)];
-            let [Some(start), Some(flags), Some(bytes)] = words else { return EFAULT };
             if is_in_use {
                 return EPERM;
             }
@@ -535,7 +543,12 @@ pub extern "C" fn born(newborn: usize) {
     }
     // SAFETY: takes nothing.
     room.thread.store(unsafe { sys::call(number::GETTID, [0; 6]) } as u32, Ordering::Relaxed);
-    super::arm::move_in(room);
+    let move_in = || super::arm::move_in(room);
+    match engine() {
+        // The keeper may tell it to arm itself in a room of its own just now: not in the middle of this.
+        Some(engine) if !engine.is_active() => signals::with_blocked(bit(SIGSETXID), move_in),
+        _ => move_in(),
+    };
 }
 
 /// A child with a copy of its parent's memory, made by an armed thread.

@@ -75,6 +75,10 @@ pub struct Lent {
     busy: u32,
     /// Our signals for which the child had a handler once, and has no more: the maker still has it.
     spent: u64,
+    /// What the maker believes, which the child may change for itself: see [`Own`].
+    alternate: AlternateStack,
+    is_set_in_handler: bool,
+    claimed: u64,
 }
 
 /// A try that is longer after the last one has nothing to do with it.
@@ -103,6 +107,8 @@ pub const LATER: u32 = 3;
 pub const FAILED: u32 = 4;
 /// Its thread is ending.
 const LEAVING: u32 = 5;
+/// It is being made somebody's: whose it is isn't said yet.
+const TAKEN: u32 = 6;
 
 /// What lies on top of the stack.
 #[repr(C, align(4096))]
@@ -224,6 +230,8 @@ impl Room {
         };
         room.at_work.reset();
         room.thread.store(thread, Ordering::Relaxed);
+        // Ordering: Release: who sees it given sees to whom.
+        room.state.store(GIVEN, Ordering::Release);
         Some(room)
     }
 
@@ -231,10 +239,11 @@ impl Room {
     pub fn lend(&self) {
         let busy = self.levels.iter().enumerate().filter(|(_, level)| level.holder.is_busy());
         // SAFETY: the thread's own.
-        let lent = unsafe { &mut (*self.own.get()).lent };
+        let own = unsafe { &mut *self.own.get() };
         let busy = busy.fold(0, |bits, (at, _)| bits | 1 << at);
-        let spent = lent.map_or(0, |lent| lent.spent);
-        if lent.replace(Lent { busy, spent }).is_none() {
+        let Own { alternate, is_set_in_handler, claimed, .. } = *own;
+        let before = own.lent.unwrap_or(Lent { busy, spent: 0, alternate, is_set_in_handler, claimed });
+        if own.lent.replace(Lent { busy, ..before }).is_none() {
             LENT.fetch_add(1, Ordering::SeqCst);
         }
     }
@@ -242,14 +251,14 @@ impl Room {
     /// The thread may be back from waiting for a child: what that held is given up.
     pub fn take_back(&self) {
         // SAFETY: the thread's own, or its child's while it waits.
-        let lent = unsafe { &mut (*self.own.get()).lent };
-        let Some(Lent { busy, .. }) = *lent else { return };
+        let own = unsafe { &mut *self.own.get() };
+        let Some(Lent { busy, alternate, is_set_in_handler, claimed, .. }) = own.lent else { return };
         // SAFETY: takes nothing.
         let caller = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
         if caller != self.thread.load(Ordering::Relaxed) {
             return;
         }
-        *lent = None;
+        *own = Own { lent: None, alternate, is_set_in_handler, claimed, ..*own };
         self.errand.give_up();
         LENT.fetch_sub(1, Ordering::SeqCst);
         for (at, level) in self.levels.iter().enumerate() {
@@ -263,7 +272,7 @@ impl Room {
         let state = self.state.load(Ordering::Relaxed);
         let is_free = state == FREE || state == LEAVING && !is_alive(self.thread.load(Ordering::Relaxed));
         // Ordering: Acquire pairs with the Release in `leave`.
-        is_free && self.state.compare_exchange(state, GIVEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        is_free && self.state.compare_exchange(state, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Its thread is about to end, and uses the stack no more once it has.
@@ -389,7 +398,7 @@ pub fn all() -> impl Iterator<Item = &'static Room> {
 /// The room of a thread, if it has one.
 pub fn of_thread(thread: u32) -> Option<&'static Room> {
     all().find(|room| {
-        !matches!(room.state.load(Ordering::Acquire), FREE | LEAVING)
+        !matches!(room.state.load(Ordering::Acquire), FREE | LEAVING | TAKEN)
             && room.thread.load(Ordering::Relaxed) == thread
     })
 }

@@ -168,7 +168,11 @@ pub unsafe fn hand_on(signal: i32, info: *mut Info, context: *mut Context, spent
         // SAFETY: the program's handler, called with what the kernel would call it with: it takes one argument or three.
         let handler = unsafe { core::mem::transmute::<usize, Handler>(action.handler) };
         // SAFETY: as above. It may never return.
-        return unsafe { handler(signal, info, context) };
+        unsafe { handler(signal, info, context) };
+        // What it wants to be blocked from now on: as with any handler's return, not ours.
+        // SAFETY: the kernel's own structure.
+        unsafe { (*context).blocked &= !open() };
+        return;
     }
     if action.is_ignored() && was_sent {
         return;
@@ -189,6 +193,15 @@ pub unsafe fn hand_on(signal: i32, info: *mut Info, context: *mut Context, spent
 /// Blocks exactly `mask` in the calling thread.
 pub fn set_blocked(mask: u64) {
     swap_blocked(mask);
+}
+
+/// Does something with the signals of `mask` blocked.
+pub fn with_blocked<T>(mask: u64, what: impl FnOnce() -> T) -> T {
+    let before = swap_blocked(u64::MAX);
+    set_blocked(before | mask);
+    let done = what();
+    set_blocked(before);
+    done
 }
 
 /// The same, and says what was blocked before.
