@@ -440,9 +440,9 @@ pub fn madvise(engine: &'static Engine, arguments: Arguments) -> isize {
 /// The program needs what is in `range` no more.
 fn discard(engine: &Engine, range: PageRange, mut arguments: Arguments) -> isize {
     let _exclusive = engine.settled([range]);
-    // Free now is one of the things that MADV_FREE may do, and the one that we can follow. Where calls are guarded it must not
-    // come later either: what the kernel frees after the take-over would be missing in a call.
-    let frees_now = engine.is_active() || engine.handover.is_some() && engine.protections.is_none();
+    // Free now is one of the things that MADV_FREE may do, and the one that we can follow. It must not come after the take-over
+    // either: what the kernel frees then would be missing in a guarded call, or in the frame that it was moved to.
+    let frees_now = engine.is_active() || engine.protections.is_none();
     if arguments[2] as u32 == raw::MADV_FREE && frees_now && engine.touches(range) {
         arguments[2] = raw::MADV_DONTNEED as usize;
     }

@@ -345,8 +345,12 @@ impl Worker {
         if there == Err(InstallError::NoMemory) {
             farpage_os::clock::sleep_ns(1_000_000);
         }
-        // None: somebody was quicker, or the mapping is gone. The thread tries again and finds out.
-        let there = there.unwrap_or_default();
+        let there = match there {
+            // Discarded, but there was no mapping to spare to close it: the program has it already.
+            Err(InstallError::Present) if self.engine.protections.is_some() => 1,
+            // None: somebody was quicker, or the mapping is gone. The thread tries again and finds out.
+            there => there.unwrap_or_default(),
+        };
         if access != Access::Write || self.engine.protections.is_some() {
             self.engine.budget.mapped_zeros(there);
         }
