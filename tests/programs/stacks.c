@@ -173,5 +173,57 @@ static void placed_thread_stacks(void)
     }
 }
 
+/* Threads that are there before Farpage comes in, as a library's constructor makes them: nothing of their stacks may be out,
+ * since the kernel writes there (rseq), and waits for nobody. */
+enum { EARLY = 4 };
+static pthread_t early[EARLY];
+static char *volatile early_stack[EARLY];
+static volatile int are_early_wanted;
+static pthread_mutex_t early_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t early_wake = PTHREAD_COND_INITIALIZER;
+
+static void *comes_early(void *argument)
+{
+    char here[64 * 1024];
+    memset(here, 7, sizeof here);
+    early_stack[(uintptr_t)argument] = here;
+    pthread_mutex_lock(&early_lock);
+    while (!are_early_wanted)
+        pthread_cond_wait(&early_wake, &early_lock);
+    pthread_mutex_unlock(&early_lock);
+    for (size_t at = 0; at < sizeof here; at++)
+        CHECK(((volatile char *)here)[at] == 7);
+    return NULL;
+}
+
+static void before_all_constructors(int argc, char **argv, char **environment)
+{
+    (void)environment;
+    if (argc != 2 || strcmp(argv[1], "threads_of_a_library") != 0)
+        return;
+    for (uintptr_t i = 0; i < EARLY; i++)
+        CHECK(pthread_create(&early[i], NULL, comes_early, (void *)i) == 0);
+}
+
+__attribute__((section(".preinit_array"), used)) static void (*const preinit)(int, char **, char **) =
+    before_all_constructors;
+
+static void threads_of_a_library(void)
+{
+    char *memory = filled(LARGE, 6);
+    push_out();
+    REQUIRE_OUT(memory, LARGE);
+    for (int i = 0; i < EARLY; i++)
+        CHECK(early_stack[i] != NULL && pages_out(early_stack[i], 64 * 1024) == 0);
+    pthread_mutex_lock(&early_lock);
+    are_early_wanted = 1;
+    pthread_cond_broadcast(&early_wake);
+    pthread_mutex_unlock(&early_lock);
+    for (int i = 0; i < EARLY; i++)
+        CHECK(pthread_join(early[i], NULL) == 0);
+    VERIFY(memory, LARGE, 6);
+}
+
 MAIN({ "handler_on_managed_stack", handler_on_managed_stack }, { "signals_all_the_time", signals_all_the_time },
-     { "coroutines", coroutines }, { "placed_thread_stacks", placed_thread_stacks })
+     { "coroutines", coroutines }, { "placed_thread_stacks", placed_thread_stacks },
+     { "threads_of_a_library", threads_of_a_library })

@@ -79,7 +79,7 @@ cases! {
         stacks_never_touched child_without_handlers clones_that_fail copy_on_another_stack thread_that_is_cancelled
         what_the_program_believes threads_made_meanwhile forks_meanwhile write_barriers sent_while_at_work
         nothing_interrupts handlers_that_block_from_now_on;
-    stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks;
+    stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks threads_of_a_library;
     strange: closes_all_descriptors takes_our_numbers takes_our_numbers_while_out many_regions exhausts_its_stack limits_of_everything another_user another_root
         cleared_environment clones_of_nothing;
     processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_while_out fork_while_sparse

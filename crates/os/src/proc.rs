@@ -1,7 +1,7 @@
 //! What /proc says about this process, read without allocating.
 //!
-//! Files are opened once, at start, and read with `pread`: the program may change its root or its limits
-//! later, and the numbers are needed often.
+//! Files that are needed often are opened once, at start, and read with `pread`: the program may change its root or its limits
+//! later.
 // UNSAFETY: an ioctl that fills a buffer.
 
 use crate::sys::{self, Errno, number};
@@ -399,6 +399,18 @@ pub fn call_under_way(thread: u32) -> Option<CallUnderWay> {
     parse_call(read_of_thread(thread, b"syscall", &mut text)?)
 }
 
+/// Where a thread of this process has its stack; none if it runs, or the kernel doesn't tell.
+pub fn stack_pointer(thread: u32) -> Option<usize> {
+    let mut text = [0; 256];
+    parse_stack_pointer(read_of_thread(thread, b"syscall", &mut text)?)
+}
+
+/// As below, or `-1 0x7ffd12 0x7f0034`: it waits, but in no call.
+fn parse_stack_pointer(text: &[u8]) -> Option<usize> {
+    let pointer = text.trim_ascii().rsplit(|byte| *byte == b' ').nth(1)?;
+    Some(parse_hex(pointer.strip_prefix(b"0x")?)? as usize)
+}
+
 /// `0 0x3 0x7f0012 0x400 0x0 0x0 0x0 0x7ffd12 0x7f0034`
 fn parse_call(text: &[u8]) -> Option<CallUnderWay> {
     let mut fields = text.trim_ascii().split(|byte| *byte == b' ');
@@ -533,6 +545,12 @@ mod tests {
         drop(release);
         waiting.join().unwrap();
         assert_eq!(parse_call(b"running\n"), None);
+        assert_eq!(parse_stack_pointer(b"running\n"), None);
+        assert_eq!(parse_stack_pointer(b"-1 0x7ffd12 0x7f0034\n"), Some(0x7ffd12));
+        assert_eq!(
+            parse_stack_pointer(b"0 0x3 0x7f0012 0x400 0x0 0x0 0x0 0x7ffd12 0x7f0034\n"),
+            Some(0x7ffd12)
+        );
         while is_listed() {
             std::thread::yield_now();
         }

@@ -115,6 +115,8 @@ pub struct Engine {
     pub unmovable_until_ns: AtomicU64,
     /// There was nothing in the pool to make denser, or no room for it, when that was tried last.
     pub densify_is_vain: AtomicBool,
+    /// A thread of the program can't be armed: nothing will be evicted.
+    pub cant_be_armed: AtomicBool,
     /// Not 0 once the program has called mlockall(MCL_FUTURE).
     pub lock_future: AtomicU32,
     /// Children, and what was left to us as one.
@@ -275,7 +277,7 @@ impl Engine {
     /// mappings to its end, so if it could pass the budget everything is registered before it begins. Without any
     /// lock. A thread that can't be armed keeps the engine from that for good, and the program goes over its budget.
     pub fn prepare_to_fill(&self, bytes: u64) {
-        let is_hopeless = || self.record.noticed(Notice::NotArmed).is_some();
+        let is_hopeless = || self.cant_be_armed.load(Ordering::Relaxed);
         while !self.is_active() && bytes > self.headroom() && !is_hopeless() {
             self.activation_wanted.store(1, Ordering::Relaxed);
             self.budget.ring();

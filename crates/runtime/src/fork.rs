@@ -129,7 +129,8 @@ fn for_each_registered(engine: &Engine, mut visit: impl FnMut(PageRange) -> Resu
 
 /// Lets the child have what it needs.
 fn show(engine: &Engine) -> Result<(), Errno> {
-    if engine.pager.evicted() > 0 {
+    // What could not be read is lost for the child, too: in `segv` mode it would find zeros.
+    if engine.pager.evicted() > 0 || engine.pager.stats().get(Counter::ReadErrors) > 0 {
         let generation = engine.heirs.next();
         let token = engine.registrar.ask_for_token(generation)?;
         engine.heirs.token.store(token, Ordering::Relaxed);

@@ -39,10 +39,10 @@ use farpage_fault::segv::ByProtection;
 use farpage_fault::signal::{Handover, Woken};
 use farpage_fault::thread::{FAULTS_MAX, Faults};
 use farpage_fault::uffd::{ByCopy, ByMove};
-use farpage_os::clock::now_ns;
+use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::proc::{MappingName, Pagemap, Rollup, Statm};
 use farpage_os::signal::SIGSEGV;
-use farpage_os::sys::Errno;
+use farpage_os::sys::{self, Errno, number};
 use farpage_os::thread::{self, Descriptors};
 use farpage_os::uffd::{Features, Uffd};
 use farpage_os::{futex, image, memory, proc};
@@ -174,6 +174,8 @@ fn keeper_main(argument: usize) -> ! {
     // SAFETY: `start` placed the request for good and gave us its address.
     let request = unsafe { &*(argument as *const Start) };
     let built = build(request);
+    // The program may leave where it was started, and unmount that. Whoever is made from here on is elsewhere, too.
+    let _ = rustix::process::chdir(c"/");
     if let Ok(engine) = built {
         if request.parent.is_some() {
             engine.begin_as_child();
@@ -502,6 +504,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
         evicting: AtomicU32::new(0),
         unmovable_until_ns: AtomicU64::new(0),
         densify_is_vain: AtomicBool::new(false),
+        cant_be_armed: AtomicBool::new(false),
         lock_future: AtomicU32::new(0),
         heirs: Heirs::default(),
         elder: AtomicPtr::new(
@@ -656,6 +659,51 @@ fn range_list() -> Result<&'static mut [Range], Errno> {
 }
 
 /// The mappings that the program has already: those of its parent at the fork, else what /proc says.
+/// The stacks of threads that there are when we are loaded: the constructors of libraries come before ours, and some of those make
+/// threads (OpenBLAS). The kernel writes on their stacks, to what each thread has told it of, and can't wait for a page there.
+struct Stacks {
+    pointers: [usize; 256],
+    count: usize,
+    all_known: bool,
+}
+
+impl Stacks {
+    fn find() -> Stacks {
+        let mut stacks = Stacks { pointers: [0; 256], count: 0, all_known: true };
+        // SAFETY: takes nothing.
+        let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
+        proc::for_each_thread(|thread| {
+            if thread != own {
+                stacks.add(thread);
+            }
+        });
+        stacks
+    }
+
+    /// A thread that runs doesn't say where. Mostly it waits for work soon.
+    fn add(&mut self, thread: u32) {
+        const TRIES: usize = 100;
+        for _ in 0..TRIES {
+            if let Some(pointer) = proc::stack_pointer(thread) {
+                match self.pointers.get_mut(self.count) {
+                    Some(place) => (*place, self.count) = (pointer, self.count + 1),
+                    None => self.all_known = false,
+                }
+                return;
+            }
+            if proc::runs_no_program(thread) {
+                return;
+            }
+            sleep_ns(100_000);
+        }
+        self.all_known = false;
+    }
+
+    fn known(&self) -> impl Iterator<Item = usize> {
+        self.pointers[..self.count].iter().copied()
+    }
+}
+
 fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
     let mut ranges = Ranges::new(range_list()?);
     if let Some(parent) = request.parent {
@@ -670,9 +718,12 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
         }
         return Ok(ranges);
     }
+    let stacks = Stacks::find();
     proc::for_each_mapping(|mapping| {
-        let named = matches!(mapping.name, MappingName::None | MappingName::Heap);
-        let holds_thread = mapping.pages.contains(PageIndex::of_address(request.thread_block));
+        let named =
+            mapping.name == MappingName::Heap || mapping.name == MappingName::None && stacks.all_known;
+        let holds_thread = mapping.pages.contains(PageIndex::of_address(request.thread_block))
+            || stacks.known().any(|pointer| mapping.pages.contains(PageIndex::of_address(pointer)));
         if mapping.is_private_data && mapping.is_anonymous && named && !holds_thread {
             let _ = ranges.insert(mapping.pages, Flags::NONE);
         }

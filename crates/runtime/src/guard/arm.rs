@@ -185,6 +185,7 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
                 let _ = send_to_thread(engine.process, thread, SIGSETXID, room.word());
             }
             if now_ns() - began_ns > TELL_AFTER_NS {
+                engine.cant_be_armed.store(true, Ordering::Relaxed);
                 engine.record.notice(Notice::NotArmed, u64::from(thread));
             }
         }
