@@ -324,6 +324,50 @@ static void two_writers_of_a_pipe(void)
     VERIFY(from, 40 * MIB, 18);
 }
 
+/* A peer that leaves in the middle of a large write: what it took is the answer, and only the next write tells, with a signal. */
+static volatile int broken_pipes;
+
+static void counts_broken_pipes(int number)
+{
+    (void)number;
+    broken_pipes++;
+}
+
+static void *reads_some_and_leaves(void *argument)
+{
+    int socket = *(int *)argument;
+    for (size_t got = 0; got < 2 * MIB;) {
+        static char some[64 * 1024];
+        ssize_t bytes = read(socket, some, sizeof some);
+        CHECK(bytes > 0);
+        got += (size_t)bytes;
+    }
+    CHECK(close(socket) == 0);
+    return NULL;
+}
+
+static void peer_that_leaves(void)
+{
+    char *from = filled(LARGE, 19);
+    CHECK(signal(SIGPIPE, counts_broken_pipes) != SIG_ERR);
+    for (int round = 0; round < 10; round++) {
+        int ends[2];
+        pthread_t reader;
+        CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+        CHECK(pthread_create(&reader, NULL, reads_some_and_leaves, &ends[1]) == 0);
+        ssize_t written = write(ends[0], from, LARGE);
+        CHECK(written >= (ssize_t)(2 * MIB) && written < (ssize_t)LARGE);
+        CHECK(broken_pipes == round);
+        CHECK(write(ends[0], from, 1) == -1);
+        /* Where it leaves bytes unread it is as if the connection was reset. */
+        if (errno == ECONNRESET)
+            CHECK(write(ends[0], from, 1) == -1);
+        CHECK(errno == EPIPE && broken_pipes == round + 1);
+        CHECK(pthread_join(reader, NULL) == 0 && close(ends[0]) == 0);
+    }
+    VERIFY(from, LARGE, 19);
+}
+
 /* Who gets less than it asked for from what doesn't wait knows that there is no more, and waits for epoll's next edge. What is
  * only looked at comes as a whole, too. */
 static void reads_that_do_not_wait(void)
@@ -473,4 +517,4 @@ MAIN({ "files", files }, { "streams", streams }, { "long_lines", long_lines }, {
      { "pinned_over_the_budget", pinned_over_the_budget }, { "through_proc", through_proc },
      { "futexes", futexes }, { "all_in_one_call", all_in_one_call },
      { "large_writes_that_wait", large_writes_that_wait }, { "two_writers_of_a_pipe", two_writers_of_a_pipe },
-     { "reads_that_do_not_wait", reads_that_do_not_wait })
+     { "reads_that_do_not_wait", reads_that_do_not_wait }, { "peer_that_leaves", peer_that_leaves })

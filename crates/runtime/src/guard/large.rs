@@ -259,15 +259,17 @@ fn asks_from_where(call: &Call) -> bool {
 
 /// Whether there is an error to be told, or something in the queue of errors (what was sent from where it lies, times): that can't
 /// be told apart without taking the error.
-fn is_broken(fd: i32) -> bool {
-    const POLLERR: u64 = 8;
+fn is_broken(fd: i32, signs: u64) -> bool {
     let mut asked = u64::from(fd as u32);
     let at_once = [0_u64; 2];
     let arguments = [&raw mut asked as usize, 1, at_once.as_ptr() as usize, 0, 0, 0];
     // SAFETY: one `pollfd` and a `timespec`, both on our own stack.
     unsafe { sys::call(raw::__NR_ppoll as usize, arguments) };
-    asked >> 48 & POLLERR != 0
+    asked >> 48 & signs != 0
 }
+
+const POLLERR: u64 = 8;
+const POLLHUP: u64 = 16;
 
 struct Parts<'a> {
     engine: &'static Engine,
@@ -361,7 +363,7 @@ impl Parts<'_> {
     ) -> Result<(), Over> {
         for start in (0..bytes).step_by(part) {
             // An error that comes now is the next call's to tell: this one would take it along.
-            if self.done > 0 && is_broken(fd) {
+            if self.done > 0 && is_broken(fd, POLLERR) {
                 return Err(Over(0));
             }
             self.all(address + start, part.min(bytes - start), part)?;
@@ -380,8 +382,17 @@ impl Parts<'_> {
             if waited != 0 {
                 return Err(Over(waited));
             }
+            // As above.
+            if self.done > 0 && wait.is_socket && is_broken(wait.fd, POLLERR | POLLHUP) {
+                return Err(Over(0));
+            }
             let now = READY_BYTES.min(bytes - done);
-            let mut last = self.part_by(address + done, now, |arguments| write_now(self.how.one, arguments));
+            let (one, has_begun) = (self.how.one, self.done > 0);
+            let write = |arguments| match wait.is_socket {
+                true => send_now(one, arguments, has_begun),
+                false => write_now(arguments),
+            };
+            let mut last = self.part_by(address + done, now, write);
             // The latter two: by a filter of the program's that has never heard of this call.
             if matches!(last, EOPNOTSUPP | ENOSYS | EPERM) {
                 last = self.part(address + done, now);
@@ -401,18 +412,24 @@ impl Parts<'_> {
 
 /// Writes what there is room for, and waits for none: here no signal reaches the thread, and whoever else writes to the same pipe may
 /// have been quicker. EOPNOTSUPP where the kernel knows no such thing (pipes before 6.5; named ones, and those that splice was used on).
-fn write_now(number: usize, mut arguments: [usize; 6]) -> isize {
-    if number == raw::__NR_sendto as usize {
-        arguments[3] |= MSG_DONTWAIT;
-        // SAFETY: a part of the program's own call.
-        return unsafe { sys::call(number, arguments) };
-    }
+fn write_now(arguments: [usize; 6]) -> isize {
     let [fd, address, bytes, ..] = arguments;
     let list = [address, bytes];
     let here = usize::MAX;
     let write = [fd, list.as_ptr() as usize, 1, here, 0, raw::RWF_NOWAIT as usize];
     // SAFETY: a part of the program's own call; the list is on our own stack.
     unsafe { sys::call(raw::__NR_pwritev2 as usize, write) }
+}
+
+/// The same to a socket. Who has sent something gets no SIGPIPE for the rest.
+fn send_now(number: usize, arguments: [usize; 6], has_begun: bool) -> isize {
+    const MSG_NOSIGNAL: usize = 0x4000;
+    let [fd, address, bytes, flags, to, to_bytes] = arguments;
+    let (flags, to, to_bytes) =
+        if number == raw::__NR_sendto as usize { (flags, to, to_bytes) } else { (0, 0, 0) };
+    let flags = flags | MSG_DONTWAIT | if has_begun { MSG_NOSIGNAL } else { 0 };
+    // SAFETY: a part of the program's own call.
+    unsafe { sys::call(raw::__NR_sendto as usize, [fd, address, bytes, flags, to, to_bytes]) }
 }
 
 const MSG_DONTWAIT: usize = 0x40;
@@ -429,6 +446,7 @@ struct Wait {
     is_not_to: bool,
     /// Seconds and microseconds after which it gives up; zeros for never (SO_SNDTIMEO).
     limit: [u64; 2],
+    is_socket: bool,
 }
 
 impl Wait {
@@ -442,8 +460,8 @@ impl Wait {
         let place =
             [fd as usize, SOL_SOCKET, SO_SNDTIMEO, &raw mut limit as usize, &raw mut bytes as usize, 0];
         // SAFETY: the kernel writes a `timeval`, and how long it is. What is no socket leaves it zero.
-        unsafe { sys::call(raw::__NR_getsockopt as usize, place) };
-        Wait { fd, is_not_to: is_told || is_set, limit }
+        let is_socket = unsafe { sys::call(raw::__NR_getsockopt as usize, place) } == 0;
+        Wait { fd, is_not_to: is_told || is_set, limit, is_socket }
     }
 
     /// Until something can be written, or a handler of the program's has run: on top of this one. An error if there is
