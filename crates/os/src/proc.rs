@@ -367,17 +367,45 @@ fn parse_hex(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// Calls `visit` for each thread of this process, our own included.
-pub fn for_each_thread(mut visit: impl FnMut(u32)) {
+/// Calls `visit` for each thread of this process, our own included. If it fails, there may be more.
+pub fn for_each_thread(mut visit: impl FnMut(u32)) -> Result<(), Errno> {
+    let errno = |error: rustix::io::Errno| Errno(error.raw_os_error());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(directory) = rustix::fs::open(c"/proc/self/task", flags, Mode::empty()) else { return };
+    let directory = rustix::fs::open(c"/proc/self/task", flags, Mode::empty()).map_err(errno)?;
     let mut room = [core::mem::MaybeUninit::uninit(); 4096];
     let mut entries = rustix::fs::RawDir::new(&directory, &mut room);
-    while let Some(Ok(entry)) = entries.next() {
-        if let Some(thread) = parse_decimal(entry.file_name().to_bytes()) {
+    while let Some(entry) = entries.next() {
+        if let Some(thread) = parse_decimal(entry.map_err(errno)?.file_name().to_bytes()) {
             visit(thread as u32);
         }
     }
+    Ok(())
+}
+
+/// The status that this process would have ended with if it weren't for threads whose names begin with `ours`; none as long as
+/// there are others.
+pub fn status_but_for(process: u32, ours: &[u8]) -> Option<i32> {
+    const EXIT_CODE_FIELD: usize = 52;
+    if !runs_no_program(process) {
+        return None;
+    }
+    let is_ours = |thread| {
+        let mut name = [0; 32];
+        read_of_thread(thread, b"comm", &mut name).is_some_and(|name| name.starts_with(ours))
+    };
+    let mut are_others = false;
+    for_each_thread(|thread| are_others |= !is_ours(thread) && !runs_no_program(thread)).ok()?;
+    let mut text = [0; 1024];
+    let code = field_of_stat(read_of_thread(process, b"stat", &mut text)?, EXIT_CODE_FIELD)?;
+    (!are_others).then_some((code >> 8) as i32 & 0xff)
+}
+
+/// A field of `/proc/PID/stat`, counted from 1 as in proc(5), behind the name: that may have anything in it but ends with the last
+/// bracket.
+fn field_of_stat(text: &[u8], field: usize) -> Option<u64> {
+    let end_of_name = text.iter().rposition(|byte| *byte == b')')?;
+    let fields = text[end_of_name..].trim_ascii().split(|byte| *byte == b' ');
+    parse_decimal(fields.clone().nth(field.checked_sub(2)?)?)
 }
 
 /// A system call that a thread is in.
@@ -430,9 +458,9 @@ pub fn runs_no_program(thread: u32) -> bool {
     const PF_USER_WORKER: u64 = 0x4000;
     let mut text = [0; 512];
     let Some(text) = read_of_thread(thread, b"stat", &mut text) else { return true };
-    // The state comes behind the name, which may have anything in it but ends with the last bracket.
+    // The state is the first field behind the name.
     let behind = text.iter().rposition(|byte| *byte == b')').map_or(text, |at| &text[at..]);
-    let flags = behind.split(|byte| *byte == b' ').nth(7).and_then(parse_decimal).unwrap_or(0);
+    let flags = field_of_stat(text, 9).unwrap_or(0);
     matches!(behind.get(2), Some(b'Z' | b'X')) || flags & (PF_IO_WORKER | PF_USER_WORKER) != 0
 }
 
@@ -526,7 +554,7 @@ mod tests {
         let thread = told.recv().unwrap();
         let is_listed = || {
             let mut found = false;
-            for_each_thread(|other| found |= other == thread);
+            for_each_thread(|other| found |= other == thread).unwrap();
             found
         };
         const FUTEX: usize = 202;

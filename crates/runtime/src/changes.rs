@@ -35,6 +35,7 @@ const GUARD_INSTALL: u32 = 102;
 const ON_TOUCH: usize = raw::MLOCK_ONFAULT as usize;
 const EFAULT: isize = -(linux_raw_sys::errno::EFAULT as isize);
 const EINVAL: isize = -(linux_raw_sys::errno::EINVAL as isize);
+const EPERM: isize = -(linux_raw_sys::errno::EPERM as isize);
 /// There is a hole in the range, if a call may go on behind it.
 const HOLE: isize = -(ENOMEM as isize);
 /// How often a call is made that may find memory out: what was brought in may be out again before the kernel looks.
@@ -675,7 +676,6 @@ pub fn hold(engine: &'static Engine, range: PageRange) {
 /// The kernel would fill everything that there is, our tables and frames too: gigabytes, and pages where we know of
 /// holes. So it only marks (MCL_ONFAULT), and we fill what we know of the program's.
 pub fn mlockall(engine: &'static Engine, mut arguments: Arguments) -> isize {
-    const EPERM: isize = -(linux_raw_sys::errno::EPERM as isize);
     let asked = arguments[0] as u32;
     let has = |flag: u32| asked & flag != 0;
     if engine.membership.session.settings.refuses_mlockall != 0 {
@@ -822,6 +822,12 @@ pub fn by_number(engine: &'static Engine, call: usize, arguments: Arguments) -> 
         number::MUNLOCKALL => munlockall(engine, arguments),
         number::BRK => brk(engine, arguments),
         number::PROCESS_MADVISE => return process_madvise(arguments),
+        // Sealed, what is out could not be opened any more.
+        number::MSEAL
+            if engine.protections.is_some() && engine.touches(pages_of(arguments[0], arguments[1])?) =>
+        {
+            EPERM
+        }
         _ => return None,
     })
 }

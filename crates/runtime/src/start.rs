@@ -62,7 +62,7 @@ const AHEAD: ReaderIndex = ReaderIndex(ENGINE_THREADS_MAX - AHEAD_THREADS);
 
 /// How often a thread that has nothing else to do looks after its writes.
 const WRITES_NS: u64 = 1_000_000;
-/// How often a process that has nothing to evict looks whether others are dead.
+/// How often a process that has nothing to evict looks whether others are dead, and each whether its own program is.
 const REAP_NS: u64 = 1_000_000_000;
 
 /// While memory is shared since a fork nothing holds threads back that write it, so the keeper goes before them, if it may. Not
@@ -213,8 +213,13 @@ fn keep(engine: &'static Engine) -> ! {
         Worker::placed(engine, KEEPER, None).unwrap_or_else(|_| engine.stop_program(StopReason::Tables));
     // How nice this thread was.
     let mut nice = None;
+    let mut look_ns = now_ns() + REAP_NS;
     loop {
         let seen = engine.budget.bell();
+        if now_ns() >= look_ns {
+            end_with_the_program(engine);
+            look_ns = now_ns() + REAP_NS;
+        }
         engine.take_share();
         match (engine.budget.shared() > 0, nice) {
             (true, None) => nice = Some(thread::be_at_most_as_nice_as(NICE_BESIDE_SHARERS)),
@@ -231,6 +236,13 @@ fn keep(engine: &'static Engine) -> ! {
         engine.takes.keeper_sleeps(true);
         engine.budget.wait(seen, quiet_ns);
         engine.takes.keeper_sleeps(false);
+    }
+}
+
+/// Without us a process ends with its last thread, also if that ends by the bare system call.
+fn end_with_the_program(engine: &Engine) {
+    if let Some(status) = proc::status_but_for(engine.process, b"farpage-") {
+        sys::exit_group(status);
     }
 }
 
@@ -252,6 +264,7 @@ fn wait_for_budget(engine: &'static Engine) {
         if now >= reap_ns {
             // Perhaps nobody else is there to do it.
             engine.reap_dead_processes();
+            end_with_the_program(engine);
             reap_ns = now + REAP_NS;
         }
         engine.budget.wait(engine.budget.bell(), engine.budget.look_again_ns(charged, growth_bytes_per_us));
@@ -672,11 +685,12 @@ impl Stacks {
         let mut stacks = Stacks { pointers: [0; 256], count: 0, all_known: true };
         // SAFETY: takes nothing.
         let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
-        proc::for_each_thread(|thread| {
+        let all = proc::for_each_thread(|thread| {
             if thread != own {
                 stacks.add(thread);
             }
         });
+        stacks.all_known &= all.is_ok();
         stacks
     }
 

@@ -124,7 +124,7 @@ fn arm_those_there_are(engine: &Engine) -> bool {
     let own = current_thread();
     let mut all_armed = true;
     // All are asked before any is waited for: each has to wait for its turn on a CPU.
-    proc::for_each_thread(|thread| {
+    let all = proc::for_each_thread(|thread| {
         let is_done = rooms::of_thread(thread).is_some_and(is_armed) || proc::runs_no_program(thread);
         if thread != own && !is_done {
             all_armed = false;
@@ -132,6 +132,10 @@ fn arm_those_there_are(engine: &Engine) -> bool {
             ask(engine, thread, room);
         }
     });
+    if all.is_err() {
+        // Calls of whoever isn't armed would find memory missing.
+        engine.stop_program(StopReason::Arming);
+    }
     rooms::all().for_each(|room| wait_until_armed(engine, room));
     all_armed
 }
