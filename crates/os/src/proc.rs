@@ -383,20 +383,26 @@ pub fn for_each_thread(mut visit: impl FnMut(u32)) -> Result<(), Errno> {
 }
 
 /// The status that this process would have ended with if it weren't for threads whose names begin with `ours`; none as long as
-/// there are others.
+/// there are others, or perhaps are.
 pub fn status_but_for(process: u32, ours: &[u8]) -> Option<i32> {
     const EXIT_CODE_FIELD: usize = 52;
-    if !runs_no_program(process) {
+    let mut text = [0; 1024];
+    let first = read_of_thread(process, b"stat", &mut text)?;
+    if !is_of_no_program(first) {
         return None;
     }
-    let is_ours = |thread| {
-        let mut name = [0; 32];
-        read_of_thread(thread, b"comm", &mut name).is_some_and(|name| name.starts_with(ours))
+    let code = field_of_stat(first, EXIT_CODE_FIELD)?;
+    let is_ours = |stat: &[u8]| {
+        let name = stat.iter().position(|byte| *byte == b'(').map_or(stat, |at| &stat[at + 1..]);
+        name.starts_with(ours)
     };
     let mut are_others = false;
-    for_each_thread(|thread| are_others |= !is_ours(thread) && !runs_no_program(thread)).ok()?;
-    let mut text = [0; 1024];
-    let code = field_of_stat(read_of_thread(process, b"stat", &mut text)?, EXIT_CODE_FIELD)?;
+    for_each_thread(|thread| {
+        let mut text = [0; 1024];
+        let stat = read_of_thread(thread, b"stat", &mut text);
+        are_others |= stat.is_none_or(|stat| !is_ours(stat) && !is_of_no_program(stat));
+    })
+    .ok()?;
     (!are_others).then_some((code >> 8) as i32 & 0xff)
 }
 
@@ -404,8 +410,8 @@ pub fn status_but_for(process: u32, ours: &[u8]) -> Option<i32> {
 /// bracket.
 fn field_of_stat(text: &[u8], field: usize) -> Option<u64> {
     let end_of_name = text.iter().rposition(|byte| *byte == b')')?;
-    let fields = text[end_of_name..].trim_ascii().split(|byte| *byte == b' ');
-    parse_decimal(fields.clone().nth(field.checked_sub(2)?)?)
+    let mut fields = text[end_of_name..].trim_ascii().split(|byte| *byte == b' ');
+    parse_decimal(fields.nth(field.checked_sub(2)?)?)
 }
 
 /// A system call that a thread is in.
@@ -454,14 +460,18 @@ fn parse_call(text: &[u8]) -> Option<CallUnderWay> {
 /// Whether a thread of this process never runs code of the program again: it has ended (perhaps it waits for the others to
 /// end, too), or it is the kernel's own, as io_uring makes them.
 pub fn runs_no_program(thread: u32) -> bool {
+    let mut text = [0; 1024];
+    read_of_thread(thread, b"stat", &mut text).is_none_or(is_of_no_program)
+}
+
+/// The same, of what its `stat` says.
+fn is_of_no_program(stat: &[u8]) -> bool {
     const PF_IO_WORKER: u64 = 0x10;
     const PF_USER_WORKER: u64 = 0x4000;
-    let mut text = [0; 512];
-    let Some(text) = read_of_thread(thread, b"stat", &mut text) else { return true };
-    // The state is the first field behind the name.
-    let behind = text.iter().rposition(|byte| *byte == b')').map_or(text, |at| &text[at..]);
-    let flags = field_of_stat(text, 9).unwrap_or(0);
-    matches!(behind.get(2), Some(b'Z' | b'X')) || flags & (PF_IO_WORKER | PF_USER_WORKER) != 0
+    const FLAGS_FIELD: usize = 9;
+    let flags = field_of_stat(stat, FLAGS_FIELD).unwrap_or(0);
+    let end_of_name = stat.iter().rposition(|byte| *byte == b')').unwrap_or(0);
+    matches!(stat.get(end_of_name + 2), Some(b'Z' | b'X')) || flags & (PF_IO_WORKER | PF_USER_WORKER) != 0
 }
 
 /// A short file of a thread's. None if there is no such thread.

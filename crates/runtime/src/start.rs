@@ -685,8 +685,11 @@ impl Stacks {
         let mut stacks = Stacks { pointers: [0; 256], count: 0, all_known: true };
         // SAFETY: takes nothing.
         let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
+        // Whose stack has a name.
+        // SAFETY: as above.
+        let first = unsafe { sys::call(number::GETPID, [0; 6]) } as u32;
         let all = proc::for_each_thread(|thread| {
-            if thread != own {
+            if thread != own && thread != first {
                 stacks.add(thread);
             }
         });
