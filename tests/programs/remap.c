@@ -221,6 +221,13 @@ static void refused_calls(void)
     CHECK(mmap(memory, PAGE, PROT_READ, MAP_PRIVATE | MAP_FIXED, 12345, 0) == MAP_FAILED && errno == EBADF);
     CHECK(mmap(NULL, 0, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == EINVAL);
     VERIFY(memory, LARGE, 16);
+    /* A hole in the place is not the work of the call that failed. */
+    push_out();
+    CHECK(munmap(memory, PAGE) == 0);
+    REQUIRE_OUT(memory + PAGE, LARGE - PAGE);
+    CHECK(mmap(memory, LARGE, PROT_READ, MAP_PRIVATE | MAP_FIXED, 12345, 0) == MAP_FAILED && errno == EBADF);
+    CHECK(mremap(memory + 8 * MIB + 1, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, memory) == MAP_FAILED);
+    VERIFY_FROM(memory + PAGE, LARGE - PAGE, 16, 1);
 }
 
 /* Others change a mapping that a thread writes to all the time: it waits each time, and that is nothing to end it for. */

@@ -2,6 +2,7 @@
 //! paged: from a certain size on libc's memcpy looks up in its own how to copy.
 // UNSAFETY: reads the ELF headers that the dynamic linker has mapped.
 
+use crate::peek;
 use core::ffi::{c_char, c_int, c_void};
 use farpage_core::units::{PAGE_BYTES, PageRange};
 
@@ -53,32 +54,40 @@ unsafe extern "C" {
 /// Calls `visit` for each loaded part of the library, or the program, that this function is linked into, and of those whose
 /// functions the compiler calls. For some more than once.
 pub fn for_each_segment(mut visit: impl FnMut(PageRange)) {
-    // SAFETY: the linker puts the header, and the dynamic linker maps it, at the start of the first part.
-    unsafe { for_each_segment_of(&raw const __ehdr_start, &mut visit) };
-    for function in [
+    // From where to where the last file reaches: mostly all functions are of the same.
+    let mut last = [0; 2];
+    let functions = [
         memcpy as *const () as usize,
         memmove as *const () as usize,
         memset as *const () as usize,
         bcmp as *const () as usize,
         strlen as *const () as usize,
-    ] {
-        // SAFETY: a function's address.
-        unsafe { for_each_segment_of(header_before(function), &mut visit) };
+    ];
+    let own = Some(&raw const __ehdr_start);
+    for (header, function) in [(own, 0)].into_iter().chain(functions.map(|function| (None, function))) {
+        if (last[0]..last[1]).contains(&function) {
+            continue;
+        }
+        // SAFETY: the linker puts the header, and the dynamic linker maps it, at the start of the first part.
+        let Some(header) = header.or_else(|| header_before(function)) else { continue };
+        last = [usize::MAX, 0];
+        let mut note = |pages: PageRange| {
+            last = [last[0].min(pages.start.address()), last[1].max(pages.end.address())];
+            visit(pages);
+        };
+        // SAFETY: as above.
+        unsafe { for_each_segment_of(header, &mut note) };
     }
 }
 
-/// The header of the file that has code at `address`.
-///
-/// # Safety
-/// There must be code of a file that the dynamic linker, or the kernel, has loaded: its parts follow each other without a hole,
-/// from the header on, and what comes before code can be read.
-unsafe fn header_before(address: usize) -> *const Header {
-    let mut page = address / PAGE_BYTES * PAGE_BYTES;
-    // SAFETY: the caller's promise; the search ends at the header.
-    while unsafe { (page as *const [u8; 4]).read() } != *b"\x7fELF" {
-        page -= PAGE_BYTES;
-    }
-    page as *const Header
+/// The header of the file that has code at `address`. Parts of a file follow each other, perhaps with holes.
+fn header_before(address: usize) -> Option<*const Header> {
+    const FAR_PAGES: usize = 1 << 18;
+    let mut pages = (0..FAR_PAGES).map_while(|back| (address / PAGE_BYTES).checked_sub(back));
+    // SAFETY: the kernel has just read there, and nobody unmaps code that runs.
+    let is_header =
+        |page: usize| peek::is_readable(page) && unsafe { (page as *const [u8; 4]).read() } == *b"\x7fELF";
+    pages.find_map(|page| is_header(page * PAGE_BYTES).then_some((page * PAGE_BYTES) as *const Header))
 }
 
 /// # Safety

@@ -382,28 +382,33 @@ pub fn for_each_thread(mut visit: impl FnMut(u32)) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The status that this process would have ended with if it weren't for threads whose names begin with `ours`; none as long as
-/// there are others, or perhaps are.
-pub fn status_but_for(process: u32, ours: &[u8]) -> Option<i32> {
+/// The status of this process's first thread, if that has ended and no thread is left whose name isn't one of `ours`; none if
+/// there is, or perhaps is.
+pub fn status_but_for(process: u32, ours: &[&[u8]]) -> Option<i32> {
     const EXIT_CODE_FIELD: usize = 52;
+    let is_ours = |stat: &[u8]| ours.contains(&name_in_stat(stat));
     let mut text = [0; 1024];
     let first = read_of_thread(process, b"stat", &mut text)?;
-    if !is_of_no_program(first) {
+    if !has_ended(first) || is_ours(first) {
         return None;
     }
     let code = field_of_stat(first, EXIT_CODE_FIELD)?;
-    let is_ours = |stat: &[u8]| {
-        let name = stat.iter().position(|byte| *byte == b'(').map_or(stat, |at| &stat[at + 1..]);
-        name.starts_with(ours)
-    };
     let mut are_others = false;
     for_each_thread(|thread| {
         let mut text = [0; 1024];
         let stat = read_of_thread(thread, b"stat", &mut text);
-        are_others |= stat.is_none_or(|stat| !is_ours(stat) && !is_of_no_program(stat));
+        // One that is just ending may have made another, which isn't in this list.
+        are_others |= thread != process && stat.is_none_or(|stat| !is_ours(stat) && !is_workers(stat));
     })
     .ok()?;
     (!are_others).then_some((code >> 8) as i32 & 0xff)
+}
+
+/// The name in a thread's `stat`.
+fn name_in_stat(stat: &[u8]) -> &[u8] {
+    let start = stat.iter().position(|byte| *byte == b'(').map_or(0, |at| at + 1);
+    let end = stat.iter().rposition(|byte| *byte == b')').unwrap_or(start);
+    stat.get(start..end).unwrap_or_default()
 }
 
 /// A field of `/proc/PID/stat`, counted from 1 as in proc(5), behind the name: that may have anything in it but ends with the last
@@ -466,12 +471,20 @@ pub fn runs_no_program(thread: u32) -> bool {
 
 /// The same, of what its `stat` says.
 fn is_of_no_program(stat: &[u8]) -> bool {
+    has_ended(stat) || is_workers(stat)
+}
+
+fn has_ended(stat: &[u8]) -> bool {
+    let end_of_name = stat.iter().rposition(|byte| *byte == b')').unwrap_or(0);
+    matches!(stat.get(end_of_name + 2), Some(b'Z' | b'X'))
+}
+
+/// Whether it is a thread of the kernel's in this process.
+fn is_workers(stat: &[u8]) -> bool {
     const PF_IO_WORKER: u64 = 0x10;
     const PF_USER_WORKER: u64 = 0x4000;
     const FLAGS_FIELD: usize = 9;
-    let flags = field_of_stat(stat, FLAGS_FIELD).unwrap_or(0);
-    let end_of_name = stat.iter().rposition(|byte| *byte == b')').unwrap_or(0);
-    matches!(stat.get(end_of_name + 2), Some(b'Z' | b'X')) || flags & (PF_IO_WORKER | PF_USER_WORKER) != 0
+    field_of_stat(stat, FLAGS_FIELD).is_some_and(|flags| flags & (PF_IO_WORKER | PF_USER_WORKER) != 0)
 }
 
 /// A short file of a thread's. None if there is no such thread.

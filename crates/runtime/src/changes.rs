@@ -115,9 +115,17 @@ impl Engine {
     }
 
     /// A call has failed that first unmaps what is in `range`: before Linux 6.17 mremap looks at the rest only then.
+    /// What isn't mapped any more of what we know there is forgotten; most calls that fail leave all of it.
     fn forget_if_gone(&self, range: PageRange) {
-        if self.touches(range) && memory::mapped_before_a_hole(range).is_empty() {
-            self.forget(range);
+        let known = |from| self.pager.ranges.lock().at_or_after(from);
+        let is_gone = |page| memory::mapped_before_a_hole(PageRange::of(page, 1)).is_empty();
+        let mut from = range.start;
+        while let Some(found) = known(from).filter(|found| found.pages.start < range.end) {
+            from = found.pages.end;
+            let part = found.pages.intersection(range);
+            if is_gone(part.start) && is_gone(PageIndex(part.end.0 - 1)) {
+                self.forget(part);
+            }
         }
     }
 
@@ -213,7 +221,11 @@ pub fn mremap(engine: &'static Engine, arguments: Arguments) -> isize {
     let target = if is_fixed { new } else { PageRange::of(old.start, 0) };
     // Two ranges, not one that spans both: what lies between may move.
     let exclusive = engine.settled([old, target]);
-    if is_fixed && engine.is_partly_registered(PageRange::of(old.start, old.count().min(new.count()))) {
+    let may_move = flags & raw::MREMAP_MAYMOVE as usize != 0;
+    if is_fixed
+        && may_move
+        && engine.is_partly_registered(PageRange::of(old.start, old.count().min(new.count())))
+    {
         // Since Linux 6.17 that moves several mappings at once. Ours and others together don't.
         return EFAULT;
     }
@@ -443,8 +455,12 @@ fn discard(engine: &Engine, range: PageRange, mut arguments: Arguments) -> isize
     let _exclusive = engine.settled([range]);
     // Free now is one of the things that MADV_FREE may do, and the one that we can follow. It must not come after the take-over
     // either: what the kernel frees then would be missing in a guarded call, or in the frame that it was moved to.
-    let frees_now = engine.is_active() || engine.protections.is_none();
-    if arguments[2] as u32 == raw::MADV_FREE && frees_now && engine.touches(range) {
+    let frees_now = match engine.is_active() {
+        true => engine.touches(range),
+        // Other memory behind it may not be freed so.
+        false => engine.protections.is_none() && engine.is_wholly(range, Flags::NONE),
+    };
+    if arguments[2] as u32 == raw::MADV_FREE && frees_now {
         arguments[2] = raw::MADV_DONTNEED as usize;
     }
     let result = pass_on(number::MADVISE, arguments);
@@ -609,10 +625,13 @@ pub fn mlock(engine: &'static Engine, call: usize, arguments: Arguments) -> isiz
     let Some(range) = pages_of(address, bytes).filter(|_| flags & !ON_TOUCH == 0) else {
         return pass_on(call, arguments);
     };
+    if flags == 0 {
+        // What is locked before that isn't registered.
+        engine.prepare_to_fill(range.bytes() as u64);
+    }
     let was_locked = engine.first_locked(range).is_some();
     let mut result = lock_on_touch(engine, range, flags == ON_TOUCH);
     if result == 0 && flags == 0 {
-        engine.prepare_to_fill(range.bytes() as u64);
         // The pages come in through faults, so no lock is held meanwhile.
         engine.bring_in(range, true);
         result = pass_on(call, arguments);

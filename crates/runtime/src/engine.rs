@@ -530,10 +530,15 @@ impl Engine {
 
     /// Whether all of `pages` is registered.
     pub fn is_wholly_registered(&self, pages: PageRange) -> bool {
+        self.is_wholly(pages, Flags::REGISTERED)
+    }
+
+    /// Whether all of `pages` is known, and has that flag.
+    pub fn is_wholly(&self, pages: PageRange, flag: Flags) -> bool {
         let mut from = pages.start;
         while from < pages.end {
             let rest = PageRange::new(from, pages.end);
-            match self.next_with(rest, Flags::REGISTERED).filter(|part| part.start == from) {
+            match self.next_with(rest, flag).filter(|part| part.start == from) {
                 Some(part) => from = part.end,
                 None => return false,
             }

@@ -60,8 +60,16 @@ const AHEAD_THREADS: usize = 2;
 /// Reader index of the first of them; they have the last ones.
 const AHEAD: ReaderIndex = ReaderIndex(ENGINE_THREADS_MAX - AHEAD_THREADS);
 
+/// The names of our threads.
+const KEEPER_NAME: &core::ffi::CStr = c"farpage-keeper";
+const HANDLER_NAME: &core::ffi::CStr = c"farpage-fault";
+const AHEAD_NAME: &core::ffi::CStr = c"farpage-ahead";
+const MAPS_NAME: &core::ffi::CStr = c"farpage-maps";
+
 /// How often a thread that has nothing else to do looks after its writes.
 const WRITES_NS: u64 = 1_000_000;
+/// So long is waited, in all, for threads that are there before us to say where their stacks are.
+const STACKS_NS: u64 = 10_000_000;
 /// How often a process that has nothing to evict looks whether others are dead, and each whether its own program is.
 const REAP_NS: u64 = 1_000_000_000;
 
@@ -163,7 +171,7 @@ fn close(fd: i32) {
 }
 
 fn keeper_main(argument: usize) -> ! {
-    thread::set_name(c"farpage-keeper");
+    thread::set_name(KEEPER_NAME);
     // Beside threads that fill memory on every CPU it has to come in time; so do the threads that it makes, which inherit this.
     thread::ask_for_short_turns();
     // Whoever writes to standard error here must not hit one of our files.
@@ -241,7 +249,8 @@ fn keep(engine: &'static Engine) -> ! {
 
 /// Without us a process ends with its last thread, also if that ends by the bare system call.
 fn end_with_the_program(engine: &Engine) {
-    if let Some(status) = proc::status_but_for(engine.process, b"farpage-") {
+    let ours = [KEEPER_NAME, HANDLER_NAME, AHEAD_NAME, MAPS_NAME].map(core::ffi::CStr::to_bytes);
+    if let Some(status) = proc::status_but_for(engine.process, &ours) {
         sys::exit_group(status);
     }
 }
@@ -347,7 +356,7 @@ fn spawn(engine: &'static Engine, main: fn(usize) -> !, cpu: usize, index: Reade
 }
 
 fn handler_main(argument: usize) -> ! {
-    thread::set_name(c"farpage-fault");
+    thread::set_name(HANDLER_NAME);
     // SAFETY: `spawn` placed it for good and gave us its address.
     let handler = unsafe { &*(argument as *const Handler) };
     thread::pin_to_cpu(handler.cpu);
@@ -376,7 +385,7 @@ fn handler_main(argument: usize) -> ! {
 }
 
 fn ahead_main(argument: usize) -> ! {
-    thread::set_name(c"farpage-ahead");
+    thread::set_name(AHEAD_NAME);
     // SAFETY: `spawn` placed it for good and gave us its address.
     let Handler { engine, index, .. } = unsafe { &*(argument as *const Handler) };
     let Ok(worker) = Worker::placed(engine, *index, None) else { thread::exit() };
@@ -393,7 +402,7 @@ fn ahead_main(argument: usize) -> ! {
 }
 
 fn registrar_main(argument: usize) -> ! {
-    thread::set_name(c"farpage-maps");
+    thread::set_name(MAPS_NAME);
     // SAFETY: `activate` gave us the address of the engine, which lives as long as the process.
     let engine = unsafe { &*(argument as *const Engine) };
     engine.registrar.serve(engine)
@@ -671,7 +680,6 @@ fn range_list() -> Result<&'static mut [Range], Errno> {
     Ok(unsafe { Region::new(base, bytes) }.carve::<Range>(RANGES_MAX))
 }
 
-/// The mappings that the program has already: those of its parent at the fork, else what /proc says.
 /// The stacks of threads that there are when we are loaded: the constructors of libraries come before ours, and some of those make
 /// threads (OpenBLAS). The kernel writes on their stacks, to what each thread has told it of, and can't wait for a page there.
 struct Stacks {
@@ -688,9 +696,10 @@ impl Stacks {
         // Whose stack has a name.
         // SAFETY: as above.
         let first = unsafe { sys::call(number::GETPID, [0; 6]) } as u32;
+        let until_ns = now_ns() + STACKS_NS;
         let all = proc::for_each_thread(|thread| {
             if thread != own && thread != first {
-                stacks.add(thread);
+                stacks.add(thread, until_ns);
             }
         });
         stacks.all_known &= all.is_ok();
@@ -698,9 +707,8 @@ impl Stacks {
     }
 
     /// A thread that runs doesn't say where. Mostly it waits for work soon.
-    fn add(&mut self, thread: u32) {
-        const TRIES: usize = 100;
-        for _ in 0..TRIES {
+    fn add(&mut self, thread: u32, until_ns: u64) {
+        loop {
             if let Some(pointer) = proc::stack_pointer(thread) {
                 match self.pointers.get_mut(self.count) {
                     Some(place) => (*place, self.count) = (pointer, self.count + 1),
@@ -711,9 +719,12 @@ impl Stacks {
             if proc::runs_no_program(thread) {
                 return;
             }
+            if now_ns() > until_ns {
+                self.all_known = false;
+                return;
+            }
             sleep_ns(100_000);
         }
-        self.all_known = false;
     }
 
     fn known(&self) -> impl Iterator<Item = usize> {
@@ -721,6 +732,7 @@ impl Stacks {
     }
 }
 
+/// The mappings that the program has already: those of its parent at the fork, else what /proc says.
 fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
     let mut ranges = Ranges::new(range_list()?);
     if let Some(parent) = request.parent {
@@ -729,7 +741,8 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
             from = range.pages.end;
             if !range.flags.has(Flags::DONT_FORK) {
                 // Locks aren't inherited by a child, registrations aren't either.
-                let flags = range.flags.without(Flags::REGISTERED).without(Flags::LOCKED);
+                let flags =
+                    range.flags.without(Flags::REGISTERED).without(Flags::LOCKED).without(Flags::ON_TOUCH);
                 let _ = ranges.insert(range.pages, flags);
             }
         }

@@ -308,11 +308,10 @@ fn make_again(context: &mut Context, expected: Option<CallUnderWay>) -> bool {
     if context.register(Register::Rax) != EINTR {
         return false;
     }
-    let number = match expected {
-        Some(expected) => is_the_same(&expected).then_some(expected.number),
-        // It ran when it was asked, and made the call before it heard of that: poll(2) that doesn't wait, again and again.
-        None => number_before(after),
-    };
+    let expected = expected.filter(is_the_same).map(|expected| expected.number);
+    // It ran when it was asked, or was in another call, and made this one before it heard of that: poll(2) that doesn't wait, again
+    // and again.
+    let number = expected.or_else(|| number_before(after));
     if let Some(number) = number {
         context.set_register(Register::Rax, number);
         context.set_register(Register::Rip, after - INSTRUCTION_BYTES);
