@@ -476,7 +476,9 @@ fn discard(engine: &Engine, range: PageRange, mut arguments: Arguments) -> isize
                 pass_on(number::MADVISE, [part.start.address(), part.bytes(), arguments[2], 0, 0, 0]);
             let is_done = result == 0 || result == HOLE;
             if is_registered {
-                let end = if is_done { part.end } else { engine.first_locked(part).unwrap_or(part.start) };
+                // A lock is where it ended, unless the advice is about that: before Linux 5.18 it is unknown, and nothing is done.
+                let lock = engine.first_locked(part).filter(|_| arguments[2] as u32 != DONTNEED_LOCKED);
+                let end = if is_done { part.end } else { lock.unwrap_or(part.start) };
                 discarded(engine, PageRange::new(part.start, end));
             }
             if is_done { 0 } else { result }

@@ -188,14 +188,10 @@ impl Worker {
         let (mut shared_batches, mut since_ns) = (0, 0);
         let batch = engine.background_batch();
         while engine.is_over_stop() {
-            // Also where nothing can be evicted just now: what a slow device has keeps neither shares nor areas waiting.
             let now = now_ns();
             if now >= looked_ns + LOOK_NS {
                 engine.take_share();
                 looked_ns = now;
-            }
-            if now >= began_ns + EVICT_NS_MAX {
-                break;
             }
             if !engine.is_near_limit() && engine.pager.is_waiting_for_walks() {
                 return Progress::Some;
@@ -217,7 +213,15 @@ impl Worker {
                 shared_batches += u64::from(is_shared);
                 // What was shared can be moved at the next look at it, unless a device holds it.
                 let is_seen_twice = shared_batches * batch as u64 > 2 * engine.pager.resident();
-                if is_shared && !is_seen_twice || self.wait_for_frames() {
+                // Both laps have to be done, or nobody would know that all is held by a device.
+                if is_shared && !is_seen_twice {
+                    continue;
+                }
+                if self.wait_for_frames() {
+                    // A slow device keeps neither the pool nor the areas waiting.
+                    if now_ns() >= began_ns + EVICT_NS_MAX {
+                        break;
+                    }
                     continue;
                 }
                 if is_seen_twice {
@@ -234,7 +238,11 @@ impl Worker {
             }
             (progress, shared_batches) = (Progress::Some, 0);
             engine.budget.refresh(engine.pager);
-            engine.follow_rate(now_ns());
+            let now = now_ns();
+            engine.follow_rate(now);
+            if now >= began_ns + EVICT_NS_MAX {
+                break;
+            }
         }
         progress
     }
