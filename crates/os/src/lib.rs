@@ -8,7 +8,8 @@
 //! [`uffd`] userfaultfd · [`memory`] our own mappings · [`peek`] memory that may not be there · [`futex`] waiting ·
 //! [`thread`] engine threads · [`proc`] what /proc says about this process · [`numa`] which node · [`clock`] time ·
 //! [`aio`] reads whose end is seen in memory · [`fiemap`] where a file lies · [`image`] where our own code and variables
-//! are · [`signal`] handlers that libc doesn't know · [`dispatch`] the program's calls are stopped · [`report`] last words ·
+//! are · [`signal`] handlers that libc doesn't know · [`frame`] what is laid for them, moved ·
+//! [`dispatch`] the program's calls are stopped · [`report`] last words ·
 //! [`sys`] calls passed on
 #![cfg_attr(not(test), no_std)]
 
@@ -16,6 +17,7 @@ pub mod aio;
 pub mod clock;
 pub mod dispatch;
 pub mod fiemap;
+pub mod frame;
 pub mod futex;
 pub mod image;
 pub mod memory;

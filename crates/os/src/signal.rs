@@ -141,7 +141,8 @@ pub struct Context {
     trap: u64,
     old_mask: u64,
     address: u64,
-    float_state: usize,
+    /// Where the vector registers' state is; 0: they are cleared.
+    pub float_state: usize,
     reserved: [u64; 8],
     /// Signals that are blocked when the handler has returned.
     pub blocked: u64,
@@ -149,7 +150,7 @@ pub struct Context {
 
 // As in the kernel's headers: the registers begin after 40 bytes, the error word is the 20th, the mask comes after 256.
 const _: () = assert!(core::mem::offset_of!(Context, error) == 40 + 19 * 8);
-const _: () = assert!(core::mem::offset_of!(Context, blocked) == 40 + 256);
+const _: () = assert!(core::mem::offset_of!(Context, blocked) == 40 + 256 && size_of::<Context>() == 304);
 
 /// Registers by their place in [`Context`].
 #[derive(Clone, Copy, Debug)]
@@ -165,9 +166,15 @@ pub enum Register {
     Rax = 13,
     Rsp = 15,
     Rip = 16,
+    Flags = 17,
 }
 
 impl Context {
+    /// Where a register's content lies.
+    pub const fn offset_of(register: Register) -> usize {
+        core::mem::offset_of!(Context, registers) + size_of::<usize>() * register as usize
+    }
+
     /// A register's content.
     pub const fn register(&self, register: Register) -> usize {
         self.registers[register as usize]
@@ -176,6 +183,12 @@ impl Context {
     /// Changes a register.
     pub const fn set_register(&mut self, register: Register, value: usize) {
         self.registers[register as usize] = value;
+    }
+
+    /// The alternate stack that the thread had when the signal was delivered. It may have been put away then.
+    pub const fn alternate(&self) -> AlternateStack {
+        let AlternateStack { start, flags, bytes } = self.stack;
+        AlternateStack::from_words([start as u64, flags as u64, bytes as u64])
     }
 
     /// Whether the access that raised the signal was a write.
@@ -197,7 +210,8 @@ pub struct Action {
     pub handler: usize,
     /// `SA_*`.
     pub flags: u64,
-    restorer: usize,
+    /// Where it returns to.
+    pub restorer: usize,
     /// Signals that are blocked meanwhile.
     pub mask: u64,
 }
@@ -208,6 +222,10 @@ const SA_RESTART: u64 = 0x1000_0000;
 const SA_NODEFER: u64 = 0x4000_0000;
 const SA_RESETHAND: u64 = 0x8000_0000;
 const SA_RESTORER: u64 = 0x0400_0000;
+/// Of children that stop or end (`SA_NOCLDSTOP`, `SA_NOCLDWAIT`), and the tags of addresses (`SA_EXPOSE_TAGBITS`).
+const SA_OTHERS: u64 = 1 | 2 | 0x800;
+const LEFT_TO_THE_KERNEL: u64 = SA_OTHERS | SA_RESTART | SA_RESETHAND;
+const KNOWN: u64 = LEFT_TO_THE_KERNEL | SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTORER;
 
 impl Action {
     /// What the kernel does by itself.
@@ -219,9 +237,27 @@ impl Action {
         Action {
             handler: handler as *const () as usize,
             flags: SA_SIGINFO | SA_ONSTACK | SA_RESTART | SA_NODEFER | SA_RESTORER,
-            restorer: return_from_signal as *const () as usize + 1,
+            restorer: return_address(),
             mask: !open,
         }
+    }
+
+    /// A handler of ours that stands for this one: the kernel does all else that the program asked for.
+    #[must_use]
+    pub fn through(&self, handler: Handler, open: u64) -> Action {
+        let ours = Action::of(handler, open);
+        Action { flags: ours.flags & !SA_RESTART | self.flags & LEFT_TO_THE_KERNEL, ..ours }
+    }
+
+    /// Whether it is one of ours, or was until the kernel reset it.
+    pub fn is_of_ours(&self) -> bool {
+        self.restorer == return_address()
+    }
+
+    /// As the kernel keeps it: without flags that it doesn't know, and signals that can't be blocked.
+    #[must_use]
+    pub const fn kept(&self) -> Action {
+        Action { flags: self.flags & KNOWN, mask: self.mask & !(bit(9) | bit(19)), ..*self }
     }
 
     /// The same on whatever stack the thread is on: for one that has no alternate stack of ours yet.
@@ -260,6 +296,11 @@ impl Action {
         self.flags & SA_RESTART != 0
     }
 
+    /// Whether it wants to run on the thread's alternate stack, if there is one.
+    pub const fn wants_alternate_stack(&self) -> bool {
+        self.flags & SA_ONSTACK != 0
+    }
+
     /// Whether nothing is to happen.
     pub const fn is_ignored(&self) -> bool {
         self.handler == 1
@@ -277,6 +318,10 @@ impl Action {
 #[unsafe(naked)]
 unsafe extern "C" fn return_from_signal() {
     naked_asm!("nop", "mov rax, {number}", "syscall", "ud2", number = const number::RT_SIGRETURN)
+}
+
+fn return_address() -> usize {
+    return_from_signal as *const () as usize + 1
 }
 
 /// Installs a disposition and returns the one before.
@@ -321,11 +366,25 @@ fn words_to_bytes<const N: usize, const BYTES: usize>(words: [u64; N]) -> [u8; B
 }
 
 impl AlternateStack {
+    /// Whether a stack pointer is on it.
+    pub const fn contains(&self, stack_pointer: usize) -> bool {
+        stack_pointer > self.start && stack_pointer - self.start <= self.bytes
+    }
+
+    /// Whether the kernel would say so: not of one that is put away when a handler begins.
+    pub const fn is_in_use(&self, stack_pointer: usize) -> bool {
+        !self.is_put_away() && self.contains(stack_pointer)
+    }
+
+    /// Whether the thread has none from a handler's beginning to its end.
+    pub const fn is_put_away(&self) -> bool {
+        self.flags & AlternateStack::AUTODISARM != 0
+    }
+
     /// What the kernel would make of a program's wish; EINVAL, ENOMEM: it refuses.
     pub fn accepted(self) -> Result<AlternateStack, Errno> {
-        const AUTODISARM: usize = 1 << 31;
         const BYTES_MIN: usize = 2048;
-        match self.flags & !AUTODISARM {
+        match self.flags & !AlternateStack::AUTODISARM {
             2 => Ok(AlternateStack { flags: self.flags, ..AlternateStack::NONE }),
             0 | 1 if self.bytes < BYTES_MIN => Err(Errno(12)),
             0 | 1 => Ok(AlternateStack { flags: self.flags & !AlternateStack::IN_USE, ..self }),
@@ -333,11 +392,18 @@ impl AlternateStack {
         }
     }
 
+    /// As the kernel reads it: half of the second word is nothing.
+    pub const fn from_words(words: [u64; 3]) -> AlternateStack {
+        AlternateStack { start: words[0] as usize, flags: words[1] as u32 as usize, bytes: words[2] as usize }
+    }
+
     /// As the kernel writes it.
     pub fn to_bytes(&self) -> [u8; 24] {
         words_to_bytes([self.start as u64, self.flags as u64, self.bytes as u64])
     }
 
+    /// `SS_AUTODISARM`.
+    const AUTODISARM: usize = 1 << 31;
     /// `SS_ONSTACK`: the thread is on it.
     pub const IN_USE: usize = 1;
     /// `SS_DISABLE`: there is none.

@@ -69,7 +69,7 @@ pub fn all(engine: &'static Engine) {
     }
     // A thread may have set its own handlers before it was armed.
     unforked(engine, install_handlers);
-    signals::open_masks();
+    signals::take_over();
     let others = *OTHERS.lock();
     // SAFETY: what was there before.
     let was = unsafe { set_action(SIGSETXID, &others) };
@@ -270,6 +270,11 @@ unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context)
     let expected = own.expected.take();
     let is_made_again = make_again(context, expected);
     if move_in(room) {
+        if context.alternate().is_put_away() {
+            // By the kernel, when it delivered this signal.
+            // SAFETY: the thread's own.
+            unsafe { (*room.own.get()).alternate = context.alternate() };
+        }
         context.blocked &= !open();
         context.stack = room.stack();
         wait_for_the_rest(context);

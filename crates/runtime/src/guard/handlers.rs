@@ -27,8 +27,8 @@ use farpage_fault::signal::{fault_of, forbidden_of};
 use farpage_os::dispatch::{Birth, Call, Making, is_about_arming};
 use farpage_os::peek;
 use farpage_os::signal::{
-    Action, AlternateStack, Context, Info, Register, SIGBUS, SIGSETXID, bit, change_blocked, send_to_thread,
-    set_alternate_stack,
+    Action, AlternateStack, Context, Info, Register, SIGBUS, SIGSEGV, SIGSETXID, bit, change_blocked,
+    send_to_thread, set_alternate_stack,
 };
 use farpage_os::sys::{self, number};
 use linux_raw_sys::general as raw;
@@ -82,6 +82,11 @@ fn is_served(engine: &'static Engine, fault: Fault, context: &mut Context) -> bo
 unsafe fn tell(room: Option<&'static Room>, signal: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the kernel's own structures.
     let (about, stack_pointer) = unsafe { (&*info, (*context).register(Register::Rsp)) };
+    if room.is_some_and(|room| room.at_work.is_entering()) && !about.was_sent() {
+        // Its stack isn't there, and so the kernel would have ended it.
+        // SAFETY: as above.
+        return signals::end_with(SIGSEGV, unsafe { &mut *context });
+    }
     let interrupted = hook_at(stack_pointer).or(room.map(|room| &room.at_work));
     if interrupted.is_some_and(|at_work| at_work.keeps(about, context)) {
         return;
@@ -245,7 +250,7 @@ impl Stopped<'_> {
         }
         match self.call.number {
             number::RT_SIGPROCMASK => return Some(self.change_mask(&mut guarding)),
-            number::RT_SIGACTION => return self.change_action(&mut guarding),
+            number::RT_SIGACTION => return Some(self.change_action(&mut guarding)),
             number::SIGALTSTACK => return Some(self.change_stack(&mut guarding)),
             number::RT_SIGRETURN => self.before_return(&mut guarding),
             number::EXIT => self.before_exit(),
@@ -377,47 +382,31 @@ impl Stopped<'_> {
         0
     }
 
-    /// `rt_sigaction`. None: the kernel does it.
-    fn change_action(mut self, memory: &mut Guarding<'_>) -> Option<isize> {
+    /// `rt_sigaction`.
+    fn change_action(&self, memory: &mut Guarding<'_>) -> isize {
         let [signal, action, before, bytes, ..] = self.call.arguments;
         if bytes != size_of::<u64>() {
-            return Some(EINVAL);
+            return EINVAL;
         }
         let mut new = None;
         if action != 0 {
             let mut words = [0_u64; 4];
             for (at, word) in words.iter_mut().enumerate() {
-                let Some(found) = memory.word(action + at * 8) else { return Some(EFAULT) };
+                let Some(found) = memory.word(action + at * 8) else { return EFAULT };
                 *word = found;
             }
             new = Some(Action::from_words(words));
         }
-        if signals::is_ours(signal) {
-            let old = signals::disposition(signal);
-            // A child that borrows this memory has dispositions of its own, which end when it runs another program.
-            if let Some(new) = new.filter(|_| !is_borrower(self.engine)) {
-                signals::set_disposition(signal, new);
-            }
-            // SAFETY: where the program wants it.
-            let written = before == 0 || unsafe { memory.write(before, old.to_bytes()) };
-            return Some(if written { 0 } else { EFAULT });
-        }
-        if let Some(new) = new.filter(|new| new.mask & open() != 0) {
-            // SAFETY: this thread's own level.
-            let room = unsafe { &mut *self.level.room.get() };
-            let mut changed = new;
-            changed.mask &= !open();
-            for (place, bytes) in room.iter_mut().zip(changed.to_bytes().chunks_exact(8)) {
-                *place = usize::from_ne_bytes(bytes.try_into().unwrap_or_default());
-            }
-            self.call.arguments[1] = room.as_ptr() as usize;
-            // SAFETY: the program's own call, with a disposition of ours.
-            return Some(unsafe { sys::call(self.call.number, self.call.arguments) });
-        }
-        self.make()
+        let old = match signals::change(signal as u32, new, is_borrower(self.engine)) {
+            Ok(old) => old,
+            Err(errno) => return -(errno.0 as isize),
+        };
+        // SAFETY: where the program wants it.
+        let is_written = before == 0 || unsafe { memory.write(before, old.to_bytes()) };
+        if is_written { 0 } else { EFAULT }
     }
 
-    /// `sigaltstack`: handlers run on ours; the program believes that they run on its own, or on the thread's if it has none.
+    /// `sigaltstack`: the kernel knows ours; the program has its own, as far as its handlers see (`deliver.rs`).
     fn change_stack(&mut self, memory: &mut Guarding<'_>) -> isize {
         let [new, before, ..] = self.call.arguments;
         // As above.
@@ -426,9 +415,7 @@ impl Stopped<'_> {
         // SAFETY: its own thread's.
         let own = unsafe { &mut *self.room.own.get() };
         let mut old = own.alternate;
-        let is_in_handler = self.room.is_on_stack(self.context.register(Register::Rsp));
-        own.is_set_in_handler &= is_in_handler;
-        let is_in_use = is_in_handler && old != AlternateStack::NONE && !own.is_set_in_handler;
+        let is_in_use = old.is_in_use(self.context.register(Register::Rsp));
         if is_in_use {
             old.flags |= AlternateStack::IN_USE;
         }
@@ -436,10 +423,8 @@ impl Stopped<'_> {
             if is_in_use {
                 return EPERM;
             }
-            let stack =
-                AlternateStack { start: start as usize, flags: flags as u32 as usize, bytes: bytes as usize };
-            match stack.accepted() {
-                Ok(stack) => (own.alternate, own.is_set_in_handler) = (stack, is_in_handler),
+            match AlternateStack::from_words([start, flags, bytes]).accepted() {
+                Ok(stack) => own.alternate = stack,
                 Err(errno) => return -(errno.0 as isize),
             }
         }
@@ -451,27 +436,45 @@ impl Stopped<'_> {
     }
 
     /// The kernel reads what a handler of the program's returns to from the stack, its mask of signals and its alternate
-    /// stack, too. Those are from before the thread was armed, or the program's own work.
+    /// stack, too. Those are what the program believes to have from then on.
     fn before_return(&mut self, memory: &mut Guarding<'_>) {
         self.level.returns.store(true, Ordering::Relaxed);
-        // SAFETY: its own thread's.
-        unsafe { (*self.room.own.get()).is_set_in_handler = false };
         let stack_pointer = self.context.register(Register::Rsp);
         memory.buffer(Buffer {
             address: stack_pointer.wrapping_sub(8),
             bytes: FRAME_BYTES_MAX,
             how: How::Both,
         });
-        let place = stack_pointer.wrapping_add(core::mem::offset_of!(Context, blocked));
-        if let Some(mask) = memory.word(place).filter(|mask| mask & open() != 0) {
+        let at = |offset: usize| stack_pointer.wrapping_add(offset);
+        let places = [at(core::mem::offset_of!(Context, blocked)), at(core::mem::offset_of!(Context, stack))];
+        let words = [
+            places[0],
+            places[1],
+            places[1].wrapping_add(8),
+            places[1].wrapping_add(16),
+            at(Context::offset_of(Register::Rsp)),
+        ];
+        let [Some(mask), Some(start), Some(flags), Some(bytes), Some(back)] =
+            words.map(|place| memory.word(place))
+        else {
+            return;
+        };
+        let ours = self.room.stack();
+        // The frame of a handler that ran on top of ours says nothing about the program.
+        if start as usize != ours.start {
+            // SAFETY: its own thread's.
+            let own = unsafe { &mut *self.room.own.get() };
+            own.claimed = mask & open();
+            let stack = AlternateStack::from_words([start, flags, bytes]);
+            if let Some(stack) = stack.accepted().ok().filter(|_| !own.alternate.is_in_use(back as usize)) {
+                own.alternate = stack;
+            }
             // SAFETY: in the frame, which nobody reads any more but the kernel.
-            unsafe { memory.write(place, (mask & !open()).to_ne_bytes()) };
+            unsafe { memory.write(places[1], ours.to_bytes()) };
         }
-        let place = stack_pointer.wrapping_add(core::mem::offset_of!(Context, stack));
-        let stack = self.room.stack();
-        if memory.word(place).is_some_and(|start| start as usize != stack.start) {
+        if mask & open() != 0 {
             // SAFETY: as above.
-            unsafe { memory.write(place, stack.to_bytes()) };
+            unsafe { memory.write(places[0], (mask & !open()).to_ne_bytes()) };
         }
     }
 

@@ -6,7 +6,7 @@
 //! [`calls`] the table of calls and of what their arguments point to · [`buffers`] what that means for one call ·
 //! [`resident`] its memory is brought in and held · [`large`] calls that are made in parts · [`memory_file`] files that
 //! are memory · [`handlers`] where faults and stopped calls arrive · [`direct`] faults served there, with [`kept`] descriptors · [`signals`] what
-//! the program does with our signals · [`sent`] those that arrive while we are at work · [`rooms`] what each thread has of
+//! the program does with our signals · [`deliver`] its handlers run · [`sent`] what arrives while we are at work · [`rooms`] what each thread has of
 //! ours · [`errands`] what children of vfork have done for them · [`arm`] how threads come under it
 
 use farpage_os::signal::{SIGSETXID, bit};
@@ -22,6 +22,7 @@ pub(crate) use signals::faults_arrive_as;
 pub(crate) mod arm;
 pub mod buffers;
 pub mod calls;
+mod deliver;
 pub(crate) mod direct;
 pub(crate) mod errands;
 mod handlers;

@@ -19,7 +19,7 @@ use farpage_os::signal::AlternateStack;
 use farpage_os::sys::{self, number};
 
 /// A room's size, and what it is aligned to; only what is touched takes memory. Signal frames take 1 to 11 KiB each
-/// (AVX-512, AMX); a program's handler that asked for an alternate stack, however large, runs here, too.
+/// (AVX-512, AMX).
 const ROOM_BYTES: usize = 512 * 1024;
 /// Rooms are made so many at a time.
 const CHUNK: usize = 32;
@@ -50,8 +50,8 @@ pub struct Level {
 pub struct Own {
     /// The alternate stack that the program believes to have.
     pub alternate: AlternateStack,
-    /// It was set in a handler that isn't on it: there was none. That handler, if it still runs, may set it again.
-    pub is_set_in_handler: bool,
+    /// The last one that was put away when a handler began on it.
+    pub put_away: AlternateStack,
     /// Signals that the program believes to block, and that stay open.
     pub claimed: u64,
     /// The thread waits for a child that uses its room, or has.
@@ -77,7 +77,6 @@ pub struct Lent {
     spent: u64,
     /// What the maker believes, which the child may change for itself: see [`Own`].
     alternate: AlternateStack,
-    is_set_in_handler: bool,
     claimed: u64,
 }
 
@@ -195,6 +194,16 @@ impl Room {
         address & !(ROOM_BYTES - 1) == self.word() & !(ROOM_BYTES - 1)
     }
 
+    /// Whether a stack pointer is on a stack for handlers: the program's, or, if the handler began before the thread was armed
+    /// or on top of one of ours, this one.
+    fn is_handlers(&self, stack_pointer: usize) -> bool {
+        // SAFETY: the thread's own.
+        let own = unsafe { &*self.own.get() };
+        self.is_on_stack(stack_pointer)
+            || own.alternate.contains(stack_pointer)
+            || own.put_away.contains(stack_pointer)
+    }
+
     /// A room for one more thread; none if there is no memory for it.
     pub fn give(thread: u32) -> Option<&'static Room> {
         let used = USED.load(Ordering::Relaxed);
@@ -218,7 +227,7 @@ impl Room {
             }
             *room.own.get() = Own {
                 alternate: AlternateStack::NONE,
-                is_set_in_handler: false,
+                put_away: AlternateStack::NONE,
                 claimed: 0,
                 lent: None,
                 strange: (PageIndex(0), 0),
@@ -241,8 +250,8 @@ impl Room {
         // SAFETY: the thread's own.
         let own = unsafe { &mut *self.own.get() };
         let busy = busy.fold(0, |bits, (at, _)| bits | 1 << at);
-        let Own { alternate, is_set_in_handler, claimed, .. } = *own;
-        let before = own.lent.unwrap_or(Lent { busy, spent: 0, alternate, is_set_in_handler, claimed });
+        let Own { alternate, claimed, .. } = *own;
+        let before = own.lent.unwrap_or(Lent { busy, spent: 0, alternate, claimed });
         if own.lent.replace(Lent { busy, ..before }).is_none() {
             LENT.fetch_add(1, Ordering::SeqCst);
         }
@@ -252,13 +261,13 @@ impl Room {
     pub fn take_back(&self) {
         // SAFETY: the thread's own, or its child's while it waits.
         let own = unsafe { &mut *self.own.get() };
-        let Some(Lent { busy, alternate, is_set_in_handler, claimed, .. }) = own.lent else { return };
+        let Some(Lent { busy, alternate, claimed, .. }) = own.lent else { return };
         // SAFETY: takes nothing.
         let caller = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
         if caller != self.thread.load(Ordering::Relaxed) {
             return;
         }
-        *own = Own { lent: None, alternate, is_set_in_handler, claimed, ..*own };
+        *own = Own { lent: None, alternate, claimed, ..*own };
         self.errand.give_up();
         LENT.fetch_sub(1, Ordering::SeqCst);
         for (at, level) in self.levels.iter().enumerate() {
@@ -299,8 +308,8 @@ impl Room {
     pub fn level(&self, stack_pointer: usize) -> &Level {
         for level in &self.levels {
             let before = level.stack_pointer.load(Ordering::Relaxed);
-            // A handler on this room's stack says nothing about the thread's own; who is back there has left this one.
-            let is_left = match (self.is_on_stack(before), self.is_on_stack(stack_pointer)) {
+            // A handler on an alternate stack says nothing about the thread's own; who is back there has left that one.
+            let is_left = match (self.is_handlers(before), self.is_handlers(stack_pointer)) {
                 (false, true) => false,
                 (true, false) => true,
                 _ => before <= stack_pointer && stack_pointer - before < STACK_BYTES_MAX,

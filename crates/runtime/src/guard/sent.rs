@@ -56,6 +56,8 @@ pub fn hook_at(stack_pointer: usize) -> Option<&'static AtWork> {
 pub struct AtWork {
     /// Where the context is of the outermost handler of ours that is at work; 0 if none is.
     outermost: AtomicUsize,
+    /// A signal's frame is being moved to the program's stack.
+    is_entering: AtomicBool,
     kept: [Kept; 2],
 }
 
@@ -73,7 +75,7 @@ impl AtWork {
         let kept = [const {
             Kept { is_kept: AtomicBool::new(false), info: UnsafeCell::new(MaybeUninit::uninit()) }
         }; 2];
-        AtWork { outermost: AtomicUsize::new(0), kept }
+        AtWork { outermost: AtomicUsize::new(0), is_entering: AtomicBool::new(false), kept }
     }
 
     /// Does the work of a handler that was given this context.
@@ -90,6 +92,19 @@ impl AtWork {
             self.send();
         }
         done
+    }
+
+    /// Moves a signal's frame to the program's stack.
+    pub fn entering<T>(&self, copy: impl FnOnce() -> T) -> T {
+        self.set_entering(true);
+        let copied = copy();
+        self.set_entering(false);
+        copied
+    }
+
+    /// Whether that is what was interrupted.
+    pub fn is_entering(&self) -> bool {
+        self.is_entering.load(Ordering::Relaxed)
     }
 
     /// Code of the program's may run, and never come back: it is as if no handler of ours were at work. What was kept is
@@ -127,7 +142,7 @@ impl AtWork {
             return false;
         };
         // What ends the process or isn't heard of needn't wait.
-        if !signals::disposition(info.signal() as usize).is_handler() {
+        if !signals::disposition(info.signal()).is_handler() {
             return false;
         }
         let kept = &self.kept[at];
@@ -142,6 +157,7 @@ impl AtWork {
     /// Nobody is at work, as far as the room's next user is concerned.
     pub fn reset(&self) {
         self.set(0);
+        self.set_entering(false);
         self.kept.iter().for_each(|kept| kept.is_kept.store(false, Ordering::Relaxed));
     }
 
@@ -149,6 +165,13 @@ impl AtWork {
     /// above the one that we know of says that the program has left that behind.
     fn is_on_top(&self, context: *const Context) -> bool {
         (context as usize) < self.outermost.load(Ordering::Relaxed)
+    }
+
+    /// As [`AtWork::set`].
+    fn set_entering(&self, is_entering: bool) {
+        compiler_fence(Ordering::SeqCst);
+        self.is_entering.store(is_entering, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
     }
 
     /// Handlers on top of this thread see it before whatever comes next, and after what came before.

@@ -1,15 +1,16 @@
-//! What a program does with signals that must stay ours.
+//! What a program does with signals: those that must stay ours, and all that it handles.
 //!
 //! A fault (SIGBUS, or SIGSEGV without a userfaultfd) or a stopped call (SIGSYS) in a thread that blocks that signal, or
 //! in a program that handles it itself, would end the process. So the program's dispositions of both are kept here,
 //! threads that block them only believe to, and signals that aren't about us go to the program's own handler, with what
-//! the kernel said.
-// UNSAFETY: the program's handlers are called as the kernel would.
+//! the kernel said. Its handlers of all other signals are kept, too: the kernel knows one of ours instead (`deliver.rs`).
+// UNSAFETY: dispositions of the program's are changed.
 
+use super::deliver;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::sync::Lock;
 use farpage_os::signal::{Action, Context, Handler, Info, SIGBUS, SIGSYS, action_of, bit, set_action};
-use farpage_os::sys::{self, number};
+use farpage_os::sys::{self, Errno, number};
 
 /// The signal that faults arrive as.
 static FAULT: AtomicU32 = AtomicU32::new(SIGBUS);
@@ -32,27 +33,28 @@ pub fn open() -> u64 {
 const SIGNALS: u32 = 64;
 
 /// Whether a signal is one of ours.
-pub fn is_ours(signal: usize) -> bool {
-    ours().contains(&(signal as u32))
+pub fn is_ours(signal: u32) -> bool {
+    ours().contains(&signal)
 }
 
-/// The program's dispositions of our two signals: faults, stopped calls. Changed under the lock, and read without it: a child
-/// of vfork that is killed must not have it.
-static DISPOSITIONS: [[AtomicU64; 4]; 2] = [const { [const { AtomicU64::new(0) }; 4] }; 2];
+/// The program's dispositions of our two signals, and of others the last one that was a handler: the kernel knows whether it
+/// still is. Changed under the lock, and read without it: a child of vfork that is killed must not have it.
+static DISPOSITIONS: [[AtomicU64; 4]; SIGNALS as usize] =
+    [const { [const { AtomicU64::new(0) }; 4] }; SIGNALS as usize];
 static CHANGING: Lock<()> = Lock::new(());
 /// Odd while they are being changed.
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 
-const fn place_of(signal: usize) -> usize {
-    if signal == SIGSYS as usize { 1 } else { 0 }
+fn place_of(signal: u32) -> &'static [AtomicU64; 4] {
+    &DISPOSITIONS[signal as usize - 1]
 }
 
-/// The program's disposition of one of our signals.
-pub fn disposition(signal: usize) -> Action {
+/// The program's disposition of one of our signals, or its handler of another.
+pub fn disposition(signal: u32) -> Action {
     loop {
         // Ordering: SeqCst here and below: words between two looks at the same even number belong together.
         let before = CHANGES.load(Ordering::SeqCst);
-        let words = DISPOSITIONS[place_of(signal)].each_ref().map(|word| word.load(Ordering::SeqCst));
+        let words = place_of(signal).each_ref().map(|word| word.load(Ordering::SeqCst));
         if before.is_multiple_of(2) && CHANGES.load(Ordering::SeqCst) == before {
             return Action::from_words(words);
         }
@@ -61,30 +63,81 @@ pub fn disposition(signal: usize) -> Action {
 }
 
 /// Changes it. Not in a child of vfork.
-pub fn set_disposition(signal: usize, action: Action) {
-    // Who is told of a signal on top of this asks for dispositions, and would wait for us.
-    let blocked = swap_blocked(u64::MAX);
-    change_disposition(signal, action);
-    set_blocked(blocked);
+pub fn set_disposition(signal: u32, action: Action) {
+    alone(|| keep(signal, &action));
 }
 
-fn change_disposition(signal: usize, action: Action) {
-    let _changing = CHANGING.lock();
+/// Changes dispositions, as one step for others.
+fn alone<T>(change: impl FnOnce() -> T) -> T {
+    // Who is told of a signal on top of this asks for dispositions, and would wait for us.
+    let blocked = swap_blocked(u64::MAX);
+    let changing = CHANGING.lock();
+    let done = change();
+    drop(changing);
+    set_blocked(blocked);
+    done
+}
+
+fn keep(signal: u32, action: &Action) {
     CHANGES.fetch_add(1, Ordering::SeqCst);
-    for (place, word) in DISPOSITIONS[place_of(signal)].iter().zip(action.to_words()) {
+    for (place, word) in place_of(signal).iter().zip(action.kept().to_words()) {
         place.store(word, Ordering::SeqCst);
     }
     CHANGES.fetch_add(1, Ordering::SeqCst);
 }
 
+/// The program's own `rt_sigaction`: what was there before.
+pub fn change(signal: u32, new: Option<Action>, is_borrower: bool) -> Result<Action, Errno> {
+    const EINVAL: Errno = Errno(linux_raw_sys::errno::EINVAL as i32);
+    if !(1..=SIGNALS).contains(&signal) {
+        return Err(EINVAL);
+    }
+    // A child that borrows this memory has dispositions of its own, which end when it runs another program.
+    let kept = new.filter(|_| !is_borrower);
+    if is_ours(signal) {
+        let before = disposition(signal);
+        kept.inspect(|new| set_disposition(signal, *new));
+        return Ok(before);
+    }
+    let Some(new) = new else {
+        return action_of(signal).map(|found| believed(disposition(signal), found));
+    };
+    let open_new = Action { mask: new.mask & !open(), ..new };
+    // SAFETY: the program's own, or ours, which runs on top of anything.
+    let set = |action: &Action| unsafe { set_action(signal, action) };
+    if kept.is_none() {
+        return set(&open_new).map(|found| believed(disposition(signal), found));
+    }
+    alone(|| {
+        let before = disposition(signal);
+        if !new.is_handler() {
+            return set(&open_new).map(|found| believed(before, found));
+        }
+        // First: it may be wanted at once.
+        keep(signal, &new);
+        let found = set(&new.through(deliver::on_signal, open())).inspect_err(|_| keep(signal, &before));
+        found.map(|found| believed(before, found))
+    })
+}
+
+/// What the program believes to be in place where the kernel has `found`.
+fn believed(kept: Action, found: Action) -> Action {
+    match found {
+        Action { handler, .. } if handler == deliver::on_signal as *const () as usize => kept,
+        // The kernel resets nothing but the handler (`SA_RESETHAND`).
+        found if found.is_of_ours() => Action { handler: found.handler, ..kept },
+        found => found,
+    }
+}
+
 /// Puts handlers of ours in place, and tells what was there instead: the program's dispositions.
-pub fn install(on_fault: Handler, on_sigsys: Handler, was_there: impl Fn(usize, Action)) {
+pub fn install(on_fault: Handler, on_sigsys: Handler, was_there: impl Fn(u32, Action)) {
     for (signal, handler) in ours().into_iter().zip([on_fault, on_sigsys]) {
         let action = Action::of(handler, open());
         // SAFETY: our handlers run on top of anything: they use nothing of the program's.
         let before = unsafe { set_action(signal, &action) };
         if let Some(before) = before.ok().filter(|before| before.handler != action.handler) {
-            was_there(signal as usize, before);
+            was_there(signal, before);
         }
     }
 }
@@ -92,7 +145,7 @@ pub fn install(on_fault: Handler, on_sigsys: Handler, was_there: impl Fn(usize, 
 /// Whether the program has a handler that ends the call which it interrupts.
 pub fn any_interrupts() -> bool {
     (1..=SIGNALS)
-        .filter(|signal| !is_ours(*signal as usize))
+        .filter(|signal| !is_ours(*signal))
         .filter_map(|signal| action_of(signal).ok())
         .any(|action| action.is_handler() && !action.restarts())
 }
@@ -119,21 +172,18 @@ fn waiting(signals: u64) -> impl Iterator<Item = Action> {
         .filter_map(|signal| action_of(signal).ok())
 }
 
-/// Handlers that the program installed before its calls were looked at don't block our signals either: they make calls.
-pub fn open_masks() {
-    for signal in (1..=SIGNALS).filter(|signal| !is_ours(*signal as usize)) {
-        let Ok(mut action) = action_of(signal) else { continue };
-        if action.is_handler() && action.mask & open() != 0 {
-            let read = action;
-            action.mask &= !open();
-            // SAFETY: the program's own, but for its mask.
-            let before = unsafe { set_action(signal, &action) };
-            if let Some(mut newer) = before.ok().filter(|before| before.to_bytes() != read.to_bytes()) {
-                newer.mask &= !open();
-                // SAFETY: likewise: another thread has set it meanwhile.
-                let _ = unsafe { set_action(signal, &newer) };
+/// From now on the handlers that the program has installed before its calls were looked at run through ours, too. Every
+/// thread is armed.
+pub fn take_over() {
+    for signal in (1..=SIGNALS).filter(|signal| !is_ours(*signal)) {
+        alone(|| {
+            let Ok(action) = action_of(signal) else { return };
+            if action.is_handler() && !action.is_of_ours() {
+                keep(signal, &action);
+                // SAFETY: ours, which runs on top of anything.
+                let _ = unsafe { set_action(signal, &action.through(deliver::on_signal, open())) };
             }
-        }
+        });
     }
 }
 
@@ -141,9 +191,13 @@ pub fn open_masks() {
 pub fn uninstall() {
     CHANGING.forget_holder();
     CHANGES.store(0, Ordering::SeqCst);
-    for signal in ours() {
-        // SAFETY: the program's own.
-        let _ = unsafe { set_action(signal, &disposition(signal as usize)) };
+    for signal in 1..=SIGNALS {
+        let kept = disposition(signal);
+        let own = if is_ours(signal) { Ok(kept) } else { action_of(signal) };
+        if let Some(found) = own.ok().filter(|found| is_ours(signal) || found.is_of_ours()) {
+            // SAFETY: the program's own.
+            let _ = unsafe { set_action(signal, &believed(kept, found)) };
+        }
     }
 }
 
@@ -155,39 +209,41 @@ pub fn uninstall() {
 pub unsafe fn hand_on(signal: i32, info: *mut Info, context: *mut Context, spent: Option<&mut u64>) {
     let own = bit(signal as u32);
     let is_spent = spent.as_ref().is_some_and(|spent| **spent & own != 0);
-    let action = if is_spent { Action::DEFAULT } else { disposition(signal as usize) };
+    let action = if is_spent { Action::DEFAULT } else { disposition(signal as u32) };
     // SAFETY: the kernel's own structures.
-    let (was_sent, blocked) = unsafe { ((*info).was_sent(), (*context).blocked) };
+    let was_sent = unsafe { (*info).was_sent() };
     if action.is_handler() {
         match spent {
             Some(spent) if action.is_once() => *spent |= own,
-            None if action.is_once() => set_disposition(signal as usize, Action::DEFAULT),
+            None if action.is_once() => set_disposition(signal as u32, Action::DEFAULT),
             _ => {}
         }
-        set_blocked(action.blocks(signal as u32, blocked) & !open());
-        // SAFETY: the program's handler, called with what the kernel would call it with: it takes one argument or three.
-        let handler = unsafe { core::mem::transmute::<usize, Handler>(action.handler) };
-        // SAFETY: as above. It may never return.
-        unsafe { handler(signal, info, context) };
-        // What it wants to be blocked from now on: as with any handler's return, not ours.
-        // SAFETY: the kernel's own structure.
-        unsafe { (*context).blocked &= !open() };
-        return;
+        // SAFETY: passed on.
+        return unsafe { deliver::run(action, signal, info, context) };
     }
     if action.is_ignored() && was_sent {
         return;
     }
     // The default is to end the process: with this very signal, so that whoever waits for it is told what happened.
-    // SAFETY: takes our handler away.
-    let _ = unsafe { set_action(signal as u32, &Action::DEFAULT) };
     if was_sent {
-        // Delivered when our handler returns. Whatever it was else happens again then.
-        // SAFETY: takes nothing.
-        let (process, thread) =
-            unsafe { (sys::call(number::GETPID, [0; 6]), sys::call(number::GETTID, [0; 6])) };
-        // SAFETY: takes no address.
-        unsafe { sys::call(number::TGKILL, [process as usize, thread as usize, signal as usize, 0, 0, 0]) };
+        // SAFETY: the kernel's own structure.
+        end_with(signal as u32, unsafe { &mut *context });
+    } else {
+        // Whatever it was happens again.
+        // SAFETY: takes our handler away.
+        let _ = unsafe { set_action(signal as u32, &Action::DEFAULT) };
     }
+}
+
+/// Ends the process by a signal, delivered when the handler that has this context returns.
+pub fn end_with(signal: u32, context: &mut Context) {
+    // SAFETY: takes our handler away.
+    let _ = unsafe { set_action(signal, &Action::DEFAULT) };
+    context.blocked &= !bit(signal);
+    // SAFETY: takes nothing.
+    let [process, thread] = [number::GETPID, number::GETTID].map(|call| unsafe { sys::call(call, [0; 6]) });
+    // SAFETY: takes no address.
+    unsafe { sys::call(number::TGKILL, [process as usize, thread as usize, signal as usize, 0, 0, 0]) };
 }
 
 /// Blocks exactly `mask` in the calling thread.

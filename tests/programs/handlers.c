@@ -1,0 +1,499 @@
+/* Handlers run where the kernel alone would have run them, and find what they would have found: once everything of the
+ * program's ran on a stack of ours, on which the next fault or call of a handler that had gone on elsewhere overwrote it. */
+#include "check.h"
+#include <setjmp.h>
+#include <spawn.h>
+#include <sys/resource.h>
+#include <ucontext.h>
+
+#define AUTODISARM (1u << 31)
+
+static char own[64 * 1024], another[64 * 1024];
+static char *area;
+static volatile int handled;
+
+static void grow(void)
+{
+    area = filled(LARGE, 1);
+    REQUIRE_OUT(area, LARGE);
+}
+
+static int is_on(const char *stack, size_t bytes, const void *place)
+{
+    return (const char *)place >= stack && (const char *)place < stack + bytes;
+}
+
+static void use_stack(void *place, size_t bytes, unsigned flags)
+{
+    stack_t set = { .ss_sp = place, .ss_size = bytes, .ss_flags = (int)flags };
+    CHECK(sigaltstack(&set, NULL) == 0);
+}
+
+static void handle(int number, void (*handler)(int, siginfo_t *, void *), int flags)
+{
+    struct sigaction action = { .sa_sigaction = handler, .sa_flags = SA_SIGINFO | flags };
+    sigaddset(&action.sa_mask, SIGSYS);
+    CHECK(sigaction(number, &action, NULL) == 0);
+}
+
+static stack_t stack_now(void)
+{
+    stack_t found;
+    CHECK(sigaltstack(NULL, &found) == 0);
+    return found;
+}
+
+static int is_blocked(int number)
+{
+    sigset_t now;
+    CHECK(sigprocmask(SIG_BLOCK, NULL, &now) == 0);
+    return sigismember(&now, number);
+}
+
+static char *outer_frame;
+
+static void finds_its_own_stack(int number, siginfo_t *info, void *context)
+{
+    char here;
+    const ucontext_t *interrupted = context;
+    CHECK(is_on(own, sizeof own, &here) && is_on(own, sizeof own, info) && is_on(own, sizeof own, context));
+    CHECK(is_on(own, sizeof own, interrupted->uc_mcontext.fpregs));
+    CHECK((uintptr_t)interrupted->uc_mcontext.fpregs % 64 == 0 && (uintptr_t)context % 16 == 0);
+    CHECK(interrupted->uc_stack.ss_sp == own && interrupted->uc_stack.ss_size == sizeof own);
+    CHECK(info->si_signo == number && info->si_pid == getpid() && info->si_uid == getuid());
+    stack_t now = stack_now();
+    CHECK(now.ss_sp == own && now.ss_flags == SS_ONSTACK);
+    stack_t set = { .ss_sp = another, .ss_size = sizeof another };
+    CHECK(sigaltstack(&set, NULL) == -1 && errno == EPERM);
+    CHECK(is_blocked(number) && is_blocked(SIGSYS) && is_blocked(SIGBUS) && !is_blocked(SIGTERM));
+    CHECK(sigismember(&interrupted->uc_sigmask, SIGBUS));
+    CHECK(sigismember(&interrupted->uc_sigmask, SIGSYS) == (number == SIGUSR2));
+    if (number == SIGUSR1) {
+        /* The next one goes below. */
+        outer_frame = &here;
+        CHECK(raise(SIGUSR2) == 0);
+    } else {
+        CHECK(&here < outer_frame);
+    }
+    handled++;
+}
+
+static void on_its_own_stack(void)
+{
+    use_stack(own, sizeof own, 0);
+    sigset_t bus;
+    sigemptyset(&bus);
+    sigaddset(&bus, SIGBUS);
+    CHECK(sigprocmask(SIG_BLOCK, &bus, NULL) == 0);
+    handle(SIGUSR1, finds_its_own_stack, SA_ONSTACK);
+    for (int round = 0; round < 3; round++) {
+        handle(SIGUSR2, finds_its_own_stack, SA_ONSTACK);
+        handled = 0;
+        CHECK(raise(SIGUSR1) == 0 && handled == 2);
+        CHECK(stack_now().ss_flags == 0 && is_blocked(SIGBUS) && !is_blocked(SIGSYS) && !is_blocked(SIGUSR1));
+        if (round == 0)
+            grow();
+        push_out();
+    }
+    struct sigaction found;
+    CHECK(sigaction(SIGUSR1, NULL, &found) == 0 && found.sa_sigaction == finds_its_own_stack);
+    CHECK((found.sa_flags & (SA_SIGINFO | SA_ONSTACK | SA_RESTART | SA_NODEFER)) == (SA_SIGINFO | SA_ONSTACK));
+    CHECK(sigismember(&found.sa_mask, SIGSYS) && !sigismember(&found.sa_mask, SIGTERM));
+    VERIFY(area, LARGE, 1);
+}
+
+static char *interrupted_frame;
+
+static void finds_the_interrupted_stack(int number, siginfo_t *info, void *context)
+{
+    char here;
+    (void)number, (void)info, (void)context;
+    CHECK(&here < interrupted_frame && interrupted_frame - &here < 64 * 1024);
+    handled++;
+}
+
+static void on_the_interrupted_stack(void)
+{
+    char here;
+    interrupted_frame = &here;
+    use_stack(own, sizeof own, 0);
+    handle(SIGUSR1, finds_the_interrupted_stack, 0);
+    CHECK(raise(SIGUSR1) == 0);
+    grow();
+    handle(SIGUSR2, finds_the_interrupted_stack, 0);
+    CHECK(raise(SIGUSR1) == 0 && raise(SIGUSR2) == 0 && handled == 3);
+    /* Nothing to run on but that, though it asks for another. */
+    use_stack(NULL, 0, SS_DISABLE);
+    handle(SIGUSR1, finds_the_interrupted_stack, SA_ONSTACK);
+    CHECK(raise(SIGUSR1) == 0 && handled == 4);
+}
+
+static void has_put_it_away(int number, siginfo_t *info, void *context)
+{
+    char here;
+    (void)number, (void)info;
+    stack_t told = ((ucontext_t *)context)->uc_stack;
+    CHECK(is_on(own, sizeof own, &here) && told.ss_sp == own && told.ss_flags == (int)AUTODISARM);
+    CHECK(stack_now().ss_flags == SS_DISABLE);
+    /* Forgotten when it returns. */
+    use_stack(another, sizeof another, 0);
+    CHECK(stack_now().ss_sp == another && stack_now().ss_flags == 0);
+    handled++;
+}
+
+static void stacks_put_away(void)
+{
+    use_stack(own, sizeof own, AUTODISARM);
+    handle(SIGUSR1, has_put_it_away, SA_ONSTACK);
+    CHECK(raise(SIGUSR1) == 0 && stack_now().ss_sp == own);
+    grow();
+    for (int round = 0; round < 3; round++) {
+        CHECK(raise(SIGUSR1) == 0 && handled == round + 2);
+        CHECK(stack_now().ss_sp == own && stack_now().ss_flags == (int)AUTODISARM);
+    }
+}
+
+static void once(int number, siginfo_t *info, void *context)
+{
+    struct sigaction found;
+    (void)info, (void)context;
+    CHECK(sigaction(number, NULL, &found) == 0 && found.sa_handler == SIG_DFL);
+    handled++;
+}
+
+/* A handler for one signal; and errors are the kernel's own. */
+static void handlers_come_and_go(void)
+{
+    struct sigaction found, ignore = { .sa_handler = SIG_IGN };
+    grow();
+    for (int round = 0; round < 2; round++) {
+        handle(SIGUSR1, once, (int)SA_RESETHAND);
+        CHECK(raise(SIGUSR1) == 0 && handled == round + 1);
+        CHECK(sigaction(SIGUSR1, &ignore, &found) == 0 && found.sa_handler == SIG_DFL);
+        CHECK(raise(SIGUSR1) == 0);
+    }
+    handle(SIGUSR1, once, 0);
+    CHECK(sigaction(SIGUSR1, &ignore, &found) == 0 && found.sa_sigaction == once);
+    CHECK(sigaction(SIGUSR1, NULL, &found) == 0 && found.sa_handler == SIG_IGN);
+    CHECK(sigaction(SIGKILL, &ignore, NULL) == -1 && errno == EINVAL);
+    handle(SIGUSR1, once, 0);
+    CHECK(call(SYS_rt_sigaction, 65, 0, 0, 8, 0, 0) == -EINVAL);
+    CHECK(call(SYS_rt_sigaction, 0, 0, 0, 8, 0, 0) == -EINVAL);
+    CHECK(call(SYS_rt_sigaction, SIGUSR1, 0, 0, 16, 0, 0) == -EINVAL);
+    CHECK(call(SYS_rt_sigaction, SIGSTOP, (long)&found, 0, 8, 0, 0) == -EINVAL);
+    CHECK(call(SYS_rt_sigaction, SIGUSR1, 8, 0, 8, 0, 0) == -EFAULT);
+}
+
+/* ---- a handler that goes on on another stack while it still needs its own ---- */
+
+static ucontext_t on_handlers_stack, elsewhere;
+static char *elsewhere_stack;
+static uint64_t word_seen;
+
+static void goes_on(void)
+{
+    for (int round = 0; round < 3; round++) {
+        volatile char deep[20000];
+        memset((char *)deep, round, sizeof deep);
+        for (size_t at = 0; at < LARGE; at += 64 * PAGE)
+            word_seen += *(volatile uint64_t *)(area + at);
+        char *memory = map(2 * MIB);
+        memory[MIB] = deep[100];
+        CHECK(munmap(memory, 2 * MIB) == 0 && getppid() != 0);
+    }
+    pid_t child;
+    char *const arguments[] = { "true", NULL };
+    int status;
+    CHECK(posix_spawnp(&child, "true", NULL, NULL, arguments, environ) == 0);
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+static void leaves_its_stack(int number, siginfo_t *info, void *context)
+{
+    char kept[8000];
+    for (size_t at = 0; at < sizeof kept; at++)
+        kept[at] = (char)(at + (size_t)number);
+    siginfo_t info_before = *info;
+    ucontext_t context_before = *(ucontext_t *)context;
+    CHECK(getcontext(&elsewhere) == 0);
+    elsewhere.uc_stack.ss_sp = elsewhere_stack;
+    elsewhere.uc_stack.ss_size = MIB;
+    elsewhere.uc_link = &on_handlers_stack;
+    makecontext(&elsewhere, goes_on, 0);
+    CHECK(swapcontext(&on_handlers_stack, &elsewhere) == 0);
+    for (size_t at = 0; at < sizeof kept; at++)
+        CHECK(((volatile char *)kept)[at] == (char)(at + (size_t)number));
+    CHECK(memcmp(info, &info_before, sizeof info_before) == 0);
+    CHECK(memcmp(context, &context_before, sizeof context_before) == 0);
+    if (number == SIGSEGV)
+        ((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP] += 3;
+    handled++;
+}
+
+static void goes_on_elsewhere(void)
+{
+    use_stack(own, sizeof own, 0);
+    elsewhere_stack = map(MIB);
+    handle(SIGUSR1, leaves_its_stack, SA_ONSTACK);
+    handle(SIGSEGV, leaves_its_stack, SA_ONSTACK);
+    grow();
+    for (int round = 0; round < 3; round++) {
+        CHECK(raise(SIGUSR1) == 0 && handled == 2 * round + 1);
+        push_out();
+        /* As of a null pointer in a managed language. */
+        uint64_t before = 5, after;
+        __asm__ volatile("mov %1, %0\n\txor %%ecx, %%ecx\n\tmov (%%rcx), %%rax" /* three bytes */
+                         : "=&r"(after)
+                         : "r"(before)
+                         : "rax", "rcx", "memory");
+        CHECK(after == 5 && handled == 2 * round + 2);
+    }
+    VERIFY(area, LARGE, 1);
+}
+
+/* ---- a stack that is out when a signal comes ---- */
+
+static char *far_stack;
+static ucontext_t home, far;
+static pthread_t target;
+
+/* Touches nothing of its stack. */
+static __attribute__((noinline)) void spin(void)
+{
+    while (!handled)
+        ;
+}
+
+static void spins(void)
+{
+    volatile uint64_t mark = 77;
+    spin();
+    CHECK(mark == 77);
+}
+
+static void is_far(int number, siginfo_t *info, void *context)
+{
+    char here;
+    (void)number, (void)info, (void)context;
+    CHECK(is_on(far_stack, MIB, &here));
+    handled = 1;
+}
+
+static void *pushes_and_signals(void *argument)
+{
+    for (int round = 0; round < 5 && pages_out(far_stack, MIB) < MIB / PAGE; round++)
+        push_out();
+    REQUIRE_OUT(far_stack + MIB - PAGE, PAGE);
+    CHECK(pthread_kill(target, SIGUSR1) == 0);
+    return argument;
+}
+
+static void stack_that_is_out(void)
+{
+    grow();
+    far_stack = area + 8 * MIB;
+    target = pthread_self();
+    handle(SIGUSR1, is_far, 0);
+    CHECK(getcontext(&far) == 0);
+    far.uc_stack.ss_sp = far_stack;
+    far.uc_stack.ss_size = MIB;
+    far.uc_link = &home;
+    makecontext(&far, spins, 0);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, pushes_and_signals, NULL) == 0);
+    CHECK(swapcontext(&home, &far) == 0);
+    CHECK(pthread_join(thread, NULL) == 0 && handled);
+    VERIFY(area, 8 * MIB, 1);
+}
+
+/* ---- calls that a handler interrupts ---- */
+
+static int ends[2];
+static char *buffer;
+
+static void makes_calls(int number, siginfo_t *info, void *context)
+{
+    (void)number, (void)info, (void)context;
+    for (int i = 0; i < 3; i++)
+        CHECK(stack_now().ss_flags == SS_ONSTACK);
+    push_out();
+    stack_now();
+    push_out();
+    handled = 1;
+}
+
+static void *interrupts(void *argument)
+{
+    usleep(50000);
+    CHECK(pthread_kill(target, SIGUSR1) == 0);
+    while (!handled)
+        usleep(1000);
+    usleep(20000);
+    CHECK(write(ends[1], "twelve bytes", 12) == 12);
+    return argument;
+}
+
+static char *stacks;
+
+static void *reads(void *argument)
+{
+    target = pthread_self();
+    use_stack(stacks + 2 * MIB, MIB, 0);
+    for (int round = 0; round < 3; round++) {
+        handled = 0;
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, interrupts, NULL) == 0);
+        CHECK(read(ends[0], buffer, PAGE) == 12 && memcmp(buffer, "twelve bytes", 12) == 0);
+        CHECK(pthread_join(thread, NULL) == 0);
+    }
+    return argument;
+}
+
+/* What the interrupted call holds stays held, though the handler makes calls on a stack further up. */
+static void call_goes_on_after_handler(void)
+{
+    stacks = map(3 * MIB);
+    handle(SIGUSR1, makes_calls, SA_ONSTACK | SA_RESTART);
+    grow();
+    buffer = area + 5 * MIB;
+    CHECK(pipe(ends) == 0);
+    pthread_attr_t attributes;
+    pthread_t thread;
+    CHECK(pthread_attr_init(&attributes) == 0 && pthread_attr_setstack(&attributes, stacks, MIB) == 0);
+    CHECK(pthread_create(&thread, &attributes, reads, NULL) == 0 && pthread_join(thread, NULL) == 0);
+}
+
+/* ---- ends ---- */
+
+static sigjmp_buf back;
+
+static void jumps(int number, siginfo_t *info, void *context)
+{
+    (void)number, (void)info, (void)context;
+    handled++;
+    siglongjmp(back, 1);
+}
+
+static void never_come_back(void)
+{
+    use_stack(own, sizeof own, 0);
+    handle(SIGUSR1, jumps, SA_ONSTACK);
+    grow();
+    for (int round = 0; round < 200; round++) {
+        if (sigsetjmp(back, 1) == 0)
+            CHECK(raise(SIGUSR1) == 0);
+        CHECK(stack_now().ss_flags == 0 && !is_blocked(SIGUSR1));
+    }
+    CHECK(handled == 200);
+    VERIFY(area, LARGE, 1);
+}
+
+static __attribute__((noinline)) uint64_t recurse(uint64_t depth)
+{
+    volatile char frame[4096];
+    frame[depth % 4096] = (char)depth;
+    return depth > (1ul << 40) ? 0 : recurse(depth + 1) + (uint64_t)frame[depth % 4096];
+}
+
+static int status_of(void (*work)(void))
+{
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        struct rlimit none = { 0, 0 };
+        CHECK(setrlimit(RLIMIT_CORE, &none) == 0);
+        grow();
+        work();
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    return status;
+}
+
+static void never_runs(int number, siginfo_t *info, void *context)
+{
+    (void)number, (void)info, (void)context;
+    _exit(3);
+}
+
+static void overflows(void)
+{
+    handle(SIGSEGV, never_runs, 0);
+    recurse(0);
+}
+
+static void has_too_small_a_stack(void)
+{
+    static char small[2048];
+    use_stack(small, sizeof small, 0);
+    handle(SIGUSR1, never_runs, SA_ONSTACK);
+    char *deep = small + 600;
+    /* On it already, and further down than a frame is long. */
+    __asm__ volatile("mov %%rsp, %%rbx\n\tmov %0, %%rsp\n\tsyscall\n\tmov %%rbx, %%rsp"
+                     :
+                     : "r"(deep), "a"(SYS_tgkill), "D"(getpid()), "S"(call(SYS_gettid, 0, 0, 0, 0, 0, 0)), "d"(SIGUSR1)
+                     : "rbx", "rcx", "r11", "memory");
+}
+
+/* As the kernel ends whom it can't deliver to. */
+static void nowhere_to_run(void)
+{
+    int status = status_of(overflows);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    status = status_of(has_too_small_a_stack);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+}
+
+static void finds_itself(int number, siginfo_t *info, void *context)
+{
+    char here;
+    (void)info, (void)context;
+    struct sigaction found;
+    CHECK(is_on(own, sizeof own, &here) && stack_now().ss_flags == SS_ONSTACK);
+    CHECK(sigaction(number, NULL, &found) == 0 && found.sa_sigaction == finds_itself);
+    CHECK((found.sa_flags & (SA_ONSTACK | SA_NODEFER)) == SA_ONSTACK && sigismember(&found.sa_mask, SIGSYS));
+    handled++;
+}
+
+static pid_t child;
+
+/* Both return from it. */
+static void forks_in_handler(int number, siginfo_t *info, void *context)
+{
+    (void)number, (void)info, (void)context;
+    child = fork();
+    CHECK(raise(SIGUSR2) == 0 && handled == 1);
+}
+
+/* A child has the handlers, and no more of us. */
+static void in_children(void)
+{
+    use_stack(own, sizeof own, 0);
+    grow();
+    handle(SIGUSR2, finds_itself, SA_ONSTACK);
+    handle(SIGUSR1, forks_in_handler, SA_ONSTACK);
+    for (int round = 0; round < 2; round++) {
+        handled = 0;
+        if (round == 0)
+            CHECK(raise(SIGUSR1) == 0);
+        else
+            child = fork();
+        if (child == 0) {
+            CHECK(stack_now().ss_flags == 0 && !is_blocked(SIGUSR1));
+            handled = 0;
+            CHECK(raise(SIGUSR2) == 0 && handled == 1);
+            VERIFY(area, LARGE, 1);
+            _exit(0);
+        }
+        int status;
+        CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    }
+    VERIFY(area, LARGE, 1);
+}
+
+MAIN({ "on_its_own_stack", on_its_own_stack }, { "on_the_interrupted_stack", on_the_interrupted_stack },
+     { "stacks_put_away", stacks_put_away }, { "handlers_come_and_go", handlers_come_and_go },
+     { "goes_on_elsewhere", goes_on_elsewhere }, { "stack_that_is_out", stack_that_is_out },
+     { "call_goes_on_after_handler", call_goes_on_after_handler }, { "never_come_back", never_come_back },
+     { "nowhere_to_run", nowhere_to_run }, { "in_children", in_children })
