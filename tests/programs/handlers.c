@@ -363,6 +363,76 @@ static void call_goes_on_after_handler(void)
     CHECK(pthread_create(&thread, &attributes, reads, NULL) == 0 && pthread_join(thread, NULL) == 0);
 }
 
+/* ---- a large write that waits for room ---- */
+
+static char *drained;
+static size_t first, afterwards;
+
+static void drain(size_t bytes)
+{
+    for (size_t done = 0; done < bytes;) {
+        ssize_t got = read(ends[0], drained + done, bytes - done);
+        CHECK(got > 0);
+        done += (size_t)got;
+    }
+}
+
+static void is_at_home(int number, siginfo_t *info, void *context)
+{
+    char here;
+    (void)number, (void)info, (void)context;
+    CHECK(is_on(own, sizeof own, &here) && stack_now().ss_flags == SS_ONSTACK);
+    handled++;
+}
+
+static void *drains_and_interrupts(void *argument)
+{
+    drain(first);
+    usleep(50000);
+    CHECK(pthread_kill(target, SIGUSR1) == 0);
+    while (!handled)
+        usleep(1000);
+    drain(afterwards);
+    return argument;
+}
+
+static ssize_t write_interrupted(int flags, size_t drained_first, size_t drained_afterwards)
+{
+    handled = 0;
+    first = drained_first;
+    afterwards = drained_afterwards;
+    handle(SIGUSR1, is_at_home, SA_ONSTACK | flags);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, drains_and_interrupts, NULL) == 0);
+    ssize_t written = write(ends[1], area, 20 * MIB);
+    int error = errno;
+    CHECK(pthread_join(thread, NULL) == 0 && handled == 1);
+    errno = error;
+    return written;
+}
+
+/* What it is ended by has a handler, which runs before it is known how: after a part, with nothing, or made again. */
+static void while_a_write_waits(void)
+{
+    use_stack(own, sizeof own, 0);
+    target = pthread_self();
+    grow();
+    drained = map(24 * MIB);
+    CHECK(pipe(ends) == 0);
+    for (int restarts = 0; restarts < 2; restarts++) {
+        ssize_t written = write_interrupted(restarts ? SA_RESTART : 0, 4 * MIB, 0);
+        CHECK(written >= (ssize_t)(4 * MIB) && written < (ssize_t)(8 * MIB));
+        VERIFY(drained, 4 * MIB, 1);
+        size_t full = (size_t)written - 4 * MIB;
+        if (!restarts)
+            CHECK(write_interrupted(0, 0, full) == -1 && errno == EINTR);
+        else
+            CHECK(write_interrupted(SA_RESTART, 0, full + 20 * MIB) == (ssize_t)(20 * MIB));
+        if (restarts)
+            VERIFY(drained + full, 20 * MIB, 1);
+    }
+}
+
 /* ---- ends ---- */
 
 static sigjmp_buf back;
@@ -495,5 +565,6 @@ static void in_children(void)
 MAIN({ "on_its_own_stack", on_its_own_stack }, { "on_the_interrupted_stack", on_the_interrupted_stack },
      { "stacks_put_away", stacks_put_away }, { "handlers_come_and_go", handlers_come_and_go },
      { "goes_on_elsewhere", goes_on_elsewhere }, { "stack_that_is_out", stack_that_is_out },
-     { "call_goes_on_after_handler", call_goes_on_after_handler }, { "never_come_back", never_come_back },
+     { "call_goes_on_after_handler", call_goes_on_after_handler }, { "while_a_write_waits", while_a_write_waits },
+     { "never_come_back", never_come_back },
      { "nowhere_to_run", nowhere_to_run }, { "in_children", in_children })

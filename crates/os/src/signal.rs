@@ -191,6 +191,16 @@ impl Context {
         AlternateStack::from_words([start as u64, flags as u64, bytes as u64])
     }
 
+    /// Of the instruction `syscall`.
+    pub const CALL_BYTES: usize = 2;
+
+    /// The thread, which has just made a system call, makes it again, with this number.
+    pub const fn call_again(&mut self, number: usize) {
+        self.set_register(Register::Rax, number);
+        let after = self.register(Register::Rip);
+        self.set_register(Register::Rip, after - Context::CALL_BYTES);
+    }
+
     /// Whether the access that raised the signal was a write.
     pub const fn was_write(&self) -> bool {
         self.error & 2 != 0

@@ -298,8 +298,6 @@ fn wait_for_the_rest(context: &Context) {
 
 /// What a call has returned that a signal has ended.
 const EINTR: usize = -(linux_raw_sys::errno::EINTR as isize) as usize;
-/// Of the instruction `syscall`.
-const INSTRUCTION_BYTES: usize = 2;
 
 /// The kernel has ended a call with EINTR for our signal, which the program has nothing to do with: it is made again. Whether
 /// that is so.
@@ -318,8 +316,7 @@ fn make_again(context: &mut Context, expected: Option<CallUnderWay>) -> bool {
     // and again.
     let number = expected.or_else(|| number_before(after));
     if let Some(number) = number {
-        context.set_register(Register::Rax, number);
-        context.set_register(Register::Rip, after - INSTRUCTION_BYTES);
+        context.call_again(number);
     }
     number.is_some()
 }
@@ -335,5 +332,5 @@ fn number_before(after: usize) -> Option<usize> {
 /// call, and not ours. (Made again after the handler, `pause` would wait for the next one.)
 fn end_after_all(context: &mut Context) {
     context.set_register(Register::Rax, EINTR);
-    context.set_register(Register::Rip, context.register(Register::Rip) + INSTRUCTION_BYTES);
+    context.set_register(Register::Rip, context.register(Register::Rip) + Context::CALL_BYTES);
 }

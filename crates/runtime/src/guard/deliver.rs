@@ -17,6 +17,10 @@ const RED_ZONE: usize = 128;
 
 /// A signal that isn't one of ours and that the program handles.
 pub unsafe extern "C" fn on_signal(signal: i32, info: *mut Info, context: *mut Context) {
+    // SAFETY: the kernel's own structure.
+    if Room::if_here().is_some_and(|room| room.at_work.puts_off(unsafe { &*info })) {
+        return;
+    }
     // SAFETY: the kernel's own structures, for this call.
     unsafe { run(signals::disposition(signal as u32), signal, info, context) }
 }

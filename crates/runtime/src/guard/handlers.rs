@@ -194,8 +194,10 @@ pub unsafe extern "C" fn on_sigsys(signal: i32, info: *mut Info, context: *mut C
         None => Some(ENOSYS),
         Some(number) => room.at_work.during(&raw const *context, || answer_to(room, number, context)),
     };
-    if let Some(answer) = answer {
-        context.set_register(Register::Rax, answer as usize);
+    match answer {
+        Some(large::RESTART) => context.call_again(number.unwrap_or_default()),
+        Some(answer) => context.set_register(Register::Rax, answer as usize),
+        None => {}
     }
 }
 

@@ -282,6 +282,9 @@ struct Parts<'a> {
     done: usize,
 }
 
+/// The call is to be made again, as the kernel says it to itself (`ERESTARTSYS`).
+pub const RESTART: isize = -512;
+
 /// A call is over before all of its parts were made; the kernel's last word.
 struct Over(isize);
 
@@ -374,13 +377,18 @@ impl Parts<'_> {
     fn as_there_is_room(&mut self, wait: &Wait, address: usize, bytes: usize) -> Result<(), Over> {
         let mut done = 0;
         while done < bytes {
-            let waited = self.room.at_work.aside(|| wait.for_room(self.context.blocked & !open()));
-            // With nothing written yet the call goes on after handlers that say so; which one has run nobody tells.
-            if waited == EINTR && self.done == 0 && !signals::any_interrupts() {
-                continue;
+            let blocked = self.context.blocked & !open();
+            let (waited, came) = self.room.at_work.waiting(|| wait.for_room(blocked));
+            if let Some(signal) = came {
+                // Its handler runs now. With nothing written yet the call is made again after it, if both say so.
+                let restarts = wait.is_patient() && signals::disposition(signal).restarts();
+                return Err(Over(if restarts { RESTART } else { EINTR }));
             }
-            if waited != 0 {
-                return Err(Over(waited));
+            match waited.unwrap_or(EINTR) {
+                0 => {}
+                // The thread was stopped, or the like.
+                EINTR => continue,
+                error => return Err(Over(error)),
             }
             // As above.
             if self.done > 0 && wait.is_socket && is_broken(wait.fd, POLLERR | POLLHUP) {
@@ -464,8 +472,12 @@ impl Wait {
         Wait { fd, is_not_to: is_told || is_set, limit, is_socket }
     }
 
-    /// Until something can be written, or a handler of the program's has run: on top of this one. An error if there is
-    /// nothing to be written to.
+    /// Whether it would wait for ever: with a limit of time a call isn't made again after a handler.
+    fn is_patient(&self) -> bool {
+        self.limit == [0, 0]
+    }
+
+    /// Until something can be written, or a signal of the program's has come. An error if there is nothing to be written to.
     fn for_room(&self, mask: u64) -> isize {
         const POLLOUT: u64 = 4;
         if self.is_not_to {
@@ -473,7 +485,7 @@ impl Wait {
         }
         let mut asked = u64::from(self.fd as u32) | POLLOUT << 32;
         let mut limit = [self.limit[0], self.limit[1] * 1000];
-        let limit = if limit == [0, 0] { 0 } else { &raw mut limit as usize };
+        let limit = if self.is_patient() { 0 } else { &raw mut limit as usize };
         let arguments = [&raw mut asked as usize, 1, limit, &raw const mask as usize, size_of::<u64>(), 0];
         // SAFETY: one `pollfd`, a `timespec` and a mask of 8 bytes, all on our own stack.
         match unsafe { sys::call(raw::__NR_ppoll as usize, arguments) } {

@@ -16,7 +16,7 @@
 use super::signals;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, compiler_fence};
 use farpage_os::signal::{Context, Info, send_again};
 
 /// Threads that can be inside hooks at once.
@@ -58,6 +58,10 @@ pub struct AtWork {
     outermost: AtomicUsize,
     /// A signal's frame is being moved to the program's stack.
     is_entering: AtomicBool,
+    /// The handler waits with the program's own mask.
+    is_waiting: AtomicBool,
+    /// The signal of the program's that came meanwhile; 0 if none did.
+    came: AtomicU32,
     kept: [Kept; 2],
 }
 
@@ -65,6 +69,12 @@ pub struct AtWork {
 struct Kept {
     is_kept: AtomicBool,
     info: UnsafeCell<MaybeUninit<Info>>,
+}
+
+impl Kept {
+    fn is_there(&self) -> bool {
+        self.is_kept.load(Ordering::Relaxed)
+    }
 }
 
 // SAFETY: what is kept is used by the thread alone whose room it is in, or who has claimed the hook's stack.
@@ -75,7 +85,13 @@ impl AtWork {
         let kept = [const {
             Kept { is_kept: AtomicBool::new(false), info: UnsafeCell::new(MaybeUninit::uninit()) }
         }; 2];
-        AtWork { outermost: AtomicUsize::new(0), is_entering: AtomicBool::new(false), kept }
+        AtWork {
+            outermost: AtomicUsize::new(0),
+            is_entering: AtomicBool::new(false),
+            is_waiting: AtomicBool::new(false),
+            came: AtomicU32::new(0),
+            kept,
+        }
     }
 
     /// Does the work of a handler that was given this context.
@@ -83,10 +99,10 @@ impl AtWork {
         if self.is_on_top(context) {
             return work();
         }
-        self.set(context as usize);
+        self.set_outermost(context as usize);
         let done = work();
-        self.set(0);
-        if self.kept.iter().any(|kept| kept.is_kept.load(Ordering::Relaxed)) {
+        self.set_outermost(0);
+        if self.kept.iter().any(Kept::is_there) {
             // It arrives with the program's own mask, when this handler returns.
             signals::set_blocked(u64::MAX);
             self.send();
@@ -96,9 +112,9 @@ impl AtWork {
 
     /// Moves a signal's frame to the program's stack.
     pub fn entering<T>(&self, copy: impl FnOnce() -> T) -> T {
-        self.set_entering(true);
+        AtWork::set(&self.is_entering, true);
         let copied = copy();
-        self.set_entering(false);
+        AtWork::set(&self.is_entering, false);
         copied
     }
 
@@ -107,16 +123,42 @@ impl AtWork {
         self.is_entering.load(Ordering::Relaxed)
     }
 
+    /// Waits with the program's own mask of signals. Also gives the program's signal that ended it, or that was kept before and
+    /// that the program may be waiting for: its handler runs as soon as ours returns, which it must do now.
+    pub fn waiting<T>(&self, wait: impl FnOnce() -> T) -> (Option<T>, Option<u32>) {
+        let kept = || signals::ours().into_iter().zip(&self.kept).find(|(_, kept)| kept.is_there());
+        if let Some((signal, _)) = kept() {
+            return (None, Some(signal));
+        }
+        self.came.store(0, Ordering::Relaxed);
+        AtWork::set(&self.is_waiting, true);
+        let waited = wait();
+        AtWork::set(&self.is_waiting, false);
+        let came = Some(self.came.load(Ordering::Relaxed)).filter(|signal| *signal != 0);
+        (Some(waited), came.or(kept().map(|(signal, _)| signal)))
+    }
+
+    /// Whether that is what a signal of the program's has interrupted. Then it is sent again, and arrives when our handler returns:
+    /// until then it is blocked.
+    pub fn puts_off(&self, info: &Info) -> bool {
+        let puts_off = self.is_waiting.load(Ordering::Relaxed);
+        if puts_off {
+            self.came.store(info.signal(), Ordering::Relaxed);
+            send_again(info);
+        }
+        puts_off
+    }
+
     /// Code of the program's may run, and never come back: it is as if no handler of ours were at work. What was kept is
     /// heard first: the program may wait for what its handler does.
     pub fn aside<T>(&self, of_the_program: impl FnOnce() -> T) -> T {
         let outermost = self.outermost.load(Ordering::Relaxed);
-        self.set(0);
+        self.set_outermost(0);
         if outermost != 0 {
             self.send();
         }
         let done = of_the_program();
-        self.set(outermost);
+        self.set_outermost(outermost);
         done
     }
 
@@ -156,8 +198,9 @@ impl AtWork {
 
     /// Nobody is at work, as far as the room's next user is concerned.
     pub fn reset(&self) {
-        self.set(0);
-        self.set_entering(false);
+        self.set_outermost(0);
+        AtWork::set(&self.is_entering, false);
+        AtWork::set(&self.is_waiting, false);
         self.kept.iter().for_each(|kept| kept.is_kept.store(false, Ordering::Relaxed));
     }
 
@@ -167,15 +210,15 @@ impl AtWork {
         (context as usize) < self.outermost.load(Ordering::Relaxed)
     }
 
-    /// As [`AtWork::set`].
-    fn set_entering(&self, is_entering: bool) {
+    /// Handlers on top of this thread see it before whatever comes next, and after what came before.
+    fn set(place: &AtomicBool, value: bool) {
         compiler_fence(Ordering::SeqCst);
-        self.is_entering.store(is_entering, Ordering::Relaxed);
+        place.store(value, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// Handlers on top of this thread see it before whatever comes next, and after what came before.
-    fn set(&self, outermost: usize) {
+    /// As above.
+    fn set_outermost(&self, outermost: usize) {
         compiler_fence(Ordering::SeqCst);
         self.outermost.store(outermost, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);

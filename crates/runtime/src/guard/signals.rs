@@ -142,14 +142,6 @@ pub fn install(on_fault: Handler, on_sigsys: Handler, was_there: impl Fn(u32, Ac
     }
 }
 
-/// Whether the program has a handler that ends the call which it interrupts.
-pub fn any_interrupts() -> bool {
-    (1..=SIGNALS)
-        .filter(|signal| !is_ours(*signal))
-        .filter_map(|signal| action_of(signal).ok())
-        .any(|action| action.is_handler() && !action.restarts())
-}
-
 /// Whether a signal waits that ends the process, in a thread that blocks `blocked`.
 pub fn is_ending(blocked: u64) -> bool {
     // Those that do nothing by default, or stop the process or let it go on: CHLD, CONT, STOP, TSTP, TTIN, TTOU, URG, WINCH.
