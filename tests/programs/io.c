@@ -324,6 +324,54 @@ static void two_writers_of_a_pipe(void)
     VERIFY(from, 40 * MIB, 18);
 }
 
+static char *message;
+
+static void *receives_messages(void *argument)
+{
+    char *to = map(LARGE);
+    for (size_t done = 0; done < LARGE;) {
+        ssize_t got = recv(*(int *)argument, to + done, MIB, 0);
+        CHECK(got > 0);
+        done += (size_t)got;
+        if (done / (8 * MIB) != (done - (size_t)got) / (8 * MIB))
+            REQUIRE_OUT(message, LARGE);
+    }
+    VERIFY(to, LARGE, 20);
+    CHECK(munmap(to, LARGE) == 0);
+    return NULL;
+}
+
+/* A message of three times the budget, and files by the calls that could do more: never all of it is held at once. */
+static void large_messages(void)
+{
+    message = filled(LARGE, 20);
+    struct iovec parts[3] = { { message, 5 * MIB }, { message + 5 * MIB, 0 }, { message + 5 * MIB, LARGE - 5 * MIB } };
+    struct msghdr header = { .msg_iov = parts, .msg_iovlen = 3 };
+    int sockets[2], is_no_socket[2];
+    pthread_t receiver;
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0 && pipe(is_no_socket) == 0);
+    CHECK(sendmsg(is_no_socket[1], &header, 0) == -1 && errno == ENOTSOCK);
+    CHECK(pthread_create(&receiver, NULL, receives_messages, &sockets[1]) == 0);
+    CHECK(sendmsg(sockets[0], &header, MSG_NOSIGNAL) == (ssize_t)LARGE);
+    CHECK(pthread_join(receiver, NULL) == 0);
+    CHECK(sendmsg(sockets[0], &header, MSG_DONTWAIT) > 0);
+    CHECK(close(sockets[1]) == 0 && sendmsg(sockets[0], &header, MSG_NOSIGNAL) == -1);
+    CHECK(errno == EPIPE || errno == ECONNRESET);
+
+    char name[] = "message-XXXXXX";
+    int file = mkstemp(name);
+    CHECK(file >= 0 && unlink(name) == 0);
+    CHECK(pwritev2(file, parts, 3, -1, 0) == (ssize_t)LARGE && lseek(file, 0, SEEK_CUR) == (off_t)LARGE);
+    CHECK(pwritev2(file, parts, 1, (off_t)LARGE, 0) == (ssize_t)(5 * MIB));
+    REQUIRE_OUT(message, LARGE);
+    fill(message, LARGE, 21);
+    CHECK(preadv2(file, parts, 3, 0, 0) == (ssize_t)LARGE);
+    VERIFY(message, LARGE, 20);
+    CHECK(lseek(file, (off_t)LARGE, SEEK_SET) == (off_t)LARGE && preadv2(file, parts, 3, -1, 0) == (ssize_t)(5 * MIB));
+    CHECK(preadv2(file, parts, 3, 0, 1 << 30) == -1 && errno == EOPNOTSUPP);
+    VERIFY(message, LARGE, 20);
+}
+
 /* A peer that leaves in the middle of a large write: what it took is the answer, and only the next write tells, with a signal. */
 static volatile int broken_pipes;
 
@@ -517,4 +565,4 @@ MAIN({ "files", files }, { "streams", streams }, { "long_lines", long_lines }, {
      { "pinned_over_the_budget", pinned_over_the_budget }, { "through_proc", through_proc },
      { "futexes", futexes }, { "all_in_one_call", all_in_one_call },
      { "large_writes_that_wait", large_writes_that_wait }, { "two_writers_of_a_pipe", two_writers_of_a_pipe },
-     { "reads_that_do_not_wait", reads_that_do_not_wait }, { "peer_that_leaves", peer_that_leaves })
+     { "large_messages", large_messages }, { "reads_that_do_not_wait", reads_that_do_not_wait }, { "peer_that_leaves", peer_that_leaves })

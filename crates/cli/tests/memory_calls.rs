@@ -72,7 +72,7 @@ cases! {
     heap: break_up_and_down small_blocks arenas small_mappings zeros_of_calloc zeros_read_and_then_written static_array
         static_array_with_content populated;
     io: files streams long_lines direct direct_while_pushed_out pipes pages_lent_to_a_pipe pinned_over_the_budget through_proc futexes
-        all_in_one_call large_writes_that_wait two_writers_of_a_pipe reads_that_do_not_wait peer_that_leaves;
+        all_in_one_call large_writes_that_wait two_writers_of_a_pipe large_messages reads_that_do_not_wait peer_that_leaves;
     threads: only_threads protection_changes thrown_away mapped_anew moved_and_back locked advised
         others_come_and_go many_change all_on_the_same_page threads_end filled_by_many;
     signals: handlers_that_block_everything workers_that_block_everything ids_of_all_threads main_thread_ends

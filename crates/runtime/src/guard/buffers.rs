@@ -41,7 +41,8 @@ const VECTORS_MAX: usize = 1024;
 const MESSAGES_MAX: usize = 1 << 16;
 /// `sockaddr_storage`: no address is longer.
 pub const SOCKET_ADDRESS_BYTES: usize = 128;
-const MSGHDR: usize = 56;
+/// Of a `msghdr`.
+pub const MSGHDR: usize = 56;
 const MMSGHDR: usize = 64;
 /// `futex_waitv`s that the kernel takes.
 const WAIT_WORDS_MAX: usize = 128;

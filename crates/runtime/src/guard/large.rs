@@ -8,7 +8,7 @@
 //! through.
 // UNSAFETY: the program's own calls are made, in parts.
 
-use super::buffers::{Buffer, END, Memory, SOCKET_ADDRESS_BYTES};
+use super::buffers::{Buffer, END, MSGHDR, Memory, SOCKET_ADDRESS_BYTES};
 use super::calls::How;
 use super::resident::Guarding;
 use super::rooms::{Level, Room};
@@ -42,6 +42,7 @@ const READ: usize = raw::__NR_read as usize;
 const WRITE: usize = raw::__NR_write as usize;
 const PREAD: usize = raw::__NR_pread64 as usize;
 const PWRITE: usize = raw::__NR_pwrite64 as usize;
+const SENDTO: usize = raw::__NR_sendto as usize;
 
 /// A call that can be made in parts.
 struct Divisible {
@@ -59,6 +60,7 @@ impl Divisible {
         Divisible { one, buffer, is_write, is_list }
     }
 
+    /// Of a plain one.
     const fn of(call: &Call) -> Option<Divisible> {
         /// MSG_DONTWAIT, MSG_NOSIGNAL, MSG_MORE, MSG_CMSG_CLOEXEC. With others it isn't the same in parts: looked at and not taken,
         /// all or nothing, sent from where it lies.
@@ -71,7 +73,10 @@ impl Divisible {
             raw::__NR_preadv => Some(Divisible::new(PREAD, 1, false, true)),
             raw::__NR_pwritev => Some(Divisible::new(PWRITE, 1, true, true)),
             raw::__NR_sendto if call.arguments[3] & !HARMLESS == 0 => {
-                Some(Divisible::new(call.number, 1, true, false))
+                Some(Divisible::new(SENDTO, 1, true, false))
+            }
+            raw::__NR_sendmsg if call.arguments[3] & !HARMLESS == 0 => {
+                Some(Divisible::new(SENDTO, 1, true, true))
             }
             raw::__NR_recvfrom if call.arguments[3] & !HARMLESS == 0 => {
                 Some(Divisible::new(call.number, 1, false, false))
@@ -103,13 +108,14 @@ pub fn transfer(
     call: &mut Call,
     context: &Context,
 ) -> Option<isize> {
-    let how = Divisible::of(call)?;
+    let mut guarding = Guarding::new(engine, level, context.register(Register::Rsp));
+    let plain = plain(call, &mut guarding)?;
+    let how = Divisible::of(&plain)?;
     let part = part_bytes(engine);
-    let (list, count) = (call.arguments[how.buffer], call.arguments[how.buffer + 1]);
+    let (list, count) = (plain.arguments[how.buffer], plain.arguments[how.buffer + 1]);
     if !how.is_list && count <= part {
         return None;
     }
-    let mut guarding = Guarding::new(engine, level, context.register(Register::Rsp));
     let mut buffers = Buffers::new(&how, list, count)?;
     let mut sum = |bytes_of: &dyn Fn(usize, usize) -> usize| {
         let (mut total, mut rest) = (0, buffers);
@@ -133,20 +139,20 @@ pub fn transfer(
     if kind == Kind::File && how.is_write && (is_small || is_appending(fd)) {
         return None;
     }
-    let mut parts = Parts { engine, room, level, call, context, how: &how, done: 0 };
+    let mut parts = Parts { engine, room, level, call: &plain, context, how: &how, done: 0 };
     match kind {
         Kind::File => parts.each(&mut buffers, |parts, address, bytes| parts.all(address, bytes, part)),
         Kind::Stream if how.is_write => {
-            let wait = Wait::of(fd, call);
+            let wait = Wait::of(fd, &plain);
             let write = |parts: &mut Parts<'_>, address, bytes| parts.as_there_is_room(&wait, address, bytes);
             parts.each(&mut buffers, write)
         }
-        Kind::Stream if Wait::of(fd, call).is_not_to && !asks_from_where(call) => parts
+        Kind::Stream if Wait::of(fd, &plain).is_not_to && !asks_from_where(&plain) => parts
             .each(&mut buffers, |parts, address, bytes| parts.while_there_is_some(fd, address, bytes, part)),
         Kind::Stream => {
             // As much as is sure to be had at once, into the first buffer.
             let (address, bytes) = buffers.next(&mut guarding)??;
-            call.number = how.one;
+            *call = Call { number: how.one, ..plain };
             (call.arguments[1], call.arguments[2]) = (address, bytes.min(PART_BYTES_MIN));
             None
         }
@@ -154,6 +160,30 @@ pub fn transfer(
         // SAFETY: the program's own call.
         Kind::Nothing => Some(unsafe { sys::call(call.number, call.arguments) }),
         Kind::Other => None,
+    }
+}
+
+/// The call without what it could do besides; none if it is asked to. A message becomes its buffers, and the flags that come
+/// with it are where sendto has them.
+fn plain(call: &Call, memory: &mut Guarding<'_>) -> Option<Call> {
+    let [fd, place, third, at, _, last] = call.arguments;
+    let with = |number: u32| Call { number: number as usize, ..*call };
+    /// Where the file's own offset is.
+    const HERE: usize = usize::MAX;
+    match call.number as u32 {
+        raw::__NR_preadv2 | raw::__NR_pwritev2 if last != 0 => None,
+        raw::__NR_preadv2 if at == HERE => Some(with(raw::__NR_readv)),
+        raw::__NR_preadv2 => Some(with(raw::__NR_preadv)),
+        raw::__NR_pwritev2 if at == HERE => Some(with(raw::__NR_writev)),
+        raw::__NR_pwritev2 => Some(with(raw::__NR_pwritev)),
+        raw::__NR_sendmsg => {
+            memory.buffer(Buffer { address: place, bytes: MSGHDR, how: How::In });
+            // To whom, the list, its length, and how much there is besides bytes.
+            let words = [0, 16, 24, 40].map(|at| memory.word(place.wrapping_add(at)));
+            let [Some(0), Some(list), Some(count), Some(0)] = words else { return None };
+            Some(Call { arguments: [fd, list as usize, count as usize, third, 0, 0], ..*call })
+        }
+        _ => Some(*call),
     }
 }
 
@@ -224,7 +254,9 @@ fn kind(fd: i32, how: &Divisible) -> Kind {
     // SAFETY: only asked about; what isn't open is an error.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let Ok(stat) = rustix::fs::fstat(fd) else { return Kind::Nothing };
+    let needs_socket = matches!(how.one as u32, raw::__NR_sendto | raw::__NR_recvfrom);
     match FileType::from_raw_mode(stat.st_mode) {
+        other if needs_socket && other != FileType::Socket => Kind::Nothing,
         FileType::RegularFile | FileType::BlockDevice => Kind::File,
         // /dev/zero and the like.
         FileType::CharacterDevice if rustix::fs::major(stat.st_rdev) == MEMORY_DEVICES => Kind::File,
@@ -330,7 +362,7 @@ impl Parts<'_> {
         self.level.holder.release();
         let how = if self.how.is_write { How::In } else { How::Out };
         self.guarding().buffer(Buffer { address, bytes, how });
-        if self.how.one == raw::__NR_sendto as usize && arguments[4] != 0 {
+        if self.how.one == SENDTO && arguments[4] != 0 {
             self.guarding().buffer(Buffer {
                 address: arguments[4],
                 bytes: SOCKET_ADDRESS_BYTES,
@@ -433,11 +465,10 @@ fn write_now(arguments: [usize; 6]) -> isize {
 fn send_now(number: usize, arguments: [usize; 6], has_begun: bool) -> isize {
     const MSG_NOSIGNAL: usize = 0x4000;
     let [fd, address, bytes, flags, to, to_bytes] = arguments;
-    let (flags, to, to_bytes) =
-        if number == raw::__NR_sendto as usize { (flags, to, to_bytes) } else { (0, 0, 0) };
+    let (flags, to, to_bytes) = if number == SENDTO { (flags, to, to_bytes) } else { (0, 0, 0) };
     let flags = flags | MSG_DONTWAIT | if has_begun { MSG_NOSIGNAL } else { 0 };
     // SAFETY: a part of the program's own call.
-    unsafe { sys::call(raw::__NR_sendto as usize, [fd, address, bytes, flags, to, to_bytes]) }
+    unsafe { sys::call(SENDTO, [fd, address, bytes, flags, to, to_bytes]) }
 }
 
 const MSG_DONTWAIT: usize = 0x40;
@@ -461,7 +492,8 @@ impl Wait {
     fn of(fd: i32, call: &Call) -> Wait {
         const SOL_SOCKET: usize = 1;
         const SO_SNDTIMEO: usize = 21;
-        let has_flags = matches!(call.number as u32, raw::__NR_sendto | raw::__NR_recvfrom);
+        let has_flags =
+            matches!(call.number as u32, raw::__NR_sendto | raw::__NR_recvfrom | raw::__NR_sendmsg);
         let is_told = has_flags && call.arguments[3] & MSG_DONTWAIT != 0;
         let is_set = flags(fd).is_some_and(|flags| flags.contains(rustix::fs::OFlags::NONBLOCK));
         let (mut limit, mut bytes) = ([0_u64; 2], 16_u32);
