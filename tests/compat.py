@@ -92,6 +92,26 @@ X
         puts "[dict size $d] $s"
 X
         tclsh t.tcl"""),
+    ("go, with C in it", "runtime", ["go", "gcc"], '"$PROGRAMS/tree-go"'),
+    ("mono", "runtime", ["mono", "mcs"], 'mono "$PROGRAMS/tree.exe"'),
+    ("ghc -threaded", "runtime", ["ghc"], '"$PROGRAMS/tree-hs" +RTS -N2'),
+    ("ocaml", "runtime", ["ocamlopt"], '"$PROGRAMS/tree-ml"'),
+    ("sbcl", "runtime", ["sbcl"], r"""cat > tree.lisp <<'X'
+        (defun tree (d) (if (= d 0) 1 (cons (tree (1- d)) (tree (1- d)))))
+        (defun sum (x) (if (numberp x) x (+ (sum (car x)) (sum (cdr x)))))
+        (defun deep (n) (1+ (deep (1+ n))))
+        (let ((kept (tree 21)))
+          (dotimes (i 4) (assert (= (sum (tree 17)) (ash 1 17))) (gc :full t) (assert (= (sum kept) (ash 1 21))))
+          (format t "~a ~a~%" (sum kept) (handler-case (deep 0) (storage-condition () "the stack is full"))))
+X
+        sbcl --noinform --non-interactive --load tree.lisp"""),
+    ("erlang", "runtime", ["erl"], r"""erl -noshell -eval '
+        Tree = fun T(0) -> 1; T(D) -> {T(D - 1), T(D - 1)} end,
+        Sum = fun S({A, B}) -> S(A) + S(B); S(N) -> N end,
+        Kept = Tree(20), Me = self(),
+        [spawn(fun() -> Me ! Sum(Tree(15)) end) || _ <- lists:seq(1, 16)],
+        Sums = [receive N -> N end || _ <- lists:seq(1, 16)],
+        erlang:garbage_collect(), io:format("~p ~p~n", [Sum(Kept), lists:sum(Sums)]), halt().'"""),
     ("gawk", "interpreter", ["gawk"], r"""gawk 'BEGIN { for (i = 0; i < 800000; i++) a["key " i] = "value " i * 3;
         for (i = 0; i < 40000; i++) s = (s + length(a["key " (i * 7919 % 800000)]) * (i % 17)) % 1000003; print length(a), s }'"""),
     ("mawk", "interpreter", ["mawk"], r"""mawk 'BEGIN { for (i = 0; i < 900000; i++) a["key " i] = "value " i * 3;
@@ -185,6 +205,100 @@ X
         ("iomix", "--iomix 1 --iomix-bytes 64m --iomix-ops 3000 --vm 1 --vm-bytes 80m --vm-keep --vm-ops 6000"),
     ]
 ]
+
+# Made once for all cells, where these are: compilers aren't what is looked at there. Trees, a part of which stays while
+# others come and go in several threads; what is wrong in a program on purpose (null pointers, a full stack) is a signal.
+MADE = {
+    "go, with C in it": r"""cat > tree.go <<'X'
+        package main
+        // #include <stdlib.h>
+        import "C"
+        import ("fmt"; "os/exec"; "sync")
+        type node struct { left, right *node; value int }
+        func tree(depth int) *node {
+            if depth == 0 { return &node{value: 1} }
+            return &node{tree(depth - 1), tree(depth - 1), depth}
+        }
+        func (n *node) sum() int { if n == nil { return 0 }; return n.value + n.left.sum() + n.right.sum() }
+        func null(n *node) (text any) { defer func() { text = recover() }(); return n.value }
+        func main() {
+            kept := tree(20)
+            var all sync.WaitGroup
+            sums := make([]int, 8)
+            for i := range sums {
+                all.Add(1)
+                go func() { defer all.Done(); for round := 0; round < 4; round++ { sums[i] += tree(15).sum() } }()
+            }
+            all.Wait()
+            said, _ := exec.Command("echo", "a child").Output()
+            fmt.Print(kept.sum(), sums, C.abs(-1), null(nil), string(said))
+        }
+X
+        CGO_ENABLED=1 GOCACHE="$PWD/cache" go build -o tree-go tree.go""",
+    "mono": r"""cat > tree.cs <<'X'
+        using System; using System.Threading;
+        class Node {
+            public Node left, right; public int value;
+            static Node Tree(int depth) {
+                var node = new Node { value = depth };
+                if (depth > 0) { node.left = Tree(depth - 1); node.right = Tree(depth - 1); }
+                return node;
+            }
+            static long Sum(Node node) { return node == null ? 0 : node.value + Sum(node.left) + Sum(node.right); }
+            static int Nulls(Node node) {
+                int found = 0;
+                for (int i = 0; i < 2000; i++)
+                    try { Node one = i % 2 == 0 ? null : node; found += one.value / 1000; } catch (NullReferenceException) { found++; }
+                return found;
+            }
+            static void Main() {
+                var kept = Tree(19); var threads = new Thread[4]; var sums = new long[4];
+                for (int i = 0; i < 4; i++) {
+                    int at = i;
+                    threads[i] = new Thread(() => { for (int k = 0; k < 4; k++) sums[at] += Sum(Tree(14)) + Nulls(kept); });
+                    threads[i].Start();
+                }
+                foreach (var thread in threads) thread.Join();
+                GC.Collect();
+                Console.WriteLine(Sum(kept) + " " + string.Join(" ", sums));
+            }
+        }
+X
+        mcs -out:tree.exe tree.cs""",
+    "ghc -threaded": r"""cat > tree.hs <<'X'
+import Control.Concurrent
+import Control.Monad
+import qualified Data.Map.Strict as Map
+data Tree = Leaf | Node !Int Tree Tree
+tree :: Int -> Tree
+tree 0 = Leaf
+tree depth = Node depth (tree (depth - 1)) (tree (depth - 1))
+sums :: Tree -> Int
+sums Leaf = 1
+sums (Node value left right) = value + sums left + sums right
+main :: IO ()
+main = do
+  let known = Map.fromList [(i, show i) | i <- [0 .. 300000 :: Int]]
+      kept = tree 18
+  print (sums kept)
+  places <- forM [1 .. 4 :: Int] $ \_ -> do { place <- newEmptyMVar; _ <- forkIO (putMVar place $! sums (tree 15)); return place }
+  found <- mapM takeMVar places
+  print (found, all (\(i, text) -> show i == text) (Map.toList known), sums kept)
+X
+        ghc -v0 -O -threaded -rtsopts -o tree-hs tree.hs""",
+    "ocaml": r"""cat > tree.ml <<'X'
+        type tree = Leaf | Node of int * tree * tree
+        let rec tree depth = if depth = 0 then Leaf else Node (depth, tree (depth - 1), tree (depth - 1))
+        let rec sum = function Leaf -> 1 | Node (value, left, right) -> value + sum left + sum right
+        let rec deep n = 1 + deep (n + 1)
+        let () =
+          let kept = tree 20 in
+          for _ = 1 to 4 do assert (sum (tree 16) = sum (tree 16)); Gc.compact () done;
+          let is_full = try deep 0 > 0 with Stack_overflow -> true in
+          Printf.printf "%d %b\n" (sum kept) is_full
+X
+        ocamlopt -o tree-ml tree.ml""",
+}
 
 FAST = ["perl", "gcc", "make -j2", "diff"]
 # What isn't Farpage's to decide.
@@ -377,6 +491,8 @@ def cells_of(name, needs, script, users, is_fast):
     if missing:
         print("%s: SKIPPED, %s is not installed" % (name, " ".join(missing)), flush=True)
         return None, None, {}
+    if name in MADE:
+        subprocess.run(["sh", "-ec", MADE[name]], cwd=TOOLS, check=True)
     is_root_able = (name, "root") not in NOT_AS
     native = Run(script, [], is_root_able and os.geteuid() == 0)
     if native.status != 0 or not native.out:

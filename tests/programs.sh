@@ -39,6 +39,13 @@ if [ "${1:-}" = compat ]; then
     need java default-jdk-headless
     need Rscript r-base-core
     need guile guile-3.0
+    need go golang-go
+    need mono mono-runtime
+    need mcs mono-mcs
+    need ghc ghc
+    need ocamlopt ocaml-nox
+    need sbcl sbcl
+    need erl erlang-base
     need lua5.4 lua5.4
     need php php-cli
     need tclsh tcl

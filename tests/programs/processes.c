@@ -457,7 +457,7 @@ static void verify_snapshot(size_t me, size_t at)
 static void snapshots_beside_writers(void)
 {
     size_t bytes = LARGE;
-    int rounds = 10;
+    int rounds = 6;
     const char *storm = getenv("STORM");
     if (storm != NULL) {
         CHECK(sscanf(storm, "%zu %d", &bytes, &rounds) == 2);

@@ -217,7 +217,7 @@ static void others_come_and_go(void)
 static void *changer(void *argument)
 {
     uint64_t seed = (uintptr_t)argument;
-    for (int round = 0; round < 6; round++) {
+    for (int round = 0; round < 4; round++) {
         char *own = filled(MIB, seed);
         CHECK(mprotect(own, MIB, PROT_READ) == 0);
         CHECK(mprotect(own, MIB, PROT_READ | PROT_WRITE) == 0);
