@@ -1,9 +1,11 @@
 /* Handlers run where the kernel alone would have run them, and find what they would have found: once everything of the
  * program's ran on a stack of ours, on which the next fault or call of a handler that had gone on elsewhere overwrote it. */
 #include "check.h"
+#include <poll.h>
 #include <setjmp.h>
 #include <spawn.h>
 #include <sys/resource.h>
+#include <sys/select.h>
 #include <ucontext.h>
 
 #define AUTODISARM (1u << 31)
@@ -257,6 +259,8 @@ static char *far_stack;
 static ucontext_t home, far;
 static pthread_t target;
 
+static volatile int is_spinning;
+
 /* Touches nothing of its stack. */
 static __attribute__((noinline)) void spin(void)
 {
@@ -267,6 +271,7 @@ static __attribute__((noinline)) void spin(void)
 static void spins(void)
 {
     volatile uint64_t mark = 77;
+    is_spinning = 1;
     spin();
     CHECK(mark == 77);
 }
@@ -281,6 +286,8 @@ static void is_far(int number, siginfo_t *info, void *context)
 
 static void *pushes_and_signals(void *argument)
 {
+    while (!is_spinning)
+        usleep(1000);
     for (int round = 0; round < 5 && pages_out(far_stack, MIB) < MIB / PAGE; round++)
         push_out();
     REQUIRE_OUT(far_stack + MIB - PAGE, PAGE);
@@ -431,6 +438,163 @@ static void while_a_write_waits(void)
         if (restarts)
             VERIFY(drained + full, 20 * MIB, 1);
     }
+    CHECK(write_interrupted((int)SA_RESETHAND, MIB, 0) >= (ssize_t)MIB);
+    struct sigaction found;
+    CHECK(sigaction(SIGUSR1, NULL, &found) == 0 && found.sa_handler == SIG_DFL);
+}
+
+/* ---- what is blocked in calls that wait with another mask ---- */
+
+static void is_interruptible(int number, siginfo_t *info, void *context)
+{
+    (void)info, (void)context;
+    CHECK(is_blocked(number) && is_blocked(SIGSYS) && !is_blocked(SIGALRM) && !is_blocked(SIGTERM));
+    handled++;
+}
+
+/* The mask of the call counts in its handlers, the thread's own after it. */
+static void masks_of_waiting_calls(void)
+{
+    sigset_t all, none;
+    sigfillset(&all);
+    sigemptyset(&none);
+    CHECK(sigprocmask(SIG_SETMASK, &all, NULL) == 0);
+    grow();
+    handle(SIGUSR1, is_interruptible, 0);
+    handle(SIGUSR2, is_interruptible, 0);
+    struct timespec long_time = { .tv_sec = 60 };
+    for (int round = 0; round < 20; round++) {
+        handled = 0;
+        CHECK(raise(SIGUSR1) == 0 && raise(SIGUSR2) == 0 && handled == 0);
+        int answer = round % 3 == 0   ? sigsuspend(&none)
+                     : round % 3 == 1 ? ppoll(NULL, 0, &long_time, &none)
+                                      : pselect(0, NULL, NULL, NULL, &long_time, &none);
+        CHECK(answer == -1 && errno == EINTR && handled == 2);
+        CHECK(is_blocked(SIGALRM) && is_blocked(SIGBUS) && is_blocked(SIGUSR1));
+    }
+}
+
+/* ---- signals all the time ---- */
+
+static volatile int stop;
+
+static void counts(int number, siginfo_t *info, void *context)
+{
+    (void)number, (void)info, (void)context;
+    handled++;
+}
+
+static void *sends(void *argument)
+{
+    sigset_t all;
+    sigfillset(&all);
+    CHECK(pthread_sigmask(SIG_BLOCK, &all, NULL) == 0);
+    while (!stop)
+        CHECK(kill(argument == NULL ? getpid() : 0, handled % 2 ? SIGUSR1 : SIGUSR2) == 0);
+    return NULL;
+}
+
+static void send_all_the_time(void *to_group, int flags, unsigned stack_flags, void (*meanwhile)(void))
+{
+    use_stack(own, sizeof own, stack_flags);
+    grow();
+    handle(SIGUSR1, counts, flags);
+    handle(SIGUSR2, counts, flags);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, sends, to_group) == 0);
+    meanwhile();
+    stop = 1;
+    CHECK(pthread_join(thread, NULL) == 0 && handled > 1000);
+    CHECK(stack_now().ss_sp == own && stack_now().ss_flags == (int)stack_flags);
+    VERIFY(area, LARGE, 1);
+}
+
+static void makes_many_calls(void)
+{
+    for (int i = 0; i < 20000; i++)
+        CHECK(getppid() != 0);
+}
+
+/* One returns from a stack that is put back already, and another comes. */
+static void sent_while_returning(void)
+{
+    send_all_the_time(NULL, SA_ONSTACK, AUTODISARM, makes_many_calls);
+}
+
+/* Nobody hears anything before his calls are looked at. */
+static int is_born(void *argument)
+{
+    (void)argument;
+    for (int i = 0; i < 10; i++)
+        if (call(SYS_getppid, 0, 0, 0, 0, 0, 0) == 0)
+            return 1;
+    return 7;
+}
+
+static __attribute__((noinline)) pid_t child_on_this_stack(void)
+{
+    pid_t other = vfork();
+    if (other == 0)
+        _exit(is_born(NULL));
+    return other;
+}
+
+static pid_t child_on_another_stack(void)
+{
+    static char stack[64 * 1024] __attribute__((aligned(16)));
+    return clone(is_born, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, NULL);
+}
+
+static void gives_birth(void)
+{
+    for (int i = 0; i < 60; i++) {
+        pid_t other = i % 2 == 0 ? child_on_this_stack() : child_on_another_stack();
+        int status;
+        pid_t ended;
+        do
+            ended = waitpid(other, &status, 0);
+        while (ended < 0 && errno == EINTR);
+        CHECK(other > 0 && ended == other && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    }
+}
+
+static void sent_to_the_newborn(void)
+{
+    CHECK(setsid() > 0 || getpgrp() == getpid());
+    send_all_the_time(own, SA_ONSTACK | SA_RESTART, 0, gives_birth);
+}
+
+static stack_t seen_stack;
+
+static void looks(int number, siginfo_t *info, void *context)
+{
+    char here;
+    (void)number, (void)info;
+    CHECK(is_on(own, sizeof own, &here));
+    seen_stack = ((ucontext_t *)context)->uc_stack;
+    CHECK(!sigismember(&((ucontext_t *)context)->uc_sigmask, SIGBUS));
+    handled++;
+}
+
+/* A child of vfork ends, and what it had changed for itself isn't its maker's. */
+static void heard_after_a_child(void)
+{
+    use_stack(own, sizeof own, 0);
+    grow();
+    handle(SIGCHLD, looks, SA_ONSTACK);
+    for (int round = 0; round < 20; round++) {
+        pid_t other = vfork();
+        if (other == 0) {
+            sigset_t all;
+            sigfillset(&all);
+            stack_t none = { .ss_flags = SS_DISABLE };
+            _exit(sigprocmask(SIG_SETMASK, &all, NULL) != 0 || sigaltstack(&none, NULL) != 0);
+        }
+        int status;
+        CHECK(other > 0 && waitpid(other, &status, 0) == other && status == 0);
+        CHECK(handled == round + 1 && seen_stack.ss_sp == own && seen_stack.ss_flags == 0);
+        CHECK(stack_now().ss_sp == own && !is_blocked(SIGBUS) && !is_blocked(SIGTERM));
+    }
 }
 
 /* ---- ends ---- */
@@ -470,8 +634,8 @@ static int status_of(void (*work)(void))
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {
-        struct rlimit none = { 0, 0 };
-        CHECK(setrlimit(RLIMIT_CORE, &none) == 0);
+        struct rlimit none = { 0, 0 }, some = { 8 * MIB, 8 * MIB };
+        CHECK(setrlimit(RLIMIT_CORE, &none) == 0 && setrlimit(RLIMIT_STACK, &some) == 0);
         grow();
         work();
         _exit(0);
@@ -493,26 +657,68 @@ static void overflows(void)
     recurse(0);
 }
 
+/* SIGUSR1, with the stack pointer there. */
+static void signal_on(char *stack)
+{
+    __asm__ volatile("mov %%rsp, %%rbx\n\tmov %0, %%rsp\n\tsyscall\n\tmov %%rbx, %%rsp"
+                     :
+                     : "r"(stack), "a"(SYS_tgkill), "D"(getpid()), "S"(call(SYS_gettid, 0, 0, 0, 0, 0, 0)), "d"(SIGUSR1)
+                     : "rbx", "rcx", "r11", "memory");
+}
+
+/* It is on it already, and further down than a frame is long. */
 static void has_too_small_a_stack(void)
 {
     static char small[2048];
     use_stack(small, sizeof small, 0);
     handle(SIGUSR1, never_runs, SA_ONSTACK);
-    char *deep = small + 600;
-    /* On it already, and further down than a frame is long. */
-    __asm__ volatile("mov %%rsp, %%rbx\n\tmov %0, %%rsp\n\tsyscall\n\tmov %%rbx, %%rsp"
-                     :
-                     : "r"(deep), "a"(SYS_tgkill), "D"(getpid()), "S"(call(SYS_gettid, 0, 0, 0, 0, 0, 0)), "d"(SIGUSR1)
-                     : "rbx", "rcx", "r11", "memory");
+    signal_on(small + 600);
 }
 
-/* As the kernel ends whom it can't deliver to. */
+static void is_told(int number, siginfo_t *info, void *context)
+{
+    char here;
+    (void)number, (void)context;
+    CHECK(is_on(own, sizeof own, &here) && info->si_code == SI_KERNEL);
+    _exit(4);
+}
+
+/* On a stack without room; but SIGSEGV has a handler with one. */
+static void has_a_handler_elsewhere(void)
+{
+    char *stack = mmap(NULL, 2 * PAGE, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(stack != MAP_FAILED && mprotect(stack + PAGE, PAGE, PROT_READ | PROT_WRITE) == 0);
+    use_stack(own, sizeof own, 0);
+    handle(SIGSEGV, is_told, SA_ONSTACK);
+    handle(SIGUSR1, never_runs, 0);
+    signal_on(stack + PAGE + 600);
+}
+
+static volatile int *volatile nothing_there;
+
+static void crashes(int number, siginfo_t *info, void *context)
+{
+    (void)number, (void)info, (void)context;
+    *nothing_there = 1;
+    handled++;
+}
+
+static void crashes_in_its_handler(void)
+{
+    handle(SIGSEGV, crashes, 0);
+    *nothing_there = 1;
+}
+
+/* As the kernel ends whom it can't deliver to; or raises SIGSEGV, if that can be. */
 static void nowhere_to_run(void)
 {
-    int status = status_of(overflows);
-    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
-    status = status_of(has_too_small_a_stack);
-    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    void (*const ends[])(void) = { overflows, has_too_small_a_stack, crashes_in_its_handler };
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        int status = status_of(ends[i]);
+        CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+    }
+    int status = status_of(has_a_handler_elsewhere);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 4);
 }
 
 static void finds_itself(int number, siginfo_t *info, void *context)
@@ -566,5 +772,7 @@ MAIN({ "on_its_own_stack", on_its_own_stack }, { "on_the_interrupted_stack", on_
      { "stacks_put_away", stacks_put_away }, { "handlers_come_and_go", handlers_come_and_go },
      { "goes_on_elsewhere", goes_on_elsewhere }, { "stack_that_is_out", stack_that_is_out },
      { "call_goes_on_after_handler", call_goes_on_after_handler }, { "while_a_write_waits", while_a_write_waits },
+     { "masks_of_waiting_calls", masks_of_waiting_calls }, { "sent_while_returning", sent_while_returning },
+     { "sent_to_the_newborn", sent_to_the_newborn }, { "heard_after_a_child", heard_after_a_child },
      { "never_come_back", never_come_back },
      { "nowhere_to_run", nowhere_to_run }, { "in_children", in_children })

@@ -78,6 +78,19 @@ pub struct Call {
 const ARGUMENTS: [Register; 6] =
     [Register::Rdi, Register::Rsi, Register::Rdx, Register::R10, Register::R8, Register::R9];
 
+/// Where the program's stack pointer was when it made a call that a signal has just ended; none if the thread is anywhere else.
+pub fn ended_call(context: &Context) -> Option<usize> {
+    const EINTR: usize = -(linux_raw_sys::errno::EINTR as isize) as usize;
+    let behind_call = make_and_return as *const () as usize + Context::CALL_BYTES;
+    let is_there = context.register(Register::Rip) == behind_call && context.register(Register::Rax) == EINTR;
+    is_there.then(|| context.register(Register::Rsp) + PLANTED)
+}
+
+/// Whether the thread is just about to make a call that doesn't return: of a handler, perhaps, which needs its frame for it.
+pub fn is_about_to_leave(context: &Context) -> bool {
+    context.register(Register::Rip) == make_and_stay as *const () as usize
+}
+
 /// How a call is made.
 pub struct Making<'a> {
     /// Set to 0 when the call has returned.
@@ -98,6 +111,8 @@ pub const ROOM_WORDS: usize = 16;
 pub const COPY: usize = 1;
 /// What a child is told that uses its maker's memory and alternate stack, while that waits for it.
 pub const BORROWER: usize = 0;
+/// And what a maker is told that has waited for such a child, or couldn't make it.
+pub const BACK_AGAIN: usize = 2;
 
 /// Threads and children differ in whose stack they begin on, and in whose memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,11 +225,11 @@ impl Call {
                 }
             }
             Some(Birth::Elsewhere { end, waits }) => {
-                let child = Frame { done: NOBODY.as_ptr() as usize, ..frame };
+                let newborn = if waits { BORROWER } else { making.newborn };
+                frame.newborn = if waits { BACK_AGAIN } else { making.newborn };
                 // SAFETY: the caller's promise: the new thread's stack is nobody's yet.
                 unsafe {
-                    Frame { newborn: if waits { BORROWER } else { making.newborn }, ..child }
-                        .plant(end - PLANTED);
+                    Frame { newborn, done: NOBODY.as_ptr() as usize, ..frame }.plant(end - PLANTED);
                     made.begin_below(end - PLANTED, making.room);
                 }
             }
@@ -332,7 +347,7 @@ unsafe extern "C" fn make_and_stay() {
     naked_asm!("syscall", "ud2")
 }
 
-/// As [`make_and_return`]; whom the call has made runs `born` first.
+/// As [`make_and_return`]; whom the call has made runs `born` first, and so does its maker if it has waited.
 #[unsafe(naked)]
 unsafe extern "C" fn make_and_return_twice() {
     naked_asm!(
@@ -342,15 +357,21 @@ unsafe extern "C" fn make_and_return_twice() {
         "xchg rax, rcx",
         "lea rsp, [rsp - {red_zone}]",
         "pushfq",
+        "mov rcx, [rsp + {red_zone} + 8 - {newborn}]",
+        "cmp rcx, {back_again}",
+        "je 4f",
         "test rax, rax",
         "jns 3f",
         // Nothing was made: the room that is named, if one is, is free again.
-        "mov rcx, [rsp + {red_zone} + 8 - {newborn}]",
         "test rcx, rcx",
         "jz 3f",
         "test cl, {copy}",
         "jnz 3f",
         "mov dword ptr [rcx], 0",
+        "jmp 3f",
+        "4:",
+        "mov r11, rcx",
+        "call {keeping}",
         "3:",
         "popfq",
         "lea rsp, [rsp + {red_zone}]",
@@ -363,6 +384,7 @@ unsafe extern "C" fn make_and_return_twice() {
         "mov rax, rcx",
         "jmp {finish} + 2",
         copy = const COPY,
+        back_again = const BACK_AGAIN,
         newborn = const BACK_OFFSET,
         finish = sym make_and_return,
         keeping = sym born_keeping_registers,
@@ -416,7 +438,7 @@ static BORN: AtomicPtr<()> = AtomicPtr::new(nothing as *mut ());
 
 /// What each new thread and each child of an armed one runs before the program's code: on the stack that the program gave
 /// it, unarmed. It is told who it is ([`Making::newborn`]), or
-/// who its maker is, with [`COPY`], or [`BORROWER`].
+/// who its maker is, with [`COPY`], or [`BORROWER`]; a maker that has waited for one of those, [`BACK_AGAIN`].
 pub fn set_born(born: extern "C" fn(newborn: usize)) {
     BORN.store(born as *mut (), Ordering::Relaxed);
 }
@@ -468,17 +490,17 @@ unsafe extern "C" fn make_and_lend<const AT: usize>() {
     naked_asm!(
         "syscall",
         "xchg rax, rcx",
-        "jrcxz 2f",
-        "xchg rax, rcx",
-        "jmp qword ptr [rip + {back} + {word} * {at}]",
-        "2:",
         "mov r11d, {borrower}",
+        "jrcxz 2f",
+        "mov r11d, {back_again}",
+        "2:",
+        "xchg rax, rcx",
         "lea rsp, [rsp - {red_zone}]",
         "call {keeping}",
         "lea rsp, [rsp + {red_zone}]",
-        "mov rax, rcx",
         "jmp qword ptr [rip + {back} + {word} * {at}]",
         borrower = const BORROWER,
+        back_again = const BACK_AGAIN,
         red_zone = const RED_ZONE,
         keeping = sym born_keeping_registers,
         back = sym BACK,

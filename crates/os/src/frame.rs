@@ -32,6 +32,9 @@ const MAGIC: u32 = 0x4650_5853;
 const DIRECTION: usize = 1 << 10;
 const RESUME: usize = 1 << 16;
 const TRAP: usize = 1 << 8;
+/// Code and stack segment of 64-bit programs, in the first and last quarter of their word.
+const SEGMENTS: usize = 0x33 | 0x2b << 48;
+const OTHER_SEGMENTS: usize = 0x0000_ffff_ffff_0000;
 
 impl Frame {
     /// The frame that a handler's context is part of.
@@ -54,6 +57,16 @@ impl Frame {
     pub const fn place_below(&self, top: usize) -> usize {
         let highest = top.wrapping_sub(self.bytes);
         highest.wrapping_sub(highest.wrapping_sub(self.start) % ALIGNMENT)
+    }
+
+    /// One address in each page that it takes at a place: in the frame, and with 8 bytes behind it there.
+    pub fn pages_at(&self, place: usize) -> impl Iterator<Item = usize> + use<> {
+        const PAGE_BYTES: usize = 4096;
+        let end = place.wrapping_add(self.bytes);
+        // Downwards, as a stack grows.
+        let first = end.saturating_sub(8) & !(PAGE_BYTES - 1);
+        let pages = (0..).map_while(move |at: usize| first.checked_sub(at * PAGE_BYTES));
+        pages.take_while(move |page| *page > place).chain(core::iter::once(place))
     }
 
     /// Copies it to a place that [`Frame::place_below`] gave, with where its handler returns to, and gives the copy's context.
@@ -95,6 +108,9 @@ impl Context {
         self.set_register(Register::Rip, handler);
         let flags = self.register(Register::Flags);
         self.set_register(Register::Flags, flags & !(DIRECTION | RESUME | TRAP));
+        // 32-bit code may have been interrupted.
+        let segments = self.register(Register::Segments);
+        self.set_register(Register::Segments, segments & OTHER_SEGMENTS | SEGMENTS);
         // The kernel clears them.
         self.float_state = 0;
     }

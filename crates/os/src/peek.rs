@@ -17,6 +17,16 @@ pub fn is_readable(address: usize) -> bool {
         && unsafe { sys::call(number::RT_SIGPROCMASK, [NO_SUCH_CHANGE, address, 0, 8, 0, 0]) != EFAULT }
 }
 
+/// Whether the 8 bytes at `address` can be written, which may be changed by this. A stack grows as for any write.
+///
+/// # Safety
+/// Nobody may need what they are.
+pub unsafe fn can_overwrite(address: usize) -> bool {
+    // What is blocked is asked for, and not changed.
+    // SAFETY: the kernel writes 8 bytes, if it can; the caller's promise.
+    sys::check(unsafe { sys::call(number::RT_SIGPROCMASK, [0, 0, address, 8, 0, 0]) }).is_ok()
+}
+
 /// A copy of the bytes at `address`; none if they can't be read.
 pub fn read<const N: usize>(address: usize) -> Option<[u8; N]> {
     let mut bytes = [0; N];
@@ -55,6 +65,8 @@ mod tests {
         assert!(unsafe { write(address, &9_u64.to_ne_bytes()) });
         assert_eq!(words, [9, 8]);
         let nowhere = 4096;
+        // SAFETY: the test's own word, and nothing.
+        assert!(unsafe { can_overwrite(address) && !can_overwrite(nowhere) });
         assert!(!is_readable(nowhere) && read::<8>(nowhere).is_none());
         // select() without a mask gives pselect6(2) this address: a program that was taken over ended there.
         assert!(!is_readable(0) && read::<8>(0).is_none());

@@ -54,6 +54,11 @@ impl Info {
     /// `AUDIT_ARCH_X86_64`: not a call of 32-bit code.
     const MACHINE: usize = 0xc000_003e;
 
+    /// What the kernel says of a signal that it raises because it can do nothing else (`SI_KERNEL`).
+    pub const fn by_kernel(signal: u32) -> Info {
+        Info { signal: signal as i32, errno: 0, code: 0x80, padding: 0, address: 0, value: 0, rest: [0; 12] }
+    }
+
     /// The number of a stopped system call, none if it is one of 32-bit code; none at all if the signal is about
     /// something else, or was sent.
     pub const fn stopped_call(&self) -> Option<Option<usize>> {
@@ -167,6 +172,7 @@ pub enum Register {
     Rsp = 15,
     Rip = 16,
     Flags = 17,
+    Segments = 18,
 }
 
 impl Context {
@@ -429,6 +435,14 @@ pub unsafe fn set_alternate_stack(stack: &AlternateStack) -> Result<AlternateSta
     let arguments = [&raw const *stack as usize, &raw mut before as usize, 0, 0, 0, 0];
     // SAFETY: both are the kernel's structure; the memory is the caller's promise.
     sys::check(unsafe { sys::call(number::SIGALTSTACK, arguments) }).map(|_| before)
+}
+
+/// The calling thread's alternate stack.
+pub fn alternate_stack() -> Result<AlternateStack, Errno> {
+    let mut stack = AlternateStack::NONE;
+    // SAFETY: the kernel's structure; nothing is changed.
+    let asked = unsafe { sys::call(number::SIGALTSTACK, [0, &raw mut stack as usize, 0, 0, 0, 0]) };
+    sys::check(asked).map(|_| stack)
 }
 
 /// What `rt_sigprocmask` makes of a thread's blocked signals; none for a `how` that there isn't.

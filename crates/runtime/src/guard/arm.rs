@@ -69,7 +69,6 @@ pub fn all(engine: &'static Engine) {
     }
     // A thread may have set its own handlers before it was armed.
     unforked(engine, install_handlers);
-    signals::take_over();
     let others = *OTHERS.lock();
     // SAFETY: what was there before.
     let was = unsafe { set_action(SIGSETXID, &others) };
@@ -78,6 +77,7 @@ pub fn all(engine: &'static Engine) {
         // SAFETY: likewise.
         let _ = unsafe { set_action(SIGSETXID, &was) };
     }
+    signals::take_over();
     sys::keep_open(open());
 }
 

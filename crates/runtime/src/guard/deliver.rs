@@ -4,13 +4,20 @@
 //! arrive on a room's stack, at [`on_signal`]. From there the frame is moved to where the kernel would have laid it, and the
 //! thread goes on there. Its handler may look at where it is (Go does), go on on yet another stack while it still needs this
 //! one (.NET does), or never come back: nothing of the program's is on a room's stack, where faults and calls go on arriving.
-//! When it returns, that is a call like others (`Stopped::before_return`).
+//! When it returns, that is a call like others (`Stopped::before_return`). Only what a child of vfork installs for itself is
+//! left to the kernel: its dispositions are its own.
 // UNSAFETY: the program's handlers are run as the kernel would.
 
-use super::rooms::Room;
+use super::arm::is_armed;
+use super::handlers::engine;
+use super::rooms::{self, Room};
 use super::signals::{self, open};
+use crate::engine::Engine;
+use farpage_core::units::PageIndex;
+use farpage_os::dispatch;
 use farpage_os::frame::Frame;
-use farpage_os::signal::{Action, AlternateStack, Context, Handler, Info, Register, SIGSEGV};
+use farpage_os::peek;
+use farpage_os::signal::{Action, AlternateStack, Context, Handler, Info, Register};
 
 /// What lies below a stack pointer is in use so far.
 const RED_ZONE: usize = 128;
@@ -49,9 +56,19 @@ unsafe fn call(action: &Action, signal: i32, info: *mut Info, context: *mut Cont
     let handler = unsafe { core::mem::transmute::<usize, Handler>(action.handler) };
     // SAFETY: as above. It may never return.
     unsafe { handler(signal, info, context) };
-    // What it wants to be blocked from now on: as with any handler's return, not ours.
     // SAFETY: the kernel's own structure.
-    unsafe { (*context).blocked &= !open() };
+    let context = unsafe { &mut *context };
+    if Room::if_here().is_some() {
+        // What it wants to be blocked from now on: as with any handler's return, not ours.
+        context.blocked &= !open();
+    } else if let Some(room) = rooms::of_caller().filter(|room| is_armed(room)) {
+        // It was armed meanwhile. Nobody looks at this return.
+        let back = context.register(Register::Rsp);
+        // SAFETY: the thread's own.
+        unsafe { (*room.own.get()).go_back(context.blocked, context.alternate(), back) };
+        context.blocked &= !open();
+        context.stack = room.stack();
+    }
 }
 
 /// Moves the frame to the program's stack, and has the thread begin the handler there.
@@ -63,8 +80,13 @@ unsafe fn enter(room: &Room, action: &Action, signal: i32, context: *mut Context
     let (frame, context) = unsafe { (Frame::of(context), &mut *context) };
     // SAFETY: the thread's own. Copies: a handler on top of this one uses the room, too.
     let (alternate, claimed) = unsafe { ((*room.own.get()).alternate, (*room.own.get()).claimed) };
-    let Some(place) = place_for(&frame, action, alternate, context.register(Register::Rsp)) else {
-        return signals::end_with(SIGSEGV, context);
+    let interrupted = context.register(Register::Rsp);
+    let waited_with = dispatch::ended_call(context).and_then(|stack_pointer| room.waited_with(stack_pointer));
+    // A handler that returns needs its frame until it has, though its stack is put back already.
+    let is_needed = dispatch::is_about_to_leave(context) && alternate.contains(interrupted);
+    let place = place_for(&frame, action, alternate, interrupted, is_needed);
+    let Some(place) = place.filter(|place| frame.pages_at(*place).all(can_be_written)) else {
+        return signals::has_no_place(signal as u32, context);
     };
     // SAFETY: it lies below whatever the program has in use there.
     let moved = room.at_work.entering(|| unsafe { frame.copy_to(place, action.restorer) });
@@ -76,15 +98,32 @@ unsafe fn enter(room: &Room, action: &Action, signal: i32, context: *mut Context
     if alternate.is_put_away() {
         (own.alternate, own.put_away) = (AlternateStack::NONE, alternate);
     }
-    let blocked = action.blocks(signal as u32, moved.blocked);
+    // In a call that waits with another mask that is the one.
+    let blocked = action.blocks(signal as u32, waited_with.unwrap_or(moved.blocked));
     own.claimed = blocked & open();
     context.blocked = blocked & !open();
     context.begin(action.handler, signal, place);
 }
 
-/// Where the frame goes; none if the alternate stack is too small for it.
-fn place_for(frame: &Frame, action: &Action, alternate: AlternateStack, interrupted: usize) -> Option<usize> {
-    let is_there = alternate.is_in_use(interrupted);
+/// Whether there is memory, as far as can be said: what we manage may be out, and is brought in.
+fn can_be_written(place: usize) -> bool {
+    // A child of vfork takes no lock, and so isn't told what is managed.
+    let may_be_out = |engine: &Engine| {
+        rooms::borrowed(engine).is_some() || engine.is_registered(PageIndex::of_address(place))
+    };
+    // SAFETY: the frame is about to be written there.
+    engine().is_some_and(may_be_out) || unsafe { peek::can_overwrite(place) }
+}
+
+/// Where the frame goes; none if the alternate stack is too small for it. `is_needed`: so is what that has in use.
+fn place_for(
+    frame: &Frame,
+    action: &Action,
+    alternate: AlternateStack,
+    interrupted: usize,
+    is_needed: bool,
+) -> Option<usize> {
+    let is_there = is_needed || alternate.is_in_use(interrupted);
     if is_there || !action.wants_alternate_stack() || alternate.bytes == 0 {
         let place = frame.place_below(interrupted.wrapping_sub(RED_ZONE));
         return (!is_there || place > alternate.start).then_some(place);
@@ -109,7 +148,7 @@ mod tests {
     fn place(flags: u64, alternate: AlternateStack, interrupted: usize) -> Option<usize> {
         const ON_STACK: u64 = 0x0800_0000;
         let action = Action::from_words([7, flags * ON_STACK, 0, 0]);
-        let place = place_for(&frame(), &action, alternate, interrupted)?;
+        let place = place_for(&frame(), &action, alternate, interrupted, false)?;
         Some(if alternate.contains(place) {
             alternate.start + alternate.bytes - place
         } else {

@@ -27,8 +27,8 @@ use farpage_fault::signal::{fault_of, forbidden_of};
 use farpage_os::dispatch::{Birth, Call, Making, is_about_arming};
 use farpage_os::peek;
 use farpage_os::signal::{
-    Action, AlternateStack, Context, Info, Register, SIGBUS, SIGSEGV, SIGSETXID, bit, change_blocked,
-    send_to_thread, set_alternate_stack,
+    Action, AlternateStack, Context, Info, Register, SIGBUS, SIGSEGV, bit, change_blocked, send_to_thread,
+    set_alternate_stack,
 };
 use farpage_os::sys::{self, number};
 use linux_raw_sys::general as raw;
@@ -83,9 +83,18 @@ unsafe fn tell(room: Option<&'static Room>, signal: i32, info: *mut Info, contex
     // SAFETY: the kernel's own structures.
     let (about, stack_pointer) = unsafe { (&*info, (*context).register(Register::Rsp)) };
     if room.is_some_and(|room| room.at_work.is_entering()) && !about.was_sent() {
-        // Its stack isn't there, and so the kernel would have ended it.
+        // Its stack isn't there after all: the kernel would have ended it.
         // SAFETY: as above.
         return signals::end_with(SIGSEGV, unsafe { &mut *context });
+    }
+    let claims = |room: &Room| {
+        // SAFETY: the thread's own.
+        unsafe { (*room.own.get()).claimed & bit(signal as u32) != 0 }
+    };
+    if room.is_some_and(claims) && !about.was_sent() {
+        // It can't be blocked, and the program believes that it is: in its own handler of it, perhaps.
+        // SAFETY: as above.
+        return signals::end_with(signal as u32, unsafe { &mut *context });
     }
     let interrupted = hook_at(stack_pointer).or(room.map(|room| &room.at_work));
     if interrupted.is_some_and(|at_work| at_work.keeps(about, context)) {
@@ -204,7 +213,6 @@ pub unsafe extern "C" fn on_sigsys(signal: i32, info: *mut Info, context: *mut C
 /// The answer, or none if the thread is going to make the call.
 fn answer_to(room: &'static Room, number: usize, context: &mut Context) -> Option<isize> {
     let call = Call::stopped(number, context);
-    room.take_back();
     let level = room.level(context.register(Register::Rsp));
     let answer = Stopped { engine: engine(), room, level, call, context }.deal_with();
     if answer.is_some() {
@@ -332,7 +340,9 @@ impl Stopped<'_> {
         // Its words are in use until the call is done, whether or not it holds memory.
         self.level.holder.occupy();
         // SAFETY: `buffers::each` has made sure of the arguments, if they can be read, which was just asked.
-        let newborn = match unsafe { self.call.birth() } {
+        let birth = unsafe { self.call.birth() };
+        let is_lent = matches!(birth, Some(Birth::Borrowed | Birth::Elsewhere { waits: true, .. }));
+        let newborn = match birth {
             Some(Birth::Elsewhere { end, waits: false }) => {
                 let (Some(room), Some(engine)) = (Room::give(0), self.engine) else { return Some(EAGAIN) };
                 // Until it has an alternate stack, a fault on its own would end the process.
@@ -343,7 +353,11 @@ impl Stopped<'_> {
                 room.word()
             }
             Some(Birth::Borrowed | Birth::Elsewhere { .. }) => {
-                self.room.lend();
+                if !self.room.lend(self.context.blocked) {
+                    return Some(EAGAIN);
+                }
+                // No handler runs until it is back, or, in the child, until that is armed.
+                self.context.blocked |= !open();
                 0
             }
             Some(Birth::Copy | Birth::CopyElsewhere { .. }) | None => 0,
@@ -352,7 +366,13 @@ impl Stopped<'_> {
         let room = unsafe { &mut *self.level.room.get() };
         let making = Making { done: self.level.holder.busy_word(), maker: self.room.word(), newborn, room };
         // SAFETY: this handler's own context; faults on the program's stack run a handler on top of this one.
-        if unsafe { self.call.make(self.context, making) } { None } else { Some(EAGAIN) }
+        if unsafe { self.call.make(self.context, making) } {
+            return None;
+        }
+        if is_lent {
+            self.context.blocked = self.room.take_back();
+        }
+        Some(EAGAIN)
     }
 
     /// `rt_sigprocmask`: what the thread goes on with is in the context.
@@ -466,11 +486,7 @@ impl Stopped<'_> {
         if start as usize != ours.start {
             // SAFETY: its own thread's.
             let own = unsafe { &mut *self.room.own.get() };
-            own.claimed = mask & open();
-            let stack = AlternateStack::from_words([start, flags, bytes]);
-            if let Some(stack) = stack.accepted().ok().filter(|_| !own.alternate.is_in_use(back as usize)) {
-                own.alternate = stack;
-            }
+            own.go_back(mask, AlternateStack::from_words([start, flags, bytes]), back as usize);
             // SAFETY: in the frame, which nobody reads any more but the kernel.
             unsafe { memory.write(places[1], ours.to_bytes()) };
         }
@@ -507,6 +523,8 @@ impl Stopped<'_> {
             (place, bytes) = (found as usize, length as usize);
         }
         let mask = if place == 0 || bytes != size_of::<u64>() { None } else { memory.word(place) };
+        // SAFETY: this thread's own level.
+        unsafe { *self.level.waits_with.get() = mask };
         let Some(mask) = mask.filter(|mask| mask & open() != 0) else { return };
         // SAFETY: this thread's own level.
         let (own, sized) = unsafe { (&mut *self.level.mask.get(), &mut *self.level.sized_mask.get()) };
@@ -534,12 +552,15 @@ fn is_borrower(engine: Option<&Engine>) -> bool {
 
 /// What each new thread and child of an armed thread runs before the program's code.
 pub extern "C" fn born(newborn: usize) {
-    use farpage_os::dispatch::{BORROWER, COPY};
+    use farpage_os::dispatch::{BACK_AGAIN, BORROWER, COPY};
     if newborn == BORROWER {
         // Perhaps its dispositions were cleared (CLONE_CLEAR_SIGHAND).
         super::arm::install_handlers_in_borrower();
         super::arm::arm_this_thread();
-        return;
+        return rooms::of_caller().into_iter().for_each(|room| signals::set_blocked(room.inherited()));
+    }
+    if newborn == BACK_AGAIN {
+        return rooms::of_caller().into_iter().for_each(|room| signals::set_blocked(room.take_back()));
     }
     // SAFETY: both words name a room: the maker's, or one of its own.
     let room = unsafe { Room::of_word(newborn & !COPY) };
@@ -548,12 +569,8 @@ pub extern "C" fn born(newborn: usize) {
     }
     // SAFETY: takes nothing.
     room.thread.store(unsafe { sys::call(number::GETTID, [0; 6]) } as u32, Ordering::Relaxed);
-    let move_in = || super::arm::move_in(room);
-    match engine() {
-        // The keeper may tell it to arm itself in a room of its own just now: not in the middle of this.
-        Some(engine) if !engine.is_active() => signals::with_blocked(bit(SIGSETXID), move_in),
-        _ => move_in(),
-    };
+    // A handler of the program's would find it half moved in; and the keeper may tell it to arm itself in a room of its own.
+    signals::with_blocked(!open(), || super::arm::move_in(room));
 }
 
 /// A child with a copy of its parent's memory, made by an armed thread.

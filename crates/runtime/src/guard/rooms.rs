@@ -7,6 +7,7 @@
 
 use super::errands::Errand;
 use super::sent::AtWork;
+use super::signals::open;
 use crate::engine::Engine;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -15,7 +16,7 @@ use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_os::clock::now_ns;
 use farpage_os::dispatch::ROOM_WORDS;
 use farpage_os::memory;
-use farpage_os::signal::AlternateStack;
+use farpage_os::signal::{AlternateStack, alternate_stack};
 use farpage_os::sys::{self, number};
 
 /// A room's size, and what it is aligned to; only what is touched takes memory. Signal frames take 1 to 11 KiB each
@@ -44,6 +45,8 @@ pub struct Level {
     pub mask: UnsafeCell<u64>,
     /// Address and size of that, for calls that take both in one word.
     pub sized_mask: UnsafeCell<[usize; 2]>,
+    /// What the program wants to be blocked while the call waits, if it has said so.
+    pub waits_with: UnsafeCell<Option<u64>>,
 }
 
 /// What only the room's own thread uses, or the keeper before it is armed.
@@ -68,6 +71,9 @@ pub struct Own {
     pub expected: Option<farpage_os::proc::CallUnderWay>,
 }
 
+/// How deep children of vfork can make others: it is rare that one does.
+const LENDERS: usize = 4;
+
 /// A room that a child of vfork uses.
 #[derive(Clone, Copy)]
 pub struct Lent {
@@ -78,6 +84,25 @@ pub struct Lent {
     /// What the maker believes, which the child may change for itself: see [`Own`].
     alternate: AlternateStack,
     claimed: u64,
+    /// What the maker blocks, its child that makes one itself, and so on: they block all signals until they are back, and a child
+    /// until it is armed.
+    blocked: [u64; LENDERS],
+    lenders: usize,
+}
+
+impl Own {
+    /// The program is to have this mask and this alternate stack from now on, as a frame says from which it goes on with the
+    /// stack pointer `back`.
+    pub fn go_back(&mut self, blocked: u64, stack: AlternateStack, back: usize) {
+        self.claimed = blocked & open();
+        if !self.put_away.contains(back) {
+            self.put_away = AlternateStack::NONE;
+        }
+        // As the kernel: not while it is in use.
+        if let Some(stack) = stack.accepted().ok().filter(|_| !self.alternate.is_in_use(back)) {
+            self.alternate = stack;
+        }
+    }
 }
 
 /// A try that is longer after the last one has nothing to do with it.
@@ -194,8 +219,7 @@ impl Room {
         address & !(ROOM_BYTES - 1) == self.word() & !(ROOM_BYTES - 1)
     }
 
-    /// Whether a stack pointer is on a stack for handlers: the program's, or, if the handler began before the thread was armed
-    /// or on top of one of ours, this one.
+    /// Whether a stack pointer is on a stack for handlers: the program's, or, if the handler runs on top of one of ours, this one.
     fn is_handlers(&self, stack_pointer: usize) -> bool {
         // SAFETY: the thread's own.
         let own = unsafe { &*self.own.get() };
@@ -244,29 +268,45 @@ impl Room {
         Some(room)
     }
 
-    /// The thread is about to wait for a child that makes its calls with this room, and whose last one doesn't return.
-    pub fn lend(&self) {
+    /// The thread is about to wait for a child that makes its calls with this room, and whose last one doesn't return. What it
+    /// blocks is kept. False if it can't be.
+    pub fn lend(&self, blocked: u64) -> bool {
         let busy = self.levels.iter().enumerate().filter(|(_, level)| level.holder.is_busy());
         // SAFETY: the thread's own.
         let own = unsafe { &mut *self.own.get() };
         let busy = busy.fold(0, |bits, (at, _)| bits | 1 << at);
         let Own { alternate, claimed, .. } = *own;
-        let before = own.lent.unwrap_or(Lent { busy, spent: 0, alternate, claimed });
-        if own.lent.replace(Lent { busy, ..before }).is_none() {
+        let before = Lent { busy, spent: 0, alternate, claimed, blocked: [0; LENDERS], lenders: 0 };
+        let mut lent = own.lent.unwrap_or(before);
+        let Some(place) = lent.blocked.get_mut(lent.lenders) else { return false };
+        *place = blocked;
+        (lent.busy, lent.lenders) = (busy, lent.lenders + 1);
+        if own.lent.replace(lent).is_none() {
             LENT.fetch_add(1, Ordering::SeqCst);
         }
+        true
     }
 
-    /// The thread may be back from waiting for a child: what that held is given up.
-    pub fn take_back(&self) {
+    /// What a child of vfork is to block, as its maker did.
+    pub fn inherited(&self) -> u64 {
+        // SAFETY: the child's, while the thread waits.
+        let lent = unsafe { (*self.own.get()).lent };
+        lent.and_then(|lent| lent.blocked.get(lent.lenders.checked_sub(1)?).copied()).unwrap_or(0)
+    }
+
+    /// The thread, or a child that uses its room, is back from waiting for a child, or has made none: what that held is given up.
+    /// What the lender blocked.
+    pub fn take_back(&self) -> u64 {
         // SAFETY: the thread's own, or its child's while it waits.
         let own = unsafe { &mut *self.own.get() };
-        let Some(Lent { busy, alternate, claimed, .. }) = own.lent else { return };
-        // SAFETY: takes nothing.
-        let caller = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
-        if caller != self.thread.load(Ordering::Relaxed) {
-            return;
+        let Some(lent) = own.lent.as_mut() else { return 0 };
+        if current_thread() != self.thread.load(Ordering::Relaxed) {
+            lent.lenders = lent.lenders.saturating_sub(1);
+            return lent.blocked[lent.lenders];
         }
+        let Lent { busy, alternate, claimed, blocked: [blocked, ..], .. } = *lent;
+        // What a child was at that was killed.
+        self.at_work.forget();
         *own = Own { lent: None, alternate, claimed, ..*own };
         self.errand.give_up();
         LENT.fetch_sub(1, Ordering::SeqCst);
@@ -275,6 +315,7 @@ impl Room {
                 level.holder.release();
             }
         }
+        blocked
     }
 
     fn claim(&self) -> bool {
@@ -328,7 +369,19 @@ impl Room {
         let level = free.unwrap_or(&self.levels[LEVELS - 1]);
         level.stack_pointer.store(stack_pointer, Ordering::Relaxed);
         level.returns.store(false, Ordering::Relaxed);
+        // SAFETY: the thread's own.
+        unsafe { *level.waits_with.get() = None };
         level
+    }
+
+    /// What was blocked while the call waited that was made with this stack pointer. Asked for once: in its first handler.
+    pub fn waited_with(&self, stack_pointer: usize) -> Option<u64> {
+        let is_it = |level: &&Level| {
+            level.holder.is_busy() && level.stack_pointer.load(Ordering::Relaxed) == stack_pointer
+        };
+        let level = self.levels.iter().find(is_it)?;
+        // SAFETY: the thread's own.
+        unsafe { (*level.waits_with.get()).take() }
     }
 }
 
@@ -351,6 +404,11 @@ pub fn spent_by_child(engine: &Engine) -> Option<&'static mut u64> {
     let room = borrowed(engine)?;
     // SAFETY: the child's while its maker waits; nobody else looks at it.
     unsafe { (*room.own.get()).lent.as_mut() }.map(|lent| &mut lent.spent)
+}
+
+fn current_thread() -> u32 {
+    // SAFETY: takes nothing.
+    unsafe { sys::call(number::GETTID, [0; 6]) as u32 }
 }
 
 /// Whether a thread of this process has not ended yet.
@@ -436,6 +494,11 @@ pub fn reset_in_child() {
 /// The room whose stack this is, if it is one.
 pub fn of_stack(stack: &AlternateStack) -> Option<&'static Room> {
     all().find(|room| room.stack().start == stack.start)
+}
+
+/// The room whose stack is the caller's alternate one: its own, or its maker's.
+pub fn of_caller() -> Option<&'static Room> {
+    of_stack(&alternate_stack().ok()?)
 }
 
 /// The room that a word names, if it names one.

@@ -144,6 +144,7 @@ impl AtWork {
         let puts_off = self.is_waiting.load(Ordering::Relaxed);
         if puts_off {
             self.came.store(info.signal(), Ordering::Relaxed);
+            signals::put_back_once(info.signal());
             send_again(info);
         }
         puts_off
@@ -199,6 +200,11 @@ impl AtWork {
     /// Nobody is at work, as far as the room's next user is concerned.
     pub fn reset(&self) {
         self.set_outermost(0);
+        self.forget();
+    }
+
+    /// Nothing was going on.
+    pub fn forget(&self) {
         AtWork::set(&self.is_entering, false);
         AtWork::set(&self.is_waiting, false);
         self.kept.iter().for_each(|kept| kept.is_kept.store(false, Ordering::Relaxed));

@@ -9,7 +9,10 @@
 use super::deliver;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::sync::Lock;
-use farpage_os::signal::{Action, Context, Handler, Info, SIGBUS, SIGSYS, action_of, bit, set_action};
+use farpage_os::clock::sleep_ns;
+use farpage_os::signal::{
+    Action, Context, Handler, Info, SIGBUS, SIGSEGV, SIGSYS, action_of, bit, send_again, set_action,
+};
 use farpage_os::sys::{self, Errno, number};
 
 /// The signal that faults arrive as.
@@ -58,7 +61,8 @@ pub fn disposition(signal: u32) -> Action {
         if before.is_multiple_of(2) && CHANGES.load(Ordering::SeqCst) == before {
             return Action::from_words(words);
         }
-        core::hint::spin_loop();
+        // Whoever changes them may have lost its CPU to us.
+        sleep_ns(1000);
     }
 }
 
@@ -120,12 +124,25 @@ pub fn change(signal: u32, new: Option<Action>, is_borrower: bool) -> Result<Act
     })
 }
 
+/// A signal arrives once more that had a handler for one signal: the kernel has reset that already.
+pub fn put_back_once(signal: u32) {
+    let kept = disposition(signal);
+    if kept.is_once() {
+        alone(|| {
+            if action_of(signal).is_ok_and(|found| found.is_of_ours() && !found.is_handler()) {
+                // SAFETY: ours, which runs on top of anything.
+                let _ = unsafe { set_action(signal, &kept.through(deliver::on_signal, open())) };
+            }
+        });
+    }
+}
+
 /// What the program believes to be in place where the kernel has `found`.
 fn believed(kept: Action, found: Action) -> Action {
     match found {
         Action { handler, .. } if handler == deliver::on_signal as *const () as usize => kept,
         // The kernel resets nothing but the handler (`SA_RESETHAND`).
-        found if found.is_of_ours() => Action { handler: found.handler, ..kept },
+        found if found.is_of_ours() && !found.is_handler() => Action { handler: found.handler, ..kept },
         found => found,
     }
 }
@@ -165,7 +182,7 @@ fn waiting(signals: u64) -> impl Iterator<Item = Action> {
 }
 
 /// From now on the handlers that the program has installed before its calls were looked at run through ours, too. Every
-/// thread is armed.
+/// thread is armed, but for those that are just being born.
 pub fn take_over() {
     for signal in (1..=SIGNALS).filter(|signal| !is_ours(*signal)) {
         alone(|| {
@@ -186,9 +203,11 @@ pub fn uninstall() {
     for signal in 1..=SIGNALS {
         let kept = disposition(signal);
         let own = if is_ours(signal) { Ok(kept) } else { action_of(signal) };
-        if let Some(found) = own.ok().filter(|found| is_ours(signal) || found.is_of_ours()) {
+        let Ok(found) = own else { continue };
+        let believed = believed(kept, found);
+        if is_ours(signal) || believed.to_bytes() != found.to_bytes() {
             // SAFETY: the program's own.
-            let _ = unsafe { set_action(signal, &believed(kept, found)) };
+            let _ = unsafe { set_action(signal, &believed) };
         }
     }
 }
@@ -224,6 +243,23 @@ pub unsafe fn hand_on(signal: i32, info: *mut Info, context: *mut Context, spent
         // Whatever it was happens again.
         // SAFETY: takes our handler away.
         let _ = unsafe { set_action(signal as u32, &Action::DEFAULT) };
+    }
+}
+
+/// A signal's frame has no place on the program's stack. The kernel raises SIGSEGV then, whose handler may run elsewhere; unless
+/// it was that.
+pub fn has_no_place(signal: u32, context: &mut Context) {
+    let handles = || match is_ours(SIGSEGV) {
+        true => Ok(disposition(SIGSEGV)),
+        false => action_of(SIGSEGV),
+    };
+    let is_blocked = context.blocked & bit(SIGSEGV) != 0;
+    if signal != SIGSEGV && !is_blocked && handles().is_ok_and(|action| action.is_handler()) {
+        // It arrives with the program's own mask, when this handler returns.
+        set_blocked(u64::MAX);
+        send_again(&Info::by_kernel(SIGSEGV));
+    } else {
+        end_with(SIGSEGV, context);
     }
 }
 
