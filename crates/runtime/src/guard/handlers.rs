@@ -577,7 +577,7 @@ pub extern "C" fn born(newborn: usize) {
 fn leave_in_child(room: &Room) {
     // SAFETY: the child's only thread; the stack is the program's own, or none.
     let own = unsafe { &*room.own.get() };
-    // SAFETY: as above; this isn't run on an alternate stack, unless the program clones in a handler: then it keeps ours.
+    // SAFETY: as above; if this is run on the room's stack, on top of a handler of ours, it stays the alternate one.
     let _ = unsafe { set_alternate_stack(&own.alternate) };
     signals::add_blocked(own.claimed);
     leave_unarmed();
