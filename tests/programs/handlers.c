@@ -597,6 +597,49 @@ static void heard_after_a_child(void)
     }
 }
 
+/* Waits until it is let go, with memory and a room that are its maker's; that is ended meanwhile, as ever. */
+static void is_ended_while_it_waits(void)
+{
+    CHECK(signal(SIGALRM, SIG_DFL) != SIG_ERR);
+    alarm(1);
+    pid_t other = vfork();
+    if (other == 0) {
+        char byte;
+        _exit(call(SYS_read, ends[0], (long)&byte, 1, 0, 0, 0) != 1);
+    }
+    _exit(9);
+}
+
+/* Go's runtime has less than 800 bytes left where it makes a child, and somebody else's memory below. */
+static size_t stack_used_by(long number)
+{
+    enum { BYTES = 64 * 1024 };
+    static unsigned char painted[BYTES] __attribute__((aligned(64)));
+    memset(painted, 0xa5, BYTES);
+    long answer;
+    __asm__ volatile("mov %%rsp, %%rbx\n\tmov %2, %%rsp\n\tsyscall\n\ttest %%eax, %%eax\n\tjnz 1f\n\t"
+                     "mov $60, %%eax\n\txor %%edi, %%edi\n\tsyscall\n1:\tmov %%rbx, %%rsp"
+                     : "=a"(answer)
+                     : "0"(number), "r"(painted + BYTES)
+                     : "rbx", "rcx", "r11", "rdi", "memory");
+    CHECK(answer > 0);
+    if (number == SYS_vfork) {
+        int status;
+        CHECK(waitpid((pid_t)answer, &status, 0) == answer && status == 0);
+    }
+    size_t at = 0;
+    while (at < BYTES && painted[at] == 0xa5)
+        at++;
+    return BYTES - at;
+}
+
+static void little_stack_is_used(void)
+{
+    grow();
+    CHECK(stack_used_by(SYS_vfork) < 700);
+    CHECK(stack_used_by(SYS_getppid) < 300);
+}
+
 /* ---- ends ---- */
 
 static sigjmp_buf back;
@@ -712,13 +755,17 @@ static void crashes_in_its_handler(void)
 /* As the kernel ends whom it can't deliver to; or raises SIGSEGV, if that can be. */
 static void nowhere_to_run(void)
 {
-    void (*const ends[])(void) = { overflows, has_too_small_a_stack, crashes_in_its_handler };
-    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
-        int status = status_of(ends[i]);
+    void (*const ways[])(void) = { overflows, has_too_small_a_stack, crashes_in_its_handler };
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        int status = status_of(ways[i]);
         CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
     }
     int status = status_of(has_a_handler_elsewhere);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 4);
+    CHECK(pipe(ends) == 0);
+    status = status_of(is_ended_while_it_waits);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM);
+    CHECK(write(ends[1], "x", 1) == 1);
 }
 
 static void finds_itself(int number, siginfo_t *info, void *context)
@@ -774,5 +821,6 @@ MAIN({ "on_its_own_stack", on_its_own_stack }, { "on_the_interrupted_stack", on_
      { "call_goes_on_after_handler", call_goes_on_after_handler }, { "while_a_write_waits", while_a_write_waits },
      { "masks_of_waiting_calls", masks_of_waiting_calls }, { "sent_while_returning", sent_while_returning },
      { "sent_to_the_newborn", sent_to_the_newborn }, { "heard_after_a_child", heard_after_a_child },
+     { "little_stack_is_used", little_stack_is_used },
      { "never_come_back", never_come_back },
      { "nowhere_to_run", nowhere_to_run }, { "in_children", in_children })

@@ -81,7 +81,7 @@ cases! {
         nothing_interrupts handlers_that_block_from_now_on;
     handlers: on_its_own_stack on_the_interrupted_stack stacks_put_away handlers_come_and_go goes_on_elsewhere
         stack_that_is_out call_goes_on_after_handler while_a_write_waits masks_of_waiting_calls sent_while_returning
-        sent_to_the_newborn heard_after_a_child never_come_back nowhere_to_run in_children;
+        sent_to_the_newborn heard_after_a_child little_stack_is_used never_come_back nowhere_to_run in_children;
     stacks: handler_on_managed_stack signals_all_the_time coroutines placed_thread_stacks threads_of_a_library;
     strange: closes_all_descriptors takes_our_numbers takes_our_numbers_while_out many_regions exhausts_its_stack limits_of_everything another_user another_root
         cleared_environment clones_of_nothing;

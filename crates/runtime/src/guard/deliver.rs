@@ -51,6 +51,9 @@ pub unsafe fn run(action: Action, signal: i32, info: *mut Info, context: *mut Co
 unsafe fn call(action: &Action, signal: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the kernel's own structure.
     let blocked = unsafe { (*context).blocked };
+    let room = Room::if_here();
+    // SAFETY: the thread's own.
+    let claimed = room.map_or(0, |room| unsafe { (*room.own.get()).claimed });
     signals::set_blocked(action.blocks(signal as u32, blocked) & !open());
     // SAFETY: the program's handler, called with what the kernel would call it with: it takes one argument or three.
     let handler = unsafe { core::mem::transmute::<usize, Handler>(action.handler) };
@@ -58,9 +61,13 @@ unsafe fn call(action: &Action, signal: i32, info: *mut Info, context: *mut Cont
     unsafe { handler(signal, info, context) };
     // SAFETY: the kernel's own structure.
     let context = unsafe { &mut *context };
-    if Room::if_here().is_some() {
+    // Until this one returns: then the context says it.
+    signals::set_blocked(!open());
+    if let Some(room) = room {
         // What it wants to be blocked from now on: as with any handler's return, not ours.
         context.blocked &= !open();
+        // SAFETY: as above.
+        unsafe { (*room.own.get()).claimed = claimed };
     } else if let Some(room) = rooms::of_caller().filter(|room| is_armed(room)) {
         // It was armed meanwhile. Nobody looks at this return.
         let back = context.register(Register::Rsp);

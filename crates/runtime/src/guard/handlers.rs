@@ -356,8 +356,8 @@ impl Stopped<'_> {
                 if !self.room.lend(self.context.blocked) {
                     return Some(EAGAIN);
                 }
-                // No handler runs until it is back, or, in the child, until that is armed.
-                self.context.blocked |= !open();
+                // What ends the program may come meanwhile. (A child's own handlers aren't known.)
+                self.context.blocked |= if is_borrower(self.engine) { !open() } else { signals::handled() };
                 0
             }
             Some(Birth::Copy | Birth::CopyElsewhere { .. }) | None => 0,
@@ -553,20 +553,33 @@ fn is_borrower(engine: Option<&Engine>) -> bool {
 /// What each new thread and child of an armed thread runs before the program's code.
 pub extern "C" fn born(newborn: usize) {
     use farpage_os::dispatch::{BACK_AGAIN, BORROWER, COPY};
-    if newborn == BORROWER {
-        // Perhaps its dispositions were cleared (CLONE_CLEAR_SIGHAND).
-        super::arm::install_handlers_in_borrower();
-        super::arm::arm_this_thread();
-        return rooms::of_caller().into_iter().for_each(|room| signals::set_blocked(room.inherited()));
+    match newborn {
+        BORROWER => arm_borrower(),
+        BACK_AGAIN => be_back(),
+        // SAFETY: the word names the maker's room.
+        copy if copy & COPY != 0 => leave_in_child(unsafe { Room::of_word(newborn & !COPY) }),
+        // SAFETY: it names a room of its own.
+        _ => begin_in(unsafe { Room::of_word(newborn) }),
     }
-    if newborn == BACK_AGAIN {
-        return rooms::of_caller().into_iter().for_each(|room| signals::set_blocked(room.take_back()));
-    }
-    // SAFETY: both words name a room: the maker's, or one of its own.
-    let room = unsafe { Room::of_word(newborn & !COPY) };
-    if newborn & COPY != 0 {
-        return leave_in_child(room);
-    }
+}
+
+// Apart from each other, so that each takes no more of the program's stack than it needs itself.
+
+#[inline(never)]
+fn arm_borrower() {
+    // Perhaps its dispositions were cleared (CLONE_CLEAR_SIGHAND).
+    super::arm::install_handlers_in_borrower();
+    super::arm::arm_this_thread();
+    rooms::of_caller().into_iter().for_each(|room| signals::set_blocked(room.inherited()));
+}
+
+#[inline(never)]
+fn be_back() {
+    rooms::of_caller().into_iter().for_each(|room| signals::set_blocked(room.take_back()));
+}
+
+#[inline(never)]
+fn begin_in(room: &Room) {
     // SAFETY: takes nothing.
     room.thread.store(unsafe { sys::call(number::GETTID, [0; 6]) } as u32, Ordering::Relaxed);
     // A handler of the program's would find it half moved in; and the keeper may tell it to arm itself in a room of its own.
@@ -574,6 +587,7 @@ pub extern "C" fn born(newborn: usize) {
 }
 
 /// A child with a copy of its parent's memory, made by an armed thread.
+#[inline(never)]
 fn leave_in_child(room: &Room) {
     // SAFETY: the child's only thread; the stack is the program's own, or none.
     let own = unsafe { &*room.own.get() };

@@ -72,7 +72,7 @@ pub struct Own {
 }
 
 /// How deep children of vfork can make others: it is rare that one does.
-const LENDERS: usize = 4;
+const LENDERS: usize = LEVELS;
 
 /// A room that a child of vfork uses.
 #[derive(Clone, Copy)]
@@ -81,13 +81,19 @@ pub struct Lent {
     busy: u32,
     /// Our signals for which the child had a handler once, and has no more: the maker still has it.
     spent: u64,
-    /// What the maker believes, which the child may change for itself: see [`Own`].
+    /// The maker, its child if that makes one itself, and so on.
+    each: [Lender; LENDERS],
+    lenders: usize,
+}
+
+/// What somebody goes on with who waits for a child: that may change it for itself.
+#[derive(Clone, Copy)]
+struct Lender {
+    /// See [`Own`].
     alternate: AlternateStack,
     claimed: u64,
-    /// What the maker blocks, its child that makes one itself, and so on: they block all signals until they are back, and a child
-    /// until it is armed.
-    blocked: [u64; LENDERS],
-    lenders: usize,
+    /// No handler runs until it is back, nor in its child until that is armed.
+    blocked: u64,
 }
 
 impl Own {
@@ -275,12 +281,18 @@ impl Room {
         // SAFETY: the thread's own.
         let own = unsafe { &mut *self.own.get() };
         let busy = busy.fold(0, |bits, (at, _)| bits | 1 << at);
-        let Own { alternate, claimed, .. } = *own;
-        let before = Lent { busy, spent: 0, alternate, claimed, blocked: [0; LENDERS], lenders: 0 };
-        let mut lent = own.lent.unwrap_or(before);
-        let Some(place) = lent.blocked.get_mut(lent.lenders) else { return false };
-        *place = blocked;
-        (lent.busy, lent.lenders) = (busy, lent.lenders + 1);
+        let lender = Lender { alternate: own.alternate, claimed: own.claimed, blocked };
+        // What its own thread has lent is left over: a handler has jumped out of that call before it was made.
+        let is_child = current_thread() != self.thread.load(Ordering::Relaxed);
+        let mut lent = own.lent.filter(|_| is_child).unwrap_or(Lent {
+            busy,
+            spent: 0,
+            each: [lender; LENDERS],
+            lenders: 0,
+        });
+        let Some(place) = lent.each.get_mut(lent.lenders) else { return false };
+        *place = lender;
+        lent.lenders += 1;
         if own.lent.replace(lent).is_none() {
             LENT.fetch_add(1, Ordering::SeqCst);
         }
@@ -290,8 +302,8 @@ impl Room {
     /// What a child of vfork is to block, as its maker did.
     pub fn inherited(&self) -> u64 {
         // SAFETY: the child's, while the thread waits.
-        let lent = unsafe { (*self.own.get()).lent };
-        lent.and_then(|lent| lent.blocked.get(lent.lenders.checked_sub(1)?).copied()).unwrap_or(0)
+        let lent = unsafe { (*self.own.get()).lent.as_ref() };
+        lent.and_then(|lent| Some(lent.each[lent.lenders.checked_sub(1)?].blocked)).unwrap_or(0)
     }
 
     /// The thread, or a child that uses its room, is back from waiting for a child, or has made none: what that held is given up.
@@ -302,9 +314,11 @@ impl Room {
         let Some(lent) = own.lent.as_mut() else { return 0 };
         if current_thread() != self.thread.load(Ordering::Relaxed) {
             lent.lenders = lent.lenders.saturating_sub(1);
-            return lent.blocked[lent.lenders];
+            let Lender { alternate, claimed, blocked } = lent.each[lent.lenders];
+            (own.alternate, own.claimed) = (alternate, claimed);
+            return blocked;
         }
-        let Lent { busy, alternate, claimed, blocked: [blocked, ..], .. } = *lent;
+        let Lent { busy, each: [Lender { alternate, claimed, blocked }, ..], .. } = *lent;
         // What a child was at that was killed.
         self.at_work.forget();
         *own = Own { lent: None, alternate, claimed, ..*own };

@@ -44,6 +44,8 @@ pub fn is_ours(signal: u32) -> bool {
 /// still is. Changed under the lock, and read without it: a child of vfork that is killed must not have it.
 static DISPOSITIONS: [[AtomicU64; 4]; SIGNALS as usize] =
     [const { [const { AtomicU64::new(0) }; 4] }; SIGNALS as usize];
+/// Signals for which there is a handler behind ours, or was until it was reset.
+static HANDLED: AtomicU64 = AtomicU64::new(0);
 static CHANGING: Lock<()> = Lock::new(());
 /// Odd while they are being changed.
 static CHANGES: AtomicU32 = AtomicU32::new(0);
@@ -115,13 +117,21 @@ pub fn change(signal: u32, new: Option<Action>, is_borrower: bool) -> Result<Act
     alone(|| {
         let before = disposition(signal);
         if !new.is_handler() {
-            return set(&open_new).map(|found| believed(before, found));
+            let found = set(&open_new)?;
+            HANDLED.fetch_and(!bit(signal), Ordering::Relaxed);
+            return Ok(believed(before, found));
         }
         // First: it may be wanted at once.
         keep(signal, &new);
+        HANDLED.fetch_or(bit(signal), Ordering::Relaxed);
         let found = set(&new.through(deliver::on_signal, open())).inspect_err(|_| keep(signal, &before));
         found.map(|found| believed(before, found))
     })
+}
+
+/// Signals whose handlers run in this process.
+pub fn handled() -> u64 {
+    HANDLED.load(Ordering::Relaxed)
 }
 
 /// A signal arrives once more that had a handler for one signal: the kernel has reset that already.
@@ -189,6 +199,7 @@ pub fn take_over() {
             let Ok(action) = action_of(signal) else { return };
             if action.is_handler() && !action.is_of_ours() {
                 keep(signal, &action);
+                HANDLED.fetch_or(bit(signal), Ordering::Relaxed);
                 // SAFETY: ours, which runs on top of anything.
                 let _ = unsafe { set_action(signal, &action.through(deliver::on_signal, open())) };
             }
