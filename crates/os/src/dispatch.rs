@@ -393,7 +393,7 @@ unsafe extern "C" fn make_and_return_twice() {
 }
 
 /// Calls `born(r11)`. Changes no register but r11 and rcx, which is 0 afterwards. Little stack is used: Go makes children with
-/// less than 800 bytes left of one. (fxsave takes twice as much as the vector registers alone, of which there is no more to save.)
+/// less than 800 bytes left of one. (fxsave would take twice as much, and the rest of what it saves nobody changes.)
 #[unsafe(naked)]
 unsafe extern "C" fn born_keeping_registers() {
     naked_asm!(

@@ -62,11 +62,9 @@ impl Frame {
     /// One address in each page that it takes at a place: in the frame, and with 8 bytes behind it there.
     pub fn pages_at(&self, place: usize) -> impl Iterator<Item = usize> + use<> {
         const PAGE_BYTES: usize = 4096;
-        let end = place.wrapping_add(self.bytes);
+        let last = place.wrapping_add(self.bytes).saturating_sub(8) / PAGE_BYTES;
         // Downwards, as a stack grows.
-        let first = end.saturating_sub(8) & !(PAGE_BYTES - 1);
-        let pages = (0..).map_while(move |at: usize| first.checked_sub(at * PAGE_BYTES));
-        pages.take_while(move |page| *page > place).chain(core::iter::once(place))
+        (place / PAGE_BYTES + 1..=last).rev().map(|page| page * PAGE_BYTES).chain(core::iter::once(place))
     }
 
     /// Copies it to a place that [`Frame::place_below`] gave, with where its handler returns to, and gives the copy's context.
@@ -124,7 +122,7 @@ mod tests {
     use core::sync::atomic::{AtomicUsize, Ordering};
 
     const SIGURG: u32 = 23;
-    static SEEN: [AtomicUsize; 6] = [const { AtomicUsize::new(0) }; 6];
+    static SEEN: [AtomicUsize; 5] = [const { AtomicUsize::new(0) }; 5];
     static STACK: AtomicUsize = AtomicUsize::new(0);
     const STACK_BYTES: usize = 64 * 1024;
 
@@ -170,8 +168,7 @@ mod tests {
             core::arch::asm!("syscall", inout("rax") number::TGKILL => _, in("rdi") process, in("rsi") thread,
                 in("rdx") SIGURG as usize, inout("r10") r10, inout("xmm7") vector, out("rcx") _, out("r11") _);
         }
-        let [signal, told, here, vectors, before, _] =
-            SEEN.each_ref().map(|seen| seen.load(Ordering::SeqCst));
+        let [signal, told, here, vectors, before] = SEEN.each_ref().map(|seen| seen.load(Ordering::SeqCst));
         assert_eq!((signal, told), (SIGURG as usize, SIGURG as usize));
         assert!((start..start + STACK_BYTES).contains(&here), "on the other stack");
         assert!((start..start + STACK_BYTES).contains(&vectors) && vectors.is_multiple_of(64));
@@ -193,5 +190,21 @@ mod tests {
                 assert_eq!(place % ALIGNMENT, start % ALIGNMENT);
             }
         }
+    }
+
+    #[test]
+    fn each_page_is_asked_for_once_and_nothing_behind_the_frame() {
+        for bytes in [440, 3000, 5000, 9000] {
+            for place in 0x20000..0x21008 {
+                let frame = Frame { start: 0, bytes };
+                let asked: Vec<_> = frame.pages_at(place).collect();
+                assert!(asked.iter().all(|at| (place..=place + bytes - 8).contains(at)));
+                assert!(asked.windows(2).all(|two| two[0] / 4096 == two[1] / 4096 + 1));
+                // Of a page that only the last word or a part of it is on nothing is asked.
+                assert_eq!(asked[0] / 4096, (place + bytes - 8) / 4096);
+            }
+        }
+        let beyond = Frame { start: 0, bytes: 440 }.pages_at(usize::MAX - 100);
+        assert_eq!(beyond.collect::<Vec<_>>(), [usize::MAX - 100], "where nothing can be");
     }
 }

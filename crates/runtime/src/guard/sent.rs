@@ -9,6 +9,9 @@
 //! just then are one, and the first to come is the one that the thread hears of. So a sent one can be lost; a fault happens
 //! again; but a SIGSYS that is sent in the moment in which its thread makes a call can have that call left out.
 //!
+//! A handler of ours that waits (a large write, for room) does so with the program's own mask, and any signal of the program's
+//! can end that. It is sent again likewise: its handler runs when ours has returned.
+//!
 //! Hooks are like handlers here: they leave our signals open, too, and hold the lock of the mappings. They run on stacks of
 //! their own, by which it is seen that one was interrupted.
 // UNSAFETY: what is kept is its thread's alone.

@@ -56,17 +56,24 @@ fn place_of(signal: u32) -> &'static [AtomicU64; 4] {
 
 /// The program's disposition of one of our signals, or its handler of another.
 pub fn disposition(signal: u32) -> Action {
+    // Who changes them may have lost its CPU to us; or have ended, if this is a child that has a copy of its memory, or shares it.
+    let mut tries = 0;
     loop {
         // Ordering: SeqCst here and below: words between two looks at the same even number belong together.
         let before = CHANGES.load(Ordering::SeqCst);
         let words = place_of(signal).each_ref().map(|word| word.load(Ordering::SeqCst));
-        if before.is_multiple_of(2) && CHANGES.load(Ordering::SeqCst) == before {
+        let is_whole = before.is_multiple_of(2) && CHANGES.load(Ordering::SeqCst) == before;
+        if is_whole || tries == TRIES_MAX {
             return Action::from_words(words);
         }
-        // Whoever changes them may have lost its CPU to us.
-        sleep_ns(1000);
+        tries += 1;
+        sleep_ns(PAUSE_NS);
     }
 }
+
+/// How often dispositions are read that are just being changed, and how long it is waited in between: more than a second in all.
+const TRIES_MAX: u32 = 10_000;
+const PAUSE_NS: u64 = 100_000;
 
 /// Changes it. Not in a child of vfork.
 pub fn set_disposition(signal: u32, action: Action) {
@@ -211,6 +218,7 @@ pub fn take_over() {
 pub fn uninstall() {
     CHANGING.forget_holder();
     CHANGES.store(0, Ordering::SeqCst);
+    HANDLED.store(0, Ordering::Relaxed);
     for signal in 1..=SIGNALS {
         let kept = disposition(signal);
         let own = if is_ours(signal) { Ok(kept) } else { action_of(signal) };
