@@ -203,6 +203,12 @@ impl Pager<'_> {
         Some(copy)
     }
 
+    /// Whether a page that is still in memory had better not be left to this copy alone: it is on an area that could not be written,
+    /// and may not be read any more either, or that is being taken out of use.
+    pub(super) fn is_doubtful(&self, copy: Stored) -> bool {
+        matches!(copy, Stored::Slot(at) if self.areas.state(at.slot.area()) == AreaState::ReadOnly)
+    }
+
     /// Frees what held a page's bytes.
     pub(super) fn free(&self, stored: Stored) {
         match stored {

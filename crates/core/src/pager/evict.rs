@@ -159,19 +159,24 @@ impl Pager<'_> {
         let Some((place, copy)) = self.lock_parked(frame, page) else { return Placed::Busy };
         let copy = self.unless_changed(copy, frame, scratch);
         let before = State::Parked { frame, copy };
-        if let Some(copy) = copy {
+        let leave_to = |copy: Stored| {
             self.stats.count(Counter::EvictClean);
             self.leave_frame(frame);
             self.settle(page, place, before, copy.alone());
-            return Placed::Done;
+            Placed::Done
+        };
+        if let Some(copy) = copy.filter(|copy| !self.is_doubtful(*copy)) {
+            return leave_to(copy);
         }
         let shrunk = self.shrink_page(frame, page, scratch);
         if let Small::State(after) = shrunk {
+            copy.into_iter().for_each(|copy| self.free(copy));
             self.leave_frame(frame);
             self.settle(page, place, before, after);
             return Placed::Done;
         }
         if self.areas.any_writable() {
+            copy.into_iter().for_each(|copy| self.free(copy));
             self.cache.unpark(frame);
             self.cache.set_owner(frame, Some(page));
             let object = match shrunk {
@@ -182,6 +187,9 @@ impl Pager<'_> {
             self.settle(page, place, before, State::Writing { frame });
             pause!();
             return Placed::Queued;
+        }
+        if let Some(copy) = copy {
+            return leave_to(copy);
         }
         self.cache.rotate(frame);
         self.settle(page, place, before, before);

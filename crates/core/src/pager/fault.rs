@@ -14,6 +14,7 @@ use crate::units::{PAGE_BYTES, PageIndex, SlotIndex};
 use crate::zswap::codec::{Decoder, Scratch, decompress};
 use crate::zswap::pool::ObjectHandle;
 use crate::zswap::same_filled::fill;
+use core::sync::atomic::Ordering;
 
 /// The slot named when what is lost was never on an area.
 const NO_SLOT: SlotIndex = SlotIndex::from_raw(0);
@@ -357,6 +358,7 @@ impl Pager<'_> {
             state => panic!("a page that is {state:?} can't fail to load"),
         }
         self.stats.count(Counter::FaultLost);
+        self.has_lost.store(true, Ordering::Relaxed);
         let slot = if matches!(before, State::Inherited(_)) { NO_SLOT } else { slot };
         self.settle(page, self.place(page), before, State::Lost(slot));
     }

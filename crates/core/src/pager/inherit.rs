@@ -35,7 +35,10 @@ impl<'m> Pager<'m> {
                 State::Absent | State::Resident { .. } => return,
                 // All there is to these is in the word.
                 state @ (State::Zero | State::Same(_)) => state,
-                State::Lost(_) => State::Lost(SlotIndex::from_raw(0)),
+                State::Lost(_) => {
+                    self.has_lost.store(true, Ordering::Relaxed);
+                    State::Lost(SlotIndex::from_raw(0))
+                }
                 State::Parked { .. }
                 | State::Writing { .. }
                 | State::Pooled(_)
@@ -60,6 +63,12 @@ impl<'m> Pager<'m> {
             generation,
             |slot, page| matches!(self.state(page), State::OnArea(at) if at.slot == slot),
         );
+    }
+
+    /// Whether there may be pages whose bytes are lost. A child must know of them: where what is out may not be touched, it would
+    /// find zeros.
+    pub fn has_lost(&self) -> bool {
+        self.has_lost.load(Ordering::Relaxed)
     }
 
     /// Pages whose bytes are only in the elder's books.

@@ -57,7 +57,7 @@ use crate::table::{Place, Table};
 use crate::units::{AREAS_MAX, PAGE_BYTES, PageIndex};
 use crate::zswap::pool::Pool;
 use copies::Copies;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// How threads that faulted on a page are told to try again.
 pub trait Wake: Sync {
@@ -114,6 +114,8 @@ pub struct Pager<'m> {
     /// In a fork's child: its parent's books as of the fork, and what is still only there.
     elder: Option<&'m Pager<'m>>,
     inherited: AtomicU64,
+    /// Whether a page's bytes were ever found to be lost, here or by who we are a fork's child of.
+    has_lost: AtomicBool,
     /// Changes whenever a page was settled that somebody waited for.
     settled: AtomicU32,
     /// Where the search for slots that clean pages keep goes on, in each area.
@@ -143,6 +145,7 @@ impl<'m> Pager<'m> {
             slot_words: parts.slot_words,
             elder: parts.elder,
             inherited: AtomicU64::new(0),
+            has_lost: AtomicBool::new(false),
             settled: AtomicU32::new(0),
             kept_hints: [const { AtomicU32::new(0) }; AREAS_MAX],
             slots_given_up: AtomicU64::new(0),

@@ -25,13 +25,16 @@ impl Flags {
     pub const HELD: Flags = Flags(1 << 3);
     /// The program itself asked that a fork's child doesn't get it.
     pub const DONT_FORK: Flags = Flags(1 << 4);
-    /// Protection that we don't manage (executable, protection keys): leave it alone.
+    /// Protection that we don't manage (executable): leave it alone.
     pub const FOREIGN: Flags = Flags(1 << 5);
     /// A fork's child finds zeros there: it has nothing of it to inherit.
     pub const WIPE_ON_FORK: Flags = Flags(1 << 6);
     /// Locked as it is touched: what isn't there yet needn't be.
     pub const ON_TOUCH: Flags = Flags(1 << 7);
-    const NO_EVICTION: u32 = Self::PROTECTED.0 | Self::LOCKED.0 | Self::HELD.0 | Self::FOREIGN.0;
+    /// It has a protection key, which our threads have no access by: leave it alone.
+    pub const KEYED: Flags = Flags(1 << 8);
+    const NO_EVICTION: u32 =
+        Self::PROTECTED.0 | Self::LOCKED.0 | Self::HELD.0 | Self::FOREIGN.0 | Self::KEYED.0;
 
     /// Whether all of `other` is set.
     pub const fn has(self, other: Flags) -> bool {
@@ -53,7 +56,7 @@ impl Flags {
     }
     /// Whether such a range may be registered at all.
     pub const fn may_register(self) -> bool {
-        self.0 & (Self::HELD.0 | Self::FOREIGN.0 | Self::LOCKED.0) == 0
+        self.0 & (Self::HELD.0 | Self::FOREIGN.0 | Self::KEYED.0 | Self::LOCKED.0) == 0
     }
 }
 

@@ -181,6 +181,29 @@ fn invariant_6_a_failed_write_keeps_the_page() {
     }
 }
 
+/// What can't be written may soon not be read either: a page that was in memory went back to the slot that it had there, and was
+/// lost with it.
+#[test]
+fn invariant_6_a_page_in_memory_is_left_to_an_area_that_failed_only_if_nothing_else_takes_it() {
+    for has_room in [true, false] {
+        let mut driver = driver(64 << 10, true);
+        driver.pager.pool().set_limit(0);
+        driver.first_touch(PAGE);
+        let slot = driver.evict_to_area(PAGE, 1);
+        assert_eq!(bring(&mut driver, PAGE, 1), bytes_of(1));
+        driver.pager.areas().set_state(AreaId(0), AreaState::ReadOnly);
+        driver.pager.pool().set_limit(if has_room { 64 << 10 } else { 0 });
+        let state = driver.evict_and_place(PAGE, 1);
+        if has_room {
+            assert!(matches!(state, State::Pooled(_)), "{state:?}");
+            assert_eq!(driver.pager.areas().in_use(), 0);
+        } else {
+            assert_eq!(state, State::OnArea(SlotPart::whole(slot)));
+        }
+        driver.check();
+    }
+}
+
 #[test]
 fn invariant_6_a_failed_read_is_an_error_for_good_and_never_zeros() {
     let mut driver = driver(0, true);
@@ -244,6 +267,7 @@ fn invariant_14_a_child_finds_each_page_where_its_parent_had_put_it() {
     parent.first_touch(lost);
     let gone = parent.evict_to_area(lost, 16);
     let Step::Read(ticket) = parent.pager.fault(lost, Access::Read) else { panic!("it is on the area") };
+    assert!(!parent.pager.has_lost());
     parent.pager.fail(ticket, gone);
     parent.first_touch(writing);
     parent.evict(writing, 15);
@@ -258,6 +282,8 @@ fn invariant_14_a_child_finds_each_page_where_its_parent_had_put_it() {
     assert_eq!(child.pager.state(resident), State::Absent, "the kernel has copied it");
     assert_eq!(child.pager.state(zero), State::Zero);
     assert_eq!((child.pager.evicted(), child.pager.inherited()), (6, 5));
+    // For its own children, who must not take what is lost for zeros.
+    assert!(child.pager.has_lost());
     child.check();
 
     // A child of the child, before that has looked at anything: then at some pages, but not at others.
