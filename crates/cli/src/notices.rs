@@ -239,8 +239,13 @@ mod tests {
         let mut watcher = Watcher::new(session);
         session.processes[0].notice(Notice::Locked, 0);
         assert_eq!(watcher.news(session, &budget()).len(), 1);
+        // As a new process claims it, which has nothing to tell yet.
+        session.processes[0].notices.store(0, Ordering::Relaxed);
         session.processes[0].pid.store(999, Ordering::Release);
-        assert_eq!(watcher.news(session, &budget()).len(), 1);
+        assert_eq!(watcher.news(session, &budget()), []);
+        session.processes[0].notice(Notice::Locked, 0);
+        let news = watcher.news(session, &budget());
+        assert!(news.len() == 1 && news[0].1.contains("pid 999"), "{news:?}");
     }
 
     #[test]

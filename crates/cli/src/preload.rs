@@ -102,11 +102,16 @@ fn loadable(path: PathBuf) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// LD_PRELOAD for the program: ours first, whatever was there kept.
+/// LD_PRELOAD for the program: ours first, whatever was there kept, but not another copy of ours: that of a run that we are started
+/// under. Two can't both replace libc's functions.
 pub fn with_existing(ours: &Path, existing: Option<&OsStr>) -> OsString {
     let mut value = ours.as_os_str().as_bytes().to_vec();
     let entries = existing.unwrap_or_default().as_bytes().split(|byte| matches!(byte, b':' | b' '));
-    for entry in entries.filter(|entry| !entry.is_empty() && *entry != ours.as_os_str().as_bytes()) {
+    let is_ours = |entry: &[u8]| {
+        let entry = Path::new(OsStr::from_bytes(entry));
+        entry == ours || entry.file_name() == Some(OsStr::new(NAME))
+    };
+    for entry in entries.filter(|entry| !entry.is_empty() && !is_ours(entry)) {
         value.push(b':');
         value.extend_from_slice(entry);
     }
@@ -123,6 +128,7 @@ mod tests {
         assert_eq!(with_existing(Path::new("/f.so"), None), "/f.so");
         assert_eq!(with("/a.so /b.so"), "/f.so:/a.so:/b.so");
         assert_eq!(with("/a.so::/f.so"), "/f.so:/a.so");
+        assert_eq!(with(&format!("/else/{NAME}:/a.so")), "/f.so:/a.so");
     }
 
     #[test]

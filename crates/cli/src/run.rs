@@ -22,6 +22,8 @@ use crate::totals::Totals;
 use farpage::session::{SESSION_ENV, Settings};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -165,10 +167,20 @@ fn warn_of_limits(budget: &Budget, limits: &[Limit]) {
 
 /// Before the program starts, so that its work isn't lost to a typing error. Emptied when it is written.
 fn open_stats(path: &Path) -> Result<File, Failure> {
-    OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(|error| {
+    let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(|error| {
         Failure::new(format!("the statistics file {} can't be written: {error}", path.display()))
             .fix("name a file in a directory that exists and is yours: --stats FILE")
-    })
+    })?;
+    Ok(standard_output(&opened).unwrap_or(opened))
+}
+
+/// Standard output, or that for errors, if it is that file (`--stats /dev/stdout`): opened anew it is written from its beginning on,
+/// where the program's own output is.
+fn standard_output(file: &File) -> Option<File> {
+    let identity = |file: &File| file.metadata().ok().map(|file| (file.dev(), file.ino()));
+    let (out, err) = (io::stdout(), io::stderr());
+    let open = [out.as_fd(), err.as_fd()].into_iter().filter_map(|fd| fd.try_clone_to_owned().ok());
+    open.map(File::from).find(|open| identity(open) == identity(file))
 }
 
 fn start(options: &RunOptions, plan: &Plan, shared: &Shared) -> Result<u32, Failure> {
@@ -223,8 +235,10 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, exit: ChildState, 
         say::line(&summary::text(&run).join("\n"));
     }
     if let Some(mut file) = plan.stats.as_ref() {
-        // A pipe can't be cut; what is written to it begins at its end anyway.
-        let _ = file.set_len(0);
+        if standard_output(file).is_none() {
+            // A pipe can't be cut; what is written to it begins at its end anyway.
+            let _ = file.set_len(0);
+        }
         if let Err(error) = file.write_all(format!("{:#}\n", summary::json(&run)).as_bytes()) {
             let name = options.stats.as_deref().unwrap_or(Path::new("?")).display();
             say::line(&format!(
@@ -243,7 +257,7 @@ fn pass_on(exit: ChildState) -> ExitCode {
             // Still here: process 1 of a container. What a shell would answer.
             ExitCode::from(128 + signal as u8)
         }
-        ChildState::Running | ChildState::Stopped => {
+        ChildState::Running | ChildState::Stopped(_) => {
             unreachable!("supervise returns when the program has ended")
         }
     }

@@ -67,9 +67,15 @@ pub fn supervise(program: u32, mut poll: impl FnMut()) -> io::Result<ChildState>
         poll();
         sys::reap_orphans(program);
         match sys::child_state(program)? {
-            ChildState::Running => {}
-            // Whoever waits for us (a shell with job control) must see that the job has stopped.
-            ChildState::Stopped => sys::stop_self(),
+            // Whoever waits for us (a shell with job control) must see that the job has stopped. Stopping would lose what has come
+            // meanwhile to continue it.
+            ChildState::Stopped(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
+                if !sys::is_pending(libc::SIGCONT) =>
+            {
+                sys::stop_self();
+            }
+            // Stopped otherwise, the program is: who does that, and continues it, doesn't know of us.
+            ChildState::Running | ChildState::Stopped(_) => {}
             ended => {
                 poll();
                 return Ok(ended);

@@ -100,7 +100,7 @@ fn headline(run: &Run) -> String {
             format!("{name} was killed by {} after {wall}{processes}", sys::signal_name(signal))
         }
         ChildState::Exited(status) => format!("{name} ended with status {status} after {wall}{processes}"),
-        ChildState::Running | ChildState::Stopped => format!("{name} runs on after {wall}{processes}"),
+        ChildState::Running | ChildState::Stopped(_) => format!("{name} runs on after {wall}{processes}"),
     }
 }
 
@@ -361,7 +361,7 @@ fn exit(exit: ChildState) -> Value {
     match exit {
         ChildState::Exited(status) => json!({ "status": status }),
         ChildState::Killed(signal) => json!({ "signal": signal, "name": sys::signal_name(signal) }),
-        ChildState::Running | ChildState::Stopped => Value::Null,
+        ChildState::Running | ChildState::Stopped(_) => Value::Null,
     }
 }
 

@@ -400,8 +400,8 @@ pub struct Arrival {
 /// Who sends signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sender {
-    /// Another process.
-    Process,
+    /// Another process, by its number.
+    Process(libc::pid_t),
     /// We did something that is answered with it: nobody reads what we write.
     Ourselves,
     /// The kernel, for a terminal, a child, or a timer.
@@ -409,7 +409,8 @@ enum Sender {
 }
 
 impl Arrival {
-    /// Whether the program doesn't have it, too, and is to: what another process sent, an alarm set before we were executed, and
+    /// Whether the program doesn't have it, too, and is to: what another process sent (what the program itself sends to its parent,
+    /// or to everybody else, isn't for it), an alarm set before we were executed, and
     /// the terminal's end, of which the kernel tells the session's leader; and from the terminal all, if the program has left our
     /// process group.
     pub fn is_for(&self, program: u32) -> bool {
@@ -418,7 +419,8 @@ impl Arrival {
         // SAFETY: as above.
         let has_left = || unsafe { libc::getpgid(program as libc::pid_t) != libc::getpgrp() };
         match (self.from, self.signal) {
-            (Sender::Process, _) | (Sender::Kernel, libc::SIGALRM) => true,
+            (Sender::Process(sender), _) => sender != program as libc::pid_t,
+            (Sender::Kernel, libc::SIGALRM) => true,
             (Sender::Kernel, libc::SIGHUP) => is_leader() || has_left(),
             (Sender::Kernel, libc::SIGINT | libc::SIGQUIT | libc::SIGTSTP | libc::SIGWINCH) => has_left(),
             _ => false,
@@ -437,10 +439,10 @@ pub fn next_signal(set: &SignalSet, timeout: Duration) -> Option<Arrival> {
     let info = unsafe { info.assume_init() };
     // Codes of 0 and below are kill, sigqueue, tgkill and the like; a write that nobody reads is answered as if by kill.
     // SAFETY: such a signal has a sender; of all others the number is looked at and no more.
-    let is_own = unsafe { info.si_pid() } == std::process::id() as libc::pid_t;
+    let sender = unsafe { info.si_pid() };
     let from = match info.si_code {
-        ..=0 if is_own => Sender::Ourselves,
-        ..=0 => Sender::Process,
+        ..=0 if sender == std::process::id() as libc::pid_t => Sender::Ourselves,
+        ..=0 => Sender::Process(sender),
         _ => Sender::Kernel,
     };
     (signal > 0).then_some(Arrival { signal, from })
@@ -495,8 +497,8 @@ pub fn die_with_parent(parent: u32) -> bool {
 pub enum ChildState {
     /// It runs.
     Running,
-    /// It was stopped.
-    Stopped,
+    /// It was stopped by this signal.
+    Stopped(c_int),
     /// It ended with this status.
     Exited(u8),
     /// It was killed by this signal.
@@ -510,7 +512,7 @@ pub fn child_state(pid: u32) -> io::Result<ChildState> {
     let result = unsafe { libc::waitpid(pid as libc::pid_t, &mut status, libc::WNOHANG | libc::WUNTRACED) };
     match answer(result) {
         Ok(0) => Ok(ChildState::Running),
-        Ok(_) if libc::WIFSTOPPED(status) => Ok(ChildState::Stopped),
+        Ok(_) if libc::WIFSTOPPED(status) => Ok(ChildState::Stopped(libc::WSTOPSIG(status))),
         Ok(_) if libc::WIFEXITED(status) => Ok(ChildState::Exited(libc::WEXITSTATUS(status) as u8)),
         Ok(_) if libc::WIFSIGNALED(status) => Ok(ChildState::Killed(libc::WTERMSIG(status))),
         Ok(_) => Ok(ChildState::Running),
@@ -539,6 +541,13 @@ pub fn reap_orphans(program: u32) {
         // SAFETY: writes nothing.
         unsafe { libc::waitpid(ended, std::ptr::null_mut(), libc::WNOHANG) };
     }
+}
+
+/// Whether a blocked signal waits to be taken.
+pub fn is_pending(signal: c_int) -> bool {
+    let mut pending = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: writes one set, which lives here; then it is read.
+    unsafe { libc::sigpending(pending.as_mut_ptr()) == 0 && libc::sigismember(pending.as_ptr(), signal) == 1 }
 }
 
 /// Stops this process until somebody continues it.

@@ -244,7 +244,7 @@ fn stopped_program_stops_us_and_both_go_on() {
         return;
     }
     let (mut child, program, _output) = start("while :; do sleep 0.01; done");
-    send(program, libc::SIGSTOP);
+    send(program, libc::SIGTSTP);
     wait_until("stopping", || state(child.id()) == Some('T'));
     send(child.id(), libc::SIGCONT);
     wait_until("going on", || state(program).is_some_and(|state| state != 'T'));
@@ -255,6 +255,48 @@ fn stopped_program_stops_us_and_both_go_on() {
     wait_until("going on again", || state(program).is_some_and(|state| state != 'T'));
     send(child.id(), libc::SIGTERM);
     assert_eq!(child.wait().unwrap().signal(), Some(15));
+}
+
+/// Who stops a program by its number continues it alone (`cpulimit`): we stayed stopped, and never told its end.
+#[test]
+fn program_that_is_stopped_and_continued_alone_has_its_end_told() {
+    if !can_run() {
+        return;
+    }
+    let (mut child, program, _output) = start("sleep 0.5; exit 7");
+    send(program, libc::SIGSTOP);
+    wait_until("stopping", || state(program) == Some('T'));
+    // So long news may wait, and twice.
+    std::thread::sleep(Duration::from_millis(300));
+    send(program, libc::SIGCONT);
+    assert_eq!(child.wait().unwrap().code(), Some(7));
+}
+
+/// Its parent is Farpage, which sent it back.
+#[test]
+fn what_the_program_sends_to_its_parent_does_not_come_back() {
+    if !can_run() {
+        return;
+    }
+    let mut command = farpage_run();
+    command.args(["--quiet", "sh", "-c", "kill -USR1 $PPID; sleep 0.5; echo it lives"]);
+    assert_eq!(ended(command).stdout, "it lives\n");
+}
+
+/// Where output goes to a file, statistics that are to go there, too, replaced it.
+#[test]
+fn statistics_on_standard_output_come_behind_what_the_program_wrote() {
+    if !can_run() {
+        return;
+    }
+    let place = directory();
+    let path = place.path().join("output");
+    let mut command = farpage_run();
+    command.args(["--quiet", "--stats", "/dev/stdout", "sh", "-c", "echo what it wrote"]);
+    assert!(command.stdout(fs::File::create(&path).unwrap()).status().unwrap().success());
+    let output = fs::read_to_string(path).unwrap();
+    let stats = output.strip_prefix("what it wrote\n").unwrap_or_else(|| panic!("{output}"));
+    assert!(serde_json::from_str::<serde_json::Value>(stats).is_ok(), "{stats}");
 }
 
 /// As process 1 of a container we are the parent of all who have lost theirs.

@@ -158,16 +158,18 @@ fn fcntl(fd: &OwnedFd, command: usize, lock: &mut Flock) -> Result<usize, Errno>
     sys::check(unsafe { sys::call(number::FCNTL, arguments) })
 }
 
-/// Claims a fresh record, else one whose process is dead: its counters go on counting.
+/// Claims a fresh record, else one whose process is dead: its counters go on counting. If possible one that has told nothing: what a
+/// record tells is its last holder's.
 fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
     let pid = rustix::process::getpid().as_raw_nonzero().get() as u32;
-    for fresh_only in [true, false] {
+    let is_fresh = |record: &ProcessRecord| record.pid.load(Ordering::Relaxed) == 0;
+    let is_silent = |record: &ProcessRecord| record.notices.load(Ordering::Relaxed) == 0;
+    let best_first: [fn(&ProcessRecord) -> bool; 3] = [is_fresh, is_silent, |_| true];
+    for wanted in best_first {
         for index in 0..PROCESSES_MAX {
             let record = &session.processes[index];
-            if fresh_only && record.pid.load(Ordering::Relaxed) != 0 {
-                continue;
-            }
-            if take(fd, index) {
+            if wanted(record) && take(fd, index) {
+                record.notices.store(0, Ordering::Relaxed);
                 // What the last holder had at the end is not ours; what it counted stays counted.
                 for gauge in Gauge::ALL.iter().filter(|gauge| !gauge.is_peak()) {
                     record.stats.set(*gauge, 0);
