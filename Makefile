@@ -53,7 +53,7 @@ UNTIMED = readahead_ slots_ extents_ index_ order_
 test-e2e: build programs
 	$(CARGO) test --test bad_input --test supervisor
 	$(CARGO) test --test memory_calls -- --test-threads=3
-	$(CARGO) test --test limits --test show -- --test-threads=1
+	$(CARGO) test --test limits --test show --test hardened -- --test-threads=1
 	$(CARGO) test --test bench -- --test-threads=1 $(UNTIMED:%=--skip %)
 	$(CARGO) test --test bench -- --test-threads=2 $(UNTIMED)
 	$(CARGO) test --test programs -- --test-threads=2
@@ -62,7 +62,7 @@ test-e2e: build programs
 	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test programs -- --test-threads=2 without_disk
 	FARPAGE_TEST_FAULTS=segv $(CARGO) test --test memory_calls -- --test-threads=3 \
 		remap:: heap:: io:: stacks:: handlers:: dont_need only_written forbidden_before fork_while_out sparse snapshots moved_in_a_child \
-		borrowers_killed list_that_is_out unlocked_after kept_from_children
+		borrowers_killed list_that_is_out unlocked_after kept_from_children wiped_where
 	$(PYTHON) tests/compat.py --fast
 
 # The sizes that the promise is made for: about 1 GiB for each program.

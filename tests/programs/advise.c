@@ -65,6 +65,34 @@ static void freed_before(void)
     VERIFY(memory, bytes, 19);
 }
 
+/* The kernel frees up to memory that is a file's, and refuses the rest: what was written there stays. (It was dropped: the file's
+ * bytes were there again.) */
+static void freed_up_to_a_file(void)
+{
+    int file = (int)syscall(SYS_memfd_create, "content", 0);
+    CHECK(file >= 0 && ftruncate(file, (off_t)PAGE) == 0);
+    char *before = map_alone(8 * MIB);
+    for (int turn = 0; turn < 2; turn++) {
+        char *written = before + 4 * MIB, *behind = written + PAGE;
+        size_t rest = 4 * MIB - PAGE;
+        fill(before, 4 * MIB, 21);
+        CHECK(mmap(written, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file, 0) == written);
+        memset(written, 'B', PAGE);
+        fill(behind, rest, 22);
+        if (turn == 1) {
+            push_out();
+            REQUIRE_OUT(behind, rest);
+        }
+        CHECK(madvise(before, 8 * MIB, MADV_FREE) == -1 && errno == EINVAL);
+        for (size_t at = 0; at < PAGE; at++)
+            CHECK(written[at] == 'B');
+        VERIFY(behind, rest, 22);
+        fill(before, 4 * MIB, 23);
+        push_out();
+        VERIFY(before, 4 * MIB, 23);
+    }
+}
+
 /* The same by way of a descriptor for the process: done, or refused, but never half known. */
 static void dont_need_of_a_process(void)
 {
@@ -418,5 +446,5 @@ MAIN({ "dont_need", dont_need }, { "dont_need_of_a_process", dont_need_of_a_proc
      { "reserved_and_opened", reserved_and_opened }, { "made_executable", made_executable },
      { "locked_and_unlocked", locked_and_unlocked }, { "all_locked", all_locked },
      { "only_written_or_executed", only_written_or_executed }, { "locking_refused", locking_refused },
-     { "forbidden_before", forbidden_before }, { "freed_before", freed_before },
+     { "forbidden_before", forbidden_before }, { "freed_before", freed_before }, { "freed_up_to_a_file", freed_up_to_a_file },
      { "locked_up_to_a_hole", locked_up_to_a_hole }, { "sparse_lock_refused", sparse_lock_refused })

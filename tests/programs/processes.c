@@ -166,6 +166,57 @@ static void wiped_in_children(void)
     VERIFY(memory, LARGE, 70);
 }
 
+static void *reads_into(void *place)
+{
+    ssize_t got = read(ends[0], place, 1);
+    CHECK(got == 1 || (got == -1 && errno == EFAULT));
+    return NULL;
+}
+
+/* The same after it was moved while a call was using part of it. (With `segv` that is a copy, and children saw what was in
+ * memory.) */
+static void wiped_where_it_was_moved(void)
+{
+    char *memory = filled(LARGE / 2, 74);
+    CHECK(madvise(memory, LARGE / 2, MADV_WIPEONFORK) == 0);
+    push_out();
+    REQUIRE_OUT(memory, LARGE / 2);
+    pthread_t thread;
+    CHECK(pipe(ends) == 0 && pthread_create(&thread, NULL, reads_into, memory + 8 * MIB) == 0);
+    usleep(100000);
+    memory = mremap(memory, LARGE / 2, LARGE, MREMAP_MAYMOVE);
+    CHECK(memory != MAP_FAILED);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        VERIFY_ZERO(memory, LARGE);
+        _exit(0);
+    }
+    ended_well(child);
+    VERIFY(memory, LARGE / 2, 74);
+    tell('e');
+    CHECK(pthread_join(thread, NULL) == 0);
+}
+
+/* What is sealed and may only be read can't be kept from children any more, so it isn't sealed. (The next fork ended the
+ * program.) */
+static void sealed_and_forked(void)
+{
+    char *memory = filled(8 * MIB, 75);
+    push_out();
+    REQUIRE_OUT(memory, 8 * MIB);
+    CHECK(mprotect(memory, 8 * MIB, PROT_READ) == 0);
+    CHECK(syscall(462 /* mseal */, memory, 8 * MIB, 0UL) == 0 || errno == ENOSYS);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        VERIFY(memory, 8 * MIB, 75);
+        _exit(0);
+    }
+    ended_well(child);
+    VERIFY(memory, 8 * MIB, 75);
+}
+
 /* Holes that the program has made are its own: what it puts there in the child disturbs nobody, and stays. */
 static void holes_of_its_own(void)
 {
@@ -564,6 +615,7 @@ MAIN({ "fork_within_budget", fork_within_budget }, { "fork_of_a_fork", fork_of_a
      { "fork_after_giving_back", fork_after_giving_back }, { "fork_while_out", fork_while_out },
      { "line_of_forks_while_out", line_of_forks_while_out }, { "many_children_while_out", many_children_while_out },
      { "wiped_in_children", wiped_in_children }, { "holes_of_its_own", holes_of_its_own },
+     { "wiped_where_it_was_moved", wiped_where_it_was_moved }, { "sealed_and_forked", sealed_and_forked },
      { "kept_from_children_and_given_again", kept_from_children_and_given_again },
      { "bare_clone", bare_clone }, { "programs_started_while_out", programs_started_while_out }, { "borrowers_killed", borrowers_killed },
      { "other_program_in_our_place", other_program_in_our_place }, { "fork_while_sparse", fork_while_sparse },

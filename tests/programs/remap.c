@@ -230,6 +230,37 @@ static void refused_calls(void)
     VERIFY_FROM(memory + PAGE, LARGE - PAGE, 16, 1);
 }
 
+/* Since Linux 6.17 one call moves several mappings. What may be done with one isn't what may be done with the next. (All became
+ * like the first: a fork's child found zeros in the second.) */
+static void several_at_once(void)
+{
+    enum { HALF = 4 * 1024 * 1024 };
+    for (int turn = 0; turn < 2; turn++) {
+        char *memory = map_alone(2 * HALF), *place = map_alone(2 * HALF);
+        CHECK(madvise(memory, HALF, MADV_WIPEONFORK) == 0);
+        fill(memory, 2 * HALF, 17);
+        if (turn == 1)
+            push_out();
+        char *moved = mremap(memory, 2 * HALF, 2 * HALF, MREMAP_MAYMOVE | MREMAP_FIXED, place);
+        CHECK(moved == place || (moved == MAP_FAILED && errno == EFAULT));
+        if (moved == MAP_FAILED)
+            moved = memory;
+        push_out();
+        REQUIRE_OUT(moved + HALF, HALF);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            VERIFY_ZERO(moved, HALF);
+            VERIFY_FROM(moved + HALF, HALF, 17, HALF / PAGE);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        VERIFY(moved, 2 * HALF, 17);
+        CHECK(munmap(moved, 2 * HALF) == 0);
+    }
+}
+
 /* Others change a mapping that a thread writes to all the time: it waits each time, and that is nothing to end it for. */
 static volatile int stop;
 
@@ -330,7 +361,7 @@ MAIN({ "realloc_growth", realloc_growth }, { "moved_growth", moved_growth }, { "
      { "shrunk", shrunk }, { "moved_to_fixed_place", moved_to_fixed_place },
      { "moved_and_not_unmapped", moved_and_not_unmapped }, { "pieces", pieces },
      { "halves_unmapped", halves_unmapped }, { "mapped_over", mapped_over }, { "page_by_page", page_by_page },
-     { "refused_calls", refused_calls },
+     { "refused_calls", refused_calls }, { "several_at_once", several_at_once },
      { "resized_beside_a_writer", resized_beside_a_writer }, { "neighbour_in_the_way", neighbour_in_the_way },
      { "resized_within_a_page", resized_within_a_page },
      { "grown_and_still_read_only", grown_and_still_read_only })

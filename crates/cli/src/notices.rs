@@ -68,6 +68,7 @@ const fn weight(notice: Notice) -> Weight {
         | Notice::Unmanaged
         | Notice::Locked
         | Notice::NotArmed
+        | Notice::Alone
         | Notice::ForkRefused => Weight::Information,
     }
 }
@@ -121,10 +122,11 @@ pub fn describe(notice: Notice, value: u64, session: &Session, budget: &Budget) 
             iec(budget.ram_bytes)
         ),
         Notice::ForkRefused => format!(
-            "a fork was refused: its child could not have been given the {} pages that are evicted, because 256 processes are under this run already (EAGAIN), or the limit on mappings (vm.max_map_count) is reached, or the program has changed its user or root (ENOMEM); use posix_spawn in the program, or give so much with --ram that nothing is evicted",
+            "a fork was refused: its child could not have been given the {} pages that are evicted, because 256 processes are under this run already (EAGAIN), or the limit on mappings (vm.max_map_count) is reached, or the program has changed its user or root, or keeps others from looking at its memory (ENOMEM); use posix_spawn in the program, or give so much with --ram that nothing is evicted",
             grouped(value)
         ),
         Notice::NotStarted => format!("Farpage could not start in it: {}", start_failure(value)),
+        Notice::Alone => format!("it runs without Farpage, and its memory isn't limited: {}", start_failure(value)),
         Notice::Stopped => format!("STOPPED rather than given wrong bytes: {}", stop_reason(value)),
         Notice::BudgetTooSmall => {
             format!("the budget of {} is below the {} it needs before it starts", iec(budget.ram_bytes), iec(value))
@@ -168,12 +170,15 @@ fn start_failure(value: u64) -> String {
         ),
         (
             StartFailure::Hooks,
-            "libc's functions could not be replaced; is it linked against another libc, or run by a debugger?",
+            "libc's functions could not be replaced; is it linked against another libc, run by a debugger, or kept from changing code (PR_SET_MDWE)?",
         ),
         (StartFailure::Proc, "/proc is not usable; mount it in the container or chroot"),
     ];
     let reason = reasons.iter().find(|(failure, _)| *failure as u16 == kind);
     let text = match i32::from(errno) {
+        libc::EACCES if kind == StartFailure::Proc as u16 => {
+            "it keeps others from looking at its memory (PR_SET_DUMPABLE, or a program file that can't be read), and so itself"
+        }
         libc::EMFILE | libc::ENFILE => "no file descriptor is free; look at `ulimit -n`",
         _ => reason.map_or("unknown reason", |(_, text)| text),
     };

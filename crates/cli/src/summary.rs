@@ -58,7 +58,7 @@ pub fn text(run: &Run) -> Vec<String> {
     } else if ended_by_us(run) {
         // The problem below says why. It did not run as it does without Farpage.
         vec![headline(run)]
-    } else if was_over(run) || tells(run, |notice| notice == Notice::NotArmed) {
+    } else if was_over(run) || tells(run, is_unlimited) {
         vec![headline(run), budget_row(run)]
     } else {
         never_reached(run)
@@ -66,6 +66,11 @@ pub fn text(run: &Run) -> Vec<String> {
     lines.extend(note_on_status(run));
     lines.extend(problems(run));
     lines
+}
+
+/// Whether a process ran on, and nothing of it was evicted.
+const fn is_unlimited(notice: Notice) -> bool {
+    matches!(notice, Notice::NotArmed | Notice::Alone)
 }
 
 /// Whether Farpage ended a process, or did not let it begin.
@@ -272,7 +277,7 @@ fn problems(run: &Run) -> Vec<String> {
     for process in &run.totals.processes {
         for (notice, value) in &process.notices {
             let failed = matches!(notice, Notice::ReadError | Notice::Corrupt | Notice::WriteError);
-            if failed || is_an_end(*notice) || *notice == Notice::NotArmed {
+            if failed || is_an_end(*notice) || is_unlimited(*notice) {
                 let text = notices::describe(*notice, *value, run.session, run.budget);
                 rows.push(row("problem", &format!("pid {}: {text}", process.pid)));
             }
@@ -528,6 +533,7 @@ mod tests {
     fn run_that_went_over_its_budget_unmanaged_says_so() {
         for (notice, peak, words) in [
             (Some(Notice::NotArmed), 250 << 20, "pid 101: "),
+            (Some(Notice::Alone), 250 << 20, "pid 101: it runs without Farpage"),
             (None, 300 << 20, "memory was over the budget: "),
         ] {
             let shared = two_programs();

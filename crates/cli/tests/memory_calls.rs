@@ -65,10 +65,10 @@ macro_rules! cases {
 
 cases! {
     remap: realloc_growth moved_growth grown_in_place shrunk moved_to_fixed_place moved_and_not_unmapped pieces
-        halves_unmapped mapped_over page_by_page refused_calls resized_beside_a_writer neighbour_in_the_way resized_within_a_page grown_and_still_read_only;
+        halves_unmapped mapped_over page_by_page refused_calls several_at_once resized_beside_a_writer neighbour_in_the_way resized_within_a_page grown_and_still_read_only;
     advise: dont_need dont_need_of_a_process free_later other_advice advice_by_a_list_that_is_out dont_need_over_a_hole protected_and_back reserved_and_opened
         made_executable locked_and_unlocked unlocked_after_the_take_over all_locked locking_refused only_written_or_executed forbidden_before
-        freed_before locked_up_to_a_hole sparse_lock_refused;
+        freed_before freed_up_to_a_file locked_up_to_a_hole sparse_lock_refused;
     heap: break_up_and_down small_blocks arenas small_mappings zeros_of_calloc zeros_read_and_then_written static_array
         static_array_with_content populated;
     io: files streams long_lines direct direct_while_pushed_out pipes pages_lent_to_a_pipe pinned_over_the_budget through_proc futexes
@@ -86,7 +86,7 @@ cases! {
     strange: closes_all_descriptors takes_our_numbers takes_our_numbers_while_out many_regions exhausts_its_stack limits_of_everything another_user another_root
         cleared_environment clones_of_nothing;
     processes: fork_within_budget fork_of_a_fork fork_after_giving_back fork_while_out fork_while_sparse
-        line_of_forks_while_out many_children_while_out wiped_in_children holes_of_its_own kept_from_children_and_given_again
+        line_of_forks_while_out many_children_while_out wiped_in_children wiped_where_it_was_moved sealed_and_forked holes_of_its_own kept_from_children_and_given_again
         snapshots_beside_writers bare_clone
         programs_started_while_out borrowers_killed other_program_in_our_place forks_beside_threads moved_in_a_child last_thread_ends_by_the_call;
 }

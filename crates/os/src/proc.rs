@@ -250,6 +250,15 @@ impl OwnMemory {
         unsafe { self.transfer(number::PWRITE64, pages.start.address(), from as usize, pages.bytes()) }
     }
 
+    /// Writes code, where an instruction may not.
+    ///
+    /// # Safety
+    /// Nobody may be executing what was there, and it must be no longer than that.
+    pub unsafe fn write_code(&self, at: usize, code: &[u8]) -> Result<(), Errno> {
+        // SAFETY: the caller's promise.
+        unsafe { self.transfer(number::PWRITE64, at, code.as_ptr() as usize, code.len()) }
+    }
+
     unsafe fn transfer(&self, call: usize, at: usize, own: usize, bytes: usize) -> Result<(), Errno> {
         let mut done = 0;
         while done < bytes {

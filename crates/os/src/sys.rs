@@ -46,6 +46,7 @@ pub mod number {
     pub const PROCESS_MADVISE: usize = raw::__NR_process_madvise as usize;
     pub const PROCESS_VM_READV: usize = raw::__NR_process_vm_readv as usize;
     pub const PROCESS_VM_WRITEV: usize = raw::__NR_process_vm_writev as usize;
+    pub const READ: usize = raw::__NR_read as usize;
     pub const PREAD64: usize = raw::__NR_pread64 as usize;
     pub const PWRITE64: usize = raw::__NR_pwrite64 as usize;
     pub const GETTID: usize = raw::__NR_gettid as usize;

@@ -13,7 +13,6 @@ use core::ffi::c_void;
 use farpage::engine::Engine;
 use farpage_os::report;
 use farpage_os::sys::{self, number};
-use linux_raw_sys::errno::ENOMEM;
 
 /// What libc's code is searched for, how much of it we replace by a call, and where it begins in that. Whatever the
 /// compiler has put between the number and the call, errors are looked for at once.
@@ -149,14 +148,10 @@ pub fn forked(arguments: [usize; 6]) -> isize {
 
 /// The fork itself, on a stack of ours, with signals blocked.
 pub fn make(engine: &'static Engine, arguments: [usize; 6], stack_pointer: usize) -> isize {
-    if engine.pager.evicted() > 0 && !can_join() {
-        farpage::fork::refused(engine);
-        return -(ENOMEM as isize);
-    }
     // SAFETY: takes nothing.
     let maker = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
     // SAFETY: the program's own call. Parent and child have a copy of this stack each.
-    let result = farpage::fork::fork(engine, || unsafe { sys::call(number::CLONE, arguments) });
+    let result = farpage::fork::fork(engine, can_join, || unsafe { sys::call(number::CLONE, arguments) });
     if result == 0 {
         stack::only_this_one();
         farpage::fork::child(engine, maker, stack_pointer);

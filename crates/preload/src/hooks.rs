@@ -107,6 +107,11 @@ pub extern "C" fn munlockall() -> c_int {
     result(kernel(number::MUNLOCKALL, [0; 6])) as c_int
 }
 
+/// mseal(2), which glibc has since 2.41
+pub extern "C" fn mseal(address: usize, bytes: usize, flags: usize) -> c_int {
+    result(kernel(number::MSEAL, [address, bytes, flags, 0, 0, 0])) as c_int
+}
+
 /// process_madvise(2)
 pub extern "C" fn process_madvise(fd: c_int, list: usize, count: usize, advice: c_int, flags: u32) -> isize {
     let arguments = [fd as isize as usize, list, count, advice as usize, flags as usize, 0];
@@ -179,6 +184,7 @@ pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e
         | number::MUNLOCK
         | number::MLOCKALL
         | number::MUNLOCKALL
+        | number::MSEAL
         | number::PROCESS_MADVISE
         | number::BRK => result(kernel(call, arguments)),
         number::FORK => result(fork::forked([SIGCHLD, 0, 0, 0, 0, 0])),

@@ -5,9 +5,12 @@ use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use farpage::engine::Engine;
 use farpage::session::{Notice, PATH_BYTES, SESSION_ENV, StartFailure};
-use farpage::start::{Start, StartError, start};
+use farpage::start::{Start, StartError, can_do_without, start};
 use farpage_os::memory;
+use farpage_os::proc::Pagemap;
+use farpage_os::sys::Errno;
 use farpage_os::{report, sys};
+use linux_raw_sys::errno::EACCES;
 
 /// Exit status of "Farpage itself failed".
 pub const FAILED: i32 = 125;
@@ -64,14 +67,17 @@ extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *con
     }
 }
 
-/// Whether this process could still reach the session: after a chroot, or as another user, it can't.
+/// Whether this process could still have an engine: after a chroot, or as another user, it can't reach the session, and where it
+/// keeps others from looking at its memory it can't either.
 pub fn can_join() -> bool {
     // SAFETY: written once, before any other thread could be here.
     let path = unsafe { (&raw const SESSION_PATH).read() };
     CStr::from_bytes_until_nul(&path).is_ok_and(farpage::session::is_reachable)
+        && !matches!(Pagemap::open(), Err(Errno(errno)) if errno == EACCES as i32)
 }
 
-/// Starts an engine. False if there is no session any more: then the program runs by itself.
+/// Starts an engine. False if there can be none, and the program runs by itself: there is no session any more, or as
+/// [`can_do_without`] says.
 pub fn begin(parent: Option<&'static Engine>) -> bool {
     // SAFETY: written once, before any other thread could be here.
     let path = unsafe { (&raw const SESSION_PATH).read() };
@@ -90,16 +96,22 @@ pub fn begin(parent: Option<&'static Engine>) -> bool {
             ALIVE.store(alive, Ordering::Release);
             true
         }
-        Err(StartError::NoSession) => false,
-        Err(StartError::Failed(StartFailure::Thread, _)) => {
-            // Nobody was there yet who could have told the supervisor.
-            report::say(
-                "there can't be another thread here (see ulimit -u, and the container's limit of processes)",
-            );
-            sys::exit_group(FAILED)
+        Err(error) => {
+            let can_do_without = can_do_without(parent, error);
+            if matches!(error, StartError::Failed(StartFailure::Thread, _)) {
+                // Nobody was there yet who could have told the supervisor.
+                report::say(if can_do_without {
+                    "there can't be another thread here (see ulimit -u, and the container's limit of processes): this process runs without Farpage"
+                } else {
+                    "there can't be another thread here (see ulimit -u, and the container's limit of processes)"
+                });
+            }
+            // The supervisor says why: it was told, unless not even the request could be made.
+            if !can_do_without {
+                sys::exit_group(FAILED);
+            }
+            false
         }
-        // The supervisor says why: it was told, unless not even the request could be made.
-        Err(_) => sys::exit_group(FAILED),
     }
 }
 

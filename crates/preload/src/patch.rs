@@ -8,13 +8,14 @@
 use crate::hooks;
 use crate::libc_symbol;
 use core::ffi::{CStr, c_int, c_void};
+use farpage_os::proc::OwnMemory;
 use farpage_os::sys::{self, number};
 
 /// `movabs r11, address; jmp r11`. r11 is free at a function's entry, and a system call destroys it anyway.
 pub const JUMP_BYTES: usize = 13;
 
 /// libc's functions, and what they become.
-fn table() -> [(&'static CStr, *const c_void); 15] {
+fn table() -> [(&'static CStr, *const c_void); 16] {
     [
         (c"mmap", hooks::mmap as *const c_void),
         (c"mmap64", hooks::mmap as *const c_void),
@@ -29,6 +30,7 @@ fn table() -> [(&'static CStr, *const c_void); 15] {
         (c"mlockall", hooks::mlockall as *const c_void),
         (c"munlockall", hooks::munlockall as *const c_void),
         (c"brk", hooks::brk as *const c_void),
+        (c"mseal", hooks::mseal as *const c_void),
         (c"process_madvise", hooks::process_madvise as *const c_void),
         (c"syscall", hooks::syscall as *const c_void),
     ]
@@ -77,7 +79,13 @@ pub fn replace_bytes(place: *mut u8, code: &[u8]) -> Result<(), Refused> {
     let bytes = (place as usize + code.len()).next_multiple_of(4096) - start;
     const READ_WRITE_EXECUTE: usize = 7;
     const READ_EXECUTE: usize = 5;
-    protect(start, bytes, READ_WRITE_EXECUTE)?;
+    if protect(start, bytes, READ_WRITE_EXECUTE).is_err() {
+        // What can be executed must never be writable here (PR_SET_MDWE, which all get that such a program starts). As a debugger
+        // does it, then.
+        let memory = OwnMemory::open().map_err(|_| Refused)?;
+        // SAFETY: as below; none of our own code is there.
+        return unsafe { memory.write_code(place as usize, code) }.map_err(|_| Refused);
+    }
     // SAFETY: the function has at least so many bytes, writable now; no thread executes them: the library is
     // being loaded, and this code makes its system calls itself.
     unsafe { place.copy_from_nonoverlapping(code.as_ptr(), code.len()) };

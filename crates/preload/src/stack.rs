@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use farpage::changes::{self, Arguments};
 use farpage::engine::Engine;
 use farpage::guard;
+use farpage::locked;
 use farpage_core::units::PageRange;
 use farpage_os::memory;
 use farpage_os::sys::Errno;
@@ -127,7 +128,7 @@ extern "C" fn run(work: *mut Work) {
         Task::Call(call, arguments) => changes::by_hook(engine, call, arguments),
         Task::Fork(arguments, stack_pointer) => crate::fork::make(engine, arguments, stack_pointer),
         Task::Hold(range) => {
-            changes::hold(engine, range);
+            locked::hold(engine, range);
             0
         }
     };

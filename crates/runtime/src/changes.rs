@@ -5,11 +5,11 @@
 //! exclusive map lock; what we know changes together with the mapping. The result is the kernel's word.
 
 use crate::engine::Engine;
+use crate::locked::{self, LOCK_AND_FILL, ON_TOUCH};
 use crate::map_lock::Exclusive;
 use core::sync::atomic::Ordering;
 use farpage_core::stats::{Counter, Gauge};
 use farpage_core::sync;
-use farpage_core::table::Walk;
 use farpage_core::table::ranges::{Flags, Range};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::segv::ByProtection;
@@ -22,28 +22,22 @@ use linux_raw_sys::general as raw;
 pub type Arguments = [usize; 6];
 
 const PROTECTION: usize = (raw::PROT_READ | raw::PROT_WRITE | raw::PROT_EXEC) as usize;
-/// Every page that there can be.
+/// Every page that we can manage.
 pub const EVERYTHING: PageRange = PageRange::new(PageIndex(0), PageIndex(1 << 35));
-/// Value of `Engine::lock_future`: new mappings are locked, and filled.
-const LOCK_AND_FILL: u32 = 1;
-/// Value of `Engine::lock_future`: new mappings are locked as they are touched.
-const LOCK: u32 = 2;
 // Newer than the headers: free under a lock, and guard pages.
 const DONTNEED_LOCKED: u32 = 24;
 const GUARD_INSTALL: u32 = 102;
-/// For mlock2: pages are locked as they are touched.
-const ON_TOUCH: usize = raw::MLOCK_ONFAULT as usize;
 const EFAULT: isize = -(linux_raw_sys::errno::EFAULT as isize);
 const EINVAL: isize = -(linux_raw_sys::errno::EINVAL as isize);
-const EPERM: isize = -(linux_raw_sys::errno::EPERM as isize);
+const ENOSYS: isize = -(linux_raw_sys::errno::ENOSYS as isize);
 /// There is a hole in the range, if a call may go on behind it.
-const HOLE: isize = -(ENOMEM as isize);
+pub(crate) const HOLE: isize = -(ENOMEM as isize);
 /// How often a call is made that may find memory out: what was brought in may be out again before the kernel looks.
 const TRIES_MAX: usize = 100;
 const READ_WRITE: usize = (raw::PROT_READ | raw::PROT_WRITE) as usize;
 
 /// Makes a call with the program's own arguments.
-fn pass_on(number: usize, arguments: Arguments) -> isize {
+pub(crate) fn pass_on(number: usize, arguments: Arguments) -> isize {
     // SAFETY: the program asked for exactly this; what it does to memory that we manage is what this file is
     // about.
     unsafe { sys::call(number, arguments) }
@@ -61,7 +55,7 @@ pub fn pages_of(address: usize, bytes: usize) -> Option<PageRange> {
 
 impl Engine {
     /// The map lock, with no page of `ranges` being moved.
-    fn settled<const N: usize>(&self, ranges: [PageRange; N]) -> Exclusive<'_> {
+    pub(crate) fn settled<const N: usize>(&self, ranges: [PageRange; N]) -> Exclusive<'_> {
         loop {
             let exclusive = self.map.exclusive();
             match ranges.iter().try_for_each(|range| self.pager.quiet(*range)) {
@@ -76,16 +70,6 @@ impl Engine {
 
     fn touches(&self, range: PageRange) -> bool {
         self.pager.ranges.lock().touches(range)
-    }
-
-    /// Where the first locked part of `range` begins.
-    fn first_locked(&self, range: PageRange) -> Option<PageIndex> {
-        let ranges = self.pager.ranges.lock();
-        let inside = ranges.as_slice().iter().filter(|known| !known.pages.intersection(range).is_empty());
-        let locked = inside
-            .filter(|known| known.flags.has(Flags::LOCKED))
-            .map(|known| known.pages.start.max(range.start));
-        locked.min()
     }
 
     /// The kernel has unmapped `range`: nothing is there any more.
@@ -131,6 +115,10 @@ impl Engine {
 
     /// A new anonymous private mapping is in place; takes it over if we are active and it is big enough.
     fn adopt(&self, range: PageRange, flags: Flags) {
+        if range.end > EVERYTHING.end {
+            // Above what the table has entries for: with five levels of page tables, and only where a program asks for it.
+            return;
+        }
         if self.pager.ranges.lock().insert(range, flags).is_ok() && self.is_active() {
             self.take_over(range.start, |range| self.registrar.ask(range));
         }
@@ -187,7 +175,7 @@ fn adopt_new(engine: &'static Engine, range: PageRange, flags: Flags, exclusive:
     engine.adopt(range, if lock_future == 0 { flags } else { flags.with(Flags::LOCKED) });
     drop(exclusive);
     if lock_future == LOCK_AND_FILL {
-        fill(engine, range, flags);
+        locked::fill(engine, range, flags);
     }
 }
 
@@ -207,11 +195,14 @@ pub fn munmap(engine: &'static Engine, arguments: Arguments) -> isize {
 }
 
 /// `mremap(old_address, old_bytes, new_bytes, flags, new_address)`.
-pub fn mremap(engine: &'static Engine, arguments: Arguments) -> isize {
+pub fn mremap(engine: &'static Engine, mut arguments: Arguments) -> isize {
     let [address, old_bytes, new_bytes, flags, ..] = arguments;
     let is_fixed = flags & raw::MREMAP_FIXED as usize != 0;
-    // Else it is whatever was in the register.
-    let new_address = if is_fixed { arguments[4] } else { 0 };
+    if !is_fixed {
+        // A hint at most, or whatever was in the register.
+        arguments[4] = 0;
+    }
+    let new_address = arguments[4];
     let (Some(old), Some(new)) = (pages_of(address, old_bytes), pages_of(new_address, new_bytes)) else {
         return pass_on(number::MREMAP, arguments);
     };
@@ -222,12 +213,15 @@ pub fn mremap(engine: &'static Engine, arguments: Arguments) -> isize {
     // Two ranges, not one that spans both: what lies between may move.
     let exclusive = engine.settled([old, target]);
     let may_move = flags & raw::MREMAP_MAYMOVE as usize != 0;
-    if is_fixed
-        && may_move
-        && engine.is_partly_registered(PageRange::of(old.start, old.count().min(new.count())))
-    {
-        // Since Linux 6.17 that moves several mappings at once. Ours and others together don't.
-        return EFAULT;
+    if is_fixed && may_move {
+        // Since Linux 6.17 that moves several mappings at once; what is moved by us is of one kind.
+        let moves = PageRange::of(old.start, old.count().min(new.count()));
+        if !engine.is_of_one_kind(moves) || engine.is_partly_registered(moves) {
+            return EFAULT;
+        }
+        if new.end > EVERYTHING.end && engine.touches(moves) {
+            return -(ENOMEM as isize);
+        }
     }
     let known = engine.pager.ranges.lock().find(old.start);
     let has = |flag| known.is_some_and(|known| known.flags.has(flag));
@@ -262,10 +256,14 @@ pub fn mremap(engine: &'static Engine, arguments: Arguments) -> isize {
 fn move_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments, old: PageRange) -> isize {
     let [address, _, new_bytes, flags, ..] = arguments;
     // In whole pages, as the kernel has it.
-    let grows = PageRange::covering(address, new_bytes).count() > old.count();
+    let count = PageRange::covering(address, new_bytes).count();
+    let grows = count > old.count();
     let stays = flags & (raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP) as usize == 0 && !grows;
     if stays || !engine.is_wholly_registered(old) {
         return pass_on(number::MREMAP, arguments);
+    }
+    if !engine.is_of_one_kind(PageRange::of(old.start, count.min(old.count()))) {
+        return EFAULT;
     }
     engine.join(protections, old);
     let result = pass_on(number::MREMAP, arguments);
@@ -295,10 +293,16 @@ fn copy_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments
     let result = pass_on(number::MMAP, [place, new_bytes, READ_WRITE, kind, usize::MAX, 0]);
     let Ok(start) = sys::check(result) else { return result };
     let new = PageRange::covering(start, new_bytes);
-    let copied = protections.copy(PageRange::of(old.start, old.count().min(new.count())), new.start);
+    let moves = PageRange::of(old.start, old.count().min(new.count()));
+    let copied = protections.copy(moves, new.start);
     // SAFETY: keeps it from children only, as all that is registered.
     let kept = unsafe { memory::advise(new, raw::MADV_DONTFORK) };
-    if copied.and(kept).is_err() {
+    let wiped = match engine.is_wholly(moves, Flags::WIPE_ON_FORK) {
+        // SAFETY: changes what children find in it only, as the program asked for the old one.
+        true => unsafe { memory::advise(new, raw::MADV_WIPEONFORK) },
+        false => Ok(()),
+    };
+    if copied.and(kept).and(wiped).is_err() {
         pass_on(number::MUNMAP, [start, new_bytes, 0, 0, 0, 0]);
         if protections.part(old).is_err() {
             out_of_tables(engine);
@@ -451,18 +455,24 @@ pub fn madvise(engine: &'static Engine, arguments: Arguments) -> isize {
 }
 
 /// The program needs what is in `range` no more.
-fn discard(engine: &Engine, range: PageRange, mut arguments: Arguments) -> isize {
+fn discard(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
     let _exclusive = engine.settled([range]);
-    // Free now is one of the things that MADV_FREE may do, and the one that we can follow. It must not come after the take-over
-    // either: what the kernel frees then would be missing in a guarded call, or in the frame that it was moved to.
-    let frees_now = match engine.is_active() {
-        true => engine.touches(range),
-        // Other memory behind it may not be freed so.
-        false => engine.protections.is_none() && engine.is_wholly(range, Flags::NONE),
-    };
-    if arguments[2] as u32 == raw::MADV_FREE && frees_now {
-        arguments[2] = raw::MADV_DONTNEED as usize;
+    // Where nobody hears of what is missing, what the kernel frees later is zeros, as it may be.
+    let is_followed = engine.is_active() || engine.protections.is_none();
+    if arguments[2] as u32 != raw::MADV_FREE || !is_followed {
+        return drop_now(engine, range, arguments);
     }
+    // Free now is one of the things that MADV_FREE may do, and the one that we can follow. It must not come after the take-over
+    // either: what the kernel frees then would be missing in a guarded call, or in the frame that it was moved to. But the
+    // kernel refuses to free what is no anonymous memory, and dropped it would lose what was written there.
+    in_parts_over_holes(engine, range, Flags::NONE, |part, is_known| {
+        let advice = if is_known { raw::MADV_DONTNEED } else { raw::MADV_FREE };
+        drop_now(engine, part, [part.start.address(), part.bytes(), advice as usize, 0, 0, 0])
+    })
+}
+
+/// The same by advice after which nothing is there, where it is memory that we know.
+fn drop_now(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
     let result = pass_on(number::MADVISE, arguments);
     if !engine.touches(range) || !engine.is_active() {
         return result;
@@ -471,7 +481,7 @@ fn discard(engine: &Engine, range: PageRange, mut arguments: Arguments) -> isize
         discarded(engine, range);
     } else {
         // What the kernel had done until then is done once more, but with an answer for each part.
-        in_parts(engine, range, |part, is_registered| {
+        in_parts(engine, range, Flags::REGISTERED, |part, is_registered| {
             let result =
                 pass_on(number::MADVISE, [part.start.address(), part.bytes(), arguments[2], 0, 0, 0]);
             let is_done = result == 0 || result == HOLE;
@@ -504,19 +514,10 @@ fn show_or_hide(engine: &Engine, range: PageRange, arguments: Arguments) -> isiz
         return pass_on(number::MADVISE, arguments);
     }
     // Registered memory stays hidden from children until a fork that we see.
-    // The kernel goes on behind holes, and tells of them in the end.
-    let mut holes = 0;
-    let result = in_parts(engine, range, |part, is_registered| {
+    in_parts_over_holes(engine, range, Flags::REGISTERED, |part, is_registered| {
         let part = [part.start.address(), part.bytes(), arguments[2], 0, 0, 0];
-        match if is_registered { 0 } else { pass_on(number::MADVISE, part) } {
-            HOLE => {
-                holes = HOLE;
-                0
-            }
-            word => word,
-        }
-    });
-    if result == 0 { holes } else { result }
+        if is_registered { 0 } else { pass_on(number::MADVISE, part) }
+    })
 }
 
 /// Advice that has the kernel touch pages, which it doesn't do for those that are out: in parts, since all of them may never
@@ -562,13 +563,19 @@ pub fn mprotect(engine: &'static Engine, call: usize, arguments: Arguments) -> i
     if !engine.touches(range) {
         return result;
     }
-    let after = match call {
-        _ if result != 0 => Flags::PROTECTED, // Perhaps half done: take nothing out of it any more.
-        number::PKEY_MPROTECT => Flags::FOREIGN,
-        _ => flags_for(protection),
+    let after = match result {
+        0 => flags_for(protection),
+        _ => Flags::PROTECTED, // Perhaps half done: take nothing out of it any more.
+    };
+    // Without one in the call it keeps its key.
+    let key = Some(arguments[3] as u32).filter(|key| call == number::PKEY_MPROTECT && *key != u32::MAX);
+    let keyed = |f: Flags| match key {
+        Some(0) if result == 0 => f.without(Flags::KEYED),
+        Some(1..) => f.with(Flags::KEYED),
+        _ => f,
     };
     let plain = |f: Flags| f.without(Flags::PROTECTED).without(Flags::FOREIGN);
-    let _ = engine.pager.ranges.lock().update(range, |f| plain(f).with(after));
+    let _ = engine.pager.ranges.lock().update(range, |f| keyed(plain(f).with(after)));
     if after == Flags::NONE && engine.is_active() {
         engine.take_over(range.start, |range| engine.registrar.ask(range));
     }
@@ -594,7 +601,7 @@ fn protect_parts(
         // A key would be lost with each page that goes out.
         return None;
     }
-    Some(in_parts(engine, range, |part, is_registered| {
+    Some(in_parts(engine, range, Flags::REGISTERED, |part, is_registered| {
         if !is_registered {
             return pass_on(call, [part.start.address(), part.bytes(), protection, key, 0, 0]);
         }
@@ -602,14 +609,20 @@ fn protect_parts(
     }))
 }
 
-/// Calls `change` for each part of `range` that is registered, or not, as a whole, until it answers other than 0.
-fn in_parts(engine: &Engine, range: PageRange, mut change: impl FnMut(PageRange, bool) -> isize) -> isize {
+/// Calls `change` for each part of `range` whose ranges have that flag, or which has none of them, as a whole, until it answers
+/// other than 0.
+fn in_parts(
+    engine: &Engine,
+    range: PageRange,
+    flag: Flags,
+    mut change: impl FnMut(PageRange, bool) -> isize,
+) -> isize {
     let mut from = range.start;
     while from < range.end {
         let rest = PageRange::new(from, range.end);
-        let next = engine.next_with(rest, Flags::REGISTERED).unwrap_or(PageRange::of(range.end, 0));
-        for (part, is_registered) in [(PageRange::new(from, next.start), false), (next, true)] {
-            let result = if part.is_empty() { 0 } else { change(part, is_registered) };
+        let next = engine.next_with(rest, flag).unwrap_or(PageRange::of(range.end, 0));
+        for (part, has_it) in [(PageRange::new(from, next.start), false), (next, true)] {
+            let result = if part.is_empty() { 0 } else { change(part, has_it) };
             if result != 0 {
                 return result;
             }
@@ -619,166 +632,41 @@ fn in_parts(engine: &Engine, range: PageRange, mut change: impl FnMut(PageRange,
     0
 }
 
-/// `mlock(address, bytes)` and `mlock2`. Whether it may be locked the kernel says before anything is filled: a limit that refuses
-/// a sparse mapping would have it all in memory first.
-pub fn mlock(engine: &'static Engine, call: usize, arguments: Arguments) -> isize {
-    let [address, bytes, ..] = arguments;
-    let flags = if call == number::MLOCK2 { arguments[2] } else { 0 };
-    let Some(range) = pages_of(address, bytes).filter(|_| flags & !ON_TOUCH == 0) else {
-        return pass_on(call, arguments);
-    };
-    if flags == 0 {
-        // What is locked before that isn't registered.
-        engine.prepare_to_fill(range.bytes() as u64);
-    }
-    let was_locked = engine.first_locked(range).is_some();
-    let mut result = lock_on_touch(engine, range, flags == ON_TOUCH);
-    if result == 0 && flags == 0 {
-        // The pages come in through faults, so no lock is held meanwhile.
-        engine.bring_in(range, true);
-        result = pass_on(call, arguments);
-    }
-    if result != 0 && !was_locked {
-        // The kernel may have locked part of it. Whether or not: now none of it is.
-        pass_on(number::MUNLOCK, [address, bytes, 0, 0, 0, 0]);
-        mark_locked(engine, range, false);
-    }
-    result
-}
-
-/// Has what is there locked, and the rest when it is touched.
-fn lock_on_touch(engine: &Engine, range: PageRange, for_good: bool) -> isize {
-    let nothing = PageRange::of(range.start, 0);
-    let _exclusive = engine.map.exclusive();
-    let result = pass_on(number::MLOCK2, [range.start.address(), range.bytes(), ON_TOUCH, 0, 0, 0]);
-    let locked = match result {
-        0 => range,
-        // What lies before the hole. If there is none, it would be more than may be locked, and nothing is.
-        HOLE => Some(memory::mapped_before_a_hole(range)).filter(|part| *part != range).unwrap_or(nothing),
-        _ => nothing,
-    };
-    let as_asked = if for_good { Flags::LOCKED.with(Flags::ON_TOUCH) } else { Flags::LOCKED };
-    let change = |flags: Flags| flags.without(Flags::ON_TOUCH).with(as_asked);
-    let _ = engine.pager.ranges.lock().update(locked, change);
-    result
-}
-
-/// `munlock(address, bytes)`.
-pub fn munlock(engine: &'static Engine, arguments: Arguments) -> isize {
-    let [address, bytes, ..] = arguments;
-    let result = pass_on(number::MUNLOCK, arguments);
-    if let (0, Some(range)) = (result, pages_of(address, bytes)) {
-        mark_locked(engine, range, false);
-    }
-    result
-}
-
-fn mark_locked(engine: &'static Engine, range: PageRange, locked: bool) {
-    let _exclusive = engine.map.exclusive();
-    let unlocked = |f: Flags| f.without(Flags::LOCKED).without(Flags::ON_TOUCH);
-    let change = |f: Flags| if locked { unlocked(f).with(Flags::LOCKED) } else { unlocked(f) };
-    let _ = engine.pager.ranges.lock().update(range, change);
-    if !locked && engine.is_active() {
-        // What was locked when it could have been registered wasn't.
-        engine.take_over_all(range, |range| engine.registrar.ask(range));
-        // It was counted as somebody else's until now.
-        engine.budget.ring();
-    }
-}
-
-/// What is in `range` stays in memory, or stays there once it is touched, until it is unmapped.
-pub fn hold(engine: &'static Engine, range: PageRange) {
-    let _exclusive = engine.settled([range]);
-    let _ = engine.pager.ranges.lock().update(range, |flags| flags.with(Flags::HELD));
-}
-
-/// `mlockall(flags)`.
-///
-/// The kernel would fill everything that there is, our tables and frames too: gigabytes, and pages where we know of
-/// holes. So it only marks (MCL_ONFAULT), and we fill what we know of the program's.
-pub fn mlockall(engine: &'static Engine, mut arguments: Arguments) -> isize {
-    let asked = arguments[0] as u32;
-    let has = |flag: u32| asked & flag != 0;
-    if engine.membership.session.settings.refuses_mlockall != 0 {
-        return EPERM;
-    }
-    arguments[0] |= if has(raw::MCL_CURRENT | raw::MCL_FUTURE) { raw::MCL_ONFAULT as usize } else { 0 };
-    let before = {
-        let _exclusive = engine.map.exclusive();
-        let all = engine.all_locked.load(Ordering::Relaxed);
-        if has(raw::MCL_CURRENT) {
-            engine.all_locked.store(1, Ordering::Relaxed);
+/// The same for calls that go on behind holes, and tell of them in the end.
+fn in_parts_over_holes(
+    engine: &Engine,
+    range: PageRange,
+    flag: Flags,
+    mut change: impl FnMut(PageRange, bool) -> isize,
+) -> isize {
+    let mut holes = 0;
+    let result = in_parts(engine, range, flag, |part, has_it| match change(part, has_it) {
+        HOLE => {
+            holes = HOLE;
+            0
         }
-        all
-    };
-    let result = pass_on(number::MLOCKALL, arguments);
-    if result != 0 {
-        engine.all_locked.store(before, Ordering::Relaxed);
-        return result;
-    }
-    let future = match (has(raw::MCL_FUTURE), has(raw::MCL_ONFAULT)) {
-        (true, false) => LOCK_AND_FILL,
-        (true, true) => LOCK,
-        (false, _) => 0,
-    };
-    engine.lock_future.store(future, Ordering::Relaxed);
-    if has(raw::MCL_CURRENT) {
-        mark_locked(engine, EVERYTHING, true);
-        if !has(raw::MCL_ONFAULT) {
-            fill_all(engine);
-        }
-    }
-    result
-}
-
-/// Every known page is there afterwards. Without any lock: the pages come in through faults.
-fn fill_all(engine: &'static Engine) {
-    let mut from = PageIndex(0);
-    while let Some(range) = { engine.pager.ranges.lock().at_or_after(from) } {
-        fill(engine, range.pages, range.flags);
-        from = range.pages.end;
-    }
-}
-
-/// Every page of `range` is there afterwards, if it can be written; else all that was. Without any lock.
-fn fill(engine: &'static Engine, range: PageRange, flags: Flags) {
-    if flags.has(Flags::PROTECTED) {
-        // A reservation may have terabytes, and stays one.
-        let mut rest = range;
-        while let Some((page, _)) = engine.pager.table().next(rest, Walk::Used) {
-            rest.start = PageIndex(page.0 + 1);
-            engine.bring_in(PageRange::new(page, rest.start), true);
-        }
-        return;
-    }
-    engine.bring_in(range, true);
-    // SAFETY: it changes no byte.
-    let _ = unsafe { memory::advise(range, raw::MADV_POPULATE_WRITE) };
-}
-
-/// `munlockall()`.
-pub fn munlockall(engine: &'static Engine, arguments: Arguments) -> isize {
-    let result = pass_on(number::MUNLOCKALL, arguments);
-    unlock_all(engine);
-    result
-}
-
-fn unlock_all(engine: &'static Engine) {
-    mark_locked(engine, EVERYTHING, false);
-    engine.lock_future.store(0, Ordering::Relaxed);
-    engine.all_locked.store(0, Ordering::Relaxed);
+        result => result,
+    });
+    if result == 0 { holes } else { result }
 }
 
 /// `brk(address)`: the kernel's call, which returns the break as it is afterwards.
 pub fn brk(engine: &'static Engine, arguments: Arguments) -> isize {
-    let before = pass_on(number::BRK, [0; 6]) as usize;
-    let wanted = arguments[0];
-    if wanted == 0 || wanted == before {
-        return pass_on(number::BRK, arguments);
-    }
+    let break_now = || pass_on(number::BRK, [0; 6]) as usize;
     let end_page = |address: usize| PageIndex::of_address(address + PAGE_BYTES - 1);
-    let shrinks = PageRange::new(end_page(wanted), end_page(before));
-    let exclusive = engine.settled([shrinks]);
+    let wanted = arguments[0];
+    let (before, shrinks, exclusive) = loop {
+        let before = break_now();
+        if wanted == 0 || wanted == before {
+            return pass_on(number::BRK, arguments);
+        }
+        let shrinks = PageRange::new(end_page(wanted), end_page(before));
+        let exclusive = engine.settled([shrinks]);
+        // Another thread may have moved it while we waited: what that has got would be taken for new.
+        if break_now() == before {
+            break (before, shrinks, exclusive);
+        }
+    };
     let after = pass_on(number::BRK, arguments);
     if after as usize != wanted {
         return after;
@@ -837,18 +725,15 @@ pub fn by_number(engine: &'static Engine, call: usize, arguments: Arguments) -> 
         number::MREMAP => mremap(engine, arguments),
         number::MADVISE => madvise(engine, arguments),
         number::MPROTECT | number::PKEY_MPROTECT => mprotect(engine, call, arguments),
-        number::MLOCK | number::MLOCK2 => mlock(engine, call, arguments),
-        number::MUNLOCK => munlock(engine, arguments),
-        number::MLOCKALL => mlockall(engine, arguments),
-        number::MUNLOCKALL => munlockall(engine, arguments),
+        number::MLOCK | number::MLOCK2 => locked::mlock(engine, call, arguments),
+        number::MUNLOCK => locked::munlock(engine, arguments),
+        number::MLOCKALL => locked::mlockall(engine, arguments),
+        number::MUNLOCKALL => locked::munlockall(engine, arguments),
         number::BRK => brk(engine, arguments),
         number::PROCESS_MADVISE => return process_madvise(arguments),
-        // Sealed, what is out could not be opened any more.
-        number::MSEAL
-            if engine.protections.is_some() && engine.touches(pages_of(arguments[0], arguments[1])?) =>
-        {
-            EPERM
-        }
+        // Sealed, what is out could not be opened any more, and what may only be read not be kept from children. As on a kernel that
+        // hasn't got it.
+        number::MSEAL if engine.touches(pages_of(arguments[0], arguments[1])?) => ENOSYS,
         _ => return None,
     })
 }

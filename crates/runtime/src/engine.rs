@@ -546,6 +546,24 @@ impl Engine {
         true
     }
 
+    /// Whether none of `pages` is known, or all of it and as the same: what is known as different things is different mappings.
+    pub fn is_of_one_kind(&self, pages: PageRange) -> bool {
+        let kind = |flags: Flags| flags.without(Flags::REGISTERED).without(Flags::HELD);
+        let ranges = self.pager.ranges.lock();
+        let Some(first) = ranges.at_or_after(pages.start).filter(|range| range.pages.start < pages.end)
+        else {
+            return true;
+        };
+        let mut from = pages.start;
+        while from < pages.end {
+            match ranges.find(from).filter(|range| kind(range.flags) == kind(first.flags)) {
+                Some(range) => from = range.pages.end,
+                None => return false,
+            }
+        }
+        true
+    }
+
     /// Whether some of `pages` is registered, and some isn't.
     pub fn is_partly_registered(&self, pages: PageRange) -> bool {
         self.next_with(pages, Flags::REGISTERED).is_some() && !self.is_wholly_registered(pages)

@@ -61,8 +61,12 @@ impl Heirs {
 }
 
 /// Makes a fork: `clone` is the system call. Returns the kernel's word: twice, as that does. In the child nothing of the
-/// engine may be used any more, but by [`child`].
-pub fn fork(engine: &'static Engine, clone: impl FnOnce() -> isize) -> isize {
+/// engine may be used any more, but by [`child`]. A child that needs its parent's books isn't made unless one may join the session.
+pub fn fork(
+    engine: &'static Engine,
+    may_join: impl FnOnce() -> bool,
+    clone: impl FnOnce() -> isize,
+) -> isize {
     let exclusive = engine.map.exclusive();
     if !engine.is_active() {
         let result = clone();
@@ -77,7 +81,7 @@ pub fn fork(engine: &'static Engine, clone: impl FnOnce() -> isize) -> isize {
     forget_elders_here(engine);
     // As pieces, the child could never put them together again.
     join(engine);
-    let shown = show(engine);
+    let shown = show(engine, may_join);
     let result = match shown {
         Ok(()) => clone(),
         Err(errno) => {
@@ -97,7 +101,7 @@ pub fn fork(engine: &'static Engine, clone: impl FnOnce() -> isize) -> isize {
 }
 
 /// Counts and tells of a fork that is refused.
-pub fn refused(engine: &Engine) {
+fn refused(engine: &Engine) {
     engine.pager.stats().count(Counter::ForkRefused);
     engine.record.notice(Notice::ForkRefused, engine.pager.evicted());
 }
@@ -128,9 +132,11 @@ fn for_each_registered(engine: &Engine, mut visit: impl FnMut(PageRange) -> Resu
 }
 
 /// Lets the child have what it needs.
-fn show(engine: &Engine) -> Result<(), Errno> {
-    // What could not be read is lost for the child, too: in `segv` mode it would find zeros.
-    if engine.pager.evicted() > 0 || engine.pager.stats().get(Counter::ReadErrors) > 0 {
+fn show(engine: &Engine, may_join: impl FnOnce() -> bool) -> Result<(), Errno> {
+    if engine.pager.evicted() > 0 || engine.pager.has_lost() {
+        if !may_join() {
+            return Err(Errno(linux_raw_sys::errno::ENOMEM as i32));
+        }
         let generation = engine.heirs.next();
         let token = engine.registrar.ask_for_token(generation)?;
         engine.heirs.token.store(token, Ordering::Relaxed);

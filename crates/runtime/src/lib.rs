@@ -3,7 +3,7 @@
 //! [`session`] what all processes of a run share · [`record`] our place in it · [`devices`] its areas ·
 //! [`start`] how an engine comes to be, and its threads · [`engine`] what they share · [`worker`] what one thread
 //! does: faults in, evictions out · [`ahead`] pages that nobody has asked for yet · [`map_lock`] mappings and table say
-//! the same · [`changes`] the program changes its memory · [`registrar`] registers for hooks · [`fork`] the program
+//! the same · [`changes`] the program changes its memory, [`locked`] or locks it · [`registrar`] registers for hooks · [`fork`] the program
 //! makes a copy of itself ·
 //! [`takes`] who takes pages out · [`lull`] and who waits meanwhile ·
 //! [`guard`] what system calls do to its memory · [`budget`] how much is too much · [`share`] how much is this process's,
@@ -17,6 +17,7 @@ pub mod devices;
 pub mod engine;
 pub mod fork;
 pub mod guard;
+pub mod locked;
 pub mod lull;
 pub mod map_lock;
 pub mod polling;

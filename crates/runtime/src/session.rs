@@ -192,11 +192,13 @@ pub enum Notice {
     Stopped = 10,
     /// A thread blocks every signal, so its system calls can't be guarded, and nothing is evicted. Value: its number.
     NotArmed = 11,
+    /// The engine could not start in this program, which goes on without it. Value: a [`StartFailure`].
+    Alone = 12,
 }
 
 impl Notice {
     /// Every notice, by bit number.
-    pub const ALL: [Notice; 12] = [
+    pub const ALL: [Notice; 13] = [
         Notice::AreaFull,
         Notice::PoolFull,
         Notice::WriteError,
@@ -209,10 +211,11 @@ impl Notice {
         Notice::Corrupt,
         Notice::Stopped,
         Notice::NotArmed,
+        Notice::Alone,
     ];
 }
 
-/// Why the engine did not start in a program (value of [`Notice::NotStarted`], low 16 bits; errno above).
+/// Why the engine did not start in a program (value of [`Notice::NotStarted`] and [`Notice::Alone`], low 16 bits; errno above).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum StartFailure {

@@ -82,8 +82,8 @@ const NICE_BESIDE_SHARERS: i32 = -5;
 /// Why there is no engine.
 #[derive(Clone, Copy, Debug)]
 pub enum StartError {
-    /// There is no session any more: the supervisor is gone.
-    NoSession,
+    /// There is no session any more: the supervisor is gone. Or there can't be an engine, and the program goes on by itself.
+    Alone,
     /// Something that the engine needs was refused.
     Failed(StartFailure, Errno),
     /// The budget is below what the program has already, in bytes.
@@ -128,6 +128,18 @@ impl Start {
     }
 }
 
+/// Whether the program can go on by itself after this. A fork's child can that has all of its memory: more than the budget is better
+/// than an end that the program doesn't expect. So can one that may not look at itself (PR_SET_DUMPABLE, a program file that can't
+/// be read): its files in /proc are root's.
+pub fn can_do_without(parent: Option<&Engine>, error: StartError) -> bool {
+    const ACCES: Errno = Errno(linux_raw_sys::errno::EACCES as i32);
+    match (error, parent) {
+        (StartError::Alone, _) => true,
+        (_, Some(parent)) => !parent.heirs.are_left_pages(),
+        (_, None) => matches!(error, StartError::Failed(StartFailure::Proc, ACCES)),
+    }
+}
+
 /// Starts an engine for this process and waits until it watches.
 pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     farpage_core::sync::set_parker(&futex::PARKER);
@@ -142,8 +154,8 @@ pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     let fd = uffd.as_ref().map(|uffd| uffd.fd().as_raw_fd());
     request.uffd.set(uffd);
     let descriptors = fd.map_or(Descriptors::OwnEmpty, Descriptors::Only);
-    thread::spawn(keeper_main, core::ptr::from_ref(request) as usize, descriptors)
-        .map_err(failed(StartFailure::Thread))?;
+    let spawned = thread::spawn(keeper_main, core::ptr::from_ref(request) as usize, descriptors);
+    spawned.map_err(failed(StartFailure::Thread)).inspect_err(|_| fd.into_iter().for_each(close))?;
     // Ordering: Acquire pairs with the Release in `keeper_main`.
     while request.done.load(Ordering::Acquire) == 0 {
         futex::wait(&request.done, 0);
@@ -160,7 +172,7 @@ pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     }
     match engine {
         Some(engine) => Ok(engine),
-        None => Err(request.failure.get().unwrap_or(StartError::NoSession)),
+        None => Err(request.failure.get().unwrap_or(StartError::Alone)),
     }
 }
 
@@ -421,24 +433,31 @@ impl Wake for Waker {
 
 fn build(request: &'static Start) -> Result<&'static Engine, StartError> {
     let failed = |failure| move |errno| StartError::Failed(failure, errno);
-    let path =
-        core::ffi::CStr::from_bytes_until_nul(&request.session_path).map_err(|_| StartError::NoSession)?;
-    let membership = Membership::join(path).map_err(|_| StartError::NoSession)?;
+    let path = core::ffi::CStr::from_bytes_until_nul(&request.session_path).map_err(|_| StartError::Alone)?;
+    let membership = Membership::join(path).map_err(|_| StartError::Alone)?;
     let record = membership.record();
-    let built = build_in(request, membership)
+    // Until it has told why not, the record is ours.
+    let mut membership = Some(membership);
+    let built = build_in(request, &mut membership)
         .and_then(|engine| memory::place(engine).map_err(failed(StartFailure::Memory)));
-    built.map(|engine| &*engine).inspect_err(|error| {
-        let value = match *error {
-            StartError::NoSession => 0,
-            StartError::Failed(failure, errno) => failure as u64 | (errno.0 as u64) << 16,
-            StartError::BudgetTooSmall(needed) => needed,
+    built.map(|engine| &*engine).map_err(|error| {
+        let (notice, value) = match error {
+            StartError::Alone => return error,
+            StartError::Failed(failure, errno) => {
+                let notice =
+                    if can_do_without(request.parent, error) { Notice::Alone } else { Notice::NotStarted };
+                (notice, failure as u64 | (errno.0 as u64) << 16)
+            }
+            StartError::BudgetTooSmall(needed) => (Notice::BudgetTooSmall, needed),
         };
-        let too_small = matches!(error, StartError::BudgetTooSmall(_));
-        record.notice(if too_small { Notice::BudgetTooSmall } else { Notice::NotStarted }, value);
+        record.notice(notice, value);
+        if notice == Notice::Alone { StartError::Alone } else { error }
     })
 }
 
-fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, StartError> {
+/// With the membership, if all goes well.
+fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<Engine, StartError> {
+    let membership = joined.as_ref().ok_or(StartError::Alone)?;
     let (session, record, index) = (membership.session, membership.record(), membership.index);
     name_record(record);
     let failed = |failure| move |errno| StartError::Failed(failure, errno);
@@ -533,7 +552,7 @@ fn build_in(request: &'static Start, membership: Membership) -> Result<Engine, S
             elder.map_or(core::ptr::null_mut(), |elder| core::ptr::from_ref(elder).cast_mut()),
         ),
         tables: [tables, (frames, frames_bytes)],
-        membership,
+        membership: joined.take().ok_or(StartError::Alone)?,
     })
 }
 
@@ -754,7 +773,8 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
             mapping.name == MappingName::Heap || mapping.name == MappingName::None && stacks.all_known;
         let holds_thread = mapping.pages.contains(PageIndex::of_address(request.thread_block))
             || stacks.known().any(|pointer| mapping.pages.contains(PageIndex::of_address(pointer)));
-        if mapping.is_private_data && mapping.is_anonymous && named && !holds_thread {
+        let has_place = mapping.pages.end <= changes::EVERYTHING.end;
+        if mapping.is_private_data && mapping.is_anonymous && named && has_place && !holds_thread {
             let _ = ranges.insert(mapping.pages, Flags::NONE);
         }
     })?;

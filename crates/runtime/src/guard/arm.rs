@@ -321,11 +321,14 @@ fn make_again(context: &mut Context, expected: Option<CallUnderWay>) -> bool {
     number.is_some()
 }
 
-/// The number of a call that returns to `after`, if its code is `mov eax, number; syscall`, as libc's mostly is.
+/// The number of a call that returns to `after`, if its code is `mov eax, number; syscall`, as libc's mostly is, or
+/// `xor eax, eax; syscall`, which is its read.
 fn number_before(after: usize) -> Option<usize> {
-    let code = peek::read::<7>(after.checked_sub(7)?)?;
-    let [0xb8, number @ .., 0x0f, 0x05] = code else { return None };
-    Some(u32::from_le_bytes(number) as usize)
+    match peek::read::<7>(after.checked_sub(7)?)? {
+        [_, _, _, 0x31, 0xc0, 0x0f, 0x05] => Some(number::READ),
+        [0xb8, number @ .., 0x0f, 0x05] => Some(u32::from_le_bytes(number) as usize),
+        _ => None,
+    }
 }
 
 /// A signal of the program's has come meanwhile, whose handler runs as soon as this one returns: it is that which has ended the

@@ -7,8 +7,9 @@ use super::buffers::{Buffer, Memory};
 use super::calls::How;
 use super::errands::Wanted;
 use super::rooms::{self, Level, Room};
-use crate::changes::{self, pages_of};
+use crate::changes::pages_of;
 use crate::engine::Engine;
+use crate::locked;
 use core::cell::Cell;
 use farpage_core::pager::Access;
 use farpage_core::table::entry::State;
@@ -229,7 +230,7 @@ impl Memory for Guarding<'_> {
             return;
         }
         if buffer.how == How::Stays && !self.engine.is_kept(pages) {
-            changes::hold(self.engine, pages);
+            locked::hold(self.engine, pages);
         }
         // Before it is looked at whether it is there.
         self.level.holder.hold(pages);

@@ -1,0 +1,183 @@
+//! The program locks its memory: mlock, mlock2, munlock, mlockall, munlockall; and what must stay for other reasons.
+//!
+//! As [`changes`](crate::changes), from where they are called. What is locked is brought in through faults, without any lock.
+
+use crate::changes::{Arguments, EVERYTHING, HOLE, pages_of, pass_on};
+use crate::engine::Engine;
+use core::sync::atomic::Ordering;
+use farpage_core::table::Walk;
+use farpage_core::table::ranges::Flags;
+use farpage_core::units::{PageIndex, PageRange};
+use farpage_os::memory;
+use farpage_os::sys::number;
+use linux_raw_sys::general as raw;
+
+const EPERM: isize = -(linux_raw_sys::errno::EPERM as isize);
+/// Value of `Engine::lock_future`: new mappings are locked, and filled.
+pub const LOCK_AND_FILL: u32 = 1;
+/// Value of `Engine::lock_future`: new mappings are locked as they are touched.
+const LOCK: u32 = 2;
+/// For mlock2: pages are locked as they are touched.
+pub const ON_TOUCH: usize = raw::MLOCK_ONFAULT as usize;
+
+impl Engine {
+    /// Where the first locked part of `range` begins.
+    pub(crate) fn first_locked(&self, range: PageRange) -> Option<PageIndex> {
+        let ranges = self.pager.ranges.lock();
+        let inside = ranges.as_slice().iter().filter(|known| !known.pages.intersection(range).is_empty());
+        let locked = inside
+            .filter(|known| known.flags.has(Flags::LOCKED))
+            .map(|known| known.pages.start.max(range.start));
+        locked.min()
+    }
+}
+
+/// `mlock(address, bytes)` and `mlock2`. Whether it may be locked the kernel says before anything is filled: a limit that refuses
+/// a sparse mapping would have it all in memory first.
+pub fn mlock(engine: &'static Engine, call: usize, arguments: Arguments) -> isize {
+    let [address, bytes, ..] = arguments;
+    let flags = if call == number::MLOCK2 { arguments[2] } else { 0 };
+    let Some(range) = pages_of(address, bytes).filter(|_| flags & !ON_TOUCH == 0) else {
+        return pass_on(call, arguments);
+    };
+    if flags == 0 {
+        // What is locked before that isn't registered.
+        engine.prepare_to_fill(range.bytes() as u64);
+    }
+    let was_locked = engine.first_locked(range).is_some();
+    let mut result = lock_on_touch(engine, range, flags == ON_TOUCH);
+    if result == 0 && flags == 0 {
+        // The pages come in through faults, so no lock is held meanwhile.
+        engine.bring_in(range, true);
+        result = pass_on(call, arguments);
+    }
+    if result != 0 && !was_locked {
+        // The kernel may have locked part of it. Whether or not: now none of it is.
+        pass_on(number::MUNLOCK, [address, bytes, 0, 0, 0, 0]);
+        mark_locked(engine, range, false);
+    }
+    result
+}
+
+/// Has what is there locked, and the rest when it is touched.
+fn lock_on_touch(engine: &Engine, range: PageRange, for_good: bool) -> isize {
+    let nothing = PageRange::of(range.start, 0);
+    let _exclusive = engine.map.exclusive();
+    let result = pass_on(number::MLOCK2, [range.start.address(), range.bytes(), ON_TOUCH, 0, 0, 0]);
+    let locked = match result {
+        0 => range,
+        // What lies before the hole. If there is none, it would be more than may be locked, and nothing is.
+        HOLE => Some(memory::mapped_before_a_hole(range)).filter(|part| *part != range).unwrap_or(nothing),
+        _ => nothing,
+    };
+    let as_asked = if for_good { Flags::LOCKED.with(Flags::ON_TOUCH) } else { Flags::LOCKED };
+    let change = |flags: Flags| flags.without(Flags::ON_TOUCH).with(as_asked);
+    let _ = engine.pager.ranges.lock().update(locked, change);
+    result
+}
+
+/// `munlock(address, bytes)`.
+pub fn munlock(engine: &'static Engine, arguments: Arguments) -> isize {
+    let [address, bytes, ..] = arguments;
+    let result = pass_on(number::MUNLOCK, arguments);
+    if let (0, Some(range)) = (result, pages_of(address, bytes)) {
+        mark_locked(engine, range, false);
+    }
+    result
+}
+
+fn mark_locked(engine: &'static Engine, range: PageRange, locked: bool) {
+    let _exclusive = engine.map.exclusive();
+    let unlocked = |f: Flags| f.without(Flags::LOCKED).without(Flags::ON_TOUCH);
+    let change = |f: Flags| if locked { unlocked(f).with(Flags::LOCKED) } else { unlocked(f) };
+    let _ = engine.pager.ranges.lock().update(range, change);
+    if !locked && engine.is_active() {
+        // What was locked when it could have been registered wasn't.
+        engine.take_over_all(range, |range| engine.registrar.ask(range));
+        // It was counted as somebody else's until now.
+        engine.budget.ring();
+    }
+}
+
+/// What is in `range` stays in memory, or stays there once it is touched, until it is unmapped.
+pub fn hold(engine: &'static Engine, range: PageRange) {
+    let _exclusive = engine.settled([range]);
+    let _ = engine.pager.ranges.lock().update(range, |flags| flags.with(Flags::HELD));
+}
+
+/// `mlockall(flags)`.
+///
+/// The kernel would fill everything that there is, our tables and frames too: gigabytes, and pages where we know of
+/// holes. So it only marks (MCL_ONFAULT), and we fill what we know of the program's.
+pub fn mlockall(engine: &'static Engine, mut arguments: Arguments) -> isize {
+    let asked = arguments[0] as u32;
+    let has = |flag: u32| asked & flag != 0;
+    if engine.membership.session.settings.refuses_mlockall != 0 {
+        return EPERM;
+    }
+    arguments[0] |= if has(raw::MCL_CURRENT | raw::MCL_FUTURE) { raw::MCL_ONFAULT as usize } else { 0 };
+    let before = {
+        let _exclusive = engine.map.exclusive();
+        let all = engine.all_locked.load(Ordering::Relaxed);
+        if has(raw::MCL_CURRENT) {
+            engine.all_locked.store(1, Ordering::Relaxed);
+        }
+        all
+    };
+    let result = pass_on(number::MLOCKALL, arguments);
+    if result != 0 {
+        engine.all_locked.store(before, Ordering::Relaxed);
+        return result;
+    }
+    let future = match (has(raw::MCL_FUTURE), has(raw::MCL_ONFAULT)) {
+        (true, false) => LOCK_AND_FILL,
+        (true, true) => LOCK,
+        (false, _) => 0,
+    };
+    engine.lock_future.store(future, Ordering::Relaxed);
+    if has(raw::MCL_CURRENT) {
+        mark_locked(engine, EVERYTHING, true);
+        if !has(raw::MCL_ONFAULT) {
+            fill_all(engine);
+        }
+    }
+    result
+}
+
+/// Every known page is there afterwards. Without any lock: the pages come in through faults.
+fn fill_all(engine: &'static Engine) {
+    let mut from = PageIndex(0);
+    while let Some(range) = { engine.pager.ranges.lock().at_or_after(from) } {
+        fill(engine, range.pages, range.flags);
+        from = range.pages.end;
+    }
+}
+
+/// Every page of `range` is there afterwards, if it can be written; else all that was. Without any lock.
+pub fn fill(engine: &'static Engine, range: PageRange, flags: Flags) {
+    if flags.has(Flags::PROTECTED) {
+        // A reservation may have terabytes, and stays one.
+        let mut rest = range;
+        while let Some((page, _)) = engine.pager.table().next(rest, Walk::Used) {
+            rest.start = PageIndex(page.0 + 1);
+            engine.bring_in(PageRange::new(page, rest.start), true);
+        }
+        return;
+    }
+    engine.bring_in(range, true);
+    // SAFETY: it changes no byte.
+    let _ = unsafe { memory::advise(range, raw::MADV_POPULATE_WRITE) };
+}
+
+/// `munlockall()`.
+pub fn munlockall(engine: &'static Engine, arguments: Arguments) -> isize {
+    let result = pass_on(number::MUNLOCKALL, arguments);
+    unlock_all(engine);
+    result
+}
+
+fn unlock_all(engine: &'static Engine) {
+    mark_locked(engine, EVERYTHING, false);
+    engine.lock_future.store(0, Ordering::Relaxed);
+    engine.all_locked.store(0, Ordering::Relaxed);
+}
