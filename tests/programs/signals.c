@@ -522,6 +522,36 @@ static void nothing_interrupts(void)
         FAIL("%zu calls were interrupted", interrupted);
 }
 
+static volatile int has_waited;
+
+static void waits_once(int signal)
+{
+    (void)signal;
+    has_waited = poll(NULL, 0, 2000) == 0;
+}
+
+static void *waits_in_a_handler(void *argument)
+{
+    stack_t other = { .ss_sp = map(64 * 1024), .ss_size = 64 * 1024 };
+    CHECK(sigaltstack(&other, NULL) == 0 && raise(SIGUSR1) == 0);
+    return argument;
+}
+
+/* A handler on a stack of its own waits in one call. It was asked to come to us again and again, and each time the call began
+ * anew, for ever. */
+static void handler_that_waits(void)
+{
+    struct sigaction action = { .sa_handler = waits_once, .sa_flags = SA_ONSTACK };
+    pthread_t thread;
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    CHECK(pthread_create(&thread, NULL, waits_in_a_handler, NULL) == 0);
+    area = filled(LARGE, 1);
+    CHECK(pthread_join(thread, NULL) == 0 && has_waited);
+    push_out();
+    REQUIRE_OUT(area, LARGE);
+    VERIFY(area, LARGE, 1);
+}
+
 MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
      { "workers_that_block_everything", workers_that_block_everything }, { "ids_of_all_threads", ids_of_all_threads },
      { "main_thread_ends", main_thread_ends }, { "stacks_never_touched", stacks_never_touched },
@@ -530,4 +560,5 @@ MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
      { "what_the_program_believes", what_the_program_believes }, { "threads_made_meanwhile", threads_made_meanwhile },
      { "forks_meanwhile", forks_meanwhile }, { "write_barriers", write_barriers },
      { "sent_while_at_work", sent_while_at_work }, { "nothing_interrupts", nothing_interrupts },
+     { "handler_that_waits", handler_that_waits },
      { "handlers_that_block_from_now_on", handlers_that_block_from_now_on })

@@ -118,7 +118,7 @@ pub fn describe(notice: Notice, value: u64, session: &Session, budget: &Budget) 
         ),
         Notice::Locked => "it locked all its memory (mlockall): nothing can be evicted; have that refused with --mlockall refuse, or switch it off in the program".into(),
         Notice::NotArmed => format!(
-            "its thread {value} lets no signal through, so nothing can be evicted and memory goes over the budget of {}; --faults thread needs no signal, but a privilege (`farpage doctor`)",
+            "its thread {value} lets no signal through, or stays in a handler on a stack of its own, so nothing can be evicted and memory goes over the budget of {}; --faults thread needs no signal, but a privilege (`farpage doctor`)",
             iec(budget.ram_bytes)
         ),
         Notice::ForkRefused => format!(

@@ -78,7 +78,7 @@ cases! {
     signals: handlers_that_block_everything workers_that_block_everything ids_of_all_threads main_thread_ends
         stacks_never_touched child_without_handlers clones_that_fail copy_on_another_stack thread_that_is_cancelled
         what_the_program_believes threads_made_meanwhile forks_meanwhile write_barriers sent_while_at_work
-        nothing_interrupts handlers_that_block_from_now_on;
+        nothing_interrupts handlers_that_block_from_now_on handler_that_waits;
     handlers: on_its_own_stack on_the_interrupted_stack stacks_put_away handlers_come_and_go goes_on_elsewhere
         stack_that_is_out call_goes_on_after_handler while_a_write_waits masks_of_waiting_calls sent_while_returning
         sent_to_the_newborn heard_after_a_child little_stack_is_used never_come_back nowhere_to_run in_children;

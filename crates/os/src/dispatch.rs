@@ -204,7 +204,6 @@ impl Call {
         let trampoline = match unsafe { self.birth() } {
             Some(Birth::Borrowed) => {
                 let Some(trampoline) = lend(context.register(Register::Rip)) else { return false };
-                making.done.store(0, Ordering::Relaxed);
                 context.set_register(Register::Rip, trampoline);
                 return true;
             }

@@ -163,6 +163,12 @@ fn ask(engine: &Engine, thread: u32, room: &Room) {
     }
 }
 
+/// The program goes on over its budget, as long as this thread is as it is.
+fn tell(engine: &Engine, thread: u32) {
+    engine.cant_be_armed.store(true, Ordering::Relaxed);
+    engine.record.notice(Notice::NotArmed, u64::from(thread));
+}
+
 /// Waits until the thread that was asked to arm itself in `room`, if one was, has done so or ended.
 fn wait_until_armed(engine: &Engine, room: &Room) {
     // None: given to a thread that isn't made yet.
@@ -171,7 +177,7 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
         return;
     }
     let began_ns = now_ns();
-    let mut later_ns = LATER_NS.start;
+    let (mut later_ns, mut seen_in) = (LATER_NS.start, None);
     loop {
         let since = now_ns();
         let (mut pause_ns, mut state) = (20_000, room.state.load(Ordering::Acquire));
@@ -189,16 +195,22 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
                 let _ = send_to_thread(engine.process, thread, SIGSETXID, room.word());
             }
             if now_ns() - began_ns > TELL_AFTER_NS {
-                engine.cant_be_armed.store(true, Ordering::Relaxed);
-                engine.record.notice(Notice::NotArmed, u64::from(thread));
+                tell(engine, thread);
             }
         }
         match state {
-            // On a stack of its own just now. Each asking interrupts what it waits for, which then begins anew.
+            // On a stack of its own just now, as it is for as long as it is in the same call. Each asking interrupts that, and what
+            // it waits for begins anew.
             LATER => {
                 sleep_ns(later_ns);
                 later_ns = (later_ns * 2).min(LATER_NS.end);
-                ask(engine, thread, room);
+                let call = proc::call_under_way(thread);
+                if call.is_none() || call != seen_in {
+                    ask(engine, thread, room);
+                } else if now_ns() - began_ns > TELL_AFTER_NS {
+                    tell(engine, thread);
+                }
+                seen_in = call;
             }
             FAILED => engine.stop_program(StopReason::Arming),
             _ => return,

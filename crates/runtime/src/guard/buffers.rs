@@ -74,6 +74,7 @@ pub fn each(call: usize, arguments: &[usize; 6], memory: &mut impl Memory) {
         (None, raw::__NR_seccomp) => walk.filter(arguments[2]),
         (None, raw::__NR_setsockopt) => walk.setsockopt(),
         (None, raw::__NR_get_mempolicy) => walk.get_mempolicy(),
+        (None, raw::__NR_ptrace) => walk.ptrace(),
         (None, raw::__NR_semctl) => walk.buffer(arguments[3], 1 << 16, How::Both),
         (None, raw::__NR_process_vm_readv) => walk.process_vm(How::Out, How::In),
         (None, raw::__NR_process_vm_writev) => walk.process_vm(How::In, How::Out),
@@ -162,6 +163,11 @@ impl<M: Memory> Walk<'_, M> {
             What::SizedAddress => {
                 self.buffer(address, 16, How::In);
                 let (start, bytes) = (self.word(address), self.word(address.saturating_add(8)));
+                self.buffer(start, bytes, how);
+            }
+            What::Attribute => {
+                self.buffer(address, 16, How::In);
+                let (start, bytes) = (self.word(address), self.half(address.saturating_add(8)));
                 self.buffer(start, bytes, how);
             }
             What::CloneArguments(by) => self.clone_arguments(address, self.argument(by)),
@@ -301,6 +307,9 @@ impl<M: Memory> Walk<'_, M> {
     /// A request says itself how long its argument is; the oldest ones say nothing, and some have a list behind it.
     fn ioctl(&mut self) {
         const FIEMAP: u32 = 0xc020_660b;
+        const FS_IOC_GETFSMAP: u32 = 0xc0c0_583b;
+        const BLKREPORTZONE: u32 = 0xc010_1282;
+        const BTRFS_IOC_TREE_SEARCH_V2: u32 = 0xc070_9411;
         const SIOCGIFCONF: u32 = 0x8912;
         const SIOCETHTOOL: u32 = 0x8946;
         let [_, request, argument, ..] = *self.arguments;
@@ -313,9 +322,27 @@ impl<M: Memory> Walk<'_, M> {
             let start = self.word(argument.saturating_add(16));
             self.buffer(start, UNKNOWN_BYTES, How::Both);
         }
-        if request as u32 == FIEMAP {
-            let extents = self.half(argument.saturating_add(24));
-            self.buffer(argument, 32 + extents * 56, How::Both);
+        // Structures with as many bytes, or elements, behind them as a word in them says.
+        let (count, bytes, each) = match request as u32 {
+            FIEMAP => (self.half(argument.saturating_add(24)), 32, 56),
+            FS_IOC_GETFSMAP => (self.half(argument.saturating_add(8)), 192, 64),
+            BLKREPORTZONE => (self.half(argument.saturating_add(8)), 16, 64),
+            BTRFS_IOC_TREE_SEARCH_V2 => (self.word(argument.saturating_add(104)).min(BYTES_MAX), 112, 1),
+            _ => return,
+        };
+        self.buffer(argument, bytes + count * each, How::Both);
+    }
+
+    /// Registers come and go by way of a vector.
+    fn ptrace(&mut self) {
+        const PTRACE_GETREGSET: usize = 0x4204;
+        const PTRACE_SETREGSET: usize = 0x4205;
+        self.unknown();
+        let [request, _, _, data, ..] = *self.arguments;
+        if matches!(request, PTRACE_GETREGSET | PTRACE_SETREGSET) {
+            self.buffer(data, 16, How::Both);
+            let (start, bytes) = (self.word(data), self.word(data.saturating_add(8)));
+            self.buffer(start, bytes, How::Both);
         }
     }
 

@@ -52,6 +52,8 @@ pub enum What {
     Messages(u8),
     /// An address and a length in bytes, both of 8 bytes, and what they name.
     SizedAddress,
+    /// `struct xattr_args`: the same with a length of 4 bytes.
+    Attribute,
     /// `struct clone_args`, as long as that argument says, with two words to write to.
     CloneArguments(u8),
     /// As many `futex_waitv`s as that argument says, and the words that they name.
@@ -94,8 +96,8 @@ const fn text(argument: u8) -> Pointer {
 }
 
 use What::{
-    Array, Behind8, Bits, Bytes, CloneArguments, ControlBlocks, Message, Messages, PerPage, Sized, Sized32,
-    SizedAddress, SizedBy, SocketAddress, Texts, Vectors, WaitWordPair, WaitWords,
+    Array, Attribute, Behind8, Bits, Bytes, CloneArguments, ControlBlocks, Message, Messages, PerPage, Sized,
+    Sized32, SizedAddress, SizedBy, SocketAddress, Texts, Vectors, WaitWordPair, WaitWords,
 };
 
 // Sizes of the kernel's structures.
@@ -339,6 +341,10 @@ const TABLE: &[(u32, &[Pointer])] = &[
     (raw::__NR_lsm_get_self_attr, &[both(2, INT), writes(1, SizedBy(2))]),
     (raw::__NR_lsm_set_self_attr, &[reads(1, Sized(2))]),
     (raw::__NR_lsm_list_modules, &[both(1, INT), writes(0, SizedBy(1))]),
+    (raw::__NR_setxattrat, &[text(1), text(3), reads(4, Attribute)]),
+    (raw::__NR_getxattrat, &[text(1), text(3), writes(4, Attribute)]),
+    (raw::__NR_listxattrat, &[text(1), writes(3, Sized(4))]),
+    (raw::__NR_removexattrat, &[text(1), text(3)]),
 ];
 
 /// Calls that have no address among their arguments, or none that they look at.

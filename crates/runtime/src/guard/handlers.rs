@@ -353,7 +353,7 @@ impl Stopped<'_> {
                 room.word()
             }
             Some(Birth::Borrowed | Birth::Elsewhere { .. }) => {
-                if !self.room.lend(self.context.blocked) {
+                if !self.room.lend(self.level, self.context.blocked) {
                     return Some(EAGAIN);
                 }
                 // What ends the program may come meanwhile. (A child's own handlers aren't known.)

@@ -275,9 +275,12 @@ impl Room {
     }
 
     /// The thread is about to wait for a child that makes its calls with this room, and whose last one doesn't return. What it
-    /// blocks is kept. False if it can't be.
-    pub fn lend(&self, blocked: u64) -> bool {
-        let busy = self.levels.iter().enumerate().filter(|(_, level)| level.holder.is_busy());
+    /// blocks is kept. What the call itself holds, at `level`, is held until the thread is back: the kernel may write there where
+    /// the child is. False if it can't be.
+    pub fn lend(&self, level: &Level, blocked: u64) -> bool {
+        let is_other = |other: &Level| !core::ptr::eq(other, level);
+        let busy =
+            self.levels.iter().enumerate().filter(|(_, level)| level.holder.is_busy() && is_other(level));
         // SAFETY: the thread's own.
         let own = unsafe { &mut *self.own.get() };
         let busy = busy.fold(0, |bits, (at, _)| bits | 1 << at);
