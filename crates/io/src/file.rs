@@ -1,8 +1,8 @@
 //! Area files: makes sure that a cluster has real blocks before the first slot of it is written.
 //!
-//! Without this a write to a hole can fail with ENOSPC in the middle of an eviction, when memory is short and
-//! there is no way back. With it, a full disk is known before pages are taken from the program. The disk
-//! isn't filled to the brim either: `disk_reserve_bytes` stay free for everybody else.
+//! Without this a write to a hole can fail with ENOSPC half-way. With it a full disk is known before any of a cluster is
+//! written, and the pages go back to where they waited. The disk isn't filled to the brim either: `disk_reserve_bytes` stay
+//! free for everybody else.
 
 use crate::IoError;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -1,6 +1,6 @@
 //! Area back ends: how pages get to a device and back.
 //!
-//! This is the outermost ring of the house. Further in, the pager decides that a run of slots must be read
+//! One of the adapters of the house. Further in, the pager decides that a run of slots must be read
 //! or written; a driver turns that into a [`Request`], hands it to a [`Backend`], and later gets a
 //! [`Completion`] with the same token. Nothing here knows what a page means.
 //!

@@ -1,10 +1,10 @@
 //! Readahead in the live engine: windows are brought in by two threads of their own, `farpage-ahead`, so that the
 //! program goes through one window while the next one is made ready.
 //!
-//! The thread that serves a fault serves its page first and alone. Windows wait in a short queue; a full queue
+//! The thread that serves a fault serves its page first. Windows wait in a short queue; a full queue
 //! means that a window isn't read, no more. Pages are gathered in memory of the thread's own, next to each other, so
-//! that one read and one UFFDIO_COPY take a whole run, and no frame is needed but for what is parked. While one batch is
-//! being read the one before is mapped.
+//! that one read and one UFFDIO_COPY take a whole run, and no frame is needed but for what is parked. Up to four
+//! batches are being read before the first of them is mapped.
 // UNSAFETY: pages are brought into raw memory, as the kernel and the devices see it.
 
 use crate::devices::BackEnds;

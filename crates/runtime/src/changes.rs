@@ -1,8 +1,9 @@
-//! The program changes its memory: munmap, mremap, madvise, mprotect, mlock, brk, and mmap over what was there.
+//! The program changes its memory: mmap, munmap, mremap, madvise, mprotect, brk. (Locking is in [`locked`].)
 //!
 //! Called instead of libc's functions, in threads of the program, on a stack of ours and with signals blocked
-//! (see the preload library). Each makes the system call itself, with the program's own arguments, under the
-//! exclusive map lock; what we know changes together with the mapping. The result is the kernel's word.
+//! (see the preload library). Each makes the system call itself, under the exclusive map lock, as the program asked for it, but
+//! for what would pass the budget or can't be followed; what we know changes together with the mapping. The result is the
+//! kernel's word, or what an older kernel would say.
 
 use crate::engine::Engine;
 use crate::locked::{self, LOCK_AND_FILL, ON_TOUCH};
@@ -731,8 +732,8 @@ pub fn by_number(engine: &'static Engine, call: usize, arguments: Arguments) -> 
         number::MUNLOCKALL => locked::munlockall(engine, arguments),
         number::BRK => brk(engine, arguments),
         number::PROCESS_MADVISE => return process_madvise(arguments),
-        // Sealed, what is out could not be opened any more, and what may only be read not be kept from children. As on a kernel that
-        // hasn't got it.
+        // Sealed, what is out could not be opened any more, and what may only be read not be kept from children. As on a kernel
+        // that hasn't got it.
         number::MSEAL if engine.touches(pages_of(arguments[0], arguments[1])?) => ENOSYS,
         _ => return None,
     })

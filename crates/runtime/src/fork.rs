@@ -12,9 +12,10 @@
 //! ([`Membership::token`](crate::record::Membership::token)). The same lock keeps other processes from taking the slots of
 //! a parent that has died.
 //!
-//! vfork and posix_spawn need nothing: their children use the parent's memory, and the parent's handlers serve it. A child
-//! that was made behind our back (a bare clone) finds managed memory missing, not zeroed: registered ranges are kept from
-//! children except during a fork that we make ourselves. (One made by another thread just then finds zeros.)
+//! Children of vfork and posix_spawn use the parent's memory, and its engine threads serve them: in `signal` and `segv` mode by
+//! way of `guard/errands.rs`. A child that was made behind our back (a bare clone) finds managed memory missing, not zeroed:
+//! registered ranges are kept from children except during a fork that we make ourselves. (One made by another thread just then
+//! finds zeros.)
 
 use crate::changes::EVERYTHING;
 use crate::engine::Engine;

@@ -5,7 +5,7 @@
 //! --bs=4k --direct=1`: `--ioengine=psync` 48 to 50 µs, `--ioengine=libaio --userspace_reap --iodepth_batch_complete_min=0` 35 to 37.)
 //! What that makes of faults: ARCHITECTURE.md, "Areas".
 //!
-//! It costs CPU time that would have been slept. So at most one thread of a whole run does it at a time; none where several wait, who
+//! It costs CPU time that would have been slept. So at most one thread of a whole run does it at a time; none where more than two wait, who
 //! have work for each other's CPUs; and for a while none where more was lost by it than gained: where reads take longer than any
 //! looking is worth, or where somebody else wanted the CPU. `--wait sleep` does without.
 

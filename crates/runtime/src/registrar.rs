@@ -2,9 +2,9 @@
 //!
 //! Hooks run in threads of the program, whose table of descriptors doesn't have ours. So a hook that has made
 //! a mapping asks this engine thread and waits, holding the map lock exclusively on the registrar's behalf.
-//! The registrar itself never takes that lock, and does nothing else, so it always answers.
+//! The registrar itself never takes that lock, so it always answers.
 //!
-//! It also reads the kernel's event while a registered mapping is being moved: the handlers may all be waiting
+//! At a fork it makes the page by which the parent hears of its child, for the same reason. It also reads the kernel's event while a registered mapping is being moved: the handlers may all be waiting
 //! for the map lock by then.
 
 use crate::engine::Engine;

@@ -1,6 +1,6 @@
 //! The tree's one budget: how much of it this process may have.
 //!
-//! Nobody hands it out. Each process says in its record what it *has* and what it *needs*, and works out from everybody's
+//! Nobody hands it out. Each process says in the session what it *has* and what it *needs*, and works out from everybody's
 //! numbers what it may have itself; since all do the same sum, that adds up. Nothing has to be given back by a process that
 //! is killed: what it said is forgotten by whoever finds it dead.
 //!
@@ -13,7 +13,7 @@
 //!
 //! For the only process of a tree that is the whole budget, always. Pages that processes share since a fork count for each
 //! by its part of them (`Pss_Anon` in smaps_rollup), so that the sum is what the tree takes; asking for that takes the kernel
-//! milliseconds for each GiB, so it is done only by those that have forked or were forked, and only when memory is short. In
+//! milliseconds for each GiB, so it is done only by those that have forked or were forked, and seldom unless memory is short. In
 //! between, their minor faults say how much of it they have written.
 
 use crate::engine::Engine;

@@ -1,7 +1,8 @@
 //! Swap areas: where pages go when the pool can't have them.
 //!
-//! An area has slots, a priority, and a state: once a write has failed it is latched read-only, because what
-//! it still holds can perhaps be read, but nothing new is entrusted to it. For each slot in use we keep which
+//! An area has slots, a priority, and a state: once its device has failed a write it is latched read-only, because what
+//! it still holds can perhaps be read, but nothing new is entrusted to it; without room it is full, until slots are free or it is
+//! time to try again. For each slot in use we keep which
 //! page it belongs to and a checksum of what was written, so that whatever comes back is either that or an
 //! error.
 

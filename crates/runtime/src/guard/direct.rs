@@ -1,8 +1,8 @@
 //! Faults served where they happen: by the thread of the program that ran into them, in its handler.
 //!
 //! What that takes beside tables and frames is descriptors of ours in the program's table ([`Descriptors`]). Where one isn't there
-//! any more, faults are handed over to engine threads, as those are that need memory. Without a userfaultfd it is first
-//! touches alone, which take no descriptor.
+//! any more, faults are handed over to engine threads, as those are that need memory. Without a userfaultfd it is
+//! pages of zeros alone, which take no descriptor.
 // UNSAFETY: a worker is used by whoever has claimed it.
 
 use super::kept::Descriptors;

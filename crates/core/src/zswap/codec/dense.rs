@@ -1,4 +1,4 @@
-//! zstd: on the way of what has been in the pool for long without being asked for, and of its faults. A heap takes 0.74 of
+//! zstd: on the way of what has been in the pool for long without being asked for, and of its faults. A heap takes 0.76 of
 //! what [`words`](super::words) makes of it, and text 0.71, for 11 and 4 times the time to compress, and 10 and 4 times to
 //! bring back (`farpage bench codec`).
 //!

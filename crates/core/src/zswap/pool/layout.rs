@@ -29,7 +29,7 @@ const BYTES_PER_OBJECT_MIN: usize = 128;
 /// | 128 MiB | 27 | 12 | 6.2 | **3.7** | 3.6 |
 /// | 512 MiB | 27 | 12 | 6.0 | 3.2 | **2.1** |
 ///
-/// A large pool is seldom full: without areas its limit is the whole budget, of which it takes a fifth or so. So the largest
+/// A large pool is seldom full: without areas its limit is four fifths of the budget, of which it takes a fifth or so. So the largest
 /// blocks are for pools that gain by them when they are a quarter full, too.
 const BLOCK_BYTES: [(usize, usize); 5] =
     [(64 << 10, 512 << 20), (32 << 10, 24 << 20), (16 << 10, 5 << 20), (8 << 10, 512 << 10), (PAGE_BYTES, 0)];
