@@ -410,9 +410,8 @@ enum Sender {
 
 impl Arrival {
     /// Whether the program doesn't have it, too, and is to: what another process sent (what the program itself sends to its parent,
-    /// or to everybody else, isn't for it), an alarm set before we were executed, and
-    /// the terminal's end, of which the kernel tells the session's leader; and from the terminal all, if the program has left our
-    /// process group.
+    /// or to everybody else, isn't for it), an alarm set before we were executed, and the terminal's end, of which the kernel tells
+    /// the session's leader; and from the terminal all, if the program has left our process group.
     pub fn is_for(&self, program: u32) -> bool {
         // SAFETY: take and change nothing.
         let is_leader = || unsafe { libc::getsid(0) == libc::getpid() };

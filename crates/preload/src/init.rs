@@ -97,17 +97,17 @@ pub fn begin(parent: Option<&'static Engine>) -> bool {
             true
         }
         Err(error) => {
-            let can_do_without = can_do_without(parent, error);
+            let goes_on = can_do_without(parent, error);
             if matches!(error, StartError::Failed(StartFailure::Thread, _)) {
                 // Nobody was there yet who could have told the supervisor.
-                report::say(if can_do_without {
+                report::say(if goes_on {
                     "there can't be another thread here (see ulimit -u, and the container's limit of processes): this process runs without Farpage"
                 } else {
                     "there can't be another thread here (see ulimit -u, and the container's limit of processes)"
                 });
             }
             // The supervisor says why: it was told, unless not even the request could be made.
-            if !can_do_without {
+            if !goes_on {
                 sys::exit_group(FAILED);
             }
             false

@@ -1,6 +1,6 @@
 //! The program locks its memory: mlock, mlock2, munlock, mlockall, munlockall; and what must stay for other reasons.
 //!
-//! As [`changes`](crate::changes), from where they are called. What is locked is brought in through faults, without any lock.
+//! Like [`changes`](crate::changes), which calls these. What is locked is brought in through faults, without any lock.
 
 use crate::changes::{Arguments, EVERYTHING, HOLE, pages_of, pass_on};
 use crate::engine::Engine;
@@ -13,6 +13,7 @@ use farpage_os::sys::number;
 use linux_raw_sys::general as raw;
 
 const EPERM: isize = -(linux_raw_sys::errno::EPERM as isize);
+
 /// Value of `Engine::lock_future`: new mappings are locked, and filled.
 pub const LOCK_AND_FILL: u32 = 1;
 /// Value of `Engine::lock_future`: new mappings are locked as they are touched.
