@@ -15,10 +15,6 @@ const RAM: u64 = 32 * MIB;
 
 const WAYS: [&str; 3] = ["mixed", "move", "copy"];
 
-/// Devices write to pages that are evicted meanwhile. In `thread` mode copying isn't for that, as README says (io::direct
-/// failed in 2 of 60 runs beside other work); in the other modes nothing is evicted that a call uses.
-const PINNED: [&str; 2] = ["direct", "direct_while_pushed_out"];
-
 fn check(name: &str, case: &str) {
     if !able("cc") {
         return;
@@ -27,7 +23,6 @@ fn check(name: &str, case: &str) {
         // There is only one.
         Ok("segv") => &["copy"],
         Ok("signal") => &WAYS[..],
-        _ if PINNED.contains(&case) => &["mixed", "move"],
         _ => &WAYS,
     };
     if is_full_size() {

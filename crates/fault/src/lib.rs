@@ -11,6 +11,7 @@
 //! thread-local storage.
 #![cfg_attr(not(test), no_std)]
 
+mod lazy;
 pub mod segv;
 pub mod signal;
 pub mod thread;

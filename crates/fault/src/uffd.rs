@@ -1,8 +1,9 @@
 //! Program memory through userfaultfd, by moving pages or by copying them.
 //!
 //! Moving is race-free by itself: one call takes the page out of the program, with its memory, and from then
-//! on nobody can write it. Copying needs three: write-protect, copy, drop. Who writes meanwhile waits for the
-//! write protection, is woken when the page is settled, and finds it missing.
+//! on nobody can write it. Copying begins with a write protection: a thread that writes meanwhile waits for it, is woken when
+//! the page is settled, and finds it missing. A device or another process that has pinned the page isn't stopped by that:
+//! `lazy.rs` has the kernel drop only pages that nobody pins.
 //!
 //! Where the kernel refuses to move a page in (its mapping is read-only now, or a device still holds the
 //! frame) it is copied in. Where it refuses to move one out because the page is shared since a fork, the
@@ -16,6 +17,7 @@
 //! fills memory, with other programs beside it, showed it within seconds.
 // UNSAFETY: see the trait: these calls take pages of the program away.
 
+use crate::lazy::{self, Lazy, PIPE_PAGES};
 use crate::{InstallError, Outgoing, Pages};
 use farpage_core::cache::Backing;
 use farpage_core::config::Install;
@@ -53,6 +55,10 @@ pub struct ByMove<'u> {
 pub struct ByCopy<'u> {
     uffd: &'u Uffd,
     pagemap: Pagemap,
+    /// None where this kernel drops pages although somebody refers to them: then a pinned page's last writes can be lost.
+    lazy: Option<Lazy>,
+    /// The frame number of the kernel's page of zeros, where this process may know it.
+    zero_frame: Option<u64>,
 }
 
 fn page_of(frame: *mut PageBytes) -> PageIndex {
@@ -355,7 +361,10 @@ impl Pages for ByMove<'_> {
 impl<'u> ByCopy<'u> {
     /// Copies pages. Frames are ordinary memory.
     pub fn new(uffd: &'u Uffd) -> Result<ByCopy<'u>, Errno> {
-        Ok(ByCopy { uffd, pagemap: Pagemap::open()? })
+        let pagemap = Pagemap::open()?;
+        let lazy = Lazy::new(&pagemap)?;
+        let zero_frame = lazy::zero_frame(&pagemap)?;
+        Ok(ByCopy { uffd, pagemap, lazy, zero_frame })
     }
 
     fn take_run(&self, run: &mut [Outgoing]) {
@@ -372,16 +381,72 @@ impl<'u> ByCopy<'u> {
         // Reading a page that isn't there would wait for ourselves. (Not mincore: it calls a page missing that
         // the host has swapped out.)
         let Some(present) = self.present(range) else { return };
-        for (at, page) in run.iter_mut().enumerate() {
-            if present & 1 << at == 0 {
-                page.taken = Taken::Gone;
+        let mut there = present;
+        for page in run.iter_mut() {
+            page.taken = if there & 1 == 0 { Taken::Gone } else { Taken::Yes };
+            there >>= 1;
+        }
+        match &self.lazy {
+            Some(lazy) => self.take_present(lazy, run),
+            None => self.take_whatever_is_pinned(run, range),
+        }
+    }
+
+    /// Takes the pages of a write-protected run that are there.
+    fn take_present(&self, lazy: &Lazy, run: &mut [Outgoing]) {
+        let is_there = |page: &Outgoing| page.taken == Taken::Yes;
+        for run in run.chunk_by_mut(|one, next| is_there(one) == is_there(next)) {
+            if !is_there(&run[0]) {
                 continue;
             }
+            for run in run.chunks_mut(PIPE_PAGES) {
+                let pages = PageRange::of(run[0].page, run.len() as u64);
+                // SAFETY: the pages are there, and locked by the caller of `take`; the frames are the caller's, one after the other.
+                let has_begun = unsafe { lazy.copy_and_drop(pages, run[0].frame) };
+                let left = self.present(pages).expect("our own pagemap can be read");
+                let is_left = |(at, _): &(usize, &mut Outgoing)| left & 1 << at != 0;
+                run.iter_mut().enumerate().filter(is_left).for_each(|(_, page)| self.leave(page, has_begun));
+            }
+        }
+    }
+
+    /// The kernel has not dropped this page. `is_copied`: its frame has the bytes that it had while it was protected.
+    fn leave(&self, page: &mut Outgoing, is_copied: bool) {
+        let alone = PageRange::of(page.page, 1);
+        if is_copied && self.is_zero_page(page.page) {
+            // Nobody can have pinned the kernel's page of zeros to write to it, and the protection stops who would replace it.
+            // SAFETY: the frame has its zeros; the caller serves whoever touches the page.
+            if unsafe { memory::drop_pages(page.page.address() as *mut u8, PAGE_BYTES) }.is_ok() {
+                return;
+            }
+        }
+        self.uffd.protect(alone, false).unwrap_or_default();
+        // SAFETY: the caller of `take` names only pages that the program may write; the protection was lifted.
+        let is_kept = !is_copied || unsafe { lazy::keep(page.page) };
+        if is_kept || self.pagemap.is_present(page.page).expect("our own pagemap can be read") {
+            page.taken = Taken::Busy;
+            page.is_shared = true;
+        }
+    }
+
+    /// Whether a page is the kernel's page of zeros: it was read, and never written.
+    fn is_zero_page(&self, page: PageIndex) -> bool {
+        let mut is_zero = false;
+        let asked = self.pagemap.for_each_zero_run(PageRange::of(page, 1), |_| is_zero = true);
+        match asked {
+            Ok(()) => is_zero,
+            // Before Linux 6.7.
+            Err(_) => self.zero_frame.is_some_and(|zero| self.pagemap.frame_number(page) == Some(zero)),
+        }
+    }
+
+    /// As [`ByCopy::take_present`], on a kernel that can't be asked who pins a page.
+    fn take_whatever_is_pinned(&self, run: &mut [Outgoing], range: PageRange) {
+        for page in run.iter().filter(|page| page.taken == Taken::Yes) {
             let source = page.page.address() as *const PageBytes;
             // SAFETY: the page is there, readable, and write-protected: it can't change while it is copied.
             // The frame is the caller's.
             unsafe { core::ptr::copy_nonoverlapping(source, page.frame, 1) };
-            page.taken = Taken::Yes;
         }
         // SAFETY: what was there is in the frames; the caller serves whoever touches the pages.
         if unsafe { memory::drop_pages(range.start.address() as *mut u8, range.bytes()) }.is_err() {
@@ -389,7 +454,7 @@ impl<'u> ByCopy<'u> {
             // write-protected, and the caller is told.
             let left = self.present(range).expect("our own pagemap can be read");
             for (at, page) in run.iter_mut().enumerate().filter(|(at, _)| left & 1 << at != 0) {
-                debug_assert!(present & 1 << at != 0);
+                debug_assert!(page.taken == Taken::Yes, "page {at} came while it was locked");
                 page.taken = Taken::Busy;
             }
         }

@@ -23,6 +23,22 @@ pub const fn timespec(ns: u64) -> Timespec {
     Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }
 }
 
+/// Writes the word at `address` with the value it has, in one atomic step: no byte changes, but the kernel knows the page as
+/// written. False if no page is there; a fault that user space would have to serve is never waited for.
+///
+/// # Safety
+/// `address` is aligned, and the word is part of memory that the program may write.
+pub unsafe fn rewrite(address: usize) -> bool {
+    // FUTEX_OP_ADD of 0, compared with 0; nobody is woken, whatever the comparison says.
+    const ADD_ZERO: usize = 1 << 28;
+    const WAKE_OP_PRIVATE: usize = 5 | 128;
+    let own = AtomicU32::new(0);
+    let arguments = [own.as_ptr() as usize, WAKE_OP_PRIVATE, 0, 0, address, ADD_ZERO];
+    // SAFETY: the caller's promise; the kernel adds 0 to the word.
+    let answer = unsafe { crate::sys::call(linux_raw_sys::general::__NR_futex as usize, arguments) };
+    crate::sys::check(answer).is_ok()
+}
+
 /// Wakes up to `count` sleepers.
 pub fn wake(word: &AtomicU32, count: u32) {
     let _ = futex::wake(word, Flags::PRIVATE, count);

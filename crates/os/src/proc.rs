@@ -214,6 +214,16 @@ impl Pagemap {
         Ok(())
     }
 
+    /// The number of the page frame behind a page that is in memory; none if this process may not know (CAP_SYS_ADMIN).
+    pub fn frame_number(&self, page: PageIndex) -> Option<u64> {
+        const PRESENT: u64 = 1 << 63;
+        const NUMBER: u64 = (1 << 55) - 1;
+        let mut word = [0; 8];
+        let read = read_at(&self.0, &mut word, page.0 * 8).ok()?;
+        let word = u64::from_ne_bytes(word);
+        Some(word & NUMBER).filter(|number| read == 8 && word & PRESENT != 0 && *number != 0)
+    }
+
     /// Whether the page is in memory.
     pub fn is_present(&self, page: PageIndex) -> Result<bool, Errno> {
         let mut present = false;

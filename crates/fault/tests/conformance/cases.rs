@@ -1,6 +1,7 @@
 //! What every way of moving pages must do: each case runs with those that `main.rs` lists it for.
 
 use super::*;
+use std::os::fd::AsRawFd as _;
 
 pub fn taken_pages_are_in_their_frames_and_come_back_whole(bench: &'static Bench) {
     bench.fill(16);
@@ -38,6 +39,28 @@ pub fn long_run_with_holes_takes_what_is_there(bench: &'static Bench) {
         assert_eq!(page.taken, if is_hole(at) { Taken::Gone } else { Taken::Yes }, "page {at}");
         assert!(is_hole(at) || bench.frame_bytes(at) == vec![at as u8 + 1; PAGE_BYTES], "page {at}");
     }
+}
+
+/// A device or another process has pinned a page before it is taken, and writes afterwards: past every protection, so the page has to
+/// stay. Copied out instead, it lost a peer's process_vm_writev and a disk's direct read. A pipe stands for who pins.
+pub fn page_that_somebody_refers_to_stays(bench: &'static Bench) {
+    const PINNED: usize = 20;
+    bench.fill(40);
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let page = libc::iovec { iov_base: bench.page(PINNED).address() as *mut _, iov_len: PAGE_BYTES };
+    // SAFETY: the page is there, and the test's.
+    let held = unsafe { libc::vmsplice(writer.as_raw_fd(), &raw const page, 1, 0) };
+    assert_eq!(held, PAGE_BYTES as isize);
+    let taken = bench.take(&(0..40).map(|at| (at, at)).collect::<Vec<_>>());
+    for (at, page) in taken.iter().enumerate() {
+        let expected = if at == PINNED { Taken::Busy } else { Taken::Yes };
+        assert_eq!(page.taken, expected, "page {at}");
+    }
+    assert_eq!(bench.read(PINNED), vec![PINNED as u8 + 1; PAGE_BYTES]);
+    // Nobody refers to it any more: it goes like the others.
+    drop((reader, writer));
+    assert_eq!(bench.take(&[(PINNED, PINNED)])[0].taken, Taken::Yes);
+    assert_eq!(bench.frame_bytes(PINNED), vec![PINNED as u8 + 1; PAGE_BYTES]);
 }
 
 /// By an mlock that nobody told us of. Whatever of it can't be taken is still there, and the rest is in its frame.

@@ -203,15 +203,34 @@ impl Bench {
             is_shared: false,
         };
         let mut pages: Vec<_> = list.iter().map(outgoing).collect();
+        self.take_once(&mut pages);
+        if !self.moves {
+            self.take_again(&mut pages);
+        }
+        pages
+    }
+    fn take_once(&self, pages: &mut [Outgoing]) {
         // SAFETY: the frames are the test's, and it serves whoever touches the pages.
         unsafe {
             if self.takes_here {
-                assert!(self.pages.take_here(&mut pages), "moving can be done there");
+                assert!(self.pages.take_here(pages), "moving can be done there");
             } else {
-                self.pages.take(&mut pages);
+                self.pages.take(pages);
             }
         }
-        pages
+    }
+    /// What is copied stays while the kernel itself refers to it: each CPU collects pages that are new before it lists them. So
+    /// every CPU gets a turn. A fork of another test beside this one shares pages, too.
+    fn take_again(&self, pages: &mut [Outgoing]) {
+        let everywhere = rustix::thread::sched_getaffinity(None).unwrap();
+        for _ in 0..10 {
+            farpage_os::thread::for_each_cpu(|cpu| {
+                farpage_os::thread::pin_to_cpu(cpu);
+                let busy = pages.iter_mut().filter(|page| page.taken == Taken::Busy);
+                busy.for_each(|page| self.take_once(core::slice::from_mut(page)));
+                rustix::thread::sched_setaffinity(None, &everywhere).unwrap();
+            });
+        }
     }
     fn expect_signals(&'static self) {
         static ONCE: Once = Once::new();
@@ -328,6 +347,14 @@ suite! {
     pieces_become_one_mapping_that_can_be_moved
     pages_that_a_call_uses_stay_open
     page_that_was_unmapped_meanwhile_is_refused;
+}
+
+/// Moving has the kernel look itself, and a page that only a pipe refers to is moved.
+#[test]
+fn page_that_somebody_refers_to_is_not_copied_out() {
+    for by in [By::Messages, By::Signals] {
+        bench(Install::Copy, by).into_iter().for_each(cases::page_that_somebody_refers_to_stays);
+    }
 }
 
 /// The kernel may move a page and call it a failure; who asks whether it is in its frame must not ask a file that the program
