@@ -39,7 +39,7 @@ pub struct Lazy {
 }
 
 impl Lazy {
-    /// None: this kernel drops pages that somebody refers to (before Linux 5.18, 5.15.33 or 5.10.110), or can't be asked.
+    /// None: this kernel drops pages that somebody refers to (before Linux 5.18, but for some stable kernels), or can't be asked.
     pub fn new(pagemap: &Pagemap) -> Result<Option<Lazy>, Errno> {
         let pipe = || rustix::pipe::pipe().map(|(reader, writer)| Pipe { reader, writer });
         let mut pipes = [const { None }; PIPES];

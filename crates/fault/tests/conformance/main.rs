@@ -223,7 +223,7 @@ impl Bench {
     /// every CPU gets a turn. A fork of another test beside this one shares pages, too.
     fn take_again(&self, pages: &mut [Outgoing]) {
         let everywhere = rustix::thread::sched_getaffinity(None).unwrap();
-        for _ in 0..10 {
+        for _ in 0..4 {
             farpage_os::thread::for_each_cpu(|cpu| {
                 farpage_os::thread::pin_to_cpu(cpu);
                 let busy = pages.iter_mut().filter(|page| page.taken == Taken::Busy);
