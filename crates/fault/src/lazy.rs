@@ -1,13 +1,10 @@
-//! Copying pages out so that no write is lost, whoever makes it: the part of an eviction where the kernel can't move pages.
+//! Eviction by copying, without losing a write that somebody else makes to the page meanwhile.
 //!
-//! A device or another process that has pinned a page writes to it past every protection. The kernel can tell, and does
-//! when it frees lazily (MADV_FREE): it drops a page only if that is still clean and nobody else refers to it.
-//!
-//! 1. A pipe gets a reference to each page (vmsplice): the kernel drops nothing yet, however short memory is.
-//! 2. MADV_FREE makes the pages clean. From here on each write shows.
-//! 3. The bytes are read from the pipe, which gives the references up.
-//! 4. MADV_PAGEOUT drops what is clean and unreferenced. What is left is written again by [`keep`], or the kernel
-//!    could drop it later.
+//! A device or another process that has pinned a page writes to it past every protection. The kernel knows of the pin.
+//! 1. A pipe refers to each page (vmsplice). The kernel drops none of them now, however short memory is.
+//! 2. MADV_FREE makes the pages clean. Each write from here on shows.
+//! 3. Reading the pipe copies the bytes and gives the references up.
+//! 4. MADV_PAGEOUT drops the pages that are clean and that nobody refers to. [`keep`] marks the others as written.
 // UNSAFETY: these calls take pages of the program away.
 
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -63,7 +60,7 @@ impl Lazy {
         let stays = pagemap.is_present(pages.start)?;
         let goes = !pagemap.is_present(pages.start.plus(1))?;
         if is_held {
-            // SAFETY: a page of ours, that nothing refers to.
+            // SAFETY: `base` is the first page of the mapping made above; no reference into it exists.
             unsafe { self.pipes[0].copy_out(PAGE_BYTES, base) };
         }
         // SAFETY: the mapping just made; nothing refers to it any more.
@@ -75,8 +72,8 @@ impl Lazy {
     /// to meanwhile. False if it could not begin: then nothing was changed. Afterwards, [`keep`] what is left.
     ///
     /// # Safety
-    /// The pages are the program's memory, locked by the caller, who serves whoever touches them; as many frames are the caller's,
-    /// and have memory.
+    /// The caller has locked the pages and serves their faults. `frames` is the first of as many frames of the caller's, which
+    /// have memory.
     pub unsafe fn copy_and_drop(&self, pages: PageRange, frames: *mut PageBytes) -> bool {
         debug_assert!(pages.count() <= PIPE_PAGES as u64);
         let Some(which) = self.claim() else { return false };
@@ -134,13 +131,13 @@ impl Pipe {
         }
     }
 
-    /// Gives references to so many bytes up.
+    /// Gives up the pipe's references to `bytes` bytes.
     fn empty(&self, bytes: usize) {
         let mut scratch = PageBytes::ZERO;
         for _ in 0..bytes.div_ceil(PAGE_BYTES) {
             let arguments =
                 [self.reader.as_raw_fd() as usize, (&raw mut scratch) as usize, PAGE_BYTES, 0, 0, 0];
-            // SAFETY: a page of ours.
+            // SAFETY: the kernel writes at most one page, to `scratch`, which is one page.
             unsafe { sys::call(raw::__NR_read as usize, arguments) };
         }
     }

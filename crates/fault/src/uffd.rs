@@ -1,9 +1,9 @@
 //! Program memory through userfaultfd, by moving pages or by copying them.
 //!
 //! Moving is race-free by itself: one call takes the page out of the program, with its memory, and from then
-//! on nobody can write it. Copying begins with a write protection: a thread that writes meanwhile waits for it, is woken when
-//! the page is settled, and finds it missing. A device or another process that has pinned the page isn't stopped by that:
-//! `lazy.rs` has the kernel drop only pages that nobody pins.
+//! on nobody can write it. Copying begins with a write protection. A thread that writes meanwhile waits, is woken when the page is
+//! settled, and finds it missing. No protection stops a device or a process that has pinned the page. So `lazy.rs` has the
+//! kernel drop only pages that nobody pins.
 //!
 //! Where the kernel refuses to move a page in (its mapping is read-only now, or a device still holds the
 //! frame) it is copied in. Where it refuses to move one out because the page is shared since a fork, the
@@ -415,7 +415,7 @@ impl<'u> ByCopy<'u> {
         let alone = PageRange::of(page.page, 1);
         if is_copied && self.is_zero_page(page.page) {
             // Nobody can have pinned the kernel's page of zeros to write to it, and the protection stops who would replace it.
-            // SAFETY: the frame has its zeros; the caller serves whoever touches the page.
+            // SAFETY: the frame holds the page's zeros, and the caller of `take` serves its faults.
             if unsafe { memory::drop_pages(page.page.address() as *mut u8, PAGE_BYTES) }.is_ok() {
                 return;
             }
