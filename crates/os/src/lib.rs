@@ -6,7 +6,8 @@
 //! passed on exactly as they are.
 //!
 //! [`uffd`] userfaultfd · [`memory`] our own mappings · [`peek`] memory that may not be there · [`futex`] waiting ·
-//! [`thread`] engine threads · [`proc`] what /proc says about this process · [`numa`] which node · [`clock`] time ·
+//! [`thread`] engine threads · [`credentials`] what they may do · [`places`] where they are ·
+//! [`proc`] what /proc says about this process · [`numa`] which node · [`clock`] time ·
 //! [`aio`] reads whose end is seen in memory · [`fiemap`] where a file lies · [`image`] where our own code and variables
 //! are · [`signal`] handlers that libc doesn't know · [`frame`] what is laid for them, moved ·
 //! [`dispatch`] the program's calls are stopped · [`report`] last words ·
@@ -15,6 +16,7 @@
 
 pub mod aio;
 pub mod clock;
+pub mod credentials;
 pub mod dispatch;
 pub mod fiemap;
 pub mod frame;
@@ -23,6 +25,7 @@ pub mod image;
 pub mod memory;
 pub mod numa;
 pub mod peek;
+pub mod places;
 pub mod proc;
 pub mod report;
 pub mod signal;

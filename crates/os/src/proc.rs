@@ -506,6 +506,16 @@ fn is_workers(stat: &[u8]) -> bool {
     field_of_stat(stat, FLAGS_FIELD).is_some_and(|flags| flags & (PF_IO_WORKER | PF_USER_WORKER) != 0)
 }
 
+/// The `status` of a thread of this process, as far as there is room. None if there is no such thread.
+pub fn status_of(thread: u32, text: &mut [u8]) -> Option<&[u8]> {
+    read_of_thread(thread, b"status", text)
+}
+
+/// Whether /proc is there, as the calling thread sees it.
+pub fn is_reachable() -> bool {
+    open(c"/proc/self/stat").is_ok()
+}
+
 /// A short file of a thread's. None if there is no such thread.
 fn read_of_thread<'t>(thread: u32, name: &[u8], text: &'t mut [u8]) -> Option<&'t [u8]> {
     let file = open(numbered(&mut [0; 64], b"/proc/self/task/", thread, &[b"/", name])?).ok()?;

@@ -134,8 +134,12 @@ pub fn keep_open(mask: u64) {
 
 /// Opens what [`keep_open`] was told of in the calling thread, though it has blocked signals before.
 pub fn open_what_is_kept_open() {
-    let open = !BLOCKED.load(Ordering::Relaxed);
-    change_mask(1 /* SIG_UNBLOCK */, &raw const open as usize, 0);
+    open_signals(!BLOCKED.load(Ordering::Relaxed));
+}
+
+/// Opens these signals in the calling thread.
+pub fn open_signals(mask: u64) {
+    change_mask(1 /* SIG_UNBLOCK */, &raw const mask as usize, 0);
 }
 
 /// Blocks signals in the calling thread, so that no handler of the program runs on top of ours while a lock is held.

@@ -2,7 +2,8 @@
 //!
 //! * glibc doesn't count them, so a program whose last own thread ends still ends, and set-user-id calls and
 //!   cancellation don't reach them.
-//! * They block every signal, so a signal to the process always goes to a thread of the program.
+//! * They block every signal but the one that libc keeps for its set-user-id calls, by which they are asked to take on what
+//!   the program's credentials have become. Any other signal to the process goes to a thread of the program.
 //! * The first one unshares the table of open files and closes all it inherited. The program can't close our
 //!   descriptors (closing the userfaultfd would turn evicted pages into zeros), it doesn't see them, and we
 //!   don't keep its pipes open.
@@ -12,8 +13,10 @@
 // UNSAFETY: making a thread without a library is assembly.
 
 use crate::memory;
+use crate::signal::{SIGSETXID, bit};
 use crate::sys::{self, Errno, SignalMask, number};
 use core::arch::naked_asm;
+use core::sync::atomic::{AtomicU32, Ordering};
 use farpage_core::units::PAGE_BYTES;
 
 /// What an engine thread runs; never returns to its caller.
@@ -36,11 +39,70 @@ const CLONE_SIGHAND: usize = 0x800;
 const CLONE_THREAD: usize = 0x1_0000;
 const CLONE_SYSVSEM: usize = 0x4_0000;
 const CLONE_SETTLS: usize = 0x8_0000;
+const CLONE_PARENT_SETTID: usize = 0x10_0000;
+const CLONE_CHILD_CLEARTID: usize = 0x20_0000;
+
+/// Engine threads that one process can have at once.
+const THREADS_MAX: usize = 128;
+
+/// One engine thread.
+#[derive(Debug)]
+pub struct EngineThread {
+    /// Its number. The kernel writes it when it makes the thread, and 0 when the thread ends.
+    number: AtomicU32,
+    /// What it was last asked for and has done, for who asks.
+    pub answer: AtomicU32,
+}
+
+impl EngineThread {
+    const NONE: u32 = 0;
+    /// Somebody is making it.
+    const EXPECTED: u32 = u32::MAX;
+
+    /// Its number; none as long as the kernel hasn't told.
+    pub fn number(&self) -> Option<u32> {
+        // Ordering: Acquire: whoever sees the thread sees what it was made with.
+        Some(self.number.load(Ordering::Acquire)).filter(|number| *number != EngineThread::EXPECTED)
+    }
+}
+
+static THREADS: [EngineThread; THREADS_MAX] =
+    [const { EngineThread { number: AtomicU32::new(EngineThread::NONE), answer: AtomicU32::new(0) } };
+        THREADS_MAX];
+
+/// Every engine thread that there is, or is about to be.
+pub fn all() -> impl Iterator<Item = &'static EngineThread> {
+    THREADS.iter().filter(|thread| thread.number.load(Ordering::Acquire) != EngineThread::NONE)
+}
+
+/// The calling thread, if it is an engine thread.
+pub fn current() -> Option<&'static EngineThread> {
+    // SAFETY: takes nothing.
+    let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
+    THREADS.iter().find(|thread| thread.number.load(Ordering::Relaxed) == own)
+}
+
+/// In a fork's child, which has none of its parent's engine threads.
+pub fn forget_all() {
+    THREADS.iter().for_each(|thread| thread.number.store(EngineThread::NONE, Ordering::Relaxed));
+}
+
+/// A free place for a thread that is about to be made.
+fn expect_one() -> Option<&'static EngineThread> {
+    let (none, expected) = (EngineThread::NONE, EngineThread::EXPECTED);
+    let claim = |thread: &&EngineThread| {
+        // Ordering: Acquire: the place is used after its last thread; Relaxed where it isn't free.
+        thread.number.compare_exchange(none, expected, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    };
+    let place = THREADS.iter().find(claim)?;
+    place.answer.store(0, Ordering::Relaxed);
+    Some(place)
+}
 
 /// Bytes for a thread: its stack, with room below for a guard, and its block of zeros.
 const STACK_BYTES: usize = 256 * 1024;
 
-/// Starts a thread. It begins with every signal blocked.
+/// Starts a thread. It begins with every signal blocked but that by which engine threads are asked.
 pub fn spawn(main: Main, argument: usize, descriptors: Descriptors) -> Result<(), Errno> {
     let bytes = PAGE_BYTES + STACK_BYTES + PAGE_BYTES;
     let base = memory::reserve(bytes)?;
@@ -62,14 +124,17 @@ pub fn spawn(main: Main, argument: usize, descriptors: Descriptors) -> Result<()
     // SAFETY: as above.
     unsafe { top.cast::<Start>().write(start) };
     let mut flags = CLONE_VM | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_SETTLS;
+    flags |= CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
     if descriptors == Descriptors::Shared {
         flags |= CLONE_FILES;
     }
+    let place = expect_one().ok_or(Errno(linux_raw_sys::errno::EAGAIN as i32))?;
     let mask = sys::block_all_signals();
-    // SAFETY: the new stack is ours alone and big enough; the child never returns from `clone_thread`.
-    let result = unsafe { clone_thread(flags, top, segment) };
+    // SAFETY: the new stack is ours alone and big enough; the child never returns from `clone_thread`. The kernel writes to the
+    // place, which lives as long as the process.
+    let result = unsafe { clone_thread(flags, top, segment, place.number.as_ptr()) };
     sys::restore_signals(mask);
-    sys::check(result).map(|_| ())
+    sys::check(result).map(|_| ()).inspect_err(|_| place.number.store(EngineThread::NONE, Ordering::Release))
 }
 
 /// Below the size of the 64 bytes reserved at the top of the stack.
@@ -81,14 +146,14 @@ struct Start {
 
 const _: () = assert!(size_of::<Start>() <= 64);
 
-/// `clone(flags, stack, 0, 0, segment)`. In the parent it returns the thread's id or a negative error; the
+/// `clone(flags, stack, number, number, segment)`. In the parent it returns the thread's id or a negative error; the
 /// child calls `begin` with the stack pointer it was given, which is where its [`Start`] lies.
 #[unsafe(naked)]
-unsafe extern "C" fn clone_thread(flags: usize, stack: *mut u8, segment: *mut u8) -> isize {
+unsafe extern "C" fn clone_thread(flags: usize, stack: *mut u8, segment: *mut u8, number: *mut u32) -> isize {
     naked_asm!(
         "mov r8, rdx", // segment
-        "xor edx, edx",
-        "xor r10d, r10d",
+        "mov rdx, rcx", // where the parent's side writes the number
+        "mov r10, rcx", // and what is cleared at the end
         "mov eax, {clone}",
         "syscall",
         "test rax, rax",
@@ -107,6 +172,7 @@ unsafe extern "C" fn clone_thread(flags: usize, stack: *mut u8, segment: *mut u8
 extern "C" fn begin(start: *const u8) -> ! {
     // SAFETY: `spawn` wrote a `Start` there, in memory that is this thread's own.
     let start = unsafe { start.cast::<Start>().read() };
+    sys::open_signals(bit(SIGSETXID));
     match start.descriptors {
         Descriptors::Shared => {}
         Descriptors::OwnEmpty => close_descriptors(0, u32::MAX),

@@ -1,0 +1,197 @@
+//! Where a thread is: its root directory, its namespaces, and what Landlock leaves it of the file system.
+//!
+//! Each thread has its own. An engine thread that stayed outside a chroot would be the way out for whoever takes the program
+//! over. So the thread that has changed its place lends a descriptor of it, and each engine thread goes there ([`Places::join`]).
+//! pivot_root(2) isn't here: the kernel moves every thread that was at the old root.
+// UNSAFETY: system calls that rustix doesn't have, by number.
+
+use crate::sys::{self, Errno};
+use linux_raw_sys::general as raw;
+use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
+
+/// Namespaces that another thread can join. Not CLONE_NEWUSER, which a process with engine threads can't change; not
+/// CLONE_NEWPID and CLONE_NEWTIME, which are about children: engine threads have none.
+const JOINED: u32 =
+    raw::CLONE_NEWNS | raw::CLONE_NEWUTS | raw::CLONE_NEWIPC | raw::CLONE_NEWNET | raw::CLONE_NEWCGROUP;
+
+/// `NS_GET_NSTYPE`: which kind of namespace a descriptor is of.
+const KIND_OF_NAMESPACE: u32 = 0xb703;
+
+/// What a call has changed of where its thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// `CLONE_NEW*`.
+    namespaces: u32,
+    root: Root,
+    /// Landlock's rules, as a descriptor of the program's, and flags.
+    rules: Option<(i32, u32)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Root {
+    AsBefore,
+    Changed,
+    /// It is open as this descriptor of the program's.
+    Lent(i32),
+}
+
+fn errno(error: rustix::io::Errno) -> Errno {
+    Errno(error.raw_os_error())
+}
+
+fn open_directory(path: &core::ffi::CStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).map_err(errno)
+}
+
+impl Places {
+    /// None has changed.
+    pub const NONE: Places = Places { namespaces: 0, root: Root::AsBefore, rules: None };
+
+    /// Whether none has changed.
+    pub fn is_none(&self) -> bool {
+        *self == Places::NONE
+    }
+
+    /// Whether the root directory has.
+    pub fn has_root(&self) -> bool {
+        self.root != Root::AsBefore
+    }
+
+    /// What a call of the calling thread has changed that was made with success.
+    pub fn changed_by(call: usize, arguments: &[usize; 6]) -> Places {
+        let [first, second, ..] = arguments.map(|argument| argument as u32);
+        let root_of =
+            |namespaces| if namespaces & raw::CLONE_NEWNS == 0 { Root::AsBefore } else { Root::Changed };
+        let in_namespaces =
+            |namespaces| Places { namespaces: namespaces & JOINED, root: root_of(namespaces), rules: None };
+        match call as u32 {
+            raw::__NR_chroot => Places { root: Root::Changed, ..Places::NONE },
+            raw::__NR_unshare => in_namespaces(first),
+            raw::__NR_setns if second != 0 => in_namespaces(second),
+            raw::__NR_setns => in_namespaces(kind_of_namespace(first as i32)),
+            raw::__NR_landlock_restrict_self => {
+                Places { rules: Some((first as i32, second)), ..Places::NONE }
+            }
+            _ => Places::NONE,
+        }
+    }
+
+    /// Opens the calling thread's root directory for others. Until [`Places::take_back`] the program has one descriptor more.
+    #[must_use]
+    pub fn lend(self) -> Places {
+        if self.root != Root::Changed {
+            return self;
+        }
+        // Without a free descriptor it is found in /proc, if that can be reached.
+        let root = open_directory(c"/").map_or(Root::Changed, |root| Root::Lent(root.into_raw_fd()));
+        Places { root, ..self }
+    }
+
+    /// Closes what was lent.
+    pub fn take_back(self) {
+        if let Root::Lent(fd) = self.root {
+            // SAFETY: `lend` opened it, and nobody else knows of it.
+            unsafe { rustix::io::close(fd) };
+        }
+    }
+
+    /// The calling thread goes where the first thread of `process`, its own, is. Whether it could.
+    pub fn join(&self, process: u32) -> bool {
+        self.is_none() || self.try_to_join(process).is_ok()
+    }
+
+    fn try_to_join(&self, process: u32) -> Result<(), Errno> {
+        const ESRCH: Errno = Errno(linux_raw_sys::errno::ESRCH as i32);
+        let process = Pid::from_raw(process as i32).ok_or(ESRCH)?;
+        let handle = rustix::process::pidfd_open(process, PidfdFlags::empty()).map_err(errno)?;
+        let borrow = |fd| {
+            // SAFETY: only a number to the kernel, which looks it up in the table of the process's first thread.
+            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+            rustix::process::pidfd_getfd(&handle, fd.as_raw_fd(), PidfdGetfdFlags::empty()).map_err(errno)
+        };
+        if self.namespaces & raw::CLONE_NEWNS != 0 {
+            // The kernel's threads of an io_uring share the root directory with us, and then this one can't leave.
+            call(raw::__NR_unshare, [raw::CLONE_FS as usize, 0])?;
+        }
+        if self.namespaces != 0 {
+            call(raw::__NR_setns, [handle.as_raw_fd() as usize, self.namespaces as usize])?;
+        }
+        match self.root {
+            Root::AsBefore => {}
+            Root::Lent(fd) => make_root(&borrow(fd)?)?,
+            Root::Changed => make_root(&open_directory(c"/proc/self/root")?)?,
+        }
+        if let Some((rules, flags)) = self.rules {
+            let rules = borrow(rules)?;
+            call(raw::__NR_landlock_restrict_self, [rules.as_raw_fd() as usize, flags as usize])?;
+        }
+        Ok(())
+    }
+}
+
+fn make_root(directory: &OwnedFd) -> Result<(), Errno> {
+    rustix::process::fchdir(directory).map_err(errno)?;
+    rustix::process::chroot(c".").map_err(errno)
+}
+
+/// Which kind of namespace the program's descriptor is of; all, if the kernel doesn't say.
+fn kind_of_namespace(fd: i32) -> u32 {
+    // SAFETY: the request takes no argument.
+    unsafe { sys::ioctl(fd, KIND_OF_NAMESPACE, 0) }.map_or(JOINED, |kind| kind as u32)
+}
+
+fn call(number: u32, [first, second]: [usize; 2]) -> Result<usize, Errno> {
+    // SAFETY: the calls that are made by this take no pointer.
+    sys::check(unsafe { sys::call(number as usize, [first, second, 0, 0, 0, 0]) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_say_what_they_change() {
+        let changed = |call: u32, first: usize, second: usize| {
+            Places::changed_by(call as usize, &[first, second, 0, 0, 0, 0])
+        };
+        let uts = raw::CLONE_NEWUTS as usize;
+        assert!(changed(raw::__NR_chroot, 0, 0).has_root());
+        assert!(changed(raw::__NR_unshare, raw::CLONE_FILES as usize, 0).is_none());
+        assert!(changed(raw::__NR_unshare, raw::CLONE_NEWPID as usize, 0).is_none(), "about children only");
+        assert!(changed(raw::__NR_unshare, raw::CLONE_NEWNS as usize | uts, 0).has_root());
+        assert_eq!(changed(raw::__NR_unshare, uts, 0), changed(raw::__NR_setns, 5, uts));
+        let own = rustix::fs::open(c"/proc/self/ns/uts", OFlags::RDONLY, Mode::empty()).unwrap();
+        assert_eq!(changed(raw::__NR_setns, own.as_raw_fd() as usize, 0), changed(raw::__NR_unshare, uts, 0));
+        assert!(changed(raw::__NR_read, 0, 0).is_none());
+    }
+
+    #[test]
+    fn rules_of_landlock_bind_the_thread_that_joins() {
+        #[repr(C)]
+        struct Rules {
+            handled: u64,
+        }
+        const READ_FILE: u64 = 1 << 2;
+        let rules = Rules { handled: READ_FILE };
+        let arguments = [&raw const rules as usize, size_of::<Rules>(), 0, 0, 0, 0];
+        // SAFETY: the kernel reads the structure.
+        let made = sys::check(unsafe { sys::call(raw::__NR_landlock_create_ruleset as usize, arguments) });
+        let Ok(rules) = made else {
+            assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI has Landlock");
+            eprintln!("skipped: this kernel has no Landlock");
+            return;
+        };
+        let arguments = [rules, 0, 0, 0, 0, 0];
+        let places = Places::changed_by(raw::__NR_landlock_restrict_self as usize, &arguments);
+        let joined = std::thread::spawn(move || {
+            rustix::thread::set_no_new_privs(true).unwrap();
+            let could = places.join(std::process::id());
+            (could, std::fs::read("/proc/self/comm").is_err())
+        });
+        assert_eq!(joined.join().unwrap(), (true, true));
+        assert!(std::fs::read("/proc/self/comm").is_ok(), "this thread isn't bound");
+    }
+}
