@@ -203,6 +203,10 @@ fn stop_reason(value: u64) -> &'static str {
             StopReason::Arming,
             "the system calls of one of its threads could not be guarded; try --faults thread, which needs a privilege (`farpage doctor`)",
         ),
+        (
+            StopReason::Credentials,
+            "it changed its user, capabilities, root directory or namespaces, and Farpage's threads in it could not follow; run it without Farpage",
+        ),
     ];
     let reason = reasons.iter().find(|(reason, _)| *reason as u64 == value);
     reason.map_or("unknown reason", |(_, text)| text)

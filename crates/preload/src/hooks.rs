@@ -1,13 +1,14 @@
 //! What libc's functions do now: the same calls, with the engine's knowledge changing along.
 
-use crate::fork;
 use crate::init::engine;
 use crate::patch::JUMP_BYTES;
 use crate::stack::on_own_stack;
+use crate::{credentials, fork};
 use crate::{libc_symbol, set_errno};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use farpage::changes::Arguments;
+use farpage::credentials::Whose;
 use farpage_os::sys::{self, number};
 use linux_raw_sys::errno::ENOMEM;
 
@@ -192,11 +193,17 @@ pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e
         number::CLONE if a & !SIGNAL == 0 && b == 0 => result(fork::forked([a, 0, 0, 0, 0, 0])),
         // Not from code of ours, whose calls nobody looks at. A child made in this way doesn't get managed memory once
         // anything is registered: it can't read a wrong byte.
-        _ => match INSTRUCTION.load(Ordering::Relaxed) {
-            // SAFETY: the program's own call, unchanged.
-            0 => result(unsafe { sys::call(call, arguments) }),
-            // SAFETY: likewise.
-            instruction => unsafe { from_libc(instruction, call, arguments) },
-        },
+        _ => {
+            let word = match INSTRUCTION.load(Ordering::Relaxed) {
+                // SAFETY: the program's own call, unchanged.
+                0 => result(unsafe { sys::call(call, arguments) }),
+                // SAFETY: likewise.
+                instruction => unsafe { from_libc(instruction, call, arguments) },
+            };
+            if word != -1 {
+                credentials::follow_call(call, arguments, Whose::Own);
+            }
+            word
+        }
     }
 }

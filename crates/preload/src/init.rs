@@ -64,6 +64,7 @@ extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *con
             sys::exit_group(FAILED);
         }
         crate::threads::prepare();
+        crate::credentials::prepare();
     }
 }
 

@@ -10,6 +10,7 @@ use core::arch::naked_asm;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use farpage::changes::{self, Arguments};
+use farpage::credentials::{self, Whose};
 use farpage::engine::Engine;
 use farpage::guard;
 use farpage::locked;
@@ -38,6 +39,8 @@ pub enum Task {
     Fork([usize; 6], usize),
     /// These pages stay in memory from now on.
     Hold(PageRange),
+    /// A call has changed what the program may do.
+    Follow(usize, Arguments, Whose),
 }
 
 struct Work {
@@ -129,6 +132,10 @@ extern "C" fn run(work: *mut Work) {
         Task::Fork(arguments, stack_pointer) => crate::fork::make(engine, arguments, stack_pointer),
         Task::Hold(range) => {
             locked::hold(engine, range);
+            0
+        }
+        Task::Follow(call, arguments, whose) => {
+            credentials::follow(engine, call, &arguments, whose);
             0
         }
     };

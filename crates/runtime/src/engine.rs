@@ -277,12 +277,23 @@ impl Engine {
     /// mappings to its end, so if it could pass the budget everything is registered before it begins. Without any
     /// lock. A thread that can't be armed keeps the engine from that for good, and the program goes over its budget.
     pub fn prepare_to_fill(&self, bytes: u64) {
-        let is_hopeless = || self.cant_be_armed.load(Ordering::Relaxed);
-        while !self.is_active() && bytes > self.headroom() && !is_hopeless() {
-            self.activation_wanted.store(1, Ordering::Relaxed);
-            self.budget.ring();
-            futex::wait_for(&self.active, 0, 1_000_000);
+        while bytes > self.headroom() && self.is_to_activate() {}
+    }
+
+    /// Has everything registered that is there, if it can be. Without any lock.
+    pub fn activate_now(&self) {
+        while self.is_to_activate() {}
+    }
+
+    /// Has the keeper activate, and waits a while. False if it has, or never can.
+    fn is_to_activate(&self) -> bool {
+        if self.is_active() || self.cant_be_armed.load(Ordering::Relaxed) {
+            return false;
         }
+        self.activation_wanted.store(1, Ordering::Relaxed);
+        self.budget.ring();
+        futex::wait_for(&self.active, 0, 1_000_000);
+        true
     }
 
     /// Copies what the pager knows about itself to where the supervisor and others see it.

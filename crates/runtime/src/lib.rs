@@ -3,7 +3,7 @@
 //! [`session`] what all processes of a run share · [`record`] our place in it · [`devices`] its areas ·
 //! [`start`] how an engine comes to be, and its threads · [`engine`] what they share · [`worker`] what one thread
 //! does: faults in, evictions out · [`ahead`] pages that nobody has asked for yet · [`map_lock`] mappings and table say
-//! the same · [`changes`] the program changes its memory, [`locked`] or locks it · [`registrar`] registers for hooks · [`fork`] the program
+//! the same · [`changes`] the program changes its memory, [`locked`] or locks it · [`credentials`] or what it may do · [`registrar`] registers for hooks · [`fork`] the program
 //! makes a copy of itself ·
 //! [`takes`] who takes pages out · [`lull`] and who waits meanwhile ·
 //! [`guard`] what system calls do to its memory · [`budget`] how much is too much · [`share`] how much is this process's,
@@ -13,6 +13,7 @@
 pub mod ahead;
 pub mod budget;
 pub mod changes;
+pub mod credentials;
 pub mod devices;
 pub mod engine;
 pub mod fork;

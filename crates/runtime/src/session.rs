@@ -246,6 +246,8 @@ pub enum StopReason {
     UnseenMove = 3,
     /// A thread's system calls could not be stopped.
     Arming = 4,
+    /// An engine thread could not give up what the program has given up.
+    Credentials = 5,
 }
 
 /// Packs area, errno and slot of a failed request: errno in bits 48.., area in 32..48, slot below.

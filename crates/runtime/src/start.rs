@@ -8,6 +8,7 @@
 use crate::ahead::{AheadQueue, Reclaim};
 use crate::budget::{Budget, Growth};
 use crate::changes;
+use crate::credentials::{self, Watch};
 use crate::devices::{self, Devices};
 use crate::engine::{Engine, MANAGED_PAGES_MIN};
 use crate::fork::{self, Heirs};
@@ -145,6 +146,7 @@ pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     farpage_core::sync::set_parker(&futex::PARKER);
     let failed = |failure| move |errno| StartError::Failed(failure, errno);
     let request = &*memory::place(request).map_err(failed(StartFailure::Memory))?;
+    credentials::begin();
     if let Some(parent) = request.parent {
         // The parent's, of which this process has copies.
         parent.direct.descriptors.still_there().for_each(close);
@@ -234,7 +236,9 @@ fn keep(engine: &'static Engine) -> ! {
     // How nice this thread was.
     let mut nice = None;
     let mut look_ns = now_ns() + REAP_NS;
+    let mut watch = Watch::default();
     loop {
+        watch.look(engine);
         let seen = engine.budget.bell();
         if now_ns() >= look_ns {
             end_with_the_program(engine);
@@ -271,7 +275,9 @@ fn end_with_the_program(engine: &Engine) {
 fn wait_for_budget(engine: &'static Engine) {
     let mut growth = Growth::default();
     let mut reap_ns = now_ns() + REAP_NS;
+    let mut watch = Watch::default();
     loop {
+        watch.look(engine);
         let started_ns = now_ns();
         let charged = engine.take_share();
         let now = now_ns();

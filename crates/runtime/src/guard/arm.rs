@@ -13,11 +13,11 @@
 use super::handlers::{self, ENGINE, born};
 use super::rooms::{self, ARMED, FAILED, GIVEN, LATER, Room};
 use super::signals::{self, open};
+use crate::credentials;
 use crate::engine::Engine;
 use crate::session::{Notice, StopReason};
 use crate::start::KEEPER;
-use core::sync::atomic::{AtomicUsize, Ordering};
-use farpage_core::sync::Lock;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use farpage_core::units::PageIndex;
 use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::dispatch::{self, Selector, set_born};
@@ -25,15 +25,31 @@ use farpage_os::futex;
 use farpage_os::peek;
 use farpage_os::proc::{self, CallUnderWay};
 use farpage_os::signal::{
-    Action, Context, Handler, Info, Register, SIGSETXID, bit, send_to_thread, set_action, set_alternate_stack,
+    self, Action, Context, Handler, Info, Register, SIGSETXID, bit, send_to_thread, set_action,
+    set_alternate_stack,
 };
 use farpage_os::sys::{self, Errno, number};
+use farpage_os::thread;
 
 static SELECTOR: Selector = Selector::new();
 /// The range of our own code: system calls from there always pass.
 static CODE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 /// Who else handles the signal that we use: libc, once it was needed.
-static OTHERS: Lock<Action> = Lock::new(Action::DEFAULT);
+static OTHERS: Others = Others([const { AtomicU64::new(0) }; 4]);
+
+/// A disposition that a handler reads, on top of whoever writes it: a lock would never be free. It has one value only, from when
+/// it has any: libc's.
+struct Others([AtomicU64; 4]);
+
+impl Others {
+    fn keep(&self, action: &Action) {
+        self.0.iter().zip(action.to_words()).for_each(|(place, word)| place.store(word, Ordering::Relaxed));
+    }
+
+    fn kept(&self) -> Action {
+        Action::from_words([0, 1, 2, 3].map(|at: usize| self.0[at].load(Ordering::Relaxed)))
+    }
+}
 
 /// How long an armed thread waits for the rest, at most: one of those may be in a call that no signal interrupts.
 const PAUSE_NS: u64 = 50_000_000;
@@ -69,7 +85,7 @@ pub fn all(engine: &'static Engine) {
     }
     // A thread may have set its own handlers before it was armed.
     unforked(engine, install_handlers);
-    let others = *OTHERS.lock();
+    let others = OTHERS.kept();
     // SAFETY: what was there before.
     let was = unsafe { set_action(SIGSETXID, &others) };
     if let Some(was) = was.ok().filter(|was| was.handler != on_arm as *const () as usize) {
@@ -111,12 +127,32 @@ fn install_arming(engine: &Engine) -> bool {
         match unsafe { set_action(SIGSETXID, &action) } {
             Ok(before) if before.handler == action.handler => true,
             Ok(before) => {
-                *OTHERS.lock() = before;
+                OTHERS.keep(&before);
                 false
             }
             Err(_) => engine.stop_program(StopReason::Arming),
         }
     })
+}
+
+/// Puts the handler of this signal in place, in any thread of the process: for those that ask engine threads.
+pub fn let_threads_be_asked(engine: &Engine) {
+    let action = Action::of(on_arm, open()).on_any_stack();
+    // What was there is known before ours is there: a child that is forked meanwhile passes signals on, too.
+    while let Ok(before) = signal::action_of(SIGSETXID)
+        && before.handler != action.handler
+    {
+        OTHERS.keep(&before);
+        // SAFETY: the handler runs on top of anything.
+        if unsafe { set_action(SIGSETXID, &action) }.is_err() {
+            engine.stop_program(StopReason::Credentials);
+        }
+    }
+}
+
+/// Whether the calling thread's system calls are stopped.
+pub fn is_caller_armed() -> bool {
+    handlers::engine().is_some() && rooms::of_caller().is_some_and(is_armed)
 }
 
 /// One look at all threads. Whether all were armed already.
@@ -254,17 +290,15 @@ pub fn move_in(room: &Room) -> bool {
     true
 }
 
-/// In a child with a copy of its parent's memory: a thread that isn't here may have had the lock.
-pub fn reset_in_child() {
-    OTHERS.forget_holder();
-}
-
 /// The keeper asks this thread to arm itself, or libc asks for something else.
 unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the kernel's own structures, for this call.
     let word = unsafe { (*info).word() };
+    if word.is_some_and(credentials::is_taken) || thread::current().is_some() {
+        return;
+    }
     let Some(room) = word.and_then(rooms::by_word) else {
-        let others = *OTHERS.lock();
+        let others = OTHERS.kept();
         if others.is_handler() {
             // SAFETY: libc's handler, with what the kernel told.
             unsafe { core::mem::transmute::<usize, Handler>(others.handler)(signal, info, context) };

@@ -16,6 +16,7 @@ use super::rooms::{self, Level, Room};
 use super::sent::hook_at;
 use super::signals::{self, open};
 use crate::changes;
+use crate::credentials::{self, Whose};
 use crate::engine::Engine;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farpage_core::pager::Access;
@@ -264,9 +265,22 @@ impl Stopped<'_> {
             number::SIGALTSTACK => return Some(self.change_stack(&mut guarding)),
             number::RT_SIGRETURN => self.before_return(&mut guarding),
             number::EXIT => self.before_exit(),
+            call if credentials::is_about(call, &self.call.arguments) => {
+                return Some(self.change_credentials(engine));
+            }
             _ => self.open_mask(&mut guarding),
         }
         self.make()
+    }
+
+    /// Makes the call here, so that it returns to the program when our threads have followed.
+    fn change_credentials(&self, engine: &'static Engine) -> isize {
+        // SAFETY: the program's own call; what it reads is held.
+        let answer = unsafe { sys::call(self.call.number, self.call.arguments) };
+        if sys::check(answer).is_ok() {
+            credentials::follow(engine, self.call.number, &self.call.arguments, Whose::Own);
+        }
+        answer
     }
 
     /// The program closes descriptors, or puts something in place of one: ours aren't among them.
@@ -613,7 +627,6 @@ pub fn leave_copy(maker: u32, stack_pointer: usize) {
 fn leave_unarmed() {
     if !ENGINE.swap(core::ptr::null_mut(), Ordering::Relaxed).is_null() {
         signals::uninstall();
-        super::arm::reset_in_child();
         rooms::reset_in_child();
     }
 }

@@ -1,0 +1,111 @@
+//! libc's functions that change what the program may do: our threads, which libc doesn't know, follow before they return.
+//!
+//! libc has all of its threads make the same call, so its functions can't be replaced: ours, exported under the same names,
+//! call them. libc's own calls of each other (`initgroups` sets groups) don't come here, so those that others make are exported,
+//! too.
+
+use crate::init::engine;
+use crate::next_symbol;
+use crate::stack::{Task, perform};
+use core::ffi::{CStr, c_int, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
+use farpage::changes::Arguments;
+use farpage::credentials::{Whose, is_about};
+use linux_raw_sys::general as raw;
+
+/// Our threads follow a call that was made with success.
+pub fn follow_call(call: usize, arguments: Arguments, whose: Whose) {
+    if let Some(engine) = engine().filter(|_| is_about(call, &arguments)) {
+        perform(engine, Task::Follow(call, arguments, whose));
+    }
+}
+
+/// A function of libc's that ours hides.
+struct Hidden {
+    name: &'static CStr,
+    function: AtomicPtr<c_void>,
+    call: u32,
+    whose: Whose,
+}
+
+/// Up to five whole numbers or addresses. Who takes fewer doesn't look at the rest.
+type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
+
+impl Hidden {
+    const fn new(name: &'static CStr, call: u32, whose: Whose) -> Hidden {
+        Hidden { name, function: AtomicPtr::new(core::ptr::null_mut()), call, whose }
+    }
+
+    fn find(&self) -> *mut c_void {
+        let found = next_symbol(self.name);
+        self.function.store(found, Ordering::Relaxed);
+        found
+    }
+
+    fn call(&self, [a, b, c, d, e]: [usize; 5]) -> c_int {
+        let mut function = self.function.load(Ordering::Relaxed);
+        if function.is_null() {
+            // A library that was initialised before ours.
+            function = self.find();
+        }
+        // SAFETY: libc's function of this name, whose arguments are these.
+        let function = unsafe { core::mem::transmute::<*mut c_void, Function>(function) };
+        // SAFETY: the program's own call, unchanged.
+        let answer = unsafe { function(a, b, c, d, e) };
+        if answer != -1 {
+            follow_call(self.call as usize, [a, b, c, d, e, 0], self.whose);
+        }
+        answer
+    }
+}
+
+/// Exports functions, each with the system call that it comes down to, and whose credentials that changes.
+macro_rules! hidden {
+    ($($name:ident: $call:ident, $whose:ident;)*) => {
+        #[expect(non_upper_case_globals, reason = "each is named as its function")]
+        mod all {
+            use super::*;
+            $(pub static $name: Hidden = Hidden::new(
+                match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!("a name with a zero in it"),
+                },
+                raw::$call,
+                Whose::$whose,
+            );)*
+        }
+
+        $(
+            /// As its name says.
+            #[unsafe(no_mangle)]
+            pub extern "C" fn $name(a: usize, b: usize, c: usize, d: usize, e: usize) -> c_int {
+                all::$name.call([a, b, c, d, e])
+            }
+        )*
+
+        /// Finds the functions that ours hide.
+        pub fn prepare() {
+            $(all::$name.find();)*
+        }
+    };
+}
+
+hidden! {
+    setuid: __NR_setuid, All;
+    setgid: __NR_setgid, All;
+    seteuid: __NR_setresuid, All;
+    setegid: __NR_setresgid, All;
+    setreuid: __NR_setreuid, All;
+    setregid: __NR_setregid, All;
+    setresuid: __NR_setresuid, All;
+    setresgid: __NR_setresgid, All;
+    setgroups: __NR_setgroups, All;
+    initgroups: __NR_setgroups, All;
+    setfsuid: __NR_setfsuid, Own;
+    setfsgid: __NR_setfsgid, Own;
+    capset: __NR_capset, Own;
+    prctl: __NR_prctl, Own;
+    chroot: __NR_chroot, Own;
+    unshare: __NR_unshare, Own;
+    setns: __NR_setns, Own;
+}

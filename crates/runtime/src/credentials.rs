@@ -1,0 +1,293 @@
+//! The program changes what it may do: its users, groups, capabilities, root directory, namespaces. Engine threads follow.
+//!
+//! Linux keeps all of these for each thread, and libc has only its own threads change them together. A thread of ours that
+//! stayed root would be root for whoever takes the program over. So each call that changes them ends only when every engine
+//! thread has taken on what the program's first thread has. A change of another thread alone isn't followed: what the process
+//! can do is what its first thread can.
+//!
+//! Calls are seen by libc's functions and `syscall` (the preload library), and in armed threads whoever makes them. What both
+//! miss the keeper sees soon after ([`Watch`]).
+// UNSAFETY: what all threads take on lies in one place, which they read when they are told to.
+
+use crate::changes::Arguments;
+use crate::engine::Engine;
+use crate::guard::arm;
+use crate::session::StopReason;
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU32, Ordering};
+use farpage_core::sync::Lock;
+use farpage_os::credentials::{
+    self as kernel, Credentials, GROUPS_MAX, dumpable, make_dumpable, read_groups,
+};
+use farpage_os::places::Places;
+use farpage_os::signal::{SIGSETXID, send_to_thread};
+use farpage_os::sys::{self, number};
+use farpage_os::thread::{self, EngineThread};
+use farpage_os::{clock::now_ns, futex, proc};
+use linux_raw_sys::general as raw;
+use linux_raw_sys::prctl;
+
+/// What every engine thread is to take on.
+struct Wanted {
+    /// Raised when there is something new. An engine thread answers with it.
+    generation: AtomicU32,
+    /// Threads that have answered, as a bell for who asks.
+    answers: AtomicU32,
+    /// Set by an engine thread that couldn't.
+    failed: AtomicU32,
+    /// Written with `FOLLOWING` held, while no thread is asked.
+    order: UnsafeCell<Order>,
+    /// Supplementary groups: those wanted, and those just read.
+    groups: UnsafeCell<[[u32; GROUPS_MAX]; 2]>,
+}
+
+/// One order to all engine threads.
+#[derive(Clone, Copy)]
+struct Order {
+    process: u32,
+    credentials: Credentials,
+    with_groups: bool,
+    places: Places,
+}
+
+// SAFETY: `order` and `groups` are written by the holder of `FOLLOWING`, before `generation` is raised, and read by engine
+// threads that haven't answered to that generation; the holder waits for all answers before it gives the lock back.
+unsafe impl Sync for Wanted {}
+
+static WANTED: Wanted = Wanted {
+    generation: AtomicU32::new(0),
+    answers: AtomicU32::new(0),
+    failed: AtomicU32::new(0),
+    order: UnsafeCell::new(Order {
+        process: 0,
+        credentials: Credentials::NONE,
+        with_groups: false,
+        places: Places::NONE,
+    }),
+    groups: UnsafeCell::new([[0; GROUPS_MAX]; 2]),
+};
+
+/// One change is followed at a time.
+static FOLLOWING: Lock<()> = Lock::new(());
+
+/// How long a thread's answer is waited for, until it is asked again: libc may have put its own handler in the place of ours.
+const ASK_AGAIN_NS: u64 = 5_000_000;
+
+/// Before there is an engine thread, which will have what the calling thread has. In a fork's child the parent's are forgotten.
+pub fn begin() {
+    FOLLOWING.forget_holder();
+    thread::forget_all();
+    // SAFETY: nobody else is here yet: this thread is about to make the first engine thread.
+    let (order, lists) = unsafe { (&mut *WANTED.order.get(), &mut *WANTED.groups.get()) };
+    order.credentials = Credentials::read();
+    let _ = read_groups(&mut lists[0]);
+    WANTED.generation.store(0, Ordering::Relaxed);
+}
+
+/// Whether a call may change credentials or places.
+pub fn is_about(call: usize, arguments: &Arguments) -> bool {
+    match call as u32 {
+        raw::__NR_setuid
+        | raw::__NR_setgid
+        | raw::__NR_setreuid
+        | raw::__NR_setregid
+        | raw::__NR_setresuid
+        | raw::__NR_setresgid
+        | raw::__NR_setfsuid
+        | raw::__NR_setfsgid
+        | raw::__NR_setgroups
+        | raw::__NR_capset
+        | raw::__NR_chroot
+        | raw::__NR_setns
+        | raw::__NR_landlock_restrict_self => true,
+        raw::__NR_unshare => !Places::changed_by(call, arguments).is_none(),
+        raw::__NR_prctl => matches!(
+            arguments[0] as u32,
+            prctl::PR_SET_KEEPCAPS
+                | prctl::PR_SET_SECUREBITS
+                | prctl::PR_CAPBSET_DROP
+                | prctl::PR_CAP_AMBIENT
+                | prctl::PR_SET_NO_NEW_PRIVS
+        ),
+        _ => false,
+    }
+}
+
+/// Which threads a call has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whose {
+    /// The calling one.
+    Own,
+    /// All that libc knows: the calling one has what they all have.
+    All,
+}
+
+/// The calling thread has made a call with success. It returns when every engine thread has followed. On a stack of ours, with
+/// signals blocked.
+pub fn follow(engine: &Engine, call: usize, arguments: &Arguments, whose: Whose) {
+    // SAFETY: both take nothing.
+    let [process, own] =
+        [number::GETPID, number::GETTID].map(|call| unsafe { sys::call(call, [0; 6]) } as u32);
+    // A child of vfork has its own.
+    if process != engine.process || (own != process && whose == Whose::Own) {
+        return;
+    }
+    let was_dumpable = dumpable();
+    if call == raw::__NR_chroot as usize && !proc::is_reachable() {
+        // What activation looks up in /proc engine threads find only as long as they are outside.
+        engine.activate_now();
+    }
+    let guard = FOLLOWING.lock();
+    // SAFETY: the lock is held, and nobody is asked.
+    let (known, lists) = unsafe { ((*WANTED.order.get()).credentials, &mut *WANTED.groups.get()) };
+    let mut credentials = Credentials::read();
+    if own != process {
+        // The rest it may have changed for itself alone.
+        let capabilities = kernel::Capabilities::of(process).unwrap_or(credentials.capabilities);
+        let ambient = known.ambient & capabilities.permitted & capabilities.inheritable;
+        let (user, group, groups) = (credentials.user, credentials.group, credentials.groups);
+        credentials = Credentials { user, group, groups, capabilities, ambient, ..known };
+    }
+    // An armed thread's own call was followed when it was made.
+    let is_seen = arm::is_caller_armed() && whose == Whose::All;
+    let places = if own == process && !is_seen { Places::changed_by(call, arguments) } else { Places::NONE };
+    let places = places.lend();
+    let _ = read_groups(&mut lists[1]);
+    order(engine, Order { process, credentials, with_groups: false, places });
+    places.take_back();
+    drop(guard);
+    if was_dumpable == 1 && dumpable() != 1 {
+        make_dumpable();
+    }
+}
+
+/// Gives an order to every engine thread, unless they have it already. With the lock held; the groups just read are in the second
+/// list.
+fn order(engine: &Engine, mut order: Order) {
+    // SAFETY: the lock is held, and no thread that was asked hasn't answered.
+    let (wanted, lists) = unsafe { (&mut *WANTED.order.get(), &mut *WANTED.groups.get()) };
+    let [known, read] = lists;
+    let count = order.credentials.groups.min(GROUPS_MAX);
+    order.with_groups = wanted.credentials.groups != count || known[..count] != read[..count];
+    if order.places.is_none() && !order.with_groups && wanted.credentials == order.credentials {
+        return;
+    }
+    known[..count].copy_from_slice(&read[..count]);
+    *wanted = order;
+    // Ordering: Release publishes the order to threads that see its generation.
+    let generation = WANTED.generation.fetch_add(1, Ordering::Release) + 1;
+    wait_for_answers(engine, generation);
+    if WANTED.failed.load(Ordering::Relaxed) != 0 {
+        engine.stop_program(StopReason::Credentials);
+    }
+}
+
+/// Asks every engine thread until all have answered or ended.
+fn wait_for_answers(engine: &Engine, generation: u32) {
+    // SAFETY: takes nothing.
+    let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
+    let mut ask_again_ns = 0;
+    loop {
+        let heard = WANTED.answers.load(Ordering::Acquire);
+        let now = now_ns();
+        let is_to_ask = now >= ask_again_ns;
+        if is_to_ask {
+            arm::let_threads_be_asked(engine);
+            ask_again_ns = now + ASK_AGAIN_NS;
+        }
+        let mut are_all_done = true;
+        for thread in thread::all().filter(|thread| thread.answer.load(Ordering::Acquire) != generation) {
+            are_all_done = false;
+            match thread.number() {
+                Some(number) if number == own => {
+                    take(thread);
+                    ask_again_ns = 0;
+                }
+                Some(number) if is_to_ask => {
+                    let _ = send_to_thread(engine.process, number, SIGSETXID, word());
+                }
+                // Just being made, by whoever had been asked or not.
+                None => ask_again_ns = 0,
+                Some(_) => {}
+            }
+        }
+        if are_all_done {
+            return;
+        }
+        futex::wait_for(&WANTED.answers, heard, if ask_again_ns == 0 { 50_000 } else { ASK_AGAIN_NS });
+    }
+}
+
+/// What the signal carries that asks an engine thread.
+fn word() -> usize {
+    (&raw const WANTED) as usize
+}
+
+/// In the signal's handler: takes an order on, if this is one. Whether it is one.
+pub fn is_taken(sent: usize) -> bool {
+    if sent != word() {
+        return false;
+    }
+    thread::current().into_iter().for_each(take);
+    true
+}
+
+/// The calling engine thread takes the last order on.
+fn take(thread: &EngineThread) {
+    // Ordering: Acquire pairs with the Release of who gave the order.
+    let generation = WANTED.generation.load(Ordering::Acquire);
+    if generation == 0 || thread.answer.load(Ordering::Relaxed) == generation {
+        return;
+    }
+    // SAFETY: written before the generation was raised, and not again before this thread answers.
+    let (order, groups) = unsafe { (*WANTED.order.get(), &(*WANTED.groups.get())[0]) };
+    let is_there = order.places.join(order.process);
+    let list = order.with_groups.then_some(&groups[..order.credentials.groups.min(GROUPS_MAX)]);
+    if !(is_there && order.credentials.take(list)) {
+        WANTED.failed.store(1, Ordering::Relaxed);
+    }
+    // Ordering: Release: who sees the answer sees the failure.
+    thread.answer.store(generation, Ordering::Release);
+    WANTED.answers.fetch_add(1, Ordering::Release);
+    futex::wake(&WANTED.answers, u32::MAX);
+}
+
+/// Calls that nobody saw, by code of the program's own in threads that aren't armed. In the keeper.
+#[derive(Default)]
+pub struct Watch {
+    /// When it looks next; at first at once.
+    look_ns: u64,
+}
+
+/// How often the keeper looks.
+const WATCH_NS: u64 = 100_000_000;
+/// A thread's `status`: some 1.5 KB, and ten bytes for each supplementary group.
+const STATUS_BYTES: usize = 16 * 1024;
+
+impl Watch {
+    /// If it is time: compares the program's first thread with this one, and has all engine threads follow.
+    pub fn look(&mut self, engine: &Engine) {
+        let now = now_ns();
+        if now < self.look_ns {
+            return;
+        }
+        self.look_ns = now + WATCH_NS;
+        // A program's thread that changes something just now does all that is to be done.
+        let Some(guard) = FOLLOWING.try_lock() else { return };
+        // SAFETY: the lock is held, and nobody is asked.
+        let (known, lists) = unsafe { ((*WANTED.order.get()).credentials, &mut *WANTED.groups.get()) };
+        let mut first = || {
+            let mut text = [0; STATUS_BYTES];
+            let status = proc::status_of(engine.process, &mut text)?;
+            kernel::parse_status(status, &mut lists[1])
+        };
+        // Not a thread that has changed one thing of two, seen in between: what is the same twice was so.
+        let Some(found) = first().filter(|found| first().as_ref() == Some(found)) else { return };
+        let credentials = Credentials { securebits: known.securebits, ..found };
+        if credentials != known {
+            let process = engine.process;
+            order(engine, Order { process, credentials, with_groups: false, places: Places::NONE });
+        }
+        drop(guard);
+    }
+}
