@@ -13,7 +13,7 @@
 //!    file lies, [`machine`] which node its device is on.
 //! 5. [`preload`] finds the library; [`kernel`] tries what the kernel offers, and chooses.
 //! 6. [`session`] fills the memory shared with the programs; [`run`] starts the first of them.
-//! 7. [`signals`] stays with it; [`notices`] tells what happens meanwhile.
+//! 7. [`signals`] stays with it; [`notices`] tells what happens meanwhile, through a [`valve`].
 //! 8. [`totals`] collects what was counted; [`summary`] prints it, and writes it as JSON.
 //!
 //! [`show`] looks on from outside. [`doctor`] asks the same modules without running anything; [`bench`] hands on to `farpage-bench`. [`failure`] is every error's form, [`say`] and
@@ -26,6 +26,8 @@ mod doctor;
 mod elf;
 mod failure;
 mod header;
+#[cfg(test)]
+mod hostile;
 mod kernel;
 mod kernel_swap;
 mod machine;
@@ -45,6 +47,7 @@ mod summary;
 mod swap_argument;
 mod sys;
 mod totals;
+mod valve;
 
 use failure::Failure;
 use options::Command;

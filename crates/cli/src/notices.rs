@@ -2,15 +2,17 @@
 
 use crate::budget::Budget;
 use crate::numbers::{grouped, iec, suggestion};
-use crate::session;
+use crate::say::harmless;
 use crate::totals;
-use farpage::session::{Notice, Session, StartFailure, StopReason, unpack_io_error};
+use crate::valve::Valve;
+use farpage::session::{Notice, ProcessRecord, Session, StartFailure, StopReason, unpack_io_error};
 use farpage_core::units::PAGE_SHIFT;
 use std::io;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// How much a notice matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 pub enum Weight {
     /// Good to know; --quiet leaves it out.
     Information,
@@ -18,21 +20,32 @@ pub enum Weight {
     Serious,
 }
 
-/// Which notices were told already.
+/// What notices are about, beside the program: the names of the areas as they may be printed, and the budget.
+pub struct About<'a> {
+    /// In their order.
+    pub areas: &'a [String],
+    /// What the run may have.
+    pub budget: &'a Budget,
+}
+
+/// Which notices were told already, and how many may be told.
 pub struct Watcher {
     /// For each record, whose it was and which bits were told: records are reused.
     told: Vec<(u32, u32)>,
+    /// What matters less isn't told.
+    least: Weight,
+    valve: Valve,
 }
 
 impl Watcher {
     /// Nothing was told yet.
-    pub fn new(session: &Session) -> Watcher {
-        Watcher { told: vec![(0, 0); session.processes.len()] }
+    pub fn new(session: &Session, least: Weight) -> Watcher {
+        Watcher { told: vec![(0, 0); session.processes.len()], least, valve: Valve::new() }
     }
 
-    /// The lines for everything that is new.
-    pub fn news(&mut self, session: &Session, budget: &Budget) -> Vec<(Weight, String)> {
-        let mut lines = Vec::new();
+    /// The lines for everything that is new, and for what was held back before.
+    pub fn news(&mut self, session: &Session, about: &About, now: Instant) -> Vec<String> {
+        let mut lines: Vec<String> = self.valve.turn(now).map(held_back).into_iter().collect();
         for (record, told) in session.processes.iter().zip(&mut self.told) {
             let pid = record.pid.load(Ordering::Acquire);
             if pid != told.0 {
@@ -42,17 +55,35 @@ impl Watcher {
                 let bit = 1 << notice as u32;
                 let Some(value) = record.noticed(notice).filter(|_| told.1 & bit == 0) else { continue };
                 told.1 |= bit;
-                let command = totals::command(record);
-                let text = if notice == Notice::BudgetTooSmall {
-                    budget_too_small(&command, value, budget)
-                } else {
-                    format!("{command} (pid {pid}): {}", describe(notice, value, session, budget))
-                };
-                lines.push((weight(notice), text));
+                if weight(notice) >= self.least && self.valve.passes(now) {
+                    lines.push(line(record, pid, notice, value, about));
+                }
             }
         }
         lines
     }
+
+    /// At the end: the line for what was held back and never told.
+    pub fn rest(&mut self) -> Option<String> {
+        self.valve.rest().map(held_back)
+    }
+}
+
+fn line(record: &ProcessRecord, pid: u32, notice: Notice, value: u64, about: &About) -> String {
+    let command = harmless(&totals::command(record));
+    if notice == Notice::BudgetTooSmall {
+        budget_too_small(&command, value, about.budget)
+    } else {
+        format!("{command} (pid {pid}): {}", describe(notice, value, about))
+    }
+}
+
+fn held_back(count: u64) -> String {
+    let (notices, were) = if count == 1 { ("notice", "was") } else { ("notices", "were") };
+    format!(
+        "{} {notices} more {were} held back: too many at once; --stats FILE lists what each process tells",
+        grouped(count)
+    )
 }
 
 const fn weight(notice: Notice) -> Weight {
@@ -84,11 +115,12 @@ fn budget_too_small(command: &str, needed: u64, budget: &Budget) -> String {
 }
 
 /// What a notice says, without the program it is about.
-pub fn describe(notice: Notice, value: u64, session: &Session, budget: &Budget) -> String {
+pub fn describe(notice: Notice, value: u64, about: &About) -> String {
+    let budget = about.budget;
     match notice {
         Notice::AreaFull => format!(
             "swap area {} is full ({} in use): nothing more is evicted, and memory goes over the budget of {}; free room on the disk or add an area with --swap",
-            area_names(session),
+            about.areas.join(", "),
             iec(value),
             iec(budget.ram_bytes)
         ),
@@ -99,15 +131,15 @@ pub fn describe(notice: Notice, value: u64, session: &Session, budget: &Budget) 
         ),
         Notice::WriteError => format!(
             "writing failed: {}; the pages were kept, and the area is not written any more; check the disk (dmesg)",
-            place(value, session)
+            place(value, about)
         ),
         Notice::ReadError => format!(
             "LOST DATA, reading failed: {}; the program got SIGBUS; check the disk (dmesg)",
-            place(value, session)
+            place(value, about)
         ),
         Notice::Corrupt => format!(
             "LOST DATA, what was read is not what was written: {}; the program got SIGBUS; check the disk, and that nobody else writes there",
-            place(value, session)
+            place(value, about)
         ),
         Notice::Unmanaged => format!(
             "{} of its memory can't be evicted (locked memory, stacks, small mappings), out of a budget of {}; use --ram {} or more",
@@ -134,16 +166,10 @@ pub fn describe(notice: Notice, value: u64, session: &Session, budget: &Budget) 
     }
 }
 
-fn area_names(session: &Session) -> String {
-    let areas = session.areas.iter().take(session.areas_count as usize);
-    areas.map(|area| session::text(&area.name)).collect::<Vec<_>>().join(", ")
-}
-
 /// Area, offset and reason of a failed request.
-fn place(packed: u64, session: &Session) -> String {
+fn place(packed: u64, about: &About) -> String {
     let (area, slot, errno) = unpack_io_error(packed);
-    let name =
-        session.areas.get(usize::from(area)).map_or_else(|| "?".into(), |area| session::text(&area.name));
+    let name = about.areas.get(usize::from(area)).map_or("?", String::as_str);
     let place = format!("{name} at offset {}", grouped(u64::from(slot) << PAGE_SHIFT));
     if errno == 0 { place } else { format!("{place}: {}", error_text(errno)) }
 }
@@ -218,53 +244,93 @@ mod tests {
     use crate::totals::tests::two_programs;
     use farpage::session::pack_io_error;
 
-    fn budget() -> Budget {
-        Budget { ram_bytes: 1 << 20, origin: "--ram 1M".into(), pool_bytes_max: 1 << 19 }
+    fn budget_of(ram_bytes: u64) -> Budget {
+        Budget { ram_bytes, origin: "--ram 1M".into(), pool_bytes_max: 1 << 19 }
+    }
+
+    fn with<T>(test: impl FnOnce(&About) -> T) -> T {
+        test(&About { areas: &["/var/tmp".into()], budget: &budget_of(1 << 20) })
+    }
+
+    fn news(watcher: &mut Watcher, session: &Session) -> Vec<String> {
+        with(|about| watcher.news(session, about, Instant::now()))
+    }
+
+    fn watcher(session: &Session) -> Watcher {
+        Watcher::new(session, Weight::Information)
     }
 
     #[test]
     fn each_notice_is_told_once_for_each_process() {
         let shared = two_programs();
         let session = shared.session();
-        let mut watcher = Watcher::new(session);
-        assert!(watcher.news(session, &budget()).is_empty());
+        let mut watcher = self::watcher(session);
+        assert!(self::news(&mut watcher, session).is_empty());
         session.processes[0].notice(Notice::AreaFull, 5 << 20);
         session.processes[1].notice(Notice::AreaFull, 6 << 20);
-        let news = watcher.news(session, &budget());
+        let news = self::news(&mut watcher, session);
         assert_eq!(news.len(), 2);
         assert!(
-            news[0].1.starts_with("python3 (pid 101): swap area /var/tmp is full (5 MiB in use)"),
+            news[0].starts_with("python3 (pid 101): swap area /var/tmp is full (5 MiB in use)"),
             "{}",
-            news[0].1
+            news[0]
         );
         session.processes[0].notice(Notice::AreaFull, 7 << 20);
-        assert!(watcher.news(session, &budget()).is_empty());
+        assert!(self::news(&mut watcher, session).is_empty());
     }
 
     #[test]
     fn record_of_a_new_process_is_told_again() {
         let shared = two_programs();
         let session = shared.session();
-        let mut watcher = Watcher::new(session);
+        let mut watcher = self::watcher(session);
         session.processes[0].notice(Notice::Locked, 0);
-        assert_eq!(watcher.news(session, &budget()).len(), 1);
+        assert_eq!(news(&mut watcher, session).len(), 1);
         // As a new process claims it, which has nothing to tell yet.
         session.processes[0].notices.store(0, Ordering::Relaxed);
         session.processes[0].pid.store(999, Ordering::Release);
-        assert_eq!(watcher.news(session, &budget()), []);
+        assert!(self::news(&mut watcher, session).is_empty());
         session.processes[0].notice(Notice::Locked, 0);
-        let news = watcher.news(session, &budget());
-        assert!(news.len() == 1 && news[0].1.contains("pid 999"), "{news:?}");
+        let news = self::news(&mut watcher, session);
+        assert!(news.len() == 1 && news[0].contains("pid 999"), "{news:?}");
+    }
+
+    #[test]
+    fn quiet_leaves_out_what_is_only_good_to_know() {
+        let shared = two_programs();
+        let session = shared.session();
+        let mut watcher = Watcher::new(session, Weight::Serious);
+        session.processes[0].notice(Notice::Locked, 0);
+        session.processes[0].notice(Notice::Stopped, 1);
+        let news = self::news(&mut watcher, session);
+        assert!(news.len() == 1 && news[0].contains("STOPPED"), "{news:?}");
+    }
+
+    /// Each number that a program wrote over its own made all of its notices new, ten times a second.
+    #[test]
+    fn flood_of_notices_is_counted_and_told_in_one_line() {
+        let shared = two_programs();
+        let session = shared.session();
+        let mut watcher = self::watcher(session);
+        for n in 0..1000 {
+            session.processes[0].pid.store(1000 + n, Ordering::Release);
+            Notice::ALL.into_iter().for_each(|notice| session.processes[0].notice(notice, 1));
+            let news = self::news(&mut watcher, session);
+            assert!(n == 0 || news.len() <= 1, "{news:?}");
+        }
+        let rest = watcher.rest().unwrap();
+        assert!(rest.contains(" notices more were held back"), "{rest}");
+        assert_eq!(watcher.rest(), None);
     }
 
     #[test]
     fn budget_that_is_too_small_names_the_number_and_a_better_one() {
         let shared = two_programs();
         shared.session().processes[0].notice(Notice::BudgetTooSmall, 24_536_679);
-        let news = Watcher::new(shared.session()).news(shared.session(), &budget());
-        assert_eq!(news[0].0, Weight::Serious);
+        let mut serious = Watcher::new(shared.session(), Weight::Serious);
+        let news = news(&mut serious, shared.session());
         assert_eq!(
-            news[0].1,
+            news[0],
             "`--ram 1M` (1 MiB) is below the 23.4 MiB that python3 needs resident before it starts; use --ram 32M or more (or FARPAGE_RAM)"
         );
     }
@@ -272,27 +338,24 @@ mod tests {
     /// It was called more than the budget, but is told from half of the budget on.
     #[test]
     fn memory_that_can_not_be_evicted_is_compared_with_the_budget() {
-        let shared = two_programs();
-        let budget = Budget { ram_bytes: 100 << 20, ..budget() };
-        let text = describe(Notice::Unmanaged, 60 << 20, shared.session(), &budget);
+        let about = About { areas: &[], budget: &budget_of(100 << 20) };
+        let text = describe(Notice::Unmanaged, 60 << 20, &about);
         assert!(text.starts_with("60 MiB of its memory can't be evicted"), "{text}");
         assert!(text.ends_with("out of a budget of 100 MiB; use --ram 192M or more"), "{text}");
     }
 
     #[test]
     fn failed_requests_name_area_offset_and_reason() {
-        let shared = two_programs();
-        let lost = describe(Notice::ReadError, pack_io_error(0, 256, 5), shared.session(), &budget());
+        let lost = with(|about| describe(Notice::ReadError, pack_io_error(0, 256, 5), about));
         assert!(lost.contains("/var/tmp at offset 1,048,576: Input/output error"), "{lost}");
-        let nowhere = describe(Notice::Corrupt, pack_io_error(200, 1, 0), shared.session(), &budget());
+        let nowhere = with(|about| describe(Notice::Corrupt, pack_io_error(200, 1, 0), about));
         assert!(nowhere.contains("? at offset 4,096"), "{nowhere}");
     }
 
     #[test]
     fn every_notice_and_start_failure_has_a_text() {
-        let shared = two_programs();
         for notice in Notice::ALL {
-            assert!(!describe(notice, u64::MAX, shared.session(), &budget()).is_empty());
+            assert!(!with(|about| describe(notice, u64::MAX, about)).is_empty());
         }
         for kind in 1..=6 {
             assert!(!start_failure(kind | 12 << 16).contains("unknown"), "{kind}");

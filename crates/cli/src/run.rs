@@ -8,7 +8,7 @@ use crate::budget::{self, Behind, Budget, Limit, Roots};
 use crate::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND};
 use crate::kernel;
 use crate::machine::Machine;
-use crate::notices::{Watcher, Weight};
+use crate::notices::{About, Watcher, Weight};
 use crate::numbers::iec;
 use crate::options::{self, Disk, RunOptions};
 use crate::preload;
@@ -54,21 +54,42 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     sys::be_inspectable();
     let started = Instant::now();
     let pid = start(options, &plan, &shared)?;
-    let mut watcher = Watcher::new(shared.session());
-    let tell_news = || {
-        for (weight, text) in watcher.news(shared.session(), &plan.budget) {
-            if weight == Weight::Serious || !options.quiet {
-                say::line(&text);
-            }
-        }
-    };
-    let exit = signals::supervise(pid, tell_news).map_err(|error| {
-        Failure::new(format!("the program can't be waited for: {error}"))
-            .fix("see whether it runs on, and end it")
-    })?;
-    report(options, &plan, &shared, exit, started);
+    let ended = watch(options, &plan, &shared, pid);
+    if let Ok(exit) = ended {
+        report(options, &plan, &shared, exit, started);
+    }
     plan.areas.into_iter().filter_map(Area::close).for_each(|note| say::line(&note));
-    Ok(pass_on(exit))
+    ended.map(pass_on)
+}
+
+/// Stays with the program until it ends, and tells what its processes tell. If these have damaged what they share, it is
+/// ended: nothing keeps them within the budget then, nor one's evicted pages from another's.
+fn watch(options: &RunOptions, plan: &Plan, shared: &Shared, pid: u32) -> Result<ChildState, Failure> {
+    let least = if options.quiet { Weight::Serious } else { Weight::Information };
+    let mut watcher = Watcher::new(shared.session(), least);
+    let names = names(&plan.areas);
+    let about = About { areas: &names, budget: &plan.budget };
+    let tell_news = || {
+        shared.damage().map_or(Ok(()), |what| Err(damaged(what)))?;
+        let news = watcher.news(shared.session(), &about, Instant::now());
+        news.iter().for_each(|text| say::line(text));
+        Ok(())
+    };
+    let ended = signals::supervise(pid, tell_news);
+    watcher.rest().into_iter().for_each(|text| say::line(&text));
+    ended
+}
+
+fn damaged(what: &str) -> Failure {
+    Failure::new("the memory that the run's processes share was overwritten; the run was ended")
+        .because(format!("{what}; a program of the run most likely wrote there by a stray pointer, or on purpose"))
+        .fix("look for wild writes in the programs of the run: build them with -fsanitize=address, or use valgrind, without Farpage")
+        .fix("run programs that may harm each other by a `farpage run` of their own")
+}
+
+/// The areas' names, as they may be printed.
+fn names(areas: &[Area]) -> Vec<String> {
+    areas.iter().map(|area| say::harmless(&area.path.display().to_string())).collect()
 }
 
 /// Becomes the program, without Farpage. Returns why there is none if that fails, too.
@@ -229,7 +250,7 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, exit: ChildState, 
         settings: &plan.settings,
         areas: &plan.areas,
         totals: &Totals::of(shared.session()),
-        session: shared.session(),
+        names: &names(&plan.areas),
     };
     if !options.quiet {
         say::line(&summary::text(&run).join("\n"));
@@ -239,7 +260,7 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, exit: ChildState, 
             // A pipe can't be cut; what is written to it begins at its end anyway.
             let _ = file.set_len(0);
         }
-        if let Err(error) = file.write_all(format!("{:#}\n", summary::json(&run)).as_bytes()) {
+        if let Err(error) = file.write_all(say::json(&summary::json(&run)).as_bytes()) {
             let name = options.stats.as_deref().unwrap_or(Path::new("?")).display();
             say::line(&format!(
                 "the statistics could not be written to {name}: {error}; free some room, or name another file: --stats FILE"

@@ -1,7 +1,11 @@
 //! Farpage's own words: on standard error, each line prefixed `farpage: `; clap's own texts only in their
 //! first line. The program's output is never touched. Nobody listening isn't an error.
 
+use serde_json::Value;
 use std::io::Write;
+
+/// Characters of a name that are printed; the rest is cut. A file's name has at most 255 bytes.
+const NAME_CHARS_MAX: usize = 255;
 
 /// One message; further lines of it are prefixed too.
 pub fn line(text: &str) {
@@ -19,7 +23,70 @@ pub fn to_stdout(text: &str) {
     let _ = std::io::stdout().write_all(text.as_bytes());
 }
 
+/// A name as part of a line: one line, no control characters, no invisible ones, bounded. What is escaped begins with a
+/// backslash.
+pub fn harmless(name: &str) -> String {
+    let mut text = String::new();
+    for (at, character) in name.chars().enumerate() {
+        match character {
+            _ if at == NAME_CHARS_MAX => {
+                text.push_str("...");
+                break;
+            }
+            '"' | '\'' => text.push(character),
+            _ => text.extend(character.escape_debug()),
+        }
+    }
+    text
+}
+
+/// A JSON text that a terminal can show: JSON itself leaves DEL, C1 controls and invisible characters as they are.
+pub fn json(value: &Value) -> String {
+    let mut text = String::new();
+    for character in format!("{value:#}").chars() {
+        let is_harmless = character == '\n' || character.is_ascii_graphic() || character == ' ';
+        if is_harmless || !character.is_ascii() && character.escape_debug().len() == 1 {
+            text.push(character);
+        } else {
+            let mut units = [0; 2];
+            character.encode_utf16(&mut units).iter().for_each(|unit| text += &format!("\\u{unit:04x}"));
+        }
+    }
+    text.push('\n');
+    text
+}
+
 /// In one write, so that lines of the program don't get in between.
 fn write(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    /// The name of a program of the run was printed as it was: an escape sequence of it reached the terminal.
+    #[test]
+    fn name_is_one_printable_line_of_bounded_length() {
+        for (name, text) in [
+            ("/var/tmp/ä swap's \"file\"", "/var/tmp/ä swap's \"file\""),
+            ("\x1b]0;title\x07", "\\u{1b}]0;title\\u{7}"),
+            ("two\nlines\r", "two\\nlines\\r"),
+            ("\u{202e}\u{9b}31m\x7f", "\\u{202e}\\u{9b}31m\\u{7f}"),
+            ("back\\slash", "back\\\\slash"),
+        ] {
+            assert_eq!(harmless(name), text);
+        }
+        assert_eq!(harmless(&"é".repeat(300)), format!("{}...", "é".repeat(NAME_CHARS_MAX)));
+    }
+
+    #[test]
+    fn json_says_the_same_without_what_a_terminal_would_obey() {
+        let value = json!({ "name": "\x1b\x7f\u{9b}2J\u{202e}\u{e0001}ä\"\\", "number": 7 });
+        let text = json(&value);
+        assert!(text.ends_with("}\n") && text.contains("ä"), "{text}");
+        assert!(!text.chars().any(|c| c != '\n' && c != 'ä' && !(' '..='~').contains(&c)), "{text:?}");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), value);
+    }
 }

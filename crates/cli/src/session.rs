@@ -7,17 +7,21 @@ use crate::areas::{self, Area, Kind};
 use crate::failure::Failure;
 use crate::numbers::iec;
 use crate::sys::{self, SharedMemory};
-use farpage::session::{AreaDescription, MAGIC, PATH_BYTES, Session, Settings};
+use farpage::head::HeadCopy;
+use farpage::session::{AreaDescription, MAGIC, Notice, PATH_BYTES, ProcessRecord, Session, Settings};
 use farpage_core::areas::Extents;
 use farpage_core::areas::extents::{Builder, Extent, Head};
 use farpage_core::memory::Region;
 use farpage_core::units::CLUSTER_SLOTS;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::Ordering;
 
 /// The shared memory of one run.
 pub struct Shared {
     memory: SharedMemory,
+    /// The head as we have written it: who still finds that there has nothing to fear.
+    written: Box<HeadCopy>,
 }
 
 /// Where an area's tables are.
@@ -89,12 +93,13 @@ impl Shared {
         // and all-zero bytes are a valid `Session`. No other process knows of it yet, and no other
         // reference into it exists, so this one is exclusive until it ends with this function.
         let session = unsafe { &mut *memory.start().cast::<Session>() };
-        session.magic = MAGIC;
-        session.bytes = bytes as u64;
-        session.supervisor_pid = std::process::id();
-        session.areas_count = areas.len() as u32;
-        session.settings = settings;
-        for ((description, area), tables) in session.areas.iter_mut().zip(areas).zip(&tables) {
+        let head = session.head.get_mut();
+        head.magic = MAGIC;
+        head.bytes = bytes as u64;
+        head.supervisor_pid = std::process::id();
+        head.areas_count = areas.len() as u32;
+        head.settings = settings.into();
+        for ((description, area), tables) in head.areas.iter_mut().zip(areas).zip(&tables) {
             describe(description, area, tables);
             // SAFETY: `lay_out` gave this area's extents memory there, aligned to 8 bytes, zeroed, and behind the head
             // that `session` refers to; nobody else has a reference into it.
@@ -107,14 +112,32 @@ impl Shared {
                 unsafe { memory.start().add(tables.bad_offset).cast::<u32>().add(n).write(*bad) };
             }
         }
-        Ok(Shared { memory })
+        let mut written = Box::new(HeadCopy::EMPTY);
+        session.head.copy_to(&mut written);
+        Ok(Shared { memory, written })
     }
 
     /// What the programs see.
     pub fn session(&self) -> &Session {
-        // SAFETY: initialized by `new`, mapped as long as `self` lives, and can't be shrunk. From the first
-        // program's start on, only its atomics are written.
+        // SAFETY: mapped as long as `self` lives, and can't be shrunk. Any bytes are valid for a `Session`, whoever has
+        // written them.
         unsafe { &*self.memory.start().cast::<Session>() }
+    }
+
+    /// All of it, as anybody may map it.
+    #[cfg(test)]
+    pub fn memory(&self) -> &SharedMemory {
+        &self.memory
+    }
+
+    /// What is wrong with it, if somebody has written what nobody who keeps to the rules writes.
+    pub fn damage(&self) -> Option<&'static str> {
+        let session = self.session();
+        if !session.head.is_as(&self.written) {
+            return Some("its settings, which no program may change, are not what they were");
+        }
+        let is_damaged = session.processes.iter().any(is_damaged);
+        is_damaged.then_some("it says of a process what no process can be")
     }
 
     /// Where programs open it.
@@ -168,6 +191,16 @@ unsafe fn build(extents: &[Extent], device: u64, memory: &SharedMemory, tables: 
 fn device_of(area: &Area) -> u64 {
     let metadata = area.file.metadata().ok();
     metadata.map_or(0, |metadata| if area.kind == Kind::Device { metadata.rdev() } else { metadata.dev() })
+}
+
+/// Whether a record says what no program's library has written.
+fn is_damaged(record: &ProcessRecord) -> bool {
+    /// PID_MAX_LIMIT of Linux on 64-bit machines.
+    const PID_MAX: u32 = 1 << 22;
+    // Ordering: Acquire pairs with the Release in `ProcessRecord::notice`: whoever tells has stored its number before.
+    let notices = record.notices.load(Ordering::Acquire);
+    let pid = record.pid.load(Ordering::Relaxed);
+    pid > PID_MAX || notices >> Notice::ALL.len() != 0 || pid == 0 && notices != 0
 }
 
 /// The text before the first NUL.
@@ -240,7 +273,7 @@ pub mod tests {
         let areas = [area("/first", 100, &[]), area("/second", 1000, &[5, 6])];
         let shared = Shared::new(settings(), &areas).unwrap();
         let bytes = std::fs::read(shared.path()).unwrap();
-        let session = shared.session();
+        let session = shared.written.head();
         assert_eq!((session.magic, session.bytes, session.areas_count), (MAGIC, bytes.len() as u64, 2));
         let second = &session.areas[1];
         assert_eq!((text(&second.name).as_str(), second.slots, second.grows), ("/second", 1000, 1));
@@ -258,7 +291,7 @@ pub mod tests {
         let places = Places { extents: extents.clone(), span_bytes: 0 };
         let areas = [area("/first", 7, &[3]), Area { places: Some(places), ..area("/second", 100, &[5]) }];
         let shared = Shared::new(settings(), &areas).unwrap();
-        let session = shared.session();
+        let session = shared.written.head();
         assert!(!session.areas[0].extents.is_known() && session.areas[1].extents.is_known());
         let offset = session.areas[1].extents_offset as usize;
         // SAFETY: built there by `Shared::new`, and not written any more.
@@ -273,6 +306,6 @@ pub mod tests {
     fn name_that_is_too_long_is_cut() {
         let long = "/x".repeat(PATH_BYTES);
         let shared = Shared::new(settings(), &[area(&long, 100, &[])]).unwrap();
-        assert_eq!(text(&shared.session().areas[0].name).len(), PATH_BYTES - 1);
+        assert_eq!(text(&shared.written.areas()[0].name).len(), PATH_BYTES - 1);
     }
 }

@@ -11,6 +11,7 @@ use crate::say;
 use crate::session::text;
 use crate::sys::{self, SharedMemory};
 use crate::totals;
+use farpage::head::HeadCopy;
 use farpage::session::{AreaDescription, MAGIC, SESSION_ENV, Session};
 use farpage_core::config::AreaOrder;
 use farpage_core::units::{CLUSTER_SLOTS, PAGE_BYTES};
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -32,22 +34,46 @@ const PAGE: u64 = PAGE_BYTES as u64;
 pub fn show(options: &ShowOptions) -> Result<ExitCode, Failure> {
     let path = find(Path::new("/proc"), options.pid)?;
     let memory = open(&path, options.pid)?;
-    // SAFETY: `open` has checked that the memory is as large as a `Session` and begins with the mark of this very
-    // layout, which the supervisor has filled in; until it has, everything is zeros, which is valid too. It is mapped
-    // as long as `memory` lives, can't be shrunk, and what changes in it is atomic.
-    let session = unsafe { &*memory.start().cast::<Session>() };
-    let live = live(session, memory.file());
-    let rows: Vec<Row> = areas(session)
-        .enumerate()
-        .map(|(at, area)| Row::of(area, used(session, &live, at), leased(&memory, area)))
-        .collect();
-    let output = if options.json {
-        format!("{:#}\n", as_json(session, &live, &rows))
-    } else {
-        as_text(&rows, options)
-    };
-    say::to_stdout(&output);
+    say::to_stdout(&look(&memory, options).ok_or_else(|| damaged(options.pid))?);
     Ok(ExitCode::SUCCESS)
+}
+
+/// What there is to print of a session; none if its head makes no sense.
+pub fn look(memory: &SharedMemory, options: &ShowOptions) -> Option<String> {
+    assert!(memory.bytes() >= size_of::<Session>(), "`open` has checked it");
+    // SAFETY: the memory is as large as a `Session`, mapped as long as `memory` lives, and can't be shrunk; any bytes are
+    // valid, and what changes is atomic.
+    let session = unsafe { &*memory.start().cast::<Session>() };
+    let mut head = Box::new(HeadCopy::EMPTY);
+    session.head.copy_to(&mut head);
+    let settings = head.check(memory.bytes())?;
+    Some(output(options, &View { session, memory, head: &head, order: settings.order }))
+}
+
+/// A session, and what was true of its head when it was looked at.
+struct View<'a> {
+    session: &'a Session,
+    memory: &'a SharedMemory,
+    head: &'a HeadCopy,
+    order: AreaOrder,
+}
+
+fn output(options: &ShowOptions, view: &View) -> String {
+    let live = live(view.session, view.memory.file());
+    let rows: Vec<Row> = view
+        .head
+        .areas()
+        .iter()
+        .enumerate()
+        .map(|(at, area)| Row::of(area, used(view.session, &live, at), leased(view.memory, area)))
+        .collect();
+    if options.json { say::json(&as_json(view, &live, &rows)) } else { as_text(&rows, options) }
+}
+
+fn damaged(pid: u32) -> Failure {
+    unreadable(pid)
+        .because("what its processes share was overwritten, or it begins or ends just now")
+        .fix("look again; if it stays so, a program of the run writes where it must not")
 }
 
 // ---- finding the session -------------------------------------------------------------------------------
@@ -126,11 +152,21 @@ fn open(path: &Path, pid: u32) -> Result<SharedMemory, Failure> {
         _ => Failure::new(format!("the session at {} can't be opened: {error}", path.display()))
             .fix("try again: it may have just ended"),
     };
-    // What the variable names may be anything: don't wait for it.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
+    let file = open_file(path).map_err(failed)?;
     let memory = SharedMemory::open(file).map_err(failed)?;
     check(&memory, pid)?;
     Ok(memory)
+}
+
+/// Opens an ordinary file. What the variable names may be anything, and only to open a device can do something (a tape is
+/// wound, a watchdog is set): so nothing is opened that wasn't looked at.
+fn open_file(path: &Path) -> io::Result<File> {
+    let found = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
+    if !found.metadata()?.is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let path = format!("/proc/self/fd/{}", found.as_raw_fd());
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
 fn check(memory: &SharedMemory, pid: u32) -> Result<(), Failure> {
@@ -157,15 +193,11 @@ fn unreadable(pid: u32) -> Failure {
 
 fn no_session(pid: u32) -> Failure {
     unreadable(pid)
-        .because("what its environment points to is no session")
-        .fix("name the PID of its `farpage run`")
+        .because("what its environment points to is no session, or was overwritten")
+        .fix("name the PID of its `farpage run`; if that says the same, a program of the run writes where it must not")
 }
 
 // ---- what is in it -------------------------------------------------------------------------------------
-
-fn areas(session: &Session) -> impl Iterator<Item = &AreaDescription> {
-    session.areas.iter().take(session.areas_count as usize)
-}
 
 /// The records of the processes that live.
 fn live(session: &Session, file: &File) -> Vec<usize> {
@@ -184,11 +216,11 @@ fn used(session: &Session, live: &[usize], area: usize) -> u64 {
 fn leased(memory: &SharedMemory, area: &AreaDescription) -> u64 {
     let clusters = area.slots.div_ceil(CLUSTER_SLOTS) as usize;
     let end = (area.owners_offset as usize).saturating_add(clusters * size_of::<u32>());
-    if end > memory.bytes() {
+    if end > memory.bytes() || !area.owners_offset.is_multiple_of(size_of::<u32>() as u64) {
         return 0;
     }
     let first = memory.start().wrapping_add(area.owners_offset as usize).cast::<AtomicU32>();
-    // SAFETY: inside the memory, which stays mapped; the supervisor has put them there, aligned.
+    // SAFETY: inside the memory, which stays mapped, and aligned; atomics may be anything.
     let holders = unsafe { core::slice::from_raw_parts(first, clusters) };
     let leased = holders.iter().filter(|holder| holder.load(Ordering::Relaxed) != 0).count();
     leased as u64 * u64::from(CLUSTER_SLOTS) * PAGE
@@ -268,14 +300,8 @@ fn as_text(rows: &[Row], options: &ShowOptions) -> String {
     output
 }
 
-/// The order's name; null if what stands there is none. Anybody can have filled the memory in.
-fn order(session: &Session) -> Option<&'static str> {
-    // SAFETY: a word inside the session, read as the number it is; no enum is made of it.
-    let number = unsafe { (&raw const session.settings.order).cast::<u32>().read_volatile() };
-    AreaOrder::ALL.into_iter().find(|order| *order as u32 == number).map(AreaOrder::name)
-}
-
-fn as_json(session: &Session, live: &[usize], rows: &[Row]) -> Value {
+fn as_json(view: &View, live: &[usize], rows: &[Row]) -> Value {
+    let session = view.session;
     let areas = rows.iter().map(|row| {
         json!({
             "name": row.name,
@@ -302,8 +328,8 @@ fn as_json(session: &Session, live: &[usize], rows: &[Row]) -> Value {
     });
     json!({
         "schema": SCHEMA,
-        "supervisor": session.supervisor_pid,
-        "order": order(session),
+        "supervisor": view.head.head().supervisor_pid,
+        "order": view.order.name(),
         "areas": areas.collect::<Vec<_>>(),
         "processes": processes.collect::<Vec<_>>(),
     })
@@ -361,6 +387,24 @@ mod tests {
         fs::write(other.path(), "something else, of any length").unwrap();
         let message = open(other.path(), 7).err().unwrap().to_string();
         assert!(message.contains("no session"), "{message}");
+    }
+
+    /// Opened to be looked at, the other end of the pipe would hear of somebody who reads.
+    #[test]
+    fn what_the_variable_names_is_not_opened_unless_it_is_a_file() {
+        let place = tempfile::tempdir().unwrap();
+        let pipe = place.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for path in [pipe.as_path(), Path::new("/dev/null"), place.path()] {
+            assert_eq!(
+                open_file(path).unwrap_err().kind(),
+                io::ErrorKind::InvalidInput,
+                "{}",
+                path.display()
+            );
+            let message = open(path, 7).err().unwrap().to_string();
+            assert!(message.contains("no session"), "{message}");
+        }
     }
 
     #[test]

@@ -4,11 +4,12 @@
 //! moment. The program starts in our process group and session: what the terminal sends reaches it without
 //! us, so only what it wasn't sent, too, is passed on.
 
+use crate::failure::Failure;
 use crate::sys::{self, ChildState, Disposition, SignalSet};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long news from the programs may wait.
 const POLL: Duration = Duration::from_millis(100);
@@ -56,17 +57,21 @@ pub fn hand_down_pipe(command: &mut Command) {
     unsafe { command.pre_exec(prepare) };
 }
 
-/// Stays with the program until it ends. `poll` is called ten times a second, and at the end.
-pub fn supervise(program: u32, mut poll: impl FnMut()) -> io::Result<ChildState> {
+/// How long a program that was killed may take to be gone: it may be in the middle of a system call.
+const DEATH: Duration = Duration::from_secs(10);
+
+/// Stays with the program until it ends. `poll` is called ten times a second, and at the end; if it fails the program is
+/// killed.
+pub fn supervise(program: u32, mut poll: impl FnMut() -> Result<(), Failure>) -> Result<ChildState, Failure> {
     let all = SignalSet::all();
     loop {
         let arrival = sys::next_signal(&all, POLL);
         if let Some(arrival) = arrival.filter(|arrival| arrival.is_for(program)) {
             sys::send_signal(program, arrival.signal);
         }
-        poll();
+        poll().inspect_err(|_| kill(program))?;
         sys::reap_orphans(program);
-        match sys::child_state(program)? {
+        match sys::child_state(program).map_err(|error| lost(&error))? {
             // Whoever waits for us (a shell with job control) must see that the job has stopped. Stopping would lose what has come
             // meanwhile to continue it.
             ChildState::Stopped(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
@@ -77,9 +82,25 @@ pub fn supervise(program: u32, mut poll: impl FnMut()) -> io::Result<ChildState>
             // Stopped otherwise, the program is: who does that, and continues it, doesn't know of us.
             ChildState::Running | ChildState::Stopped(_) => {}
             ended => {
-                poll();
+                poll()?;
                 return Ok(ended);
             }
         }
+    }
+}
+
+fn lost(error: &io::Error) -> Failure {
+    Failure::new(format!("the program can't be waited for: {error}"))
+        .fix("see whether it runs on, and end it")
+}
+
+/// Kills the program, and waits until it is gone.
+fn kill(program: u32) {
+    sys::send_signal(program, libc::SIGKILL);
+    let until = Instant::now() + DEATH;
+    let is_there = || matches!(sys::child_state(program), Ok(ChildState::Running | ChildState::Stopped(_)));
+    while is_there() && Instant::now() < until {
+        // Its end is a signal, too.
+        sys::next_signal(&SignalSet::all(), POLL);
     }
 }

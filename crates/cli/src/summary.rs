@@ -3,11 +3,11 @@
 use crate::areas::Area;
 use crate::budget::Budget;
 use crate::failure::STATUS_FAILED;
-use crate::notices;
+use crate::notices::{self, About};
 use crate::numbers::{duration, grouped, iec};
 use crate::sys::{self, ChildState};
 use crate::totals::{Numbers, Totals};
-use farpage::session::{Notice, PROCESSES_MAX, Session, Settings, UffdSource};
+use farpage::session::{Notice, PROCESSES_MAX, Settings, UffdSource};
 use farpage_core::config::{Codec, Install, IoEngine, Readahead};
 use farpage_core::stats::{Counter, Gauge, Latency, LatencySummary};
 use farpage_core::units::PAGE_BYTES;
@@ -17,6 +17,9 @@ use std::time::Duration;
 /// Version of the JSON's layout.
 const SCHEMA: u32 = 1;
 const PAGE: u64 = PAGE_BYTES as u64;
+
+/// Problems of single processes that are told; the rest is counted.
+const PROBLEMS_MAX: usize = 20;
 
 /// What the summary is about.
 pub struct Run<'a> {
@@ -34,8 +37,8 @@ pub struct Run<'a> {
     pub areas: &'a [Area],
     /// What it reported.
     pub totals: &'a Totals,
-    /// The session, for the names in notices.
-    pub session: &'a Session,
+    /// Their names, as they may be printed.
+    pub names: &'a [String],
 }
 
 // ---- for people ----------------------------------------------------------------------------------------
@@ -163,7 +166,7 @@ fn pool_row(run: &Run, n: &Numbers) -> String {
     let (peak, pages) = (n.gauge(Gauge::PoolPeak), n.gauge(Gauge::StoredPeak));
     let ratio = match peak {
         0 => String::new(),
-        _ => format!(", {:.1} : 1", (pages * PAGE) as f64 / peak as f64),
+        _ => format!(", {:.1} : 1", pages.saturating_mul(PAGE) as f64 / peak as f64),
     };
     let (limit, codec) = (iec(run.settings.pool_bytes_max), codec_name(run.settings.codec));
     let denser = parts(n, &[(Counter::PoolDensified, "made denser")]);
@@ -191,7 +194,7 @@ fn to_areas_row(run: &Run, n: &Numbers) -> String {
     let names: Vec<_> = run.areas.iter().map(|area| area.path.display().to_string()).collect();
     let mean = match writes {
         0 => String::new(),
-        _ => format!(" in {} writes of {}", grouped(writes), iec(slots * PAGE / writes)),
+        _ => format!(" in {} writes of {}", grouped(writes), iec(slots.saturating_mul(PAGE) / writes)),
     };
     // Counted when they are sent; some may not have arrived when the program ended.
     let from_pool = match n.counter(Counter::Zswpwb).min(pages) {
@@ -199,7 +202,7 @@ fn to_areas_row(run: &Run, n: &Numbers) -> String {
         from_pool => format!("; {} of them from the pool", grouped(from_pool)),
     };
     let shared = if slots < pages { format!(" in {} slots", grouped(slots)) } else { String::new() };
-    let bytes = iec(slots * PAGE);
+    let bytes = iec(slots.saturating_mul(PAGE));
     row(
         "written",
         &format!("{} pages{shared}, {bytes}{mean}{from_pool}, to {}", grouped(pages), names.join(", ")),
@@ -224,7 +227,7 @@ const FAULTS: [(Counter, &str); 8] = [
 ];
 
 fn faults_row(n: &Numbers) -> String {
-    let total = FAULTS.iter().map(|(counter, _)| n.counter(*counter)).sum();
+    let total = FAULTS.iter().fold(0_u64, |sum, (counter, _)| sum.saturating_add(n.counter(*counter)));
     row("faults", &format!("{}{}", grouped(total), parts(n, &FAULTS)))
 }
 
@@ -274,15 +277,23 @@ fn problems(run: &Run) -> Vec<String> {
     }
     let many = "memory was over the budget: each of many processes had so little that it wasn't managed";
     rows.extend((was_over(run) && !ended_by_us(run)).then(|| row("problem", many)));
+    let about = About { areas: run.names, budget: run.budget };
+    let before = rows.len();
+    let mut more = 0;
     for process in &run.totals.processes {
         for (notice, value) in &process.notices {
             let failed = matches!(notice, Notice::ReadError | Notice::Corrupt | Notice::WriteError);
             if failed || is_an_end(*notice) || is_unlimited(*notice) {
-                let text = notices::describe(*notice, *value, run.session, run.budget);
+                if rows.len() - before == PROBLEMS_MAX {
+                    more += 1;
+                    continue;
+                }
+                let text = notices::describe(*notice, *value, &about);
                 rows.push(row("problem", &format!("pid {}: {text}", process.pid)));
             }
         }
     }
+    rows.extend((more > 0).then(|| row("problems", &format!("{more} more: --stats FILE lists them"))));
     let nothing = rows.is_empty() && run.totals.was_active();
     rows.extend(nothing.then(|| row("problems", "none")));
     rows
@@ -292,6 +303,7 @@ fn problems(run: &Run) -> Vec<String> {
 
 /// The same as JSON.
 pub fn json(run: &Run) -> Value {
+    let about = About { areas: run.names, budget: run.budget };
     let processes = run.totals.processes.iter().map(|process| {
         let mut object = numbers(&process.numbers);
         object.insert("pid".into(), process.pid.into());
@@ -300,7 +312,7 @@ pub fn json(run: &Run) -> Value {
             json!({
                 "notice": format!("{notice:?}"),
                 "value": value,
-                "text": notices::describe(*notice, *value, run.session, run.budget),
+                "text": notices::describe(*notice, *value, &about),
             })
         });
         object.insert("notices".into(), told.collect());
@@ -481,7 +493,7 @@ mod tests {
             settings: &settings(),
             areas: &[area("/var/tmp", 1 << 20, &[])],
             totals: &Totals::of(shared.session()),
-            session: shared.session(),
+            names: &["/var/tmp".into()],
         })
     }
 

@@ -39,10 +39,10 @@ impl Numbers {
     /// Adds another process: peaks are the highest of any process, everything else is a sum.
     fn add(&mut self, other: &Numbers) {
         for (sum, counter) in self.counters.iter_mut().zip(&other.counters) {
-            *sum += counter;
+            *sum = sum.saturating_add(*counter);
         }
         for (gauge, (sum, value)) in Gauge::ALL.iter().zip(self.gauges.iter_mut().zip(&other.gauges)) {
-            *sum = if gauge.is_peak() { (*sum).max(*value) } else { sum.wrapping_add(*value) };
+            *sum = if gauge.is_peak() { (*sum).max(*value) } else { sum.saturating_add(*value) };
         }
         for (sum, latency) in self.latencies.iter_mut().zip(&other.latencies) {
             sum.add(latency);
@@ -74,7 +74,7 @@ impl Numbers {
 pub struct Process {
     /// Its process id.
     pub pid: u32,
-    /// Its name.
+    /// Its name, as it stands in its record: anything.
     pub command: String,
     /// What it counted.
     pub numbers: Numbers,
@@ -125,7 +125,7 @@ fn process(record: &ProcessRecord) -> Process {
     }
 }
 
-/// The name in a record.
+/// The name in a record: at most 16 bytes, of any kind.
 pub fn command(record: &ProcessRecord) -> String {
     let words = record.command.each_ref().map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
     session::text(words.as_flattened())

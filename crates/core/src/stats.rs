@@ -223,13 +223,15 @@ impl Histogram {
         self.buckets[Self::bucket_of(ns)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adds this histogram to a plain copy.
+    /// Adds this histogram to a plain copy. Sums stop at their largest value: where a program has written over its counters
+    /// they can be anything.
     pub fn add_to(&self, sum: &mut LatencySummary) {
-        sum.count += self.count.load(Ordering::Relaxed);
-        sum.sum_ns += self.sum_ns.load(Ordering::Relaxed);
-        sum.max_ns = sum.max_ns.max(self.max_ns.load(Ordering::Relaxed));
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        sum.count = sum.count.saturating_add(load(&self.count));
+        sum.sum_ns = sum.sum_ns.saturating_add(load(&self.sum_ns));
+        sum.max_ns = sum.max_ns.max(load(&self.max_ns));
         for (total, bucket) in sum.buckets.iter_mut().zip(&self.buckets) {
-            *total += bucket.load(Ordering::Relaxed);
+            *total = total.saturating_add(load(bucket));
         }
     }
 }
@@ -264,9 +266,9 @@ impl LatencySummary {
     /// The duration that `percent` of all are at or below: a bucket's upper bound, never above the maximum.
     pub fn percentile_ns(&self, percent: f64) -> u64 {
         let wanted = (self.count as f64 * percent / 100.0) as u64;
-        let mut seen = 0;
+        let mut seen = 0_u64;
         for (bucket, count) in self.buckets.iter().enumerate() {
-            seen += count;
+            seen = seen.saturating_add(*count);
             if seen > 0 && seen >= wanted {
                 return Histogram::bucket_limit_ns(bucket).min(self.max_ns);
             }
@@ -276,11 +278,11 @@ impl LatencySummary {
 
     /// Adds another summary to this one.
     pub fn add(&mut self, other: &LatencySummary) {
-        self.count += other.count;
-        self.sum_ns += other.sum_ns;
+        self.count = self.count.saturating_add(other.count);
+        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
         self.max_ns = self.max_ns.max(other.max_ns);
         for (total, bucket) in self.buckets.iter_mut().zip(&other.buckets) {
-            *total += bucket;
+            *total = total.saturating_add(*bucket);
         }
     }
 }

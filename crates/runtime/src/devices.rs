@@ -3,7 +3,8 @@
 // UNSAFETY: tables lie in memory that processes share, and a discard is an ioctl.
 
 use crate::map_lock::ENGINE_THREADS_MAX;
-use crate::session::{AreaDescription, Session};
+use crate::record::Membership;
+use crate::session::{AreaDescription, Session, Settings};
 use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use farpage_core::areas::slots::cpus_served;
@@ -48,20 +49,17 @@ pub struct OpenError {
 }
 
 /// Bytes of tables for all areas of a session.
-pub fn table_bytes(session: &Session) -> usize {
-    descriptions(session)
+pub fn table_bytes(membership: &Membership) -> usize {
+    let areas = membership.head.areas().iter();
+    areas
         .map(|area| {
-            SlotMemory::bytes(session.settings.slots, area.slots, cpus_of(area))
+            SlotMemory::bytes(membership.settings.slots, area.slots, cpus_of(area))
                 + Region::bytes_for::<AtomicU32>(pages::words(area.slots))
                 + Region::bytes_for::<AtomicU64>(pages::words(area.slots))
                 + Region::bytes_for::<AtomicU64>(heirs::words(area.slots))
                 + Region::bytes_for::<AtomicU64>(bitmap_words(area))
         })
         .sum()
-}
-
-fn descriptions(session: &Session) -> impl Iterator<Item = &AreaDescription> {
-    session.areas[..session.areas_count as usize].iter()
 }
 
 const fn clusters_of(area: &AreaDescription) -> usize {
@@ -100,17 +98,17 @@ fn open(area: &AreaDescription) -> Result<BorrowedFd<'static>, Errno> {
 /// Lets pages go to an area.
 ///
 /// # Safety
-/// As for [`Devices::open`]; the description is one of the session's.
+/// `session` is mapped for good, and `description` was checked for it.
 unsafe fn put_on(
     areas: &mut Areas<'static>,
-    session: &'static Session,
+    (session, settings): (&'static Session, &Settings),
     description: &AreaDescription,
     holder: u32,
     region: &mut Region<'static>,
 ) {
     let base = core::ptr::from_ref(session).cast::<u8>();
-    // SAFETY: the supervisor put the tables at these offsets, inside the session, aligned to 4 bytes;
-    // holders are atomics, bad slots are never changed.
+    // SAFETY: the tables lie at these offsets, inside the session, aligned to 4 bytes, as was checked; holders are
+    // atomics, and bad slots are changed by nobody who keeps to the rules.
     let (holders, bad) = unsafe {
         let holders = base.add(description.owners_offset as usize).cast::<AtomicU32>();
         let bad = base.add(description.bad_offset as usize).cast::<u32>();
@@ -124,7 +122,7 @@ unsafe fn put_on(
         slots,
         place: description.place,
         leases: Leases::new(holders, holder),
-        memory: SlotMemory::carve(region, session.settings.slots, slots, cpus_of(description)),
+        memory: SlotMemory::carve(region, settings.slots, slots, cpus_of(description)),
         discards: description.discards != 0,
         owners: region.carve(pages::words(slots)),
         checksums: region.carve(pages::words(slots)),
@@ -132,7 +130,8 @@ unsafe fn put_on(
         heirs: region.carve(heirs::words(slots)),
     });
     if description.extents.is_known() {
-        // SAFETY: the supervisor built them there, aligned to 8 bytes, and nobody writes there any more.
+        // SAFETY: they lie there, inside the session, aligned to 8 bytes, as was checked; the supervisor has built them,
+        // and nobody who keeps to the rules writes there any more.
         areas.set_extents(id, unsafe {
             Extents::of_memory(description.extents, base.add(description.extents_offset as usize))
         });
@@ -159,24 +158,22 @@ fn growing(
 
 impl Devices {
     /// Opens every area and puts it on.
-    ///
-    /// # Safety
-    /// `session` must be a whole session of `session.bytes` bytes, mapped for good.
-    pub unsafe fn open(
-        session: &'static Session,
-        holder: u32,
+    pub fn open(
+        membership: &Membership,
         region: &mut Region<'static>,
     ) -> Result<(&'static Devices, Areas<'static>), OpenError> {
-        let devices = memory::place(Devices { list: [const { None }; AREAS_MAX], io: session.settings.io });
+        let (session, settings) = (membership.session, &membership.settings);
+        let holder = membership.index as u32 + 1;
+        let devices = memory::place(Devices { list: [const { None }; AREAS_MAX], io: settings.io });
         let devices = devices.map_err(|errno| OpenError { errno })?;
-        let mut areas = Areas::new(session.settings.order, session.settings.nodes as usize);
+        let mut areas = Areas::new(settings.order, settings.nodes as usize);
         // Without one checksums find what goes wrong by chance all the same. A fork's child looks its parent's up with that
         // one's, of which it has a copy.
         areas.set_key(farpage_os::sys::random_word().unwrap_or(0));
-        for (at, description) in descriptions(session).enumerate() {
+        for (at, description) in membership.head.areas().iter().enumerate() {
             let fd = open(description).map_err(|errno| OpenError { errno })?;
-            // SAFETY: the caller's promise.
-            unsafe { put_on(&mut areas, session, description, holder, region) };
+            // SAFETY: who joins a session maps all of it for good, and has checked its own copy of the head.
+            unsafe { put_on(&mut areas, (session, settings), description, holder, region) };
             let grows = growing(fd, description, region.carve(bitmap_words(description)))?;
             devices.list[at] = Some(Device { fd, path: &description.open_path, grows });
         }

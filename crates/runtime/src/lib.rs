@@ -1,6 +1,6 @@
 //! The live engine: threads, budget, life cycle, and what the supervisor and its programs share.
 //!
-//! [`session`] what all processes of a run share · [`record`] our place in it · [`devices`] its areas ·
+//! [`session`] what all processes of a run share, [`head`] and what of it is written once · [`record`] our place in it · [`devices`] its areas ·
 //! [`start`] how an engine comes to be, and its threads · [`engine`] what they share · [`worker`] what one thread
 //! does: faults in, evictions out · [`ahead`] pages that nobody has asked for yet · [`map_lock`] mappings and table say
 //! the same · [`changes`] the program changes its memory, [`locked`] or locks it · [`credentials`] or what it may do · [`registrar`] registers for hooks · [`fork`] the program
@@ -18,6 +18,7 @@ pub mod devices;
 pub mod engine;
 pub mod fork;
 pub mod guard;
+pub mod head;
 pub mod locked;
 pub mod lull;
 pub mod map_lock;

@@ -113,7 +113,7 @@ pub fn hold(engine: &'static Engine, range: PageRange) {
 pub fn mlockall(engine: &'static Engine, mut arguments: Arguments) -> isize {
     let asked = arguments[0] as u32;
     let has = |flag: u32| asked & flag != 0;
-    if engine.membership.session.settings.refuses_mlockall != 0 {
+    if engine.membership.settings.refuses_mlockall != 0 {
         return EPERM;
     }
     arguments[0] |= if has(raw::MCL_CURRENT | raw::MCL_FUTURE) { raw::MCL_ONFAULT as usize } else { 0 };

@@ -227,7 +227,7 @@ impl Engine {
     pub(crate) fn prepare_to_poll(&self) {
         let polling = &self.polling;
         if polling.state.load(Ordering::Relaxed) == UNTRIED
-            && self.membership.session.settings.polls != 0
+            && self.membership.settings.polls != 0
             && self.pager.stats().get(Counter::FaultArea) >= READS_MIN
         {
             polling.prepare(&self.map);

@@ -3,9 +3,9 @@
 //! A record is claimed by an open-file-description lock on the byte of its number. Whoever can take another
 //! record's lock knows that its process is dead, whatever its pid means where it ran.
 
-use crate::session::{MAGIC, PROCESSES_MAX, ProcessRecord, Session};
+use crate::head::HeadCopy;
+use crate::session::{PROCESSES_MAX, ProcessRecord, Session, Settings};
 use crate::share::Claimed;
-use core::mem::offset_of;
 use core::sync::atomic::Ordering;
 use farpage_core::areas::heirs::GENERATIONS;
 use farpage_core::stats::Gauge;
@@ -31,9 +31,6 @@ struct Flock {
     pid: i32,
 }
 
-// `join` reads the first two words before it believes that the rest is a session.
-const _: () = assert!(offset_of!(Session, magic) == 0 && offset_of!(Session, bytes) == size_of::<u64>());
-
 /// The session as one process holds it: mapped, and opened once more for the lock.
 ///
 /// A lock belongs to an open file. The mapped one is held by a forked child too, as long as it has the mapping; the
@@ -43,6 +40,10 @@ pub struct Membership {
     lock: OwnedFd,
     /// The shared memory.
     pub session: &'static Session,
+    /// Our copy of its head, checked: what others write there later doesn't matter to us.
+    pub head: &'static HeadCopy,
+    /// What the command line asked for.
+    pub settings: Settings,
     /// Index of our record.
     pub index: usize,
 }
@@ -59,17 +60,15 @@ impl Membership {
         }
         // Its size is the file's, which never shrinks.
         let base = memory::map_shared(fd.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
-        // SAFETY: page-aligned and larger than two words (checked above); any bytes are integers.
-        let head = unsafe { base.cast::<[u64; 2]>().read() };
-        if head != [MAGIC, bytes as u64] {
-            return Err(Errno(EINVAL as i32));
-        }
-        // SAFETY: as large as a `Session` at least, page-aligned, never unmapped. The magic says that a supervisor
-        // of this very layout has filled it in, so the settings are values of their enums; it did so before this
-        // process started, and what changes from now on is atomic.
+        // SAFETY: as large as a `Session` at least (checked above), page-aligned, never unmapped. Any bytes are valid for
+        // a `Session`, and all of it is atomics or a head.
         let session = unsafe { &*base.cast::<Session>() };
+        // SAFETY: new memory of that size, page-aligned, zeroed, which is valid; ours alone for good.
+        let head = unsafe { &mut *memory::reserve(size_of::<HeadCopy>())?.cast::<HeadCopy>() };
+        session.head.copy_to(head);
+        let settings = head.check(bytes).ok_or(Errno(EINVAL as i32))?;
         let index = claim(&lock, session).ok_or(Errno(EAGAIN as i32))?;
-        Ok(Membership { lock, session, index })
+        Ok(Membership { lock, session, head, settings, index })
     }
 
     /// The file whose lock says that this process lives. Who may write after its end keeps it open until then.
@@ -188,15 +187,17 @@ fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::head::tests::{TABLES_BYTES, sound};
     use rustix::fs::MemfdFlags;
     use std::ffi::CString;
 
     /// A session of this layout with nothing in it, and where it can be opened.
     fn session() -> (OwnedFd, CString) {
         let fd = rustix::fs::memfd_create("test-session", MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&fd, size_of::<Session>() as u64).unwrap();
-        rustix::io::write(&fd, [MAGIC, size_of::<Session>() as u64].map(u64::to_ne_bytes).as_flattened())
-            .unwrap();
+        let bytes = (size_of::<Session>() + TABLES_BYTES).next_multiple_of(4);
+        rustix::fs::ftruncate(&fd, bytes as u64).unwrap();
+        let head: Vec<u8> = sound(bytes).words().iter().flat_map(|word| word.to_ne_bytes()).collect();
+        rustix::io::write(&fd, &head).unwrap();
         let path = CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
         (fd, path)
     }

@@ -7,8 +7,10 @@
 //! place, so the supervisor can read them however the program ended. The memory vanishes with its last user,
 //! so nothing is left behind.
 //!
-//! Everything is atomics or written before the first program starts. All-zero bytes are valid everywhere.
+//! Everything is atomics, or part of the head ([`SharedHead`]), which is written before the first program starts and copied
+//! by whoever reads it. So any bytes are valid everywhere: each process of the run can write what it likes.
 
+use crate::head::SharedHead;
 use crate::share::Claim;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::areas::Place;
@@ -21,12 +23,12 @@ use farpage_core::units::AREAS_MAX;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x0b");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x0c");
 /// What a library exports that knows this layout. A library of another one would leave its program alone, so `farpage run`
 /// looks for this name first.
-pub const LAYOUT_NAME: &str = "farpage_session_layout_11";
+pub const LAYOUT_NAME: &str = "farpage_session_layout_12";
 /// See [`LAYOUT_NAME`].
-#[unsafe(export_name = "farpage_session_layout_11")]
+#[unsafe(export_name = "farpage_session_layout_12")]
 pub static LAYOUT: u64 = MAGIC;
 const _: () = {
     let name = LAYOUT_NAME.as_bytes();
@@ -49,21 +51,11 @@ pub const PROCESSES_MAX: usize = 256;
 /// Bytes for a path, NUL-terminated.
 pub const PATH_BYTES: usize = 512;
 
-/// The head of the shared memory. Each area's extents, bad slots and cluster owners follow it.
+/// The fixed part of the shared memory. Each area's extents, bad slots and cluster owners follow it.
 #[repr(C)]
 pub struct Session {
-    /// [`MAGIC`].
-    pub magic: u64,
-    /// Size of the whole shared memory in bytes.
-    pub bytes: u64,
-    /// The supervisor's process id.
-    pub supervisor_pid: u32,
-    /// Areas in `areas` that are on.
-    pub areas_count: u32,
-    /// What was asked for on the command line.
-    pub settings: Settings,
-    /// The swap areas.
-    pub areas: [AreaDescription; AREAS_MAX],
+    /// What the supervisor has written.
+    pub head: SharedHead,
     /// What readahead by slot knows, of all programs together.
     pub slot_words: SlotWords,
     /// What each process has of the budget, by its record's number.
@@ -79,7 +71,6 @@ pub struct Session {
 }
 
 /// The command line, resolved to numbers.
-#[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Budget in bytes for all programs together.

@@ -20,7 +20,7 @@ use crate::polling::Polling;
 use crate::pool_share::PoolShare;
 use crate::record::Membership;
 use crate::registrar::Registrar;
-use crate::session::{Notice, PATH_BYTES, Session, StartFailure, StopReason, UffdSource};
+use crate::session::{Notice, PATH_BYTES, Settings, StartFailure, StopReason, UffdSource};
 use crate::share::Share;
 use crate::takes::Takes;
 use crate::worker::{Progress, Worker};
@@ -464,7 +464,7 @@ fn build(request: &'static Start) -> Result<&'static Engine, StartError> {
 /// With the membership, if all goes well.
 fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<Engine, StartError> {
     let membership = joined.as_ref().ok_or(StartError::Alone)?;
-    let (session, record, index) = (membership.session, membership.record(), membership.index);
+    let (settings, record) = (&membership.settings, membership.record());
     name_record(record);
     let failed = |failure| move |errno| StartError::Failed(failure, errno);
     let no_memory = failed(StartFailure::Memory);
@@ -472,20 +472,19 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
     let statm = Statm::open().map_err(failed(StartFailure::Proc))?;
     let rollup = Rollup::open().map_err(failed(StartFailure::Proc))?;
     let pagemap = Pagemap::open().map_err(failed(StartFailure::Proc))?;
-    let uffd = open_uffd(request, session.settings.uffd_source)?;
-    let handover = handover_for(session.settings.uffd_source).map_err(no_memory)?;
+    let uffd = open_uffd(request, settings.uffd_source)?;
+    let handover = handover_for(settings.uffd_source).map_err(no_memory)?;
     let needed = statm.anonymous_bytes().map_err(failed(StartFailure::Proc))? + OWN_BYTES_MIN;
     // A fork's child has what its parent had: it goes on, over its budget until pages are evicted.
-    if request.parent.is_none() && session.settings.ram_bytes < needed {
+    if request.parent.is_none() && settings.ram_bytes < needed {
         return Err(StartError::BudgetTooSmall(needed));
     }
 
-    let config = config_of(session, uffd.map(Uffd::features));
+    let config = config_of(settings, uffd.map(Uffd::features));
     let pool_layout = PoolLayout::for_limit(config.pool_bytes_max as usize);
-    let (mut region, tables) = handed_region(session, &config, &pool_layout).map_err(no_memory)?;
+    let (mut region, tables) = handed_region(membership, &config, &pool_layout).map_err(no_memory)?;
     let elder = request.parent.filter(|parent| parent.heirs.are_left_pages());
-    // SAFETY: `Membership::join` mapped the whole session for good.
-    let (devices, areas) = unsafe { Devices::open(session, index as u32 + 1, &mut region) }
+    let (devices, areas) = Devices::open(membership, &mut region)
         .map_err(|error| StartError::Failed(StartFailure::Area, error.errno))?;
 
     let frames_bytes = config.frames as usize * PAGE_BYTES;
@@ -513,7 +512,7 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
         areas,
         stats: &record.stats,
         wake,
-        slot_words: &session.slot_words,
+        slot_words: &membership.session.slot_words,
         watched: region.carve::<Watched>(WAYS),
         elder: elder.map(|elder| elder.pager),
     })
@@ -522,7 +521,7 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
         record,
         pager,
         map: MapLock::new(),
-        budget: Budget::new(session.settings.ram_bytes),
+        budget: Budget::new(settings.ram_bytes),
         share: Share::default(),
         pool_share: PoolShare::default(),
         pages,
@@ -646,8 +645,7 @@ fn place_pages<P: Pages + 'static>(
     })
 }
 
-fn config_of(session: &Session, features: Option<Features>) -> Config {
-    let settings = &session.settings;
+fn config_of(settings: &Settings, features: Option<Features>) -> Config {
     let can_move = features.is_some_and(|features| features.has(Features::MOVE));
     let install = if can_move { settings.install } else { Install::Copy };
     let mut config = Config::for_budget(settings.ram_bytes, settings.pool_bytes_max, install);
@@ -660,12 +658,12 @@ fn config_of(session: &Session, features: Option<Features>) -> Config {
 
 /// One mapping for all of core's tables, which no child gets but to look up what it inherits; and where it is.
 fn handed_region(
-    session: &Session,
+    membership: &Membership,
     config: &Config,
     pool: &PoolLayout,
 ) -> Result<(Region<'static>, (*mut u8, usize)), Errno> {
     let frames = config.frames as usize;
-    let bytes = devices::table_bytes(session)
+    let bytes = devices::table_bytes(membership)
         + CacheMemory::table_bytes(frames)
         + Region::bytes_for::<PageBytes>(pool.data_bytes.div_ceil(PAGE_BYTES))
         + Region::bytes_for::<ObjectMeta>(pool.objects)

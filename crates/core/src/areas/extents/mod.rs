@@ -132,6 +132,12 @@ impl Head {
     pub const fn is_known(&self) -> bool {
         self.tally.extents > 0
     }
+
+    /// Bytes of the memory that belongs to it.
+    pub const fn bytes(&self) -> u64 {
+        self.tally.extents as u64 * (size_of::<u64>() + size_of::<u32>()) as u64
+            + self.guide as u64 * size_of::<u32>() as u64
+    }
 }
 
 /// Takes extents in the order of their slots, and becomes [`Extents`].

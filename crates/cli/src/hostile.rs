@@ -1,0 +1,192 @@
+//! Every reader of a session beside every kind of damage: each must end soon, with output that is bounded and printable.
+
+use crate::budget::Budget;
+use crate::notices::{About, Watcher, Weight};
+use crate::options::ShowOptions;
+use crate::say;
+use crate::session::Shared;
+use crate::session::tests::{area, settings};
+use crate::show;
+use crate::summary::{self, Run};
+use crate::sys::ChildState;
+use crate::totals::Totals;
+use crate::totals::tests::two_programs;
+use farpage::head::SessionHead;
+use farpage::session::{Notice, Session};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+/// Bytes of one line: as much as two long names and a sentence, each character escaped.
+const LINE_BYTES_MAX: usize = 8 << 10;
+/// Lines of a summary.
+const LINES_MAX: usize = 60;
+/// What is told of 256 processes as JSON.
+const JSON_BYTES_MAX: usize = 8 << 20;
+/// What one look at a session may take, in a build without optimisation beside other tests.
+const LOOK_MAX: Duration = Duration::from_secs(20);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Damage {
+    /// All of it is one byte.
+    Filled(u8),
+    /// All of it is noise.
+    Noise,
+    /// The head is as it was, the rest is noise.
+    NoiseBehindTheHead,
+    /// The head is as it was, the rest is all ones.
+    OnesBehindTheHead,
+    /// Some words are noise.
+    Words,
+    /// Processes and notices that could be, with counters and names that are noise.
+    Plausible,
+}
+
+/// xorshift64: all that is asked of it is to be the same each time.
+struct Noise(u64);
+
+impl Noise {
+    fn word(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+fn damage(shared: &Shared, kind: Damage, seed: u64) {
+    let mut noise = Noise(seed | 1);
+    let file = File::options().read(true).write(true).open(shared.path()).unwrap();
+    let mut image = std::fs::read(shared.path()).unwrap();
+    let (all, head) = (0..image.len(), size_of::<SessionHead>());
+    let mut fill = |bytes: &mut [u8]| {
+        bytes.chunks_mut(8).for_each(|to| to.copy_from_slice(&noise.word().to_le_bytes()[..to.len()]));
+    };
+    match kind {
+        Damage::Filled(byte) => image.fill(byte),
+        Damage::Noise => fill(&mut image),
+        Damage::NoiseBehindTheHead | Damage::Plausible => fill(&mut image[head..]),
+        Damage::OnesBehindTheHead => image[head..].fill(0xff),
+        Damage::Words => {
+            for _ in 0..100 {
+                let at = noise.word() as usize % (all.end - 8);
+                image[at..at + 8].copy_from_slice(&noise.word().to_le_bytes());
+            }
+        }
+    }
+    file.write_all_at(&image, 0).unwrap();
+    if kind == Damage::Plausible {
+        for record in &shared.session().processes {
+            record.pid.store(noise.word() as u32 % 4000, std::sync::atomic::Ordering::Relaxed);
+            let told = noise.word() as u32 % (1 << Notice::ALL.len());
+            record.notices.store(told, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+}
+
+#[track_caller]
+fn is_printable(text: &str, bytes_max: usize) {
+    assert!(text.len() <= bytes_max, "{} bytes", text.len());
+    let bad = text.chars().find(|c| *c != '\n' && c.is_control() || ('\u{202a}'..='\u{202e}').contains(c));
+    assert_eq!(bad, None);
+}
+
+#[track_caller]
+fn are_lines(lines: &[String], count_max: usize) {
+    assert!(lines.len() <= count_max, "{} lines", lines.len());
+    for line in lines {
+        assert!(!line.contains('\n'), "{line}");
+        is_printable(line, LINE_BYTES_MAX);
+    }
+}
+
+/// All that the supervisor and `farpage show` do with a session.
+fn read_everything(shared: &Shared) {
+    let session = shared.session();
+    let budget = Budget { ram_bytes: 1 << 20, origin: "--ram 1M".into(), pool_bytes_max: 1 << 19 };
+    let (areas, names) = ([area("/var/tmp", 1 << 20, &[])], ["/var/tmp".to_owned()]);
+    let about = About { areas: &names, budget: &budget };
+    let _ = shared.damage();
+    let mut watcher = Watcher::new(session, Weight::Information);
+    for tenth in 0..5 {
+        let now = Instant::now() + Duration::from_millis(100 * tenth);
+        are_lines(&watcher.news(session, &about, now), 11);
+    }
+    are_lines(&Vec::from_iter(watcher.rest()), 1);
+    let run = Run {
+        program: &["program".into()],
+        exit: ChildState::Exited(0),
+        wall: Duration::from_secs(1),
+        budget: &budget,
+        settings: &settings(),
+        areas: &areas,
+        totals: &Totals::of(session),
+        names: &names,
+    };
+    are_lines(&summary::text(&run), LINES_MAX);
+    is_printable(&say::json(&summary::json(&run)), JSON_BYTES_MAX);
+    for json in [false, true] {
+        let options = ShowOptions { pid: 1, columns: Vec::new(), noheadings: false, bytes: false, json };
+        let shown = show::look(shared.memory(), &options);
+        is_printable(&shown.unwrap_or_default(), JSON_BYTES_MAX);
+    }
+}
+
+/// A program that overwrote the session had the supervisor print control characters and nonsense without end.
+#[test]
+fn whatever_a_session_holds_its_readers_end_soon_and_print_little() {
+    let kinds = [
+        Damage::Filled(0),
+        Damage::Filled(0xff),
+        Damage::Filled(0x1b),
+        Damage::Noise,
+        Damage::NoiseBehindTheHead,
+        Damage::OnesBehindTheHead,
+        Damage::Words,
+        Damage::Plausible,
+    ];
+    for seed in 1..=5_u64 {
+        for kind in kinds {
+            let shared = two_programs();
+            assert_eq!(shared.damage(), None);
+            damage(&shared, kind, seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let start = Instant::now();
+            read_everything(&shared);
+            assert!(start.elapsed() < LOOK_MAX, "{kind:?} with {seed} took {:?}", start.elapsed());
+            let is_noticed = shared.damage().is_some();
+            assert!(is_noticed || matches!(kind, Damage::Words | Damage::Plausible), "{kind:?} with {seed}");
+        }
+    }
+}
+
+/// Each word of the head decides what some process does.
+#[test]
+fn each_word_of_the_head_is_missed_when_it_changes() {
+    let shared = two_programs();
+    let file = File::options().read(true).write(true).open(shared.path()).unwrap();
+    for at in (0..size_of::<SessionHead>() as u64).step_by(8) {
+        let mut word = [0; 8];
+        file.read_exact_at(&mut word, at).unwrap();
+        file.write_all_at(&word.map(|byte| !byte), at).unwrap();
+        assert!(shared.damage().is_some(), "at {at}");
+        file.write_all_at(&word, at).unwrap();
+        assert_eq!(shared.damage(), None, "at {at}");
+    }
+}
+
+#[test]
+fn record_that_no_process_can_have_is_damage() {
+    let breaks: [fn(&Session); 3] = [
+        |session| session.processes[0].pid.store(u32::MAX, std::sync::atomic::Ordering::Relaxed),
+        |session| session.processes[0].notices.store(1 << 31, std::sync::atomic::Ordering::Relaxed),
+        // Nobody has this record.
+        |session| session.processes[9].notices.store(1, std::sync::atomic::Ordering::Relaxed),
+    ];
+    for (at, damage) in breaks.into_iter().enumerate() {
+        let shared = two_programs();
+        shared.session().processes[0].notice(Notice::Locked, 0);
+        assert_eq!(shared.damage(), None);
+        damage(shared.session());
+        assert!(shared.damage().is_some(), "{at}");
+    }
+}

@@ -1,0 +1,111 @@
+//! A program that writes over what the processes of its run share: one message, text that a terminal can show, and nobody
+//! else is harmed.
+
+#[expect(dead_code, reason = "each test file uses its own part of it")]
+mod farpage;
+
+use ::farpage::head::SessionHead;
+use ::farpage::session::{PROCESSES_MAX, ProcessRecord, Session};
+use farpage::budgeted::{Job, MIB, Outcome, Under, able, compiled, descendants};
+use farpage::farpage;
+use std::fs;
+use std::mem::offset_of;
+use std::time::{Duration, Instant};
+
+const RAM: u64 = 32 * MIB;
+
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A case of `tests/programs/hostile.c`, which is told where things are in a session.
+fn hostile(case: &str, options: &[&str]) -> Job {
+    let program = compiled("hostile");
+    let mut job = Job::new(&Under::budget(RAM, options), &[program.to_str().unwrap(), case]).within(60);
+    for (name, value) in [
+        ("HEAD_BYTES", size_of::<SessionHead>()),
+        ("RECORDS_OFFSET", offset_of!(Session, processes)),
+        ("RECORD_BYTES", size_of::<ProcessRecord>()),
+        ("RECORDS", PROCESSES_MAX),
+    ] {
+        job.environment(name, &value.to_string());
+    }
+    job
+}
+
+/// Everything is Farpage's, in whole lines, and a terminal can show it.
+#[track_caller]
+fn is_printable(stderr: &str) {
+    let bad = stderr.chars().find(|c| *c != '\n' && c.is_control());
+    assert_eq!(bad, None, "{stderr:?}");
+    assert!(stderr.lines().all(|line| line.starts_with("farpage: ")), "{stderr}");
+}
+
+#[track_caller]
+fn was_ended(outcome: &Outcome) {
+    let stderr = &outcome.stderr;
+    assert_eq!((outcome.status, outcome.signal), (Some(125), None), "{stderr}");
+    assert_eq!(String::from_utf8_lossy(&outcome.stdout).lines().last(), Some("written"), "it went on");
+    is_printable(stderr);
+    assert_eq!(stderr.matches("was overwritten; the run was ended").count(), 1, "{stderr}");
+    assert!(stderr.contains("fix, one of:") && stderr.lines().count() <= 12, "{stderr}");
+    assert!(outcome.seconds < 15.0, "it took {} s", outcome.seconds);
+}
+
+#[test]
+fn session_that_was_overwritten_ends_the_run_with_one_message() {
+    if !able("cc") {
+        return;
+    }
+    for case in ["zeros", "ones", "noise", "behind"] {
+        was_ended(&hostile(case, &[]).run());
+        was_ended(&hostile(case, &["--quiet"]).run());
+    }
+}
+
+/// 256 processes that have four things to tell, 40 times over: 39,680 lines.
+#[test]
+fn flood_of_notices_is_some_lines_that_a_terminal_can_show() {
+    if !able("cc") {
+        return;
+    }
+    let outcome = hostile("flood", &[]).run();
+    assert_eq!((outcome.status, outcome.text().as_str()), (Some(0), "told\n"), "{}", outcome.stderr);
+    is_printable(&outcome.stderr);
+    let lines = outcome.stderr.lines().count();
+    assert!((20..=100).contains(&lines), "{lines} lines:\n{}", outcome.stderr);
+    assert!(outcome.stderr.contains("notices more were held back"), "{}", outcome.stderr);
+    let name = "farpage: \\u{1b}[2J\\u{1b}]0;x\\u{7}\\nab\u{fffd} (pid ";
+    assert!(outcome.stderr.contains(name), "{}", outcome.stderr);
+    let stats = fs::read_to_string(outcome.place.path().join("stats.json")).unwrap();
+    assert!(!stats.chars().any(|c| c != '\n' && c.is_control()), "the statistics have control characters");
+}
+
+#[test]
+fn show_tells_of_a_session_that_was_overwritten() {
+    if !able("cc") {
+        return;
+    }
+    // Farpage itself stands still, or it would end the run.
+    let running = hostile("noise", &[]).start();
+    let pid = running.pid();
+    let send = |signal| {
+        // SAFETY: takes no pointers; the process is one that this test started.
+        assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
+    };
+    wait_until("the program's start", || !descendants(pid).is_empty());
+    send(libc::SIGSTOP);
+    let written = running.place().join("stdout");
+    wait_until("the damage", || fs::read_to_string(&written).is_ok_and(|text| text.contains("written")));
+    for words in [&[][..], &["--json"]] {
+        let shown =
+            farpage::Ended::of(farpage().arg("show").args(words).arg(pid.to_string()).output().unwrap());
+        shown.refused(125, &["was overwritten", "fix: "]);
+    }
+    send(libc::SIGCONT);
+    was_ended(&running.end());
+}

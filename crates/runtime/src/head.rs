@@ -1,0 +1,328 @@
+//! The head of a session: what the supervisor writes before the first program starts, and nobody after that.
+//!
+//! Every process of a run can write to shared memory, by mistake too. So nobody works with the head where it lies. Each
+//! process takes a copy when it joins, and checks the copy ([`HeadCopy::check`]); the supervisor keeps the one that it
+//! has written, and compares. A head is integers throughout: any bytes are a valid one, and the check finds out whether
+//! they make sense.
+// UNSAFETY: the head lies in memory that other processes may write. It is read as atomic words.
+
+use crate::session::{AreaDescription, MAGIC, Session, Settings, UffdSource};
+use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicU64, Ordering};
+use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, Readahead, SlotPolicy};
+use farpage_core::units::{AREAS_MAX, CLUSTER_SLOTS, NODES_MAX, SLOTS_PER_AREA_MAX};
+
+/// What the supervisor has written.
+#[repr(C)]
+pub struct SessionHead {
+    /// [`MAGIC`].
+    pub magic: u64,
+    /// Size of the whole shared memory in bytes.
+    pub bytes: u64,
+    /// The supervisor's process id.
+    pub supervisor_pid: u32,
+    /// Areas in `areas` that are on.
+    pub areas_count: u32,
+    /// What was asked for on the command line.
+    pub settings: SettingsWords,
+    /// The swap areas.
+    pub areas: [AreaDescription; AREAS_MAX],
+}
+
+const HEAD_WORDS: usize = size_of::<SessionHead>() / size_of::<u64>();
+const _: () = assert!(
+    size_of::<SessionHead>().is_multiple_of(size_of::<u64>())
+        && align_of::<SessionHead>() == align_of::<u64>()
+);
+
+/// The head in shared memory.
+#[repr(transparent)]
+pub struct SharedHead(UnsafeCell<SessionHead>);
+
+// SAFETY: behind a shared reference it is read and written as atomic words only.
+unsafe impl Sync for SharedHead {}
+
+impl SharedHead {
+    /// To be filled in while nobody else knows of it.
+    pub const fn get_mut(&mut self) -> &mut SessionHead {
+        self.0.get_mut()
+    }
+
+    fn words(&self) -> &[AtomicU64; HEAD_WORDS] {
+        // SAFETY: as large as the head and aligned like it (asserted above); all bytes of a mapping are initialized, and
+        // atomics of integers may change under a shared reference.
+        unsafe { &*self.0.get().cast() }
+    }
+
+    /// Copies it. Words that are right already aren't written, so zeros cost no memory in a copy that is new.
+    pub fn copy_to(&self, copy: &mut HeadCopy) {
+        for (to, from) in copy.0.iter_mut().zip(self.words()) {
+            let word = from.load(Ordering::Relaxed);
+            if *to != word {
+                *to = word;
+            }
+        }
+    }
+
+    /// Whether it is still what was copied.
+    pub fn is_as(&self, copy: &HeadCopy) -> bool {
+        copy.0.iter().zip(self.words()).all(|(was, is)| *was == is.load(Ordering::Relaxed))
+    }
+}
+
+/// A process's own copy of the head. All zero is valid memory for one.
+pub struct HeadCopy([u64; HEAD_WORDS]);
+
+impl HeadCopy {
+    /// Nothing yet.
+    pub const EMPTY: HeadCopy = HeadCopy([0; HEAD_WORDS]);
+
+    /// Its words, as they stand in the session.
+    #[cfg(test)]
+    pub(crate) const fn words(&self) -> &[u64] {
+        &self.0
+    }
+
+    /// What it says, which need not make sense.
+    pub const fn head(&self) -> &SessionHead {
+        // SAFETY: as large and aligned as a head, initialized, and a head is integers throughout.
+        unsafe { &*self.0.as_ptr().cast() }
+    }
+
+    /// The settings, if the head makes sense for a session of `bytes` bytes: whoever follows it stays inside of the
+    /// session and finds values that exist.
+    pub fn check(&self, bytes: usize) -> Option<Settings> {
+        let head = self.head();
+        let is_sound = head.magic == MAGIC
+            && head.bytes == bytes as u64
+            && bytes >= size_of::<Session>()
+            && head.areas_count as usize <= AREAS_MAX
+            && self.areas().iter().all(|area| is_sound(area, bytes));
+        head.settings.checked().filter(|_| is_sound)
+    }
+
+    /// The areas that are on.
+    pub fn areas(&self) -> &[AreaDescription] {
+        let head = self.head();
+        &head.areas[..(head.areas_count as usize).min(AREAS_MAX)]
+    }
+}
+
+/// Whether a table of `length` bytes, whose elements have `size`, lies behind the head and inside of `bytes` bytes.
+const fn lies_inside(offset: u64, length: u64, size: usize, bytes: usize) -> bool {
+    let behind_head = offset >= size_of::<Session>() as u64;
+    let end = offset.checked_add(length);
+    behind_head && offset.is_multiple_of(size as u64) && matches!(end, Some(end) if end <= bytes as u64)
+}
+
+fn is_sound(area: &AreaDescription, bytes: usize) -> bool {
+    const WORD: usize = size_of::<u32>();
+    let words = |count: u32| u64::from(count) * WORD as u64;
+    let extents = &area.extents;
+    (1..=SLOTS_PER_AREA_MAX).contains(&area.slots)
+        && area.bad_count < area.slots
+        && area.name.contains(&0)
+        && area.open_path.contains(&0)
+        && lies_inside(area.owners_offset, words(area.slots.div_ceil(CLUSTER_SLOTS)), WORD, bytes)
+        && lies_inside(area.bad_offset, words(area.bad_count), WORD, bytes)
+        && (!extents.is_known() || lies_inside(area.extents_offset, extents.bytes(), size_of::<u64>(), bytes))
+}
+
+/// [`Settings`] as words.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SettingsWords {
+    ram_bytes: u64,
+    pool_bytes_max: u64,
+    others: [u32; 12],
+}
+
+impl From<Settings> for SettingsWords {
+    fn from(settings: Settings) -> SettingsWords {
+        // Without `..`: a setting that is forgotten here doesn't compile.
+        let Settings {
+            ram_bytes,
+            pool_bytes_max,
+            codec,
+            packs,
+            install,
+            io,
+            slots,
+            order,
+            nodes,
+            uffd_source,
+            readahead,
+            page_cluster,
+            refuses_mlockall,
+            polls,
+        } = settings;
+        let others = [
+            codec as u32,
+            packs,
+            install as u32,
+            io as u32,
+            slots as u32,
+            order as u32,
+            nodes,
+            uffd_source as u32,
+            readahead as u32,
+            page_cluster,
+            refuses_mlockall,
+            polls,
+        ];
+        SettingsWords { ram_bytes, pool_bytes_max, others }
+    }
+}
+
+impl SettingsWords {
+    /// What they mean; none if one of them means nothing.
+    pub fn checked(&self) -> Option<Settings> {
+        let SettingsWords { ram_bytes, pool_bytes_max, others } = *self;
+        let [
+            codec,
+            packs,
+            install,
+            io,
+            slots,
+            order,
+            nodes,
+            uffd_source,
+            readahead,
+            page_cluster,
+            refuses_mlockall,
+            polls,
+        ] = others;
+        use {Codec as C, Install as I, Readahead as R, UffdSource as U};
+        let settings = Settings {
+            ram_bytes,
+            pool_bytes_max,
+            codec: one_of([C::Lz4, C::None, C::Auto, C::Fast], |it| it as u32, codec)?,
+            packs,
+            install: one_of([I::Move, I::Copy, I::Mixed], |it| it as u32, install)?,
+            io: one_of([IoEngine::Uring, IoEngine::Psync], |it| it as u32, io)?,
+            slots: one_of(SlotPolicy::ALL, |it| it as u32, slots)?,
+            order: one_of(AreaOrder::ALL, |it| it as u32, order)?,
+            nodes,
+            uffd_source: one_of(
+                [U::Syscall, U::Device, U::UserMode, U::Nothing],
+                |it| it as u32,
+                uffd_source,
+            )?,
+            readahead: one_of([R::Streams, R::ByAddress, R::BySlot, R::Off], |it| it as u32, readahead)?,
+            page_cluster,
+            refuses_mlockall,
+            polls,
+        };
+        let is_sound = (1..=NODES_MAX as u32).contains(&nodes)
+            && page_cluster <= farpage_core::config::PAGE_CLUSTER_MAX
+            && [packs, refuses_mlockall, polls].iter().all(|flag| *flag <= 1);
+        is_sound.then_some(settings)
+    }
+}
+
+fn one_of<T: Copy, const N: usize>(all: [T; N], number: fn(T) -> u32, word: u32) -> Option<T> {
+    all.into_iter().find(|it| number(*it) == word)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A head that makes sense, of a session of these bytes, with one area.
+    pub(crate) fn sound(bytes: usize) -> HeadCopy {
+        let mut shared = SharedHead(UnsafeCell::new(
+            // SAFETY: a head is integers throughout.
+            unsafe { core::mem::zeroed() },
+        ));
+        fill(shared.get_mut(), bytes);
+        let mut copy = HeadCopy::EMPTY;
+        shared.copy_to(&mut copy);
+        copy
+    }
+
+    fn fill(head: &mut SessionHead, bytes: usize) {
+        let tables = (bytes - TABLES_BYTES) as u64;
+        (head.magic, head.bytes, head.areas_count) = (MAGIC, bytes as u64, 1);
+        head.settings = settings().into();
+        let area = &mut head.areas[0];
+        (area.slots, area.bad_count) = (100 * CLUSTER_SLOTS, 3);
+        (area.owners_offset, area.bad_offset) = (tables, tables + 400);
+    }
+
+    /// Of 100 clusters, and 3 bad slots.
+    pub(crate) const TABLES_BYTES: usize = 412;
+
+    fn settings() -> Settings {
+        Settings {
+            ram_bytes: 1 << 30,
+            pool_bytes_max: 1 << 29,
+            codec: Codec::Fast,
+            packs: 1,
+            install: Install::Mixed,
+            io: IoEngine::Psync,
+            slots: SlotPolicy::ScanMore,
+            order: AreaOrder::Weighted,
+            nodes: NODES_MAX as u32,
+            uffd_source: UffdSource::Nothing,
+            readahead: Readahead::Off,
+            page_cluster: farpage_core::config::PAGE_CLUSTER_MAX,
+            refuses_mlockall: 1,
+            polls: 1,
+        }
+    }
+
+    #[test]
+    fn settings_come_back_as_they_were() {
+        let back = SettingsWords::from(settings()).checked().unwrap();
+        assert_eq!(format!("{back:?}"), format!("{:?}", settings()));
+    }
+
+    #[test]
+    fn word_that_is_no_value_of_its_setting_is_refused() {
+        let sound = SettingsWords::from(settings());
+        for at in 0..sound.others.len() {
+            let mut broken = sound;
+            broken.others[at] = 1000;
+            assert!(broken.checked().is_none(), "setting {at}");
+        }
+        let mut no_node = sound;
+        no_node.others[6] = 0;
+        assert!(no_node.checked().is_none());
+    }
+
+    /// Whoever followed such a head read and wrote outside of the session, or beside its words.
+    #[test]
+    fn head_that_leads_out_of_the_session_is_refused() {
+        let bytes = (size_of::<Session>() + TABLES_BYTES).next_multiple_of(4);
+        let is_sound = |change: fn(&mut SessionHead)| {
+            // SAFETY: a head is integers throughout.
+            let mut shared = SharedHead(UnsafeCell::new(unsafe { core::mem::zeroed() }));
+            fill(shared.get_mut(), bytes);
+            change(shared.get_mut());
+            let mut copy = HeadCopy::EMPTY;
+            shared.copy_to(&mut copy);
+            copy.check(bytes).is_some()
+        };
+        assert!(is_sound(|_| ()));
+        assert!(sound(bytes).check(bytes + 4).is_none() && sound(bytes).check(8).is_none());
+        let breaks: [fn(&mut SessionHead); 14] = [
+            |head| head.magic += 1,
+            |head| head.bytes += 8,
+            |head| head.areas_count = AREAS_MAX as u32 + 1,
+            |head| head.areas[0].slots = 0,
+            |head| head.areas[0].slots += 4 * CLUSTER_SLOTS,
+            |head| head.areas[0].slots = u32::MAX,
+            |head| head.areas[0].bad_count = 4,
+            |head| head.areas[0].bad_count = u32::MAX,
+            |head| head.areas[0].owners_offset += 16,
+            |head| head.areas[0].owners_offset -= 2,
+            |head| head.areas[0].owners_offset = u64::MAX - 3,
+            |head| head.areas[0].bad_offset = 0,
+            |head| head.areas[0].name.fill(b'x'),
+            |head| head.areas[0].open_path.fill(b'x'),
+        ];
+        for (at, change) in breaks.into_iter().enumerate() {
+            assert!(!is_sound(change), "{at}");
+        }
+    }
+}

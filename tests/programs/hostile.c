@@ -1,0 +1,135 @@
+/* Writes over what the run's processes share, as a stray pointer could, or on purpose. What matters is what happens
+ * to the others: Farpage, which reads it, and the processes beside this one. */
+#include "check.h"
+#include <linux/falloc.h>
+#include <sys/stat.h>
+
+/* Layout of a session, as far as a case needs it. The tests say where: they know the library's types. */
+static size_t head_bytes, records_offset, record_bytes, records;
+
+struct shared {
+    unsigned char *bytes;
+    size_t length;
+    int fd;
+};
+
+static size_t number(const char *name)
+{
+    const char *text = getenv(name);
+    CHECK(text);
+    return strtoull(text, NULL, 10);
+}
+
+static struct shared open_session(void)
+{
+    const char *path = getenv("FARPAGE_SESSION");
+    CHECK(path);
+    struct shared shared = {.fd = open(path, O_RDWR)};
+    CHECK(shared.fd >= 0);
+    struct stat stat;
+    CHECK(fstat(shared.fd, &stat) == 0);
+    shared.length = stat.st_size;
+    shared.bytes = mmap(NULL, shared.length, PROT_READ | PROT_WRITE, MAP_SHARED, shared.fd, 0);
+    CHECK(shared.bytes != MAP_FAILED);
+    return shared;
+}
+
+static void noise(unsigned char *to, size_t length)
+{
+    for (size_t i = 0; i < length; i++)
+        to[i] = mix(i + 1) >> 8;
+}
+
+/* Goes on for longer than Farpage needs to look. */
+static void outlive_a_look(void)
+{
+    puts("written");
+    fflush(stdout);
+    sleep(20);
+    puts("it goes on");
+}
+
+static void zeros(struct shared shared)
+{
+    memset(shared.bytes, 0, shared.length);
+}
+
+static void ones(struct shared shared)
+{
+    memset(shared.bytes, 0xff, shared.length);
+}
+
+static void random_bytes(struct shared shared)
+{
+    noise(shared.bytes, shared.length);
+}
+
+static void behind_the_head(struct shared shared)
+{
+    noise(shared.bytes + head_bytes, shared.length - head_bytes);
+}
+
+/* Everything that is written could be: processes with names that are meant for a terminal, which all tell everything
+ * that there is to tell, and are other ones all the time. */
+static void flood(struct shared shared)
+{
+    static const char name[16] = "\033[2J\033]0;x\007\nab\xff";
+    for (int turn = 1; turn <= 40; turn++) {
+        for (size_t at = 8; at < records; at++) {
+            unsigned char *record = shared.bytes + records_offset + at * record_bytes;
+            uint32_t pid = 1000 * turn + at, told = 7 | 1 << 11;
+            /* struct ProcessRecord: pid, notices, 16 values, name. */
+            memcpy(record, &pid, 4);
+            memcpy(record + 4, &told, 4);
+            memcpy(record + 8 + 16 * 8, name, sizeof name);
+        }
+        usleep(100000);
+    }
+    puts("told");
+}
+
+/* The memory can't be taken away from under who reads it, and holes in it are zeros. */
+static void shrink(struct shared shared)
+{
+    CHECK(ftruncate(shared.fd, 0) == -1 && errno == EPERM);
+    CHECK(ftruncate(shared.fd, shared.length / 2) == -1 && errno == EPERM);
+    CHECK(ftruncate(shared.fd, shared.length * 2) == -1 && errno == EPERM);
+    CHECK(fcntl(shared.fd, F_ADD_SEALS, F_SEAL_WRITE) == -1 && errno == EPERM);
+    struct stat stat;
+    CHECK(fstat(shared.fd, &stat) == 0 && (size_t)stat.st_size == shared.length);
+    printf("mode %o\n", stat.st_mode & 07777);
+    fflush(stdout);
+    CHECK(fallocate(shared.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, shared.length) == 0);
+    for (size_t at = 0; at < shared.length; at += PAGE)
+        CHECK(shared.bytes[at] == 0);
+    outlive_a_look();
+}
+
+int main(int count, char **words)
+{
+    static const struct {
+        const char *name;
+        void (*write)(struct shared);
+    } damages[] = {{"zeros", zeros},
+                   {"ones", ones},
+                   {"noise", random_bytes},
+                   {"behind", behind_the_head}};
+    CHECK(count == 2);
+    head_bytes = number("HEAD_BYTES"), records_offset = number("RECORDS_OFFSET");
+    record_bytes = number("RECORD_BYTES"), records = number("RECORDS");
+    struct shared shared = open_session();
+    CHECK(records_offset + records * record_bytes <= shared.length);
+    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++)
+        if (!strcmp(words[1], damages[i].name)) {
+            damages[i].write(shared);
+            outlive_a_look();
+            return 0;
+        }
+    if (!strcmp(words[1], "flood"))
+        flood(shared);
+    else if (!strcmp(words[1], "shrink"))
+        shrink(shared);
+    else
+        FAIL("there is no case %s", words[1]);
+    return 0;
+}
