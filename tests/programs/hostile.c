@@ -45,7 +45,7 @@ static void outlive_a_look(void)
 {
     puts("written");
     fflush(stdout);
-    sleep(20);
+    sleep(100);
     puts("it goes on");
 }
 

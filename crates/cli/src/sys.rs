@@ -5,11 +5,12 @@
 // UNSAFETY: libc's functions are foreign. Each wrapper below is safe for every argument its type allows.
 
 use std::ffi::{CStr, CString, c_int, c_uint, c_ulong};
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -155,7 +156,8 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Makes one of `bytes` bytes. Nobody can shrink it, so no access through `start` can fail.
+    /// Makes one of `bytes` bytes, which only this user (and root) may open. Nobody can shrink it, so no access through
+    /// `start` can fail.
     pub fn new(name: &CStr, bytes: usize) -> io::Result<SharedMemory> {
         // SAFETY: `name` is NUL-terminated.
         let fd = answer(unsafe {
@@ -163,6 +165,8 @@ impl SharedMemory {
         })?;
         // SAFETY: the call returned a new descriptor that nobody else owns.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        // The kernel makes it for everybody: 0777.
+        file.set_permissions(Permissions::from_mode(0o600))?;
         file.set_len(bytes as u64)?;
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
         // SAFETY: takes no pointers.
