@@ -56,7 +56,10 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     let pid = start(options, &plan, &shared)?;
     let ended = watch(options, &plan, &shared, pid);
     if let Ok(exit) = ended {
+        shared.end();
         report(options, &plan, &shared, exit, started);
+    } else {
+        shared.give_up();
     }
     plan.areas.into_iter().filter_map(Area::close).for_each(|note| say::line(&note));
     ended.map(pass_on)

@@ -8,7 +8,8 @@ use crate::failure::Failure;
 use crate::numbers::iec;
 use crate::sys::{self, SharedMemory};
 use farpage::head::HeadCopy;
-use farpage::session::{AreaDescription, MAGIC, Notice, PATH_BYTES, ProcessRecord, Session, Settings};
+use farpage::record::SUPERVISOR_BYTE;
+use farpage::session::{AreaDescription, ENDED, MAGIC, Notice, PATH_BYTES, ProcessRecord, Session, Settings};
 use farpage_core::areas::Extents;
 use farpage_core::areas::extents::{Builder, Extent, Head};
 use farpage_core::memory::Region;
@@ -84,7 +85,12 @@ impl Shared {
                 ))
                 .fix("ulimit -f unlimited"));
         }
-        let memory = SharedMemory::new(c"farpage-session", bytes).map_err(|error| {
+        let memory = SharedMemory::new(c"farpage-session", bytes);
+        let held = memory.and_then(|memory| {
+            sys::lock_byte(memory.file(), SUPERVISOR_BYTE, true)?;
+            Ok(memory)
+        });
+        let memory = held.map_err(|error| {
             Failure::new(format!("shared memory can't be made: {error}"))
                 .because("no memory, or no descriptor is free")
                 .fix("look at `ulimit -n` and the cgroup's limit")
@@ -128,6 +134,18 @@ impl Shared {
     #[cfg(test)]
     pub fn memory(&self) -> &SharedMemory {
         &self.memory
+    }
+
+    /// The program has ended: processes that it has left behind go on when we are gone.
+    pub fn end(&self) {
+        // Ordering: Release pairs with the Acquire in `Membership::was_supervisor_killed`.
+        self.session().ended.store(ENDED, Ordering::Release);
+    }
+
+    /// Has all processes of the run end, as if we had been killed.
+    pub fn give_up(&self) {
+        // It can't fail: what is held is given up. Our end gives it up anyway.
+        let _ = sys::lock_byte(self.memory.file(), SUPERVISOR_BYTE, false);
     }
 
     /// What is wrong with it, if somebody has written what nobody who keeps to the rules writes.

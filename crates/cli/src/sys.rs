@@ -114,6 +114,17 @@ pub fn is_locked(file: &File, byte: u64) -> bool {
     asked.is_ok() && i32::from(lock.l_type) != libc::F_UNLCK
 }
 
+/// Takes such a lock, or gives it up.
+pub fn lock_byte(file: &File, byte: u64, is_held: bool) -> io::Result<()> {
+    // SAFETY: a `flock` is integers, for which zeros are valid.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = if is_held { libc::F_WRLCK } else { libc::F_UNLCK } as _;
+    lock.l_start = byte as _;
+    lock.l_len = 1;
+    // SAFETY: the command reads one `flock`.
+    answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }).map(|_| ())
+}
+
 /// `_IO(0x12, 119)`: start and length in bytes.
 const BLKDISCARD: c_ulong = 0x1277;
 

@@ -471,6 +471,48 @@ fn supervisor_killed_leaves_nothing() {
     assert_eq!(outcome.signal, Some(libc::SIGKILL));
 }
 
+/// Whether a process has joined the session of its run.
+fn has_joined(pid: &u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("farpage-session"))
+}
+
+/// The program died with Farpage, but what it had started went on, and what that started was limited by nobody. Here are a
+/// process over its budget, one within it, and one that isn't the program's own child.
+#[test]
+fn supervisor_killed_ends_all_of_the_run() {
+    let Some(_alone) = alone_with("cc") else { return };
+    let program = compiled("waits");
+    let script = "\"$0\" read_after & sleep 300 & (sleep 300; true) & wait";
+    for faults in modes() {
+        let words = ["sh", "-c", script, program.to_str().unwrap()];
+        let running = Job::new(&Under::budget(RAM, &["--faults", faults]), &words).within(150).start();
+        let (supervisor, ready) = (running.pid(), running.place().join("ready"));
+        wait_until("the program's readiness", || ready.exists());
+        // sh, the program, the first sleep, a subshell and its sleep.
+        let members = || descendants(supervisor);
+        wait_until("the tree's growth", || members().len() >= 5 && members().iter().all(has_joined));
+        let members = members();
+        let _end =
+            AtEnd(|| members.iter().filter(|pid| !is_gone(**pid)).for_each(|pid| send(*pid, libc::SIGKILL)));
+        send(supervisor, libc::SIGKILL);
+        wait_until("the end of all processes", || members.iter().all(|pid| is_gone(*pid)));
+        assert_eq!(running.end().signal, Some(libc::SIGKILL));
+    }
+}
+
+#[test]
+fn what_a_program_leaves_behind_goes_on_when_the_program_has_ended() {
+    let Some(_alone) = alone_with("sh") else { return };
+    let script =
+        "sleep 300 >/dev/null 2>&1 & while ! grep -q farpage-session /proc/$!/maps; do :; done; echo $!";
+    let outcome = Job::new(&Under::budget(RAM, &[]), &["sh", "-c", script]).within(60).run();
+    let left: u32 = outcome.succeeded().text().trim().parse().unwrap();
+    let _end = AtEnd(|| send(left, libc::SIGKILL));
+    // Several looks at the supervisor.
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(!is_gone(left), "it was ended");
+}
+
 #[test]
 fn program_killed_leaves_nothing_and_the_summary_is_told() {
     let Some(_alone) = alone_with("cc") else { return };

@@ -53,6 +53,7 @@ pub mod number {
     pub const SCHED_GETATTR: usize = raw::__NR_sched_getattr as usize;
     pub const SCHED_SETATTR: usize = raw::__NR_sched_setattr as usize;
     pub const GETPID: usize = raw::__NR_getpid as usize;
+    pub const KILL: usize = raw::__NR_kill as usize;
     pub const TGKILL: usize = raw::__NR_tgkill as usize;
     pub const PRCTL: usize = raw::__NR_prctl as usize;
     pub const EXIT: usize = raw::__NR_exit as usize;

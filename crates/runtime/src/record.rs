@@ -4,7 +4,7 @@
 //! record's lock knows that its process is dead, whatever its pid means where it ran.
 
 use crate::head::HeadCopy;
-use crate::session::{PROCESSES_MAX, ProcessRecord, Session, Settings};
+use crate::session::{ENDED, PROCESSES_MAX, ProcessRecord, Session, Settings};
 use crate::share::Claimed;
 use core::sync::atomic::Ordering;
 use farpage_core::areas::heirs::GENERATIONS;
@@ -17,6 +17,7 @@ use linux_raw_sys::errno::{EAGAIN, EINVAL};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
+const F_OFD_GETLK: usize = 36;
 const F_OFD_SETLK: usize = 37;
 const F_RDLCK: i16 = 0;
 const F_WRLCK: i16 = 1;
@@ -30,6 +31,9 @@ struct Flock {
     length: i64,
     pid: i32,
 }
+
+/// The byte of the session that the supervisor has locked as long as it lives: behind those of records and heirs.
+pub const SUPERVISOR_BYTE: u64 = (PROCESSES_MAX + PROCESSES_MAX * GENERATIONS) as u64;
 
 /// The session as one process holds it: mapped, and opened once more for the lock.
 ///
@@ -79,6 +83,16 @@ impl Membership {
     /// Our record.
     pub fn record(&self) -> &'static ProcessRecord {
         &self.session.processes[self.index]
+    }
+
+    /// Whether the supervisor is gone and hasn't ended by itself.
+    pub fn was_supervisor_killed(&self) -> bool {
+        // Ordering: Acquire pairs with the Release in the supervisor, which gives its lock up after that: who finds the lock
+        // free, and no word, finds that there never was one.
+        let has_ended = || self.session.ended.load(Ordering::Acquire) == ENDED;
+        let mut lock = lock_of(SUPERVISOR_BYTE as usize, F_WRLCK);
+        let mut is_gone = || fcntl(&self.lock, F_OFD_GETLK, &mut lock).is_ok() && lock.kind == F_UNLCK;
+        !has_ended() && is_gone() && !has_ended()
     }
 
     /// Calls `then` if the process of another record is dead, and holds the record's lock meanwhile, so that no new
@@ -200,6 +214,21 @@ mod tests {
         rustix::io::write(&fd, &head).unwrap();
         let path = CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
         (fd, path)
+    }
+
+    /// Whoever had been started by the program went on when the supervisor was killed, and made programs that nobody limited.
+    #[test]
+    fn supervisor_that_is_gone_without_a_word_was_killed() {
+        let (_fd, path) = session();
+        let supervisor = rustix::fs::open(&path, OFlags::RDWR, Mode::empty()).unwrap();
+        let lock = |kind| fcntl(&supervisor, F_OFD_SETLK, &mut lock_of(SUPERVISOR_BYTE as usize, kind));
+        lock(F_WRLCK).unwrap();
+        let member = Membership::join(&path).unwrap();
+        assert!(!member.was_supervisor_killed(), "it lives");
+        lock(F_UNLCK).unwrap();
+        assert!(member.was_supervisor_killed());
+        member.session.ended.store(ENDED, Ordering::Relaxed);
+        assert!(!member.was_supervisor_killed(), "it has ended");
     }
 
     /// What we have of it is mapped for good, as by a child that lives on: the lock must not depend on it. A parent's

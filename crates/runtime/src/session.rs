@@ -46,6 +46,9 @@ pub fn is_reachable(path: &core::ffi::CStr) -> bool {
     }
 }
 
+/// See [`Session::ended`].
+pub const ENDED: u32 = u32::from_le_bytes(*b"over");
+
 /// Programs that can be counted one by one; later ones take over records of dead ones.
 pub const PROCESSES_MAX: usize = 256;
 /// Bytes for a path, NUL-terminated.
@@ -66,6 +69,9 @@ pub struct Session {
     pub claims_reaped_ns: AtomicU64,
     /// Until then a thread polls; 0 if none does.
     pub polls_until_ns: AtomicU64,
+    /// [`ENDED`] once the program has ended and the supervisor does, too: what the program has left behind goes on. A
+    /// supervisor that is gone without a word here was killed, and the run ends.
+    pub ended: AtomicU32,
     /// One for each program.
     pub processes: [ProcessRecord; PROCESSES_MAX],
 }

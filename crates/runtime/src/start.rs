@@ -74,6 +74,9 @@ const STACKS_NS: u64 = 10_000_000;
 /// How often a process that has nothing to evict looks whether others are dead, and each whether its own program is.
 const REAP_NS: u64 = 1_000_000_000;
 
+/// How often each process looks whether the supervisor was killed. New processes of the run can't join it any more then.
+const SUPERVISOR_NS: u64 = 100_000_000;
+
 /// While memory is shared since a fork nothing holds threads back that write it, so the keeper goes before them, if it may. Not
 /// before all: a kernel thread that looks at shared memory (DAMON, khugepaged) locks it meanwhile, and the keepers of ten
 /// processes, all of them at -20, kept one off the CPU for 200 ms and waited for it (`sched_switch`; two of
@@ -235,15 +238,10 @@ fn keep(engine: &'static Engine) -> ! {
         Worker::placed(engine, KEEPER, None).unwrap_or_else(|_| engine.stop_program(StopReason::Tables));
     // How nice this thread was.
     let mut nice = None;
-    let mut look_ns = now_ns() + REAP_NS;
-    let mut watch = Watch::default();
+    let mut rounds = Rounds::begin();
     loop {
-        watch.look(engine);
         let seen = engine.budget.bell();
-        if now_ns() >= look_ns {
-            end_with_the_program(engine);
-            look_ns = now_ns() + REAP_NS;
-        }
+        rounds.make(engine);
         engine.take_share();
         match (engine.budget.shared() > 0, nice) {
             (true, None) => nice = Some(thread::be_at_most_as_nice_as(NICE_BESIDE_SHARERS)),
@@ -263,6 +261,50 @@ fn keep(engine: &'static Engine) -> ! {
     }
 }
 
+/// What the keeper looks for now and then, whatever else it does: whether this process must end, or has changed what it may do.
+struct Rounds {
+    reap_ns: u64,
+    supervisor_ns: u64,
+    credentials: Watch,
+}
+
+impl Rounds {
+    fn begin() -> Rounds {
+        Rounds {
+            reap_ns: now_ns() + REAP_NS,
+            supervisor_ns: now_ns() + SUPERVISOR_NS,
+            credentials: Watch::default(),
+        }
+    }
+
+    /// Looks, if it is time. Whether it is time to reap, too.
+    fn make(&mut self, engine: &Engine) -> bool {
+        self.credentials.look(engine);
+        let now = now_ns();
+        if now >= self.supervisor_ns {
+            end_with_the_supervisor(engine);
+            self.supervisor_ns = now + SUPERVISOR_NS;
+        }
+        let is_time = now >= self.reap_ns;
+        if is_time {
+            end_with_the_program(engine);
+            self.reap_ns = now + REAP_NS;
+        }
+        is_time
+    }
+}
+
+/// A run whose supervisor was killed ends. What it starts from now on could not join it, and nothing would limit that.
+fn end_with_the_supervisor(engine: &Engine) {
+    const SIGKILL: usize = linux_raw_sys::general::SIGKILL as usize;
+    if engine.membership.was_supervisor_killed() {
+        // SAFETY: takes no pointers; the process is this one.
+        unsafe { sys::call(number::KILL, [engine.process as usize, SIGKILL, 0, 0, 0, 0]) };
+        // Still here: process 1 of a container.
+        sys::exit_group(128 + SIGKILL as i32);
+    }
+}
+
 /// Without us a process ends with its last thread, also if that ends by the bare system call.
 fn end_with_the_program(engine: &Engine) {
     let ours = [KEEPER_NAME, HANDLER_NAME, AHEAD_NAME, MAPS_NAME].map(core::ffi::CStr::to_bytes);
@@ -274,10 +316,8 @@ fn end_with_the_program(engine: &Engine) {
 /// Returns when the budget is about to be reached.
 fn wait_for_budget(engine: &'static Engine) {
     let mut growth = Growth::default();
-    let mut reap_ns = now_ns() + REAP_NS;
-    let mut watch = Watch::default();
+    let mut rounds = Rounds::begin();
     loop {
-        watch.look(engine);
         let started_ns = now_ns();
         let charged = engine.take_share();
         let now = now_ns();
@@ -288,11 +328,9 @@ fn wait_for_budget(engine: &'static Engine) {
         if is_wanted || engine.budget.must_activate(charged, growth_bytes_per_us) {
             return;
         }
-        if now >= reap_ns {
+        if rounds.make(engine) {
             // Perhaps nobody else is there to do it.
             engine.reap_dead_processes();
-            end_with_the_program(engine);
-            reap_ns = now + REAP_NS;
         }
         engine.budget.wait(engine.budget.bell(), engine.budget.look_again_ns(charged, growth_bytes_per_us));
     }
