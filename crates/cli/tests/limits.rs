@@ -529,6 +529,39 @@ fn program_that_ends_leaves_nothing() {
     assert_eq!(outcome.signal, Some(libc::SIGTERM));
 }
 
+/// What of our memory a core file would have is there twice, or is nothing that a debugger knows: gigabytes of it.
+#[test]
+fn core_file_has_the_programs_pages_and_not_the_pool() {
+    let Some(_alone) = alone_with("cc") else { return };
+    let running = start_waiting("read_after", &["--pool", "16M"]);
+    let smaps = fs::read_to_string(format!("/proc/{}/smaps", descendants(running.pid())[0])).unwrap();
+    // Bytes of mappings, the engine's own and the program's.
+    let (mut kept_out, mut dumped, mut program) = (Vec::new(), Vec::new(), 0);
+    let (mut bytes, mut is_ours) = (0, false);
+    for line in smaps.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let mut bounds = words[0].split('-').map(|word| u64::from_str_radix(word, 16));
+        if let (Some(Ok(start)), Some(Ok(end))) = (bounds.next(), bounds.next()) {
+            bytes = end - start;
+            // Where the engine maps its own memory: far below all else, and above programs.
+            is_ours = (0x1000_0000_0000..0x5000_0000_0000).contains(&start) && words.len() == 5;
+        } else if words[0] == "VmFlags:" {
+            match (is_ours, words.contains(&"dd")) {
+                (true, true) => kept_out.push(bytes),
+                (true, false) => dumped.push(bytes),
+                (false, false) if (96 * MIB..200 * MIB).contains(&bytes) => program += bytes,
+                (false, _) => {}
+            }
+        }
+    }
+    go(&running);
+    assert_eq!(running.end().succeeded().text(), "all right\n");
+    // The pool with the tables beside it, and the frames: a mapping each.
+    assert!(kept_out.len() >= 2 && kept_out.iter().any(|bytes| *bytes >= 16 * MIB), "{kept_out:?}");
+    assert!(!dumped.is_empty() && dumped.iter().all(|bytes| *bytes < 4 * MIB), "{dumped:?}");
+    assert!(program >= 96 * MIB, "the program's memory would not be dumped");
+}
+
 // ---- the budget ----------------------------------------------------------------------------------------
 
 #[test]

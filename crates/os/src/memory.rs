@@ -99,6 +99,7 @@ pub fn reserve(bytes: usize) -> Result<*mut u8, Errno> {
 /// No code that runs in a child may use it.
 pub unsafe fn reserve_for_threads(bytes: usize) -> Result<*mut u8, Errno> {
     let base = reserve(bytes)?;
+    keep_from_core_files(base, bytes);
     // SAFETY: the caller's promise.
     unsafe { keep_from_children(base, bytes) }?;
     Ok(base)
@@ -113,6 +114,12 @@ pub fn place<T>(value: T) -> Result<&'static mut T, Errno> {
         base.write(value);
         Ok(&mut *base)
     }
+}
+
+/// Keeps a mapping of ours out of core files. A kernel that refuses writes more into them, no more than that.
+pub fn keep_from_core_files(base: *mut u8, bytes: usize) {
+    // SAFETY: advice for core files, which changes nothing that can be read.
+    let _ = unsafe { rustix::mm::madvise(base.cast(), bytes, Advice::LinuxDontDump) };
 }
 
 /// Keeps a mapping of ours out of a fork's child.

@@ -709,6 +709,8 @@ fn handed_region(
         + Region::bytes_for::<Watched>(WAYS)
         + Region::bytes_for::<AtomicPtr<Leaf>>(DIRECTORY_LEAVES);
     let base = memory::reserve(bytes)?;
+    // Most of it is the pool.
+    memory::keep_from_core_files(base, bytes);
     // SAFETY: only engine code uses these tables, and a child makes an engine of its own.
     unsafe { memory::keep_from_children(base, bytes) }?;
     // SAFETY: the mapping just made: zeroed, and nobody else's for good.
