@@ -56,7 +56,7 @@ impl Machine {
     }
 
     /// A disk says it below `device`, a partition has it from the disk that it lies in, a virtual device from the
-    /// ones it is made of, if they agree.
+    /// ones it is made of, or from its paths, if they agree.
     fn node_of_entry(&self, entry: &Path) -> Option<NodeId> {
         let root = self.root.canonicalize().ok()?;
         let above = entry.ancestors().take_while(|path| *path != root);
@@ -65,8 +65,9 @@ impl Machine {
             // -1: it is nowhere in particular.
             return text.trim().parse().ok().filter(|node| (*node as usize) < NODES_MAX).map(NodeId);
         }
-        let parts = fs::read_dir(entry.join("slaves")).ok()?;
-        let mut nodes = parts.flatten().map(|part| self.node_of_entry(&part.path().canonicalize().ok()?));
+        let disk = if entry.join("partition").exists() { entry.parent()? } else { entry };
+        let parts = [slaves(disk), multipath(disk)].concat();
+        let mut nodes = parts.iter().map(|part| self.node_of_entry(part));
         let first = nodes.next()??;
         nodes.all(|node| node == Some(first)).then_some(first)
     }
@@ -76,6 +77,35 @@ impl Machine {
         let place = priority.map_or(Place::default(), |priority| Place::default().with_priority(priority));
         node.map_or(place, |node| place.at(node, |from| self.distance(from, node)))
     }
+}
+
+/// What is in a directory, links followed; nothing if there is none.
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let found = fs::read_dir(directory).into_iter().flatten().flatten();
+    found.filter_map(|entry| entry.path().canonicalize().ok()).collect()
+}
+
+/// The devices that a virtual one is made of.
+fn slaves(disk: &Path) -> Vec<PathBuf> {
+    entries(&disk.join("slaves"))
+}
+
+/// The paths to an NVMe disk that has several: `nvme0n1` lies in a subsystem, which is nowhere. Beside it are its controllers,
+/// each with a path `nvme0c3n1`: the subsystem's number, the controller's, and the disk's.
+fn multipath(disk: &Path) -> Vec<PathBuf> {
+    let name = |path: &Path| path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+    let disk_name = name(disk);
+    let numbers = disk_name.strip_prefix("nvme").and_then(|numbers| numbers.split_once('n'));
+    let (Some((subsystem, namespace)), Some(above)) = (numbers, disk.parent()) else { return Vec::new() };
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_path = |path: &PathBuf| {
+        let path = name(path);
+        let controller = path.strip_prefix(&format!("nvme{subsystem}c"));
+        controller.and_then(|rest| rest.strip_suffix(&format!("n{namespace}"))).is_some_and(is_number)
+    };
+    let controllers =
+        entries(above).into_iter().filter(|path| name(path).starts_with("nvme") && path != disk);
+    controllers.flat_map(|controller| entries(&controller)).filter(is_path).collect()
 }
 
 /// `3` or `0-3`.
@@ -141,6 +171,53 @@ pub mod tests {
         fs::create_dir_all(root.path().join("elsewhere")).unwrap();
         std::os::unix::fs::symlink(root.path().join("elsewhere"), whole.join("slaves/sdb")).unwrap();
         assert_eq!(machine.node_of_entry(&whole), None);
+    }
+
+    /// A subsystem with two controllers, and two disks with a path by each. `nodes` are the controllers'. As Linux 6.x has it:
+    /// the subsystem links to its controllers, and a path's `device` is its controller.
+    fn multipath_disks(nodes: [&str; 2]) -> (tempfile::TempDir, PathBuf) {
+        let root = tempfile::tempdir().unwrap();
+        let top = root.path().canonicalize().unwrap();
+        let subsystem = top.join("devices/virtual/nvme-subsystem/nvme-subsys0");
+        for disk in ["nvme0n1", "nvme0n12"] {
+            fs::create_dir_all(subsystem.join(disk).join("slaves")).unwrap();
+            std::os::unix::fs::symlink(&subsystem, subsystem.join(disk).join("device")).unwrap();
+        }
+        fs::create_dir_all(subsystem.join("nvme0n1/nvme0n1p2")).unwrap();
+        fs::write(subsystem.join("nvme0n1/nvme0n1p2/partition"), "2\n").unwrap();
+        for (at, node) in nodes.iter().enumerate() {
+            let controller = top.join(format!("devices/pci0/0000:0{at}:00.0/nvme/nvme{at}"));
+            for disk in ["1", "12"] {
+                let path = controller.join(format!("nvme0c{at}n{disk}"));
+                fs::create_dir_all(&path).unwrap();
+                std::os::unix::fs::symlink(&controller, path.join("device")).unwrap();
+            }
+            // A disk with one path only, on no subsystem's list.
+            fs::create_dir_all(controller.join("ng0n1")).unwrap();
+            fs::write(controller.join("numa_node"), node).unwrap();
+            std::os::unix::fs::symlink(&controller, subsystem.join(format!("nvme{at}"))).unwrap();
+        }
+        (root, subsystem)
+    }
+
+    /// `--order numa` and `weighted` took such a disk for one that is equally far from all nodes.
+    #[test]
+    fn disk_with_several_paths_is_where_they_are_if_they_agree() {
+        let (root, subsystem) = multipath_disks(["1\n", "1\n"]);
+        let machine = Machine::below(root.path());
+        for disk in ["nvme0n1", "nvme0n12", "nvme0n1/nvme0n1p2"] {
+            assert_eq!(machine.node_of_entry(&subsystem.join(disk)), Some(NodeId(1)), "{disk}");
+        }
+        let paths = multipath(&subsystem.join("nvme0n1"));
+        let names: Vec<_> = paths.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
+        assert!(
+            names.len() == 2 && names.contains(&"nvme0c0n1") && names.contains(&"nvme0c1n1"),
+            "{names:?}"
+        );
+        let (root, subsystem) = multipath_disks(["1\n", "0\n"]);
+        assert_eq!(Machine::below(root.path()).node_of_entry(&subsystem.join("nvme0n1")), None);
+        let (root, subsystem) = multipath_disks(["-1\n", "-1\n"]);
+        assert_eq!(Machine::below(root.path()).node_of_entry(&subsystem.join("nvme0n1")), None);
     }
 
     #[test]
