@@ -4,7 +4,7 @@
 use crate::areas;
 use crate::budget::{self, Behind, Roots};
 use crate::failure::Failure;
-use crate::kernel::{self, Refused, Userfaultfd};
+use crate::kernel::{self, Refused, Release, Userfaultfd};
 use crate::machine::Machine;
 use crate::numbers::iec;
 use crate::options::DoctorOptions;
@@ -75,7 +75,7 @@ const NEEDED: [&str; 2] = [KERNEL, FILE_SIZE];
 pub fn doctor(options: &DoctorOptions) -> ExitCode {
     let privileged = kernel::userfaultfd();
     let (signals, without) = (kernel::user_mode(), kernel::without());
-    let mut checks = vec![kernel_check(sys::kernel_release()), user_check()];
+    let mut checks = vec![kernel_check(&Release::this()), user_check()];
     checks.push(signal_check("faults by signal", &signals));
     checks.push(signal_check("faults by segv", &without));
     checks.extend(userfaultfd_checks(&privileged, signals.is_ok() || without.is_ok()));
@@ -103,29 +103,23 @@ pub fn doctor(options: &DoctorOptions) -> ExitCode {
 
 // ---- the checks ----------------------------------------------------------------------------------------
 
-fn kernel_check(release: String) -> Check {
-    match version(&release) {
-        Some(version) if version >= (6, 8) => Check::new(KERNEL, Verdict::Ok, release),
+fn kernel_check(release: &Release) -> Check {
+    let text = release.to_string();
+    match release.version() {
+        Some(version) if version >= (6, 8) => Check::new(KERNEL, Verdict::Ok, text),
         Some(version) if version >= kernel::VERSION_MIN => Check::new(
             KERNEL,
             Verdict::Note,
-            format!("{release}: works; from 6.8 on pages can be moved, which is faster"),
+            format!("{text}: works; from 6.8 on pages can be moved, which is faster"),
         ),
-        Some(_) => {
-            Check::new(KERNEL, Verdict::No, release).fix(format!("{}, best 6.8 or later", use_kernel()))
-        }
-        None => Check::new(KERNEL, Verdict::Note, release),
+        Some(_) => Check::new(KERNEL, Verdict::No, text).fix(format!("{}, best 6.8 or later", use_kernel())),
+        None => Check::new(KERNEL, Verdict::Note, text),
     }
 }
 
 fn use_kernel() -> String {
     let (major, minor) = kernel::VERSION_MIN;
     format!("use a kernel of {major}.{minor} or later")
-}
-
-fn version(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 fn user_check() -> Check {
@@ -166,14 +160,19 @@ fn signal_check(name: &str, signals: &Result<Userfaultfd, Failure>) -> Check {
 /// its features.
 fn userfaultfd_checks(userfaultfd: &Result<Userfaultfd, Refused>, signals: bool) -> Vec<Check> {
     let missing = if userfaultfd.is_ok() || signals { Verdict::Note } else { Verdict::No };
-    let way = |name: &str, result: Result<u64, std::io::Error>, fix: &str| match result {
+    let way = |name: &str, result: Result<u64, std::io::Error>, fix: Option<&str>| match result {
         Ok(_) => Check::new(name, Verdict::Ok, "works"),
         Err(error) if missing == Verdict::Note => Check::new(name, missing, format!("{error} (not needed)")),
-        Err(error) => Check::new(name, missing, error.to_string()).fix(fix),
+        Err(error) => match fix {
+            Some(fix) => Check::new(name, missing, error.to_string()).fix(fix),
+            None => Check::new(name, Verdict::Note, "unknown to this kernel: it came with Linux 6.1"),
+        },
     };
+    // The last one not on every kernel.
+    let fixes = kernel::ways(&Release::this());
     let mut checks = vec![
-        way("userfaultfd system call", sys::userfaultfd_by_syscall(Faults::All), kernel::WAYS[0]),
-        way("/dev/userfaultfd", sys::userfaultfd_by_device(), kernel::WAYS[2]),
+        way("userfaultfd system call", sys::userfaultfd_by_syscall(Faults::All), fixes.first().copied()),
+        way("/dev/userfaultfd", sys::userfaultfd_by_device(), fixes.get(2).copied()),
         setting_check(missing),
     ];
     match userfaultfd {
@@ -481,13 +480,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_from_releases() {
-        assert_eq!(version("6.18.44-fc-v595"), Some((6, 18)));
-        assert_eq!(version("5.4.0-150-generic"), Some((5, 4)));
-        assert_eq!(version("odd"), None);
-    }
-
-    #[test]
     fn kernel_before_5_9_is_too_old() {
         for (release, verdict) in [
             ("5.8.18", Verdict::No),
@@ -495,14 +487,18 @@ mod tests {
             ("6.8.1", Verdict::Ok),
             ("odd", Verdict::Note),
         ] {
-            assert_eq!(kernel_check(release.into()).verdict, verdict, "{release}");
+            assert_eq!(kernel_check(&Release::of(release)).verdict, verdict, "{release}");
         }
-        assert_eq!(kernel_check("5.8".into()).fixes, ["use a kernel of 5.9 or later, best 6.8 or later"]);
+        assert_eq!(
+            kernel_check(&Release::of("5.8")).fixes,
+            ["use a kernel of 5.9 or later, best 6.8 or later"]
+        );
     }
 
     #[test]
     fn every_no_has_a_fix() {
-        let mut checks = vec![kernel_check("5.4.0".into()), user_check(), seccomp_check(), preload_check()];
+        let mut checks =
+            vec![kernel_check(&Release::of("5.4.0")), user_check(), seccomp_check(), preload_check()];
         for origin in ["$FARPAGE_SWAP_DIR", "/var/tmp"] {
             let file = SwapArgument { path: "/etc/passwd".into(), ..SwapArgument::default() };
             checks.push(swap_check(origin.into(), origin, &file));

@@ -19,7 +19,7 @@ pub fn quoted(path: &Path) -> String {
 }
 
 /// An error for the user.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Failure {
     /// Farpage's exit status.
     pub status: u8,

@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use crate::sys::{self, Faults};
 use farpage::session::UffdSource;
 use farpage_core::config::{Install, IoEngine};
+use std::fmt;
 use std::io;
 
 /// The oldest kernel that has everything Farpage can't do without: close_range came with 5.9,
@@ -73,11 +74,7 @@ pub fn userfaultfd() -> Result<Userfaultfd, Refused> {
 
 /// A userfaultfd for the program's own faults, and what guarding its system calls takes. Needs no privilege.
 pub fn user_mode() -> Result<Userfaultfd, Failure> {
-    let refused = |error: io::Error| {
-        Failure::new(format!("faults can't arrive as signals here: userfaultfd: {error}"))
-            .because("even its unprivileged form is refused: the kernel has none, or a container's seccomp profile hides it")
-            .fix("docker run --security-opt seccomp=unconfined, or a profile that allows userfaultfd")
-    };
+    let refused = |error: io::Error| user_mode_refused(&error, &Release::this());
     let features = sys::userfaultfd_by_syscall(Faults::UserOnly).map_err(refused)?;
     if features & FEATURE_SIGBUS == 0 {
         return Err(refused(io::Error::from_raw_os_error(libc::EINVAL)));
@@ -99,14 +96,106 @@ pub fn without() -> Result<Userfaultfd, Failure> {
 
 /// Whether the program's system calls can be stopped and looked at.
 fn can_guard() -> Result<(), Failure> {
-    sys::syscall_user_dispatch().map_err(|error| {
-        Failure::new(format!("the program's system calls can't be guarded here: {error}"))
-            .because(format!(
-                "Syscall User Dispatch came with Linux 5.11 (this is {}), or a sandbox hides it",
-                sys::kernel_release()
-            ))
-            .fix("--faults thread, with one of the ways that `farpage doctor` shows")
-    })
+    sys::syscall_user_dispatch().map_err(|error| guard_refused(&error, &Release::this()))
+}
+
+/// The kernel's release, as `uname -r` prints it.
+pub struct Release(String);
+
+impl Release {
+    /// Of this machine.
+    pub fn this() -> Release {
+        Release(sys::kernel_release())
+    }
+
+    /// One that this isn't.
+    #[cfg(test)]
+    pub fn of(text: &str) -> Release {
+        Release(text.into())
+    }
+
+    /// Its first two numbers, if it begins with numbers.
+    pub fn version(&self) -> Option<(u32, u32)> {
+        let mut numbers = self.0.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+        Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+    }
+
+    /// Whether it is surely older than that.
+    fn is_before(&self, version: (u32, u32)) -> bool {
+        self.version().is_some_and(|own| own < version)
+    }
+}
+
+impl fmt::Display for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// UFFD_USER_MODE_ONLY and Syscall User Dispatch.
+const VERSION_OF_SIGNALS: (u32, u32) = (5, 11);
+/// /dev/userfaultfd.
+const VERSION_OF_DEVICE: (u32, u32) = (6, 1);
+const SECCOMP_FIX: &str =
+    "docker run --security-opt seccomp=unconfined, or a profile that allows userfaultfd";
+
+/// Why there is no userfaultfd for the program's own faults. An older kernel checks the privilege before it looks at the flag
+/// that it doesn't know, so there it is EPERM, too.
+fn user_mode_refused(error: &io::Error, release: &Release) -> Failure {
+    let failure = Failure::new(format!("faults can't arrive as signals here: userfaultfd: {error}"));
+    let errno = error.raw_os_error().unwrap_or(0);
+    if let Some(failure) = lack(errno, &failure) {
+        return failure;
+    }
+    if errno != libc::ENOSYS && release.is_before(VERSION_OF_SIGNALS) {
+        return failure
+            .because(format!("an unprivileged userfaultfd came with Linux 5.11 (this is {})", release.0))
+            .fix("use a kernel of 5.11 or later")
+            .fix("--faults thread, with one of the ways that `farpage doctor` shows");
+    }
+    match errno {
+        libc::ENOSYS => missing(failure),
+        libc::EPERM | libc::EACCES => failure
+            .because("even its unprivileged form is forbidden: by a container's seccomp profile, or another sandbox")
+            .fix(SECCOMP_FIX),
+        _ => failure
+            .because(format!("this kernel ({}) doesn't know what it is asked for, or a sandbox answers", release.0))
+            .fix("use a kernel of 5.11 or later, outside of sandboxes"),
+    }
+}
+
+/// Errors that are about neither kernel nor sandbox.
+fn lack(errno: i32, failure: &Failure) -> Option<Failure> {
+    let (cause, fix) = match errno {
+        libc::EMFILE | libc::ENFILE => {
+            ("no file descriptor is free", "raise the limit of open files: ulimit -n")
+        }
+        libc::ENOMEM => {
+            ("the kernel has no memory for it", "free some memory, or look at the cgroup's limit")
+        }
+        _ => return None,
+    };
+    Some(failure.clone().because(cause).fix(fix))
+}
+
+fn missing(failure: Failure) -> Failure {
+    failure
+        .because("the kernel was built without CONFIG_USERFAULTFD, or a container's seccomp profile hides it")
+        .fix(SECCOMP_FIX)
+        .fix("else use a kernel with CONFIG_USERFAULTFD=y (those of all large distributions have it)")
+}
+
+/// Why system calls can't be stopped.
+fn guard_refused(error: &io::Error, release: &Release) -> Failure {
+    let failure = Failure::new(format!("the program's system calls can't be guarded here: {error}"));
+    let failure = if release.is_before(VERSION_OF_SIGNALS) {
+        failure
+            .because(format!("Syscall User Dispatch came with Linux 5.11 (this is {})", release.0))
+            .fix("use a kernel of 5.11 or later")
+    } else {
+        failure.because("a sandbox hides Syscall User Dispatch (gVisor has none)").fix("run outside of it")
+    };
+    failure.fix("--faults thread, with one of the ways that `farpage doctor` shows")
 }
 
 /// The userfaultfd that `farpage run` uses.
@@ -136,24 +225,39 @@ impl Refused {
 
     /// The error for the user.
     pub fn failure(&self) -> Failure {
+        self.failure_on(&Release::this())
+    }
+
+    fn failure_on(&self, release: &Release) -> Failure {
         if self.is_missing() {
-            return Failure::new("this kernel has no userfaultfd")
-                .because("it was built without CONFIG_USERFAULTFD, or a container's seccomp profile hides it")
-                .fix("in a container: docker run --security-opt seccomp=unconfined, or --device /dev/userfaultfd")
-                .fix("else use a kernel with CONFIG_USERFAULTFD=y (those of all large distributions have it)");
+            return missing(Failure::new("this kernel has no userfaultfd"));
         }
+        let device = match release.is_before(VERSION_OF_DEVICE) {
+            true => "it came with Linux 6.1".to_owned(),
+            false => self.device.to_string(),
+        };
         let failure = Failure::new("Farpage may not serve page faults here")
-            .because(format!("userfaultfd: {}; /dev/userfaultfd: {}", self.syscall, self.device));
-        if self.user_only.is_some() {
-            return failure
+            .because(format!("userfaultfd: {}; /dev/userfaultfd: {device}", self.syscall));
+        if let Some(failure) = lack(self.syscall.raw_os_error().unwrap_or(0), &failure) {
+            return failure;
+        }
+        // An older kernel refuses the unprivileged form because it doesn't know it: that says nothing of sandboxes.
+        if self.user_only.is_some() && !release.is_before(VERSION_OF_SIGNALS) {
+            let failure = failure
                 .because(
                     "even its unprivileged form is refused: most likely by a container's seccomp profile",
                 )
-                .fix("docker run --security-opt seccomp=unconfined, as root or with --cap-add=SYS_PTRACE")
-                .fix(WAYS[2]);
+                .fix("docker run --security-opt seccomp=unconfined, as root or with --cap-add=SYS_PTRACE");
+            return ways(release).iter().skip(2).fold(failure, |failure, way| failure.fix(*way));
         }
-        WAYS.iter().fold(failure, |failure, way| failure.fix(*way))
+        ways(release).iter().fold(failure, |failure, way| failure.fix(*way))
     }
+}
+
+/// Those of [`WAYS`] that this kernel has.
+pub fn ways(release: &Release) -> &'static [&'static str] {
+    const ALL: &[&str] = &WAYS;
+    if release.is_before(VERSION_OF_DEVICE) { &ALL[..2] } else { ALL }
 }
 
 /// How pages will move, and what the user should know about it.
@@ -290,14 +394,90 @@ mod tests {
 
     #[test]
     fn refusal_names_the_three_ways_and_a_missing_feature_is_said_differently() {
+        let release = Release::of("6.8.0");
         let refused = Refused { syscall: errno(libc::EPERM), device: errno(libc::EACCES), user_only: None };
-        let message = refused.failure().to_string();
+        let message = refused.failure_on(&release).to_string();
         for word in ["CAP_SYS_PTRACE", "vm.unprivileged_userfaultfd=1", "chmod 660 /dev/userfaultfd"] {
             assert!(message.contains(word), "{message}");
         }
         let missing = Refused { syscall: errno(libc::ENOSYS), device: errno(libc::ENOENT), user_only: None };
-        assert!(missing.failure().to_string().contains("CONFIG_USERFAULTFD"));
+        assert!(missing.failure_on(&release).to_string().contains("CONFIG_USERFAULTFD"));
         let seccomp = Refused { user_only: Some(errno(libc::EPERM)), ..refused };
-        assert!(seccomp.failure().to_string().contains("seccomp=unconfined"));
+        let message = seccomp.failure_on(&release).to_string();
+        assert!(
+            message.contains("seccomp=unconfined") && message.contains("/dev/userfaultfd &&"),
+            "{message}"
+        );
+    }
+
+    /// Linux 5.10 was told that a container's seccomp profile hides what it doesn't have.
+    #[test]
+    fn signals_are_refused_for_the_reason_that_errno_and_version_have() {
+        for (number, release, words, not) in [
+            (libc::EINVAL, "5.10.0-28-amd64", "came with Linux 5.11 (this is 5.10.0-28-amd64)", "seccomp"),
+            (libc::EPERM, "5.9.1", "came with Linux 5.11 (this is 5.9.1)", "seccomp"),
+            (libc::EPERM, "5.11.0", "forbidden: by a container's seccomp profile", "came with"),
+            (libc::EPERM, "6.18.2", "forbidden: by a container's seccomp profile", "came with"),
+            (libc::ENOSYS, "5.10.0", "CONFIG_USERFAULTFD", "came with"),
+            (libc::ENOSYS, "6.8.0", "CONFIG_USERFAULTFD", "came with"),
+            (libc::EINVAL, "6.8.0", "doesn't know what it is asked for", "seccomp"),
+            (libc::EMFILE, "5.10.0", "ulimit -n", "came with"),
+            (libc::ENOMEM, "6.8.0", "no memory", "seccomp"),
+            (libc::EPERM, "odd", "seccomp", "came with"),
+        ] {
+            let failure = user_mode_refused(&errno(number), &Release::of(release));
+            let message = failure.to_string();
+            assert!(message.contains(words), "{number} on {release}: {message}");
+            assert!(!message.contains(not), "{number} on {release}: {message}");
+            assert!(!failure.fixes().is_empty(), "{message}");
+        }
+    }
+
+    #[test]
+    fn guarding_is_refused_for_the_reason_that_the_version_has() {
+        for (release, words, not) in [
+            ("5.10.0", "came with Linux 5.11 (this is 5.10.0)", "sandbox"),
+            ("6.8.0", "a sandbox hides", "came with"),
+            ("odd", "a sandbox hides", "came with"),
+        ] {
+            let message = guard_refused(&errno(libc::EINVAL), &Release::of(release)).to_string();
+            assert!(message.contains(words) && !message.contains(not), "{release}: {message}");
+        }
+    }
+
+    /// /dev/userfaultfd was recommended where there is none.
+    #[test]
+    fn privileged_faults_are_refused_for_the_reason_that_errno_and_version_have() {
+        for (syscall, user_only, release, words, not) in [
+            (libc::EPERM, Some(libc::EPERM), "5.10.0", "vm.unprivileged_userfaultfd=1", "seccomp profile"),
+            (libc::EPERM, Some(libc::EINVAL), "5.10.0", "it came with Linux 6.1", "chmod 660"),
+            (libc::EPERM, None, "5.15.0", "CAP_SYS_PTRACE", "chmod 660"),
+            (libc::EPERM, Some(libc::EPERM), "5.15.0", "a container's seccomp profile", "chmod 660"),
+            (libc::EPERM, Some(libc::EPERM), "6.1.0", "chmod 660 /dev/userfaultfd", "it came with"),
+            (libc::EPERM, None, "6.1.0", "chmod 660 /dev/userfaultfd", "it came with"),
+            (libc::EPERM, None, "odd", "chmod 660 /dev/userfaultfd", "it came with"),
+            (libc::ENOSYS, Some(libc::ENOSYS), "5.10.0", "CONFIG_USERFAULTFD", "chmod 660"),
+            (libc::EMFILE, Some(libc::EMFILE), "6.8.0", "ulimit -n", "seccomp"),
+        ] {
+            let refused = Refused {
+                syscall: errno(syscall),
+                device: errno(libc::ENOENT),
+                user_only: user_only.map(errno),
+            };
+            let failure = refused.failure_on(&Release::of(release));
+            let message = failure.to_string();
+            assert!(message.contains(words), "{syscall} on {release}: {message}");
+            assert!(!message.contains(not), "{syscall} on {release}: {message}");
+            assert!(!failure.fixes().is_empty(), "{message}");
+        }
+    }
+
+    #[test]
+    fn versions_are_read_from_releases() {
+        for (release, version) in
+            [("6.18.44-fc-v595", Some((6, 18))), ("5.4.0-150-generic", Some((5, 4))), ("odd", None)]
+        {
+            assert_eq!(Release::of(release).version(), version);
+        }
     }
 }
