@@ -1,4 +1,4 @@
-# make build | demo | test | loom | fuzz | test-full | compat | programs | lint | bench-within |
+# make build | demo | test | loom | fuzz | test-full | compat | vm | programs | lint | bench-within |
 #      bench-programs BEFORE=DIR | clean
 #
 # `make test` is what CI runs. Everything needs only Rust, a C compiler and make; the programs that the
@@ -7,7 +7,7 @@
 CARGO ?= cargo
 PYTHON ?= python3
 
-.PHONY: build demo test test-unit loom fuzz test-sim test-e2e test-full compat programs lint bench-within bench-programs clean
+.PHONY: build demo test test-unit loom fuzz test-sim test-e2e test-full compat vm programs lint bench-within bench-programs clean
 
 # The preload library is built by itself: it is no_std, and would lose that beside crates that need std.
 build:
@@ -76,6 +76,12 @@ test-full: build programs
 compat: build
 	tests/programs.sh compat
 	$(PYTHON) tests/compat.py --out docs/compatibility.md
+
+# Other kernels, in QEMU without KVM: KERNELS="5.10 6.1 6.12 newest". Downloads them. About half an hour on two CPUs.
+KERNELS ?=
+vm: build
+	tests/programs.sh vm
+	$(PYTHON) tests/vm.py --kernels "$(KERNELS)"
 
 programs:
 	@tests/programs.sh

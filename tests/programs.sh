@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs the programs that the tests run, on Debian and its relatives as root; elsewhere names what is missing.
-# With `compat` also those of `make compat`.
+# With `compat` also those of `make compat`, with `vm` those of `make vm`.
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -68,6 +68,16 @@ if [ "${1:-}" = compat ]; then
     for module in numpy pandas; do
         /usr/bin/python3 -c "import $module" 2>/dev/null || packages="$packages python3-$module"
     done
+fi
+
+if [ "${1:-}" = vm ]; then
+    need qemu-system-x86_64 qemu-system-x86
+    need busybox busybox-static
+    need setpriv util-linux
+    need depmod kmod
+    need cpio cpio
+    need xz xz-utils
+    need zstd zstd
 fi
 
 [ -n "$packages" ] || exit 0

@@ -68,6 +68,7 @@ cases! {
         static_array_with_content populated;
     io: files streams long_lines direct direct_while_pushed_out pipes pages_lent_to_a_pipe pinned_over_the_budget through_proc futexes
         all_in_one_call large_writes_that_wait two_writers_of_a_pipe large_messages reads_that_do_not_wait peer_that_leaves;
+    peer_writes: from_a_parent;
     threads: only_threads protection_changes thrown_away mapped_anew moved_and_back locked advised
         others_come_and_go many_change all_on_the_same_page threads_end filled_by_many;
     signals: handlers_that_block_everything workers_that_block_everything ids_of_all_threads main_thread_ends
@@ -93,9 +94,8 @@ fn every_case_of_the_programs_is_tested() {
         return;
     }
     let tested = include_str!("memory_calls.rs");
-    for name in
-        ["remap", "advise", "heap", "io", "threads", "stacks", "signals", "handlers", "processes", "strange"]
-    {
+    let programs = "remap advise heap io peer_writes threads stacks signals handlers processes strange";
+    for name in programs.split(' ') {
         let usage = Command::new(compiled(name)).output().unwrap();
         let usage = String::from_utf8(usage.stderr).unwrap();
         for case in usage.lines().skip(1) {
