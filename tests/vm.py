@@ -87,7 +87,7 @@ def package_fields(options, name):
 def kernel_packages(options):
     """The newest kernel of a suite and, since Debian 14, the packages that have its parts."""
     newest = re.findall(r"linux-image-[\w.+-]+-cloud-amd64", package_fields(options, NEWEST)["Depends"])[0]
-    parts = re.findall(r"linux-(?:binary|modules)-[\w.+-]+", package_fields(options, newest)["Depends"])
+    parts = re.findall(r"linux-(?:base|binary|modules)-[\w.+-]+", package_fields(options, newest)["Depends"])
     return [package_fields(options, name) for name in parts or [newest]]
 
 
@@ -176,14 +176,16 @@ mount -t devtmpfs dev /dev
 mkdir -p /dev/shm /sys/fs/cgroup
 mount -t tmpfs shm /dev/shm
 mount -t cgroup2 cgroup /sys/fs/cgroup
-for m in /modules/*.ko; do insmod $m || echo "insmod $m failed"; done
-mount -t ext4 /dev/vda /data || echo "no disk"
+for m in /modules/*.ko; do insmod $m; done
+mount -t ext4 /dev/vda /data || no_disk=1
 chmod 1777 /tmp /data /dev/shm
 ln -s /data /var/tmp
 ip link set lo up
 exec >/dev/ttyS1 2>&1
 cd /data
 echo "@@kernel $(uname -r)"
+# Without a disk of a file system that has it, direct I/O would not be tried.
+[ -z "$no_disk" ] || { dmesg | tail; poweroff -f; }
 # cell USER UID MODE PROGRAM COMMAND...
 cell() {
     rm -f /data/stats.json
@@ -245,16 +247,23 @@ def build_programs():
 # The run
 
 
+def kernel_image(kernel):
+    for pattern in ("boot/vmlinuz-*", "lib/modules/*/vmlinuz"):
+        for path in glob.glob(os.path.join(glob.escape(kernel), pattern)):
+            return path
+    raise Trouble("no vmlinuz in %s" % kernel)
+
+
 def boot(kernel, image):
     """Runs the guest to its end. Returns what it wrote to its second serial port."""
+    for old in glob.glob(os.path.join(glob.escape(kernel), "*.log")):
+        os.unlink(old)
     disk, console, results = (os.path.join(kernel, name) for name in ("disk", "console.log", "results.log"))
     with open(disk, "wb") as file:
         file.truncate(512 << 20)
     run(["mkfs.ext4", "-q", "-F", disk])
-    (vmlinuz,) = glob.glob(os.path.join(glob.escape(kernel), "boot/vmlinuz-*")) or glob.glob(
-        os.path.join(glob.escape(kernel), "usr/lib/modules/*/vmlinuz"))
     words = ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "max,la57=off", "-smp", "1", "-m", str(GUEST_MIB), "-display", "none",
-             "-nodefaults", "-no-reboot", "-kernel", vmlinuz, "-initrd", image,
+             "-nodefaults", "-no-reboot", "-kernel", kernel_image(kernel), "-initrd", image,
              "-append", "console=ttyS0 panic=-1 mitigations=off nokaslr no_timer_check quiet loglevel=4",
              "-drive", "file=%s,format=raw,if=virtio,cache=unsafe" % disk,
              "-serial", "file:" + console, "-serial", "file:" + results]

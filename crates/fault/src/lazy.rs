@@ -5,12 +5,15 @@
 //! 2. MADV_FREE makes the pages clean. Each write from here on shows.
 //! 3. Reading the pipe copies the bytes and gives the references up.
 //! 4. MADV_PAGEOUT drops the pages that are clean and that nobody refers to. [`keep`] marks the others as written.
+//!
+//! The program's threads are stopped by a write protection, or not at all ([`Writers`]).
 // UNSAFETY: these calls take pages of the program away.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
 use farpage_os::proc::Pagemap;
 use farpage_os::sys::{self, Errno};
+use farpage_os::uffd::Uffd;
 use farpage_os::{futex, memory};
 use linux_raw_sys::general as raw;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -22,6 +25,16 @@ const PIPES: usize = 8;
 
 const MADV_FREE: u32 = 8;
 const MADV_PAGEOUT: u32 = 21;
+
+/// What the threads of the program may do while their pages are copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writers {
+    /// Nothing: the pages are write-protected.
+    Wait,
+    /// Write. A page that a protection had left is copied by its next write while somebody refers to it, and that one's writes
+    /// are lost (before Linux 5.19). So pages aren't protected there.
+    GoOn,
+}
 
 struct Pipe {
     reader: OwnedFd,
@@ -68,13 +81,38 @@ impl Lazy {
         Ok(is_held && asked.is_ok() && stays && goes)
     }
 
+    /// Whether a page whose protection was lifted stays the page that a pipe refers to, when it is written. Tried with a page of
+    /// our own. A copy of the page means that whoever had pinned it wrote to a page which is no longer the program's.
+    pub fn protection_is_harmless(&self, uffd: &Uffd) -> Result<bool, Errno> {
+        let base = memory::reserve(PAGE_BYTES)?;
+        let page = PageRange::of(PageIndex::of_address(base as usize), 1);
+        // SAFETY: the mapping just made.
+        unsafe { base.write(1) };
+        // SAFETY: nobody touches the page once it is dropped.
+        unsafe { uffd.register(page) }?;
+        let is_held = self.pipes[0].hold(page);
+        let is_lifted = uffd.protect(page, true).and(uffd.protect(page, false)).is_ok();
+        let mut seen = PageBytes::ZERO;
+        if is_lifted {
+            // SAFETY: as above; the page is there, and no longer protected.
+            unsafe { base.write_volatile(2) };
+        }
+        if is_held {
+            // SAFETY: one page.
+            unsafe { self.pipes[0].copy_out(PAGE_BYTES, (&raw mut seen).cast()) };
+        }
+        // SAFETY: the mapping just made; nothing refers to it any more.
+        let _ = unsafe { memory::drop_pages(base, PAGE_BYTES) };
+        Ok(is_held && is_lifted && seen.0[0] == 2)
+    }
+
     /// Copies `pages`, which are all there, to `frames`, and has the kernel drop those that nobody else refers to or has written
     /// to meanwhile. False if it could not begin: then nothing was changed. Afterwards, [`keep`] what is left.
     ///
     /// # Safety
     /// The caller has locked the pages and serves their faults. `frames` is the first of as many frames of the caller's, which
     /// have memory.
-    pub unsafe fn copy_and_drop(&self, pages: PageRange, frames: *mut PageBytes) -> bool {
+    pub unsafe fn copy_and_drop(&self, pages: PageRange, frames: *mut PageBytes, writers: Writers) -> bool {
         debug_assert!(pages.count() <= PIPE_PAGES as u64);
         let Some(which) = self.claim() else { return false };
         let pipe = &self.pipes[which];
@@ -85,6 +123,10 @@ impl Lazy {
             let _ = unsafe { memory::advise(pages, MADV_FREE) };
             // SAFETY: the caller's promise.
             unsafe { pipe.copy_out(pages.bytes(), frames.cast()) };
+            if writers == Writers::GoOn {
+                // SAFETY: the caller's promise; the frames were just filled.
+                unsafe { keep_replaced(pages, frames) };
+            }
             // SAFETY: only pages that were freed and are clean are dropped: their bytes are in the frames.
             let _ = unsafe { memory::advise(pages, MADV_PAGEOUT) };
         }
@@ -143,6 +185,26 @@ impl Pipe {
     }
 }
 
+/// Keeps pages that are no longer the ones that were copied. The write of a thread replaces a page of zeros, or a page that it
+/// shares since a fork. If that happened before MADV_FREE, the new page looks clean. Its bytes differ from the copy.
+///
+/// # Safety
+/// The pages are there, the program may write them, and the frames are as many that hold their copies.
+unsafe fn keep_replaced(pages: PageRange, frames: *mut PageBytes) {
+    for (at, page) in pages.iter().enumerate() {
+        // SAFETY: the caller's promise; both are aligned to pages. Threads of the program may write theirs meanwhile.
+        let differs = |word: &usize| unsafe {
+            let copy: *const u64 = frames.add(at).cast();
+            (page.address() as *const u64).add(*word).read_volatile() != copy.add(*word).read()
+        };
+        if (0..PAGE_BYTES / size_of::<u64>()).any(|word| differs(&word)) {
+            // SAFETY: the caller's promise.
+            let is_kept = unsafe { keep(page) };
+            assert!(is_kept, "a page that was written while it was copied can be written");
+        }
+    }
+}
+
 /// Marks a page that is left as written: one that was freed lazily could be dropped by the kernel at any time. False if it is
 /// not there any more; then it was clean, and what was copied is what it held.
 ///
@@ -160,4 +222,32 @@ pub fn zero_frame(pagemap: &Pagemap) -> Result<Option<u64>, Errno> {
     let zero = unsafe { base.read_volatile() };
     debug_assert_eq!(zero, 0);
     Ok(pagemap.frame_number(PageIndex::of_address(base as usize)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page's write replaced it before MADV_FREE: it looks clean, and its bytes are not those of the copy. Dropped, it lost the
+    /// write. The page beside it is the one that was copied.
+    #[test]
+    fn clean_page_that_differs_from_its_copy_is_not_dropped() {
+        let pagemap = Pagemap::open().unwrap();
+        let base = memory::reserve(2 * PAGE_BYTES).unwrap();
+        let pages = PageRange::covering(base as usize, 2 * PAGE_BYTES);
+        let mut frames = [PageBytes([1; PAGE_BYTES]), PageBytes([1; PAGE_BYTES])];
+        frames[0].0[PAGE_BYTES - 1] = 2;
+        // SAFETY: the mapping just made, of which nothing is needed; the frames hold what they are said to hold.
+        unsafe {
+            base.write_bytes(1, 2 * PAGE_BYTES);
+            // Each CPU collects up to 31 new pages before it lists them, and refers to them.
+            let ballast = memory::reserve(256 * PAGE_BYTES).unwrap();
+            (0..256).for_each(|at| ballast.add(at * PAGE_BYTES).write_volatile(1));
+            memory::advise(pages, MADV_FREE).unwrap();
+            keep_replaced(pages, frames.as_mut_ptr());
+            memory::advise(pages, MADV_PAGEOUT).unwrap();
+        }
+        assert!(pagemap.is_present(pages.start).unwrap());
+        assert!(!pagemap.is_present(pages.start.plus(1)).unwrap(), "a page that is its copy goes");
+    }
 }

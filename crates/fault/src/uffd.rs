@@ -3,7 +3,7 @@
 //! Moving is race-free by itself: one call takes the page out of the program, with its memory, and from then
 //! on nobody can write it. Copying begins with a write protection. A thread that writes meanwhile waits, is woken when the page is
 //! settled, and finds it missing. No protection stops a device or a process that has pinned the page. So `lazy.rs` has the
-//! kernel drop only pages that nobody pins.
+//! kernel drop only pages that nobody pins. Before Linux 5.19 a protection itself does harm, and copying does without.
 //!
 //! Where the kernel refuses to move a page in (its mapping is read-only now, or a device still holds the
 //! frame) it is copied in. Where it refuses to move one out because the page is shared since a fork, the
@@ -17,7 +17,7 @@
 //! fills memory, with other programs beside it, showed it within seconds.
 // UNSAFETY: see the trait: these calls take pages of the program away.
 
-use crate::lazy::{self, Lazy, PIPE_PAGES};
+use crate::lazy::{self, Lazy, PIPE_PAGES, Writers};
 use crate::{InstallError, Outgoing, Pages};
 use farpage_core::cache::Backing;
 use farpage_core::config::Install;
@@ -57,6 +57,7 @@ pub struct ByCopy<'u> {
     pagemap: Pagemap,
     /// None where this kernel drops pages although somebody refers to them: then a pinned page's last writes can be lost.
     lazy: Option<Lazy>,
+    writers: Writers,
     /// The frame number of the kernel's page of zeros, where this process may know it.
     zero_frame: Option<u64>,
 }
@@ -364,12 +365,22 @@ impl<'u> ByCopy<'u> {
         let pagemap = Pagemap::open()?;
         let lazy = Lazy::new(&pagemap)?;
         let zero_frame = lazy::zero_frame(&pagemap)?;
-        Ok(ByCopy { uffd, pagemap, lazy, zero_frame })
+        let writers = match &lazy {
+            Some(lazy) if !lazy.protection_is_harmless(uffd)? => Writers::GoOn,
+            _ => Writers::Wait,
+        };
+        Ok(ByCopy { uffd, pagemap, lazy, writers, zero_frame })
+    }
+
+    /// As on a kernel before 5.19. None where the kernel drops pages although somebody refers to them.
+    pub fn without_protection(uffd: &'u Uffd) -> Result<Option<ByCopy<'u>>, Errno> {
+        let by_copy = ByCopy { writers: Writers::GoOn, ..ByCopy::new(uffd)? };
+        Ok(by_copy.lazy.is_some().then_some(by_copy))
     }
 
     fn take_run(&self, run: &mut [Outgoing]) {
         let range = PageRange::of(run[0].page, run.len() as u64);
-        if self.uffd.protect(range, true).is_err() {
+        if self.writers == Writers::Wait && self.uffd.protect(range, true).is_err() {
             // As in `by_halves`: before Linux 6.4 that isn't done across borders of mappings.
             if run.len() > 1 {
                 let (first, second) = run.split_at_mut(run.len() / 2);
@@ -392,7 +403,7 @@ impl<'u> ByCopy<'u> {
         }
     }
 
-    /// Takes the pages of a write-protected run that are there.
+    /// Takes the pages of a run that are there.
     fn take_present(&self, lazy: &Lazy, run: &mut [Outgoing]) {
         let is_there = |page: &Outgoing| page.taken == Taken::Yes;
         for run in run.chunk_by_mut(|one, next| is_there(one) == is_there(next)) {
@@ -402,7 +413,7 @@ impl<'u> ByCopy<'u> {
             for run in run.chunks_mut(PIPE_PAGES) {
                 let pages = PageRange::of(run[0].page, run.len() as u64);
                 // SAFETY: the pages are there, and locked by the caller of `take`; the frames are the caller's, one after the other.
-                let has_begun = unsafe { lazy.copy_and_drop(pages, run[0].frame) };
+                let has_begun = unsafe { lazy.copy_and_drop(pages, run[0].frame, self.writers) };
                 let left = self.present(pages).expect("our own pagemap can be read");
                 let is_left = |(at, _): &(usize, &mut Outgoing)| left & 1 << at != 0;
                 run.iter_mut().enumerate().filter(is_left).for_each(|(_, page)| self.leave(page, has_begun));
@@ -410,18 +421,22 @@ impl<'u> ByCopy<'u> {
         }
     }
 
-    /// The kernel has not dropped this page. `is_copied`: its frame has the bytes that it had while it was protected.
+    /// The kernel has not dropped this page. `is_copied`: its frame has the bytes that it had when it became clean.
     fn leave(&self, page: &mut Outgoing, is_copied: bool) {
         let alone = PageRange::of(page.page, 1);
-        if is_copied && self.is_zero_page(page.page) {
+        let is_protected = self.writers == Writers::Wait;
+        // Without a protection a page of zeros becomes a page of the program's own, which is dropped the next time.
+        if is_copied && is_protected && self.is_zero_page(page.page) {
             // Nobody can have pinned the kernel's page of zeros to write to it, and the protection stops who would replace it.
             // SAFETY: the frame holds the page's zeros, and the caller of `take` serves its faults.
             if unsafe { memory::drop_pages(page.page.address() as *mut u8, PAGE_BYTES) }.is_ok() {
                 return;
             }
         }
-        self.uffd.protect(alone, false).unwrap_or_default();
-        // SAFETY: the caller of `take` names only pages that the program may write; the protection was lifted.
+        if is_protected {
+            self.uffd.protect(alone, false).unwrap_or_default();
+        }
+        // SAFETY: the caller of `take` names only pages that the program may write; no protection of ours is left.
         let is_kept = !is_copied || unsafe { lazy::keep(page.page) };
         if is_kept || self.pagemap.is_present(page.page).expect("our own pagemap can be read") {
             page.taken = Taken::Busy;
@@ -493,10 +508,15 @@ impl Pages for ByCopy<'_> {
     }
 
     fn protect(&self, pages: PageRange) -> bool {
-        self.uffd.protect(pages, true).is_ok()
+        self.writers == Writers::Wait && self.uffd.protect(pages, true).is_ok()
     }
 
     fn unprotect(&self, pages: PageRange) -> bool {
+        if self.writers == Writers::GoOn {
+            // None is protected. Lifting what isn't there would make the kernel copy the page at its next write, too.
+            self.uffd.wake(pages);
+            return true;
+        }
         self.uffd.protect(pages, false).is_ok()
     }
 

@@ -34,8 +34,7 @@ struct Bench {
     memory: *mut u8,
     frames: *mut PageBytes,
     moves: bool,
-    /// Pages are taken as threads of the program take them.
-    takes_here: bool,
+    variant: Variant,
     /// Where faults are handed over, if they arrive as signals.
     handover: Option<&'static Handover>,
     protections: Option<&'static ByProtection>,
@@ -50,6 +49,16 @@ enum By {
     Messages,
     Signals,
     Forbidden,
+}
+
+/// What else there is to a way of getting pages in and out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Variant {
+    Usual,
+    /// Pages are taken as threads of the program take them.
+    TakenHere,
+    /// Copied as on a kernel where a write protection does harm.
+    Unprotected,
 }
 
 // SAFETY: the pointers are to mappings that live for good; each test says itself who touches what.
@@ -89,10 +98,10 @@ unsafe extern "C" fn on_fault(_: i32, info: *mut Info, context: *mut Context) {
 }
 
 fn bench(install: Install, by: By) -> Option<&'static Bench> {
-    bench_with(install, by, false)
+    bench_with(install, by, Variant::Usual)
 }
 
-fn bench_with(install: Install, by: By, takes_here: bool) -> Option<&'static Bench> {
+fn bench_with(install: Install, by: By, variant: Variant) -> Option<&'static Bench> {
     let (opened, what) = match by {
         By::Messages => (Uffd::by_syscall().map(Some), "for faults of the kernel"),
         By::Signals => (Uffd::for_signals().map(Some), "at all"),
@@ -117,6 +126,10 @@ fn bench_with(install: Install, by: By, takes_here: bool) -> Option<&'static Ben
             // SAFETY: the mapping just made, used as frames only.
             woken(unsafe { ByMove::new(uffd, frame_range, install) }.unwrap(), handover)
         }
+        Some(uffd) if variant == Variant::Unprotected => match ByCopy::without_protection(uffd).unwrap() {
+            Some(by_copy) => woken(by_copy, handover),
+            None => return skipped("this kernel drops pinned pages (before 5.18)").map(|_| unreachable!()),
+        },
         Some(uffd) => woken(ByCopy::new(uffd).unwrap(), handover),
         None => woken(*protections.insert(&*Box::leak(Box::new(ByProtection::new().unwrap()))), handover),
     };
@@ -135,7 +148,7 @@ fn bench_with(install: Install, by: By, takes_here: bool) -> Option<&'static Ben
         memory,
         frames: frames.cast(),
         moves,
-        takes_here,
+        variant,
         handover,
         protections,
         poisoned: AtomicU64::new(0),
@@ -195,6 +208,20 @@ impl Bench {
     }
     /// Into frames some of which have memory.
     fn take_where(&self, list: &[(usize, usize)], has_memory: impl Fn(usize) -> bool) -> Vec<Outgoing> {
+        let mut pages = self.outgoing(list, has_memory);
+        self.take_once(&mut pages);
+        if !self.moves {
+            self.take_again(&mut pages);
+        }
+        pages
+    }
+    /// By one try, into frames that have memory.
+    fn take_without_waiting(&self, list: &[(usize, usize)]) -> Vec<Outgoing> {
+        let mut pages = self.outgoing(list, |_| true);
+        self.take_once(&mut pages);
+        pages
+    }
+    fn outgoing(&self, list: &[(usize, usize)], has_memory: impl Fn(usize) -> bool) -> Vec<Outgoing> {
         let outgoing = |&(page, frame): &(usize, usize)| Outgoing {
             page: self.page(page),
             frame: self.frame(frame),
@@ -202,17 +229,12 @@ impl Bench {
             taken: Taken::Busy,
             is_shared: false,
         };
-        let mut pages: Vec<_> = list.iter().map(outgoing).collect();
-        self.take_once(&mut pages);
-        if !self.moves {
-            self.take_again(&mut pages);
-        }
-        pages
+        list.iter().map(outgoing).collect()
     }
     fn take_once(&self, pages: &mut [Outgoing]) {
         // SAFETY: the frames are the test's, and it serves whoever touches the pages.
         unsafe {
-            if self.takes_here {
+            if self.variant == Variant::TakenHere {
                 assert!(self.pages.take_here(pages), "moving can be done there");
             } else {
                 self.pages.take(pages);
@@ -308,7 +330,11 @@ macro_rules! suite {
         fn mixed() { bench(Install::Mixed, By::$by).into_iter().for_each(cases::$name); }
         #[test]
         fn mixed_and_taken_here() {
-            bench_with(Install::Mixed, By::$by, true).into_iter().for_each(cases::$name);
+            bench_with(Install::Mixed, By::$by, Variant::TakenHere).into_iter().for_each(cases::$name);
+        }
+        #[test]
+        fn copied_unprotected() {
+            bench_with(Install::Copy, By::$by, Variant::Unprotected).into_iter().for_each(cases::$name);
         }
     };
 }
@@ -353,7 +379,19 @@ suite! {
 #[test]
 fn page_that_somebody_refers_to_is_not_copied_out() {
     for by in [By::Messages, By::Signals] {
-        bench(Install::Copy, by).into_iter().for_each(cases::page_that_somebody_refers_to_stays);
+        for variant in [Variant::Usual, Variant::Unprotected] {
+            let bench = bench_with(Install::Copy, by, variant);
+            bench.into_iter().for_each(cases::page_that_somebody_refers_to_stays);
+        }
+    }
+}
+
+/// Moving has no copy that could be older than the page.
+#[test]
+fn zeros_written_while_they_are_copied_out_keep_the_write() {
+    for variant in [Variant::Usual, Variant::Unprotected] {
+        let bench = bench_with(Install::Copy, By::Messages, variant);
+        bench.into_iter().for_each(cases::zeros_written_while_they_are_taken_keep_the_write);
     }
 }
 
@@ -362,7 +400,7 @@ fn page_that_somebody_refers_to_is_not_copied_out() {
 #[test]
 fn moved_page_is_known_though_the_number_is_another_files() {
     use std::os::fd::AsRawFd as _;
-    let Some(bench) = bench_with(Install::Mixed, By::Signals, true) else { return };
+    let Some(bench) = bench_with(Install::Mixed, By::Signals, Variant::TakenHere) else { return };
     bench.fill(4);
     assert_eq!(bench.take(&[(0, 5)])[0].taken, Taken::Yes);
     let fd = bench.uffd.unwrap().fd();
