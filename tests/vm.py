@@ -1,9 +1,9 @@
 """Boots other kernels in QEMU, without KVM, and runs small programs under `farpage run` in each: in every mode, as root and as an
 ordinary user. Each program verifies every byte of its memory.
 
-Usage: vm.py [--kernels "5.10 6.1"] [--only "MODE; ..."] [--programs "NAME; ..."] [--refresh]. Prints a table in Markdown; it
-and the logs stay in target/vm. Ends with 1 if a byte was wrong, a program failed, or a mode was refused that the kernel has.
-`make vm` builds Farpage before it. Kernels are Debian's, verified by their SHA-256; they stay in target/vm, too.
+Usage: vm.py [--kernels "5.10 6.1"] [--only "MODE; ..."] [--programs "NAME; ..."] [--append PARAMETERS] [--refresh]. Prints a
+table in Markdown; it and the logs stay in target/vm. Ends with 1 if a byte was wrong, a program failed, or a mode was refused
+that the kernel has. `make vm` builds Farpage before it. Kernels are Debian's, verified by their SHA-256; they stay, too.
 """
 
 import argparse
@@ -57,7 +57,8 @@ class Trouble(Exception):
 def run(words, **more):
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
     if done.returncode != 0:
-        raise Trouble("%s: status %d\n%s" % (" ".join(words), done.returncode, done.stdout.strip()[-800:]))
+        said = " / ".join(done.stdout.split("\n")[-4:]).strip(" /")
+        raise Trouble("%s ... %s ended with status %d: %s" % (words[0], words[-1], done.returncode, said))
     return done.stdout
 
 
@@ -74,7 +75,7 @@ def apt(series):
     open(os.path.join(state, "status"), "a").close()
     words = ["Dir::Etc::sourcelist=%s/sources.list", "Dir::Etc::sourceparts=-", "Dir::State::lists=%s/lists",
              "Dir::State::status=%s/status", "Dir::Cache=%s/cache", "APT::Sandbox::User=root",
-             "APT::Architecture=amd64", "Acquire::Languages=none", "Acquire::Retries=3"]
+             "APT::Architecture=amd64", "APT::Update::Error-Mode=any", "Acquire::Languages=none", "Acquire::Retries=3"]
     return [word for option in words for word in ("-o", option.replace("%s", state))]
 
 
@@ -254,7 +255,7 @@ def kernel_image(kernel):
     raise Trouble("no vmlinuz in %s" % kernel)
 
 
-def boot(kernel, image):
+def boot(kernel, image, parameters):
     """Runs the guest to its end. Returns what it wrote to its second serial port."""
     for old in glob.glob(os.path.join(glob.escape(kernel), "*.log")):
         os.unlink(old)
@@ -264,7 +265,7 @@ def boot(kernel, image):
     run(["mkfs.ext4", "-q", "-F", disk])
     words = ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "max,la57=off", "-smp", "1", "-m", str(GUEST_MIB), "-display", "none",
              "-nodefaults", "-no-reboot", "-kernel", kernel_image(kernel), "-initrd", image,
-             "-append", "console=ttyS0 panic=-1 mitigations=off nokaslr no_timer_check quiet loglevel=4",
+             "-append", "console=ttyS0 panic=-1 mitigations=off nokaslr no_timer_check quiet loglevel=4 " + parameters,
              "-drive", "file=%s,format=raw,if=virtio,cache=unsafe" % disk,
              "-serial", "file:" + console, "-serial", "file:" + results]
     try:
@@ -277,22 +278,33 @@ def boot(kernel, image):
         return file.read().replace("\r", "")
 
 
-def may_be_refused(version, user, mode):
-    """Why the kernel lacks what a mode needs; else None."""
+def lacks(kernel, version, user, mode):
+    """Why this kernel may refuse a mode; else None."""
     if not mode.startswith("thread") and version < (5, 11):
         return "Syscall User Dispatch is from Linux 5.11"
     if mode.startswith("thread") and user != "root" and version >= (5, 11):
         return "vm.unprivileged_userfaultfd is 0"
+    if mode == "segv" and "CONFIG_PROC_MEM_FORCE_PTRACE=y" in configuration(kernel):
+        return "/proc/self/mem respects protections, unless it is booted with proc_mem.force_override=always"
     return None
 
 
-def verdict(cell, version):
+def configuration(kernel):
+    text = ""
+    for pattern in ("boot/config-*", "lib/modules/*/config"):
+        for path in glob.glob(os.path.join(glob.escape(kernel), pattern)):
+            with open(path) as file:
+                text += file.read()
+    return text
+
+
+def verdict(cell, kernel, version):
     """`right`, `refused` or `WRONG`, and why."""
     text, status, stats = cell["text"], cell["status"], cell["stats"]
     ours = [line for line in text.splitlines() if line.startswith("farpage: ")]
     if status == REFUSED and stats is None and ours:
         why = "; ".join(line[len("farpage: "):].strip() for line in ours[:2])
-        if may_be_refused(version, cell["user"], cell["mode"]) is None:
+        if lacks(kernel, version, cell["user"], cell["mode"]) is None:
             return "WRONG", "refused, but the kernel has what this mode needs: " + why
         return "refused", why
     if status != 0:
@@ -321,7 +333,7 @@ def tested(series, arguments, script):
     kernel, packages = fetched_kernel(series, arguments.refresh)
     for package in packages:
         print("%s: %s %s, SHA-256 %s" % (series, package["Package"], package["Version"], package["SHA256"]), flush=True)
-    text = boot(kernel, initramfs(kernel, script))
+    text = boot(kernel, initramfs(kernel, script), arguments.append)
     release = re.search(r"^@@kernel (\S+)", text, re.M)
     if not release:
         raise Trouble("kernel %s did not start its init: see %s/console.log" % (series, kernel))
@@ -332,7 +344,7 @@ def tested(series, arguments, script):
             use = [line for line in cell["text"].splitlines() if line.startswith("farpage run")]
             rows.append((release.group(1), cell["user"], "`farpage doctor`", "", "status %s" % cell["status"], " ".join(use)))
             continue
-        outcome, why = verdict(cell, version)
+        outcome, why = verdict(cell, kernel, version)
         wrong += outcome == "WRONG"
         rows.append((release.group(1), cell["user"], cell["mode"], cell["program"], outcome, why))
     if "@@done" not in text:
@@ -355,6 +367,7 @@ def main():
     parser.add_argument("--kernels", default="")
     parser.add_argument("--only", default="", help="modes, with `;` between them")
     parser.add_argument("--programs", default="", help="programs, with `;` between them")
+    parser.add_argument("--append", default="", help="more parameters for the kernels")
     parser.add_argument("--refresh", action="store_true", help="look for newer packages")
     parser.add_argument("--jobs", type=int, default=2, help="kernels at a time")
     arguments = parser.parse_args()
@@ -368,7 +381,7 @@ def main():
         for name, job in runs.items():
             try:
                 rows, bad = job.result()
-            except Trouble as error:
+            except (Trouble, OSError, ValueError, subprocess.SubprocessError) as error:
                 rows, bad = [(name, "", "", "", "NOT RUN", str(error).splitlines()[0])], 1
                 print("vm: %s" % error, file=sys.stderr)
             table, wrong = table + rows, wrong + bad
