@@ -481,6 +481,35 @@ fn parse_call(text: &[u8]) -> Option<CallUnderWay> {
     Some(CallUnderWay { number, arguments: [a, b, c, d, e, f], stack_pointer, instruction })
 }
 
+/// A thread of this process that somebody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitingThread {
+    /// Signals that it blocks.
+    pub blocked: u64,
+    /// It sleeps, and a signal would wake it; or it is stopped.
+    pub sleeps: bool,
+    /// Its time on CPUs so far.
+    pub ran_ns: u64,
+}
+
+/// What a thread of this process is at. None if there is no such thread, or the kernel doesn't tell.
+pub fn waiting_thread(thread: u32) -> Option<WaitingThread> {
+    let mut text = [0; 4096];
+    let (blocked, sleeps) = parse_status(read_of_thread(thread, b"status", &mut text)?)?;
+    let ran = read_of_thread(thread, b"schedstat", &mut text)?.split(|byte| *byte == b' ').next();
+    Some(WaitingThread { blocked, sleeps, ran_ns: parse_decimal(ran?)? })
+}
+
+/// Of a thread's `status` the signals that it blocks, and whether it sleeps.
+fn parse_status(text: &[u8]) -> Option<(u64, bool)> {
+    let field = |name: &[u8]| {
+        let line = text.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name));
+        line.map(<[u8]>::trim_ascii)
+    };
+    let sleeps = matches!(field(b"State:")?.first()?, b'S' | b'T' | b't');
+    Some((parse_hex(field(b"SigBlk:")?)?, sleeps))
+}
+
 /// Whether a thread of this process never runs code of the program again: it has ended (perhaps it waits for the others to
 /// end, too), or it is the kernel's own, as io_uring makes them.
 pub fn runs_no_program(thread: u32) -> bool {
@@ -624,6 +653,18 @@ mod tests {
         assert!(is_listed() && !runs_no_program(thread));
         drop(release);
         waiting.join().unwrap();
+        let waits = waiting_thread(thread).unwrap();
+        assert!(waits.blocked & 1 << 8 == 0 && waits.ran_ns > 0);
+        assert_eq!(waiting_thread(u32::MAX), None);
+        assert_eq!(
+            parse_status(b"Name:\tx S\nState:\tS (sleeping)\nSigBlk:\t0000000000010000\n"),
+            Some((1 << 16, true))
+        );
+        assert_eq!(
+            parse_status(b"State:\tD (disk sleep)\nSigBlk:\tffffffffffffffff\n"),
+            Some((u64::MAX, false))
+        );
+        assert_eq!(parse_status(b"Name:\tx\n"), None);
         assert_eq!(parse_call(b"running\n"), None);
         assert_eq!(parse_stack_pointer(b"running\n"), None);
         assert_eq!(parse_stack_pointer(b"-1 0x7ffd12 0x7f0034\n"), Some(0x7ffd12));

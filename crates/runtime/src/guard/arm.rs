@@ -23,7 +23,7 @@ use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::dispatch::{self, Selector, set_born};
 use farpage_os::futex;
 use farpage_os::peek;
-use farpage_os::proc::{self, CallUnderWay};
+use farpage_os::proc::{self, CallUnderWay, WaitingThread};
 use farpage_os::signal::{
     self, Action, Context, Handler, Info, Register, SIGSETXID, bit, send_to_thread, set_action,
     set_alternate_stack,
@@ -60,8 +60,11 @@ const PATIENCE_NS: u64 = 5_000_000;
 /// And a thread that is on a stack of its own, until it is asked again: longer each time. The others wait no longer for it.
 const LATER_NS: core::ops::Range<u64> = 1_000_000..PAUSE_NS;
 
-/// And until the user is told. It may still come: a thread that waits for a child of vfork, or for a disk.
+/// How long a thread blocks the signal until the user is told: see [`Blocking`]. It may still come.
 const TELL_AFTER_NS: u64 = 2_000_000_000;
+
+/// How often it is looked at for that.
+const LOOK_EVERY_NS: u64 = 20_000_000;
 
 /// Arms every thread of the program. In the keeper, with no lock held.
 pub fn all(engine: &'static Engine) {
@@ -205,6 +208,39 @@ fn tell(engine: &Engine, thread: u32) {
     engine.record.notice(Notice::NotArmed, u64::from(thread));
 }
 
+/// For how long a thread was seen to block the signal that arms it.
+///
+/// A thread that doesn't answer mostly waits for a CPU, or for a child of vfork or a disk, which no signal interrupts: nothing is
+/// wrong with its mask. And most block signals only for a moment, which is long if there is no CPU for it. So time counts in which
+/// the thread sleeps with the signal blocked, or runs; and each look that finds the signal open begins anew.
+#[derive(Default)]
+struct Blocking {
+    looked_ns: u64,
+    before: Option<WaitingThread>,
+    lasted_ns: u64,
+}
+
+impl Blocking {
+    /// Whether it is enough to tell the user. `look` at the thread, now and then.
+    fn is_lasting(&mut self, now_ns: u64, look: impl FnOnce() -> Option<WaitingThread>) -> bool {
+        let since_ns = now_ns - self.looked_ns;
+        if since_ns < LOOK_EVERY_NS {
+            return false;
+        }
+        self.looked_ns = now_ns;
+        let Some(seen) = look().filter(|seen| seen.blocked & bit(SIGSETXID) != 0) else {
+            *self = Blocking { looked_ns: now_ns, ..Blocking::default() };
+            return false;
+        };
+        if let Some(before) = self.before.replace(seen) {
+            let ran_ns = seen.ran_ns.saturating_sub(before.ran_ns);
+            let sleeps = seen.sleeps && before.sleeps;
+            self.lasted_ns += if sleeps { since_ns } else { ran_ns.min(since_ns) };
+        }
+        self.lasted_ns > TELL_AFTER_NS
+    }
+}
+
 /// Waits until the thread that was asked to arm itself in `room`, if one was, has done so or ended.
 fn wait_until_armed(engine: &Engine, room: &Room) {
     // None: given to a thread that isn't made yet.
@@ -214,6 +250,7 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
     }
     let began_ns = now_ns();
     let (mut later_ns, mut seen_in) = (LATER_NS.start, None);
+    let mut blocking = Blocking::default();
     loop {
         let since = now_ns();
         let (mut pause_ns, mut state) = (20_000, room.state.load(Ordering::Acquire));
@@ -230,7 +267,7 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
                 // libc has put its own handler there, which doesn't know what we want.
                 let _ = send_to_thread(engine.process, thread, SIGSETXID, room.word());
             }
-            if now_ns() - began_ns > TELL_AFTER_NS {
+            if blocking.is_lasting(now_ns(), || proc::waiting_thread(thread)) {
                 tell(engine, thread);
             }
         }
@@ -382,4 +419,41 @@ fn number_before(after: usize) -> Option<usize> {
 fn end_after_all(context: &mut Context) {
     context.set_register(Register::Rax, EINTR);
     context.set_register(Register::Rip, context.register(Register::Rip) + Context::CALL_BYTES);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is seen every 100 ms: signals blocked, asleep, time on a CPU.
+    fn told_after(seconds: u64, mut look: impl FnMut(u64) -> (bool, bool, u64)) -> Option<u64> {
+        const STEP_NS: u64 = 100_000_000;
+        let mut blocking = Blocking::default();
+        (1..=seconds * 10).find(|turn| {
+            let (blocks, sleeps, ran_ms) = look(*turn);
+            let blocked = if blocks { u64::MAX } else { 0 };
+            let seen = WaitingThread { blocked, sleeps, ran_ns: ran_ms * 1_000_000 };
+            blocking.is_lasting(turn * STEP_NS, || Some(seen))
+        })
+    }
+
+    /// It was told of threads that only waited for a CPU: six programs beside two busy loops.
+    #[test]
+    fn only_a_thread_that_goes_on_blocking_is_told_of() {
+        assert_eq!(told_after(60, |_| (false, false, 0)), None, "it waits for a CPU, or for a disk");
+        assert_eq!(told_after(60, |_| (true, false, 0)), None, "it had no time yet to open its mask");
+        assert_eq!(told_after(60, |_| (true, false, 5)), None, "nor does it have any from now on");
+        assert_eq!(
+            told_after(60, |turn| (turn % 15 != 0, true, 0)),
+            None,
+            "it lets the signal through at times"
+        );
+        assert_eq!(told_after(60, |_| (true, true, 0)), Some(22), "it sleeps, and blocks it");
+        assert_eq!(told_after(60, |turn| (true, false, turn * 50)), Some(42), "it runs half of the time");
+        assert_eq!(
+            told_after(60, |turn| (true, turn % 2 == 0, turn * 100)),
+            Some(22),
+            "it runs, and sleeps between"
+        );
+    }
 }
