@@ -75,6 +75,8 @@ cases! {
         stacks_never_touched child_without_handlers clones_that_fail copy_on_another_stack thread_that_is_cancelled
         what_the_program_believes threads_made_meanwhile forks_meanwhile write_barriers sent_while_at_work
         nothing_interrupts handlers_that_block_from_now_on handler_that_waits;
+    arming: handlers_that_were_there handlers_on_their_stack handlers_set_meanwhile all_reset_meanwhile threads_on_little_stacks
+        handlers_that_map;
     handlers: on_its_own_stack on_the_interrupted_stack stacks_put_away handlers_come_and_go goes_on_elsewhere
         stack_that_is_out call_goes_on_after_handler while_a_write_waits masks_of_waiting_calls sent_while_returning
         sent_to_the_newborn heard_after_a_child little_stack_is_used never_come_back nowhere_to_run in_children;
@@ -94,7 +96,7 @@ fn every_case_of_the_programs_is_tested() {
         return;
     }
     let tested = include_str!("memory_calls.rs");
-    let programs = "remap advise heap io peer_writes threads stacks signals handlers processes strange";
+    let programs = "remap advise heap io peer_writes threads stacks signals arming handlers processes strange";
     for name in programs.split(' ') {
         let usage = Command::new(compiled(name)).output().unwrap();
         let usage = String::from_utf8(usage.stderr).unwrap();

@@ -194,6 +194,10 @@ impl Context {
     /// The alternate stack that the thread had when the signal was delivered. It may have been put away then.
     pub const fn alternate(&self) -> AlternateStack {
         let AlternateStack { start, flags, bytes } = self.stack;
+        // Since its program began a thread may never have had one, and the kernel forgets to say so: `sigaltstack` refuses that.
+        if bytes == 0 {
+            return AlternateStack::NONE;
+        }
         AlternateStack::from_words([start as u64, flags as u64, bytes as u64])
     }
 
@@ -435,6 +439,24 @@ pub unsafe fn set_alternate_stack(stack: &AlternateStack) -> Result<AlternateSta
     let arguments = [&raw const *stack as usize, &raw mut before as usize, 0, 0, 0, 0];
     // SAFETY: both are the kernel's structure; the memory is the caller's promise.
     sys::check(unsafe { sys::call(number::SIGALTSTACK, arguments) }).map(|_| before)
+}
+
+/// The same for a handler that may run on the thread's alternate stack itself. The kernel only looks where the stack pointer is,
+/// so it is moved to the new one for the time of the call.
+///
+/// # Safety
+/// As above; nothing on the new stack may be in use. What the handler has interrupted may not be on the old one: it would go on
+/// below frames that come later.
+pub unsafe fn set_alternate_stack_on_top(stack: &AlternateStack) -> Result<(), Errno> {
+    let top = (stack.start + stack.bytes) & !15;
+    let result: isize;
+    // SAFETY: the caller's promise; both stack pointers are good, and the one that was there is back behind the call.
+    unsafe {
+        core::arch::asm!("xchg rsp, {top}", "syscall", "xchg rsp, {top}", top = inout(reg) top => _,
+            inlateout("rax") number::SIGALTSTACK as isize => result, in("rdi") &raw const *stack, in("rsi") 0,
+            lateout("rcx") _, lateout("r11") _);
+    }
+    sys::check(result).map(|_| ())
 }
 
 /// The calling thread's alternate stack.

@@ -133,6 +133,11 @@ pub fn keep_open(mask: u64) {
     BLOCKED.store(!mask, Ordering::Relaxed);
 }
 
+/// Whether [`block_signals`] leaves all signals of `mask` open.
+pub fn is_kept_open(mask: u64) -> bool {
+    BLOCKED.load(Ordering::Relaxed) & mask == 0
+}
+
 /// Opens what [`keep_open`] was told of in the calling thread, though it has blocked signals before.
 pub fn open_what_is_kept_open() {
     open_signals(!BLOCKED.load(Ordering::Relaxed));

@@ -11,6 +11,7 @@ use crate::stack::{self, Task, perform};
 use core::arch::naked_asm;
 use core::ffi::c_void;
 use farpage::engine::Engine;
+use farpage::guard;
 use farpage_os::report;
 use farpage_os::sys::{self, number};
 
@@ -155,7 +156,10 @@ pub fn make(engine: &'static Engine, arguments: [usize; 6], stack_pointer: usize
     if result == 0 {
         stack::only_this_one();
         farpage::fork::child(engine, maker, stack_pointer);
-        if !begin(parents_engine()) && engine.heirs.are_left_pages() {
+        // Nobody asks before it begins.
+        let in_use = guard::stack_in_use(stack_pointer);
+        let begins = guard::without_stack(in_use, || begin(parents_engine()));
+        if !begins && engine.heirs.are_left_pages() {
             report::say(
                 "the supervisor is gone, or 256 processes run under it: a fork's child can't get at what is evicted",
             );

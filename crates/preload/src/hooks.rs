@@ -4,12 +4,12 @@ use crate::init::engine;
 use crate::patch::JUMP_BYTES;
 use crate::stack::on_own_stack;
 use crate::{credentials, fork};
-use crate::{libc_symbol, set_errno};
+use crate::{errno, libc_symbol, set_errno};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use farpage::changes::Arguments;
 use farpage::credentials::Whose;
-use farpage_os::sys::{self, number};
+use farpage_os::sys::{self, Errno, number};
 use linux_raw_sys::errno::ENOMEM;
 
 /// Of clone(2)'s flags: the signal at the child's end.
@@ -168,6 +168,22 @@ unsafe fn from_libc(instruction: usize, call: usize, arguments: Arguments) -> is
             clobber_abi("C"));
     }
     result
+}
+
+/// Makes a system call of the program's in libc's code, where it is looked at. Changes errno if it fails.
+///
+/// # Safety
+/// As the call itself demands.
+pub unsafe fn by_libc(call: usize, arguments: Arguments) -> Result<usize, Errno> {
+    match INSTRUCTION.load(Ordering::Relaxed) {
+        // SAFETY: the caller's promise.
+        0 => sys::check(unsafe { sys::call(call, arguments) }),
+        // SAFETY: likewise.
+        instruction => match unsafe { from_libc(instruction, call, arguments) } {
+            -1 => Err(Errno(errno())),
+            word => Ok(word as usize),
+        },
+    }
 }
 
 /// syscall(2): the same calls by number.

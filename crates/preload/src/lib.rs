@@ -4,10 +4,11 @@
 //! calls that change memory. From then on everything happens in the runtime; here is only the door.
 //!
 //! [`init`] when the library is loaded · [`patch`] libc's functions lead to ours · [`hooks`] what they do ·
-//! [`stack`] on which stack · [`fork`] copies of the process · [`threads`] stacks of the program's choice ·
-//! [`credentials`] what it may do
+//! [`actions`] what signals do · [`stack`] on which stack · [`fork`] copies of the process · [`threads`] stacks of the
+//! program's choice · [`credentials`] what it may do
 #![no_std]
 
+mod actions;
 mod credentials;
 mod fork;
 mod hooks;
@@ -48,6 +49,12 @@ fn libc_symbol(name: &core::ffi::CStr) -> *mut c_void {
 fn set_errno(errno: i32) {
     // SAFETY: libc's threads have an errno at that place.
     unsafe { *__errno_location() = errno };
+}
+
+/// The calling thread's errno. Likewise.
+fn errno() -> i32 {
+    // SAFETY: as above.
+    unsafe { *__errno_location() }
 }
 
 /// A bug of ours. There is nobody to unwind to: end the process, where the program stands.

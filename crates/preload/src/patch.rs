@@ -5,6 +5,7 @@
 //! without our knowledge would read as zeros. So the first bytes of the functions themselves become a jump.
 //! They are small wrappers around one system call, which ours make too, so nothing of them is needed.
 
+use crate::actions;
 use crate::hooks;
 use crate::libc_symbol;
 use core::ffi::{CStr, c_int, c_void};
@@ -49,6 +50,10 @@ pub fn all() -> Result<(), Refused> {
         if !function.is_null() {
             replace(function, replacement)?;
         }
+    }
+    // What makes the call in its place is found by now. A libc whose function can't be replaced goes on as it is.
+    if actions::prepare() {
+        let _ = replace(libc_symbol(c"sigaction"), actions::sigaction as *const c_void);
     }
     Ok(())
 }

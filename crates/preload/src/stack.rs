@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use farpage::changes::{self, Arguments};
 use farpage::credentials::{self, Whose};
 use farpage::engine::Engine;
-use farpage::guard;
+use farpage::guard::{self, StackInUse};
 use farpage::locked;
 use farpage_core::units::PageRange;
 use farpage_os::memory;
@@ -46,6 +46,8 @@ pub enum Task {
 struct Work {
     engine: Option<&'static Engine>,
     task: Task,
+    /// What is to be put away meanwhile.
+    in_use: Option<StackInUse>,
     result: isize,
 }
 
@@ -82,7 +84,8 @@ pub fn perform(engine: &'static Engine, task: Task) -> isize {
     let slot = unsafe { &*POOL.load(Ordering::Acquire).add(at) };
     // SAFETY: the claimed slot is this thread's alone until `IN_USE` says otherwise.
     let result = guard::during_hook(at, || unsafe {
-        *slot.work.get() = Work { engine: Some(engine), task, result: 0 };
+        let in_use = guard::stack_in_use(&raw const at as usize);
+        *slot.work.get() = Work { engine: Some(engine), task, in_use, result: 0 };
         call_on_stack(slot.work.get(), slot.stack.get().cast::<u8>().add(STACK_BYTES));
         (*slot.work.get()).result
     });
@@ -127,7 +130,7 @@ extern "C" fn run(work: *mut Work) {
     // SAFETY: the slot that `perform` has claimed and filled.
     let work = unsafe { &mut *work };
     let Some(engine) = work.engine else { return };
-    work.result = match work.task {
+    work.result = guard::without_stack(work.in_use, || match work.task {
         Task::Call(call, arguments) => changes::by_hook(engine, call, arguments),
         Task::Fork(arguments, stack_pointer) => crate::fork::make(engine, arguments, stack_pointer),
         Task::Hold(range) => {
@@ -138,5 +141,5 @@ extern "C" fn run(work: *mut Work) {
             credentials::follow(engine, call, &arguments, whose);
             0
         }
-    };
+    });
 }

@@ -25,8 +25,8 @@ use farpage_os::futex;
 use farpage_os::peek;
 use farpage_os::proc::{self, CallUnderWay, WaitingThread};
 use farpage_os::signal::{
-    self, Action, Context, Handler, Info, Register, SIGSETXID, bit, send_to_thread, set_action,
-    set_alternate_stack,
+    self, Action, AlternateStack, Context, Handler, Info, Register, SIGSETXID, alternate_stack, bit,
+    send_to_thread, set_action, set_alternate_stack, set_alternate_stack_on_top,
 };
 use farpage_os::sys::{self, Errno, number};
 use farpage_os::thread;
@@ -75,7 +75,7 @@ pub fn all(engine: &'static Engine) {
     unforked(engine, || {
         // Ordering: Release publishes the engine to handlers.
         ENGINE.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Release);
-        install_handlers();
+        take_over();
     });
     // A hook that arming interrupts has our signals open when it goes on, and so must one that begins then.
     sys::keep_open(open() | bit(SIGSETXID));
@@ -87,7 +87,7 @@ pub fn all(engine: &'static Engine) {
         quiet_turns = if arm_those_there_are(engine) { quiet_turns + 1 } else { 0 };
     }
     // A thread may have set its own handlers before it was armed.
-    unforked(engine, install_handlers);
+    unforked(engine, take_over);
     let others = OTHERS.kept();
     // SAFETY: what was there before.
     let was = unsafe { set_action(SIGSETXID, &others) };
@@ -96,7 +96,7 @@ pub fn all(engine: &'static Engine) {
         // SAFETY: likewise.
         let _ = unsafe { set_action(SIGSETXID, &was) };
     }
-    signals::take_over();
+    signals::all_are_armed();
     sys::keep_open(open());
 }
 
@@ -124,7 +124,8 @@ fn unforked<T>(engine: &Engine, step: impl FnOnce() -> T) -> T {
 
 /// Puts the handler in place that arms a thread. True if it was there already.
 fn install_arming(engine: &Engine) -> bool {
-    let action = Action::of(on_arm, open()).on_any_stack();
+    // On a thread's own stack for handlers, if it has one: Go's other stacks have no room for a signal's frame.
+    let action = Action::of(on_arm, open());
     unforked(engine, || {
         // SAFETY: the handler runs on top of anything.
         match unsafe { set_action(SIGSETXID, &action) } {
@@ -267,6 +268,8 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
                 // libc has put its own handler there, which doesn't know what we want.
                 let _ = send_to_thread(engine.process, thread, SIGSETXID, room.word());
             }
+            // Meanwhile it may have changed a handler, and those that are armed have it.
+            unforked(engine, take_over);
             if blocking.is_lasting(now_ns(), || proc::waiting_thread(thread)) {
                 tell(engine, thread);
             }
@@ -291,14 +294,14 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
     }
 }
 
-/// Puts the handlers of SIGBUS and SIGSYS in place. What was there is the program's disposition from now on.
-fn install_handlers() {
-    signals::install(handlers::on_fault, handlers::on_sigsys, signals::set_disposition);
+/// Puts our handlers in place. What was there is the program's disposition from now on.
+fn take_over() {
+    signals::take_over(handlers::on_fault, handlers::on_sigsys);
 }
 
-/// The same in a child that borrows its maker's memory: its dispositions are its own, and end when it runs another program.
+/// The same in a child that borrows its maker's memory.
 pub fn install_handlers_in_borrower() {
-    signals::install(handlers::on_fault, handlers::on_sigsys, |_, _| {});
+    signals::install_in_borrower(handlers::on_fault, handlers::on_sigsys);
 }
 
 /// Stops the calling thread's system calls from now on.
@@ -308,10 +311,10 @@ pub fn arm_this_thread() -> bool {
     unsafe { dispatch::arm(code, &SELECTOR) }.is_ok()
 }
 
-/// The calling thread lives in `room` from now on. False if it is on another alternate stack just now.
-pub fn move_in(room: &Room) -> bool {
-    // SAFETY: a room's stack is its thread's alone.
-    let Ok(before) = (unsafe { set_alternate_stack(&room.stack()) }) else { return false };
+/// The calling thread, which was just made by an armed one, lives in `room` from now on.
+pub fn move_in(room: &Room) {
+    // SAFETY: a room's stack is its thread's alone; the thread is on no alternate stack.
+    let Ok(before) = (unsafe { set_alternate_stack(&room.stack()) }) else { return };
     if before != room.stack() {
         // Whoever was just being born may have been told to arm itself, too, and lives in another room already.
         let other = rooms::of_stack(&before);
@@ -319,12 +322,54 @@ pub fn move_in(room: &Room) -> bool {
         unsafe { (*room.own.get()).alternate = other.map_or(before, |other| (*other.own.get()).alternate) };
         other.into_iter().for_each(Room::give_back);
     }
+    begin_in(room);
+}
+
+/// The calling thread is armed, and says so.
+fn begin_in(room: &Room) {
     let state = if arm_this_thread() { ARMED } else { FAILED };
     // What held the stack until here.
     room.levels[0].holder.release();
     // Ordering: Release: who sees it armed sees its room complete.
     room.state.store(state, Ordering::Release);
-    true
+}
+
+/// A thread's stack for handlers that the thread is on, in a hook. What arms it would begin at the top of that, on what the
+/// program has there: so the thread has none while it is on the hook's stack, and isn't asked on the way there and back.
+#[derive(Clone, Copy)]
+pub struct StackInUse {
+    stack: AlternateStack,
+    is_asked: bool,
+}
+
+/// In a hook that was called with this stack pointer, before it is on a stack of ours. None: there is nothing to be done.
+pub fn stack_in_use(stack_pointer: usize) -> Option<StackInUse> {
+    // Nobody is asked to arm itself in a hook but until then.
+    if !sys::is_kept_open(bit(SIGSETXID)) {
+        return None;
+    }
+    let stack = alternate_stack().ok().filter(|stack| stack.is_in_use(stack_pointer))?;
+    let is_asked = signals::add_blocked(bit(SIGSETXID)) & bit(SIGSETXID) == 0;
+    Some(StackInUse { stack, is_asked })
+}
+
+/// Does the hook's work on a stack of ours. Whoever restores the thread's mask opens it for what arms the thread.
+pub fn without_stack<T>(in_use: Option<StackInUse>, work: impl FnOnce() -> T) -> T {
+    let Some(StackInUse { stack, is_asked }) = in_use else { return work() };
+    // SAFETY: the thread is on a stack of ours. Nothing begins on none.
+    let _ = unsafe { set_alternate_stack(&AlternateStack::NONE) };
+    if is_asked {
+        signals::open_also(bit(SIGSETXID));
+    }
+    let done = work();
+    signals::add_blocked(bit(SIGSETXID));
+    match rooms::of_caller() {
+        // SAFETY: its own thread's.
+        Some(room) => unsafe { (*room.own.get()).alternate = stack },
+        // SAFETY: the program's own.
+        None => _ = unsafe { set_alternate_stack(&stack) },
+    }
+    done
 }
 
 /// The keeper asks this thread to arm itself, or libc asks for something else.
@@ -347,26 +392,43 @@ unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context)
     }
     // SAFETY: as above.
     let context = unsafe { &mut *context };
-    // SAFETY: the thread's own room now.
-    let own = unsafe { &mut *room.own.get() };
-    own.claimed = context.blocked & open();
-    let expected = own.expected.take();
-    let is_made_again = make_again(context, expected);
-    if move_in(room) {
-        if context.alternate().is_put_away() {
-            // By the kernel, when it delivered this signal.
-            // SAFETY: the thread's own.
-            unsafe { (*room.own.get()).alternate = context.alternate() };
-        }
-        context.blocked &= !open();
-        context.stack = room.stack();
-        wait_for_the_rest(context);
+    let is_made_again = if rooms::is_here() {
+        // It was just being born when it was asked: it lives in another room already.
+        // SAFETY: nobody else's.
+        let expected = unsafe { (*room.own.get()).expected.take() };
+        room.give_back();
+        make_again(context, expected)
     } else {
-        room.state.store(LATER, Ordering::Release);
-    }
+        // The thread may block them. This may run on memory of the program's, which may be out soon.
+        signals::open_also(open());
+        be_armed(room, context)
+    };
     if is_made_again && signals::is_handling(context.blocked | bit(SIGSETXID)) {
         end_after_all(context);
     }
+}
+
+/// Arms the thread that was interrupted so, and waits for the rest; or not now, if it is on a stack for handlers: the kernel
+/// gives it no other as long as it is. Whether the call that was interrupted is made again.
+fn be_armed(room: &Room, context: &mut Context) -> bool {
+    // SAFETY: the thread's own room now.
+    let own = unsafe { &mut *room.own.get() };
+    let expected = own.expected.take();
+    let is_made_again = make_again(context, expected);
+    let is_on_stack_for_handlers = context.alternate().is_in_use(context.register(Register::Rsp));
+    // SAFETY: a room's stack is its thread's alone, and it has interrupted nothing on the one before.
+    if is_on_stack_for_handlers || unsafe { set_alternate_stack_on_top(&room.stack()) }.is_err() {
+        room.state.store(LATER, Ordering::Release);
+        return is_made_again;
+    }
+    (own.claimed, own.alternate) = (context.blocked & open(), context.alternate());
+    context.blocked &= !open();
+    context.stack = room.stack();
+    // Another thread may have changed something by a call past libc.
+    take_over();
+    begin_in(room);
+    wait_for_the_rest(context);
+    is_made_again
 }
 
 /// The thread, armed, goes on when there is something to serve its faults, or when that takes too long.

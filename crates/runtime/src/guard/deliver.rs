@@ -47,11 +47,12 @@ pub unsafe fn run(action: Action, signal: i32, info: *mut Info, context: *mut Co
     }
 }
 
-/// On top of a handler of ours; or in a thread that isn't armed yet, or in a child any more.
+/// On top of a handler of ours; or in a thread that isn't armed yet, or in a child any more; or in an armed one as long as others
+/// aren't, and where the program's handler would run.
 unsafe fn call(action: &Action, signal: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the kernel's own structure.
     let blocked = unsafe { (*context).blocked };
-    let room = Room::if_here();
+    let room = Room::if_here().or_else(|| rooms::of_caller().filter(|room| is_armed(room)));
     // SAFETY: the thread's own.
     let claimed = room.map_or(0, |room| unsafe { (*room.own.get()).claimed });
     signals::set_blocked(action.blocks(signal as u32, blocked) & !open());

@@ -558,7 +558,7 @@ const BIRTH_BYTES: usize = 8 * 1024;
 const FRAME_BYTES_MAX: usize = 16 * 1024;
 
 /// Whether the calling process isn't the engine's, but one that borrows its memory until it runs another program.
-fn is_borrower(engine: Option<&Engine>) -> bool {
+pub fn is_borrower(engine: Option<&Engine>) -> bool {
     // SAFETY: takes nothing.
     let process = unsafe { sys::call(number::GETPID, [0; 6]) } as u32;
     engine.is_some_and(|engine| engine.process != process)
@@ -625,6 +625,7 @@ pub fn leave_copy(maker: u32, stack_pointer: usize) {
 }
 
 fn leave_unarmed() {
+    signals::reset_in_child();
     if !ENGINE.swap(core::ptr::null_mut(), Ordering::Relaxed).is_null() {
         signals::uninstall();
         rooms::reset_in_child();

@@ -423,6 +423,11 @@ pub fn spent_by_child(engine: &Engine) -> Option<&'static mut u64> {
     unsafe { (*room.own.get()).lent.as_mut() }.map(|lent| &mut lent.spent)
 }
 
+/// Whether the caller, a handler, runs on a room's stack: its thread is armed.
+pub fn is_here() -> bool {
+    Room::if_here().is_some()
+}
+
 fn current_thread() -> u32 {
     // SAFETY: takes nothing.
     unsafe { sys::call(number::GETTID, [0; 6]) as u32 }

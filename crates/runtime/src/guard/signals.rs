@@ -6,8 +6,12 @@
 //! the kernel said. Its handlers of all other signals are kept, too: the kernel knows one of ours instead (`deliver.rs`).
 // UNSAFETY: dispositions of the program's are changed.
 
+use super::arm::is_armed;
 use super::deliver;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use super::handlers;
+use super::rooms;
+use crate::engine::Engine;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use farpage_core::sync::Lock;
 use farpage_os::clock::sleep_ns;
 use farpage_os::signal::{
@@ -47,6 +51,8 @@ static DISPOSITIONS: [[AtomicU64; 4]; SIGNALS as usize] =
 /// Signals for which there is a handler behind ours, or was until it was reset.
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 static CHANGING: Lock<()> = Lock::new(());
+/// Whether every thread is armed, so that handlers of ours can count on a room's stack.
+static ALL_ARMED: AtomicBool = AtomicBool::new(false);
 /// Odd while they are being changed.
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 
@@ -128,10 +134,12 @@ pub fn change(signal: u32, new: Option<Action>, is_borrower: bool) -> Result<Act
             HANDLED.fetch_and(!bit(signal), Ordering::Relaxed);
             return Ok(believed(before, found));
         }
+        // Found by a call past libc while its thread wasn't armed, and put back.
+        let new = if new.handler == deliver::on_signal as *const () as usize { before } else { new };
         // First: it may be wanted at once.
         keep(signal, &new);
         HANDLED.fetch_or(bit(signal), Ordering::Relaxed);
-        let found = set(&new.through(deliver::on_signal, open())).inspect_err(|_| keep(signal, &before));
+        let found = set(&stand_in(&new)).inspect_err(|_| keep(signal, &before));
         found.map(|found| believed(before, found))
     })
 }
@@ -148,10 +156,46 @@ pub fn put_back_once(signal: u32) {
         alone(|| {
             if action_of(signal).is_ok_and(|found| found.is_of_ours() && !found.is_handler()) {
                 // SAFETY: ours, which runs on top of anything.
-                let _ = unsafe { set_action(signal, &kept.through(deliver::on_signal, open())) };
+                let _ = unsafe { set_action(signal, &stand_in(&kept)) };
             }
         });
     }
+}
+
+/// The program changes a disposition by libc. `call` makes the kernel's call for that, and an armed thread's is looked at like
+/// any other. In a thread that isn't armed while others may be, what changes is what we keep.
+pub fn change_by_libc(
+    engine: &Engine,
+    signal: u32,
+    new: Option<Action>,
+    call: impl FnOnce() -> Result<Action, Errno>,
+) -> Result<Action, Errno> {
+    let is_armed = || rooms::of_caller().is_some_and(is_armed);
+    // In `thread` mode no thread is ever armed. A child that borrows this memory may be killed with the lock.
+    if engine.handover.is_none() || handlers::is_borrower(Some(engine)) || is_armed() {
+        return call();
+    }
+    // What would arm the thread is blocked meanwhile.
+    let blocked = swap_blocked(u64::MAX);
+    if is_armed() {
+        set_blocked(blocked);
+        return call();
+    }
+    // Who puts our handlers in place publishes the engine first, and takes the lock for each.
+    let changing = CHANGING.lock();
+    let done = if handlers::engine().is_none() { Some(call()) } else { None };
+    drop(changing);
+    let done = done.unwrap_or_else(|| change(signal, new, false));
+    set_blocked(blocked);
+    done
+}
+
+/// Our handler that stands for one of the program's. It runs on a room's stack; until every thread has one, where the program's
+/// would run: a thread that isn't armed may have a small alternate stack for something else.
+fn stand_in(action: &Action) -> Action {
+    let ours = action.through(deliver::on_signal, open());
+    let has_room = ALL_ARMED.load(Ordering::Relaxed) || action.wants_alternate_stack();
+    if has_room { ours } else { ours.on_any_stack() }
 }
 
 /// What the program believes to be in place where the kernel has `found`.
@@ -164,15 +208,11 @@ fn believed(kept: Action, found: Action) -> Action {
     }
 }
 
-/// Puts handlers of ours in place, and tells what was there instead: the program's dispositions.
-pub fn install(on_fault: Handler, on_sigsys: Handler, was_there: impl Fn(u32, Action)) {
+/// Puts handlers of ours in place in a child that borrows its maker's memory: its dispositions end when it runs another program.
+pub fn install_in_borrower(on_fault: Handler, on_sigsys: Handler) {
     for (signal, handler) in ours().into_iter().zip([on_fault, on_sigsys]) {
-        let action = Action::of(handler, open());
         // SAFETY: our handlers run on top of anything: they use nothing of the program's.
-        let before = unsafe { set_action(signal, &action) };
-        if let Some(before) = before.ok().filter(|before| before.handler != action.handler) {
-            was_there(signal, before);
-        }
+        let _ = unsafe { set_action(signal, &Action::of(handler, open())) };
     }
 }
 
@@ -198,27 +238,63 @@ fn waiting(signals: u64) -> impl Iterator<Item = Action> {
         .filter_map(|signal| action_of(signal).ok())
 }
 
-/// From now on the handlers that the program has installed before its calls were looked at run through ours, too. Every
-/// thread is armed, but for those that are just being born.
-pub fn take_over() {
+/// Puts our handlers in place: those of our two signals, and the one that stands for each handler of the program's. What was
+/// there is kept. Before a thread is armed, and again until all are: a thread that isn't may have changed something by a call
+/// past libc. An armed thread ends the process where SIGSYS has no handler of ours, or one of the program's blocks it.
+pub fn take_over(on_fault: Handler, on_sigsys: Handler) {
+    for (signal, handler) in ours().into_iter().zip([on_fault, on_sigsys]) {
+        let action = Action::of(handler, open());
+        replace(signal, |found| (found.handler != action.handler).then_some(action));
+    }
+    for signal in (1..=SIGNALS).filter(|signal| !is_ours(*signal)) {
+        replace(signal, |found| (found.is_handler() && !found.is_of_ours()).then(|| stand_in(found)));
+    }
+}
+
+/// Every thread is armed, but for those that are just being born: from now on all handlers begin on a room's stack.
+pub fn all_are_armed() {
+    ALL_ARMED.store(true, Ordering::Relaxed);
     for signal in (1..=SIGNALS).filter(|signal| !is_ours(*signal)) {
         alone(|| {
-            let Ok(action) = action_of(signal) else { return };
-            if action.is_handler() && !action.is_of_ours() {
-                keep(signal, &action);
-                HANDLED.fetch_or(bit(signal), Ordering::Relaxed);
+            let found = action_of(signal).ok().filter(|found| found.is_handler() && found.is_of_ours());
+            if found.is_some_and(|found| !found.wants_alternate_stack()) {
                 // SAFETY: ours, which runs on top of anything.
-                let _ = unsafe { set_action(signal, &action.through(deliver::on_signal, open())) };
+                let _ = unsafe { set_action(signal, &stand_in(&disposition(signal))) };
             }
         });
     }
 }
 
+/// Keeps the disposition that was found, and puts the one in its place that `by` names, if it names one.
+fn replace(signal: u32, by: impl Fn(&Action) -> Option<Action>) {
+    let wanted = |found: Action| Some((found, by(&found)?));
+    // Mostly nothing is to be done, and no lock to be waited for.
+    if action_of(signal).ok().and_then(wanted).is_none() {
+        return;
+    }
+    alone(|| {
+        if let Some((found, ours)) = action_of(signal).ok().and_then(wanted) {
+            // First: it may be wanted at once.
+            keep(signal, &found);
+            if !is_ours(signal) {
+                HANDLED.fetch_or(bit(signal), Ordering::Relaxed);
+            }
+            // SAFETY: ours, which runs on top of anything.
+            let _ = unsafe { set_action(signal, &ours) };
+        }
+    });
+}
+
+/// In a child that has a copy of its parent's memory: a thread that isn't here may have had the lock.
+pub fn reset_in_child() {
+    CHANGING.forget_holder();
+}
+
 /// In a child that has a copy of its parent's memory, and no engine: everything as if we had never been there.
 pub fn uninstall() {
-    CHANGING.forget_holder();
     CHANGES.store(0, Ordering::SeqCst);
     HANDLED.store(0, Ordering::Relaxed);
+    ALL_ARMED.store(false, Ordering::Relaxed);
     for signal in 1..=SIGNALS {
         let kept = disposition(signal);
         let own = if is_ours(signal) { Ok(kept) } else { action_of(signal) };
@@ -310,16 +386,26 @@ pub fn with_blocked<T>(mask: u64, what: impl FnOnce() -> T) -> T {
 /// The same, and says what was blocked before.
 fn swap_blocked(mask: u64) -> u64 {
     const SET: usize = 2;
+    change_blocked_in_kernel(SET, mask)
+}
+
+/// `rt_sigprocmask`. What was blocked before.
+fn change_blocked_in_kernel(how: usize, mask: u64) -> u64 {
     let mut before = 0_u64;
     let sets = [&raw const mask as usize, &raw mut before as usize];
     // SAFETY: the kernel reads a set of 8 bytes on our own stack, and writes another.
-    unsafe { sys::call(number::RT_SIGPROCMASK, [SET, sets[0], sets[1], 8, 0, 0]) };
+    unsafe { sys::call(number::RT_SIGPROCMASK, [how, sets[0], sets[1], 8, 0, 0]) };
     before
 }
 
-/// Blocks the signals of `mask`, too.
-pub fn add_blocked(mask: u64) {
+/// Opens the signals of `mask` in the calling thread.
+pub fn open_also(mask: u64) {
+    const UNBLOCK: usize = 1;
+    change_blocked_in_kernel(UNBLOCK, mask);
+}
+
+/// Blocks the signals of `mask`, too, and says what was blocked before.
+pub fn add_blocked(mask: u64) -> u64 {
     const BLOCK: usize = 0;
-    // SAFETY: as in `set_blocked`.
-    unsafe { sys::call(number::RT_SIGPROCMASK, [BLOCK, &raw const mask as usize, 0, 8, 0, 0]) };
+    change_blocked_in_kernel(BLOCK, mask)
 }

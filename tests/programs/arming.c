@@ -1,0 +1,238 @@
+/* What a program does with signals while its threads are armed: some are already, and others aren't yet.
+ *
+ * The main thread holds the moment open. It blocks the signal that arms threads, which takes a call past libc, until the case is
+ * over; meanwhile the other thread is armed. Without Farpage, and in `thread` mode, there is no such moment. */
+#include "check.h"
+#include <stdatomic.h>
+#include <sys/prctl.h>
+
+static atomic_int is_armed, handled, done;
+static pthread_t other;
+
+/* An armed thread may not change how its calls are stopped; for any other, this switches off what is off. */
+static int calls_are_stopped(void)
+{
+    return call(SYS_prctl, 59, 0, 0, 0, 0, 0) == -EINVAL;
+}
+
+static void mask(int how, uint64_t set)
+{
+    CHECK(call(SYS_rt_sigprocmask, how, (long)&set, 0, 8, 0, 0) == 0);
+}
+
+/* Waits until it is armed, then makes calls to the end. */
+static void *makes_calls(void *argument)
+{
+    while (!done) {
+        if (!is_armed && calls_are_stopped())
+            is_armed = 1;
+        getppid();
+        sched_yield();
+    }
+    return argument;
+}
+
+static void on_signal(int signal)
+{
+    (void)signal;
+    getppid();
+    handled++;
+}
+
+static struct sigaction blocking_everything(void (*handler)(int), int flags)
+{
+    struct sigaction action = { .sa_handler = handler, .sa_flags = flags };
+    sigfillset(&action.sa_mask);
+    return action;
+}
+
+/* Sends the other thread a signal, and waits until its handler has run. */
+static void tell_the_other(void)
+{
+    for (int i = 0; i < 10; i++) {
+        int before = handled;
+        CHECK(pthread_kill(other, SIGUSR1) == 0);
+        while (handled == before)
+            sched_yield();
+    }
+}
+
+/* Does something while the other thread is armed and this one isn't. */
+static void half_armed(void *(*work)(void *), void (*meanwhile)(void))
+{
+    CHECK(pthread_create(&other, NULL, work, NULL) == 0);
+    mask(SIG_BLOCK, ~0ul);
+    char *first = filled(40 * MIB, 1);
+    for (int i = 0; i < 1500 && !is_armed && getenv("FARPAGE_SESSION") != NULL; i++)
+        usleep(1000);
+    CHECK(!calls_are_stopped());
+    meanwhile();
+    mask(SIG_UNBLOCK, ~0ul);
+    char *second = filled(LARGE, 2);
+    REQUIRE_OUT(second, LARGE);
+    done = 1;
+    CHECK(pthread_join(other, NULL) == 0);
+    VERIFY(first, 40 * MIB, 1);
+    VERIFY(second, LARGE, 2);
+}
+
+/* A handler that was there before, and that blocks every signal while it makes calls: Java's and Go's do. */
+static void handlers_that_were_there(void)
+{
+    struct sigaction action = blocking_everything(on_signal, SA_RESTART), found;
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    half_armed(makes_calls, tell_the_other);
+    CHECK(sigaction(SIGUSR1, NULL, &found) == 0);
+    CHECK(found.sa_handler == on_signal && (found.sa_flags & SA_RESTART));
+    CHECK(sigismember(&found.sa_mask, SIGSYS) && sigismember(&found.sa_mask, SIGBUS));
+    CHECK(raise(SIGUSR1) == 0 && handled == 11);
+}
+
+#define STACK_BYTES (64 * 1024)
+
+static char *stack;
+static atomic_int elsewhere;
+
+static void looks_where_it_is(int signal)
+{
+    char here;
+    elsewhere += &here < stack || &here >= stack + STACK_BYTES;
+    on_signal(signal);
+}
+
+static void has_a_stack_for_handlers(void)
+{
+    stack_t own = { .ss_sp = stack, .ss_size = STACK_BYTES };
+    CHECK(sigaltstack(&own, NULL) == 0);
+}
+
+static void *makes_calls_with_a_stack(void *argument)
+{
+    has_a_stack_for_handlers();
+    return makes_calls(argument);
+}
+
+/* The same on a stack for handlers, where Go's look whether they are there. */
+static void handlers_on_their_stack(void)
+{
+    struct sigaction action = blocking_everything(looks_where_it_is, SA_ONSTACK);
+    CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+    stack = map(STACK_BYTES);
+    half_armed(makes_calls_with_a_stack, tell_the_other);
+    CHECK(elsewhere == 0);
+}
+
+static void sets_a_handler(void)
+{
+    for (int i = 0; i < 200; i++) {
+        struct sigaction action = blocking_everything(i % 2 ? on_signal : looks_where_it_is, SA_ONSTACK), found;
+        CHECK(sigaction(SIGUSR1, &action, NULL) == 0);
+        tell_the_other();
+        CHECK(sigaction(SIGUSR1, NULL, &found) == 0);
+        CHECK(found.sa_handler == action.sa_handler && sigismember(&found.sa_mask, SIGSYS));
+    }
+}
+
+/* A handler that a thread sets that isn't armed yet. */
+static void handlers_set_meanwhile(void)
+{
+    stack = map(STACK_BYTES);
+    half_armed(makes_calls_with_a_stack, sets_a_handler);
+    CHECK(elsewhere == 0);
+}
+
+static void resets_all(void)
+{
+    for (int i = 0; i < 200; i++) {
+        for (int number = 1; number < 32; number++) {
+            struct sigaction action = { .sa_handler = SIG_DFL }, found;
+            if (number != SIGKILL && number != SIGSTOP) {
+                CHECK(sigaction(number, &action, NULL) == 0);
+                CHECK(sigaction(number, NULL, &found) == 0 && found.sa_handler == SIG_DFL);
+            }
+        }
+        CHECK(signal(SIGSYS, SIG_IGN) == SIG_DFL && signal(SIGSYS, SIG_DFL) == SIG_IGN);
+        usleep(100);
+    }
+}
+
+/* Every signal's handler is taken away by a thread that isn't armed yet: node does so when it starts. */
+static void all_reset_meanwhile(void)
+{
+    half_armed(makes_calls, resets_all);
+}
+
+#define LITTLE 1024
+
+static char *below;
+
+/* Asks on a stack that has no room for a signal's frame. */
+static void *asks_on_a_little_stack(void *argument)
+{
+    has_a_stack_for_handlers();
+    while (!is_armed && !done) {
+        long answer;
+        __asm__ volatile("mov %%rsp, %%rbx\n\tmov %[top], %%rsp\n\tmov $1000, %%r12d\n"
+                         "1:\tmov %[number], %%eax\n\tmov $59, %%edi\n\txor %%esi, %%esi\n\txor %%edx, %%edx\n\t"
+                         "xor %%r10d, %%r10d\n\txor %%r8d, %%r8d\n\tsyscall\n\ttest %%rax, %%rax\n\tjnz 2f\n\t"
+                         "dec %%r12d\n\tjnz 1b\n2:\tmov %%rbx, %%rsp"
+                         : "=&a"(answer)
+                         : [top] "r"(below + MIB), [number] "i"(SYS_prctl)
+                         : "rbx", "r12", "rdi", "rsi", "rdx", "r10", "r8", "rcx", "r11", "memory");
+        is_armed = answer == -EINVAL;
+    }
+    return makes_calls(argument);
+}
+
+/* Makes calls that lead to Farpage on a stack for handlers, until it is armed: what it has there stays as it is. */
+static void maps_and_looks(int signal)
+{
+    volatile uint64_t words[1024];
+    for (int i = 0; i < 1024; i++)
+        words[i] = mix(i);
+    while (!is_armed && !done) {
+        munmap(map(MIB), MIB);
+        is_armed = calls_are_stopped();
+    }
+    for (int i = 0; i < 1024; i++)
+        CHECK(words[i] == mix(i));
+    looks_where_it_is(signal);
+}
+
+static void *is_in_a_handler(void *argument)
+{
+    has_a_stack_for_handlers();
+    CHECK(raise(SIGUSR2) == 0);
+    stack_t found;
+    CHECK(sigaltstack(NULL, &found) == 0 && found.ss_sp == stack && found.ss_size == STACK_BYTES);
+    return makes_calls(argument);
+}
+
+static void nothing(void)
+{
+}
+
+/* A thread that is on its stack for handlers all the time. */
+static void handlers_that_map(void)
+{
+    struct sigaction action = blocking_everything(maps_and_looks, SA_ONSTACK);
+    CHECK(sigaction(SIGUSR2, &action, NULL) == 0);
+    stack = map(STACK_BYTES);
+    half_armed(is_in_a_handler, nothing);
+    CHECK(elsewhere == 0);
+}
+
+/* A thread on a stack that only has room for what it does itself, as Go's are: what arms it runs on its stack for handlers. */
+static void threads_on_little_stacks(void)
+{
+    stack = map(STACK_BYTES);
+    below = filled(MIB, 3);
+    half_armed(asks_on_a_little_stack, nothing);
+    VERIFY(below, MIB - PAGE, 3);
+    for (size_t word = 0; word < (PAGE - LITTLE) / 8; word++)
+        CHECK(((uint64_t *)(below + MIB - PAGE))[word] == word_of(3, MIB / PAGE - 1, word));
+}
+
+MAIN({ "handlers_that_were_there", handlers_that_were_there }, { "handlers_on_their_stack", handlers_on_their_stack },
+     { "handlers_set_meanwhile", handlers_set_meanwhile }, { "all_reset_meanwhile", all_reset_meanwhile },
+     { "threads_on_little_stacks", threads_on_little_stacks }, { "handlers_that_map", handlers_that_map })
