@@ -1,4 +1,4 @@
-# make build | demo | test | loom | fuzz | test-full | compat | vm | programs | lint | bench-within |
+# make build | demo | test | loom | fuzz | test-full | compat | vm | starts | programs | lint | bench-within |
 #      bench-programs BEFORE=DIR | clean
 #
 # `make test` is what CI runs. Everything needs only Rust, a C compiler and make; the programs that the
@@ -7,7 +7,7 @@
 CARGO ?= cargo
 PYTHON ?= python3
 
-.PHONY: build demo test test-unit loom fuzz test-sim test-e2e test-full compat vm programs lint bench-within bench-programs clean
+.PHONY: build demo test test-unit loom fuzz test-sim test-e2e test-full compat vm starts programs lint bench-within bench-programs clean
 
 # The preload library is built by itself: it is no_std, and would lose that beside crates that need std.
 build:
@@ -64,6 +64,7 @@ test-e2e: build programs
 		remap:: heap:: io:: stacks:: arming:: handlers:: dont_need only_written forbidden_before fork_while_out sparse snapshots moved_in_a_child \
 		borrowers_killed list_that_is_out unlocked_after kept_from_children wiped_where
 	$(PYTHON) tests/compat.py --fast
+	$(PYTHON) tests/starts.py --starts 2
 
 # The sizes that the promise is made for: about 1 GiB for each program.
 test-full: build programs
@@ -82,6 +83,11 @@ KERNELS ?=
 vm: build
 	tests/programs.sh vm
 	$(PYTHON) tests/vm.py --kernels "$(KERNELS)"
+
+# Runtimes started a thousand times each beside two busy loops: hours. `make starts STARTS=100` is a part of it; more options has
+# tests/starts.py.
+starts: build
+	STARTS=$(or $(STARTS),1000) $(PYTHON) tests/starts.py
 
 programs:
 	@tests/programs.sh
