@@ -4,6 +4,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <time.h>
 
 static int scratch(int flags)
 {
@@ -516,6 +517,29 @@ static void through_proc(void)
     VERIFY_FROM(memory + MIB, LARGE - MIB, 9, MIB / PAGE);
 }
 
+/* Memory that is out and that the program has forbidden itself since: a call that names it fails at once, as ever. In `segv` mode
+ * each of its pages was waited for, 40 seconds long, and a fork's child seemed to hang for good. */
+static void forbidden_while_out(void)
+{
+    char *memory = filled(LARGE, 13);
+    push_out();
+    REQUIRE_OUT(memory, MIB);
+    CHECK(mprotect(memory, MIB, PROT_NONE) == 0);
+    time_t start = time(NULL);
+    int file = open("forbidden", O_CREAT | O_WRONLY, 0600), zeros = open("/dev/zero", O_RDONLY);
+    CHECK(file >= 0 && zeros >= 0);
+    CHECK(write(file, memory, MIB) == -1 && errno == EFAULT);
+    CHECK(read(zeros, memory, MIB) == -1 && errno == EFAULT);
+    CHECK(madvise(memory, MIB, MADV_POPULATE_READ) == -1 && errno == EINVAL);
+    CHECK(madvise(memory, MIB, MADV_POPULATE_WRITE) == -1 && errno == EINVAL);
+    CHECK(time(NULL) - start < 20);
+    CHECK(mprotect(memory, MIB, PROT_READ) == 0);
+    VERIFY(memory, MIB, 13);
+    CHECK(read(zeros, memory, MIB) == -1 && errno == EFAULT);
+    CHECK(mprotect(memory, MIB, PROT_READ | PROT_WRITE) == 0);
+    VERIFY(memory, LARGE, 13);
+}
+
 /* A lock and a condition in memory that is out. */
 struct meeting {
     pthread_mutex_t lock;
@@ -563,6 +587,6 @@ MAIN({ "files", files }, { "streams", streams }, { "long_lines", long_lines }, {
      { "direct_while_pushed_out", direct_while_pushed_out },
      { "pipes", pipes }, { "pages_lent_to_a_pipe", pages_lent_to_a_pipe },
      { "pinned_over_the_budget", pinned_over_the_budget }, { "through_proc", through_proc },
-     { "futexes", futexes }, { "all_in_one_call", all_in_one_call },
+     { "forbidden_while_out", forbidden_while_out }, { "futexes", futexes }, { "all_in_one_call", all_in_one_call },
      { "large_writes_that_wait", large_writes_that_wait }, { "two_writers_of_a_pipe", two_writers_of_a_pipe },
      { "large_messages", large_messages }, { "reads_that_do_not_wait", reads_that_do_not_wait }, { "peer_that_leaves", peer_that_leaves })

@@ -24,14 +24,17 @@ use farpage_os::proc::{self, OwnMemory, Pagemap};
 use farpage_os::sys::Errno;
 use linux_raw_sys::general::{MADV_DONTNEED, MADV_POPULATE_WRITE, PROT_NONE, PROT_READ};
 
-/// A page's four bits: it is open, and may be read, written, executed (`PROT_*`, as the program has it).
+/// A page's bits: it is open; it may be read, written, executed (`PROT_*`, as the program has it); it is registered. The last
+/// by itself says of a page that is out and that the program forbids itself that there is such a page.
 const OPEN: u64 = 1;
 const READ_WRITE: u64 = 3;
-const BITS: u64 = 4;
+const ALLOWED: u64 = 7;
+const KNOWN: u64 = 16;
+const BITS: u64 = 8;
 /// Pages in a word.
 const PAGES: u64 = 64 / BITS;
 /// The same bit of every page in a word.
-const EACH: u64 = 0x1111_1111_1111_1111;
+const EACH: u64 = 0x0101_0101_0101_0101;
 
 /// Pages that one leaf knows: 1 GiB.
 const LEAF_PAGES: u64 = 1 << 18;
@@ -84,7 +87,7 @@ impl Book {
     /// A page's bits; 0 for what was never registered.
     fn get(&self, page: PageIndex) -> u64 {
         let word = self.word(page).map_or(0, |word| word.load(Ordering::Acquire));
-        word >> (page.0 % PAGES * BITS) & 0xf
+        word >> (page.0 % PAGES * BITS) & 0xff
     }
 
     fn is_open(&self, page: PageIndex) -> bool {
@@ -117,7 +120,7 @@ impl Book {
     /// What the program allows for `pages`.
     fn set_allowed(&self, pages: PageRange, protection: u64) {
         self.for_each_word(pages, |word, mask| {
-            let mask = mask & !(EACH * OPEN);
+            let mask = mask & (EACH * (ALLOWED << 1));
             let _ = word.fetch_update(Ordering::Release, Ordering::Relaxed, |was| {
                 Some((was & !mask) | ((EACH * (protection << 1)) & mask))
             });
@@ -134,7 +137,7 @@ impl Book {
     fn register(&self, pages: PageRange) -> Result<(), Errno> {
         self.make_room(pages)?;
         self.forget(pages);
-        self.set(pages, READ_WRITE << 1);
+        self.set(pages, KNOWN | READ_WRITE << 1);
         Ok(())
     }
 
@@ -208,8 +211,12 @@ const fn is_open(bits: u64) -> bool {
     bits & OPEN != 0
 }
 
+const fn is_known(bits: u64) -> bool {
+    bits & KNOWN != 0
+}
+
 const fn allowed(bits: u64) -> usize {
-    (bits >> 1) as usize
+    (bits >> 1 & ALLOWED) as usize
 }
 
 /// The kernel's protection of `pages`. An error is the caller's to deal with.
@@ -297,7 +304,7 @@ impl ByProtection {
     fn closed(&self, pages: PageRange) -> Result<PageRange, InstallError> {
         let is_closed = |page: &u64| {
             let bits = self.book.get(PageIndex(*page));
-            bits != 0 && !is_open(bits)
+            is_known(bits) && !is_open(bits)
         };
         let count = (pages.start.0..pages.end.0).take_while(is_closed).count() as u64;
         match (count, self.book.is_open(pages.start)) {
@@ -464,7 +471,7 @@ impl Pages for &ByProtection {
 
     fn unprotect(&self, pages: PageRange) -> bool {
         // Nothing is, but the kernel may have had no mapping to spare when it should have been opened.
-        let is_known = |page| self.book.get(PageIndex(page)) != 0;
+        let is_known = |page| is_known(self.book.get(PageIndex(page)));
         (pages.start.0..pages.end.0).all(is_known) && self.open(pages) == pages.count()
     }
 
@@ -656,7 +663,7 @@ impl ByProtection {
     pub fn grown(&self, pages: PageRange, like: PageIndex) -> Result<(), Errno> {
         let bits = self.book.get(like);
         self.book.register(pages)?;
-        self.book.set_allowed(pages, bits >> 1);
+        self.book.set_allowed(pages, allowed(bits) as u64);
         Ok(())
     }
 
@@ -717,7 +724,7 @@ mod tests {
                 match change {
                     Change::Allow(from, count, bits) => {
                         book.set_allowed(pages(from, count), bits);
-                        model[from as usize..][..count as usize].iter_mut().for_each(|page| *page = *page & OPEN | bits << 1);
+                        model[from as usize..][..count as usize].iter_mut().for_each(|page| *page = *page & (OPEN | KNOWN) | bits << 1);
                     }
                     Change::Open(from, count, open) => {
                         // Only what is alike is opened or closed at once.
