@@ -63,11 +63,13 @@ static void *blocks_and_maps(void *argument)
     return argument;
 }
 
+static void *argument_of_workers;
+
 static void workers(void *(*work)(void *), size_t count, void (*meanwhile)(void))
 {
     pthread_t thread[8];
     for (size_t i = 0; i < count; i++)
-        CHECK(pthread_create(&thread[i], NULL, work, NULL) == 0);
+        CHECK(pthread_create(&thread[i], NULL, work, argument_of_workers) == 0);
     meanwhile();
     stop = 1;
     for (size_t i = 0; i < count; i++)
@@ -78,6 +80,40 @@ static void workers(void *(*work)(void *), size_t count, void (*meanwhile)(void)
 static void workers_that_block_everything(void)
 {
     workers(blocks_and_maps, 3, grow);
+}
+
+static void mends(int signal, siginfo_t *info, void *context)
+{
+    (void)signal, (void)context;
+    map_at((void *)((uintptr_t)info->si_addr / PAGE * PAGE), PAGE, MAP_FIXED);
+    handled++;
+}
+
+static void *maps_and_faults(void *argument)
+{
+    maps(argument);
+    sigset_t now;
+    CHECK(pthread_sigmask(SIG_BLOCK, NULL, &now) == 0);
+    for (int signal = 1; signal < SIGRTMIN; signal++)
+        CHECK(!sigismember(&now, signal));
+    char *forbidden = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *empty = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, *(int *)argument, 0);
+    CHECK(forbidden != MAP_FAILED && empty != MAP_FAILED);
+    CHECK(*(volatile char *)forbidden == 0 && *(volatile char *)empty == 0);
+    return argument;
+}
+
+/* Workers that block nothing, and are inside calls that change memory when the budget is reached. Those calls block all signals
+ * for a moment, and it was taken for what the program had asked for: its next own fault ended it. */
+static void workers_that_block_nothing(void)
+{
+    struct sigaction action = { .sa_sigaction = mends, .sa_flags = SA_SIGINFO };
+    CHECK(sigaction(SIGBUS, &action, NULL) == 0 && sigaction(SIGSEGV, &action, NULL) == 0);
+    char name[] = "empty-XXXXXX";
+    int file = mkstemp(name);
+    CHECK(file >= 0 && unlink(name) == 0);
+    argument_of_workers = &file;
+    workers(maps_and_faults, 8, grow);
 }
 
 static void change_ids(void)
@@ -553,7 +589,8 @@ static void handler_that_waits(void)
 }
 
 MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
-     { "workers_that_block_everything", workers_that_block_everything }, { "ids_of_all_threads", ids_of_all_threads },
+     { "workers_that_block_everything", workers_that_block_everything },
+     { "workers_that_block_nothing", workers_that_block_nothing }, { "ids_of_all_threads", ids_of_all_threads },
      { "main_thread_ends", main_thread_ends }, { "stacks_never_touched", stacks_never_touched },
      { "child_without_handlers", child_without_handlers }, { "clones_that_fail", clones_that_fail },
      { "copy_on_another_stack", copy_on_another_stack }, { "thread_that_is_cancelled", thread_that_is_cancelled },

@@ -71,7 +71,7 @@ cases! {
     peer_writes: from_a_parent;
     threads: only_threads protection_changes thrown_away mapped_anew moved_and_back locked advised
         others_come_and_go many_change all_on_the_same_page threads_end filled_by_many;
-    signals: handlers_that_block_everything workers_that_block_everything ids_of_all_threads main_thread_ends
+    signals: handlers_that_block_everything workers_that_block_everything workers_that_block_nothing ids_of_all_threads main_thread_ends
         stacks_never_touched child_without_handlers clones_that_fail copy_on_another_stack thread_that_is_cancelled
         what_the_program_believes threads_made_meanwhile forks_meanwhile write_barriers sent_while_at_work
         nothing_interrupts handlers_that_block_from_now_on handler_that_waits;

@@ -15,6 +15,8 @@ pub const SIGSEGV: u32 = 11;
 pub const SIGSYS: u32 = 31;
 /// libc's own signal for its set-user-id calls. No program can block it through libc, so it reaches every thread.
 pub const SIGSETXID: u32 = 33;
+/// libc's own signal for ending threads, which no program can block through libc either.
+pub const SIGCANCEL: u32 = 32;
 
 /// A signal's bit in a mask.
 pub const fn bit(signal: u32) -> u64 {

@@ -124,6 +124,19 @@ pub fn exit_group(status: i32) -> ! {
 #[derive(Clone, Copy)]
 pub struct SignalMask(u64);
 
+impl SignalMask {
+    /// One bit for each signal.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// With these blocked as well.
+    #[must_use]
+    pub const fn with(self, bits: u64) -> SignalMask {
+        SignalMask(self.0 | bits)
+    }
+}
+
 /// All signals but those that must get through. In `signal` mode a fault, or a stopped call, of a thread that blocks its
 /// signal ends the process; and until its threads are armed, so must what arms them.
 static BLOCKED: AtomicU64 = AtomicU64::new(u64::MAX);

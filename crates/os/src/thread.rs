@@ -14,7 +14,7 @@
 
 use crate::memory;
 use crate::signal::{SIGSETXID, bit};
-use crate::sys::{self, Errno, SignalMask, number};
+use crate::sys::{self, Errno, number};
 use core::arch::naked_asm;
 use core::sync::atomic::{AtomicU32, Ordering};
 use farpage_core::units::PAGE_BYTES;
@@ -277,28 +277,6 @@ fn change_scheduling(change: impl FnOnce(&mut SchedulingAttributes)) {
     change(&mut attributes);
     // SAFETY: the kernel reads them; the rest is as it was.
     unsafe { sys::call(number::SCHED_SETATTR, [0, &raw const attributes as usize, 0, 0, 0, 0]) };
-}
-
-/// For symmetry with [`spawn`]: what a hook does around taking a lock in a thread of the program.
-pub struct SignalsBlocked(SignalMask);
-
-impl SignalsBlocked {
-    /// Blocks signals until dropped.
-    pub fn new() -> SignalsBlocked {
-        SignalsBlocked(sys::block_signals())
-    }
-}
-
-impl Default for SignalsBlocked {
-    fn default() -> Self {
-        SignalsBlocked::new()
-    }
-}
-
-impl Drop for SignalsBlocked {
-    fn drop(&mut self) {
-        sys::restore_signals(self.0);
-    }
 }
 
 #[cfg(test)]

@@ -16,8 +16,7 @@ use farpage::guard::{self, StackInUse};
 use farpage::locked;
 use farpage_core::units::PageRange;
 use farpage_os::memory;
-use farpage_os::sys::Errno;
-use farpage_os::thread::SignalsBlocked;
+use farpage_os::sys::{self, Errno};
 
 /// Threads that can be inside hooks at once; more wait.
 const SLOTS: usize = guard::HOOKS_MAX;
@@ -78,7 +77,7 @@ pub fn on_own_stack(engine: &'static Engine, call: usize, arguments: Arguments) 
 
 /// Does a task on a stack of ours, with signals blocked.
 pub fn perform(engine: &'static Engine, task: Task) -> isize {
-    let _signals = SignalsBlocked::new();
+    let before = sys::block_signals();
     let at = claim();
     // SAFETY: `claim` gives out numbers below SLOTS, and the pool has so many.
     let slot = unsafe { &*POOL.load(Ordering::Acquire).add(at) };
@@ -91,6 +90,7 @@ pub fn perform(engine: &'static Engine, task: Task) -> isize {
     });
     // Ordering: Release: our use of the slot is over before the next one's.
     IN_USE.fetch_and(!(1 << at), Ordering::Release);
+    guard::end_hook(before);
     result
 }
 

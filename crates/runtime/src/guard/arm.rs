@@ -17,7 +17,7 @@ use crate::credentials;
 use crate::engine::Engine;
 use crate::session::{Notice, StopReason};
 use crate::start::KEEPER;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use farpage_core::units::PageIndex;
 use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::dispatch::{self, Selector, set_born};
@@ -25,10 +25,10 @@ use farpage_os::futex;
 use farpage_os::peek;
 use farpage_os::proc::{self, CallUnderWay, WaitingThread};
 use farpage_os::signal::{
-    self, Action, AlternateStack, Context, Handler, Info, Register, SIGSETXID, alternate_stack, bit,
+    self, Action, AlternateStack, Context, Handler, Info, Register, SIGCANCEL, SIGSETXID, alternate_stack, bit,
     send_to_thread, set_action, set_alternate_stack, set_alternate_stack_on_top,
 };
-use farpage_os::sys::{self, Errno, number};
+use farpage_os::sys::{self, Errno, SignalMask, number};
 use farpage_os::thread;
 
 static SELECTOR: Selector = Selector::new();
@@ -50,6 +50,11 @@ impl Others {
         Action::from_words([0, 1, 2, 3].map(|at: usize| self.0[at].load(Ordering::Relaxed)))
     }
 }
+
+/// Threads that were armed in a hook, and go on in that.
+static IN_HOOKS: AtomicU32 = AtomicU32::new(0);
+/// Our signals that a fork's child believes to block, as its maker did. Until the hook is over that has made it.
+static INHERITED: AtomicU64 = AtomicU64::new(0);
 
 /// How long an armed thread waits for the rest, at most: one of those may be in a call that no signal interrupts.
 const PAUSE_NS: u64 = 50_000_000;
@@ -372,6 +377,50 @@ pub fn without_stack<T>(in_use: Option<StackInUse>, work: impl FnOnce() -> T) ->
     done
 }
 
+/// In a child with a copy of its parent's memory: no other thread is in a hook.
+pub fn reset_in_child() {
+    IN_HOOKS.store(0, Ordering::Relaxed);
+}
+
+/// In a fork's child, in the hook: its maker believed to block these of our signals.
+pub fn inherit(claimed: u64) {
+    INHERITED.store(claimed, Ordering::Relaxed);
+}
+
+/// A hook is over, which had blocked all signals that may be blocked; `before` were blocked before that.
+pub fn end_hook(before: SignalMask) {
+    let inherited = INHERITED.load(Ordering::Relaxed);
+    if inherited != 0 {
+        INHERITED.store(0, Ordering::Relaxed);
+    }
+    let before = before.with(inherited);
+    forget_block_of_hook(before);
+    sys::restore_signals(before);
+    // Armed between the two.
+    forget_block_of_hook(before);
+}
+
+/// What only the hook has blocked the program doesn't believe to block.
+fn forget_block_of_hook(before: SignalMask) {
+    if IN_HOOKS.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let Some(room) = rooms::of_caller() else { return };
+    // SAFETY: the thread's own; a handler that changes it on top of this returns before the next instruction.
+    let own = unsafe { &mut *room.own.get() };
+    if core::mem::take(&mut own.is_in_hook) {
+        own.claimed &= before.bits();
+        IN_HOOKS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether a hook of ours was interrupted that had blocked signals: libc lets no program block the signal for cancelling
+/// threads.
+fn is_in_hook(context: &Context) -> bool {
+    let code = CODE[0].load(Ordering::Relaxed)..CODE[1].load(Ordering::Relaxed);
+    code.contains(&context.register(Register::Rip)) && context.blocked & bit(SIGCANCEL) != 0
+}
+
 /// The keeper asks this thread to arm itself, or libc asks for something else.
 unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the kernel's own structures, for this call.
@@ -422,6 +471,10 @@ fn be_armed(room: &Room, context: &mut Context) -> bool {
         return is_made_again;
     }
     (own.claimed, own.alternate) = (context.blocked & open(), context.alternate());
+    if is_in_hook(context) {
+        IN_HOOKS.fetch_add(1, Ordering::Relaxed);
+        own.is_in_hook = true;
+    }
     context.blocked &= !open();
     context.stack = room.stack();
     // Another thread may have changed something by a call past libc.

@@ -617,7 +617,11 @@ pub fn leave_copy(maker: u32, stack_pointer: usize) {
     // Whoever was given one, but hasn't come into it yet, has nothing there: its alternate stack is still its own.
     let room = rooms::of_thread(maker).filter(|room| super::arm::is_armed(room));
     match room {
-        Some(room) => leave_in_child(room),
+        Some(room) => {
+            // SAFETY: the child's only thread.
+            super::arm::inherit(unsafe { (*room.own.get()).claimed });
+            leave_in_child(room);
+        }
         None => leave_unarmed(),
     }
     // A handler of the program's goes on there.
@@ -628,6 +632,7 @@ fn leave_unarmed() {
     signals::reset_in_child();
     if !ENGINE.swap(core::ptr::null_mut(), Ordering::Relaxed).is_null() {
         signals::uninstall();
+        super::arm::reset_in_child();
         rooms::reset_in_child();
     }
 }

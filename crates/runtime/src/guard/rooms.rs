@@ -57,6 +57,8 @@ pub struct Own {
     pub put_away: AlternateStack,
     /// Signals that the program believes to block, and that stay open.
     pub claimed: u64,
+    /// Among those may be some that only a hook of ours has blocked: the thread was armed in it.
+    pub is_in_hook: bool,
     /// The thread waits for a child that uses its room, or has.
     pub lent: Option<Lent>,
     /// The last fault that wasn't in memory of ours, and how many changes of mappings were over then.
@@ -259,6 +261,7 @@ impl Room {
                 alternate: AlternateStack::NONE,
                 put_away: AlternateStack::NONE,
                 claimed: 0,
+                is_in_hook: false,
                 lent: None,
                 strange: (PageIndex(0), 0),
                 not_ours: (PageRange::of(PageIndex(0), 0), 0),
