@@ -1,5 +1,5 @@
-# make build | demo | test | loom | fuzz | test-full | compat | vm | starts | programs | lint | bench-within |
-#      bench-programs BEFORE=DIR | clean
+# make build | demo | test | loom | fuzz | fuzz-programs | test-full | compat | vm | starts | programs | lint |
+#      bench-within | bench-programs BEFORE=DIR | clean
 #
 # `make test` is what CI runs. Everything needs only Rust, a C compiler and make; the programs that the
 # end-to-end tests run are installed by `make programs` (as root; else it names what is missing).
@@ -7,7 +7,7 @@
 CARGO ?= cargo
 PYTHON ?= python3
 
-.PHONY: build demo test test-unit loom fuzz test-sim test-e2e test-full compat vm starts programs lint bench-within bench-programs clean
+.PHONY: build demo test test-unit loom fuzz fuzz-programs test-sim test-e2e test-full compat vm starts programs lint bench-within bench-programs clean
 
 # The preload library is built by itself: it is no_std, and would lose that beside crates that need std.
 build:
@@ -41,6 +41,11 @@ FUZZ_SECONDS ?= 60
 fuzz:
 	fuzz/run.sh $(FUZZ_SECONDS)
 
+# Programs that do anything to their memory, with new seeds, in each mode. Each failure says how to do it again.
+DURATION ?= 2h
+fuzz-programs: build
+	FARPAGE_TEST_DURATION=$(DURATION) $(CARGO) test --test random_programs -- --test-threads=7 --nocapture
+
 # A thousand seeds, and the same with planted bugs, each of which must be found.
 test-sim:
 	$(CARGO) test --test seeds
@@ -57,6 +62,7 @@ test-e2e: build programs
 	$(CARGO) test --test bench -- --test-threads=1 $(UNTIMED:%=--skip %)
 	$(CARGO) test --test bench -- --test-threads=2 $(UNTIMED)
 	$(CARGO) test --test programs -- --test-threads=2
+	$(CARGO) test --test random_programs -- --test-threads=2
 	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test memory_calls -- --test-threads=3 \
 		io:: stacks:: processes:: signals:: arming:: handlers:: strange:: list_that_is_out unlocked_after
 	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test programs -- --test-threads=2 without_disk

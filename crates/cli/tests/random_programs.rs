@@ -1,0 +1,213 @@
+//! Programs that do anything to their memory: `tests/programs/random.c`, which knows every byte, in each way of serving faults.
+//!
+//! `make test` runs a few seeds, always the same. `make fuzz-programs DURATION=2h` runs new ones from the clock for so long
+//! (FARPAGE_TEST_DURATION). Each seed is printed; a failure prints the command that does the same again.
+
+#[expect(dead_code, reason = "each test file uses its own part of it")]
+mod farpage;
+
+use farpage::budgeted::{able, compiled, library};
+use farpage::{directory, install, is_root, skip};
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Seeds of each way in `make test`, and seconds of each run.
+const SEEDS: u64 = 2;
+const SECONDS: u64 = 4;
+/// Seconds after which a run hangs: the program gives up by itself before.
+const PATIENCE: u64 = 90;
+const NOBODY: u32 = 65_534;
+
+/// A way of serving faults.
+#[derive(Clone, Copy)]
+struct Way {
+    faults: &'static str,
+    install: &'static str,
+    /// As an ordinary user, where the tests run as root.
+    ordinary: bool,
+}
+
+impl Way {
+    const fn of(faults: &'static str, install: &'static str) -> Way {
+        Way { faults, install, ordinary: false }
+    }
+
+    const fn ordinary(self) -> Way {
+        Way { ordinary: true, ..self }
+    }
+
+    /// The words of one run, with the files in `place`.
+    fn words(self, place: &Path, seed: u64) -> Vec<String> {
+        let name = |name: &str| place.join(name).to_str().unwrap().to_owned();
+        let mut words = vec![name("farpage"), "run".into(), "--faults".into(), self.faults.into()];
+        if !self.install.is_empty() {
+            words.extend(["--install".into(), self.install.into()]);
+        }
+        let options = ["--ram", "10M", "--pool", "1M", "--readahead", "off", "--stats", "stats.json", "--"];
+        words.extend(options.map(String::from));
+        words.extend([name("random"), seed.to_string(), SECONDS.to_string(), "4".into(), "1500".into()]);
+        if self.faults == "segv" {
+            // What another process writes while a page goes out is lost there: see ARCHITECTURE.md, decision 2.
+            words.push("peer".into());
+        }
+        words
+    }
+}
+
+/// What is run, where an ordinary user reaches it.
+fn prepare() -> tempfile::TempDir {
+    let place = directory();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    install(Path::new(env!("CARGO_BIN_EXE_farpage")), &place.path().join("farpage"), 0o755);
+    install(&library(), &place.path().join("libfarpage_preload.so"), 0o755);
+    install(&compiled("random"), &place.path().join("random"), 0o755);
+    place
+}
+
+/// Waits for its end, or kills it.
+fn end_of(child: &mut Child, seconds: u64) -> Option<ExitStatus> {
+    let start = Instant::now();
+    loop {
+        match child.try_wait().unwrap() {
+            None if start.elapsed() > Duration::from_secs(seconds) => return None,
+            None => std::thread::sleep(Duration::from_millis(20)),
+            ended => return ended,
+        }
+    }
+}
+
+/// Runs one seed. What went wrong, if anything did.
+fn run(way: Way, place: &Path, seed: u64) -> Result<(), String> {
+    let words = way.words(place, seed);
+    let mut command = Command::new(&words[0]);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("FARPAGE_") {
+            command.env_remove(name);
+        }
+    }
+    let out = |name: &str| (place.join(name), Stdio::from(File::create(place.join(name)).unwrap()));
+    let ((stdout_path, stdout), (stderr_path, stderr)) = (out("stdout"), out("stderr"));
+    let _ = fs::remove_file(place.join("stats.json"));
+    command.env("FARPAGE_PRELOAD", place.join("libfarpage_preload.so")).env_remove("TMPDIR");
+    command.args(&words[1..]).current_dir(place).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+    // Whatever is left of it is killed together.
+    command.process_group(0);
+    if way.ordinary {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    let mut child = command.spawn().unwrap();
+    let status = end_of(&mut child, SECONDS + PATIENCE);
+    // SAFETY: takes no pointers; the group of the process that was started here.
+    unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
+    let _ = child.wait();
+    let read = |path: &PathBuf| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned();
+    let (stdout, stderr) = (read(&stdout_path), read(&stderr_path));
+    let stats: serde_json::Value =
+        serde_json::from_slice(&fs::read(place.join("stats.json")).unwrap_or_default()).unwrap_or_default();
+    let evicted = stats["counters"]["evict_taken"].as_u64().unwrap_or(0);
+    let is_right = stdout.starts_with(&format!("OK seed {seed} pages-verified "));
+    if status.is_some_and(|status| status.success()) && is_right && evicted > 0 {
+        eprint!("{} {} {}", way.faults, way.install, stdout);
+        return Ok(());
+    }
+    let status = status.map_or("it did not end in time".into(), |status| status.to_string());
+    Err(format!(
+        "seed {seed}: {status}, {evicted} pages evicted\n{stdout}{stderr}again: {}\n",
+        again(way, seed)
+    ))
+}
+
+/// The command that does the same again, from the top of the repository.
+fn again(way: Way, seed: u64) -> String {
+    let place = Path::new("$D");
+    let user = if way.ordinary { "setpriv --reuid 65534 --regid 65534 --clear-groups " } else { "" };
+    format!(
+        "make build && D=$(mktemp -d /var/tmp/random.XXXX) && chmod 777 $D && cc -O2 -o $D/random tests/programs/random.c \
+         -lpthread && cp target/release/farpage target/release/libfarpage_preload.so $D && cd $D && {user}{}",
+        way.words(place, seed).join(" ")
+    )
+}
+
+/// How long new seeds are to be tried, if they are: seconds, or a number with `s`, `m` or `h`.
+fn duration() -> Option<Duration> {
+    let text = std::env::var("FARPAGE_TEST_DURATION").ok()?;
+    let (number, unit) = match text.strip_suffix(['s', 'm', 'h']) {
+        Some(number) => (number, &text[number.len()..]),
+        None => (&text[..], "s"),
+    };
+    let seconds = match unit {
+        "h" => 3600,
+        "m" => 60,
+        _ => 1,
+    };
+    let number: u64 =
+        number.parse().unwrap_or_else(|_| panic!("FARPAGE_TEST_DURATION={text}: say 30m or 2h"));
+    Some(Duration::from_secs(number * seconds))
+}
+
+fn check(way: Way, first_seed: u64) {
+    if !able("cc") {
+        return;
+    }
+    if way.ordinary && !is_root() {
+        return skip("only root can become another user; the other cases run as this one");
+    }
+    let place = prepare();
+    let mut failures = Vec::new();
+    let mut try_seed = |seed| {
+        if let Err(failure) = run(way, place.path(), seed) {
+            eprintln!("{failure}");
+            failures.push(failure);
+        }
+    };
+    match duration() {
+        None => (0..SEEDS).for_each(|number| try_seed(first_seed + number)),
+        Some(duration) => {
+            let start = Instant::now();
+            while start.elapsed() < duration {
+                let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+                try_seed(clock.as_millis() as u64);
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} seeds failed:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn thread() {
+    check(Way::of("thread", ""), 100);
+}
+
+#[test]
+fn thread_copying() {
+    check(Way::of("thread", "copy"), 200);
+}
+
+#[test]
+fn signal() {
+    check(Way::of("signal", ""), 300);
+}
+
+#[test]
+fn signal_copying() {
+    check(Way::of("signal", "copy"), 400);
+}
+
+#[test]
+fn signal_as_ordinary_user() {
+    check(Way::of("signal", "").ordinary(), 500);
+}
+
+#[test]
+fn segv() {
+    check(Way::of("segv", ""), 600);
+}
+
+#[test]
+fn segv_as_ordinary_user() {
+    check(Way::of("segv", "").ordinary(), 700);
+}
