@@ -228,7 +228,7 @@ struct test {
 };
 
 /* main() of every program. */
-static int run_test(int argc, char **argv, const struct test *tests, size_t count)
+static __attribute__((unused)) int run_test(int argc, char **argv, const struct test *tests, size_t count)
 {
     for (size_t i = 0; argc == 2 && i < count; i++) {
         if (strcmp(argv[1], tests[i].name) == 0) {

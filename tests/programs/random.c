@@ -696,7 +696,7 @@ static void fill_argument(char *argument, uint64_t content, size_t length)
 }
 
 /* Runs another program, with its name and arguments in memory that may be out. */
-static void runs_programs(struct thread *t)
+static void run_program(struct thread *t, size_t way)
 {
     char *memory = map(STACK), *path = memory, *number = memory + 8192, *length = memory + 12288, *text = memory + 16384;
     char **words = (char **)(memory + 128 * 1024);
@@ -710,7 +710,6 @@ static void runs_programs(struct thread *t)
     writes(t);
     verifies(t);
     pid_t child = -1;
-    size_t way = below(t, 3);
     if (way == 0)
         errno = posix_spawn(&child, path, NULL, NULL, words, environ);
     else if ((child = way == 1 ? vfork() : fork()) == 0) {
@@ -721,8 +720,21 @@ static void runs_programs(struct thread *t)
     int status;
     while (waitpid(child, &status, 0) < 0)
         MUST(errno == EINTR);
-    MUST(status == 0);
+    if (status != 0) {
+        fprintf(stderr, "way %zu: wait status %#x\n", way, status);
+        broken("a program", NULL);
+    }
     MUST(munmap(memory, STACK) == 0);
+}
+
+static void runs_programs(struct thread *t)
+{
+    run_program(t, below(t, 2));
+}
+
+static void forks_programs(struct thread *t)
+{
+    run_program(t, 2);
 }
 
 /* Waits for children until so many are left. */
@@ -811,7 +823,7 @@ static struct operation {
     { "protect", protects, 7 },  { "verify", verifies, 16 },     { "write", writes, 14 },
     { "fault", faults, 4 },      { "call", calls, 12 },          { "peer", is_written_to, 3 },
     { "thread", makes_threads, 2 }, { "coroutine", runs_coroutines, 2 }, { "program", runs_programs, 1 },
-    { "fork", forks, 1 },        { "verify_all", verify_all, 1 },
+    { "fork", forks, 1 },        { "verify_all", verify_all, 1 }, { "fork_program", forks_programs, 1 },
 };
 #define OPERATIONS (sizeof operations / sizeof *operations)
 

@@ -54,6 +54,11 @@ impl Way {
             // What another process writes while a page goes out is lost there: see ARCHITECTURE.md, decision 2.
             words.push("peer".into());
         }
+        if self.faults != "thread" && duration().is_none() {
+            // Known: a fork's child that runs another program just when its thread is being armed is ended by the signal
+            // for that, now and then. Only long runs try it.
+            words.push("fork_program".into());
+        }
         words
     }
 }
