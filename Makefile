@@ -64,7 +64,7 @@ test-e2e: build programs
 	$(CARGO) test --test programs -- --test-threads=2
 	$(CARGO) test --test random_programs -- --test-threads=2
 	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test memory_calls -- --test-threads=3 \
-		io:: stacks:: processes:: signals:: arming:: handlers:: strange:: list_that_is_out unlocked_after
+		io:: peer_writes:: stacks:: processes:: signals:: arming:: handlers:: strange:: list_that_is_out unlocked_after
 	FARPAGE_TEST_FAULTS=signal $(CARGO) test --test programs -- --test-threads=2 without_disk
 	FARPAGE_TEST_FAULTS=segv $(CARGO) test --test memory_calls -- --test-threads=3 \
 		remap:: heap:: io:: stacks:: arming:: handlers:: dont_need only_written forbidden_before fork_while_out sparse snapshots moved_in_a_child \

@@ -651,10 +651,10 @@ mod tests {
         };
         assert!(call.stack_pointer > 0 && call.instruction > 0 && call.arguments[0] > 0);
         assert!(is_listed() && !runs_no_program(thread));
-        drop(release);
-        waiting.join().unwrap();
         let waits = waiting_thread(thread).unwrap();
         assert!(waits.blocked & 1 << 8 == 0 && waits.ran_ns > 0);
+        drop(release);
+        waiting.join().unwrap();
         assert_eq!(waiting_thread(u32::MAX), None);
         assert_eq!(
             parse_status(b"Name:\tx S\nState:\tS (sleeping)\nSigBlk:\t0000000000010000\n"),

@@ -25,8 +25,8 @@ use farpage_os::futex;
 use farpage_os::peek;
 use farpage_os::proc::{self, CallUnderWay, WaitingThread};
 use farpage_os::signal::{
-    self, Action, AlternateStack, Context, Handler, Info, Register, SIGCANCEL, SIGSETXID, alternate_stack, bit,
-    send_to_thread, set_action, set_alternate_stack, set_alternate_stack_on_top,
+    self, Action, AlternateStack, Context, Handler, Info, Register, SIGCANCEL, SIGSETXID, alternate_stack,
+    bit, send_to_thread, set_action, set_alternate_stack, set_alternate_stack_on_top,
 };
 use farpage_os::sys::{self, Errno, SignalMask, number};
 use farpage_os::thread;
@@ -93,14 +93,7 @@ pub fn all(engine: &'static Engine) {
     }
     // A thread may have set its own handlers before it was armed.
     unforked(engine, take_over);
-    let others = OTHERS.kept();
-    // SAFETY: what was there before.
-    let was = unsafe { set_action(SIGSETXID, &others) };
-    if let Some(was) = was.ok().filter(|was| was.handler != on_arm as *const () as usize) {
-        // libc has installed its own meanwhile.
-        // SAFETY: likewise.
-        let _ = unsafe { set_action(SIGSETXID, &was) };
-    }
+    // The handler of `install_arming` stays: a thread that was asked twice has the signal still waiting.
     signals::all_are_armed();
     sys::keep_open(open());
 }
@@ -157,6 +150,11 @@ pub fn let_threads_be_asked(engine: &Engine) {
             engine.stop_program(StopReason::Credentials);
         }
     }
+}
+
+/// Whether a disposition is the handler that arms, which stays in place for good: libc's runs through it.
+pub fn is_for_good(action: &Action) -> bool {
+    action.handler == on_arm as *const () as usize
 }
 
 /// Whether the calling thread's system calls are stopped.
@@ -380,6 +378,9 @@ pub fn without_stack<T>(in_use: Option<StackInUse>, work: impl FnOnce() -> T) ->
 /// In a child with a copy of its parent's memory: no other thread is in a hook.
 pub fn reset_in_child() {
     IN_HOOKS.store(0, Ordering::Relaxed);
+    if OTHERS.kept().is_of_ours() {
+        OTHERS.keep(&signals::disposition(SIGSETXID));
+    }
 }
 
 /// In a fork's child, in the hook: its maker believed to block these of our signals.

@@ -6,7 +6,7 @@
 //! the kernel said. Its handlers of all other signals are kept, too: the kernel knows one of ours instead (`deliver.rs`).
 // UNSAFETY: dispositions of the program's are changed.
 
-use super::arm::is_armed;
+use super::arm::{self, is_armed};
 use super::deliver;
 use super::handlers;
 use super::rooms;
@@ -298,7 +298,7 @@ pub fn uninstall() {
     for signal in 1..=SIGNALS {
         let kept = disposition(signal);
         let own = if is_ours(signal) { Ok(kept) } else { action_of(signal) };
-        let Ok(found) = own else { continue };
+        let Some(found) = own.ok().filter(|found| !arm::is_for_good(found)) else { continue };
         let believed = believed(kept, found);
         if is_ours(signal) || believed.to_bytes() != found.to_bytes() {
             // SAFETY: the program's own.
