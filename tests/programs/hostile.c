@@ -121,6 +121,8 @@ int main(int count, char **words)
     CHECK(records_offset + records * record_bytes <= shared.length);
     for (size_t i = 0; i < sizeof damages / sizeof *damages; i++)
         if (!strcmp(words[1], damages[i].name)) {
+            if (getenv("WAITS") != NULL)
+                wait_for("go");
             damages[i].write(shared);
             outlive_a_look();
             return 0;

@@ -123,7 +123,9 @@ fn show_tells_of_a_session_that_was_overwritten() {
         return;
     }
     // Farpage itself stands still, or it would end the run.
-    let running = hostile("noise", &[]).start();
+    let mut job = hostile("noise", &[]);
+    job.environment("WAITS", "1");
+    let running = job.start();
     let pid = running.pid();
     let send = |signal| {
         // SAFETY: takes no pointers; the process is one that this test started.
@@ -131,6 +133,7 @@ fn show_tells_of_a_session_that_was_overwritten() {
     };
     wait_until("the program's start", || !descendants(pid).is_empty());
     send(libc::SIGSTOP);
+    fs::write(running.place().join("go"), "").unwrap();
     let written = running.place().join("stdout");
     wait_until("the damage", || fs::read_to_string(&written).is_ok_and(|text| text.contains("written")));
     for words in [&[][..], &["--json"]] {
