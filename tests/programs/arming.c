@@ -233,6 +233,34 @@ static void threads_on_little_stacks(void)
         CHECK(((uint64_t *)(below + MIB - PAGE))[word] == word_of(3, MIB / PAGE - 1, word));
 }
 
+static void *fills(void *argument)
+{
+    fill(map(LARGE), LARGE, 1);
+    return argument;
+}
+
+/* A child whose memory passes the budget while it runs another program. What was to arm it must not end that. */
+static void programs_run_meanwhile(void)
+{
+    for (uint64_t turn = 0; turn < 200; turn++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            pthread_t thread;
+            CHECK(pthread_create(&thread, NULL, fills, NULL) == 0);
+            usleep(mix(turn) % 30000);
+            execlp("true", "true", NULL);
+            _exit(1);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child);
+        if (status != 0)
+            FAIL("turn %lu: the program ended with %x", turn, status);
+    }
+    push_out();
+}
+
 MAIN({ "handlers_that_were_there", handlers_that_were_there }, { "handlers_on_their_stack", handlers_on_their_stack },
      { "handlers_set_meanwhile", handlers_set_meanwhile }, { "all_reset_meanwhile", all_reset_meanwhile },
-     { "threads_on_little_stacks", threads_on_little_stacks }, { "handlers_that_map", handlers_that_map })
+     { "threads_on_little_stacks", threads_on_little_stacks }, { "handlers_that_map", handlers_that_map },
+     { "programs_run_meanwhile", programs_run_meanwhile })

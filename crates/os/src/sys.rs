@@ -43,6 +43,8 @@ pub mod number {
     pub const VFORK: usize = raw::__NR_vfork as usize;
     pub const CLONE: usize = raw::__NR_clone as usize;
     pub const CLONE3: usize = raw::__NR_clone3 as usize;
+    pub const EXECVE: usize = raw::__NR_execve as usize;
+    pub const EXECVEAT: usize = raw::__NR_execveat as usize;
     pub const PROCESS_MADVISE: usize = raw::__NR_process_madvise as usize;
     pub const PROCESS_VM_READV: usize = raw::__NR_process_vm_readv as usize;
     pub const PROCESS_VM_WRITEV: usize = raw::__NR_process_vm_writev as usize;

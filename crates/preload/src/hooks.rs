@@ -9,6 +9,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use farpage::changes::Arguments;
 use farpage::credentials::Whose;
+use farpage::guard;
 use farpage_os::sys::{self, Errno, number};
 use linux_raw_sys::errno::ENOMEM;
 
@@ -186,6 +187,34 @@ pub unsafe fn by_libc(call: usize, arguments: Arguments) -> Result<usize, Errno>
     }
 }
 
+/// A call that runs another program. It returns only if it fails.
+fn leave(call: usize, arguments: Arguments) -> isize {
+    // SAFETY: the program's own call, unchanged.
+    let make = || unsafe { by_libc(call, arguments) };
+    let done = match engine() {
+        Some(engine) => guard::leave_by(engine, make),
+        None => make(),
+    };
+    result(done.map_or_else(|errno| -(errno.0 as isize), |word| word as isize))
+}
+
+/// execve(2), and with it libc's other functions of that kind.
+pub extern "C" fn execve(path: usize, words: usize, environment: usize) -> c_int {
+    leave(number::EXECVE, [path, words, environment, 0, 0, 0]) as c_int
+}
+
+/// execveat(2), which glibc has since 2.34
+pub extern "C" fn execveat(
+    directory: c_int,
+    path: usize,
+    words: usize,
+    environment: usize,
+    flags: c_int,
+) -> c_int {
+    let arguments = [directory as isize as usize, path, words, environment, flags as usize, 0];
+    leave(number::EXECVEAT, arguments) as c_int
+}
+
 /// syscall(2): the same calls by number.
 pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
     let arguments = [a, b, c, d, e, f];
@@ -205,6 +234,7 @@ pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e
         | number::PROCESS_MADVISE
         | number::BRK => result(kernel(call, arguments)),
         number::FORK => result(fork::forked([SIGCHLD, 0, 0, 0, 0, 0])),
+        number::EXECVE | number::EXECVEAT => leave(call, arguments),
         // As fork makes it: nothing but the signal at its end.
         number::CLONE if a & !SIGNAL == 0 && b == 0 => result(fork::forked([a, 0, 0, 0, 0, 0])),
         // Not from code of ours, whose calls nobody looks at. A child made in this way doesn't get managed memory once

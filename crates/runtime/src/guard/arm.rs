@@ -18,6 +18,7 @@ use crate::engine::Engine;
 use crate::session::{Notice, StopReason};
 use crate::start::KEEPER;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use farpage_core::sync::Lock;
 use farpage_core::units::PageIndex;
 use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::dispatch::{self, Selector, set_born};
@@ -50,6 +51,11 @@ impl Others {
         Action::from_words([0, 1, 2, 3].map(|at: usize| self.0[at].load(Ordering::Relaxed)))
     }
 }
+
+/// Threads that are about to run another program.
+static LEAVING: Lock<[u32; LEAVING_MAX]> = Lock::new([0; LEAVING_MAX]);
+/// More than one only if threads race for who ends the others.
+const LEAVING_MAX: usize = 16;
 
 /// Threads that were armed in a hook, and go on in that.
 static IN_HOOKS: AtomicU32 = AtomicU32::new(0);
@@ -199,11 +205,38 @@ fn ask(engine: &Engine, thread: u32, room: &Room) {
     unsafe { (*room.own.get()).expected = proc::call_under_way(thread) };
     // Ordering: Release publishes what is expected to the handler.
     room.state.store(GIVEN, Ordering::Release);
-    if send_to_thread(engine.process, thread, SIGSETXID, room.word()).is_err() {
-        // It has ended, or too many signals wait: then it is found again.
+    if !send(engine, thread, room) {
+        // It has ended, or is about to run another program, or too many signals wait: then it is found again.
         sleep_ns(1_000_000);
         room.give_back();
     }
+}
+
+/// Sends the signal to a thread, unless that is about to run another program, which the signal would end. Whether it was sent.
+fn send(engine: &Engine, thread: u32, room: &Room) -> bool {
+    let leaving = LEAVING.lock();
+    !leaving.contains(&thread) && send_to_thread(engine.process, thread, SIGSETXID, room.word()).is_ok()
+}
+
+/// Makes a call that runs another program in the place of this one. The calling thread isn't asked to arm itself meanwhile: a
+/// signal that arrives when its handler is gone ends the new program. What was sent before is delivered before the call.
+pub fn leave_by<T>(engine: &Engine, call: impl FnOnce() -> T) -> T {
+    if engine.handover.is_none() || handlers::is_borrower(Some(engine)) {
+        return call();
+    }
+    let own = current_thread();
+    let replace = |from: u32, to: u32| {
+        // A handler of the program's that runs another program would wait for this lock.
+        signals::with_blocked(!open(), || {
+            let mut leaving = LEAVING.lock();
+            leaving.iter_mut().find(|thread| **thread == from).map(|thread| *thread = to)
+        })
+    };
+    // With the table full it is as if nobody had called this.
+    replace(0, own);
+    let done = call();
+    replace(own, 0);
+    done
 }
 
 /// The program goes on over its budget, as long as this thread is as it is.
@@ -269,7 +302,7 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
             }
             if state == GIVEN && waited_ns > PATIENCE_NS && !install_arming(engine) {
                 // libc has put its own handler there, which doesn't know what we want.
-                let _ = send_to_thread(engine.process, thread, SIGSETXID, room.word());
+                send(engine, thread, room);
             }
             // Meanwhile it may have changed a handler, and those that are armed have it.
             unforked(engine, take_over);
@@ -378,6 +411,8 @@ pub fn without_stack<T>(in_use: Option<StackInUse>, work: impl FnOnce() -> T) ->
 /// In a child with a copy of its parent's memory: no other thread is in a hook.
 pub fn reset_in_child() {
     IN_HOOKS.store(0, Ordering::Relaxed);
+    LEAVING.forget_holder();
+    *LEAVING.lock() = [0; LEAVING_MAX];
     if OTHERS.kept().is_of_ours() {
         OTHERS.keep(&signals::disposition(SIGSETXID));
     }

@@ -630,9 +630,9 @@ pub fn leave_copy(maker: u32, stack_pointer: usize) {
 
 fn leave_unarmed() {
     signals::reset_in_child();
+    super::arm::reset_in_child();
     if !ENGINE.swap(core::ptr::null_mut(), Ordering::Relaxed).is_null() {
         signals::uninstall();
-        super::arm::reset_in_child();
         rooms::reset_in_child();
     }
 }

@@ -14,7 +14,7 @@ use farpage_os::signal::{SIGSETXID, bit};
 /// Signals that nothing of ours blocks as long as the program's threads aren't armed: what arms them.
 pub(crate) const UNTIL_ARMED: u64 = bit(SIGSETXID);
 
-pub use arm::{StackInUse, end_hook, stack_in_use, without_stack};
+pub use arm::{StackInUse, end_hook, leave_by, stack_in_use, without_stack};
 /// In a fork's child, before it has an engine: as if there had never been one.
 pub(crate) use handlers::leave_copy as leave_in_child;
 pub use sent::{HOOKS_MAX, during_hook, forget_in_hooks, hooks_run_on};
