@@ -50,14 +50,13 @@ impl Way {
         let options = ["--ram", "10M", "--pool", "1M", "--readahead", "off", "--stats", "stats.json", "--"];
         words.extend(options.map(String::from));
         words.extend([name("random"), seed.to_string(), SECONDS.to_string(), "4".into(), "1500".into()]);
-        if self.faults == "segv" {
-            // What another process writes while a page goes out is lost there: see ARCHITECTURE.md, decision 2.
+        if self.faults == "segv" && duration().is_some() {
+            // What another process writes while a page goes out can be lost there: docs/decisions/0001.
             words.push("peer".into());
         }
-        if self.faults != "thread" && duration().is_none() {
-            // Known: a fork's child that runs another program just when its thread is being armed is ended by the signal
-            // for that, now and then. Only long runs try it.
-            words.push("fork_program".into());
+        if duration().is_none() {
+            // Open: within minutes of these a child waits for a page for ever, or another process is gone. Only long runs try them.
+            words.extend(["fork", "fork_program", "peer"].map(String::from));
         }
         words
     }
