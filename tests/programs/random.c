@@ -581,15 +581,20 @@ static void be_peer(struct thread *t, pid_t process)
     for (struct order order; read(t->ask[0], &order, sizeof order) == (ssize_t)sizeof order;) {
         char written[CALL_PAGES] = { 0 };
         int is_stopped = order.poked != 0 && ptrace(PTRACE_SEIZE, order.poked, NULL, NULL) == 0;
+        uintptr_t due = 0;
         if (is_stopped) {
+            int status;
             MUST(ptrace(PTRACE_INTERRUPT, order.poked, NULL, NULL) == 0);
-            MUST(waitpid(order.poked, NULL, __WALL) == order.poked);
+            MUST(waitpid(order.poked, &status, __WALL) == order.poked && WIFSTOPPED(status));
+            /* It may be stopped because a signal is due, which it gets afterwards. Without a SIGSYS of Farpage's its call is
+             * never made, and looks as if it had returned its own number: that of read is 0. */
+            due = status >> 16 == 0 ? (uintptr_t)WSTOPSIG(status) : 0;
         }
         if (order.poked == 0 || is_stopped)
             for (size_t i = 0; i < order.count; i++)
                 written[i] = (char)is_written(process, &order, i);
         if (is_stopped)
-            MUST(ptrace(PTRACE_DETACH, order.poked, NULL, NULL) == 0);
+            MUST(ptrace(PTRACE_DETACH, order.poked, NULL, (void *)due) == 0);
         MUST(write(t->answer[1], written, sizeof written) == (ssize_t)sizeof written);
     }
     _exit(0);

@@ -55,7 +55,7 @@ impl Way {
             words.push("peer".into());
         }
         if duration().is_none() {
-            // Open: within minutes of these a child waits for a page for ever, or another process is gone. Only long runs try them.
+            // Open: within minutes of forks a child waits for a page for ever. Only long runs try them, and peers, which are new.
             words.extend(["fork", "fork_program", "peer"].map(String::from));
         }
         words
