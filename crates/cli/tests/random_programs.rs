@@ -50,13 +50,13 @@ impl Way {
         let options = ["--ram", "10M", "--pool", "1M", "--readahead", "off", "--stats", "stats.json", "--"];
         words.extend(options.map(String::from));
         words.extend([name("random"), seed.to_string(), SECONDS.to_string(), "4".into(), "1500".into()]);
-        if self.faults == "segv" && duration().is_some() {
+        if self.faults == "segv" {
             // What another process writes while a page goes out can be lost there: docs/decisions/0001.
             words.push("peer".into());
         }
         if duration().is_none() {
-            // Open: within minutes of forks a child waits for a page for ever. Only long runs try them, and peers, which are new.
-            words.extend(["fork", "fork_program", "peer"].map(String::from));
+            // Open: within minutes of forks a child waits for a page for ever. Only long runs try them.
+            words.extend(["fork", "fork_program"].map(String::from));
         }
         words
     }

@@ -1,7 +1,7 @@
 //! What the kernel lets a thread do: its users, groups, capabilities, and what keeps it from gaining more.
 //!
-//! Linux keeps credentials for each thread. Engine threads must never have more of them than the program: whoever takes
-//! the program over has its threads, too. Nor may they have less: who has that little could then look into the process.
+//! Linux keeps credentials for each thread. Engine threads must never have more of them than the program: an attacker who
+//! takes the program over has its threads, too. Nor may they have less: a process with that little could look into this one.
 //!
 //! The thread of the program that has changed its credentials reads them ([`Credentials::read`]); each engine thread
 //! takes them on ([`Credentials::take`]). Both make bare system calls, which change the calling thread alone.

@@ -1,7 +1,7 @@
 //! Where a thread is: its root directory, its namespaces, and what Landlock leaves it of the file system.
 //!
-//! Each thread has its own. An engine thread that stayed outside a chroot would be the way out for whoever takes the program
-//! over. So the thread that has changed its place lends a descriptor of it, and each engine thread goes there ([`Places::join`]).
+//! Each thread has its own. An engine thread that stayed outside a chroot would be the way out for an attacker who takes the
+//! program over. So the thread that has changed its place lends a descriptor of it, and each engine thread goes there ([`Places::join`]).
 //! pivot_root(2) isn't here: the kernel moves every thread that was at the old root.
 // UNSAFETY: system calls that rustix doesn't have, by number.
 
