@@ -592,6 +592,21 @@ fn eight_threads_that_fill_memory_are_taken_over_in_time() {
     }
 }
 
+/// The keepers of 60 processes at nice -20 kept the kernel's own threads off the CPU, and with them every disk, for a minute. Where
+/// nothing grows the keeper waits for its turn like others.
+#[test]
+fn keeper_of_a_quiet_program_does_not_go_first() {
+    let script =
+        "for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; cat /proc/$$/task/*/stat; done | grep '(farpage-keeper)'";
+    let under = Under::budget(64 * MIB, &[]);
+    let outcome = Job::new(&under, &["sh", "-c", script]).within(120).run();
+    outcome.succeeded();
+    // Field 19 of proc_pid_stat(5), 17 words after the name.
+    let nice = |line: &str| line.rsplit(')').next().unwrap().split_whitespace().nth(16).unwrap().to_owned();
+    let seen: Vec<_> = String::from_utf8_lossy(&outcome.stdout).lines().map(nice).collect();
+    assert!(seen.iter().any(|nice| nice == "0"), "{seen:?}");
+}
+
 /// The areas of a run as `farpage show --json` has them: what is used and what is leased, in bytes.
 fn areas_of(supervisor: u32) -> (u64, u64) {
     let shown = farpage::farpage().args(["show", "--json", &supervisor.to_string()]).output().unwrap();

@@ -242,9 +242,11 @@ pub fn ask_for_short_turns() {
     change_scheduling(|attributes| attributes.runtime_ns = SHORTEST_NS);
 }
 
+/// The nice value of a thread that goes before all others.
+pub const LEAST_NICE: i32 = -20;
+
 /// Goes before all others, if it may: root's threads may, mostly. How nice it was, for [`be_as_nice_as`].
 pub fn go_first() -> i32 {
-    const LEAST_NICE: i32 = -20;
     be_at_most_as_nice_as(LEAST_NICE)
 }
 
