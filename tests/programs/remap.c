@@ -357,6 +357,32 @@ static void grown_and_still_read_only(void)
     VERIFY(other, 64 * MIB, 15);
 }
 
+/* A mapping that shrinks loses its end, whatever its first page is: here that is a stack's, which isn't managed. The end was
+ * still in the list of ranges, and the next fork's child was stopped. */
+static void shrunk_from_what_is_not_managed(void)
+{
+    char *memory = filled(LARGE, 16);
+    for (int moves = 0; moves < 2; moves++) {
+        char *place = map_at(NULL, 4 * MIB, MAP_STACK), *target = map_at(NULL, MIB, MAP_STACK);
+        map_at(place + MIB, 3 * MIB, MAP_FIXED);
+        fill(place + MIB, 3 * MIB, 17);
+        push_out();
+        REQUIRE_OUT(memory, LARGE);
+        char *left = mremap(place, 4 * MIB, MIB, MREMAP_MAYMOVE | (moves ? MREMAP_FIXED : 0), target);
+        CHECK(left == (moves ? target : place));
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            VERIFY(memory, LARGE, 16);
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+        char *again = map_at(place + MIB, 3 * MIB, MAP_FIXED_NOREPLACE);
+        VERIFY_ZERO(again, 3 * MIB);
+    }
+}
+
 MAIN({ "realloc_growth", realloc_growth }, { "moved_growth", moved_growth }, { "grown_in_place", grown_in_place },
      { "shrunk", shrunk }, { "moved_to_fixed_place", moved_to_fixed_place },
      { "moved_and_not_unmapped", moved_and_not_unmapped }, { "pieces", pieces },
@@ -364,4 +390,5 @@ MAIN({ "realloc_growth", realloc_growth }, { "moved_growth", moved_growth }, { "
      { "refused_calls", refused_calls }, { "several_at_once", several_at_once },
      { "resized_beside_a_writer", resized_beside_a_writer }, { "neighbour_in_the_way", neighbour_in_the_way },
      { "resized_within_a_page", resized_within_a_page },
-     { "grown_and_still_read_only", grown_and_still_read_only })
+     { "grown_and_still_read_only", grown_and_still_read_only },
+     { "shrunk_from_what_is_not_managed", shrunk_from_what_is_not_managed })

@@ -329,17 +329,39 @@ fn moved_or_resized(
     (old, target): (PageRange, PageRange),
 ) {
     let [address, _, new_bytes, flags, ..] = arguments;
-    let Ok(start) = sys::check(result) else { return engine.forget_if_gone(target) };
+    let old_stays = flags & raw::MREMAP_DONTUNMAP as usize != 0;
+    let Ok(start) = sys::check(result) else {
+        // A call that shrinks unmaps the old mapping's end before it looks at the rest.
+        let kept = PageRange::covering(address, new_bytes).count().min(old.count());
+        engine.forget_if_gone(PageRange::new(old.start.plus(kept), old.end));
+        return engine.forget_if_gone(target);
+    };
     let moved_to = PageRange::covering(start, new_bytes);
     if engine.touches(target) {
         engine.forget(target);
     }
-    let Some(known) = known else { return };
+    let Some(known) = known else { return unknown_moved_or_resized(engine, old, moved_to, old_stays) };
     engine.pager.stats().count(Counter::MapChanges);
     if start == address {
         resized_in_place(engine, old, moved_to, known.flags);
     } else {
-        moved(engine, old, moved_to, known.flags, flags & raw::MREMAP_DONTUNMAP as usize != 0);
+        moved(engine, old, moved_to, known.flags, old_stays);
+    }
+}
+
+/// The same for a mapping whose first page we don't know. Further on there may be memory that we do know, and the call has
+/// unmapped that: a range without a mapping would end the next fork's child.
+fn unknown_moved_or_resized(engine: &Engine, old: PageRange, new: PageRange, old_stays: bool) {
+    let border = old.end.min(new.end);
+    let (gone, come) = match (new.start == old.start, old_stays) {
+        (true, _) => (PageRange::new(border, old.end), PageRange::new(border, new.end)),
+        (false, true) => (PageRange::of(old.end, 0), new),
+        (false, false) => (old, new),
+    };
+    for range in [gone, come] {
+        if engine.forget_what_was(range) {
+            engine.pager.stats().count(Counter::MapChanges);
+        }
     }
 }
 
