@@ -383,6 +383,31 @@ static void shrunk_from_what_is_not_managed(void)
     }
 }
 
+/* The mapping grows again, and is filled. A fork's child believed the old list, by which those pages were out. */
+static void grown_again_from_what_is_not_managed(void)
+{
+    char *memory = filled(LARGE, 18);
+    char *place = map_at(NULL, 4 * MIB, MAP_STACK);
+    map_at(place + MIB, 3 * MIB, MAP_FIXED);
+    fill(place + MIB, 3 * MIB, 19);
+    push_out();
+    REQUIRE_OUT(memory, LARGE);
+    CHECK(mremap(place, 4 * MIB, MIB, 0) == place);
+    CHECK(mremap(place, MIB, 4 * MIB, 0) == place);
+    char *again = place + MIB;
+    fill(again, 3 * MIB, 20);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        VERIFY(again, 3 * MIB, 20);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    push_out();
+    VERIFY(again, 3 * MIB, 20);
+}
+
 MAIN({ "realloc_growth", realloc_growth }, { "moved_growth", moved_growth }, { "grown_in_place", grown_in_place },
      { "shrunk", shrunk }, { "moved_to_fixed_place", moved_to_fixed_place },
      { "moved_and_not_unmapped", moved_and_not_unmapped }, { "pieces", pieces },
@@ -391,4 +416,5 @@ MAIN({ "realloc_growth", realloc_growth }, { "moved_growth", moved_growth }, { "
      { "resized_beside_a_writer", resized_beside_a_writer }, { "neighbour_in_the_way", neighbour_in_the_way },
      { "resized_within_a_page", resized_within_a_page },
      { "grown_and_still_read_only", grown_and_still_read_only },
-     { "shrunk_from_what_is_not_managed", shrunk_from_what_is_not_managed })
+     { "shrunk_from_what_is_not_managed", shrunk_from_what_is_not_managed },
+     { "grown_again_from_what_is_not_managed", grown_again_from_what_is_not_managed })
