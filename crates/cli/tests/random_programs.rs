@@ -54,10 +54,6 @@ impl Way {
             // What another process writes while a page goes out can be lost there: docs/decisions/0001.
             words.push("peer".into());
         }
-        if duration().is_none() {
-            // Open: within minutes of forks a child waits for a page for ever. Only long runs try them.
-            words.extend(["fork", "fork_program"].map(String::from));
-        }
         words
     }
 }
