@@ -308,6 +308,55 @@ static void forks_meanwhile(void)
     VERIFY(area, LARGE, 1);
 }
 
+static volatile int forked;
+
+/* A call that takes long keeps those that fork waiting. */
+static void *maps_for_long(void *argument)
+{
+    const int flags = MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE;
+    while (!stop) {
+        char *memory = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, flags, -1, 0);
+        CHECK(memory != MAP_FAILED && munmap(memory, LARGE) == 0);
+    }
+    return argument;
+}
+
+static void *forks_and_asks(void *argument)
+{
+    static volatile int is_second;
+    if (!__sync_fetch_and_add(&is_second, 1))
+        return maps_for_long(argument);
+    while (!stop) {
+        pid_t child = fork();
+        if (child == 0) {
+            sigset_t blocked;
+            CHECK(sigprocmask(SIG_BLOCK, NULL, &blocked) == 0);
+            CHECK(!sigismember(&blocked, SIGSEGV) && !sigismember(&blocked, SIGBUS) && !sigismember(&blocked, SIGSYS));
+            _exit(0);
+        }
+        int status = 0;
+        CHECK(child > 0 ? waitpid(child, &status, 0) == child && status == 0 : errno == ENOMEM);
+        __sync_fetch_and_add(&forked, 1);
+    }
+    return argument;
+}
+
+static void fill_area_beside_forks(void)
+{
+    while (forked < 32)
+        sched_yield();
+    fill_area();
+}
+
+/* Threads that are told while they wait to fork. Whom such a thread made had the signals blocked that are blocked while it waits:
+ * the first access that the program forbids ended the child. */
+static void forks_that_wait_meanwhile(void)
+{
+    area = map(LARGE);
+    workers(forks_and_asks, 8, fill_area_beside_forks);
+    VERIFY(area, LARGE, 1);
+}
+
 static int ends[2];
 static volatile int cleaned;
 
@@ -595,7 +644,7 @@ MAIN({ "handlers_that_block_everything", handlers_that_block_everything },
      { "child_without_handlers", child_without_handlers }, { "clones_that_fail", clones_that_fail },
      { "copy_on_another_stack", copy_on_another_stack }, { "thread_that_is_cancelled", thread_that_is_cancelled },
      { "what_the_program_believes", what_the_program_believes }, { "threads_made_meanwhile", threads_made_meanwhile },
-     { "forks_meanwhile", forks_meanwhile }, { "write_barriers", write_barriers },
+     { "forks_meanwhile", forks_meanwhile }, { "forks_that_wait_meanwhile", forks_that_wait_meanwhile }, { "write_barriers", write_barriers },
      { "sent_while_at_work", sent_while_at_work }, { "nothing_interrupts", nothing_interrupts },
      { "handler_that_waits", handler_that_waits },
      { "handlers_that_block_from_now_on", handlers_that_block_from_now_on })

@@ -77,7 +77,7 @@ cases! {
         others_come_and_go many_change all_on_the_same_page threads_end filled_by_many;
     signals: handlers_that_block_everything workers_that_block_everything workers_that_block_nothing ids_of_all_threads main_thread_ends
         stacks_never_touched child_without_handlers clones_that_fail copy_on_another_stack thread_that_is_cancelled
-        what_the_program_believes threads_made_meanwhile forks_meanwhile write_barriers sent_while_at_work
+        what_the_program_believes threads_made_meanwhile forks_meanwhile forks_that_wait_meanwhile write_barriers sent_while_at_work
         nothing_interrupts handlers_that_block_from_now_on handler_that_waits;
     arming: handlers_that_were_there handlers_on_their_stack handlers_set_meanwhile all_reset_meanwhile threads_on_little_stacks
         handlers_that_map programs_run_meanwhile;

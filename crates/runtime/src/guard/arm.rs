@@ -418,9 +418,12 @@ pub fn reset_in_child() {
     }
 }
 
-/// In a fork's child, in the hook: its maker believed to block these of our signals.
-pub fn inherit(claimed: u64) {
-    INHERITED.store(claimed, Ordering::Relaxed);
+/// In a fork's child, in the hook: its maker, whose room this is, believed to block some of our signals. A maker that was armed in
+/// this very hook seems to block all of them. What the program itself blocks, the hook's end knows then.
+pub fn inherit(room: &Room) {
+    // SAFETY: the child's only thread.
+    let own = unsafe { &*room.own.get() };
+    INHERITED.store(if own.is_in_hook { 0 } else { own.claimed }, Ordering::Relaxed);
 }
 
 /// A hook is over, which had blocked all signals that may be blocked; `before` were blocked before that.

@@ -618,8 +618,7 @@ pub fn leave_copy(maker: u32, stack_pointer: usize) {
     let room = rooms::of_thread(maker).filter(|room| super::arm::is_armed(room));
     match room {
         Some(room) => {
-            // SAFETY: the child's only thread.
-            super::arm::inherit(unsafe { (*room.own.get()).claimed });
+            super::arm::inherit(room);
             leave_in_child(room);
         }
         None => leave_unarmed(),

@@ -511,7 +511,8 @@ pub fn reset_in_child() {
         room.errand.reset();
         room.at_work.reset();
         // SAFETY: the thread whose it was isn't here.
-        unsafe { (*room.own.get()).lent = None };
+        let own = unsafe { &mut *room.own.get() };
+        (own.lent, own.is_in_hook) = (None, false);
         room.state.store(FREE, Ordering::Relaxed);
     }
 }
