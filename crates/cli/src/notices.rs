@@ -5,7 +5,7 @@ use crate::numbers::{grouped, iec, suggestion};
 use crate::say::harmless;
 use crate::totals;
 use crate::valve::Valve;
-use farpage::session::{Notice, ProcessRecord, Session, StartFailure, StopReason, unpack_io_error};
+use farpage::session::{Notice, ProcessRecord, Retired, Session, StartFailure, StopReason, unpack_io_error};
 use farpage_core::units::PAGE_SHIFT;
 use std::io;
 use std::sync::atomic::Ordering;
@@ -100,6 +100,7 @@ const fn weight(notice: Notice) -> Weight {
         | Notice::Locked
         | Notice::NotArmed
         | Notice::Alone
+        | Notice::Retired
         | Notice::ForkRefused => Weight::Information,
     }
 }
@@ -159,6 +160,10 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
         ),
         Notice::NotStarted => format!("Farpage could not start in it: {}", start_failure(value)),
         Notice::Alone => format!("it runs without Farpage, and its memory isn't limited: {}", start_failure(value)),
+        Notice::Retired => format!(
+            "Farpage has left it, and its memory is no longer limited: {}; what was evicted is in memory again",
+            retired(value)
+        ),
         Notice::Stopped => format!("STOPPED rather than given wrong bytes: {}", stop_reason(value)),
         Notice::BudgetTooSmall => {
             format!("the budget of {} is below the {} it needs before it starts", iec(budget.ram_bytes), iec(value))
@@ -209,6 +214,26 @@ fn start_failure(value: u64) -> String {
         _ => reason.map_or("unknown reason", |(_, text)| text),
     };
     if errno == 0 { text.into() } else { format!("{text} ({})", error_text(errno)) }
+}
+
+fn retired(value: u64) -> String {
+    match Retired::of_value(value) {
+        Some(Retired::Strict) => "it entered seccomp's strict mode, in which no thread can evict".into(),
+        Some(Retired::Denied(call)) => format!(
+            "it installed a seccomp filter that doesn't allow all that Farpage needs (system call {call}); allow that in the program's filter, or switch the filter off"
+        ),
+        Some(Retired::Unseen) => {
+            "it installed a seccomp filter by a system call of its own, past libc, which Farpage saw too late"
+                .into()
+        }
+        Some(Retired::AllThreads) => {
+            "it installed a seccomp filter for all threads (TSYNC) after one for a single thread".into()
+        }
+        Some(Retired::NotTaken) => {
+            "it installed a seccomp filter that Farpage's threads couldn't take on".into()
+        }
+        None => "unknown reason".into(),
+    }
 }
 
 fn stop_reason(value: u64) -> &'static str {

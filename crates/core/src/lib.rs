@@ -29,6 +29,7 @@ pub mod areas;
 pub mod cache;
 pub mod check;
 pub mod config;
+pub mod filter;
 pub mod holds;
 pub mod memory;
 pub mod pager;

@@ -621,6 +621,20 @@ impl ByProtection {
         self.book.forget(pages);
     }
 
+    /// `pages` are the program's own for good, as far as it allows itself: all that isn't zeros is there.
+    pub fn let_go(&self, pages: PageRange) {
+        let _ = self.for_each_allowed(pages, |run, protection| {
+            // Where part of a run isn't mapped any more the rest is opened page by page.
+            let mut from = run.start;
+            while from < run.end {
+                let opened = open_from_start(PageRange::new(from, run.end), protection);
+                from = from.plus(opened.max(1));
+            }
+            Ok(())
+        });
+        self.book.forget(pages);
+    }
+
     /// A joined mapping is at `to` now: the first `count` pages are those from `from` on.
     pub fn moved(&self, from: PageIndex, count: u64, to: PageRange) -> Result<(), Errno> {
         self.grown(to, from.plus(count - 1))?;

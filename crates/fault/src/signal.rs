@@ -10,7 +10,7 @@
 
 use crate::thread::FAULTS_MAX;
 use crate::{Fault, InstallError, Outgoing, Pages};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use farpage_core::cache::Backing;
 use farpage_core::pager::Access;
 use farpage_core::sync::Lock;
@@ -79,6 +79,8 @@ pub struct Handover {
     /// Changes when faults were taken up while there was no room for more.
     room: AtomicU32,
     buckets: [Bucket; BUCKETS],
+    /// Nobody takes faults up any more.
+    is_closed: AtomicBool,
 }
 
 impl Default for Handover {
@@ -97,6 +99,7 @@ impl Handover {
             idle: AtomicU32::new(0),
             room: AtomicU32::new(0),
             buckets: [const { Bucket { turn: AtomicU32::new(0), sleepers: AtomicU32::new(0) } }; BUCKETS],
+            is_closed: AtomicBool::new(false),
         }
     }
 
@@ -126,7 +129,7 @@ impl Handover {
         if now == Here::Elsewhere {
             self.hand_over(fault);
         }
-        while bucket.turn.load(Ordering::SeqCst) == turn {
+        while bucket.turn.load(Ordering::SeqCst) == turn && !self.is_closed() {
             futex::wait(&bucket.turn, turn);
         }
         bucket.sleepers.fetch_sub(1, Ordering::Relaxed);
@@ -144,9 +147,35 @@ impl Handover {
                     break;
                 }
             }
+            if self.is_closed() {
+                return;
+            }
             futex::wait(&self.room, room);
         }
         self.ring();
+    }
+
+    fn is_closed(&self) -> bool {
+        // Ordering: SeqCst: see `close`.
+        self.is_closed.load(Ordering::SeqCst)
+    }
+
+    /// No page is missing any more: whoever sleeps for one tries again, and nobody sleeps from now on.
+    pub fn close(&self) {
+        // Ordering: SeqCst: who reads a turn after it was changed below finds this true; who read it before doesn't sleep on it.
+        self.is_closed.store(true, Ordering::SeqCst);
+        for bucket in &self.buckets {
+            bucket.turn.fetch_add(1, Ordering::SeqCst);
+            futex::wake(&bucket.turn, u32::MAX >> 1);
+        }
+        self.room.fetch_add(1, Ordering::SeqCst);
+        futex::wake(&self.room, u32::MAX >> 1);
+    }
+
+    /// Has every engine thread that waits for faults look what else there is to do.
+    pub fn ring_all(&self) {
+        self.bell.fetch_add(1, Ordering::SeqCst);
+        futex::wake(&self.bell, u32::MAX >> 1);
     }
 
     /// Has an engine thread look what there is to do.

@@ -11,6 +11,7 @@
 
 mod codec;
 mod extents;
+mod filter;
 #[path = "../../cli/src/header.rs"]
 // By path: the command line is a program, so it can't be a dependency.
 mod header;
@@ -35,6 +36,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "codec", run: codec::run },
     Target { name: "extents", run: extents::run },
+    Target { name: "filter", run: filter::run },
     Target { name: "header", run: parse_header },
     Target { name: "index", run: index::run },
     Target { name: "order", run: order::run },

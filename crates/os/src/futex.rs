@@ -18,6 +18,11 @@ pub fn wait_for(word: &AtomicU32, expected: u32, ns: u64) {
     let _ = futex::wait(word, Flags::PRIVATE, expected, Some(&timespec(ns)));
 }
 
+/// The same for a word at which the kernel wakes, as at a thread's end.
+pub fn wait_for_shared(word: &AtomicU32, expected: u32, ns: u64) {
+    let _ = futex::wait(word, Flags::empty(), expected, Some(&timespec(ns)));
+}
+
 /// So many nanoseconds, as the kernel takes them.
 pub const fn timespec(ns: u64) -> Timespec {
     Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 }

@@ -6,7 +6,7 @@
 //! passed on exactly as they are.
 //!
 //! [`uffd`] userfaultfd · [`memory`] our own mappings · [`peek`] memory that may not be there · [`futex`] waiting ·
-//! [`thread`] engine threads · [`credentials`] what they may do · [`places`] where they are ·
+//! [`thread`] engine threads · [`credentials`] what they may do · [`places`] where they are · [`seccomp`] filters ·
 //! [`proc`] what /proc says about this process · [`numa`] which node · [`clock`] time ·
 //! [`aio`] reads whose end is seen in memory · [`fiemap`] where a file lies · [`image`] where our own code and variables
 //! are · [`signal`] handlers that libc doesn't know · [`frame`] what is laid for them, moved ·
@@ -28,6 +28,7 @@ pub mod peek;
 pub mod places;
 pub mod proc;
 pub mod report;
+pub mod seccomp;
 pub mod signal;
 pub mod sys;
 pub mod thread;

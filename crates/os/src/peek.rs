@@ -34,6 +34,11 @@ pub fn read<const N: usize>(address: usize) -> Option<[u8; N]> {
     done.then_some(bytes)
 }
 
+/// Fills `bytes` with those at `address`. False if not all can be read.
+pub fn read_into(address: usize, bytes: &mut [u8]) -> bool {
+    transfer(number::PROCESS_VM_READV, bytes.as_mut_ptr() as usize, address, bytes.len())
+}
+
 /// Writes `bytes` to `address`. False if they can't be written there.
 ///
 /// # Safety

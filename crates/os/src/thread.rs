@@ -34,13 +34,24 @@ pub enum Descriptors {
 }
 
 const CLONE_VM: usize = 0x100;
-const CLONE_FILES: usize = 0x400;
+/// Of a thread that shares its maker's descriptors.
+pub const CLONE_FILES: usize = 0x400;
 const CLONE_SIGHAND: usize = 0x800;
 const CLONE_THREAD: usize = 0x1_0000;
 const CLONE_SYSVSEM: usize = 0x4_0000;
 const CLONE_SETTLS: usize = 0x8_0000;
 const CLONE_PARENT_SETTID: usize = 0x10_0000;
 const CLONE_CHILD_CLEARTID: usize = 0x20_0000;
+
+/// What an engine thread is made with, if it shares descriptors.
+pub const CLONE_FLAGS: usize = CLONE_VM
+    | CLONE_FILES
+    | CLONE_SIGHAND
+    | CLONE_THREAD
+    | CLONE_SYSVSEM
+    | CLONE_SETTLS
+    | CLONE_PARENT_SETTID
+    | CLONE_CHILD_CLEARTID;
 
 /// Engine threads that one process can have at once.
 const THREADS_MAX: usize = 128;
@@ -63,6 +74,14 @@ impl EngineThread {
     pub fn number(&self) -> Option<u32> {
         // Ordering: Acquire: whoever sees the thread sees what it was made with.
         Some(self.number.load(Ordering::Acquire)).filter(|number| *number != EngineThread::EXPECTED)
+    }
+
+    /// Waits until it has ended, or `ns` have passed: the kernel wakes who waits when it writes 0.
+    pub fn wait_for_end(&self, ns: u64) {
+        let seen = self.number.load(Ordering::Acquire);
+        if seen != EngineThread::NONE {
+            crate::futex::wait_for_shared(&self.number, seen, ns);
+        }
     }
 }
 
@@ -123,11 +142,7 @@ pub fn spawn(main: Main, argument: usize, descriptors: Descriptors) -> Result<()
     let top = unsafe { block.sub(64) };
     // SAFETY: as above.
     unsafe { top.cast::<Start>().write(start) };
-    let mut flags = CLONE_VM | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_SETTLS;
-    flags |= CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
-    if descriptors == Descriptors::Shared {
-        flags |= CLONE_FILES;
-    }
+    let flags = if descriptors == Descriptors::Shared { CLONE_FLAGS } else { CLONE_FLAGS & !CLONE_FILES };
     let place = expect_one().ok_or(Errno(linux_raw_sys::errno::EAGAIN as i32))?;
     let mask = sys::block_all_signals();
     // SAFETY: the new stack is ours alone and big enough; the child never returns from `clone_thread`. The kernel writes to the

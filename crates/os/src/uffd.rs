@@ -65,6 +65,7 @@ const EAGAIN: i32 = 11;
 const DRAIN_AFTER: u64 = 100;
 const UFFDIO_API: u32 = 0xc018_aa3f;
 const UFFDIO_REGISTER: u32 = 0xc020_aa00;
+const UFFDIO_UNREGISTER: u32 = 0x8010_aa01;
 const UFFDIO_WAKE: u32 = 0x8010_aa02;
 const UFFDIO_COPY: u32 = 0xc028_aa03;
 const UFFDIO_ZEROPAGE: u32 = 0xc020_aa04;
@@ -345,6 +346,16 @@ impl Uffd {
         let words = [pages.start.address() as u64, pages.bytes() as u64, REGISTER_MISSING | REGISTER_WP, 0];
         // SAFETY: the kernel reads and writes a 32-byte uffdio_register.
         unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, (&raw const words) as usize) }.map(|_| ())
+    }
+
+    /// Gives faults in `pages` back to the kernel, and wakes whoever waits for one. What is missing reads as zeros from now on.
+    ///
+    /// # Safety
+    /// Everything in `pages` that isn't zeros is in memory.
+    pub unsafe fn unregister(&self, pages: PageRange) -> Result<(), Errno> {
+        let words = [pages.start.address() as u64, pages.bytes() as u64];
+        // SAFETY: the kernel reads a 16-byte uffdio_range; the rest is the caller's promise.
+        unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_UNREGISTER, (&raw const words) as usize) }.map(|_| ())
     }
 
     /// Wakes whoever waits for a page of `pages`; they try again.

@@ -4,13 +4,17 @@
 //! call them. libc's own calls of each other (`initgroups` sets groups) don't come here, so those that others make are exported,
 //! too.
 
+use crate::hooks;
 use crate::init::engine;
 use crate::next_symbol;
-use crate::stack::{Task, perform};
+use crate::stack::{TO_BE_MADE, Task, perform};
 use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farpage::changes::Arguments;
 use farpage::credentials::{Whose, is_about};
+use farpage::filters;
+use farpage::guard::is_caller_armed;
+use farpage::retire;
 use linux_raw_sys::general as raw;
 
 /// Our threads follow a call that was made with success.
@@ -18,6 +22,17 @@ pub fn follow_call(call: usize, arguments: Arguments, whose: Whose) {
     if let Some(engine) = engine().filter(|_| is_about(call, &arguments)) {
         perform(engine, Task::Follow(call, arguments, whose));
     }
+}
+
+/// A call that asks for a filter of seccomp: the kernel's word, or none if it is to be made as ever. An armed thread's call is looked
+/// at when it is made.
+pub fn install_filter(call: usize, arguments: Arguments) -> Option<isize> {
+    let engine = engine().filter(|_| filters::is_about(call, &arguments) && !is_caller_armed())?;
+    let answer = Some(perform(engine, Task::Filter(call, arguments))).filter(|answer| *answer != TO_BE_MADE);
+    if answer.is_none() && engine.has_ended() {
+        retire::let_others_leave(engine);
+    }
+    answer
 }
 
 /// A function of libc's that ours hides.
@@ -50,6 +65,9 @@ impl Hidden {
         }
         // SAFETY: libc's function of this name, whose arguments are these.
         let function = unsafe { core::mem::transmute::<*mut c_void, Function>(function) };
+        if let Some(word) = install_filter(self.call as usize, [a, b, c, d, e, 0]) {
+            return hooks::result(word) as c_int;
+        }
         // SAFETY: the program's own call, unchanged.
         let answer = unsafe { function(a, b, c, d, e) };
         if answer != -1 {

@@ -21,7 +21,7 @@ static ALIVE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
 /// The session's path, for children.
 static mut SESSION_PATH: [u8; PATH_BYTES] = [0; PATH_BYTES];
 
-/// This process's engine; none if there is none, or if this is a child that we have not heard of.
+/// This process's engine; none if there is none, if it has ended, or if this is a child that we have not heard of.
 pub fn engine() -> Option<&'static Engine> {
     // Ordering: Acquire pairs with the Release in `begin`.
     let alive = ALIVE.load(Ordering::Acquire);
@@ -29,7 +29,8 @@ pub fn engine() -> Option<&'static Engine> {
     let is_alive = unsafe { alive.as_ref() }.is_some_and(|word| word.load(Ordering::Relaxed) != 0);
     // Ordering: Acquire pairs with the Release in `begin`, as above.
     // SAFETY: null, or an engine, placed for good.
-    is_alive.then(|| unsafe { ENGINE.load(Ordering::Acquire).as_ref() }).flatten()
+    let engine = is_alive.then(|| unsafe { ENGINE.load(Ordering::Acquire).as_ref() }).flatten();
+    engine.filter(|engine| !engine.has_ended())
 }
 
 /// The engine of the parent, in a fresh child.

@@ -12,8 +12,10 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use farpage::changes::{self, Arguments};
 use farpage::credentials::{self, Whose};
 use farpage::engine::Engine;
+use farpage::filters;
 use farpage::guard::{self, StackInUse};
 use farpage::locked;
+use farpage::retire;
 use farpage_core::units::PageRange;
 use farpage_os::memory;
 use farpage_os::sys::{self, Errno};
@@ -38,9 +40,14 @@ pub enum Task {
     Fork([usize; 6], usize),
     /// These pages stay in memory from now on.
     Hold(PageRange),
+    /// A call that asks for a filter of seccomp.
+    Filter(usize, Arguments),
     /// A call has changed what the program may do.
     Follow(usize, Arguments, Whose),
 }
+
+/// No answer of the kernel: the call is still to be made.
+pub const TO_BE_MADE: isize = isize::MIN;
 
 struct Work {
     engine: Option<&'static Engine>,
@@ -68,6 +75,7 @@ pub fn only_this_one() {
     let from_base = (&raw const here as usize).wrapping_sub(POOL.load(Ordering::Relaxed) as usize);
     IN_USE.store(1 << (from_base / size_of::<Slot>()), Ordering::Relaxed);
     guard::forget_in_hooks();
+    retire::only_this_hook();
 }
 
 /// Makes a call through the engine. Returns the kernel's word.
@@ -77,6 +85,11 @@ pub fn on_own_stack(engine: &'static Engine, call: usize, arguments: Arguments) 
 
 /// Does a task on a stack of ours, with signals blocked.
 pub fn perform(engine: &'static Engine, task: Task) -> isize {
+    retire::hook_begins();
+    if engine.has_ended() {
+        retire::hook_ends();
+        return perform_without(task);
+    }
     let before = sys::block_signals();
     let at = claim();
     // SAFETY: `claim` gives out numbers below SLOTS, and the pool has so many.
@@ -91,7 +104,20 @@ pub fn perform(engine: &'static Engine, task: Task) -> isize {
     // Ordering: Release: our use of the slot is over before the next one's.
     IN_USE.fetch_and(!(1 << at), Ordering::Release);
     guard::end_hook(before);
+    retire::hook_ends();
     result
+}
+
+/// The same where the engine has just ended.
+fn perform_without(task: Task) -> isize {
+    match task {
+        // SAFETY: the program's own call, unchanged.
+        Task::Call(call, arguments) => unsafe { sys::call(call, arguments) },
+        // SAFETY: likewise.
+        Task::Fork(arguments, _) => unsafe { sys::call(sys::number::CLONE, arguments) },
+        Task::Filter(..) => TO_BE_MADE,
+        Task::Hold(_) | Task::Follow(..) => 0,
+    }
 }
 
 fn claim() -> usize {
@@ -137,6 +163,7 @@ extern "C" fn run(work: *mut Work) {
             locked::hold(engine, range);
             0
         }
+        Task::Filter(call, arguments) => filters::install(engine, call, &arguments).unwrap_or(TO_BE_MADE),
         Task::Follow(call, arguments, whose) => {
             credentials::follow(engine, call, &arguments, whose);
             0

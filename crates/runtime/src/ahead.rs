@@ -100,6 +100,12 @@ impl AheadQueue {
         self.bell.load(Ordering::Acquire)
     }
 
+    /// Has all threads that wait look what else there is to do.
+    pub fn ring(&self) {
+        self.bell.fetch_add(1, Ordering::Release);
+        futex::wake(&self.bell, u32::MAX >> 1);
+    }
+
     /// Waits for another window, at most `ns`.
     pub fn wait(&self, seen: u32, ns: u64) {
         futex::wait_for(&self.bell, seen, ns);

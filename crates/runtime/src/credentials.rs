@@ -11,6 +11,7 @@
 
 use crate::changes::Arguments;
 use crate::engine::Engine;
+use crate::filters;
 use crate::guard::arm;
 use crate::session::StopReason;
 use core::cell::UnsafeCell;
@@ -48,6 +49,8 @@ struct Order {
     credentials: Credentials,
     with_groups: bool,
     places: Places,
+    /// Nothing but the filter of seccomp that was looked at last.
+    is_filter: bool,
 }
 
 // SAFETY: `order` and `groups` are written by the holder of `FOLLOWING`, before `generation` is raised, and read by engine
@@ -63,6 +66,7 @@ static WANTED: Wanted = Wanted {
         credentials: Credentials::NONE,
         with_groups: false,
         places: Places::NONE,
+        is_filter: false,
     }),
     groups: UnsafeCell::new([[0; GROUPS_MAX]; 2]),
 };
@@ -82,6 +86,7 @@ pub fn begin() {
     order.credentials = Credentials::read();
     let _ = read_groups(&mut lists[0]);
     WANTED.generation.store(0, Ordering::Relaxed);
+    filters::begin();
 }
 
 /// Whether a call may change credentials or places.
@@ -153,7 +158,7 @@ pub fn follow(engine: &Engine, call: usize, arguments: &Arguments, whose: Whose)
     let places = if own == process && !is_seen { Places::changed_by(call, arguments) } else { Places::NONE };
     let places = places.lend();
     let _ = read_groups(&mut lists[1]);
-    order(engine, Order { process, credentials, with_groups: false, places });
+    order(engine, Order { process, credentials, with_groups: false, places, is_filter: false });
     places.take_back();
     drop(guard);
     if was_dumpable == 1 && dumpable() != 1 {
@@ -173,13 +178,32 @@ fn order(engine: &Engine, mut order: Order) {
         return;
     }
     known[..count].copy_from_slice(&read[..count]);
-    *wanted = order;
+    if !give(engine, order) {
+        engine.stop_program(StopReason::Credentials);
+    }
+}
+
+/// Gives an order to every engine thread, with the lock held. Whether all could do it.
+fn give(engine: &Engine, order: Order) -> bool {
+    // SAFETY: the lock is held, and no thread that was asked hasn't answered.
+    unsafe { *WANTED.order.get() = order };
     // Ordering: Release publishes the order to threads that see its generation.
     let generation = WANTED.generation.fetch_add(1, Ordering::Release) + 1;
     wait_for_answers(engine, generation);
-    if WANTED.failed.load(Ordering::Relaxed) != 0 {
-        engine.stop_program(StopReason::Credentials);
-    }
+    WANTED.failed.swap(0, Ordering::Relaxed) == 0
+}
+
+/// Does something while nothing is followed.
+pub(crate) fn alone<T>(what: impl FnOnce() -> T) -> T {
+    let _guard = FOLLOWING.lock();
+    what()
+}
+
+/// Has every engine thread install the filter of seccomp that was looked at last. Within [`alone`]. Whether all have it.
+pub(crate) fn install_in_all(engine: &Engine) -> bool {
+    // SAFETY: the lock is held, and no thread that was asked hasn't answered.
+    let before = unsafe { *WANTED.order.get() };
+    give(engine, Order { is_filter: true, ..before })
 }
 
 /// Asks every engine thread until all have answered or ended.
@@ -241,9 +265,16 @@ fn take(thread: &EngineThread) {
     }
     // SAFETY: written before the generation was raised, and not again before this thread answers.
     let (order, groups) = unsafe { (*WANTED.order.get(), &(*WANTED.groups.get())[0]) };
+    if order.is_filter {
+        return answer(thread, generation, filters::take());
+    }
     let is_there = order.places.join(order.process);
     let list = order.with_groups.then_some(&groups[..order.credentials.groups.min(GROUPS_MAX)]);
-    if !(is_there && order.credentials.take(list)) {
+    answer(thread, generation, is_there && order.credentials.take(list));
+}
+
+fn answer(thread: &EngineThread, generation: u32, is_done: bool) {
+    if !is_done {
         WANTED.failed.store(1, Ordering::Relaxed);
     }
     // Ordering: Release: who sees the answer sees the failure.
@@ -279,6 +310,7 @@ impl Watch {
         let mut first = || {
             let mut text = [0; STATUS_BYTES];
             let status = proc::status_of(engine.process, &mut text)?;
+            filters::look(engine, status);
             kernel::parse_status(status, &mut lists[1])
         };
         // Not a thread that has changed one thing of two, seen in between: what is the same twice was so.
@@ -286,7 +318,10 @@ impl Watch {
         let credentials = Credentials { securebits: known.securebits, ..found };
         if credentials != known {
             let process = engine.process;
-            order(engine, Order { process, credentials, with_groups: false, places: Places::NONE });
+            order(
+                engine,
+                Order { process, credentials, with_groups: false, places: Places::NONE, is_filter: false },
+            );
         }
         drop(guard);
     }

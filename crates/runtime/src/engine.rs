@@ -17,6 +17,7 @@ use crate::polling::Polling;
 use crate::pool_share::PoolShare;
 use crate::record::Membership;
 use crate::registrar::Registrar;
+use crate::retire::Retirement;
 use crate::session::{Notice, ProcessRecord, StopReason};
 use crate::share::Share;
 use crate::takes::Takes;
@@ -125,6 +126,8 @@ pub struct Engine {
     pub elder: AtomicPtr<Engine>,
     /// Mappings of our own tables and frames: first byte and bytes. A child gets them only to look pages up.
     pub tables: [(*mut u8, usize); 2],
+    /// Whether the program goes on without us, and from when.
+    pub retirement: Retirement,
 }
 
 // SAFETY: `pool_base` and `tables` are only addresses to compute from; everything else is Sync by itself.
@@ -248,7 +251,7 @@ impl Engine {
 
     /// Whether pages may be taken out now. Under the map lock.
     pub fn evictions_allowed(&self) -> bool {
-        self.all_locked.load(Ordering::Relaxed) == 0
+        self.all_locked.load(Ordering::Relaxed) == 0 && !self.keeps_all_in()
     }
 
     /// Asks the kernel how much memory there is. Returns it.
@@ -388,6 +391,9 @@ impl Engine {
     /// Registers every unregistered part of the mapping around `page`, if it is big enough, with `register`,
     /// which must take over one range. Under the exclusive map lock.
     pub fn take_over(&self, page: PageIndex, register: impl Fn(PageRange) -> Result<(), Errno>) {
+        if self.keeps_all_in() {
+            return;
+        }
         let stretch = self.pager.ranges.lock().stretch(page);
         let Some(stretch) = stretch.filter(|stretch| stretch.count() >= MANAGED_PAGES_MIN) else { return };
         let mut from = stretch.start;

@@ -14,6 +14,7 @@ use farpage_core::sync;
 use farpage_core::units::{PageIndex, PageRange};
 use farpage_os::futex;
 use farpage_os::sys::Errno;
+use farpage_os::thread;
 
 const IDLE: u32 = 0;
 const ASKED: u32 = 1;
@@ -67,6 +68,11 @@ impl Registrar {
         }
     }
 
+    /// Has the registrar look whether it is to end.
+    pub fn wake(&self) {
+        sync::wake_all(&self.state);
+    }
+
     /// Makes a call that may move the registered mapping `from`. Under the exclusive map lock.
     pub fn while_moving(&self, engine: &Engine, from: PageRange, call: impl FnOnce() -> isize) -> isize {
         let Some(uffd) = engine.uffd else { return call() };
@@ -83,9 +89,12 @@ impl Registrar {
         result
     }
 
-    /// Answers requests for ever.
+    /// Answers requests until the engine ends.
     pub fn serve(&self, engine: &Engine) -> ! {
         loop {
+            if engine.has_ended() {
+                thread::exit();
+            }
             // Ordering: Acquire pairs with the Release of whoever asks: the range, or the beginning of a move.
             let state = self.state.load(Ordering::Acquire);
             if let Some(uffd) = engine.uffd.filter(|_| state == MOVING || state == MOVED) {

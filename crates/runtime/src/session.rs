@@ -191,11 +191,14 @@ pub enum Notice {
     NotArmed = 11,
     /// The engine could not start in this program, which goes on without it. Value: a [`StartFailure`].
     Alone = 12,
+    /// The engine ended because of what the program asked for; all its memory is back, and it goes on without us. Value: see
+    /// [`Retired`].
+    Retired = 13,
 }
 
 impl Notice {
     /// Every notice, by bit number.
-    pub const ALL: [Notice; 13] = [
+    pub const ALL: [Notice; 14] = [
         Notice::AreaFull,
         Notice::PoolFull,
         Notice::WriteError,
@@ -209,6 +212,7 @@ impl Notice {
         Notice::Stopped,
         Notice::NotArmed,
         Notice::Alone,
+        Notice::Retired,
     ];
 }
 
@@ -245,6 +249,46 @@ pub enum StopReason {
     Arming = 4,
     /// An engine thread could not give up what the program has given up.
     Credentials = 5,
+}
+
+/// Why an engine ended before its program (value of [`Notice::Retired`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retired {
+    /// The program has entered seccomp's strict mode.
+    Strict,
+    /// A filter of its doesn't allow this system call in every case.
+    Denied(u32),
+    /// It has installed a filter by a call that we didn't see.
+    Unseen,
+    /// It wants one filter for all threads, and those of the engine have others.
+    AllThreads,
+    /// An engine thread couldn't take a filter on.
+    NotTaken,
+}
+
+impl Retired {
+    /// As a notice's value: the kind, and the number of a call above it.
+    pub const fn value(self) -> u64 {
+        match self {
+            Retired::Strict => 1,
+            Retired::Denied(call) => 2 | (call as u64) << 16,
+            Retired::Unseen => 3,
+            Retired::AllThreads => 4,
+            Retired::NotTaken => 5,
+        }
+    }
+
+    /// Undoes [`Retired::value`].
+    pub const fn of_value(value: u64) -> Option<Retired> {
+        Some(match value as u16 {
+            1 => Retired::Strict,
+            2 => Retired::Denied((value >> 16) as u32),
+            3 => Retired::Unseen,
+            4 => Retired::AllThreads,
+            5 => Retired::NotTaken,
+            _ => return None,
+        })
+    }
 }
 
 /// Packs area, errno and slot of a failed request: errno in bits 48.., area in 32..48, slot below.

@@ -20,6 +20,7 @@ use crate::polling::Polling;
 use crate::pool_share::PoolShare;
 use crate::record::Membership;
 use crate::registrar::Registrar;
+use crate::retire::{self, Retirement};
 use crate::session::{Notice, PATH_BYTES, Settings, StartFailure, StopReason, UffdSource};
 use crate::share::Share;
 use crate::takes::Takes;
@@ -234,6 +235,9 @@ fn keeper_main(argument: usize) -> ! {
 fn keep(engine: &'static Engine) -> ! {
     if !engine.is_active() {
         let nice = wait_for_budget(engine);
+        if engine.is_to_retire() {
+            retire::end(engine, None);
+        }
         activate(engine, nice);
     }
     let worker =
@@ -243,6 +247,9 @@ fn keep(engine: &'static Engine) -> ! {
     let mut rounds = Rounds::begin();
     loop {
         let seen = engine.budget.bell();
+        if engine.is_to_retire() {
+            retire::end(engine, Some(worker));
+        }
         rounds.make(engine);
         engine.take_share();
         match (engine.budget.shared() > 0, nice) {
@@ -329,7 +336,7 @@ fn wait_for_budget(engine: &'static Engine) -> i32 {
         // What it has of the budget also changes when others write what is shared: that isn't growth. When it does, it is.
         let anonymous = engine.pager.stats().gauge(Gauge::Anonymous) + engine.share.all_written();
         let growth_bytes_per_us = growth.bytes_per_us(anonymous, started_ns..now);
-        let is_wanted = engine.activation_wanted.load(Ordering::Relaxed) != 0;
+        let is_wanted = engine.activation_wanted.load(Ordering::Relaxed) != 0 || engine.is_to_retire();
         if is_wanted || engine.budget.must_activate(charged, growth_bytes_per_us) {
             thread::go_first();
             return nice;
@@ -349,8 +356,8 @@ fn wait_for_budget(engine: &'static Engine) -> i32 {
 /// The budget is reached: takes over every mapping that is big enough. Then this thread is as `nice` again as it was, and so are
 /// those that it makes.
 fn activate(engine: &'static Engine, nice: i32) {
-    if engine.handover.is_some() {
-        guard::arm::all(engine);
+    if engine.handover.is_some() && !guard::arm::all(engine) {
+        retire::end(engine, None);
     }
     let exclusive = engine.map.exclusive();
     if engine.protections.is_some() {
@@ -439,6 +446,9 @@ fn handler_main(argument: usize) -> ! {
             (None, Some(uffd)) => Faults::of(uffd).wait(&mut list, most_ns),
             (None, None) => engine.stop_program(StopReason::Tables),
         };
+        if engine.has_ended() {
+            thread::exit();
+        }
         if engine.uffd.is_some_and(|uffd| uffd.unseen_moves() > 0) {
             engine.stop_program(StopReason::UnseenMove);
         }
@@ -463,6 +473,9 @@ fn ahead_main(argument: usize) -> ! {
             is_idle = false;
         }
         worker.finish_writes(is_idle);
+        if engine.has_ended() {
+            thread::exit();
+        }
         engine.ahead.wait(seen, if worker.has_writes() { WRITES_NS } else { 1_000_000_000 });
     }
 }
@@ -605,6 +618,7 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
             elder.map_or(core::ptr::null_mut(), |elder| core::ptr::from_ref(elder).cast_mut()),
         ),
         tables: [tables, (frames, frames_bytes)],
+        retirement: Retirement::default(),
         membership: joined.take().ok_or(StartError::Alone)?,
     })
 }

@@ -10,6 +10,7 @@
 //! 1.7 times its budget before its first page goes out (`filled_by_many` in `tests/programs/threads.c`).
 // UNSAFETY: handlers and stacks are put in place; a thread's registers are changed so that a call is made again.
 
+use super::WAKES_ONLY;
 use super::handlers::{self, ENGINE, born};
 use super::rooms::{self, ARMED, FAILED, GIVEN, LATER, Room};
 use super::signals::{self, open};
@@ -17,7 +18,7 @@ use crate::credentials;
 use crate::engine::Engine;
 use crate::session::{Notice, StopReason};
 use crate::start::KEEPER;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use farpage_core::sync::Lock;
 use farpage_core::units::PageIndex;
 use farpage_os::clock::{now_ns, sleep_ns};
@@ -77,8 +78,11 @@ const TELL_AFTER_NS: u64 = 2_000_000_000;
 /// How often it is looked at for that.
 const LOOK_EVERY_NS: u64 = 20_000_000;
 
-/// Arms every thread of the program. In the keeper, with no lock held.
-pub fn all(engine: &'static Engine) {
+/// The engine has ended: nobody is armed any more.
+static IS_OVER: AtomicBool = AtomicBool::new(false);
+
+/// Arms every thread of the program. In the keeper, with no lock held. False if the engine is to end before all are.
+pub fn all(engine: &'static Engine) -> bool {
     if find_own_code().is_err() {
         engine.stop_program(StopReason::Arming);
     }
@@ -95,6 +99,9 @@ pub fn all(engine: &'static Engine) {
     // A thread that isn't armed may make one while we look; one that is armed makes armed ones.
     let mut quiet_turns = 0;
     while quiet_turns < 2 {
+        if engine.is_to_retire() {
+            return false;
+        }
         quiet_turns = if arm_those_there_are(engine) { quiet_turns + 1 } else { 0 };
     }
     // A thread may have set its own handlers before it was armed.
@@ -102,6 +109,60 @@ pub fn all(engine: &'static Engine) {
     // The handler of `install_arming` stays: a thread that was asked twice has the signal still waiting.
     signals::all_are_armed();
     sys::keep_open(open());
+    true
+}
+
+/// The engine ends: nobody's calls are stopped any more, and the program's dispositions are in place. Alternate stacks stay ours. In
+/// the keeper, when no page is missing any more.
+pub fn end(engine: &Engine) {
+    // Ordering: SeqCst: a thread that doesn't see it has begun to arm itself before it is waited for below.
+    IS_OVER.store(true, Ordering::SeqCst);
+    if handlers::engine().is_none() {
+        return;
+    }
+    SELECTOR.set(false);
+    if let_threads_pass().is_err() {
+        engine.stop_program(StopReason::Arming);
+    }
+    unforked(engine, || {
+        signals::give_back();
+        ENGINE.store(core::ptr::null_mut(), Ordering::Release);
+    });
+}
+
+/// Waits until no signal of ours is on its way to any thread: the kernel sends one to a thread that runs, and delivers it before
+/// that runs the program's code again. A thread that sleeps has none, and one that has run for long enough has it behind it.
+fn let_threads_pass() -> Result<(), Errno> {
+    /// The way from a fault to the end of its handler takes some microseconds.
+    const LONG_ENOUGH_NS: u64 = 1_000_000;
+    let until_ns = now_ns() + crate::retire::PATIENCE_NS;
+    let own = current_thread();
+    proc::for_each_thread(|thread| {
+        if thread == own
+            || thread::all().any(|ours| ours.number() == Some(thread))
+            || proc::runs_no_program(thread)
+        {
+            return;
+        }
+        let Some(before) = proc::waiting_thread(thread).filter(|before| !before.sleeps) else { return };
+        let has_passed = |now: WaitingThread| now.sleeps || now.ran_ns > before.ran_ns + LONG_ENOUGH_NS;
+        while now_ns() < until_ns && proc::waiting_thread(thread).is_some_and(|now| !has_passed(now)) {
+            sleep_ns(200_000);
+        }
+    })
+}
+
+/// The engine has ended: returns when no other thread is in a handler of ours any more, or at that time.
+pub fn let_others_leave(until_ns: u64) {
+    let own = rooms::of_caller();
+    let others = rooms::all().filter(|room| own.is_none_or(|own| !core::ptr::eq(*room, own)));
+    for room in others {
+        while room.at_work.is_at_work() && now_ns() < until_ns {
+            sleep_ns(100_000);
+        }
+    }
+    // Those that have just left go through the kernel once more. What can't be looked at isn't waited for.
+    let _ = let_threads_pass();
 }
 
 /// The mapping that this function is in: all of our code is in one library.
@@ -288,11 +349,14 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
     let began_ns = now_ns();
     let (mut later_ns, mut seen_in) = (LATER_NS.start, None);
     let mut blocking = Blocking::default();
-    loop {
+    while !engine.is_to_retire() {
         let since = now_ns();
         let (mut pause_ns, mut state) = (20_000, room.state.load(Ordering::Acquire));
         // Somebody else's by now: it was a room whose thread is gone.
         while state == GIVEN && room.thread.load(Ordering::Relaxed) == thread {
+            if engine.is_to_retire() {
+                return;
+            }
             sleep_ns(pause_ns);
             pause_ns = (pause_ns * 2).min(1_000_000);
             state = room.state.load(Ordering::Acquire);
@@ -411,6 +475,7 @@ pub fn without_stack<T>(in_use: Option<StackInUse>, work: impl FnOnce() -> T) ->
 /// In a child with a copy of its parent's memory: no other thread is in a hook.
 pub fn reset_in_child() {
     IN_HOOKS.store(0, Ordering::Relaxed);
+    IS_OVER.store(false, Ordering::Relaxed);
     LEAVING.forget_holder();
     *LEAVING.lock() = [0; LEAVING_MAX];
     if OTHERS.kept().is_of_ours() {
@@ -464,7 +529,12 @@ fn is_in_hook(context: &Context) -> bool {
 unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the kernel's own structures, for this call.
     let word = unsafe { (*info).word() };
-    if word.is_some_and(credentials::is_taken) || thread::current().is_some() {
+    let is_over = IS_OVER.load(Ordering::SeqCst);
+    if word.is_some_and(credentials::is_taken) || word == Some(WAKES_ONLY) {
+        return;
+    }
+    // Afterwards there is no engine thread, and the program may not be allowed to ask.
+    if !is_over && thread::current().is_some() {
         return;
     }
     let Some(room) = word.and_then(rooms::by_word) else {
@@ -475,7 +545,7 @@ unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context)
         }
         return;
     };
-    if room.state.load(Ordering::Acquire) != GIVEN {
+    if is_over || room.state.load(Ordering::Acquire) != GIVEN {
         return; // A second asking.
     }
     // SAFETY: as above.

@@ -75,6 +75,10 @@ impl Errand {
                 NOT_OURS => return false,
                 _ => futex::wait_for(&self.state, word, LOOK_NS),
             }
+            if engine.has_ended() {
+                // What it wants is there.
+                return true;
+            }
             if self.state.load(Ordering::Relaxed) == word && is_gone(engine.process) {
                 // With it all threads are gone that could do anything.
                 sys::exit_group(128 + 9);

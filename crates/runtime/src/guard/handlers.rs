@@ -18,6 +18,8 @@ use super::signals::{self, open};
 use crate::changes;
 use crate::credentials::{self, Whose};
 use crate::engine::Engine;
+use crate::filters;
+use crate::retire;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farpage_core::pager::Access;
 use farpage_core::table::entry::State;
@@ -265,6 +267,15 @@ impl Stopped<'_> {
             number::SIGALTSTACK => return Some(self.change_stack(&mut guarding)),
             number::RT_SIGRETURN => self.before_return(&mut guarding),
             number::EXIT => self.before_exit(),
+            call if filters::is_about(call, &self.call.arguments) => {
+                // Which reads what the call is given, and that is held.
+                if let Some(answer) = filters::install(engine, call, &self.call.arguments) {
+                    return Some(answer);
+                }
+                if engine.has_ended() {
+                    retire::let_others_leave(engine);
+                }
+            }
             call if credentials::is_about(call, &self.call.arguments) => {
                 return Some(self.change_credentials(engine));
             }

@@ -13,8 +13,10 @@ use farpage_os::signal::{SIGSETXID, bit};
 
 /// Signals that nothing of ours blocks as long as the program's threads aren't armed: what arms them.
 pub(crate) const UNTIL_ARMED: u64 = bit(SIGSETXID);
+/// What that signal carries if it is to do nothing but end what a thread waits for.
+pub(crate) const WAKES_ONLY: usize = 0;
 
-pub use arm::{StackInUse, end_hook, leave_by, stack_in_use, without_stack};
+pub use arm::{StackInUse, end_hook, is_caller_armed, leave_by, stack_in_use, without_stack};
 /// In a fork's child, before it has an engine: as if there had never been one.
 pub(crate) use handlers::leave_copy as leave_in_child;
 pub use sent::{HOOKS_MAX, during_hook, forget_in_hooks, hooks_run_on};

@@ -72,7 +72,7 @@ impl Engine {
     }
 
     /// Has one page brought in by `serve`, as often as it takes, and for so long at least.
-    pub(super) fn bring_page(
+    pub(crate) fn bring_page(
         &self,
         page: PageIndex,
         write: bool,

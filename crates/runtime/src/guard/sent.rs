@@ -113,6 +113,11 @@ impl AtWork {
         done
     }
 
+    /// Whether a handler is, as another thread sees it.
+    pub fn is_at_work(&self) -> bool {
+        self.outermost.load(Ordering::SeqCst) != 0
+    }
+
     /// Moves a signal's frame to the program's stack.
     pub fn entering<T>(&self, copy: impl FnOnce() -> T) -> T {
         AtWork::set(&self.is_entering, true);

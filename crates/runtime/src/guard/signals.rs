@@ -295,6 +295,18 @@ pub fn uninstall() {
     CHANGES.store(0, Ordering::SeqCst);
     HANDLED.store(0, Ordering::Relaxed);
     ALL_ARMED.store(false, Ordering::Relaxed);
+    put_back_all();
+}
+
+/// The engine has ended, and no signal is about us any more: everything as if we had never been there.
+pub fn give_back() {
+    alone(|| {
+        HANDLED.store(0, Ordering::Relaxed);
+        put_back_all();
+    });
+}
+
+fn put_back_all() {
     for signal in 1..=SIGNALS {
         let kept = disposition(signal);
         let own = if is_ours(signal) { Ok(kept) } else { action_of(signal) };

@@ -242,7 +242,8 @@ impl Worker {
     /// Returns what this thread should read ahead now that the page is served.
     fn serve_page(&mut self, fault: Fault) -> Option<Plan> {
         let started = now_ns();
-        if self.engine.is_over_limit() && self.engine.pager.takes_memory(fault.page, fault.access) {
+        let is_over = self.engine.is_over_limit() && !self.engine.keeps_all_in();
+        if is_over && self.engine.pager.takes_memory(fault.page, fault.access) {
             self.make_memory_direct();
         }
         loop {

@@ -1,0 +1,74 @@
+//! Programs that install filters of seccomp, in each mode: none of our threads is without the filter, or none is left
+//! (`tests/programs/filters.c`).
+
+#[expect(dead_code, reason = "each test file uses its own part of it")]
+mod farpage;
+
+use farpage::budgeted::{Job, MIB, Under, able, compiled};
+
+const RAM: u64 = 32 * MIB;
+
+/// What becomes of the engine.
+#[derive(Clone, Copy, PartialEq)]
+enum Engine {
+    Stays,
+    Ends,
+}
+
+fn check(faults: &str, case: &str, engine: Engine) {
+    if !able("cc") {
+        return;
+    }
+    let executable = compiled("filters");
+    let words = [executable.to_str().unwrap(), case];
+    let outcome = Job::new(&Under::budget(RAM, &["--faults", faults]), &words).within(120).run();
+    outcome.succeeded();
+    let has_left = outcome.stderr.contains("Farpage has left it");
+    assert_eq!(has_left, engine == Engine::Ends, "{}", outcome.stderr);
+    if !case.ends_with("_before") || engine == Engine::Stays {
+        assert!(outcome.counter("evict_taken") > 0, "nothing was evicted: {}", outcome.stderr);
+    }
+}
+
+macro_rules! cases {
+    ($($mode:ident)+: $cases:tt) => {
+        $(mod $mode {
+            cases!(@each $mode $cases);
+        })+
+    };
+    (@each $mode:ident { $($engine:ident: $($case:ident)+;)+ }) => {
+        $($(#[test] fn $case() {
+            crate::check(stringify!($mode), stringify!($case), crate::Engine::$engine);
+        })+)+
+    };
+}
+
+cases! {
+    thread signal segv: {
+        Stays: denies_what_nobody_needs denies_what_nobody_needs_before denies_in_all_threads another_thread_denies
+            child_lives_under_it only_asks;
+        Ends: denies_in_all_threads_after_one denies_by_own_code_before allows_little allows_little_before
+            allows_little_in_all_threads allows_little_among_threads answers_errors answers_by_signals
+            has_a_tracer_answer has_a_program_answer is_strict is_strict_before;
+    }
+}
+
+mod own_code {
+    /// Threads that are armed are seen.
+    mod armed {
+        #[test]
+        fn signal() {
+            crate::check("signal", "denies_by_own_code", crate::Engine::Stays);
+        }
+        #[test]
+        fn segv() {
+            crate::check("segv", "denies_by_own_code", crate::Engine::Stays);
+        }
+    }
+
+    /// Others are noticed.
+    #[test]
+    fn unarmed() {
+        crate::check("thread", "denies_by_own_code", crate::Engine::Ends);
+    }
+}

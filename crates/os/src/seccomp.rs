@@ -1,0 +1,193 @@
+//! Filters of seccomp: what a program asks for, and what a thread has.
+// UNSAFETY: a system call that takes a structure.
+
+use crate::sys::{self, Errno, number};
+use farpage_core::filter::Instruction;
+use linux_raw_sys::general as raw;
+use linux_raw_sys::prctl;
+
+/// Operations of seccomp(2), and their numbers for prctl(2).
+const SET_MODE_STRICT: usize = 0;
+const SET_MODE_FILTER: usize = 1;
+const MODE_STRICT: usize = 1;
+const MODE_FILTER: usize = 2;
+/// All threads of the process get the filter.
+const TSYNC: usize = 1;
+/// Flags that are known: TSYNC, LOG, SPEC_ALLOW, NEW_LISTENER, TSYNC_ESRCH, WAIT_KILLABLE_RECV.
+const FLAGS: usize = 0x3f;
+
+/// What a program asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// The calling thread may do no more than read, write and end.
+    Strict,
+    /// A filter more.
+    Filter {
+        /// Where its `struct sock_fprog` is.
+        program: usize,
+        /// Which of the call's arguments that is.
+        argument: usize,
+        /// Whether every thread of the process gets it.
+        for_all: bool,
+    },
+}
+
+/// What a call asks for; none if it is about something else, or the kernel refuses it whatever lies in memory.
+pub fn asked(call: usize, arguments: &[usize; 6]) -> Option<Asked> {
+    let [first, second, third, ..] = *arguments;
+    match call as u32 {
+        raw::__NR_prctl if first as u32 == prctl::PR_SET_SECCOMP => match second {
+            MODE_STRICT => Some(Asked::Strict),
+            MODE_FILTER => Some(Asked::Filter { program: third, argument: 2, for_all: false }),
+            _ => None,
+        },
+        raw::__NR_seccomp => match first as u32 as usize {
+            SET_MODE_STRICT => (second as u32 == 0 && third == 0).then_some(Asked::Strict),
+            SET_MODE_FILTER if second as u32 as usize & !FLAGS == 0 => {
+                Some(Asked::Filter { program: third, argument: 2, for_all: second & TSYNC != 0 })
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// A filter as the kernel is given it (`struct sock_fprog`).
+#[repr(C)]
+#[derive(Debug)]
+pub struct Program {
+    length: u16,
+    first: *const Instruction,
+}
+
+impl Program {
+    /// These instructions, at most 65,535.
+    pub const fn of(instructions: &[Instruction]) -> Program {
+        Program { length: instructions.len() as u16, first: instructions.as_ptr() }
+    }
+}
+
+/// The calling thread alone gets a filter more.
+pub fn install(instructions: &[Instruction]) -> Result<(), Errno> {
+    let program = Program::of(instructions);
+    let arguments = [SET_MODE_FILTER, 0, &raw const program as usize, 0, 0, 0];
+    // SAFETY: the kernel reads the structure, and as many instructions as it says.
+    sys::check(unsafe { sys::call(raw::__NR_seccomp as usize, arguments) }).map(|_| ())
+}
+
+/// Whether the calling thread may install filters at all.
+pub fn may_install() -> bool {
+    const CAP_SYS_ADMIN: u64 = 1 << 21;
+    let arguments = [prctl::PR_GET_NO_NEW_PRIVS as usize, 0, 0, 0, 0, 0];
+    // SAFETY: takes no pointer.
+    let has_no_new_privileges = unsafe { sys::call(number::PRCTL, arguments) } == 1;
+    has_no_new_privileges
+        || crate::credentials::Capabilities::of(0).is_ok_and(|own| own.effective & CAP_SYS_ADMIN != 0)
+}
+
+/// How many filters a thread has, by what its `status` says, and whether it is in strict mode; kernels before 5.9 say only whether it
+/// has any.
+pub fn filters_of(status: &[u8]) -> Option<u32> {
+    let field = |name: &[u8]| {
+        let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name))?;
+        core::str::from_utf8(line.trim_ascii()).ok()?.parse::<u32>().ok()
+    };
+    let mode = field(b"Seccomp:")?;
+    let count = field(b"Seccomp_filters:").unwrap_or(u32::from(mode == MODE_FILTER as u32));
+    Some(if mode == MODE_STRICT as u32 { u32::MAX } else { count })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpage_core::filter::is_valid;
+
+    const SECCOMP: usize = raw::__NR_seccomp as usize;
+    const PRCTL: usize = raw::__NR_prctl as usize;
+
+    #[test]
+    fn what_only_asks_about_filters_asks_for_none() {
+        let filter = |for_all| Some(Asked::Filter { program: 7, argument: 2, for_all });
+        assert_eq!(asked(SECCOMP, &[1, 0, 7, 0, 0, 0]), filter(false));
+        assert_eq!(asked(SECCOMP, &[1, 1 | 8, 7, 0, 0, 0]), filter(true));
+        assert_eq!(asked(PRCTL, &[22, 2, 7, 0, 0, 0]), filter(false));
+        assert_eq!(asked(PRCTL, &[22, 1, 7, 0, 0, 0]), Some(Asked::Strict));
+        assert_eq!(asked(SECCOMP, &[0, 0, 0, 0, 0, 0]), Some(Asked::Strict));
+        assert_eq!(
+            asked(SECCOMP, &[0, 1, 0, 0, 0, 0]),
+            None,
+            "how libseccomp asks whether there is the call"
+        );
+        assert_eq!(asked(SECCOMP, &[2, 0, 7, 0, 0, 0]), None, "which answers there are");
+        assert_eq!(asked(SECCOMP, &[1, 1 << 6, 7, 0, 0, 0]), None, "a flag of another kernel");
+        assert_eq!(asked(PRCTL, &[21, 0, 0, 0, 0, 0]), None, "whether there are any");
+    }
+
+    #[test]
+    fn status_says_how_many_filters_there_are() {
+        assert_eq!(filters_of(b"NoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0\n"), Some(0));
+        assert_eq!(filters_of(b"Seccomp:\t2\nSeccomp_filters:\t3\n"), Some(3));
+        assert_eq!(filters_of(b"Seccomp:\t2\n"), Some(1));
+        assert_eq!(filters_of(b"Seccomp:\t1\nSeccomp_filters:\t0\n"), Some(u32::MAX));
+        assert_eq!(filters_of(b"Name:\tx\n"), None);
+        assert!(filters_of(&std::fs::read("/proc/thread-self/status").unwrap()).is_some());
+    }
+
+    /// Whether the kernel takes a filter, asked by a child that ends with it.
+    fn does_kernel_take(program: &[Instruction]) -> bool {
+        // SAFETY: the child makes system calls only, and ends.
+        let child = unsafe { sys::call(number::FORK, [0; 6]) };
+        assert!(child >= 0, "no child");
+        if child == 0 {
+            const NO_NEW_PRIVS: usize = prctl::PR_SET_NO_NEW_PRIVS as usize;
+            // SAFETY: takes no pointer.
+            unsafe { sys::call(number::PRCTL, [NO_NEW_PRIVS, 1, 0, 0, 0, 0]) };
+            let is_refused = install(program).is_err();
+            // A filter that was taken may end it otherwise, or not let it end by this.
+            // SAFETY: takes no pointer; what isn't there is written to.
+            unsafe {
+                sys::call(number::EXIT_GROUP, [usize::from(is_refused), 0, 0, 0, 0, 0]);
+                core::ptr::null_mut::<u8>().write_volatile(0);
+            }
+        }
+        let mut status = 0_i32;
+        let wait = raw::__NR_wait4 as usize;
+        // SAFETY: the kernel writes a status.
+        unsafe { sys::call(wait, [child as usize, &raw mut status as usize, 0, 0, 0, 0]) };
+        status != 1 << 8
+    }
+
+    /// Programs at random, mostly of codes that filters may have: the kernel takes those that we take.
+    #[test]
+    fn programs_are_taken_that_linux_takes() {
+        const CODES: [u16; 24] = [
+            0x20, 0x80, 0x81, 0x00, 0x01, 0x60, 0x61, 0x02, 0x03, 0x07, 0x87, 0x84, 0x05, 0x15, 0x1d, 0x45,
+            0x04, 0x34, 0x3c, 0x64, 0x74, 0x94, 0x28, 0x16,
+        ];
+        let mut state = 7_u64;
+        let mut next = |below: u64| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            (state >> 33) % below
+        };
+        let mut taken = 0;
+        for turn in 0..400 {
+            let length = 1 + next(4) as usize;
+            let mut program: Vec<_> = (0..length)
+                .map(|_| Instruction {
+                    code: CODES[next(CODES.len() as u64) as usize],
+                    if_true: next(3) as u8,
+                    if_false: next(3) as u8,
+                    k: [0, 1, 4, 15, 16, 31, 32, 60, 64][next(9) as usize],
+                })
+                .collect();
+            program.push(Instruction {
+                code: if turn % 16 == 0 { 0x02 } else { 0x06 },
+                ..Instruction::default()
+            });
+            let is_taken = is_valid(&program, &mut vec![0; program.len()]);
+            assert_eq!(does_kernel_take(&program), is_taken, "{program:?}");
+            taken += usize::from(is_taken);
+        }
+        assert!(taken > 40 && taken < 360, "{taken}");
+    }
+}

@@ -1,0 +1,266 @@
+//! The engine ends while the program goes on: when the program asks for something that engine threads can't live under, as a
+//! filter of seccomp.
+//!
+//! The thread that asks waits. The keeper stops evictions, brings every page back into memory, gives the program its mappings
+//! and signals back, and has all engine threads end. From then on the program runs as if Farpage weren't there, but for libc's
+//! functions, which pass every call on. Nothing is told to the program; the user gets a notice.
+// UNSAFETY: mappings of the program's are given back.
+
+use crate::changes::EVERYTHING;
+use crate::engine::Engine;
+use crate::guard::{self, arm};
+use crate::map_lock::Exclusive;
+use crate::session::{Notice, Retired, StopReason};
+use crate::start::KEEPER;
+use crate::worker::Worker;
+use core::sync::atomic::{AtomicU32, Ordering};
+use farpage_core::sync;
+use farpage_core::table::Walk;
+use farpage_core::table::entry::State;
+use farpage_core::table::ranges::Flags;
+use farpage_core::units::{PageIndex, PageRange};
+use farpage_fault::Fault;
+use farpage_os::clock::{now_ns, sleep_ns};
+use farpage_os::signal::{SIGSETXID, send_to_thread};
+use farpage_os::{futex, memory, thread};
+
+/// The engine is at work.
+const RUNS: u32 = 0;
+/// The keeper is asked to end it.
+const WANTED: u32 = 1;
+/// Pages come back, and none goes out any more.
+const BRINGS: u32 = 2;
+/// Nothing is managed any more. Engine threads end as soon as they see it.
+const ENDED: u32 = 3;
+
+/// How long one wait for an engine thread takes at most, until the thread is woken once more.
+const WAKE_AGAIN_NS: u64 = 5_000_000;
+/// Looks at all pages after which those without a mapping are given up.
+const LOOKS_MAX: u32 = 3;
+
+/// Hooks that are under way, from before they look whether there is an engine until after their last system call.
+static HOOKS: AtomicU32 = AtomicU32::new(0);
+/// How long hooks and handlers of other threads are waited for at most: one may wait for the thread that waits here.
+pub(crate) const PATIENCE_NS: u64 = 2_000_000_000;
+
+/// A hook begins, which looks whether the engine has ended only now.
+pub fn hook_begins() {
+    // Ordering: SeqCst: whoever doesn't count this one has ended the engine before this looks.
+    HOOKS.fetch_add(1, Ordering::SeqCst);
+}
+
+/// And ends: it makes no system call any more.
+pub fn hook_ends() {
+    HOOKS.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// In a child with a copy of its parent's memory, in a hook: there is no other.
+pub fn only_this_hook() {
+    HOOKS.store(1, Ordering::Relaxed);
+}
+
+/// The engine has ended, and the calling thread, in no hook, is about to install a filter, perhaps for all threads. What others still
+/// do in hooks and handlers of ours may not be allowed by it, and is over when this returns.
+pub fn let_others_leave(engine: &Engine) {
+    let until_ns = now_ns() + PATIENCE_NS;
+    while HOOKS.load(Ordering::SeqCst) != 0 && now_ns() < until_ns {
+        sleep_ns(100_000);
+    }
+    if engine.handover.is_some() {
+        arm::let_others_leave(until_ns);
+    }
+}
+
+/// How far the end of the engine is.
+#[derive(Default)]
+pub struct Retirement {
+    state: AtomicU32,
+}
+
+impl Engine {
+    /// Ends the engine, and returns when no engine thread is left. In a thread of the program, with no lock held but that of who
+    /// follows credentials.
+    pub fn retire(&self, why: Retired) {
+        self.ask_to_retire(why);
+        while !self.has_ended() {
+            let seen = self.retirement.state.load(Ordering::Acquire);
+            if seen != ENDED {
+                futex::wait_for(&self.retirement.state, seen, 1_000_000_000);
+            }
+        }
+        wait_for_threads(self, 0);
+        self.direct.descriptors.still_there().for_each(|number| {
+            // SAFETY: ours, in the program's table; the handlers that used it find nothing to do any more.
+            unsafe { rustix::io::close(number) };
+        });
+    }
+
+    /// Has the keeper end the engine soon, and tells the user why.
+    pub fn ask_to_retire(&self, why: Retired) {
+        let state = &self.retirement.state;
+        if state.compare_exchange(RUNS, WANTED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            // First of all: should the pages not fit into memory, the user knows why they came back.
+            self.record.notice(Notice::Retired, why.value());
+        }
+        self.budget.ring();
+    }
+
+    /// Whether the keeper is to end the engine, as soon as it can.
+    pub fn is_to_retire(&self) -> bool {
+        self.retirement.state.load(Ordering::Acquire) != RUNS
+    }
+
+    /// Whether no page goes out any more for that reason.
+    pub fn keeps_all_in(&self) -> bool {
+        // Ordering: Relaxed: changed under the exclusive map lock.
+        self.retirement.state.load(Ordering::Relaxed) >= BRINGS
+    }
+
+    /// Whether nothing is managed any more.
+    pub fn has_ended(&self) -> bool {
+        // Ordering: Acquire pairs with the Release in `end`: who sees it finds every page in memory.
+        self.retirement.state.load(Ordering::Acquire) == ENDED
+    }
+
+    /// Whether a page isn't where the program can touch it, though its bytes are somewhere.
+    fn is_out(&self, page: PageIndex) -> bool {
+        !matches!(self.pager.state(page), State::Absent | State::Lost(_) | State::Resident { .. })
+    }
+}
+
+/// In the keeper, which never comes back. `worker` is its own, once it has one.
+pub fn end(engine: &'static Engine, worker: Option<&mut Worker>) -> ! {
+    let exclusive = match engine.is_active() {
+        true => {
+            let worker = worker.map_or_else(|| Worker::placed(engine, KEEPER, None), Ok);
+            bring_all(engine, worker.unwrap_or_else(|_| engine.stop_program(StopReason::Tables)))
+        }
+        false => engine.map.exclusive(),
+    };
+    let_go_of_all(engine);
+    // Hooks and handlers that are under way go on as if the budget had never been reached, and never would be.
+    engine.cant_be_armed.store(true, Ordering::Relaxed);
+    engine.active.store(0, Ordering::Release);
+    engine.handover.into_iter().for_each(farpage_fault::signal::Handover::close);
+    drop(exclusive);
+    arm::end(engine);
+    engine.publish_gauges();
+    // Ordering: Release publishes that all is done.
+    engine.retirement.state.store(ENDED, Ordering::Release);
+    futex::wake(&engine.retirement.state, u32::MAX >> 1);
+    wait_for_threads(engine, 1);
+    thread::exit()
+}
+
+/// Brings every page that is out into the program's memory. None is out under the lock that is returned.
+fn bring_all(engine: &'static Engine, worker: &mut Worker) -> Exclusive<'static> {
+    {
+        let _exclusive = engine.map.exclusive();
+        engine.retirement.state.store(BRINGS, Ordering::Relaxed);
+    }
+    for looks in 0_u32.. {
+        for_each_out(engine, |page| {
+            engine.bring_page(page, false, 0, |fault| serve(engine, worker, fault));
+            true
+        });
+        let exclusive = engine.settled([EVERYTHING]);
+        let is_gone = |page| memory::mapped_before_a_hole(PageRange::of(page, 1)).is_empty();
+        let are_all_there = for_each_out(engine, |page| looks >= LOOKS_MAX && is_gone(page));
+        if are_all_there {
+            return exclusive;
+        }
+    }
+    engine.stop_program(StopReason::Tables)
+}
+
+/// Serves a fault of nobody's. Somebody else may be moving the page: then that is waited for.
+fn serve(engine: &Engine, worker: &mut Worker, fault: Fault) {
+    worker.serve(fault);
+    while let Err(unsettled) = engine.pager.quiet(PageRange::of(fault.page, 1)) {
+        // What this thread has begun to write nobody else completes.
+        worker.finish_writes(true);
+        sync::wait(engine.pager.settled_word(), unsettled.seen);
+    }
+}
+
+/// Calls `visit` for each page that is out, until it answers false. Whether it never did.
+fn for_each_out(engine: &Engine, mut visit: impl FnMut(PageIndex) -> bool) -> bool {
+    let mut from = EVERYTHING.start;
+    while let Some(range) = engine.next_with(PageRange::new(from, EVERYTHING.end), Flags::REGISTERED) {
+        let mut rest = range;
+        while let Some((page, _)) = engine.pager.table().next(rest, Walk::Used) {
+            rest.start = PageIndex(page.0 + 1);
+            if engine.is_out(page) && !visit(page) {
+                return false;
+            }
+        }
+        from = range.end;
+    }
+    true
+}
+
+/// The program has its mappings for itself again. Under the exclusive map lock, with nothing out.
+fn let_go_of_all(engine: &Engine) {
+    let mut from = EVERYTHING.start;
+    while let Some(range) = engine.next_with(PageRange::new(from, EVERYTHING.end), Flags::REGISTERED) {
+        let_go_of(engine, range);
+        from = range.end;
+    }
+    if engine.show_to_children(true).is_err() {
+        engine.stop_program(StopReason::Tables);
+    }
+    let _ = engine.pager.ranges.lock().update(EVERYTHING, |flags| flags.without(Flags::REGISTERED));
+}
+
+/// The same for one range. What is lost stays out of reach: it would read as zeros.
+fn let_go_of(engine: &Engine, range: PageRange) {
+    let mut rest = range;
+    while !rest.is_empty() {
+        let lost = first_lost(engine, rest);
+        let part = PageRange::new(rest.start, lost.unwrap_or(rest.end));
+        rest.start = lost.map_or(rest.end, |page| PageIndex(page.0 + 1));
+        lost.into_iter().for_each(|page| {
+            // SAFETY: no byte is there.
+            let _ =
+                unsafe { memory::allow(PageRange::of(page, 1), linux_raw_sys::general::PROT_NONE as usize) };
+        });
+        if !part.is_empty() {
+            engine.protections.into_iter().for_each(|protections| protections.let_go(part));
+        }
+    }
+    if let Some(uffd) = engine.uffd {
+        // SAFETY: everything in it that isn't zeros or lost is in memory, and what is lost can't be touched. Where it fails there
+        // is no mapping any more, or part of one: what is left of that is free when the descriptor is closed.
+        let _ = unsafe { uffd.unregister(range) };
+    }
+}
+
+fn first_lost(engine: &Engine, range: PageRange) -> Option<PageIndex> {
+    let mut rest = range;
+    while let Some((page, _)) = engine.pager.table().next(rest, Walk::Used) {
+        if matches!(engine.pager.state(page), State::Lost(_)) {
+            return Some(page);
+        }
+        rest.start = PageIndex(page.0 + 1);
+    }
+    None
+}
+
+/// Waits until no more than `left` engine threads are there.
+fn wait_for_threads(engine: &Engine, left: usize) {
+    while thread::all().count() > left {
+        // The wait for messages ends with a signal, and all others when they are rung. Who has just begun to wait hears the next one.
+        engine.registrar.wake();
+        engine.handover.into_iter().for_each(farpage_fault::signal::Handover::ring_all);
+        engine.ahead.ring();
+        arm::let_threads_be_asked(engine);
+        let own = thread::current().and_then(thread::EngineThread::number);
+        for number in
+            thread::all().filter_map(thread::EngineThread::number).filter(|number| Some(*number) != own)
+        {
+            let _ = send_to_thread(engine.process, number, SIGSETXID, guard::WAKES_ONLY);
+        }
+        let next = thread::all().find(|thread| thread.number() != own);
+        next.into_iter().for_each(|thread| thread.wait_for_end(WAKE_AGAIN_NS));
+    }
+}

@@ -1,0 +1,476 @@
+/* Programs that install filters of seccomp: no thread of their process may be without, whoever made it, and no byte may change.
+ * Threads are looked at by a child that was made before, since the program may not be allowed to open a file any more. */
+#include "check.h"
+#include <dirent.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/time.h>
+
+enum { ALLOW = SECCOMP_RET_ALLOW, KILL = SECCOMP_RET_KILL_PROCESS, DENY = SECCOMP_RET_ERRNO | EPERM };
+
+static char *area;
+static int ask[2], answer[2];
+
+/* Whether a thread is the kernel's own, of an io_uring: it makes no system calls. */
+static int is_kernels(DIR *tasks, const char *thread)
+{
+    char path[64], text[512] = "";
+    unsigned flags = 0;
+    snprintf(path, sizeof path, "%.20s/stat", thread);
+    int fd = openat(dirfd(tasks), path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || read(fd, text, sizeof text - 1) <= 0)
+        text[0] = 0;
+    close(fd);
+    sscanf(text, "%*d (%*63[^)]) %*c %*d %*d %*d %*d %*d %u", &flags);
+    return (flags & 0x10) != 0;
+}
+
+static void filters_of(DIR *tasks, const char *thread, char *found, size_t bytes)
+{
+    char path[64], line[4096];
+    snprintf(path, sizeof path, "%.20s/status", thread);
+    int fd = openat(dirfd(tasks), path, O_RDONLY | O_CLOEXEC);
+    FILE *status = fd < 0 ? NULL : fdopen(fd, "r");
+    found[0] = 0;
+    while (status != NULL && fgets(line, sizeof line, status))
+        if (strncmp(line, "Seccomp", 7) == 0)
+            strncat(found, line, bytes - strlen(found) - 1);
+    if (status != NULL)
+        fclose(status);
+}
+
+/* How many threads of a process have other filters than its first. */
+static int different(pid_t process, int tell)
+{
+    char path[64], own[32], first[256], other[256];
+    snprintf(path, sizeof path, "/proc/%d/task", process);
+    snprintf(own, sizeof own, "%d", process);
+    DIR *tasks = opendir(path);
+    CHECK(tasks != NULL);
+    filters_of(tasks, own, first, sizeof first);
+    int count = 0;
+    for (struct dirent *entry; (entry = readdir(tasks)) != NULL;) {
+        if (entry->d_name[0] == '.' || is_kernels(tasks, entry->d_name))
+            continue;
+        filters_of(tasks, entry->d_name, other, sizeof other);
+        if (other[0] == 0 || strcmp(first, other) == 0)
+            continue;
+        count++;
+        if (tell)
+            fprintf(stderr, "thread %s has\n%sand the first thread\n%s", entry->d_name, other, first);
+    }
+    closedir(tasks);
+    return count;
+}
+
+/* Looks whenever it is asked, for a moment: a thread that has just ended is still there. */
+static void observe(pid_t process)
+{
+    for (char others; read(ask[0], &others, 1) == 1;) {
+        int count = 0;
+        for (int i = 0; i < 100 && (count = different(process, 0)) != others; i++)
+            usleep(2000);
+        if (count != others)
+            different(process, 1);
+        char same = count == others;
+        CHECK(write(answer[1], &same, 1) == 1);
+    }
+    _exit(0);
+}
+
+static void begin(void)
+{
+    CHECK(pipe(ask) == 0 && pipe(answer) == 0);
+    pid_t process = getpid(), child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        close(ask[1]);
+        observe(process);
+    }
+    close(ask[0]);
+}
+
+static void begin_out(void)
+{
+    begin();
+    area = filled(LARGE, 1);
+    REQUIRE_OUT(area, LARGE);
+}
+
+/* By a bare call: libc makes others, too. In strict mode a process can't end all of its threads. */
+static long end_call = SYS_exit_group;
+
+static void end(int status)
+{
+    call(end_call, status, 0, 0, 0, 0, 0);
+}
+
+static void but_for(char others)
+{
+    char same = 0;
+    if (write(ask[1], &others, 1) != 1 || read(answer[0], &same, 1) != 1 || !same)
+        end(3);
+}
+
+static void verify_bare(const char *memory, size_t bytes, uint64_t seed)
+{
+    for (size_t page = 0; page < bytes / PAGE; page++)
+        for (size_t word = 0; word < WORDS; word++)
+            if (((const volatile uint64_t *)memory)[page * WORDS + word] != word_of(seed, page, word))
+                end(4);
+}
+
+/* Memory is as it was, or comes to be out only now, where it may. */
+static void still_works(void)
+{
+    but_for(0);
+    if (area == NULL)
+        area = filled(LARGE, 1);
+    verify_bare(area, LARGE, 1);
+    fill(area, 8 * MIB, 2);
+    push_out();
+    verify_bare(area, 8 * MIB, 2);
+    fill(area, 8 * MIB, 1);
+    but_for(0);
+}
+
+static struct sock_filter program[512];
+static struct sock_fprog filter = { 0, program };
+
+static void add(unsigned short code, unsigned k, int if_true, int if_false)
+{
+    program[filter.len++] = (struct sock_filter){ code, (unsigned char)if_true, (unsigned char)if_false, k };
+}
+
+/* Those calls get one answer and all others another. */
+static void make(const int *calls, size_t count, unsigned listed, unsigned others)
+{
+    filter.len = 0;
+    add(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch), 0, 0);
+    add(BPF_JMP | BPF_JEQ | BPF_K, AUDIT_ARCH_X86_64, 1, 0);
+    add(BPF_RET | BPF_K, KILL, 0, 0);
+    add(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr), 0, 0);
+    for (size_t at = 0; at < count; at++) {
+        add(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)calls[at], 0, 1);
+        add(BPF_RET | BPF_K, listed, 0, 0);
+    }
+    add(BPF_RET | BPF_K, others, 0, 0);
+}
+
+#define MAKE(calls, listed, others) make(calls, sizeof calls / sizeof *calls, listed, others)
+
+static void no_new_privileges(void)
+{
+    CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+}
+
+static void by_prctl(void)
+{
+    no_new_privileges();
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0) == 0);
+}
+
+static void by_number(unsigned flags)
+{
+    no_new_privileges();
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &filter) == 0);
+}
+
+static long by_own_code(unsigned flags)
+{
+    no_new_privileges();
+    return call(SYS_seccomp, SECCOMP_SET_MODE_FILTER, (long)flags, (long)&filter, 0, 0, 0);
+}
+
+/* Nobody needs these. */
+static const int dangerous[] = { SYS_ptrace, SYS_mount, SYS_kexec_load, SYS_bpf, SYS_keyctl, SYS_reboot };
+/* What is left of the test afterwards. */
+static const int needed[] = { SYS_read, SYS_write, SYS_exit, SYS_exit_group, SYS_mmap, SYS_munmap };
+
+static void check_denied(void)
+{
+    if (call(SYS_keyctl, 0, 0, 0, 0, 0, 0) != -EPERM)
+        end(5);
+}
+
+/* The engine can live under it. */
+static void denies_what_nobody_needs(void)
+{
+    begin_out();
+    MAKE(dangerous, DENY, ALLOW);
+    by_prctl();
+    check_denied();
+    still_works();
+    by_number(0);
+    still_works();
+}
+
+static void denies_what_nobody_needs_before(void)
+{
+    begin();
+    MAKE(dangerous, DENY, ALLOW);
+    by_number(0);
+    check_denied();
+    still_works();
+}
+
+static void denies_by_own_code(void)
+{
+    begin_out();
+    MAKE(dangerous, DENY, ALLOW);
+    CHECK(by_own_code(0) == 0);
+    check_denied();
+    for (int i = 0; i < 400 && different(getpid(), 0) != 0; i++)
+        usleep(5000);
+    still_works();
+}
+
+static void denies_by_own_code_before(void)
+{
+    begin();
+    MAKE(dangerous, DENY, ALLOW);
+    CHECK(by_own_code(0) == 0);
+    for (int i = 0; i < 400 && different(getpid(), 0) != 0; i++)
+        usleep(5000);
+    still_works();
+}
+
+/* For all threads at once; and a second one, which has the first below it. */
+static void denies_in_all_threads(void)
+{
+    begin_out();
+    MAKE(dangerous, DENY, ALLOW);
+    by_number(SECCOMP_FILTER_FLAG_TSYNC);
+    still_works();
+    by_number(SECCOMP_FILTER_FLAG_TSYNC);
+    still_works();
+}
+
+/* One for its own, and then one for all: engine threads would be in the way. */
+static void denies_in_all_threads_after_one(void)
+{
+    begin_out();
+    MAKE(dangerous, DENY, ALLOW);
+    by_number(0);
+    still_works();
+    by_number(SECCOMP_FILTER_FLAG_TSYNC);
+    still_works();
+}
+
+static void *install_and_wait(void *nothing)
+{
+    by_number(0);
+    char byte = 0;
+    CHECK(write(*(int *)nothing, &byte, 1) == 1);
+    pause();
+    return NULL;
+}
+
+/* Another thread binds itself alone. The engine's are bound, too; the first one isn't. */
+static void another_thread_denies(void)
+{
+    begin_out();
+    MAKE(dangerous, DENY, ALLOW);
+    int stage[2];
+    pthread_t thread;
+    char byte;
+    CHECK(pipe(stage) == 0 && pthread_create(&thread, NULL, install_and_wait, &stage[1]) == 0);
+    CHECK(read(stage[0], &byte, 1) == 1);
+    DIR *tasks = opendir("/proc/self/task");
+    char own[32], found[256];
+    snprintf(own, sizeof own, "%d", getpid());
+    int without = 0;
+    for (struct dirent *entry; (entry = readdir(tasks)) != NULL;) {
+        if (entry->d_name[0] == '.' || is_kernels(tasks, entry->d_name))
+            continue;
+        filters_of(tasks, entry->d_name, found, sizeof found);
+        without += strstr(found, "Seccomp:\t0") != NULL;
+    }
+    if (without != 1)
+        FAIL("%d threads have no filter, and not the first one alone", without);
+    VERIFY(area, LARGE, 1);
+}
+
+/* Children are under it, and have engines that must live under it. */
+static void child_lives_under_it(void)
+{
+    begin_out();
+    MAKE(dangerous, DENY, ALLOW);
+    by_prctl();
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        begin();
+        check_denied();
+        still_works();
+        by_prctl();
+        still_works();
+        close(ask[1]);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    still_works();
+}
+
+/* The engine can't live under any of these. */
+static void allows_little(void)
+{
+    begin_out();
+    MAKE(needed, ALLOW, KILL);
+    by_prctl();
+    still_works();
+}
+
+static void allows_little_before(void)
+{
+    begin();
+    MAKE(needed, ALLOW, KILL);
+    by_number(0);
+    still_works();
+}
+
+static void allows_little_in_all_threads(void)
+{
+    begin_out();
+    MAKE(needed, ALLOW, KILL);
+    by_number(SECCOMP_FILTER_FLAG_TSYNC);
+    still_works();
+}
+
+static void answers(unsigned others)
+{
+    begin_out();
+    static const int calls[] = { SYS_ioctl, SYS_pread64, SYS_io_uring_enter, SYS_process_vm_readv, SYS_userfaultfd };
+    MAKE(calls, others, ALLOW);
+    by_prctl();
+    still_works();
+}
+
+static void answers_errors(void)
+{
+    answers(DENY);
+}
+
+static void answers_by_signals(void)
+{
+    answers(SECCOMP_RET_TRAP);
+}
+
+static void has_a_tracer_answer(void)
+{
+    answers(SECCOMP_RET_TRACE);
+}
+
+static void has_a_program_answer(void)
+{
+    begin_out();
+    static const int calls[] = { SYS_ioctl, SYS_futex };
+    MAKE(calls, SECCOMP_RET_USER_NOTIF, ALLOW);
+    no_new_privileges();
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &filter) >= 0);
+    still_works();
+}
+
+/* Strict mode: read, write, exit. */
+static void is_strict(void)
+{
+    begin_out();
+    end_call = SYS_exit;
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0) == 0);
+    but_for(0);
+    verify_bare(area, LARGE, 1);
+    end(0);
+}
+
+static void is_strict_before(void)
+{
+    begin();
+    area = filled(8 * MIB, 1);
+    end_call = SYS_exit;
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_STRICT, 0, NULL) == 0);
+    but_for(0);
+    verify_bare(area, 8 * MIB, 1);
+    end(0);
+}
+
+static volatile sig_atomic_t ticks;
+
+static void on_tick(int signal)
+{
+    (void)signal;
+    ticks++;
+}
+
+static int started;
+
+static void *touch_forever(void *nothing)
+{
+    (void)nothing;
+    for (;; __atomic_add_fetch(&started, 1, __ATOMIC_RELAXED)) {
+        char *memory = mmap(NULL, 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        for (size_t at = 0; at < 2 * MIB; at += PAGE) {
+            if (memory[at] != 0)
+                abort();
+            memory[at] = 1;
+        }
+        munmap(memory, 2 * MIB);
+    }
+}
+
+/* Other threads go on meanwhile, which fault and are in calls; and a handler of the program's runs before and after. */
+static void allows_little_among_threads(void)
+{
+    begin_out();
+    pthread_t threads[4];
+    for (int at = 0; at < 4; at++)
+        CHECK(pthread_create(&threads[at], NULL, touch_forever, NULL) == 0);
+    struct sigaction action = { .sa_handler = on_tick, .sa_flags = SA_RESTART };
+    struct itimerval timer = { { 0, 3000 }, { 0, 3000 } };
+    CHECK(sigaction(SIGALRM, &action, NULL) == 0 && setitimer(ITIMER_REAL, &timer, NULL) == 0);
+    while (__atomic_load_n(&started, __ATOMIC_RELAXED) < 100)
+        usleep(1000);
+    static const int calls[] = { SYS_read, SYS_write, SYS_exit, SYS_exit_group, SYS_mmap, SYS_munmap, SYS_rt_sigreturn,
+                                 SYS_restart_syscall };
+    MAKE(calls, ALLOW, KILL);
+    by_number(SECCOMP_FILTER_FLAG_TSYNC);
+    int before = ticks;
+    while (ticks < before + 20)
+        ;
+    verify_bare(area, LARGE, 1);
+    but_for(0);
+    end(0);
+}
+
+/* Libraries ask what there is without wanting it, and some do so in vain. */
+static void only_asks(void)
+{
+    begin_out();
+    CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, NULL, 0, 0) == -1 && (errno == EFAULT || errno == EACCES));
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_STRICT, 1, NULL) == -1 && errno == EINVAL);
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, NULL) == -1);
+    unsigned action = KILL;
+    CHECK(syscall(SYS_seccomp, SECCOMP_GET_ACTION_AVAIL, 0, &action) == 0);
+    MAKE(needed, ALLOW, KILL);
+    program[filter.len - 1].code = 0x99;
+    no_new_privileges();
+    CHECK(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) == -1 && errno == EINVAL);
+    still_works();
+    REQUIRE_OUT(area, LARGE);
+}
+
+MAIN({ "denies_what_nobody_needs", denies_what_nobody_needs },
+     { "denies_what_nobody_needs_before", denies_what_nobody_needs_before },
+     { "denies_by_own_code", denies_by_own_code }, { "denies_by_own_code_before", denies_by_own_code_before },
+     { "denies_in_all_threads", denies_in_all_threads },
+     { "denies_in_all_threads_after_one", denies_in_all_threads_after_one },
+     { "another_thread_denies", another_thread_denies }, { "child_lives_under_it", child_lives_under_it },
+     { "allows_little", allows_little }, { "allows_little_before", allows_little_before },
+     { "allows_little_in_all_threads", allows_little_in_all_threads },
+     { "allows_little_among_threads", allows_little_among_threads }, { "answers_errors", answers_errors },
+     { "answers_by_signals", answers_by_signals }, { "has_a_tracer_answer", has_a_tracer_answer },
+     { "has_a_program_answer", has_a_program_answer }, { "is_strict", is_strict },
+     { "is_strict_before", is_strict_before }, { "only_asks", only_asks })
