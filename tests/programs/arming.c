@@ -239,8 +239,22 @@ static void *fills(void *argument)
     return argument;
 }
 
+static void by_path(void)
+{
+    execlp("true", "true", NULL);
+}
+
+/* Each of libc's functions makes its own call. */
+static void by_descriptor(void)
+{
+    extern char **environ;
+    char *words[] = { "true", NULL };
+    int file = open("/bin/true", O_RDONLY | O_CLOEXEC);
+    fexecve(file, words, environ);
+}
+
 /* A child whose memory passes the budget while it runs another program. What was to arm it must not end that. */
-static void programs_run_meanwhile(void)
+static void run_meanwhile(void (*run)(void))
 {
     for (uint64_t turn = 0; turn < 200; turn++) {
         pid_t child = fork();
@@ -249,7 +263,7 @@ static void programs_run_meanwhile(void)
             pthread_t thread;
             CHECK(pthread_create(&thread, NULL, fills, NULL) == 0);
             usleep(mix(turn) % 30000);
-            execlp("true", "true", NULL);
+            run();
             _exit(1);
         }
         int status;
@@ -260,7 +274,18 @@ static void programs_run_meanwhile(void)
     push_out();
 }
 
+static void programs_run_meanwhile(void)
+{
+    run_meanwhile(by_path);
+}
+
+static void files_run_meanwhile(void)
+{
+    run_meanwhile(by_descriptor);
+}
+
 MAIN({ "handlers_that_were_there", handlers_that_were_there }, { "handlers_on_their_stack", handlers_on_their_stack },
      { "handlers_set_meanwhile", handlers_set_meanwhile }, { "all_reset_meanwhile", all_reset_meanwhile },
      { "threads_on_little_stacks", threads_on_little_stacks }, { "handlers_that_map", handlers_that_map },
-     { "programs_run_meanwhile", programs_run_meanwhile })
+     { "programs_run_meanwhile", programs_run_meanwhile },
+     { "files_run_meanwhile", files_run_meanwhile })

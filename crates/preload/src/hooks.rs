@@ -11,7 +11,7 @@ use farpage::changes::Arguments;
 use farpage::credentials::Whose;
 use farpage::guard;
 use farpage_os::sys::{self, Errno, number};
-use linux_raw_sys::errno::ENOMEM;
+use linux_raw_sys::errno::{EINVAL, ENOMEM};
 
 /// Of clone(2)'s flags: the signal at the child's end.
 const SIGNAL: usize = 0xff;
@@ -213,6 +213,16 @@ pub extern "C" fn execveat(
 ) -> c_int {
     let arguments = [directory as isize as usize, path, words, environment, flags as usize, 0];
     leave(number::EXECVEAT, arguments) as c_int
+}
+
+/// fexecve(3), which makes the call itself.
+pub extern "C" fn fexecve(file: c_int, words: usize, environment: usize) -> c_int {
+    const AT_EMPTY_PATH: usize = 0x1000;
+    if file < 0 || words == 0 || environment == 0 {
+        return result(-(EINVAL as isize)) as c_int;
+    }
+    let path = c"".as_ptr() as usize;
+    leave(number::EXECVEAT, [file as usize, path, words, environment, AT_EMPTY_PATH, 0]) as c_int
 }
 
 /// syscall(2): the same calls by number.

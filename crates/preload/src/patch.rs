@@ -16,7 +16,7 @@ use farpage_os::sys::{self, number};
 pub const JUMP_BYTES: usize = 13;
 
 /// libc's functions, and what they become.
-fn table() -> [(&'static CStr, *const c_void); 18] {
+fn table() -> [(&'static CStr, *const c_void); 19] {
     [
         (c"mmap", hooks::mmap as *const c_void),
         (c"mmap64", hooks::mmap as *const c_void),
@@ -35,6 +35,7 @@ fn table() -> [(&'static CStr, *const c_void); 18] {
         (c"process_madvise", hooks::process_madvise as *const c_void),
         (c"execve", hooks::execve as *const c_void),
         (c"execveat", hooks::execveat as *const c_void),
+        (c"fexecve", hooks::fexecve as *const c_void),
         (c"syscall", hooks::syscall as *const c_void),
     ]
 }
