@@ -16,6 +16,7 @@ use crate::swap_argument::SwapArgument;
 use crate::sys::{self, Faults, Resource};
 use farpage::session::UffdSource;
 use farpage_core::config::{Install, IoEngine};
+use farpage_os::sys::Errno;
 use serde::Serialize;
 use serde_json::json;
 use std::fs::{self, File};
@@ -79,6 +80,7 @@ pub fn doctor(options: &DoctorOptions) -> ExitCode {
     checks.push(signal_check("faults by signal", &signals));
     checks.push(signal_check("faults by segv", &without));
     checks.extend(userfaultfd_checks(&privileged, signals.is_ok() || without.is_ok()));
+    checks.push(pins_check(farpage::keeps_pinned_pages()));
     checks.push(io_check());
     checks.push(aio_check());
     checks.extend(swap_checks());
@@ -236,6 +238,25 @@ fn seccomp_check() -> Check {
         ),
         Some("1") => Check::new("seccomp", Verdict::No, "strict mode").fix("run without strict seccomp"),
         _ => Check::new("seccomp", Verdict::Note, "unknown"),
+    }
+}
+
+/// What a device or another process writes to a page while that is copied out.
+fn pins_check(keeps_them: Result<bool, Errno>) -> Check {
+    const NAME: &str = "pinned pages";
+    match keeps_them {
+        Ok(true) => Check::new(NAME, Verdict::Ok, "stay in memory while something refers to them"),
+        Ok(false) => Check::new(
+            NAME,
+            Verdict::Note,
+            "this kernel drops them while something refers to them; where pages are copied (install copy), a write of a device or of another process can be lost meanwhile",
+        )
+        .fix("use a kernel of 5.18 or later; from 6.8 on pages are moved instead (faults by thread or signal)"),
+        Err(Errno(errno)) => Check::new(
+            NAME,
+            Verdict::Note,
+            format!("unknown: {}", std::io::Error::from_raw_os_error(errno)),
+        ),
     }
 }
 
@@ -493,6 +514,17 @@ mod tests {
             kernel_check(&Release::of("5.8")).fixes,
             ["use a kernel of 5.9 or later, best 6.8 or later"]
         );
+    }
+
+    /// Kernels before 5.18 passed for as good as any other.
+    #[test]
+    fn kernel_that_drops_pinned_pages_is_told_of_with_what_it_means_and_the_fix() {
+        let drops = table(&[pins_check(Ok(false))], &choose(&kernel::without()), true);
+        for words in ["pinned pages  -", "can be lost", "fix: use a kernel of 5.18 or later"] {
+            assert!(drops.contains(words), "{words}: {drops}");
+        }
+        assert_eq!(pins_check(Ok(true)).verdict, Verdict::Ok);
+        assert!(pins_check(Err(Errno(libc::EACCES))).value.contains("Permission denied"));
     }
 
     #[test]

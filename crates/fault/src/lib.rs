@@ -23,6 +23,12 @@ use farpage_core::units::{PageBytes, PageIndex, PageRange};
 use farpage_os::memory::Stretch;
 use farpage_os::sys::Errno;
 
+/// Whether this kernel keeps pages that somebody has pinned while they are copied out: see `lazy.rs`.
+pub fn keeps_pinned_pages() -> Result<bool, Errno> {
+    let pagemap = farpage_os::proc::Pagemap::open()?;
+    Ok(lazy::Lazy::new(&pagemap)?.is_some())
+}
+
 /// A thread of the program touched a page and waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {

@@ -10,6 +10,9 @@
 //! [`pool_share`] and how much of that the pool's · [`polling`] who doesn't sleep until a page is read
 #![cfg_attr(not(test), no_std)]
 
+/// What `farpage doctor` asks about this kernel.
+pub use farpage_fault::keeps_pinned_pages;
+
 pub mod ahead;
 pub mod budget;
 pub mod changes;
