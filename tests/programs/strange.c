@@ -179,6 +179,14 @@ static void limits_of_everything(void)
     VERIFY(area, LARGE, 10);
 }
 
+/* Files, which may not grow any more: the swap file is one. */
+static void limits_its_files(void)
+{
+    grow();
+    limit(RLIMIT_FSIZE, 0);
+    still_works(9);
+}
+
 static void another_user(void)
 {
     grow();
@@ -236,5 +244,6 @@ static void clones_of_nothing(void)
 MAIN({ "closes_all_descriptors", closes_all_descriptors }, { "takes_our_numbers", takes_our_numbers },
      { "takes_our_numbers_while_out", takes_our_numbers_while_out }, { "many_regions", many_regions },
      { "exhausts_its_stack", exhausts_its_stack }, { "limits_of_everything", limits_of_everything },
+     { "limits_its_files", limits_its_files },
      { "another_user", another_user }, { "another_root", another_root },
      { "cleared_environment", cleared_environment }, { "clones_of_nothing", clones_of_nothing })

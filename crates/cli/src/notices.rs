@@ -101,6 +101,7 @@ const fn weight(notice: Notice) -> Weight {
         | Notice::NotArmed
         | Notice::Alone
         | Notice::Retired
+        | Notice::FileLimit
         | Notice::ForkRefused => Weight::Information,
     }
 }
@@ -122,6 +123,11 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
         Notice::AreaFull => format!(
             "swap area {} is full ({} in use): nothing more is evicted, and memory goes over the budget of {}; free room on the disk or add an area with --swap",
             about.areas.join(", "),
+            iec(value),
+            iec(budget.ram_bytes)
+        ),
+        Notice::FileLimit => format!(
+            "it limits its files to {} (RLIMIT_FSIZE), and Farpage writes its swap file as the program: pages that need the file stay in memory, and it goes over the budget of {}; leave that limit alone in the program, give a device with --swap, or use --no-disk with more --ram",
             iec(value),
             iec(budget.ram_bytes)
         ),

@@ -434,6 +434,19 @@ fn fork_after_a_change_of_user_is_refused_and_told() {
     assert!(outcome.stderr.contains("a fork was refused"), "{}", outcome.stderr);
 }
 
+/// The swap file was called full, and room on the disk the remedy.
+#[test]
+fn program_that_limits_its_files_is_told_of_with_the_cause() {
+    let Some(_alone) = alone_with("cc") else { return };
+    let program = compiled("strange");
+    for faults in ["thread", "signal", "segv"] {
+        let under = Under::budget(RAM, &["--faults", faults, "--pool", "1M"]);
+        let outcome = Job::new(&under, &[program.to_str().unwrap(), "limits_its_files"]).within(120).run();
+        let told = &outcome.succeeded().stderr;
+        assert!(told.contains("RLIMIT_FSIZE") && !told.contains("is full"), "{told}");
+    }
+}
+
 // ---- nothing is left -----------------------------------------------------------------------------------
 
 fn shared_memory() -> Vec<std::ffi::OsString> {

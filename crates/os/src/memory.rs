@@ -238,6 +238,11 @@ pub unsafe fn allow(pages: PageRange, protection: usize) -> Result<(), Errno> {
     crate::sys::check(unsafe { crate::sys::call(crate::sys::number::MPROTECT, arguments) }).map(|_| ())
 }
 
+/// How large this process may make files, and up to where it may write them (RLIMIT_FSIZE).
+pub fn file_bytes_max() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
+}
+
 /// Advice on the program's memory, by number: advice whose effect the program can't see, except
 /// `MADV_DONTNEED`, for which see Safety.
 ///

@@ -323,6 +323,13 @@ impl Engine {
 
     /// Neither the pool nor an area takes another page. If the pool may soon, there is nothing to explain.
     pub fn explain_full(&self) {
+        let areas = self.pager.areas();
+        let file_bytes = farpage_os::memory::file_bytes_max();
+        let is_beyond = |at| u64::from(areas.slots(AreaId(at as u8))) * PAGE_BYTES as u64 > file_bytes;
+        if (0..areas.count()).any(is_beyond) {
+            // No area is larger than the limit that the run began with.
+            return self.record.notice(Notice::FileLimit, file_bytes);
+        }
         if self.may_densify() || self.pager.pool().accepts() {
             return;
         }

@@ -194,11 +194,13 @@ pub enum Notice {
     /// The engine ended because of what the program asked for; all its memory is back, and it goes on without us. Value: see
     /// [`Retired`].
     Retired = 13,
+    /// The program has limited the size of the files that it writes, and areas are written in its name. Value: the limit in bytes.
+    FileLimit = 14,
 }
 
 impl Notice {
     /// Every notice, by bit number.
-    pub const ALL: [Notice; 14] = [
+    pub const ALL: [Notice; 15] = [
         Notice::AreaFull,
         Notice::PoolFull,
         Notice::WriteError,
@@ -213,6 +215,7 @@ impl Notice {
         Notice::NotArmed,
         Notice::Alone,
         Notice::Retired,
+        Notice::FileLimit,
     ];
 }
 
