@@ -462,6 +462,51 @@ static void only_asks(void)
     REQUIRE_OUT(area, LARGE);
 }
 
+static volatile int has_gone_on;
+
+static void goes_on(int signal)
+{
+    has_gone_on = signal;
+}
+
+/* The first filter ends whoever makes seccomp(2), as engine threads did to take the second one. */
+static void second_after_seccomp_is_denied(void)
+{
+    static const int denied[] = { SYS_seccomp };
+    begin_out();
+    MAKE(denied, KILL, ALLOW);
+    by_prctl();
+    but_for(0);
+    MAKE(dangerous, DENY, ALLOW);
+    by_prctl();
+    check_denied();
+    still_works();
+}
+
+/* Only engine threads make these, each in one way of serving faults. */
+static void ends_who_makes_calls_of_the_engine(void)
+{
+    static const int denied[] = { SYS_process_madvise, SYS_vmsplice };
+    begin_out();
+    MAKE(denied, KILL, ALLOW);
+    by_prctl();
+    still_works();
+}
+
+/* A hook makes the call in the program's place, with signals blocked: SIGSYS would end the process. */
+static void locking_is_answered_by_signals(void)
+{
+    static const int denied[] = { SYS_mlockall };
+    signal(SIGSYS, goes_on);
+    begin_out();
+    MAKE(denied, SECCOMP_RET_TRAP, ALLOW);
+    by_prctl();
+    mlockall(MCL_CURRENT);
+    if (!has_gone_on)
+        end(6);
+    still_works();
+}
+
 MAIN({ "denies_what_nobody_needs", denies_what_nobody_needs },
      { "denies_what_nobody_needs_before", denies_what_nobody_needs_before },
      { "denies_by_own_code", denies_by_own_code }, { "denies_by_own_code_before", denies_by_own_code_before },
@@ -473,4 +518,7 @@ MAIN({ "denies_what_nobody_needs", denies_what_nobody_needs },
      { "allows_little_among_threads", allows_little_among_threads }, { "answers_errors", answers_errors },
      { "answers_by_signals", answers_by_signals }, { "has_a_tracer_answer", has_a_tracer_answer },
      { "has_a_program_answer", has_a_program_answer }, { "is_strict", is_strict },
-     { "is_strict_before", is_strict_before }, { "only_asks", only_asks })
+     { "is_strict_before", is_strict_before }, { "only_asks", only_asks },
+     { "second_after_seccomp_is_denied", second_after_seccomp_is_denied },
+     { "ends_who_makes_calls_of_the_engine", ends_who_makes_calls_of_the_engine },
+     { "locking_is_answered_by_signals", locking_is_answered_by_signals })

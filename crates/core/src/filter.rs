@@ -31,6 +31,13 @@ const X86_64: u32 = 0xc000_003e;
 /// Answers of a filter that let a call be made (`SECCOMP_RET_*`), without their lower half.
 const ALLOW: u32 = 0x7fff_0000;
 const LOG: u32 = 0x7ffc_0000;
+/// Answers that keep a call from being made, or leave that to a tracer: the thread goes on.
+const ERRNO: u32 = 0x0005_0000;
+const TRACE: u32 = 0x7ff0_0000;
+/// The answer by which another program decides.
+const USER_NOTIF: u32 = 0x7fc0_0000;
+/// The answer that ends the whole process.
+const KILL_PROCESS: u32 = 0x8000_0000;
 const ACTION: u32 = 0xffff_0000;
 
 /// Codes, in the kernel's words: class, size and mode, or operation and source.
@@ -239,9 +246,17 @@ impl Evaluator {
         self.for_each_end(program, call, |answer| answer.is_some_and(lets_pass))
     }
 
-    /// Whether it may let this call be made, if what isn't known of it is right for that.
+    /// Whether it may let this call be made, if what isn't known of it is right for that. A tracer or another program may.
     pub fn may_allow(&mut self, program: &[Instruction], call: &Call) -> bool {
-        !self.for_each_end(program, call, |answer| answer.is_some_and(|answer| !lets_pass(answer)))
+        let may_pass = |answer| lets_pass(answer) || matches!(answer & ACTION, TRACE | USER_NOTIF);
+        !self.for_each_end(program, call, |answer| answer.is_some_and(|answer| !may_pass(answer)))
+    }
+
+    /// Whether a thread may make this call with a lock held and signals blocked: it goes on, or the whole process ends.
+    pub fn is_bearable(&mut self, program: &[Instruction], call: &Call) -> bool {
+        let is_bearable =
+            |answer| lets_pass(answer) || matches!(answer & ACTION, ERRNO | TRACE | KILL_PROCESS);
+        self.for_each_end(program, call, |answer| answer.is_some_and(is_bearable))
     }
 
     /// Calls `visit` for each end of the program, with its answer if that is known, until it says false. Whether it never did.
@@ -307,8 +322,8 @@ fn step(instruction: Instruction, state: &mut State, call: &Call) -> Next {
                 return branch(instruction, condition, state.a, operand);
             }
             if instruction.arithmetic() == Some(code::DIV) && operand.is_none_or(|operand| operand == 0) {
-                // The kernel answers 0 to a division by 0.
-                return Next::End(Some(0));
+                // The kernel answers 0 to a division by 0. After a division by what isn't known the answer may be any.
+                return Next::End(operand);
             }
             let known = state.a.zip(operand).zip(instruction.arithmetic());
             state.a = known.and_then(|((a, operand), operation)| computed(operation, a, operand));
@@ -426,6 +441,28 @@ mod tests {
     }
 
     #[test]
+    fn tracers_and_other_programs_may_allow() {
+        let may_allow = |answer| Evaluator::new().may_allow(&[statement(code::RET_K, answer)], &Call::any(1));
+        assert!(may_allow(TRACE) && may_allow(USER_NOTIF) && may_allow(ALLOW) && may_allow(LOG));
+        assert!(!may_allow(EPERM) && !may_allow(KILL) && !may_allow(0x0003_0000));
+    }
+
+    #[test]
+    fn answers_that_end_or_interrupt_one_thread_are_not_bearable_with_a_lock() {
+        let is_bearable =
+            |answer| Evaluator::new().is_bearable(&[statement(code::RET_K, answer)], &Call::any(1));
+        for answer in [ALLOW, LOG, EPERM, TRACE, KILL_PROCESS] {
+            assert!(is_bearable(answer), "{answer:x}");
+        }
+        // SECCOMP_RET_KILL_THREAD, SECCOMP_RET_TRAP, and one that waits for another program.
+        for answer in [0, 0x0003_0000, USER_NOTIF] {
+            assert!(!is_bearable(answer), "{answer:x}");
+        }
+        let by_address = [statement(code::LD_ABS, 8), statement(code::RET_A, 0)];
+        assert!(!Evaluator::new().is_bearable(&by_address, &Call::any(1)));
+    }
+
+    #[test]
     fn division_by_what_may_be_zero_forbids() {
         let by_x = [
             statement(code::LD_IMM, ALLOW),
@@ -435,6 +472,9 @@ mod tests {
         assert!(!allows(&by_x, Call::any(1)));
         let by_one = [statement(code::LDX_IMM, 1), by_x[0], by_x[1], statement(code::RET_A, 0)];
         assert!(allows(&by_one, Call::any(1)));
+        let by_address = [statement(code::LD_ABS, 8), statement(code::TAX, 0), by_x[0], by_x[1], by_x[2]];
+        assert!(!allows(&by_address, Call::any(1)));
+        assert!(Evaluator::new().may_allow(&by_address, &Call::any(1)), "where the address isn't 0");
     }
 
     #[test]

@@ -621,7 +621,8 @@ impl ByProtection {
         self.book.forget(pages);
     }
 
-    /// `pages` are the program's own for good, as far as it allows itself: all that isn't zeros is there.
+    /// `pages` are the program's own for good, as far as it allows itself: all that isn't zeros is there. The book stays: a thread
+    /// whose fault is on its way looks up there that the fault isn't the program's.
     pub fn let_go(&self, pages: PageRange) {
         let _ = self.for_each_allowed(pages, |run, protection| {
             // Where part of a run isn't mapped any more the rest is opened page by page.
@@ -632,7 +633,6 @@ impl ByProtection {
             }
             Ok(())
         });
-        self.book.forget(pages);
     }
 
     /// A joined mapping is at `to` now: the first `count` pages are those from `from` on.

@@ -67,12 +67,12 @@ impl Program {
     }
 }
 
-/// The calling thread alone gets a filter more.
+/// The calling thread alone gets a filter more. By prctl(2): a filter that it has may deny seccomp(2), which nothing else here uses.
 pub fn install(instructions: &[Instruction]) -> Result<(), Errno> {
     let program = Program::of(instructions);
-    let arguments = [SET_MODE_FILTER, 0, &raw const program as usize, 0, 0, 0];
+    let arguments = [prctl::PR_SET_SECCOMP as usize, MODE_FILTER, &raw const program as usize, 0, 0, 0];
     // SAFETY: the kernel reads the structure, and as many instructions as it says.
-    sys::check(unsafe { sys::call(raw::__NR_seccomp as usize, arguments) }).map(|_| ())
+    sys::check(unsafe { sys::call(number::PRCTL, arguments) }).map(|_| ())
 }
 
 /// Whether the calling thread may install filters at all.

@@ -61,6 +61,9 @@ const ALWAYS: &[u32] = &[
     raw::__NR_madvise,
     raw::__NR_msync,
     raw::__NR_mincore,
+    raw::__NR_process_madvise,
+    raw::__NR_vmsplice,
+    raw::__NR_mlock,
     raw::__NR_mlock2,
     raw::__NR_munlock,
     raw::__NR_process_vm_readv,
@@ -77,6 +80,9 @@ const ALWAYS: &[u32] = &[
     raw::__NR_open,
     raw::__NR_close,
     raw::__NR_close_range,
+    raw::__NR_pipe,
+    raw::__NR_pipe2,
+    raw::__NR_flock,
     raw::__NR_fstat,
     raw::__NR_newfstatat,
     raw::__NR_fstatfs,
@@ -102,7 +108,7 @@ const ALWAYS: &[u32] = &[
     raw::__NR_getgroups,
 ];
 
-/// Requests of ioctl: of userfaultfd, of pages and files, and of block devices.
+/// Requests of ioctl: of userfaultfd, of pages and files, of block devices, and of namespaces.
 const REQUESTS: &[u64] = &[
     0xc018_aa3f,
     0xc020_aa00,
@@ -118,10 +124,20 @@ const REQUESTS: &[u64] = &[
     0xc020_660b,
     0x8008_6601,
     0x1277,
-    0x5421,
+    0xb703,
 ];
 
-/// If the program may make one of the first calls, engine threads make the second ones after it.
+/// Calls that the program asks for and a hook makes, with a lock held and signals blocked.
+const IN_HOOKS: &[u32] = &[
+    raw::__NR_clone,
+    raw::__NR_brk,
+    raw::__NR_mlockall,
+    raw::__NR_munlockall,
+    raw::__NR_mseal,
+    raw::__NR_pkey_mprotect,
+];
+
+/// If the program may make one of the first calls, engine threads make the second ones afterwards.
 const FOLLOWED: &[(&[u32], &[u32])] = &[
     (
         &[
@@ -202,8 +218,8 @@ pub fn is_about(call: usize, arguments: &Arguments) -> bool {
     seccomp::asked(call, arguments).is_some()
 }
 
-/// The calling thread is about to make a call that asks for a filter. None: it is to make it itself, as if we weren't there. Else
-/// what the kernel answered. On a stack of ours, with signals blocked and no lock held.
+/// The calling thread is about to make a call that asks for a filter. Returns what the kernel answered, or none if the thread is to
+/// make the call itself. On a stack of ours, with signals blocked and no lock held.
 pub fn install(engine: &Engine, call: usize, arguments: &Arguments) -> Option<isize> {
     let asked = seccomp::asked(call, arguments)?;
     // SAFETY: takes nothing.
@@ -219,9 +235,18 @@ pub fn install(engine: &Engine, call: usize, arguments: &Arguments) -> Option<is
         };
         // SAFETY: nobody else is here, and no engine thread was asked that hasn't answered.
         let scratch = unsafe { &mut *SCRATCH.0.get() };
-        if engine.has_ended() || !seccomp::may_install() || !scratch.copy(program) {
-            // The kernel refuses it.
+        if engine.has_ended() || !seccomp::may_install() {
+            // The kernel refuses it, or nobody is left to follow.
             return None;
+        }
+        if !scratch.copy(program) {
+            // The kernel refuses what can't be read, or isn't valid. Where it doesn't, nobody knows what it got.
+            // SAFETY: the program's own call, unchanged.
+            let answer = unsafe { sys::call(call, *arguments) };
+            if answer >= 0 {
+                engine.retire(Retired::Unseen);
+            }
+            return Some(answer);
         }
         let first = first_denied(scratch);
         let why = match first {
@@ -277,6 +302,10 @@ fn first_denied(scratch: &mut Scratch) -> Option<u32> {
     let mut always = ALWAYS.iter().copied().map(Call::any).chain(requests).chain([thread, alone]);
     if let Some(denied) = always.find(|call| !evaluator.allows(program, call)) {
         return Some(denied.number);
+    }
+    let mut in_hooks = IN_HOOKS.iter().copied();
+    if let Some(denied) = in_hooks.find(|call| !evaluator.is_bearable(program, &Call::any(*call))) {
+        return Some(denied);
     }
     for (changes, followers) in FOLLOWED {
         if changes.iter().any(|change| evaluator.may_allow(program, &Call::any(*change)))

@@ -37,6 +37,8 @@ const ENDED: u32 = 3;
 const WAKE_AGAIN_NS: u64 = 5_000_000;
 /// Looks at all pages after which those without a mapping are given up.
 const LOOKS_MAX: u32 = 3;
+/// And after which the program is stopped: a page can't be brought where it belongs.
+const LOOKS_END: u32 = 64;
 
 /// Hooks that are under way, from before they look whether there is an engine until after their last system call.
 static HOOKS: AtomicU32 = AtomicU32::new(0);
@@ -98,9 +100,10 @@ impl Engine {
     /// Has the keeper end the engine soon, and tells the user why.
     pub fn ask_to_retire(&self, why: Retired) {
         let state = &self.retirement.state;
-        if state.compare_exchange(RUNS, WANTED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+        if state.load(Ordering::Acquire) == RUNS {
             // First of all: should the pages not fit into memory, the user knows why they came back.
             self.record.notice(Notice::Retired, why.value());
+            let _ = state.compare_exchange(RUNS, WANTED, Ordering::AcqRel, Ordering::Relaxed);
         }
         self.budget.ring();
     }
@@ -145,6 +148,8 @@ pub fn end(engine: &'static Engine, worker: Option<&mut Worker>) -> ! {
     drop(exclusive);
     arm::end(engine);
     engine.publish_gauges();
+    // The other processes of the run reckon with it from now on.
+    engine.take_share();
     // Ordering: Release publishes that all is done.
     engine.retirement.state.store(ENDED, Ordering::Release);
     futex::wake(&engine.retirement.state, u32::MAX >> 1);
@@ -158,7 +163,7 @@ fn bring_all(engine: &'static Engine, worker: &mut Worker) -> Exclusive<'static>
         let _exclusive = engine.map.exclusive();
         engine.retirement.state.store(BRINGS, Ordering::Relaxed);
     }
-    for looks in 0_u32.. {
+    for looks in 0..LOOKS_END {
         for_each_out(engine, |page| {
             engine.bring_page(page, false, 0, |fault| serve(engine, worker, fault));
             true
@@ -220,9 +225,12 @@ fn let_go_of(engine: &Engine, range: PageRange) {
         let part = PageRange::new(rest.start, lost.unwrap_or(rest.end));
         rest.start = lost.map_or(rest.end, |page| PageIndex(page.0 + 1));
         lost.into_iter().for_each(|page| {
+            let lost = PageRange::of(page, 1);
             // SAFETY: no byte is there.
-            let _ =
-                unsafe { memory::allow(PageRange::of(page, 1), linux_raw_sys::general::PROT_NONE as usize) };
+            let closed = unsafe { memory::allow(lost, linux_raw_sys::general::PROT_NONE as usize) };
+            if closed.is_err() && !memory::mapped_before_a_hole(lost).is_empty() {
+                engine.stop_program(StopReason::Tables);
+            }
         });
         if !part.is_empty() {
             engine.protections.into_iter().for_each(|protections| protections.let_go(part));

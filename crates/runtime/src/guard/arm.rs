@@ -135,7 +135,9 @@ pub fn end(engine: &Engine) {
 fn let_threads_pass() -> Result<(), Errno> {
     /// The way from a fault to the end of its handler takes some microseconds.
     const LONG_ENOUGH_NS: u64 = 1_000_000;
-    let until_ns = now_ns() + crate::retire::PATIENCE_NS;
+    /// One that hangs in the kernel doesn't take their time from those after it.
+    const EACH_NS: u64 = 20_000_000;
+    let all_until_ns = now_ns() + crate::retire::PATIENCE_NS;
     let own = current_thread();
     proc::for_each_thread(|thread| {
         if thread == own
@@ -145,6 +147,7 @@ fn let_threads_pass() -> Result<(), Errno> {
             return;
         }
         let Some(before) = proc::waiting_thread(thread).filter(|before| !before.sleeps) else { return };
+        let until_ns = all_until_ns.max(now_ns() + EACH_NS);
         let has_passed = |now: WaitingThread| now.sleeps || now.ran_ns > before.ran_ns + LONG_ENOUGH_NS;
         while now_ns() < until_ns && proc::waiting_thread(thread).is_some_and(|now| !has_passed(now)) {
             sleep_ns(200_000);
