@@ -8,7 +8,7 @@ use farpage::budgeted::{Job, MIB, Under, able, compiled};
 
 const RAM: u64 = 32 * MIB;
 
-/// What becomes of the engine.
+/// The engine after the program's filter.
 #[derive(Clone, Copy, PartialEq)]
 enum Engine {
     Stays,

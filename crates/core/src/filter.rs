@@ -1,7 +1,7 @@
 //! Filters of seccomp: which system calls a program of classic BPF allows.
 //!
 //! The engine asks before it lives under a filter of the program's ([`Evaluator::allows`]). What it can't know about a call, as
-//! the instruction's address, may be anything: then both ways of a branch are gone. So the answer "allowed" holds for every such
+//! the instruction's address, may be anything: then both ways of a branch are followed. So the answer "allowed" holds for every such
 //! call, and "not allowed" may be too careful. Branches only go forward, so one pass over the instructions finds all ends.
 //! [`is_valid`] refuses what Linux refuses.
 
@@ -259,7 +259,8 @@ impl Evaluator {
         self.for_each_end(program, call, |answer| answer.is_some_and(is_bearable))
     }
 
-    /// Calls `visit` for each end of the program, with its answer if that is known, until it says false. Whether it never did.
+    /// Calls `visit` for each end of the program, with the answer there if it is known. Stops where `visit` returns false. Returns
+    /// whether it never did.
     fn for_each_end(
         &mut self,
         program: &[Instruction],
@@ -292,9 +293,9 @@ const fn lets_pass(answer: u32) -> bool {
 }
 
 enum Next {
-    /// It ends with this answer; none: with any.
+    /// The program ends with this answer. None: the answer may be any.
     End(Option<u32>),
-    /// It goes on after skipping so many instructions: one way or two.
+    /// The program goes on after skipping this many instructions, on one way or on two.
     At([Option<usize>; 2]),
 }
 

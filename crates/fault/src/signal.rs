@@ -160,9 +160,10 @@ impl Handover {
         self.is_closed.load(Ordering::SeqCst)
     }
 
-    /// No page is missing any more: whoever sleeps for one tries again, and nobody sleeps from now on.
+    /// No page is missing any more. Threads that sleep until a page is there wake and try again, and none sleeps from now on.
     pub fn close(&self) {
-        // Ordering: SeqCst: who reads a turn after it was changed below finds this true; who read it before doesn't sleep on it.
+        // Ordering: SeqCst: a thread that reads a turn after the change below finds this true. One that read the old turn doesn't
+        // sleep on it.
         self.is_closed.store(true, Ordering::SeqCst);
         for bucket in &self.buckets {
             bucket.turn.fetch_add(1, Ordering::SeqCst);

@@ -85,8 +85,8 @@ pub fn may_install() -> bool {
         || crate::credentials::Capabilities::of(0).is_ok_and(|own| own.effective & CAP_SYS_ADMIN != 0)
 }
 
-/// How many filters a thread has, by what its `status` says, and whether it is in strict mode; kernels before 5.9 say only whether it
-/// has any.
+/// How many filters a thread has, by its `status` file; [`u32::MAX`] in strict mode. Kernels before 5.9 say only whether there are
+/// any: then 1.
 pub fn filters_of(status: &[u8]) -> Option<u32> {
     let field = |name: &[u8]| {
         let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name))?;

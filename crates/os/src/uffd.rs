@@ -348,7 +348,7 @@ impl Uffd {
         unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, (&raw const words) as usize) }.map(|_| ())
     }
 
-    /// Gives faults in `pages` back to the kernel, and wakes whoever waits for one. What is missing reads as zeros from now on.
+    /// Gives faults in `pages` back to the kernel, and wakes threads that wait for one. Missing pages read as zeros from now on.
     ///
     /// # Safety
     /// Everything in `pages` that isn't zeros is in memory.

@@ -24,8 +24,8 @@ pub fn follow_call(call: usize, arguments: Arguments, whose: Whose) {
     }
 }
 
-/// A call that asks for a filter of seccomp: the kernel's word, or none if it is to be made as ever. An armed thread's call is looked
-/// at when it is made.
+/// Makes a call that asks for a filter of seccomp. Returns the kernel's answer, or none if the caller is to make the call. The call of
+/// an armed thread is looked at when it is made.
 pub fn install_filter(call: usize, arguments: Arguments) -> Option<isize> {
     let engine = engine().filter(|_| filters::is_about(call, &arguments) && !is_caller_armed())?;
     let answer = Some(perform(engine, Task::Filter(call, arguments))).filter(|answer| *answer != TO_BE_MADE);

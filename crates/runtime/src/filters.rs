@@ -137,7 +137,7 @@ const IN_HOOKS: &[u32] = &[
     raw::__NR_pkey_mprotect,
 ];
 
-/// If the program may make one of the first calls, engine threads make the second ones afterwards.
+/// Pairs: calls by which the program changes what it may do, and the calls by which engine threads follow.
 const FOLLOWED: &[(&[u32], &[u32])] = &[
     (
         &[
@@ -169,7 +169,7 @@ const FOLLOWED: &[(&[u32], &[u32])] = &[
     ),
 ];
 
-/// What one thread at a time works with: whoever follows credentials.
+/// Memory of the thread that follows credentials: one at a time.
 struct Scratch {
     /// The filter that is looked at, and then installed.
     program: [Instruction; INSTRUCTIONS_MAX],
@@ -219,7 +219,7 @@ pub fn is_about(call: usize, arguments: &Arguments) -> bool {
 }
 
 /// The calling thread is about to make a call that asks for a filter. Returns what the kernel answered, or none if the thread is to
-/// make the call itself. On a stack of ours, with signals blocked and no lock held.
+/// make the call itself. Runs on an engine's stack, with signals blocked and no lock held.
 pub fn install(engine: &Engine, call: usize, arguments: &Arguments) -> Option<isize> {
     let asked = seccomp::asked(call, arguments)?;
     // SAFETY: takes nothing.
@@ -286,7 +286,7 @@ impl Scratch {
     }
 }
 
-/// The first call of ours that the filter in `scratch` doesn't allow in every case.
+/// The engine's first call that the filter in `scratch` doesn't allow in every case.
 fn first_denied(scratch: &mut Scratch) -> Option<u32> {
     let program = &scratch.program[..scratch.length];
     let evaluator = &mut scratch.evaluator;
@@ -317,7 +317,7 @@ fn first_denied(scratch: &mut Scratch) -> Option<u32> {
     None
 }
 
-/// In an engine thread that is asked to: it gets the filter that was looked at last. Whether it has it.
+/// In an engine thread that is asked: the thread gets the filter that was looked at last. Returns whether it has the filter.
 pub fn take() -> bool {
     // SAFETY: who has written it waits for this thread's answer.
     let scratch = unsafe { &*SCRATCH.0.get() };

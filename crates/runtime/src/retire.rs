@@ -35,34 +35,34 @@ const ENDED: u32 = 3;
 
 /// How long one wait for an engine thread takes at most, until the thread is woken once more.
 const WAKE_AGAIN_NS: u64 = 5_000_000;
-/// Looks at all pages after which those without a mapping are given up.
+/// Rounds over all pages after which pages without a mapping are given up.
 const LOOKS_MAX: u32 = 3;
-/// And after which the program is stopped: a page can't be brought where it belongs.
+/// Rounds after which the program is stopped, because some page can't be brought back.
 const LOOKS_END: u32 = 64;
 
-/// Hooks that are under way, from before they look whether there is an engine until after their last system call.
+/// Hooks that are under way. A hook counts from before its look for an engine until after its last system call.
 static HOOKS: AtomicU32 = AtomicU32::new(0);
-/// How long hooks and handlers of other threads are waited for at most: one may wait for the thread that waits here.
+/// The longest wait for hooks and handlers of other threads. One of those may itself wait for the waiting thread.
 pub(crate) const PATIENCE_NS: u64 = 2_000_000_000;
 
-/// A hook begins, which looks whether the engine has ended only now.
+/// A hook begins. It looks only afterwards whether the engine has ended.
 pub fn hook_begins() {
     // Ordering: SeqCst: whoever doesn't count this one has ended the engine before this looks.
     HOOKS.fetch_add(1, Ordering::SeqCst);
 }
 
-/// And ends: it makes no system call any more.
+/// A hook ends. It makes no system call any more.
 pub fn hook_ends() {
     HOOKS.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// In a child with a copy of its parent's memory, in a hook: there is no other.
+/// In a fork's child, in a hook: there is no other hook.
 pub fn only_this_hook() {
     HOOKS.store(1, Ordering::Relaxed);
 }
 
-/// The engine has ended, and the calling thread, in no hook, is about to install a filter, perhaps for all threads. What others still
-/// do in hooks and handlers of ours may not be allowed by it, and is over when this returns.
+/// The calling thread, in no hook, is about to install a filter, perhaps for all threads, and the engine has ended. The filter may
+/// forbid what other threads still do in our hooks and handlers. That is over when this returns, or [`PATIENCE_NS`] are.
 pub fn let_others_leave(engine: &Engine) {
     let until_ns = now_ns() + PATIENCE_NS;
     while HOOKS.load(Ordering::SeqCst) != 0 && now_ns() < until_ns {

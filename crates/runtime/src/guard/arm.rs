@@ -130,12 +130,13 @@ pub fn end(engine: &Engine) {
     });
 }
 
-/// Waits until no signal of ours is on its way to any thread: the kernel sends one to a thread that runs, and delivers it before
-/// that runs the program's code again. A thread that sleeps has none, and one that has run for long enough has it behind it.
+/// Waits until no signal of an access is on its way to any thread. The kernel sends such a signal to a thread that runs, and delivers
+/// it before the thread runs the program's code again. A thread that sleeps has none on its way. A thread that has run for long enough
+/// has had it.
 fn let_threads_pass() -> Result<(), Errno> {
     /// The way from a fault to the end of its handler takes some microseconds.
     const LONG_ENOUGH_NS: u64 = 1_000_000;
-    /// One that hangs in the kernel doesn't take their time from those after it.
+    /// The least wait for each thread. A thread that hangs in the kernel takes no time from those after it.
     const EACH_NS: u64 = 20_000_000;
     let all_until_ns = now_ns() + crate::retire::PATIENCE_NS;
     let own = current_thread();
@@ -155,7 +156,7 @@ fn let_threads_pass() -> Result<(), Errno> {
     })
 }
 
-/// The engine has ended: returns when no other thread is in a handler of ours any more, or at that time.
+/// After the engine's end: waits until no other thread is in an engine's handler, but not longer than until `until_ns`.
 pub fn let_others_leave(until_ns: u64) {
     let own = rooms::of_caller();
     let others = rooms::all().filter(|room| own.is_none_or(|own| !core::ptr::eq(*room, own)));
