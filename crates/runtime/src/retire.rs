@@ -47,7 +47,7 @@ pub(crate) const PATIENCE_NS: u64 = 2_000_000_000;
 
 /// A hook begins. It looks only afterwards whether the engine has ended.
 pub fn hook_begins() {
-    // Ordering: SeqCst: whoever doesn't count this one has ended the engine before this looks.
+    // Ordering: SeqCst: a thread that doesn't find this hook counted ended the engine before. Then this hook finds no engine.
     HOOKS.fetch_add(1, Ordering::SeqCst);
 }
 
