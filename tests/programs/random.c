@@ -600,14 +600,15 @@ static void be_peer(struct thread *t, pid_t process)
     _exit(0);
 }
 
-static void is_written_to(struct thread *t)
+/* A process that pins pages writes them; or one word in each while the thread `poked` is stopped, past every protection. */
+static void is_written_to_by_peer(struct thread *t, pid_t poked)
 {
     struct region *region;
     size_t first, count;
     if (t->depth > 0 || !choose(t, &region, &first, &count) || region->kind != PRIVATE)
         return;
     struct order order = { .start = place(region, first), .first_seed = 1 + below(t, 1u << 30) };
-    order.poked = below(t, 4) == 0 ? (pid_t)syscall(SYS_gettid) : 0;
+    order.poked = poked;
     while (order.count < count && order.count < (order.poked ? POKED_PAGES : CALL_PAGES)
            && region->pages[first + order.count].protection == (PROT_READ | PROT_WRITE)) {
         uint16_t patched = region->pages[first + order.count].patch_at;
@@ -630,6 +631,10 @@ static void is_written_to(struct thread *t)
         verify_page(t, region, first + i);
     }
 }
+
+static void is_written_to(struct thread *t) { is_written_to_by_peer(t, 0); }
+
+static void is_poked(struct thread *t) { is_written_to_by_peer(t, (pid_t)syscall(SYS_gettid)); }
 
 /* ---- threads, coroutines, children ---- */
 
@@ -827,6 +832,7 @@ static struct operation {
     { "resize", resizes, 4 },    { "move", moves, 4 },           { "advise", advises, 14 },
     { "protect", protects, 7 },  { "verify", verifies, 16 },     { "write", writes, 14 },
     { "fault", faults, 4 },      { "call", calls, 12 },          { "peer", is_written_to, 3 },
+    { "poke", is_poked, 1 },
     { "thread", makes_threads, 2 }, { "coroutine", runs_coroutines, 2 }, { "program", runs_programs, 1 },
     { "fork", forks, 1 },        { "verify_all", verify_all, 1 }, { "fork_program", forks_programs, 1 },
 };

@@ -80,7 +80,7 @@ pub fn doctor(options: &DoctorOptions) -> ExitCode {
     checks.push(signal_check("faults by signal", &signals));
     checks.push(signal_check("faults by segv", &without));
     checks.extend(userfaultfd_checks(&privileged, signals.is_ok() || without.is_ok()));
-    checks.push(pins_check(farpage::keeps_pinned_pages()));
+    checks.push(pins_check(farpage::keeps_pinned_pages(), farpage::keeps_pinned_pages_in_segv()));
     checks.push(io_check());
     checks.push(aio_check());
     checks.extend(swap_checks());
@@ -242,11 +242,17 @@ fn seccomp_check() -> Check {
 }
 
 /// What a device or another process writes to a page while that is copied out.
-fn pins_check(keeps_them: Result<bool, Errno>) -> Check {
+fn pins_check(keeps_them: Result<bool, Errno>, in_segv: Result<bool, Errno>) -> Check {
     const NAME: &str = "pinned pages";
-    match keeps_them {
-        Ok(true) => Check::new(NAME, Verdict::Ok, "stay in memory while something refers to them"),
-        Ok(false) => Check::new(
+    match keeps_them.and_then(|keeps| Ok((keeps, in_segv?))) {
+        Ok((true, true)) => Check::new(NAME, Verdict::Ok, "stay in memory while something refers to them"),
+        Ok((true, false)) => Check::new(
+            NAME,
+            Verdict::Note,
+            "stay in memory while something refers to them; but with faults by segv a write of a device or of another process can be lost",
+        )
+        .fix("use a kernel of 5.19 or later; or faults by thread or signal"),
+        Ok((false, _)) => Check::new(
             NAME,
             Verdict::Note,
             "this kernel drops them while something refers to them; where pages are copied (install copy), a write of a device or of another process can be lost meanwhile",
@@ -519,12 +525,19 @@ mod tests {
     /// Kernels before 5.18 passed for as good as any other.
     #[test]
     fn kernel_that_drops_pinned_pages_is_told_of_with_what_it_means_and_the_fix() {
-        let drops = table(&[pins_check(Ok(false))], &choose(&kernel::without()), true);
+        let told = |check| table(&[check], &choose(&kernel::without()), true);
+        let drops = told(pins_check(Ok(false), Ok(false)));
         for words in ["pinned pages  -", "can be lost", "fix: use a kernel of 5.18 or later"] {
             assert!(drops.contains(words), "{words}: {drops}");
         }
-        assert_eq!(pins_check(Ok(true)).verdict, Verdict::Ok);
-        assert!(pins_check(Err(Errno(libc::EACCES))).value.contains("Permission denied"));
+        let replaces = told(pins_check(Ok(true), Ok(false)));
+        for words in ["pinned pages  -", "with faults by segv", "fix: use a kernel of 5.19 or later"] {
+            assert!(replaces.contains(words), "{words}: {replaces}");
+        }
+        assert_eq!(pins_check(Ok(true), Ok(true)).verdict, Verdict::Ok);
+        let refused = Errno(libc::EACCES);
+        assert!(pins_check(Ok(true), Err(refused)).value.contains("Permission denied"));
+        assert!(pins_check(Err(refused), Ok(true)).value.contains("Permission denied"));
     }
 
     #[test]

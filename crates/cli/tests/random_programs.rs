@@ -51,8 +51,8 @@ impl Way {
         words.extend(options.map(String::from));
         words.extend([name("random"), seed.to_string(), SECONDS.to_string(), "4".into(), "1500".into()]);
         if self.faults == "segv" {
-            // What another process writes while a page goes out can be lost there: docs/decisions/0001.
-            words.push("peer".into());
+            // What a debugger writes to a page that is out is lost there: README.md, known limits.
+            words.push("poke".into());
         }
         words
     }

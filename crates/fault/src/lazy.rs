@@ -11,17 +11,21 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
-use farpage_os::proc::Pagemap;
+use farpage_os::proc::{Mapped, Pagemap};
 use farpage_os::sys::{self, Errno};
-use farpage_os::uffd::Uffd;
 use farpage_os::{futex, memory};
 use linux_raw_sys::general as raw;
 use rustix::fd::{AsRawFd, OwnedFd};
 
-/// Pages that a pipe takes: the kernel's default, which no limit of a user's pipes reduces before 1,024 pipes.
-pub const PIPE_PAGES: usize = 16;
+/// Pages that the largest pipe takes: as many as are evicted together, most of the time.
+pub const PIPE_PAGES: usize = 32;
+/// Pages of a pipe: a bit for each.
+pub type PipeBits = u32;
 /// Threads that can copy at once. One more finds its pages busy and comes again.
-const PIPES: usize = 8;
+pub const PIPES: usize = 8;
+/// Pages that each pipe is to take. All of them are fewer than eight pipes have by default: a user whose pipes have 16,384 gets
+/// small ones.
+const PAGES: [usize; PIPES] = [PIPE_PAGES, PIPE_PAGES, 8, 8, 8, 8, 8, 8];
 
 /// Pairs of pages that are tried before the kernel is said not to drop clean pages. One pair in some 1,400 stays by chance.
 const TRIES: usize = 16;
@@ -42,6 +46,8 @@ pub enum Writers {
 struct Pipe {
     reader: OwnedFd,
     writer: OwnedFd,
+    /// Pages that it takes.
+    pages_max: usize,
 }
 
 /// What became of two pages that the kernel was to drop.
@@ -62,10 +68,9 @@ pub struct Lazy {
 impl Lazy {
     /// None: this kernel drops pages that somebody refers to (before Linux 5.18, but for some stable kernels), or can't be asked.
     pub fn new(pagemap: &Pagemap) -> Result<Option<Lazy>, Errno> {
-        let pipe = || rustix::pipe::pipe().map(|(reader, writer)| Pipe { reader, writer });
         let mut pipes = [const { None }; PIPES];
-        for place in &mut pipes {
-            *place = Some(pipe().map_err(|error| Errno(error.raw_os_error()))?);
+        for (place, pages) in pipes.iter_mut().zip(PAGES) {
+            *place = Some(Pipe::of(pages).map_err(|error| Errno(error.raw_os_error()))?);
         }
         let lazy = Lazy { pipes: pipes.map(|pipe| pipe.expect("made above")), in_use: AtomicU32::new(0) };
         Ok(lazy.spares_references(pagemap)?.then_some(lazy))
@@ -108,17 +113,16 @@ impl Lazy {
         Ok(Tried { held_stays, other_goes })
     }
 
-    /// Whether a page whose protection was lifted stays the page that a pipe refers to, when it is written. Tried with a page of
-    /// our own. A copy of the page means that whoever had pinned it wrote to a page which is no longer the program's.
-    pub fn protection_is_harmless(&self, uffd: &Uffd) -> Result<bool, Errno> {
+    /// Whether a page stays the page that a pipe refers to, when its protection was changed and it is written then. Tried with a
+    /// page of our own, whose protection `change` takes away and gives back. A copy of the page means that whoever had pinned it
+    /// wrote to a page which is no longer the program's.
+    pub fn protection_is_harmless(&self, change: impl FnOnce(PageRange) -> bool) -> Result<bool, Errno> {
         let base = memory::reserve(PAGE_BYTES)?;
         let page = PageRange::of(PageIndex::of_address(base as usize), 1);
         // SAFETY: the mapping just made.
         unsafe { base.write(1) };
-        // SAFETY: nobody touches the page once it is dropped.
-        unsafe { uffd.register(page) }?;
         let is_held = self.pipes[0].hold(page);
-        let is_lifted = uffd.protect(page, true).and(uffd.protect(page, false)).is_ok();
+        let is_lifted = change(page);
         let mut seen = PageBytes::ZERO;
         if is_lifted {
             // SAFETY: as above; the page is there, and no longer protected.
@@ -133,44 +137,140 @@ impl Lazy {
         Ok(is_held && is_lifted && seen.0[0] == 2)
     }
 
+    /// A pipe that nobody uses.
+    pub fn claim(&self) -> Option<Claim<'_>> {
+        let which = (0..PIPES).find(|which| {
+            // Ordering: Acquire pairs with the Release in `drop`.
+            self.in_use.fetch_or(1 << which, Ordering::Acquire) & 1 << which == 0
+        })?;
+        Some(Claim { lazy: self, which })
+    }
+}
+
+/// The right to use one pipe, until it is dropped.
+pub struct Claim<'l> {
+    lazy: &'l Lazy,
+    which: usize,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        // Ordering: Release: who claims the pipe next finds it empty.
+        self.lazy.in_use.fetch_and(!(1 << self.which), Ordering::Release);
+    }
+}
+
+impl Claim<'_> {
+    /// Which of the [`PIPES`] it is.
+    pub const fn which(&self) -> usize {
+        self.which
+    }
+
+    /// Pages that can be copied at once.
+    pub const fn pages_max(&self) -> usize {
+        self.pipe().pages_max
+    }
+
+    const fn pipe(&self) -> &Pipe {
+        &self.lazy.pipes[self.which]
+    }
+
     /// Copies `pages`, which are all there, to `frames`, and has the kernel drop those that nobody else refers to or has written
-    /// to meanwhile. False if it could not begin: then nothing was changed. Afterwards, [`keep`] what is left.
+    /// to meanwhile. `close` keeps the program from its pages once the pipe refers to them. None if it could not begin: then no
+    /// page was changed. Else the pages that were freed lazily: [`keep`] those that are left.
     ///
     /// # Safety
     /// The caller has locked the pages and serves their faults. `frames` is the first of as many frames of the caller's, which
     /// have memory.
-    pub unsafe fn copy_and_drop(&self, pages: PageRange, frames: *mut PageBytes, writers: Writers) -> bool {
+    pub unsafe fn copy_and_drop(
+        &self,
+        pages: PageRange,
+        frames: *mut PageBytes,
+        writers: Writers,
+        close: impl FnOnce() -> bool,
+    ) -> Option<PipeBits> {
         debug_assert!(pages.count() <= PIPE_PAGES as u64);
-        let Some(which) = self.claim() else { return false };
-        let pipe = &self.pipes[which];
-        let is_held = pipe.hold(pages);
-        if is_held {
-            // A lock that we have not heard of ends either advice where it begins. What wasn't freed isn't dropped.
-            // SAFETY: the kernel drops nothing as long as the pipe refers to it.
-            let _ = unsafe { memory::advise(pages, MADV_FREE) };
-            // SAFETY: the caller's promise.
-            unsafe { pipe.copy_out(pages.bytes(), frames.cast()) };
-            if writers == Writers::GoOn {
-                // SAFETY: the caller's promise; the frames were just filled.
-                unsafe { keep_replaced(pages, frames) };
-            }
-            // SAFETY: only pages that were freed and are clean are dropped: their bytes are in the frames.
-            let _ = unsafe { memory::advise(pages, MADV_PAGEOUT) };
+        let pipe = self.pipe();
+        if !pipe.hold(pages) {
+            return None;
         }
-        // Ordering: Release: who claims the pipe next finds it empty.
-        self.in_use.fetch_and(!(1 << which), Ordering::Release);
-        is_held
+        if !close() {
+            pipe.empty(pages.bytes());
+            return None;
+        }
+        let freed = free_lazily(pages);
+        // SAFETY: the caller's promise.
+        unsafe { pipe.copy_out(pages.bytes(), frames.cast()) };
+        if writers == Writers::GoOn {
+            // SAFETY: the caller's promise; the frames were just filled.
+            unsafe { keep_replaced(pages, frames) };
+        }
+        // A lock that we have not heard of ends the advice where it begins. What wasn't freed isn't dropped.
+        // SAFETY: only pages that were freed and are clean are dropped: their bytes are in the frames.
+        let _ = unsafe { memory::advise(pages, MADV_PAGEOUT) };
+        Some(freed)
     }
 
-    fn claim(&self) -> Option<usize> {
-        (0..PIPES).find(|which| {
-            // Ordering: Acquire pairs with the Release in `copy_and_drop`.
-            self.in_use.fetch_or(1 << which, Ordering::Acquire) & 1 << which == 0
-        })
+    /// Marks those of `pages` that the kernel hasn't dropped as written: bit n for page n. In the place of one that it has dropped
+    /// is the kernel's page of zeros then.
+    ///
+    /// # Safety
+    /// The pages may be read and written, and nobody but the caller touches them.
+    pub unsafe fn keep_left(&self, pagemap: &Pagemap, pages: PageRange) -> PipeBits {
+        // The kernel drops nothing while the pipe refers to it. What it has dropped before, the pipe has it replace by zeros.
+        until_done(|| self.pipe().hold(pages));
+        let mut left = 0;
+        let look = pagemap.for_each_mapped(pages, |page, mapped| {
+            left |= PipeBits::from(mapped == Mapped::Alone) << (page.0 - pages.start.0);
+        });
+        look.expect("our own pagemap can be read");
+        for page in pages.iter().filter(|page| left & 1 << (page.0 - pages.start.0) != 0) {
+            // SAFETY: the caller's promise.
+            let is_kept = unsafe { keep(page) };
+            assert!(is_kept, "a page that a pipe refers to can be written");
+        }
+        self.pipe().empty(pages.bytes());
+        left
     }
 }
 
+/// Has the kernel take `pages` for clean, and says which of them it does: bit n for page n. A pipe refers to them, so it drops none.
+fn free_lazily(pages: PageRange) -> PipeBits {
+    // SAFETY: the kernel drops nothing as long as a pipe refers to it.
+    let free = |pages| unsafe { memory::advise(pages, MADV_FREE) }.is_ok();
+    if free(pages) {
+        return PipeBits::MAX;
+    }
+    // A lock that we have not heard of ends the advice where it begins.
+    let each = pages.iter().enumerate();
+    each.fold(0, |freed, (at, page)| freed | PipeBits::from(free(PageRange::of(page, 1))) << at)
+}
+
+/// Repeats what can't be left undone: a page of the program would be lost. The kernel may have no memory and no mapping to spare,
+/// and has again within moments.
+pub fn until_done(mut attempt: impl FnMut() -> bool) {
+    const TRIES: u32 = 10_000;
+    const TRY_NS: u64 = 1_000_000;
+    for _ in 0..TRIES {
+        if attempt() {
+            return;
+        }
+        farpage_os::clock::sleep_ns(TRY_NS);
+    }
+    panic!(
+        "the system has had no memory or no mapping (vm.max_map_count) to spare for ten seconds, and a page of the program is neither in its place nor out"
+    );
+}
+
 impl Pipe {
+    /// One that takes `pages`, or fewer for a user who has very many pipes.
+    fn of(pages: usize) -> rustix::io::Result<Pipe> {
+        let (reader, writer) = rustix::pipe::pipe()?;
+        let _ = rustix::pipe::fcntl_setpipe_size(&writer, pages * PAGE_BYTES);
+        let pages_max = (rustix::pipe::fcntl_getpipe_size(&writer)? / PAGE_BYTES).clamp(1, PIPE_PAGES);
+        Ok(Pipe { reader, writer, pages_max })
+    }
+
     /// Has the empty pipe refer to `pages`, all of them or none. They are there, so nothing waits for a fault.
     fn hold(&self, pages: PageRange) -> bool {
         const NONBLOCK: usize = raw::SPLICE_F_NONBLOCK as usize;

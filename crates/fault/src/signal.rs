@@ -44,6 +44,13 @@ pub const fn forbidden_of(info: &Info, context: &Context) -> Option<Fault> {
     Some(Fault { page: PageIndex::of_address(address), access })
 }
 
+/// What a SIGSEGV is about, if there is no mapping. Likewise.
+pub const fn unmapped_of(info: &Info, context: &Context) -> Option<Fault> {
+    let Some(address) = info.unmapped_at() else { return None };
+    let access = if context.was_write() { Access::Write } else { Access::Read };
+    Some(Fault { page: PageIndex::of_address(address), access })
+}
+
 /// What came of a fault that the thread which ran into it tried to serve itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Here {

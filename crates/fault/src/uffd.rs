@@ -17,7 +17,7 @@
 //! fills memory, with other programs beside it, showed it within seconds.
 // UNSAFETY: see the trait: these calls take pages of the program away.
 
-use crate::lazy::{self, Lazy, PIPE_PAGES, Writers};
+use crate::lazy::{self, Claim, Lazy, Writers};
 use crate::{InstallError, Outgoing, Pages};
 use farpage_core::cache::Backing;
 use farpage_core::config::Install;
@@ -359,6 +359,13 @@ impl Pages for ByMove<'_> {
     }
 }
 
+/// Registers a page of ours, protects it and lifts the protection.
+fn protect_and_lift(uffd: &Uffd, page: PageRange) -> bool {
+    // SAFETY: nobody touches the page once it is dropped.
+    let is_registered = unsafe { uffd.register(page) }.is_ok();
+    is_registered && uffd.protect(page, true).and(uffd.protect(page, false)).is_ok()
+}
+
 impl<'u> ByCopy<'u> {
     /// Copies pages. Frames are ordinary memory.
     pub fn new(uffd: &'u Uffd) -> Result<ByCopy<'u>, Errno> {
@@ -366,7 +373,7 @@ impl<'u> ByCopy<'u> {
         let lazy = Lazy::new(&pagemap)?;
         let zero_frame = lazy::zero_frame(&pagemap)?;
         let writers = match &lazy {
-            Some(lazy) if !lazy.protection_is_harmless(uffd)? => Writers::GoOn,
+            Some(lazy) if !lazy.protection_is_harmless(|page| protect_and_lift(uffd, page))? => Writers::GoOn,
             _ => Writers::Wait,
         };
         Ok(ByCopy { uffd, pagemap, lazy, writers, zero_frame })
@@ -405,18 +412,23 @@ impl<'u> ByCopy<'u> {
 
     /// Takes the pages of a run that are there.
     fn take_present(&self, lazy: &Lazy, run: &mut [Outgoing]) {
+        let claim = lazy.claim();
+        let pages_max = claim.as_ref().map_or(run.len(), Claim::pages_max);
         let is_there = |page: &Outgoing| page.taken == Taken::Yes;
         for run in run.chunk_by_mut(|one, next| is_there(one) == is_there(next)) {
             if !is_there(&run[0]) {
                 continue;
             }
-            for run in run.chunks_mut(PIPE_PAGES) {
+            for run in run.chunks_mut(pages_max) {
                 let pages = PageRange::of(run[0].page, run.len() as u64);
                 // SAFETY: the pages are there, and locked by the caller of `take`; the frames are the caller's, one after the other.
-                let has_begun = unsafe { lazy.copy_and_drop(pages, run[0].frame, self.writers) };
+                let copied = claim.as_ref().and_then(|claim| unsafe {
+                    claim.copy_and_drop(pages, run[0].frame, self.writers, || true)
+                });
                 let left = self.present(pages).expect("our own pagemap can be read");
                 let is_left = |(at, _): &(usize, &mut Outgoing)| left & 1 << at != 0;
-                run.iter_mut().enumerate().filter(is_left).for_each(|(_, page)| self.leave(page, has_begun));
+                let leave = |(_, page)| self.leave(page, copied.is_some());
+                run.iter_mut().enumerate().filter(is_left).for_each(leave);
             }
         }
     }

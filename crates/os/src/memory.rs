@@ -5,6 +5,7 @@ use crate::sys::Errno;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
+use linux_raw_sys::general as raw;
 use rustix::fd::BorrowedFd;
 use rustix::mm::{Advice, MapFlags};
 
@@ -236,6 +237,26 @@ pub unsafe fn allow(pages: PageRange, protection: usize) -> Result<(), Errno> {
     let arguments = [pages.start.address(), pages.bytes(), protection, 0, 0, 0];
     // SAFETY: the caller's promise.
     crate::sys::check(unsafe { crate::sys::call(crate::sys::number::MPROTECT, arguments) }).map(|_| ())
+}
+
+/// Moves the memory behind `pages` to `to`, with the mapping that it has. In the place of `pages` stays a mapping like it, without
+/// memory. Where the process may have no more address space (RLIMIT_AS), nothing stays there, and nobody can map anything there.
+/// The kernel moves no pages of several mappings at once.
+///
+/// # Safety
+/// Nobody needs what is at `to`. Nobody touches either place meanwhile but who is served, or meant to run into it.
+pub unsafe fn move_memory(pages: PageRange, to: PageIndex) -> Result<(), Errno> {
+    const ENOMEM: Errno = Errno(linux_raw_sys::errno::ENOMEM as i32);
+    let move_with = |flags: u32| {
+        let flags = (raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | flags) as usize;
+        let arguments = [pages.start.address(), pages.bytes(), pages.bytes(), flags, to.address(), 0];
+        // SAFETY: the caller's promise.
+        crate::sys::check(unsafe { crate::sys::call(crate::sys::number::MREMAP, arguments) }).map(|_| ())
+    };
+    match move_with(raw::MREMAP_DONTUNMAP) {
+        Err(ENOMEM) => move_with(0),
+        moved => moved,
+    }
 }
 
 /// How large this process may make files, and up to where it may write them (RLIMIT_FSIZE).

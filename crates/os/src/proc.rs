@@ -99,6 +99,10 @@ const PAGEMAP_SCAN: u32 = 0xc060_6610;
 const SCAN_IS_PRESENT: u64 = 1 << 3;
 const SCAN_IS_SWAPPED: u64 = 1 << 4;
 const SCAN_IS_ZERO: u64 = 1 << 5;
+/// What a pagemap says of a page: it is in memory; it is swapped out; it is mapped here and nowhere else.
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+const ALONE: u64 = 1 << 56;
 /// Pages of which one read of a pagemap tells. For more than that it is scanned.
 const READ_PAGES: usize = 512;
 
@@ -129,6 +133,17 @@ struct ScannedRun {
     categories: u64,
 }
 
+/// How a page of private memory is mapped that isn't missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mapped {
+    /// Here and nowhere else.
+    Alone,
+    /// Elsewhere, too: in a fork's child or parent. Or it is the kernel's page of zeros.
+    Shared,
+    /// The host has swapped it out by itself.
+    Swapped,
+}
+
 /// Which pages are there, from /proc/self/pagemap.
 pub struct Pagemap(OwnedFd);
 
@@ -156,8 +171,15 @@ impl Pagemap {
     /// little was ever touched has 2 GiB, all of it read under the exclusive map lock. (`farpage run --ram 32M --no-disk --faults
     /// signal -- farpage load random-pool --bytes 128M --stride 8192 --seconds 0`: 1.2 s of CPU time, and 0.5 s since.)
     fn read_present(&self, range: PageRange, mut visit: impl FnMut(PageIndex)) -> Result<(), Errno> {
-        const PRESENT: u64 = 1 << 63;
-        const SWAPPED: u64 = 1 << 62;
+        self.for_each_word(range, |page, word| {
+            if word & (PRESENT | SWAPPED) != 0 {
+                visit(page);
+            }
+        })
+    }
+
+    /// Calls `visit` with what the kernel says of each page in `range`.
+    fn for_each_word(&self, range: PageRange, mut visit: impl FnMut(PageIndex, u64)) -> Result<(), Errno> {
         let mut words = [0_u64; READ_PAGES];
         let mut page = range.start;
         while page < range.end {
@@ -169,14 +191,24 @@ impl Pagemap {
             if read == 0 {
                 return Err(Errno(5));
             }
-            for (at, word) in words[..read].iter().enumerate() {
-                if word & (PRESENT | SWAPPED) != 0 {
-                    visit(page.plus(at as u64));
-                }
-            }
+            words[..read].iter().enumerate().for_each(|(at, word)| visit(page.plus(at as u64), *word));
             page = page.plus(read as u64);
         }
         Ok(())
+    }
+
+    /// Calls `visit` for each page in `range` that is in memory or swapped out, and says how it is mapped.
+    pub fn for_each_mapped(
+        &self,
+        range: PageRange,
+        mut visit: impl FnMut(PageIndex, Mapped),
+    ) -> Result<(), Errno> {
+        self.for_each_word(range, |page, word| match word {
+            _ if word & PRESENT == 0 && word & SWAPPED == 0 => {}
+            _ if word & PRESENT == 0 => visit(page, Mapped::Swapped),
+            _ if word & ALONE == 0 => visit(page, Mapped::Shared),
+            _ => visit(page, Mapped::Alone),
+        })
     }
 
     /// Calls `visit` for each run of pages in `range` that were read and never written: all of them are the kernel's
@@ -216,7 +248,6 @@ impl Pagemap {
 
     /// The number of the page frame behind a page that is in memory; none if this process may not know (CAP_SYS_ADMIN).
     pub fn frame_number(&self, page: PageIndex) -> Option<u64> {
-        const PRESENT: u64 = 1 << 63;
         const NUMBER: u64 = (1 << 55) - 1;
         let mut word = [0; 8];
         let read = read_at(&self.0, &mut word, page.0 * 8).ok()?;

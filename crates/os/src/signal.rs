@@ -47,6 +47,8 @@ const _: () = assert!(size_of::<Info>() == 128);
 impl Info {
     /// `BUS_ADRERR`: nothing could be had for this address. userfaultfd says so of a page that we are to bring.
     const BUS_ADDRESS: i32 = 2;
+    /// `SEGV_MAPERR`: there is no mapping.
+    const NOT_MAPPED: i32 = 1;
     /// `SEGV_ACCERR`: there is a mapping, but it doesn't allow the access.
     const NOT_ALLOWED: i32 = 2;
     /// `SYS_USER_DISPATCH`: a system call that was stopped because its thread is armed.
@@ -87,6 +89,11 @@ impl Info {
         } else {
             None
         }
+    }
+
+    /// The address of an access where there is no mapping; none if the signal is about something else.
+    pub const fn unmapped_at(&self) -> Option<usize> {
+        if self.signal as u32 == SIGSEGV && self.code == Info::NOT_MAPPED { Some(self.address) } else { None }
     }
 
     /// The signal.

@@ -12,6 +12,7 @@
 
 /// What `farpage doctor` asks about this kernel.
 pub use farpage_fault::keeps_pinned_pages;
+pub use farpage_fault::segv::keeps_pinned_pages as keeps_pinned_pages_in_segv;
 
 pub mod ahead;
 pub mod budget;

@@ -14,18 +14,20 @@
 // UNSAFETY: it takes pages of the program away, with its callers' promises.
 
 mod book;
+mod take;
 
-use crate::uffd::{RunBits, for_each_run};
+use crate::uffd::for_each_run;
 use crate::{InstallError, Outgoing, Pages};
 use book::{Book, OPEN, READ_WRITE, allowed, is_known, is_open};
 use core::sync::atomic::{AtomicI64, Ordering};
 use farpage_core::cache::Backing;
-use farpage_core::pager::{Access, Taken};
+use farpage_core::pager::Access;
 use farpage_core::units::{PageBytes, PageIndex, PageRange};
 use farpage_os::memory::{self, Stretch};
 use farpage_os::proc::{self, OwnMemory, Pagemap};
 use farpage_os::sys::Errno;
 use linux_raw_sys::general::{MADV_DONTNEED, MADV_POPULATE_WRITE, PROT_NONE, PROT_READ};
+use take::Careful;
 
 /// Runs that are opened when a range is registered, at most; more, and what lies between is opened, too.
 const RUNS_MAX: u64 = 4096;
@@ -57,11 +59,19 @@ unsafe fn drop_memory(pages: PageRange) -> bool {
     unsafe { memory::advise(pages, MADV_DONTNEED) }.is_ok()
 }
 
+/// Whether this kernel keeps pages that somebody has pinned while they are copied out here: see `take.rs`.
+pub fn keeps_pinned_pages() -> Result<bool, Errno> {
+    Ok(Careful::new(&Pagemap::open()?)?.is_some())
+}
+
 /// Pages taken and installed by what may be done with them.
 pub struct ByProtection {
     memory: OwnMemory,
     pagemap: Pagemap,
     book: Book,
+    /// None where the kernel drops pages although somebody refers to them, or copies them after their protection was changed:
+    /// then a pinned page's last writes can be lost.
+    careful: Option<Careful>,
     /// Mappings that this process may have.
     mappings_max: u64,
     /// Those that it has without our borders, when last counted. Threads that open neighbours at once miscount borders a
@@ -72,9 +82,11 @@ pub struct ByProtection {
 impl ByProtection {
     /// With nothing registered yet.
     pub fn new() -> Result<ByProtection, Errno> {
+        let pagemap = Pagemap::open()?;
         let pages = ByProtection {
             memory: OwnMemory::open()?,
-            pagemap: Pagemap::open()?,
+            careful: Careful::new(&pagemap)?,
+            pagemap,
             book: Book::new()?,
             mappings_max: proc::mappings_max(),
             others: AtomicI64::new(0),
@@ -85,14 +97,24 @@ impl ByProtection {
 
     /// Closes `pages`, which are open, or doesn't change anything.
     fn close(&self, pages: PageRange) -> bool {
+        self.close_to(pages, PROT_NONE as usize)
+    }
+
+    /// The same, but that the program can still read them with `PROT_READ`.
+    fn close_to(&self, pages: PageRange, protection: usize) -> bool {
         self.book.set_open(pages, false);
-        let closed = protect(pages, PROT_NONE as usize).is_ok();
-        if !closed {
-            self.book.set_open(pages, true);
-            // The kernel may have done some of it. What stays closed is opened for who touches it again and again.
-            let _ = self.part(pages);
+        let is_closed = protect(pages, protection).is_ok();
+        if !is_closed {
+            self.reopen(pages);
         }
-        closed
+        is_closed
+    }
+
+    /// Undoes it. The kernel may have done some of it, and may have no mapping to spare: what stays closed is opened for who
+    /// touches it again and again.
+    fn reopen(&self, pages: PageRange) {
+        self.book.set_open(pages, true);
+        let _ = self.part(pages);
     }
 
     /// Lets the program at `pages` again, as far as it allows itself. Returns how many, from the start, are open now.
@@ -140,37 +162,6 @@ impl ByProtection {
             unsafe { drop_memory(rest) };
         }
         if count == 0 { Err(InstallError::NoMemory) } else { Ok(count) }
-    }
-
-    fn take_run(&self, run: &mut [Outgoing]) {
-        let pages = PageRange::of(run[0].page, run.len() as u64);
-        let is_closed = |page: &Outgoing| !self.book.is_open(page.page);
-        // Some may have stayed closed when there was no mapping to spare.
-        if run.iter().any(is_closed) && self.open(pages) < pages.count() || !self.close(pages) {
-            return;
-        }
-        // Opened with its neighbours, and never touched.
-        let mut there: RunBits = 0;
-        let seen = self.pagemap.for_each_present(pages, |page| there |= 1 << (page.0 - pages.start.0));
-        let is_there = |at: usize| seen.is_err() || there & 1 << at != 0;
-        // SAFETY: the frames are the caller's, as many as pages, one after the other.
-        let read = unsafe { self.memory.read(pages, run[0].frame.cast()) };
-        // SAFETY: the bytes are in the frames.
-        if read.is_ok() && unsafe { drop_memory(pages) } {
-            let taken = |at| if is_there(at) { Taken::Yes } else { Taken::Gone };
-            return run.iter_mut().enumerate().for_each(|(at, page)| page.taken = taken(at));
-        }
-        // Locked by an mlock that we have not heard of, from somewhere in the run on. What was dropped is in its frame.
-        for page in run {
-            let alone = PageRange::of(page.page, 1);
-            // SAFETY: read above, if it was.
-            if read.is_ok() && unsafe { drop_memory(alone) } {
-                page.taken = Taken::Yes;
-            } else {
-                // Whoever touches it has it opened if this fails.
-                let _ = self.open(alone);
-            }
-        }
     }
 
     /// Whether a page holds nothing but zeros.
@@ -256,7 +247,7 @@ impl Pages for &ByProtection {
     }
 
     unsafe fn take(&self, pages: &mut [Outgoing]) {
-        for_each_run(pages, |run| self.take_run(run));
+        for_each_run(pages, |run| self.take_neighbours(run));
     }
 
     unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError> {

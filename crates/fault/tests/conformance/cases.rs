@@ -46,11 +46,7 @@ pub fn long_run_with_holes_takes_what_is_there(bench: &'static Bench) {
 pub fn page_that_somebody_refers_to_stays(bench: &'static Bench) {
     const PINNED: usize = 20;
     bench.fill(40);
-    let (reader, writer) = rustix::pipe::pipe().unwrap();
-    let page = libc::iovec { iov_base: bench.page(PINNED).address() as *mut _, iov_len: PAGE_BYTES };
-    // SAFETY: the page is there, and the test's.
-    let held = unsafe { libc::vmsplice(writer.as_raw_fd(), &raw const page, 1, 0) };
-    assert_eq!(held, PAGE_BYTES as isize);
+    let [reader, writer] = pin(bench, PINNED);
     let taken = bench.take(&(0..40).map(|at| (at, at)).collect::<Vec<_>>());
     for (at, page) in taken.iter().enumerate() {
         let expected = if at == PINNED { Taken::Busy } else { Taken::Yes };
@@ -66,6 +62,53 @@ pub fn page_that_somebody_refers_to_stays(bench: &'static Bench) {
     drop((reader, writer));
     assert_eq!(bench.take(&[(PINNED, PINNED)])[0].taken, Taken::Yes);
     assert_eq!(bench.frame_bytes(PINNED), vec![99; PAGE_BYTES]);
+}
+
+/// What the program may not write is copied where it doesn't see it. Pinned, it stays, and comes back with its protection. Nor may the
+/// kernel drop it afterwards: it was taken for clean while it was copied.
+pub fn what_the_program_may_not_write_stays_while_it_is_pinned(bench: &'static Bench) {
+    const PINNED: [usize; 4] = [3, 20, 21, 39];
+    let protections = bench.protections.unwrap();
+    for (allowed, shown) in
+        [(libc::PROT_READ | libc::PROT_WRITE, "rw-p"), (libc::PROT_READ, "r--p"), (0, "---p")]
+    {
+        bench.fill(40);
+        let pins = PINNED.map(|at| pin(bench, at));
+        protections.allow(bench.range(0, 40), allowed as usize).unwrap();
+        let taken = bench.take(&(0..40).map(|at| (at, at)).collect::<Vec<_>>());
+        for (at, page) in taken.iter().enumerate() {
+            let expected = if PINNED.contains(&at) { Taken::Busy } else { Taken::Yes };
+            assert_eq!(page.taken, expected, "page {at} {shown}");
+            assert!(
+                PINNED.contains(&at) || bench.frame_bytes(at) == vec![at as u8 + 1; PAGE_BYTES],
+                "page {at} {shown}"
+            );
+        }
+        drop(pins);
+        for at in PINNED {
+            assert!(protections.is_open(bench.page(at)));
+            assert_eq!(protection_of(bench, at), shown, "page {at}");
+            // SAFETY: drops clean pages only: none of these.
+            unsafe { farpage_os::memory::advise(bench.range(at, 1), libc::MADV_PAGEOUT as u32) }.unwrap();
+        }
+        protections.allow(bench.range(0, 40), (libc::PROT_READ | libc::PROT_WRITE) as usize).unwrap();
+        for at in PINNED {
+            assert_eq!(bench.read(at), vec![at as u8 + 1; PAGE_BYTES], "page {at} {shown}");
+        }
+        // Nobody refers to them any more: they go like the others.
+        let again = bench.take(&PINNED.map(|at| (at, at)));
+        assert!(again.iter().all(|page| page.taken == Taken::Yes), "{again:?} {shown}");
+    }
+}
+
+/// Has a pipe refer to a page, as a device does that has pinned it.
+fn pin(bench: &Bench, at: usize) -> [std::os::fd::OwnedFd; 2] {
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let page = libc::iovec { iov_base: bench.page(at).address() as *mut _, iov_len: PAGE_BYTES };
+    // SAFETY: the page is there, and the test's.
+    let held = unsafe { libc::vmsplice(writer.as_raw_fd(), &raw const page, 1, 0) };
+    assert_eq!(held, PAGE_BYTES as isize);
+    [reader, writer]
 }
 
 /// By an mlock that nobody told us of. Whatever of it can't be taken is still there, and the rest is in its frame.

@@ -384,6 +384,27 @@ fn page_that_somebody_refers_to_is_not_copied_out() {
             bench.into_iter().for_each(cases::page_that_somebody_refers_to_stays);
         }
     }
+    if lazily_copied() {
+        let bench = bench(Install::Copy, By::Forbidden);
+        bench.into_iter().for_each(cases::page_that_somebody_refers_to_stays);
+    }
+}
+
+#[test]
+fn forbidden_page_that_somebody_refers_to_is_not_copied_out() {
+    if lazily_copied() {
+        let bench = bench(Install::Copy, By::Forbidden);
+        bench.into_iter().for_each(cases::what_the_program_may_not_write_stays_while_it_is_pinned);
+    }
+}
+
+/// Whether this kernel says who has pinned a page.
+fn lazily_copied() -> bool {
+    let does = farpage_fault::segv::keeps_pinned_pages().unwrap();
+    if !does {
+        skipped("this kernel drops or replaces pinned pages (before 5.19)");
+    }
+    does
 }
 
 /// Moving has no copy that could be older than the page.

@@ -26,7 +26,7 @@ use farpage_core::table::entry::State;
 use farpage_core::units::PAGE_BYTES;
 use farpage_fault::Fault;
 use farpage_fault::segv::ByProtection;
-use farpage_fault::signal::{fault_of, forbidden_of};
+use farpage_fault::signal::{fault_of, forbidden_of, unmapped_of};
 use farpage_os::dispatch::{Birth, Call, Making, is_about_arming};
 use farpage_os::peek;
 use farpage_os::signal::{
@@ -56,11 +56,13 @@ const ENOSYS: isize = -(linux_raw_sys::errno::ENOSYS as isize);
 /// A page is out.
 pub unsafe extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut Context) {
     // SAFETY: the kernel's own structures, for this call.
-    let fault = unsafe { fault_of(&*info, &*context).or(forbidden_of(&*info, &*context)) };
+    let (about, at) = unsafe { (&*info, &*context) };
+    let fault = fault_of(about, at).or(forbidden_of(about, at)).or(aside_of(about, at));
+    let is_unmapped = about.unmapped_at().is_some();
     let room = Room::if_here();
     if let (Some(fault), Some(engine)) = (fault, engine()) {
         // SAFETY: as above.
-        let serve = || is_served(engine, fault, unsafe { &mut *context });
+        let serve = || is_served(engine, fault, is_unmapped, unsafe { &mut *context });
         if room.map_or_else(serve, |room| room.at_work.during(context, serve)) {
             return;
         }
@@ -69,12 +71,20 @@ pub unsafe extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut Co
     unsafe { tell(room, signal, info, context) }
 }
 
+/// A touch of a page that has no mapping because it is moved aside for a moment, on its way out (`move_memory`).
+fn aside_of(info: &Info, context: &Context) -> Option<Fault> {
+    let is_managed = |fault: &Fault| {
+        engine().is_some_and(|engine| engine.protections.is_some() && engine.is_registered(fault.page))
+    };
+    unmapped_of(info, context).filter(is_managed)
+}
+
 /// Whether a fault was about a page that is out, and the access is to be tried again.
-fn is_served(engine: &'static Engine, fault: Fault, context: &mut Context) -> bool {
+fn is_served(engine: &'static Engine, fault: Fault, is_unmapped: bool, context: &mut Context) -> bool {
     match (rooms::borrowed(engine), engine.protections) {
         (Some(room), _) => is_served_for_child(engine, room, fault),
         (None, Some(protections)) if engine.is_registered(fault.page) => {
-            is_forbidden_by_us(engine, protections, fault, context)
+            is_forbidden_by_us(engine, protections, fault, is_unmapped, context)
         }
         (None, _) => is_ours(engine, fault),
     }
@@ -136,6 +146,7 @@ fn is_forbidden_by_us(
     engine: &'static Engine,
     protections: &ByProtection,
     fault: Fault,
+    is_unmapped: bool,
     context: &mut Context,
 ) -> bool {
     if matches!(engine.pager.state(fault.page), State::Lost(_)) {
@@ -152,7 +163,7 @@ fn is_forbidden_by_us(
         engine.handover.inspect(|handover| engine.serve_fault(handover, fault));
         true
     };
-    if !protections.is_open(fault.page) {
+    if !protections.is_open(fault.page) && !is_unmapped {
         return serve(fault);
     }
     // Opened meanwhile, or the mapping is being changed; or closed behind our back, or what the page allows isn't enough.
@@ -162,6 +173,8 @@ fn is_forbidden_by_us(
     let own = unsafe { &mut *room.own.get() };
     match own.try_again(seen) {
         TRIES_ALONE => serve(Fault { access: Access::WriteProtected, ..fault }),
+        // On its way out; or unmapped behind our back.
+        tries if is_unmapped => tries < TRIES_MAX && serve(fault),
         tries => tries < TRIES_MAX,
     }
 }

@@ -1,0 +1,266 @@
+//! How `segv` mode takes pages out: it copies them, and the kernel drops only those that nobody has pinned.
+//!
+//! Pages that the program may write are *stopped* first: they can be read and not written. A pipe refers to them, they are
+//! closed, freed lazily, copied and dropped (`lazy.rs`). Whatever is left that no other process maps stays.
+//!
+//! A page that stays has to be marked as written, which takes a protection that the program must not see. So it is moved *aside*
+//! for that: to a mapping that nobody else touches. Pages that the program itself may not write are copied there, too.
+// UNSAFETY: it takes pages of the program away, with its callers' promises.
+
+use super::book::{READ_WRITE, allowed};
+use super::{ByProtection, drop_memory, protect};
+use crate::Outgoing;
+use crate::lazy::{Claim, Lazy, PIPE_PAGES, PIPES, Writers, until_done};
+use crate::uffd::RunBits;
+use farpage_core::pager::Taken;
+use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
+use farpage_os::memory;
+use farpage_os::proc::{Mapped, Pagemap};
+use farpage_os::sys::Errno;
+use linux_raw_sys::general::{PROT_NONE, PROT_READ};
+
+const EFAULT: Errno = Errno(14);
+
+/// What it takes to copy pages and to see who has pinned them.
+pub(super) struct Careful {
+    lazy: Lazy,
+    /// [`PIPE_PAGES`] for each pipe, where nobody but its owner touches anything.
+    aside: PageIndex,
+}
+
+/// What the kernel says of a run's pages: bit n for page n.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    /// Mapped here and nowhere else, or swapped out.
+    own: RunBits,
+    /// Mapped by another process, too, or the kernel's page of zeros.
+    shared: RunBits,
+}
+
+impl Seen {
+    const fn is_there(self, at: usize) -> bool {
+        (self.own | self.shared) & 1 << at != 0
+    }
+}
+
+impl Careful {
+    /// None where this kernel can't be asked who has pinned a page.
+    pub(super) fn new(pagemap: &Pagemap) -> Result<Option<Careful>, Errno> {
+        let Some(lazy) = Lazy::new(pagemap)? else { return Ok(None) };
+        let close_and_open = |page| {
+            let closed = protect(page, PROT_READ as usize).and(protect(page, PROT_NONE as usize));
+            closed.and(protect(page, READ_WRITE as usize)).is_ok()
+        };
+        if !lazy.protection_is_harmless(close_and_open)? {
+            return Ok(None);
+        }
+        let aside = memory::reserve(PIPES * PIPE_PAGES * PAGE_BYTES)?;
+        Ok(Some(Careful { lazy, aside: PageIndex::of_address(aside as usize) }))
+    }
+
+    /// Where a pipe's owner may put `count` pages.
+    const fn place(&self, claim: &Claim<'_>, count: u64) -> PageRange {
+        PageRange::of(self.aside.plus((claim.which() * PIPE_PAGES) as u64), count)
+    }
+}
+
+fn pages_of(run: &[Outgoing]) -> PageRange {
+    PageRange::of(run[0].page, run.len() as u64)
+}
+
+/// Moves the memory of `pages` to where nobody but us can touch it, and where it can be written.
+fn move_aside(pages: PageRange, place: PageRange) -> Result<(), Errno> {
+    // SAFETY: the pages are closed; nobody needs what is at the place.
+    unsafe { memory::move_memory(pages, place.start) }?;
+    until_done(|| protect(place, READ_WRITE as usize).is_ok());
+    Ok(())
+}
+
+/// Undoes it. The pages are closed.
+fn move_back(place: PageRange, pages: PageRange) {
+    until_done(|| protect(place, PROT_NONE as usize).is_ok());
+    // SAFETY: `pages` have no memory since it was moved aside; nobody else touches the place.
+    until_done(|| unsafe { memory::move_memory(place, pages.start) }.is_ok());
+}
+
+impl ByProtection {
+    /// Takes neighbours, which go to neighbouring frames.
+    pub(super) fn take_neighbours(&self, run: &mut [Outgoing]) {
+        let Some(careful) = &self.careful else { return self.take_whatever_is_pinned(run) };
+        let Some(claim) = careful.lazy.claim() else { return };
+        let is_writable =
+            |page: &Outgoing| allowed(self.book.get(page.page)) & READ_WRITE as usize == READ_WRITE as usize;
+        for run in run.chunk_by_mut(|one, next| is_writable(one) == is_writable(next)) {
+            for run in run.chunks_mut(claim.pages_max()) {
+                if is_writable(&run[0]) {
+                    self.take_stopped(careful, &claim, run);
+                } else {
+                    self.take_aside(careful, &claim, run);
+                }
+            }
+        }
+    }
+
+    /// Opens what had stayed closed of a run when there was no mapping to spare. False if there is none now.
+    fn open_all(&self, run: &[Outgoing]) -> bool {
+        let is_open = |page: &Outgoing| self.book.is_open(page.page);
+        run.iter().all(is_open) || self.open(pages_of(run)) == run.len() as u64
+    }
+
+    /// Takes pages that the program may write: stopped, then closed.
+    fn take_stopped(&self, careful: &Careful, claim: &Claim<'_>, run: &mut [Outgoing]) {
+        let pages = pages_of(run);
+        if !self.open_all(run) || !self.close_to(pages, PROT_READ as usize) {
+            return;
+        }
+        // What isn't there was opened with its neighbours, and never touched.
+        let before = self.look(pages);
+        if before.own == 0 {
+            return self.take_closed(run, before);
+        }
+        let close = || protect(pages, PROT_NONE as usize).is_ok();
+        // SAFETY: the pages are the caller's, and the frames, as many, one after the other.
+        let copied = unsafe { claim.copy_and_drop(pages, run[0].frame, Writers::Wait, close) };
+        let Some(freed) = copied else { return self.reopen(pages) };
+        let after = self.look(pages);
+        // SAFETY: what they hold is in their frames; nobody has pinned them (`take_closed`).
+        let locked = unsafe { drop_some(pages, after.shared) };
+        let freed = RunBits::from(freed);
+        let left = after.own & freed & !self.leave(careful, claim, pages, after.own & freed);
+        self.settle(run, before, left | locked | after.own & !freed);
+    }
+
+    /// Marks as written those of the pages that are freed lazily and still there: the kernel could drop them at any time. Returns
+    /// those that it did drop meanwhile, and which were clean so.
+    fn leave(&self, careful: &Careful, claim: &Claim<'_>, pages: PageRange, freed: RunBits) -> RunBits {
+        let place = careful.place(claim, 1);
+        pages.iter().enumerate().filter(|(at, _)| freed & 1 << at != 0).fold(0, |dropped, (at, page)| {
+            let alone = PageRange::of(page, 1);
+            let mut moved = Ok(());
+            until_done(|| {
+                moved = move_aside(alone, place);
+                moved.is_ok() || moved == Err(EFAULT)
+            });
+            // Unmapped behind our back, it needs nobody any more.
+            let is_left = moved.is_ok() && self.keep_left(claim, place) != 0;
+            if moved.is_ok() {
+                move_back(place, alone);
+            }
+            dropped | RunBits::from(!is_left) << at
+        })
+    }
+
+    /// Marks as written what is left of pages that were moved aside, and drops the others.
+    fn keep_left(&self, claim: &Claim<'_>, place: PageRange) -> RunBits {
+        // SAFETY: the place can be written, and is the caller's.
+        let left = RunBits::from(unsafe { claim.keep_left(&self.pagemap, place) });
+        // SAFETY: the kernel had dropped what was there; or others map it, and it was copied.
+        unsafe { drop_some(place, !left & all_of(place)) };
+        left
+    }
+
+    /// Opens the pages that stay, and says of each what became of it.
+    fn settle(&self, run: &mut [Outgoing], before: Seen, stays: RunBits) {
+        for (at, page) in run.iter_mut().enumerate() {
+            if stays & 1 << at == 0 {
+                page.taken = if before.is_there(at) { Taken::Yes } else { Taken::Gone };
+            } else {
+                // Whoever touches it has it opened if this fails.
+                self.open(PageRange::of(page.page, 1));
+                page.is_shared = true;
+            }
+        }
+    }
+
+    /// Takes pages that the program may not write, or not even read.
+    fn take_aside(&self, careful: &Careful, claim: &Claim<'_>, run: &mut [Outgoing]) {
+        let pages = pages_of(run);
+        if !self.open_all(run) || !self.close_to(pages, PROT_NONE as usize) {
+            return;
+        }
+        let place = careful.place(claim, pages.count());
+        if move_aside(pages, place).is_err() {
+            // Perhaps they are several mappings to the kernel.
+            self.reopen(pages);
+            if run.len() > 1 {
+                let (first, second) = run.split_at_mut(run.len() / 2);
+                self.take_aside(careful, claim, first);
+                self.take_aside(careful, claim, second);
+            }
+            return;
+        }
+        let before = self.look(place);
+        // SAFETY: the pages are the caller's, and the frames, as many, one after the other.
+        let copied = unsafe { claim.copy_and_drop(place, run[0].frame, Writers::Wait, || true) };
+        let left = if copied.is_some() { self.keep_left(claim, place) } else { all_of(place) };
+        move_back(place, pages);
+        self.settle(run, before, left);
+    }
+
+    /// What the kernel says of at most as many pages as there are bits.
+    fn look(&self, pages: PageRange) -> Seen {
+        let mut seen = Seen::default();
+        let looked = self.pagemap.for_each_mapped(pages, |page, mapped| {
+            let bit = 1 << (page.0 - pages.start.0);
+            match mapped {
+                Mapped::Alone | Mapped::Swapped => seen.own |= bit,
+                Mapped::Shared => seen.shared |= bit,
+            }
+        });
+        looked.expect("our own pagemap can be read");
+        seen
+    }
+
+    /// Takes pages that can't be written, or not touched at all, and that nobody has pinned: whoever has pinned a page to write to it
+    /// has no other process map it.
+    fn take_closed(&self, run: &mut [Outgoing], before: Seen) {
+        let pages = pages_of(run);
+        if protect(pages, PROT_NONE as usize).is_err() {
+            return self.reopen(pages);
+        }
+        // SAFETY: the frames are the caller's, as many as pages, one after the other.
+        let read = unsafe { self.memory.read(pages, run[0].frame.cast()) };
+        let left = match read {
+            // SAFETY: the bytes are in the frames.
+            Ok(()) => unsafe { drop_some(pages, all_of(pages)) },
+            Err(_) => all_of(pages),
+        };
+        self.settle(run, before, left);
+    }
+
+    /// Takes pages on a kernel that can't be asked who has pinned them.
+    fn take_whatever_is_pinned(&self, run: &mut [Outgoing]) {
+        let pages = pages_of(run);
+        if self.open_all(run) && self.close_to(pages, PROT_NONE as usize) {
+            self.take_closed(run, self.look(pages));
+        }
+    }
+}
+
+/// A bit for each of `pages`.
+const fn all_of(pages: PageRange) -> RunBits {
+    RunBits::MAX >> (RunBits::BITS as u64 - pages.count())
+}
+
+/// Drops what is behind those of `pages` that have a bit. Returns those that an mlock keeps of which we have not heard.
+///
+/// # Safety
+/// Their bytes are needed no more.
+unsafe fn drop_some(pages: PageRange, bits: RunBits) -> RunBits {
+    let (mut rest, mut locked) = (bits, 0);
+    while rest != 0 {
+        let first = rest.trailing_zeros();
+        let count = (rest >> first).trailing_ones();
+        let stretch = PageRange::of(pages.start.plus(u64::from(first)), u64::from(count));
+        // SAFETY: the caller's promise.
+        if !unsafe { drop_memory(stretch) } {
+            for (at, page) in stretch.iter().enumerate() {
+                // SAFETY: the caller's promise.
+                let is_dropped = unsafe { drop_memory(PageRange::of(page, 1)) };
+                locked |= RunBits::from(!is_dropped) << (first as usize + at);
+            }
+        }
+        rest &= !(all_of(stretch) << first);
+    }
+    locked
+}
