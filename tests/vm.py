@@ -278,33 +278,22 @@ def boot(kernel, image, parameters):
         return file.read().replace("\r", "")
 
 
-def lacks(kernel, version, user, mode):
+def lacks(version, user, mode):
     """Why this kernel may refuse a mode; else None."""
     if not mode.startswith("thread") and version < (5, 11):
         return "Syscall User Dispatch is from Linux 5.11"
     if mode.startswith("thread") and user != "root" and version >= (5, 11):
         return "vm.unprivileged_userfaultfd is 0"
-    if mode == "segv" and "CONFIG_PROC_MEM_FORCE_PTRACE=y" in configuration(kernel):
-        return "/proc/self/mem respects protections, unless it is booted with proc_mem.force_override=always"
     return None
 
 
-def configuration(kernel):
-    text = ""
-    for pattern in ("boot/config-*", "lib/modules/*/config"):
-        for path in glob.glob(os.path.join(glob.escape(kernel), pattern)):
-            with open(path) as file:
-                text += file.read()
-    return text
-
-
-def verdict(cell, kernel, version):
+def verdict(cell, version):
     """`right`, `refused` or `WRONG`, and why."""
     text, status, stats = cell["text"], cell["status"], cell["stats"]
     ours = [line for line in text.splitlines() if line.startswith("farpage: ")]
     if status == REFUSED and stats is None and ours:
         why = "; ".join(line[len("farpage: "):].strip() for line in ours[:2])
-        if lacks(kernel, version, cell["user"], cell["mode"]) is None:
+        if lacks(version, cell["user"], cell["mode"]) is None:
             return "WRONG", "refused, but the kernel has what this mode needs: " + why
         return "refused", why
     if status != 0:
@@ -344,7 +333,7 @@ def tested(series, arguments, script):
             use = [line for line in cell["text"].splitlines() if line.startswith("farpage run")]
             rows.append((release.group(1), cell["user"], "`farpage doctor`", "", "status %s" % cell["status"], " ".join(use)))
             continue
-        outcome, why = verdict(cell, kernel, version)
+        outcome, why = verdict(cell, version)
         wrong += outcome == "WRONG"
         rows.append((release.group(1), cell["user"], cell["mode"], cell["program"], outcome, why))
     if "@@done" not in text:

@@ -85,13 +85,21 @@ pub fn user_mode() -> Result<Userfaultfd, Failure> {
 
 /// No userfaultfd, and what doing without takes. Needs no privilege, and nothing that containers refuse.
 pub fn without() -> Result<Userfaultfd, Failure> {
-    sys::writes_what_may_not_be_touched().map_err(|error| {
-        Failure::new(format!("memory that may not be touched can't be filled here: /proc/self/mem: {error}"))
-            .because("there is no /proc, or the kernel forbids it (proc_mem.force_override)")
-            .fix("mount /proc, or allow userfaultfd (`farpage doctor`)")
-    })?;
+    sys::writes_what_may_not_be_touched().or_else(filled_aside)?;
     can_guard()?;
     Ok(Userfaultfd { source: UffdSource::Nothing, features: 0 })
+}
+
+/// Where nobody may write what may not be touched, pages are filled elsewhere and moved, if the kernel keeps pinned pages.
+fn filled_aside(refused: io::Error) -> Result<(), Failure> {
+    match farpage::keeps_pinned_pages_in_segv() {
+        Ok(true) if refused.raw_os_error() == Some(libc::EIO) => Ok(()),
+        _ => Err(Failure::new(format!(
+            "memory that may not be touched can't be filled here: /proc/self/mem: {refused}"
+        ))
+        .because("there is no /proc, or the kernel forbids it (it was booted with another proc_mem.force_override than `always`)")
+        .fix("mount /proc, boot with proc_mem.force_override=always, or allow userfaultfd (`farpage doctor`)")),
+    }
 }
 
 /// Whether the program's system calls can be stopped and looked at.

@@ -13,11 +13,13 @@
 //! A page that was never touched is closed, too: else the program would grow without our hearing of it.
 // UNSAFETY: it takes pages of the program away, with its callers' promises.
 
+mod aside;
 mod book;
 mod take;
 
 use crate::uffd::for_each_run;
 use crate::{InstallError, Outgoing, Pages};
+use aside::{Careful, is_forcible};
 use book::{Book, OPEN, READ_WRITE, allowed, is_known, is_open};
 use core::sync::atomic::{AtomicI64, Ordering};
 use farpage_core::cache::Backing;
@@ -27,11 +29,11 @@ use farpage_os::memory::{self, Stretch};
 use farpage_os::proc::{self, OwnMemory, Pagemap};
 use farpage_os::sys::Errno;
 use linux_raw_sys::general::{MADV_DONTNEED, MADV_POPULATE_WRITE, PROT_NONE, PROT_READ};
-use take::Careful;
 
 /// Runs that are opened when a range is registered, at most; more, and what lies between is opened, too.
 const RUNS_MAX: u64 = 4096;
 const ENOMEM: Errno = Errno(12);
+const EIO: Errno = Errno(5);
 
 /// The kernel's protection of `pages`. An error is the caller's to deal with.
 fn protect(pages: PageRange, protection: usize) -> Result<(), Errno> {
@@ -72,6 +74,8 @@ pub struct ByProtection {
     /// None where the kernel drops pages although somebody refers to them, or copies them after their protection was changed:
     /// then a pinned page's last writes can be lost.
     careful: Option<Careful>,
+    /// Whether /proc/self/mem passes over protections.
+    is_forcible: bool,
     /// Mappings that this process may have.
     mappings_max: u64,
     /// Those that it has without our borders, when last counted. Threads that open neighbours at once miscount borders a
@@ -83,9 +87,15 @@ impl ByProtection {
     /// With nothing registered yet.
     pub fn new() -> Result<ByProtection, Errno> {
         let pagemap = Pagemap::open()?;
+        let (memory, careful) = (OwnMemory::open()?, Careful::new(&pagemap)?);
+        let is_forcible = is_forcible(&memory)?;
+        if careful.is_none() && !is_forcible {
+            return Err(EIO);
+        }
         let pages = ByProtection {
-            memory: OwnMemory::open()?,
-            careful: Careful::new(&pagemap)?,
+            memory,
+            careful,
+            is_forcible,
             pagemap,
             book: Book::new()?,
             mappings_max: proc::mappings_max(),
@@ -93,6 +103,12 @@ impl ByProtection {
         };
         pages.count_mappings();
         Ok(pages)
+    }
+
+    /// As on a kernel that lets nobody pass over protections (proc_mem.force_override). None where that can't be done without.
+    pub fn without_force() -> Result<Option<ByProtection>, Errno> {
+        let pages = ByProtection { is_forcible: false, ..ByProtection::new()? };
+        Ok(pages.careful.is_some().then_some(pages))
     }
 
     /// Closes `pages`, which are open, or doesn't change anything.
@@ -153,8 +169,16 @@ impl ByProtection {
     /// # Safety
     /// As for `Pages::install_run`.
     unsafe fn fill(&self, pages: PageRange, from: *const PageBytes) -> Result<u64, InstallError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.memory.write(pages, from.cast()) }.map_err(install_error)?;
+        let filled = match &self.careful {
+            // SAFETY: the caller's promise.
+            Some(careful) if !self.is_forcible => unsafe { self.fill_aside(careful, pages, from) }?,
+            _ => {
+                // SAFETY: the caller's promise.
+                unsafe { self.memory.write(pages, from.cast()) }.map_err(install_error)?;
+                pages.count()
+            }
+        };
+        let pages = PageRange::of(pages.start, filled);
         let count = self.open(pages);
         let rest = PageRange::new(pages.start.plus(count), pages.end);
         if !rest.is_empty() {
@@ -164,24 +188,27 @@ impl ByProtection {
         if count == 0 { Err(InstallError::NoMemory) } else { Ok(count) }
     }
 
-    /// Whether a page holds nothing but zeros.
-    fn is_zero(&self, page: PageRange) -> bool {
+    /// Drops a closed page if it holds nothing but zeros: it reads as zeros, and will.
+    fn drop_if_zero(&self, page: PageRange) {
+        if let Some(careful) = self.careful.as_ref().filter(|_| !self.is_forcible) {
+            return careful.drop_if_zero(page);
+        }
         let mut bytes = PageBytes::ZERO;
         // SAFETY: a page of our own.
         let read = unsafe { self.memory.read(page, (&raw mut bytes).cast()) };
-        read.is_ok() && bytes.0.iter().all(|byte| *byte == 0)
+        if read.is_ok() && bytes.0 == PageBytes::ZERO.0 {
+            // SAFETY: nobody can write there.
+            unsafe { drop_memory(page) };
+        }
     }
 
     /// What was only read of `pages`, which were just closed, is one page of zeros, and takes memory once it is written:
     /// without our hearing of it, if it were opened. `first` was written by us.
     fn drop_zeros(&self, pages: PageRange, first: PageRange) {
-        if self.is_zero(first) {
-            // SAFETY: it reads as zeros, and will.
-            unsafe { drop_memory(first) };
-        }
+        self.drop_if_zero(first);
         // Before Linux 6.7 it stays, and only blurs how much there is.
         let _ = self.pagemap.for_each_zero_run(pages, |zeros| {
-            // SAFETY: likewise; nobody can write there.
+            // SAFETY: they read as zeros, and will: nobody can write there.
             unsafe { drop_memory(zeros) };
         });
     }

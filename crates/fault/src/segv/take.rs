@@ -7,26 +7,16 @@
 //! for that: to a mapping that nobody else touches. Pages that the program itself may not write are copied there, too.
 // UNSAFETY: it takes pages of the program away, with its callers' promises.
 
+use super::aside::{Careful, EFAULT, move_aside, move_back};
 use super::book::{READ_WRITE, allowed};
 use super::{ByProtection, drop_memory, protect};
 use crate::Outgoing;
-use crate::lazy::{Claim, Lazy, PIPE_PAGES, PIPES, Writers, until_done};
+use crate::lazy::{Claim, Writers, until_done};
 use crate::uffd::RunBits;
 use farpage_core::pager::Taken;
-use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
-use farpage_os::memory;
-use farpage_os::proc::{Mapped, Pagemap};
-use farpage_os::sys::Errno;
+use farpage_core::units::PageRange;
+use farpage_os::proc::Mapped;
 use linux_raw_sys::general::{PROT_NONE, PROT_READ};
-
-const EFAULT: Errno = Errno(14);
-
-/// What it takes to copy pages and to see who has pinned them.
-pub(super) struct Careful {
-    lazy: Lazy,
-    /// [`PIPE_PAGES`] for each pipe, where nobody but its owner touches anything.
-    aside: PageIndex,
-}
 
 /// What the kernel says of a run's pages: bit n for page n.
 #[derive(Clone, Copy, Default)]
@@ -43,44 +33,8 @@ impl Seen {
     }
 }
 
-impl Careful {
-    /// None where this kernel can't be asked who has pinned a page.
-    pub(super) fn new(pagemap: &Pagemap) -> Result<Option<Careful>, Errno> {
-        let Some(lazy) = Lazy::new(pagemap)? else { return Ok(None) };
-        let close_and_open = |page| {
-            let closed = protect(page, PROT_READ as usize).and(protect(page, PROT_NONE as usize));
-            closed.and(protect(page, READ_WRITE as usize)).is_ok()
-        };
-        if !lazy.protection_is_harmless(close_and_open)? {
-            return Ok(None);
-        }
-        let aside = memory::reserve(PIPES * PIPE_PAGES * PAGE_BYTES)?;
-        Ok(Some(Careful { lazy, aside: PageIndex::of_address(aside as usize) }))
-    }
-
-    /// Where a pipe's owner may put `count` pages.
-    const fn place(&self, claim: &Claim<'_>, count: u64) -> PageRange {
-        PageRange::of(self.aside.plus((claim.which() * PIPE_PAGES) as u64), count)
-    }
-}
-
 fn pages_of(run: &[Outgoing]) -> PageRange {
     PageRange::of(run[0].page, run.len() as u64)
-}
-
-/// Moves the memory of `pages` to where nobody but us can touch it, and where it can be written.
-fn move_aside(pages: PageRange, place: PageRange) -> Result<(), Errno> {
-    // SAFETY: the pages are closed; nobody needs what is at the place.
-    unsafe { memory::move_memory(pages, place.start) }?;
-    until_done(|| protect(place, READ_WRITE as usize).is_ok());
-    Ok(())
-}
-
-/// Undoes it. The pages are closed.
-fn move_back(place: PageRange, pages: PageRange) {
-    until_done(|| protect(place, PROT_NONE as usize).is_ok());
-    // SAFETY: `pages` have no memory since it was moved aside; nobody else touches the place.
-    until_done(|| unsafe { memory::move_memory(place, pages.start) }.is_ok());
 }
 
 impl ByProtection {
@@ -115,7 +69,7 @@ impl ByProtection {
         }
         // What isn't there was opened with its neighbours, and never touched.
         let before = self.look(pages);
-        if before.own == 0 {
+        if before.own == 0 && self.is_forcible {
             return self.take_closed(run, before);
         }
         let close = || protect(pages, PROT_NONE as usize).is_ok();

@@ -59,6 +59,8 @@ enum Variant {
     TakenHere,
     /// Copied as on a kernel where a write protection does harm.
     Unprotected,
+    /// As on a kernel that lets nobody pass over protections.
+    Unforced,
 }
 
 // SAFETY: the pointers are to mappings that live for good; each test says itself who touches what.
@@ -131,6 +133,13 @@ fn bench_with(install: Install, by: By, variant: Variant) -> Option<&'static Ben
             None => return skipped("this kernel drops pinned pages (before 5.18)").map(|_| unreachable!()),
         },
         Some(uffd) => woken(ByCopy::new(uffd).unwrap(), handover),
+        None if variant == Variant::Unforced => match ByProtection::without_force().unwrap() {
+            Some(by) => woken(*protections.insert(&*Box::leak(Box::new(by))), handover),
+            None => {
+                return skipped("this kernel drops or replaces pinned pages (before 5.19)")
+                    .map(|_| unreachable!());
+            }
+        },
         None => woken(*protections.insert(&*Box::leak(Box::new(ByProtection::new().unwrap()))), handover),
     };
     // Another test forks: what it would share with its child could not be moved here.
@@ -318,6 +327,10 @@ macro_rules! suite {
     (@ways forbidden $name:ident) => {
         #[test]
         fn forbidden() { bench(Install::Copy, By::Forbidden).into_iter().for_each(cases::$name); }
+        #[test]
+        fn forbidden_unforced() {
+            bench_with(Install::Copy, By::Forbidden, Variant::Unforced).into_iter().for_each(cases::$name);
+        }
     };
     (@ways messages $name:ident) => { suite!(@tests Messages $name); };
     (@ways signals $name:ident) => { suite!(@tests Signals $name); };
@@ -392,8 +405,8 @@ fn page_that_somebody_refers_to_is_not_copied_out() {
 
 #[test]
 fn forbidden_page_that_somebody_refers_to_is_not_copied_out() {
-    if lazily_copied() {
-        let bench = bench(Install::Copy, By::Forbidden);
+    for variant in [Variant::Usual, Variant::Unforced].into_iter().filter(|_| lazily_copied()) {
+        let bench = bench_with(Install::Copy, By::Forbidden, variant);
         bench.into_iter().for_each(cases::what_the_program_may_not_write_stays_while_it_is_pinned);
     }
 }

@@ -1,0 +1,132 @@
+//! Where `segv` mode puts pages that it must touch and that the program must not: *aside*, into a mapping that no thread of the
+//! program knows. Pages that stay are marked as written there (`take.rs`), and those that the program may not write are copied there.
+//! Where the kernel lets nobody pass over protections (proc_mem.force_override), pages are filled there, too.
+// UNSAFETY: it takes pages of the program away, with its callers' promises.
+
+use super::book::READ_WRITE;
+use super::{ByProtection, drop_memory, install_error, protect};
+use crate::InstallError;
+use crate::lazy::{Claim, Lazy, PIPE_PAGES, PIPES, until_done};
+use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
+use farpage_os::memory;
+use farpage_os::proc::{OwnMemory, Pagemap};
+use farpage_os::sys::Errno;
+use linux_raw_sys::general::{PROT_NONE, PROT_READ};
+
+pub(super) const EFAULT: Errno = Errno(14);
+/// How long a thread waits for another one's place.
+const TURN_NS: u64 = 20_000;
+
+/// What it takes to copy pages and to see who has pinned them.
+pub(super) struct Careful {
+    pub(super) lazy: Lazy,
+    /// [`PIPE_PAGES`] for each pipe, where nobody but its owner touches anything.
+    aside: PageIndex,
+}
+
+impl Careful {
+    /// None where this kernel can't be asked who has pinned a page.
+    pub(super) fn new(pagemap: &Pagemap) -> Result<Option<Careful>, Errno> {
+        let Some(lazy) = Lazy::new(pagemap)? else { return Ok(None) };
+        let close_and_open = |page| {
+            let closed = protect(page, PROT_READ as usize).and(protect(page, PROT_NONE as usize));
+            closed.and(protect(page, READ_WRITE as usize)).is_ok()
+        };
+        if !lazy.protection_is_harmless(close_and_open)? {
+            return Ok(None);
+        }
+        let aside = memory::reserve(PIPES * PIPE_PAGES * PAGE_BYTES)?;
+        Ok(Some(Careful { lazy, aside: PageIndex::of_address(aside as usize) }))
+    }
+
+    /// Where a pipe's owner may put `count` pages.
+    pub(super) const fn place(&self, claim: &Claim<'_>, count: u64) -> PageRange {
+        PageRange::of(self.aside.plus((claim.which() * PIPE_PAGES) as u64), count)
+    }
+
+    /// A place, as soon as one is free: whoever has one waits for nobody.
+    fn wait_for_place(&self) -> Claim<'_> {
+        loop {
+            match self.lazy.claim() {
+                Some(claim) => return claim,
+                None => farpage_os::clock::sleep_ns(TURN_NS),
+            }
+        }
+    }
+}
+
+impl Careful {
+    /// Drops a closed page if it holds nothing but zeros.
+    pub(super) fn drop_if_zero(&self, page: PageRange) {
+        let claim = self.wait_for_place();
+        let place = self.place(&claim, 1);
+        if move_aside(page, place).is_err() {
+            return;
+        }
+        let bytes: *const PageBytes = core::ptr::with_exposed_provenance(place.start.address());
+        // SAFETY: the place can be read, and is the claim's.
+        if unsafe { (*bytes).0 == PageBytes::ZERO.0 } {
+            // SAFETY: it reads as zeros, and will.
+            unsafe { drop_memory(place) };
+        }
+        move_back(place, page);
+    }
+}
+
+/// Moves the memory of `pages` to where nobody but us can touch it, and where it can be written.
+pub(super) fn move_aside(pages: PageRange, place: PageRange) -> Result<(), Errno> {
+    // SAFETY: the pages are closed; nobody needs what is at the place.
+    unsafe { memory::move_memory(pages, place.start) }?;
+    until_done(|| protect(place, READ_WRITE as usize).is_ok());
+    Ok(())
+}
+
+/// Undoes it. The pages are closed.
+pub(super) fn move_back(place: PageRange, pages: PageRange) {
+    until_done(|| protect(place, PROT_NONE as usize).is_ok());
+    // SAFETY: `pages` have no memory since it was moved aside; nobody else touches the place.
+    until_done(|| unsafe { memory::move_memory(place, pages.start) }.is_ok());
+}
+
+impl ByProtection {
+    /// Puts bytes into closed pages of one mapping, as many as there are from the start. Returns how many.
+    ///
+    /// # Safety
+    /// As for `Pages::install_run`; the pages are closed.
+    pub(super) unsafe fn fill_aside(
+        &self,
+        careful: &Careful,
+        pages: PageRange,
+        from: *const PageBytes,
+    ) -> Result<u64, InstallError> {
+        let claim = careful.wait_for_place();
+        let mut part = PageRange::of(pages.start, pages.count().min(PIPE_PAGES as u64));
+        loop {
+            let place = careful.place(&claim, part.count());
+            match move_aside(part, place) {
+                Ok(()) => {
+                    let to: *mut PageBytes = core::ptr::with_exposed_provenance_mut(place.start.address());
+                    // SAFETY: the place can be written, and is the claim's; the caller's promise.
+                    unsafe { core::ptr::copy_nonoverlapping(from, to, part.count() as usize) };
+                    move_back(place, part);
+                    return Ok(part.count());
+                }
+                // Perhaps they are several mappings to the kernel.
+                Err(EFAULT) if part.count() > 1 => part = PageRange::of(part.start, part.count() / 2),
+                Err(error) => return Err(install_error(error)),
+            }
+        }
+    }
+}
+
+/// Whether private memory that may not be touched can be written through /proc/self/mem.
+pub(super) fn is_forcible(memory: &OwnMemory) -> Result<bool, Errno> {
+    let base = memory::reserve(PAGE_BYTES)?;
+    let (page, zeros) = (PageRange::covering(base as usize, PAGE_BYTES), PageBytes::ZERO);
+    protect(page, PROT_NONE as usize)?;
+    // SAFETY: one page of ours, which nobody touches.
+    let is_written = unsafe { memory.write(page, (&raw const zeros).cast()) }.is_ok();
+    // SAFETY: the mapping just made.
+    let _ = unsafe { memory::drop_pages(base, PAGE_BYTES) };
+    Ok(is_written)
+}
