@@ -176,8 +176,9 @@ impl Claim<'_> {
     }
 
     /// Copies `pages`, which are all there, to `frames`, and has the kernel drop those that nobody else refers to or has written
-    /// to meanwhile. `close` keeps the program from its pages once the pipe refers to them. None if it could not begin: then no
-    /// page was changed. Else the pages that were freed lazily: [`keep`] those that are left.
+    /// to meanwhile. `alone` has a bit for each page that no other process maps: the others are copied only ([`free_lazily`]).
+    /// `close` keeps the program from its pages once the pipe refers to them. None if it could not begin: then no page was
+    /// changed. Else the pages that were freed lazily: [`keep`] those that are left.
     ///
     /// # Safety
     /// The caller has locked the pages and serves their faults. `frames` is the first of as many frames of the caller's, which
@@ -187,6 +188,7 @@ impl Claim<'_> {
         pages: PageRange,
         frames: *mut PageBytes,
         writers: Writers,
+        alone: PipeBits,
         close: impl FnOnce() -> bool,
     ) -> Option<PipeBits> {
         debug_assert!(pages.count() <= PIPE_PAGES as u64);
@@ -198,7 +200,7 @@ impl Claim<'_> {
             pipe.empty(pages.bytes());
             return None;
         }
-        let freed = free_lazily(pages);
+        let freed = free_lazily(pages, alone);
         // SAFETY: the caller's promise.
         unsafe { pipe.copy_out(pages.bytes(), frames.cast()) };
         if writers == Writers::GoOn {
@@ -234,16 +236,41 @@ impl Claim<'_> {
     }
 }
 
-/// Has the kernel take `pages` for clean, and says which of them it does: bit n for page n. A pipe refers to them, so it drops none.
-fn free_lazily(pages: PageRange) -> PipeBits {
+/// Has the kernel take those of `pages` for clean that have a bit, and says which of them it does: bit n for page n. A pipe refers
+/// to them, so it drops none.
+///
+/// Never a page that another process maps, too: that one's entry can be clean, though it wrote the page. (What the kernel copies
+/// for a device that only reads is clean.) The kernel would drop the page, and the other process would find zeros.
+fn free_lazily(pages: PageRange, bits: PipeBits) -> PipeBits {
     // SAFETY: the kernel drops nothing as long as a pipe refers to it.
     let free = |pages| unsafe { memory::advise(pages, MADV_FREE) }.is_ok();
-    if free(pages) {
-        return PipeBits::MAX;
+    let mut freed = 0;
+    for (first, count) in stretches(bits & (PipeBits::MAX >> (u64::from(PipeBits::BITS) - pages.count()))) {
+        let stretch = PageRange::of(pages.start.plus(first), count);
+        if free(stretch) {
+            freed |= (PipeBits::MAX >> (u64::from(PipeBits::BITS) - count)) << first;
+            continue;
+        }
+        // A lock that we have not heard of ends the advice where it begins.
+        for (at, page) in (first..).zip(stretch.iter()) {
+            freed |= PipeBits::from(free(PageRange::of(page, 1))) << at;
+        }
     }
-    // A lock that we have not heard of ends the advice where it begins.
-    let each = pages.iter().enumerate();
-    each.fold(0, |freed, (at, page)| freed | PipeBits::from(free(PageRange::of(page, 1))) << at)
+    freed
+}
+
+/// The stretches of set bits: where each begins, and how many bits it has.
+fn stretches(bits: PipeBits) -> impl Iterator<Item = (u64, u64)> {
+    let mut rest = bits;
+    core::iter::from_fn(move || {
+        if rest == 0 {
+            return None;
+        }
+        let first = rest.trailing_zeros();
+        let count = (rest >> first).trailing_ones();
+        rest &= !((PipeBits::MAX >> (PipeBits::BITS - count)) << first);
+        Some((u64::from(first), u64::from(count)))
+    })
 }
 
 /// Repeats what can't be left undone: a page of the program would be lost. The kernel may have no memory and no mapping to spare,

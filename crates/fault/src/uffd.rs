@@ -17,14 +17,14 @@
 //! fills memory, with other programs beside it, showed it within seconds.
 // UNSAFETY: see the trait: these calls take pages of the program away.
 
-use crate::lazy::{self, Claim, Lazy, Writers};
+use crate::lazy::{self, Claim, Lazy, PipeBits, Writers};
 use crate::{InstallError, Outgoing, Pages};
 use farpage_core::cache::Backing;
 use farpage_core::config::Install;
 use farpage_core::pager::{Access, Taken};
 use farpage_core::units::{PAGE_BYTES, PageBytes, PageIndex, PageRange};
 use farpage_os::memory::{self, Stretch};
-use farpage_os::proc::Pagemap;
+use farpage_os::proc::{Mapped, Pagemap};
 use farpage_os::sys::Errno;
 use farpage_os::uffd::{Trouble, Uffd};
 
@@ -423,7 +423,7 @@ impl<'u> ByCopy<'u> {
                 let pages = PageRange::of(run[0].page, run.len() as u64);
                 // SAFETY: the pages are there, and locked by the caller of `take`; the frames are the caller's, one after the other.
                 let copied = claim.as_ref().and_then(|claim| unsafe {
-                    claim.copy_and_drop(pages, run[0].frame, self.writers, || true)
+                    claim.copy_and_drop(pages, run[0].frame, self.writers, self.alone(pages), || true)
                 });
                 let left = self.present(pages).expect("our own pagemap can be read");
                 let is_left = |(at, _): &(usize, &mut Outgoing)| left & 1 << at != 0;
@@ -485,6 +485,16 @@ impl<'u> ByCopy<'u> {
                 page.taken = Taken::Busy;
             }
         }
+    }
+
+    /// Which pages of a run no other process maps: bit n for page n.
+    fn alone(&self, pages: PageRange) -> PipeBits {
+        let mut bits = 0;
+        let looked = self.pagemap.for_each_mapped(pages, |page, mapped| {
+            bits |= PipeBits::from(mapped != Mapped::Shared) << (page.0 - pages.start.0);
+        });
+        looked.expect("our own pagemap can be read");
+        bits
     }
 
     /// Which pages of a run are there: bit n for page n.

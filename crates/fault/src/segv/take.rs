@@ -11,7 +11,7 @@ use super::aside::{Careful, EFAULT, move_aside, move_back};
 use super::book::{READ_WRITE, allowed};
 use super::{ByProtection, drop_memory, protect};
 use crate::Outgoing;
-use crate::lazy::{Claim, Writers, until_done};
+use crate::lazy::{Claim, PipeBits, Writers, until_done};
 use crate::uffd::RunBits;
 use farpage_core::pager::Taken;
 use farpage_core::units::PageRange;
@@ -74,7 +74,8 @@ impl ByProtection {
         }
         let close = || protect(pages, PROT_NONE as usize).is_ok();
         // SAFETY: the pages are the caller's, and the frames, as many, one after the other.
-        let copied = unsafe { claim.copy_and_drop(pages, run[0].frame, Writers::Wait, close) };
+        let copied =
+            unsafe { claim.copy_and_drop(pages, run[0].frame, Writers::Wait, before.own as PipeBits, close) };
         let Some(freed) = copied else { return self.reopen(pages) };
         let after = self.look(pages);
         // SAFETY: what they hold is in their frames; nobody has pinned them (`take_closed`).
@@ -145,7 +146,9 @@ impl ByProtection {
         }
         let before = self.look(place);
         // SAFETY: the pages are the caller's, and the frames, as many, one after the other.
-        let copied = unsafe { claim.copy_and_drop(place, run[0].frame, Writers::Wait, || true) };
+        let copied = unsafe {
+            claim.copy_and_drop(place, run[0].frame, Writers::Wait, before.own as PipeBits, || true)
+        };
         let left = if copied.is_some() { self.keep_left(claim, place) } else { all_of(place) };
         move_back(place, pages);
         self.settle(run, before, left);

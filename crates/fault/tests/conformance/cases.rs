@@ -606,6 +606,49 @@ pub fn zeros_written_while_they_are_taken_keep_the_write(bench: &'static Bench) 
     writer.join().unwrap();
 }
 
+/// A device that only reads a shared page is given a copy of it, which the kernel has as clean in each process that maps it from then
+/// on. MADV_FREE in one of them lost the page of the others: the kernel dropped it, and they found zeros.
+pub fn page_that_a_child_maps_too_is_not_lost_to_the_child(bench: &'static Bench) {
+    bench.fill(2);
+    // SAFETY: the children of this test are to have copies.
+    unsafe { farpage_os::memory::advise(bench.range(0, PAGES), libc::MADV_DOFORK as u32) }.unwrap();
+    let (told, mut tell) = std::io::pipe().unwrap();
+    let child = |looks: bool| {
+        // SAFETY: the child makes system calls, looks at its own copies and exits, without running anything of the test harness.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let mut byte = 0_u8;
+            // SAFETY: one byte of the child's own; then its own copies of two pages; `_exit` ends it without destructors.
+            unsafe {
+                libc::read(told.as_raw_fd(), (&raw mut byte).cast(), 1);
+                if looks {
+                    libc::madvise(bench.memory.cast(), 2 * PAGE_BYTES, libc::MADV_PAGEOUT);
+                }
+                libc::_exit(i32::from(*bench.memory) * 16 + i32::from(*bench.memory.add(PAGE_BYTES)));
+            }
+        }
+        child
+    };
+    let first = child(false);
+    // Shared with the first child: who reads it by a pin is given a copy.
+    let mut copy = [0_u8; 2 * PAGE_BYTES];
+    let own = libc::iovec { iov_base: copy.as_mut_ptr().cast(), iov_len: copy.len() };
+    let pages = libc::iovec { iov_base: bench.memory.cast(), iov_len: copy.len() };
+    // SAFETY: reads two pages of the test's into as many bytes of its own.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const own, 1, &raw const pages, 1, 0) };
+    assert_eq!(read, copy.len() as isize);
+    let second = child(true);
+    bench.take(&[(0, 5), (1, 6)]);
+    // A byte for each: a child of another test may keep the pipe open.
+    std::io::Write::write_all(&mut tell, &[1; 2]).unwrap();
+    for child in [first, second] {
+        let mut status = 0;
+        // SAFETY: our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(libc::WEXITSTATUS(status), 0x12, "the child saw something else than its pages");
+    }
+}
+
 /// The kernel refuses to move a page that a fork has shared, also when the child is gone. Unsharing it makes
 /// it movable; the child keeps its own copy all the while.
 pub fn page_shared_with_a_child_is_never_taken_wrongly(bench: &'static Bench) {

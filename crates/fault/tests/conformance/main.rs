@@ -364,7 +364,8 @@ suite! {
     run_is_installed_up_to_the_first_page_that_is_there
     run_goes_over_borders_of_the_kernels_mappings
     threads_hammering_see_every_byte_while_pages_go_in_and_out
-    page_shared_with_a_child_is_never_taken_wrongly;
+    page_shared_with_a_child_is_never_taken_wrongly
+    page_that_a_child_maps_too_is_not_lost_to_the_child;
     both:
     write_to_a_protected_page_is_reported_and_goes_on_when_unprotected
     first_write_to_zeros_is_reported_when_asked_for
