@@ -11,11 +11,12 @@
 //!   `content`: what programs write.
 //! - `home`: memory that a process hands to its pager; frames, with poison where a frame is a hole.
 //! - `device`: an area in memory, slow, failing, lying, crashing, from `farpage-io`.
-//! - `coverage`: what was seen.
+//! - `coverage`: what was seen. `bugs`: bugs on purpose in what a driver does.
 //!
 //! A violation is a panic, from an assertion here or in the core; the seed reproduces it.
 
 mod ahead;
+mod bugs;
 mod change;
 mod content;
 mod coverage;
@@ -30,6 +31,8 @@ mod space;
 mod stories;
 mod world;
 
+#[cfg(feature = "planted")]
+pub use bugs::{DriverBug, plant_in_driver};
 pub use coverage::Coverage;
 
 use std::any::Any;

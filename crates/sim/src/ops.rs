@@ -2,6 +2,7 @@
 //! that any two of them can overlap in any order.
 
 use crate::ahead::AheadOp;
+use crate::bugs::{DriverBug, strikes};
 use crate::change::ChangeOp;
 use crate::program::NotThere;
 use crate::space::{Slots, Space};
@@ -99,8 +100,23 @@ pub(crate) struct EvictOp {
     batch: Batch,
     /// Victims before it have been dealt with.
     at: usize,
-    /// With `Install::Copy`: whether the pages are write-protected by now.
-    protected: bool,
+    phase: EvictPhase,
+}
+
+/// How far an eviction is. Only `Free`, `Copy` and `Drop` of `Install::Copy` can be interrupted: the kernel moves a page by one
+/// call.
+#[derive(Clone, Copy)]
+enum EvictPhase {
+    /// The batch is to be write-protected.
+    Protect,
+    /// Pages are moved out.
+    Move,
+    /// The next run of pages is made clean.
+    Free,
+    /// The run up to here is copied.
+    Copy(usize),
+    /// Of that run, what is still clean is dropped.
+    Drop(usize),
 }
 
 pub(crate) struct WriteOp {
@@ -436,51 +452,72 @@ impl Space {
         world.note(|| {
             format!("{} evicts {} pages from {:?}", self.number, batch.len(), batch.victims()[0].page)
         });
-        self.ops.borrow_mut().push(Op::Evict(Box::new(EvictOp { batch, at: 0, protected: false })));
+        let phase = match (self.pager.config.install == Install::Copy, world.profile.writers_wait) {
+            (true, true) => EvictPhase::Protect,
+            (true, false) => EvictPhase::Free,
+            (false, _) => EvictPhase::Move,
+        };
+        self.ops.borrow_mut().push(Op::Evict(Box::new(EvictOp { batch, at: 0, phase })));
         true
     }
 
     fn step_evict(&self, world: &World, mut evict: Box<EvictOp>) -> Next {
-        let copy = self.pager.config.install == Install::Copy;
-        if copy && !evict.protected {
-            let mut program = self.program.borrow_mut();
-            for victim in evict
-                .batch
-                .victims()
-                .iter()
-                .filter(|victim| program.page(victim.page).present)
-                .map(|v| v.page)
-                .collect::<Vec<_>>()
-            {
-                program.page_mut(victim).protected = true;
+        let count = evict.batch.len();
+        let run_end = |at: usize| count.min(at + world.random.within(1, 16) as usize);
+        evict.phase = match evict.phase {
+            EvictPhase::Protect => {
+                self.protect(&mut evict.batch);
+                EvictPhase::Free
             }
-            evict.protected = true;
-        } else if evict.at < evict.batch.len() {
-            let run = world.random.within(1, 16) as usize;
-            let end = evict.batch.len().min(evict.at + run);
-            for at in evict.at..end {
-                self.take(world, &mut evict.batch, at, copy);
+            EvictPhase::Move if evict.at < count => {
+                let end = run_end(evict.at);
+                (evict.at..end).for_each(|at| self.move_out(world, &mut evict.batch, at));
+                evict.at = end;
+                EvictPhase::Move
             }
-            evict.at = end;
-        } else {
-            self.pager.park(&mut evict.batch);
-            self.leave();
-            return Next::Done;
-        }
+            EvictPhase::Free if evict.at < count => {
+                let end = run_end(evict.at);
+                (evict.at..end).for_each(|at| self.free_to_copy(world, &mut evict.batch, at));
+                EvictPhase::Copy(end)
+            }
+            EvictPhase::Move | EvictPhase::Free => {
+                self.pager.park(&mut evict.batch);
+                self.leave();
+                return Next::Done;
+            }
+            EvictPhase::Copy(end) => {
+                let (mut frames, program) = (self.frames.borrow_mut(), self.program.borrow());
+                let run = evict.batch.victims()[evict.at..end].iter();
+                run.filter(|victim| victim.taken == Taken::Yes)
+                    .for_each(|victim| frames.copy_in(victim.frame, program.bytes(victim.page)));
+                EvictPhase::Drop(end)
+            }
+            EvictPhase::Drop(end) => {
+                (evict.at..end).for_each(|at| self.drop_copied(world, &mut evict.batch, at));
+                evict.at = end;
+                EvictPhase::Free
+            }
+        };
         Next::Go(Op::Evict(evict))
     }
 
-    /// Takes one page out, if the kernel lets us.
-    fn take(&self, world: &World, batch: &mut Batch, at: usize, copy: bool) {
+    fn protect(&self, batch: &mut Batch) {
+        let mut program = self.program.borrow_mut();
+        for victim in batch.victims() {
+            let page = program.page_mut(victim.page);
+            page.protected = page.present;
+        }
+    }
+
+    /// What the kernel answers before anything was done with a page; and its frame is as the eviction needs it.
+    fn look(&self, world: &World, batch: &mut Batch, at: usize, wanted: Backing) -> Taken {
         let (mut frames, mut program) = (self.frames.borrow_mut(), self.program.borrow_mut());
         let victim = &mut batch.victims()[at];
         assert_eq!(frames.is_backed(victim.frame), victim.backing == Backing::Memory);
-        let wanted = if copy { Backing::Memory } else { Backing::Hole };
         if victim.backing != wanted {
-            if copy {
-                frames.back(victim.frame)
-            } else {
-                frames.empty(victim.frame)
+            match wanted {
+                Backing::Memory => frames.back(victim.frame),
+                Backing::Hole => frames.empty(victim.frame),
             }
             victim.backing = wanted;
         }
@@ -488,21 +525,84 @@ impl Space {
             // The program had said MADV_FREE here, and the kernel has made use of it.
             program.drop_page(victim.page);
         }
-        victim.taken = if !program.page(victim.page).present {
+        if !program.page(victim.page).present {
             Taken::Gone
         } else if world.random.percent(world.profile.busy_percent) {
-            // A page that was write-protected for the copy stays so: whether it was before isn't known here,
-            // and a needless protection only costs a fault.
+            // A page that was write-protected for the copy stays so: a needless protection only costs a fault.
             Taken::Busy
         } else {
-            if copy {
-                frames.copy_in(victim.frame, program.bytes(victim.page));
-            } else {
-                frames.fill_hole(victim.frame, program.bytes(victim.page));
-            }
-            program.remove(victim.page);
             Taken::Yes
-        };
+        }
+    }
+
+    /// Moves one page out, if the kernel lets us. The kernel moves no page that somebody has pinned.
+    fn move_out(&self, world: &World, batch: &mut Batch, at: usize) {
+        let taken = self.look(world, batch, at, Backing::Hole);
+        let (mut frames, mut program) = (self.frames.borrow_mut(), self.program.borrow_mut());
+        let victim = &mut batch.victims()[at];
+        victim.taken = taken;
+        if taken == Taken::Yes && program.is_pinned(victim.page) {
+            world.saw("pinned page refused");
+            if !strikes(DriverBug::CopyRefused) {
+                victim.taken = Taken::Busy;
+                return;
+            }
+            frames.back(victim.frame);
+            frames.copy_in(victim.frame, program.bytes(victim.page));
+            victim.backing = Backing::Memory;
+            program.remove(victim.page);
+        } else if taken == Taken::Yes {
+            frames.fill_hole(victim.frame, program.bytes(victim.page));
+            program.remove(victim.page);
+        }
+    }
+
+    /// Makes one page clean: whoever writes to it from here on can be seen.
+    fn free_to_copy(&self, world: &World, batch: &mut Batch, at: usize) {
+        let taken = self.look(world, batch, at, Backing::Memory);
+        let victim = &mut batch.victims()[at];
+        victim.taken = taken;
+        if taken == Taken::Yes {
+            self.program.borrow_mut().free_lazily(victim.page);
+        }
+    }
+
+    /// The kernel drops one page that was copied, unless somebody has written to it or refers to it. What is left counts as
+    /// written, and may be written.
+    fn drop_copied(&self, world: &World, batch: &mut Batch, at: usize) {
+        let mut program = self.program.borrow_mut();
+        let victim = &mut batch.victims()[at];
+        if victim.taken != Taken::Yes {
+            return;
+        }
+        let (is_written, is_pinned) = (!program.page(victim.page).clean, program.is_pinned(victim.page));
+        if (is_pinned && strikes(DriverBug::DropPinned)) || (is_written && strikes(DriverBug::DropWritten)) {
+            program.remove(victim.page);
+        } else if !program.drop_clean(victim.page) {
+            world.saw(if is_pinned { "pinned page stays" } else { "written page stays" });
+            let page = program.page_mut(victim.page);
+            (page.protected, page.clean) = (false, false);
+            victim.taken = Taken::Busy;
+        }
+    }
+
+    /// A device or a peer goes on with what it does to a page that it has pinned. False if there is none.
+    pub(crate) fn use_pin(&self, world: &World) -> bool {
+        let mut program = self.program.borrow_mut();
+        let pins = program.pins();
+        if pins == 0 {
+            return false;
+        }
+        let pin = world.random.index(pins);
+        if world.random.percent(60)
+            && let Some(page) = program.late_write(pin, &world.random)
+        {
+            world.saw("late write");
+            world.note(|| format!("{} a device writes to {page:?}", self.number));
+        } else {
+            program.unpin(pin);
+        }
+        true
     }
 
     /// Takes a writer that nobody uses out of its place.

@@ -49,6 +49,8 @@ pub(crate) enum Act {
     Reap,
     /// An empty cluster is discarded.
     Discard,
+    /// A device or a peer writes to a page that it has pinned, or gives it up.
+    Device,
     /// A process dies.
     Die,
 }
@@ -59,7 +61,7 @@ const _: () = assert!(ACTS == Act::ALL.len());
 
 impl Act {
     /// All of them, in the order of their weights.
-    pub(crate) const ALL: [Act; 20] = [
+    pub(crate) const ALL: [Act; 21] = [
         Act::Thread,
         Act::Handle,
         Act::Continue,
@@ -79,6 +81,7 @@ impl Act {
         Act::Stray,
         Act::Reap,
         Act::Discard,
+        Act::Device,
         Act::Die,
     ];
 }
@@ -122,6 +125,10 @@ pub(crate) struct Profile {
     pub merge_pages: u64,
     /// Pages that can't be taken, of 100.
     pub busy_percent: u64,
+    /// Pages that are pinned once they are written, of 100.
+    pub pin_percent: u64,
+    /// Where pages are copied out: their writers are stopped by a write protection.
+    pub writers_wait: bool,
     /// Victims that are found gone, of 100.
     pub gone_percent: u64,
     /// Installs that the kernel refuses for the moment, of 100.
@@ -165,6 +172,8 @@ impl Profile {
             merge_pages: random.pick(&[1, 4, 16, 64]),
             write_percent: random.pick(&[10, 40, 70, 95]),
             busy_percent: random.pick(&[0, 0, 5, 40]),
+            pin_percent: random.pick(&[0, 0, 2, 20]),
+            writers_wait: random.percent(70),
             gone_percent: random.pick(&[0, 0, 3]),
             refuse_percent: random.pick(&[0, 0, 5]),
             changes_first: random.percent(50),
@@ -220,6 +229,7 @@ impl Profile {
                 Act::Evict => (true, 40),
                 Act::Place | Act::Assign | Act::Shrink => (false, 40),
                 Act::EvictAnyway | Act::Densify => (false, 12),
+                Act::Device => (true, 20),
                 Act::Change => (false, 4),
                 Act::ReleaseKept | Act::Compact | Act::PutBack | Act::Surplus => (false, 6),
                 Act::ParkAgain | Act::PoolLimit | Act::Reap | Act::Discard => (false, 3),

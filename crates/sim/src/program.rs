@@ -1,6 +1,7 @@
 //! A simulated program's memory, as the kernel keeps it, and the oracle beside it: for each page the bytes
 //! that it must have. Whatever a kernel would refuse is refused here, and whatever would lose somebody's
-//! bytes ends the run.
+//! bytes ends the run. A device, or a peer, that has *pinned* a page writes to that page's memory at any time, past
+//! every protection, wherever the memory is by then.
 
 use crate::content;
 use crate::random::Random;
@@ -19,6 +20,16 @@ pub(crate) struct Page {
     pub forbidden: bool,
     /// Its only copy was lost with a device, and the pager has said so.
     pub lost: bool,
+    /// Freed lazily (MADV_FREE) and not written since: the kernel may drop it.
+    pub clean: bool,
+}
+
+/// A page's memory, as somebody refers to it who isn't a thread of the program.
+struct Pin {
+    /// The page that a write through the pin belongs to; none once the program itself has given the page up.
+    page: Option<usize>,
+    /// The memory still is the page's.
+    is_there: bool,
 }
 
 /// What came of touching a page.
@@ -41,6 +52,7 @@ pub(crate) struct Program {
     pub pages: Vec<Page>,
     memory: Vec<[u8; PAGE_BYTES]>,
     truth: Vec<[u8; PAGE_BYTES]>,
+    pins: Vec<Pin>,
 }
 
 impl Program {
@@ -50,6 +62,7 @@ impl Program {
             pages: vec![Page::default(); pages],
             memory: vec![[0; PAGE_BYTES]; pages],
             truth: vec![[0; PAGE_BYTES]; pages],
+            pins: Vec::new(),
         }
     }
 
@@ -118,6 +131,59 @@ impl Program {
             self.memory[at][byte] = self.memory[at][byte].wrapping_add(1);
         }
         self.truth[at] = self.memory[at];
+        self.pages[at].clean = false;
+    }
+
+    /// A device or a peer pins a page that a thread has just written: it will write there later.
+    pub(crate) fn pin(&mut self, page: PageIndex) {
+        let at = self.at(page);
+        assert!(self.pages[at].present && !self.pages[at].protected, "{page:?} can't be pinned");
+        self.pins.push(Pin { page: Some(at), is_there: true });
+    }
+
+    /// How many pages are pinned.
+    pub(crate) const fn pins(&self) -> usize {
+        self.pins.len()
+    }
+
+    /// Whether somebody refers to the page's memory.
+    pub(crate) fn is_pinned(&self, page: PageIndex) -> bool {
+        let at = self.at(page);
+        self.pins.iter().any(|pin| pin.is_there && pin.page == Some(at))
+    }
+
+    /// Writes through a pin. What the program reads afterwards must have the byte: the program asked for it, and has not
+    /// given the page up.
+    pub(crate) fn late_write(&mut self, pin: usize, random: &Random) -> Option<PageIndex> {
+        let Pin { page: Some(at), is_there } = self.pins[pin] else { return None };
+        let byte = random.index(PAGE_BYTES);
+        let value = self.truth[at][byte].wrapping_add(1);
+        self.truth[at][byte] = value;
+        if is_there {
+            self.memory[at][byte] = value;
+        }
+        Some(self.first.plus(at as u64))
+    }
+
+    /// The pin is given up. The kernel takes the page for written then.
+    pub(crate) fn unpin(&mut self, pin: usize) {
+        if let Pin { page: Some(at), is_there: true } = self.pins.swap_remove(pin) {
+            self.pages[at].clean = false;
+        }
+    }
+
+    /// MADV_FREE of a page that is there.
+    pub(crate) fn free_lazily(&mut self, page: PageIndex) {
+        self.page_mut(page).clean = true;
+    }
+
+    /// MADV_PAGEOUT: the kernel drops what is clean, unless somebody refers to it. Whether the page is gone.
+    pub(crate) fn drop_clean(&mut self, page: PageIndex) -> bool {
+        let goes = self.page(page).clean && !self.is_pinned(page);
+        if goes {
+            self.remove(page);
+        }
+        goes
     }
 
     fn put_zeros(&mut self, at: usize) {
@@ -153,8 +219,10 @@ impl Program {
 
     /// The page is not there any more; what it contained is somewhere else, or dropped.
     pub(crate) fn remove(&mut self, page: PageIndex) {
-        let state = self.page_mut(page);
-        (state.present, state.protected) = (false, false);
+        let at = self.at(page);
+        let state = &mut self.pages[at];
+        (state.present, state.protected, state.clean) = (false, false, false);
+        self.pins.iter_mut().filter(|pin| pin.page == Some(at)).for_each(|pin| pin.is_there = false);
     }
 
     /// The page reads as zeros from now on.
@@ -163,6 +231,7 @@ impl Program {
         let at = self.at(page);
         self.pages[at].lost = false;
         self.truth[at].fill(0);
+        self.pins.iter_mut().filter(|pin| pin.page == Some(at)).for_each(|pin| pin.page = None);
     }
 
     /// munmap.
@@ -184,6 +253,7 @@ impl Program {
         self.pages[target] = Page { protected: false, ..self.pages[source] };
         self.memory[target] = self.memory[source];
         self.truth[target] = self.truth[source];
+        self.pins.iter_mut().filter(|pin| pin.page == Some(source)).for_each(|pin| pin.page = Some(target));
         self.unmap(from);
     }
 }

@@ -313,6 +313,10 @@ impl Space {
         match program.touch(page, write, &world.random, &world.profile.contents) {
             Touch::Done => {
                 thread.want = None;
+                if write && world.pins_now(program.pins()) {
+                    program.pin(page);
+                    world.note(|| format!("{} thread {number} has {page:?} pinned", self.number));
+                }
                 world.note(|| {
                     format!(
                         "{} thread {number} {} {page:?}",
@@ -377,6 +381,7 @@ impl Space {
             if word.is_locked() || self.exclusive.get() {
                 continue;
             }
+            assert!(!kernel.clean, "{page:?} was freed to be copied out, and stayed so");
             if kernel.registered {
                 assert_eq!(
                     state.is_resident(),

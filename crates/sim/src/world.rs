@@ -24,6 +24,9 @@ const EVENTS_KEPT: usize = 40;
 /// turns by then, and every device has finished.
 const IDLE_MAX: u64 = 60_000;
 
+/// Pages of one process that are pinned at once.
+const PINS_MAX: usize = 6;
+
 /// Interruptions of interruptions.
 #[cfg(feature = "planted")]
 const DEPTH_MAX: u32 = 2;
@@ -152,6 +155,11 @@ impl World {
         !self.ending.get() && self.random.percent(self.profile.refuse_percent)
     }
 
+    /// Whether a page that was just written is pinned, where so many are already.
+    pub(crate) fn pins_now(&self, pins: usize) -> bool {
+        !self.ending.get() && pins < PINS_MAX && self.random.percent(self.profile.pin_percent)
+    }
+
     /// Lets a tick pass, gives somebody a turn, and checks.
     fn turn(&self) -> bool {
         self.pass_time();
@@ -253,13 +261,15 @@ impl World {
             Act::Stray => self.stray(space),
             Act::Reap => self.reap(space),
             Act::Discard => space.begin_discard(self),
+            Act::Device => space.use_pin(self),
             Act::Die => self.kill(space),
         }
     }
 
     /// At the end only what brings things to their end happens.
     fn act_to_end(&self, space: &Rc<Space>) -> bool {
-        match self.random.below(3) {
+        match self.random.below(4) {
+            3 => space.use_pin(self),
             0 => (0..self.profile.threads).any(|number| space.run_thread(self, number)),
             1 => space.handle_message(self),
             _ => space.step_one(self) | space.assign(self),

@@ -3,12 +3,17 @@
 #![cfg(feature = "planted")]
 
 use farpage_core::planted::{Bug, plant};
-use farpage_sim::{Failure, Say, run};
+use farpage_sim::{DriverBug, Failure, Say, plant_in_driver, run};
 
 const SEEDS: u64 = 150;
 
 fn first_violation() -> Option<Failure> {
     (0..SEEDS).find_map(|seed| run(seed, Say::Nothing).err())
+}
+
+fn was_noticed(bug: &dyn std::fmt::Debug, violation: Option<Failure>) {
+    let violation = violation.unwrap_or_else(|| panic!("{bug:?} wasn't noticed in {SEEDS} seeds"));
+    println!("{bug:?}: seed {}: {}", violation.seed, violation.message);
 }
 
 #[test]
@@ -25,8 +30,13 @@ fn planted_bugs_are_caught_and_nothing_else_is() {
         plant(Some(bug));
         let violation = first_violation();
         plant(None);
-        let violation = violation.unwrap_or_else(|| panic!("{bug:?} wasn't noticed in {SEEDS} seeds"));
-        println!("{bug:?}: seed {}: {}", violation.seed, violation.message);
+        was_noticed(&bug, violation);
+    }
+    for bug in [DriverBug::DropPinned, DriverBug::DropWritten, DriverBug::CopyRefused] {
+        plant_in_driver(Some(bug));
+        let violation = first_violation();
+        plant_in_driver(None);
+        was_noticed(&bug, violation);
     }
     if let Some(violation) = first_violation() {
         panic!("{violation}");
