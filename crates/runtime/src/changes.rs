@@ -220,6 +220,10 @@ pub fn mremap(engine: &'static Engine, mut arguments: Arguments) -> isize {
         if !engine.is_of_one_kind(moves) || engine.is_partly_registered(moves) {
             return EFAULT;
         }
+        // What is mapped in the target opposite a hole stays there then, and its pages with it. Older kernels refuse such a call.
+        if engine.touches(target) && memory::mapped_before_a_hole(moves) != moves {
+            return EFAULT;
+        }
         if new.end > EVERYTHING.end && engine.touches(moves) {
             return -(ENOMEM as isize);
         }
@@ -760,3 +764,6 @@ pub fn by_number(engine: &'static Engine, call: usize, arguments: Arguments) -> 
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -240,6 +240,18 @@ pub(crate) mod tests {
         copy
     }
 
+    /// The same without an area, with faults that arrive in this way.
+    pub(crate) fn without_areas(bytes: usize, source: UffdSource) -> HeadCopy {
+        // SAFETY: as in `sound`.
+        let mut shared = SharedHead(UnsafeCell::new(unsafe { core::mem::zeroed() }));
+        let head = shared.get_mut();
+        (head.magic, head.bytes) = (MAGIC, bytes as u64);
+        head.settings = Settings { uffd_source: source, ..settings() }.into();
+        let mut copy = HeadCopy::EMPTY;
+        shared.copy_to(&mut copy);
+        copy
+    }
+
     fn fill(head: &mut SessionHead, bytes: usize) {
         let tables = (bytes - TABLES_BYTES) as u64;
         (head.magic, head.bytes, head.areas_count) = (MAGIC, bytes as u64, 1);

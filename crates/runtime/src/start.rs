@@ -498,7 +498,7 @@ impl Wake for Waker {
     }
 }
 
-fn build(request: &'static Start) -> Result<&'static Engine, StartError> {
+pub(crate) fn build(request: &'static Start) -> Result<&'static Engine, StartError> {
     let failed = |failure| move |errno| StartError::Failed(failure, errno);
     let path = core::ffi::CStr::from_bytes_until_nul(&request.session_path).map_err(|_| StartError::Alone)?;
     let membership = Membership::join(path).map_err(|_| StartError::Alone)?;
