@@ -69,6 +69,24 @@ static void behind_the_head(struct shared shared)
     noise(shared.bytes + head_bytes, shared.length - head_bytes);
 }
 
+/* What is there changes under who reads it: noise, and what it was at first, by turns and piece by piece. */
+static void storm(struct shared shared)
+{
+    unsigned char *first = malloc(shared.length);
+    CHECK(first);
+    memcpy(first, shared.bytes, shared.length);
+    for (size_t turn = 0; turn < 100000; turn++) {
+        size_t at = mix(turn + 1) % shared.length, length = mix(turn + 7) % 65536;
+        if (length > shared.length - at)
+            length = shared.length - at;
+        if (turn % 2)
+            memcpy(shared.bytes, first, shared.length);
+        else
+            noise(shared.bytes + at, length);
+    }
+    outlive_a_look();
+}
+
 /* Everything that is written could be: processes with names that are meant for a terminal, which all tell everything
  * that there is to tell, and are other ones all the time. */
 static void flood(struct shared shared)
@@ -113,7 +131,8 @@ int main(int count, char **words)
     } damages[] = {{"zeros", zeros},
                    {"ones", ones},
                    {"noise", random_bytes},
-                   {"behind", behind_the_head}};
+                   {"behind", behind_the_head},
+                   {"storm", storm}};
     CHECK(count == 2);
     head_bytes = number("HEAD_BYTES"), records_offset = number("RECORDS_OFFSET");
     record_bytes = number("RECORD_BYTES"), records = number("RECORDS");

@@ -15,6 +15,7 @@ use farpage::head::SessionHead;
 use farpage::session::{Notice, Session};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bytes of one line: as much as two long names and a sentence, each character escaped.
@@ -77,9 +78,9 @@ fn damage(shared: &Shared, kind: Damage, seed: u64) {
     file.write_all_at(&image, 0).unwrap();
     if kind == Damage::Plausible {
         for record in &shared.session().processes {
-            record.pid.store(noise.word() as u32 % 4000, std::sync::atomic::Ordering::Relaxed);
+            record.pid.store(noise.word() as u32 % 4000, Ordering::Relaxed);
             let told = noise.word() as u32 % (1 << Notice::ALL.len());
-            record.notices.store(told, std::sync::atomic::Ordering::Relaxed);
+            record.notices.store(told, Ordering::Relaxed);
         }
     }
 }
@@ -159,6 +160,66 @@ fn whatever_a_session_holds_its_readers_end_soon_and_print_little() {
     }
 }
 
+/// Writes noise, what could be, and what was there at first, over and over, in pieces of any size, until `is_over`.
+fn write_until(path: &str, session: &Session, seed: u64, is_over: &AtomicBool) -> u64 {
+    let (first, mut noise) = (std::fs::read(path).unwrap(), Noise(seed | 1));
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let records = &session.processes;
+    let mut writes = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        let record = &records[noise.word() as usize % 4];
+        match noise.word() % 256 {
+            0 => {
+                let at = noise.word() as usize % first.len();
+                let end = (at + noise.word() as usize % 50_000).min(first.len());
+                let piece: Vec<u8> = (at..end).map(|_| noise.word() as u8).collect();
+                file.write_all_at(&piece, at as u64).unwrap();
+            }
+            1 => file.write_all_at(&first, 0).unwrap(),
+            2..100 => record.pid.store(0, Ordering::Relaxed),
+            100..200 => record.pid.store(noise.word() as u32 % 4000, Ordering::Relaxed),
+            200..220 => record.command.iter().for_each(|word| word.store(noise.word(), Ordering::Relaxed)),
+            _ => {
+                let told = noise.word() as u32 % (1 << Notice::ALL.len());
+                record.notices.store(told, Ordering::Relaxed);
+            }
+        }
+        writes += 1;
+    }
+    writes
+}
+
+/// What was looked at is something else by the time it is used: a record had a process, and has none.
+#[test]
+fn session_that_is_written_while_it_is_read_is_told_of_in_bounds() {
+    const LOOKS: usize = 20;
+    for seed in 1..=3_u64 {
+        let (shared, is_over) = (two_programs(), AtomicBool::new(false));
+        let (path, session) = (shared.path(), shared.session());
+        let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| write_until(&path, session, seed, &is_over));
+            let _ended = Ending(&is_over);
+            for _ in 0..LOOKS {
+                read_everything(&shared);
+                // Much more often what takes little time: a moment between two reads is short.
+                (0..1_000).for_each(|_| _ = Totals::of(session));
+            }
+            is_over.store(true, Ordering::Relaxed);
+            assert!(writer.join().unwrap() > 0);
+        });
+    }
+}
+
+/// Ends the writer also when a reader panics.
+struct Ending<'a>(&'a AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Each word of the head decides what some process does.
 #[test]
 fn each_word_of_the_head_is_missed_when_it_changes() {
@@ -177,10 +238,10 @@ fn each_word_of_the_head_is_missed_when_it_changes() {
 #[test]
 fn record_that_no_process_can_have_is_damage() {
     let breaks: [fn(&Session); 3] = [
-        |session| session.processes[0].pid.store(u32::MAX, std::sync::atomic::Ordering::Relaxed),
-        |session| session.processes[0].notices.store(1 << 31, std::sync::atomic::Ordering::Relaxed),
+        |session| session.processes[0].pid.store(u32::MAX, Ordering::Relaxed),
+        |session| session.processes[0].notices.store(1 << 31, Ordering::Relaxed),
         // Nobody has this record.
-        |session| session.processes[9].notices.store(1, std::sync::atomic::Ordering::Relaxed),
+        |session| session.processes[9].notices.store(1, Ordering::Relaxed),
     ];
     for (at, damage) in breaks.into_iter().enumerate() {
         let shared = two_programs();

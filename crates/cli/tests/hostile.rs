@@ -71,6 +71,22 @@ fn session_that_was_overwritten_ends_the_run_with_one_message() {
     }
 }
 
+/// Noise and what was there before by turns, while Farpage looks.
+#[test]
+fn session_that_is_overwritten_while_it_is_read_ends_the_run_with_one_message() {
+    if !able("cc") {
+        return;
+    }
+    let outcome = hostile("storm", &[]).run();
+    let stderr = &outcome.stderr;
+    assert_eq!((outcome.status, outcome.signal), (Some(125), None), "{stderr}");
+    is_printable(stderr);
+    assert_eq!(stderr.matches("was overwritten; the run was ended").count(), 1, "{stderr}");
+    // The message, and what was told between a look for damage and the next: one look's notices.
+    assert!(stderr.lines().count() <= 12 + 11, "{stderr}");
+    assert!(outcome.seconds < 60.0, "it took {} s", outcome.seconds);
+}
+
 /// Evicted pages of all processes are kept apart by what was overwritten.
 #[test]
 fn session_that_was_overwritten_ends_the_other_processes_too() {
