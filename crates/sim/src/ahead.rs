@@ -56,6 +56,11 @@ impl AheadOp {
         }
     }
 
+    /// Pages that may soon be resident by it.
+    pub(crate) const fn pages_in_flight(&self) -> u64 {
+        self.pages.len() as u64
+    }
+
     /// Adds the frames it holds; returns how many of them have memory.
     pub(crate) fn holds(&self, frames: &mut Vec<FrameIndex>) -> i64 {
         let tickets = self.pages.iter().map(|page| &page.ticket);
@@ -110,6 +115,11 @@ impl Space {
 
     pub(crate) fn step_ahead(&self, world: &World, mut ahead: Box<AheadOp>) -> Next {
         if ahead.pages.is_empty() {
+            // What nobody has asked for isn't brought in over the limit.
+            if self.pager.resident() > world.profile.limit_pages && !world.is_ending() {
+                world.saw("ahead dropped");
+                return Next::Done;
+            }
             return self.begin_batch(world, ahead);
         }
         // While devices are waited for, it isn't inside the map lock.

@@ -11,6 +11,10 @@ pub enum DriverBug {
     DropWritten = 2,
     /// What the kernel refuses to move, because it is pinned, is copied out.
     CopyRefused = 3,
+    /// A handler leaves it to the keeper to make memory, and brings its page in over the limit.
+    NoDirectReclaim = 4,
+    /// A handler that had no CPU for long says that nothing can be evicted: it looked at the clock only.
+    GiveUpByClock = 5,
 }
 
 #[cfg(feature = "planted")]

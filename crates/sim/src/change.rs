@@ -174,6 +174,7 @@ impl Space {
             Change::Register(range) => {
                 ranges.lock().update(range, |flags| flags.with(Flags::REGISTERED)).expect("room");
                 self.pager.stats().count(Counter::Registered);
+                self.over_for_a_reason.set(true);
                 let program = self.program.borrow();
                 range
                     .iter()

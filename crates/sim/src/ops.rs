@@ -46,6 +46,8 @@ pub(crate) enum Op {
     ReleaseFrames(u32, u32),
     /// Slots whose device is being told that nobody needs them.
     Discard(SlotRun),
+    /// One of these whose thread has no CPU before this moment.
+    Starved(Box<Op>, u64),
 }
 
 /// What became of an operation's turn.
@@ -57,6 +59,22 @@ pub(crate) enum Next {
     Done,
 }
 
+/// What became of a handler's turn at making memory.
+enum Reclaimed {
+    GoesOn(Reclaim),
+    /// It has to wait.
+    Waits(Reclaim),
+    Over,
+}
+
+/// Whether there is something to evict.
+enum Victims {
+    Some(Box<EvictOp>),
+    None,
+    /// A change has the map lock, or wants it.
+    NotNow,
+}
+
 pub(crate) struct FaultOp {
     page: PageIndex,
     access: Access,
@@ -64,6 +82,8 @@ pub(crate) struct FaultOp {
 }
 
 enum FaultPhase {
+    /// Memory is over the limit: the handler evicts first.
+    Reclaim(Reclaim),
     Ask,
     BackToLoad(Ticket),
     Load(Ticket),
@@ -78,10 +98,31 @@ enum FaultPhase {
     Fail(Ticket, SlotIndex),
 }
 
+/// What a handler does before it brings a page in.
+#[derive(Default)]
+struct Reclaim {
+    /// Its own eviction, under way.
+    evict: Option<Box<EvictOp>>,
+    /// Pages that the last one took.
+    taken: Option<usize>,
+    /// Evictions in a row that took nothing.
+    in_vain: u32,
+    began: u64,
+}
+
+/// Pages that are mapped along with a first touch, at most.
+const NEIGHBOURS_MAX: u64 = 3;
+
+/// Evictions in a row that take nothing, after which a handler brings its page in all the same.
+const IN_VAIN_MAX: u32 = 8;
+
+/// Ticks after which a handler with [`DriverBug::GiveUpByClock`] gives up.
+const LATE_TICKS: u64 = 300;
+
 impl FaultPhase {
     const fn ticket(&self) -> Option<&Ticket> {
         match self {
-            FaultPhase::Ask => None,
+            FaultPhase::Reclaim(_) | FaultPhase::Ask => None,
             FaultPhase::BackToLoad(ticket)
             | FaultPhase::Load(ticket)
             | FaultPhase::BackToRead(ticket)
@@ -101,6 +142,8 @@ pub(crate) struct EvictOp {
     /// Victims before it have been dealt with.
     at: usize,
     phase: EvictPhase,
+    /// Pages that it has taken.
+    taken: usize,
 }
 
 /// How far an eviction is. Only `Free`, `Copy` and `Drop` of `Install::Copy` can be interrupted: the kernel moves a page by one
@@ -137,12 +180,33 @@ impl Op {
         match self {
             Op::Fault(FaultOp { phase: FaultPhase::Wait(_, token), .. }) => visit(*token),
             Op::Ahead(ahead) => ahead.for_each_token(visit),
+            Op::Starved(op, _) => op.for_each_token(visit),
             Op::Write(write) => {
                 if let WritePhase::Wait(token) = write.phase {
                     visit(token);
                 }
             }
             _ => {}
+        }
+    }
+
+    const fn is_fault(&self) -> bool {
+        match self {
+            Op::Fault(_) => true,
+            Op::Starved(op, _) => op.is_fault(),
+            _ => false,
+        }
+    }
+
+    /// Pages that may soon be resident by it, whatever the budget says by then.
+    pub(crate) fn pages_in_flight(&self) -> u64 {
+        match self {
+            Op::Fault(FaultOp { phase: FaultPhase::Reclaim(_), .. }) => 0,
+            Op::Fault(FaultOp { phase: FaultPhase::Ask, .. }) => 1 + NEIGHBOURS_MAX,
+            Op::Fault(_) => 1,
+            Op::Ahead(ahead) => ahead.pages_in_flight(),
+            Op::Starved(op, _) => op.pages_in_flight(),
+            _ => 0,
         }
     }
 
@@ -155,6 +219,10 @@ impl Op {
         slots: &mut Slots,
     ) -> i64 {
         match self {
+            Op::Starved(op, _) => op.holds(frames, writing, slots),
+            Op::Fault(FaultOp { phase: FaultPhase::Reclaim(reclaim), .. }) => {
+                reclaim.evict.as_mut().map_or(0, |evict| evict.holds(frames))
+            }
             Op::Fault(fault) => {
                 let Some(ticket) = fault.phase.ticket() else { return 0 };
                 let moved = matches!(fault.phase, FaultPhase::Settle(_, Backing::Hole));
@@ -167,14 +235,7 @@ impl Op {
                 i64::from(!ticket.needs_backing() && !moved)
             }
             Op::Ahead(ahead) => ahead.holds(frames),
-            Op::Evict(evict) => {
-                let mut backed = 0;
-                for victim in evict.batch.victims() {
-                    frames.push(victim.frame);
-                    backed += i64::from(victim.taken == Taken::Yes || victim.backing == Backing::Memory);
-                }
-                backed
-            }
+            Op::Evict(evict) => evict.holds(frames),
             Op::Write(write) => {
                 slots.extend(write.request.open().map(|(at, _)| at.slot));
                 writing.extend(write.request.frames());
@@ -189,15 +250,33 @@ impl Op {
     }
 }
 
+impl EvictOp {
+    /// Adds the frames it holds; returns how many of them have memory.
+    fn holds(&mut self, frames: &mut Vec<FrameIndex>) -> i64 {
+        let mut backed = 0;
+        for victim in self.batch.victims() {
+            frames.push(victim.frame);
+            backed += i64::from(victim.taken == Taken::Yes || victim.backing == Backing::Memory);
+        }
+        backed
+    }
+}
+
 impl Space {
-    /// Gives one operation, drawn at random, its turn. False if it had to wait.
+    /// Gives one operation whose thread has a CPU, drawn at random, its turn. False if there is none or it had to wait.
     pub(crate) fn step_one(&self, world: &World) -> bool {
-        let count = self.ops.borrow().len();
-        if count == 0 {
+        let has_cpu = |op: &Op| !matches!(op, Op::Starved(_, until) if world.is_before(*until));
+        let can_go: Vec<usize> =
+            self.ops.borrow().iter().enumerate().filter(|(_, op)| has_cpu(op)).map(|(at, _)| at).collect();
+        if can_go.is_empty() {
             return false;
         }
-        let op = self.ops.borrow_mut().swap_remove(world.random.index(count));
+        let op = self.ops.borrow_mut().swap_remove(can_go[world.random.index(can_go.len())]);
+        let op = if let Op::Starved(op, _) = op { *op } else { op };
+        let in_flight = op.pages_in_flight();
+        self.in_hand.set(self.in_hand.get() + in_flight);
         let next = match op {
+            Op::Starved(..) => unreachable!("nobody is starved twice"),
             Op::Fault(fault) => self.step_fault(world, fault),
             Op::Ahead(ahead) => self.step_ahead(world, ahead),
             Op::Evict(evict) => self.step_evict(world, evict),
@@ -220,24 +299,29 @@ impl Space {
             }
         };
         let (op, went) = match next {
-            Next::Go(op) => (Some(op), true),
+            Next::Go(op) => match world.starves() {
+                Some(until) => (Some(Op::Starved(Box::new(op), until)), true),
+                None => (Some(op), true),
+            },
             Next::Wait(op) => (Some(op), false),
             Next::Done => (None, true),
         };
         self.ops.borrow_mut().extend(op);
+        self.in_hand.set(self.in_hand.get() - in_flight);
         went
     }
 
     /// A handler takes the oldest message, or sometimes another one.
     pub(crate) fn handle_message(&self, world: &World) -> bool {
-        let busy = self.ops.borrow().iter().filter(|op| matches!(op, Op::Fault(_))).count();
+        let busy = self.ops.borrow().iter().filter(|op| op.is_fault()).count();
         let mut messages = self.messages.borrow_mut();
         if messages.is_empty() || busy >= world.profile.handlers {
             return false;
         }
         let at = if world.random.percent(70) { 0 } else { world.random.index(messages.len()) };
         let Message { page, access, .. } = messages.remove(at).expect("in bounds");
-        self.ops.borrow_mut().push(Op::Fault(FaultOp { page, access, phase: FaultPhase::Ask }));
+        let phase = FaultPhase::Reclaim(Reclaim { began: world.now(), ..Reclaim::default() });
+        self.ops.borrow_mut().push(Op::Fault(FaultOp { page, access, phase }));
         true
     }
 
@@ -245,6 +329,11 @@ impl Space {
         let FaultOp { page, access, phase } = fault;
         let op = |phase| Op::Fault(FaultOp { page, access, phase });
         match phase {
+            FaultPhase::Reclaim(reclaim) => match self.reclaim_direct(world, reclaim) {
+                Reclaimed::GoesOn(reclaim) => Next::Go(op(FaultPhase::Reclaim(reclaim))),
+                Reclaimed::Waits(reclaim) => Next::Wait(op(FaultPhase::Reclaim(reclaim))),
+                Reclaimed::Over => Next::Go(op(FaultPhase::Ask)),
+            },
             FaultPhase::Ask => self.ask(world, page, access),
             FaultPhase::BackToLoad(ticket) => Next::Go(op(FaultPhase::Load(self.back(ticket)))),
             FaultPhase::BackToRead(ticket) => Next::Go(op(FaultPhase::Read(self.back(ticket)))),
@@ -294,6 +383,43 @@ impl Space {
                 self.wake(page, &world.random);
                 Next::Done
             }
+        }
+    }
+
+    /// Goes one call further with what a handler does while memory is over the limit.
+    fn reclaim_direct(&self, world: &World, mut reclaim: Reclaim) -> Reclaimed {
+        if let Some(mut evict) = reclaim.evict.take() {
+            if self.goes_on(world, &mut evict) {
+                reclaim.evict = Some(evict);
+                return Reclaimed::GoesOn(reclaim);
+            }
+            reclaim.taken = Some(evict.taken);
+            reclaim.in_vain = if evict.taken > 0 { 0 } else { reclaim.in_vain + 1 };
+        }
+        let is_over = self.pager.resident() > world.profile.limit_pages;
+        if !is_over || world.is_ending() || strikes(DriverBug::NoDirectReclaim) {
+            return Reclaimed::Over;
+        }
+        let is_late = strikes(DriverBug::GiveUpByClock) && world.now() > reclaim.began + LATE_TICKS;
+        if reclaim.in_vain >= IN_VAIN_MAX || is_late {
+            assert_eq!(reclaim.taken, Some(0), "{} says that nothing can be evicted", self.number);
+            world.saw("gave up");
+            self.pager.stats().count(Counter::OverBudget);
+            self.over_for_a_reason.set(true);
+            return Reclaimed::Over;
+        }
+        match self.batch_to_evict(world) {
+            Victims::Some(evict) => {
+                world.saw("handler evicts");
+                reclaim.evict = Some(evict);
+                Reclaimed::GoesOn(reclaim)
+            }
+            Victims::None => {
+                (reclaim.taken, reclaim.in_vain) = (Some(0), reclaim.in_vain + 1);
+                self.make_room(world);
+                Reclaimed::Waits(reclaim)
+            }
+            Victims::NotNow => Reclaimed::Waits(reclaim),
         }
     }
 
@@ -353,7 +479,7 @@ impl Space {
 
     /// First touches come in runs: some of the pages behind are mapped along with this one.
     fn zero_neighbours(&self, world: &World, page: PageIndex) {
-        let end = self.pager.registered_end(page).0.min(page.0 + world.random.below(4));
+        let end = self.pager.registered_end(page).0.min(page.0 + world.random.below(NEIGHBOURS_MAX + 1));
         for page in (page.0 + 1..end).map(PageIndex) {
             let Some(ticket) = self.pager.lock_absent(page) else { break };
             // Each is an operation of its own, inside the map lock like any other.
@@ -432,8 +558,15 @@ impl Space {
 
     /// Starts an eviction.
     pub(crate) fn begin_evict(&self, world: &World) -> bool {
+        let Victims::Some(evict) = self.batch_to_evict(world) else { return false };
+        self.ops.borrow_mut().push(Op::Evict(evict));
+        true
+    }
+
+    /// Chooses victims, inside the map lock from then on.
+    fn batch_to_evict(&self, world: &World) -> Victims {
         if !self.enter() {
-            return false;
+            return Victims::NotNow;
         }
         let mut batch = Batch::new();
         if world.random.percent(5) {
@@ -447,7 +580,7 @@ impl Space {
         }
         if batch.is_empty() {
             self.leave();
-            return false;
+            return Victims::None;
         }
         world.note(|| {
             format!("{} evicts {} pages from {:?}", self.number, batch.len(), batch.victims()[0].page)
@@ -457,11 +590,15 @@ impl Space {
             (true, false) => EvictPhase::Free,
             (false, _) => EvictPhase::Move,
         };
-        self.ops.borrow_mut().push(Op::Evict(Box::new(EvictOp { batch, at: 0, phase })));
-        true
+        Victims::Some(Box::new(EvictOp { batch, at: 0, phase, taken: 0 }))
     }
 
     fn step_evict(&self, world: &World, mut evict: Box<EvictOp>) -> Next {
+        if self.goes_on(world, &mut evict) { Next::Go(Op::Evict(evict)) } else { Next::Done }
+    }
+
+    /// Goes one call further with an eviction. False if it is over.
+    fn goes_on(&self, world: &World, evict: &mut EvictOp) -> bool {
         let count = evict.batch.len();
         let run_end = |at: usize| count.min(at + world.random.within(1, 16) as usize);
         evict.phase = match evict.phase {
@@ -481,9 +618,10 @@ impl Space {
                 EvictPhase::Copy(end)
             }
             EvictPhase::Move | EvictPhase::Free => {
+                evict.taken = evict.batch.victims().iter().filter(|one| one.taken == Taken::Yes).count();
                 self.pager.park(&mut evict.batch);
                 self.leave();
-                return Next::Done;
+                return false;
             }
             EvictPhase::Copy(end) => {
                 let (mut frames, program) = (self.frames.borrow_mut(), self.program.borrow());
@@ -498,7 +636,7 @@ impl Space {
                 EvictPhase::Free
             }
         };
-        Next::Go(Op::Evict(evict))
+        true
     }
 
     fn protect(&self, batch: &mut Batch) {
@@ -807,6 +945,8 @@ impl Space {
             return false;
         };
         let page = ticket.page();
+        // There is no other place for it, whatever the budget says.
+        self.over_for_a_reason.set(true);
         world.note(|| format!("{} puts {page:?} back", self.number));
         let phase = FaultPhase::Install(ticket);
         self.ops.borrow_mut().push(Op::Fault(FaultOp { page, access: Access::Read, phase }));

@@ -60,6 +60,16 @@ pub(crate) const ACTS: usize = Act::Die as usize + 1;
 const _: () = assert!(ACTS == Act::ALL.len());
 
 impl Act {
+    /// Whether the keeper does it: not while that has no CPU.
+    pub(crate) const fn is_keepers(self) -> bool {
+        match self {
+            Act::Evict | Act::EvictAnyway | Act::Place | Act::Shrink | Act::Densify | Act::Assign => true,
+            Act::ReleaseKept | Act::Compact | Act::PutBack | Act::Surplus | Act::ParkAgain => true,
+            Act::Thread | Act::Handle | Act::Continue | Act::Change | Act::PoolLimit | Act::Stray => false,
+            Act::Reap | Act::Discard | Act::Device | Act::Die => false,
+        }
+    }
+
     /// All of them, in the order of their weights.
     pub(crate) const ALL: [Act; 21] = [
         Act::Thread,
@@ -112,6 +122,12 @@ pub(crate) struct Profile {
     pub writers: usize,
     /// Resident pages of one space before the evictor works.
     pub budget_pages: u64,
+    /// Resident pages of one space before handlers evict, too.
+    pub limit_pages: u64,
+    /// Calls after which a thread of the engine loses its CPU, of 1000.
+    pub starve_permille: u64,
+    /// For how long, at most.
+    pub starve_ticks_max: u64,
     pub batch_max: usize,
     pub config: Config,
     pub areas: Vec<AreaProfile>,
@@ -146,6 +162,7 @@ impl Profile {
         let steps = random.within(500, if pages > 200 { 2000 } else { 5000 });
         let frames = random.pick(&[8, 9, 12, 16, 24, 64]);
         let areas = (0..random.pick(&[0, 1, 1, 1, 2, 3])).map(|_| Self::area(random)).collect();
+        let budget_pages = random.within(2, (pages as u64 / random.pick(&[2, 4, 8])).max(3));
         Profile {
             steps,
             spaces: random.pick(&[1, 1, 2, 3]),
@@ -153,7 +170,10 @@ impl Profile {
             threads: random.pick(&[1, 3, 8, 16]),
             handlers: random.pick(&[1, 3, 8, 16]),
             writers: random.within(1, 2) as usize,
-            budget_pages: random.within(2, (pages as u64 / random.pick(&[2, 4, 8])).max(3)),
+            budget_pages,
+            limit_pages: budget_pages + random.within(1, 12),
+            starve_permille: random.pick(&[0, 0, 3, 20, 100]),
+            starve_ticks_max: random.pick(&[100, 2_000, 20_000]),
             batch_max: random.pick(&[1, 4, 16, 64, 128]),
             config: Self::config(random, frames),
             areas,

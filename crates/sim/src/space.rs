@@ -81,6 +81,14 @@ pub(crate) struct Space {
     pub exclusive: Cell<bool>,
     /// A change waits for it, and new operations wait for the change.
     pub change_waits: Cell<bool>,
+    /// Memory is over the limit, and that is as it should be: nothing could be evicted, or pages came under our care.
+    pub over_for_a_reason: Cell<bool>,
+    /// Pages that were on their way in at once since memory was last within the limit.
+    in_flight_peak: Cell<u64>,
+    /// Of these, pages of operations that are having their turn: others may come in between.
+    pub in_hand: Cell<u64>,
+    /// The keeper has no CPU before this moment.
+    pub keeper_until: Cell<u64>,
     /// Killed; its requests are still on their way.
     pub dying: Cell<bool>,
     pub pool_data: *mut u8,
@@ -195,6 +203,10 @@ impl Space {
             inside: Cell::new(0),
             exclusive: Cell::new(false),
             change_waits: Cell::new(false),
+            over_for_a_reason: Cell::new(false),
+            in_flight_peak: Cell::new(0),
+            in_hand: Cell::new(0),
+            keeper_until: Cell::new(0),
             dying: Cell::new(false),
             pool_data,
             wake,
@@ -363,10 +375,32 @@ impl Space {
         let known = i64::from(usage.free_backed + usage.parked) + writing.len() as i64 + backed;
         assert_eq!(self.frames.borrow().backed_count() as i64, known, "frames with memory behind them");
         self.check_pages(world);
+        self.check_budget(world);
         // While a change has told the kernel but not the pager, the two disagree.
         if !self.exclusive.get() {
             self.check_bytes(world);
         }
+    }
+
+    /// After each thing that was done: how much is on its way in, since memory was last within the limit.
+    pub(crate) fn follow_budget(&self, world: &World) {
+        let in_flight = self.in_hand.get() + self.ops.borrow().iter().map(Op::pages_in_flight).sum::<u64>();
+        if self.pager.resident() <= world.profile.limit_pages {
+            self.over_for_a_reason.set(false);
+            self.in_flight_peak.set(0);
+        }
+        self.in_flight_peak.set(self.in_flight_peak.get().max(in_flight));
+    }
+
+    /// Asserts that memory is over the limit by no more than what was on its way in, whoever had no CPU meanwhile: a handler that
+    /// brings a page in has found memory within the limit, or that nothing can be evicted.
+    fn check_budget(&self, world: &World) {
+        let (resident, limit, peak) =
+            (self.pager.resident(), world.profile.limit_pages, self.in_flight_peak.get());
+        assert!(
+            resident <= limit + peak || self.over_for_a_reason.get() || world.is_ending(),
+            "{resident} pages are there, the limit is {limit}, and {peak} were on their way"
+        );
     }
 
     /// Asserts that the table says of every page what the kernel would say.

@@ -155,6 +155,26 @@ impl World {
         !self.ending.get() && self.random.percent(self.profile.refuse_percent)
     }
 
+    pub(crate) const fn now(&self) -> u64 {
+        self.now.get()
+    }
+
+    /// Whether it isn't that late yet. At the end everybody has a CPU.
+    pub(crate) const fn is_before(&self, moment: u64) -> bool {
+        !self.ending.get() && self.now.get() < moment
+    }
+
+    /// Whether a thread of the engine loses its CPU now, and until when. The CPUs are busy with something else, mostly for a
+    /// moment, sometimes for as long as the seed allows.
+    pub(crate) fn starves(&self) -> Option<u64> {
+        if self.ending.get() || self.random.below(1000) >= self.profile.starve_permille {
+            return None;
+        }
+        self.saw("starved");
+        let most = self.profile.starve_ticks_max >> self.random.below(8);
+        Some(self.now.get() + self.random.within(1, most.max(1)))
+    }
+
     /// Whether a page that was just written is pinned, where so many are already.
     pub(crate) fn pins_now(&self, pins: usize) -> bool {
         !self.ending.get() && pins < PINS_MAX && self.random.percent(self.profile.pin_percent)
@@ -214,10 +234,17 @@ impl World {
             self.act_as(space, Act::ALL[self.random.weighted(&self.profile.weights)])
         };
         space.deliver_wakes(&self.random);
+        space.follow_budget(self);
         went
     }
 
     fn act_as(&self, space: &Rc<Space>, act: Act) -> bool {
+        if act.is_keepers() {
+            if self.is_before(space.keeper_until.get()) {
+                return false;
+            }
+            self.starves().into_iter().for_each(|until| space.keeper_until.set(until));
+        }
         match act {
             Act::Thread => space.run_thread(self, self.random.index(self.profile.threads)),
             Act::Handle => space.handle_message(self),

@@ -5,10 +5,13 @@
 use farpage_core::planted::{Bug, plant};
 use farpage_sim::{DriverBug, Failure, Say, plant_in_driver, run};
 
-const SEEDS: u64 = 150;
+/// Within so many a bug is noticed.
+const SEEDS: u64 = 400;
+/// So many hold without a bug.
+const SOUND_SEEDS: u64 = 150;
 
-fn first_violation() -> Option<Failure> {
-    (0..SEEDS).find_map(|seed| run(seed, Say::Nothing).err())
+fn first_violation(seeds: u64) -> Option<Failure> {
+    (0..seeds).find_map(|seed| run(seed, Say::Nothing).err())
 }
 
 fn was_noticed(bug: &dyn std::fmt::Debug, violation: Option<Failure>) {
@@ -28,17 +31,23 @@ fn planted_bugs_are_caught_and_nothing_else_is() {
         Bug::FreePackEarly,
     ] {
         plant(Some(bug));
-        let violation = first_violation();
+        let violation = first_violation(SEEDS);
         plant(None);
         was_noticed(&bug, violation);
     }
-    for bug in [DriverBug::DropPinned, DriverBug::DropWritten, DriverBug::CopyRefused] {
+    for bug in [
+        DriverBug::DropPinned,
+        DriverBug::DropWritten,
+        DriverBug::CopyRefused,
+        DriverBug::NoDirectReclaim,
+        DriverBug::GiveUpByClock,
+    ] {
         plant_in_driver(Some(bug));
-        let violation = first_violation();
+        let violation = first_violation(SEEDS);
         plant_in_driver(None);
         was_noticed(&bug, violation);
     }
-    if let Some(violation) = first_violation() {
+    if let Some(violation) = first_violation(SOUND_SEEDS) {
         panic!("{violation}");
     }
 }
