@@ -37,6 +37,7 @@ pub mod pager;
 pub mod planted;
 pub mod readahead;
 pub mod reclaim;
+pub mod roll_call;
 pub mod stats;
 pub mod sync;
 pub mod table;

@@ -27,8 +27,8 @@ use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// The atomics of what loom runs (`make loom`): this lock, a page's entry, pins, holds, leases, the index. A file that uses
-/// them from here can have a module of loom models, compiled with `cfg(all(test, loom))`; unit tests that hand it
+/// The atomics of what loom runs (`make loom`): this lock, a page's entry, pins, holds, leases, the index, roll calls. A file that
+/// uses them from here can have a module of loom models, compiled with `cfg(all(test, loom))`; unit tests that hand it
 /// the standard library's are left out then.
 pub mod atomic {
     #[cfg(not(all(test, loom)))]

@@ -16,7 +16,8 @@ use crate::memory;
 use crate::signal::{SIGSETXID, bit};
 use crate::sys::{self, Errno, number};
 use core::arch::naked_asm;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
+use farpage_core::roll_call::{Member, RollCall};
 use farpage_core::units::PAGE_BYTES;
 
 /// What an engine thread runs; never returns to its caller.
@@ -53,69 +54,37 @@ pub const CLONE_FLAGS: usize = CLONE_VM
     | CLONE_PARENT_SETTID
     | CLONE_CHILD_CLEARTID;
 
-/// Engine threads that one process can have at once.
-const THREADS_MAX: usize = 128;
+static THREADS: RollCall = RollCall::new();
 
-/// One engine thread.
-#[derive(Debug)]
-pub struct EngineThread {
-    /// Its number. The kernel writes it when it makes the thread, and 0 when the thread ends.
-    number: AtomicU32,
-    /// What it was last asked for and has done, for who asks.
-    pub answer: AtomicU32,
+/// The list of all engine threads, to call them.
+pub fn roll_call() -> &'static RollCall {
+    &THREADS
 }
-
-impl EngineThread {
-    const NONE: u32 = 0;
-    /// Somebody is making it.
-    const EXPECTED: u32 = u32::MAX;
-
-    /// Its number; none as long as the kernel hasn't told.
-    pub fn number(&self) -> Option<u32> {
-        // Ordering: Acquire: whoever sees the thread sees what it was made with.
-        Some(self.number.load(Ordering::Acquire)).filter(|number| *number != EngineThread::EXPECTED)
-    }
-
-    /// Waits until it has ended, or `ns` have passed: the kernel wakes who waits when it writes 0.
-    pub fn wait_for_end(&self, ns: u64) {
-        let seen = self.number.load(Ordering::Acquire);
-        if seen != EngineThread::NONE {
-            crate::futex::wait_for_shared(&self.number, seen, ns);
-        }
-    }
-}
-
-static THREADS: [EngineThread; THREADS_MAX] =
-    [const { EngineThread { number: AtomicU32::new(EngineThread::NONE), answer: AtomicU32::new(0) } };
-        THREADS_MAX];
 
 /// Every engine thread that there is, or is about to be.
-pub fn all() -> impl Iterator<Item = &'static EngineThread> {
-    THREADS.iter().filter(|thread| thread.number.load(Ordering::Acquire) != EngineThread::NONE)
+pub fn all() -> impl Iterator<Item = &'static Member> {
+    THREADS.all()
 }
 
 /// The calling thread, if it is an engine thread.
-pub fn current() -> Option<&'static EngineThread> {
+pub fn current() -> Option<&'static Member> {
     // SAFETY: takes nothing.
     let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
-    THREADS.iter().find(|thread| thread.number.load(Ordering::Relaxed) == own)
+    THREADS.find(own)
+}
+
+/// Waits until a thread has ended, or `ns` have passed: the kernel wakes who waits when it writes 0.
+pub fn wait_for_end(thread: &Member, ns: u64) {
+    // Ordering: Acquire as in `Member::number`.
+    let seen = thread.word().load(Ordering::Acquire);
+    if seen != 0 {
+        crate::futex::wait_for_shared(thread.word(), seen, ns);
+    }
 }
 
 /// In a fork's child, which has none of its parent's engine threads.
 pub fn forget_all() {
-    THREADS.iter().for_each(|thread| thread.number.store(EngineThread::NONE, Ordering::Relaxed));
-}
-
-/// A free place for a thread that is about to be made.
-fn expect_one() -> Option<&'static EngineThread> {
-    let (none, expected) = (EngineThread::NONE, EngineThread::EXPECTED);
-    let claim = |thread: &&EngineThread| {
-        // Ordering: Acquire: the place is used after its last thread; Relaxed where it isn't free.
-        thread.number.compare_exchange(none, expected, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    };
-    let place = THREADS.iter().find(claim)?;
-    place.answer.store(0, Ordering::Relaxed);
-    Some(place)
+    THREADS.forget_all();
 }
 
 /// Bytes for a thread: its stack, with room below for a guard, and its block of zeros.
@@ -143,13 +112,13 @@ pub fn spawn(main: Main, argument: usize, descriptors: Descriptors) -> Result<()
     // SAFETY: as above.
     unsafe { top.cast::<Start>().write(start) };
     let flags = if descriptors == Descriptors::Shared { CLONE_FLAGS } else { CLONE_FLAGS & !CLONE_FILES };
-    let place = expect_one().ok_or(Errno(linux_raw_sys::errno::EAGAIN as i32))?;
+    let place = THREADS.expect().ok_or(Errno(linux_raw_sys::errno::EAGAIN as i32))?;
     let mask = sys::block_all_signals();
     // SAFETY: the new stack is ours alone and big enough; the child never returns from `clone_thread`. The kernel writes to the
     // place, which lives as long as the process.
-    let result = unsafe { clone_thread(flags, top, segment, place.number.as_ptr()) };
+    let result = unsafe { clone_thread(flags, top, segment, place.word().as_ptr()) };
     sys::restore_signals(mask);
-    sys::check(result).map(|_| ()).inspect_err(|_| place.number.store(EngineThread::NONE, Ordering::Release))
+    sys::check(result).map(|_| ()).inspect_err(|_| place.give_up())
 }
 
 /// Below the size of the 64 bytes reserved at the top of the stack.

@@ -16,6 +16,7 @@ use crate::guard::arm;
 use crate::session::StopReason;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, Ordering};
+use farpage_core::roll_call::Member;
 use farpage_core::sync::Lock;
 use farpage_os::credentials::{
     self as kernel, Credentials, GROUPS_MAX, dumpable, make_dumpable, read_groups,
@@ -23,7 +24,7 @@ use farpage_os::credentials::{
 use farpage_os::places::Places;
 use farpage_os::signal::{SIGSETXID, send_to_thread};
 use farpage_os::sys::{self, number};
-use farpage_os::thread::{self, EngineThread};
+use farpage_os::thread;
 use farpage_os::{clock::now_ns, futex, proc};
 use linux_raw_sys::general as raw;
 use linux_raw_sys::prctl;
@@ -219,23 +220,19 @@ fn wait_for_answers(engine: &Engine, generation: u32) {
             arm::let_threads_be_asked(engine);
             ask_again_ns = now + ASK_AGAIN_NS;
         }
-        let mut are_all_done = true;
-        for thread in thread::all().filter(|thread| thread.answer.load(Ordering::Acquire) != generation) {
-            are_all_done = false;
-            match thread.number() {
-                Some(number) if number == own => {
-                    take(thread);
-                    ask_again_ns = 0;
-                }
-                Some(number) if is_to_ask => {
-                    let _ = send_to_thread(engine.process, number, SIGSETXID, word());
-                }
-                // Just being made, by whoever had been asked or not.
-                None => ask_again_ns = 0,
-                Some(_) => {}
+        let ask = |thread: &Member| match thread.number() {
+            Some(number) if number == own => {
+                take(thread);
+                ask_again_ns = 0;
             }
-        }
-        if are_all_done {
+            Some(number) if is_to_ask => {
+                let _ = send_to_thread(engine.process, number, SIGSETXID, word());
+            }
+            // Just being made, by whoever had been asked or not.
+            None => ask_again_ns = 0,
+            Some(_) => {}
+        };
+        if thread::roll_call().have_all_answered(generation, ask) {
             return;
         }
         futex::wait_for(&WANTED.answers, heard, if ask_again_ns == 0 { 50_000 } else { ASK_AGAIN_NS });
@@ -257,10 +254,10 @@ pub fn is_taken(sent: usize) -> bool {
 }
 
 /// The calling engine thread takes the last order on.
-fn take(thread: &EngineThread) {
+fn take(thread: &Member) {
     // Ordering: Acquire pairs with the Release of who gave the order.
     let generation = WANTED.generation.load(Ordering::Acquire);
-    if generation == 0 || thread.answer.load(Ordering::Relaxed) == generation {
+    if generation == 0 || thread.has_answered(generation) {
         return;
     }
     // SAFETY: written before the generation was raised, and not again before this thread answers.
@@ -273,12 +270,12 @@ fn take(thread: &EngineThread) {
     answer(thread, generation, is_there && order.credentials.take(list));
 }
 
-fn answer(thread: &EngineThread, generation: u32, is_done: bool) {
+fn answer(thread: &Member, generation: u32, is_done: bool) {
     if !is_done {
         WANTED.failed.store(1, Ordering::Relaxed);
     }
-    // Ordering: Release: who sees the answer sees the failure.
-    thread.answer.store(generation, Ordering::Release);
+    // Who sees the answer sees the failure.
+    thread.answers(generation);
     WANTED.answers.fetch_add(1, Ordering::Release);
     futex::wake(&WANTED.answers, u32::MAX);
 }

@@ -14,6 +14,7 @@ use crate::session::{Notice, Retired, StopReason};
 use crate::start::KEEPER;
 use crate::worker::Worker;
 use core::sync::atomic::{AtomicU32, Ordering};
+use farpage_core::roll_call::Member;
 use farpage_core::sync;
 use farpage_core::table::Walk;
 use farpage_core::table::entry::State;
@@ -262,13 +263,11 @@ fn wait_for_threads(engine: &Engine, left: usize) {
         engine.handover.into_iter().for_each(farpage_fault::signal::Handover::ring_all);
         engine.ahead.ring();
         arm::let_threads_be_asked(engine);
-        let own = thread::current().and_then(thread::EngineThread::number);
-        for number in
-            thread::all().filter_map(thread::EngineThread::number).filter(|number| Some(*number) != own)
-        {
+        let own = thread::current().and_then(Member::number);
+        for number in thread::all().filter_map(Member::number).filter(|number| Some(*number) != own) {
             let _ = send_to_thread(engine.process, number, SIGSETXID, guard::WAKES_ONLY);
         }
         let next = thread::all().find(|thread| thread.number() != own);
-        next.into_iter().for_each(|thread| thread.wait_for_end(WAKE_AGAIN_NS));
+        next.into_iter().for_each(|next| thread::wait_for_end(next, WAKE_AGAIN_NS));
     }
 }
