@@ -1,5 +1,6 @@
-/* Several processes with one budget of 64 MiB, in one case of 512. */
+/* Several processes with one budget: of 64 MiB, in one case of 512, and where children take their turns of 24. */
 #include "check.h"
+#include <sys/resource.h>
 
 #define MEMBERS 4
 #define OWN (40 * MIB)
@@ -105,5 +106,106 @@ static void among_idle_ones(void)
     all_ended_well(children, 12);
 }
 
-MAIN({ "growers", growers }, { "readers", readers }, { "one_by_one", one_by_one },
+#define TURNS 4
+#define FORKED (60 * MIB)
+
+/* Children of a parent that has more than its budget, one after the other. */
+static void in_turns(void (*child)(char *memory))
+{
+    char *memory = map(FORKED);
+    fill(memory, FORKED, 7);
+    for (int i = 0; i < TURNS; i++) {
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0) {
+            child(memory);
+            _exit(0);
+        }
+        all_ended_well(&pid, 1);
+    }
+    VERIFY(memory, FORKED, 7);
+}
+
+static void reads_all(char *memory)
+{
+    VERIFY(memory, FORKED, 7);
+}
+
+/* They only read: what parent and child share is in memory once. */
+static void readers_in_turns(void)
+{
+    in_turns(reads_all);
+}
+
+static void closes_all_and_reads(char *memory)
+{
+    struct rlimit files;
+    CHECK(getrlimit(RLIMIT_NOFILE, &files) == 0);
+    for (int file = 3; file < 4096 && file < (int)files.rlim_cur; file++)
+        syscall(SYS_close, file);
+    VERIFY(memory, FORKED, 7);
+}
+
+/* They close all descriptors before. */
+static void closers_in_turns(void)
+{
+    in_turns(closes_all_and_reads);
+}
+
+static void reads_advised(char *memory)
+{
+    static const int advice[] = { MADV_DONTDUMP, MADV_MERGEABLE, MADV_NOHUGEPAGE, MADV_HUGEPAGE };
+    for (int i = 0; i < 4; i++) {
+        /* Not every kernel knows all of them. */
+        (void)madvise(memory + i * (FORKED / 4), FORKED / 4, advice[i]);
+    }
+    VERIFY(memory, FORKED, 7);
+}
+
+/* They give advice that splits the mapping. */
+static void advisers_in_turns(void)
+{
+    in_turns(reads_advised);
+}
+
+/* The parent writes while a child reads, as when a database saves itself. */
+static void written_while_read(void)
+{
+    char *memory = map(FORKED);
+    fill(memory, FORKED, 7);
+    for (int i = 0; i < TURNS; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            VERIFY(memory, FORKED, 7 + i);
+            _exit(0);
+        }
+        fill(memory, FORKED, 8 + i);
+        all_ended_well(&child, 1);
+    }
+    VERIFY(memory, FORKED, 7 + TURNS);
+}
+
+/* Six at once, none of which is large. */
+static void many_small(void)
+{
+    pid_t children[6];
+    for (int i = 0; i < 6; i++) {
+        children[i] = fork();
+        CHECK(children[i] >= 0);
+        if (children[i] == 0) {
+            char *own = map(10 * MIB);
+            for (int round = 0; round < 5; round++) {
+                fill(own, 10 * MIB, 10 * i + round);
+                VERIFY(own, 10 * MIB, 10 * i + round);
+            }
+            _exit(0);
+        }
+    }
+    all_ended_well(children, 6);
+}
+
+MAIN({ "readers_in_turns", readers_in_turns }, { "closers_in_turns", closers_in_turns },
+     { "advisers_in_turns", advisers_in_turns }, { "written_while_read", written_while_read },
+     { "many_small", many_small }, { "growers", growers }, { "readers", readers }, { "one_by_one", one_by_one },
      { "among_idle_ones", among_idle_ones })

@@ -59,13 +59,19 @@ impl Rollup {
             let number = line.and_then(|line| line.strip_suffix(b" kB")).and_then(parse_decimal);
             number.map(|kib| kib * 1024).ok_or(Errno(5))
         };
-        Ok(AnonymousParts { own_part: bytes(b"Pss_Anon:")?, shared: bytes(b"Shared_Dirty:")? })
+        Ok(AnonymousParts {
+            anonymous: bytes(b"Anonymous:")?,
+            own_part: bytes(b"Pss_Anon:")?,
+            shared: bytes(b"Shared_Dirty:")?,
+        })
     }
 }
 
 /// What [`Rollup`] says of memory that processes share since a fork, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct AnonymousParts {
+    /// All that it has, by itself or with others.
+    pub anonymous: u64,
     /// This process's part: what is its own, and of what it shares with one other half, with two a third ... `Pss_Anon`.
     pub own_part: u64,
     /// All that it shares with others, and what it has of written files that others have, too.
@@ -167,7 +173,16 @@ impl Pagemap {
         scanned.or_else(|_| self.read_present(PageRange::new(from, range.end), visit))
     }
 
-    /// The same by reading, which takes 8 bytes for each page, whether it is there or not: the pagemap of a terabyte of which
+    /// Calls `visit` for each page in `range` that is in memory and that other processes have, too: for none if the kernel doesn't say.
+    pub fn for_each_shared(&self, range: PageRange, mut visit: impl FnMut(PageIndex)) {
+        let _ = self.for_each_mapped(range, |page, mapped| {
+            if mapped == Mapped::Shared {
+                visit(page);
+            }
+        });
+    }
+
+    /// [`Pagemap::for_each_present`] by reading, which takes 8 bytes for each page, whether it is there or not: the pagemap of a terabyte of which
     /// little was ever touched has 2 GiB, all of it read under the exclusive map lock. (`farpage run --ram 32M --no-disk --faults
     /// signal -- farpage load random-pool --bytes 128M --stride 8192 --seconds 0`: 1.2 s of CPU time, and 0.5 s since.)
     fn read_present(&self, range: PageRange, mut visit: impl FnMut(PageIndex)) -> Result<(), Errno> {
@@ -618,6 +633,7 @@ fn numbered<'p>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
 
     #[test]
     fn lines_of_maps_are_read_for_what_they_are() {
@@ -652,6 +668,42 @@ mod tests {
         }
         // One for each huge page at least.
         assert!(minor_faults() >= before + (PAGES / 512) as u64);
+    }
+
+    /// Of four pages a child writes one. It ends when its end of a pipe says that the parent has looked.
+    #[test]
+    fn pages_that_a_child_has_too_are_shared_until_one_of_both_writes_them() {
+        const PAGES: u64 = 4;
+        let memory = crate::memory::reserve(PAGES as usize * PAGE_BYTES).unwrap();
+        // SAFETY: inside of what was reserved.
+        let write = |page: usize| unsafe { memory.add(page * PAGE_BYTES).write_volatile(1) };
+        (0..PAGES as usize).for_each(write);
+        let range = PageRange::of(PageIndex::of_address(memory as usize), PAGES);
+        let pagemap = Pagemap::open().unwrap();
+        let shared = || {
+            let mut list = Vec::new();
+            pagemap.for_each_shared(range, |page| list.push(page.0 - range.start.0));
+            list
+        };
+        assert_eq!(shared(), []);
+        let (mut ready, mut is_ready) = std::io::pipe().unwrap();
+        let (mut is_over, over) = std::io::pipe().unwrap();
+        // SAFETY: fork with no other arguments; the child makes nothing but system calls.
+        let child =
+            unsafe { sys::call(number::CLONE, [linux_raw_sys::general::SIGCHLD as usize, 0, 0, 0, 0, 0]) };
+        if child == 0 {
+            write(2);
+            let _ = is_ready.write(&[1]);
+            drop(over);
+            let _ = is_over.read(&mut [0_u8]);
+            sys::exit_group(0);
+        }
+        ready.read_exact(&mut [0_u8]).unwrap();
+        assert_eq!(shared(), [0, 1, 3]);
+        drop(over);
+        let pid = rustix::process::Pid::from_raw(child as i32);
+        rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap();
+        assert_eq!(shared(), []);
     }
 
     #[test]

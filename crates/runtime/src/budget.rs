@@ -26,7 +26,7 @@
 
 use crate::guard::direct::SERVERS;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use farpage_core::pager::Pager;
 use farpage_core::readahead::streams::CATCH_UP_MAX;
 use farpage_core::stats::Gauge;
@@ -55,6 +55,8 @@ pub struct Budget {
     own_bytes: AtomicU64,
     /// Of all that, what counts for other processes, with which it is shared since a fork.
     shared_bytes: AtomicU64,
+    /// Whether it shares any.
+    has_kin: AtomicBool,
     /// Managed pages that were mapped as zeros lately, in bytes: halved again and again.
     zeros_bytes: AtomicU64,
     /// When they were last halved.
@@ -95,6 +97,7 @@ impl Budget {
             other_bytes: AtomicU64::new(0),
             own_bytes: AtomicU64::new(0),
             shared_bytes: AtomicU64::new(0),
+            has_kin: AtomicBool::new(false),
             zeros_bytes: AtomicU64::new(0),
             halved_ns: AtomicU64::new(0),
             bell: AtomicU32::new(0),
@@ -139,7 +142,7 @@ impl Budget {
     fn set_gap(&self) {
         let (least, most) = (&self.gap_bytes_min, &self.gap_bytes_max);
         let (least, most) = (least.load(Ordering::Relaxed), most.load(Ordering::Relaxed));
-        let wanted = if self.shared() > 0 { most } else { self.wanted_bytes.load(Ordering::Relaxed) };
+        let wanted = if self.is_shared() { most } else { self.wanted_bytes.load(Ordering::Relaxed) };
         let gap = wanted.clamp(least, most);
         self.gap_bytes.store(gap, Ordering::Relaxed);
     }
@@ -184,7 +187,7 @@ impl Budget {
     /// since a fork, `part_of_shared`.
     fn part_below_limit(&self, part: u64, bytes_min: u64, part_of_shared: u64) -> u64 {
         let gap = self.gap_bytes.load(Ordering::Relaxed);
-        let part = if self.shared() > 0 { part_of_shared } else { part };
+        let part = if self.is_shared() { part_of_shared } else { part };
         self.limit_bytes().saturating_sub((gap / part).max(bytes_min).min(gap))
     }
 
@@ -215,6 +218,16 @@ impl Budget {
     /// So much of this process's memory counts for others.
     pub fn shares(&self, bytes: u64) {
         self.shared_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether this process shares memory at all: what it has of it may count for itself.
+    pub fn has_kin(&self, has: bool) {
+        self.has_kin.store(has, Ordering::Relaxed);
+    }
+
+    /// Whether memory that nobody hears of may be written, because it is shared since a fork.
+    pub fn is_shared(&self) -> bool {
+        self.has_kin.load(Ordering::Relaxed) || self.shared() > 0
     }
 
     /// What we think the process has now. Signal-safe: atomics only.

@@ -142,6 +142,13 @@ impl Engine {
         self.active.load(Ordering::Acquire) != 0
     }
 
+    /// Parents' engines as of the forks, in whose books pages may still be. Under the map lock.
+    pub fn elders(&self) -> impl Iterator<Item = &Engine> {
+        // SAFETY: null, or an engine that was placed for good; its tables stay while the map lock is held.
+        let next = |engine: &Engine| unsafe { engine.elder.load(Ordering::Relaxed).as_ref() };
+        core::iter::successors(next(self), move |elder| next(elder))
+    }
+
     /// How many pages may be parked, with this process's part of the budget.
     pub fn parked_max(&self) -> u32 {
         let most = u64::from(self.pager.config.parked_max);

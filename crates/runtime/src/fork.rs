@@ -68,13 +68,14 @@ pub fn fork(
     may_join: impl FnOnce() -> bool,
     clone: impl FnOnce() -> isize,
 ) -> isize {
+    engine.make_room_for_child();
     let exclusive = engine.map.exclusive();
     if !engine.is_active() {
         let result = clone();
         if result == 0 {
             core::mem::forget(exclusive);
-        } else {
-            engine.share.forked();
+        } else if result > 0 {
+            engine.have_forked();
         }
         return result;
     }
@@ -94,7 +95,9 @@ pub fn fork(
         core::mem::forget(exclusive);
         return 0;
     }
-    engine.share.forked();
+    if result > 0 {
+        engine.have_forked();
+    }
     part(engine);
     hide(engine);
     drop(exclusive);

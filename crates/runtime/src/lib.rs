@@ -6,7 +6,7 @@
 //! the same · [`changes`] the program changes its memory, [`locked`] or locks it · [`credentials`] or what it may do · [`registrar`] registers for hooks · [`fork`] the program
 //! makes a copy of itself ·
 //! [`takes`] who takes pages out · [`lull`] and who waits meanwhile ·
-//! [`guard`] what system calls do to its memory · [`budget`] how much is too much · [`share`] how much is this process's,
+//! [`guard`] what system calls do to its memory · [`budget`] how much is too much · [`share`] how much is this process's, [`kin`] who pays for what is shared,
 //! [`pool_share`] and how much of that the pool's · [`polling`] who doesn't sleep until a page is read
 #![cfg_attr(not(test), no_std)]
 
@@ -24,6 +24,7 @@ pub mod filters;
 pub mod fork;
 pub mod guard;
 pub mod head;
+pub mod kin;
 pub mod locked;
 pub mod lull;
 pub mod map_lock;

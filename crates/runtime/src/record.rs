@@ -4,8 +4,8 @@
 //! record's lock knows that its process is dead, whatever its pid means where it ran.
 
 use crate::head::HeadCopy;
+use crate::kin::Stated;
 use crate::session::{ENDED, PROCESSES_MAX, ProcessRecord, Session, Settings};
-use crate::share::Claimed;
 use core::sync::atomic::Ordering;
 use farpage_core::areas::heirs::GENERATIONS;
 use farpage_core::stats::Gauge;
@@ -187,7 +187,7 @@ fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
                 for gauge in Gauge::ALL.iter().filter(|gauge| !gauge.is_peak()) {
                     record.stats.set(*gauge, 0);
                 }
-                session.claims[index].store(Claimed::default());
+                session.claims[index].store(Stated::default());
                 record.slots_used.iter().for_each(|slots| slots.store(0, Ordering::Relaxed));
                 // The lock decides; the number is for people.
                 record.pid.store(pid, Ordering::Relaxed);

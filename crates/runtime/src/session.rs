@@ -23,12 +23,12 @@ use farpage_core::units::AREAS_MAX;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x0c");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x0d");
 /// What a library exports that knows this layout. A library of another one would leave its program alone, so `farpage run`
 /// looks for this name first.
-pub const LAYOUT_NAME: &str = "farpage_session_layout_12";
+pub const LAYOUT_NAME: &str = "farpage_session_layout_13";
 /// See [`LAYOUT_NAME`].
-#[unsafe(export_name = "farpage_session_layout_12")]
+#[unsafe(export_name = "farpage_session_layout_13")]
 pub static LAYOUT: u64 = MAGIC;
 const _: () = {
     let name = LAYOUT_NAME.as_bytes();
@@ -63,6 +63,10 @@ pub struct Session {
     pub slot_words: SlotWords,
     /// What each process has of the budget, by its record's number.
     pub claims: [Claim; PROCESSES_MAX],
+    /// How often what processes share became another: see [`kin`](crate::kin).
+    pub rounds: AtomicU64,
+    /// The last round in which all have asked.
+    pub settled: AtomicU64,
     /// The most that all of them together had when one of them looked, in bytes.
     pub claims_peak: AtomicU64,
     /// When somebody last looked whose claims are a dead process's, on the clock that never goes back.

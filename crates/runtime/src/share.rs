@@ -11,23 +11,25 @@
 //!                           becomes free, and evicts as it grows until then.
 //! ```
 //!
-//! For the only process of a tree that is the whole budget, always. Pages that processes share since a fork count for each
-//! by its part of them (`Pss_Anon` in smaps_rollup), so that the sum is what the tree takes; asking for that takes the kernel
-//! milliseconds for each GiB, so it is done only by those that have forked or were forked, and seldom unless memory is short. In
-//! between, their minor faults say how much of it they have written.
+//! For the only process of a tree that is the whole budget, always. Of pages that processes share since a fork each pays for a part
+//! ([`kin`](crate::kin)), so that the sum is what the tree takes. The kernel is asked for that only by those that share, and seldom
+//! unless memory is short: it needs milliseconds for each GiB. In between, their minor faults say how much they have written.
 
 use crate::engine::Engine;
-use crate::session::PROCESSES_MAX;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use farpage_core::stats::Gauge;
-use farpage_core::units::PAGE_BYTES;
-use farpage_os::clock::{now_ns, thread_cpu_ns};
+use crate::kin::{ALONE, Claimed, FIRST_ROUND, Ledger, Stated, have_all_asked, left, resolve};
+use crate::session::{PROCESSES_MAX, Session};
+use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use farpage_core::units::{PAGE_BYTES, PageRange};
+use farpage_os::clock::{now_ns, sleep_ns, thread_cpu_ns};
 use farpage_os::proc::{AnonymousParts, minor_faults};
 
-/// A process with less isn't asked for any of it: most of that can't be evicted.
+/// A process with less isn't asked for any of it: most of that can't be evicted. Where there are many in a small budget less is
+/// small, but never as little as libc and an engine take.
 pub const SMALL_BYTES: u64 = 8 << 20;
+const SMALL_BYTES_MIN: u64 = 2 << 20;
 /// What a process may have beside what can't be evicted, however short memory is.
-const MANAGED_BYTES_MIN: u64 = 2 << 20;
+const MANAGED_BYTES_MIN: u64 = 512 << 10;
+const MANAGED_BYTES_MAX: u64 = 2 << 20;
 /// Who is close to what it may have says that it needs a 32nd of the budget more; who grows, as much as it has grown.
 const MORE_SHARE: u64 = 32;
 /// Growth is what was added in so much time, unless it is very little.
@@ -44,49 +46,49 @@ const ASK_NS_MIN: u64 = 10_000_000;
 const ASK_NS_MAX: u64 = 2_000_000_000;
 /// Less counts as nothing, and the kernel isn't asked any more, until the next fork.
 const SHARED_BYTES_MIN: u64 = 256 << 10;
-/// A child waits so long before it asks first: a parent that has nothing to do looks every 20 ms.
+/// A process waits so long after a fork before it asks: most children end soon, or become other programs.
 const FIRST_ASK_NS: u64 = 25_000_000;
+/// What a child's engine takes before it is heard of, and its first faults bring in: at most that part of the budget.
+const CHILD_BYTES: u64 = 3 << 20;
+const CHILD_PART: u64 = 8;
+/// A fork waits no longer for that, and it is kept for so long.
+const ROOM_WAIT_NS: u64 = 20_000_000;
+const ROOM_KEPT_NS: u64 = ROOM_WAIT_NS + FIRST_ASK_NS;
 
-/// What one process says of itself. All zero: it is new, or dead.
+/// What one process says of itself, for the others: see [`Stated`]. All zero: it is new, or dead.
 #[repr(C)]
 pub struct Claim {
-    /// Anonymous memory in bytes, and its part of what it shares.
-    has: AtomicU64,
-    /// The same and what it would like to have soon.
-    needs: AtomicU64,
-    /// What it has anyhow, if it needs that: it can't be evicted.
+    anonymous: AtomicU64,
+    more: AtomicU64,
     floor: AtomicU64,
-    /// What it would have more if it wrote all that it shares.
-    shared: AtomicU64,
-}
-
-/// The same at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Claimed {
-    /// See [`Claim`].
-    pub has: u64,
-    /// See [`Claim`].
-    pub needs: u64,
-    /// See [`Claim`].
-    pub floor: u64,
-    /// See [`Claim`].
-    pub shared: u64,
+    unpaid: AtomicI64,
+    asked: AtomicI64,
+    round: AtomicU64,
 }
 
 impl Claim {
     /// What it says now.
-    pub fn load(&self) -> Claimed {
-        let words = [&self.has, &self.needs, &self.floor, &self.shared];
-        let [has, needs, floor, shared] = words.map(|word| word.load(Ordering::Relaxed));
-        Claimed { has, needs, floor, shared }
+    pub fn load(&self) -> Stated {
+        let words = [&self.anonymous, &self.more, &self.floor, &self.round];
+        let [anonymous, more, floor, round] = words.map(|word| word.load(Ordering::Relaxed));
+        let [unpaid, asked] = [&self.unpaid, &self.asked].map(|word| word.load(Ordering::Relaxed));
+        Stated { anonymous, more, floor, unpaid, asked, round }
     }
 
     /// Says it.
-    pub fn store(&self, claimed: Claimed) {
-        self.has.store(claimed.has, Ordering::Relaxed);
-        self.needs.store(claimed.needs, Ordering::Relaxed);
-        self.floor.store(claimed.floor, Ordering::Relaxed);
-        self.shared.store(claimed.shared, Ordering::Relaxed);
+    pub fn store(&self, stated: Stated) {
+        self.anonymous.store(stated.anonymous, Ordering::Relaxed);
+        self.more.store(stated.more, Ordering::Relaxed);
+        self.floor.store(stated.floor, Ordering::Relaxed);
+        self.unpaid.store(stated.unpaid, Ordering::Relaxed);
+        self.asked.store(stated.asked, Ordering::Relaxed);
+        self.round.store(stated.round, Ordering::Relaxed);
+    }
+
+    /// Says anew what others pay for.
+    fn restate(&self, stated: Stated) {
+        self.unpaid.store(stated.unpaid, Ordering::Relaxed);
+        self.asked.store(stated.asked, Ordering::Relaxed);
     }
 }
 
@@ -110,23 +112,48 @@ pub struct Allowance {
     pub all_may_have: u64,
     /// Less than a quarter of the budget is left.
     pub is_short: bool,
+    /// The number of the round.
+    pub round: u64,
+    /// Whether all have asked in it.
+    pub have_all_asked: bool,
+    /// What all have left to others.
+    pub left: u64,
 }
 
-/// What a process may have of `total` bytes beside `others`. It may always have its floor.
-pub fn allowance(total: u64, own: Claimed, others: &[Claimed]) -> Allowance {
-    let all = || others.iter().chain([&own]);
+/// What the first of all these processes may have of `total` bytes, if that was `limit` until now. It may always have its floor.
+pub fn allowance(total: u64, limit: u64, all: &[Claimed]) -> Allowance {
+    let (own, others) = (all[0], &all[1..]);
+    let small = small_bytes(total, all.len());
+    let all = || all.iter().map(|claimed| Claimed { floor: claimed.floor.max(small), ..*claimed });
     let all_have = all().map(|claimed| claimed.has).sum();
     let all_may_have = all().map(|claimed| claimed.has + claimed.shared).sum();
     let free = total.saturating_sub(all_have);
-    let grows = |other: &&Claimed| other.has >= SMALL_BYTES && other.needs > other.has;
+    let grows = |other: &&Claimed| other.needs > other.has;
     let sharers = 1 + others.iter().filter(grows).count() as u64;
-    let within = own.has + free / sharers;
-    let bytes = within.min(level(total, all)).max(own.floor).min(total);
-    Allowance { bytes, sharers, all_have, all_may_have, is_short: free < total / 4 }
+    // While they have too much nobody gets more, also if what it has grows by itself.
+    let within = if all_have > total { own.has.min(limit) } else { own.has + free / sharers };
+    // Who evicts already need not have what is small.
+    let least = if own.floor > 0 { own.floor } else { small };
+    let bytes = within.min(level(total, all)).max(least).min(total);
+    Allowance {
+        bytes,
+        sharers,
+        all_have,
+        all_may_have,
+        is_short: free < total / 4,
+        round: 0,
+        have_all_asked: true,
+        left: 0,
+    }
+}
+
+/// A process with less isn't asked for any of it, beside so many.
+fn small_bytes(total: u64, processes: usize) -> u64 {
+    (total / (2 * processes as u64)).clamp(SMALL_BYTES_MIN, SMALL_BYTES)
 }
 
 /// What nobody may have more of so that all together have `total`, if each gets what it needs up to that.
-fn level<'c, I: Iterator<Item = &'c Claimed>>(total: u64, all: impl Fn() -> I) -> u64 {
+fn level<I: Iterator<Item = Claimed>>(total: u64, all: impl Fn() -> I) -> u64 {
     let fits = |level: u64| all().map(|claimed| claimed.up_to(level)).sum::<u64>() <= total;
     if fits(u64::MAX) {
         return u64::MAX;
@@ -143,22 +170,15 @@ fn level<'c, I: Iterator<Item = &'c Claimed>>(total: u64, all: impl Fn() -> I) -
 /// What the keeper remembers from one look at the others to the next.
 #[derive(Default)]
 pub struct Share {
-    /// There may be memory that is shared since a fork.
-    has_kin: AtomicBool,
-    /// There was a fork since the kernel was asked last what is shared.
-    has_forked: AtomicBool,
-    /// When that was.
+    /// What is shared since a fork.
+    pub ledger: Ledger,
+    /// Since when a round is open in which this process hasn't asked; 0 if none is.
+    is_due_ns: AtomicU64,
+    /// When the kernel was asked last what is shared, and how long that took.
     asked_ns: AtomicU64,
-    /// How long that took.
     ask_took_ns: AtomicU64,
-    /// What it said last, in bytes: what others have, too, and how much of that counts for them.
-    found_with_others: AtomicU64,
-    found_shared: AtomicU64,
-    /// Minor faults until then: each of those that followed may be a page that was shared and has been written.
-    faults_when_asked: AtomicU64,
-    /// So many bytes; and those before, as the kernel found them.
-    written: AtomicU64,
-    written_before: AtomicU64,
+    /// Until then room is kept for a child.
+    room_until_ns: AtomicU64,
     /// When this process's memory was last noted; how much that was, and how much more than the time before.
     noted_ns: AtomicU64,
     noted_bytes: AtomicU64,
@@ -166,16 +186,10 @@ pub struct Share {
 }
 
 impl Share {
-    /// There was a fork, and now there is a child.
-    pub fn forked(&self) {
-        self.has_kin.store(true, Ordering::Relaxed);
-        self.has_forked.store(true, Ordering::Relaxed);
-    }
-
     /// By how much this process has grown lately, which it is expected to do once more. It now has `bytes`, whoever they
     /// count for, and what it wrote of them is more of its own; that others have ended isn't growth.
     fn grown(&self, bytes: u64) -> u64 {
-        let bytes = bytes + self.all_written();
+        let bytes = bytes + self.ledger.all_written();
         let now = now_ns();
         if now >= self.noted_ns.load(Ordering::Relaxed) + GROWTH_NS {
             self.noted_ns.store(now, Ordering::Relaxed);
@@ -187,55 +201,121 @@ impl Share {
         if grown < GROWTH_BYTES_MIN { 0 } else { grown }
     }
 
-    /// All that this process shared once and has written since, in bytes.
-    pub fn all_written(&self) -> u64 {
-        self.written_before.load(Ordering::Relaxed) + self.written.load(Ordering::Relaxed)
-    }
-
-    /// So much was found to count for others when there had been so many faults.
-    fn found(&self, shared: u64, faults: u64) {
-        self.found_shared.store(shared, Ordering::Relaxed);
-        self.faults_when_asked.store(faults, Ordering::Relaxed);
-        self.written.store(0, Ordering::Relaxed);
-    }
-
-    /// What still counts for others if each fault since then was for a page that was shared. Some were not; the kernel says
-    /// so when it is asked again, and until then that much is evicted too early.
-    fn note_written(&self) -> u64 {
-        let found = self.found_shared.load(Ordering::Relaxed);
-        if found > 0 {
-            let faults = minor_faults().saturating_sub(self.faults_when_asked.load(Ordering::Relaxed));
-            self.written.store(found.min(faults * PAGE_BYTES as u64), Ordering::Relaxed);
-        }
-        found - self.written.load(Ordering::Relaxed).min(found)
-    }
-
-    /// Whether the kernel may be asked again, by what asking took last time.
+    /// Whether the kernel may be asked again, by what asking took last time and how long a round has been open.
     fn may_ask(&self, is_short: bool) -> bool {
         let took = self.ask_took_ns.load(Ordering::Relaxed);
         let cost = if is_short { ASK_COST } else { ASK_COST_UNHURRIED };
         let wait_ns = (took * cost).clamp(ASK_NS_MIN, ASK_NS_MAX);
-        now_ns() >= self.asked_ns.load(Ordering::Relaxed) + wait_ns
+        let is_due_ns = self.is_due_ns.load(Ordering::Relaxed);
+        now_ns() >= (self.asked_ns.load(Ordering::Relaxed) + wait_ns).max(is_due_ns)
+    }
+}
+
+/// All that say something, this process first.
+struct Heard {
+    all: [Stated; PROCESSES_MAX],
+    count: usize,
+    round: u64,
+    /// The last round in which all have asked.
+    settled: u64,
+}
+
+impl Heard {
+    fn new(session: &Session, index: usize, own: Stated) -> Heard {
+        let round = FIRST_ROUND + session.rounds.load(Ordering::Relaxed);
+        let mut heard = Heard { all: [Stated::default(); PROCESSES_MAX], count: 1, round, settled: 0 };
+        heard.all[0] = own;
+        for (at, claim) in session.claims.iter().enumerate() {
+            let stated = claim.load();
+            if at != index && stated != Stated::default() {
+                heard.all[heard.count] = stated;
+                heard.count += 1;
+            }
+        }
+        heard.settled = session.settled.load(Ordering::Relaxed);
+        if own.round != ALONE && heard.settled < round && have_all_asked(heard.all(), round) {
+            session.settled.fetch_max(round, Ordering::Relaxed);
+            heard.settled = round;
+        }
+        heard
+    }
+
+    fn all(&self) -> &[Stated] {
+        &self.all[..self.count]
     }
 }
 
 impl Engine {
-    /// This process is a fork's child: until its parent has asked what it has no more, that counts for the parent.
-    pub fn begin_as_child(&self) {
-        let inherited = self.measure();
-        self.share.found_with_others.store(inherited, Ordering::Relaxed);
-        self.share.found(inherited, minor_faults());
+    /// This process is a fork's child, which began with `inherited` bytes: its parent pays for them.
+    pub fn begin_as_child(&self, inherited: u64) {
+        self.measure();
+        self.share.ledger.begin_as_child(inherited, minor_faults());
         self.budget.shares(inherited);
         self.share.noted_ns.store(now_ns(), Ordering::Relaxed);
         self.share.noted_bytes.store(inherited, Ordering::Relaxed);
-        self.share.has_kin.store(true, Ordering::Relaxed);
-        self.share.asked_ns.store(now_ns() + FIRST_ASK_NS - ASK_NS_MIN, Ordering::Relaxed);
+    }
+
+    fn child_bytes(&self) -> u64 {
+        CHILD_BYTES.min(self.budget.total_bytes() / CHILD_PART)
+    }
+
+    /// A fork is to be made: evicts what a child takes before anybody hears of it. In a thread of the program, without any lock.
+    pub fn make_room_for_child(&self) {
+        let most = self.budget.limit_bytes().saturating_sub(self.child_bytes());
+        if !self.is_active() || self.charged() <= most {
+            return;
+        }
+        let now = now_ns();
+        self.share.room_until_ns.store(now + ROOM_KEPT_NS, Ordering::Relaxed);
+        self.budget.ring();
+        while self.charged() > most && now_ns() < now + ROOM_WAIT_NS {
+            sleep_ns(200_000);
+        }
+    }
+
+    /// There was a fork, and now there is a child. In a thread of the program.
+    pub fn have_forked(&self) {
+        self.share.ledger.has_forked(self.charged() + self.budget.shared(), minor_faults());
+        self.begin_round();
+        self.budget.ring();
+    }
+
+    /// What was known of what is shared is no longer true: all ask again.
+    fn begin_round(&self) {
+        self.membership.session.rounds.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// This process has evicted pages that others have, too; making them its own before took so many faults. They still take memory,
+    /// for which the others pay from now on.
+    pub fn have_evicted_shared(&self, pages: u64, faults: u64) {
+        let bytes = pages * PAGE_BYTES as u64;
+        self.share.ledger.have_evicted(bytes, faults);
+        self.budget.shares(self.budget.shared().saturating_sub(bytes));
+        let claim = &self.membership.session.claims[self.membership.index];
+        claim.restate(self.share.ledger.state(Stated::default()));
+    }
+
+    /// How many of these pages other processes have, too.
+    pub fn count_shared(&self, pages: PageRange) -> u64 {
+        let mut count = 0;
+        self.pagemap.for_each_shared(pages, |_| count += 1);
+        count
+    }
+
+    /// Memory of the engine's own is dropped next: what a fork's child has of it stays there.
+    pub fn about_to_drop(&self, base: *const u8, bytes: usize) {
+        if self.share.ledger.has_kin() {
+            let pages = self.count_shared(PageRange::covering(base as usize, bytes));
+            if pages > 0 {
+                self.have_evicted_shared(pages, 0);
+            }
+        }
     }
 
     /// Measures this process, says what it has, and works out what it may have. Returns what it has. In the keeper.
     pub fn take_share(&self) -> u64 {
         self.measure();
-        self.budget.shares(self.share.note_written());
+        self.share.ledger.note_faults(minor_faults(), PAGE_BYTES as u64);
         let mut allowance = self.say_and_hear();
         let peak = &self.membership.session.claims_peak;
         let is_peak = allowance.all_have > peak.load(Ordering::Relaxed);
@@ -245,25 +325,36 @@ impl Engine {
             self.forget_the_dead();
             allowance = self.say_and_hear();
         }
-        let has_kin = self.share.has_kin.load(Ordering::Relaxed);
-        let shared = self.budget.shared();
-        // A child asks soon, and would count for what its parent still counts for, too.
-        let has_forked = self.share.has_forked.load(Ordering::Relaxed);
-        let may_be_short = matters || has_forked || allowance.all_may_have >= self.budget.total_bytes();
-        if has_kin && (matters || has_forked || shared > 0) && self.share.may_ask(may_be_short) {
-            self.ask_what_is_shared();
-            if self.budget.shared() < shared {
-                // Perhaps because somebody has ended.
-                self.forget_the_dead();
-            }
+        if self.is_to_ask(&allowance, matters) {
+            self.ask_what_is_shared(&allowance);
             allowance = self.say_and_hear();
         }
         if is_exact && is_peak {
             peak.fetch_max(allowance.all_have, Ordering::Relaxed);
         }
-        self.budget.allow(allowance.bytes, allowance.sharers);
+        let kept =
+            if now_ns() < self.share.room_until_ns.load(Ordering::Relaxed) { self.child_bytes() } else { 0 };
+        self.budget.allow(allowance.bytes.saturating_sub(kept), allowance.sharers);
         self.fit_pool(allowance.bytes);
         self.charged()
+    }
+
+    /// Whether to ask the kernel now what is shared: in a round that another process has begun, or in one of its own.
+    fn is_to_ask(&self, allowance: &Allowance, matters: bool) -> bool {
+        let share = &self.share;
+        if !share.ledger.has_kin() {
+            return false;
+        }
+        let is_open = share.ledger.round() != allowance.round;
+        if is_open && share.is_due_ns.load(Ordering::Relaxed) == 0 {
+            share.is_due_ns.store(now_ns() + FIRST_ASK_NS, Ordering::Relaxed);
+        }
+        if share.ledger.written_since_asked() > self.budget.total_bytes() / MORE_SHARE {
+            // Perhaps most of that was not written.
+            share.is_due_ns.store(1, Ordering::Relaxed);
+        }
+        let may_be_short = matters || is_open || allowance.all_may_have >= self.budget.total_bytes();
+        share.may_ask(may_be_short)
     }
 
     /// What this process has of the budget, as far as is known. Signal-safe: atomics only.
@@ -273,31 +364,37 @@ impl Engine {
 
     fn say_and_hear(&self) -> Allowance {
         let (session, index) = (self.membership.session, self.membership.index);
+        let ledger = &self.share.ledger;
         let has = self.charged();
+        let shared = self.budget.shared();
         let is_close = has >= self.budget.activate_at();
         let more = if is_close { self.budget.total_bytes() / MORE_SHARE } else { 0 };
-        let shared = self.budget.shared();
         let floor = match self.is_active() {
             // What it shares counts for it only in part.
             true => {
-                let own = self.budget.other().saturating_sub(shared);
-                SMALL_BYTES.max(own + MANAGED_BYTES_MIN)
+                self.budget.other().saturating_sub(shared)
+                    + (self.budget.total_bytes() / 32).clamp(MANAGED_BYTES_MIN, MANAGED_BYTES_MAX)
             }
-            false => SMALL_BYTES,
+            false => 0,
         };
-        let needs = has + more.max(self.share.grown(has + shared));
-        let own = Claimed { has, needs, floor, shared };
+        let anonymous = has + shared;
+        let more = more.max(self.share.grown(anonymous));
+        let own = ledger.state(Stated { anonymous, more, floor, ..Stated::default() });
         session.claims[index].store(own);
-        let mut others = [Claimed::default(); PROCESSES_MAX];
-        let mut count = 0;
-        for (at, claim) in session.claims.iter().enumerate() {
-            let claimed = claim.load();
-            if at != index && claimed != Claimed::default() {
-                others[count] = claimed;
-                count += 1;
-            }
+        let heard = Heard::new(session, index, own);
+        let mut claimed = [Claimed::default(); PROCESSES_MAX];
+        resolve(heard.all(), heard.settled, |at, one| claimed[at] = one);
+        ledger.settle(heard.settled);
+        let is_little = own.asked < SHARED_BYTES_MIN as i64 && ledger.with_others() < SHARED_BYTES_MIN;
+        if ledger.has_kin() && own.round == heard.settled && is_little {
+            ledger.is_alone();
         }
-        allowance(self.budget.total_bytes(), own, &others[..count])
+        self.budget.shares(claimed[0].shared);
+        self.budget.has_kin(ledger.has_kin());
+        let have_all_asked = heard.settled == heard.round;
+        let allowance =
+            allowance(self.budget.total_bytes(), self.budget.limit_bytes(), &claimed[..heard.count]);
+        Allowance { round: heard.round, have_all_asked, left: left(heard.all(), heard.settled), ..allowance }
     }
 
     /// Whether this process is the one to look for the dead now.
@@ -314,39 +411,38 @@ impl Engine {
     fn forget_the_dead(&self) {
         self.while_nobody_reaps(|| {
             for (index, claim) in self.membership.session.claims.iter().enumerate() {
-                if claim.load() != Claimed::default() {
-                    self.membership.if_ended(index, || claim.store(Claimed::default()));
+                let stated = claim.load();
+                if stated != Stated::default() {
+                    self.membership.if_ended(index, || {
+                        claim.store(Stated::default());
+                        if stated.round != ALONE {
+                            self.begin_round();
+                        }
+                    });
                 }
             }
         });
     }
 
     /// Finds out how much of this process's memory is also others', and their part of it.
-    fn ask_what_is_shared(&self) {
-        let share = &self.share;
+    fn ask_what_is_shared(&self, allowance: &Allowance) {
+        let (share, session) = (&self.share, self.membership.session);
         let started = thread_cpu_ns();
-        // Before the kernel is asked: a fork meanwhile says so again.
-        share.has_kin.store(false, Ordering::Relaxed);
-        share.has_forked.store(false, Ordering::Relaxed);
-        let faults = minor_faults();
-        let anonymous = self.pager.stats().gauge(Gauge::Anonymous);
-        // If it doesn't say, nothing counts for others.
-        let parts = self.rollup.anonymous().unwrap_or(AnonymousParts { own_part: anonymous, shared: 0 });
-        let shared = anonymous.saturating_sub(parts.own_part);
-        let shared = if shared < SHARED_BYTES_MIN { 0 } else { shared };
-        let before = share.found_shared.load(Ordering::Relaxed);
-        let with_others_before = share.found_with_others.swap(parts.shared, Ordering::Relaxed);
-        // What this process has written since it asked last is its own now. That others have ended or written makes its part
-        // larger, too.
-        let written = with_others_before.saturating_sub(parts.shared).min(before.saturating_sub(shared));
-        share.written_before.fetch_add(written, Ordering::Relaxed);
-        share.found(shared, faults);
-        self.budget.shares(shared);
-        if shared > 0 {
-            self.share.has_kin.store(true, Ordering::Relaxed);
+        if share.ledger.round() == allowance.round && allowance.have_all_asked {
+            self.begin_round();
         }
-        self.share.ask_took_ns.store(thread_cpu_ns() - started, Ordering::Relaxed);
-        self.share.asked_ns.store(now_ns(), Ordering::Relaxed);
+        // Before the kernel is asked: a fork meanwhile begins another.
+        let round = FIRST_ROUND + session.rounds.load(Ordering::Relaxed);
+        share.ledger.settle(session.settled.load(Ordering::Relaxed));
+        let given_up = share.ledger.before_asking();
+        // If it doesn't say, nothing counts for others.
+        let nothing = AnonymousParts { anonymous: 0, own_part: 0, shared: 0 };
+        let parts = self.rollup.anonymous().unwrap_or(nothing);
+        let for_others = parts.anonymous.saturating_sub(parts.own_part);
+        share.ledger.have_asked(parts.shared, for_others, given_up, allowance.left, round);
+        share.is_due_ns.store(0, Ordering::Relaxed);
+        share.ask_took_ns.store(thread_cpu_ns() - started, Ordering::Relaxed);
+        share.asked_ns.store(now_ns(), Ordering::Relaxed);
     }
 }
 
@@ -363,8 +459,8 @@ mod tests {
 
     /// What each of them may have.
     fn allowances(total: u64, all: &[Claimed]) -> Vec<u64> {
-        let others = |own: usize| [&all[..own], &all[own + 1..]].concat();
-        (0..all.len()).map(|own| allowance(total, all[own], &others(own)).bytes).collect()
+        let first = |own: usize| [&all[own..=own], &all[..own], &all[own + 1..]].concat();
+        (0..all.len()).map(|own| allowance(total, total, &first(own)).bytes).collect()
     }
 
     #[test]
@@ -424,7 +520,7 @@ mod tests {
             needs in prop::collection::vec((0_u64..5_000, prop_oneof![Just(0), 0_u64..2_000]), 1..12),
         ) {
             let all: Vec<_> = needs.iter().map(|&(needs, floor)| Claimed { needs, floor, ..Claimed::default() }).collect();
-            let level = level(total, || all.iter());
+            let level = level(total, || all.iter().copied());
             let up_to = |level: u64| needs.iter().map(|(need, floor)| *need.min(floor.max(&level))).sum::<u64>();
             prop_assert!(up_to(level) <= total || level == 0);
             // A little more doesn't fit.

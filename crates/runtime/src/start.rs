@@ -203,12 +203,15 @@ fn keeper_main(argument: usize) -> ! {
     }
     // SAFETY: `start` placed the request for good and gave us its address.
     let request = unsafe { &*(argument as *const Start) };
+    // Before the engine takes memory of its own.
+    let inherited =
+        request.parent.map(|_| Statm::open().and_then(|statm| statm.anonymous_bytes()).unwrap_or(0));
     let built = build(request);
     // The program may leave where it was started, and unmount that. Whoever is made from here on is elsewhere, too.
     let _ = rustix::process::chdir(c"/");
     if let Ok(engine) = built {
-        if request.parent.is_some() {
-            engine.begin_as_child();
+        if let Some(bytes) = inherited {
+            engine.begin_as_child(bytes);
         }
         engine.take_share();
     }
@@ -252,7 +255,7 @@ fn keep(engine: &'static Engine) -> ! {
         }
         rounds.make(engine);
         engine.take_share();
-        match (engine.budget.shared() > 0, nice) {
+        match (engine.budget.is_shared(), nice) {
             (true, None) => nice = Some(thread::be_at_most_as_nice_as(NICE_BESIDE_SHARERS)),
             (false, Some(before)) => {
                 thread::be_as_nice_as(before);
@@ -334,7 +337,7 @@ fn wait_for_budget(engine: &'static Engine) -> i32 {
         let charged = engine.take_share();
         let now = now_ns();
         // What it has of the budget also changes when others write what is shared: that isn't growth. When it does, it is.
-        let anonymous = engine.pager.stats().gauge(Gauge::Anonymous) + engine.share.all_written();
+        let anonymous = engine.pager.stats().gauge(Gauge::Anonymous) + engine.share.ledger.all_written();
         let growth_bytes_per_us = growth.bytes_per_us(anonymous, started_ns..now);
         let is_wanted = engine.activation_wanted.load(Ordering::Relaxed) != 0 || engine.is_to_retire();
         if is_wanted || engine.budget.must_activate(charged, growth_bytes_per_us) {

@@ -153,7 +153,7 @@ impl Pager<'_> {
             State::Same(word) => fill(bytes, word.word()),
             State::Parked { frame, .. } | State::Writing { frame } => {
                 // SAFETY: the page's lock is ours, its frame has memory, and nobody writes the frame of a page that is
-                // parked or being written; `write_done` waits for the lock before it frees it. An elder's never change.
+                // parked or being written; `write_done` waits for the lock before it frees it. An elder's frames never change.
                 bytes.copy_from_slice(unsafe { books.cache.bytes(frame) });
             }
             State::Pooled(handle) => {

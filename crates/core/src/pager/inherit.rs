@@ -1,8 +1,8 @@
 //! A fork's child: pages that were out at the fork are where its parent had put them.
 //!
 //! The child has a copy of its parent's memory, and so of the books and of every frame and pool object as of the fork. It
-//! never changes that copy, its *elder*: a page that is out is [`State::Inherited`], and the first fault on it looks up in
-//! the elder's table where the bytes are. Slots are the one thing that isn't copied: the parent keeps those that were in
+//! doesn't change that copy, its *elder*, but for its pool: a page that is out is [`State::Inherited`], and the first fault on it looks
+//! up in the elder's table where the bytes are. An object in the elder's pool is freed once its page isn't inherited any more. Slots are the one thing that isn't copied: the parent keeps those that were in
 //! use for as long as there is a child that might read them (`areas/heirs.rs`). A child of a child has an elder with an
 //! elder. When nothing is inherited any more the copy can be forgotten.
 //!
@@ -69,6 +69,14 @@ impl<'m> Pager<'m> {
     /// find zeros.
     pub fn has_lost(&self) -> bool {
         self.has_lost.load(Ordering::Relaxed)
+    }
+
+    /// A page in this state is no longer inherited: its object in the pool that it was in isn't needed any more. This process has
+    /// that pool for itself, whatever became of the parent's.
+    pub(super) fn free_inherited(&self, state: State) {
+        if let (State::Pooled(handle), books) = self.source_of(state) {
+            books.pool.free(handle);
+        }
     }
 
     /// Pages whose bytes are only in the elder's books.

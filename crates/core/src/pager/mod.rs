@@ -228,8 +228,11 @@ impl<'m> Pager<'m> {
     fn account(&self, before: State, after: State) {
         match (matches!(before, State::Inherited(_)), matches!(after, State::Inherited(_))) {
             (false, true) => _ = self.inherited.fetch_add(1, Ordering::Relaxed),
-            // Ordering: Release: our use of the elder's books comes before they are forgotten.
-            (true, false) => _ = self.inherited.fetch_sub(1, Ordering::Release),
+            (true, false) => {
+                self.free_inherited(before);
+                // Ordering: Release: our use of the elder's books comes before they are forgotten.
+                self.inherited.fetch_sub(1, Ordering::Release);
+            }
             _ => {}
         }
         for (gauge, was, is) in [

@@ -224,13 +224,18 @@ fn invariant_6_a_failed_read_is_an_error_for_good_and_never_zeros() {
     driver.check();
 }
 
-/// A child of `parent` as it is now, whose books never change again, with the same area.
+/// A child of `parent` as it is now, whose books change for nobody else again, with the same area.
 fn child_of(parent: Driver, holders: &'static [AtomicU32], me: u32) -> Driver {
+    child_and_elder(parent, holders, me).0
+}
+
+/// The same, and those books.
+fn child_and_elder(parent: Driver, holders: &'static [AtomicU32], me: u32) -> (Driver, &'static Driver) {
     let elder: &'static Driver = Box::leak(Box::new(parent));
     elder.pager.forget_holders();
     let child = driver_of(64 << 10, Some(area(holders, me)), Some(&elder.pager));
     child.pager.inherit(PageRange::of(PageIndex(0), 100), |page| panic!("{page:?} isn't there"));
-    child
+    (child, elder)
 }
 
 /// Serves a fault on a page that is out, with `on_disk` as what its slot holds: its bytes.
@@ -310,6 +315,30 @@ fn invariant_14_what_a_child_throws_away_it_inherits_no_more() {
     child.pager.discard(PageRange::of(PAGE, 1));
     assert_eq!((child.pager.state(PAGE), child.pager.inherited()), (State::Absent, 0));
     assert_eq!(bring(&mut child, PAGE, 0), [0; PAGE_BYTES]);
+    child.check();
+}
+
+/// A child kept all of its parent's pool until it had looked at the last page that was in it.
+#[test]
+fn what_a_child_needs_no_more_leaves_the_pool_that_it_has_inherited() {
+    let holders: &'static [AtomicU32] = table(1);
+    let mut parent = driver_of(64 << 10, Some(area(holders, 1)), None);
+    let pages = [0, 1, 2].map(PageIndex);
+    for (page, kind) in pages.into_iter().zip(1..) {
+        parent.first_touch(page);
+        assert!(matches!(parent.evict_and_place(page, kind), State::Pooled(_)));
+    }
+    let (mut child, elder) = child_and_elder(parent, holders, 2);
+    let objects = || elder.pager.pool().usage().objects;
+    assert_eq!(objects(), 3);
+    assert_eq!(bring(&mut child, pages[0], 1), bytes_of(1));
+    assert_eq!(objects(), 2, "the child has it in memory");
+    child.pager.discard(PageRange::of(pages[1], 1));
+    assert_eq!(objects(), 1, "the child has thrown it away");
+    child.pager.remap(PageRange::of(pages[2], 1), PageIndex(50));
+    assert_eq!(objects(), 1, "what was moved is still inherited");
+    assert_eq!(bring(&mut child, PageIndex(50), 3), bytes_of(3));
+    assert_eq!(objects(), 0);
     child.check();
 }
 

@@ -75,7 +75,7 @@ fn skipped(why: &str) -> Option<Bench> {
 }
 
 /// Every bench whose faults arrive as signals.
-static SIGNALLED: [AtomicPtr<Bench>; 128] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 128];
+static SIGNALLED: [AtomicPtr<Bench>; 256] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 256];
 
 /// What the preload library does in a program: finds out whose memory it is, and has the fault served.
 unsafe extern "C" fn on_fault(_: i32, info: *mut Info, context: *mut Context) {

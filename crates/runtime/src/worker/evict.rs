@@ -2,6 +2,7 @@
 //! the keeper does so in the background, and looks after the pool and the areas.
 
 use super::{Progress, WRITES_MAX, Worker};
+use crate::engine::Engine;
 use crate::map_lock::DIRECT;
 use crate::takes::{self, Took};
 use crate::{fork, guard, lull};
@@ -394,6 +395,7 @@ impl Worker {
                 is_shared: false,
             };
         }
+        let shared_pages = self.shared_among(count);
         let outgoing = &mut self.outgoing[..count];
         let began_ns = now_ns();
         match by {
@@ -422,9 +424,47 @@ impl Worker {
                 pager.leave_slot(victim);
             }
         }
+        let went = |at: &usize| shared_pages & 1 << at != 0 && self.outgoing[*at].taken != Taken::Busy;
+        match (0..count).filter(went).count() {
+            0 => {}
+            pages => self.engine.have_evicted_shared(pages as u64, 0),
+        }
         pager.park(&mut self.batch);
         drop(shared);
         Some(Out { took: Took { victims: count, pages: taken, ns }, spared })
+    }
+
+    /// Which of the victims other processes have, too, since a fork: a bit for each. Where pages are moved the kernel refuses those
+    /// ([`Worker::unshare_refused`]).
+    fn shared_among(&self, count: usize) -> u128 {
+        let engine = self.engine;
+        if engine.frames_move || !engine.share.ledger.has_kin() {
+            return 0;
+        }
+        let outgoing = &self.outgoing[..count];
+        let (mut bits, mut first) = (0, 0);
+        // Neighbours are asked for together.
+        while first < count {
+            let page = outgoing[first].page;
+            let goes_on = |at: &usize| outgoing[*at].page == page.plus((*at - first) as u64);
+            let length = (first..count).take_while(goes_on).count();
+            engine.pagemap.for_each_shared(PageRange::of(page, length as u64), |shared| {
+                bits |= 1 << (first as u64 + (shared.0 - page.0));
+            });
+            first += length;
+        }
+        bits
+    }
+
+    /// Makes pages that are shared since a fork the program's own: each is a copy then.
+    fn unshare(&self, pages: PageRange) {
+        let engine = self.engine;
+        let has_kin = engine.share.ledger.has_kin();
+        let shared = if has_kin { engine.count_shared(pages) } else { 0 };
+        engine.pages.unshare(pages);
+        if shared > 0 {
+            engine.have_evicted_shared(shared, shared);
+        }
     }
 
     /// Pages that are shared since a fork, or pinned: what is only shared can be made ours, and goes next, or all of memory
@@ -440,7 +480,7 @@ impl Worker {
         let mut end = first.plus(1);
         for page in shared.chain([PageIndex(0)]) {
             if page != end {
-                self.engine.pages.unshare(PageRange::new(first, end));
+                self.unshare(PageRange::new(first, end));
                 first = page;
             }
             end = page.plus(1);
@@ -531,6 +571,9 @@ impl Worker {
             if count == 0 {
                 break;
             }
+            stretches[..count]
+                .iter()
+                .for_each(|stretch| self.engine.about_to_drop(stretch.base.cast(), stretch.bytes));
             // SAFETY: the frames were free, and `take_surplus` gave them to us: nobody needs their bytes.
             let empty = |stretches| unsafe { self.engine.pages.drop_memory(stretches) }.is_ok();
             let are_empty = empty(&stretches[..count]);
@@ -579,8 +622,18 @@ impl Worker {
     fn shrink_pool(&mut self) -> Progress {
         let (mut progress, mut busy, mut starved) = (Progress::None, 0, 0);
         let began_ns = now_ns();
+        let mut looked_ns = began_ns;
         // So many are seconds of a slow device's.
         while now_ns() < began_ns + EVICT_NS_MAX {
+            if now_ns() >= looked_ns + LOOK_NS {
+                self.release_blocks();
+                self.engine.take_share();
+                looked_ns = now_ns();
+                // Others may need more meanwhile: to take pages out is faster.
+                if self.engine.is_over_limit() {
+                    break;
+                }
+            }
             // Before anything is waited for: mostly there is nothing to be done.
             if !self.engine.pager.should_shrink() || self.holds_enough() && !self.send_writes() {
                 break;
@@ -767,14 +820,31 @@ impl Worker {
         if usage.bytes_occupied > usage.payload_bytes + usage.bytes_occupied / WASTE_PART {
             self.compact_pool();
         }
-        // Nor a block half released.
+        self.release_blocks();
+    }
+
+    /// Gives back the memory of free blocks, also of those that were inherited.
+    fn release_blocks(&self) {
+        // No child gets a block half released.
         let _shared = self.engine.map.shared(self.index);
-        while let Some(range) = pager.pool().take_released() {
-            let base = self.engine.pool_base.wrapping_add(range.start);
+        self.drop_released(self.engine);
+        for elder in self.engine.elders() {
+            // Nothing is stored there any more.
+            elder.pager.pool().set_limit(0);
+            self.drop_released(elder);
+        }
+    }
+
+    /// Gives back the memory of blocks that are free in the pool of `books`: this process's engine, or an elder's.
+    fn drop_released(&self, books: &Engine) {
+        let pool = books.pager.pool();
+        while let Some(range) = pool.take_released() {
+            let base = books.pool_base.wrapping_add(range.start);
+            self.engine.about_to_drop(base, range.len());
             // SAFETY: `take_released` gave us a free block of the pool's data, which starts at `pool_base`;
             // nobody allocates in it until `released`.
             let _ = unsafe { farpage_os::memory::drop_pages(base, range.len()) };
-            pager.pool().released(range);
+            pool.released(range);
         }
     }
 }
