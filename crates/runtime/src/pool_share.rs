@@ -30,6 +30,8 @@ pub struct PoolShare {
     most: AtomicU64,
     /// What is not for the pool at the moment, of that.
     withheld: AtomicU64,
+    /// It may not grow beyond this; 0 if it may.
+    held_at: AtomicU64,
 }
 
 /// The limit after a step, where the pool has so many bytes.
@@ -67,9 +69,26 @@ impl Engine {
         self.limit_pool();
     }
 
+    /// The pool may not grow now, or may again. A page that others have, too, frees no memory when it is evicted, and takes some in
+    /// the pool.
+    pub(crate) fn hold_pool(&self, hold: bool) {
+        let held_at = &self.pool_share.held_at;
+        if hold == (held_at.load(Ordering::Relaxed) > 0) {
+            return;
+        }
+        let pool = self.pager.pool();
+        let least = LEAST_BLOCKS as usize * pool.block_bytes();
+        held_at.store(if hold { pool.usage().bytes.max(least) as u64 } else { 0 }, Ordering::Relaxed);
+        self.limit_pool();
+    }
+
     fn limit_pool(&self) {
         let share = &self.pool_share;
         let bytes = share.most.load(Ordering::Relaxed).saturating_sub(share.withheld.load(Ordering::Relaxed));
+        let bytes = match share.held_at.load(Ordering::Relaxed) {
+            0 => bytes,
+            held_at => bytes.min(held_at),
+        };
         let pool = self.pager.pool();
         // Where there is nothing else it can't be made smaller.
         let least = if self.pager.areas().count() == 0 { pool.limit_of_what_is_there() } else { 0 };

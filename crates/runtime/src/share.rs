@@ -336,6 +336,7 @@ impl Engine {
             if now_ns() < self.share.room_until_ns.load(Ordering::Relaxed) { self.child_bytes() } else { 0 };
         self.budget.allow(allowance.bytes.saturating_sub(kept), allowance.sharers);
         self.fit_pool(allowance.bytes);
+        self.hold_pool(self.share.ledger.has_kin() && allowance.all_have > self.budget.total_bytes());
         self.charged()
     }
 
