@@ -31,8 +31,36 @@ pub struct Stated {
 pub const ALONE: u64 = 0;
 /// See [`Stated::round`].
 pub const UNASKED: u64 = 1;
-/// Rounds are this and the number of rounds since the run began.
-pub const FIRST_ROUND: u64 = 2;
+/// The round that a run begins with.
+const FIRST_ROUND: u64 = 2;
+
+/// The round that is open and the last one that was settled, in one word: a round can be settled only while it is open, and nobody asks
+/// in the next one before that is open. All zero is a run's beginning.
+#[repr(transparent)]
+#[derive(Default)]
+pub struct Rounds(AtomicU64);
+
+impl Rounds {
+    /// The round that is open, and the last one that was settled.
+    pub fn now(&self) -> (u64, u64) {
+        let word = self.0.load(Ordering::Acquire);
+        (FIRST_ROUND + (word >> 32), word & 0xffff_ffff)
+    }
+
+    /// Opens another.
+    pub fn open_next(&self) {
+        self.0.fetch_add(1 << 32, Ordering::AcqRel);
+    }
+
+    /// All have asked in this round. Whether it counts: it doesn't if another is open by now.
+    pub fn settle(&self, round: u64) -> bool {
+        let settle = |word: u64| {
+            let is_open = FIRST_ROUND + (word >> 32) == round;
+            is_open.then_some(word >> 32 << 32 | round & 0xffff_ffff)
+        };
+        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, settle).is_ok()
+    }
+}
 
 /// What a process has, seen together with the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -381,6 +409,20 @@ mod tests {
         tree.ask(1);
         assert_eq!(tree.pays().0, [10 * PAGE, 0]);
         assert_eq!(tree.ledgers[1].all_written(), 0);
+    }
+
+    #[test]
+    fn round_is_settled_only_while_it_is_open() {
+        let rounds = Rounds::default();
+        let (first, settled) = rounds.now();
+        assert_ne!(first, settled);
+        assert!(rounds.settle(first));
+        assert_eq!(rounds.now(), (first, first));
+        rounds.open_next();
+        assert_eq!(rounds.now(), (first + 1, first), "the last one that was settled is still known");
+        rounds.open_next();
+        assert!(!rounds.settle(first + 1), "who asked in it may have asked in the next one by now");
+        assert_eq!(rounds.now(), (first + 2, first));
     }
 
     proptest! {

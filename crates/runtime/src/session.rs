@@ -11,6 +11,7 @@
 //! by whoever reads it. So any bytes are valid everywhere: each process of the run can write what it likes.
 
 use crate::head::SharedHead;
+use crate::kin::Rounds;
 use crate::share::Claim;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::areas::Place;
@@ -63,10 +64,8 @@ pub struct Session {
     pub slot_words: SlotWords,
     /// What each process has of the budget, by its record's number.
     pub claims: [Claim; PROCESSES_MAX],
-    /// How often what processes share became another: see [`kin`](crate::kin).
-    pub rounds: AtomicU64,
-    /// The last round in which all have asked.
-    pub settled: AtomicU64,
+    /// In which round processes ask what they share.
+    pub rounds: Rounds,
     /// The most that all of them together had when one of them looked, in bytes.
     pub claims_peak: AtomicU64,
     /// When somebody last looked whose claims are a dead process's, on the clock that never goes back.

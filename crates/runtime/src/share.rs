@@ -16,7 +16,7 @@
 //! unless memory is short: it needs milliseconds for each GiB. In between, their minor faults say how much they have written.
 
 use crate::engine::Engine;
-use crate::kin::{ALONE, Claimed, FIRST_ROUND, Ledger, Stated, have_all_asked, left, resolve};
+use crate::kin::{ALONE, Claimed, Ledger, Stated, have_all_asked, left, resolve};
 use crate::session::{PROCESSES_MAX, Session};
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use farpage_core::units::{PAGE_BYTES, PageRange};
@@ -211,6 +211,9 @@ impl Share {
     }
 }
 
+/// How often the others are heard again, because a round was settled meanwhile.
+const HEAR_AGAIN_MAX: usize = 8;
+
 /// All that say something, this process first.
 struct Heard {
     all: [Stated; PROCESSES_MAX],
@@ -222,22 +225,33 @@ struct Heard {
 
 impl Heard {
     fn new(session: &Session, index: usize, own: Stated) -> Heard {
-        let round = FIRST_ROUND + session.rounds.load(Ordering::Relaxed);
-        let mut heard = Heard { all: [Stated::default(); PROCESSES_MAX], count: 1, round, settled: 0 };
-        heard.all[0] = own;
-        for (at, claim) in session.claims.iter().enumerate() {
-            let stated = claim.load();
-            if at != index && stated != Stated::default() {
-                heard.all[heard.count] = stated;
-                heard.count += 1;
+        let mut heard = Heard { all: [own; PROCESSES_MAX], count: 1, round: 0, settled: 0 };
+        // What one says belongs to what others say in the same round.
+        for _ in 0..HEAR_AGAIN_MAX {
+            (heard.round, heard.settled) = session.rounds.now();
+            heard.listen(session, index);
+            if session.rounds.now().1 == heard.settled {
+                break;
             }
         }
-        heard.settled = session.settled.load(Ordering::Relaxed);
-        if own.round != ALONE && heard.settled < round && have_all_asked(heard.all(), round) {
-            session.settled.fetch_max(round, Ordering::Relaxed);
+        let (round, is_new) = (heard.round, heard.settled != heard.round);
+        if own.round != ALONE && is_new && have_all_asked(heard.all(), round) && session.rounds.settle(round)
+        {
             heard.settled = round;
         }
         heard
+    }
+
+    /// What the others say.
+    fn listen(&mut self, session: &Session, index: usize) {
+        self.count = 1;
+        for (at, claim) in session.claims.iter().enumerate() {
+            let stated = claim.load();
+            if at != index && stated != Stated::default() {
+                self.all[self.count] = stated;
+                self.count += 1;
+            }
+        }
     }
 
     fn all(&self) -> &[Stated] {
@@ -282,7 +296,7 @@ impl Engine {
 
     /// What was known of what is shared is no longer true: all ask again.
     fn begin_round(&self) {
-        self.membership.session.rounds.fetch_add(1, Ordering::Relaxed);
+        self.membership.session.rounds.open_next();
     }
 
     /// This process has evicted pages that others have, too; making them its own before took so many faults. They still take memory,
@@ -433,8 +447,8 @@ impl Engine {
             self.begin_round();
         }
         // Before the kernel is asked: a fork meanwhile begins another.
-        let round = FIRST_ROUND + session.rounds.load(Ordering::Relaxed);
-        share.ledger.settle(session.settled.load(Ordering::Relaxed));
+        let (round, settled) = session.rounds.now();
+        share.ledger.settle(settled);
         let given_up = share.ledger.before_asking();
         // If it doesn't say, nothing counts for others.
         let nothing = AnonymousParts { anonymous: 0, own_part: 0, shared: 0 };
