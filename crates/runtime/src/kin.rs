@@ -205,7 +205,7 @@ impl Ledger {
     }
 
     /// The kernel says that others have so much of this process's memory, too, and that so much of it counts for them.
-    /// `given_up` is from before; `left` is what all processes have left to others.
+    /// `given_up` is from before; `left` is what all processes have left to others, at least.
     pub fn have_asked(&self, with_others: u64, counts_for_others: u64, given_up: u64, left: u64, round: u64) {
         // What was taken for written and wasn't.
         let reckoned = self.with_others.load(Ordering::Relaxed).saturating_sub(given_up);
@@ -214,7 +214,7 @@ impl Ledger {
         self.written_when_asked.store(written, Ordering::Relaxed);
         let unpaid = self.unpaid.load(Ordering::Relaxed) - given_up as i64 + too_much as i64;
         // Who paid for more than that has ended.
-        let most = (with_others + left) as i64;
+        let most = with_others.saturating_add(left).min(i64::MAX as u64 / 2) as i64;
         self.unpaid.store(unpaid.min(most) + given_up as i64, Ordering::Relaxed);
         self.with_others.store(with_others + given_up, Ordering::Relaxed);
         self.asked.store((counts_for_others + given_up) as i64, Ordering::Relaxed);

@@ -448,13 +448,20 @@ impl Engine {
         }
         // Before the kernel is asked: a fork meanwhile begins another.
         let (round, settled) = session.rounds.now();
+        let asks_again = share.ledger.round() == round;
+        if asks_again {
+            self.forget_the_dead();
+        }
         share.ledger.settle(settled);
         let given_up = share.ledger.before_asking();
         // If it doesn't say, nothing counts for others.
         let nothing = AnonymousParts { anonymous: 0, own_part: 0, shared: 0 };
         let parts = self.rollup.anonymous().unwrap_or(nothing);
         let for_others = parts.anonymous.saturating_sub(parts.own_part);
-        share.ledger.have_asked(parts.shared, for_others, given_up, allowance.left, round);
+        // Who ends gives its memory back before anybody can find it dead, and is counted until then. So what it paid for counts for
+        // this process only if that is still so the next time.
+        let left = if asks_again { allowance.left } else { u64::MAX };
+        share.ledger.have_asked(parts.shared, for_others, given_up, left, round);
         share.is_due_ns.store(0, Ordering::Relaxed);
         share.ask_took_ns.store(thread_cpu_ns() - started, Ordering::Relaxed);
         share.asked_ns.store(now_ns(), Ordering::Relaxed);
