@@ -529,20 +529,26 @@ static int read_by_ring(struct ring *ring, int file, char *to, size_t bytes, siz
 static void registered_before_the_budget(void)
 {
     enum { PIECE = 64 * 1024 };
-    size_t bytes = 4 * MIB;
-    char *buffer = filled(bytes, 18), *content = filled(bytes, 19);
+    size_t bytes = 1 * MIB;
+    /* The first page of a mapping that is taken over is looked at: is it zeros? It may be pinned. */
+    char *fresh = map(bytes), *buffer = filled(bytes, 18), *content = malloc(bytes);
+    struct iovec zeros = { fresh, bytes }, registered = { buffer, bytes };
+    struct ring ring, other_ring;
+    int has_ring = begin_ring(&ring, &registered) && begin_ring(&other_ring, &zeros);
+    fill(content, bytes, 19);
     int file = scratch(0);
     CHECK(write(file, content, bytes) == (ssize_t)bytes);
-    struct iovec registered = { buffer, bytes };
-    struct ring ring;
-    int has_ring = begin_ring(&ring, &registered);
     char *other = filled(LARGE, 15);
     VERIFY(other, LARGE, 15);
     VERIFY(buffer, bytes, 18);
     push_out();
-    for (size_t at = 0; has_ring && at < bytes; at += PIECE)
+    for (size_t at = 0; has_ring && at < bytes; at += PIECE) {
         CHECK(read_by_ring(&ring, file, buffer + at, PIECE, at) == PIECE);
+        CHECK(read_by_ring(&other_ring, file, fresh + at, PIECE, at) == PIECE);
+    }
     VERIFY(buffer, bytes, has_ring ? 19 : 18);
+    if (has_ring)
+        VERIFY(fresh, bytes, 19);
     VERIFY(content, bytes, 19);
 }
 

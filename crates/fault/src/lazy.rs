@@ -223,7 +223,7 @@ impl Claim<'_> {
         until_done(|| self.pipe().hold(pages));
         let mut left = 0;
         let look = pagemap.for_each_mapped(pages, |page, mapped| {
-            left |= PipeBits::from(mapped == Mapped::Alone) << (page.0 - pages.start.0);
+            left |= PipeBits::from(mapped != Mapped::Shared) << (page.0 - pages.start.0);
         });
         look.expect("our own pagemap can be read");
         for page in pages.iter().filter(|page| left & 1 << (page.0 - pages.start.0) != 0) {

@@ -491,7 +491,7 @@ impl<'u> ByCopy<'u> {
     fn alone(&self, pages: PageRange) -> PipeBits {
         let mut bits = 0;
         let looked = self.pagemap.for_each_mapped(pages, |page, mapped| {
-            bits |= PipeBits::from(mapped != Mapped::Shared) << (page.0 - pages.start.0);
+            bits |= PipeBits::from(mapped == Mapped::Alone) << (page.0 - pages.start.0);
         });
         looked.expect("our own pagemap can be read");
         bits

@@ -146,7 +146,7 @@ pub enum Mapped {
     Alone,
     /// Elsewhere, too: in a fork's child or parent. Or it is the kernel's page of zeros.
     Shared,
-    /// The host has swapped it out by itself.
+    /// The host has swapped it out by itself, or is moving it to other memory.
     Swapped,
 }
 
@@ -685,7 +685,16 @@ mod tests {
             pagemap.for_each_shared(range, |page| list.push(page.0 - range.start.0));
             list
         };
-        assert_eq!(shared(), []);
+        // A test beside this one may fork, too: then its child has these pages for a moment.
+        let is_seen = |expected: &[u64]| {
+            (0..5_000).any(|_| {
+                shared() == expected || {
+                    std::thread::sleep(std::time::Duration::from_millis(1));
+                    false
+                }
+            })
+        };
+        assert!(is_seen(&[]));
         let (mut ready, mut is_ready) = std::io::pipe().unwrap();
         let (mut is_over, over) = std::io::pipe().unwrap();
         // SAFETY: fork with no other arguments; the child makes nothing but system calls.
@@ -699,11 +708,11 @@ mod tests {
             sys::exit_group(0);
         }
         ready.read_exact(&mut [0_u8]).unwrap();
-        assert_eq!(shared(), [0, 1, 3]);
+        assert!(is_seen(&[0, 1, 3]), "{:?}", shared());
         drop(over);
         let pid = rustix::process::Pid::from_raw(child as i32);
         rustix::process::waitpid(pid, rustix::process::WaitOptions::empty()).unwrap();
-        assert_eq!(shared(), []);
+        assert!(is_seen(&[]), "{:?}", shared());
     }
 
     #[test]

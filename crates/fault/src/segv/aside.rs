@@ -77,8 +77,7 @@ impl Careful {
 pub(super) fn move_aside(pages: PageRange, place: PageRange) -> Result<(), Errno> {
     // SAFETY: the pages are closed; nobody needs what is at the place.
     unsafe { memory::move_memory(pages, place.start) }?;
-    until_done(|| protect(place, READ_WRITE as usize).is_ok());
-    Ok(())
+    protect(place, READ_WRITE as usize).inspect_err(|_| move_back(place, pages))
 }
 
 /// Undoes it. The pages are closed.

@@ -203,9 +203,9 @@ impl ByProtection {
     }
 
     /// What was only read of `pages`, which were just closed, is one page of zeros, and takes memory once it is written:
-    /// without our hearing of it, if it were opened. `first` was written by us.
-    fn drop_zeros(&self, pages: PageRange, first: PageRange) {
-        self.drop_if_zero(first);
+    /// without our hearing of it, if it were opened. `first` was written by us, and not by the program.
+    fn drop_zeros(&self, pages: PageRange, first: Option<PageRange>) {
+        first.into_iter().for_each(|first| self.drop_if_zero(first));
         // Before Linux 6.7 it stays, and only blurs how much there is.
         let _ = self.pagemap.for_each_zero_run(pages, |zeros| {
             // SAFETY: they read as zeros, and will: nobody can write there.
@@ -264,10 +264,12 @@ impl Pages for &ByProtection {
         // A mapping that nobody has written to gives its charge back when it is closed, and its parts get it again one by
         // one: then they never become one mapping again. So one page is written first.
         let first = PageRange::of(pages.start, 1);
+        // Whoever has pinned a page of the program's own may write to it yet.
+        let is_own = self.look(first).own != 0;
         // SAFETY: it changes no byte.
         let _ = unsafe { memory::advise(first, MADV_POPULATE_WRITE) };
         let closed = protect(pages, PROT_NONE as usize).and_then(|()| {
-            self.drop_zeros(pages, first);
+            self.drop_zeros(pages, (!is_own).then_some(first));
             self.open_present(pages)
         });
         closed.inspect_err(|_| self.unregister(pages))

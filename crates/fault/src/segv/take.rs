@@ -20,9 +20,11 @@ use linux_raw_sys::general::{PROT_NONE, PROT_READ};
 
 /// What the kernel says of a run's pages: bit n for page n.
 #[derive(Clone, Copy, Default)]
-struct Seen {
-    /// Mapped here and nowhere else, or swapped out.
-    own: RunBits,
+pub(super) struct Seen {
+    /// Mapped here and nowhere else, or swapped out, or being migrated.
+    pub(super) own: RunBits,
+    /// Of these, mapped here and nowhere else for sure.
+    alone: RunBits,
     /// Mapped by another process, too, or the kernel's page of zeros.
     shared: RunBits,
 }
@@ -74,8 +76,9 @@ impl ByProtection {
         }
         let close = || protect(pages, PROT_NONE as usize).is_ok();
         // SAFETY: the pages are the caller's, and the frames, as many, one after the other.
-        let copied =
-            unsafe { claim.copy_and_drop(pages, run[0].frame, Writers::Wait, before.own as PipeBits, close) };
+        let copied = unsafe {
+            claim.copy_and_drop(pages, run[0].frame, Writers::Wait, before.alone as PipeBits, close)
+        };
         let Some(freed) = copied else { return self.reopen(pages) };
         let after = self.look(pages);
         // SAFETY: what they hold is in their frames; nobody has pinned them (`take_closed`).
@@ -147,7 +150,7 @@ impl ByProtection {
         let before = self.look(place);
         // SAFETY: the pages are the caller's, and the frames, as many, one after the other.
         let copied = unsafe {
-            claim.copy_and_drop(place, run[0].frame, Writers::Wait, before.own as PipeBits, || true)
+            claim.copy_and_drop(place, run[0].frame, Writers::Wait, before.alone as PipeBits, || true)
         };
         let left = if copied.is_some() { self.keep_left(claim, place) } else { all_of(place) };
         move_back(place, pages);
@@ -155,12 +158,13 @@ impl ByProtection {
     }
 
     /// What the kernel says of at most as many pages as there are bits.
-    fn look(&self, pages: PageRange) -> Seen {
+    pub(super) fn look(&self, pages: PageRange) -> Seen {
         let mut seen = Seen::default();
         let looked = self.pagemap.for_each_mapped(pages, |page, mapped| {
             let bit = 1 << (page.0 - pages.start.0);
             match mapped {
-                Mapped::Alone | Mapped::Swapped => seen.own |= bit,
+                Mapped::Alone => (seen.own, seen.alone) = (seen.own | bit, seen.alone | bit),
+                Mapped::Swapped => seen.own |= bit,
                 Mapped::Shared => seen.shared |= bit,
             }
         });
@@ -168,8 +172,8 @@ impl ByProtection {
         seen
     }
 
-    /// Takes pages that can't be written, or not touched at all, and that nobody has pinned: whoever has pinned a page to write to it
-    /// has no other process map it.
+    /// Takes pages that can't be written, or not touched at all, without asking who has pinned them. That needn't be asked of pages
+    /// that other processes map, too: who pins a page to write to it has it alone first.
     fn take_closed(&self, run: &mut [Outgoing], before: Seen) {
         let pages = pages_of(run);
         if protect(pages, PROT_NONE as usize).is_err() {

@@ -638,7 +638,10 @@ pub fn page_that_a_child_maps_too_is_not_lost_to_the_child(bench: &'static Bench
     let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const own, 1, &raw const pages, 1, 0) };
     assert_eq!(read, copy.len() as isize);
     let second = child(true);
-    bench.take(&[(0, 5), (1, 6)]);
+    for (at, page) in bench.take(&[(0, 5), (1, 6)]).iter().enumerate() {
+        let bytes = if page.taken == Taken::Yes { bench.frame_bytes(5 + at) } else { bench.read(at) };
+        assert_eq!(bytes, vec![at as u8 + 1; PAGE_BYTES], "page {at}: {:?}", page.taken);
+    }
     // A byte for each: a child of another test may keep the pipe open.
     std::io::Write::write_all(&mut tell, &[1; 2]).unwrap();
     for child in [first, second] {

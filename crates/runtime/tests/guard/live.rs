@@ -64,7 +64,8 @@ pub fn make(arena: &Arena, state: State, by: By, call: c_long, arguments: [usize
         }
         By::Stranger => stranger::make(call, arguments),
     };
-    if by == By::Libc {
+    // What a pipe refers to now stays in memory.
+    if by == By::Libc && call != libc::SYS_vmsplice {
         // What it wrote survives being evicted again.
         push_out(arena);
     }
