@@ -17,7 +17,7 @@ pub struct Stated {
     pub anonymous: u64,
     /// What it would like to have soon beside what it has.
     pub more: u64,
-    /// What it has anyhow, if it needs that: it can't be evicted.
+    /// What of its memory can't be evicted.
     pub floor: u64,
     /// Bytes of its memory that others pay for, as reckoned since the last round; less than nothing if it left some to them.
     pub unpaid: i64,
@@ -139,11 +139,12 @@ impl Ledger {
 
     /// A fork has been made: others have all of these bytes, too.
     pub fn has_forked(&self, bytes: u64, faults: u64) {
-        if self.round.load(Ordering::Relaxed) == ALONE {
+        if !self.has_kin() {
             self.faults.store(faults, Ordering::Relaxed);
-            self.round.store(UNASKED, Ordering::Relaxed);
         }
-        self.with_others.fetch_max(self.given_up() + bytes, Ordering::Relaxed);
+        // Ordering: SeqCst: the keeper that finds nothing shared looks once more, or finds this round.
+        self.with_others.fetch_max(self.given_up() + bytes, Ordering::SeqCst);
+        let _ = self.round.compare_exchange(ALONE, UNASKED, Ordering::SeqCst, Ordering::SeqCst);
     }
 
     fn given_up(&self) -> u64 {
@@ -228,8 +229,24 @@ impl Ledger {
         }
     }
 
-    /// Nothing is shared any more.
-    pub fn is_alone(&self) {
+    /// Nothing is shared any more, if that is less than `bytes`. In the keeper, beside forks.
+    pub fn is_alone_with_less(&self, bytes: u64) {
+        let (round, shared) = (self.round(), self.with_others());
+        // Ordering: SeqCst: as in `has_forked`.
+        let leaves =
+            |round| self.round.compare_exchange(round, ALONE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if shared >= bytes || !leaves(round) {
+            return;
+        }
+        self.unpaid.store(self.given_up() as i64, Ordering::Relaxed);
+        if self.with_others.load(Ordering::SeqCst).saturating_sub(self.given_up()) >= bytes {
+            // A fork meanwhile.
+            let _ = self.round.compare_exchange(ALONE, UNASKED, Ordering::SeqCst, Ordering::SeqCst);
+        }
+    }
+
+    /// This process says no more what it shares.
+    pub fn leave(&self) {
         self.round.store(ALONE, Ordering::Relaxed);
         self.unpaid.store(self.given_up() as i64, Ordering::Relaxed);
     }

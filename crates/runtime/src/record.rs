@@ -4,7 +4,7 @@
 //! record's lock knows that its process is dead, whatever its pid means where it ran.
 
 use crate::head::HeadCopy;
-use crate::kin::Stated;
+use crate::kin::{ALONE, Stated};
 use crate::session::{ENDED, PROCESSES_MAX, ProcessRecord, Session, Settings};
 use core::sync::atomic::Ordering;
 use farpage_core::areas::heirs::GENERATIONS;
@@ -186,6 +186,9 @@ fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
                 // What the last holder had at the end is not ours; what it counted stays counted.
                 for gauge in Gauge::ALL.iter().filter(|gauge| !gauge.is_peak()) {
                     record.stats.set(*gauge, 0);
+                }
+                if session.claims[index].load().round != ALONE {
+                    session.rounds.open_next();
                 }
                 session.claims[index].store(Stated::default());
                 record.slots_used.iter().for_each(|slots| slots.store(0, Ordering::Relaxed));

@@ -149,7 +149,8 @@ pub fn end(engine: &'static Engine, worker: Option<&mut Worker>) -> ! {
     drop(exclusive);
     arm::end(engine);
     engine.publish_gauges();
-    // The other processes of the run reckon with it from now on.
+    // The other processes of the run reckon with it from now on. Nobody asks the kernel any more what it shares.
+    engine.leave_kin();
     engine.take_share();
     // Ordering: Release publishes that all is done.
     engine.retirement.state.store(ENDED, Ordering::Release);

@@ -48,12 +48,17 @@ const ASK_NS_MAX: u64 = 2_000_000_000;
 const SHARED_BYTES_MIN: u64 = 256 << 10;
 /// A process waits so long after a fork before it asks: most children end soon, or become other programs.
 const FIRST_ASK_NS: u64 = 25_000_000;
-/// What a child's engine takes before it is heard of, and its first faults bring in: at most that part of the budget.
+/// Bytes that a child's engine and its first faults take before other processes count them; at most an eighth of the budget.
 const CHILD_BYTES: u64 = 3 << 20;
 const CHILD_PART: u64 = 8;
-/// A fork waits no longer for that, and it is kept for so long.
+/// How long a fork waits for room, and how long room is kept for the child, in ns.
 const ROOM_WAIT_NS: u64 = 20_000_000;
 const ROOM_KEPT_NS: u64 = ROOM_WAIT_NS + FIRST_ASK_NS;
+/// After a fork that has waited in vain none waits for so long.
+const IN_VAIN_NS: u64 = 1_000_000_000;
+
+/// Bytes that no process has. Any process of the run can write any claim, and sums of claims must not overflow.
+const CLAIM_MAX: i64 = 1 << 50;
 
 /// What one process says of itself, for the others: see [`Stated`]. All zero: it is new, or dead.
 #[repr(C)]
@@ -69,9 +74,11 @@ pub struct Claim {
 impl Claim {
     /// What it says now.
     pub fn load(&self) -> Stated {
-        let words = [&self.anonymous, &self.more, &self.floor, &self.round];
-        let [anonymous, more, floor, round] = words.map(|word| word.load(Ordering::Relaxed));
-        let [unpaid, asked] = [&self.unpaid, &self.asked].map(|word| word.load(Ordering::Relaxed));
+        let words = [&self.anonymous, &self.more, &self.floor];
+        let [anonymous, more, floor] = words.map(|word| word.load(Ordering::Relaxed).min(CLAIM_MAX as u64));
+        let [unpaid, asked] =
+            [&self.unpaid, &self.asked].map(|word| word.load(Ordering::Relaxed).clamp(-CLAIM_MAX, CLAIM_MAX));
+        let round = self.round.load(Ordering::Relaxed);
         Stated { anonymous, more, floor, unpaid, asked, round }
     }
 
@@ -104,6 +111,8 @@ impl Claimed {
 pub struct Allowance {
     /// In bytes.
     pub bytes: u64,
+    /// Never less than that.
+    pub least: u64,
     /// Processes among which what is free is divided: this one, and those that grow.
     pub sharers: u64,
     /// What all of them have.
@@ -132,11 +141,12 @@ pub fn allowance(total: u64, limit: u64, all: &[Claimed]) -> Allowance {
     let sharers = 1 + others.iter().filter(grows).count() as u64;
     // While they have too much nobody gets more, also if what it has grows by itself.
     let within = if all_have > total { own.has.min(limit) } else { own.has + free / sharers };
-    // Who evicts already need not have what is small.
+    // An active process evicts, so its floor is enough.
     let least = if own.floor > 0 { own.floor } else { small };
     let bytes = within.min(level(total, all)).max(least).min(total);
     Allowance {
         bytes,
+        least: least.min(bytes),
         sharers,
         all_have,
         all_may_have,
@@ -179,6 +189,10 @@ pub struct Share {
     ask_took_ns: AtomicU64,
     /// Until then room is kept for a child.
     room_until_ns: AtomicU64,
+    /// Until then no fork waits for room: the last one has waited in vain.
+    in_vain_until_ns: AtomicU64,
+    /// What this process may have, and what is kept for a child; 0 before the first look.
+    granted_bytes: AtomicU64,
     /// When this process's memory was last noted; how much that was, and how much more than the time before.
     noted_ns: AtomicU64,
     noted_bytes: AtomicU64,
@@ -273,16 +287,29 @@ impl Engine {
         CHILD_BYTES.min(self.budget.total_bytes() / CHILD_PART)
     }
 
-    /// A fork is to be made: evicts what a child takes before anybody hears of it. In a thread of the program, without any lock.
+    /// What this process may have, and what is kept for a child.
+    fn granted(&self) -> u64 {
+        match self.share.granted_bytes.load(Ordering::Relaxed) {
+            0 => self.budget.limit_bytes(),
+            bytes => bytes,
+        }
+    }
+
+    /// A fork is to be made: waits until the keeper has evicted what a child takes before other processes count it, 20 ms at most.
+    /// In a thread of the program, without any lock; its signals wait, too.
     pub fn make_room_for_child(&self) {
-        let most = self.budget.limit_bytes().saturating_sub(self.child_bytes());
-        if !self.is_active() || self.charged() <= most {
+        let (share, now) = (&self.share, now_ns());
+        let most = self.granted().saturating_sub(self.child_bytes());
+        if !self.is_active() || self.charged() <= most || now < share.in_vain_until_ns.load(Ordering::Relaxed)
+        {
             return;
         }
-        let now = now_ns();
-        self.share.room_until_ns.store(now + ROOM_KEPT_NS, Ordering::Relaxed);
+        share.room_until_ns.store(now + ROOM_KEPT_NS, Ordering::Relaxed);
         self.budget.ring();
-        while self.charged() > most && now_ns() < now + ROOM_WAIT_NS {
+        while self.charged() > most {
+            if now_ns() >= now + ROOM_WAIT_NS {
+                return share.in_vain_until_ns.store(now + IN_VAIN_NS, Ordering::Relaxed);
+            }
             sleep_ns(200_000);
         }
     }
@@ -309,11 +336,21 @@ impl Engine {
         claim.restate(self.share.ledger.state(Stated::default()));
     }
 
+    /// This process won't say again what it shares: all that it has counts for itself.
+    pub fn leave_kin(&self) {
+        self.share.ledger.leave();
+        self.begin_round();
+    }
+
     /// How many of these pages other processes have, too.
     pub fn count_shared(&self, pages: PageRange) -> u64 {
-        let mut count = 0;
+        let (mut count, mut zeros) = (0_u64, 0);
         self.pagemap.for_each_shared(pages, |_| count += 1);
-        count
+        if count > 0 {
+            // The kernel's page of zeros takes no memory. Before Linux 6.7 it counts.
+            let _ = self.pagemap.for_each_zero_run(pages, |run| zeros += run.count());
+        }
+        count.saturating_sub(zeros)
     }
 
     /// Memory of the engine's own is dropped next: what a fork's child has of it stays there.
@@ -348,9 +385,15 @@ impl Engine {
         }
         let kept =
             if now_ns() < self.share.room_until_ns.load(Ordering::Relaxed) { self.child_bytes() } else { 0 };
-        self.budget.allow(allowance.bytes.saturating_sub(kept), allowance.sharers);
+        self.share.granted_bytes.store(allowance.bytes, Ordering::Relaxed);
+        self.budget.allow(allowance.bytes - kept.min(allowance.bytes - allowance.least), allowance.sharers);
         self.fit_pool(allowance.bytes);
-        self.hold_pool(self.share.ledger.has_kin() && allowance.all_have > self.budget.total_bytes());
+        // What is evicted can be nowhere else where no area takes it.
+        self.hold_pool(
+            self.share.ledger.has_kin()
+                && allowance.all_have > self.budget.total_bytes()
+                && self.pager.areas().any_writable(),
+        );
         self.charged()
     }
 
@@ -400,15 +443,13 @@ impl Engine {
         let mut claimed = [Claimed::default(); PROCESSES_MAX];
         resolve(heard.all(), heard.settled, |at, one| claimed[at] = one);
         ledger.settle(heard.settled);
-        let is_little = own.asked < SHARED_BYTES_MIN as i64 && ledger.with_others() < SHARED_BYTES_MIN;
-        if ledger.has_kin() && own.round == heard.settled && is_little {
-            ledger.is_alone();
+        if ledger.has_kin() && own.round == heard.settled && own.asked < SHARED_BYTES_MIN as i64 {
+            ledger.is_alone_with_less(SHARED_BYTES_MIN);
         }
         self.budget.shares(claimed[0].shared);
         self.budget.has_kin(ledger.has_kin());
         let have_all_asked = heard.settled == heard.round;
-        let allowance =
-            allowance(self.budget.total_bytes(), self.budget.limit_bytes(), &claimed[..heard.count]);
+        let allowance = allowance(self.budget.total_bytes(), self.granted(), &claimed[..heard.count]);
         Allowance { round: heard.round, have_all_asked, left: left(heard.all(), heard.settled), ..allowance }
     }
 

@@ -448,9 +448,16 @@ impl Worker {
             let page = outgoing[first].page;
             let goes_on = |at: &usize| outgoing[*at].page == page.plus((*at - first) as u64);
             let length = (first..count).take_while(goes_on).count();
-            engine.pagemap.for_each_shared(PageRange::of(page, length as u64), |shared| {
+            let (pages, before) = (PageRange::of(page, length as u64), bits);
+            engine.pagemap.for_each_shared(pages, |shared| {
                 bits |= 1 << (first as u64 + (shared.0 - page.0));
             });
+            if bits != before {
+                // The kernel's page of zeros takes no memory. Before Linux 6.7 it counts.
+                let _ = engine.pagemap.for_each_zero_run(pages, |zeros| {
+                    zeros.iter().for_each(|zero| bits &= !(1 << (first as u64 + (zero.0 - page.0))));
+                });
+            }
             first += length;
         }
         bits
