@@ -97,7 +97,7 @@ fn filled_aside(refused: io::Error) -> Result<(), Failure> {
         _ => Err(Failure::new(format!(
             "memory that may not be touched can't be filled here: /proc/self/mem: {refused}"
         ))
-        .because("there is no /proc, or the kernel forbids it (it was booted with another proc_mem.force_override than `always`)")
+        .because("there is no /proc, or the kernel forbids it (proc_mem.force_override isn't `always`) and is older than 5.19")
         .fix("mount /proc, boot with proc_mem.force_override=always, or allow userfaultfd (`farpage doctor`)")),
     }
 }

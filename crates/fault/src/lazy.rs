@@ -17,14 +17,14 @@ use farpage_os::{futex, memory};
 use linux_raw_sys::general as raw;
 use rustix::fd::{AsRawFd, OwnedFd};
 
-/// Pages that the largest pipe takes: as many as are evicted together, most of the time.
+/// Pages that the largest pipe takes. Most runs of an eviction have fewer.
 pub const PIPE_PAGES: usize = 32;
 /// Pages of a pipe: a bit for each.
 pub type PipeBits = u32;
 /// Threads that can copy at once. One more finds its pages busy and comes again.
 pub const PIPES: usize = 8;
-/// Pages that each pipe is to take. All of them are fewer than eight pipes have by default: a user whose pipes have 16,384 gets
-/// small ones.
+/// Pages that each pipe is to take. Their sum, 112, is below the 128 that eight pipes have by default. The kernel gives a user whose
+/// pipes have more than 16,384 pages smaller pipes.
 const PAGES: [usize; PIPES] = [PIPE_PAGES, PIPE_PAGES, 8, 8, 8, 8, 8, 8];
 
 /// Pairs of pages that are tried before the kernel is said not to drop clean pages. One pair in some 1,400 stays by chance.
@@ -213,8 +213,8 @@ impl Claim<'_> {
         Some(freed)
     }
 
-    /// Marks those of `pages` that the kernel hasn't dropped as written: bit n for page n. In the place of one that it has dropped
-    /// is the kernel's page of zeros then.
+    /// Marks those of `pages` that the kernel hasn't dropped as written: bit n for page n. A page that the kernel has dropped is the
+    /// page of zeros afterwards.
     ///
     /// # Safety
     /// The pages may be read and written, and nobody but the caller touches them.
@@ -239,8 +239,8 @@ impl Claim<'_> {
 /// Has the kernel take those of `pages` for clean that have a bit, and says which of them it does: bit n for page n. A pipe refers
 /// to them, so it drops none.
 ///
-/// Never a page that another process maps, too: that one's entry can be clean, though it wrote the page. (What the kernel copies
-/// for a device that only reads is clean.) The kernel would drop the page, and the other process would find zeros.
+/// A page that another process maps, too, must not be freed. The other process's entry can be clean although that process wrote the
+/// page: what the kernel copies for a device that only reads is clean. The kernel would drop the page for both.
 fn free_lazily(pages: PageRange, bits: PipeBits) -> PipeBits {
     // SAFETY: the kernel drops nothing as long as a pipe refers to it.
     let free = |pages| unsafe { memory::advise(pages, MADV_FREE) }.is_ok();

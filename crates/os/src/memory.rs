@@ -240,7 +240,7 @@ pub unsafe fn allow(pages: PageRange, protection: usize) -> Result<(), Errno> {
 }
 
 /// Moves the memory behind `pages` to `to`, with the mapping that it has. In the place of `pages` stays a mapping like it, without
-/// memory. Where the process may have no more address space (RLIMIT_AS), nothing stays there, and nobody can map anything there.
+/// memory. Where that is refused, because RLIMIT_AS is below what the process has, the place of `pages` has no mapping afterwards.
 /// The kernel moves no pages of several mappings at once.
 ///
 /// # Safety

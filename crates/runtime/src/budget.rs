@@ -55,7 +55,7 @@ pub struct Budget {
     own_bytes: AtomicU64,
     /// Of all that, what counts for other processes, with which it is shared since a fork.
     shared_bytes: AtomicU64,
-    /// Whether it shares any.
+    /// Whether this process shares memory since a fork, even if it pays for all of it.
     has_kin: AtomicBool,
     /// Managed pages that were mapped as zeros lately, in bytes: halved again and again.
     zeros_bytes: AtomicU64,
@@ -220,7 +220,7 @@ impl Budget {
         self.shared_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether this process shares memory at all: what it has of it may count for itself.
+    /// Says whether this process shares memory since a fork, even if it pays for all of it.
     pub fn has_kin(&self, has: bool) {
         self.has_kin.store(has, Ordering::Relaxed);
     }

@@ -5,7 +5,7 @@
 //! what it has left to the others, who then pay for that much more ([`resolve`]). So a fork takes no memory, a child that ends
 //! gives none back, and evicting a shared page frees none until the last process has evicted it.
 //!
-//! Faults say only about how much was written, and nobody hears of each end. So now and then all of them ask the kernel in one
+//! Faults say only about how much was written, and no process hears of every other's end. So now and then all of them ask the kernel in one
 //! *round*; once the last has asked, the round is *settled*: what the kernel said counts for all of them at once (`Pss_Anon`).
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -21,7 +21,7 @@ pub struct Stated {
     pub floor: u64,
     /// Bytes of its memory that others pay for, as reckoned since the last round; less than nothing if it left some to them.
     pub unpaid: i64,
-    /// The same as the kernel said in the round of this number, and as reckoned since.
+    /// Bytes of its memory that others pay for, as the kernel said in the round `round`, and as reckoned since.
     pub asked: i64,
     /// See `asked`. [`ALONE`] if it shares nothing, [`UNASKED`] if it has not asked yet.
     pub round: u64,

@@ -182,7 +182,7 @@ fn level<I: Iterator<Item = Claimed>>(total: u64, all: impl Fn() -> I) -> u64 {
 pub struct Share {
     /// What is shared since a fork.
     pub ledger: Ledger,
-    /// Since when a round is open in which this process hasn't asked; 0 if none is.
+    /// When this process may ask in the round that is open, in ns; 0 if no round waits for it.
     is_due_ns: AtomicU64,
     /// When the kernel was asked last what is shared, and how long that took.
     asked_ns: AtomicU64,

@@ -80,7 +80,7 @@ pub(super) fn move_aside(pages: PageRange, place: PageRange) -> Result<(), Errno
     protect(place, READ_WRITE as usize).inspect_err(|_| move_back(place, pages))
 }
 
-/// Undoes it. The pages are closed.
+/// Moves the memory of `pages` back to their place. The pages are closed.
 pub(super) fn move_back(place: PageRange, pages: PageRange) {
     until_done(|| protect(place, PROT_NONE as usize).is_ok());
     // SAFETY: `pages` have no memory since it was moved aside; nobody else touches the place.

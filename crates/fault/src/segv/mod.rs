@@ -2,8 +2,8 @@
 //!
 //! It needs no privilege and no system call that containers refuse. What the other modes leave to the kernel is done here:
 //!
-//! * *Out of sight.* A page is filled while no instruction may touch it, through /proc/self/mem, and opened when its bytes
-//!   are there. It is closed first, and read through the same file, when it goes.
+//! * *Out of sight.* A page is filled while no instruction may touch it, through /proc/self/mem or aside (`aside.rs`), and opened
+//!   when its bytes are there. When it goes it is closed before it is dropped (`take.rs`).
 //! * *Which pages.* Beside every page stands whether it is *open*, and what the program itself allows there, since both share
 //!   the kernel's one protection.
 //! * *How many mappings.* Neighbours with different protections are mappings of their own to the kernel, which allows some
@@ -105,7 +105,7 @@ impl ByProtection {
         Ok(pages)
     }
 
-    /// As on a kernel that lets nobody pass over protections (proc_mem.force_override). None where that can't be done without.
+    /// As on a kernel that lets nobody pass over protections (proc_mem.force_override). None where pages can't be filled aside.
     pub fn without_force() -> Result<Option<ByProtection>, Errno> {
         let pages = ByProtection { is_forcible: false, ..ByProtection::new()? };
         Ok(pages.careful.is_some().then_some(pages))
@@ -116,7 +116,7 @@ impl ByProtection {
         self.close_to(pages, PROT_NONE as usize)
     }
 
-    /// The same, but that the program can still read them with `PROT_READ`.
+    /// Closes `pages`, which are open, to all accesses but those that `protection` allows; or doesn't change anything.
     fn close_to(&self, pages: PageRange, protection: usize) -> bool {
         self.book.set_open(pages, false);
         let is_closed = protect(pages, protection).is_ok();
@@ -126,8 +126,8 @@ impl ByProtection {
         is_closed
     }
 
-    /// Undoes it. The kernel may have done some of it, and may have no mapping to spare: what stays closed is opened for who
-    /// touches it again and again.
+    /// Opens `pages` after they were closed, wholly or in part. Where the kernel has no mapping to spare a page stays closed, and is
+    /// opened for a thread that touches it again and again.
     fn reopen(&self, pages: PageRange) {
         self.book.set_open(pages, true);
         let _ = self.part(pages);

@@ -3,8 +3,8 @@
 //! Pages that the program may write are *stopped* first: they can be read and not written. A pipe refers to them, they are
 //! closed, freed lazily, copied and dropped (`lazy.rs`). Whatever is left that no other process maps stays.
 //!
-//! A page that stays has to be marked as written, which takes a protection that the program must not see. So it is moved *aside*
-//! for that: to a mapping that nobody else touches. Pages that the program itself may not write are copied there, too.
+//! A page that stays has to be marked as written. Marking needs a page that can be written, and the program must not see one. So the
+//! page is moved *aside*, to a mapping that nobody else touches. Pages that the program may not write are copied there, too.
 // UNSAFETY: it takes pages of the program away, with its callers' promises.
 
 use super::aside::{Careful, EFAULT, move_aside, move_back};
@@ -99,7 +99,7 @@ impl ByProtection {
                 moved = move_aside(alone, place);
                 moved.is_ok() || moved == Err(EFAULT)
             });
-            // Unmapped behind our back, it needs nobody any more.
+            // Nobody needs a page that was unmapped behind our back.
             let is_left = moved.is_ok() && self.keep_left(claim, place) != 0;
             if moved.is_ok() {
                 move_back(place, alone);
