@@ -64,8 +64,9 @@ pub fn make(arena: &Arena, state: State, by: By, call: c_long, arguments: [usize
         }
         By::Stranger => stranger::make(call, arguments),
     };
-    // What a pipe refers to now stays in memory.
-    if by == By::Libc && call != libc::SYS_vmsplice {
+    // Copied, what a pipe refers to now stays in memory. Moved, it goes.
+    let stays = call == libc::SYS_vmsplice && std::env::var(LIVE).as_deref() == Ok("segv");
+    if by == By::Libc && !stays {
         // What it wrote survives being evicted again.
         push_out(arena);
     }
@@ -235,7 +236,7 @@ fn run_all_under(faults: &str) {
     let (farpage, library, tests) =
         (copy(&farpage, "farpage"), copy(&library, "preload.so"), copy(&here, "tests"));
     let mut command = Command::new(farpage);
-    command.env(LIVE, "1").env("FARPAGE_PRELOAD", library).current_dir(&place);
+    command.env(LIVE, faults).env("FARPAGE_PRELOAD", library).current_dir(&place);
     command.args(["run", "--faults", faults, "--ram", "8M", "--pool", "1M", "--swap", "/var/tmp"]);
     // A walk through the ballast would go on into an arena that lies behind it, and bring that in again.
     command.args(["--readahead", "off", "--"]);
