@@ -28,7 +28,7 @@ use farpage_core::units::{PageBytes, PageIndex, PageRange};
 use farpage_os::memory::{self, Stretch};
 use farpage_os::proc::{self, OwnMemory, Pagemap};
 use farpage_os::sys::Errno;
-use linux_raw_sys::general::{MADV_DONTNEED, MADV_POPULATE_WRITE, PROT_NONE, PROT_READ};
+use linux_raw_sys::general::{MADV_DONTNEED, MADV_POPULATE_WRITE, PROT_NONE};
 
 /// Runs that are opened when a range is registered, at most; more, and what lies between is opened, too.
 const RUNS_MAX: u64 = 4096;
@@ -482,26 +482,6 @@ impl ByProtection {
                 }
             },
         );
-        result
-    }
-
-    /// Where `from` can't be moved as one mapping, what is open of it is copied to `to`, new memory that may be written. It
-    /// can't be written any more then, until `part`. In a thread of the program, which has none of our descriptors.
-    pub fn copy(&self, from: PageRange, to: PageIndex) -> Result<(), Errno> {
-        let mut result = Ok(());
-        self.book.for_each_run(from, is_open, |run, _| {
-            if result.is_err() {
-                return;
-            }
-            result = protect(run, PROT_READ as usize);
-            if result.is_ok() {
-                let target = to.plus(run.start.0 - from.start.0).address() as *mut u8;
-                // SAFETY: readable since just now, and nobody writes it; the target is a mapping that nobody else has yet.
-                unsafe {
-                    core::ptr::copy_nonoverlapping(run.start.address() as *const u8, target, run.bytes())
-                };
-            }
-        });
         result
     }
 
