@@ -7,12 +7,14 @@
 // UNSAFETY: the pager borrows memory that this space owns (see `home`).
 
 use crate::device::Device;
+use crate::fault::Message;
 use crate::home::{Frames, Home};
-use crate::ops::{Message, Op, Writer};
+use crate::ops::Op;
 use crate::profile::Profile;
 use crate::program::{Program, Touch};
 use crate::random::Random;
 use crate::world::World;
+use crate::write::Writer;
 use farpage_core::areas::extents::Builder;
 use farpage_core::areas::{AreaMemory, Areas, Extents, Leases, SlotMemory, heirs, pages};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
