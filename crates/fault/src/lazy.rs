@@ -218,7 +218,7 @@ impl Claim<'_> {
     ///
     /// # Safety
     /// The pages may be read and written, and nobody but the caller touches them.
-    pub unsafe fn keep_left(&self, pagemap: &Pagemap, pages: PageRange) -> PipeBits {
+    pub unsafe fn mark_left(&self, pagemap: &Pagemap, pages: PageRange) -> PipeBits {
         // The kernel drops nothing while the pipe refers to it. What it has dropped before, the pipe has it replace by zeros.
         until_done(|| self.pipe().hold(pages));
         let mut left = 0;

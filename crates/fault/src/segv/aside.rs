@@ -57,7 +57,7 @@ impl Careful {
 
 impl Careful {
     /// Drops a closed page if it holds nothing but zeros.
-    pub(super) fn drop_if_zero(&self, page: PageRange) {
+    pub(super) fn drop_zero_aside(&self, page: PageRange) {
         let claim = self.wait_for_place();
         let place = self.place(&claim, 1);
         if move_aside(page, place).is_err() {

@@ -191,7 +191,7 @@ impl ByProtection {
     /// Drops a closed page if it holds nothing but zeros: it reads as zeros, and will.
     fn drop_if_zero(&self, page: PageRange) {
         if let Some(careful) = self.careful.as_ref().filter(|_| !self.is_forcible) {
-            return careful.drop_if_zero(page);
+            return careful.drop_zero_aside(page);
         }
         let mut bytes = PageBytes::ZERO;
         // SAFETY: a page of our own.

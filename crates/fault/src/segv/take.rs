@@ -100,7 +100,7 @@ impl ByProtection {
                 moved.is_ok() || moved == Err(EFAULT)
             });
             // Nobody needs a page that was unmapped behind our back.
-            let is_left = moved.is_ok() && self.keep_left(claim, place) != 0;
+            let is_left = moved.is_ok() && self.mark_or_drop(claim, place) != 0;
             if moved.is_ok() {
                 move_back(place, alone);
             }
@@ -109,9 +109,9 @@ impl ByProtection {
     }
 
     /// Marks as written what is left of pages that were moved aside, and drops the others.
-    fn keep_left(&self, claim: &Claim<'_>, place: PageRange) -> RunBits {
+    fn mark_or_drop(&self, claim: &Claim<'_>, place: PageRange) -> RunBits {
         // SAFETY: the place can be written, and is the caller's.
-        let left = RunBits::from(unsafe { claim.keep_left(&self.pagemap, place) });
+        let left = RunBits::from(unsafe { claim.mark_left(&self.pagemap, place) });
         // SAFETY: the kernel had dropped what was there; or others map it, and it was copied.
         unsafe { drop_some(place, !left & all_of(place)) };
         left
@@ -152,7 +152,7 @@ impl ByProtection {
         let copied = unsafe {
             claim.copy_and_drop(place, run[0].frame, Writers::Wait, before.alone as PipeBits, || true)
         };
-        let left = if copied.is_some() { self.keep_left(claim, place) } else { all_of(place) };
+        let left = if copied.is_some() { self.mark_or_drop(claim, place) } else { all_of(place) };
         move_back(place, pages);
         self.settle(run, before, left);
     }
