@@ -196,7 +196,7 @@ impl Space {
         }
     }
 
-    /// Makes one page clean: whoever writes to it from here on can be seen.
+    /// Makes one page clean, so that each later write to it can be seen.
     fn free_to_copy(&self, world: &World, batch: &mut Batch, at: usize) {
         let taken = self.look(world, batch, at, Backing::Memory);
         let victim = &mut batch.victims()[at];

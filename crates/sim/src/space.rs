@@ -394,8 +394,8 @@ impl Space {
         self.in_flight_peak.set(self.in_flight_peak.get().max(in_flight));
     }
 
-    /// Asserts that memory is over the limit by no more than what was on its way in, whoever had no CPU meanwhile: a handler that
-    /// brings a page in has found memory within the limit, or that nothing can be evicted.
+    /// Asserts that memory is over the limit by no more than the pages that were on their way in, even if threads had no CPU. A
+    /// handler that brings a page in has found memory within the limit, or that nothing can be evicted.
     fn check_budget(&self, world: &World) {
         let (resident, limit, peak) =
             (self.pager.resident(), world.profile.limit_pages, self.in_flight_peak.get());

@@ -228,7 +228,7 @@ impl Job {
         use std::os::unix::process::CommandExt;
         let processes = File::options().write(true).open(group.join("cgroup.procs")).unwrap();
         let enter = move || {
-            // SAFETY: one byte that says "whoever writes this"; the file is open.
+            // SAFETY: the buffer is one byte, and the file is open. "0" names the process that writes it.
             let written = unsafe { libc::write(processes.as_raw_fd(), b"0".as_ptr().cast(), 1) };
             if written == 1 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
         };

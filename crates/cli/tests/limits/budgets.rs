@@ -102,9 +102,9 @@ fn mlockall_is_refused_if_that_is_asked_for() {
     assert!(!outcome.stderr.contains("locked"), "{}", outcome.stderr);
 }
 
-/// Each of eight busy threads hears of us only when it is its turn on a CPU. Asked one after the other, with the others filling
-/// memory meanwhile, the program was at 1.7 times its budget before the first page went out; all asked at once, but not
-/// stopped until all were registered, at 1.24 times in one of five runs. 1.00 since.
+/// Each of eight busy threads gets Farpage's signal only when it has a CPU. When the threads were asked one after the other, they
+/// filled memory meanwhile: the program reached 1.7 times its budget before the first page went out. When all were asked at once,
+/// but not stopped until all were registered, it reached 1.24 times in one of five runs. It stays at 1.00 since.
 #[test]
 fn eight_threads_that_fill_memory_are_taken_over_in_time() {
     let Some(_alone) = alone_with("cc") else { return };

@@ -173,7 +173,7 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
     });
     let mut killed = 0;
     for dice in (1_u64..).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20).take(kills) {
-        // The root hears of a child's child only when whoever made it ends, so some may be missing.
+        // The root is told of a grandchild only when the grandchild's parent ends, so some members may be missing.
         wait_until("the tree's growth", || members().len() >= 12 || is_gone(supervisor));
         std::thread::sleep(Duration::from_millis(dice % 150));
         let members = members();

@@ -104,8 +104,8 @@ fn next_to_nothing_is_read_from_the_disk_while_the_pool_has_room() {
     }
 }
 
-/// In `segv` mode bytes are written through a file of the engine's, and a walk that had outrun its window was given the next
-/// pages in the program's thread, in whose table that file's number is another file: here one that takes everything.
+/// In `segv` mode bytes are written through a file of the engine's. A walk that had outrun its window was given the next pages in
+/// the program's thread. In that thread's table the file's number is another file: here one that takes everything.
 #[test]
 fn walk_finds_its_bytes_whatever_files_the_program_has() {
     let Some(_alone) = alone_with("python3") else { return };
@@ -132,8 +132,8 @@ print(sum(memory[n * PAGE:(n + 1) * PAGE] != page(n) for lap in range(6) for n i
     }
 }
 
-/// Whoever needs a page of an area looks for it until it is there, or sleeps, as `--wait` says; a fork's child, too, which makes
-/// what that takes itself.
+/// A thread that needs a page of an area polls for it or sleeps, as `--wait` says. So does a fork's child, which makes its own means
+/// to poll.
 #[test]
 fn page_of_an_area_is_looked_for_or_slept_for() {
     let Some(_alone) = alone_with("python3") else { return };

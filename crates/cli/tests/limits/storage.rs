@@ -236,7 +236,7 @@ fn area_that_somebody_wrote_to_gives_sigbus_and_names_the_offset() {
         for at in (1..160).map(|mib| mib * MIB) {
             file.write_all_at(&[0x5a; 1 << 19], at).unwrap();
         }
-        // If one of the engine's direct writes met these pages in the cache, the kernel tells whoever syncs first: once.
+        // If one of the engine's direct writes met these pages in the cache, the kernel reports that to the first sync, once.
         file.sync_all().or_else(|_| file.sync_all()).unwrap();
     };
     loses_data(&path, overwrite, &["what was read is not what was written"]);
@@ -265,7 +265,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        // A device stays read-only for whoever gets it next.
+        // The device would stay read-only for its next user.
         let _ = ran("blockdev", &["--setrw", &self.0]);
         let _ = ran("losetup", &["-d", &self.0]);
     }
