@@ -7,6 +7,7 @@
 mod farpage;
 
 use farpage::budgeted::{able, compiled, library};
+use farpage::group::Group;
 use farpage::{directory, install, is_root, skip};
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -29,15 +30,21 @@ struct Way {
     install: &'static str,
     /// As an ordinary user, where the tests run as root.
     ordinary: bool,
+    /// The kernel reclaims memory from it all the time: pages that it may drop are gone at once, not some day.
+    is_reclaimed: bool,
 }
 
 impl Way {
     const fn of(faults: &'static str, install: &'static str) -> Way {
-        Way { faults, install, ordinary: false }
+        Way { faults, install, ordinary: false, is_reclaimed: false }
     }
 
     const fn ordinary(self) -> Way {
         Way { ordinary: true, ..self }
+    }
+
+    const fn reclaimed(self) -> Way {
+        Way { is_reclaimed: true, ..self }
     }
 
     /// The words of one run, with the files in `place`.
@@ -81,7 +88,7 @@ fn end_of(child: &mut Child, seconds: u64) -> Option<ExitStatus> {
 }
 
 /// Runs one seed. What went wrong, if anything did.
-fn run(way: Way, place: &Path, seed: u64) -> Result<(), String> {
+fn run(way: Way, place: &Path, group: Option<&Group>, seed: u64) -> Result<(), String> {
     let words = way.words(place, seed);
     let mut command = Command::new(&words[0]);
     for (name, _) in std::env::vars_os() {
@@ -98,6 +105,9 @@ fn run(way: Way, place: &Path, seed: u64) -> Result<(), String> {
     command.process_group(0);
     if way.ordinary {
         command.uid(NOBODY).gid(NOBODY);
+    }
+    if let Some(group) = group {
+        group.enter(&mut command);
     }
     let mut child = command.spawn().unwrap();
     let status = end_of(&mut child, SECONDS + PATIENCE);
@@ -117,17 +127,18 @@ fn run(way: Way, place: &Path, seed: u64) -> Result<(), String> {
     let status = status.map_or("it did not end in time".into(), |status| status.to_string());
     Err(format!(
         "seed {seed}: {status}, {evicted} pages evicted\n{stdout}{stderr}again: {}\n",
-        again(way, seed)
+        again(way, group, seed)
     ))
 }
 
 /// The command that does the same again, from the top of the repository.
-fn again(way: Way, seed: u64) -> String {
+fn again(way: Way, group: Option<&Group>, seed: u64) -> String {
     let place = Path::new("$D");
+    let reclaim = group.map(Group::again).unwrap_or_default();
     let user = if way.ordinary { "setpriv --reuid 65534 --regid 65534 --clear-groups " } else { "" };
     format!(
         "make build && D=$(mktemp -d /var/tmp/random.XXXX) && chmod 777 $D && cc -O2 -o $D/random tests/programs/random.c \
-         -lpthread && cp target/release/farpage target/release/libfarpage_preload.so $D && cd $D && {user}{}",
+         -lpthread && cp target/release/farpage target/release/libfarpage_preload.so $D && cd $D && {reclaim}{user}{}",
         way.words(place, seed).join(" ")
     )
 }
@@ -156,10 +167,15 @@ fn check(way: Way, first_seed: u64) {
     if way.ordinary && !is_root() {
         return skip("only root can become another user; the other cases run as this one");
     }
+    let group = if way.is_reclaimed { Group::new() } else { None };
+    let reclaim = group.as_ref().and_then(Group::reclaim);
+    if way.is_reclaimed && reclaim.is_none() {
+        return;
+    }
     let place = prepare();
     let mut failures = Vec::new();
     let mut try_seed = |seed| {
-        if let Err(failure) = run(way, place.path(), seed) {
+        if let Err(failure) = run(way, place.path(), group.as_ref(), seed) {
             eprintln!("{failure}");
             failures.push(failure);
         }
@@ -173,6 +189,9 @@ fn check(way: Way, first_seed: u64) {
                 try_seed(clock.as_millis() as u64);
             }
         }
+    }
+    if let Some(reclaim) = reclaim {
+        assert!(reclaim.rounds() > 0, "the kernel reclaimed nothing");
     }
     assert!(failures.is_empty(), "{} seeds failed:\n{}", failures.len(), failures.join("\n"));
 }
@@ -210,4 +229,27 @@ fn segv() {
 #[test]
 fn segv_as_ordinary_user() {
     check(Way::of("segv", "").ordinary(), 700);
+}
+
+/// Lazily freed pages are lost when the kernel is short of memory, and only then.
+/// Random programs were wrong here that had been right for months on machines with room.
+#[test]
+fn thread_copying_beside_reclaim() {
+    check(Way::of("thread", "copy").reclaimed(), 800);
+}
+
+#[test]
+fn signal_copying_beside_reclaim() {
+    check(Way::of("signal", "copy").reclaimed(), 900);
+}
+
+#[test]
+fn segv_beside_reclaim() {
+    check(Way::of("segv", "").reclaimed(), 1000);
+}
+
+#[test]
+fn moving_beside_reclaim() {
+    check(Way::of("thread", "").reclaimed(), 1100);
+    check(Way::of("signal", "").reclaimed(), 1200);
 }

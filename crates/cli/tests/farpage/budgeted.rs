@@ -3,11 +3,11 @@
 //! The watcher is a thread of the test that reads `Anonymous` of every process of the program 20 times a
 //! second, from the kernel and not from us: what the budget promises is what anybody can check.
 
+use super::group::Group;
 use super::{can_run, directory, skip};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -224,16 +224,8 @@ impl Job {
     }
 
     /// It begins in this cgroup.
-    pub fn in_group(mut self, group: &Path) -> Job {
-        use std::os::unix::process::CommandExt;
-        let processes = File::options().write(true).open(group.join("cgroup.procs")).unwrap();
-        let enter = move || {
-            // SAFETY: the buffer is one byte, and the file is open. "0" names the process that writes it.
-            let written = unsafe { libc::write(processes.as_raw_fd(), b"0".as_ptr().cast(), 1) };
-            if written == 1 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-        };
-        // SAFETY: one system call between fork and exec.
-        unsafe { self.command.pre_exec(enter) };
+    pub fn in_group(mut self, group: &Group) -> Job {
+        group.enter(&mut self.command);
         self
     }
 

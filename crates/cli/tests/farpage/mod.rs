@@ -2,6 +2,7 @@
 //! the place of the real one, so that these tests need no engine.
 
 pub mod budgeted;
+pub mod group;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

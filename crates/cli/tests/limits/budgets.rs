@@ -2,9 +2,8 @@
 
 use super::{RAM, is_gone};
 use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled, descendants};
+use crate::farpage::group::Group;
 use crate::farpage::{is_root, skip};
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 // ---- refused or told -----------------------------------------------------------------------------------
@@ -169,55 +168,11 @@ fn nothing_is_evicted_while_all_that_processes_have_fits() {
     }
 }
 
-/// A memory cgroup, which counts each page once, also one that processes share, and at one moment.
-struct Group(PathBuf);
-
-impl Group {
-    /// None if there can't be one here.
-    #[track_caller]
-    fn new() -> Option<Group> {
-        let name = format!("farpage-test-{}", std::process::id());
-        let made = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(|root| Path::new(root).join(&name));
-        let found = made.into_iter().find(|group| {
-            let can_be = fs::create_dir(group).is_ok();
-            let counts = can_be && group.join("memory.stat").exists();
-            if can_be && !counts {
-                let _ = fs::remove_dir(group);
-            }
-            counts
-        });
-        if found.is_none() {
-            skip("no memory cgroup can be made here");
-        }
-        found.map(Group)
-    }
-
-    /// Anonymous memory of all processes together, in bytes.
-    fn anonymous(&self) -> u64 {
-        let stat = fs::read_to_string(self.0.join("memory.stat")).unwrap_or_default();
-        let bytes =
-            |line: &str| line.strip_prefix("rss ").or_else(|| line.strip_prefix("anon "))?.parse().ok();
-        stat.lines().find_map(bytes).unwrap_or(0)
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        // The last process may still be on its way out.
-        for _ in 0..100 {
-            if fs::remove_dir(&self.0).is_ok() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
 /// The most anonymous memory that a case of share.c had at once after its second process began, in parts of its budget.
 fn peak_in_group(group: &Group, case: &str, faults: &str, ram: u64) -> f64 {
     let program = compiled("share");
     let under = Under::budget(ram, &["--faults", faults]);
-    let job = Job::new(&under, &[program.to_str().unwrap(), case]).within(120).in_group(&group.0);
+    let job = Job::new(&under, &[program.to_str().unwrap(), case]).within(120).in_group(group);
     let running = job.start();
     let supervisor = running.pid();
     let (mut peak, mut are_several) = (0, false);

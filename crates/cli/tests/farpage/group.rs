@@ -1,0 +1,135 @@
+//! A memory cgroup of a test's own: it measures what processes have together, or has the kernel reclaim from them.
+//!
+//! Version 1 and version 2. Where none can be made, the test is a reported skip.
+
+use super::skip;
+use std::fs::{self, File};
+use std::io::ErrorKind::WouldBlock;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Between two calls for reclaim: each goes through all that the group has.
+const RECLAIM_PAUSE: Duration = Duration::from_millis(1);
+
+/// A memory cgroup, which counts each page once, also one that processes share, and at one moment.
+pub struct Group(PathBuf);
+
+impl Group {
+    /// None if there can't be one here.
+    #[track_caller]
+    pub fn new() -> Option<Group> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("farpage-test-{}-{number}", std::process::id());
+        let made = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(|root| Path::new(root).join(&name));
+        let found = made.into_iter().find(|group| {
+            let can_be = fs::create_dir(group).is_ok();
+            let counts = can_be && group.join("memory.stat").exists();
+            if can_be && !counts {
+                let _ = fs::remove_dir(group);
+            }
+            counts
+        });
+        if found.is_none() {
+            skip("no memory cgroup can be made here");
+        }
+        found.map(Group)
+    }
+
+    /// The command begins in it.
+    pub fn enter(&self, command: &mut Command) {
+        let processes = File::options().write(true).open(self.0.join("cgroup.procs")).unwrap();
+        let enter = move || {
+            // SAFETY: one byte; "0" names the process that writes it. The file is open.
+            let written = unsafe { libc::write(processes.as_raw_fd(), b"0".as_ptr().cast(), 1) };
+            if written == 1 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        };
+        // SAFETY: one system call between fork and exec.
+        unsafe { command.pre_exec(enter) };
+    }
+
+    /// Anonymous memory of all processes together, in bytes.
+    pub fn anonymous(&self) -> u64 {
+        let stat = fs::read_to_string(self.0.join("memory.stat")).unwrap_or_default();
+        let bytes =
+            |line: &str| line.strip_prefix("rss ").or_else(|| line.strip_prefix("anon "))?.parse().ok();
+        stat.lines().find_map(bytes).unwrap_or(0)
+    }
+
+    /// The kernel reclaims from the group again and again, as on a machine that is short of memory.
+    /// None where the kernel can't be asked (version 2 before Linux 5.19).
+    #[track_caller]
+    pub fn reclaim(&self) -> Option<Reclaim> {
+        let Some((name, word)) = self.reclaim_file() else {
+            skip("the kernel can't be asked to reclaim from a cgroup here");
+            return None;
+        };
+        let (file, ends, rounds) = (self.0.join(name), Arc::new(AtomicBool::new(false)), Arc::default());
+        let (is_over, count): (_, Arc<AtomicU64>) = (Arc::clone(&ends), Arc::clone(&rounds));
+        let thread = std::thread::spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                // EAGAIN: less could be reclaimed than was asked for, as always while processes run.
+                let is_done =
+                    fs::write(&file, word).map_or_else(|error| error.kind() == WouldBlock, |()| true);
+                count.fetch_add(u64::from(is_done), Ordering::Relaxed);
+                std::thread::sleep(RECLAIM_PAUSE);
+            }
+        });
+        Some(Reclaim { ends, rounds, thread: Some(thread) })
+    }
+
+    /// The file by which the kernel is asked to reclaim, and what is written to it.
+    fn reclaim_file(&self) -> Option<(&'static str, &'static str)> {
+        let files = [("memory.force_empty", "0"), ("memory.reclaim", "1G")];
+        files.into_iter().find(|(name, _)| self.0.join(name).exists())
+    }
+
+    /// What a shell must do to be in such a group, with [`Group::reclaim`] at work.
+    pub fn again(&self) -> String {
+        let (name, word) = self.reclaim_file().unwrap();
+        let group = self.0.display();
+        format!(
+            "mkdir {group} && (while sleep 0.001; do echo {word} > {group}/{name}; done) & \
+             sleep 1; echo $$ > {group}/cgroup.procs; "
+        )
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The last process may still be on its way out.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Reclaim that goes on until this is dropped.
+pub struct Reclaim {
+    ends: Arc<AtomicBool>,
+    rounds: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reclaim {
+    /// Times that the kernel reclaimed what it could.
+    pub fn rounds(&self) -> u64 {
+        self.rounds.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Reclaim {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
