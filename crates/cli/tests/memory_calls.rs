@@ -99,7 +99,12 @@ fn every_case_of_the_programs_is_tested() {
     if !able("cc") {
         return;
     }
-    let tested = concat!(include_str!("memory_calls.rs"), include_str!("limits.rs"));
+    let tested = concat!(
+        include_str!("memory_calls.rs"),
+        include_str!("limits/budgets.rs"),
+        include_str!("limits/ends.rs"),
+        include_str!("limits/storage.rs")
+    );
     let programs =
         "remap advise heap io peer_writes threads stacks signals arming handlers processes strange";
     for name in programs.split(' ') {

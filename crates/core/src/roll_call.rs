@@ -1,4 +1,4 @@
-//! A roll call: every thread of the engine is told of something new, and whoever calls waits until all of them have it.
+//! A roll call: every thread of the engine is told of something new, and the caller waits until all of them have it.
 //!
 //! Threads are being made and end meanwhile. A new thread has what its maker had when the kernel made it. A place that is claimed
 //! for a new thread counts as one that hasn't answered. One look at the list isn't enough: a maker can claim a place that was
@@ -40,7 +40,7 @@ impl Member {
 
     /// Its number; none as long as the kernel hasn't told.
     pub fn number(&self) -> Option<u32> {
-        // Ordering: Acquire: whoever sees the thread sees what it was made with.
+        // Ordering: Acquire: a caller that sees the thread sees what the thread was made with.
         Some(self.number.load(Ordering::Acquire)).filter(|number| *number != EXPECTED)
     }
 
@@ -55,7 +55,7 @@ impl Member {
         self.number.store(NONE, Ordering::Release);
     }
 
-    /// Whether it has answered to this call. Whoever sees so sees what it did before.
+    /// Whether the thread has answered to this call. A caller that sees the answer sees what the thread did before.
     pub fn has_answered(&self, call: u32) -> bool {
         // Ordering: Acquire pairs with the Release in `answers`.
         self.answer.load(Ordering::Acquire) == call
@@ -196,7 +196,7 @@ mod loomed {
                 let process = Arc::clone(&process);
                 thread::spawn(move || process.make_one(maker))
             };
-            // Whoever can't be asked yet is looked at again.
+            // A member that can't be asked yet is looked at again.
             let ask = |member: &Member| {
                 if member.number().is_some() {
                     process.is_asked[process.place_of(member)].store(1, Ordering::Release);

@@ -113,9 +113,9 @@ impl Lazy {
         Ok(Tried { held_stays, other_goes })
     }
 
-    /// Whether a page stays the page that a pipe refers to, when its protection was changed and it is written then. Tried with a
-    /// page of our own, whose protection `change` takes away and gives back. A copy of the page means that whoever had pinned it
-    /// wrote to a page which is no longer the program's.
+    /// Whether a page stays the page that a pipe refers to, when its protection was changed and it is written then. The trial uses a
+    /// new page, whose protection `change` takes away and gives back. If the kernel copies the page at the write, a device that had
+    /// pinned it writes to a page that is no longer the program's.
     pub fn protection_is_harmless(&self, change: impl FnOnce(PageRange) -> bool) -> Result<bool, Errno> {
         let base = memory::reserve(PAGE_BYTES)?;
         let page = PageRange::of(PageIndex::of_address(base as usize), 1);
@@ -218,7 +218,7 @@ impl Claim<'_> {
     ///
     /// # Safety
     /// The pages may be read and written, and nobody but the caller touches them.
-    pub unsafe fn keep_left(&self, pagemap: &Pagemap, pages: PageRange) -> PipeBits {
+    pub unsafe fn mark_left(&self, pagemap: &Pagemap, pages: PageRange) -> PipeBits {
         // The kernel drops nothing while the pipe refers to it. What it has dropped before, the pipe has it replace by zeros.
         until_done(|| self.pipe().hold(pages));
         let mut left = 0;

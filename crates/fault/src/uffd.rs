@@ -359,7 +359,7 @@ impl Pages for ByMove<'_> {
     }
 }
 
-/// Registers a page of ours, protects it and lifts the protection.
+/// Registers `page`, which is the caller's, protects it and lifts the protection.
 fn protect_and_lift(uffd: &Uffd, page: PageRange) -> bool {
     // SAFETY: nobody touches the page once it is dropped.
     let is_registered = unsafe { uffd.register(page) }.is_ok();

@@ -228,7 +228,7 @@ fn wait_for_answers(engine: &Engine, generation: u32) {
             Some(number) if is_to_ask => {
                 let _ = send_to_thread(engine.process, number, SIGSETXID, word());
             }
-            // Just being made, by whoever had been asked or not.
+            // The thread is just being made. Its maker may have been asked already, or not.
             None => ask_again_ns = 0,
             Some(_) => {}
         };

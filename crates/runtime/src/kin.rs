@@ -1,4 +1,4 @@
-//! Who pays for memory that processes share since a fork, so that what all of them say adds up to what the tree takes.
+//! Which process pays for memory that is shared since a fork. The numbers of all processes add up to the memory of the tree.
 //!
 //! Each page has one payer. After a fork that is the parent; the child's *unpaid* bytes are all that it began with. A process that
 //! evicts or writes a page that others have, too, gives up one mapping of it: its unpaid bytes fall by a page. Below zero they say
@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 /// What a process says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stated {
-    /// Its anonymous memory in bytes, whoever pays for it.
+    /// Its anonymous memory in bytes, including shared pages that other processes pay for.
     pub anonymous: u64,
     /// What it would like to have soon beside what it has.
     pub more: u64,
@@ -161,7 +161,7 @@ impl Ledger {
         self.round() != ALONE
     }
 
-    /// What others have, too.
+    /// Bytes of this process's memory that others have, too.
     pub fn with_others(&self) -> u64 {
         self.with_others.load(Ordering::Relaxed).saturating_sub(self.given_up())
     }
@@ -176,20 +176,20 @@ impl Ledger {
         self.all_written().saturating_sub(self.written_when_asked.load(Ordering::Relaxed))
     }
 
-    /// Gives up so much of what is shared. How much of that can have been.
+    /// Gives up at most `bytes` of what is shared. Returns the bytes that were given up.
     fn give_up(&self, bytes: u64) -> u64 {
         let bytes = bytes.min(self.with_others());
         self.given_up.fetch_add(bytes, Ordering::Relaxed);
         bytes
     }
 
-    /// This process has evicted so much that others have, too; making it its own before that took so many minor faults.
+    /// This process has evicted `bytes` that others have, too. It took `faults` minor faults to make them its own before.
     pub fn have_evicted(&self, bytes: u64, faults: u64) {
         self.faults_known.fetch_add(faults, Ordering::Relaxed);
         self.give_up(bytes);
     }
 
-    /// There were so many minor faults until now. Each may be for a page that was shared and has been written.
+    /// `faults` counts the minor faults until now. Each may have been a write to a shared page.
     pub fn note_faults(&self, faults: u64, page_bytes: u64) {
         let since = faults.saturating_sub(self.faults.swap(faults, Ordering::Relaxed));
         let known = self.faults_known.load(Ordering::Relaxed).min(since);
@@ -200,7 +200,7 @@ impl Ledger {
         }
     }
 
-    /// What is to be known before the kernel is asked.
+    /// The bytes given up so far. The caller notes them before the kernel is asked, and hands them to [`Ledger::have_asked`].
     pub fn before_asking(&self) -> u64 {
         self.given_up()
     }
@@ -208,13 +208,13 @@ impl Ledger {
     /// The kernel says that others have so much of this process's memory, too, and that so much of it counts for them.
     /// `given_up` is from before; `left` is what all processes have left to others, at least.
     pub fn have_asked(&self, with_others: u64, counts_for_others: u64, given_up: u64, left: u64, round: u64) {
-        // What was taken for written and wasn't.
+        // Bytes that were taken for written, but the kernel still calls them shared.
         let reckoned = self.with_others.load(Ordering::Relaxed).saturating_sub(given_up);
         let too_much = with_others.saturating_sub(reckoned).min(self.all_written());
         let written = self.written.fetch_sub(too_much, Ordering::Relaxed) - too_much;
         self.written_when_asked.store(written, Ordering::Relaxed);
         let unpaid = self.unpaid.load(Ordering::Relaxed) - given_up as i64 + too_much as i64;
-        // Who paid for more than that has ended.
+        // If the reckoning has more unpaid bytes, the processes that paid for them have ended.
         let most = with_others.saturating_add(left).min(i64::MAX as u64 / 2) as i64;
         self.unpaid.store(unpaid.min(most) + given_up as i64, Ordering::Relaxed);
         self.with_others.store(with_others + given_up, Ordering::Relaxed);
@@ -245,7 +245,7 @@ impl Ledger {
         }
     }
 
-    /// This process says no more what it shares.
+    /// From now on this process states that it shares nothing.
     pub fn leave(&self) {
         self.round.store(ALONE, Ordering::Relaxed);
         self.unpaid.store(self.given_up() as i64, Ordering::Relaxed);

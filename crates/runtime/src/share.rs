@@ -326,8 +326,8 @@ impl Engine {
         self.membership.session.rounds.open_next();
     }
 
-    /// This process has evicted pages that others have, too; making them its own before took so many faults. They still take memory,
-    /// for which the others pay from now on.
+    /// This process has evicted `pages` that others have, too. It took `faults` minor faults to make them its own before. The pages
+    /// still take memory, for which the others pay from now on.
     pub fn have_evicted_shared(&self, pages: u64, faults: u64) {
         let bytes = pages * PAGE_BYTES as u64;
         self.share.ledger.have_evicted(bytes, faults);

@@ -5,8 +5,8 @@
 //! - `profile`: what a seed is about: sizes, devices, what happens how often. `random`: where it is drawn.
 //! - `world`: the scheduler. One turn after the other, somebody goes one call further; then everything is
 //!   checked.
-//! - `space`: a process: a pager, its program, and what is under way between them: `ops` (faults, evictions,
-//!   writes), `ahead` (readahead) and `change` (munmap and its kin).
+//! - `space`: a process: a pager, its program, and what is under way between them (`ops`): `fault`, `evict`,
+//!   `write`, `ahead` (readahead) and `change` (munmap and its kin).
 //! - `program`: the program's memory as the kernel keeps it, and the oracle that knows every byte.
 //!   `content`: what programs write.
 //! - `home`: memory that a process hands to its pager; frames, with poison where a frame is a hole.
@@ -21,6 +21,8 @@ mod change;
 mod content;
 mod coverage;
 mod device;
+mod evict;
+mod fault;
 mod home;
 mod ops;
 mod profile;
@@ -30,6 +32,7 @@ mod space;
 #[cfg(test)]
 mod stories;
 mod world;
+mod write;
 
 #[cfg(feature = "planted")]
 pub use bugs::{DriverBug, plant_in_driver};

@@ -7,12 +7,14 @@
 // UNSAFETY: the pager borrows memory that this space owns (see `home`).
 
 use crate::device::Device;
+use crate::fault::Message;
 use crate::home::{Frames, Home};
-use crate::ops::{Message, Op, Writer};
+use crate::ops::Op;
 use crate::profile::Profile;
 use crate::program::{Program, Touch};
 use crate::random::Random;
 use crate::world::World;
+use crate::write::Writer;
 use farpage_core::areas::extents::Builder;
 use farpage_core::areas::{AreaMemory, Areas, Extents, Leases, SlotMemory, heirs, pages};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
@@ -392,8 +394,8 @@ impl Space {
         self.in_flight_peak.set(self.in_flight_peak.get().max(in_flight));
     }
 
-    /// Asserts that memory is over the limit by no more than what was on its way in, whoever had no CPU meanwhile: a handler that
-    /// brings a page in has found memory within the limit, or that nothing can be evicted.
+    /// Asserts that memory is over the limit by no more than the pages that were on their way in, even if threads had no CPU. A
+    /// handler that brings a page in has found memory within the limit, or that nothing can be evicted.
     fn check_budget(&self, world: &World) {
         let (resident, limit, peak) =
             (self.pager.resident(), world.profile.limit_pages, self.in_flight_peak.get());

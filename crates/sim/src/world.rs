@@ -175,7 +175,7 @@ impl World {
         Some(self.now.get() + self.random.within(1, most.max(1)))
     }
 
-    /// Whether a page that was just written is pinned, where so many are already.
+    /// Whether a page that was just written is pinned. `pins` counts the pages that are pinned already.
     pub(crate) fn pins_now(&self, pins: usize) -> bool {
         !self.ending.get() && pins < PINS_MAX && self.random.percent(self.profile.pin_percent)
     }

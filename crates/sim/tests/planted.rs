@@ -5,9 +5,9 @@
 use farpage_core::planted::{Bug, plant};
 use farpage_sim::{DriverBug, Failure, Say, plant_in_driver, run};
 
-/// Within so many a bug is noticed.
+/// Seeds within which each bug is noticed.
 const SEEDS: u64 = 400;
-/// So many hold without a bug.
+/// Seeds that hold without a bug.
 const SOUND_SEEDS: u64 = 150;
 
 fn first_violation(seeds: u64) -> Option<Failure> {

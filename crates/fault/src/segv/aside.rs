@@ -1,6 +1,6 @@
-//! Where `segv` mode puts pages that it must touch and that the program must not: *aside*, into a mapping that no thread of the
-//! program knows. Pages that stay are marked as written there (`take.rs`), and those that the program may not write are copied there.
-//! Where the kernel lets nobody pass over protections (proc_mem.force_override), pages are filled there, too.
+//! A mapping that no thread of the program knows. `segv` mode moves pages there (*aside*) that Farpage must touch and the program
+//! must not. Pages that an eviction leaves are marked as written there (`take.rs`). Pages that the program may not write are copied
+//! from there. Where /proc/self/mem obeys protections (proc_mem.force_override), pages are filled there.
 // UNSAFETY: it takes pages of the program away, with its callers' promises.
 
 use super::book::READ_WRITE;
@@ -14,18 +14,18 @@ use farpage_os::sys::Errno;
 use linux_raw_sys::general::{PROT_NONE, PROT_READ};
 
 pub(super) const EFAULT: Errno = Errno(14);
-/// How long a thread waits for another one's place.
+/// Nanoseconds between two looks for a free place.
 const TURN_NS: u64 = 20_000;
 
-/// What it takes to copy pages and to see who has pinned them.
+/// What is needed to copy pages without losing writes to those that are pinned.
 pub(super) struct Careful {
     pub(super) lazy: Lazy,
-    /// [`PIPE_PAGES`] for each pipe, where nobody but its owner touches anything.
+    /// The places: [`PIPE_PAGES`] pages for each pipe. Only the pipe's owner touches them.
     aside: PageIndex,
 }
 
 impl Careful {
-    /// None where this kernel can't be asked who has pinned a page.
+    /// None where this kernel doesn't keep pinned pages.
     pub(super) fn new(pagemap: &Pagemap) -> Result<Option<Careful>, Errno> {
         let Some(lazy) = Lazy::new(pagemap)? else { return Ok(None) };
         let close_and_open = |page| {
@@ -39,12 +39,12 @@ impl Careful {
         Ok(Some(Careful { lazy, aside: PageIndex::of_address(aside as usize) }))
     }
 
-    /// Where a pipe's owner may put `count` pages.
+    /// The first `count` pages of the place that belongs to the claimed pipe.
     pub(super) const fn place(&self, claim: &Claim<'_>, count: u64) -> PageRange {
         PageRange::of(self.aside.plus((claim.which() * PIPE_PAGES) as u64), count)
     }
 
-    /// A place, as soon as one is free: whoever has one waits for nobody.
+    /// Waits for a free pipe and its place. The owner of a place waits for no other thread, so one becomes free.
     fn wait_for_place(&self) -> Claim<'_> {
         loop {
             match self.lazy.claim() {
@@ -56,39 +56,39 @@ impl Careful {
 }
 
 impl Careful {
-    /// Drops a closed page if it holds nothing but zeros.
-    pub(super) fn drop_if_zero(&self, page: PageRange) {
+    /// Drops a closed page if it holds only zeros. The page is read aside.
+    pub(super) fn drop_zero_aside(&self, page: PageRange) {
         let claim = self.wait_for_place();
         let place = self.place(&claim, 1);
         if move_aside(page, place).is_err() {
             return;
         }
         let bytes: *const PageBytes = core::ptr::with_exposed_provenance(place.start.address());
-        // SAFETY: the place can be read, and is the claim's.
+        // SAFETY: the place can be read, and is the claim's alone.
         if unsafe { (*bytes).0 == PageBytes::ZERO.0 } {
-            // SAFETY: it reads as zeros, and will.
+            // SAFETY: the page holds zeros, and a dropped page reads as zeros.
             unsafe { drop_memory(place) };
         }
         move_back(place, page);
     }
 }
 
-/// Moves the memory of `pages` to where nobody but us can touch it, and where it can be written.
+/// Moves the memory of `pages` to `place`, where only Farpage can touch it, and makes it writable there.
 pub(super) fn move_aside(pages: PageRange, place: PageRange) -> Result<(), Errno> {
-    // SAFETY: the pages are closed; nobody needs what is at the place.
+    // SAFETY: the pages are closed; nothing at the place is needed.
     unsafe { memory::move_memory(pages, place.start) }?;
     protect(place, READ_WRITE as usize).inspect_err(|_| move_back(place, pages))
 }
 
-/// Moves the memory of `pages` back to their place. The pages are closed.
+/// Moves the memory at `place` back to `pages`, which are closed.
 pub(super) fn move_back(place: PageRange, pages: PageRange) {
     until_done(|| protect(place, PROT_NONE as usize).is_ok());
-    // SAFETY: `pages` have no memory since it was moved aside; nobody else touches the place.
+    // SAFETY: the memory of `pages` was moved aside, so they have none; only the caller touches the place.
     until_done(|| unsafe { memory::move_memory(place, pages.start) }.is_ok());
 }
 
 impl ByProtection {
-    /// Puts bytes into closed pages of one mapping, as many as there are from the start. Returns how many.
+    /// Fills closed pages from the start, as many as one mapping and one place have. Returns how many.
     ///
     /// # Safety
     /// As for `Pages::install_run`; the pages are closed.
@@ -105,12 +105,12 @@ impl ByProtection {
             match move_aside(part, place) {
                 Ok(()) => {
                     let to: *mut PageBytes = core::ptr::with_exposed_provenance_mut(place.start.address());
-                    // SAFETY: the place can be written, and is the claim's; the caller's promise.
+                    // SAFETY: the place can be written, and is the claim's alone; `from` is readable by the caller's promise.
                     unsafe { core::ptr::copy_nonoverlapping(from, to, part.count() as usize) };
                     move_back(place, part);
                     return Ok(part.count());
                 }
-                // Perhaps they are several mappings to the kernel.
+                // The kernel may have several mappings there, and moves pages of one mapping only.
                 Err(EFAULT) if part.count() > 1 => part = PageRange::of(part.start, part.count() / 2),
                 Err(error) => return Err(install_error(error)),
             }
@@ -118,12 +118,12 @@ impl ByProtection {
     }
 }
 
-/// Whether private memory that may not be touched can be written through /proc/self/mem.
+/// Whether /proc/self/mem can write private memory that is PROT_NONE.
 pub(super) fn is_forcible(memory: &OwnMemory) -> Result<bool, Errno> {
     let base = memory::reserve(PAGE_BYTES)?;
     let (page, zeros) = (PageRange::covering(base as usize, PAGE_BYTES), PageBytes::ZERO);
     protect(page, PROT_NONE as usize)?;
-    // SAFETY: one page of ours, which nobody touches.
+    // SAFETY: the page is a new mapping that no other thread knows, and `zeros` is one page.
     let is_written = unsafe { memory.write(page, (&raw const zeros).cast()) }.is_ok();
     // SAFETY: the mapping just made.
     let _ = unsafe { memory::drop_pages(base, PAGE_BYTES) };

@@ -1,5 +1,6 @@
-//! What `segv` mode knows of each page: whether it is open, and what the program itself allows there. One byte for a page, in
-//! leaves of 1 GiB that live for good. The borders between open and closed pages are counted: each is a mapping more.
+//! What `segv` mode knows of each page: whether it is open, and which protection the program has set. Each page has a byte in a
+//! leaf; a leaf covers 1 GiB of addresses and is never freed. The borders between open and closed pages are counted: each costs a
+//! mapping.
 // UNSAFETY: leaves are reached by pointers.
 
 use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
@@ -7,46 +8,46 @@ use farpage_core::units::{PageIndex, PageRange};
 use farpage_os::memory;
 use farpage_os::sys::Errno;
 
-/// A page's bits: it is open; it may be read, written, executed (`PROT_*`, as the program has it); it is registered. The last
-/// by itself says of a page that is out and that the program forbids itself that there is such a page.
+/// A page's byte: bit 0 is set if the page is open, bits 1 to 3 are the program's `PROT_*`, bit 4 ([`KNOWN`]) is set if the page is
+/// registered. A closed page that the program has made PROT_NONE has only that last bit.
 pub(super) const OPEN: u64 = 1;
 pub(super) const READ_WRITE: u64 = 3;
 pub(super) const ALLOWED: u64 = 7;
 const KNOWN: u64 = 16;
 const BITS: u64 = 8;
-/// Pages in a word.
+/// Pages whose bytes are in one word.
 const PAGES: u64 = 64 / BITS;
 /// The same bit of every page in a word.
 const EACH: u64 = 0x0101_0101_0101_0101;
 
-/// Pages that one leaf knows: 1 GiB.
+/// Pages that one leaf covers: 1 GiB.
 const LEAF_PAGES: u64 = 1 << 18;
-/// Leaves of the whole address space.
+/// Leaves that cover the whole address space.
 const LEAVES: usize = 1 << 17;
 
 type Leaf = [AtomicU64; (LEAF_PAGES / PAGES) as usize];
 
-/// What each page's state is.
+/// The bytes of all pages.
 pub(super) struct Book {
     leaves: &'static [AtomicPtr<Leaf>],
-    /// Borders between open and closed pages: the mappings that we have made of the program's.
+    /// Borders between open and closed pages. Each has split one of the program's mappings.
     pub(super) borders: AtomicI64,
 }
 
 impl Book {
     pub(super) fn new() -> Result<Book, Errno> {
         let base = memory::reserve(LEAVES * size_of::<AtomicPtr<Leaf>>())?;
-        // SAFETY: zeroed memory of that size, for good: null pointers.
+        // SAFETY: the memory has that size, is never freed and is zeroed: null pointers.
         let leaves = unsafe { core::slice::from_raw_parts(base.cast(), LEAVES) };
         Ok(Book { leaves, borders: AtomicI64::new(0) })
     }
 
-    /// Makes room for `pages`. For one thread at a time.
+    /// Makes the leaves for `pages`. One thread at a time may call this.
     fn make_room(&self, pages: PageRange) -> Result<(), Errno> {
         for leaf in pages.start.0 / LEAF_PAGES..pages.end.0.div_ceil(LEAF_PAGES) {
             let place = &self.leaves[leaf as usize];
             if place.load(Ordering::Relaxed).is_null() {
-                // Ordering: Release: whoever finds the leaf finds zeros.
+                // Ordering: Release pairs with the Acquire in `leaf`: a thread that finds the leaf finds it zeroed.
                 place.store(memory::reserve(size_of::<Leaf>())?.cast(), Ordering::Release);
             }
         }
@@ -56,7 +57,7 @@ impl Book {
     fn leaf(&self, page: PageIndex) -> Option<&Leaf> {
         // Ordering: Acquire pairs with the Release in `make_room`.
         let leaf = self.leaves.get((page.0 / LEAF_PAGES) as usize)?.load(Ordering::Acquire);
-        // SAFETY: null, or a leaf that stays for good.
+        // SAFETY: the pointer is null, or names a leaf that is never freed.
         unsafe { leaf.as_ref() }
     }
 
@@ -64,7 +65,7 @@ impl Book {
         Some(&self.leaf(page)?[(page.0 % LEAF_PAGES / PAGES) as usize])
     }
 
-    /// A page's bits; 0 for what was never registered.
+    /// A page's bits; 0 for a page that isn't registered.
     pub(super) fn get(&self, page: PageIndex) -> u64 {
         let word = self.word(page).map_or(0, |word| word.load(Ordering::Acquire));
         word >> (page.0 % PAGES * BITS) & 0xff
@@ -74,7 +75,7 @@ impl Book {
         self.get(page) & OPEN != 0
     }
 
-    /// Calls `change` with each word of `pages` and the bits in it that are theirs.
+    /// Calls `change` with each word that has bits of `pages`, and a mask of those bits.
     fn for_each_word(&self, pages: PageRange, mut change: impl FnMut(&AtomicU64, u64)) {
         let mut page = pages.start;
         while page < pages.end {
@@ -88,7 +89,7 @@ impl Book {
         }
     }
 
-    /// All bits of `pages`.
+    /// Sets all bits of `pages`.
     pub(super) fn set(&self, pages: PageRange, bits: u64) {
         self.for_each_word(pages, |word, mask| {
             let _ = word.fetch_update(Ordering::Release, Ordering::Relaxed, |was| {
@@ -97,7 +98,7 @@ impl Book {
         });
     }
 
-    /// What the program allows for `pages`.
+    /// Sets the program's protection of `pages`.
     pub(super) fn set_allowed(&self, pages: PageRange, protection: u64) {
         self.for_each_word(pages, |word, mask| {
             let mask = mask & (EACH * (ALLOWED << 1));
@@ -107,13 +108,13 @@ impl Book {
         });
     }
 
-    /// Nothing is known of `pages` any more.
+    /// Clears all bits of `pages`: they are no longer registered.
     pub(super) fn forget(&self, pages: PageRange) {
         self.for_each_run(pages, is_open, |run, _| self.set_open(run, false));
         self.set(pages, 0);
     }
 
-    /// `pages` are registered, closed, and the program may read and write them.
+    /// Registers `pages`: closed, and the program may read and write them.
     pub(super) fn register(&self, pages: PageRange) -> Result<(), Errno> {
         self.make_room(pages)?;
         self.forget(pages);
@@ -121,13 +122,13 @@ impl Book {
         Ok(())
     }
 
-    /// Opens or closes `pages`, which were all alike, and counts the borders.
+    /// Opens or closes `pages`, which were all open or all closed, and counts the borders.
     pub(super) fn set_open(&self, pages: PageRange, open: bool) {
         let is_open = |page: u64| i64::from(self.is_open(PageIndex(page)));
         let (now, around) = (i64::from(open), is_open(pages.start.0.wrapping_sub(1)) + is_open(pages.end.0));
         let was = is_open(pages.start.0);
         self.for_each_word(pages, |word, mask| {
-            // Ordering: Release: who finds a page open finds what was done before.
+            // Ordering: Release pairs with the Acquire in `get`: a thread that finds a page open finds what was done before.
             if open {
                 word.fetch_or(mask & EACH, Ordering::Release);
             } else {
@@ -139,7 +140,7 @@ impl Book {
         self.borders.fetch_add(borders(now) - borders(was), Ordering::Relaxed);
     }
 
-    /// The first run of pages from `from` on, before `end`, that are all alike and whose bits are wanted; and those.
+    /// The first run of pages in `from..end` that all have the same wanted bits, and those bits.
     pub(super) fn next_run(
         &self,
         from: PageIndex,
@@ -182,7 +183,7 @@ impl Book {
     }
 }
 
-/// The first page that another leaf knows.
+/// The first page of the next leaf.
 const fn next_leaf(page: PageIndex) -> PageIndex {
     PageIndex((page.0 / LEAF_PAGES + 1) * LEAF_PAGES)
 }
@@ -231,7 +232,7 @@ mod tests {
     }
 
     proptest! {
-        /// Beside an array of what each page is.
+        /// The model is an array of the pages' bits.
         #[test]
         fn book_knows_each_page_and_every_border(changes in changes()) {
             let book = Book::new().unwrap();
@@ -244,7 +245,7 @@ mod tests {
                         model[from as usize..][..count as usize].iter_mut().for_each(|page| *page = *page & (OPEN | KNOWN) | bits << 1);
                     }
                     Change::Open(from, count, open) => {
-                        // Only what is alike is opened or closed at once.
+                        // One call opens closed pages only, or closes open ones only.
                         let alike = model[from as usize..][..count as usize].iter().take_while(|page| is_open(**page) != open).count();
                         if alike > 0 {
                             book.set_open(pages(from, alike as u64), open);
@@ -264,7 +265,7 @@ mod tests {
                     open(at.checked_sub(1)) != open(Some(*at))
                 });
                 prop_assert_eq!(book.borders.load(Ordering::Relaxed), borders.count() as i64);
-                // From far below, over leaves that there are not.
+                // The search begins far below, where there are no leaves.
                 let mut found = Vec::new();
                 book.for_each_run(PageRange::new(PageIndex(0), PageIndex(1 << 30)), is_open, |run, bits| {
                     found.extend((run.start.0..run.end.0).map(|page| (page - FIRST, bits)));

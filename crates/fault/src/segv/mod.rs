@@ -1,16 +1,12 @@
-//! `segv` mode: without a userfaultfd. What is out may not be touched (PROT_NONE), and a touch is a SIGSEGV.
+//! `segv` mode works without a userfaultfd. Evicted pages are *closed* (PROT_NONE), and a touch of one raises SIGSEGV. The mode
+//! needs no privilege and no system call that containers refuse. Farpage does here what the kernel does for the other modes:
 //!
-//! It needs no privilege and no system call that containers refuse. What the other modes leave to the kernel is done here:
-//!
-//! * *Out of sight.* A page is filled while no instruction may touch it, through /proc/self/mem or aside (`aside.rs`), and opened
-//!   when its bytes are there. When it goes it is closed before it is dropped (`take.rs`).
-//! * *Which pages.* Beside every page stands whether it is *open*, and what the program itself allows there, since both share
-//!   the kernel's one protection.
-//! * *How many mappings.* Neighbours with different protections are mappings of their own to the kernel, which allows some
-//!   65,000. The borders are counted; with many of them memory counts as full, and evictions, by the hand then and so in
-//!   address order, join what lies between.
-//!
-//! A page that was never touched is closed, too: else the program would grow without our hearing of it.
+//! * `book.rs` knows which pages are *open*, and which protection the program has set. The kernel has one protection for both.
+//! * Pages that were never touched are closed, too. Without that the program would grow unnoticed.
+//! * A page is filled while it is closed, through /proc/self/mem or in another mapping (`aside.rs`), and opened afterwards.
+//! * An eviction closes a page before it drops the page (`take.rs`).
+//! * Each border between open and closed pages costs a mapping, of which the kernel allows some 65,000. The borders are counted.
+//!   With many of them memory counts as full; evictions then follow the clock hand, in address order, and so join neighbours.
 // UNSAFETY: it takes pages of the program away, with its callers' promises.
 
 mod aside;
@@ -30,29 +26,31 @@ use farpage_os::proc::{self, OwnMemory, Pagemap};
 use farpage_os::sys::Errno;
 use linux_raw_sys::general::{MADV_DONTNEED, MADV_POPULATE_WRITE, PROT_NONE};
 
-/// Runs that are opened when a range is registered, at most; more, and what lies between is opened, too.
+/// Most runs that are opened one by one when a range is registered. Where there are more, runs are opened with the gaps between
+/// them.
 const RUNS_MAX: u64 = 4096;
 const ENOMEM: Errno = Errno(12);
 const EIO: Errno = Errno(5);
 
-/// The kernel's protection of `pages`. An error is the caller's to deal with.
+/// Sets the kernel's protection of `pages`. The caller deals with an error.
 fn protect(pages: PageRange, protection: usize) -> Result<(), Errno> {
-    // SAFETY: whoever runs into it is served by us, or meant to run into it by the program.
+    // SAFETY: a thread that the protection stops is served here, or the program meant to stop it.
     unsafe { memory::allow(pages, protection) }
 }
 
-/// Opens as many of `pages` as can be, from the start: up to where the kernel has no mapping to spare, or where there is
-/// none. Returns how many.
+/// Opens `pages` from the start, up to the first page that isn't mapped or for which the kernel has no mapping to spare. Returns
+/// the number of open pages.
 fn open_from_start(pages: PageRange, protection: usize) -> u64 {
     if protect(pages, protection).is_ok() {
         return pages.count();
     }
-    // Part of it may be open now, and written to already. A page alone is or isn't.
+    // A failed call may have opened some of the pages, and the program may have written to them. A call for one page does all or
+    // nothing.
     let opens = |page: &u64| protect(PageRange::of(PageIndex(*page), 1), protection).is_ok();
     (pages.start.0..pages.end.0).take_while(opens).count() as u64
 }
 
-/// Drops what is behind `pages`. False if something there is locked.
+/// Drops the memory of `pages`. False if a page is locked (mlock).
 ///
 /// # Safety
 /// The bytes are needed no more.
@@ -61,25 +59,25 @@ unsafe fn drop_memory(pages: PageRange) -> bool {
     unsafe { memory::advise(pages, MADV_DONTNEED) }.is_ok()
 }
 
-/// Whether this kernel keeps pages that somebody has pinned while they are copied out here: see `take.rs`.
+/// Whether this kernel keeps a pinned page that an eviction copies: see `take.rs`.
 pub fn keeps_pinned_pages() -> Result<bool, Errno> {
     Ok(Careful::new(&Pagemap::open()?)?.is_some())
 }
 
-/// Pages taken and installed by what may be done with them.
+/// The back end that takes and installs pages by changing their protection.
 pub struct ByProtection {
     memory: OwnMemory,
     pagemap: Pagemap,
     book: Book,
-    /// None where the kernel drops pages although somebody refers to them, or copies them after their protection was changed:
-    /// then a pinned page's last writes can be lost.
+    /// None where the kernel drops a page that is referred to, or replaces such a page by a copy after its protection was changed.
+    /// There a pinned page's last writes can be lost.
     careful: Option<Careful>,
-    /// Whether /proc/self/mem passes over protections.
+    /// Whether a write through /proc/self/mem reaches a closed page.
     is_forcible: bool,
-    /// Mappings that this process may have.
+    /// Mappings that the kernel allows this process (vm.max_map_count).
     mappings_max: u64,
-    /// Those that it has without our borders, when last counted. Threads that open neighbours at once miscount borders a
-    /// little, which this sets right.
+    /// Mappings at the last count, less the borders. Threads that open neighbours at once miscount borders a little. The next count
+    /// corrects that.
     others: AtomicI64,
 }
 
@@ -105,18 +103,20 @@ impl ByProtection {
         Ok(pages)
     }
 
-    /// As on a kernel that lets nobody pass over protections (proc_mem.force_override). None where pages can't be filled aside.
+    /// Behaves as on a kernel where /proc/self/mem obeys protections (proc_mem.force_override). None where pages can't be filled
+    /// aside.
     pub fn without_force() -> Result<Option<ByProtection>, Errno> {
         let pages = ByProtection { is_forcible: false, ..ByProtection::new()? };
         Ok(pages.careful.is_some().then_some(pages))
     }
 
-    /// Closes `pages`, which are open, or doesn't change anything.
+    /// Closes `pages`, which are open. False if that failed: then they were opened again.
     fn close(&self, pages: PageRange) -> bool {
         self.close_to(pages, PROT_NONE as usize)
     }
 
-    /// Closes `pages`, which are open, to all accesses but those that `protection` allows; or doesn't change anything.
+    /// Closes `pages`, which are open, to all accesses but those that `protection` allows. False if that failed: then they
+    /// were opened again.
     fn close_to(&self, pages: PageRange, protection: usize) -> bool {
         self.book.set_open(pages, false);
         let is_closed = protect(pages, protection).is_ok();
@@ -126,14 +126,14 @@ impl ByProtection {
         is_closed
     }
 
-    /// Opens `pages` after they were closed, wholly or in part. Where the kernel has no mapping to spare a page stays closed, and is
-    /// opened for a thread that touches it again and again.
+    /// Opens `pages` again, all or some of which were closed. A page for which the kernel has no mapping to spare stays closed. A
+    /// thread that touches it faults until it can be opened.
     fn reopen(&self, pages: PageRange) {
         self.book.set_open(pages, true);
         let _ = self.part(pages);
     }
 
-    /// Lets the program at `pages` again, as far as it allows itself. Returns how many, from the start, are open now.
+    /// Gives `pages` the protection that the program has set. Returns how many, from the start, are open now.
     fn open(&self, pages: PageRange) -> u64 {
         let mut from = pages.start;
         while let Some((run, bits)) = self.book.next_run(from, pages.end, |_| true) {
@@ -149,8 +149,8 @@ impl ByProtection {
         from.0 - pages.start.0
     }
 
-    /// As many of `pages`, from the start, as are closed and not unmapped: who touched a page may be served after another
-    /// thread has unmapped it.
+    /// Those of `pages`, from the start, that are closed and registered. Another thread may have unmapped a page between a fault
+    /// and its service.
     fn closed(&self, pages: PageRange) -> Result<PageRange, InstallError> {
         let is_closed = |page: &u64| {
             let bits = self.book.get(PageIndex(*page));
@@ -182,38 +182,39 @@ impl ByProtection {
         let count = self.open(pages);
         let rest = PageRange::new(pages.start.plus(count), pages.end);
         if !rest.is_empty() {
-            // SAFETY: what was written just now, and nobody has seen; the caller keeps where it came from.
+            // SAFETY: the pages were filled just now and never opened; the caller keeps the source.
             unsafe { drop_memory(rest) };
         }
         if count == 0 { Err(InstallError::NoMemory) } else { Ok(count) }
     }
 
-    /// Drops a closed page if it holds nothing but zeros: it reads as zeros, and will.
+    /// Drops a closed page that holds only zeros. A dropped page reads as zeros.
     fn drop_if_zero(&self, page: PageRange) {
         if let Some(careful) = self.careful.as_ref().filter(|_| !self.is_forcible) {
-            return careful.drop_if_zero(page);
+            return careful.drop_zero_aside(page);
         }
         let mut bytes = PageBytes::ZERO;
-        // SAFETY: a page of our own.
+        // SAFETY: `bytes` is one page.
         let read = unsafe { self.memory.read(page, (&raw mut bytes).cast()) };
         if read.is_ok() && bytes.0 == PageBytes::ZERO.0 {
-            // SAFETY: nobody can write there.
+            // SAFETY: the page is closed, so it still holds zeros; a dropped page reads as zeros.
             unsafe { drop_memory(page) };
         }
     }
 
-    /// What was only read of `pages`, which were just closed, is one page of zeros, and takes memory once it is written:
-    /// without our hearing of it, if it were opened. `first` was written by us, and not by the program.
+    /// Drops those of `pages`, which were just closed, that the program has only read. Each is the kernel's page of zeros. If it
+    /// were opened, the program's first write would take memory without a fault that Farpage sees. `first` is a page that Farpage
+    /// wrote.
     fn drop_zeros(&self, pages: PageRange, first: Option<PageRange>) {
         first.into_iter().for_each(|first| self.drop_if_zero(first));
-        // Before Linux 6.7 it stays, and only blurs how much there is.
+        // Linux before 6.7 can't name such pages. They stay, and only blur the measure of memory in use.
         let _ = self.pagemap.for_each_zero_run(pages, |zeros| {
-            // SAFETY: they read as zeros, and will: nobody can write there.
+            // SAFETY: the pages are closed and read as zeros; dropped pages do, too.
             unsafe { drop_memory(zeros) };
         });
     }
 
-    /// Opens what is there of `pages`, which were just closed; if that is in very many pieces, what lies between, too.
+    /// Opens the present ones of `pages`, which were just closed. If they are in more than `RUNS_MAX` pieces, gaps are opened, too.
     fn open_present(&self, pages: PageRange) -> Result<(), Errno> {
         let mut gap = 1;
         loop {
@@ -229,7 +230,7 @@ impl ByProtection {
         if all { Ok(()) } else { Err(ENOMEM) }
     }
 
-    /// Runs of pages that are there, with fewer than `gap` others between two of one run.
+    /// Calls `visit` for each run of present pages. Present pages with fewer than `gap` others between them are in one run.
     fn for_each_run_present(
         &self,
         pages: PageRange,
@@ -261,10 +262,10 @@ const fn install_error(error: Errno) -> InstallError {
 impl Pages for &ByProtection {
     unsafe fn register(&self, pages: PageRange) -> Result<(), Errno> {
         self.book.register(pages)?;
-        // A mapping that nobody has written to gives its charge back when it is closed, and its parts get it again one by
-        // one: then they never become one mapping again. So one page is written first.
+        // The kernel takes the memory charge off a mapping that was never written when the mapping is closed. Parts that are opened
+        // get the charge again, each by itself, and then never merge into one mapping. So one page is written first.
         let first = PageRange::of(pages.start, 1);
-        // Whoever has pinned a page of the program's own may write to it yet.
+        // A page that the program had before may be pinned, and a device may still write to it. So it isn't dropped.
         let is_own = self.look(first).own != 0;
         // SAFETY: it changes no byte.
         let _ = unsafe { memory::advise(first, MADV_POPULATE_WRITE) };
@@ -302,13 +303,13 @@ impl Pages for &ByProtection {
     }
 
     fn unprotect(&self, pages: PageRange) -> bool {
-        // Nothing is, but the kernel may have had no mapping to spare when it should have been opened.
+        // No page is write-protected in this mode. But a page may still be closed because the kernel had no mapping to spare.
         let is_known = |page| is_known(self.book.get(PageIndex(page)));
         (pages.start.0..pages.end.0).all(is_known) && self.open(pages) == pages.count()
     }
 
     fn poison(&self, _: PageIndex) -> Result<(), InstallError> {
-        // It stays closed, and whoever touches it is told.
+        // The page stays closed, and a thread that touches it gets SIGBUS.
         Ok(())
     }
 
@@ -325,10 +326,10 @@ impl Pages for &ByProtection {
     }
 }
 
-/// What the kernel does by itself where it knows which pages are missing. Under the exclusive map lock, if nothing else is
-/// said.
+/// What the kernel does by itself in the other modes, where it knows which pages are missing. The caller has the exclusive map lock
+/// unless a method says otherwise.
 impl ByProtection {
-    /// Calls `visit` for each page of `pages` that the program can touch without our hearing of it.
+    /// Calls `visit` for each page of `pages` that the program can touch without a fault.
     pub fn for_each_open(&self, pages: PageRange, mut visit: impl FnMut(PageIndex)) {
         self.book.for_each_run(pages, is_open, |run, _| {
             (run.start.0..run.end.0).for_each(|page| visit(PageIndex(page)))
@@ -338,8 +339,8 @@ impl ByProtection {
     /// Whether the program allows itself this access. Without the map lock.
     pub fn allows(&self, page: PageIndex, write: bool) -> bool {
         const WRITE: usize = 2;
-        // What can be written can be read, and what can be executed is fetched, which looks like reading. If it is not
-        // allowed the kernel says so again once the page is open.
+        // Any permission counts as one to read: a writable page can be read, and the fetch of an instruction looks like a read. If
+        // the access is forbidden, it faults again once the page is open.
         allowed(self.book.get(page)) & if write { WRITE } else { usize::MAX } != 0
     }
 
@@ -348,7 +349,7 @@ impl ByProtection {
         self.book.is_open(page)
     }
 
-    /// What `pages` hold was discarded: whoever touches them is to wait for us.
+    /// Closes `pages`, whose contents were discarded, so that the next touch faults.
     pub fn withdraw(&self, pages: PageRange) -> Result<(), Errno> {
         let mut result = Ok(());
         self.book.for_each_run(pages, is_open, |run, _| {
@@ -359,27 +360,27 @@ impl ByProtection {
         result
     }
 
-    /// `pages` are registered now as well, and stay open: a system call is using them.
+    /// Registers `pages`, which stay open because a system call uses them.
     pub fn register_open(&self, pages: PageRange) -> Result<(), Errno> {
         self.book.register(pages)?;
         self.book.set_open(pages, true);
         Ok(())
     }
 
-    /// In a fork's child, where `parent`'s pages are a copy: `pages` are registered now, and open where they are with that. A
-    /// child that opened what it found there, and closed what is out, needed more mappings than there are: beside pages that
-    /// are out lie some that were never touched, which its parent has closed.
+    /// In a fork's child, whose pages are a copy of `parent`'s: registers `pages` and opens those that are open in the parent. A
+    /// child that closed only evicted pages could need more mappings than the kernel allows. Pages that were never touched, which
+    /// its parent has closed, lie between evicted ones.
     pub fn register_like(&self, parent: &ByProtection, pages: PageRange) -> Result<(), Errno> {
         self.book.register(pages)?;
         protect(pages, PROT_NONE as usize)?;
         parent.book.for_each_run(pages, is_open, |run, _| {
-            // Where there is no mapping to spare it is opened for who touches it: it has its bytes.
+            // A page for which there is no mapping to spare is opened at its next fault: its bytes are there.
             self.open(run);
         });
         Ok(())
     }
 
-    /// All of `pages` is somewhere else now, and the mapping is still there.
+    /// The memory of `pages` was moved elsewhere, and the mapping stays.
     pub fn vacate(&self, pages: PageRange) {
         self.book.for_each_run(pages, is_open, |run, _| self.book.set_open(run, false));
     }
@@ -389,7 +390,7 @@ impl ByProtection {
         self.book.forget(pages);
     }
 
-    /// The program changes what it allows for `pages`, all of them registered. What is closed stays so.
+    /// Sets the program's protection of `pages`, all of them registered. Closed pages stay closed.
     pub fn allow(&self, pages: PageRange, protection: usize) -> Result<(), Errno> {
         let mut result = Ok(());
         self.book.for_each_run(pages, is_open, |run, _| {
@@ -400,12 +401,12 @@ impl ByProtection {
         result.inspect(|()| self.book.set_allowed(pages, protection as u64))
     }
 
-    /// Closes all of `pages` for the kernel, which has one mapping there then. What is open stays so in our books.
+    /// Closes all of `pages`, so that the kernel has one mapping there. The book still says which of them are open.
     pub fn join(&self, pages: PageRange) {
         let _ = protect(pages, PROT_NONE as usize);
     }
 
-    /// Undoes `join`.
+    /// Undoes `join`: gives the open pages their protection again.
     pub fn part(&self, pages: PageRange) -> Result<(), Errno> {
         let mut result = Ok(());
         self.book.for_each_run(pages, is_open, |run, bits| {
@@ -416,12 +417,12 @@ impl ByProtection {
         result
     }
 
-    /// In a fork's child, which doesn't know what is out: everything may be touched, as the program allows it.
+    /// In a fork's child, which doesn't know what is evicted: opens all of `pages`, as the program allows them.
     pub fn part_in_child(&self, pages: PageRange) -> Result<(), Errno> {
         self.for_each_allowed(pages, protect)
     }
 
-    /// In a fork's child, where `parent`'s pages are a copy: it allows itself what that does.
+    /// In a fork's child, whose pages are a copy of `parent`'s: takes over the protections that the program has set.
     pub fn allow_like(&self, parent: &ByProtection, pages: PageRange) -> Result<(), Errno> {
         parent.for_each_allowed(pages, |run, protection| match protection as u64 {
             READ_WRITE => Ok(()),
@@ -429,7 +430,7 @@ impl ByProtection {
         })
     }
 
-    /// Calls `visit` for each run of pages for which the program allows the same, and says what. Until it fails.
+    /// Calls `visit` with each run of pages of one protection of the program's, and that protection. Ends at the first error.
     fn for_each_allowed(
         &self,
         pages: PageRange,
@@ -446,18 +447,18 @@ impl ByProtection {
         Ok(())
     }
 
-    /// `pages`, which could not all be registered, are the program's own again.
+    /// Gives `pages` back to the program when not all of them could be registered.
     pub fn unregister(&self, pages: PageRange) {
         // Only what may be read and written is registered.
         let _ = protect(pages, READ_WRITE as usize);
         self.book.forget(pages);
     }
 
-    /// `pages` are the program's own for good, as far as it allows itself: all that isn't zeros is there. The book stays: a thread
-    /// whose fault is on its way looks up there that the fault isn't the program's.
+    /// Gives `pages` to the program for good, with the program's protection. Each page that doesn't hold only zeros is present. The
+    /// book stays: it tells a thread whose fault is under way that the fault isn't the program's.
     pub fn let_go(&self, pages: PageRange) {
         let _ = self.for_each_allowed(pages, |run, protection| {
-            // Where part of a run isn't mapped any more the rest is opened page by page.
+            // A page that isn't mapped any more is skipped.
             let mut from = run.start;
             while from < run.end {
                 let opened = open_from_start(PageRange::new(from, run.end), protection);
@@ -467,7 +468,7 @@ impl ByProtection {
         });
     }
 
-    /// A joined mapping is at `to` now: the first `count` pages are those from `from` on.
+    /// A joined mapping was moved to `to`. Its first `count` pages are those that began at `from`.
     pub fn moved(&self, from: PageIndex, count: u64, to: PageRange) -> Result<(), Errno> {
         self.grown(to, from.plus(count - 1))?;
         let mut result = Ok(());
@@ -485,7 +486,7 @@ impl ByProtection {
         result
     }
 
-    /// A mapping has grown by `pages`, and the program allows itself there what it does at `like`.
+    /// A mapping has grown by `pages`, which have the program's protection of `like`.
     pub fn grown(&self, pages: PageRange, like: PageIndex) -> Result<(), Errno> {
         let bits = self.book.get(like);
         self.book.register(pages)?;
@@ -493,7 +494,7 @@ impl ByProtection {
         Ok(())
     }
 
-    /// Looks at how many mappings there are that aren't of our making. Without the map lock.
+    /// Counts the mappings that Farpage's borders have not made. Without the map lock.
     pub fn count_mappings(&self) {
         if let Ok(count) = proc::count_mappings() {
             let borders = self.book.borders.load(Ordering::Relaxed);
@@ -501,7 +502,7 @@ impl ByProtection {
         }
     }
 
-    /// How many mappings there are, in eighths of what there may be; 8 if all of them. Without the map lock.
+    /// Mappings in use, in eighths of those that the kernel allows. Without the map lock.
     pub fn crowd(&self) -> u64 {
         let all = self.book.borders.load(Ordering::Relaxed) + self.others.load(Ordering::Relaxed);
         all.max(0) as u64 * 8 / self.mappings_max.max(1)

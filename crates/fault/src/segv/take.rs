@@ -1,10 +1,10 @@
-//! How `segv` mode takes pages out: it copies them, and the kernel drops only those that nobody has pinned.
+//! Evictions in `segv` mode: pages are copied out, and the kernel drops only those that aren't pinned.
 //!
-//! Pages that the program may write are *stopped* first: they can be read and not written. A pipe refers to them, they are
-//! closed, freed lazily, copied and dropped (`lazy.rs`). Whatever is left that no other process maps stays.
+//! Pages that the program may write are made read-only first (*stopped*). Then a pipe refers to them. They are closed, freed
+//! lazily, copied and dropped (`lazy.rs`). A page that the kernel hasn't dropped stays, unless another process maps it, too.
 //!
-//! A page that stays has to be marked as written. Marking needs a page that can be written, and the program must not see one. So the
-//! page is moved *aside*, to a mapping that nobody else touches. Pages that the program may not write are copied there, too.
+//! A page that stays must be marked as written, and so must be writable for a moment, but not for the program. So the page is moved
+//! *aside*, to a mapping that the program doesn't know (`aside.rs`). Pages that the program may not write are copied there, too.
 // UNSAFETY: it takes pages of the program away, with its callers' promises.
 
 use super::aside::{Careful, EFAULT, move_aside, move_back};
@@ -21,11 +21,11 @@ use linux_raw_sys::general::{PROT_NONE, PROT_READ};
 /// What the kernel says of a run's pages: bit n for page n.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Seen {
-    /// Mapped here and nowhere else, or swapped out, or being migrated.
+    /// Pages that only this process maps, or that the kernel has swapped out or is migrating.
     pub(super) own: RunBits,
-    /// Of these, mapped here and nowhere else for sure.
+    /// Those of `own` that are present: only this process maps them.
     alone: RunBits,
-    /// Mapped by another process, too, or the kernel's page of zeros.
+    /// Pages that another process maps, too, or that are the kernel's page of zeros.
     shared: RunBits,
 }
 
@@ -40,7 +40,7 @@ fn pages_of(run: &[Outgoing]) -> PageRange {
 }
 
 impl ByProtection {
-    /// Takes neighbours, which go to neighbouring frames.
+    /// Takes neighbouring pages, which go to neighbouring frames.
     pub(super) fn take_neighbours(&self, run: &mut [Outgoing]) {
         let Some(careful) = &self.careful else { return self.take_whatever_is_pinned(run) };
         let Some(claim) = careful.lazy.claim() else { return };
@@ -57,39 +57,39 @@ impl ByProtection {
         }
     }
 
-    /// Opens what had stayed closed of a run when there was no mapping to spare. False if there is none now.
+    /// Opens the pages of a run that had stayed closed because there was no mapping to spare. False if there is none now.
     fn open_all(&self, run: &[Outgoing]) -> bool {
         let is_open = |page: &Outgoing| self.book.is_open(page.page);
         run.iter().all(is_open) || self.open(pages_of(run)) == run.len() as u64
     }
 
-    /// Takes pages that the program may write: stopped, then closed.
+    /// Takes pages that the program may write. They are stopped, then closed.
     fn take_stopped(&self, careful: &Careful, claim: &Claim<'_>, run: &mut [Outgoing]) {
         let pages = pages_of(run);
         if !self.open_all(run) || !self.close_to(pages, PROT_READ as usize) {
             return;
         }
-        // What isn't there was opened with its neighbours, and never touched.
+        // A page that isn't present was opened with its neighbours, and never touched.
         let before = self.look(pages);
         if before.own == 0 && self.is_forcible {
             return self.take_closed(run, before);
         }
         let close = || protect(pages, PROT_NONE as usize).is_ok();
-        // SAFETY: the pages are the caller's, and the frames, as many, one after the other.
+        // SAFETY: the caller has locked the pages; there are as many frames, one after the other, and they are the caller's.
         let copied = unsafe {
             claim.copy_and_drop(pages, run[0].frame, Writers::Wait, before.alone as PipeBits, close)
         };
         let Some(freed) = copied else { return self.reopen(pages) };
         let after = self.look(pages);
-        // SAFETY: what they hold is in their frames; nobody has pinned them (`take_closed`).
+        // SAFETY: the frames hold the bytes; pages that other processes map aren't pinned for writing (`take_closed`).
         let locked = unsafe { drop_some(pages, after.shared) };
         let freed = RunBits::from(freed);
         let left = after.own & freed & !self.leave(careful, claim, pages, after.own & freed);
         self.settle(run, before, left | locked | after.own & !freed);
     }
 
-    /// Marks as written those of the pages that are freed lazily and still there: the kernel could drop them at any time. Returns
-    /// those that it did drop meanwhile, and which were clean so.
+    /// Marks as written the pages that `freed` names, which were freed lazily and are still present: the kernel could drop them at
+    /// any time. Returns the pages that the kernel has dropped meanwhile. Those were clean.
     fn leave(&self, careful: &Careful, claim: &Claim<'_>, pages: PageRange, freed: RunBits) -> RunBits {
         let place = careful.place(claim, 1);
         pages.iter().enumerate().filter(|(at, _)| freed & 1 << at != 0).fold(0, |dropped, (at, page)| {
@@ -99,8 +99,8 @@ impl ByProtection {
                 moved = move_aside(alone, place);
                 moved.is_ok() || moved == Err(EFAULT)
             });
-            // Nobody needs a page that was unmapped behind our back.
-            let is_left = moved.is_ok() && self.keep_left(claim, place) != 0;
+            // EFAULT: the program has unmapped the page past Farpage, and needs it no more.
+            let is_left = moved.is_ok() && self.mark_or_drop(claim, place) != 0;
             if moved.is_ok() {
                 move_back(place, alone);
             }
@@ -108,22 +108,22 @@ impl ByProtection {
         })
     }
 
-    /// Marks as written what is left of pages that were moved aside, and drops the others.
-    fn keep_left(&self, claim: &Claim<'_>, place: PageRange) -> RunBits {
-        // SAFETY: the place can be written, and is the caller's.
-        let left = RunBits::from(unsafe { claim.keep_left(&self.pagemap, place) });
-        // SAFETY: the kernel had dropped what was there; or others map it, and it was copied.
+    /// Marks as written the pages that are left of those at `place`, and drops the others. Returns the pages that are left.
+    fn mark_or_drop(&self, claim: &Claim<'_>, place: PageRange) -> RunBits {
+        // SAFETY: the place can be read and written, and is the claim's alone.
+        let left = RunBits::from(unsafe { claim.mark_left(&self.pagemap, place) });
+        // SAFETY: the kernel had dropped the page, or another process maps it, too: then it was copied.
         unsafe { drop_some(place, !left & all_of(place)) };
         left
     }
 
-    /// Opens the pages that stay, and says of each what became of it.
+    /// Opens the pages that stay, and notes the result of each page.
     fn settle(&self, run: &mut [Outgoing], before: Seen, stays: RunBits) {
         for (at, page) in run.iter_mut().enumerate() {
             if stays & 1 << at == 0 {
                 page.taken = if before.is_there(at) { Taken::Yes } else { Taken::Gone };
             } else {
-                // Whoever touches it has it opened if this fails.
+                // If this fails, the page is opened at the next touch.
                 self.open(PageRange::of(page.page, 1));
                 page.is_shared = true;
             }
@@ -138,7 +138,7 @@ impl ByProtection {
         }
         let place = careful.place(claim, pages.count());
         if move_aside(pages, place).is_err() {
-            // Perhaps they are several mappings to the kernel.
+            // The kernel may have several mappings there, and moves pages of one mapping only.
             self.reopen(pages);
             if run.len() > 1 {
                 let (first, second) = run.split_at_mut(run.len() / 2);
@@ -148,16 +148,16 @@ impl ByProtection {
             return;
         }
         let before = self.look(place);
-        // SAFETY: the pages are the caller's, and the frames, as many, one after the other.
+        // SAFETY: the place is the claim's alone; there are as many frames, one after the other, and they are the caller's.
         let copied = unsafe {
             claim.copy_and_drop(place, run[0].frame, Writers::Wait, before.alone as PipeBits, || true)
         };
-        let left = if copied.is_some() { self.keep_left(claim, place) } else { all_of(place) };
+        let left = if copied.is_some() { self.mark_or_drop(claim, place) } else { all_of(place) };
         move_back(place, pages);
         self.settle(run, before, left);
     }
 
-    /// What the kernel says of at most as many pages as there are bits.
+    /// What the kernel says of `pages`, at most one for each bit of [`RunBits`].
     pub(super) fn look(&self, pages: PageRange) -> Seen {
         let mut seen = Seen::default();
         let looked = self.pagemap.for_each_mapped(pages, |page, mapped| {
@@ -172,14 +172,14 @@ impl ByProtection {
         seen
     }
 
-    /// Takes pages that can't be written, or not touched at all, without asking who has pinned them. That needn't be asked of pages
-    /// that other processes map, too: who pins a page to write to it has it alone first.
+    /// Takes pages that can't be written, or that are closed, without a look at pins. Pages that another process maps, too, need no
+    /// such look: a page that is pinned for writing is first made the process's own.
     fn take_closed(&self, run: &mut [Outgoing], before: Seen) {
         let pages = pages_of(run);
         if protect(pages, PROT_NONE as usize).is_err() {
             return self.reopen(pages);
         }
-        // SAFETY: the frames are the caller's, as many as pages, one after the other.
+        // SAFETY: there are as many frames as pages, one after the other, and they are the caller's.
         let read = unsafe { self.memory.read(pages, run[0].frame.cast()) };
         let left = match read {
             // SAFETY: the bytes are in the frames.
@@ -189,7 +189,7 @@ impl ByProtection {
         self.settle(run, before, left);
     }
 
-    /// Takes pages on a kernel that can't be asked who has pinned them.
+    /// Takes pages on a kernel that can't tell which of them are pinned.
     fn take_whatever_is_pinned(&self, run: &mut [Outgoing]) {
         let pages = pages_of(run);
         if self.open_all(run) && self.close_to(pages, PROT_NONE as usize) {
@@ -198,12 +198,12 @@ impl ByProtection {
     }
 }
 
-/// A bit for each of `pages`.
+/// Bits, one for each of `pages`, all set.
 const fn all_of(pages: PageRange) -> RunBits {
     RunBits::MAX >> (RunBits::BITS as u64 - pages.count())
 }
 
-/// Drops what is behind those of `pages` that have a bit. Returns those that an mlock keeps of which we have not heard.
+/// Drops the memory of the pages that `bits` names. Returns those that stay because the program has locked them past Farpage.
 ///
 /// # Safety
 /// Their bytes are needed no more.
