@@ -587,6 +587,60 @@ static void through_proc(void)
     VERIFY_FROM(memory + MIB, LARGE - MIB, 9, MIB / PAGE);
 }
 
+static int never[2];
+
+/* A page that a call uses stays open in `segv` mode: so what it is part of is several mappings to the kernel. */
+static void *waits_in_a_call(void *page)
+{
+    CHECK(read(never[0], page, 1) == -1 && errno == EFAULT);
+    return NULL;
+}
+
+/* mremap of what is several mappings to the kernel moves each. They were copied, and what a device wrote to pages that it had
+ * pinned before was lost. */
+static void moved_after_it_was_registered(void)
+{
+    enum { PIECE = 64 * 1024, WAYS = 3 };
+    size_t bytes = 1 * MIB, whole = 3 * MIB, at_call = 2 * MIB + 8 * PAGE;
+    struct { size_t bytes; int flags; } ways[WAYS] = { { 5 * MIB, 0 }, { 2 * MIB + 16 * PAGE, 0 }, { whole, MREMAP_DONTUNMAP } };
+    char *memory[WAYS], *content = malloc(bytes);
+    struct ring ring[WAYS];
+    int has_ring = 1;
+    for (int way = 0; way < WAYS; way++) {
+        memory[way] = map(whole);
+        struct iovec registered = { memory[way], bytes };
+        has_ring = has_ring && begin_ring(&ring[way], &registered);
+        fill(memory[way], whole, 20);
+    }
+    fill(content, bytes, 21);
+    int file = scratch(0);
+    CHECK(write(file, content, bytes) == (ssize_t)bytes && pipe(never) == 0);
+    char *other = filled(LARGE, 15);
+    VERIFY(other, LARGE, 15);
+    for (int way = 0; way < WAYS; way++) {
+        pthread_t thread;
+        CHECK(pthread_create(&thread, NULL, waits_in_a_call, memory[way] + at_call) == 0);
+        usleep(200000);
+        size_t now = ways[way].bytes, kept = now < whole ? now : whole;
+        char *moved = mremap(memory[way], whole, now, MREMAP_MAYMOVE | MREMAP_FIXED | ways[way].flags, map(5 * MIB));
+        CHECK(moved != MAP_FAILED);
+        /* The ring knows the pages, and where they were. */
+        for (size_t at = 0; has_ring && at < bytes; at += PIECE)
+            CHECK(read_by_ring(&ring[way], file, memory[way] + at, PIECE, at) == PIECE);
+        VERIFY(moved, bytes, has_ring ? 21 : 20);
+        VERIFY_FROM(moved + bytes, kept - bytes, 20, bytes / PAGE);
+        VERIFY_ZERO(moved + kept, now - kept);
+        if (ways[way].flags & MREMAP_DONTUNMAP) {
+            VERIFY_ZERO(memory[way], whole);
+            CHECK(munmap(memory[way], whole) == 0);
+        }
+        char byte = 'x';
+        CHECK(write(never[1], &byte, 1) == 1 && pthread_join(thread, NULL) == 0);
+        CHECK(read(never[0], &byte, 1) == 1);
+    }
+    VERIFY(other, LARGE, 15);
+}
+
 /* Memory that is out and that the program has forbidden itself since: a call that names it fails at once, as ever. In `segv` mode
  * each of its pages was waited for, 40 seconds long, and a fork's child seemed to hang for good. */
 static void forbidden_while_out(void)
@@ -657,7 +711,8 @@ MAIN({ "files", files }, { "streams", streams }, { "long_lines", long_lines }, {
      { "direct_while_pushed_out", direct_while_pushed_out },
      { "pipes", pipes }, { "pages_lent_to_a_pipe", pages_lent_to_a_pipe },
      { "pinned_over_the_budget", pinned_over_the_budget },
-     { "registered_before_the_budget", registered_before_the_budget }, { "through_proc", through_proc },
+     { "registered_before_the_budget", registered_before_the_budget },
+    { "moved_after_it_was_registered", moved_after_it_was_registered }, { "through_proc", through_proc },
      { "forbidden_while_out", forbidden_while_out }, { "futexes", futexes }, { "all_in_one_call", all_in_one_call },
      { "large_writes_that_wait", large_writes_that_wait }, { "two_writers_of_a_pipe", two_writers_of_a_pipe },
      { "large_messages", large_messages }, { "reads_that_do_not_wait", reads_that_do_not_wait }, { "peer_that_leaves", peer_that_leaves })

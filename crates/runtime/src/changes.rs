@@ -280,7 +280,7 @@ fn move_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments
     }
     match result {
         EFAULT if flags & raw::MREMAP_MAYMOVE as usize != 0 => {
-            copy_joined(engine, protections, arguments, old)
+            move_pieces(engine, protections, arguments, old)
         }
         // In pieces it can't grow where it is.
         EFAULT => -(ENOMEM as isize),
@@ -288,10 +288,10 @@ fn move_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments
     }
 }
 
-/// The same for mappings that don't become one again, because a call uses part of them or a fork has kept them apart: a
-/// copy, and the old one goes.
-fn copy_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments, old: PageRange) -> isize {
-    let [address, old_bytes, new_bytes, flags, new_address, _] = arguments;
+/// The same for mappings that don't become one again, because a call uses part of them or a fork has kept them apart: each is moved by
+/// itself. Not copied: a device may have pinned a page, and writes to that one.
+fn move_pieces(engine: &Engine, protections: &ByProtection, arguments: Arguments, old: PageRange) -> isize {
+    let [_, _, new_bytes, flags, new_address, _] = arguments;
     let has = |flag: u32| flags & flag as usize != 0;
     let (place, fixed) = if has(raw::MREMAP_FIXED) { (new_address, raw::MAP_FIXED) } else { (0, 0) };
     let kind = (raw::MAP_PRIVATE | raw::MAP_ANONYMOUS | raw::MAP_NORESERVE | fixed) as usize;
@@ -299,17 +299,21 @@ fn copy_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments
     let Ok(start) = sys::check(result) else { return result };
     let new = PageRange::covering(start, new_bytes);
     let moves = PageRange::of(old.start, old.count().min(new.count()));
-    let copied = protections.copy(moves, new.start);
-    // SAFETY: keeps it from children only, as all that is registered.
+    // SAFETY: keeps it from children only, as all that is registered; what moves there brings its own advice.
     let kept = unsafe { memory::advise(new, raw::MADV_DONTFORK) };
     let wiped = match engine.is_wholly(moves, Flags::WIPE_ON_FORK) {
         // SAFETY: changes what children find in it only, as the program asked for the old one.
         true => unsafe { memory::advise(new, raw::MADV_WIPEONFORK) },
         false => Ok(()),
     };
-    if copied.and(kept).and(wiped).is_err() {
+    let how = raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | (flags as u32 & raw::MREMAP_DONTUNMAP);
+    let moved = kept.and(wiped).map_err(|_| 0).and_then(|()| move_each(moves, new.start, how));
+    if let Err(count) = moved {
+        let back =
+            move_each(PageRange::of(new.start, count), old.start, raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED);
+        let is_whole = back.is_ok() && memory::mapped_before_a_hole(old) == old;
         pass_on(number::MUNMAP, [start, new_bytes, 0, 0, 0, 0]);
-        if protections.part(old).is_err() {
+        if !is_whole || protections.part(old).is_err() {
             out_of_tables(engine);
         }
         return -(ENOMEM as isize);
@@ -317,11 +321,28 @@ fn copy_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments
     protections.join(new);
     if has(raw::MREMAP_DONTUNMAP) {
         protections.join(old);
-        pass_on(number::MADVISE, [address, old_bytes, raw::MADV_DONTNEED as usize, 0, 0, 0]);
-    } else {
-        pass_on(number::MUNMAP, [address, old_bytes, 0, 0, 0, 0]);
+    } else if moves.end < old.end {
+        // What the call shrinks it by.
+        let rest = PageRange::new(moves.end, old.end);
+        pass_on(number::MUNMAP, [rest.start.address(), rest.bytes(), 0, 0, 0, 0]);
     }
     result
+}
+
+/// Moves each of the mappings that `pages` are to the kernel. Else how many pages it has moved.
+fn move_each(pages: PageRange, to: PageIndex, how: u32) -> Result<(), u64> {
+    let (mut done, mut wanted) = (0, pages.count());
+    while done < pages.count() {
+        let count = wanted.min(pages.count() - done);
+        let (from, bytes) = (pages.start.plus(done).address(), count as usize * PAGE_BYTES);
+        match pass_on(number::MREMAP, [from, bytes, bytes, how as usize, to.plus(done).address(), 0]) {
+            // More than one mapping, which only some calls of newer kernels move.
+            EFAULT if count > 1 => wanted = count / 2,
+            result if result < 0 => return Err(done),
+            _ => (done, wanted) = (done + count, count * 2),
+        }
+    }
+    Ok(())
 }
 
 /// What a finished mremap means for us.

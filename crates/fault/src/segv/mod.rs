@@ -24,7 +24,7 @@ use farpage_core::units::{PageBytes, PageIndex, PageRange};
 use farpage_os::memory::{self, Stretch};
 use farpage_os::proc::{self, OwnMemory, Pagemap};
 use farpage_os::sys::Errno;
-use linux_raw_sys::general::{MADV_DONTNEED, MADV_POPULATE_WRITE, PROT_NONE, PROT_READ};
+use linux_raw_sys::general::{MADV_DONTNEED, MADV_POPULATE_WRITE, PROT_NONE};
 
 /// Most runs that are opened one by one when a range is registered. Where there are more, runs are opened with the gaps between
 /// them.
@@ -483,26 +483,6 @@ impl ByProtection {
                 }
             },
         );
-        result
-    }
-
-    /// Copies the open pages of `from`, which can't be moved as one mapping, to `to`, new memory that may be written. The pages are
-    /// read-only from then on, until `part`. This runs in a thread of the program, which has none of Farpage's descriptors.
-    pub fn copy(&self, from: PageRange, to: PageIndex) -> Result<(), Errno> {
-        let mut result = Ok(());
-        self.book.for_each_run(from, is_open, |run, _| {
-            if result.is_err() {
-                return;
-            }
-            result = protect(run, PROT_READ as usize);
-            if result.is_ok() {
-                let target = to.plus(run.start.0 - from.start.0).address() as *mut u8;
-                // SAFETY: the run is readable, and no thread can write it; the target is a new mapping that no other thread knows.
-                unsafe {
-                    core::ptr::copy_nonoverlapping(run.start.address() as *const u8, target, run.bytes())
-                };
-            }
-        });
         result
     }
 
