@@ -29,17 +29,17 @@ use farpage_os::futex;
 pub const PAGES: usize = 256;
 /// Batches of them: a thread that serves a fault takes smaller ones.
 pub const BATCHES: usize = 4;
-/// So long somebody waits at most: somewhat longer than those take.
+/// Nanoseconds that a thread waits for the end of a lull, at most: somewhat longer than its batches take.
 const WAIT_NS: u64 = 500_000;
-/// As many threads as were served at the same time are taken to go on like that for so long.
+/// Nanoseconds for which threads that were served at the same time are expected to go on so.
 const SEVERAL_NS: u64 = 100_000_000;
-/// So long somebody waits for room at most: an engine thread places some hundred pages meanwhile.
+/// Nanoseconds that a thread waits for room, at most. An engine thread places some hundred pages meanwhile.
 const ROOM_WAIT_NS: u64 = 1_000_000;
-/// After that nobody waits for room for so long: there may be none to be had.
+/// Nanoseconds after a vain wait for room in which no thread waits for it again: there may be none to be had.
 const NO_ROOM_NS: u64 = 100_000_000;
 /// On one CPU nobody is interrupted. With more, more of them would sleep each time, and it is not known whether that pays.
 const CPUS: RangeInclusive<u32> = 2..=4;
-/// So many threads for each CPU are not too many.
+/// Threads per CPU up to which a lull pays off.
 const THREADS_BY_CPU: u32 = 2;
 
 /// Who waits for whom.

@@ -22,12 +22,12 @@ use farpage_os::aio::Aio;
 use farpage_os::clock::now_ns;
 use rustix::fd::BorrowedFd;
 
-/// So many reads were waited for before it is worth a context, for which the process will take 30 ms longer to end, or to become
+/// Reads that were waited for before a context is worth its price: with one the process takes 30 ms longer to end, or to become
 /// another program.
 const READS_MIN: u64 = 4096;
 /// Threads that wait for a page each, at most, for one of them to poll.
 const WAITING_MAX: u32 = 2;
-/// So long is looked for a page. A disk that is worth it takes half of that.
+/// Nanoseconds that a thread polls for one page. A disk that is worth polling takes half of that.
 const LOOK_NS: u64 = 100_000;
 /// Nobody looks for longer than this without having lost its CPU in between.
 const LEASE_NS: u64 = 2 * LOOK_NS;

@@ -22,14 +22,14 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Victims of one batch in a thread that was served.
 pub const BATCH: usize = 16;
-/// A page may cost such a thread so many quarters of what it costs the keeper.
+/// Quarters of a page's cost in the keeper that the page may cost such a thread.
 const QUARTERS: u64 = 3;
 /// Or this, which is less than an interrupt of another CPU alone, spread over a stretch of usual length. (Without any 0.4 to 0.7 µs,
 /// with them 2.5 to 3; same machine.)
 const CHEAP_NS: u64 = 1_500;
 /// What it is taken to cost before it is known: so little that no single batch that lost its CPU decides.
 const PRESUMED_NS: u64 = CHEAP_NS / 2;
-/// Where it costs more, the keeper takes pages for so long; then it is tried again.
+/// Nanoseconds for which the keeper takes pages where a page costs such a thread more. Then it is tried again.
 const KEEPERS_NS: u64 = 100_000_000;
 /// Of so many faults one that waits for a device is many.
 const A_WAIT: u32 = 16;

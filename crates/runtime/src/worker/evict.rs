@@ -19,7 +19,7 @@ use farpage_os::memory::Stretch;
 
 /// Victims of one batch in a thread that serves a fault.
 const DIRECT_BATCH: usize = 32;
-/// After placing so many the memory that they leave is given back, if threads wait for room.
+/// Pages placed between two returns of the memory that they leave, while threads wait for room.
 const PLACED_FOR_WAITERS: u32 = 32;
 /// Pages that make a write worth sending: 128 KiB.
 const WRITE_WORTHWHILE: u32 = 32;
@@ -33,16 +33,16 @@ const TRIMMED_AT_ONCE: u32 = 160;
 const TRIMMED_NEAR_LIMIT: u32 = DIRECT_BATCH as u32;
 /// Stretches of them that are given back by one call.
 const STRETCHES_MAX: usize = 32;
-/// A thread that needs memory goes on evicting for so long; then the program goes on over its budget.
+/// Nanoseconds that a thread which needs memory evicts, at most. Then the program goes on over its budget.
 const DIRECT_NS_MAX: u64 = 2_000_000_000;
-/// After finding nothing to evict, a thread doesn't look again for so long.
+/// Nanoseconds that a thread doesn't look again after it has found nothing to evict.
 const GIVE_UP_NS: u64 = 20_000_000;
 /// After looking at all of the program's memory and finding that nothing can be moved, for good, nobody waits for the keeper
 /// for so many times as that took, and it doesn't look again.
 const REST_AFTER_LAP: u64 = 8;
-/// However much there is to evict, the keeper looks after the pool and the areas after so long.
+/// Nanoseconds of evicting after which the keeper looks after the pool and the areas, however much there is to evict.
 const EVICT_NS_MAX: u64 = 100_000_000;
-/// However much there is to evict, what this process may have is asked for again after so long.
+/// Nanoseconds of evicting after which the process's part of the budget is asked for again, however much there is to evict.
 const LOOK_NS: u64 = 5_000_000;
 /// Batches of nothing but pages that calls hold, before a thread finds that there is nothing to evict. After each the hand goes on
 /// behind what holds them.
@@ -54,7 +54,7 @@ const TURN_NS: u64 = 2_000_000_000;
 /// For so long at a time, and then not for so many times as long.
 const DENSIFY_NS: u64 = 1_000_000;
 const DENSIFY_REST: u64 = 10;
-/// After so many in a row that can't be made shorter just now, no more is tried.
+/// Objects in a row that can't be made shorter just now, after which no more is tried.
 const IN_VAIN_MAX: u32 = 16;
 /// So large a part of the pool's blocks may be waste: less of it isn't worth the moves. (An eighth, a 12th, a 16th and a 24th: 0.457,
 /// 0.453, 0.455, 0.452 faults for each random touch from the pool, and 0.014, 0.033, 0.053, 0.054 moves; `farpage load touch`,
