@@ -66,7 +66,7 @@ func (n *node) count() int {
 }
 
 func main() {
-	kept := tree(19)
+	kept := tree(17)
 	var all sync.WaitGroup
 	counts := make([]int, 16)
 	for i := range counts {
