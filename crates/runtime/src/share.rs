@@ -15,6 +15,7 @@
 //! ([`kin`](crate::kin)), so that the sum is what the tree takes. The kernel is asked for that only by those that share, and seldom
 //! unless memory is short: it needs milliseconds for each GiB. In between, their minor faults say how much they have written.
 
+use crate::child_room::{ChildRoom, Waits};
 use crate::engine::Engine;
 use crate::kin::{ALONE, Claimed, Ledger, Stated, have_all_asked, left, resolve};
 use crate::session::{PROCESSES_MAX, Session};
@@ -48,14 +49,6 @@ const ASK_NS_MAX: u64 = 2_000_000_000;
 const SHARED_BYTES_MIN: u64 = 256 << 10;
 /// A process waits so long after a fork before it asks: most children end soon, or become other programs.
 const FIRST_ASK_NS: u64 = 25_000_000;
-/// Bytes that a child's engine and its first faults take before other processes count them; at most an eighth of the budget.
-const CHILD_BYTES: u64 = 3 << 20;
-const CHILD_PART: u64 = 8;
-/// How long a fork waits for room, and how long room is kept for the child, in ns.
-const ROOM_WAIT_NS: u64 = 20_000_000;
-const ROOM_KEPT_NS: u64 = ROOM_WAIT_NS + FIRST_ASK_NS;
-/// After a fork that has waited in vain none waits for so long.
-const IN_VAIN_NS: u64 = 1_000_000_000;
 
 /// Bytes that no process has. Any process of the run can write any claim, and sums of claims must not overflow.
 const CLAIM_MAX: i64 = 1 << 50;
@@ -129,8 +122,9 @@ pub struct Allowance {
     pub left: u64,
 }
 
-/// What the first of all these processes may have of `total` bytes, if that was `limit` until now. It may always have its floor.
-pub fn allowance(total: u64, limit: u64, all: &[Claimed]) -> Allowance {
+/// What the first of all these processes may have of `total` bytes, if that was `limit` until now, of which it keeps `kept` free.
+/// It may always have its floor.
+pub fn allowance(total: u64, limit: u64, kept: u64, all: &[Claimed]) -> Allowance {
     let (own, others) = (all[0], &all[1..]);
     let small = small_bytes(total, all.len());
     let all = || all.iter().map(|claimed| Claimed { floor: claimed.floor.max(small), ..*claimed });
@@ -139,8 +133,10 @@ pub fn allowance(total: u64, limit: u64, all: &[Claimed]) -> Allowance {
     let free = total.saturating_sub(all_have);
     let grows = |other: &&Claimed| other.needs > other.has;
     let sharers = 1 + others.iter().filter(grows).count() as u64;
+    // What is kept free is this process's already: else each look would lower the limit by that.
+    let has = own.has + kept;
     // While they have too much nobody gets more, also if what it has grows by itself.
-    let within = if all_have > total { own.has.min(limit) } else { own.has + free / sharers };
+    let within = if all_have > total { has.min(limit) } else { has + free.saturating_sub(kept) / sharers };
     // An active process evicts, so its floor is enough.
     let least = if own.floor > 0 { own.floor } else { small };
     let bytes = within.min(level(total, all)).max(least).min(total);
@@ -155,6 +151,12 @@ pub fn allowance(total: u64, limit: u64, all: &[Claimed]) -> Allowance {
         have_all_asked: true,
         left: 0,
     }
+}
+
+/// Whether the pool may not grow while all together have so much: what a process evicts and others have, too, frees no memory. Without
+/// an area the pool is the only place.
+const fn is_pool_held(has_kin: bool, has_area: bool, total: u64, all_have: u64) -> bool {
+    has_kin && has_area && all_have > total
 }
 
 /// A process with less isn't asked for any of it, beside so many.
@@ -187,12 +189,8 @@ pub struct Share {
     /// When the kernel was asked last what is shared, and how long that took.
     asked_ns: AtomicU64,
     ask_took_ns: AtomicU64,
-    /// Until then room is kept for a child.
-    room_until_ns: AtomicU64,
-    /// Until then no fork waits for room: the last one has waited in vain.
-    in_vain_until_ns: AtomicU64,
-    /// What this process may have, and what is kept for a child; 0 before the first look.
-    granted_bytes: AtomicU64,
+    /// Room that is kept for a fork's child.
+    child_room: ChildRoom,
     /// When this process's memory was last noted; how much that was, and how much more than the time before.
     noted_ns: AtomicU64,
     noted_bytes: AtomicU64,
@@ -273,6 +271,21 @@ impl Heard {
     }
 }
 
+impl Waits for Engine {
+    fn charged(&self) -> u64 {
+        self.charged()
+    }
+    fn ring(&self) {
+        self.budget.ring();
+    }
+    fn now_ns(&self) -> u64 {
+        now_ns()
+    }
+    fn sleep_ns(&self, ns: u64) {
+        sleep_ns(ns);
+    }
+}
+
 impl Engine {
     /// This process is a fork's child, which began with `inherited` bytes: its parent pays for them.
     pub fn begin_as_child(&self, inherited: u64) {
@@ -283,34 +296,11 @@ impl Engine {
         self.share.noted_bytes.store(inherited, Ordering::Relaxed);
     }
 
-    fn child_bytes(&self) -> u64 {
-        CHILD_BYTES.min(self.budget.total_bytes() / CHILD_PART)
-    }
-
-    /// What this process may have, and what is kept for a child.
-    fn granted(&self) -> u64 {
-        match self.share.granted_bytes.load(Ordering::Relaxed) {
-            0 => self.budget.limit_bytes(),
-            bytes => bytes,
-        }
-    }
-
     /// A fork is to be made: waits until the keeper has evicted what a child takes before other processes count it, 20 ms at most.
     /// In a thread of the program, without any lock; its signals wait, too.
     pub fn make_room_for_child(&self) {
-        let (share, now) = (&self.share, now_ns());
-        let most = self.granted().saturating_sub(self.child_bytes());
-        if !self.is_active() || self.charged() <= most || now < share.in_vain_until_ns.load(Ordering::Relaxed)
-        {
-            return;
-        }
-        share.room_until_ns.store(now + ROOM_KEPT_NS, Ordering::Relaxed);
-        self.budget.ring();
-        while self.charged() > most {
-            if now_ns() >= now + ROOM_WAIT_NS {
-                return share.in_vain_until_ns.store(now + IN_VAIN_NS, Ordering::Relaxed);
-            }
-            sleep_ns(200_000);
+        if self.is_active() {
+            self.share.child_room.wait(self.budget.total_bytes(), FIRST_ASK_NS, self);
         }
     }
 
@@ -383,17 +373,11 @@ impl Engine {
         if is_exact && is_peak {
             peak.fetch_max(allowance.all_have, Ordering::Relaxed);
         }
-        let kept =
-            if now_ns() < self.share.room_until_ns.load(Ordering::Relaxed) { self.child_bytes() } else { 0 };
-        self.share.granted_bytes.store(allowance.bytes, Ordering::Relaxed);
-        self.budget.allow(allowance.bytes - kept.min(allowance.bytes - allowance.least), allowance.sharers);
+        let total = self.budget.total_bytes();
+        self.budget.allow(self.share.child_room.limit(total, &allowance, now_ns()), allowance.sharers);
         self.fit_pool(allowance.bytes);
-        // What is evicted can be nowhere else where no area takes it.
-        self.hold_pool(
-            self.share.ledger.has_kin()
-                && allowance.all_have > self.budget.total_bytes()
-                && self.pager.areas().any_writable(),
-        );
+        let has_area = self.pager.areas().any_writable();
+        self.hold_pool(is_pool_held(self.share.ledger.has_kin(), has_area, total, allowance.all_have));
         self.charged()
     }
 
@@ -449,7 +433,8 @@ impl Engine {
         self.budget.shares(claimed[0].shared);
         self.budget.has_kin(ledger.has_kin());
         let have_all_asked = heard.settled == heard.round;
-        let allowance = allowance(self.budget.total_bytes(), self.granted(), &claimed[..heard.count]);
+        let (total, claimed) = (self.budget.total_bytes(), &claimed[..heard.count]);
+        let allowance = self.share.child_room.allowance(total, claimed, now_ns());
         Allowance { round: heard.round, have_all_asked, left: left(heard.all(), heard.settled), ..allowance }
     }
 
@@ -523,7 +508,7 @@ mod tests {
     /// What each of them may have.
     fn allowances(total: u64, all: &[Claimed]) -> Vec<u64> {
         let first = |own: usize| [&all[own..=own], &all[..own], &all[own + 1..]].concat();
-        (0..all.len()).map(|own| allowance(total, total, &first(own)).bytes).collect()
+        (0..all.len()).map(|own| allowance(total, total, 0, &first(own)).bytes).collect()
     }
 
     #[test]
@@ -574,6 +559,14 @@ mod tests {
             assert!(has.iter().sum::<u64>() <= total + 3 * MIB / 4, "{has:?}");
         }
         assert!(has.iter().all(|has| has.abs_diff(total / 4) <= 3 * MIB), "{has:?}");
+    }
+
+    #[test]
+    fn pool_is_held_only_while_sharers_have_too_much_and_an_area_takes_pages() {
+        assert!(is_pool_held(true, true, 24 * MIB, 25 * MIB));
+        assert!(!is_pool_held(true, true, 24 * MIB, 24 * MIB), "what all have fits");
+        assert!(!is_pool_held(true, false, 24 * MIB, 25 * MIB), "there is no other place");
+        assert!(!is_pool_held(false, true, 24 * MIB, 25 * MIB), "what is evicted frees memory");
     }
 
     proptest! {
