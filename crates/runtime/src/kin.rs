@@ -178,9 +178,11 @@ impl Ledger {
 
     /// Gives up so much of what is shared. How much of that can have been.
     fn give_up(&self, bytes: u64) -> u64 {
-        let bytes = bytes.min(self.with_others());
-        self.given_up.fetch_add(bytes, Ordering::Relaxed);
-        bytes
+        let with_others = self.with_others.load(Ordering::Relaxed);
+        let can_be = |given_up: u64| bytes.min(with_others.saturating_sub(given_up));
+        let gives_up = |given_up| Some(given_up + can_be(given_up));
+        let before = self.given_up.fetch_update(Ordering::Relaxed, Ordering::Relaxed, gives_up);
+        before.map_or(0, can_be)
     }
 
     /// This process has evicted so much that others have, too; making it its own before that took so many minor faults.
@@ -426,6 +428,31 @@ mod tests {
         tree.ask(1);
         assert_eq!(tree.pays().0, [10 * PAGE, 0]);
         assert_eq!(tree.ledgers[1].all_written(), 0);
+    }
+
+    /// Each thread looked how much is shared before it gave up its own: together they gave up more than that.
+    #[test]
+    fn threads_that_give_up_at_once_give_up_no_more_than_is_shared() {
+        let ledgers: Vec<_> = (0..10_000).map(|_| Ledger::default()).collect();
+        ledgers.iter().for_each(|ledger| ledger.begin_as_child(PAGE, 0));
+        let arrived = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            (0..2).for_each(|_| {
+                scope.spawn(|| {
+                    for (at, ledger) in ledgers.iter().enumerate() {
+                        arrived.fetch_add(1, Ordering::Relaxed);
+                        // Both meet at each of them, unless one has lost its CPU.
+                        let mut turns = 0;
+                        while arrived.load(Ordering::Relaxed) < 2 * (at as u64 + 1) && turns < 20_000 {
+                            core::hint::spin_loop();
+                            turns += 1;
+                        }
+                        ledger.have_evicted(PAGE, 0);
+                    }
+                });
+            });
+        });
+        assert!(ledgers.iter().all(|ledger| ledger.given_up() == PAGE));
     }
 
     #[test]

@@ -321,7 +321,7 @@ impl Engine {
     pub fn have_evicted_shared(&self, pages: u64, faults: u64) {
         let bytes = pages * PAGE_BYTES as u64;
         self.share.ledger.have_evicted(bytes, faults);
-        self.budget.shares(self.budget.shared().saturating_sub(bytes));
+        self.budget.shares_less(bytes);
         let claim = &self.membership.session.claims[self.membership.index];
         claim.restate(self.share.ledger.state(Stated::default()));
     }
