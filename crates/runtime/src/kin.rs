@@ -231,20 +231,21 @@ impl Ledger {
         }
     }
 
-    /// Nothing is shared any more, if that is less than `bytes`. In the keeper, beside forks.
-    pub fn is_alone_with_less(&self, bytes: u64) {
+    /// Nothing is shared any more, if that is less than `bytes`. Whether that is so. In the keeper, beside forks.
+    pub fn is_alone_with_less(&self, bytes: u64) -> bool {
         let (round, shared) = (self.round(), self.with_others());
         // Ordering: SeqCst: as in `has_forked`.
         let leaves =
             |round| self.round.compare_exchange(round, ALONE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if shared >= bytes || !leaves(round) {
-            return;
+            return false;
         }
         self.unpaid.store(self.given_up() as i64, Ordering::Relaxed);
         if self.with_others.load(Ordering::SeqCst).saturating_sub(self.given_up()) >= bytes {
             // A fork meanwhile.
             let _ = self.round.compare_exchange(ALONE, UNASKED, Ordering::SeqCst, Ordering::SeqCst);
         }
+        true
     }
 
     /// This process says no more what it shares.

@@ -213,13 +213,42 @@ impl Share {
         if grown < GROWTH_BYTES_MIN { 0 } else { grown }
     }
 
+    /// Whether to ask the kernel now what is shared. `is_open`: in a round that another process has begun. `is_mistaken`: what was
+    /// reckoned as written is so much that most of it may not be.
+    fn is_to_ask(&self, is_open: bool, is_mistaken: bool, is_short: bool, now_ns: u64) -> bool {
+        if !self.ledger.has_kin() {
+            return false;
+        }
+        if is_open && self.is_due_ns.load(Ordering::Relaxed) == 0 {
+            self.is_due_ns.store(now_ns + FIRST_ASK_NS, Ordering::Relaxed);
+        }
+        if is_mistaken {
+            self.is_due_ns.store(1, Ordering::Relaxed);
+        }
+        self.may_ask(is_short || is_open, now_ns)
+    }
+
     /// Whether the kernel may be asked again, by what asking took last time and how long a round has been open.
-    fn may_ask(&self, is_short: bool) -> bool {
+    fn may_ask(&self, is_short: bool, now_ns: u64) -> bool {
         let took = self.ask_took_ns.load(Ordering::Relaxed);
         let cost = if is_short { ASK_COST } else { ASK_COST_UNHURRIED };
         let wait_ns = (took * cost).clamp(ASK_NS_MIN, ASK_NS_MAX);
         let is_due_ns = self.is_due_ns.load(Ordering::Relaxed);
-        now_ns() >= (self.asked_ns.load(Ordering::Relaxed) + wait_ns).max(is_due_ns)
+        now_ns >= (self.asked_ns.load(Ordering::Relaxed) + wait_ns).max(is_due_ns)
+    }
+
+    /// The kernel was asked, which took so long.
+    fn have_asked(&self, took_ns: u64, now_ns: u64) {
+        self.is_due_ns.store(0, Ordering::Relaxed);
+        self.ask_took_ns.store(took_ns, Ordering::Relaxed);
+        self.asked_ns.store(now_ns, Ordering::Relaxed);
+    }
+
+    /// Nothing is shared any more, if that is less than `bytes`. No round waits for this process then.
+    fn is_alone_with_less(&self, bytes: u64) {
+        if self.ledger.is_alone_with_less(bytes) {
+            self.is_due_ns.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -383,20 +412,11 @@ impl Engine {
 
     /// Whether to ask the kernel now what is shared: in a round that another process has begun, or in one of its own.
     fn is_to_ask(&self, allowance: &Allowance, matters: bool) -> bool {
-        let share = &self.share;
-        if !share.ledger.has_kin() {
-            return false;
-        }
+        let (share, total) = (&self.share, self.budget.total_bytes());
         let is_open = share.ledger.round() != allowance.round;
-        if is_open && share.is_due_ns.load(Ordering::Relaxed) == 0 {
-            share.is_due_ns.store(now_ns() + FIRST_ASK_NS, Ordering::Relaxed);
-        }
-        if share.ledger.written_since_asked() > self.budget.total_bytes() / MORE_SHARE {
-            // Perhaps most of that was not written.
-            share.is_due_ns.store(1, Ordering::Relaxed);
-        }
-        let may_be_short = matters || is_open || allowance.all_may_have >= self.budget.total_bytes();
-        share.may_ask(may_be_short)
+        let is_mistaken = share.ledger.written_since_asked() > total / MORE_SHARE;
+        let is_short = matters || allowance.all_may_have >= total;
+        share.is_to_ask(is_open, is_mistaken, is_short, now_ns())
     }
 
     /// What this process has of the budget, as far as is known. Signal-safe: atomics only.
@@ -428,7 +448,7 @@ impl Engine {
         resolve(heard.all(), heard.settled, |at, one| claimed[at] = one);
         ledger.settle(heard.settled);
         if ledger.has_kin() && own.round == heard.settled && own.asked < SHARED_BYTES_MIN as i64 {
-            ledger.is_alone_with_less(SHARED_BYTES_MIN);
+            self.share.is_alone_with_less(SHARED_BYTES_MIN);
         }
         self.budget.shares(claimed[0].shared);
         self.budget.has_kin(ledger.has_kin());
@@ -488,9 +508,7 @@ impl Engine {
         // this process only if that is still so the next time.
         let left = if asks_again { allowance.left } else { u64::MAX };
         share.ledger.have_asked(parts.shared, for_others, given_up, left, round);
-        share.is_due_ns.store(0, Ordering::Relaxed);
-        share.ask_took_ns.store(thread_cpu_ns() - started, Ordering::Relaxed);
-        share.asked_ns.store(now_ns(), Ordering::Relaxed);
+        share.have_asked(thread_cpu_ns() - started, now_ns());
     }
 }
 
@@ -559,6 +577,29 @@ mod tests {
             assert!(has.iter().sum::<u64>() <= total + 3 * MIB / 4, "{has:?}");
         }
         assert!(has.iter().all(|has| has.abs_diff(total / 4) <= 3 * MIB), "{has:?}");
+    }
+
+    /// A process that had found itself alone asked right after its next fork: a child that ended at once cost a round.
+    #[test]
+    fn after_each_fork_a_process_waits_before_it_asks() {
+        let (share, ms) = (Share::default(), 1_000_000);
+        let asks_at = |ms_now: u64| share.is_to_ask(true, false, true, ms_now * ms);
+        assert!(!asks_at(900), "it shares nothing");
+        for fork in [1000, 3000, 5000] {
+            share.ledger.has_forked(4 * MIB, 0);
+            assert!(!asks_at(fork) && !asks_at(fork + 24), "it waits");
+            assert!(asks_at(fork + 25));
+            // The last one doesn't come to asking before it finds itself alone.
+            if fork < 3000 {
+                share.have_asked(ms, (fork + 25) * ms);
+            }
+            share.ledger.have_evicted(4 * MIB, 0);
+            share.is_alone_with_less(SHARED_BYTES_MIN);
+            assert!(!share.ledger.has_kin() && !asks_at(fork + 100));
+        }
+        // What was reckoned wrong doesn't wait.
+        share.ledger.has_forked(4 * MIB, 0);
+        assert!(!asks_at(7000) && share.is_to_ask(true, true, true, 7000 * ms));
     }
 
     #[test]
