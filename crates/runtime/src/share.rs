@@ -61,18 +61,20 @@ pub struct Claim {
     floor: AtomicU64,
     unpaid: AtomicI64,
     asked: AtomicI64,
+    with_others: AtomicU64,
     round: AtomicU64,
 }
 
 impl Claim {
     /// What it says now.
     pub fn load(&self) -> Stated {
-        let words = [&self.anonymous, &self.more, &self.floor];
-        let [anonymous, more, floor] = words.map(|word| word.load(Ordering::Relaxed).min(CLAIM_MAX as u64));
+        let words = [&self.anonymous, &self.more, &self.floor, &self.with_others];
+        let [anonymous, more, floor, with_others] =
+            words.map(|word| word.load(Ordering::Relaxed).min(CLAIM_MAX as u64));
         let [unpaid, asked] =
             [&self.unpaid, &self.asked].map(|word| word.load(Ordering::Relaxed).clamp(-CLAIM_MAX, CLAIM_MAX));
         let round = self.round.load(Ordering::Relaxed);
-        Stated { anonymous, more, floor, unpaid, asked, round }
+        Stated { anonymous, more, floor, unpaid, asked, with_others, round }
     }
 
     /// Says it.
@@ -82,6 +84,7 @@ impl Claim {
         self.floor.store(stated.floor, Ordering::Relaxed);
         self.unpaid.store(stated.unpaid, Ordering::Relaxed);
         self.asked.store(stated.asked, Ordering::Relaxed);
+        self.with_others.store(stated.with_others, Ordering::Relaxed);
         self.round.store(stated.round, Ordering::Relaxed);
     }
 
@@ -89,6 +92,7 @@ impl Claim {
     fn restate(&self, stated: Stated) {
         self.unpaid.store(stated.unpaid, Ordering::Relaxed);
         self.asked.store(stated.asked, Ordering::Relaxed);
+        self.with_others.store(stated.with_others, Ordering::Relaxed);
     }
 }
 
@@ -262,23 +266,31 @@ struct Heard {
     round: u64,
     /// The last round in which all have asked.
     settled: u64,
+    /// What the dead have left since.
+    left_by_dead: u64,
 }
 
 impl Heard {
     fn new(session: &Session, index: usize, own: Stated) -> Heard {
-        let mut heard = Heard { all: [own; PROCESSES_MAX], count: 1, round: 0, settled: 0 };
+        let mut heard = Heard { all: [own; PROCESSES_MAX], count: 1, round: 0, settled: 0, left_by_dead: 0 };
         // What one says belongs to what others say in the same round.
         for _ in 0..HEAR_AGAIN_MAX {
             (heard.round, heard.settled) = session.rounds.now();
+            heard.left_by_dead = session.rounds.left_by_dead();
             heard.listen(session, index);
             if session.rounds.now().1 == heard.settled {
                 break;
             }
         }
         let (round, is_new) = (heard.round, heard.settled != heard.round);
-        if own.round != ALONE && is_new && have_all_asked(heard.all(), round) && session.rounds.settle(round)
+        // Who shares nothing needs no round, but what the dead have left is then nobody's.
+        let wants = own.round != ALONE || heard.left_by_dead > 0;
+        if wants
+            && is_new
+            && have_all_asked(heard.all(), round)
+            && session.rounds.settle(round, heard.left_by_dead)
         {
-            heard.settled = round;
+            (heard.settled, heard.left_by_dead) = (round, 0);
         }
         heard
     }
@@ -297,6 +309,16 @@ impl Heard {
 
     fn all(&self) -> &[Stated] {
         &self.all[..self.count]
+    }
+
+    /// What each of them has.
+    fn resolve(&self, visit: impl FnMut(usize, Claimed)) {
+        resolve(self.all(), self.settled, self.left_by_dead, visit);
+    }
+
+    /// What all of them, and the dead, have left to others.
+    fn left(&self) -> u64 {
+        left(self.all(), self.settled) + self.left_by_dead
     }
 }
 
@@ -445,7 +467,7 @@ impl Engine {
         session.claims[index].store(own);
         let heard = Heard::new(session, index, own);
         let mut claimed = [Claimed::default(); PROCESSES_MAX];
-        resolve(heard.all(), heard.settled, |at, one| claimed[at] = one);
+        heard.resolve(|at, one| claimed[at] = one);
         ledger.settle(heard.settled);
         if ledger.has_kin() && own.round == heard.settled && own.asked < SHARED_BYTES_MIN as i64 {
             self.share.is_alone_with_less(SHARED_BYTES_MIN);
@@ -455,7 +477,7 @@ impl Engine {
         let have_all_asked = heard.settled == heard.round;
         let (total, claimed) = (self.budget.total_bytes(), &claimed[..heard.count]);
         let allowance = self.share.child_room.allowance(total, claimed, now_ns());
-        Allowance { round: heard.round, have_all_asked, left: left(heard.all(), heard.settled), ..allowance }
+        Allowance { round: heard.round, have_all_asked, left: heard.left(), ..allowance }
     }
 
     /// Whether this process is the one to look for the dead now.
@@ -475,10 +497,10 @@ impl Engine {
                 let stated = claim.load();
                 if stated != Stated::default() {
                     self.membership.if_ended(index, || {
-                        claim.store(Stated::default());
                         if stated.round != ALONE {
-                            self.begin_round();
+                            self.membership.session.rounds.has_died(&stated);
                         }
+                        claim.store(Stated::default());
                     });
                 }
             }
