@@ -1,5 +1,6 @@
 /* Several processes with one budget: of 64 MiB, in one case of 512, and where children take their turns of 24. */
 #include "check.h"
+#include <sys/prctl.h>
 #include <sys/resource.h>
 
 #define MEMBERS 4
@@ -200,6 +201,63 @@ static void written_while_read(void)
     VERIFY(memory, FORKED, 7 + TURNS);
 }
 
+#define PAID (20 * MIB)
+
+/* A parent ends; it has paid for what its children have, too. One child is stopped, and the others fill memory of their own. */
+static void payer_ends_beside_a_stopped_child(void)
+{
+    int stopped[2], ended[2];
+    CHECK(pipe(stopped) == 0 && pipe(ended) == 0);
+    /* Who has lost its parent is ours. */
+    CHECK(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0);
+    pid_t payer = fork();
+    CHECK(payer >= 0);
+    if (payer == 0) {
+        char *memory = map(PAID), nothing;
+        fill_noise(memory, PAID);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            /* Else nobody sees its end. */
+            close(ended[1]);
+            raise(SIGSTOP);
+            _exit(0);
+        }
+        CHECK(waitpid(child, NULL, WUNTRACED) == child);
+        CHECK(write(stopped[1], &child, sizeof(child)) == sizeof(child));
+        for (int i = 0; i < 2; i++) {
+            pid_t other = fork();
+            CHECK(other >= 0);
+            if (other == 0) {
+                close(ended[1]);
+                CHECK(read(ended[0], &nothing, 1) == 0);
+                /* The others have heard of the end by now. */
+                usleep(300000);
+                char *own = map(PAID);
+                fill_noise(own, PAID);
+                for (int round = 0; round < 3; round++) {
+                    verify_noise(own, PAID);
+                    usleep(100000);
+                }
+                verify_noise(memory, PAID);
+                _exit(0);
+            }
+        }
+        usleep(300000);
+        _exit(0);
+    }
+    pid_t child;
+    CHECK(read(stopped[0], &child, sizeof(child)) == sizeof(child));
+    close(ended[1]);
+    all_ended_well(&payer, 1);
+    for (int i = 0; i < 2; i++) {
+        int status;
+        CHECK(wait(&status) > 0 && status == 0);
+    }
+    CHECK(kill(child, SIGCONT) == 0);
+    all_ended_well(&child, 1);
+}
+
 /* Six at once, none of which is large. */
 static void many_small(void)
 {
@@ -221,5 +279,5 @@ static void many_small(void)
 
 MAIN({ "readers_in_turns", readers_in_turns }, { "closers_in_turns", closers_in_turns },
      { "advisers_in_turns", advisers_in_turns }, { "written_while_read", written_while_read },
-     { "many_small", many_small }, { "growers", growers }, { "readers", readers }, { "one_by_one", one_by_one },
+     { "many_small", many_small }, { "payer_ends_beside_a_stopped_child", payer_ends_beside_a_stopped_child }, { "growers", growers }, { "readers", readers }, { "one_by_one", one_by_one },
      { "among_idle_ones", among_idle_ones })

@@ -220,6 +220,12 @@ impl Budget {
         self.shared_bytes.store(bytes, Ordering::Relaxed);
     }
 
+    /// So much less counts for others. Beside other threads that say so.
+    pub fn shares_less(&self, bytes: u64) {
+        let less = |shared: u64| Some(shared.saturating_sub(bytes));
+        let _ = self.shared_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
     /// Says whether this process shares memory since a fork, even if it pays for all of it.
     pub fn has_kin(&self, has: bool) {
         self.has_kin.store(has, Ordering::Relaxed);
@@ -418,6 +424,22 @@ mod tests {
         budget.allow(16 * MIB, 256);
         assert_eq!(budget.start_here_at(), budget.start_at());
         assert_eq!(budget.near_limit_here(), budget.near_limit());
+    }
+
+    /// Workers that evicted shared pages at once lost each other's pages: the process thought that others paid for those.
+    #[test]
+    fn shared_pages_that_threads_evict_at_once_are_all_counted() {
+        const PAGES: u64 = 200_000;
+        let budget = Budget::new(1024 * MIB);
+        budget.shares((4 * PAGES + 1) * PAGE);
+        std::thread::scope(|scope| {
+            (0..4).for_each(|_| {
+                scope.spawn(|| (0..PAGES).for_each(|_| budget.shares_less(PAGE)));
+            });
+        });
+        assert_eq!(budget.shared(), PAGE);
+        budget.shares_less(2 * PAGE);
+        assert_eq!(budget.shared(), 0);
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub struct Stated {
     pub unpaid: i64,
     /// Bytes of its memory that others pay for, as the kernel said in the round `round`, and as reckoned since.
     pub asked: i64,
+    /// Bytes of its memory that others have, too, as reckoned, whoever pays for them.
+    pub with_others: u64,
     /// See `asked`. [`ALONE`] if it shares nothing, [`UNASKED`] if it has not asked yet.
     pub round: u64,
 }
@@ -34,33 +36,60 @@ pub const UNASKED: u64 = 1;
 /// The round that a run begins with.
 const FIRST_ROUND: u64 = 2;
 
-/// The round that is open and the last one that was settled, in one word: a round can be settled only while it is open, and nobody asks
-/// in the next one before that is open. All zero is a run's beginning.
-#[repr(transparent)]
+/// Rounds, and what the dead have left since the last one that was settled. All zero is a run's beginning.
+#[repr(C)]
 #[derive(Default)]
-pub struct Rounds(AtomicU64);
+pub struct Rounds {
+    /// The round that is open and the last one that was settled, in one word: a round can be settled only while it is open, and
+    /// nobody asks in the next one before that is open.
+    word: AtomicU64,
+    /// Bytes that dead processes paid for and others have, too.
+    left_by_dead: AtomicU64,
+}
 
 impl Rounds {
     /// The round that is open, and the last one that was settled.
     pub fn now(&self) -> (u64, u64) {
-        let word = self.0.load(Ordering::Acquire);
+        let word = self.word.load(Ordering::Acquire);
         (FIRST_ROUND + (word >> 32), word & 0xffff_ffff)
     }
 
     /// Opens another.
     pub fn open_next(&self) {
-        self.0.fetch_add(1 << 32, Ordering::AcqRel);
+        self.word.fetch_add(1 << 32, Ordering::AcqRel);
     }
 
-    /// All have asked in this round. Whether it counts: it doesn't if another is open by now.
-    pub fn settle(&self, round: u64) -> bool {
+    /// A process that said this has died: all ask again. Until they have, those who share memory pay for what it paid for. A stopped
+    /// process may keep them from settling a round, and nobody would pay meanwhile.
+    pub fn has_died(&self, stated: &Stated) {
+        let (_, settled) = self.now();
+        self.open_next();
+        // After that: whoever settles the round has seen this, or it counts beyond that round.
+        self.left_by_dead.fetch_add(left_by(stated, settled), Ordering::AcqRel);
+    }
+
+    /// What the dead have left, which others pay for. Any process can write anything there.
+    pub fn left_by_dead(&self) -> u64 {
+        self.left_by_dead.load(Ordering::Acquire).min(LEFT_MAX)
+    }
+
+    /// All have asked in this round, and the dead had left so much before. Whether it counts: it doesn't if another is open by now.
+    pub fn settle(&self, round: u64, left_by_dead: u64) -> bool {
         let settle = |word: u64| {
             let is_open = FIRST_ROUND + (word >> 32) == round;
             is_open.then_some(word >> 32 << 32 | round & 0xffff_ffff)
         };
-        self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, settle).is_ok()
+        let before = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, settle);
+        // Only who is the first.
+        if before.is_ok_and(|word| word & 0xffff_ffff != round & 0xffff_ffff) {
+            self.left_by_dead.fetch_sub(left_by_dead, Ordering::AcqRel);
+        }
+        before.is_ok()
     }
 }
+
+/// Bytes that the dead of no tree have left.
+const LEFT_MAX: u64 = 1 << 50;
 
 /// What a process has, seen together with the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,12 +109,12 @@ pub fn have_all_asked(all: &[Stated], round: u64) -> bool {
     all.iter().all(|stated| stated.round == ALONE || stated.round == round)
 }
 
-/// What each of them has, if all have asked in the round `settled`. What some have left to the others is divided among those that
-/// have unpaid memory.
-pub fn resolve(all: &[Stated], settled: u64, mut visit: impl FnMut(usize, Claimed)) {
+/// What each of them has, if all have asked in the round `settled`. What some have left to the others, and what the dead have, is
+/// divided among those that have unpaid memory.
+pub fn resolve(all: &[Stated], settled: u64, left_by_dead: u64, mut visit: impl FnMut(usize, Claimed)) {
     let own = |stated: &Stated| unpaid(stated, settled).max(0) as u64;
     let of_all = all.iter().map(own).sum::<u64>();
-    let left = left(all, settled);
+    let left = left(all, settled) + left_by_dead;
     for (at, stated) in all.iter().enumerate() {
         let own = own(stated);
         let others = u128::from(own) * u128::from(of_all.saturating_sub(left));
@@ -98,6 +127,11 @@ pub fn resolve(all: &[Stated], settled: u64, mut visit: impl FnMut(usize, Claime
 /// What all of them have left to others since the round `settled`.
 pub fn left(all: &[Stated], settled: u64) -> u64 {
     all.iter().map(|stated| unpaid(stated, settled).min(0).unsigned_abs()).sum()
+}
+
+/// What others have, too, of what a process pays for, or has left to them.
+fn left_by(stated: &Stated, settled: u64) -> u64 {
+    (stated.with_others as i64).saturating_sub(unpaid(stated, settled)).max(0) as u64
 }
 
 /// What others pay for, or less than nothing.
@@ -178,9 +212,11 @@ impl Ledger {
 
     /// Gives up at most `bytes` of what is shared. Returns the bytes that were given up.
     fn give_up(&self, bytes: u64) -> u64 {
-        let bytes = bytes.min(self.with_others());
-        self.given_up.fetch_add(bytes, Ordering::Relaxed);
-        bytes
+        let with_others = self.with_others.load(Ordering::Relaxed);
+        let can_be = |given_up: u64| bytes.min(with_others.saturating_sub(given_up));
+        let gives_up = |given_up| Some(given_up + can_be(given_up));
+        let before = self.given_up.fetch_update(Ordering::Relaxed, Ordering::Relaxed, gives_up);
+        before.map_or(0, can_be)
     }
 
     /// This process has evicted `bytes` that others have, too. It took `faults` minor faults to make them its own before.
@@ -229,20 +265,21 @@ impl Ledger {
         }
     }
 
-    /// Nothing is shared any more, if that is less than `bytes`. In the keeper, beside forks.
-    pub fn is_alone_with_less(&self, bytes: u64) {
+    /// Nothing is shared any more, if that is less than `bytes`. Whether that is so. In the keeper, beside forks.
+    pub fn is_alone_with_less(&self, bytes: u64) -> bool {
         let (round, shared) = (self.round(), self.with_others());
         // Ordering: SeqCst: as in `has_forked`.
         let leaves =
             |round| self.round.compare_exchange(round, ALONE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
         if shared >= bytes || !leaves(round) {
-            return;
+            return false;
         }
         self.unpaid.store(self.given_up() as i64, Ordering::Relaxed);
         if self.with_others.load(Ordering::SeqCst).saturating_sub(self.given_up()) >= bytes {
             // A fork meanwhile.
             let _ = self.round.compare_exchange(ALONE, UNASKED, Ordering::SeqCst, Ordering::SeqCst);
         }
+        true
     }
 
     /// From now on this process states that it shares nothing.
@@ -257,6 +294,7 @@ impl Ledger {
         Stated {
             unpaid: self.unpaid.load(Ordering::Relaxed) - given_up,
             asked: self.asked.load(Ordering::Relaxed) - given_up,
+            with_others: self.with_others(),
             round: self.round(),
             ..stated
         }
@@ -281,13 +319,27 @@ mod tests {
         next_page: u32,
         round: u64,
         settled: u64,
+        left_by_dead: u64,
+        /// All who asked last have.
+        is_settled: bool,
+        /// A process that is stopped never asks, and does nothing else.
+        is_stopped: Vec<bool>,
     }
 
     impl Tree {
         fn begin(pages: u32) -> Tree {
             let first = (0..pages).collect();
             let ledgers = vec![Ledger::default()];
-            Tree { pages: vec![first], ledgers, next_page: pages, round: FIRST_ROUND, ..Tree::default() }
+            let (round, is_settled, is_stopped) = (FIRST_ROUND, true, vec![false]);
+            Tree {
+                pages: vec![first],
+                ledgers,
+                next_page: pages,
+                round,
+                is_settled,
+                is_stopped,
+                ..Tree::default()
+            }
         }
 
         fn bytes(&self, process: usize) -> u64 {
@@ -304,6 +356,7 @@ mod tests {
             self.ledgers[process].has_forked(bytes, self.faults);
             self.ledgers.push(child);
             self.pages.push(self.pages[process].clone());
+            self.is_stopped.push(false);
             self.round += 1;
         }
 
@@ -337,19 +390,25 @@ mod tests {
                 || self.pages[process].iter().map(|page| self.sharers(*page)).filter(|count| *count > 1);
             let for_others = shared().map(|count| PAGE - PAGE / count).sum();
             let with_others = shared().count() as u64 * PAGE;
-            let left = left(&all, self.settled);
+            let left = left(&all, self.settled) + self.left_by_dead;
             ledger.have_asked(with_others, for_others, ledger.before_asking(), left, self.round);
         }
 
         fn all_ask(&mut self) {
             self.round += 1;
-            (0..self.ledgers.len()).filter(|at| self.ledgers[*at].has_kin()).for_each(|at| self.ask(at));
-            self.settled = self.round;
+            let sharing: Vec<_> = (0..self.ledgers.len()).filter(|at| self.ledgers[*at].has_kin()).collect();
+            sharing.iter().filter(|at| !self.is_stopped[**at]).for_each(|at| self.ask(*at));
+            self.is_settled = sharing.iter().all(|at| !self.is_stopped[*at]);
+            if self.is_settled {
+                (self.settled, self.left_by_dead) = (self.round, 0);
+            }
         }
 
         fn end(&mut self, process: usize) {
+            self.left_by_dead += left_by(&self.all()[process], self.settled);
             self.pages.remove(process);
             self.ledgers.remove(process);
+            self.is_stopped.remove(process);
             self.all_ask();
         }
 
@@ -364,7 +423,7 @@ mod tests {
         fn pays(&self) -> (Vec<u64>, bool) {
             let all = self.all();
             let (mut pays, mut is_whole) = (vec![0; all.len()], true);
-            resolve(&all, self.settled, |at, claimed| {
+            resolve(&all, self.settled, self.left_by_dead, |at, claimed| {
                 pays[at] = claimed.has;
                 is_whole &= claimed.shared <= all[at].anonymous;
             });
@@ -394,8 +453,7 @@ mod tests {
     fn child_that_ends_gives_nothing_back_and_a_parent_that_ends_leaves_all() {
         let mut tree = Tree::begin(10);
         tree.fork(0);
-        tree.pages.pop();
-        tree.ledgers.pop();
+        tree.end(1);
         assert_eq!(tree.pays().0, [10 * PAGE]);
         let mut tree = Tree::begin(10);
         tree.fork(0);
@@ -428,24 +486,94 @@ mod tests {
         assert_eq!(tree.ledgers[1].all_written(), 0);
     }
 
+    /// Each thread looked how much is shared before it gave up its own: together they gave up more than that.
+    #[test]
+    fn threads_that_give_up_at_once_give_up_no_more_than_is_shared() {
+        let ledgers: Vec<_> = (0..10_000).map(|_| Ledger::default()).collect();
+        ledgers.iter().for_each(|ledger| ledger.begin_as_child(PAGE, 0));
+        let arrived = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            (0..2).for_each(|_| {
+                scope.spawn(|| {
+                    for (at, ledger) in ledgers.iter().enumerate() {
+                        arrived.fetch_add(1, Ordering::Relaxed);
+                        // Both meet at each of them, unless one has lost its CPU.
+                        let mut turns = 0;
+                        while arrived.load(Ordering::Relaxed) < 2 * (at as u64 + 1) && turns < 20_000 {
+                            core::hint::spin_loop();
+                            turns += 1;
+                        }
+                        ledger.have_evicted(PAGE, 0);
+                    }
+                });
+            });
+        });
+        assert!(ledgers.iter().all(|ledger| ledger.given_up() == PAGE));
+    }
+
+    /// Nobody paid for what a dead parent had paid for, until all had asked, and a stopped child never asks.
+    #[test]
+    fn what_the_dead_paid_for_is_paid_while_a_stopped_process_keeps_rounds_open() {
+        let mut tree = Tree::begin(10);
+        (0..2).for_each(|_| tree.fork(0));
+        tree.is_stopped[1] = true;
+        tree.end(0);
+        assert_eq!(tree.pays().0, [5 * PAGE, 5 * PAGE]);
+        // One of them gives its part up: the stopped one has that alone.
+        (0..10).for_each(|page| tree.evict(1, page));
+        assert_eq!(tree.pays().0, [10 * PAGE, 0]);
+        // It goes on, and the kernel's word is that of all again.
+        tree.is_stopped[0] = false;
+        tree.all_ask();
+        assert_eq!((tree.pays().0, tree.left_by_dead), (vec![10 * PAGE, 0], 0));
+    }
+
+    /// One that dies after the kernel's word counts leaves its part of what it shares, and what it had left before.
+    #[test]
+    fn dead_process_leaves_its_part_by_the_last_settled_round() {
+        let mut tree = Tree::begin(12);
+        (0..2).for_each(|_| tree.fork(0));
+        tree.all_ask();
+        (0..3).for_each(|page| tree.evict(1, page));
+        tree.is_stopped[2] = true;
+        tree.end(1);
+        assert_eq!(tree.pays().0, [6 * PAGE, 6 * PAGE]);
+    }
+
+    #[test]
+    fn what_the_dead_leave_counts_until_a_round_is_settled_that_began_later() {
+        let (rounds, stated) =
+            (Rounds::default(), Stated { with_others: 100, unpaid: 40, round: UNASKED, ..Stated::default() });
+        let (first, _) = rounds.now();
+        rounds.has_died(&stated);
+        assert!(!rounds.settle(first, 0), "who asked in it may have counted the dead");
+        assert_eq!(rounds.left_by_dead(), 60);
+        assert!(rounds.settle(first + 1, 60) && rounds.settle(first + 1, 60), "two may settle it at once");
+        assert_eq!(rounds.left_by_dead(), 0);
+        // One that pays for less than it has left.
+        rounds.has_died(&Stated { with_others: 0, unpaid: -30, round: UNASKED, ..Stated::default() });
+        rounds.has_died(&Stated { with_others: 10, unpaid: 30, round: UNASKED, ..Stated::default() });
+        assert_eq!(rounds.left_by_dead(), 30);
+    }
+
     #[test]
     fn round_is_settled_only_while_it_is_open() {
         let rounds = Rounds::default();
         let (first, settled) = rounds.now();
         assert_ne!(first, settled);
-        assert!(rounds.settle(first));
+        assert!(rounds.settle(first, 0));
         assert_eq!(rounds.now(), (first, first));
         rounds.open_next();
         assert_eq!(rounds.now(), (first + 1, first), "the last one that was settled is still known");
         rounds.open_next();
-        assert!(!rounds.settle(first + 1), "who asked in it may have asked in the next one by now");
+        assert!(!rounds.settle(first + 1, 0), "who asked in it may have asked in the next one by now");
         assert_eq!(rounds.now(), (first + 2, first));
     }
 
     proptest! {
         #[test]
         fn what_all_pay_for_is_what_there_is(
-            ops in prop::collection::vec((0_u8..16, any::<u16>(), any::<u16>()), 1..80),
+            ops in prop::collection::vec((0_u8..18, any::<u16>(), any::<u16>()), 1..80),
         ) {
             let mut tree = Tree::begin(12);
             for (op, process, page) in ops {
@@ -453,9 +581,12 @@ mod tests {
                 let process = usize::from(process) % count;
                 let own = tree.pages[process].iter().nth(usize::from(page) % tree.pages[process].len().max(1)).copied();
                 match (op, own) {
-                    (0, _) if count < 6 => tree.fork(process),
+                    (16, _) => tree.is_stopped[process] = true,
+                    (17, _) => tree.is_stopped.fill(false),
                     (1, _) if count > 1 => tree.end(process),
                     (2, _) => tree.all_ask(),
+                    _ if tree.is_stopped[process] => {}
+                    (0, _) if count < 6 => tree.fork(process),
                     (3..6, _) => tree.new_page(process),
                     (6..10, Some(page)) => tree.write(process, page),
                     (10..16, Some(page)) => tree.evict(process, page),
@@ -465,7 +596,9 @@ mod tests {
                 let sum = pays.iter().sum::<u64>();
                 prop_assert!(sum + count as u64 * PAGE / 10 >= distinct, "{pays:?} of {distinct}");
                 // One that has less than is taken to be unpaid pays nothing, and the others a little too much.
-                prop_assert!(!is_whole || sum <= distinct + 6, "{pays:?} of {distinct}");
+                // Beside a stopped process, too.
+                let is_exact = is_whole && tree.is_settled;
+                prop_assert!(!is_exact || sum <= distinct + 6, "{pays:?} of {distinct}");
             }
         }
     }

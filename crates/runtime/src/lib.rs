@@ -6,7 +6,7 @@
 //! the same · [`changes`] the program changes its memory, [`locked`] or locks it · [`credentials`] or what it may do · [`registrar`] registers for hooks · [`fork`] the program
 //! makes a copy of itself ·
 //! [`takes`] who takes pages out · [`lull`] and who waits meanwhile ·
-//! [`guard`] what system calls do to its memory · [`budget`] how much is too much · [`share`] how much is this process's, [`kin`] who pays for what is shared,
+//! [`guard`] what system calls do to its memory · [`budget`] how much is too much · [`share`] how much is this process's, [`kin`] who pays for what is shared, [`child_room`] what a fork's child finds free,
 //! [`pool_share`] and how much of that the pool's · [`polling`] who doesn't sleep until a page is read
 #![cfg_attr(not(test), no_std)]
 
@@ -17,6 +17,7 @@ pub use farpage_fault::segv::keeps_pinned_pages as keeps_pinned_pages_in_segv;
 pub mod ahead;
 pub mod budget;
 pub mod changes;
+pub mod child_room;
 pub mod credentials;
 pub mod devices;
 pub mod engine;

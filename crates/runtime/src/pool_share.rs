@@ -34,6 +34,26 @@ pub struct PoolShare {
     held_at: AtomicU64,
 }
 
+impl PoolShare {
+    fn is_held(&self) -> bool {
+        self.held_at.load(Ordering::Relaxed) > 0
+    }
+
+    /// The pool may not grow beyond so many bytes, or may again: 0.
+    fn hold(&self, bytes: u64) {
+        self.held_at.store(bytes, Ordering::Relaxed);
+    }
+
+    /// What the pool may have now, in bytes.
+    fn limit(&self) -> u64 {
+        let bytes = self.most.load(Ordering::Relaxed).saturating_sub(self.withheld.load(Ordering::Relaxed));
+        match self.held_at.load(Ordering::Relaxed) {
+            0 => bytes,
+            held_at => bytes.min(held_at),
+        }
+    }
+}
+
 /// The limit after a step, where the pool has so many bytes.
 fn stepped(verdict: Verdict, limit: u64, has: u64, least: u64, most: u64) -> u64 {
     match verdict {
@@ -72,23 +92,17 @@ impl Engine {
     /// The pool may not grow now, or may again. A page that others have, too, frees no memory when it is evicted, and takes some in
     /// the pool.
     pub(crate) fn hold_pool(&self, hold: bool) {
-        let held_at = &self.pool_share.held_at;
-        if hold == (held_at.load(Ordering::Relaxed) > 0) {
+        if hold == self.pool_share.is_held() {
             return;
         }
         let pool = self.pager.pool();
         let least = LEAST_BLOCKS as usize * pool.block_bytes();
-        held_at.store(if hold { pool.usage().bytes.max(least) as u64 } else { 0 }, Ordering::Relaxed);
+        self.pool_share.hold(if hold { pool.usage().bytes.max(least) as u64 } else { 0 });
         self.limit_pool();
     }
 
     fn limit_pool(&self) {
-        let share = &self.pool_share;
-        let bytes = share.most.load(Ordering::Relaxed).saturating_sub(share.withheld.load(Ordering::Relaxed));
-        let bytes = match share.held_at.load(Ordering::Relaxed) {
-            0 => bytes,
-            held_at => bytes.min(held_at),
-        };
+        let bytes = self.pool_share.limit();
         let pool = self.pager.pool();
         // Where there is nothing else it can't be made smaller.
         let least = if self.pager.areas().count() == 0 { pool.limit_of_what_is_there() } else { 0 };
@@ -160,6 +174,25 @@ mod tests {
         assert_eq!(rescaled(6 * MIB, 8 * MIB, 4 * MIB), 3 * MIB);
         assert_eq!([rescaled(0, 0, 8 * MIB), rescaled(6 * MIB, 8 * MIB, 0)], [0, 0]);
         assert_eq!(rescaled(1 << 40, 1 << 40, 1 << 41), 1 << 41);
+    }
+
+    #[test]
+    fn pool_that_is_held_does_not_grow_whatever_else_it_may_have() {
+        let share = PoolShare::default();
+        share.most.store(20 * MIB, Ordering::Relaxed);
+        share.withheld.store(2 * MIB, Ordering::Relaxed);
+        assert_eq!((share.limit(), share.is_held()), (18 * MIB, false));
+        share.hold(5 * MIB);
+        assert_eq!((share.limit(), share.is_held()), (5 * MIB, true));
+        // Neither a step nor a larger part of the budget lets it grow, and it may become smaller.
+        share.withheld.store(0, Ordering::Relaxed);
+        share.most.store(40 * MIB, Ordering::Relaxed);
+        assert_eq!(share.limit(), 5 * MIB);
+        share.withheld.store(37 * MIB, Ordering::Relaxed);
+        assert_eq!(share.limit(), 3 * MIB);
+        share.hold(0);
+        share.withheld.store(0, Ordering::Relaxed);
+        assert_eq!((share.limit(), share.is_held()), (40 * MIB, false));
     }
 
     #[test]

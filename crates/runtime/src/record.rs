@@ -187,8 +187,9 @@ fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
                 for gauge in Gauge::ALL.iter().filter(|gauge| !gauge.is_peak()) {
                     record.stats.set(*gauge, 0);
                 }
-                if session.claims[index].load().round != ALONE {
-                    session.rounds.open_next();
+                let last = session.claims[index].load();
+                if last.round != ALONE {
+                    session.rounds.has_died(&last);
                 }
                 session.claims[index].store(Stated::default());
                 record.slots_used.iter().for_each(|slots| slots.store(0, Ordering::Relaxed));

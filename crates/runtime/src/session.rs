@@ -24,12 +24,12 @@ use farpage_core::units::AREAS_MAX;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x0d");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x0e");
 /// What a library exports that knows this layout. A library of another one would leave its program alone, so `farpage run`
 /// looks for this name first.
-pub const LAYOUT_NAME: &str = "farpage_session_layout_13";
+pub const LAYOUT_NAME: &str = "farpage_session_layout_14";
 /// See [`LAYOUT_NAME`].
-#[unsafe(export_name = "farpage_session_layout_13")]
+#[unsafe(export_name = "farpage_session_layout_14")]
 pub static LAYOUT: u64 = MAGIC;
 const _: () = {
     let name = LAYOUT_NAME.as_bytes();

@@ -15,6 +15,7 @@
 //! ([`kin`](crate::kin)), so that the sum is what the tree takes. The kernel is asked for that only by those that share, and seldom
 //! unless memory is short: it needs milliseconds for each GiB. In between, their minor faults say how much they have written.
 
+use crate::child_room::{ChildRoom, Waits};
 use crate::engine::Engine;
 use crate::kin::{ALONE, Claimed, Ledger, Stated, have_all_asked, left, resolve};
 use crate::session::{PROCESSES_MAX, Session};
@@ -48,14 +49,6 @@ const ASK_NS_MAX: u64 = 2_000_000_000;
 const SHARED_BYTES_MIN: u64 = 256 << 10;
 /// A process waits so long after a fork before it asks: most children end soon, or become other programs.
 const FIRST_ASK_NS: u64 = 25_000_000;
-/// Bytes that a child's engine and its first faults take before other processes count them; at most an eighth of the budget.
-const CHILD_BYTES: u64 = 3 << 20;
-const CHILD_PART: u64 = 8;
-/// How long a fork waits for room, and how long room is kept for the child, in ns.
-const ROOM_WAIT_NS: u64 = 20_000_000;
-const ROOM_KEPT_NS: u64 = ROOM_WAIT_NS + FIRST_ASK_NS;
-/// After a fork that has waited in vain none waits for so long.
-const IN_VAIN_NS: u64 = 1_000_000_000;
 
 /// Bytes that no process has. Any process of the run can write any claim, and sums of claims must not overflow.
 const CLAIM_MAX: i64 = 1 << 50;
@@ -68,18 +61,20 @@ pub struct Claim {
     floor: AtomicU64,
     unpaid: AtomicI64,
     asked: AtomicI64,
+    with_others: AtomicU64,
     round: AtomicU64,
 }
 
 impl Claim {
     /// What it says now.
     pub fn load(&self) -> Stated {
-        let words = [&self.anonymous, &self.more, &self.floor];
-        let [anonymous, more, floor] = words.map(|word| word.load(Ordering::Relaxed).min(CLAIM_MAX as u64));
+        let words = [&self.anonymous, &self.more, &self.floor, &self.with_others];
+        let [anonymous, more, floor, with_others] =
+            words.map(|word| word.load(Ordering::Relaxed).min(CLAIM_MAX as u64));
         let [unpaid, asked] =
             [&self.unpaid, &self.asked].map(|word| word.load(Ordering::Relaxed).clamp(-CLAIM_MAX, CLAIM_MAX));
         let round = self.round.load(Ordering::Relaxed);
-        Stated { anonymous, more, floor, unpaid, asked, round }
+        Stated { anonymous, more, floor, unpaid, asked, with_others, round }
     }
 
     /// Says it.
@@ -89,6 +84,7 @@ impl Claim {
         self.floor.store(stated.floor, Ordering::Relaxed);
         self.unpaid.store(stated.unpaid, Ordering::Relaxed);
         self.asked.store(stated.asked, Ordering::Relaxed);
+        self.with_others.store(stated.with_others, Ordering::Relaxed);
         self.round.store(stated.round, Ordering::Relaxed);
     }
 
@@ -96,6 +92,7 @@ impl Claim {
     fn restate(&self, stated: Stated) {
         self.unpaid.store(stated.unpaid, Ordering::Relaxed);
         self.asked.store(stated.asked, Ordering::Relaxed);
+        self.with_others.store(stated.with_others, Ordering::Relaxed);
     }
 }
 
@@ -129,8 +126,9 @@ pub struct Allowance {
     pub left: u64,
 }
 
-/// What the first of all these processes may have of `total` bytes, if that was `limit` until now. It may always have its floor.
-pub fn allowance(total: u64, limit: u64, all: &[Claimed]) -> Allowance {
+/// What the first of all these processes may have of `total` bytes, if that was `limit` until now, of which it keeps `kept` free.
+/// It may always have its floor.
+pub fn allowance(total: u64, limit: u64, kept: u64, all: &[Claimed]) -> Allowance {
     let (own, others) = (all[0], &all[1..]);
     let small = small_bytes(total, all.len());
     let all = || all.iter().map(|claimed| Claimed { floor: claimed.floor.max(small), ..*claimed });
@@ -139,8 +137,10 @@ pub fn allowance(total: u64, limit: u64, all: &[Claimed]) -> Allowance {
     let free = total.saturating_sub(all_have);
     let grows = |other: &&Claimed| other.needs > other.has;
     let sharers = 1 + others.iter().filter(grows).count() as u64;
+    // What is kept free is this process's already: else each look would lower the limit by that.
+    let has = own.has + kept;
     // While they have too much nobody gets more, also if what it has grows by itself.
-    let within = if all_have > total { own.has.min(limit) } else { own.has + free / sharers };
+    let within = if all_have > total { has.min(limit) } else { has + free.saturating_sub(kept) / sharers };
     // An active process evicts, so its floor is enough.
     let least = if own.floor > 0 { own.floor } else { small };
     let bytes = within.min(level(total, all)).max(least).min(total);
@@ -155,6 +155,12 @@ pub fn allowance(total: u64, limit: u64, all: &[Claimed]) -> Allowance {
         have_all_asked: true,
         left: 0,
     }
+}
+
+/// Whether the pool may not grow while all together have so much: what a process evicts and others have, too, frees no memory. Without
+/// an area the pool is the only place.
+const fn is_pool_held(has_kin: bool, has_area: bool, total: u64, all_have: u64) -> bool {
+    has_kin && has_area && all_have > total
 }
 
 /// A process with less isn't asked for any of it, beside so many.
@@ -187,12 +193,8 @@ pub struct Share {
     /// When the kernel was asked last what is shared, and how long that took.
     asked_ns: AtomicU64,
     ask_took_ns: AtomicU64,
-    /// Until then room is kept for a child.
-    room_until_ns: AtomicU64,
-    /// Until then no fork waits for room: the last one has waited in vain.
-    in_vain_until_ns: AtomicU64,
-    /// What this process may have, and what is kept for a child; 0 before the first look.
-    granted_bytes: AtomicU64,
+    /// Room that is kept for a fork's child.
+    child_room: ChildRoom,
     /// When this process's memory was last noted; how much that was, and how much more than the time before.
     noted_ns: AtomicU64,
     noted_bytes: AtomicU64,
@@ -215,13 +217,42 @@ impl Share {
         if grown < GROWTH_BYTES_MIN { 0 } else { grown }
     }
 
+    /// Whether to ask the kernel now what is shared. `is_open`: in a round that another process has begun. `is_mistaken`: what was
+    /// reckoned as written is so much that most of it may not be.
+    fn is_to_ask(&self, is_open: bool, is_mistaken: bool, is_short: bool, now_ns: u64) -> bool {
+        if !self.ledger.has_kin() {
+            return false;
+        }
+        if is_open && self.is_due_ns.load(Ordering::Relaxed) == 0 {
+            self.is_due_ns.store(now_ns + FIRST_ASK_NS, Ordering::Relaxed);
+        }
+        if is_mistaken {
+            self.is_due_ns.store(1, Ordering::Relaxed);
+        }
+        self.may_ask(is_short || is_open, now_ns)
+    }
+
     /// Whether the kernel may be asked again, by what asking took last time and how long a round has been open.
-    fn may_ask(&self, is_short: bool) -> bool {
+    fn may_ask(&self, is_short: bool, now_ns: u64) -> bool {
         let took = self.ask_took_ns.load(Ordering::Relaxed);
         let cost = if is_short { ASK_COST } else { ASK_COST_UNHURRIED };
         let wait_ns = (took * cost).clamp(ASK_NS_MIN, ASK_NS_MAX);
         let is_due_ns = self.is_due_ns.load(Ordering::Relaxed);
-        now_ns() >= (self.asked_ns.load(Ordering::Relaxed) + wait_ns).max(is_due_ns)
+        now_ns >= (self.asked_ns.load(Ordering::Relaxed) + wait_ns).max(is_due_ns)
+    }
+
+    /// The kernel was asked, which took so long.
+    fn have_asked(&self, took_ns: u64, now_ns: u64) {
+        self.is_due_ns.store(0, Ordering::Relaxed);
+        self.ask_took_ns.store(took_ns, Ordering::Relaxed);
+        self.asked_ns.store(now_ns, Ordering::Relaxed);
+    }
+
+    /// Nothing is shared any more, if that is less than `bytes`. No round waits for this process then.
+    fn is_alone_with_less(&self, bytes: u64) {
+        if self.ledger.is_alone_with_less(bytes) {
+            self.is_due_ns.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -235,23 +266,31 @@ struct Heard {
     round: u64,
     /// The last round in which all have asked.
     settled: u64,
+    /// What the dead have left since.
+    left_by_dead: u64,
 }
 
 impl Heard {
     fn new(session: &Session, index: usize, own: Stated) -> Heard {
-        let mut heard = Heard { all: [own; PROCESSES_MAX], count: 1, round: 0, settled: 0 };
+        let mut heard = Heard { all: [own; PROCESSES_MAX], count: 1, round: 0, settled: 0, left_by_dead: 0 };
         // What one says belongs to what others say in the same round.
         for _ in 0..HEAR_AGAIN_MAX {
             (heard.round, heard.settled) = session.rounds.now();
+            heard.left_by_dead = session.rounds.left_by_dead();
             heard.listen(session, index);
             if session.rounds.now().1 == heard.settled {
                 break;
             }
         }
         let (round, is_new) = (heard.round, heard.settled != heard.round);
-        if own.round != ALONE && is_new && have_all_asked(heard.all(), round) && session.rounds.settle(round)
+        // Who shares nothing needs no round, but what the dead have left is then nobody's.
+        let wants = own.round != ALONE || heard.left_by_dead > 0;
+        if wants
+            && is_new
+            && have_all_asked(heard.all(), round)
+            && session.rounds.settle(round, heard.left_by_dead)
         {
-            heard.settled = round;
+            (heard.settled, heard.left_by_dead) = (round, 0);
         }
         heard
     }
@@ -271,6 +310,31 @@ impl Heard {
     fn all(&self) -> &[Stated] {
         &self.all[..self.count]
     }
+
+    /// What each of them has.
+    fn resolve(&self, visit: impl FnMut(usize, Claimed)) {
+        resolve(self.all(), self.settled, self.left_by_dead, visit);
+    }
+
+    /// What all of them, and the dead, have left to others.
+    fn left(&self) -> u64 {
+        left(self.all(), self.settled) + self.left_by_dead
+    }
+}
+
+impl Waits for Engine {
+    fn charged(&self) -> u64 {
+        self.charged()
+    }
+    fn ring(&self) {
+        self.budget.ring();
+    }
+    fn now_ns(&self) -> u64 {
+        now_ns()
+    }
+    fn sleep_ns(&self, ns: u64) {
+        sleep_ns(ns);
+    }
 }
 
 impl Engine {
@@ -283,34 +347,11 @@ impl Engine {
         self.share.noted_bytes.store(inherited, Ordering::Relaxed);
     }
 
-    fn child_bytes(&self) -> u64 {
-        CHILD_BYTES.min(self.budget.total_bytes() / CHILD_PART)
-    }
-
-    /// What this process may have, and what is kept for a child.
-    fn granted(&self) -> u64 {
-        match self.share.granted_bytes.load(Ordering::Relaxed) {
-            0 => self.budget.limit_bytes(),
-            bytes => bytes,
-        }
-    }
-
     /// A fork is to be made: waits until the keeper has evicted what a child takes before other processes count it, 20 ms at most.
     /// In a thread of the program, without any lock; its signals wait, too.
     pub fn make_room_for_child(&self) {
-        let (share, now) = (&self.share, now_ns());
-        let most = self.granted().saturating_sub(self.child_bytes());
-        if !self.is_active() || self.charged() <= most || now < share.in_vain_until_ns.load(Ordering::Relaxed)
-        {
-            return;
-        }
-        share.room_until_ns.store(now + ROOM_KEPT_NS, Ordering::Relaxed);
-        self.budget.ring();
-        while self.charged() > most {
-            if now_ns() >= now + ROOM_WAIT_NS {
-                return share.in_vain_until_ns.store(now + IN_VAIN_NS, Ordering::Relaxed);
-            }
-            sleep_ns(200_000);
+        if self.is_active() {
+            self.share.child_room.wait(self.budget.total_bytes(), FIRST_ASK_NS, self);
         }
     }
 
@@ -331,7 +372,7 @@ impl Engine {
     pub fn have_evicted_shared(&self, pages: u64, faults: u64) {
         let bytes = pages * PAGE_BYTES as u64;
         self.share.ledger.have_evicted(bytes, faults);
-        self.budget.shares(self.budget.shared().saturating_sub(bytes));
+        self.budget.shares_less(bytes);
         let claim = &self.membership.session.claims[self.membership.index];
         claim.restate(self.share.ledger.state(Stated::default()));
     }
@@ -383,36 +424,21 @@ impl Engine {
         if is_exact && is_peak {
             peak.fetch_max(allowance.all_have, Ordering::Relaxed);
         }
-        let kept =
-            if now_ns() < self.share.room_until_ns.load(Ordering::Relaxed) { self.child_bytes() } else { 0 };
-        self.share.granted_bytes.store(allowance.bytes, Ordering::Relaxed);
-        self.budget.allow(allowance.bytes - kept.min(allowance.bytes - allowance.least), allowance.sharers);
+        let total = self.budget.total_bytes();
+        self.budget.allow(self.share.child_room.limit(total, &allowance, now_ns()), allowance.sharers);
         self.fit_pool(allowance.bytes);
-        // What is evicted can be nowhere else where no area takes it.
-        self.hold_pool(
-            self.share.ledger.has_kin()
-                && allowance.all_have > self.budget.total_bytes()
-                && self.pager.areas().any_writable(),
-        );
+        let has_area = self.pager.areas().any_writable();
+        self.hold_pool(is_pool_held(self.share.ledger.has_kin(), has_area, total, allowance.all_have));
         self.charged()
     }
 
     /// Whether to ask the kernel now what is shared: in a round that another process has begun, or in one of its own.
     fn is_to_ask(&self, allowance: &Allowance, matters: bool) -> bool {
-        let share = &self.share;
-        if !share.ledger.has_kin() {
-            return false;
-        }
+        let (share, total) = (&self.share, self.budget.total_bytes());
         let is_open = share.ledger.round() != allowance.round;
-        if is_open && share.is_due_ns.load(Ordering::Relaxed) == 0 {
-            share.is_due_ns.store(now_ns() + FIRST_ASK_NS, Ordering::Relaxed);
-        }
-        if share.ledger.written_since_asked() > self.budget.total_bytes() / MORE_SHARE {
-            // Perhaps most of that was not written.
-            share.is_due_ns.store(1, Ordering::Relaxed);
-        }
-        let may_be_short = matters || is_open || allowance.all_may_have >= self.budget.total_bytes();
-        share.may_ask(may_be_short)
+        let is_mistaken = share.ledger.written_since_asked() > total / MORE_SHARE;
+        let is_short = matters || allowance.all_may_have >= total;
+        share.is_to_ask(is_open, is_mistaken, is_short, now_ns())
     }
 
     /// What this process has of the budget, as far as is known. Signal-safe: atomics only.
@@ -441,16 +467,17 @@ impl Engine {
         session.claims[index].store(own);
         let heard = Heard::new(session, index, own);
         let mut claimed = [Claimed::default(); PROCESSES_MAX];
-        resolve(heard.all(), heard.settled, |at, one| claimed[at] = one);
+        heard.resolve(|at, one| claimed[at] = one);
         ledger.settle(heard.settled);
         if ledger.has_kin() && own.round == heard.settled && own.asked < SHARED_BYTES_MIN as i64 {
-            ledger.is_alone_with_less(SHARED_BYTES_MIN);
+            self.share.is_alone_with_less(SHARED_BYTES_MIN);
         }
         self.budget.shares(claimed[0].shared);
         self.budget.has_kin(ledger.has_kin());
         let have_all_asked = heard.settled == heard.round;
-        let allowance = allowance(self.budget.total_bytes(), self.granted(), &claimed[..heard.count]);
-        Allowance { round: heard.round, have_all_asked, left: left(heard.all(), heard.settled), ..allowance }
+        let (total, claimed) = (self.budget.total_bytes(), &claimed[..heard.count]);
+        let allowance = self.share.child_room.allowance(total, claimed, now_ns());
+        Allowance { round: heard.round, have_all_asked, left: heard.left(), ..allowance }
     }
 
     /// Whether this process is the one to look for the dead now.
@@ -470,10 +497,10 @@ impl Engine {
                 let stated = claim.load();
                 if stated != Stated::default() {
                     self.membership.if_ended(index, || {
-                        claim.store(Stated::default());
                         if stated.round != ALONE {
-                            self.begin_round();
+                            self.membership.session.rounds.has_died(&stated);
                         }
+                        claim.store(Stated::default());
                     });
                 }
             }
@@ -503,9 +530,7 @@ impl Engine {
         // this process only if that is still so the next time.
         let left = if asks_again { allowance.left } else { u64::MAX };
         share.ledger.have_asked(parts.shared, for_others, given_up, left, round);
-        share.is_due_ns.store(0, Ordering::Relaxed);
-        share.ask_took_ns.store(thread_cpu_ns() - started, Ordering::Relaxed);
-        share.asked_ns.store(now_ns(), Ordering::Relaxed);
+        share.have_asked(thread_cpu_ns() - started, now_ns());
     }
 }
 
@@ -523,7 +548,7 @@ mod tests {
     /// What each of them may have.
     fn allowances(total: u64, all: &[Claimed]) -> Vec<u64> {
         let first = |own: usize| [&all[own..=own], &all[..own], &all[own + 1..]].concat();
-        (0..all.len()).map(|own| allowance(total, total, &first(own)).bytes).collect()
+        (0..all.len()).map(|own| allowance(total, total, 0, &first(own)).bytes).collect()
     }
 
     #[test]
@@ -574,6 +599,37 @@ mod tests {
             assert!(has.iter().sum::<u64>() <= total + 3 * MIB / 4, "{has:?}");
         }
         assert!(has.iter().all(|has| has.abs_diff(total / 4) <= 3 * MIB), "{has:?}");
+    }
+
+    /// A process that had found itself alone asked right after its next fork: a child that ended at once cost a round.
+    #[test]
+    fn after_each_fork_a_process_waits_before_it_asks() {
+        let (share, ms) = (Share::default(), 1_000_000);
+        let asks_at = |ms_now: u64| share.is_to_ask(true, false, true, ms_now * ms);
+        assert!(!asks_at(900), "it shares nothing");
+        for fork in [1000, 3000, 5000] {
+            share.ledger.has_forked(4 * MIB, 0);
+            assert!(!asks_at(fork) && !asks_at(fork + 24), "it waits");
+            assert!(asks_at(fork + 25));
+            // The last one doesn't come to asking before it finds itself alone.
+            if fork < 3000 {
+                share.have_asked(ms, (fork + 25) * ms);
+            }
+            share.ledger.have_evicted(4 * MIB, 0);
+            share.is_alone_with_less(SHARED_BYTES_MIN);
+            assert!(!share.ledger.has_kin() && !asks_at(fork + 100));
+        }
+        // What was reckoned wrong doesn't wait.
+        share.ledger.has_forked(4 * MIB, 0);
+        assert!(!asks_at(7000) && share.is_to_ask(true, true, true, 7000 * ms));
+    }
+
+    #[test]
+    fn pool_is_held_only_while_sharers_have_too_much_and_an_area_takes_pages() {
+        assert!(is_pool_held(true, true, 24 * MIB, 25 * MIB));
+        assert!(!is_pool_held(true, true, 24 * MIB, 24 * MIB), "what all have fits");
+        assert!(!is_pool_held(true, false, 24 * MIB, 25 * MIB), "there is no other place");
+        assert!(!is_pool_held(false, true, 24 * MIB, 25 * MIB), "what is evicted frees memory");
     }
 
     proptest! {

@@ -211,3 +211,19 @@ fn children_and_their_parent_stay_within_their_budget_together() {
         }
     }
 }
+
+/// A stopped child never asks the kernel what is shared, and nobody paid for what a dead parent had paid for until all had asked:
+/// the tree had up to its budget and that.
+#[test]
+fn what_a_dead_parent_paid_for_is_paid_beside_a_stopped_child() {
+    let Some(_alone) = alone_with("cc") else { return };
+    let Some(group) = Group::new() else { return };
+    for faults in ["signal", "thread", "segv"] {
+        let peak = || {
+            let peak = peak_in_group(&group, "payer_ends_beside_a_stopped_child", faults, 32 * MIB);
+            eprintln!("{faults}: {peak:.2} of the budget");
+            peak
+        };
+        assert!((0..3).any(|_| peak() < 1.2), "{faults}: three times too much");
+    }
+}

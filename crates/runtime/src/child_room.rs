@@ -1,0 +1,212 @@
+//! Room for a fork's child: memory that its parent leaves free until other processes count the child.
+//!
+//! A fork rings for the keeper and waits ([`ChildRoom::wait`]). The keeper lowers the limit for some milliseconds
+//! ([`ChildRoom::limit`]), and evicts down to that limit. What the next look builds on is the limit without the room: else each look
+//! would lower the limit by the room once more.
+
+use crate::kin::Claimed;
+use crate::share::{Allowance, allowance};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes that a child's engine and its first faults take before other processes count them; at most an eighth of the budget.
+const CHILD_BYTES: u64 = 3 << 20;
+const CHILD_PART: u64 = 8;
+/// How long a fork waits for room, in ns.
+const WAIT_NS: u64 = 20_000_000;
+/// How long a waiting fork sleeps between two looks, in ns.
+const SLEEP_NS: u64 = 200_000;
+/// After a fork that has waited in vain no other fork waits for so long, in ns.
+const IN_VAIN_NS: u64 = 1_000_000_000;
+
+/// What one process knows of the room that it keeps.
+#[derive(Default)]
+pub struct ChildRoom {
+    /// Until then room is kept, in ns.
+    kept_until_ns: AtomicU64,
+    /// Until then no fork waits for room, in ns: the last one has waited in vain.
+    in_vain_until_ns: AtomicU64,
+    /// What this process may have, the kept room included, in bytes; 0 before the first look.
+    granted_bytes: AtomicU64,
+}
+
+/// Bytes that a child takes before other processes count them.
+fn child_bytes(total: u64) -> u64 {
+    CHILD_BYTES.min(total / CHILD_PART)
+}
+
+impl ChildRoom {
+    /// What this process may have of `total` bytes, the kept room included.
+    fn granted(&self, total: u64) -> u64 {
+        match self.granted_bytes.load(Ordering::Relaxed) {
+            0 => total,
+            bytes => bytes,
+        }
+    }
+
+    fn kept(&self, total: u64, now_ns: u64) -> u64 {
+        if now_ns < self.kept_until_ns.load(Ordering::Relaxed) { child_bytes(total) } else { 0 }
+    }
+
+    /// What the first of all these processes may have of `total` bytes, after what it might have until now.
+    pub fn allowance(&self, total: u64, all: &[Claimed], now_ns: u64) -> Allowance {
+        allowance(total, self.granted(total), self.kept(total, now_ns), all)
+    }
+
+    /// The limit of a process that may have that much of `total` bytes: less by the kept room.
+    pub fn limit(&self, total: u64, allowance: &Allowance, now_ns: u64) -> u64 {
+        self.granted_bytes.store(allowance.bytes, Ordering::Relaxed);
+        allowance.bytes - self.kept(total, now_ns).min(allowance.bytes - allowance.least)
+    }
+
+    /// Waits until this process has so little of `total` bytes that a child has room, 20 ms at most. The room is kept for
+    /// `kept_ns` longer.
+    pub fn wait(&self, total: u64, kept_ns: u64, process: &impl Waits) {
+        let most = self.granted(total).saturating_sub(child_bytes(total));
+        let began_ns = process.now_ns();
+        if process.charged() <= most || began_ns < self.in_vain_until_ns.load(Ordering::Relaxed) {
+            return;
+        }
+        self.kept_until_ns.store(began_ns + WAIT_NS + kept_ns, Ordering::Relaxed);
+        process.ring();
+        while process.charged() > most {
+            if process.now_ns() >= began_ns + WAIT_NS {
+                return self.in_vain_until_ns.store(began_ns + IN_VAIN_NS, Ordering::Relaxed);
+            }
+            process.sleep_ns(SLEEP_NS);
+        }
+    }
+}
+
+/// The process in which a fork waits.
+pub trait Waits {
+    /// What it has of the budget, in bytes.
+    fn charged(&self) -> u64;
+    /// Has the keeper look.
+    fn ring(&self);
+    /// The time.
+    fn now_ns(&self) -> u64;
+    /// Lets time pass.
+    fn sleep_ns(&self, ns: u64);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+
+    const MIB: u64 = 1 << 20;
+    const MS: u64 = 1_000_000;
+    const TOTAL: u64 = 24 * MIB;
+
+    /// A process whose keeper evicts so many bytes in each millisecond after it was rung for.
+    #[derive(Default)]
+    struct Process {
+        has: Cell<u64>,
+        now_ns: Cell<u64>,
+        evicts_in_ms: u64,
+        rung: Cell<u32>,
+    }
+
+    impl Waits for Process {
+        fn charged(&self) -> u64 {
+            self.has.get()
+        }
+        fn ring(&self) {
+            self.rung.set(self.rung.get() + 1);
+        }
+        fn now_ns(&self) -> u64 {
+            self.now_ns.get()
+        }
+        fn sleep_ns(&self, ns: u64) {
+            assert!(self.rung.get() > 0, "nobody evicts");
+            self.now_ns.set(self.now_ns.get() + ns);
+            self.has.set(self.has.get().saturating_sub(self.evicts_in_ms * ns / MS));
+        }
+    }
+
+    /// How long a fork waits, in ns.
+    fn waited(room: &ChildRoom, process: &Process) -> u64 {
+        let began_ns = process.now_ns();
+        room.wait(TOTAL, 25 * MS, process);
+        process.now_ns() - began_ns
+    }
+
+    /// A process beside a second one, which has `others` bytes. The first evicts down to its limit, and looks again: its limits.
+    fn limits(room: &ChildRoom, has: u64, others: u64) -> Vec<u64> {
+        let (mut has, mut limits) = (has, Vec::new());
+        for look in 1..20 {
+            let claimed = |has, floor| Claimed { has, needs: has + MIB, floor, shared: 0 };
+            let all = [claimed(has, MIB), claimed(others, MIB)];
+            let allowance = room.allowance(TOTAL, &all, look);
+            let limit = room.limit(TOTAL, &allowance, look);
+            has = has.min(limit);
+            limits.push(limit);
+        }
+        limits
+    }
+
+    /// Each look took the room off again, down to what a process has in any case.
+    #[test]
+    fn limit_is_lowered_once_however_often_the_keeper_looks() {
+        // What both have fits, is just too much, or is far too much and the other one gives nothing back.
+        for (has, others) in [(20 * MIB, 2 * MIB), (13 * MIB, 12 * MIB), (13 * MIB, 20 * MIB)] {
+            let room = ChildRoom::default();
+            let without = limits(&room, has, others);
+            let before = *without.last().unwrap();
+            room.kept_until_ns.store(1000, Ordering::Relaxed);
+            let with = limits(&room, before.min(has), others);
+            let least = before.min(has) - 3 * MIB;
+            assert!(
+                with.iter().all(|limit| *limit >= least),
+                "{has} beside {others}: {before}, then {with:?}"
+            );
+            assert!(with[0] < before, "room is kept: {with:?}");
+        }
+    }
+
+    #[test]
+    fn limit_rises_again_when_room_is_no_longer_kept() {
+        let room = ChildRoom::default();
+        let limit = |kept_until_ns| {
+            room.kept_until_ns.store(kept_until_ns, Ordering::Relaxed);
+            let alone = Claimed { has: 20 * MIB, needs: 21 * MIB, floor: MIB, shared: 0 };
+            room.limit(TOTAL, &room.allowance(TOTAL, &[alone], 10), 10)
+        };
+        assert_eq!([limit(0), limit(11), limit(11), limit(10)], [24, 21, 21, 24].map(|mib| mib * MIB));
+        room.kept_until_ns.store(11, Ordering::Relaxed);
+        // Not less than what a process may always have, and no more than a part of a small budget.
+        let all = [Claimed { has: 5 * MIB, needs: 6 * MIB, floor: 4 * MIB, shared: 0 }; 5];
+        let allowance = room.allowance(TOTAL, &all, 1);
+        assert_eq!(room.limit(TOTAL, &allowance, 1), 4 * MIB);
+        assert_eq!(child_bytes(8 * MIB), MIB);
+    }
+
+    #[test]
+    fn fork_waits_until_there_is_room_and_no_longer() {
+        let (room, process) = (ChildRoom::default(), Process { evicts_in_ms: MIB, ..Process::default() });
+        process.has.set(TOTAL - 3 * MIB);
+        assert_eq!((waited(&room, &process), process.rung.get()), (0, 0), "there is room");
+        process.has.set(TOTAL);
+        assert!((3 * MS..4 * MS).contains(&waited(&room, &process)));
+        assert_eq!(process.rung.get(), 1);
+        // So does the next one.
+        process.has.set(TOTAL);
+        assert!((3 * MS..4 * MS).contains(&waited(&room, &process)));
+        // The child has the room for so long.
+        let now_ns = process.now_ns();
+        assert_eq!([room.kept(TOTAL, now_ns + 41 * MS), room.kept(TOTAL, now_ns + 42 * MS)], [3 * MIB, 0]);
+    }
+
+    /// Small processes that can't evict waited 20 ms at every fork.
+    #[test]
+    fn after_a_fork_that_waited_in_vain_none_waits_for_a_second() {
+        let (room, process) = (ChildRoom::default(), Process::default());
+        process.has.set(TOTAL);
+        assert_eq!(waited(&room, &process), WAIT_NS);
+        assert_eq!([waited(&room, &process), waited(&room, &process)], [0, 0]);
+        process.now_ns.set(999 * MS);
+        assert_eq!((waited(&room, &process), process.rung.get()), (0, 1), "and the keeper isn't woken");
+        process.now_ns.set(1000 * MS);
+        assert_eq!(waited(&room, &process), WAIT_NS);
+    }
+}
