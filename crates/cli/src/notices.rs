@@ -149,7 +149,7 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
             place(value, about)
         ),
         Notice::Unmanaged => format!(
-            "{} of its memory can't be evicted (locked memory, stacks, small mappings), out of a budget of {}; use --ram {} or more",
+            "{} of its memory can't be evicted (locked or executable memory, stacks, small mappings), out of a budget of {}; use --ram {} or more",
             iec(value),
             iec(budget.ram_bytes),
             // It is told from half of the budget on: a quarter more could be less than there is now.

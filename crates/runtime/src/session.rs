@@ -175,7 +175,7 @@ pub enum Notice {
     WriteError = 2,
     /// A read from an area failed; the program got SIGBUS. Value: see [`pack_io_error`].
     ReadError = 3,
-    /// Memory that can't be evicted (locked, stacks, small mappings) is more than half of the budget, and there
+    /// Memory that can't be evicted (locked, executable, stacks, small mappings) is more than half of the budget, and there
     /// was nothing left to evict. Value: bytes.
     Unmanaged = 4,
     /// The program locked all its memory (mlockall): nothing can be evicted.
