@@ -15,7 +15,7 @@ const CHILD_PART: u64 = 8;
 const WAIT_NS: u64 = 20_000_000;
 /// How long a waiting fork sleeps between two looks, in ns.
 const SLEEP_NS: u64 = 200_000;
-/// After a fork that has waited in vain no other fork waits for so long, in ns.
+/// Time after a fork that has waited in vain in which no other fork waits, in ns.
 const IN_VAIN_NS: u64 = 1_000_000_000;
 
 /// What one process knows of the room that it keeps.
@@ -98,7 +98,7 @@ mod tests {
     const MS: u64 = 1_000_000;
     const TOTAL: u64 = 24 * MIB;
 
-    /// A process whose keeper evicts so many bytes in each millisecond after it was rung for.
+    /// A process whose keeper evicts `evicts_in_ms` bytes in each millisecond after it was rung for.
     #[derive(Default)]
     struct Process {
         has: Cell<u64>,
@@ -192,7 +192,7 @@ mod tests {
         // So does the next one.
         process.has.set(TOTAL);
         assert!((3 * MS..4 * MS).contains(&waited(&room, &process)));
-        // The child has the room for so long.
+        // The child has the room until then.
         let now_ns = process.now_ns();
         assert_eq!([room.kept(TOTAL, now_ns + 41 * MS), room.kept(TOTAL, now_ns + 42 * MS)], [3 * MIB, 0]);
     }

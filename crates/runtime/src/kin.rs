@@ -23,7 +23,7 @@ pub struct Stated {
     pub unpaid: i64,
     /// Bytes of its memory that others pay for, as the kernel said in the round `round`, and as reckoned since.
     pub asked: i64,
-    /// Bytes of its memory that others have, too, as reckoned, whoever pays for them.
+    /// Bytes of its memory that others have, too, as reckoned. This process or others pay for them.
     pub with_others: u64,
     /// See `asked`. [`ALONE`] if it shares nothing, [`UNASKED`] if it has not asked yet.
     pub round: u64,
@@ -64,7 +64,7 @@ impl Rounds {
     pub fn has_died(&self, stated: &Stated) {
         let (_, settled) = self.now();
         self.open_next();
-        // After that: whoever settles the round has seen this, or it counts beyond that round.
+        // After that. The process that settles the open round has seen these bytes, or they count beyond that round.
         self.left_by_dead.fetch_add(left_by(stated, settled), Ordering::AcqRel);
     }
 

@@ -1,13 +1,9 @@
 //! The live engine: threads, budget, life cycle, and what the supervisor and its programs share.
 //!
-//! [`session`] what all processes of a run share, [`head`] and what of it is written once · [`record`] our place in it · [`devices`] its areas ·
-//! [`start`] how an engine comes to be, and its threads · [`engine`] what they share · [`worker`] what one thread
-//! does: faults in, evictions out · [`ahead`] pages that nobody has asked for yet · [`map_lock`] mappings and table say
-//! the same · [`changes`] the program changes its memory, [`locked`] or locks it · [`credentials`] or what it may do · [`registrar`] registers for hooks · [`fork`] the program
-//! makes a copy of itself ·
-//! [`takes`] who takes pages out · [`lull`] and who waits meanwhile ·
-//! [`guard`] what system calls do to its memory · [`budget`] how much is too much · [`share`] how much is this process's, [`kin`] who pays for what is shared, [`child_room`] what a fork's child finds free,
-//! [`pool_share`] and how much of that the pool's · [`polling`] who doesn't sleep until a page is read
+//! A run: [`session`], [`head`], [`record`], [`devices`]. A process in it: [`start`], [`engine`].
+//! A page: [`worker`] serves faults and evicts, [`ahead`] reads early; [`takes`], [`lull`] and [`polling`] say who acts and who waits.
+//! The program's calls: [`guard`], [`changes`], [`locked`], [`credentials`], [`fork`]. [`map_lock`] and [`registrar`] keep mappings and
+//! table the same. The budget: [`budget`], [`share`], [`kin`], [`child_room`], [`pool_share`].
 #![cfg_attr(not(test), no_std)]
 
 /// What `farpage doctor` asks about this kernel.

@@ -39,7 +39,7 @@ impl PoolShare {
         self.held_at.load(Ordering::Relaxed) > 0
     }
 
-    /// The pool may not grow beyond so many bytes, or may again: 0.
+    /// The pool may not grow beyond `bytes`; 0: it may grow again.
     fn hold(&self, bytes: u64) {
         self.held_at.store(bytes, Ordering::Relaxed);
     }

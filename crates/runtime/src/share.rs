@@ -47,7 +47,7 @@ const ASK_NS_MIN: u64 = 10_000_000;
 const ASK_NS_MAX: u64 = 2_000_000_000;
 /// Less counts as nothing, and the kernel isn't asked any more, until the next fork.
 const SHARED_BYTES_MIN: u64 = 256 << 10;
-/// A process waits so long after a fork before it asks: most children end soon, or become other programs.
+/// Time that a process waits after a fork before it asks, in ns. Most children end soon, or become other programs.
 const FIRST_ASK_NS: u64 = 25_000_000;
 
 /// Bytes that no process has. Any process of the run can write any claim, and sums of claims must not overflow.
@@ -137,7 +137,7 @@ pub fn allowance(total: u64, limit: u64, kept: u64, all: &[Claimed]) -> Allowanc
     let free = total.saturating_sub(all_have);
     let grows = |other: &&Claimed| other.needs > other.has;
     let sharers = 1 + others.iter().filter(grows).count() as u64;
-    // What is kept free is this process's already: else each look would lower the limit by that.
+    // What is kept free is this process's already. Else each look would lower the limit by `kept`.
     let has = own.has + kept;
     // While they have too much nobody gets more, also if what it has grows by itself.
     let within = if all_have > total { has.min(limit) } else { has + free.saturating_sub(kept) / sharers };
@@ -157,13 +157,13 @@ pub fn allowance(total: u64, limit: u64, kept: u64, all: &[Claimed]) -> Allowanc
     }
 }
 
-/// Whether the pool may not grow while all together have so much: what a process evicts and others have, too, frees no memory. Without
-/// an area the pool is the only place.
+/// Whether the pool may not grow while all together have `all_have` bytes. What a process evicts and others have, too, frees no memory.
+/// Without an area the pool is the only place.
 const fn is_pool_held(has_kin: bool, has_area: bool, total: u64, all_have: u64) -> bool {
     has_kin && has_area && all_have > total
 }
 
-/// A process with less isn't asked for any of it, beside so many.
+/// A process with less isn't asked for any of it. The more processes there are, the less that is.
 fn small_bytes(total: u64, processes: usize) -> u64 {
     (total / (2 * processes as u64)).clamp(SMALL_BYTES_MIN, SMALL_BYTES)
 }
@@ -241,7 +241,7 @@ impl Share {
         now_ns >= (self.asked_ns.load(Ordering::Relaxed) + wait_ns).max(is_due_ns)
     }
 
-    /// The kernel was asked, which took so long.
+    /// The kernel was asked, for `took_ns` of CPU time.
     fn have_asked(&self, took_ns: u64, now_ns: u64) {
         self.is_due_ns.store(0, Ordering::Relaxed);
         self.ask_took_ns.store(took_ns, Ordering::Relaxed);
