@@ -42,6 +42,7 @@ USERS = {"root": 0, "ordinary user": 65534}
 PROGRAMS = (
     ("load", "threads", "only_threads", 8),
     ("direct I/O", "io", "direct", 8),
+    ("registered, then moved", "io", "moved_after_it_was_registered", 8),
     ("peer that writes", "peer_writes", "from_a_parent", 8),
     ("fork", "processes", "fork_while_out", 16),
 )

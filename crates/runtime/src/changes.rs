@@ -267,82 +267,108 @@ fn move_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments
     if stays || !engine.is_wholly_registered(old) {
         return pass_on(number::MREMAP, arguments);
     }
-    if !engine.is_of_one_kind(PageRange::of(old.start, count.min(old.count()))) {
+    let moves = PageRange::of(old.start, count.min(old.count()));
+    if !engine.is_of_one_kind(moves) {
         return EFAULT;
     }
     engine.join(protections, old);
-    let result = pass_on(number::MREMAP, arguments);
-    if result >= 0 {
-        return result;
-    }
-    if protections.part(old).is_err() {
-        out_of_tables(engine);
-    }
-    match result {
-        EFAULT if flags & raw::MREMAP_MAYMOVE as usize != 0 => {
-            move_pieces(engine, protections, arguments, old)
-        }
+    let has = |flag: u32| flags & flag as usize != 0;
+    let may_move = has(raw::MREMAP_MAYMOVE);
+    let place = PageRange::covering(arguments[4], new_bytes);
+    let overlaps = has(raw::MREMAP_FIXED) && !place.intersection(old).is_empty();
+    // Kernels since 6.17 move several mappings by that flag, and what they had moved before they failed could not be told.
+    let by_us = has(raw::MREMAP_DONTUNMAP) && may_move && count == old.count() && !overlaps;
+    let result = match if by_us { EFAULT } else { pass_on(number::MREMAP, arguments) } {
+        EFAULT if may_move => move_pieces(engine, protections, arguments, (old, moves)),
         // In pieces it can't grow where it is.
         EFAULT => -(ENOMEM as isize),
-        _ => result,
+        result => result,
+    };
+    if result < 0 && !is_parted_again(protections, old, moves) {
+        out_of_tables(engine);
     }
+    result
+}
+
+/// Undoes `join` after a call that has failed. False if that can't be done, or if the call has moved some of `moves`: kernels since
+/// 6.17 move several mappings, and stop at the first that fails. Older ones have unmapped what the call would have shrunk `old` by.
+fn is_parted_again(protections: &ByProtection, old: PageRange, moves: PageRange) -> bool {
+    let rest = memory::mapped_before_a_hole(PageRange::new(moves.end, old.end));
+    memory::mapped_before_a_hole(moves) == moves
+        && protections.part(moves).is_ok()
+        && protections.part(rest).is_ok()
 }
 
 /// The same for mappings that don't become one again, because a call uses part of them or a fork has kept them apart: each is moved by
 /// itself. Not copied: a device may have pinned a page, and writes to that one.
-fn move_pieces(engine: &Engine, protections: &ByProtection, arguments: Arguments, old: PageRange) -> isize {
+fn move_pieces(
+    engine: &Engine,
+    protections: &ByProtection,
+    arguments: Arguments,
+    (old, moves): (PageRange, PageRange),
+) -> isize {
     let [_, _, new_bytes, flags, new_address, _] = arguments;
     let has = |flag: u32| flags & flag as usize != 0;
+    let is_wiped = engine.is_wholly(moves, Flags::WIPE_ON_FORK);
     let (place, fixed) = if has(raw::MREMAP_FIXED) { (new_address, raw::MAP_FIXED) } else { (0, 0) };
-    let kind = (raw::MAP_PRIVATE | raw::MAP_ANONYMOUS | raw::MAP_NORESERVE | fixed) as usize;
-    let result = pass_on(number::MMAP, [place, new_bytes, READ_WRITE, kind, usize::MAX, 0]);
+    let result = map_closed(place, new_bytes, fixed, is_wiped);
     let Ok(start) = sys::check(result) else { return result };
     let new = PageRange::covering(start, new_bytes);
-    let moves = PageRange::of(old.start, old.count().min(new.count()));
-    // SAFETY: keeps it from children only, as all that is registered; what moves there brings its own advice.
-    let kept = unsafe { memory::advise(new, raw::MADV_DONTFORK) };
-    let wiped = match engine.is_wholly(moves, Flags::WIPE_ON_FORK) {
-        // SAFETY: changes what children find in it only, as the program asked for the old one.
-        true => unsafe { memory::advise(new, raw::MADV_WIPEONFORK) },
-        false => Ok(()),
-    };
-    let how = raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | (flags as u32 & raw::MREMAP_DONTUNMAP);
-    let moved = kept.and(wiped).map_err(|_| 0).and_then(|()| move_each(moves, new.start, how));
-    if let Err(count) = moved {
-        let back =
-            move_each(PageRange::of(new.start, count), old.start, raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED);
-        let is_whole = back.is_ok() && memory::mapped_before_a_hole(old) == old;
-        pass_on(number::MUNMAP, [start, new_bytes, 0, 0, 0, 0]);
-        if !is_whole || protections.part(old).is_err() {
+    if !move_each(moves, new.start) {
+        if memory::mapped_before_a_hole(moves) != moves {
             out_of_tables(engine);
         }
+        pass_on(number::MUNMAP, [start, new_bytes, 0, 0, 0, 0]);
         return -(ENOMEM as isize);
     }
     protections.join(new);
+    let rest = PageRange::new(moves.end, old.end);
     if has(raw::MREMAP_DONTUNMAP) {
-        protections.join(old);
-    } else if moves.end < old.end {
-        // What the call shrinks it by.
-        let rest = PageRange::new(moves.end, old.end);
+        let again = map_closed(moves.start.address(), moves.bytes(), raw::MAP_FIXED, is_wiped);
+        if again < 0 {
+            out_of_tables(engine);
+        }
+    } else if !rest.is_empty() {
         pass_on(number::MUNMAP, [rest.start.address(), rest.bytes(), 0, 0, 0, 0]);
     }
     result
 }
 
-/// Moves each of the mappings that `pages` are to the kernel. Else how many pages it has moved.
-fn move_each(pages: PageRange, to: PageIndex, how: u32) -> Result<(), u64> {
+/// Maps new memory that nobody may touch, with the advice that registered memory has.
+fn map_closed(place: usize, bytes: usize, fixed: u32, is_wiped: bool) -> isize {
+    let kind = (raw::MAP_PRIVATE | raw::MAP_ANONYMOUS | raw::MAP_NORESERVE | fixed) as usize;
+    let result = pass_on(number::MMAP, [place, bytes, raw::PROT_NONE as usize, kind, usize::MAX, 0]);
+    let Ok(start) = sys::check(result) else { return result };
+    let new = PageRange::covering(start, bytes);
+    // SAFETY: keeps new memory from children only, as all that is registered; what moves there brings its own advice.
+    let kept = unsafe { memory::advise(new, raw::MADV_DONTFORK) };
+    let wiped = match is_wiped {
+        // SAFETY: changes what children find in it only, as the program asked for the old memory.
+        true => unsafe { memory::advise(new, raw::MADV_WIPEONFORK) },
+        false => Ok(()),
+    };
+    if kept.and(wiped).is_err() {
+        pass_on(number::MUNMAP, [start, bytes, 0, 0, 0, 0]);
+        return -(ENOMEM as isize);
+    }
+    result
+}
+
+/// Moves each of the mappings that `pages` are to the kernel. False if one failed: then `pages` have a hole where some were moved.
+fn move_each(pages: PageRange, to: PageIndex) -> bool {
+    const HOW: usize = (raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED) as usize;
     let (mut done, mut wanted) = (0, pages.count());
     while done < pages.count() {
         let count = wanted.min(pages.count() - done);
         let (from, bytes) = (pages.start.plus(done).address(), count as usize * PAGE_BYTES);
-        match pass_on(number::MREMAP, [from, bytes, bytes, how as usize, to.plus(done).address(), 0]) {
+        match pass_on(number::MREMAP, [from, bytes, bytes, HOW, to.plus(done).address(), 0]) {
             // More than one mapping, which only some calls of newer kernels move.
             EFAULT if count > 1 => wanted = count / 2,
-            result if result < 0 => return Err(done),
+            result if result < 0 => return false,
             _ => (done, wanted) = (done + count, count * 2),
         }
     }
-    Ok(())
+    true
 }
 
 /// What a finished mremap means for us.
