@@ -82,7 +82,8 @@ impl Rounds {
         let before = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, settle);
         // Only who is the first.
         if before.is_ok_and(|word| word & 0xffff_ffff != round & 0xffff_ffff) {
-            self.left_by_dead.fetch_sub(left_by_dead, Ordering::AcqRel);
+            let rest = |left: u64| Some(left.min(LEFT_MAX).saturating_sub(left_by_dead));
+            let _ = self.left_by_dead.fetch_update(Ordering::AcqRel, Ordering::Acquire, rest);
         }
         before.is_ok()
     }

@@ -94,6 +94,12 @@ impl Claim {
         self.asked.store(stated.asked, Ordering::Relaxed);
         self.with_others.store(stated.with_others, Ordering::Relaxed);
     }
+
+    /// Says that it shares memory, after a fork.
+    fn say_shared(&self, stated: Stated) {
+        self.restate(stated);
+        self.round.store(stated.round, Ordering::Relaxed);
+    }
 }
 
 impl Claimed {
@@ -358,6 +364,8 @@ impl Engine {
     /// There was a fork, and now there is a child. In a thread of the program.
     pub fn have_forked(&self) {
         self.share.ledger.has_forked(self.charged() + self.budget.shared(), minor_faults());
+        // A parent that ends before its keeper's next look has said that it shares, too.
+        self.claim().say_shared(self.share.ledger.state(Stated::default()));
         self.begin_round();
         self.budget.ring();
     }
@@ -373,8 +381,12 @@ impl Engine {
         let bytes = pages * PAGE_BYTES as u64;
         self.share.ledger.have_evicted(bytes, faults);
         self.budget.shares_less(bytes);
-        let claim = &self.membership.session.claims[self.membership.index];
-        claim.restate(self.share.ledger.state(Stated::default()));
+        self.claim().restate(self.share.ledger.state(Stated::default()));
+    }
+
+    /// What this process says of itself.
+    fn claim(&self) -> &Claim {
+        &self.membership.session.claims[self.membership.index]
     }
 
     /// This process won't say again what it shares: all that it has counts for itself.
@@ -494,9 +506,10 @@ impl Engine {
     fn forget_the_dead(&self) {
         self.while_nobody_reaps(|| {
             for (index, claim) in self.membership.session.claims.iter().enumerate() {
-                let stated = claim.load();
-                if stated != Stated::default() {
+                if claim.load() != Stated::default() {
                     self.membership.if_ended(index, || {
+                        // Another process may have taken the record and ended since.
+                        let stated = claim.load();
                         if stated.round != ALONE {
                             self.membership.session.rounds.has_died(&stated);
                         }
