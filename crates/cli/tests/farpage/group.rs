@@ -70,13 +70,15 @@ impl Group {
             skip("the kernel can't be asked to reclaim from a cgroup here");
             return None;
         };
-        let (file, ends, rounds) = (self.0.join(name), Arc::new(AtomicBool::new(false)), Arc::default());
+        let (file, processes) = (self.0.join(name), self.0.join("cgroup.procs"));
+        let (ends, rounds) = (Arc::new(AtomicBool::new(false)), Arc::default());
         let (is_over, count): (_, Arc<AtomicU64>) = (Arc::clone(&ends), Arc::clone(&rounds));
         let thread = std::thread::spawn(move || {
             while !is_over.load(Ordering::Relaxed) {
+                let has_processes = fs::read(&processes).is_ok_and(|pids| !pids.is_empty());
                 // EAGAIN: less could be reclaimed than was asked for, as always while processes run.
-                let is_done =
-                    fs::write(&file, word).map_or_else(|error| error.kind() == WouldBlock, |()| true);
+                let asked = fs::write(&file, word).map_or_else(|error| error.kind() == WouldBlock, |()| true);
+                let is_done = asked && has_processes;
                 count.fetch_add(u64::from(is_done), Ordering::Relaxed);
                 std::thread::sleep(RECLAIM_PAUSE);
             }
@@ -95,7 +97,7 @@ impl Group {
         let (name, word) = self.reclaim_file().unwrap();
         let group = self.0.display();
         format!(
-            "mkdir {group} && (while sleep 0.001; do echo {word} > {group}/{name}; done) & \
+            "mkdir {group} && (while kill -0 $$; do echo {word} > {group}/{name}; sleep 0.001; done) & \
              sleep 1; echo $$ > {group}/cgroup.procs; "
         )
     }
@@ -121,7 +123,7 @@ pub struct Reclaim {
 }
 
 impl Reclaim {
-    /// Times that the kernel reclaimed what it could.
+    /// Times that the kernel reclaimed what it could of processes in the group.
     pub fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::Relaxed)
     }
