@@ -73,13 +73,16 @@ fn watch(options: &RunOptions, plan: &Plan, shared: &Shared, pid: u32) -> Result
     let names = names(&plan.areas);
     let about = About { areas: &names, budget: &plan.budget };
     let tell_news = || {
-        shared.damage().map_or(Ok(()), |what| Err(damaged(what)))?;
         let news = watcher.news(shared.session(), &about, Instant::now());
+        // After that: what was read while the session was overwritten isn't told.
+        shared.damage().map_or(Ok(()), |what| Err(damaged(what)))?;
         news.iter().for_each(|text| say::line(text));
         Ok(())
     };
     let ended = signals::supervise(pid, tell_news);
-    watcher.rest().into_iter().for_each(|text| say::line(&text));
+    if ended.is_ok() {
+        watcher.rest().into_iter().for_each(|text| say::line(&text));
+    }
     ended
 }
 
