@@ -600,8 +600,8 @@ that it needs. A cell is *right* if what it printed is the same to the byte, and
 seen with more than %.2f of the budget (20 looks a second); what was seen otherwise is in the cell. Memory that Farpage
 doesn't manage (stacks, small, shared, locked, executable and read-only mappings, files) counts, too: a small program can be
 over its budget by that alone. The cell says how much was locked, executable, for a stack or read-only at a look
-above the budget, if it was a twentieth of the budget. `stress-ng mmap` maps 80 MiB in turn, some with MAP_STACK, which the cell
-doesn't say. Memory for stacks stays in RAM.
+above the budget, if a kind had a twentieth of the budget. `stress-ng mmap` maps 80 MiB in turn, some with MAP_STACK. Memory for
+stacks stays in RAM, and no cell tells MAP_STACK.
 `thread` as an ordinary user has permission for `/dev/userfaultfd`.
 
 %s, Linux %s, %d CPUs. %s

@@ -276,7 +276,7 @@ fn move_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments
     let may_move = has(raw::MREMAP_MAYMOVE);
     let place = PageRange::covering(arguments[4], new_bytes);
     let overlaps = has(raw::MREMAP_FIXED) && !place.intersection(old).is_empty();
-    // Kernels since 6.17 move several mappings by that flag, and what they had moved before they failed could not be told.
+    // A kernel since 6.17 moves several mappings with that flag. After a failure midway nothing would show which it has moved.
     let by_us = has(raw::MREMAP_DONTUNMAP) && may_move && count == old.count() && !overlaps;
     let result = match if by_us { EFAULT } else { pass_on(number::MREMAP, arguments) } {
         EFAULT if may_move => move_pieces(engine, protections, arguments, (old, moves)),
