@@ -599,9 +599,9 @@ Made by `make compat`. Each program runs unmodified, once without Farpage and on
 that it needs. A cell is *right* if what it printed is the same to the byte, and its processes together were never
 seen with more than %.2f of the budget (20 looks a second); what was seen otherwise is in the cell. Memory that Farpage
 doesn't manage (stacks, small, shared, locked, executable and read-only mappings, files) counts, too: a small program can be
-over its budget by that alone. The cell says how much was locked, executable, for a stack or read-only at a look
-above the budget, if a kind had a twentieth of the budget. `stress-ng mmap` maps 80 MiB in turn, some with MAP_STACK. Memory for
-stacks stays in RAM, and no cell tells MAP_STACK.
+over its budget by that alone. A cell above the budget names the kinds of such memory: locked, executable, for a stack,
+read-only. It leaves out kinds with less than a twentieth of the budget, and memory mapped with MAP_STACK, which can't be told
+from other memory. `stress-ng mmap` maps 80 MiB of that now and then.
 `thread` as an ordinary user has permission for `/dev/userfaultfd`.
 
 %s, Linux %s, %d CPUs. %s

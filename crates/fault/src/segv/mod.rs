@@ -5,8 +5,7 @@
 //! * Pages that were never touched are closed, too. Without that the program would grow unnoticed.
 //! * A page is filled while it is closed, through /proc/self/mem or in another mapping (`aside.rs`), and opened afterwards.
 //! * An eviction closes a page before it drops the page (`take.rs`).
-//! * Each border between open and closed pages costs a mapping, of which the kernel allows some 65,000. The borders are counted.
-//!   With many of them memory counts as full; evictions then follow the clock hand, in address order, and so join neighbours.
+//! * Each border between open and closed pages costs a mapping; the kernel allows some 65,000. With many, memory counts as full.
 // UNSAFETY: it takes pages of the program away, with its callers' promises.
 
 mod aside;
