@@ -31,7 +31,7 @@ pub fn bench(options: &BenchOptions) -> Result<ExitCode, Failure> {
     };
     let report =
         report.map_err(|why| Failure::new(format!("`bench {}` could not go on: {why}", experiment.name)))?;
-    say::to_stdout(&report.text());
+    say::to_stdout(&report.text())?;
     if let Some(file) = &options.json {
         write(file, &format!("{:#}\n", report.json()))?;
     }
@@ -80,6 +80,6 @@ pub fn load(options: &LoadOptions) -> Result<ExitCode, Failure> {
     })?;
     let found =
         (load.run)(&settings).map_err(|why| Failure::new(format!("load {}: {why}", load.name)).status(1))?;
-    say::to_stdout(&format!("{found}\n"));
+    say::to_stdout(&format!("{found}\n"))?;
     Ok(ExitCode::SUCCESS)
 }

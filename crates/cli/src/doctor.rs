@@ -4,11 +4,11 @@
 use crate::areas;
 use crate::budget::{self, Behind, Roots};
 use crate::failure::Failure;
-use crate::kernel::{self, Refused, Release, Userfaultfd};
-use crate::machine::Machine;
+use crate::kernel::{self, FaultsAsked, Refused, Release, Userfaultfd};
 use crate::numbers::iec;
-use crate::options::DoctorOptions;
+use crate::options::{DoctorOptions, RunSettings};
 use crate::preload;
+use crate::run::{self, Asked, Plan};
 use crate::say;
 use crate::session::FILE_BYTES_MIN;
 use crate::summary::{faults_name, install_name, io_name, uffd_name};
@@ -56,12 +56,12 @@ impl Check {
 }
 
 /// What `farpage run` would do.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct Choice {
     faults: Option<&'static str>,
     userfaultfd: Option<&'static str>,
     install: Option<&'static str>,
-    io: &'static str,
+    io: Option<&'static str>,
     swap: Option<String>,
     budget_bytes: Option<u64>,
     why: Vec<String>,
@@ -72,8 +72,8 @@ const FILE_SIZE: &str = "RLIMIT_FSIZE";
 /// Checks that nothing makes up for.
 const NEEDED: [&str; 2] = [KERNEL, FILE_SIZE];
 
-/// Looks at everything; 0 if `farpage run` would work with its defaults, else 1.
-pub fn doctor(options: &DoctorOptions) -> ExitCode {
+/// Looks at everything; 0 if this `farpage run` would work, else 1.
+pub fn doctor(options: &DoctorOptions) -> Result<ExitCode, Failure> {
     let privileged = kernel::userfaultfd();
     let (signals, without) = (kernel::user_mode(), kernel::without());
     let mut checks = vec![kernel_check(&Release::this()), user_check()];
@@ -87,20 +87,31 @@ pub fn doctor(options: &DoctorOptions) -> ExitCode {
     checks.extend(memory_checks());
     checks.extend(limit_checks());
     checks.push(preload_check());
-    let choice = choose(&kernel::faults(kernel::FaultsAsked::Best));
-    let works = choice.install.is_some()
-        && choice.swap.is_some()
-        && choice.budget_bytes.is_some()
-        && preload::find().is_ok()
+    let (choice, refused) = choose(options);
+    checks.extend(
+        refused.iter().filter(|failure| is_news(failure, &checks)).map(run_check).collect::<Vec<_>>(),
+    );
+    let works = refused.is_none()
         && !checks.iter().any(|check| NEEDED.contains(&check.name.as_str()) && check.verdict == Verdict::No)
         && !sys::is_privileged_executable();
     if options.json {
         let report = json!({ "schema": 1, "works": works, "checks": checks, "choice": choice });
-        say::to_stdout(&format!("{report:#}\n"));
+        say::to_stdout(&format!("{report:#}\n"))?;
     } else {
-        say::to_stdout(&table(&checks, &choice, works));
+        say::to_stdout(&table(&checks, &choice, works))?;
     }
-    if works { ExitCode::SUCCESS } else { ExitCode::from(1) }
+    Ok(if works { ExitCode::SUCCESS } else { ExitCode::from(1) })
+}
+
+/// Whether no check has said yet why the run would be refused.
+fn is_news(refused: &Failure, checks: &[Check]) -> bool {
+    let why = refused.in_one_line();
+    !checks.iter().any(|check| check.verdict == Verdict::No && check.value == why)
+}
+
+fn run_check(refused: &Failure) -> Check {
+    let check = Check::new("farpage run", Verdict::No, refused.in_one_line());
+    refused.fixes().iter().fold(check, |check, fix| check.fix(fix))
 }
 
 // ---- the checks ----------------------------------------------------------------------------------------
@@ -415,56 +426,59 @@ fn preload_check() -> Check {
 
 // ---- the choice ----------------------------------------------------------------------------------------
 
-fn choose(userfaultfd: &Result<Userfaultfd, Failure>) -> Choice {
-    let limits = budget::limits(&Roots::of_this_machine());
-    let mut why = Vec::new();
-    let install = match userfaultfd {
-        Ok(userfaultfd) => match kernel::choose_install(None, *userfaultfd) {
-            Ok((Install::Mixed, _)) => {
-                why.push("mixed: the kernel has UFFDIO_MOVE".into());
-                Some(Install::Mixed)
-            }
-            Ok((install, note)) => {
-                why.extend(note);
-                Some(install)
-            }
-            Err(failure) => {
-                why.push(failure.in_one_line());
-                None
-            }
-        },
+/// What this `farpage run` would use, and why it would be refused.
+fn choose(options: &DoctorOptions) -> (Choice, Option<Failure>) {
+    let asked = Asked::of(&options.settings);
+    let budget_bytes = asked.as_ref().ok().map(|asked| asked.budget.ram_bytes);
+    let userfaultfd = kernel::faults(options.settings.faults());
+    let program = if options.program.is_empty() { None } else { Some(run::find_program(&options.program)) };
+    let plan = asked.and_then(|asked| {
+        program.transpose()?;
+        Plan::of(&options.settings, asked)
+    });
+    let mut choice = Choice { budget_bytes, ..Choice::default() };
+    if let Ok(userfaultfd) = userfaultfd {
+        choice.faults = Some(faults_name(userfaultfd.source));
+        choice.userfaultfd = Some(uffd_name(userfaultfd.source));
+    }
+    let plan = match plan {
+        Ok(plan) => plan,
         Err(failure) => {
-            why.push(failure.in_one_line());
-            None
+            choice.why.push(failure.in_one_line());
+            return (choice, Some(failure));
         }
     };
-    if let Ok(Userfaultfd { source: UffdSource::UserMode, .. }) = userfaultfd {
-        why.push("signal: faults as messages need a privilege (--faults thread)".into());
+    choice.install = Some(install_name(plan.settings.install));
+    choice.io = Some(io_name(plan.settings.io));
+    let areas = plan.areas.iter().map(|area| say::harmless(&area.path.display().to_string()));
+    choice.swap = Some(areas.collect::<Vec<_>>().join(", ")).filter(|areas| !areas.is_empty());
+    choice.why = reasons(&options.settings, &plan);
+    (choice, None)
+}
+
+/// Why something else was chosen than the best there is, and what `run` would say before it starts.
+fn reasons(options: &RunSettings, plan: &Plan) -> Vec<String> {
+    let mut why = Vec::new();
+    if plan.settings.install == Install::Mixed {
+        why.push("mixed: the kernel has UFFDIO_MOVE".into());
     }
-    if let Ok(Userfaultfd { source: UffdSource::Nothing, .. }) = userfaultfd {
-        why.push("segv: there is no userfaultfd for this user (--faults signal is faster)".into());
-    }
-    let io = match sys::io_uring() {
-        Ok(()) => {
-            why.push("uring: io_uring works".into());
-            IoEngine::Uring
+    let is_free = options.faults() == FaultsAsked::Best;
+    match plan.settings.uffd_source {
+        UffdSource::UserMode if is_free => {
+            why.push("signal: faults as messages need a privilege (--faults thread)".into());
         }
-        Err(error) => {
-            why.push(format!("psync: io_uring is refused ({error})"));
-            IoEngine::Psync
+        UffdSource::Nothing if is_free => {
+            why.push("segv: there is no userfaultfd for this user (--faults signal is faster)".into());
         }
-    };
-    let swap = areas::open_default(sys::environment, &Machine::this());
-    why.extend(swap.as_ref().err().map(Failure::in_one_line));
-    Choice {
-        faults: userfaultfd.as_ref().ok().map(|userfaultfd| faults_name(userfaultfd.source)),
-        userfaultfd: userfaultfd.as_ref().ok().map(|userfaultfd| uffd_name(userfaultfd.source)),
-        install: install.map(install_name),
-        io: io_name(io),
-        swap: swap.ok().map(|area| area.path.display().to_string()),
-        budget_bytes: budget::resolve(None, None, Behind::Areas, &limits).ok().map(|budget| budget.ram_bytes),
-        why,
+        _ => {}
     }
+    match (plan.settings.io, sys::io_uring()) {
+        (IoEngine::Uring, _) => why.push("uring: io_uring works".into()),
+        (IoEngine::Psync, Err(error)) => why.push(format!("psync: io_uring is refused ({error})")),
+        (IoEngine::Psync, Ok(())) => {}
+    }
+    why.extend(plan.notes.iter().map(|note| format!("note: {note}")));
+    why
 }
 
 // ---- the table -----------------------------------------------------------------------------------------
@@ -489,7 +503,7 @@ fn table(checks: &[Check], choice: &Choice, works: bool) -> String {
         or_none(choice.faults),
         or_none(choice.userfaultfd),
         or_none(choice.install),
-        choice.io,
+        or_none(choice.io),
         choice.swap.as_deref().unwrap_or("none"),
         choice.budget_bytes.map_or_else(|| "none".into(), iec)
     );
@@ -497,7 +511,7 @@ fn table(checks: &[Check], choice: &Choice, works: bool) -> String {
     text += if works {
         "farpage run works here.\n"
     } else {
-        "farpage run would fail here; see each `no` above.\n"
+        "farpage run would be refused here; see each `no` above.\n"
     };
     text
 }
@@ -525,7 +539,7 @@ mod tests {
     /// Kernels before 5.18 passed for as good as any other.
     #[test]
     fn kernel_that_drops_pinned_pages_is_told_of_with_what_it_means_and_the_fix() {
-        let told = |check| table(&[check], &choose(&kernel::without()), true);
+        let told = |check| table(&[check], &Choice::default(), true);
         let drops = told(pins_check(Ok(false), Ok(false)));
         for words in ["pinned pages  -", "can be lost", "fix: use a kernel of 5.18 or later"] {
             assert!(drops.contains(words), "{words}: {drops}");

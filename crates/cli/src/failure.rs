@@ -15,7 +15,11 @@ pub const STATUS_NOT_FOUND: u8 = 127;
 pub fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+,:@%=".contains(&byte);
-    if text.bytes().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+    if !text.is_empty() && text.bytes().all(is_plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
 }
 
 /// An error for the user.
@@ -44,6 +48,11 @@ impl Failure {
     pub fn fix(mut self, fix: impl Into<String>) -> Failure {
         self.fixes.push(fix.into());
         self
+    }
+
+    /// The same status for a better reason: its causes and fixes are still to be said.
+    pub fn instead(self, what: impl Into<String>) -> Failure {
+        Failure::new(what).status(self.status)
     }
 
     /// Another exit status.
@@ -91,6 +100,7 @@ mod tests {
         for (path, text) in [
             ("/var/tmp/swap-1.img", "/var/tmp/swap-1.img"),
             ("/mnt/my swap", "'/mnt/my swap'"),
+            ("", "''"),
             ("/tmp/$(reboot);", "'/tmp/$(reboot);'"),
             ("/tmp/it's", "'/tmp/it'\\''s'"),
         ] {

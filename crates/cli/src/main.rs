@@ -6,7 +6,7 @@
 //!
 //! A run, in the order of the modules:
 //!
-//! 1. [`options`] reads the command line; [`size`] reads sizes.
+//! 1. [`options`] reads the command line; [`size`] reads sizes; [`tips`] says what a word that is wrong was meant to be.
 //! 2. [`budget`] finds the limits that apply and makes the budget from them.
 //! 3. [`program`] finds the program and checks with [`elf`] that Farpage can get into it.
 //! 4. [`areas`] opens the swap areas; [`header`] reads what mkswap wrote, [`places`] asks where a
@@ -46,6 +46,7 @@ mod size;
 mod summary;
 mod swap_argument;
 mod sys;
+mod tips;
 mod totals;
 mod valve;
 
@@ -60,7 +61,7 @@ fn main() -> ExitCode {
         Err(error) => return options::report(&error, &arguments),
     };
     match line.command {
-        Command::Doctor(options) => doctor::doctor(&options),
+        Command::Doctor(options) => doctor::doctor(&options).unwrap_or_else(give_up),
         Command::Run(options) => run::run(&options).unwrap_or_else(give_up),
         Command::Show(options) => show::show(&options).unwrap_or_else(give_up),
         Command::Bench(options) => bench::bench(&options).unwrap_or_else(give_up),

@@ -7,6 +7,7 @@ use crate::failure::{Failure, STATUS_FAILED};
 use crate::kernel::FaultsAsked;
 use crate::size::{self, Size};
 use crate::swap_argument::{SwapArgument, swap_argument};
+use crate::tips;
 use clap::builder::{FalseyValueParser, PossibleValue, PossibleValuesParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
@@ -37,8 +38,8 @@ pub enum Command {
     Run(RunOptions),
     /// Show the swap areas of a run while it runs, and how full they are.
     Show(ShowOptions),
-    /// Say what this machine offers, what `run` would choose, and how to get what is missing. Exit status: 0 if `run` would
-    /// work with its defaults, else 1.
+    /// Say what this machine offers, what `run` would choose, and how to get what is missing. Options, variables and a program
+    /// are judged as `run` would judge them. Exit status: 0 if that `run` would work, else 1.
     Doctor(DoctorOptions),
     /// Measure one of the designs at the heart of Farpage against what it replaced, on this machine.
     Bench(BenchOptions),
@@ -202,12 +203,37 @@ pub struct DoctorOptions {
     /// Print the checks as JSON.
     #[arg(long)]
     pub json: bool,
+
+    /// The options of `run` that are judged.
+    #[command(flatten)]
+    pub settings: RunSettings,
+
+    /// The program that `run` would start.
+    #[arg(value_name = "PROGRAM [ARGS]", trailing_var_arg = true, allow_hyphen_values = true)]
+    pub program: Vec<OsString>,
+}
+
+/// `farpage run`.
+#[derive(clap::Args, Debug)]
+#[command(after_help = AFTER_HELP)]
+pub struct RunOptions {
+    /// How the program runs.
+    #[command(flatten)]
+    pub settings: RunSettings,
+
+    /// The program and its arguments.
+    #[arg(
+        value_name = "PROGRAM [ARGS]",
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    pub program: Vec<OsString>,
 }
 
 /// Options of `farpage run`.
 #[derive(clap::Args, Debug)]
-#[command(after_help = AFTER_HELP)]
-pub struct RunOptions {
+pub struct RunSettings {
     /// Budget for the memory in RAM of the program and all that it starts, together; a percentage is of the
     /// tightest limit: those of the cgroups, and what memory is available (MemAvailable) [default: 90%].
     #[arg(long, value_name = "SIZE", env = "FARPAGE_RAM", value_parser = size::parse)]
@@ -286,7 +312,7 @@ pub struct RunOptions {
     unsupported: UnsupportedOption,
 
     /// Write counters, latencies and settings to this file as JSON when the program has ended; `legend` in it says what
-    /// each of them is.
+    /// each of them is. `-` is standard output.
     #[arg(long, value_name = "FILE", env = "FARPAGE_STATS")]
     pub stats: Option<PathBuf>,
 
@@ -294,15 +320,6 @@ pub struct RunOptions {
     /// swap file can't be emptied.
     #[arg(long, env = "FARPAGE_QUIET", value_parser = FalseyValueParser::new())]
     pub quiet: bool,
-
-    /// The program and its arguments.
-    #[arg(
-        value_name = "PROGRAM [ARGS]",
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
-    pub program: Vec<OsString>,
 }
 
 const AFTER_HELP: &str = "\
@@ -420,7 +437,7 @@ enum UnsupportedOption {
     Run,
 }
 
-impl RunOptions {
+impl RunSettings {
     /// Whether mlockall is refused.
     pub fn refuses_mlockall(&self) -> bool {
         self.mlockall == MlockallOption::Refuse
@@ -500,23 +517,45 @@ impl RunOptions {
 
 /// Reads the command line. `Err` is help, a version, or an error: for [`report`].
 pub fn read(arguments: &[OsString]) -> Result<CommandLine, clap::Error> {
-    let matches = CommandLine::command().try_get_matches_from(arguments);
+    let matches = definition().try_get_matches_from(arguments);
     matches
         .and_then(|matches| CommandLine::from_arg_matches(&matches))
         .and_then(|line| refuse_unknown_option(line, arguments))
 }
 
+/// The command line as clap knows it. An empty variable is an unset one.
+fn definition() -> clap::Command {
+    with_variables(|variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty()))
+}
+
+/// The command line, heeding the variables that `is_heeded` names.
+fn with_variables(is_heeded: impl Fn(&OsStr) -> bool) -> clap::Command {
+    CommandLine::command().mut_subcommands(|command| {
+        command.mut_args(|argument| match argument.get_env() {
+            Some(variable) if !is_heeded(variable) => argument.env(None::<&'static str>),
+            _ => argument,
+        })
+    })
+}
+
 /// A program's arguments may look like options, so clap takes an unknown option of ours for the program.
-/// Asking again without that freedom gives clap's own error, with the name that was probably meant.
+/// Asking again without that freedom gives clap's own error, with the option's name.
 fn refuse_unknown_option(line: CommandLine, arguments: &[OsString]) -> Result<CommandLine, clap::Error> {
-    let Command::Run(options) = &line.command else { return Ok(line) };
-    if !options.program[0].as_bytes().starts_with(b"-") {
+    let program = match &line.command {
+        Command::Run(options) => &options.program,
+        Command::Doctor(options) => &options.program,
+        _ => return Ok(line),
+    };
+    if !program.first().is_some_and(|name| name.as_bytes().starts_with(b"-")) {
         return Ok(line);
     }
-    let strict = |run: clap::Command| {
-        run.mut_arg("program", |program| program.allow_hyphen_values(false).trailing_var_arg(false))
+    let strict = |command: clap::Command| {
+        if command.get_arguments().all(|argument| argument.get_id() != "program") {
+            return command;
+        }
+        command.mut_arg("program", |program| program.allow_hyphen_values(false).trailing_var_arg(false))
     };
-    CommandLine::command().mut_subcommand("run", strict).try_get_matches_from(arguments)?;
+    definition().mut_subcommands(strict).try_get_matches_from(arguments)?;
     // After `--` even this is a program.
     Ok(line)
 }
@@ -526,18 +565,17 @@ pub fn report(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     let text = error.render().to_string();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            crate::say::to_stdout(&text);
-            ExitCode::SUCCESS
+            crate::say::to_stdout(&text).map_or_else(crate::give_up, |()| ExitCode::SUCCESS)
+        }
+        ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand => {
+            crate::give_up(tips::unknown_word(refused_word(error).unwrap_or_default(), arguments))
         }
         _ => {
             let mut text = match text.strip_prefix("error: ") {
                 Some(text) => format!("farpage: {}", text.trim_end()),
                 None => text.trim_end().to_owned(),
             };
-            // An option that doesn't exist has no variable.
-            let may_be_a_variables =
-                error.kind() != ErrorKind::UnknownArgument && !was_typed(error, arguments);
-            if let Some(variable) = variable_of(error).filter(|_| may_be_a_variables) {
+            if let Some(variable) = variable_of(error).filter(|_| !was_typed(error, arguments)) {
                 text += &format!("\nfarpage:   it comes from {variable}: correct or unset it");
             }
             crate::say::plainly(&text);
@@ -549,13 +587,15 @@ pub fn report(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
 /// The variable that stands for the option an error is about. clap blames the option either way.
 fn variable_of(error: &clap::Error) -> Option<String> {
     // As in the usage: `--ram <SIZE>`.
-    let name = refused_option(error)?.split(' ').next()?.strip_prefix("--")?;
+    let name = refused_word(error)?.split(' ').next()?.strip_prefix("--")?;
     Some(format!("FARPAGE_{}", name.replace('-', "_").to_ascii_uppercase()))
 }
 
-fn refused_option(error: &clap::Error) -> Option<&str> {
-    match error.get(ContextKind::InvalidArg)? {
-        ContextValue::String(option) => Some(option),
+/// The word that an error is about.
+pub fn refused_word(error: &clap::Error) -> Option<&str> {
+    let context = [ContextKind::InvalidArg, ContextKind::InvalidSubcommand];
+    match context.into_iter().find_map(|kind| error.get(kind))? {
+        ContextValue::String(word) => Some(word),
         _ => None,
     }
 }
@@ -563,9 +603,8 @@ fn refused_option(error: &clap::Error) -> Option<&str> {
 /// Whether clap finds the same fault without any variable. Looking for the option among the words would not
 /// do: it may be one of the program's.
 fn was_typed(error: &clap::Error, arguments: &[OsString]) -> bool {
-    let plain = |run: clap::Command| run.mut_args(|argument| argument.env(None::<&'static str>));
-    let again = CommandLine::command().mut_subcommand("run", plain).try_get_matches_from(arguments);
-    again.is_err_and(|again| refused_option(&again) == refused_option(error))
+    let again = with_variables(|_| false).try_get_matches_from(arguments);
+    again.is_err_and(|again| refused_word(&again) == refused_word(error))
 }
 
 /// Where evicted pages may go beyond the pool.
@@ -580,7 +619,7 @@ pub enum Disk {
 }
 
 /// `--swap` and `--no-disk`, or else their variables.
-pub fn disk(options: &RunOptions, variable: impl Fn(&str) -> Option<OsString>) -> Result<Disk, Failure> {
+pub fn disk(options: &RunSettings, variable: impl Fn(&str) -> Option<OsString>) -> Result<Disk, Failure> {
     if options.no_disk && !options.swap.is_empty() {
         return Err(contradiction("`--no-disk` and `--swap`", "leave one of them out"));
     }
@@ -647,7 +686,8 @@ mod tests {
     fn everything_from_the_program_on_is_the_programs() {
         let options = run("--ram 1G sort --ram 2G -- --quiet").unwrap();
         assert_eq!(options.program, ["sort", "--ram", "2G", "--", "--quiet"]);
-        assert_eq!((options.ram.unwrap().of(0), options.quiet), (1 << 30, false));
+        let settings = options.settings;
+        assert_eq!((settings.ram.unwrap().of(0), settings.quiet), (1 << 30, false));
         assert_eq!(run("-- --odd -x").unwrap().program, ["--odd", "-x"]);
     }
 
@@ -696,9 +736,9 @@ mod tests {
 
     #[test]
     fn order_is_weighted_unless_another_is_asked_for() {
-        assert_eq!(run("true").unwrap().order(), AreaOrder::Weighted);
+        assert_eq!(run("true").unwrap().settings.order(), AreaOrder::Weighted);
         for order in AreaOrder::ALL {
-            assert_eq!(run(&format!("--order {} true", order.name())).unwrap().order(), order);
+            assert_eq!(run(&format!("--order {} true", order.name())).unwrap().settings.order(), order);
         }
         assert!(run("--order any true").is_err());
     }
@@ -706,7 +746,7 @@ mod tests {
     fn disk_of(line: &str, variables: &[(&str, &str)]) -> Result<Disk, Failure> {
         let find =
             |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| OsString::from(value));
-        disk(&run(line).unwrap(), find)
+        disk(&run(line).unwrap().settings, find)
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::kernel;
 use crate::machine::Machine;
 use crate::notices::{About, Watcher, Weight};
 use crate::numbers::iec;
-use crate::options::{self, Disk, RunOptions};
+use crate::options::{self, Disk, RunOptions, RunSettings};
 use crate::preload;
 use crate::program;
 use crate::say;
@@ -18,8 +18,10 @@ use crate::session::Shared;
 use crate::signals;
 use crate::summary::{self, Run};
 use crate::sys::{self, ChildState};
+use crate::tips;
 use crate::totals::Totals;
 use farpage::session::{SESSION_ENV, Settings};
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -29,35 +31,53 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-/// Everything that was decided before the program starts.
-struct Plan {
-    budget: Budget,
-    settings: Settings,
-    areas: Vec<Area>,
-    program: PathBuf,
+/// What the options and variables ask for, found to make sense together.
+pub struct Asked {
+    /// Memory in RAM.
+    pub budget: Budget,
+    disk: Disk,
+    limits: Vec<Limit>,
+}
+
+/// What was decided before the program starts.
+pub struct Plan {
+    /// Memory in RAM.
+    pub budget: Budget,
+    /// What the programs are told.
+    pub settings: Settings,
+    /// Where pages go.
+    pub areas: Vec<Area>,
+    /// What the user should know before.
+    pub notes: Vec<String>,
     preload: PathBuf,
-    stats: Option<File>,
 }
 
 /// Runs the program; the exit status is the program's.
 pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     refuse_privileged_executable()?;
-    let mut plan = match plan(options) {
-        Err(why) if why.status == STATUS_CANT_RUN && options.runs_unsupported() => {
+    let asked = Asked::of(&options.settings)?;
+    let prepared =
+        find_program(&options.program).and_then(|program| Ok((program, Plan::of(&options.settings, asked)?)));
+    let (program, mut plan) = match prepared {
+        Err(why) if why.status == STATUS_CANT_RUN && options.settings.runs_unsupported() => {
             return Err(run_without(options, why));
         }
-        plan => plan?,
+        prepared => prepared?,
     };
+    // Last: a run that is refused leaves no empty file.
+    let stats = options.settings.stats.as_deref().map(open_stats).transpose()?;
+    let quiet = options.settings.quiet;
+    plan.notes.iter().filter(|_| !quiet).for_each(|note| say::line(&format!("note: {note}")));
     let shared = Shared::new(plan.settings, &plan.areas)?;
     let notes = plan.areas.iter_mut().filter_map(|area| area.prepare().err());
-    notes.filter(|_| !options.quiet).for_each(|note| say::line(&note));
+    notes.filter(|_| !quiet).for_each(|note| say::line(&note));
     sys::be_inspectable();
     let started = Instant::now();
-    let pid = start(options, &plan, &shared)?;
-    let ended = watch(options, &plan, &shared, pid);
+    let pid = start(&program, options, &plan, &shared)?;
+    let ended = watch(quiet, &plan, &shared, pid);
     if let Ok(exit) = ended {
         shared.end();
-        report(options, &plan, &shared, exit, started);
+        report(options, &plan, &shared, exit, started, stats);
     } else {
         shared.give_up();
     }
@@ -65,10 +85,20 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     ended.map(pass_on)
 }
 
+/// The file of the program that the command line names.
+pub fn find_program(program: &[OsString]) -> Result<PathBuf, Failure> {
+    program::resolve(&program[0], std::env::var_os("PATH").as_deref()).map_err(|failure| {
+        match failure.status {
+            STATUS_NOT_FOUND => tips::no_program(failure, program, &std::env::args_os().collect::<Vec<_>>()),
+            _ => failure,
+        }
+    })
+}
+
 /// Stays with the program until it ends, and tells what its processes tell. If these have damaged what they share, it is
 /// ended: nothing keeps them within the budget then, nor one's evicted pages from another's.
-fn watch(options: &RunOptions, plan: &Plan, shared: &Shared, pid: u32) -> Result<ChildState, Failure> {
-    let least = if options.quiet { Weight::Serious } else { Weight::Information };
+fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32) -> Result<ChildState, Failure> {
+    let least = if quiet { Weight::Serious } else { Weight::Information };
     let mut watcher = Watcher::new(shared.session(), least);
     let names = names(&plan.areas);
     let about = About { areas: &names, budget: &plan.budget };
@@ -100,7 +130,7 @@ fn names(areas: &[Area]) -> Vec<String> {
 
 /// Becomes the program, without Farpage. Returns why there is none if that fails, too.
 fn run_without(options: &RunOptions, why: Failure) -> Failure {
-    if !options.quiet {
+    if !options.settings.quiet {
         let name = options.program[0].display();
         say::line(&format!("note: {name} runs without a budget (--unsupported run): {}", why.in_one_line()));
     }
@@ -124,48 +154,54 @@ fn refuse_privileged_executable() -> Result<(), Failure> {
         .fix(format!("then, for ordinary users: {}", kernel::WAYS[1])))
 }
 
-fn plan(options: &RunOptions) -> Result<Plan, Failure> {
-    let disk = options::disk(options, sys::environment)?;
-    let limits = budget::limits(&Roots::of_this_machine());
-    let behind = if disk == Disk::None { Behind::Nothing } else { Behind::Areas };
-    let budget = budget::resolve(options.ram.as_ref(), options.pool.as_ref(), behind, &limits)?;
-    let program = program::resolve(&options.program[0], std::env::var_os("PATH").as_deref())?;
-    let machine = Machine::this();
-    let mut areas = match &disk {
-        Disk::None => Vec::new(),
-        Disk::Default => vec![areas::open_default(sys::environment, &machine)?],
-        Disk::Areas(arguments) => areas::open_all(arguments, &machine)?,
-    };
-    areas::number(&mut areas, options.order());
-    let preload = preload::find()?;
-    let userfaultfd = kernel::faults(options.faults())?;
-    let (install, note) = kernel::choose_install(options.install(), userfaultfd)?;
-    let io = kernel::choose_io(options.io(), &sys::io_uring())?;
-    let polls = kernel::choose_wait(options.polls(), cpus(), &sys::aio())?;
-    // Last: a run that is refused leaves no empty file.
-    let stats = options.stats.as_deref().map(open_stats).transpose()?;
-    if !options.quiet {
-        let warnings = areas.iter().filter_map(|area| area.warning.as_ref()).chain(&note);
-        warnings.for_each(|warning| say::line(&format!("note: {warning}")));
-        warn_of_limits(&budget, &limits);
+impl Asked {
+    /// Reads the limits of this machine, too: the budget is made from them.
+    pub fn of(settings: &RunSettings) -> Result<Asked, Failure> {
+        let disk = options::disk(settings, sys::environment)?;
+        let limits = budget::limits(&Roots::of_this_machine());
+        let behind = if disk == Disk::None { Behind::Nothing } else { Behind::Areas };
+        let budget = budget::resolve(settings.ram.as_ref(), settings.pool.as_ref(), behind, &limits)?;
+        Ok(Asked { budget, disk, limits })
     }
-    let settings = Settings {
-        ram_bytes: budget.ram_bytes,
-        pool_bytes_max: budget.pool_bytes_max,
-        codec: options.codec(),
-        packs: u32::from(options.packs()),
-        install,
-        io,
-        slots: options.slots(),
-        order: options.order(),
-        nodes: machine.nodes().last().map_or(1, |node| u32::from(node.0) + 1),
-        uffd_source: userfaultfd.source,
-        readahead: options.readahead(),
-        page_cluster: options.page_cluster,
-        refuses_mlockall: u32::from(options.refuses_mlockall()),
-        polls: u32::from(polls),
-    };
-    Ok(Plan { budget, settings, areas, program, preload, stats })
+}
+
+impl Plan {
+    /// Opens the areas, and tries what the kernel offers.
+    pub fn of(options: &RunSettings, asked: Asked) -> Result<Plan, Failure> {
+        let Asked { budget, disk, limits } = asked;
+        let machine = Machine::this();
+        let mut areas = match &disk {
+            Disk::None => Vec::new(),
+            Disk::Default => vec![areas::open_default(sys::environment, &machine)?],
+            Disk::Areas(arguments) => areas::open_all(arguments, &machine)?,
+        };
+        areas::number(&mut areas, options.order());
+        let preload = preload::find()?;
+        let userfaultfd = kernel::faults(options.faults())?;
+        let (install, note) = kernel::choose_install(options.install(), userfaultfd)?;
+        let io = kernel::choose_io(options.io(), &sys::io_uring())?;
+        let polls = kernel::choose_wait(options.polls(), cpus(), &sys::aio())?;
+        let mut notes = tips::unknown_variables(std::env::vars_os().map(|(name, _)| name));
+        notes.extend(areas.iter().filter_map(|area| area.warning.clone()).chain(note));
+        notes.extend(notes_on_limits(&budget, &limits));
+        let settings = Settings {
+            ram_bytes: budget.ram_bytes,
+            pool_bytes_max: budget.pool_bytes_max,
+            codec: options.codec(),
+            packs: u32::from(options.packs()),
+            install,
+            io,
+            slots: options.slots(),
+            order: options.order(),
+            nodes: machine.nodes().last().map_or(1, |node| u32::from(node.0) + 1),
+            uffd_source: userfaultfd.source,
+            readahead: options.readahead(),
+            page_cluster: options.page_cluster,
+            refuses_mlockall: u32::from(options.refuses_mlockall()),
+            polls: u32::from(polls),
+        };
+        Ok(Plan { budget, settings, areas, notes, preload })
+    }
 }
 
 /// CPUs that the program may use: by its affinity, and by the quota of its cgroups.
@@ -174,26 +210,30 @@ fn cpus() -> usize {
 }
 
 /// The program starts anyway, but what stops it later has a name already.
-fn warn_of_limits(budget: &Budget, limits: &[Limit]) {
-    if let Some(limit) = limits.first().filter(|limit| limit.bytes < budget.ram_bytes) {
-        say::line(&format!(
-            "note: the budget of {} is above what there is: {} in {} ({}); the kernel may end the program",
+fn notes_on_limits(budget: &Budget, limits: &[Limit]) -> Vec<String> {
+    let above = limits.first().filter(|limit| limit.bytes < budget.ram_bytes).map(|limit| {
+        format!(
+            "the budget of {} is above what there is: {} in {} ({}); the kernel may end the program",
             iec(budget.ram_bytes),
             iec(limit.bytes),
             limit.file.display(),
             limit.source
-        ));
-    }
-    if let Some(limit) = sys::resource_limit(sys::Resource::AddressSpace) {
-        say::line(&format!(
-            "note: the address space is limited to {} (ulimit -v); evicted memory counts there too",
-            iec(limit)
-        ));
-    }
+        )
+    });
+    let address_space = sys::resource_limit(sys::Resource::AddressSpace).map(|limit| {
+        format!("the address space is limited to {} (ulimit -v); evicted memory counts there too", iec(limit))
+    });
+    above.into_iter().chain(address_space).collect()
 }
 
 /// Before the program starts, so that its work isn't lost to a typing error. Emptied when it is written.
 fn open_stats(path: &Path) -> Result<File, Failure> {
+    if path == Path::new("-") {
+        return io::stdout().as_fd().try_clone_to_owned().map(File::from).map_err(|error| {
+            Failure::new(format!("standard output can't be used for `--stats -`: {error}"))
+                .fix("name a file: --stats FILE")
+        });
+    }
     let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(|error| {
         Failure::new(format!("the statistics file {} can't be written: {error}", path.display()))
             .fix("name a file in a directory that exists and is yours: --stats FILE")
@@ -210,15 +250,15 @@ fn standard_output(file: &File) -> Option<File> {
     open.map(File::from).find(|open| identity(open) == identity(file))
 }
 
-fn start(options: &RunOptions, plan: &Plan, shared: &Shared) -> Result<u32, Failure> {
+fn start(program: &Path, options: &RunOptions, plan: &Plan, shared: &Shared) -> Result<u32, Failure> {
     let inherited = signals::block_all();
-    let mut command = Command::new(&plan.program);
+    let mut command = Command::new(program);
     command.arg0(&options.program[0]).args(&options.program[1..]);
     let existing = sys::environment("LD_PRELOAD");
     command.env("LD_PRELOAD", preload::with_existing(&plan.preload, existing.as_deref()));
     command.env(SESSION_ENV, shared.path());
     signals::hand_down(&mut command, &inherited);
-    let child = command.spawn().map_err(|error| not_started(&plan.program, &error))?;
+    let child = command.spawn().map_err(|error| not_started(program, &error))?;
     Ok(child.id())
 }
 
@@ -244,7 +284,14 @@ fn not_started(program: &Path, error: &io::Error) -> Failure {
     }
 }
 
-fn report(options: &RunOptions, plan: &Plan, shared: &Shared, exit: ChildState, started: Instant) {
+fn report(
+    options: &RunOptions,
+    plan: &Plan,
+    shared: &Shared,
+    exit: ChildState,
+    started: Instant,
+    stats: Option<File>,
+) {
     let wall = started.elapsed();
     let program: Vec<String> =
         options.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
@@ -258,16 +305,16 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, exit: ChildState, 
         totals: &Totals::of(shared.session()),
         names: &names(&plan.areas),
     };
-    if !options.quiet {
+    if !options.settings.quiet {
         say::line(&summary::text(&run).join("\n"));
     }
-    if let Some(mut file) = plan.stats.as_ref() {
-        if standard_output(file).is_none() {
+    if let Some(mut file) = stats {
+        if standard_output(&file).is_none() {
             // A pipe can't be cut; what is written to it begins at its end anyway.
             let _ = file.set_len(0);
         }
         if let Err(error) = file.write_all(say::json(&summary::json(&run)).as_bytes()) {
-            let name = options.stats.as_deref().unwrap_or(Path::new("?")).display();
+            let name = options.settings.stats.as_deref().unwrap_or(Path::new("?")).display();
             say::line(&format!(
                 "the statistics could not be written to {name}: {error}; free some room, or name another file: --stats FILE"
             ));

@@ -1,6 +1,7 @@
 //! Farpage's own words: on standard error, each line prefixed `farpage: `; clap's own texts only in their
 //! first line. The program's output is never touched. Nobody listening isn't an error.
 
+use crate::failure::Failure;
 use serde_json::Value;
 use std::io::Write;
 
@@ -18,9 +19,16 @@ pub fn plainly(text: &str) {
     write(&format!("{text}\n"));
 }
 
-/// What the user asked for: help, a table.
-pub fn to_stdout(text: &str) {
-    let _ = std::io::stdout().write_all(text.as_bytes());
+/// What the user asked for: help, a table. A disk without room is an error; a reader that has gone away (`| head`) is none.
+pub fn to_stdout(text: &str) -> Result<(), Failure> {
+    let mut output = std::io::stdout();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::new(format!("standard output can't be written: {error}"))
+                .fix("free some room where it goes, or send it elsewhere: farpage ... > FILE"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A name as part of a line: one line, no control characters, no invisible ones, bounded. What is escaped begins with a

@@ -34,7 +34,7 @@ const PAGE: u64 = PAGE_BYTES as u64;
 pub fn show(options: &ShowOptions) -> Result<ExitCode, Failure> {
     let path = find(Path::new("/proc"), options.pid)?;
     let memory = open(&path, options.pid)?;
-    say::to_stdout(&look(&memory, options).ok_or_else(|| damaged(options.pid))?);
+    say::to_stdout(&look(&memory, options).ok_or_else(|| damaged(options.pid))?)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -91,6 +91,115 @@ fn typing_error_is_not_blamed_on_a_variable() {
     assert!(!misspelt.stderr.contains("FARPAGE_"), "{}", misspelt.stderr);
 }
 
+/// clap's tip was to give `--rma` to the program, or none at all.
+#[test]
+fn words_in_the_wrong_place_are_answered_with_the_right_line() {
+    for (words, status, fix) in [
+        (
+            &["run", "--rma", "2G", "--", "echo", "it ran"][..],
+            125,
+            "fix, one of:\nfarpage:     - farpage run --ram 2G -- echo 'it ran'",
+        ),
+        (&["run", "-m", "2G", "echo", "it ran"], 125, "farpage run --ram 2G echo 'it ran'"),
+        (&["run", "--memory", "2G", "echo"], 125, "farpage run --ram 2G echo"),
+        (&["--ram", "2G", "--", "echo"], 125, "fix: farpage run --ram 2G -- echo"),
+        (&["run", "2G", "--", "echo", "it ran"], 127, "fix: farpage run --ram 2G -- echo 'it ran'"),
+        (&["run", "echo it | cat"], 127, "fix: farpage run -- sh -c 'echo it | cat'"),
+    ] {
+        let ended = farpage::Ended::of(farpage::farpage().args(words).output().unwrap());
+        ended.refused(status, &[fix]);
+    }
+}
+
+#[test]
+fn empty_variable_is_an_unset_one_and_an_unknown_one_is_named() {
+    if !farpage::can_run() {
+        return;
+    }
+    let with = |name: &str, value: &str| {
+        let mut command = farpage::farpage();
+        command.env("FARPAGE_PRELOAD", farpage::harmless_library()).env(name, value);
+        farpage::Ended::of(command.args(["run", "--ram", "64M"]).args(PROGRAM).output().unwrap())
+    };
+    for name in ["FARPAGE_CODEC", "FARPAGE_STATS", "FARPAGE_QUIET", "FARPAGE_POOL", "FARPAGE_SWAP"] {
+        let ended = with(name, "");
+        assert_eq!((ended.status, ended.stdout.as_str()), (Some(0), "it ran\n"), "{name}: {}", ended.stderr);
+        assert!(!ended.stderr.contains("note: "), "{}", ended.stderr);
+    }
+    let ended = with("FARPAGE_RMA", "2G");
+    assert_eq!(ended.status, Some(0), "{}", ended.stderr);
+    let note =
+        "note: the variable FARPAGE_RMA is set, which Farpage doesn't know; FARPAGE_RAM is probably meant";
+    assert!(ended.stderr.contains(note), "{}", ended.stderr);
+}
+
+/// Each ended with status 0, and the text was nowhere.
+#[test]
+fn output_that_finds_no_room_is_an_error() {
+    for words in [
+        &["doctor"][..],
+        &["doctor", "--json"],
+        &["--help"],
+        &["run", "--help"],
+        &["--version"],
+        &["load", "random", "--seconds", "0.01"],
+    ] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let child =
+            farpage::farpage().args(words).stdout(full).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{words:?}: {stderr}");
+        assert!(
+            stderr.contains("No space left on device") && stderr.contains("fix: "),
+            "{words:?}: {stderr}"
+        );
+    }
+}
+
+/// It judged a run without options: `FARPAGE_FAULTS=foo farpage doctor` said that all was well.
+#[test]
+fn doctor_judges_the_run_that_it_is_asked_about() {
+    if !farpage::can_run() {
+        return;
+    }
+    let doctor = |words: &[&str]| {
+        let mut command = farpage::farpage();
+        command.env("FARPAGE_PRELOAD", farpage::harmless_library()).arg("doctor").args(words);
+        farpage::Ended::of(command.output().unwrap())
+    };
+    for (words, wanted) in [
+        (&["--ram", "100M", "--", "echo"][..], "budget 100 MiB"),
+        (&["--faults", "segv"], "faults by segv, userfaultfd by nothing, install copy"),
+        (&["--no-disk", "--io", "psync"], "io psync, swap none"),
+    ] {
+        let ended = doctor(words);
+        assert_eq!(ended.status, Some(0), "{words:?}: {}", ended.stdout);
+        assert!(ended.stdout.contains(wanted), "{words:?}: {}", ended.stdout);
+    }
+    for (words, wanted) in [
+        (&["--", "no-such-program"][..], "no-such-program is not there"),
+        (&["--swap", "/no/such/place"], "/no/such/place does not exist"),
+        (&["--faults", "segv", "--install", "move"], "moving pages takes a userfaultfd"),
+        (&["--no-disk", "--swap", "/var/tmp"], "contradict each other"),
+    ] {
+        let (ended, json) = (doctor(words), doctor(&[&["--json"], words].concat()));
+        assert_eq!((ended.status, json.status), (Some(1), Some(1)), "{words:?}: {}", ended.stdout);
+        assert!(
+            ended.stdout.contains(wanted) && ended.stdout.contains("would be refused here"),
+            "{}",
+            ended.stdout
+        );
+        let report: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
+        let checks = report["checks"].as_array().unwrap();
+        let why = checks.iter().find(|check| check["name"] == "farpage run").unwrap();
+        assert!(why["value"].as_str().unwrap().contains(wanted) && why["fixes"][0].is_string(), "{why}");
+    }
+    let mut command = farpage::farpage();
+    let bad = farpage::Ended::of(command.env("FARPAGE_FAULTS", "foo").arg("doctor").output().unwrap());
+    bad.refused(125, &["foo", "it comes from FARPAGE_FAULTS"]);
+}
+
 #[test]
 fn help_and_version_are_no_errors() {
     for words in [&["--help"][..], &["--version"], &["run", "--help"], &["doctor", "--help"]] {

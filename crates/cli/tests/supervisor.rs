@@ -456,6 +456,27 @@ fn script_and_relative_program_run() {
     }
 }
 
+/// A file of the name `-` was written.
+#[test]
+fn statistics_go_to_standard_output_if_that_is_asked_for() {
+    if !can_run() {
+        return;
+    }
+    let place = directory();
+    let mut command = farpage();
+    command
+        .env("FARPAGE_PRELOAD", harmless_library())
+        .args(["run", "--ram", "256M", "--stats", "-", "echo", "own"]);
+    let ended = ended({
+        command.current_dir(place.path());
+        command
+    });
+    let stats = ended.stdout.strip_prefix("own\n").unwrap();
+    let stats: serde_json::Value = serde_json::from_str(stats).unwrap();
+    assert_eq!((ended.status, &stats["exit"]["status"]), (Some(0), &0.into()));
+    assert!(!place.path().join("-").exists());
+}
+
 #[test]
 fn doctor_tells_the_same_in_both_forms() {
     let json = ended({
