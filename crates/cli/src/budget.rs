@@ -88,11 +88,21 @@ fn walk_up(mount: &Path, group: &str, file: &str, source: &'static str, found: &
 }
 
 fn available(roots: &Roots) -> Option<Limit> {
-    let file = roots.proc.join("meminfo");
-    let text = fs::read_to_string(&file).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let bytes = meminfo(roots, "MemAvailable:")?;
+    Some(Limit { source: "MemAvailable", file: roots.proc.join("meminfo"), bytes })
+}
+
+/// Memory of the whole machine, in bytes: no budget can be larger.
+pub fn machine_bytes(roots: &Roots) -> Option<u64> {
+    meminfo(roots, "MemTotal:")
+}
+
+/// One row of /proc/meminfo in bytes.
+fn meminfo(roots: &Roots, row: &str) -> Option<u64> {
+    let text = fs::read_to_string(roots.proc.join("meminfo")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(row))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(Limit { source: "MemAvailable", file, bytes: kib * 1024 })
+    Some(kib * 1024)
 }
 
 /// The budget and how it came about.
@@ -104,6 +114,8 @@ pub struct Budget {
     pub origin: String,
     /// Limit of the pool in bytes, a multiple of the page size.
     pub pool_bytes_max: u64,
+    /// What was asked for, if the machine hasn't so much memory.
+    pub asked_bytes: Option<u64>,
 }
 
 /// Whether evicted pages may go to a disk.
@@ -115,12 +127,13 @@ pub enum Behind {
     Nothing,
 }
 
-/// Budget and pool from the options, with `limits` sorted as [`limits`] does.
+/// Budget and pool from the options, with `limits` sorted as [`limits`] does, on a machine of `machine_bytes`.
 pub fn resolve(
     ram: Option<&Size>,
     pool: Option<&Size>,
     behind: Behind,
     limits: &[Limit],
+    machine_bytes: Option<u64>,
 ) -> Result<Budget, Failure> {
     let (ram_bytes, origin) = match (ram, limits.first()) {
         (Some(size), Some(limit)) => (size.of(limit.bytes), format!("--ram {}", size.text)),
@@ -136,13 +149,15 @@ pub fn resolve(
                 .fix("give the budget as a size: farpage run --ram 2G ..."));
         }
     };
-    let ram_bytes = whole_pages(ram_bytes);
+    let most = machine_bytes.unwrap_or(u64::MAX);
+    let asked_bytes = Some(ram_bytes).filter(|asked| *asked > most);
+    let ram_bytes = whole_pages(ram_bytes.min(most));
     if ram_bytes == 0 {
         return Err(Failure::new(format!("`{origin}` is less than one page of {PAGE_BYTES} bytes"))
             .fix("give a budget the program can start in, for example --ram 256M (or FARPAGE_RAM=256M)"));
     }
     let pool_bytes_max = pool_limit(pool, behind, ram_bytes)?;
-    Ok(Budget { ram_bytes, origin, pool_bytes_max })
+    Ok(Budget { ram_bytes, origin, pool_bytes_max, asked_bytes })
 }
 
 fn pool_limit(pool: Option<&Size>, behind: Behind, ram_bytes: u64) -> Result<u64, Failure> {
@@ -260,10 +275,10 @@ mod tests {
     fn nothing_readable_gives_no_limit_and_needs_a_size() {
         let machine = Machine::new(&[]);
         assert_eq!(machine.tightest(), None);
-        assert!(resolve(None, None, Behind::Areas, &[]).is_err());
+        assert!(resolve(None, None, Behind::Areas, &[], None).is_err());
         let (half, plain) = (size::parse("50%").unwrap(), size::parse("1G").unwrap());
-        assert!(resolve(Some(&half), None, Behind::Areas, &[]).is_err());
-        assert_eq!(resolve(Some(&plain), None, Behind::Areas, &[]).unwrap().ram_bytes, 1 << 30);
+        assert!(resolve(Some(&half), None, Behind::Areas, &[], None).is_err());
+        assert_eq!(resolve(Some(&plain), None, Behind::Areas, &[], None).unwrap().ram_bytes, 1 << 30);
     }
 
     fn limit() -> [Limit; 1] {
@@ -272,26 +287,42 @@ mod tests {
 
     #[test]
     fn default_budget_and_pool() {
-        let budget = resolve(None, None, Behind::Areas, &limit()).unwrap();
+        let budget = resolve(None, None, Behind::Areas, &limit(), None).unwrap();
         assert_eq!((budget.ram_bytes, budget.pool_bytes_max), (900 << 20, 450 << 20));
-        let alone = resolve(None, None, Behind::Nothing, &limit()).unwrap();
+        let alone = resolve(None, None, Behind::Nothing, &limit(), None).unwrap();
         assert_eq!(alone.pool_bytes_max, 720 << 20);
     }
 
     #[test]
     fn pool_is_a_share_of_the_budget_and_leaves_a_tenth() {
         let ram = size::parse("100M").unwrap();
-        let with =
-            |pool: &str| resolve(Some(&ram), Some(&size::parse(pool).unwrap()), Behind::Areas, &limit());
+        let with = |pool: &str| {
+            resolve(Some(&ram), Some(&size::parse(pool).unwrap()), Behind::Areas, &limit(), None)
+        };
         assert_eq!(with("25%").unwrap().pool_bytes_max, 25 << 20);
         assert_eq!(with("90%").unwrap().pool_bytes_max, 90 << 20);
         assert_eq!(with("1").unwrap().pool_bytes_max, PAGE_BYTES as u64);
         assert!(with("91%").is_err() && with("91M").is_err() && with("0").is_err());
     }
 
+    /// The tables for 512 TiB were larger than the address space.
+    #[test]
+    fn budget_is_at_most_what_the_machine_has() {
+        let machine = Machine::new(&[("proc/meminfo", "MemTotal: 1025 kB\n")]);
+        let roots = Roots { proc: machine.0.path().join("proc"), cgroup: machine.0.path().join("cgroup") };
+        let with = |ram: &str| {
+            let (ram, pool) = (size::parse(ram).unwrap(), size::parse("50%").unwrap());
+            resolve(Some(&ram), Some(&pool), Behind::Areas, &limit(), machine_bytes(&roots)).unwrap()
+        };
+        let (fits, too_large) = (with("1M"), with("512T"));
+        assert_eq!((fits.ram_bytes, fits.asked_bytes), (1 << 20, None));
+        assert_eq!((too_large.ram_bytes, too_large.asked_bytes), (1 << 20, Some(512 << 40)));
+        assert_eq!(too_large.pool_bytes_max, 512 << 10);
+    }
+
     #[test]
     fn budget_below_a_page_is_refused() {
         let tiny = size::parse("4095").unwrap();
-        assert!(resolve(Some(&tiny), None, Behind::Areas, &limit()).is_err());
+        assert!(resolve(Some(&tiny), None, Behind::Areas, &limit(), None).is_err());
     }
 }

@@ -354,7 +354,7 @@ fn memory_checks() -> Vec<Check> {
             )
         })
         .collect();
-    checks.push(match budget::resolve(None, None, Behind::Areas, &limits) {
+    checks.push(match budget::resolve(None, None, Behind::Areas, &limits, None) {
         Ok(budget) => Check::new(
             "default budget",
             Verdict::Ok,

@@ -104,7 +104,8 @@ fn are_lines(lines: &[String], count_max: usize) {
 /// All that the supervisor and `farpage show` do with a session.
 fn read_everything(shared: &Shared) {
     let session = shared.session();
-    let budget = Budget { ram_bytes: 1 << 20, origin: "--ram 1M".into(), pool_bytes_max: 1 << 19 };
+    let budget =
+        Budget { ram_bytes: 1 << 20, origin: "--ram 1M".into(), pool_bytes_max: 1 << 19, asked_bytes: None };
     let (areas, names) = ([area("/var/tmp", 1 << 20, &[])], ["/var/tmp".to_owned()]);
     let about = About { areas: &names, budget: &budget };
     let _ = shared.damage();

@@ -158,9 +158,11 @@ impl Asked {
     /// Reads the limits of this machine, too: the budget is made from them.
     pub fn of(settings: &RunSettings) -> Result<Asked, Failure> {
         let disk = options::disk(settings, sys::environment)?;
-        let limits = budget::limits(&Roots::of_this_machine());
+        let machine = Roots::of_this_machine();
+        let limits = budget::limits(&machine);
         let behind = if disk == Disk::None { Behind::Nothing } else { Behind::Areas };
-        let budget = budget::resolve(settings.ram.as_ref(), settings.pool.as_ref(), behind, &limits)?;
+        let (ram, pool) = (settings.ram.as_ref(), settings.pool.as_ref());
+        let budget = budget::resolve(ram, pool, behind, &limits, budget::machine_bytes(&machine))?;
         Ok(Asked { budget, disk, limits })
     }
 }
@@ -211,6 +213,14 @@ fn cpus() -> usize {
 
 /// The program starts anyway, but what stops it later has a name already.
 fn notes_on_limits(budget: &Budget, limits: &[Limit]) -> Vec<String> {
+    let clamped = budget.asked_bytes.map(|asked| {
+        format!(
+            "this machine has less than the {} of {}: the budget is {}",
+            iec(asked),
+            budget.origin,
+            iec(budget.ram_bytes)
+        )
+    });
     let above = limits.first().filter(|limit| limit.bytes < budget.ram_bytes).map(|limit| {
         format!(
             "the budget of {} is above what there is: {} in {} ({}); the kernel may end the program",
@@ -223,7 +233,7 @@ fn notes_on_limits(budget: &Budget, limits: &[Limit]) -> Vec<String> {
     let address_space = sys::resource_limit(sys::Resource::AddressSpace).map(|limit| {
         format!("the address space is limited to {} (ulimit -v); evicted memory counts there too", iec(limit))
     });
-    above.into_iter().chain(address_space).collect()
+    clamped.into_iter().chain(above).chain(address_space).collect()
 }
 
 /// Before the program starts, so that its work isn't lost to a typing error. Emptied when it is written.

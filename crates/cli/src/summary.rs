@@ -484,7 +484,12 @@ mod tests {
     use crate::totals::tests::two_programs;
 
     fn with<T>(shared: &Shared, exit: ChildState, test: impl Fn(&Run) -> T) -> T {
-        let budget = Budget { ram_bytes: 256 << 20, origin: "--ram 256M".into(), pool_bytes_max: 128 << 20 };
+        let budget = Budget {
+            ram_bytes: 256 << 20,
+            origin: "--ram 256M".into(),
+            pool_bytes_max: 128 << 20,
+            asked_bytes: None,
+        };
         test(&Run {
             program: &["/usr/bin/python3".into(), "x.py".into()],
             exit,
