@@ -93,8 +93,9 @@ fn session_that_was_overwritten_ends_the_other_processes_too() {
     if !able("cc") {
         return;
     }
-    let script =
-        "sleep 300 & while ! grep -q farpage-session /proc/$!/maps; do :; done; echo $!; exec \"$0\" zeros";
+    // A program that finds the session overwritten already runs without an engine. Before exec the shell's copy has it mapped.
+    let script = "sleep 300 & name=; until [ \"$name\" = sleep ] && grep -q farpage-session /proc/$!/maps; \
+                  do read name < /proc/$!/comm; done; echo $!; exec \"$0\" zeros";
     let program = compiled("hostile");
     let words = ["sh", "-c", script, program.to_str().unwrap()];
     let outcome = with_layout(Job::new(&Under::budget(RAM, &[]), &words)).run();
