@@ -1,7 +1,7 @@
 //! How much memory there is to use: the limits that apply to this process, and the budget made from them.
 //!
 //! Limits are read below two roots (`/proc` and `/sys/fs/cgroup`), so tests can bring their own. The
-//! default budget is 90 % of the tightest limit: the rest is for page tables, file mappings, and the
+//! default budget is 90 % of what the tightest limit leaves: the rest is for page tables, file mappings, and the
 //! kernel's memory on the program's behalf, which limits count and the budget doesn't.
 
 use crate::failure::Failure;
@@ -11,7 +11,7 @@ use farpage_core::units::PAGE_BYTES;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// Percent of the tightest limit that the budget is by default.
+/// Percent of what the tightest limit leaves that the budget is by default.
 const DEFAULT_PERCENT: u64 = 90;
 /// Percent of the budget that the pool may be at most: the program's own pages need room as well.
 const POOL_PERCENT_MAX: u64 = 90;
@@ -44,27 +44,25 @@ pub struct Limit {
     pub file: PathBuf,
     /// The limit.
     pub bytes: u64,
+    /// What counts towards it already and the kernel can't give up: other processes, files in memory, tables.
+    pub held_bytes: u64,
+}
+
+impl Limit {
+    /// What is left below it.
+    pub const fn left_bytes(&self) -> u64 {
+        self.bytes.saturating_sub(self.held_bytes)
+    }
 }
 
 /// Every limit that applies, tightest first.
 pub fn limits(roots: &Roots) -> Vec<Limit> {
     let mut found = Vec::new();
-    let groups = fs::read_to_string(roots.proc.join("self/cgroup")).unwrap_or_default();
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else { continue };
-        if controllers.is_empty() {
-            // Beside version 1, version 2 is mounted one level further down.
-            for mount in [roots.cgroup.clone(), roots.cgroup.join("unified")] {
-                if mount.join("cgroup.controllers").exists() {
-                    walk_up(&mount, group, "memory.max", "cgroup v2 memory.max", &mut found);
-                    // Above memory.high the kernel throttles a process until it stands still.
-                    walk_up(&mount, group, "memory.high", "cgroup v2 memory.high", &mut found);
-                }
+    for Group { version, mount, inside } in groups(roots) {
+        for (name, source) in version.limits() {
+            for directory in inside.ancestors().map(|inside| mount.join(inside)) {
+                found.extend(limit(version, &directory, name, source));
             }
-        } else if controllers.split(',').any(|controller| controller == "memory") {
-            let file = "memory.limit_in_bytes";
-            walk_up(&roots.cgroup.join("memory"), group, file, "cgroup v1 memory.limit_in_bytes", &mut found);
         }
     }
     found.extend(available(roots));
@@ -72,24 +70,110 @@ pub fn limits(roots: &Roots) -> Vec<Limit> {
     found
 }
 
-/// The limits of a group and of every group around it. In a container without its own cgroup namespace
-/// the group's path is the host's and isn't there: what counts is then at the mount's root.
-fn walk_up(mount: &Path, group: &str, file: &str, source: &'static str, found: &mut Vec<Limit>) {
-    let inside: PathBuf =
-        Path::new(group).components().filter(|part| matches!(part, Component::Normal(_))).collect();
-    for directory in inside.ancestors() {
-        let file = mount.join(directory).join(file);
-        let Ok(text) = fs::read_to_string(&file) else { continue };
-        // "max" isn't a number; version 1 says "no limit" with the largest multiple of a page.
-        if let Some(bytes) = text.trim().parse().ok().filter(|bytes| *bytes < 1 << 62) {
-            found.push(Limit { source, file, bytes });
+/// A version of control groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// One hierarchy for each controller.
+    One,
+    /// One hierarchy.
+    Two,
+}
+
+impl Version {
+    /// The files that hold limits, and what they are called in messages. Above memory.high the kernel throttles a process until
+    /// it stands still.
+    const fn limits(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Version::One => &[("memory.limit_in_bytes", "cgroup v1 memory.limit_in_bytes")],
+            Version::Two => {
+                &[("memory.max", "cgroup v2 memory.max"), ("memory.high", "cgroup v2 memory.high")]
+            }
+        }
+    }
+
+    /// The file that holds what the group has now.
+    const fn usage(self) -> &'static str {
+        match self {
+            Version::One => "memory.usage_in_bytes",
+            Version::Two => "memory.current",
+        }
+    }
+
+    /// The rows of memory.stat that the kernel gives up before it kills: the group's and all below it.
+    const fn reclaimable(self) -> &'static [&'static str] {
+        match self {
+            Version::One => &["total_active_file", "total_inactive_file"],
+            Version::Two => &["active_file", "inactive_file", "slab_reclaimable"],
+        }
+    }
+
+    /// The file that counts kills of the out-of-memory killer, as `oom_kill`.
+    pub const fn kills(self) -> &'static str {
+        match self {
+            Version::One => "memory.oom_control",
+            Version::Two => "memory.events",
         }
     }
 }
 
+/// The control group of this process, in one hierarchy.
+#[derive(Debug)]
+pub struct Group {
+    /// Whose names its files have.
+    pub version: Version,
+    mount: PathBuf,
+    inside: PathBuf,
+}
+
+impl Group {
+    /// Its directory, or that of the nearest group around it that is there: in a container without its own cgroup namespace
+    /// the path is the host's, and what counts is at the mount's root.
+    pub fn directory(&self) -> Option<PathBuf> {
+        self.inside.ancestors().map(|inside| self.mount.join(inside)).find(|directory| directory.is_dir())
+    }
+}
+
+/// The groups of this process that control memory.
+pub fn groups(roots: &Roots) -> Vec<Group> {
+    let mut found = Vec::new();
+    let text = fs::read_to_string(roots.proc.join("self/cgroup")).unwrap_or_default();
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let is_name = |part: &Component| matches!(part, Component::Normal(_));
+        let inside: PathBuf = Path::new(path).components().filter(is_name).collect();
+        if controllers.is_empty() {
+            // Beside version 1, version 2 is mounted one level further down.
+            let mounts = [roots.cgroup.clone(), roots.cgroup.join("unified")];
+            let mounts = mounts.into_iter().filter(|mount| mount.join("cgroup.controllers").exists());
+            found.extend(mounts.map(|mount| Group { version: Version::Two, mount, inside: inside.clone() }));
+        } else if controllers.split(',').any(|controller| controller == "memory") {
+            found.push(Group { version: Version::One, mount: roots.cgroup.join("memory"), inside });
+        }
+    }
+    found
+}
+
+/// A limit of the group at `directory`, if it has one.
+fn limit(version: Version, directory: &Path, name: &str, source: &'static str) -> Option<Limit> {
+    let file = directory.join(name);
+    // "max" isn't a number; version 1 says "no limit" with the largest multiple of a page.
+    let number = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let bytes = number(&file).filter(|bytes| *bytes < 1 << 62)?;
+    let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
+    let reclaimable = version.reclaimable().iter().filter_map(|row| row_of(&stat, row)).sum();
+    let held_bytes = number(&directory.join(version.usage())).unwrap_or(0).saturating_sub(reclaimable);
+    Some(Limit { source, file, bytes, held_bytes })
+}
+
+/// The number behind a name in one of the kernel's lists.
+pub fn row_of(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
 fn available(roots: &Roots) -> Option<Limit> {
     let bytes = meminfo(roots, "MemAvailable:")?;
-    Some(Limit { source: "MemAvailable", file: roots.proc.join("meminfo"), bytes })
+    Some(Limit { source: "MemAvailable", file: roots.proc.join("meminfo"), bytes, held_bytes: 0 })
 }
 
 /// Memory of the whole machine, in bytes: no budget can be larger.
@@ -116,6 +200,8 @@ pub struct Budget {
     pub pool_bytes_max: u64,
     /// What was asked for, if the machine hasn't so much memory.
     pub asked_bytes: Option<u64>,
+    /// The tightest limit, and what the budget would be by default.
+    pub limit: Option<(Limit, u64)>,
 }
 
 /// Whether evicted pages may go to a disk.
@@ -140,9 +226,7 @@ pub fn resolve(
         (Some(size), None) if matches!(size.amount, crate::size::Amount::Bytes(_)) => {
             (size.of(0), format!("--ram {}", size.text))
         }
-        (None, Some(limit)) => {
-            (limit.bytes / 100 * DEFAULT_PERCENT, format!("{DEFAULT_PERCENT} % of {}", limit.source))
-        }
+        (None, Some(_)) => by_default(limits),
         (_, None) => {
             return Err(Failure::new("there is nothing to derive a budget from")
                 .because("neither cgroup limits nor /proc/meminfo can be read")
@@ -157,7 +241,20 @@ pub fn resolve(
             .fix("give a budget the program can start in, for example --ram 256M (or FARPAGE_RAM=256M)"));
     }
     let pool_bytes_max = pool_limit(pool, behind, ram_bytes)?;
-    Ok(Budget { ram_bytes, origin, pool_bytes_max, asked_bytes })
+    let tightest = limits.iter().min_by_key(|limit| limit.left_bytes());
+    let limit = tightest.map(|limit| (limit.clone(), whole_pages(by_default(limits).0)));
+    Ok(Budget { ram_bytes, origin, pool_bytes_max, asked_bytes, limit })
+}
+
+/// The budget that nobody has asked for, and how it came about.
+fn by_default(limits: &[Limit]) -> (u64, String) {
+    let tightest = limits.iter().min_by_key(|limit| limit.left_bytes());
+    let (left, source) = tightest.map_or((0, "?"), |limit| (limit.left_bytes(), limit.source));
+    let of = match tightest.map_or(0, |limit| limit.held_bytes) {
+        0 => source.to_owned(),
+        held => format!("{source} less the {} in use", iec(held)),
+    };
+    (left / 100 * DEFAULT_PERCENT, format!("{DEFAULT_PERCENT} % of {of}"))
 }
 
 fn pool_limit(pool: Option<&Size>, behind: Behind, ram_bytes: u64) -> Result<u64, Failure> {
@@ -209,9 +306,11 @@ mod tests {
             }
             Machine(root)
         }
+        fn roots(&self) -> Roots {
+            Roots { proc: self.0.path().join("proc"), cgroup: self.0.path().join("cgroup") }
+        }
         fn tightest(&self) -> Option<(&'static str, u64)> {
-            let roots = Roots { proc: self.0.path().join("proc"), cgroup: self.0.path().join("cgroup") };
-            limits(&roots).first().map(|limit| (limit.source, limit.bytes))
+            limits(&self.roots()).first().map(|limit| (limit.source, limit.bytes))
         }
     }
 
@@ -239,6 +338,40 @@ mod tests {
             ("cgroup/a/memory.high", "1073741824\n"),
         ]);
         assert_eq!(machine.tightest(), Some(("cgroup v2 memory.high", 1 << 30)));
+    }
+
+    /// A cgroup's files in memory and its other processes were counted as free: the kernel killed the program.
+    #[test]
+    fn default_leaves_alone_what_the_cgroup_holds_already() {
+        const MIB: u64 = 1 << 20;
+        let stat = format!("total_active_file {}\nactive_file 1\ntotal_inactive_file {}\n", 3 * MIB, 2 * MIB);
+        let one = Machine::new(&[
+            PLENTY,
+            ("proc/self/cgroup", "4:memory:/a\n"),
+            ("cgroup/memory/a/memory.limit_in_bytes", "104857600\n"),
+            ("cgroup/memory/a/memory.usage_in_bytes", "47185920\n"),
+            ("cgroup/memory/a/memory.stat", &stat),
+        ]);
+        let stat = format!("file 9\nactive_file {}\ninactive_file 0\nslab_reclaimable {}\n", 4 * MIB, MIB);
+        let two = Machine::new(&[
+            PLENTY,
+            ("proc/self/cgroup", "0::/outer/a\n"),
+            ("cgroup/cgroup.controllers", "memory\n"),
+            // Larger, and fuller.
+            ("cgroup/outer/memory.max", "209715200\n"),
+            ("cgroup/outer/memory.current", "152043520\n"),
+            ("cgroup/outer/memory.stat", &stat),
+            ("cgroup/outer/a/memory.max", "104857600\n"),
+            ("cgroup/outer/a/memory.current", "1048576\n"),
+            ("cgroup/outer/a/memory.stat", "active_file 0\n"),
+        ]);
+        for (machine, source, held) in
+            [(one, "cgroup v1 memory.limit_in_bytes", 40), (two, "cgroup v2 memory.max", 140)]
+        {
+            let budget = resolve(None, None, Behind::Areas, &limits(&machine.roots()), None).unwrap();
+            assert!(budget.ram_bytes.abs_diff(54 * MIB) <= PAGE_BYTES as u64, "{}", budget.origin);
+            assert_eq!(budget.origin, format!("90 % of {source} less the {held} MiB in use"));
+        }
     }
 
     #[test]
@@ -282,7 +415,7 @@ mod tests {
     }
 
     fn limit() -> [Limit; 1] {
-        [Limit { source: "MemAvailable", file: PathBuf::new(), bytes: 1000 << 20 }]
+        [Limit { source: "MemAvailable", file: PathBuf::new(), bytes: 1000 << 20, held_bytes: 0 }]
     }
 
     #[test]
@@ -309,7 +442,7 @@ mod tests {
     #[test]
     fn budget_is_at_most_what_the_machine_has() {
         let machine = Machine::new(&[("proc/meminfo", "MemTotal: 1025 kB\n")]);
-        let roots = Roots { proc: machine.0.path().join("proc"), cgroup: machine.0.path().join("cgroup") };
+        let roots = machine.roots();
         let with = |ram: &str| {
             let (ram, pool) = (size::parse(ram).unwrap(), size::parse("50%").unwrap());
             resolve(Some(&ram), Some(&pool), Behind::Areas, &limit(), machine_bytes(&roots)).unwrap()

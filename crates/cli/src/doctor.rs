@@ -350,7 +350,7 @@ fn memory_checks() -> Vec<Check> {
             Check::new(
                 format!("limit {}", limit.source),
                 Verdict::Note,
-                format!("{} in {}", iec(limit.bytes), limit.file.display()),
+                format!("{} in {}, {} left", iec(limit.bytes), limit.file.display(), iec(limit.left_bytes())),
             )
         })
         .collect();

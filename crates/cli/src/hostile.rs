@@ -2,6 +2,7 @@
 
 use crate::budget::Budget;
 use crate::notices::{About, Watcher, Weight};
+use crate::oom::{self, Kills};
 use crate::options::ShowOptions;
 use crate::say;
 use crate::session::Shared;
@@ -9,8 +10,8 @@ use crate::session::tests::{area, settings};
 use crate::show;
 use crate::summary::{self, Run};
 use crate::sys::ChildState;
-use crate::totals::Totals;
 use crate::totals::tests::two_programs;
+use crate::totals::{self, Totals};
 use farpage::head::SessionHead;
 use farpage::session::{Notice, Session};
 use std::fs::File;
@@ -104,8 +105,13 @@ fn are_lines(lines: &[String], count_max: usize) {
 /// All that the supervisor and `farpage show` do with a session.
 fn read_everything(shared: &Shared) {
     let session = shared.session();
-    let budget =
-        Budget { ram_bytes: 1 << 20, origin: "--ram 1M".into(), pool_bytes_max: 1 << 19, asked_bytes: None };
+    let budget = Budget {
+        ram_bytes: 1 << 20,
+        origin: "--ram 1M".into(),
+        pool_bytes_max: 1 << 19,
+        asked_bytes: None,
+        limit: None,
+    };
     let (areas, names) = ([area("/var/tmp", 1 << 20, &[])], ["/var/tmp".to_owned()]);
     let about = About { areas: &names, budget: &budget };
     let _ = shared.damage();
@@ -115,6 +121,8 @@ fn read_everything(shared: &Shared) {
         are_lines(&watcher.news(session, &about, now), 11);
     }
     are_lines(&Vec::from_iter(watcher.rest()), 1);
+    let victims = session.processes.iter().take(3).map(|record| (1, totals::command(record))).collect();
+    let oom = oom::Report { kills: Kills { group: 1, machine: Some(1) }, victims };
     let run = Run {
         program: &["program".into()],
         exit: ChildState::Exited(0),
@@ -124,6 +132,7 @@ fn read_everything(shared: &Shared) {
         areas: &areas,
         totals: &Totals::of(session),
         names: &names,
+        oom: &oom,
     };
     are_lines(&summary::text(&run), LINES_MAX);
     is_printable(&say::json(&summary::json(&run)), JSON_BYTES_MAX);

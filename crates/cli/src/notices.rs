@@ -276,7 +276,13 @@ mod tests {
     use farpage::session::pack_io_error;
 
     fn budget_of(ram_bytes: u64) -> Budget {
-        Budget { ram_bytes, origin: "--ram 1M".into(), pool_bytes_max: 1 << 19, asked_bytes: None }
+        Budget {
+            ram_bytes,
+            origin: "--ram 1M".into(),
+            pool_bytes_max: 1 << 19,
+            asked_bytes: None,
+            limit: None,
+        }
     }
 
     fn with<T>(test: impl FnOnce(&About) -> T) -> T {

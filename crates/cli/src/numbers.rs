@@ -52,6 +52,18 @@ pub fn suggestion(bytes: u64) -> String {
     if round % 1024 == 0 { format!("{}G", round / 1024) } else { format!("{round}M") }
 }
 
+/// A size that can be typed and is at most `bytes`, but for what is less than a MiB: on a round number.
+pub fn suggestion_below(bytes: u64) -> String {
+    let mib = (bytes >> 20).max(1);
+    let step = match mib {
+        0..=128 => 1,
+        129..=1024 => 16,
+        _ => 256,
+    };
+    let round = mib / step * step;
+    if round % 1024 == 0 { format!("{}G", round / 1024) } else { format!("{round}M") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,6 +103,12 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn suggestion_below_is_a_size_at_most_an_eighth_less(bytes in 1u64 << 20..1 << 50) {
+            let size = crate::size::parse(&suggestion_below(bytes)).unwrap().of(0);
+            prop_assert!(size <= bytes && size >= bytes / 2 && (bytes < 8 << 20 || size >= bytes / 8 * 7));
+        }
+
         #[test]
         fn suggestion_is_a_size_above_what_was_needed(bytes in 0u64..1 << 50) {
             prop_assert!(crate::size::parse(&suggestion(bytes)).unwrap().of(0) > bytes);

@@ -10,6 +10,7 @@ use crate::kernel;
 use crate::machine::Machine;
 use crate::notices::{About, Watcher, Weight};
 use crate::numbers::iec;
+use crate::oom::{self, Witness};
 use crate::options::{self, Disk, RunOptions, RunSettings};
 use crate::preload;
 use crate::program;
@@ -29,7 +30,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the options and variables ask for, found to make sense together.
 pub struct Asked {
@@ -72,12 +73,14 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     let notes = plan.areas.iter_mut().filter_map(|area| area.prepare().err());
     notes.filter(|_| !quiet).for_each(|note| say::line(&note));
     sys::be_inspectable();
+    let mut witness = Witness::new(Roots::of_this_machine());
     let started = Instant::now();
     let pid = start(&program, options, &plan, &shared)?;
-    let ended = watch(quiet, &plan, &shared, pid);
+    let ended = watch(quiet, &plan, &shared, pid, &mut witness);
     if let Ok(exit) = ended {
         shared.end();
-        report(options, &plan, &shared, exit, started, stats);
+        let end = End { exit, wall: started.elapsed(), oom: witness.report() };
+        report(options, &plan, &shared, end, stats);
     } else {
         shared.give_up();
     }
@@ -97,7 +100,13 @@ pub fn find_program(program: &[OsString]) -> Result<PathBuf, Failure> {
 
 /// Stays with the program until it ends, and tells what its processes tell. If these have damaged what they share, it is
 /// ended: nothing keeps them within the budget then, nor one's evicted pages from another's.
-fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32) -> Result<ChildState, Failure> {
+fn watch(
+    quiet: bool,
+    plan: &Plan,
+    shared: &Shared,
+    pid: u32,
+    witness: &mut Witness,
+) -> Result<ChildState, Failure> {
     let least = if quiet { Weight::Serious } else { Weight::Information };
     let mut watcher = Watcher::new(shared.session(), least);
     let names = names(&plan.areas);
@@ -107,6 +116,7 @@ fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32) -> Result<ChildSta
         // After that: what was read while the session was overwritten isn't told.
         shared.damage().map_or(Ok(()), |what| Err(damaged(what)))?;
         news.iter().for_each(|text| say::line(text));
+        witness.look(shared, pid);
         Ok(())
     };
     let ended = signals::supervise(pid, tell_news);
@@ -221,9 +231,14 @@ fn notes_on_limits(budget: &Budget, limits: &[Limit]) -> Vec<String> {
             iec(budget.ram_bytes)
         )
     });
-    let above = limits.first().filter(|limit| limit.bytes < budget.ram_bytes).map(|limit| {
+    let tightest = limits.iter().min_by_key(|limit| limit.left_bytes());
+    let above = tightest.filter(|limit| limit.left_bytes() < budget.ram_bytes).map(|limit| {
+        let held = match limit.held_bytes {
+            0 => String::new(),
+            held => format!(", of which {} are in use", iec(held)),
+        };
         format!(
-            "the budget of {} is above what there is: {} in {} ({}); the kernel may end the program",
+            "the budget of {} is above what there is: {} in {} ({}){held}; the kernel may end the program",
             iec(budget.ram_bytes),
             iec(limit.bytes),
             limit.file.display(),
@@ -294,26 +309,26 @@ fn not_started(program: &Path, error: &io::Error) -> Failure {
     }
 }
 
-fn report(
-    options: &RunOptions,
-    plan: &Plan,
-    shared: &Shared,
+/// How the program ended.
+struct End {
     exit: ChildState,
-    started: Instant,
-    stats: Option<File>,
-) {
-    let wall = started.elapsed();
+    wall: Duration,
+    oom: oom::Report,
+}
+
+fn report(options: &RunOptions, plan: &Plan, shared: &Shared, end: End, stats: Option<File>) {
     let program: Vec<String> =
         options.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let run = Run {
         program: &program,
-        exit,
-        wall,
+        exit: end.exit,
+        wall: end.wall,
         budget: &plan.budget,
         settings: &plan.settings,
         areas: &plan.areas,
         totals: &Totals::of(shared.session()),
         names: &names(&plan.areas),
+        oom: &end.oom,
     };
     if !options.settings.quiet {
         say::line(&summary::text(&run).join("\n"));

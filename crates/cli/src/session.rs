@@ -142,6 +142,11 @@ impl Shared {
         self.session().ended.store(ENDED, Ordering::Release);
     }
 
+    /// Whether the process lives that holds the record of this number.
+    pub fn is_alive(&self, record: usize) -> bool {
+        sys::is_locked(self.memory.file(), record as u64)
+    }
+
     /// Has all processes of the run end, as if we had been killed.
     pub fn give_up(&self) {
         // It can't fail: what is held is given up. Our end gives it up anyway.

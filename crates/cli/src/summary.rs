@@ -4,13 +4,16 @@ use crate::areas::Area;
 use crate::budget::Budget;
 use crate::failure::STATUS_FAILED;
 use crate::notices::{self, About};
-use crate::numbers::{duration, grouped, iec};
+use crate::numbers::{duration, grouped, iec, suggestion_below};
+use crate::oom;
+use crate::say;
 use crate::sys::{self, ChildState};
 use crate::totals::{Numbers, Totals};
 use farpage::session::{Notice, PROCESSES_MAX, Settings, UffdSource};
 use farpage_core::config::{Codec, Install, IoEngine, Readahead};
 use farpage_core::stats::{Counter, Gauge, Latency, LatencySummary};
 use farpage_core::units::PAGE_BYTES;
+use libc::SIGKILL;
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
@@ -39,6 +42,8 @@ pub struct Run<'a> {
     pub totals: &'a Totals,
     /// Their names, as they may be printed.
     pub names: &'a [String],
+    /// What the kernel's out-of-memory killer did meanwhile.
+    pub oom: &'a oom::Report,
 }
 
 // ---- for people ----------------------------------------------------------------------------------------
@@ -61,7 +66,7 @@ pub fn text(run: &Run) -> Vec<String> {
     } else if ended_by_us(run) {
         // The problem below says why. It did not run as it does without Farpage.
         vec![headline(run)]
-    } else if was_over(run) || tells(run, is_unlimited) {
+    } else if was_over(run) || tells(run, is_unlimited) || was_short(run) {
         vec![headline(run), budget_row(run)]
     } else {
         never_reached(run)
@@ -89,6 +94,12 @@ fn tells(run: &Run, is_meant: impl Fn(Notice) -> bool) -> bool {
 /// Whether all processes together had more than the budget, though none of them had so much that it was managed.
 fn was_over(run: &Run) -> bool {
     !run.totals.was_active() && run.totals.anonymous_peak > run.budget.ram_bytes
+}
+
+/// Whether the kernel killed for memory, as far as that can be known: of the program itself, or in its cgroup.
+fn was_short(run: &Run) -> bool {
+    let kills = run.oom.kills;
+    kills.group > 0 || kills.machine > Some(0) && run.exit == ChildState::Killed(SIGKILL)
 }
 
 const fn is_an_end(notice: Notice) -> bool {
@@ -261,6 +272,58 @@ fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "0 %".into() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
 }
 
+/// Who was sent SIGKILL, and by whom, as far as that can be known.
+fn killed(run: &Run) -> Option<String> {
+    let (kills, is_killed) = (run.oom.kills, run.exit == ChildState::Killed(SIGKILL));
+    let killer = "the kernel's out-of-memory killer";
+    let fit = fitting(run);
+    if kills.group > 0 {
+        let whom = match (is_killed, kills.group) {
+            (true, 1) => "ended it".into(),
+            (true, count) => format!("ended it and {} processes more of its cgroup", grouped(count - 1)),
+            (false, 1) => format!("ended a process of its cgroup{}", victims(run)),
+            (false, count) => format!("ended {} processes of its cgroup{}", grouped(count), victims(run)),
+        };
+        return Some(format!("{killer} {whom}: the cgroup's limit was reached{fit}"));
+    }
+    let machine = kills.machine?;
+    if machine > 0 {
+        let count = match machine {
+            1 => "a process".into(),
+            count => format!("{} processes", grouped(count)),
+        };
+        return Some(if is_killed {
+            format!("{killer} most likely ended it: it ended {count} of this machine meanwhile{fit}")
+        } else {
+            format!("{killer} ended {count} of this machine meanwhile{}", victims(run))
+        });
+    }
+    is_killed.then(|| "a process sent it SIGKILL: the kernel counted no kill for memory".into())
+}
+
+/// The processes that the killer most likely ended.
+fn victims(run: &Run) -> String {
+    let names =
+        run.oom.victims.iter().map(|(pid, command)| format!("{} (pid {pid})", say::harmless(command)));
+    let names = names.collect::<Vec<_>>().join(", ");
+    if names.is_empty() { String::new() } else { format!(", most likely {names}") }
+}
+
+/// The limit, and the budget that would most likely have fit.
+fn fitting(run: &Run) -> String {
+    let Some((limit, by_default)) = &run.budget.limit else { return String::new() };
+    let lower = run.budget.ram_bytes / 4 * 3;
+    let fits = if *by_default > 0 && *by_default < lower { *by_default } else { lower };
+    format!(
+        " ({} in {}, {}, of which {} were in use before); use --ram {} or less, or have more memory",
+        iec(limit.bytes),
+        limit.file.display(),
+        limit.source,
+        iec(limit.held_bytes),
+        suggestion_below(fits)
+    )
+}
+
 /// What went wrong, once more in one place: notices may have scrolled away.
 fn problems(run: &Run) -> Vec<String> {
     let n = &run.totals.sum;
@@ -277,6 +340,7 @@ fn problems(run: &Run) -> Vec<String> {
     }
     let many = "memory was over the budget: each of many processes had so little that it wasn't managed";
     rows.extend((was_over(run) && !ended_by_us(run)).then(|| row("problem", many)));
+    rows.extend(killed(run).map(|text| row("problem", &text)));
     let about = About { areas: run.names, budget: run.budget };
     let before = rows.len();
     let mut more = 0;
@@ -327,8 +391,18 @@ pub fn json(run: &Run) -> Value {
     object.insert("settings".into(), settings(run));
     object.insert("processes".into(), processes.into());
     object.insert("tree_anonymous_peak".into(), run.totals.anonymous_peak.into());
+    object.insert("oom_kills".into(), oom_kills(run.oom));
     object.insert("legend".into(), legend());
     Value::Object(object)
+}
+
+fn oom_kills(oom: &oom::Report) -> Value {
+    let victims = oom.victims.iter().map(|(pid, command)| json!({ "pid": pid, "command": command }));
+    json!({
+        "cgroup": oom.kills.group,
+        "machine": oom.kills.machine,
+        "likely_victims": victims.collect::<Vec<_>>(),
+    })
 }
 
 /// What the counters and gauges mean, so that the file explains itself.
@@ -345,6 +419,11 @@ fn legend() -> Value {
             "tree_anonymous_peak",
             "bytes",
             "The most anonymous memory of all processes together, as sampled.",
+        ),
+        row(
+            "oom_kills",
+            "processes",
+            "Ended by the kernel's out-of-memory killer during the run: in the run's cgroup, and on the machine with these.",
         ),
     ];
     Value::Object(counters.chain(gauges).chain(latencies).chain(others).collect())
@@ -489,6 +568,7 @@ mod tests {
             origin: "--ram 256M".into(),
             pool_bytes_max: 128 << 20,
             asked_bytes: None,
+            limit: None,
         };
         test(&Run {
             program: &["/usr/bin/python3".into(), "x.py".into()],
@@ -499,6 +579,7 @@ mod tests {
             areas: &[area("/var/tmp", 1 << 20, &[])],
             totals: &Totals::of(shared.session()),
             names: &["/var/tmp".into()],
+            oom: &oom::Report::default(),
         })
     }
 
@@ -543,6 +624,60 @@ mod tests {
             assert!(lines[1].starts_with("python3 stayed within its budget of 256 MiB"), "{lines:#?}");
             assert_eq!(lines.len(), 3, "{lines:#?}");
         }
+    }
+
+    /// "python3 was killed by SIGKILL" stood there, and "stayed within its budget".
+    #[test]
+    fn kill_for_memory_is_told_with_the_limit_and_a_budget_that_fits() {
+        use crate::budget::Limit;
+        use crate::oom::{Kills, Report};
+        let (limit, file) = ("cgroup v2 memory.max", "/sys/fs/cgroup/a/memory.max");
+        let limit = Limit { source: limit, file: file.into(), bytes: 64 << 20, held_bytes: 4 << 20 };
+        let lines = |exit, group, machine, victims: &[(u32, &str)]| {
+            let victims = victims.iter().map(|(pid, command)| (*pid, (*command).to_owned())).collect();
+            let oom = Report { kills: Kills { group, machine }, victims };
+            let shared = two_programs();
+            shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, 0));
+            with(&shared, exit, |run| {
+                let budget = Budget { limit: Some((limit.clone(), 54 << 20)), ..run.budget.clone() };
+                let run = Run { oom: &oom, budget: &budget, ..*run };
+                assert_eq!(json(&run)["oom_kills"]["cgroup"], group);
+                text(&run)
+            })
+        };
+        let (killed, ended) = (ChildState::Killed(9), ChildState::Exited(0));
+        let fit = "(64 MiB in /sys/fs/cgroup/a/memory.max, cgroup v2 memory.max, of which 4 MiB were in use before); use --ram 54M or less";
+        for (exit, group, machine, victims, words) in [
+            (killed, 1, Some(1), &[(7, "python3")][..], "killer ended it: the cgroup's limit was reached"),
+            (killed, 3, Some(3), &[], "killer ended it and 2 processes more of its cgroup"),
+            (
+                ended,
+                1,
+                Some(1),
+                &[(7, "gr\now")],
+                "ended a process of its cgroup, most likely gr\\now (pid 7): the",
+            ),
+            (ended, 2, None, &[], "ended 2 processes of its cgroup: the cgroup's limit"),
+            (killed, 0, Some(2), &[], "most likely ended it: it ended 2 processes of this machine meanwhile"),
+        ] {
+            let lines = lines(exit, group, machine, victims);
+            assert_eq!(lines.len(), 3, "{lines:#?}");
+            assert!(lines[1].starts_with("  budget "), "{lines:#?}");
+            assert!(
+                lines[2].starts_with("  problem ") && lines[2].contains(words) && lines[2].contains(fit),
+                "{lines:#?}"
+            );
+        }
+        // The others of the machine need not be ours, and nobody's SIGKILL is the kernel's.
+        let told = lines(ended, 0, Some(1), &[]);
+        assert!(
+            told[0].contains("stayed within")
+                && told[2].ends_with("ended a process of this machine meanwhile"),
+            "{told:#?}"
+        );
+        assert!(lines(killed, 0, Some(0), &[])[3].contains("a process sent it SIGKILL"));
+        assert!(!lines(killed, 0, None, &[]).iter().any(|line| line.contains("problem")));
+        assert!(!lines(ended, 0, Some(0), &[]).iter().any(|line| line.contains("problem")));
     }
 
     /// What could not be managed, and many processes that each had too little for that, had stayed within the budget, too.

@@ -498,6 +498,13 @@ pub fn send_signal(pid: u32, signal: c_int) {
     unsafe { libc::kill(pid as libc::pid_t, signal) };
 }
 
+/// Whether a process is gone, or only waits to be asked for its status.
+pub fn is_gone(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    // Its name is in parentheses, and may contain any character.
+    stat.map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])))
+}
+
 /// Called in a child: dies with its parent. False if that parent is gone already. Async-signal-safe.
 pub fn die_with_parent(parent: u32) -> bool {
     // SAFETY: takes no pointers.

@@ -1,4 +1,4 @@
-//! A memory cgroup of a test's own: it measures what processes have together, or has the kernel reclaim from them.
+//! A memory cgroup of a test's own: it measures what processes have together, limits it, or has the kernel reclaim from them.
 //!
 //! Version 1 and version 2. Where none can be made, the test is a reported skip.
 
@@ -40,6 +40,17 @@ impl Group {
             skip("no memory cgroup can be made here");
         }
         found.map(Group)
+    }
+
+    /// It has no more than this from now on. False if that can't be had.
+    #[track_caller]
+    pub fn limit(&self, bytes: u64) -> bool {
+        let files = ["memory.limit_in_bytes", "memory.max"].map(|name| self.0.join(name));
+        let is_set = files.iter().any(|file| file.exists() && fs::write(file, bytes.to_string()).is_ok());
+        if !is_set {
+            skip("no limit can be set for a cgroup here");
+        }
+        is_set
     }
 
     /// The command begins in it.

@@ -9,6 +9,7 @@ mod farpage;
 
 mod budgets;
 mod ends;
+mod groups;
 mod paging;
 mod storage;
 
