@@ -126,6 +126,7 @@ fn read_everything(shared: &Shared) {
     let run = Run {
         program: &["program".into()],
         exit: ChildState::Exited(0),
+        resident_peak: 1 << 20,
         wall: Duration::from_secs(1),
         budget: &budget,
         settings: &settings(),

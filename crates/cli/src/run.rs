@@ -18,7 +18,7 @@ use crate::say;
 use crate::session::Shared;
 use crate::signals;
 use crate::summary::{self, Run};
-use crate::sys::{self, ChildState};
+use crate::sys::{self, Child, ChildState};
 use crate::tips;
 use crate::totals::Totals;
 use farpage::session::{SESSION_ENV, Settings};
@@ -77,15 +77,15 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     let pid = start(&program, options, &plan, &shared)?;
     let ended = watch(quiet, &plan, &shared, pid, &mut witness);
-    if let Ok(exit) = ended {
+    if let Ok(child) = ended {
         shared.end();
-        let end = End { exit, wall: started.elapsed(), oom: witness.report() };
+        let end = End { child, wall: started.elapsed(), oom: witness.report() };
         report(options, &plan, &shared, end, stats);
     } else {
         shared.give_up();
     }
     plan.areas.into_iter().filter_map(Area::close).for_each(|note| say::line(&note));
-    ended.map(pass_on)
+    ended.map(|child| pass_on(child.state))
 }
 
 /// The file of the program that the command line names.
@@ -106,7 +106,7 @@ fn watch(
     shared: &Shared,
     pid: u32,
     witness: &mut Witness,
-) -> Result<ChildState, Failure> {
+) -> Result<Child, Failure> {
     let least = if quiet { Weight::Serious } else { Weight::Information };
     let mut watcher = Watcher::new(shared.session(), least);
     let names = names(&plan.areas);
@@ -311,7 +311,7 @@ fn not_started(program: &Path, error: &io::Error) -> Failure {
 
 /// How the program ended.
 struct End {
-    exit: ChildState,
+    child: Child,
     wall: Duration,
     oom: oom::Report,
 }
@@ -321,7 +321,8 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, end: End, stats: O
         options.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let run = Run {
         program: &program,
-        exit: end.exit,
+        exit: end.child.state,
+        resident_peak: end.child.resident_peak,
         wall: end.wall,
         budget: &plan.budget,
         settings: &plan.settings,

@@ -5,7 +5,7 @@
 //! us, so only what it wasn't sent, too, is passed on.
 
 use crate::failure::Failure;
-use crate::sys::{self, ChildState, Disposition, SignalSet};
+use crate::sys::{self, Child, ChildState, Disposition, SignalSet};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -62,7 +62,7 @@ const DEATH: Duration = Duration::from_secs(10);
 
 /// Stays with the program until it ends. `poll` is called ten times a second, and at the end; if it fails the program is
 /// killed.
-pub fn supervise(program: u32, mut poll: impl FnMut() -> Result<(), Failure>) -> Result<ChildState, Failure> {
+pub fn supervise(program: u32, mut poll: impl FnMut() -> Result<(), Failure>) -> Result<Child, Failure> {
     let all = SignalSet::all();
     loop {
         let arrival = sys::next_signal(&all, POLL);
@@ -71,7 +71,8 @@ pub fn supervise(program: u32, mut poll: impl FnMut() -> Result<(), Failure>) ->
         }
         poll().inspect_err(|_| kill(program))?;
         sys::reap_orphans(program);
-        match sys::child_state(program).map_err(|error| lost(&error))? {
+        let child = sys::child(program).map_err(|error| lost(&error))?;
+        match child.state {
             // Whoever waits for us (a shell with job control) must see that the job has stopped. Stopping would lose what has come
             // meanwhile to continue it.
             ChildState::Stopped(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
@@ -81,9 +82,9 @@ pub fn supervise(program: u32, mut poll: impl FnMut() -> Result<(), Failure>) ->
             }
             // Stopped otherwise, the program is: who does that, and continues it, doesn't know of us.
             ChildState::Running | ChildState::Stopped(_) => {}
-            ended => {
+            ChildState::Exited(_) | ChildState::Killed(_) => {
                 poll()?;
-                return Ok(ended);
+                return Ok(child);
             }
         }
     }
@@ -98,7 +99,8 @@ fn lost(error: &io::Error) -> Failure {
 fn kill(program: u32) {
     sys::send_signal(program, libc::SIGKILL);
     let until = Instant::now() + DEATH;
-    let is_there = || matches!(sys::child_state(program), Ok(ChildState::Running | ChildState::Stopped(_)));
+    let is_running = |child: Child| matches!(child.state, ChildState::Running | ChildState::Stopped(_));
+    let is_there = || sys::child(program).is_ok_and(is_running);
     while is_there() && Instant::now() < until {
         // Its end is a signal, too.
         sys::next_signal(&SignalSet::all(), POLL);

@@ -30,6 +30,8 @@ pub struct Run<'a> {
     pub program: &'a [String],
     /// How it ended.
     pub exit: ChildState,
+    /// The most memory in RAM that it or one of its children had, in bytes, files included.
+    pub resident_peak: u64,
     /// How long it took.
     pub wall: Duration,
     /// What it was allowed.
@@ -108,10 +110,10 @@ const fn is_an_end(notice: Notice) -> bool {
 
 fn headline(run: &Run) -> String {
     let (name, wall) = (name(run), duration(run.wall.as_nanos() as u64));
-    let processes = match run.totals.processes.len() {
-        0 | 1 => String::new(),
+    let processes = match run.totals.count {
         // Later ones take over the records of those that have ended.
-        PROCESSES_MAX => format!(" ({PROCESSES_MAX} processes or more)"),
+        count if run.totals.processes.len() == PROCESSES_MAX => format!(" ({count} processes or more)"),
+        0 | 1 => String::new(),
         count => format!(" ({count} processes; peaks of the pool and of programs are the largest one's)"),
     };
     match run.exit {
@@ -129,16 +131,30 @@ fn name(run: &Run) -> String {
 }
 
 fn never_reached(run: &Run) -> Vec<String> {
-    let peak = match run.totals.anonymous_peak {
-        0 => String::new(),
-        peak => format!(" (peak {})", iec(peak)),
-    };
     // Whatever else ended it must still be told: a signal, an error of its own.
     let mut lines = Vec::new();
     lines.extend((run.exit != ChildState::Exited(0)).then(|| headline(run)));
-    lines.push(format!("{} stayed within its budget of {}{peak}", name(run), iec(run.budget.ram_bytes)));
-    lines.push("nothing was registered: the program ran as it does without Farpage".into());
+    lines.push(within(run));
+    lines.push("nothing was registered: no fault went through Farpage".into());
     lines
+}
+
+/// That the budget wasn't reached. Only of one process does the kernel know the peak; what several have together is sampled.
+fn within(run: &Run) -> String {
+    let (name, budget) = (name(run), iec(run.budget.ram_bytes));
+    let (sampled, resident) = (iec(run.totals.anonymous_peak), iec(run.resident_peak));
+    match run.totals.count {
+        0 | 1 if run.resident_peak <= run.budget.ram_bytes => {
+            format!("{name} stayed within its budget of {budget} (peak {resident} in RAM, files included)")
+        }
+        0 | 1 => format!(
+            "{name} was not seen above its budget of {budget} (peak {sampled} anonymous, as sampled; {resident} with its files)"
+        ),
+        count => format!(
+            "{name} and its processes, {count} in all, were not seen above their budget of {budget} (peak {sampled} together, as sampled; \
+             the largest had {resident} with its files)"
+        ),
+    }
 }
 
 /// 134 is also what a shell answers for a program that aborted: only a silent one is suspicious.
@@ -185,18 +201,27 @@ fn pool_row(run: &Run, n: &Numbers) -> String {
     row("pool", &format!("{} of {limit} at most, for {pages} pages ({codec}{ratio}){denser}", iec(peak)))
 }
 
+/// Where evicted pages went: the parts add up to the pages.
 fn evicted_row(n: &Numbers) -> String {
-    let parts = parts(
-        n,
-        &[
-            (Counter::Zswpout, "to the pool"),
-            (Counter::StoredIncompressible, "of them as they are"),
-            (Counter::SwpoutZero, "zero"),
-            (Counter::SwpoutSame, "same-filled"),
-            (Counter::EvictClean, "unchanged"),
-        ],
-    );
-    row("evicted", &format!("{} pages{parts}", grouped(n.counter(Counter::EvictTaken))))
+    let counter = |counter| n.counter(counter);
+    let pages = counter(Counter::EvictTaken);
+    let as_they_are = match counter(Counter::StoredIncompressible) {
+        0 => String::new(),
+        count => format!(" ({} as they are)", grouped(count)),
+    };
+    let mut parts = vec![
+        (counter(Counter::Zswpout), format!("to the pool{as_they_are}")),
+        (counter(Counter::Pswpout).saturating_sub(counter(Counter::Zswpwb)), "past the pool".into()),
+        (counter(Counter::SwpoutZero), "zero".into()),
+        (counter(Counter::SwpoutSame), "same-filled".into()),
+        (counter(Counter::EvictClean), "unchanged".into()),
+    ];
+    let went = parts.iter().fold(0_u64, |sum, (count, _)| sum.saturating_add(*count));
+    parts.push((pages.saturating_sub(went), "touched again or freed before that".into()));
+    let parts = parts.iter().filter(|(count, _)| *count > 0);
+    let parts: Vec<_> = parts.map(|(count, words)| format!("{} {words}", grouped(*count))).collect();
+    let colon = if parts.is_empty() { "" } else { ": " };
+    row("evicted", &format!("{} pages{colon}{}", grouped(pages), parts.join(", ")))
 }
 
 fn to_areas_row(run: &Run, n: &Numbers) -> String {
@@ -254,10 +279,15 @@ fn latency_row(n: &Numbers) -> String {
     row("latency", &text)
 }
 
+/// Threads may wait at the same time: their sum is an upper bound of the time by which the run was longer.
 fn time_row(run: &Run, n: &Numbers) -> String {
-    let lost = n.all_latencies().sum_ns;
-    let share = percent(lost, run.wall.as_nanos() as u64);
-    row("time lost", &format!("{} to faults, summed over threads: {share} of the run", duration(lost)))
+    let (lost, wall) = (n.all_latencies().sum_ns, run.wall.as_nanos() as u64);
+    let share = if lost <= wall {
+        format!("at most {} of the run", percent(lost, wall))
+    } else {
+        "several waited at once".into()
+    };
+    row("time lost", &format!("{} to faults, summed over threads: {share}", duration(lost)))
 }
 
 /// `: 5 of this, 7 of that`, without what didn't happen.
@@ -391,6 +421,8 @@ pub fn json(run: &Run) -> Value {
     object.insert("settings".into(), settings(run));
     object.insert("processes".into(), processes.into());
     object.insert("tree_anonymous_peak".into(), run.totals.anonymous_peak.into());
+    object.insert("resident_peak".into(), run.resident_peak.into());
+    object.insert("process_count".into(), run.totals.count.into());
     object.insert("oom_kills".into(), oom_kills(run.oom));
     object.insert("legend".into(), legend());
     Value::Object(object)
@@ -419,6 +451,16 @@ fn legend() -> Value {
             "tree_anonymous_peak",
             "bytes",
             "The most anonymous memory of all processes together, as sampled.",
+        ),
+        row(
+            "resident_peak",
+            "bytes",
+            "The most memory in RAM of the program or of one process that it waited for, files included, as getrusage has it.",
+        ),
+        row(
+            "process_count",
+            "processes",
+            "Processes that reported. One that executes another program is one.",
         ),
         row(
             "oom_kills",
@@ -573,6 +615,7 @@ mod tests {
         test(&Run {
             program: &["/usr/bin/python3".into(), "x.py".into()],
             exit,
+            resident_peak: 150 << 20,
             wall: Duration::from_millis(1500),
             budget: &budget,
             settings: &settings(),
@@ -607,8 +650,50 @@ mod tests {
         let shared = two_programs();
         shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, 0));
         let lines = with(&shared, ChildState::Exited(0), text);
-        assert_eq!(lines[0], "python3 stayed within its budget of 256 MiB (peak 250 MiB)");
-        assert_eq!(lines.len(), 2);
+        let several = "python3 and its processes, 2 in all, were not seen above their budget of 256 MiB (peak 250 MiB together, \
+                       as sampled; the largest had 150 MiB with its files)";
+        assert_eq!(lines, [several, "nothing was registered: no fault went through Farpage"]);
+        let alone = |resident_peak| {
+            shared.session().processes[1].pid.store(101, std::sync::atomic::Ordering::Relaxed);
+            with(&shared, ChildState::Exited(0), |run| text(&Run { resident_peak, ..*run })[0].clone())
+        };
+        assert_eq!(
+            alone(201 << 20),
+            "python3 stayed within its budget of 256 MiB (peak 201 MiB in RAM, files included)"
+        );
+        let larger = "python3 was not seen above its budget of 256 MiB (peak 200 MiB anonymous, as sampled; 300 MiB with its files)";
+        assert_eq!(alone(300 << 20), larger);
+    }
+
+    /// 8,764 of 718,780 evicted pages were in no part, and "time lost" was 240 % of the run.
+    #[test]
+    fn parts_add_up_and_nothing_is_more_than_all() {
+        let shared = two_programs();
+        let stats = &shared.session().processes[0].stats;
+        for (counter, count) in [
+            (Counter::EvictTaken, 1000),
+            (Counter::Zswpout, 500),
+            (Counter::StoredIncompressible, 20),
+            (Counter::SwpoutZero, 7),
+            (Counter::EvictClean, 30),
+            // In the pool before they were written: 960 - 950 pages were not.
+            (Counter::Zswpwb, 950),
+        ] {
+            stats.add(counter, count);
+        }
+        let row = |lines: &[String], label: &str| {
+            lines.iter().find(|line| line.starts_with(label)).unwrap().clone()
+        };
+        let evicted = "  evicted    1,000 pages: 500 to the pool (20 as they are), 10 past the pool, 7 zero, 30 unchanged, \
+                       453 touched again or freed before that";
+        assert_eq!(row(&with(&shared, ChildState::Exited(0), text), "  evicted"), evicted);
+        for (ns, share) in
+            [(750_000_000, "at most 50.0 % of the run"), (4_000_000_000, "several waited at once")]
+        {
+            stats.latency(Latency::Pool).record(ns);
+            let time = row(&with(&shared, ChildState::Exited(0), text), "  time lost");
+            assert!(time.ends_with(&format!("summed over threads: {share}")), "{time}");
+        }
     }
 
     #[test]
@@ -621,7 +706,7 @@ mod tests {
         ] {
             let lines = with(&shared, exit, text);
             assert!(lines[0].starts_with(headline), "{lines:#?}");
-            assert!(lines[1].starts_with("python3 stayed within its budget of 256 MiB"), "{lines:#?}");
+            assert!(lines[1].contains("were not seen above their budget of 256 MiB"), "{lines:#?}");
             assert_eq!(lines.len(), 3, "{lines:#?}");
         }
     }
@@ -671,7 +756,7 @@ mod tests {
         // The others of the machine need not be ours, and nobody's SIGKILL is the kernel's.
         let told = lines(ended, 0, Some(1), &[]);
         assert!(
-            told[0].contains("stayed within")
+            told[0].contains("not seen above")
                 && told[2].ends_with("ended a process of this machine meanwhile"),
             "{told:#?}"
         );

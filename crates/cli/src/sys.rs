@@ -526,20 +526,35 @@ pub enum ChildState {
     Killed(c_int),
 }
 
+/// A child as one look found it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Child {
+    /// How it fares.
+    pub state: ChildState,
+    /// Once it has ended, the most memory in RAM that it had, or one of the processes that it waited for, in bytes, files
+    /// included: as getrusage has it.
+    pub resident_peak: u64,
+}
+
 /// Looks at a child without waiting.
-pub fn child_state(pid: u32) -> io::Result<ChildState> {
-    let mut status = 0;
-    // SAFETY: writes one integer.
-    let result = unsafe { libc::waitpid(pid as libc::pid_t, &mut status, libc::WNOHANG | libc::WUNTRACED) };
-    match answer(result) {
-        Ok(0) => Ok(ChildState::Running),
-        Ok(_) if libc::WIFSTOPPED(status) => Ok(ChildState::Stopped(libc::WSTOPSIG(status))),
-        Ok(_) if libc::WIFEXITED(status) => Ok(ChildState::Exited(libc::WEXITSTATUS(status) as u8)),
-        Ok(_) if libc::WIFSIGNALED(status) => Ok(ChildState::Killed(libc::WTERMSIG(status))),
-        Ok(_) => Ok(ChildState::Running),
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(ChildState::Running),
-        Err(error) => Err(error),
-    }
+pub fn child(pid: u32) -> io::Result<Child> {
+    let (mut status, mut usage) = (0, MaybeUninit::<libc::rusage>::zeroed());
+    let options = libc::WNOHANG | libc::WUNTRACED;
+    // SAFETY: writes one integer and one `rusage`.
+    let result = unsafe { libc::wait4(pid as libc::pid_t, &mut status, options, usage.as_mut_ptr()) };
+    // SAFETY: zeroed before, which is valid for a structure of integers.
+    let usage = unsafe { usage.assume_init() };
+    let state = match answer(result) {
+        Ok(0) => ChildState::Running,
+        Ok(_) if libc::WIFSTOPPED(status) => ChildState::Stopped(libc::WSTOPSIG(status)),
+        Ok(_) if libc::WIFEXITED(status) => ChildState::Exited(libc::WEXITSTATUS(status) as u8),
+        Ok(_) if libc::WIFSIGNALED(status) => ChildState::Killed(libc::WTERMSIG(status)),
+        Ok(_) => ChildState::Running,
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => ChildState::Running,
+        Err(error) => return Err(error),
+    };
+    // The kernel counts KiB.
+    Ok(Child { state, resident_peak: (usage.ru_maxrss as u64).saturating_mul(1024) })
 }
 
 /// As process 1 of a container we are given what its processes leave behind, and nobody else asks how those ended: they would stay

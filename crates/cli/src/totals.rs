@@ -3,6 +3,7 @@
 use crate::session;
 use farpage::session::{Notice, ProcessRecord, Session};
 use farpage_core::stats::{Counter, Gauge, Latency, LatencySummary, Stats};
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 /// Counters, gauges and latencies at one moment.
@@ -70,7 +71,7 @@ impl Numbers {
     }
 }
 
-/// One process.
+/// One program that a process ran.
 pub struct Process {
     /// Its process id.
     pub pid: u32,
@@ -84,8 +85,10 @@ pub struct Process {
 
 /// Everything that was counted in a session.
 pub struct Totals {
-    /// The processes that reported.
+    /// What reported: programs, for a process that executes another program reports anew.
     pub processes: Vec<Process>,
+    /// How many processes that were.
+    pub count: usize,
     /// All of them together.
     pub sum: Numbers,
     /// The most anonymous memory that they had at once, in bytes.
@@ -99,12 +102,13 @@ impl Totals {
         let processes: Vec<Process> = used.map(process).collect();
         let mut sum = Numbers::default();
         processes.iter().for_each(|process| sum.add(&process.numbers));
+        let count = processes.iter().map(|process| process.pid).collect::<BTreeSet<_>>().len();
         // Of one process it is known more exactly.
-        let anonymous_peak = match processes.len() {
+        let anonymous_peak = match count {
             0 | 1 => sum.gauge(Gauge::AnonymousPeak),
             _ => session.claims_peak.load(Ordering::Relaxed),
         };
-        Totals { processes, sum, anonymous_peak }
+        Totals { processes, count, sum, anonymous_peak }
     }
 
     /// Whether any program reached its budget.
@@ -160,10 +164,21 @@ pub mod tests {
         shared
     }
 
+    /// `sh -c 'exec ./grow'` was two processes.
+    #[test]
+    fn process_that_executes_another_program_is_one() {
+        let shared = two_programs();
+        shared.session().processes[1].pid.store(101, Ordering::Release);
+        let totals = Totals::of(shared.session());
+        assert_eq!((totals.processes.len(), totals.count), (2, 1));
+        // Of one process its own peak is known.
+        assert_eq!(totals.anonymous_peak, 200 << 20);
+    }
+
     #[test]
     fn counters_are_summed_and_peaks_are_the_highest() {
         let totals = Totals::of(two_programs().session());
-        assert_eq!(totals.processes.len(), 2);
+        assert_eq!((totals.processes.len(), totals.count), (2, 2));
         assert_eq!((totals.processes[1].pid, totals.processes[1].command.as_str()), (102, "python3"));
         assert_eq!(totals.sum.counter(Counter::Pswpout), 960);
         assert_eq!((totals.sum.gauge(Gauge::AnonymousPeak), totals.anonymous_peak), (200 << 20, 250 << 20));

@@ -4,6 +4,7 @@ use super::{RAM, is_gone};
 use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled, descendants};
 use crate::farpage::group::Group;
 use crate::farpage::{is_root, skip};
+use std::process::Command;
 use std::time::Duration;
 
 // ---- refused or told -----------------------------------------------------------------------------------
@@ -226,4 +227,41 @@ fn what_a_dead_parent_paid_for_is_paid_beside_a_stopped_child() {
         };
         assert!((0..3).any(|_| peak() < 1.2), "{faults}: three times too much");
     }
+}
+
+/// The peak was a sample of what is anonymous: 75 to 91 MiB of 100. `exec` made two processes of one.
+#[test]
+fn peak_is_the_kernels_and_a_process_is_one_whatever_it_executes() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let burst = "import resource; b = b'x' * (100 << 20); del b; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)";
+    // Not a script that finds it.
+    let python =
+        Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap().stdout;
+    let python = String::from_utf8(python).unwrap();
+    let script = "exec env -u NOTHING \"$1\" -c \"$2\"";
+    let words = ["sh", "-c", script, "sh", python.trim(), burst];
+    let outcome = Job::new(&Under::budget(1024 * MIB, &[]), &words).run();
+    let said = outcome.succeeded().text().trim().parse::<u64>().unwrap() * 1024;
+    let peak = outcome.stats["resident_peak"].as_u64().unwrap();
+    assert!(said > 100 * MIB && (said..said + 2 * MIB).contains(&peak), "{said} and {peak}");
+    let words = "sh stayed within its budget of 1 GiB (peak ";
+    assert!(
+        outcome.stderr.contains(words) && outcome.stderr.contains("in RAM, files included"),
+        "{}",
+        outcome.stderr
+    );
+    assert_eq!(outcome.stats["process_count"], 1, "{}", outcome.stderr);
+}
+
+/// It ended with 134, without a word.
+#[test]
+fn budget_of_512_tib_is_that_of_the_machine() {
+    let Some(_alone) = alone_with("true") else { return };
+    let outcome = Job::new(&Under::budget(512 << 40, &[]), &["true"]).run();
+    outcome.succeeded();
+    assert!(
+        outcome.stderr.contains("note: this machine has less than the 512 TiB of --ram 5629"),
+        "{}",
+        outcome.stderr
+    );
 }
