@@ -34,13 +34,20 @@ pub struct Watcher {
     told: Vec<(u32, u32)>,
     /// What matters less isn't told.
     least: Weight,
+    /// Whether last words were told.
+    is_last_told: bool,
     valve: Valve,
 }
 
 impl Watcher {
     /// Nothing was told yet.
     pub fn new(session: &Session, least: Weight) -> Watcher {
-        Watcher { told: vec![(0, 0); session.processes.len()], least, valve: Valve::new() }
+        Watcher {
+            told: vec![(0, 0); session.processes.len()],
+            least,
+            is_last_told: false,
+            valve: Valve::new(),
+        }
     }
 
     /// The lines for everything that is new, and for what was held back before.
@@ -63,10 +70,28 @@ impl Watcher {
         lines
     }
 
+    /// What a process left that ended by a bug of ours, once.
+    pub fn last_words(&mut self, session: &Session) -> Option<String> {
+        let words = last_words(session).filter(|_| !self.is_last_told)?;
+        self.is_last_told = true;
+        Some(words)
+    }
+
     /// At the end: the line for what was held back and never told.
     pub fn rest(&mut self) -> Option<String> {
         self.valve.rest().map(held_back)
     }
+}
+
+/// What a process left that ended by a bug of ours.
+pub fn last_words(session: &Session) -> Option<String> {
+    let mut buffer = [0; 512];
+    let (pid, text) = session.last_words.read(&mut buffer)?;
+    let text = String::from_utf8_lossy(text);
+    let text = text.lines().map(|line| harmless(line.trim())).collect::<Vec<_>>().join("; ");
+    Some(format!(
+        "INTERNAL ERROR of Farpage in pid {pid}, which was ended with status 134: {text}; please report it"
+    ))
 }
 
 fn line(record: &ProcessRecord, pid: u32, notice: Notice, value: u64, about: &About) -> String {

@@ -115,7 +115,7 @@ fn watch(
         let news = watcher.news(shared.session(), &about, Instant::now());
         // After that: what was read while the session was overwritten isn't told.
         shared.damage().map_or(Ok(()), |what| Err(damaged(what)))?;
-        news.iter().for_each(|text| say::line(text));
+        news.iter().chain(&watcher.last_words(shared.session())).for_each(|text| say::line(text));
         witness.look(shared, pid);
         Ok(())
     };

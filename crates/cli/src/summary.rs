@@ -65,7 +65,7 @@ pub fn text(run: &Run) -> Vec<String> {
         let mut lines = vec![headline(run)];
         lines.extend(details(run));
         lines
-    } else if ended_by_us(run) {
+    } else if ended_by_us(run) || run.totals.last_words.is_some() {
         // The problem below says why. It did not run as it does without Farpage.
         vec![headline(run)]
     } else if was_over(run) || tells(run, is_unlimited) || was_short(run) {
@@ -161,7 +161,7 @@ fn within(run: &Run) -> String {
 fn note_on_status(run: &Run) -> Option<String> {
     let text = "status 134 without a message of the program's own may be a bug in Farpage: please report it \
                 with this summary";
-    (run.exit == ChildState::Exited(134)).then(|| row("note", text))
+    (run.exit == ChildState::Exited(134) && run.totals.last_words.is_none()).then(|| row("note", text))
 }
 
 fn row(label: &str, text: &str) -> String {
@@ -370,6 +370,7 @@ fn problems(run: &Run) -> Vec<String> {
     }
     let many = "memory was over the budget: each of many processes had so little that it wasn't managed";
     rows.extend((was_over(run) && !ended_by_us(run)).then(|| row("problem", many)));
+    rows.extend(run.totals.last_words.as_ref().map(|text| row("problem", text)));
     rows.extend(killed(run).map(|text| row("problem", &text)));
     let about = About { areas: run.names, budget: run.budget };
     let before = rows.len();
@@ -421,6 +422,7 @@ pub fn json(run: &Run) -> Value {
     object.insert("settings".into(), settings(run));
     object.insert("processes".into(), processes.into());
     object.insert("tree_anonymous_peak".into(), run.totals.anonymous_peak.into());
+    object.insert("internal_error".into(), run.totals.last_words.as_deref().into());
     object.insert("resident_peak".into(), run.resident_peak.into());
     object.insert("process_count".into(), run.totals.count.into());
     object.insert("oom_kills".into(), oom_kills(run.oom));
@@ -823,6 +825,24 @@ mod tests {
         };
         assert!(nobody(125).contains("could not start") && !nobody(125).contains("ran"), "{}", nobody(125));
         assert!(nobody(0).contains("the program ran without a budget"), "{}", nobody(0));
+    }
+
+    /// Status 134 without a word.
+    #[test]
+    fn last_words_of_an_engine_are_a_problem_in_one_harmless_line() {
+        for active in [0, 1] {
+            let shared = two_programs();
+            shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, active));
+            shared.session().last_words.write(102, format_args!("panicked at a.rs:1:2:\nno room\x1b[2J"));
+            let lines = with(&shared, ChildState::Exited(134), text);
+            let problem = "  problem    INTERNAL ERROR of Farpage in pid 102, which was ended with status 134: \
+                           panicked at a.rs:1:2:; no room\\u{1b}[2J; please report it";
+            assert!(lines.iter().any(|line| line == problem), "{lines:#?}");
+            assert!(
+                !lines.iter().any(|line| line.contains("stayed within") || line.contains("may be a bug")),
+                "{lines:#?}"
+            );
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What the programs counted, copied out of the session: per process and in total.
 
+use crate::notices;
 use crate::session;
 use farpage::session::{Notice, ProcessRecord, Session};
 use farpage_core::stats::{Counter, Gauge, Latency, LatencySummary, Stats};
@@ -93,6 +94,8 @@ pub struct Totals {
     pub sum: Numbers,
     /// The most anonymous memory that they had at once, in bytes.
     pub anonymous_peak: u64,
+    /// What a process left that ended by a bug of ours.
+    pub last_words: Option<String>,
 }
 
 impl Totals {
@@ -108,7 +111,7 @@ impl Totals {
             0 | 1 => sum.gauge(Gauge::AnonymousPeak),
             _ => session.claims_peak.load(Ordering::Relaxed),
         };
-        Totals { processes, count, sum, anonymous_peak }
+        Totals { processes, count, sum, anonymous_peak, last_words: notices::last_words(session) }
     }
 
     /// Whether any program reached its budget.

@@ -11,8 +11,8 @@ use farpage_core::areas::heirs::GENERATIONS;
 use farpage_core::stats::Gauge;
 use farpage_core::units::PAGE_BYTES;
 use farpage_os::memory::{self, ProtFlags};
-use farpage_os::proc;
 use farpage_os::sys::{self, Errno, number};
+use farpage_os::{proc, report};
 use linux_raw_sys::errno::{EAGAIN, EINVAL};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
@@ -72,6 +72,7 @@ impl Membership {
         session.head.copy_to(head);
         let settings = head.check(bytes).ok_or(Errno(EINVAL as i32))?;
         let index = claim(&lock, session).ok_or(Errno(EAGAIN as i32))?;
+        report::last_words_go_to(&session.last_words);
         Ok(Membership { lock, session, head, settings, index })
     }
 

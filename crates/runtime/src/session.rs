@@ -20,16 +20,17 @@ use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, Readahead, SlotP
 use farpage_core::readahead::by_slot::SlotWords;
 use farpage_core::stats::Stats;
 use farpage_core::units::AREAS_MAX;
+use farpage_os::report::LastWords;
 
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x0e");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x0f");
 /// What a library exports that knows this layout. A library of another one would leave its program alone, so `farpage run`
 /// looks for this name first.
-pub const LAYOUT_NAME: &str = "farpage_session_layout_14";
+pub const LAYOUT_NAME: &str = "farpage_session_layout_15";
 /// See [`LAYOUT_NAME`].
-#[unsafe(export_name = "farpage_session_layout_14")]
+#[unsafe(export_name = "farpage_session_layout_15")]
 pub static LAYOUT: u64 = MAGIC;
 const _: () = {
     let name = LAYOUT_NAME.as_bytes();
@@ -75,6 +76,8 @@ pub struct Session {
     /// [`ENDED`] once the program has ended and the supervisor does, too: what the program has left behind goes on. A
     /// supervisor that is gone without a word here was killed, and the run ends.
     pub ended: AtomicU32,
+    /// Of the first process that ended by a bug of ours.
+    pub last_words: LastWords,
     /// One for each program.
     pub processes: [ProcessRecord; PROCESSES_MAX],
 }
