@@ -3,7 +3,7 @@
 use crate::init::engine;
 use crate::patch::JUMP_BYTES;
 use crate::stack::on_own_stack;
-use crate::{credentials, fork};
+use crate::{credentials, exec, fork};
 use crate::{errno, libc_symbol, set_errno};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -187,9 +187,18 @@ pub unsafe fn by_libc(call: usize, arguments: Arguments) -> Result<usize, Errno>
     }
 }
 
-/// A call that runs another program. It returns only if it fails.
+/// A call that runs another program, which stays in the run. It returns only if it fails.
 fn leave(call: usize, arguments: Arguments) -> isize {
-    // SAFETY: the program's own call, unchanged.
+    let place = if call == number::EXECVE { 2 } else { 3 };
+    exec::with_environment(arguments[place], |environment| {
+        let mut arguments = arguments;
+        arguments[place] = environment;
+        leave_as_it_is(call, arguments)
+    })
+}
+
+fn leave_as_it_is(call: usize, arguments: Arguments) -> isize {
+    // SAFETY: the program's own call, but for an environment that is as readable as its own.
     let make = || unsafe { by_libc(call, arguments) };
     let done = match engine() {
         Some(engine) => guard::leave_by(engine, make),

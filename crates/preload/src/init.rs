@@ -66,6 +66,7 @@ extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *con
         }
         crate::threads::prepare();
         crate::credentials::prepare();
+        crate::exec::prepare(path);
     }
 }
 

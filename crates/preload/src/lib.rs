@@ -4,12 +4,13 @@
 //! calls that change memory. From then on everything happens in the runtime; here is only the door.
 //!
 //! [`init`] when the library is loaded · [`patch`] libc's functions lead to ours · [`hooks`] what they do ·
-//! [`actions`] what signals do · [`stack`] on which stack · [`fork`] copies of the process · [`threads`] stacks of the
-//! program's choice · [`credentials`] what it may do
+//! [`actions`] what signals do · [`stack`] on which stack · [`fork`] copies of the process · [`exec`] what it starts ·
+//! [`threads`] stacks of the program's choice · [`credentials`] what it may do
 #![no_std]
 
 mod actions;
 mod credentials;
+mod exec;
 mod fork;
 mod hooks;
 mod init;

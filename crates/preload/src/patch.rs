@@ -129,6 +129,17 @@ unsafe extern "C" {
     fn dladdr1(address: *const c_void, info: *mut DlInfo, extra: *mut *const Symbol, flags: c_int) -> c_int;
 }
 
+/// The file that this code was loaded from, as the loader was told.
+pub fn file_of(code: *const c_void) -> Option<&'static CStr> {
+    let null = core::ptr::null();
+    let mut info = DlInfo { file: null, base: null, name: null, address: null };
+    let mut symbol = core::ptr::null();
+    // SAFETY: both results are ours to write. 0 asks for no more than the first.
+    let found = unsafe { dladdr1(code, &raw mut info, &raw mut symbol, 0) };
+    // SAFETY: the loader's text, which stays as long as the library.
+    (found != 0 && !info.file.is_null()).then(|| unsafe { CStr::from_ptr(info.file.cast()) })
+}
+
 /// How long libc's symbol table says that the function is; 0 if it doesn't know it.
 pub fn size_of_function(function: *const c_void) -> usize {
     const RTLD_DL_SYMENT: c_int = 1;

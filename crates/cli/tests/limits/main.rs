@@ -9,6 +9,7 @@ mod farpage;
 
 mod budgets;
 mod ends;
+mod exec;
 mod groups;
 mod paging;
 mod storage;

@@ -1,0 +1,249 @@
+//! What a program starts stays in the run: where the program has dropped our variables, exec puts them back.
+//!
+//! `env -i`, `unset LD_PRELOAD`, an LD_PRELOAD of a script's own and an emptied environment left the new program without a
+//! budget, and nobody was told. An environment with an empty LD_PRELOAD or FARPAGE_SESSION, or another run's, is left alone.
+//! So is one that can't be read: the kernel answers for that.
+// UNSAFETY: the environment is the program's. Each page of it is looked at before it is read.
+
+use crate::patch::file_of;
+use core::cell::UnsafeCell;
+use core::ffi::{CStr, c_void};
+use core::sync::atomic::{AtomicBool, Ordering};
+use farpage::session::{PATH_BYTES, SESSION_ENV};
+use farpage_core::units::PAGE_BYTES;
+use farpage_os::peek;
+
+/// Entries of an environment that is mended: its list is copied to the stack of the thread, which may be small.
+const ENTRIES_MAX: usize = 384;
+/// Bytes of a value of LD_PRELOAD, ours included.
+const VALUE_BYTES: usize = 2048;
+const PRELOAD: &[u8] = b"LD_PRELOAD=";
+const SESSION: &[u8] = SESSION_ENV.as_bytes();
+/// How the loader separates libraries.
+const SEPARATORS: [u8; 2] = [b':', b' '];
+
+/// Our variables, as they must be.
+struct Own {
+    /// `FARPAGE_SESSION=PATH`, NUL-terminated.
+    session: UnsafeCell<[u8; PATH_BYTES + SESSION.len() + 1]>,
+    /// Where this library is.
+    library: UnsafeCell<&'static CStr>,
+    is_known: AtomicBool,
+}
+
+// SAFETY: written once, before the program has a second thread and before `is_known` is.
+unsafe impl Sync for Own {}
+
+static OWN: Own = Own {
+    session: UnsafeCell::new([0; PATH_BYTES + SESSION.len() + 1]),
+    library: UnsafeCell::new(c""),
+    is_known: AtomicBool::new(false),
+};
+
+/// Remembers where the session and this library are. Before the program has a second thread.
+pub fn prepare(session_path: &CStr) {
+    let Some(library) = file_of(prepare as *const c_void) else { return };
+    let path = session_path.to_bytes();
+    // SAFETY: nobody reads it yet; the path fits, which the caller has looked at.
+    let session = unsafe { &mut *OWN.session.get() };
+    session[..SESSION.len()].copy_from_slice(SESSION);
+    session[SESSION.len()] = b'=';
+    session[SESSION.len() + 1..][..path.len()].copy_from_slice(path);
+    // SAFETY: as above.
+    unsafe { *OWN.library.get() = library };
+    // Ordering: Release publishes both.
+    OWN.is_known.store(true, Ordering::Release);
+}
+
+/// Calls `make` with the address of the environment that the new program gets.
+pub fn with_environment(environment: usize, make: impl FnOnce(usize) -> isize) -> isize {
+    // Ordering: Acquire pairs with the Release in `prepare`.
+    if !OWN.is_known.load(Ordering::Acquire) {
+        return make(environment);
+    }
+    // SAFETY: written before, as `is_known` says, and not any more.
+    let (session, library) = unsafe { (&*OWN.session.get(), *OWN.library.get()) };
+    match lacks(environment, session, library) {
+        Some(Lacks { preload: None, session: false, .. }) | None => make(environment),
+        Some(lacks) => with_mended(environment, &lacks, session, library, make),
+    }
+}
+
+/// What is wrong with an environment.
+#[derive(Debug, PartialEq, Eq)]
+struct Lacks {
+    /// Its entries.
+    count: usize,
+    /// LD_PRELOAD is missing (the index is `count`), or at this index and without our library.
+    preload: Option<usize>,
+    /// The session's variable is missing.
+    session: bool,
+}
+
+/// None if it is to be left alone.
+fn lacks(environment: usize, own_session: &[u8], library: &CStr) -> Option<Lacks> {
+    let mut reader = Reader { page: 0 };
+    let (mut preload, mut has_session) = (None, false);
+    let mut has_library = false;
+    let mut count = 0;
+    // The kernel takes null for an empty one.
+    while environment != 0 {
+        let entry = reader.word(environment + count * size_of::<usize>())?;
+        if entry == 0 {
+            break;
+        }
+        if count == ENTRIES_MAX {
+            return None;
+        }
+        if reader.begins_with(entry, PRELOAD)? {
+            // The loader takes the first one.
+            if preload.is_none() {
+                // Empty on purpose, as for a program with a sanitizer in it.
+                if reader.byte(entry + PRELOAD.len())? == 0 {
+                    return None;
+                }
+                has_library = reader.names_library(entry + PRELOAD.len(), library.to_bytes())?;
+                preload = Some(count);
+            }
+        } else if reader.begins_with(entry, SESSION)? && reader.byte(entry + SESSION.len())? == b'=' {
+            // Another run's, or none on purpose.
+            if !reader.is(entry, own_session)? {
+                return None;
+            }
+            has_session = true;
+        }
+        count += 1;
+    }
+    let preload = (!has_library).then_some(preload.unwrap_or(count));
+    Some(Lacks { count, preload, session: !has_session })
+}
+
+/// With a list on this stack. Not inlined: an exec that needs none must not have its frame.
+#[inline(never)]
+fn with_mended(
+    environment: usize,
+    lacks: &Lacks,
+    session: &[u8],
+    library: &CStr,
+    make: impl FnOnce(usize) -> isize,
+) -> isize {
+    let mut list = [0_usize; ENTRIES_MAX + 3];
+    let mut value = [0_u8; VALUE_BYTES];
+    let mut reader = Reader { page: 0 };
+    for (at, to) in list.iter_mut().enumerate().take(lacks.count) {
+        match reader.word(environment + at * size_of::<usize>()) {
+            Some(entry) => *to = entry,
+            None => return make(environment),
+        }
+    }
+    let mut count = lacks.count;
+    if let Some(at) = lacks.preload {
+        let existing = if at < count { list[at] + PRELOAD.len() } else { 0 };
+        if reader.write_preload(&mut value, library.to_bytes(), existing).is_none() {
+            return make(environment);
+        }
+        list[at] = value.as_ptr() as usize;
+        count = count.max(at + 1);
+    }
+    if lacks.session {
+        list[count] = session.as_ptr() as usize;
+    }
+    make(list.as_ptr() as usize)
+}
+
+/// Reads what may not be there.
+struct Reader {
+    /// A page that can be read, by its number; 0 if none is known.
+    page: usize,
+}
+
+impl Reader {
+    fn can_read(&mut self, address: usize) -> bool {
+        let page = address / PAGE_BYTES;
+        let is_there = page == self.page || page != 0 && peek::is_readable(address & !7);
+        if is_there {
+            self.page = page;
+        }
+        is_there
+    }
+
+    fn byte(&mut self, address: usize) -> Option<u8> {
+        // SAFETY: it was looked at. Somebody who unmaps the arguments of an exec meanwhile ends the program.
+        self.can_read(address).then(|| unsafe { (address as *const u8).read() })
+    }
+
+    fn word(&mut self, address: usize) -> Option<usize> {
+        let mut bytes = [0; size_of::<usize>()];
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            *byte = self.byte(address + at)?;
+        }
+        Some(usize::from_ne_bytes(bytes))
+    }
+
+    fn begins_with(&mut self, text: usize, start: &[u8]) -> Option<bool> {
+        for (at, byte) in start.iter().enumerate() {
+            if self.byte(text + at)? != *byte {
+                return Some(false);
+            }
+        }
+        Some(true)
+    }
+
+    /// Whether a text is this one, which has zeros behind it.
+    fn is(&mut self, text: usize, wanted: &[u8]) -> Option<bool> {
+        let length = wanted.iter().position(|byte| *byte == 0).unwrap_or(wanted.len());
+        Some(self.begins_with(text, &wanted[..length])? && self.byte(text + length)? == 0)
+    }
+
+    /// Whether a list of libraries has ours in it.
+    fn names_library(&mut self, list: usize, library: &[u8]) -> Option<bool> {
+        let mut at = list;
+        loop {
+            if self.begins_with(at, library)? {
+                let end = self.byte(at + library.len())?;
+                if end == 0 || SEPARATORS.contains(&end) {
+                    return Some(true);
+                }
+            }
+            loop {
+                let byte = self.byte(at)?;
+                at += 1;
+                if byte == 0 {
+                    return Some(false);
+                }
+                if SEPARATORS.contains(&byte) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Our library, and what is at `existing`; 0 is nothing. None if that can't be read, or is too long.
+    fn write_preload(
+        &mut self,
+        value: &mut [u8; VALUE_BYTES],
+        library: &[u8],
+        existing: usize,
+    ) -> Option<()> {
+        let mut length = 0;
+        let mut push = |byte: u8| {
+            *value.get_mut(length)? = byte;
+            length += 1;
+            Some(())
+        };
+        PRELOAD.iter().chain(library).try_for_each(|byte| push(*byte))?;
+        let mut at = existing;
+        let mut separator = Some(b':');
+        while at != 0 {
+            let byte = self.byte(at)?;
+            if byte == 0 {
+                break;
+            }
+            separator.take().map_or(Some(()), &mut push)?;
+            push(byte)?;
+            at += 1;
+        }
+        // It is zeroed behind this; the last byte must stay so.
+        (length < VALUE_BYTES).then_some(())
+    }
+}
