@@ -68,6 +68,11 @@ impl Failure {
         parts.join(": ")
     }
 
+    /// The first sentence.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
     /// The fixes, for a table.
     pub fn fixes(&self) -> &[String] {
         &self.fixes

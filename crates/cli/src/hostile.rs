@@ -4,6 +4,7 @@ use crate::budget::Budget;
 use crate::notices::{About, Watcher, Weight};
 use crate::oom::{self, Kills};
 use crate::options::ShowOptions;
+use crate::outside::Outside;
 use crate::say;
 use crate::session::Shared;
 use crate::session::tests::{area, settings};
@@ -123,6 +124,9 @@ fn read_everything(shared: &Shared) {
     are_lines(&Vec::from_iter(watcher.rest()), 1);
     let victims = session.processes.iter().take(3).map(|record| (1, totals::command(record))).collect();
     let oom = oom::Report { kills: Kills { group: 1, machine: Some(1) }, victims };
+    let mut found = Outside::default();
+    found.look(&shared, &totals::alive(&shared));
+    let outside = found.report(&shared);
     let run = Run {
         program: &["program".into()],
         exit: ChildState::Exited(0),
@@ -134,6 +138,7 @@ fn read_everything(shared: &Shared) {
         totals: &Totals::of(session),
         names: &names,
         oom: &oom,
+        outside: &outside,
     };
     are_lines(&summary::text(&run), LINES_MAX);
     is_printable(&say::json(&summary::json(&run)), JSON_BYTES_MAX);

@@ -14,7 +14,7 @@
 //! 5. [`preload`] finds the library; [`kernel`] tries what the kernel offers, and chooses.
 //! 6. [`session`] fills the memory shared with the programs; [`run`] starts the first of them.
 //! 7. [`signals`] stays with it; [`notices`] tells what happens meanwhile, through a [`valve`].
-//! 8. [`oom`] says whether the kernel killed somebody; [`totals`] collects what was counted; [`summary`] prints it, and writes
+//! 8. [`outside`] finds processes without a budget, [`oom`] whether the kernel killed one; [`totals`] collects what was counted; [`summary`] prints it, and writes
 //!    it as JSON.
 //!
 //! [`show`] looks on from outside. [`doctor`] asks the same modules without running anything; [`bench`] hands on to `farpage-bench`. [`failure`] is every error's form, [`say`] and
@@ -36,6 +36,7 @@ mod notices;
 mod numbers;
 mod oom;
 mod options;
+mod outside;
 mod places;
 mod preload;
 mod program;

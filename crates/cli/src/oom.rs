@@ -5,16 +5,12 @@
 //! the only trace of who it was.
 
 use crate::budget::{self, Roots, row_of};
-use crate::session::Shared;
 use crate::sys;
-use crate::totals;
-use farpage::session::ProcessRecord;
-use farpage_core::stats::Gauge;
+use crate::totals::Member;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 
 /// The row that counts kills, in every list of the kernel.
 const KILLS: &str = "oom_kill";
@@ -33,13 +29,6 @@ pub struct Witness {
     gone: Vec<(u32, Member)>,
 }
 
-/// A process of the run.
-#[derive(Clone)]
-struct Member {
-    command: String,
-    anonymous_bytes: u64,
-}
-
 impl Witness {
     /// Before the program starts.
     pub fn new(roots: Roots) -> Witness {
@@ -48,12 +37,11 @@ impl Witness {
     }
 
     /// Looks once more: ten times a second, and at the end. How `program`, the first of the run, ends is known anyway.
-    pub fn look(&mut self, shared: &Shared, program: u32) {
+    pub fn look(&mut self, alive: BTreeMap<u32, Member>, program: u32) {
         let kills = self.before.kills();
         if kills != self.kills {
             (self.kills, self.looks) = (kills, LOOKS);
         }
-        let alive = alive(shared);
         if self.looks > 0 {
             self.looks -= 1;
             let is_gone = |pid: u32| pid != program && !alive.contains_key(&pid) && sys::is_gone(pid);
@@ -72,18 +60,6 @@ impl Witness {
         let victims = self.gone.into_iter().take(kills).map(|(pid, member)| (pid, member.command));
         Report { kills: self.kills, victims: victims.collect() }
     }
-}
-
-/// The processes of the run that live, by number.
-fn alive(shared: &Shared) -> BTreeMap<u32, Member> {
-    let records = shared.session().processes.iter().enumerate();
-    let used = records.map(|(at, record)| (at, record.pid.load(Ordering::Acquire), record));
-    let alive = used.filter(|(at, pid, _)| *pid != 0 && shared.is_alive(*at));
-    let member = |record: &ProcessRecord| Member {
-        command: totals::command(record),
-        anonymous_bytes: record.stats.gauge(Gauge::AnonymousPeak),
-    };
-    alive.map(|(_, pid, record)| (pid, member(record))).collect()
 }
 
 /// What the out-of-memory killer did during the run.
@@ -139,7 +115,10 @@ fn count(file: &PathBuf) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::session;
+    use crate::session::{self, Shared};
+    use crate::totals::alive;
+    use farpage_core::stats::Gauge;
+    use std::sync::atomic::Ordering;
 
     const PID: u32 = 1 << 30;
 
@@ -171,27 +150,27 @@ mod tests {
         }
         let ends = |at: u64| sys::lock_byte(&others, at, false).unwrap();
         let mut witness = Witness::new(roots(&place));
-        witness.look(&shared, PID + 4);
+        witness.look(alive(&shared), PID + 4);
         // By itself.
         ends(0);
-        witness.look(&shared, PID + 4);
+        witness.look(alive(&shared), PID + 4);
         put(&place, counter, "oom_kill 2\n");
         ends(1);
-        witness.look(&shared, PID + 4);
+        witness.look(alive(&shared), PID + 4);
         // Dying took a moment.
         ends(2);
         // The first program, and one that only became another one: this process lives.
         ends(4);
         let record = &shared.session().processes[5];
         record.pid.store(std::process::id(), Ordering::Release);
-        witness.look(&shared, PID + 4);
+        witness.look(alive(&shared), PID + 4);
         ends(5);
         // A small one, by itself.
         ends(6);
-        witness.look(&shared, PID + 4);
-        (0..LOOKS).for_each(|_| witness.look(&shared, PID + 4));
+        witness.look(alive(&shared), PID + 4);
+        (0..LOOKS).for_each(|_| witness.look(alive(&shared), PID + 4));
         ends(3);
-        witness.look(&shared, PID + 4);
+        witness.look(alive(&shared), PID + 4);
         let report = witness.report();
         assert_eq!(report.kills.group, 2);
         assert_eq!(report.victims, [(PID + 1, "grow".into()), (PID + 2, "grow".into())]);

@@ -27,6 +27,12 @@ pub fn resolve(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure>
     Ok(path)
 }
 
+/// Why Farpage can't get into the program in this file, which is called `name`; none if it can, or nobody knows.
+pub fn refusal(file: &Path, name: &str) -> Option<String> {
+    let failure = check(file, None, INTERPRETERS_MAX).err()?;
+    Some(failure.what().replace(&file.display().to_string(), "").replace(name, "").trim().to_owned())
+}
+
 /// Searches like execvp: a name with a slash is a path; a file in PATH that may not be executed is passed
 /// over, but remembered as the reason if there is no other.
 fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure> {

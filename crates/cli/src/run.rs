@@ -12,6 +12,7 @@ use crate::notices::{About, Watcher, Weight};
 use crate::numbers::iec;
 use crate::oom::{self, Witness};
 use crate::options::{self, Disk, RunOptions, RunSettings};
+use crate::outside::{self, Outside};
 use crate::preload;
 use crate::program;
 use crate::say;
@@ -20,7 +21,7 @@ use crate::signals;
 use crate::summary::{self, Run};
 use crate::sys::{self, Child, ChildState};
 use crate::tips;
-use crate::totals::Totals;
+use crate::totals::{self, Totals};
 use farpage::session::{SESSION_ENV, Settings};
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -73,13 +74,18 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     let notes = plan.areas.iter_mut().filter_map(|area| area.prepare().err());
     notes.filter(|_| !quiet).for_each(|note| say::line(&note));
     sys::be_inspectable();
-    let mut witness = Witness::new(Roots::of_this_machine());
+    let mut watch_for = Watch { oom: Witness::new(Roots::of_this_machine()), outside: Outside::default() };
     let started = Instant::now();
     let pid = start(&program, options, &plan, &shared)?;
-    let ended = watch(quiet, &plan, &shared, pid, &mut witness);
+    let ended = watch(quiet, &plan, &shared, pid, &mut watch_for);
     if let Ok(child) = ended {
         shared.end();
-        let end = End { child, wall: started.elapsed(), oom: witness.report() };
+        let end = End {
+            child,
+            wall: started.elapsed(),
+            oom: watch_for.oom.report(),
+            outside: watch_for.outside.report(&shared),
+        };
         report(options, &plan, &shared, end, stats);
     } else {
         shared.give_up();
@@ -98,15 +104,15 @@ pub fn find_program(program: &[OsString]) -> Result<PathBuf, Failure> {
     })
 }
 
+/// What is looked for beside what the programs tell.
+struct Watch {
+    oom: Witness,
+    outside: Outside,
+}
+
 /// Stays with the program until it ends, and tells what its processes tell. If these have damaged what they share, it is
 /// ended: nothing keeps them within the budget then, nor one's evicted pages from another's.
-fn watch(
-    quiet: bool,
-    plan: &Plan,
-    shared: &Shared,
-    pid: u32,
-    witness: &mut Witness,
-) -> Result<Child, Failure> {
+fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32, others: &mut Watch) -> Result<Child, Failure> {
     let least = if quiet { Weight::Serious } else { Weight::Information };
     let mut watcher = Watcher::new(shared.session(), least);
     let names = names(&plan.areas);
@@ -116,7 +122,9 @@ fn watch(
         // After that: what was read while the session was overwritten isn't told.
         shared.damage().map_or(Ok(()), |what| Err(damaged(what)))?;
         news.iter().chain(&watcher.last_words(shared.session())).for_each(|text| say::line(text));
-        witness.look(shared, pid);
+        let alive = totals::alive(shared);
+        others.outside.look(shared, &alive);
+        others.oom.look(alive, pid);
         Ok(())
     };
     let ended = signals::supervise(pid, tell_news);
@@ -314,6 +322,7 @@ struct End {
     child: Child,
     wall: Duration,
     oom: oom::Report,
+    outside: outside::Report,
 }
 
 fn report(options: &RunOptions, plan: &Plan, shared: &Shared, end: End, stats: Option<File>) {
@@ -330,6 +339,7 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, end: End, stats: O
         totals: &Totals::of(shared.session()),
         names: &names(&plan.areas),
         oom: &end.oom,
+        outside: &end.outside,
     };
     if !options.settings.quiet {
         say::line(&summary::text(&run).join("\n"));

@@ -6,6 +6,7 @@ use crate::failure::STATUS_FAILED;
 use crate::notices::{self, About};
 use crate::numbers::{duration, grouped, iec, suggestion_below};
 use crate::oom;
+use crate::outside;
 use crate::say;
 use crate::sys::{self, ChildState};
 use crate::totals::{Numbers, Totals};
@@ -23,6 +24,9 @@ const PAGE: u64 = PAGE_BYTES as u64;
 
 /// Problems of single processes that are told; the rest is counted.
 const PROBLEMS_MAX: usize = 20;
+
+/// Processes without a budget that are named; the rest is counted.
+const OUTSIDE_MAX: usize = 8;
 
 /// What the summary is about.
 pub struct Run<'a> {
@@ -46,6 +50,8 @@ pub struct Run<'a> {
     pub names: &'a [String],
     /// What the kernel's out-of-memory killer did meanwhile.
     pub oom: &'a oom::Report,
+    /// Processes without a budget.
+    pub outside: &'a outside::Report,
 }
 
 // ---- for people ----------------------------------------------------------------------------------------
@@ -68,14 +74,43 @@ pub fn text(run: &Run) -> Vec<String> {
     } else if ended_by_us(run) || run.totals.last_words.is_some() {
         // The problem below says why. It did not run as it does without Farpage.
         vec![headline(run)]
-    } else if was_over(run) || tells(run, is_unlimited) || was_short(run) {
+    } else if was_over(run) || tells(run, is_unlimited) || was_short(run) || outside_count(run) > 0 {
         vec![headline(run), budget_row(run)]
     } else {
         never_reached(run)
     };
+    lines.extend(outside_row(run));
     lines.extend(note_on_status(run));
     lines.extend(problems(run));
     lines
+}
+
+fn outside_count(run: &Run) -> u64 {
+    (run.outside.processes.len() as u64).saturating_add(run.outside.more)
+}
+
+/// Processes that nothing limits.
+fn outside_row(run: &Run) -> Option<String> {
+    let count = outside_count(run);
+    let describe = |process: &outside::Process| {
+        let peak =
+            if process.peak == 0 { String::new() } else { format!(", seen with {}", iec(process.peak)) };
+        let why = process.why.as_deref().map_or_else(String::new, |why| format!(": {}", say::harmless(why)));
+        format!("{} (pid {}{peak}{why})", say::harmless(&process.path), process.pid)
+    };
+    let named: Vec<_> = run.outside.processes.iter().take(OUTSIDE_MAX).map(describe).collect();
+    let more = match count - named.len() as u64 {
+        0 => String::new(),
+        more => format!(" and {} more", grouped(more)),
+    };
+    let processes = if count == 1 { "1 process".into() } else { format!("{} processes", grouped(count)) };
+    // Of processes that have ended the kernel knows the largest.
+    let largest = iec(run.resident_peak);
+    let named = named.join(", ");
+    let text = format!(
+        "{processes} had no budget: {named}{more}; the largest process of the run had {largest} in RAM"
+    );
+    (count > 0).then(|| row("outside", &text))
 }
 
 /// Whether a process ran on, and nothing of it was evicted.
@@ -389,7 +424,7 @@ fn problems(run: &Run) -> Vec<String> {
         }
     }
     rows.extend((more > 0).then(|| row("problems", &format!("{more} more: --stats FILE lists them"))));
-    let nothing = rows.is_empty() && run.totals.was_active();
+    let nothing = rows.is_empty() && run.totals.was_active() && outside_count(run) == 0;
     rows.extend(nothing.then(|| row("problems", "none")));
     rows
 }
@@ -426,8 +461,17 @@ pub fn json(run: &Run) -> Value {
     object.insert("resident_peak".into(), run.resident_peak.into());
     object.insert("process_count".into(), run.totals.count.into());
     object.insert("oom_kills".into(), oom_kills(run.oom));
+    object.insert("outside".into(), outside_processes(run.outside));
     object.insert("legend".into(), legend());
     Value::Object(object)
+}
+
+fn outside_processes(outside: &outside::Report) -> Value {
+    let processes = outside.processes.iter().map(|process| {
+        let (path, why, peak) = (&process.path, &process.why, process.peak);
+        json!({ "pid": process.pid, "path": path, "why": why, "resident_peak": peak })
+    });
+    json!({ "processes": processes.collect::<Vec<_>>(), "more": outside.more })
 }
 
 fn oom_kills(oom: &oom::Report) -> Value {
@@ -463,6 +507,11 @@ fn legend() -> Value {
             "process_count",
             "processes",
             "Processes that reported. One that executes another program is one.",
+        ),
+        row(
+            "outside",
+            "processes",
+            "Processes that had no budget, why, and their largest size in RAM as seen.",
         ),
         row(
             "oom_kills",
@@ -625,6 +674,7 @@ mod tests {
             totals: &Totals::of(shared.session()),
             names: &["/var/tmp".into()],
             oom: &oom::Report::default(),
+            outside: &outside::Report::default(),
         })
     }
 
@@ -841,6 +891,42 @@ mod tests {
             assert!(
                 !lines.iter().any(|line| line.contains("stayed within") || line.contains("may be a bug")),
                 "{lines:#?}"
+            );
+        }
+    }
+
+    /// "stayed within its budget of 24 MiB (peak 428 KiB)", of a static child of 60 MiB.
+    #[test]
+    fn processes_without_a_budget_are_named_and_nothing_is_claimed_of_the_run() {
+        for active in [0, 1] {
+            let shared = two_programs();
+            shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, active));
+            let process = |pid, path: &str, why: Option<&str>, peak| outside::Process {
+                pid,
+                path: path.into(),
+                why: why.map(str::to_owned),
+                peak,
+            };
+            let mut processes = vec![
+                process(7, "./grow\x07", Some("is a static program"), 60 << 20),
+                process(8, "x", None, 0),
+            ];
+            processes.extend((10..20).map(|pid| process(pid, "y", None, 1 << 20)));
+            let outside = outside::Report { processes, more: 3 };
+            let (lines, json) = with(&shared, ChildState::Exited(0), |run| {
+                let run = Run { outside: &outside, ..*run };
+                (text(&run), json(&run))
+            });
+            let start = "  outside    15 processes had no budget: ./grow\\u{7} (pid 7, seen with 60 MiB: is a static program), x (pid 8), ";
+            let end = " and 7 more; the largest process of the run had 150 MiB in RAM";
+            assert!(lines.iter().any(|line| line.starts_with(start) && line.ends_with(end)), "{lines:#?}");
+            assert!(
+                !lines.iter().any(|line| line.contains("not seen above") || line.contains("none")),
+                "{lines:#?}"
+            );
+            assert_eq!(
+                (&json["outside"]["more"], &json["outside"]["processes"][0]["pid"]),
+                (&3.into(), &7.into())
             );
         }
     }

@@ -1,10 +1,10 @@
 //! What the programs counted, copied out of the session: per process and in total.
 
 use crate::notices;
-use crate::session;
+use crate::session::{self, Shared};
 use farpage::session::{Notice, ProcessRecord, Session};
 use farpage_core::stats::{Counter, Gauge, Latency, LatencySummary, Stats};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
 /// Counters, gauges and latencies at one moment.
@@ -109,7 +109,7 @@ impl Totals {
         // Of one process it is known more exactly.
         let anonymous_peak = match count {
             0 | 1 => sum.gauge(Gauge::AnonymousPeak),
-            _ => session.claims_peak.load(Ordering::Relaxed),
+            _ => session.claims_peak.load(Ordering::Relaxed).max(sum.gauge(Gauge::AnonymousPeak)),
         };
         Totals { processes, count, sum, anonymous_peak, last_words: notices::last_words(session) }
     }
@@ -132,6 +132,27 @@ fn process(record: &ProcessRecord) -> Process {
     }
 }
 
+/// A process of the run that lives.
+#[derive(Clone)]
+pub struct Member {
+    /// Its name, as it stands in its record: anything.
+    pub command: String,
+    /// The most anonymous memory that it had.
+    pub anonymous_bytes: u64,
+}
+
+/// The processes of the run that live, by number.
+pub fn alive(shared: &Shared) -> BTreeMap<u32, Member> {
+    let records = shared.session().processes.iter().enumerate();
+    let used = records.map(|(at, record)| (at, record.pid.load(Ordering::Acquire), record));
+    let alive = used.filter(|(at, pid, _)| *pid != 0 && shared.is_alive(*at));
+    let member = |record: &ProcessRecord| Member {
+        command: command(record),
+        anonymous_bytes: record.stats.gauge(Gauge::AnonymousPeak),
+    };
+    alive.map(|(_, pid, record)| (pid, member(record))).collect()
+}
+
 /// The name in a record: at most 16 bytes, of any kind.
 pub fn command(record: &ProcessRecord) -> String {
     let words = record.command.each_ref().map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
@@ -141,7 +162,6 @@ pub fn command(record: &ProcessRecord) -> String {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::session::Shared;
 
     /// A session in which two programs have counted.
     pub fn two_programs() -> Shared {

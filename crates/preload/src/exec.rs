@@ -5,11 +5,13 @@
 //! So is one that can't be read: the kernel answers for that.
 // UNSAFETY: the environment is the program's. Each page of it is looked at before it is read.
 
+use crate::init::parents_engine;
 use crate::patch::file_of;
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farpage::session::{PATH_BYTES, SESSION_ENV};
+use farpage::started::PATH_BYTES_KEPT;
 use farpage_core::units::PAGE_BYTES;
 use farpage_os::peek;
 
@@ -55,8 +57,31 @@ pub fn prepare(session_path: &CStr) {
     OWN.is_known.store(true, Ordering::Release);
 }
 
-/// Calls `make` with the address of the environment that the new program gets.
-pub fn with_environment(environment: usize, make: impl FnOnce(usize) -> isize) -> isize {
+/// Calls `make` with the address of the environment that the new program gets, and leaves a note of the program's `path` meanwhile.
+pub fn executing(path: usize, environment: usize, make: impl FnOnce(usize) -> isize) -> isize {
+    let note = leave_note(path);
+    let word = with_environment(environment, make);
+    if let (Some(at), Some(engine)) = (note, parents_engine()) {
+        engine.membership.session.started.take_back(at);
+    }
+    word
+}
+
+/// What never joins the run is told of by its supervisor.
+fn leave_note(path: usize) -> Option<usize> {
+    let engine = parents_engine()?;
+    let mut reader = Reader { page: 0 };
+    let (mut bytes, mut length) = ([0; PATH_BYTES_KEPT], 0);
+    while let Some(byte) = reader.byte(path + length).filter(|byte| *byte != 0 && length < PATH_BYTES_KEPT) {
+        bytes[length] = byte;
+        length += 1;
+    }
+    // Not the engine's: this may be a child that has none.
+    let process = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    engine.membership.session.started.executes(process, &bytes[..length])
+}
+
+fn with_environment(environment: usize, make: impl FnOnce(usize) -> isize) -> isize {
     // Ordering: Acquire pairs with the Release in `prepare`.
     if !OWN.is_known.load(Ordering::Acquire) {
         return make(environment);

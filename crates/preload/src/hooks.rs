@@ -189,8 +189,8 @@ pub unsafe fn by_libc(call: usize, arguments: Arguments) -> Result<usize, Errno>
 
 /// A call that runs another program, which stays in the run. It returns only if it fails.
 fn leave(call: usize, arguments: Arguments) -> isize {
-    let place = if call == number::EXECVE { 2 } else { 3 };
-    exec::with_environment(arguments[place], |environment| {
+    let (path, place) = if call == number::EXECVE { (0, 2) } else { (1, 3) };
+    exec::executing(arguments[path], arguments[place], |environment| {
         let mut arguments = arguments;
         arguments[place] = environment;
         leave_as_it_is(call, arguments)

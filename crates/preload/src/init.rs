@@ -33,7 +33,7 @@ pub fn engine() -> Option<&'static Engine> {
     engine.filter(|engine| !engine.has_ended())
 }
 
-/// The engine of the parent, in a fresh child.
+/// The engine of this process, whether it has ended or not; of the parent, in a fresh child.
 pub fn parents_engine() -> Option<&'static Engine> {
     // Ordering: Acquire as in `engine`.
     // SAFETY: as in `engine`; the parent's engine structure is inherited.

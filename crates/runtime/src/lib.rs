@@ -1,6 +1,6 @@
 //! The live engine: threads, budget, life cycle, and what the supervisor and its programs share.
 //!
-//! A run: [`session`], [`head`], [`record`], [`devices`]. A process in it: [`start`], [`engine`].
+//! A run: [`session`], [`head`], [`record`], [`started`], [`devices`]. A process in it: [`start`], [`engine`].
 //! A page: [`worker`] serves faults and evicts, [`ahead`] reads early; [`takes`], [`lull`] and [`polling`] say who acts and who waits.
 //! The program's calls: [`guard`], [`changes`], [`locked`], [`credentials`], [`fork`]. [`map_lock`] and [`registrar`] keep mappings and
 //! table the same. The budget: [`budget`], [`share`], [`kin`], [`child_room`], [`pool_share`].
@@ -33,5 +33,6 @@ pub mod retire;
 pub mod session;
 pub mod share;
 pub mod start;
+pub mod started;
 pub mod takes;
 pub mod worker;

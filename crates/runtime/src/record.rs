@@ -73,6 +73,7 @@ impl Membership {
         let settings = head.check(bytes).ok_or(Errno(EINVAL as i32))?;
         let index = claim(&lock, session).ok_or(Errno(EAGAIN as i32))?;
         report::last_words_go_to(&session.last_words);
+        session.started.joins(session.processes[index].pid.load(Ordering::Relaxed));
         Ok(Membership { lock, session, head, settings, index })
     }
 

@@ -13,6 +13,7 @@
 use crate::head::SharedHead;
 use crate::kin::Rounds;
 use crate::share::Claim;
+use crate::started::Started;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::areas::Place;
 use farpage_core::areas::extents::Head;
@@ -25,12 +26,12 @@ use farpage_os::report::LastWords;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x0f");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x10");
 /// What a library exports that knows this layout. A library of another one would leave its program alone, so `farpage run`
 /// looks for this name first.
-pub const LAYOUT_NAME: &str = "farpage_session_layout_15";
+pub const LAYOUT_NAME: &str = "farpage_session_layout_16";
 /// See [`LAYOUT_NAME`].
-#[unsafe(export_name = "farpage_session_layout_15")]
+#[unsafe(export_name = "farpage_session_layout_16")]
 pub static LAYOUT: u64 = MAGIC;
 const _: () = {
     let name = LAYOUT_NAME.as_bytes();
@@ -78,6 +79,8 @@ pub struct Session {
     pub ended: AtomicU32,
     /// Of the first process that ended by a bug of ours.
     pub last_words: LastWords,
+    /// Programs that have not joined.
+    pub started: Started,
     /// One for each program.
     pub processes: [ProcessRecord; PROCESSES_MAX],
 }

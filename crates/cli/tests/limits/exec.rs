@@ -2,7 +2,7 @@
 
 use super::RAM;
 use crate::farpage::budgeted::{Job, Outcome, Under, alone_with};
-use crate::farpage::harmless_library;
+use crate::farpage::{self, harmless_library, skip};
 use std::process::Command;
 
 /// MiB that a started program fills: twice the budget.
@@ -68,5 +68,43 @@ fn program_that_is_started_with_an_empty_variable_runs_outside_of_the_run() {
     for variable in ["LD_PRELOAD=", "FARPAGE_SESSION="] {
         let outcome = run("signal", &["env", "-i", variable, &python, "-c", &fills]);
         assert_eq!(outcome.counter("evict_taken"), 0, "{}", outcome.stderr);
+    }
+}
+
+/// The static child of 64 MiB was nowhere, and the summary said that the run had stayed within its 32.
+#[test]
+fn programs_that_never_join_are_named_with_the_reason() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let (python, fills) = filler();
+    let place = farpage::directory();
+    let source = "#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\n\
+                  int main(void) { char *m = malloc(64 << 20); memset(m, 1, 64 << 20); usleep(700000); return m[5] - 1; }\n";
+    let source = farpage::put(place.path(), "hungry.c", source.as_bytes(), 0o644);
+    let program = place.path().join("hungry");
+    let built = Command::new("cc").args(["-static", "-o"]).arg(&program).arg(source).status();
+    if !built.is_ok_and(|status| status.success()) {
+        return skip("cc -static doesn't work here");
+    }
+    let hungry = program.to_str().unwrap();
+    let nested = env!("CARGO_BIN_EXE_farpage");
+    for (words, why) in [
+        (&["sh", "-c", "\"$0\"; true", hungry][..], "is a static program"),
+        (
+            &["env", "LD_PRELOAD=", &python, "-c", &format!("{fills}; import time; time.sleep(0.7)")],
+            "LD_PRELOAD is empty",
+        ),
+        (&[nested, "run", "--ram", "1G", &python, "-c", &fills], "it is in a run of its own"),
+    ] {
+        let outcome = Job::new(&Under::budget(RAM, &[]), words).run();
+        outcome.succeeded();
+        let outside = outcome.stats["outside"]["processes"].as_array().unwrap();
+        assert_eq!((outside.len(), &outside[0]["why"]), (1, &why.into()), "{}", outcome.stderr);
+        let row = outcome.stderr.lines().filter(|line| line.contains("1 process had no budget: ")).count();
+        assert_eq!(row, 1, "{}", outcome.stderr);
+        assert!(outcome.stats["resident_peak"].as_u64().unwrap() > 64 << 20, "{}", outcome.stderr);
+        if why != "it is in a run of its own" {
+            let seen = outside[0]["resident_peak"].as_u64().unwrap();
+            assert!(seen > 64 << 20 && !outcome.stderr.contains("within"), "{seen}: {}", outcome.stderr);
+        }
     }
 }
