@@ -125,8 +125,8 @@ fn read_everything(shared: &Shared) {
     let victims = session.processes.iter().take(3).map(|record| (1, totals::command(record))).collect();
     let oom = oom::Report { kills: Kills { group: 1, machine: Some(1) }, victims };
     let mut found = Outside::default();
-    found.look(&shared, &totals::alive(&shared));
-    let outside = found.report(&shared);
+    found.look(shared, &totals::alive(shared));
+    let outside = found.report(shared);
     let run = Run {
         program: &["program".into()],
         exit: ChildState::Exited(0),

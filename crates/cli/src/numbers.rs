@@ -49,7 +49,7 @@ pub fn suggestion(bytes: u64) -> String {
         65..=1024 => wanted.div_ceil(64 * MIB) * 64,
         _ => wanted.div_ceil(512 * MIB) * 512,
     };
-    if round % 1024 == 0 { format!("{}G", round / 1024) } else { format!("{round}M") }
+    if round.is_multiple_of(1024) { format!("{}G", round / 1024) } else { format!("{round}M") }
 }
 
 /// A size that can be typed and is at most `bytes`, but for what is less than a MiB: on a round number.
@@ -61,7 +61,7 @@ pub fn suggestion_below(bytes: u64) -> String {
         _ => 256,
     };
     let round = mib / step * step;
-    if round % 1024 == 0 { format!("{}G", round / 1024) } else { format!("{round}M") }
+    if round.is_multiple_of(1024) { format!("{}G", round / 1024) } else { format!("{round}M") }
 }
 
 #[cfg(test)]
