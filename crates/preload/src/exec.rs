@@ -111,9 +111,10 @@ fn lacks(environment: usize, own_session: &[u8], library: &CStr) -> Option<Lacks
     let (mut preload, mut has_session) = (None, false);
     let mut has_library = false;
     let mut count = 0;
-    // The kernel takes null for an empty one.
-    while environment != 0 {
-        let entry = reader.word(environment + count * size_of::<usize>())?;
+    loop {
+        // The kernel takes null for an empty list.
+        let is_empty = environment == 0;
+        let entry = if is_empty { 0 } else { reader.word(environment + count * size_of::<usize>())? };
         if entry == 0 {
             break;
         }
