@@ -67,7 +67,7 @@ impl Outside {
             if *looks > PATIENCE || sys::is_gone(note.process) {
                 let process = std::mem::take(process);
                 self.waiting.remove(&at);
-                started.take_back(at);
+                started.take_back(at, note.process);
                 self.keep(process);
             }
         }

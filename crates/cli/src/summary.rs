@@ -183,11 +183,11 @@ fn within(run: &Run) -> String {
             format!("{name} stayed within its budget of {budget} (peak {resident} in RAM, files included)")
         }
         0 | 1 => format!(
-            "{name} was not seen above its budget of {budget} (peak {sampled} anonymous, as sampled; {resident} with its files)"
+            "{name} was not seen above its budget of {budget} (peak {sampled} anonymous, as sampled; {resident} in RAM, files included)"
         ),
         count => format!(
             "{name} and its processes, {count} in all, were not seen above their budget of {budget} (peak {sampled} together, as sampled; \
-             the largest had {resident} with its files)"
+             the largest had {resident} in RAM, files included)"
         ),
     }
 }
@@ -703,7 +703,7 @@ mod tests {
         shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, 0));
         let lines = with(&shared, ChildState::Exited(0), text);
         let several = "python3 and its processes, 2 in all, were not seen above their budget of 256 MiB (peak 250 MiB together, \
-                       as sampled; the largest had 150 MiB with its files)";
+                       as sampled; the largest had 150 MiB in RAM, files included)";
         assert_eq!(lines, [several, "nothing was registered: no fault went through Farpage"]);
         let alone = |resident_peak| {
             shared.session().processes[1].pid.store(101, std::sync::atomic::Ordering::Relaxed);
@@ -713,7 +713,7 @@ mod tests {
             alone(201 << 20),
             "python3 stayed within its budget of 256 MiB (peak 201 MiB in RAM, files included)"
         );
-        let larger = "python3 was not seen above its budget of 256 MiB (peak 200 MiB anonymous, as sampled; 300 MiB with its files)";
+        let larger = "python3 was not seen above its budget of 256 MiB (peak 200 MiB anonymous, as sampled; 300 MiB in RAM, files included)";
         assert_eq!(alone(300 << 20), larger);
     }
 

@@ -59,16 +59,18 @@ pub fn prepare(session_path: &CStr) {
 
 /// Calls `make` with the address of the environment that the new program gets, and leaves a note of the program's `path` meanwhile.
 pub fn executing(path: usize, environment: usize, make: impl FnOnce(usize) -> isize) -> isize {
-    let note = leave_note(path);
+    // Not the engine's: this may be a child that has none.
+    let process = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    let note = leave_note(process, path);
     let word = with_environment(environment, make);
     if let (Some(at), Some(engine)) = (note, parents_engine()) {
-        engine.membership.session.started.take_back(at);
+        engine.membership.session.started.take_back(at, process);
     }
     word
 }
 
 /// What never joins the run is told of by its supervisor.
-fn leave_note(path: usize) -> Option<usize> {
+fn leave_note(process: u32, path: usize) -> Option<usize> {
     let engine = parents_engine()?;
     let mut reader = Reader { page: 0 };
     let (mut bytes, mut length) = ([0; PATH_BYTES_KEPT], 0);
@@ -76,8 +78,6 @@ fn leave_note(path: usize) -> Option<usize> {
         bytes[length] = byte;
         length += 1;
     }
-    // Not the engine's: this may be a child that has none.
-    let process = rustix::process::getpid().as_raw_nonzero().get() as u32;
     engine.membership.session.started.executes(process, &bytes[..length])
 }
 

@@ -70,10 +70,10 @@ impl Started {
         Some(at)
     }
 
-    /// Nothing was executed, or the supervisor has seen it.
-    pub fn take_back(&self, at: usize) {
+    /// Nothing was executed, or the supervisor has seen it. Another process may have the note by now: that keeps it.
+    pub fn take_back(&self, at: usize, process: u32) {
         if let Some(note) = self.notes.get(at) {
-            note.process.store(0, Ordering::Relaxed);
+            let _ = note.process.compare_exchange(process, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
@@ -120,7 +120,7 @@ mod tests {
         started.executes(2, b"/bin/joins").unwrap();
         started.executes(3, b"./static").unwrap();
         started.executes(4, &[b'x'; 500]).unwrap();
-        started.take_back(failed);
+        started.take_back(failed, 1);
         started.joins(2);
         started.joins(7);
         let left: Vec<_> = started.waiting().map(|(_, program)| program).collect();
@@ -133,10 +133,13 @@ mod tests {
         let started = nothing();
         (0..NOTES as u32 + 3).for_each(|process| _ = started.executes(process + 1, b"x"));
         assert_eq!((started.waiting().count(), started.missed()), (NOTES, 3));
-        started.waiting().map(|(at, _)| at).for_each(|at| started.take_back(at));
+        let (at, program) = started.waiting().next().unwrap();
+        started.take_back(at, program.process + 1);
+        assert_eq!(started.waiting().count(), NOTES, "it is another process's");
+        started.waiting().for_each(|(at, program)| started.take_back(at, program.process));
         assert_eq!(started.waiting().count(), 0);
         // Whoever can write there can write anything.
-        started.take_back(usize::MAX);
+        started.take_back(usize::MAX, 0);
         started.notes[0].length.store(u32::MAX, Ordering::Relaxed);
         started.notes[0].process.store(9, Ordering::Relaxed);
         assert_eq!(started.waiting().next().unwrap().1.path().len(), PATH_BYTES_KEPT);
