@@ -84,11 +84,10 @@ impl Outside {
         }
     }
 
-    /// What was seen. A note that still waits is of a process that the program has left behind.
+    /// What was seen. Who lives and still has the time to join is left out: the program has left it behind.
     pub fn report(mut self, shared: &Shared) -> Report {
-        for (process, _) in std::mem::take(&mut self.waiting).into_values() {
-            self.keep(process);
-        }
+        let waiting = std::mem::take(&mut self.waiting).into_values();
+        waiting.filter(|(process, _)| sys::is_gone(process.pid)).for_each(|(process, _)| self.keep(process));
         let mut processes: Vec<_> = self.known.into_values().collect();
         processes.sort_by_key(|process| std::cmp::Reverse(process.peak));
         Report { processes, more: self.more.saturating_add(shared.session().started.missed()) }

@@ -456,6 +456,23 @@ fn script_and_relative_program_run() {
     }
 }
 
+/// It did nothing, and said nothing.
+#[test]
+fn library_without_a_run_says_what_to_do() {
+    let library = farpage::budgeted::library();
+    let with = |session: Option<&str>| {
+        let mut command = Command::new("true");
+        command.env("LD_PRELOAD", &library).env_remove("FARPAGE_SESSION");
+        session.into_iter().for_each(|session| _ = command.env("FARPAGE_SESSION", session));
+        ended(command)
+    };
+    let told = with(None);
+    assert_eq!(told.status, Some(0));
+    assert!(told.stderr.starts_with("farpage: ") && told.stderr.contains("`farpage run`"), "{}", told.stderr);
+    // Outside of the run on purpose, or left behind by one.
+    assert_eq!((with(Some("")).stderr, with(Some("/proc/1/fd/999")).stderr), (String::new(), String::new()));
+}
+
 /// A file of the name `-` was written.
 #[test]
 fn statistics_go_to_standard_output_if_that_is_asked_for() {

@@ -47,7 +47,11 @@ static INIT: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = 
 /// glibc calls this with the program's arguments and environment, before the program's own constructors.
 extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     // SAFETY: glibc passes a null-terminated array of NUL-terminated strings.
-    let Some(path) = (unsafe { find(environment, SESSION_ENV.as_bytes()) }) else { return };
+    let Some(path) = (unsafe { find(environment, SESSION_ENV.as_bytes()) }) else {
+        return report::say(
+            "this library does nothing by itself: start the program with `farpage run`, not with LD_PRELOAD",
+        );
+    };
     let bytes = path.to_bytes();
     if bytes.len() >= PATH_BYTES {
         return;
