@@ -3,7 +3,7 @@
 
 use crate::areas;
 use crate::budget::{self, Behind, Roots};
-use crate::failure::Failure;
+use crate::failure::{Failure, STATUS_CANT_RUN};
 use crate::kernel::{self, FaultsAsked, Refused, Release, Userfaultfd};
 use crate::numbers::iec;
 use crate::options::{DoctorOptions, RunSettings};
@@ -431,10 +431,12 @@ fn choose(options: &DoctorOptions) -> (Choice, Option<Failure>) {
     let asked = Asked::of(&options.settings);
     let budget_bytes = asked.as_ref().ok().map(|asked| asked.budget.ram_bytes);
     let userfaultfd = kernel::faults(options.settings.faults());
-    let program = if options.program.is_empty() { None } else { Some(run::find_program(&options.program)) };
     let plan = asked.and_then(|asked| {
-        program.transpose()?;
-        Plan::of(&options.settings, asked)
+        let note = find_program(options)?;
+        options.settings.stats.as_deref().map_or(Ok(()), run::check_stats)?;
+        let mut plan = Plan::of(&options.settings, asked)?;
+        plan.notes.extend(note);
+        Ok(plan)
     });
     let mut choice = Choice { budget_bytes, ..Choice::default() };
     if let Ok(userfaultfd) = userfaultfd {
@@ -454,6 +456,19 @@ fn choose(options: &DoctorOptions) -> (Choice, Option<Failure>) {
     choice.swap = Some(areas.collect::<Vec<_>>().join(", ")).filter(|areas| !areas.is_empty());
     choice.why = reasons(&options.settings, &plan);
     (choice, None)
+}
+
+/// Looks for the program, if one is named. A note if it would run without Farpage.
+fn find_program(options: &DoctorOptions) -> Result<Option<String>, Failure> {
+    if options.program.is_empty() {
+        return Ok(None);
+    }
+    match run::find_program(&options.program) {
+        Err(why) if why.status == STATUS_CANT_RUN && options.settings.runs_unsupported() => Ok(Some(
+            format!("the program would run without a budget (--unsupported run): {}", why.in_one_line()),
+        )),
+        found => found.map(|_| None),
+    }
 }
 
 /// Why something else was chosen than the best there is, and what `run` would say before it starts.

@@ -68,11 +68,6 @@ impl Failure {
         parts.join(": ")
     }
 
-    /// The first sentence.
-    pub fn what(&self) -> &str {
-        &self.what
-    }
-
     /// The fixes, for a table.
     pub fn fixes(&self) -> &[String] {
         &self.fixes

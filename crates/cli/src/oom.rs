@@ -56,7 +56,10 @@ impl Witness {
 
     /// What was seen.
     pub fn report(self) -> Report {
-        let kills = self.kills.group.max(self.kills.machine.unwrap_or(0)) as usize;
+        let kills = match self.kills.group {
+            0 => self.kills.machine.unwrap_or(0),
+            kills => kills,
+        } as usize;
         let victims = self.gone.into_iter().take(kills).map(|(pid, member)| (pid, member.command));
         Report { kills: self.kills, victims: victims.collect() }
     }
@@ -82,7 +85,7 @@ struct Before {
 /// Processes that the killer ended meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kills {
-    /// In the cgroup of the run, because a limit was reached.
+    /// In the cgroup of the run, whether for a limit or because the machine had no memory left.
     pub group: u64,
     /// On the machine, those of the cgroup included; none if that can't be read.
     pub machine: Option<u64>,

@@ -8,12 +8,11 @@ use crate::session::Shared;
 use crate::sys;
 use crate::totals::Member;
 use farpage::session::SESSION_ENV;
-use farpage::started::{PATH_BYTES_KEPT, Program};
+use farpage::started::Program;
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 
 /// Looks, ten a second, after which a program that lives has had the time to join.
 const PATIENCE: u32 = 10;
@@ -33,6 +32,8 @@ pub struct Process {
     pub why: Option<String>,
     /// The most memory in RAM that it was seen with, in bytes; 0 if it ended before anybody looked.
     pub peak: u64,
+    /// When it began, for the kernel; 0 if it was never seen.
+    began: u64,
 }
 
 /// Watches the notes.
@@ -51,6 +52,8 @@ pub struct Report {
     pub processes: Vec<Process>,
     /// Others, of which no more is known.
     pub more: u64,
+    /// Programs that were not followed, too many at once: most of them have joined.
+    pub missed: u64,
 }
 
 impl Outside {
@@ -62,24 +65,32 @@ impl Outside {
         self.waiting.retain(|at, (process, _)| notes.get(at).is_some_and(|note| note.process == process.pid));
         for (at, note) in notes {
             let (process, looks) = self.waiting.entry(at).or_insert_with(|| (Process::of(&note), 0));
-            process.look(&note);
+            process.look();
             *looks += 1;
-            if *looks > PATIENCE || sys::is_gone(note.process) {
+            // One that was never seen may have another number here: it gets the time to join.
+            let has_ended = process.began != 0 && !process.is_there();
+            if *looks > PATIENCE || has_ended {
                 let process = std::mem::take(process);
                 self.waiting.remove(&at);
-                started.take_back(at, note.process);
-                self.keep(process);
+                // Else it has joined meanwhile.
+                if started.take_back(at, note.process) {
+                    self.keep(process);
+                }
             }
         }
         // On a busy machine it may join late.
-        self.known.retain(|pid, _| !alive.contains_key(pid));
+        self.known.retain(|pid, process| !(alive.contains_key(pid) && process.is_there()));
         self.known.values_mut().for_each(Process::measure);
     }
 
+    /// The largest are kept, and those that live.
     fn keep(&mut self, process: Process) {
-        if self.known.len() < KNOWN_MAX {
-            self.known.insert(process.pid, process);
-        } else {
+        self.known.insert(process.pid, process);
+        if self.known.len() > KNOWN_MAX {
+            let gone = self.known.values().filter(|process| !process.is_there());
+            let smallest = gone.min_by_key(|process| process.peak).or_else(|| self.known.values().next());
+            let pid = smallest.map_or(0, |process| process.pid);
+            self.known.remove(&pid);
             self.more += 1;
         }
     }
@@ -90,7 +101,7 @@ impl Outside {
         waiting.filter(|(process, _)| sys::is_gone(process.pid)).for_each(|(process, _)| self.keep(process));
         let mut processes: Vec<_> = self.known.into_values().collect();
         processes.sort_by_key(|process| std::cmp::Reverse(process.peak));
-        Report { processes, more: self.more.saturating_add(shared.session().started.missed()) }
+        Report { processes, more: self.more, missed: shared.session().started.missed() }
     }
 }
 
@@ -100,67 +111,144 @@ impl Process {
         Process { pid: note.process, path, ..Process::default() }
     }
 
+    /// One that was seen, for tests of the summary.
+    #[cfg(test)]
+    pub fn seen(pid: u32, path: &str, why: Option<&str>, peak: u64) -> Process {
+        Process { pid, path: path.into(), why: why.map(str::to_owned), peak, began: 1 }
+    }
+
+    fn place(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}", self.pid))
+    }
+
     /// Looks for the reason, and at its memory.
-    fn look(&mut self, note: &Program) {
-        let is_it = self.is_it();
-        if is_it {
-            self.measure();
+    fn look(&mut self) {
+        if self.began == 0 && self.executes_it() {
+            self.began = began(self.pid).unwrap_or(0);
         }
-        if self.why.is_none() {
-            let path = Path::new(OsStr::from_bytes(note.path()));
-            let file = is_it.then(|| PathBuf::from(format!("/proc/{}/exe", self.pid)));
-            let named = (path.is_absolute() && note.path().len() < PATH_BYTES_KEPT).then(|| path.to_owned());
-            let refused = file.or(named).and_then(|file| program::refusal(&file, &self.path));
-            self.why = refused.or_else(|| self.chosen(is_it));
+        self.measure();
+        if self.why.is_none() && self.is_there() {
+            self.why = self.reason();
         }
     }
 
     /// Whether the process of that number executes the program now. In another pid namespace the number is somebody else's.
-    fn is_it(&self) -> bool {
-        let name = self.path.rsplit('/').next().unwrap_or_default();
-        let comm = fs::read_to_string(format!("/proc/{}/comm", self.pid)).unwrap_or_default();
-        let short = String::from_utf8_lossy(&name.as_bytes()[..name.len().min(COMM_BYTES)]).into_owned();
-        !short.is_empty() && comm.trim_end_matches('\n') == short
+    fn executes_it(&self) -> bool {
+        let name = self.path.rsplit('/').next().unwrap_or_default().as_bytes();
+        let comm = fs::read(self.place().join("comm")).unwrap_or_default();
+        !name.is_empty() && comm.strip_suffix(b"\n") == Some(&name[..name.len().min(COMM_BYTES)])
     }
 
-    /// What its variables say, or whose it is.
-    fn chosen(&self, is_it: bool) -> Option<String> {
-        let place = PathBuf::from(format!("/proc/{}", self.pid));
-        if !is_it {
-            return None;
+    /// Whether it lives: the same process, not another one of its number.
+    fn is_there(&self) -> bool {
+        self.began != 0 && began(self.pid) == Some(self.began) && !sys::is_gone(self.pid)
+    }
+
+    fn reason(&self) -> Option<String> {
+        let place = self.place();
+        if fs::metadata(&place).ok()?.uid() != sys::effective_user() {
+            return Some("another user's".into());
         }
-        if fs::metadata(&place)
-            .is_ok_and(|place| std::os::unix::fs::MetadataExt::uid(&place) != sys::effective_user())
-        {
-            return Some("it belongs to another user".into());
-        }
-        let environment = fs::read(place.join("environ")).ok()?;
+        program::kind(&place.join("exe")).or_else(|| self.chosen(&fs::read(place.join("environ")).ok()?))
+    }
+
+    /// What its variables say.
+    fn chosen(&self, environment: &[u8]) -> Option<String> {
         let value = |name: &str| {
-            let is_its = |entry: &&[u8]| {
-                entry.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.first() == Some(&b'='))
-            };
-            let entry = environment.split(|byte| *byte == 0).find(is_its)?;
-            Some(entry[name.len() + 1..].to_vec())
+            let entries = environment.split(|byte| *byte == 0);
+            let values = entries.filter_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+            // As the loader has it.
+            values.last()
         };
         match (value("LD_PRELOAD"), value(SESSION_ENV)) {
-            (Some(libraries), _) if libraries.is_empty() => Some("LD_PRELOAD is empty".into()),
-            (_, Some(session)) if session.is_empty() => Some(format!("{SESSION_ENV} is empty")),
+            (Some(b""), _) => Some("LD_PRELOAD is empty".into()),
+            (_, Some(b"")) => Some(format!("{SESSION_ENV} is empty")),
             (_, Some(session)) if !session.starts_with(own_sessions().as_bytes()) => {
-                Some("it is in a run of its own".into())
+                Some("in a run of its own".into())
             }
             _ => None,
         }
     }
 
     fn measure(&mut self) {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-        self.peak = self.peak.max(kib.unwrap_or(0).saturating_mul(1024));
+        if self.is_there() {
+            let status = fs::read_to_string(self.place().join("status")).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+            self.peak = self.peak.max(kib.unwrap_or(0).saturating_mul(1024));
+        }
     }
+}
+
+/// When a process began, in the kernel's ticks since its start.
+fn began(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name, which may contain anything, it is the 20th field.
+    stat.rsplit(") ").next()?.split(' ').nth(19)?.parse().ok()
 }
 
 /// How the paths of this supervisor's sessions begin.
 fn own_sessions() -> String {
     format!("/proc/{}/", std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session;
+    use crate::totals::alive;
+    use std::process::Command;
+
+    fn shared() -> Shared {
+        Shared::new(session::tests::settings(), &[]).unwrap()
+    }
+
+    /// Told of though it had joined and ended while it was looked at.
+    #[test]
+    fn program_that_joins_is_not_outside_however_soon_it_ends() {
+        let shared = shared();
+        let started = &shared.session().started;
+        let mut outside = Outside::default();
+        // Numbers that no process has.
+        let [joined, ended] = [1 << 30, (1 << 30) + 1];
+        started.executes(joined, b"/bin/joins").unwrap();
+        started.executes(ended, b"/bin/ends").unwrap();
+        outside.look(&shared, &alive(&shared));
+        started.joins(joined);
+        (0..=PATIENCE).for_each(|_| outside.look(&shared, &alive(&shared)));
+        let report = outside.report(&shared);
+        let left: Vec<_> = report.processes.iter().map(|process| (process.pid, process.peak)).collect();
+        assert_eq!((left, report.missed), (vec![(ended, 0)], 0));
+        assert_eq!(started.waiting().count(), 0, "the note is free for another");
+    }
+
+    /// A number that another process has by now said how large that was.
+    #[test]
+    fn process_is_measured_while_it_is_the_same_and_named_with_the_reason() {
+        let shared = shared();
+        let mut child = Command::new("sleep").arg("60").env("LD_PRELOAD", "").spawn().unwrap();
+        shared.session().started.executes(child.id(), b"/bin/sleep").unwrap();
+        let mut outside = Outside::default();
+        (0..=PATIENCE).for_each(|_| outside.look(&shared, &alive(&shared)));
+        let known = outside.known[&child.id()].clone();
+        assert_eq!(known.why.as_deref(), Some("LD_PRELOAD is empty"));
+        assert!(known.peak > 0 && known.is_there());
+        assert!(!Process { began: known.began + 1, ..known.clone() }.is_there(), "another of that number");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!known.is_there());
+        outside.look(&shared, &alive(&shared));
+        assert_eq!(outside.report(&shared).processes[0].peak, known.peak);
+    }
+
+    #[test]
+    fn largest_are_remembered() {
+        let mut outside = Outside::default();
+        for pid in 0..KNOWN_MAX as u32 + 10 {
+            outside.keep(Process::seen((1 << 30) + pid, "x", None, u64::from(pid)));
+        }
+        let report = outside.report(&shared());
+        assert_eq!((report.processes.len(), report.more), (KNOWN_MAX, 10));
+        assert_eq!(report.processes[KNOWN_MAX - 1].peak, 10, "the smallest have gone");
+    }
 }

@@ -27,10 +27,24 @@ pub fn resolve(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure>
     Ok(path)
 }
 
-/// Why Farpage can't get into the program in this file, which is called `name`; none if it can, or nobody knows.
-pub fn refusal(file: &Path, name: &str) -> Option<String> {
-    let failure = check(file, None, INTERPRETERS_MAX).err()?;
-    Some(failure.what().replace(&file.display().to_string(), "").replace(name, "").trim().to_owned())
+/// Why Farpage can't get into a program that runs, by its file; none if it can, or nobody knows.
+pub fn kind(executable: &Path) -> Option<String> {
+    let file = File::open(executable).ok()?;
+    let kind = elf::inspect(|offset, buffer| file.read_at(buffer, offset)).ok()?;
+    let is_musl = |loader: &[u8]| {
+        loader.rsplit(|byte| *byte == b'/').next().is_some_and(|name| name.starts_with(b"ld-musl"))
+    };
+    match kind {
+        Elf::Static => Some("a static program".into()),
+        Elf::Bits32 => Some("a 32-bit program".into()),
+        Elf::OtherMachine(_) => Some("a program for another machine".into()),
+        Elf::Sanitized(sanitizer) => Some(format!("built with {sanitizer}")),
+        Elf::Dynamic(loader) if is_musl(&loader) => Some("linked against musl".into()),
+        Elf::Dynamic(_) if check_privileges(executable, &file).is_err() => {
+            Some("set-uid, set-gid or privileged by its file".into())
+        }
+        Elf::Dynamic(_) | Elf::Damaged | Elf::Other => None,
+    }
 }
 
 /// Searches like execvp: a name with a slash is a path; a file in PATH that may not be executed is passed

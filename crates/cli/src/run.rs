@@ -259,6 +259,21 @@ fn notes_on_limits(budget: &Budget, limits: &[Limit]) -> Vec<String> {
     clamped.into_iter().chain(above).chain(address_space).collect()
 }
 
+/// Whether that file can be written, for `farpage doctor`: none is made.
+pub fn check_stats(path: &Path) -> Result<(), Failure> {
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let checked = match OpenOptions::new().write(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => sys::may_write(directory),
+        opened => opened.map(drop),
+    };
+    if path == Path::new("-") { Ok(()) } else { checked.map_err(|error| no_stats(path, &error)) }
+}
+
+fn no_stats(path: &Path, error: &io::Error) -> Failure {
+    Failure::new(format!("the statistics file {} can't be written: {error}", path.display()))
+        .fix("name a file in a directory that exists and is yours: --stats FILE")
+}
+
 /// Before the program starts, so that its work isn't lost to a typing error. Emptied when it is written.
 fn open_stats(path: &Path) -> Result<File, Failure> {
     if path == Path::new("-") {
@@ -267,10 +282,8 @@ fn open_stats(path: &Path) -> Result<File, Failure> {
                 .fix("name a file: --stats FILE")
         });
     }
-    let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(|error| {
-        Failure::new(format!("the statistics file {} can't be written: {error}", path.display()))
-            .fix("name a file in a directory that exists and is yours: --stats FILE")
-    })?;
+    let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+    let opened = opened.map_err(|error| no_stats(path, &error))?;
     Ok(standard_output(&opened).unwrap_or(opened))
 }
 

@@ -74,7 +74,7 @@ pub fn text(run: &Run) -> Vec<String> {
     } else if ended_by_us(run) || run.totals.last_words.is_some() {
         // The problem below says why. It did not run as it does without Farpage.
         vec![headline(run)]
-    } else if was_over(run) || tells(run, is_unlimited) || was_short(run) || outside_count(run) > 0 {
+    } else if was_over(run) || tells(run, is_unlimited) || was_short(run) || has_outside(run) {
         vec![headline(run), budget_row(run)]
     } else {
         never_reached(run)
@@ -85,32 +85,40 @@ pub fn text(run: &Run) -> Vec<String> {
     lines
 }
 
-fn outside_count(run: &Run) -> u64 {
-    (run.outside.processes.len() as u64).saturating_add(run.outside.more)
+/// Whether there may have been processes that nothing limits.
+fn has_outside(run: &Run) -> bool {
+    !run.outside.processes.is_empty() || run.outside.missed > 0
 }
 
 /// Processes that nothing limits.
 fn outside_row(run: &Run) -> Option<String> {
-    let count = outside_count(run);
-    let describe = |process: &outside::Process| {
-        let peak =
-            if process.peak == 0 { String::new() } else { format!(", seen with {}", iec(process.peak)) };
-        let why = process.why.as_deref().map_or_else(String::new, |why| format!(": {}", say::harmless(why)));
-        format!("{} (pid {}{peak}{why})", say::harmless(&process.path), process.pid)
+    let outside = run.outside;
+    let missed = match outside.missed {
+        0 => None,
+        missed => Some(format!("{} programs were not followed, too many at once", grouped(missed))),
     };
-    let named: Vec<_> = run.outside.processes.iter().take(OUTSIDE_MAX).map(describe).collect();
+    let describe = |process: &outside::Process| {
+        let size =
+            if process.peak == 0 { String::new() } else { format!(", seen with {}", iec(process.peak)) };
+        let why = process.why.as_deref().unwrap_or("it ended before Farpage could look");
+        format!("{} (pid {}{size}: {})", say::harmless(&process.path), process.pid, say::harmless(why))
+    };
+    let named: Vec<_> = outside.processes.iter().take(OUTSIDE_MAX).map(describe).collect();
+    let count = (outside.processes.len() as u64).saturating_add(outside.more);
     let more = match count - named.len() as u64 {
         0 => String::new(),
         more => format!(" and {} more", grouped(more)),
     };
     let processes = if count == 1 { "1 process".into() } else { format!("{} processes", grouped(count)) };
-    // Of processes that have ended the kernel knows the largest.
-    let largest = iec(run.resident_peak);
+    // Of processes that have ended the kernel knows the largest, if they were waited for.
+    let seen = outside.processes.iter().map(|process| process.peak).max().unwrap_or(0);
+    let largest = iec(run.resident_peak.max(seen));
     let named = named.join(", ");
-    let text = format!(
-        "{processes} had no budget: {named}{more}; the largest process of the run had {largest} in RAM"
+    let had = format!(
+        "{processes} had no budget: {named}{more}; the largest of the run had at least {largest} in RAM"
     );
-    (count > 0).then(|| row("outside", &text))
+    let texts: Vec<_> = (count > 0).then_some(had).into_iter().chain(missed).collect();
+    (!texts.is_empty()).then(|| row("outside", &texts.join("; ")))
 }
 
 /// Whether a process ran on, and nothing of it was evicted.
@@ -187,7 +195,7 @@ fn within(run: &Run) -> String {
         ),
         count => format!(
             "{name} and its processes, {count} in all, were not seen above their budget of {budget} (peak {sampled} together, as sampled; \
-             the largest had {resident} in RAM, files included)"
+             the largest had at least {resident} in RAM, files included)"
         ),
     }
 }
@@ -341,37 +349,34 @@ fn percent(part: u64, whole: u64) -> String {
 fn killed(run: &Run) -> Option<String> {
     let (kills, is_killed) = (run.oom.kills, run.exit == ChildState::Killed(SIGKILL));
     let killer = "the kernel's out-of-memory killer";
-    let fit = fitting(run);
-    if kills.group > 0 {
-        let whom = match (is_killed, kills.group) {
-            (true, 1) => "ended it".into(),
-            (true, count) => format!("ended it and {} processes more of its cgroup", grouped(count - 1)),
-            (false, 1) => format!("ended a process of its cgroup{}", victims(run)),
-            (false, count) => format!("ended {} processes of its cgroup{}", grouped(count), victims(run)),
-        };
-        return Some(format!("{killer} {whom}: the cgroup's limit was reached{fit}"));
-    }
-    let machine = kills.machine?;
-    if machine > 0 {
-        let count = match machine {
-            1 => "a process".into(),
-            count => format!("{} processes", grouped(count)),
-        };
-        return Some(if is_killed {
-            format!("{killer} most likely ended it: it ended {count} of this machine meanwhile{fit}")
-        } else {
-            format!("{killer} ended {count} of this machine meanwhile{}", victims(run))
-        });
-    }
-    is_killed.then(|| "a process sent it SIGKILL: the kernel counted no kill for memory".into())
+    let processes = |count| match count {
+        1 => "a process".into(),
+        count => format!("{} processes", grouped(count)),
+    };
+    let (count, place) = match kills.machine {
+        _ if kills.group > 0 => (kills.group, "in its cgroup"),
+        Some(count) if count > 0 => (count, "on this machine"),
+        Some(_) if is_killed => {
+            return Some("it was sent SIGKILL; the kernel counted no kill for memory".into());
+        }
+        _ => return None,
+    };
+    let ended = processes(count);
+    Some(if is_killed {
+        format!("{killer} most likely ended it: {ended} {place} meanwhile{}", fitting(run))
+    } else if kills.group > 0 {
+        format!("{killer} ended {ended} {place}{}{}", victims(run), fitting(run))
+    } else {
+        format!("{killer} ended {ended} {place} meanwhile{}", victims(run))
+    })
 }
 
-/// The processes that the killer most likely ended.
+/// The largest processes of the run that ended when the killer struck.
 fn victims(run: &Run) -> String {
     let names =
         run.oom.victims.iter().map(|(pid, command)| format!("{} (pid {pid})", say::harmless(command)));
     let names = names.collect::<Vec<_>>().join(", ");
-    if names.is_empty() { String::new() } else { format!(", most likely {names}") }
+    if names.is_empty() { String::new() } else { format!("; of the run ended at that time {names}") }
 }
 
 /// The limit, and the budget that would most likely have fit.
@@ -380,7 +385,7 @@ fn fitting(run: &Run) -> String {
     let lower = run.budget.ram_bytes / 4 * 3;
     let fits = if *by_default > 0 && *by_default < lower { *by_default } else { lower };
     format!(
-        " ({} in {}, {}, of which {} were in use before); use --ram {} or less, or have more memory",
+        "; the tightest limit is {} in {} ({}), of which {} were in use before: use --ram {} or less, or have more memory",
         iec(limit.bytes),
         limit.file.display(),
         limit.source,
@@ -424,7 +429,7 @@ fn problems(run: &Run) -> Vec<String> {
         }
     }
     rows.extend((more > 0).then(|| row("problems", &format!("{more} more: --stats FILE lists them"))));
-    let nothing = rows.is_empty() && run.totals.was_active() && outside_count(run) == 0;
+    let nothing = rows.is_empty() && run.totals.was_active() && !has_outside(run);
     rows.extend(nothing.then(|| row("problems", "none")));
     rows
 }
@@ -471,7 +476,7 @@ fn outside_processes(outside: &outside::Report) -> Value {
         let (path, why, peak) = (&process.path, &process.why, process.peak);
         json!({ "pid": process.pid, "path": path, "why": why, "resident_peak": peak })
     });
-    json!({ "processes": processes.collect::<Vec<_>>(), "more": outside.more })
+    json!({ "processes": processes.collect::<Vec<_>>(), "more": outside.more, "not_followed": outside.missed })
 }
 
 fn oom_kills(oom: &oom::Report) -> Value {
@@ -703,7 +708,7 @@ mod tests {
         shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, 0));
         let lines = with(&shared, ChildState::Exited(0), text);
         let several = "python3 and its processes, 2 in all, were not seen above their budget of 256 MiB (peak 250 MiB together, \
-                       as sampled; the largest had 150 MiB in RAM, files included)";
+                       as sampled; the largest had at least 150 MiB in RAM, files included)";
         assert_eq!(lines, [several, "nothing was registered: no fault went through Farpage"]);
         let alone = |resident_peak| {
             shared.session().processes[1].pid.store(101, std::sync::atomic::Ordering::Relaxed);
@@ -783,19 +788,26 @@ mod tests {
             })
         };
         let (killed, ended) = (ChildState::Killed(9), ChildState::Exited(0));
-        let fit = "(64 MiB in /sys/fs/cgroup/a/memory.max, cgroup v2 memory.max, of which 4 MiB were in use before); use --ram 54M or less";
+        let fit = "; the tightest limit is 64 MiB in /sys/fs/cgroup/a/memory.max (cgroup v2 memory.max), of which 4 MiB were in use \
+                   before: use --ram 54M or less";
         for (exit, group, machine, victims, words) in [
-            (killed, 1, Some(1), &[(7, "python3")][..], "killer ended it: the cgroup's limit was reached"),
-            (killed, 3, Some(3), &[], "killer ended it and 2 processes more of its cgroup"),
+            (
+                killed,
+                1,
+                Some(1),
+                &[(7, "python3")][..],
+                "killer most likely ended it: a process in its cgroup meanwhile",
+            ),
+            (killed, 3, Some(3), &[], "killer most likely ended it: 3 processes in its cgroup meanwhile"),
             (
                 ended,
                 1,
                 Some(1),
                 &[(7, "gr\now")],
-                "ended a process of its cgroup, most likely gr\\now (pid 7): the",
+                "ended a process in its cgroup; of the run ended at that time gr\\now (pid 7); the",
             ),
-            (ended, 2, None, &[], "ended 2 processes of its cgroup: the cgroup's limit"),
-            (killed, 0, Some(2), &[], "most likely ended it: it ended 2 processes of this machine meanwhile"),
+            (ended, 2, None, &[], "killer ended 2 processes in its cgroup; the tightest"),
+            (killed, 0, Some(2), &[], "most likely ended it: 2 processes on this machine meanwhile"),
         ] {
             let lines = lines(exit, group, machine, victims);
             assert_eq!(lines.len(), 3, "{lines:#?}");
@@ -809,10 +821,12 @@ mod tests {
         let told = lines(ended, 0, Some(1), &[]);
         assert!(
             told[0].contains("not seen above")
-                && told[2].ends_with("ended a process of this machine meanwhile"),
+                && told[2].ends_with("ended a process on this machine meanwhile"),
             "{told:#?}"
         );
-        assert!(lines(killed, 0, Some(0), &[])[3].contains("a process sent it SIGKILL"));
+        assert!(
+            lines(killed, 0, Some(0), &[])[3].contains("it was sent SIGKILL; the kernel counted no kill")
+        );
         assert!(!lines(killed, 0, None, &[]).iter().any(|line| line.contains("problem")));
         assert!(!lines(ended, 0, Some(0), &[]).iter().any(|line| line.contains("problem")));
     }
@@ -883,7 +897,8 @@ mod tests {
         for active in [0, 1] {
             let shared = two_programs();
             shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, active));
-            shared.session().last_words.write(102, format_args!("panicked at a.rs:1:2:\nno room\x1b[2J"));
+            let _ =
+                shared.session().last_words.write(102, format_args!("panicked at a.rs:1:2:\nno room\x1b[2J"));
             let lines = with(&shared, ChildState::Exited(134), text);
             let problem = "  problem    INTERNAL ERROR of Farpage in pid 102, which was ended with status 134: \
                            panicked at a.rs:1:2:; no room\\u{1b}[2J; please report it";
@@ -901,24 +916,18 @@ mod tests {
         for active in [0, 1] {
             let shared = two_programs();
             shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, active));
-            let process = |pid, path: &str, why: Option<&str>, peak| outside::Process {
-                pid,
-                path: path.into(),
-                why: why.map(str::to_owned),
-                peak,
-            };
-            let mut processes = vec![
-                process(7, "./grow\x07", Some("is a static program"), 60 << 20),
-                process(8, "x", None, 0),
-            ];
+            let process =
+                |pid, path: &str, why: Option<&str>, peak| outside::Process::seen(pid, path, why, peak);
+            let mut processes =
+                vec![process(7, "./grow\x07", Some("a static program"), 60 << 20), process(8, "x", None, 0)];
             processes.extend((10..20).map(|pid| process(pid, "y", None, 1 << 20)));
-            let outside = outside::Report { processes, more: 3 };
+            let outside = outside::Report { processes, more: 3, missed: 2 };
             let (lines, json) = with(&shared, ChildState::Exited(0), |run| {
                 let run = Run { outside: &outside, ..*run };
                 (text(&run), json(&run))
             });
-            let start = "  outside    15 processes had no budget: ./grow\\u{7} (pid 7, seen with 60 MiB: is a static program), x (pid 8), ";
-            let end = " and 7 more; the largest process of the run had 150 MiB in RAM";
+            let start = "  outside    15 processes had no budget: ./grow\\u{7} (pid 7, seen with 60 MiB: a static program), x (pid 8: it ended before Farpage could look), ";
+            let end = " and 7 more; the largest of the run had at least 150 MiB in RAM; 2 programs were not followed, too many at once";
             assert!(lines.iter().any(|line| line.starts_with(start) && line.ends_with(end)), "{lines:#?}");
             assert!(
                 !lines.iter().any(|line| line.contains("not seen above") || line.contains("none")),

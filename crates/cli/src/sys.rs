@@ -150,6 +150,15 @@ pub fn may_execute(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether this process may make files in the directory at `path`.
+pub fn may_write(path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    let access = libc::W_OK | libc::X_OK;
+    // SAFETY: `path` is NUL-terminated and lives until the call returns.
+    answer(unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), access, libc::AT_EACCESS) })?;
+    Ok(())
+}
+
 /// Whether a file has an extended attribute.
 pub fn has_attribute(path: &Path, name: &CStr) -> bool {
     let Ok(path) = c_path(path) else { return false };

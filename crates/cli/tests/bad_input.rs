@@ -182,6 +182,7 @@ fn doctor_judges_the_run_that_it_is_asked_about() {
         (&["--swap", "/no/such/place"], "/no/such/place does not exist"),
         (&["--faults", "segv", "--install", "move"], "moving pages takes a userfaultfd"),
         (&["--no-disk", "--swap", "/var/tmp"], "contradict each other"),
+        (&["--stats", "/no/such/directory/stats.json"], "/no/such/directory/stats.json can't be written"),
     ] {
         let (ended, json) = (doctor(words), doctor(&[&["--json"], words].concat()));
         assert_eq!((ended.status, json.status), (Some(1), Some(1)), "{words:?}: {}", ended.stdout);

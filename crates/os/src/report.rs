@@ -29,10 +29,10 @@ impl LastWords {
         (length > 0).then(|| (self.process.load(Ordering::Relaxed), &buffer[..length]))
     }
 
-    /// Leaves words of this process, unless there are some already.
-    pub fn write(&self, process: u32, what: core::fmt::Arguments<'_>) {
+    /// Leaves words of this process. False if there are some already.
+    pub fn write(&self, process: u32, what: core::fmt::Arguments<'_>) -> bool {
         if self.process.compare_exchange(0, process, Ordering::Relaxed, Ordering::Relaxed).is_err() {
-            return;
+            return false;
         }
         let mut text = Text { bytes: [0; WORDS * 8], length: 0 };
         let _ = text.write_fmt(what);
@@ -41,6 +41,7 @@ impl LastWords {
         }
         // Ordering: Release publishes the text.
         self.length.store(text.length as u32, Ordering::Release);
+        true
     }
 }
 
@@ -93,9 +94,10 @@ pub fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
 fn die(what: core::fmt::Arguments<'_>) -> ! {
     // Ordering: Acquire pairs with the Release in `last_words_go_to`.
     // SAFETY: null, or words that live for good.
-    match unsafe { LAST_WORDS.load(Ordering::Acquire).as_ref() } {
-        Some(words) => words.write(rustix::process::getpid().as_raw_nonzero().get() as u32, what),
-        None => _ = writeln!(Stderr, "farpage: internal error, the program is stopped: {what}"),
+    let words = unsafe { LAST_WORDS.load(Ordering::Acquire).as_ref() };
+    let process = rustix::process::getpid().as_raw_nonzero().get() as u32;
+    if !words.is_some_and(|words| words.write(process, what)) {
+        let _ = writeln!(Stderr, "farpage: internal error, the program is stopped: {what}");
     }
     sys::exit_group(134)
 }
@@ -116,11 +118,11 @@ mod tests {
     fn first_words_stay_and_long_ones_are_cut() {
         let (words, mut buffer) = (nothing(), [0; WORDS * 8]);
         assert_eq!(words.read(&mut buffer), None);
-        words.write(7, format_args!("{} is out of {}", 12, "bounds"));
-        words.write(8, format_args!("another"));
+        assert!(words.write(7, format_args!("{} is out of {}", 12, "bounds")));
+        assert!(!words.write(8, format_args!("another")));
         assert_eq!(words.read(&mut buffer), Some((7, &b"12 is out of bounds"[..])));
         let words = nothing();
-        words.write(9, format_args!("{:0>600}", 5));
+        assert!(words.write(9, format_args!("{:0>600}", 5)));
         assert_eq!(words.read(&mut buffer), Some((9, &[b'0'; WORDS * 8][..])));
         // Whoever can write there can write anything.
         words.length.store(u32::MAX, Ordering::Relaxed);

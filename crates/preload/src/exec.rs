@@ -1,8 +1,8 @@
 //! What a program starts stays in the run: where the program has dropped our variables, exec puts them back.
 //!
 //! `env -i`, `unset LD_PRELOAD`, an LD_PRELOAD of a script's own and an emptied environment left the new program without a
-//! budget, and nobody was told. An environment with an empty LD_PRELOAD or FARPAGE_SESSION, or another run's, is left alone.
-//! So is one that can't be read: the kernel answers for that.
+//! budget, and nobody was told. An environment with an empty LD_PRELOAD or FARPAGE_SESSION, or with another run's session, is
+//! left alone. So is one that can't be read: the kernel answers for that.
 // UNSAFETY: the environment is the program's. Each page of it is looked at before it is read.
 
 use crate::init::parents_engine;
@@ -10,15 +10,15 @@ use crate::patch::file_of;
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
-use farpage::session::{PATH_BYTES, SESSION_ENV};
+use farpage::session::{PATH_BYTES, SESSION_ENV, is_reachable};
 use farpage::started::PATH_BYTES_KEPT;
 use farpage_core::units::PAGE_BYTES;
-use farpage_os::peek;
+use farpage_os::{peek, sys};
 
 /// Entries of an environment that is mended: its list is copied to the stack of the thread, which may be small.
-const ENTRIES_MAX: usize = 384;
+const ENTRIES_MAX: usize = 256;
 /// Bytes of a value of LD_PRELOAD, ours included.
-const VALUE_BYTES: usize = 2048;
+const VALUE_BYTES: usize = 1024;
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const SESSION: &[u8] = SESSION_ENV.as_bytes();
 /// How the loader separates libraries.
@@ -109,12 +109,12 @@ struct Lacks {
 fn lacks(environment: usize, own_session: &[u8], library: &CStr) -> Option<Lacks> {
     let mut reader = Reader { page: 0 };
     let (mut preload, mut has_session) = (None, false);
-    let mut has_library = false;
+    let (mut has_library, mut is_empty) = (false, false);
     let mut count = 0;
     loop {
         // The kernel takes null for an empty list.
-        let is_empty = environment == 0;
-        let entry = if is_empty { 0 } else { reader.word(environment + count * size_of::<usize>())? };
+        let is_list = environment != 0;
+        let entry = if is_list { reader.word(environment + count * size_of::<usize>())? } else { 0 };
         if entry == 0 {
             break;
         }
@@ -122,15 +122,10 @@ fn lacks(environment: usize, own_session: &[u8], library: &CStr) -> Option<Lacks
             return None;
         }
         if reader.begins_with(entry, PRELOAD)? {
-            // The loader takes the first one.
-            if preload.is_none() {
-                // Empty on purpose, as for a program with a sanitizer in it.
-                if reader.byte(entry + PRELOAD.len())? == 0 {
-                    return None;
-                }
-                has_library = reader.names_library(entry + PRELOAD.len(), library.to_bytes())?;
-                preload = Some(count);
-            }
+            // The loader takes the last one.
+            has_library = reader.names_library(entry + PRELOAD.len(), library.to_bytes())?;
+            is_empty = reader.byte(entry + PRELOAD.len())? == 0;
+            preload = Some(count);
         } else if reader.begins_with(entry, SESSION)? && reader.byte(entry + SESSION.len())? == b'=' {
             // Another run's, or none on purpose.
             if !reader.is(entry, own_session)? {
@@ -139,6 +134,10 @@ fn lacks(environment: usize, own_session: &[u8], library: &CStr) -> Option<Lacks
             has_session = true;
         }
         count += 1;
+    }
+    // Empty on purpose, as for a program with a sanitizer in it.
+    if is_empty {
+        return None;
     }
     let preload = (!has_library).then_some(preload.unwrap_or(count));
     Some(Lacks { count, preload, session: !has_session })
@@ -153,6 +152,11 @@ fn with_mended(
     library: &CStr,
     make: impl FnOnce(usize) -> isize,
 ) -> isize {
+    // In another root directory the loader would complain of a library that isn't there.
+    let session_path = CStr::from_bytes_until_nul(&session[SESSION.len() + 1..]);
+    if !is_readable(library) || !session_path.is_ok_and(is_reachable) {
+        return make(environment);
+    }
     let mut list = [0_usize; ENTRIES_MAX + 3];
     let mut value = [0_u8; VALUE_BYTES];
     let mut reader = Reader { page: 0 };
@@ -164,7 +168,9 @@ fn with_mended(
     }
     let mut count = lacks.count;
     if let Some(at) = lacks.preload {
-        let existing = if at < count { list[at] + PRELOAD.len() } else { 0 };
+        // Another thread may have changed it since.
+        let is_there = at < count && reader.begins_with(list[at], PRELOAD) == Some(true);
+        let existing = if is_there { list[at] + PRELOAD.len() } else { 0 };
         if reader.write_preload(&mut value, library.to_bytes(), existing).is_none() {
             return make(environment);
         }
@@ -177,6 +183,25 @@ fn with_mended(
     make(list.as_ptr() as usize)
 }
 
+/// Whether this process, as the user that it is for the kernel, may read the file.
+fn is_readable(path: &CStr) -> bool {
+    const READ: usize = 4;
+    const HERE: usize = linux_raw_sys::general::AT_FDCWD as isize as usize;
+    let arguments = [HERE, path.as_ptr() as usize, READ, 0, 0, 0];
+    // SAFETY: a NUL-terminated path; nothing is changed.
+    sys::check(unsafe { sys::call(linux_raw_sys::general::__NR_faccessat as usize, arguments) }).is_ok()
+}
+
+/// Whether there is a mapping of which pages may be out: then a touch brings them in.
+fn may_be_out(page: usize) -> bool {
+    let mut byte = 0_u8;
+    let arguments = [page * PAGE_BYTES, PAGE_BYTES, &raw mut byte as usize, 0, 0, 0];
+    let is_active = parents_engine().is_some_and(|engine| engine.is_active() && !engine.has_ended());
+    // SAFETY: writes one byte for one page.
+    let is_mapped = || unsafe { sys::call(linux_raw_sys::general::__NR_mincore as usize, arguments) };
+    is_active && sys::check(is_mapped()).is_ok()
+}
+
 /// Reads what may not be there.
 struct Reader {
     /// A page that can be read, by its number; 0 if none is known.
@@ -186,7 +211,8 @@ struct Reader {
 impl Reader {
     fn can_read(&mut self, address: usize) -> bool {
         let page = address / PAGE_BYTES;
-        let is_there = page == self.page || page != 0 && peek::is_readable(address & !7);
+        let is_there =
+            page == self.page || page != 0 && (peek::is_readable(address & !7) || may_be_out(page));
         if is_there {
             self.page = page;
         }

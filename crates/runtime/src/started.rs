@@ -24,6 +24,12 @@ struct Note {
     path: [AtomicU64; WORDS],
 }
 
+impl Note {
+    fn is_taken_from(&self, process: u32) -> bool {
+        self.process.compare_exchange(process, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
 /// All of them. Any bytes are valid.
 #[repr(C)]
 pub struct Started {
@@ -70,18 +76,16 @@ impl Started {
         Some(at)
     }
 
-    /// Nothing was executed, or the supervisor has seen it. Another process may have the note by now: that keeps it.
-    pub fn take_back(&self, at: usize, process: u32) {
-        if let Some(note) = self.notes.get(at) {
-            let _ = note.process.compare_exchange(process, 0, Ordering::Relaxed, Ordering::Relaxed);
-        }
+    /// Nothing was executed, or the supervisor has seen it. False if the process has joined; another one may have the note by
+    /// now, and keeps it.
+    pub fn take_back(&self, at: usize, process: u32) -> bool {
+        self.notes.get(at).is_some_and(|note| note.is_taken_from(process))
     }
 
     /// A process has joined the run.
     pub fn joins(&self, process: u32) {
-        for note in &self.notes {
-            let _ = note.process.compare_exchange(process, 0, Ordering::Relaxed, Ordering::Relaxed);
-        }
+        let is_its = |note: &&Note| note.process.load(Ordering::Relaxed) == process;
+        self.notes.iter().filter(is_its).for_each(|note| _ = note.is_taken_from(process));
     }
 
     /// Those that have not joined, by their note's number.
@@ -120,7 +124,7 @@ mod tests {
         started.executes(2, b"/bin/joins").unwrap();
         started.executes(3, b"./static").unwrap();
         started.executes(4, &[b'x'; 500]).unwrap();
-        started.take_back(failed, 1);
+        assert!(started.take_back(failed, 1) && !started.take_back(failed, 1));
         started.joins(2);
         started.joins(7);
         let left: Vec<_> = started.waiting().map(|(_, program)| program).collect();
@@ -134,12 +138,12 @@ mod tests {
         (0..NOTES as u32 + 3).for_each(|process| _ = started.executes(process + 1, b"x"));
         assert_eq!((started.waiting().count(), started.missed()), (NOTES, 3));
         let (at, program) = started.waiting().next().unwrap();
-        started.take_back(at, program.process + 1);
+        assert!(!started.take_back(at, program.process + 1));
         assert_eq!(started.waiting().count(), NOTES, "it is another process's");
-        started.waiting().for_each(|(at, program)| started.take_back(at, program.process));
+        started.waiting().for_each(|(at, program)| _ = started.take_back(at, program.process));
         assert_eq!(started.waiting().count(), 0);
         // Whoever can write there can write anything.
-        started.take_back(usize::MAX, 0);
+        assert!(!started.take_back(usize::MAX, 0));
         started.notes[0].length.store(u32::MAX, Ordering::Relaxed);
         started.notes[0].process.store(9, Ordering::Relaxed);
         assert_eq!(started.waiting().next().unwrap().1.path().len(), PATH_BYTES_KEPT);

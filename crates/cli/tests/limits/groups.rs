@@ -76,10 +76,13 @@ fn kill_for_memory_is_told_with_the_limit_and_whom_it_hit() {
     let python = |ending: &str| format!("python3 -c \"{shares}\"; {ending}");
     let ended = run_in(&group, &["--ram", "40M", "python3", "-c", shares]);
     assert_eq!((ended.status, ended.signal), (None, Some(libc::SIGKILL)), "{}", ended.stderr);
-    told(&ended, "the kernel's out-of-memory killer ended it: the cgroup's limit was reached (64 MiB in ");
+    told(
+        &ended,
+        "out-of-memory killer most likely ended it: a process in its cgroup meanwhile; the tightest limit is 64 MiB in ",
+    );
     let ended = run_in(&group, &["--ram", "40M", "sh", "-c", &python("echo $?")]);
     assert_eq!((ended.status, ended.stdout.as_str()), (Some(0), "137\n"), "{}", ended.stderr);
-    told(&ended, "ended a process of its cgroup, most likely python3 (pid ");
+    told(&ended, "ended a process in its cgroup; of the run ended at that time python3 (pid ");
 }
 
 #[track_caller]
