@@ -70,7 +70,7 @@ impl Watcher {
         lines
     }
 
-    /// What a process left that ended by a bug of ours, once.
+    /// The last words of a process that ended by a bug in Farpage, once.
     pub fn last_words(&mut self, session: &Session) -> Option<String> {
         let words = last_words(session).filter(|_| !self.is_last_told)?;
         self.is_last_told = true;
@@ -83,7 +83,7 @@ impl Watcher {
     }
 }
 
-/// What a process left that ended by a bug of ours.
+/// The last words of the first process that ended by a bug in Farpage.
 pub fn last_words(session: &Session) -> Option<String> {
     let mut buffer = [0; 512];
     let (pid, text) = session.last_words.read(&mut buffer)?;

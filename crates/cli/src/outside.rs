@@ -1,7 +1,7 @@
 //! Processes of the run that have no budget: programs that were executed and have not joined.
 //!
-//! Whoever executes a program leaves a note in the session, which the program takes away when it joins. What is left after a
-//! second, or when the process has ended, is told of with the reason, as far as one can be found, and its peak.
+//! A process that executes a program leaves a note in the session, and the program takes the note away when it joins. A note that
+//! is left after a second, or by a process that has ended, is told of with the reason, if one was found, and the size.
 
 use crate::program;
 use crate::session::Shared;
@@ -156,9 +156,10 @@ impl Process {
     fn chosen(&self, environment: &[u8]) -> Option<String> {
         let value = |name: &str| {
             let entries = environment.split(|byte| *byte == 0);
-            let values = entries.filter_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+            let mut values =
+                entries.filter_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
             // As the loader has it.
-            values.last()
+            values.next_back()
         };
         match (value("LD_PRELOAD"), value(SESSION_ENV)) {
             (Some(b""), _) => Some("LD_PRELOAD is empty".into()),

@@ -94,7 +94,7 @@ pub struct Totals {
     pub sum: Numbers,
     /// The most anonymous memory that they had at once, in bytes.
     pub anonymous_peak: u64,
-    /// What a process left that ended by a bug of ours.
+    /// The last words of the first process that ended by a bug in Farpage.
     pub last_words: Option<String>,
 }
 

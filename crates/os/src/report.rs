@@ -1,4 +1,4 @@
-//! Last words: a bug of ours inside somebody else's process.
+//! Last words: a bug in Farpage inside somebody else's process.
 //!
 //! Engine threads have no standard error. So the words go into memory that the run shares, and its supervisor prints them.
 
@@ -124,7 +124,7 @@ mod tests {
         let words = nothing();
         assert!(words.write(9, format_args!("{:0>600}", 5)));
         assert_eq!(words.read(&mut buffer), Some((9, &[b'0'; WORDS * 8][..])));
-        // Whoever can write there can write anything.
+        // A program of the run can write anything there.
         words.length.store(u32::MAX, Ordering::Relaxed);
         assert_eq!(words.read(&mut buffer).unwrap().1.len(), WORDS * 8);
     }

@@ -77,7 +77,7 @@ pub struct Session {
     /// [`ENDED`] once the program has ended and the supervisor does, too: what the program has left behind goes on. A
     /// supervisor that is gone without a word here was killed, and the run ends.
     pub ended: AtomicU32,
-    /// Of the first process that ended by a bug of ours.
+    /// Of the first process that ended by a bug in Farpage.
     pub last_words: LastWords,
     /// Programs that have not joined.
     pub started: Started,

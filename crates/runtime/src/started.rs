@@ -1,7 +1,7 @@
 //! Programs that processes of the run execute, until they have joined it. What never joins runs outside of the budget.
 //!
-//! Whoever executes a program leaves a note here, and takes it back if the call fails. The new program takes it away when
-//! it joins. The supervisor finds the rest, and tells of it.
+//! A process that executes a program leaves a note here, and takes it back if the call fails. The new program takes the note
+//! away when it joins. The supervisor finds the notes that are left, and tells of them.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(started.waiting().count(), NOTES, "it is another process's");
         started.waiting().for_each(|(at, program)| _ = started.take_back(at, program.process));
         assert_eq!(started.waiting().count(), 0);
-        // Whoever can write there can write anything.
+        // A program of the run can write anything there.
         assert!(!started.take_back(usize::MAX, 0));
         started.notes[0].length.store(u32::MAX, Ordering::Relaxed);
         started.notes[0].process.store(9, Ordering::Relaxed);

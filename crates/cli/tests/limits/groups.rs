@@ -6,7 +6,7 @@ use crate::farpage::{Ended, farpage, skip};
 use std::fs;
 use std::process::Command;
 
-/// `farpage run` with these words, in a group of so many bytes.
+/// `farpage run` with these words, in a group.
 fn run_in(group: &Group, words: &[&str]) -> Ended {
     let mut command = farpage();
     command
@@ -18,7 +18,7 @@ fn run_in(group: &Group, words: &[&str]) -> Ended {
     Ended::of(command.output().unwrap())
 }
 
-/// A program that fills so many MiB of private memory, which can be evicted, and adds up a part of it.
+/// A program that fills private memory, which can be evicted, and adds up one byte of each page.
 fn fills(mib: u64) -> String {
     format!("b = bytearray(b'{}' * {}); print(sum(b[::4096]))", "0123456789abcdef", mib << 16)
 }
