@@ -10,6 +10,7 @@ use crate::patch::file_of;
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
+use farpage::engine::Engine;
 use farpage::session::{PATH_BYTES, SESSION_ENV, is_reachable};
 use farpage::started::PATH_BYTES_KEPT;
 use farpage_core::units::PAGE_BYTES;
@@ -59,22 +60,27 @@ pub fn prepare(session_path: &CStr) {
 
 /// Calls `make` with the address of the environment that the new program gets, and leaves a note of the program's `path` meanwhile.
 pub fn executing(path: usize, environment: usize, make: impl FnOnce(usize) -> isize) -> isize {
+    // A filter of seccomp may be why it has ended, and forbid the calls that are made here.
+    let Some(engine) = parents_engine().filter(|engine| !engine.has_ended()) else {
+        return make(environment);
+    };
     // Not the engine's: this may be a child that has none.
     let process = rustix::process::getpid().as_raw_nonzero().get() as u32;
-    let note = leave_note(process, path);
+    let note = leave_note(engine, process, path);
     let word = with_environment(environment, make);
-    if let (Some(at), Some(engine)) = (note, parents_engine()) {
+    if let Some(at) = note {
         engine.membership.session.started.take_back(at, process);
     }
     word
 }
 
 /// What never joins the run is told of by its supervisor.
-fn leave_note(process: u32, path: usize) -> Option<usize> {
-    let engine = parents_engine()?;
+fn leave_note(engine: &Engine, process: u32, path: usize) -> Option<usize> {
     let mut reader = Reader { page: 0 };
     let (mut bytes, mut length) = ([0; PATH_BYTES_KEPT], 0);
-    while let Some(byte) = reader.byte(path + length).filter(|byte| *byte != 0 && length < PATH_BYTES_KEPT) {
+    while let Some(byte) =
+        reader.byte(path.wrapping_add(length)).filter(|byte| *byte != 0 && length < PATH_BYTES_KEPT)
+    {
         bytes[length] = byte;
         length += 1;
     }
@@ -183,13 +189,10 @@ fn with_mended(
     make(list.as_ptr() as usize)
 }
 
-/// Whether this process, as the user that it is for the kernel, may read the file.
+/// Whether this process may read the file.
 fn is_readable(path: &CStr) -> bool {
-    const READ: usize = 4;
-    const HERE: usize = linux_raw_sys::general::AT_FDCWD as isize as usize;
-    let arguments = [HERE, path.as_ptr() as usize, READ, 0, 0, 0];
-    // SAFETY: a NUL-terminated path; nothing is changed.
-    sys::check(unsafe { sys::call(linux_raw_sys::general::__NR_faccessat as usize, arguments) }).is_ok()
+    use rustix::fs::{Mode, OFlags, open};
+    open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).is_ok()
 }
 
 /// Whether there is a mapping of which pages may be out: then a touch brings them in.
@@ -227,14 +230,14 @@ impl Reader {
     fn word(&mut self, address: usize) -> Option<usize> {
         let mut bytes = [0; size_of::<usize>()];
         for (at, byte) in bytes.iter_mut().enumerate() {
-            *byte = self.byte(address + at)?;
+            *byte = self.byte(address.wrapping_add(at))?;
         }
         Some(usize::from_ne_bytes(bytes))
     }
 
     fn begins_with(&mut self, text: usize, start: &[u8]) -> Option<bool> {
         for (at, byte) in start.iter().enumerate() {
-            if self.byte(text + at)? != *byte {
+            if self.byte(text.wrapping_add(at))? != *byte {
                 return Some(false);
             }
         }
