@@ -228,6 +228,10 @@ mod tests {
     fn process_is_measured_while_it_is_the_same_and_named_with_the_reason() {
         let shared = shared();
         let mut child = Command::new("sleep").arg("60").env("LD_PRELOAD", "").spawn().unwrap();
+        // The kernel fills in the variables after the name.
+        while fs::read(format!("/proc/{}/environ", child.id())).is_ok_and(|variables| variables.is_empty()) {
+            std::thread::yield_now();
+        }
         shared.session().started.executes(child.id(), b"/bin/sleep").unwrap();
         let mut outside = Outside::default();
         (0..=PATIENCE).for_each(|_| outside.look(&shared, &alive(&shared)));
