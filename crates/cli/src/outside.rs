@@ -1,7 +1,7 @@
 //! Processes of the run that have no budget: programs that were executed and have not joined.
 //!
 //! A process that executes a program leaves a note in the session, and the program takes the note away when it joins. A note that
-//! is left after a second, or by a process that has ended, is told of with the reason, if one was found, and the size.
+//! is left after five seconds, or by a process that has ended, is told of with the reason, if one was found, and the size.
 
 use crate::program;
 use crate::session::Shared;
@@ -14,8 +14,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// Looks, ten a second, after which a program that lives has had the time to join.
-const PATIENCE: u32 = 10;
+/// Looks, ten a second, after which a program that lives has had the time to join: on a busy machine some take seconds.
+const PATIENCE: u32 = 50;
 /// Processes that are remembered.
 const KNOWN_MAX: usize = 256;
 /// Characters of a program's name that the kernel keeps.

@@ -100,7 +100,9 @@ fn outside_row(run: &Run) -> Option<String> {
     let describe = |process: &outside::Process| {
         let size =
             if process.peak == 0 { String::new() } else { format!(", seen with {}", iec(process.peak)) };
-        let why = process.why.as_deref().unwrap_or("it ended before Farpage could look");
+        let unknown =
+            if process.peak == 0 { "it ended before Farpage could look" } else { "it did not join the run" };
+        let why = process.why.as_deref().unwrap_or(unknown);
         format!("{} (pid {}{size}: {})", say::harmless(&process.path), process.pid, say::harmless(why))
     };
     let named: Vec<_> = outside.processes.iter().take(OUTSIDE_MAX).map(describe).collect();

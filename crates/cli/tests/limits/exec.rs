@@ -40,6 +40,13 @@ fn is_told_outside(outcome: &Outcome, why: &str) -> bool {
 
 fn stays(faults: &str, words: &[&str]) {
     let outcome = run(faults, words);
+    // Else what was evicted may be another process's.
+    assert_eq!(
+        outcome.stats["outside"]["processes"],
+        serde_json::json!([]),
+        "{faults}, {words:?}: {}",
+        outcome.stderr
+    );
     assert!(outcome.counter("evict_taken") > 5_000, "{faults}, {words:?}: {}", outcome.stderr);
 }
 
