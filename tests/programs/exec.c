@@ -1,9 +1,12 @@
-/* Executes a program with an environment that is out: a list with one entry, in memory that was pushed out. */
+/* Executes a program with an environment that is out: a list with one entry, in memory that was pushed out. In place of itself
+ * (exec), or in a child that shares its memory (spawn). */
 #include "check.h"
+#include <spawn.h>
+#include <sys/wait.h>
 
 int main(int count, char **words)
 {
-    CHECK(count > 1);
+    CHECK(count > 2);
     char *area = filled(LARGE, 1), **list = (char **)(area + MIB), *entry = area + 2 * MIB + PAGE - 5;
     strcpy(entry, "ONLY=this");
     list[0] = entry;
@@ -11,6 +14,13 @@ int main(int count, char **words)
     push_out();
     REQUIRE_OUT(list, PAGE);
     REQUIRE_OUT((char *)((uintptr_t)entry / PAGE * PAGE), 2 * PAGE);
-    execve(words[1], words + 1, list);
-    FAIL("execve: %s", strerror(errno));
+    if (strcmp(words[1], "exec") == 0) {
+        execve(words[2], words + 2, list);
+        FAIL("execve: %s", strerror(errno));
+    }
+    pid_t child;
+    int status;
+    CHECK(posix_spawn(&child, words[2], NULL, NULL, words + 2, list) == 0);
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    return WEXITSTATUS(status);
 }

@@ -195,7 +195,8 @@ fn is_readable(path: &CStr) -> bool {
     open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).is_ok()
 }
 
-/// Whether there is a mapping of which pages may be out: then a touch brings them in.
+/// Whether there is a mapping of which pages may be out: then a touch brings them in. Where the mapping may not be read, which no
+/// environment is, the touch ends the program; the kernel would have answered EFAULT.
 fn may_be_out(page: usize) -> bool {
     let mut byte = 0_u8;
     let arguments = [page * PAGE_BYTES, PAGE_BYTES, &raw mut byte as usize, 0, 0, 0];
@@ -223,7 +224,8 @@ impl Reader {
     }
 
     fn byte(&mut self, address: usize) -> Option<u8> {
-        // SAFETY: it was looked at. Somebody who unmaps the arguments of an exec meanwhile ends the program.
+        // SAFETY: the kernel could read it, or there is a mapping whose pages may be out. A thread that unmaps the arguments of an
+        // exec meanwhile ends the program.
         self.can_read(address).then(|| unsafe { (address as *const u8).read() })
     }
 

@@ -76,7 +76,9 @@ fn programs_started_with_another_environment_stay_within_the_budget() {
         stays(faults, &["env", &library, &python, "-c", &has_it]);
         stays(faults, &["sh", "-c", unset, &python, &fills]);
         // Its list, and what is in it, is out by then.
-        stays(faults, &[exec.to_str().unwrap(), &python, "-c", &fills]);
+        for how in ["exec", "spawn"] {
+            stays(faults, &[exec.to_str().unwrap(), how, &python, "-c", &fills]);
+        }
         for program in [&emptied, &emptied_by_fork, &no_list, &past_the_budget] {
             stays(faults, &[&python, "-c", program]);
         }
