@@ -50,12 +50,17 @@ static void places_of(const char *thread, char *found, size_t bytes)
     }
 }
 
-/* Whether it is the kernel's own, of an io_uring: it runs no code of this process, and makes each request with the credentials
- * of the thread that asked for it. */
-static int is_kernels(const char *thread, char name[64])
+/* The kernel's PF_EXITING: it has begun to end, and soon has neither a root directory nor namespaces. */
+enum { ENDS = 0x4 };
+/* The kernel's PF_IO_WORKER: its own thread, of an io_uring. It runs no code of this process, and makes each request with the
+ * credentials of the thread that asked for it. */
+enum { KERNELS = 0x10 };
+
+/* Name and flags of a thread. One that has ended ends. */
+static unsigned flags_of(const char *thread, char name[64])
 {
     char path[64], text[512] = "";
-    unsigned flags = 0;
+    unsigned flags = ENDS;
     snprintf(path, sizeof path, "%.20s/stat", thread);
     int fd = openat(dirfd(tasks), path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || read(fd, text, sizeof text - 1) <= 0)
@@ -63,7 +68,7 @@ static int is_kernels(const char *thread, char name[64])
     close(fd);
     name[0] = 0;
     sscanf(text, "%*d (%63[^)]) %*c %*d %*d %*d %*d %*d %u", name, &flags);
-    return (flags & 0x10) != 0;
+    return flags;
 }
 
 /* How many threads differ from the first one. They are named if `tell`. */
@@ -75,13 +80,13 @@ static int different(int tell)
     rewinddir(tasks);
     for (struct dirent *entry; (entry = readdir(tasks)) != NULL;) {
         char name[64];
-        if (entry->d_name[0] == '.' || strcmp(entry->d_name, own) == 0 || is_kernels(entry->d_name, name))
+        if (entry->d_name[0] == '.' || strcmp(entry->d_name, own) == 0 || flags_of(entry->d_name, name) & KERNELS)
             continue;
         for (int what = 0; what < 2; what++) {
             void (*look)(const char *, char *, size_t) = what == 0 ? privileges_of : places_of;
             look(own, first, sizeof first);
             look(entry->d_name, other, sizeof other);
-            if (strcmp(first, other) == 0 || (what == 0 && other[0] == 0))
+            if (strcmp(first, other) == 0 || flags_of(entry->d_name, name) & ENDS)
                 continue;
             count++;
             if (tell)
