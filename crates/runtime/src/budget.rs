@@ -38,6 +38,8 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// Limit, marks, and the last measurement.
 pub struct Budget {
     total_bytes: u64,
+    /// The same as it is now: less while limits outside of the run leave less.
+    now_bytes: AtomicU64,
     /// This process's part of the total, for now.
     limit_bytes: AtomicU64,
     /// Between marks just now, and the bounds of that.
@@ -87,6 +89,7 @@ impl Budget {
     pub fn new(total_bytes: u64) -> Budget {
         let budget = Budget {
             total_bytes,
+            now_bytes: AtomicU64::new(total_bytes),
             limit_bytes: AtomicU64::new(0),
             gap_bytes: AtomicU64::new(0),
             gap_bytes_min: AtomicU64::new(0),
@@ -110,7 +113,7 @@ impl Budget {
     pub fn allow(&self, bytes: u64, sharers: u64) {
         let gap_min = (GAP_BYTES_MIN / sharers).max(GAP_OF_MANY_BYTES_MIN);
         // Not more than its part: one that grows beside many that don't would evict long before the budget is used.
-        let part = bytes.min(self.total_bytes / sharers);
+        let part = bytes.min(self.now_bytes() / sharers);
         self.limit_bytes.store(bytes, Ordering::Relaxed);
         let gap_max = (part / 64).max(gap_min);
         self.gap_bytes_min.store(gap_min.max(gap_max / LEAST_PART), Ordering::Relaxed);
@@ -150,6 +153,16 @@ impl Budget {
     /// The whole budget, of all processes together.
     pub const fn total_bytes(&self) -> u64 {
         self.total_bytes
+    }
+
+    /// The whole budget as it is now.
+    pub fn now_bytes(&self) -> u64 {
+        self.now_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The whole budget is so large from now on. The next [`Budget::allow`] takes it into account.
+    pub fn becomes(&self, bytes: u64) {
+        self.now_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// What this process may have.

@@ -26,12 +26,12 @@ use farpage_os::report::LastWords;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x10");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x11");
 /// What a library exports that knows this layout. A library of another one would leave its program alone, so `farpage run`
 /// looks for this name first.
-pub const LAYOUT_NAME: &str = "farpage_session_layout_16";
+pub const LAYOUT_NAME: &str = "farpage_session_layout_17";
 /// See [`LAYOUT_NAME`].
-#[unsafe(export_name = "farpage_session_layout_16")]
+#[unsafe(export_name = "farpage_session_layout_17")]
 pub static LAYOUT: u64 = MAGIC;
 const _: () = {
     let name = LAYOUT_NAME.as_bytes();
@@ -70,6 +70,10 @@ pub struct Session {
     pub rounds: Rounds,
     /// The most that all of them together had when one of them looked, in bytes.
     pub claims_peak: AtomicU64,
+    /// The budget as it is now, in bytes, by what limits outside of the run leave: see [`ram_now_within`]. 0 until that is known.
+    pub ram_now: AtomicU64,
+    /// Raised by the supervisor of another run of this user when that begins, so that this one's looks for it.
+    pub neighbours: AtomicU32,
     /// When somebody last looked whose claims are a dead process's, on the clock that never goes back.
     pub claims_reaped_ns: AtomicU64,
     /// Until then a thread polls; 0 if none does.
@@ -83,6 +87,20 @@ pub struct Session {
     pub started: Started,
     /// One for each program.
     pub processes: [ProcessRecord; PROCESSES_MAX],
+}
+
+/// A budget never becomes less than one of so many parts, however little limits leave.
+const RAM_PARTS_MAX: u64 = 8;
+
+/// A budget of `ram_bytes` as it is while limits leave `now_bytes`; all of it while that isn't known (0).
+pub const fn ram_now_within(now_bytes: u64, ram_bytes: u64) -> u64 {
+    let least = ram_bytes / RAM_PARTS_MAX;
+    match now_bytes {
+        0 => ram_bytes,
+        now if now > ram_bytes => ram_bytes,
+        now if now < least => least,
+        now => now,
+    }
 }
 
 /// The command line, resolved to numbers.

@@ -18,7 +18,7 @@
 use crate::child_room::{ChildRoom, Waits};
 use crate::engine::Engine;
 use crate::kin::{ALONE, Claimed, Ledger, Stated, have_all_asked, left, resolve};
-use crate::session::{PROCESSES_MAX, Session};
+use crate::session::{PROCESSES_MAX, Session, ram_now_within};
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use farpage_core::units::{PAGE_BYTES, PageRange};
 use farpage_os::clock::{now_ns, sleep_ns, thread_cpu_ns};
@@ -262,6 +262,23 @@ impl Share {
     }
 }
 
+/// What each process of a session has, of those that live by `is_alive`, which gets a record's number. For a supervisor: it may see
+/// claims of two rounds.
+pub fn claimed_in(session: &Session, is_alive: impl Fn(usize) -> bool, mut visit: impl FnMut(Claimed)) {
+    let mut all = [Stated::default(); PROCESSES_MAX];
+    let mut count = 0;
+    for (at, claim) in session.claims.iter().enumerate() {
+        let stated = claim.load();
+        if stated != Stated::default() && is_alive(at) {
+            all[count] = stated;
+            count += 1;
+        }
+    }
+    resolve(&all[..count], session.rounds.now().1, session.rounds.left_by_dead(), |_, claimed| {
+        visit(claimed)
+    });
+}
+
 /// How often the others are heard again, because a round was settled meanwhile.
 const HEAR_AGAIN_MAX: usize = 8;
 
@@ -357,7 +374,7 @@ impl Engine {
     /// In a thread of the program, without any lock; its signals wait, too.
     pub fn make_room_for_child(&self) {
         if self.is_active() {
-            self.share.child_room.wait(self.budget.total_bytes(), FIRST_ASK_NS, self);
+            self.share.child_room.wait(self.budget.now_bytes(), FIRST_ASK_NS, self);
         }
     }
 
@@ -418,6 +435,8 @@ impl Engine {
 
     /// Measures this process, says what it has, and works out what it may have. Returns what it has. In the keeper.
     pub fn take_share(&self) -> u64 {
+        let (session, budget) = (self.membership.session, &self.budget);
+        budget.becomes(ram_now_within(session.ram_now.load(Ordering::Relaxed), budget.total_bytes()));
         self.measure();
         self.share.ledger.note_faults(minor_faults(), PAGE_BYTES as u64);
         let mut allowance = self.say_and_hear();
@@ -436,7 +455,7 @@ impl Engine {
         if is_exact && is_peak {
             peak.fetch_max(allowance.all_have, Ordering::Relaxed);
         }
-        let total = self.budget.total_bytes();
+        let total = self.budget.now_bytes();
         self.budget.allow(self.share.child_room.limit(total, &allowance, now_ns()), allowance.sharers);
         self.fit_pool(allowance.bytes);
         let has_area = self.pager.areas().any_writable();
@@ -446,7 +465,7 @@ impl Engine {
 
     /// Whether to ask the kernel now what is shared: in a round that another process has begun, or in one of its own.
     fn is_to_ask(&self, allowance: &Allowance, matters: bool) -> bool {
-        let (share, total) = (&self.share, self.budget.total_bytes());
+        let (share, total) = (&self.share, self.budget.now_bytes());
         let is_open = share.ledger.round() != allowance.round;
         let is_mistaken = share.ledger.written_since_asked() > total / MORE_SHARE;
         let is_short = matters || allowance.all_may_have >= total;
@@ -464,12 +483,12 @@ impl Engine {
         let has = self.charged();
         let shared = self.budget.shared();
         let is_close = has >= self.budget.activate_at();
-        let more = if is_close { self.budget.total_bytes() / MORE_SHARE } else { 0 };
+        let more = if is_close { self.budget.now_bytes() / MORE_SHARE } else { 0 };
         let floor = match self.is_active() {
             // What it shares counts for it only in part.
             true => {
                 self.budget.other().saturating_sub(shared)
-                    + (self.budget.total_bytes() / 32).clamp(MANAGED_BYTES_MIN, MANAGED_BYTES_MAX)
+                    + (self.budget.now_bytes() / 32).clamp(MANAGED_BYTES_MIN, MANAGED_BYTES_MAX)
             }
             false => 0,
         };
@@ -487,7 +506,7 @@ impl Engine {
         self.budget.shares(claimed[0].shared);
         self.budget.has_kin(ledger.has_kin());
         let have_all_asked = heard.settled == heard.round;
-        let (total, claimed) = (self.budget.total_bytes(), &claimed[..heard.count]);
+        let (total, claimed) = (self.budget.now_bytes(), &claimed[..heard.count]);
         let allowance = self.share.child_room.allowance(total, claimed, now_ns());
         Allowance { round: heard.round, have_all_asked, left: heard.left(), ..allowance }
     }
