@@ -125,7 +125,7 @@ fn read_everything(shared: &Shared) {
     let victims = session.processes.iter().take(3).map(|record| (1, totals::command(record))).collect();
     let oom = oom::Report { kills: Kills { group: 1, machine: Some(1) }, victims };
     let mut found = Outside::default();
-    found.look(shared, &totals::alive(shared));
+    found.look(shared, &totals::members(shared));
     let outside = found.report(shared);
     let run = Run {
         program: &["program".into()],

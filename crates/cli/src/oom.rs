@@ -8,15 +8,16 @@ use crate::budget::{self, Roots, row_of};
 use crate::sys;
 use crate::totals::Member;
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 
 /// The row that counts kills, in every list of the kernel.
 const KILLS: &str = "oom_kill";
 
-/// Looks after a count has risen at which processes that are gone are taken for its victims: dying takes some time.
-const LOOKS: u32 = 3;
+/// Looks after a count has risen at which processes that are gone are taken for its victims: on a busy machine dying takes most of a
+/// second.
+const LOOKS: u32 = 10;
 /// Victims that are remembered.
 const VICTIMS_MAX: usize = 16;
 
@@ -25,33 +26,43 @@ pub struct Witness {
     before: Before,
     kills: Kills,
     looks: u32,
-    alive: BTreeMap<u32, Member>,
-    gone: Vec<(u32, Member)>,
+    /// Processes that are gone.
+    ended: BTreeSet<u32>,
+    /// Those of them that may be victims.
+    victims: Vec<(u32, Member)>,
 }
 
 impl Witness {
     /// Before the program starts.
     pub fn new(roots: Roots) -> Witness {
         let before = Before::now(roots);
-        Witness { before, kills: Kills::default(), looks: 0, alive: BTreeMap::new(), gone: Vec::new() }
+        let kills = before.kills();
+        Witness { before, kills, looks: 0, ended: BTreeSet::new(), victims: Vec::new() }
     }
 
     /// Looks once more: ten times a second, and at the end. How `program`, the first of the run, ends is known anyway.
-    pub fn look(&mut self, alive: BTreeMap<u32, Member>, program: u32) {
+    pub fn look(&mut self, members: &BTreeMap<u32, Member>, program: u32) {
         let kills = self.before.kills();
         if kills != self.kills {
             (self.kills, self.looks) = (kills, LOOKS);
         }
-        if self.looks > 0 {
-            self.looks -= 1;
-            let is_gone = |pid: u32| pid != program && !alive.contains_key(&pid) && sys::is_gone(pid);
-            let gone = self.alive.iter().filter(|(pid, _)| is_gone(**pid));
-            self.gone.extend(gone.map(|(pid, member)| (*pid, member.clone())));
-            // The killer takes the largest. Others end by themselves meanwhile.
-            self.gone.sort_by_key(|(_, member)| Reverse(member.anonymous_bytes));
-            self.gone.truncate(VICTIMS_MAX);
+        // A number may be another process's later.
+        self.ended.retain(|pid| members.get(pid).is_some_and(|member| !member.is_alive));
+        for (pid, member) in members {
+            // A process that ends gives its record up some time before it is gone; both may have happened since `members` looked.
+            let is_alive = member.is_alive && self.looks == 0;
+            if is_alive || self.ended.contains(pid) || !sys::is_gone(*pid) {
+                continue;
+            }
+            self.ended.insert(*pid);
+            if self.looks > 0 && *pid != program {
+                self.victims.push((*pid, member.clone()));
+            }
         }
-        self.alive = alive;
+        self.looks = self.looks.saturating_sub(1);
+        // The killer takes the largest. Others end by themselves meanwhile.
+        self.victims.sort_by_key(|(_, member)| Reverse(member.anonymous_bytes));
+        self.victims.truncate(VICTIMS_MAX);
     }
 
     /// What was seen.
@@ -60,7 +71,7 @@ impl Witness {
             0 => self.kills.machine.unwrap_or(0),
             kills => kills,
         } as usize;
-        let victims = self.gone.into_iter().take(kills).map(|(pid, member)| (pid, member.command));
+        let victims = self.victims.into_iter().take(kills).map(|(pid, member)| (pid, member.command));
         Report { kills: self.kills, victims: victims.collect() }
     }
 }
@@ -119,7 +130,7 @@ fn count(file: &PathBuf) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::session::{self, Shared};
-    use crate::totals::alive;
+    use crate::totals::members;
     use farpage_core::stats::Gauge;
     use std::sync::atomic::Ordering;
 
@@ -153,30 +164,56 @@ mod tests {
         }
         let ends = |at: u64| sys::lock_byte(&others, at, false).unwrap();
         let mut witness = Witness::new(roots(&place));
-        witness.look(alive(&shared), PID + 4);
+        witness.look(&members(&shared), PID + 4);
         // By itself.
         ends(0);
-        witness.look(alive(&shared), PID + 4);
+        witness.look(&members(&shared), PID + 4);
         put(&place, counter, "oom_kill 2\n");
         ends(1);
-        witness.look(alive(&shared), PID + 4);
+        witness.look(&members(&shared), PID + 4);
         // Dying took a moment.
         ends(2);
         // The first program, and one that only became another one: this process lives.
         ends(4);
         let record = &shared.session().processes[5];
         record.pid.store(std::process::id(), Ordering::Release);
-        witness.look(alive(&shared), PID + 4);
+        witness.look(&members(&shared), PID + 4);
         ends(5);
         // A small one, by itself.
         ends(6);
-        witness.look(alive(&shared), PID + 4);
-        (0..LOOKS).for_each(|_| witness.look(alive(&shared), PID + 4));
+        witness.look(&members(&shared), PID + 4);
+        (0..LOOKS).for_each(|_| witness.look(&members(&shared), PID + 4));
         ends(3);
-        witness.look(alive(&shared), PID + 4);
+        witness.look(&members(&shared), PID + 4);
         let report = witness.report();
         assert_eq!(report.kills.group, 2);
         assert_eq!(report.victims, [(PID + 1, "grow".into()), (PID + 2, "grow".into())]);
+    }
+
+    /// It had given its record up when the count had risen, was not gone yet, and was forgotten: a smaller process was named.
+    #[test]
+    fn process_whose_end_takes_long_is_a_victim() {
+        let place = tempfile::tempdir().unwrap();
+        put(&place, "proc/self/cgroup", "4:memory:/a\n");
+        let counter = "cgroup/memory/a/memory.oom_control";
+        put(&place, counter, "oom_kill 0\n");
+        let shared = Shared::new(session::tests::settings(), &[]).unwrap();
+        let others = fs::File::options().read(true).write(true).open(shared.path()).unwrap();
+        let mut process = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let record = &shared.session().processes[0];
+        record.pid.store(process.id(), Ordering::Release);
+        record.command[0].store(u64::from_ne_bytes(*b"grow\0\0\0\0"), Ordering::Relaxed);
+        let has_record = |is_held| sys::lock_byte(&others, 0, is_held).unwrap();
+        has_record(true);
+        let mut witness = Witness::new(roots(&place));
+        witness.look(&members(&shared), PID);
+        put(&place, counter, "oom_kill 1\n");
+        has_record(false);
+        witness.look(&members(&shared), PID);
+        process.kill().unwrap();
+        process.wait().unwrap();
+        witness.look(&members(&shared), PID);
+        assert_eq!(witness.report().victims, [(process.id(), "grow".into())]);
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub struct Report {
 
 impl Outside {
     /// Looks once more: ten times a second, and at the end.
-    pub fn look(&mut self, shared: &Shared, alive: &BTreeMap<u32, Member>) {
+    pub fn look(&mut self, shared: &Shared, members: &BTreeMap<u32, Member>) {
         let started = &shared.session().started;
         let notes: BTreeMap<usize, Program> = started.waiting().collect();
         // It has joined, or the call has failed.
@@ -79,7 +79,9 @@ impl Outside {
             }
         }
         // On a busy machine it may join late.
-        self.known.retain(|pid, process| !(alive.contains_key(pid) && process.is_there()));
+        self.known.retain(|pid, process| {
+            !(members.get(pid).is_some_and(|member| member.is_alive) && process.is_there())
+        });
         self.known.values_mut().for_each(Process::measure);
     }
 
@@ -197,7 +199,7 @@ fn own_sessions() -> String {
 mod tests {
     use super::*;
     use crate::session;
-    use crate::totals::alive;
+    use crate::totals::members;
     use std::process::Command;
 
     fn shared() -> Shared {
@@ -214,9 +216,9 @@ mod tests {
         let [joined, ended] = [1 << 30, (1 << 30) + 1];
         started.executes(joined, b"/bin/joins").unwrap();
         started.executes(ended, b"/bin/ends").unwrap();
-        outside.look(&shared, &alive(&shared));
+        outside.look(&shared, &members(&shared));
         started.joins(joined);
-        (0..=PATIENCE).for_each(|_| outside.look(&shared, &alive(&shared)));
+        (0..=PATIENCE).for_each(|_| outside.look(&shared, &members(&shared)));
         let report = outside.report(&shared);
         let left: Vec<_> = report.processes.iter().map(|process| (process.pid, process.peak)).collect();
         assert_eq!((left, report.missed), (vec![(ended, 0)], 0));
@@ -234,7 +236,7 @@ mod tests {
         }
         shared.session().started.executes(child.id(), b"/bin/sleep").unwrap();
         let mut outside = Outside::default();
-        (0..=PATIENCE).for_each(|_| outside.look(&shared, &alive(&shared)));
+        (0..=PATIENCE).for_each(|_| outside.look(&shared, &members(&shared)));
         let known = outside.known[&child.id()].clone();
         assert_eq!(known.why.as_deref(), Some("LD_PRELOAD is empty"));
         assert!(known.peak > 0 && known.is_there());
@@ -242,7 +244,7 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!known.is_there());
-        outside.look(&shared, &alive(&shared));
+        outside.look(&shared, &members(&shared));
         assert_eq!(outside.report(&shared).processes[0].peak, known.peak);
     }
 

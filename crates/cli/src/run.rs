@@ -122,9 +122,9 @@ fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32, others: &mut Watch
         // After that: what was read while the session was overwritten isn't told.
         shared.damage().map_or(Ok(()), |what| Err(damaged(what)))?;
         news.iter().chain(&watcher.last_words(shared.session())).for_each(|text| say::line(text));
-        let alive = totals::alive(shared);
-        others.outside.look(shared, &alive);
-        others.oom.look(alive, pid);
+        let members = totals::members(shared);
+        others.outside.look(shared, &members);
+        others.oom.look(&members, pid);
         Ok(())
     };
     let ended = signals::supervise(pid, tell_news);

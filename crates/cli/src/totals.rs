@@ -132,25 +132,36 @@ fn process(record: &ProcessRecord) -> Process {
     }
 }
 
-/// A process of the run that lives.
+/// A process of the run.
 #[derive(Clone)]
 pub struct Member {
     /// Its name, as it stands in its record: anything.
     pub command: String,
     /// The most anonymous memory that it had.
     pub anonymous_bytes: u64,
+    /// Whether it holds its record.
+    pub is_alive: bool,
 }
 
-/// The processes of the run that live, by number.
-pub fn alive(shared: &Shared) -> BTreeMap<u32, Member> {
-    let records = shared.session().processes.iter().enumerate();
-    let used = records.map(|(at, record)| (at, record.pid.load(Ordering::Acquire), record));
-    let alive = used.filter(|(at, pid, _)| *pid != 0 && shared.is_alive(*at));
-    let member = |record: &ProcessRecord| Member {
-        command: command(record),
-        anonymous_bytes: record.stats.gauge(Gauge::AnonymousPeak),
-    };
-    alive.map(|(_, pid, record)| (pid, member(record))).collect()
+/// The processes of the run by number, those that have ended as long as their records aren't needed again. Of one that became another
+/// program, the program that had more memory.
+pub fn members(shared: &Shared) -> BTreeMap<u32, Member> {
+    let mut members = BTreeMap::new();
+    for (at, record) in shared.session().processes.iter().enumerate() {
+        let pid = record.pid.load(Ordering::Acquire);
+        if pid == 0 {
+            continue;
+        }
+        let anonymous_bytes = record.stats.gauge(Gauge::AnonymousPeak);
+        let member = Member { command: command(record), anonymous_bytes, is_alive: shared.is_alive(at) };
+        let known: &mut Member = members.entry(pid).or_insert_with(|| member.clone());
+        let is_alive = known.is_alive || member.is_alive;
+        if member.anonymous_bytes > known.anonymous_bytes {
+            *known = member;
+        }
+        known.is_alive = is_alive;
+    }
+    members
 }
 
 /// The name in a record: at most 16 bytes, of any kind.
