@@ -1,8 +1,8 @@
 //! How much memory there is to use: the limits that apply to this process, and the budget made from them.
 //!
 //! Limits are read below two roots (`/proc` and `/sys/fs/cgroup`), so tests can bring their own. The
-//! default budget is 90 % of what the tightest limit leaves: the rest is for page tables, file mappings, and the
-//! kernel's memory on the program's behalf, which limits count and the budget doesn't.
+//! default budget is 90 % of what the tightest limit leaves, or less where that is little: the rest is for page tables, file
+//! mappings, and the kernel's memory on the program's behalf, which limits count and the budget doesn't.
 
 use crate::failure::Failure;
 use crate::numbers::iec;
@@ -19,6 +19,17 @@ const POOL_PERCENT_MAX: u64 = 90;
 const POOL_PERCENT_WITH_AREAS: u64 = 50;
 /// The same without areas: whatever is evicted must fit.
 const POOL_PERCENT_ALONE: u64 = 80;
+
+/// Divisor of a limit for the reserve that is kept free, and the reserve's bounds in bytes. One process fills 5 MiB in 5 ms.
+const RESERVE_PARTS: u64 = 16;
+const RESERVE_BYTES_MIN: u64 = 2 << 20;
+const RESERVE_BYTES_MAX: u64 = 64 << 20;
+/// Bytes kept free for the page tables and the kernel memory of each process.
+pub const PROCESS_BYTES: u64 = 256 << 10;
+/// Bytes kept free for the engine's start, while a run evicts nothing.
+pub const START_BYTES: u64 = 5 << 19;
+/// The limit of all processes of the machine.
+const AVAILABLE: &str = "MemAvailable";
 
 /// Where the kernel tells about limits.
 pub struct Roots {
@@ -46,12 +57,44 @@ pub struct Limit {
     pub bytes: u64,
     /// What counts towards it already and the kernel can't give up: other processes, files in memory, tables.
     pub held_bytes: u64,
+    /// The part of that which other runs of this user hold: they share it.
+    pub runs_bytes: u64,
 }
 
 impl Limit {
     /// What is left below it.
     pub const fn left_bytes(&self) -> u64 {
         self.bytes.saturating_sub(self.held_bytes)
+    }
+
+    /// Memory for all runs of this user together.
+    pub const fn to_share_bytes(&self) -> u64 {
+        self.left_bytes().saturating_add(self.runs_bytes)
+    }
+
+    /// Memory of processes that are no run of this user.
+    pub const fn in_use_bytes(&self) -> u64 {
+        self.held_bytes.saturating_sub(self.runs_bytes)
+    }
+
+    /// Memory kept free: limits count page tables, kernel memory and mapped files, and budgets don't.
+    pub fn reserve_bytes(&self) -> u64 {
+        (self.bytes / RESERVE_PARTS).clamp(RESERVE_BYTES_MIN, RESERVE_BYTES_MAX)
+    }
+
+    /// Whether it limits a process in these groups.
+    pub fn is_above(&self, groups: &[Group]) -> bool {
+        let is_inside =
+            |group: &Group| self.file.parent().is_some_and(|above| group.path().starts_with(above));
+        self.source == AVAILABLE || groups.iter().any(is_inside)
+    }
+
+    /// The memory that others hold, between two words of a message; empty if that is none.
+    pub fn in_use_words(&self, before: &str, after: &str) -> String {
+        match self.in_use_bytes() {
+            0 => String::new(),
+            held => format!("{before}{}{after}", iec(held)),
+        }
     }
 }
 
@@ -131,12 +174,22 @@ impl Group {
     pub fn directory(&self) -> Option<PathBuf> {
         self.inside.ancestors().map(|inside| self.mount.join(inside)).find(|directory| directory.is_dir())
     }
+
+    /// Its directory as the kernel names it, which a container may not see.
+    fn path(&self) -> PathBuf {
+        self.mount.join(&self.inside)
+    }
 }
 
 /// The groups of this process that control memory.
 pub fn groups(roots: &Roots) -> Vec<Group> {
+    groups_of(roots, "self")
+}
+
+/// The groups that control the memory of a process, by its name in /proc.
+pub fn groups_of(roots: &Roots, process: &str) -> Vec<Group> {
     let mut found = Vec::new();
-    let text = fs::read_to_string(roots.proc.join("self/cgroup")).unwrap_or_default();
+    let text = fs::read_to_string(roots.proc.join(process).join("cgroup")).unwrap_or_default();
     for line in text.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
@@ -163,7 +216,7 @@ fn limit(version: Version, directory: &Path, name: &str, source: &'static str) -
     let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
     let reclaimable = version.reclaimable().iter().filter_map(|row| row_of(&stat, row)).sum();
     let held_bytes = number(&directory.join(version.usage())).unwrap_or(0).saturating_sub(reclaimable);
-    Some(Limit { source, file, bytes, held_bytes })
+    Some(Limit { source, file, bytes, held_bytes, runs_bytes: 0 })
 }
 
 /// The number behind a name in one of the kernel's lists.
@@ -173,7 +226,8 @@ pub fn row_of(text: &str, name: &str) -> Option<u64> {
 
 fn available(roots: &Roots) -> Option<Limit> {
     let bytes = meminfo(roots, "MemAvailable:")?;
-    Some(Limit { source: "MemAvailable", file: roots.proc.join("meminfo"), bytes, held_bytes: 0 })
+    let file = roots.proc.join("meminfo");
+    Some(Limit { source: AVAILABLE, file, bytes, held_bytes: 0, runs_bytes: 0 })
 }
 
 /// Memory of the whole machine, in bytes: no budget can be larger.
@@ -241,20 +295,24 @@ pub fn resolve(
             .fix("give a budget the program can start in, for example --ram 256M (or FARPAGE_RAM=256M)"));
     }
     let pool_bytes_max = pool_limit(pool, behind, ram_bytes)?;
-    let tightest = limits.iter().min_by_key(|limit| limit.left_bytes());
+    let tightest = limits.iter().min_by_key(|limit| limit.to_share_bytes());
     let limit = tightest.map(|limit| (limit.clone(), whole_pages(by_default(limits).0)));
     Ok(Budget { ram_bytes, origin, pool_bytes_max, asked_bytes, limit })
 }
 
 /// The budget that nobody has asked for, and how it came about.
 fn by_default(limits: &[Limit]) -> (u64, String) {
-    let tightest = limits.iter().min_by_key(|limit| limit.left_bytes());
-    let (left, source) = tightest.map_or((0, "?"), |limit| (limit.left_bytes(), limit.source));
-    let of = match tightest.map_or(0, |limit| limit.held_bytes) {
-        0 => source.to_owned(),
-        held => format!("{source} less the {} in use", iec(held)),
-    };
-    (left / 100 * DEFAULT_PERCENT, format!("{DEFAULT_PERCENT} % of {of}"))
+    let tightest = limits.iter().min_by_key(|limit| limit.to_share_bytes());
+    let Some(limit) = tightest else { return (0, "no limit".into()) };
+    let less = limit.in_use_words(" less the ", " in use");
+    let (share, kept) = (limit.to_share_bytes(), limit.reserve_bytes() + PROCESS_BYTES + START_BYTES);
+    let (part, rest) = (share / 100 * DEFAULT_PERCENT, share.saturating_sub(kept));
+    if part <= rest || rest == 0 {
+        return (part, format!("{DEFAULT_PERCENT} % of {}{less}", limit.source));
+    }
+    let less = limit.in_use_words(" less the ", " in use and");
+    let less = if less.is_empty() { " less" } else { &less };
+    (rest, format!("{}{less} a reserve of {}", limit.source, iec(kept)))
 }
 
 fn pool_limit(pool: Option<&Size>, behind: Behind, ram_bytes: u64) -> Result<u64, Failure> {
@@ -369,9 +427,47 @@ mod tests {
             [(one, "cgroup v1 memory.limit_in_bytes", 40), (two, "cgroup v2 memory.max", 140)]
         {
             let budget = resolve(None, None, Behind::Areas, &limits(&machine.roots()), None).unwrap();
-            assert!(budget.ram_bytes.abs_diff(54 * MIB) <= PAGE_BYTES as u64, "{}", budget.origin);
-            assert_eq!(budget.origin, format!("90 % of {source} less the {held} MiB in use"));
+            let reserve = if held == 40 { "9 MiB" } else { "15.3 MiB" };
+            assert_eq!(budget.ram_bytes >> 20, if held == 40 { 51 } else { 44 }, "{}", budget.origin);
+            let origin = format!("{source} less the {held} MiB in use and a reserve of {reserve}");
+            assert_eq!(budget.origin, origin);
         }
+    }
+
+    #[test]
+    fn default_counts_what_other_runs_will_share() {
+        const MIB: u64 = 1 << 20;
+        let limit = |held, runs| Limit {
+            bytes: 200 * MIB,
+            held_bytes: held * MIB,
+            runs_bytes: runs * MIB,
+            ..limit()[0].clone()
+        };
+        let budget = |held, runs| {
+            let budget = resolve(None, None, Behind::Areas, &[limit(held, runs)], None).unwrap();
+            (budget.ram_bytes.div_ceil(MIB), budget.origin)
+        };
+        assert_eq!(budget(190, 180), (171, "90 % of MemAvailable less the 10 MiB in use".into()));
+        assert_eq!(budget(180, 180), (180, "90 % of MemAvailable".into()));
+    }
+
+    #[test]
+    fn limit_holds_processes_of_its_group_and_below() {
+        let machine = Machine::new(&[
+            PLENTY,
+            ("proc/self/cgroup", "0::/a/b\n"),
+            ("proc/7/cgroup", "0::/a/c\n"),
+            ("cgroup/cgroup.controllers", "memory\n"),
+            ("cgroup/a/memory.max", "4096000\n"),
+            ("cgroup/a/b/memory.max", "8192000\n"),
+        ]);
+        let roots = machine.roots();
+        let is_above = |process| {
+            let groups = groups_of(&roots, process);
+            limits(&roots).iter().map(|limit| limit.is_above(&groups)).collect::<Vec<_>>()
+        };
+        // The outer group, the inner one, and the machine.
+        assert_eq!((is_above("self"), is_above("7")), (vec![true; 3], vec![true, false, true]));
     }
 
     #[test]
@@ -415,7 +511,8 @@ mod tests {
     }
 
     fn limit() -> [Limit; 1] {
-        [Limit { source: "MemAvailable", file: PathBuf::new(), bytes: 1000 << 20, held_bytes: 0 }]
+        let file = PathBuf::new();
+        [Limit { source: AVAILABLE, file, bytes: 1000 << 20, held_bytes: 0, runs_bytes: 0 }]
     }
 
     #[test]

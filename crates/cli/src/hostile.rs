@@ -133,6 +133,7 @@ fn read_everything(shared: &Shared) {
         resident_peak: 1 << 20,
         wall: Duration::from_secs(1),
         budget: &budget,
+        least_bytes: budget.ram_bytes,
         settings: &settings(),
         areas: &areas,
         totals: &Totals::of(session),

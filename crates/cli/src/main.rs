@@ -7,13 +7,14 @@
 //! A run, in the order of the modules:
 //!
 //! 1. [`options`] reads the command line; [`size`] reads sizes; [`tips`] says what a word that is wrong was meant to be.
-//! 2. [`budget`] finds the limits that apply and makes the budget from them.
+//! 2. [`budget`] finds the limits that apply and makes the budget from them; [`neighbours`] are this user's other runs.
 //! 3. [`program`] finds the program and checks with [`elf`] that Farpage can get into it.
 //! 4. [`areas`] opens the swap areas; [`header`] reads what mkswap wrote, [`places`] asks where a
 //!    file lies, [`machine`] which node its device is on.
 //! 5. [`preload`] finds the library; [`kernel`] tries what the kernel offers, and chooses.
 //! 6. [`session`] fills the memory shared with the programs; [`run`] starts the first of them.
-//! 7. [`signals`] stays with it; [`notices`] tells what happens meanwhile, through a [`valve`].
+//! 7. [`signals`] stays with it; [`headroom`] makes the budget smaller while limits leave less; [`notices`] tells what happens meanwhile,
+//!    through a [`valve`].
 //! 8. [`outside`] finds processes without a budget, [`oom`] whether the kernel killed one; [`totals`] collects what was counted; [`summary`] prints it, and writes
 //!    it as JSON.
 //!
@@ -27,11 +28,13 @@ mod doctor;
 mod elf;
 mod failure;
 mod header;
+mod headroom;
 #[cfg(test)]
 mod hostile;
 mod kernel;
 mod kernel_swap;
 mod machine;
+mod neighbours;
 mod notices;
 mod numbers;
 mod oom;

@@ -236,7 +236,7 @@ pub struct RunOptions {
 pub struct RunSettings {
     /// Budget for the memory in RAM of the program and all that it starts, together; a percentage is of the
     /// tightest limit: those of the cgroups, and what memory is available (MemAvailable) [default: 90% of what that limit
-    /// leaves].
+    /// leaves, and less where that is little].
     #[arg(long, value_name = "SIZE", env = "FARPAGE_RAM", value_parser = size::parse)]
     pub ram: Option<Size>,
 

@@ -6,8 +6,10 @@
 use crate::areas::{self, Area};
 use crate::budget::{self, Behind, Budget, Limit, Roots};
 use crate::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND};
+use crate::headroom::Headroom;
 use crate::kernel;
 use crate::machine::Machine;
+use crate::neighbours::Neighbours;
 use crate::notices::{About, Watcher, Weight};
 use crate::numbers::iec;
 use crate::oom::{self, Witness};
@@ -39,6 +41,7 @@ pub struct Asked {
     pub budget: Budget,
     disk: Disk,
     limits: Vec<Limit>,
+    neighbours: Neighbours,
 }
 
 /// What was decided before the program starts.
@@ -52,6 +55,7 @@ pub struct Plan {
     /// What the user should know before.
     pub notes: Vec<String>,
     preload: PathBuf,
+    neighbours: Neighbours,
 }
 
 /// Runs the program; the exit status is the program's.
@@ -74,7 +78,14 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     let notes = plan.areas.iter_mut().filter_map(|area| area.prepare().err());
     notes.filter(|_| !quiet).for_each(|note| say::line(&note));
     sys::be_inspectable();
-    let mut watch_for = Watch { oom: Witness::new(Roots::of_this_machine()), outside: Outside::default() };
+    plan.neighbours.tell(&Roots::of_this_machine());
+    let (neighbours, ram_bytes) = (std::mem::take(&mut plan.neighbours), plan.budget.ram_bytes);
+    let mut watch_for = Watch {
+        oom: Witness::new(Roots::of_this_machine()),
+        outside: Outside::default(),
+        headroom: Headroom::new(Roots::of_this_machine(), ram_bytes, neighbours),
+    };
+    watch_for.headroom.look(&shared);
     let started = Instant::now();
     let pid = start(&program, options, &plan, &shared)?;
     let ended = watch(quiet, &plan, &shared, pid, &mut watch_for);
@@ -83,6 +94,7 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
         let end = End {
             child,
             wall: started.elapsed(),
+            least_bytes: watch_for.headroom.least_bytes(),
             oom: watch_for.oom.report(),
             outside: watch_for.outside.report(&shared),
         };
@@ -108,7 +120,11 @@ pub fn find_program(program: &[OsString]) -> Result<PathBuf, Failure> {
 struct Watch {
     oom: Witness,
     outside: Outside,
+    headroom: Headroom,
 }
+
+/// Pause between two looks for news from the programs.
+const NEWS: Duration = Duration::from_millis(100);
 
 /// Stays with the program until it ends, and tells what its processes tell. If these have damaged what they share, it is
 /// ended: nothing keeps them within the budget then, nor one's evicted pages from another's.
@@ -117,7 +133,7 @@ fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32, others: &mut Watch
     let mut watcher = Watcher::new(shared.session(), least);
     let names = names(&plan.areas);
     let about = About { areas: &names, budget: &plan.budget };
-    let tell_news = || {
+    let mut tell_news = || {
         let news = watcher.news(shared.session(), &about, Instant::now());
         // After that: what was read while the session was overwritten isn't told.
         shared.damage().map_or(Ok(()), |what| Err(damaged(what)))?;
@@ -127,7 +143,18 @@ fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32, others: &mut Watch
         others.oom.look(&members, pid);
         Ok(())
     };
-    let ended = signals::supervise(pid, tell_news);
+    let (mut news_at, headroom) = (Instant::now(), &mut others.headroom);
+    let ended = signals::supervise(pid, || {
+        let pause = headroom.look(shared);
+        headroom.news().filter(|_| !quiet).iter().for_each(|note| say::line(note));
+        let now = Instant::now();
+        if now >= news_at {
+            news_at = now + NEWS;
+            tell_news()?;
+        }
+        Ok(pause.min(news_at.saturating_duration_since(Instant::now())))
+    });
+    let ended = ended.and_then(|child| tell_news().map(|()| child));
     if ended.is_ok() {
         watcher.rest().into_iter().for_each(|text| say::line(&text));
     }
@@ -177,18 +204,21 @@ impl Asked {
     pub fn of(settings: &RunSettings) -> Result<Asked, Failure> {
         let disk = options::disk(settings, sys::environment)?;
         let machine = Roots::of_this_machine();
-        let limits = budget::limits(&machine);
+        let mut limits = budget::limits(&machine);
+        let mut neighbours = Neighbours::default();
+        neighbours.find(&machine, 0);
+        neighbours.note_in(&mut limits);
         let behind = if disk == Disk::None { Behind::Nothing } else { Behind::Areas };
         let (ram, pool) = (settings.ram.as_ref(), settings.pool.as_ref());
         let budget = budget::resolve(ram, pool, behind, &limits, budget::machine_bytes(&machine))?;
-        Ok(Asked { budget, disk, limits })
+        Ok(Asked { budget, disk, limits, neighbours })
     }
 }
 
 impl Plan {
     /// Opens the areas, and tries what the kernel offers.
     pub fn of(options: &RunSettings, asked: Asked) -> Result<Plan, Failure> {
-        let Asked { budget, disk, limits } = asked;
+        let Asked { budget, disk, limits, neighbours } = asked;
         let machine = Machine::this();
         let mut areas = match &disk {
             Disk::None => Vec::new(),
@@ -220,7 +250,7 @@ impl Plan {
             refuses_mlockall: u32::from(options.refuses_mlockall()),
             polls: u32::from(polls),
         };
-        Ok(Plan { budget, settings, areas, notes, preload })
+        Ok(Plan { budget, settings, areas, notes, preload, neighbours })
     }
 }
 
@@ -239,14 +269,11 @@ fn notes_on_limits(budget: &Budget, limits: &[Limit]) -> Vec<String> {
             iec(budget.ram_bytes)
         )
     });
-    let tightest = limits.iter().min_by_key(|limit| limit.left_bytes());
-    let above = tightest.filter(|limit| limit.left_bytes() < budget.ram_bytes).map(|limit| {
-        let held = match limit.held_bytes {
-            0 => String::new(),
-            held => format!(", of which {} are in use", iec(held)),
-        };
+    let tightest = limits.iter().min_by_key(|limit| limit.to_share_bytes());
+    let above = tightest.filter(|limit| limit.to_share_bytes() < budget.ram_bytes).map(|limit| {
+        let held = limit.in_use_words(", of which ", " are in use");
         format!(
-            "the budget of {} is above what there is: {} in {} ({}){held}; the kernel may end the program",
+            "the budget of {} is above what there is: {} in {} ({}){held}; it becomes smaller as that fills",
             iec(budget.ram_bytes),
             iec(limit.bytes),
             limit.file.display(),
@@ -334,6 +361,7 @@ fn not_started(program: &Path, error: &io::Error) -> Failure {
 struct End {
     child: Child,
     wall: Duration,
+    least_bytes: u64,
     oom: oom::Report,
     outside: outside::Report,
 }
@@ -347,6 +375,7 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, end: End, stats: O
         resident_peak: end.child.resident_peak,
         wall: end.wall,
         budget: &plan.budget,
+        least_bytes: end.least_bytes,
         settings: &plan.settings,
         areas: &plan.areas,
         totals: &Totals::of(shared.session()),

@@ -14,8 +14,12 @@ use farpage_core::areas::Extents;
 use farpage_core::areas::extents::{Builder, Extent, Head};
 use farpage_core::memory::Region;
 use farpage_core::units::CLUSTER_SLOTS;
+use std::fs;
+use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 /// The shared memory of one run.
@@ -147,6 +151,21 @@ impl Shared {
         sys::is_locked(self.memory.file(), record as u64)
     }
 
+    /// Its descriptor, in which processes hold the locks of their records.
+    pub fn file(&self) -> &fs::File {
+        self.memory.file()
+    }
+
+    /// What the budget is now, as it stands in the session: 0 if nobody has said.
+    pub fn ram_now(&self) -> u64 {
+        self.session().ram_now.load(Ordering::Relaxed)
+    }
+
+    /// The budget is `bytes` for now.
+    pub fn set_ram_now(&self, bytes: u64) {
+        self.session().ram_now.store(bytes, Ordering::Relaxed);
+    }
+
     /// Has all processes of the run end, as if we had been killed.
     pub fn give_up(&self) {
         // It can't fail: what is held is given up. Our end gives it up anyway.
@@ -167,6 +186,27 @@ impl Shared {
     pub fn path(&self) -> String {
         descriptor_path(self.memory.file())
     }
+}
+
+/// The session among the open files of a process: only the supervisor has it there.
+pub fn own_session(proc: &Path, pid: u32) -> io::Result<Option<PathBuf>> {
+    for entry in fs::read_dir(proc.join(format!("{pid}/fd")))? {
+        let path = entry?.path();
+        let is_session = fs::read_link(&path)
+            .is_ok_and(|link| link.as_os_str().as_bytes().starts_with(b"/memfd:farpage-session"));
+        if is_session {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
+/// The session in another run's memory, if that is large enough for one. What it says need not make sense.
+pub fn session_in(memory: &SharedMemory) -> Option<&Session> {
+    let is_large_enough = memory.bytes() >= size_of::<Session>();
+    // SAFETY: the memory is as large as a `Session`, mapped as long as `memory` lives, and can't be shrunk; any bytes are
+    // valid, and what changes is atomic.
+    is_large_enough.then(|| unsafe { &*memory.start().cast::<Session>() })
 }
 
 /// Where other processes of this user open one of our files.

@@ -2,14 +2,14 @@
 //!
 //! The supervisor has the session open; programs have its path in their environment. It is mapped for reading only:
 //! looking on changes nothing. What is used is summed over the processes that live, which hold their record's lock.
-// UNSAFETY: shared memory has no type. It is given one here, after the mark at its head was read.
+// UNSAFETY: tables of areas are read where the session says that they lie, which was checked before.
 
 use crate::failure::Failure;
 use crate::numbers::iec;
 use crate::options::{Column, ShowOptions};
 use crate::say;
-use crate::session::text;
-use crate::sys::{self, SharedMemory};
+use crate::session::{own_session, session_in, text};
+use crate::sys::{self, Access, SharedMemory};
 use crate::totals;
 use farpage::head::HeadCopy;
 use farpage::session::{AreaDescription, MAGIC, SESSION_ENV, Session};
@@ -40,10 +40,7 @@ pub fn show(options: &ShowOptions) -> Result<ExitCode, Failure> {
 
 /// What there is to print of a session; none if its head makes no sense.
 pub fn look(memory: &SharedMemory, options: &ShowOptions) -> Option<String> {
-    assert!(memory.bytes() >= size_of::<Session>(), "`open` has checked it");
-    // SAFETY: the memory is as large as a `Session`, mapped as long as `memory` lives, and can't be shrunk; any bytes are
-    // valid, and what changes is atomic.
-    let session = unsafe { &*memory.start().cast::<Session>() };
+    let session = session_in(memory)?;
     let mut head = Box::new(HeadCopy::EMPTY);
     session.head.copy_to(&mut head);
     let settings = head.check(memory.bytes())?;
@@ -116,19 +113,6 @@ fn closed(pid: u32) -> Failure {
         .fix(format!("sudo farpage show {pid}"))
 }
 
-/// The session among the open files of a process: only the supervisor has it there.
-fn own_session(proc: &Path, pid: u32) -> io::Result<Option<PathBuf>> {
-    for entry in fs::read_dir(proc.join(format!("{pid}/fd")))? {
-        let path = entry?.path();
-        let is_session = fs::read_link(&path)
-            .is_ok_and(|link| link.as_os_str().as_bytes().starts_with(b"/memfd:farpage-session"));
-        if is_session {
-            return Ok(Some(path));
-        }
-    }
-    Ok(None)
-}
-
 fn variable(environment: &[u8]) -> Option<&OsStr> {
     let mut variables = environment.split(|byte| *byte == 0);
     variables
@@ -153,7 +137,7 @@ fn open(path: &Path, pid: u32) -> Result<SharedMemory, Failure> {
             .fix("try again: it may have just ended"),
     };
     let file = open_file(path).map_err(failed)?;
-    let memory = SharedMemory::open(file).map_err(failed)?;
+    let memory = SharedMemory::open(file, Access::Read).map_err(failed)?;
     check(&memory, pid)?;
     Ok(memory)
 }

@@ -11,9 +11,6 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How long news from the programs may wait.
-const POLL: Duration = Duration::from_millis(100);
-
 /// How signals were set when Farpage was started, which is how the program gets them.
 pub struct Inherited {
     blocked: SignalSet,
@@ -59,17 +56,23 @@ pub fn hand_down_pipe(command: &mut Command) {
 
 /// How long a program that was killed may take to be gone: it may be in the middle of a system call.
 const DEATH: Duration = Duration::from_secs(10);
+/// How often it is looked at meanwhile.
+const DEATH_LOOK: Duration = Duration::from_millis(100);
 
-/// Stays with the program until it ends. `poll` is called ten times a second, and at the end; if it fails the program is
-/// killed.
-pub fn supervise(program: u32, mut poll: impl FnMut() -> Result<(), Failure>) -> Result<Child, Failure> {
+/// Stays with the program until it ends. `poll` is called again and again; it says after what time at the latest it is to be
+/// called next. If it fails the program is killed.
+pub fn supervise(
+    program: u32,
+    mut poll: impl FnMut() -> Result<Duration, Failure>,
+) -> Result<Child, Failure> {
     let all = SignalSet::all();
+    let mut wait = Duration::ZERO;
     loop {
-        let arrival = sys::next_signal(&all, POLL);
+        let arrival = sys::next_signal(&all, wait);
         if let Some(arrival) = arrival.filter(|arrival| arrival.is_for(program)) {
             sys::send_signal(program, arrival.signal);
         }
-        poll().inspect_err(|_| kill(program))?;
+        wait = poll().inspect_err(|_| kill(program))?;
         sys::reap_orphans(program);
         let child = sys::child(program).map_err(|error| lost(&error))?;
         match child.state {
@@ -82,10 +85,7 @@ pub fn supervise(program: u32, mut poll: impl FnMut() -> Result<(), Failure>) ->
             }
             // Stopped otherwise, the program is: who does that, and continues it, doesn't know of us.
             ChildState::Running | ChildState::Stopped(_) => {}
-            ChildState::Exited(_) | ChildState::Killed(_) => {
-                poll()?;
-                return Ok(child);
-            }
+            ChildState::Exited(_) | ChildState::Killed(_) => return Ok(child),
         }
     }
 }
@@ -103,6 +103,6 @@ fn kill(program: u32) {
     let is_there = || sys::child(program).is_ok_and(is_running);
     while is_there() && Instant::now() < until {
         // Its end is a signal, too.
-        sys::next_signal(&SignalSet::all(), POLL);
+        sys::next_signal(&SignalSet::all(), DEATH_LOOK);
     }
 }

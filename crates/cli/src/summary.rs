@@ -40,6 +40,8 @@ pub struct Run<'a> {
     pub wall: Duration,
     /// What it was allowed.
     pub budget: &'a Budget,
+    /// The least that the budget was meanwhile, by what limits left.
+    pub least_bytes: u64,
     /// What was chosen.
     pub settings: &'a Settings,
     /// Its areas.
@@ -225,7 +227,18 @@ fn details(run: &Run) -> Vec<String> {
 fn budget_row(run: &Run) -> String {
     let (budget, peak) = (run.budget.ram_bytes, run.totals.anonymous_peak);
     let share = percent(peak, budget);
-    row("budget", &format!("{} ({}); peak {} anonymous, {share}", iec(budget), run.budget.origin, iec(peak)))
+    let origin = &run.budget.origin;
+    let less = if is_much_less(run.least_bytes, budget) {
+        format!(", down to {} as a limit left no more", iec(run.least_bytes))
+    } else {
+        String::new()
+    };
+    row("budget", &format!("{} ({origin}){less}; peak {} anonymous, {share}", iec(budget), iec(peak)))
+}
+
+/// Whether the budget became so much less that a user notices.
+pub const fn is_much_less(bytes: u64, budget_bytes: u64) -> bool {
+    bytes < budget_bytes - budget_bytes / 32
 }
 
 fn program_row(run: &Run, n: &Numbers) -> String {
@@ -391,7 +404,7 @@ fn fitting(run: &Run) -> String {
         iec(limit.bytes),
         limit.file.display(),
         limit.source,
-        iec(limit.held_bytes),
+        iec(limit.in_use_bytes()),
         suggestion_below(fits)
     )
 }
@@ -458,6 +471,7 @@ mod tests {
             resident_peak: 150 << 20,
             wall: Duration::from_millis(1500),
             budget: &budget,
+            least_bytes: budget.ram_bytes,
             settings: &settings(),
             areas: &[area("/var/tmp", 1 << 20, &[])],
             totals: &Totals::of(shared.session()),
@@ -558,7 +572,8 @@ mod tests {
         use crate::budget::Limit;
         use crate::oom::{Kills, Report};
         let (limit, file) = ("cgroup v2 memory.max", "/sys/fs/cgroup/a/memory.max");
-        let limit = Limit { source: limit, file: file.into(), bytes: 64 << 20, held_bytes: 4 << 20 };
+        let limit =
+            Limit { source: limit, file: file.into(), bytes: 64 << 20, held_bytes: 4 << 20, runs_bytes: 0 };
         let lines = |exit, group, machine, victims: &[(u32, &str)]| {
             let victims = victims.iter().map(|(pid, command)| (*pid, (*command).to_owned())).collect();
             let oom = Report { kills: Kills { group, machine }, victims };

@@ -175,6 +175,15 @@ pub struct SharedMemory {
     bytes: usize,
 }
 
+/// What somebody else's shared memory is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Looking on.
+    Read,
+    /// Telling something, too.
+    Write,
+}
+
 impl SharedMemory {
     /// Makes one of `bytes` bytes, which only this user (and root) may open. Nobody can shrink it, so no access through
     /// `start` can fail.
@@ -201,9 +210,9 @@ impl SharedMemory {
         Ok(SharedMemory { file, start: start.cast(), bytes })
     }
 
-    /// Maps all of somebody else's, for reading only: nothing may be written through `start`. Refused if it could be
-    /// shrunk, or isn't such memory at all.
-    pub fn open(file: File) -> io::Result<SharedMemory> {
+    /// Maps all of somebody else's: with `Access::Read` nothing may be written through `start`, and with `Access::Write` the file
+    /// must be open for that. Refused if it could be shrunk, or isn't such memory at all.
+    pub fn open(file: File, access: Access) -> io::Result<SharedMemory> {
         let fd = file.as_raw_fd();
         // SAFETY: takes no pointers.
         let seals = answer(unsafe { libc::fcntl(fd, libc::F_GET_SEALS) })?;
@@ -211,9 +220,12 @@ impl SharedMemory {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         let bytes = file.metadata()?.len() as usize;
+        let access = match access {
+            Access::Read => libc::PROT_READ,
+            Access::Write => libc::PROT_READ | libc::PROT_WRITE,
+        };
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing. Length 0 is refused.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, fd, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }

@@ -38,7 +38,7 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// Limit, marks, and the last measurement.
 pub struct Budget {
     total_bytes: u64,
-    /// The same as it is now: less while limits outside of the run leave less.
+    /// The part of it that limits outside of the run leave now.
     now_bytes: AtomicU64,
     /// This process's part of the total, for now.
     limit_bytes: AtomicU64,

@@ -70,9 +70,10 @@ pub struct Session {
     pub rounds: Rounds,
     /// The most that all of them together had when one of them looked, in bytes.
     pub claims_peak: AtomicU64,
-    /// The budget as it is now, in bytes, by what limits outside of the run leave: see [`ram_now_within`]. 0 until that is known.
+    /// The budget in bytes that the limits outside of the run leave now; 0 until the supervisor has read them. See
+    /// [`ram_now_within`].
     pub ram_now: AtomicU64,
-    /// Raised by the supervisor of another run of this user when that begins, so that this one's looks for it.
+    /// Number of other runs of this user that have begun since. This run's supervisor looks for them when it changes.
     pub neighbours: AtomicU32,
     /// When somebody last looked whose claims are a dead process's, on the clock that never goes back.
     pub claims_reaped_ns: AtomicU64,
@@ -89,10 +90,10 @@ pub struct Session {
     pub processes: [ProcessRecord; PROCESSES_MAX],
 }
 
-/// A budget never becomes less than one of so many parts, however little limits leave.
+/// Divisor of the budget for the least that it becomes, however little the limits leave.
 const RAM_PARTS_MAX: u64 = 8;
 
-/// A budget of `ram_bytes` as it is while limits leave `now_bytes`; all of it while that isn't known (0).
+/// The budget in bytes while limits leave `now_bytes` of `ram_bytes`; all of it if `now_bytes` is 0.
 pub const fn ram_now_within(now_bytes: u64, ram_bytes: u64) -> u64 {
     let least = ram_bytes / RAM_PARTS_MAX;
     match now_bytes {

@@ -262,8 +262,7 @@ impl Share {
     }
 }
 
-/// What each process of a session has, of those that live by `is_alive`, which gets a record's number. For a supervisor: it may see
-/// claims of two rounds.
+/// What each living process of a session has. `is_alive` gets a record's number. For supervisors, which may see claims of two rounds.
 pub fn claimed_in(session: &Session, is_alive: impl Fn(usize) -> bool, mut visit: impl FnMut(Claimed)) {
     let mut all = [Stated::default(); PROCESSES_MAX];
     let mut count = 0;

@@ -158,6 +158,7 @@ fn settings(run: &Run) -> Value {
     json!({
         "ram_bytes": settings.ram_bytes,
         "ram_origin": run.budget.origin,
+        "ram_bytes_least": run.least_bytes,
         "pool_bytes_max": settings.pool_bytes_max,
         "codec": codec_name(settings.codec),
         "pack": if settings.packs == 0 { "off" } else { "on" },

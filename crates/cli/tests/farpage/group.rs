@@ -73,6 +73,13 @@ impl Group {
         stat.lines().find_map(bytes).unwrap_or(0)
     }
 
+    /// Processes of the group that the kernel has killed for memory.
+    pub fn kills(&self) -> u64 {
+        let texts = ["memory.oom_control", "memory.events"].map(|name| fs::read_to_string(self.0.join(name)));
+        let lines = texts.iter().flatten().flat_map(|text| text.lines());
+        lines.filter_map(|line| line.strip_prefix("oom_kill ")?.parse::<u64>().ok()).sum()
+    }
+
     /// The kernel reclaims from the group again and again, as on a machine that is short of memory.
     /// None where the kernel can't be asked (version 2 before Linux 5.19).
     #[track_caller]

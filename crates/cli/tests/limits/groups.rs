@@ -1,13 +1,20 @@
-//! Runs in a memory cgroup: the default budget fits what the group has left, and a kill for memory is told as that.
+//! Runs in a memory cgroup: the default budget fits what the group has left, the budget becomes smaller as that fills, and a kill for
+//! memory is told as that.
 
 use crate::farpage::budgeted::{MIB, alone_with, library};
 use crate::farpage::group::Group;
 use crate::farpage::{Ended, farpage, skip};
 use std::fs;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 /// `farpage run` with these words, in a group.
 fn run_in(group: &Group, words: &[&str]) -> Ended {
+    Ended::of(start_in(group, words).wait_with_output().unwrap())
+}
+
+/// The same, that goes on.
+fn start_in(group: &Group, words: &[&str]) -> Child {
     let mut command = farpage();
     command
         .env("FARPAGE_PRELOAD", library())
@@ -15,7 +22,7 @@ fn run_in(group: &Group, words: &[&str]) -> Ended {
         .args(["run", "--swap", "/var/tmp"])
         .args(words);
     group.enter(&mut command);
-    Ended::of(command.output().unwrap())
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// A program that fills private memory, which can be evicted, and adds up one byte of each page.
@@ -61,8 +68,8 @@ fn default_budget_leaves_room_for_what_the_group_holds() {
     let Some(_file) = InMemory::new(&group, 40) else { return };
     let ended = run_in(&group, &["python3", "-c", &fills(100)]);
     assert_eq!((ended.status, ended.stdout), (Some(0), filled(100)), "{}", ended.stderr);
-    let budget = ended.stderr.lines().find(|line| line.contains(" budget ")).unwrap();
-    assert!(budget.contains("% of cgroup v") && budget.contains("MiB in use"), "{budget}");
+    let budget = ended.stderr.lines().find(|line| line.contains("  budget ")).unwrap();
+    assert!(budget.contains("(cgroup v") && budget.contains("MiB in use and a reserve of "), "{budget}");
     assert!(ended.stderr.contains("problems   none"), "{}", ended.stderr);
 }
 
@@ -71,8 +78,9 @@ fn default_budget_leaves_room_for_what_the_group_holds() {
 fn kill_for_memory_is_told_with_the_limit_and_whom_it_hit() {
     let Some(_alone) = alone_with("python3") else { return };
     let Some(group) = Group::new().filter(|group| group.limit(64 * MIB)) else { return };
-    // Memory that processes share isn't managed.
-    let shares = "import mmap; m = mmap.mmap(-1, 200 << 20); m.write(b'x' * (200 << 20))";
+    // Memory that processes share isn't managed. Of those that end, the one that had the most memory of its own is named.
+    let shares =
+        "import mmap; a = b'x' * (16 << 20); m = mmap.mmap(-1, 200 << 20); m.write(b'x' * (200 << 20))";
     let python = |ending: &str| format!("python3 -c \"{shares}\"; {ending}");
     let ended = run_in(&group, &["--ram", "40M", "python3", "-c", shares]);
     assert_eq!((ended.status, ended.signal), (None, Some(libc::SIGKILL)), "{}", ended.stderr);
@@ -87,8 +95,67 @@ fn kill_for_memory_is_told_with_the_limit_and_whom_it_hit() {
 
 #[track_caller]
 fn told(ended: &Ended, words: &str) {
-    let problem = ended.stderr.lines().find(|line| line.starts_with("farpage:   problem "));
-    let problem = problem.unwrap_or_else(|| panic!("{}", ended.stderr));
-    assert!(problem.contains(words) && problem.contains("use --ram 30M or less"), "{problem}");
+    let mut problems = ended.stderr.lines().filter(|line| line.starts_with("farpage:   problem "));
+    let problem = problems.find(|line| line.contains(words)).unwrap_or_else(|| panic!("{}", ended.stderr));
+    assert!(problem.contains("use --ram 30M or less"), "{problem}");
     assert!(!ended.stderr.contains("stayed within") && !ended.stderr.contains("none"), "{}", ended.stderr);
+}
+
+/// In a group of so many MiB nobody is killed, and the run ends with this output.
+#[track_caller]
+fn lives(group: &Group, words: &[&str], output: &str) -> Ended {
+    let ended = run_in(group, words);
+    assert_eq!((ended.status, ended.stdout.as_str()), (Some(0), output), "{}", ended.stderr);
+    assert_eq!(group.kills(), 0, "{}", ended.stderr);
+    assert!(ended.stderr.contains("problems   none"), "{}", ended.stderr);
+    ended
+}
+
+/// The file was not there when the budget was made: 72 MiB, where 40 were left. The kernel killed the program.
+#[test]
+fn budget_becomes_smaller_as_the_group_fills() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let Some(group) = Group::new().filter(|group| group.limit(96 * MIB)) else { return };
+    if !Path::new("/dev/shm").is_dir() {
+        return skip("there is no /dev/shm");
+    }
+    let file = InMemory(format!("/dev/shm/farpage-test-{}-later", std::process::id()));
+    let program = format!("head -c 40M /dev/zero > {} && exec python3 -c \"{}\"", file.0, fills(100));
+    let ended = lives(&group, &["sh", "-c", &program], &filled(100));
+    assert!(ended.stderr.contains("farpage: note: the budget of "), "{}", ended.stderr);
+    assert!(ended.stderr.contains(" as a limit left no more; peak "), "{}", ended.stderr);
+}
+
+/// "killed by SIGKILL", "stayed within its budget of 200 MiB".
+#[test]
+fn budget_above_the_limit_ends_nobody() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let Some(group) = Group::new().filter(|group| group.limit(64 * MIB)) else { return };
+    let ended = lives(&group, &["--ram", "200M", "python3", "-c", &fills(100)], &filled(100));
+    assert!(ended.stderr.contains("it becomes smaller as that fills"), "{}", ended.stderr);
+    assert!(ended.stderr.contains(" as a limit left no more; peak "), "{}", ended.stderr);
+}
+
+/// The tables and the kernel's memory of each process were in no budget. One of them was killed.
+#[test]
+fn many_processes_leave_room_for_what_each_costs() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let Some(group) = Group::new().filter(|group| group.limit(96 * MIB)) else { return };
+    let one = format!("python3 -c \"{}\"", fills(60));
+    let all = format!("{one} | cat & {one} & {one}; wait");
+    lives(&group, &["sh", "-c", &all], &filled(60).repeat(3));
+}
+
+/// Each took 90 % of the group. The kernel killed one of them.
+#[test]
+fn runs_in_one_group_share_it() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let Some(group) = Group::new().filter(|group| group.limit(128 * MIB)) else { return };
+    let program = fills(150);
+    let both = [(); 2].map(|()| start_in(&group, &["python3", "-c", &program]));
+    for run in both {
+        let ended = Ended::of(run.wait_with_output().unwrap());
+        assert_eq!((ended.status, ended.stdout), (Some(0), filled(150)), "{}", ended.stderr);
+    }
+    assert_eq!(group.kills(), 0);
 }

@@ -1,0 +1,252 @@
+//! The budget follows the limits: while other processes fill the memory below a limit, the run has less.
+//!
+//! The supervisor reads every limit 10 to 200 times a second. It adds what the limit leaves to what this user's runs have below it,
+//! and divides the sum among the runs, as a run divides its budget among its processes. Keepers read the result in the session, and
+//! evict before the kernel's out-of-memory killer has to act.
+
+use crate::budget::{self, Limit, PROCESS_BYTES, Roots, START_BYTES};
+use crate::neighbours::{Holding, Neighbours};
+use crate::numbers::iec;
+use crate::session::Shared;
+use crate::summary::is_much_less;
+use farpage::session::ram_now_within;
+use farpage::share::allowance;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Looks of which the lowest counts. A look reads usage and claims one after the other, so memory that is freed in between counts
+/// twice.
+const LOOKS: usize = 8;
+/// Bytes that several processes fill in a nanosecond, at the most. The next look comes before they could fill what a limit leaves.
+const FILL_BYTES_PER_NS: u64 = 4;
+/// Bounds of the pause between two looks.
+const PAUSE_MIN: Duration = Duration::from_millis(5);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+
+/// The result of one look at one limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Look {
+    /// Memory that the run may have.
+    bytes: u64,
+    /// Memory that is free below the limit, without the reserve.
+    free_bytes: u64,
+}
+
+/// Follows the limits of one run.
+pub struct Headroom {
+    roots: Roots,
+    ram_bytes: u64,
+    neighbours: Neighbours,
+    looks: [u64; LOOKS],
+    next: usize,
+    least_bytes: u64,
+    is_told: bool,
+    tightest: Option<Limit>,
+}
+
+impl Headroom {
+    /// For a budget of `ram_bytes`.
+    pub fn new(roots: Roots, ram_bytes: u64, neighbours: Neighbours) -> Headroom {
+        let looks = [ram_bytes; LOOKS];
+        Headroom {
+            roots,
+            ram_bytes,
+            neighbours,
+            looks,
+            next: 0,
+            least_bytes: ram_bytes,
+            is_told: false,
+            tightest: None,
+        }
+    }
+
+    /// Reads the limits once, and writes the budget into the session. Returns the pause until the next look.
+    pub fn look(&mut self, shared: &Shared) -> Duration {
+        self.neighbours.find(&self.roots, shared.session().neighbours.load(Ordering::Relaxed));
+        let own = Holding::of(shared.session(), shared.file());
+        let before = ram_now_within(shared.ram_now(), self.ram_bytes);
+        let mut least = Look { bytes: u64::MAX, free_bytes: u64::MAX };
+        for limit in budget::limits(&self.roots) {
+            let all: Vec<_> = [own].into_iter().chain(self.neighbours.below(&limit)).collect();
+            let found = look_at(&limit, before, &all);
+            if found.bytes < least.bytes {
+                self.tightest = Some(limit);
+            }
+            least.bytes = least.bytes.min(found.bytes);
+            least.free_bytes = least.free_bytes.min(found.free_bytes);
+        }
+        let bytes = self.lowest_recent(least.bytes);
+        self.least_bytes = self.least_bytes.min(bytes);
+        shared.set_ram_now(bytes);
+        Duration::from_nanos(least.free_bytes / FILL_BYTES_PER_NS).clamp(PAUSE_MIN, PAUSE_MAX)
+    }
+
+    /// The lowest result of the recent looks, within the bounds of a budget.
+    fn lowest_recent(&mut self, bytes: u64) -> u64 {
+        self.looks[self.next] = bytes;
+        self.next = (self.next + 1) % LOOKS;
+        let least = self.looks.iter().copied().min().unwrap_or(bytes);
+        ram_now_within(least.max(1), self.ram_bytes)
+    }
+
+    /// The lowest budget so far, in bytes.
+    pub const fn least_bytes(&self) -> u64 {
+        self.least_bytes
+    }
+
+    /// A note for the user, once: the budget is much less.
+    pub fn news(&mut self) -> Option<String> {
+        let is_news = !self.is_told && is_much_less(self.least_bytes, self.ram_bytes);
+        let limit = self.tightest.as_ref().filter(|_| is_news)?;
+        self.is_told = true;
+        Some(format!(
+            "note: the budget of {} is {} for now: of the {} in {} ({}), other processes hold the rest or need it",
+            iec(self.ram_bytes),
+            iec(self.least_bytes),
+            iec(limit.bytes),
+            limit.file.display(),
+            limit.source
+        ))
+    }
+}
+
+/// Divides what a limit leaves among these runs, for the first of them, whose budget was `before` bytes until now.
+fn look_at(limit: &Limit, before: u64, all: &[Holding]) -> Look {
+    let has = all.iter().fold(0_u64, |sum, run| sum.saturating_add(run.claimed.has));
+    let kept = |run: &Holding| run.processes * PROCESS_BYTES + if run.is_active { 0 } else { START_BYTES };
+    let kept = all.iter().map(kept).sum::<u64>() + limit.reserve_bytes();
+    let total = has.saturating_add(limit.left_bytes()).saturating_sub(kept);
+    let claimed: Vec<_> = all.iter().map(|run| run.claimed).collect();
+    Look { bytes: allowance(total, before, 0, &claimed).bytes, free_bytes: total.saturating_sub(has) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::tests::settings;
+    use farpage::kin::Claimed;
+    use farpage_core::stats::Gauge;
+
+    const MIB: u64 = 1 << 20;
+
+    fn limit(bytes: u64, held_bytes: u64) -> Limit {
+        Limit {
+            source: "cgroup v2 memory.max",
+            file: "/x/memory.max".into(),
+            bytes,
+            held_bytes,
+            runs_bytes: 0,
+        }
+    }
+
+    fn run(has_mib: u64, more_mib: u64, processes: u64) -> Holding {
+        let (has, needs) = (has_mib * MIB, (has_mib + more_mib) * MIB);
+        Holding { claimed: Claimed { has, needs, ..Claimed::default() }, processes, is_active: true }
+    }
+
+    /// What a limit of 128 MiB leaves to the first run, in KiB.
+    fn leaves_kib(held_mib: u64, all: &[Holding]) -> u64 {
+        look_at(&limit(128 * MIB, held_mib * MIB), 128 * MIB, all).bytes / 1024
+    }
+
+    #[test]
+    fn run_may_have_what_nobody_else_holds_but_for_a_reserve() {
+        let all_but = |mib: u64, kib: u64| (128 - 8 - mib) * 1024 - kib;
+        assert_eq!(leaves_kib(10, &[run(0, 0, 1)]), all_but(10, 256), "a process of the run has a reserve");
+        assert_eq!(leaves_kib(110, &[run(100, 4, 1)]), all_but(10, 256), "what it has itself doesn't matter");
+        assert_eq!(leaves_kib(110, &[run(100, 4, 9)]), all_but(10, 9 * 256));
+        let starting = Holding { is_active: false, ..run(100, 4, 1) };
+        assert_eq!(leaves_kib(110, &[starting]), all_but(10, 256 + 2560), "the engine has not started");
+        assert_eq!(leaves_kib(300, &[run(0, 0, 1)]), 0, "a limit that was lowered");
+    }
+
+    /// Each took 90 % of the group, and the kernel killed one of them.
+    #[test]
+    fn runs_share_what_they_have_below_a_limit() {
+        let both = [run(60, 8, 1), run(60, 8, 1)];
+        let half = (128 - 8) * 1024 / 2 - 256;
+        assert_eq!(leaves_kib(120, &both), half);
+        // One that needs little leaves the rest to the other.
+        assert_eq!(leaves_kib(120, &[run(100, 8, 1), run(20, 0, 1)]), (128 - 8 - 20) * 1024 - 512);
+        // A new one gets room from one that has more, at once.
+        let small = leaves_kib(110, &[run(10, 8, 1), run(100, 8, 1)]);
+        let large = leaves_kib(110, &[run(100, 8, 1), run(10, 8, 1)]);
+        assert!(small >= 10 * 1024 && large <= 102 * 1024, "{small} {large}");
+    }
+
+    #[test]
+    fn pause_is_as_long_as_filling_what_is_left_takes() {
+        let free = |held| look_at(&limit(1 << 30, held), 1 << 30, &[run(0, 0, 0)]).free_bytes;
+        assert_eq!(free(0), (1 << 30) - (64 << 20));
+        assert_eq!(free(1 << 30), 0);
+    }
+
+    /// A machine made of files, whose cgroup has a limit and holds something.
+    struct Machine(tempfile::TempDir);
+
+    impl Machine {
+        fn new(limit_mib: u64) -> Machine {
+            let machine = Machine(tempfile::tempdir().unwrap());
+            machine.put("proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n");
+            machine.put("proc/self/cgroup", "0::/a\n");
+            machine.put("cgroup/cgroup.controllers", "memory\n");
+            machine.put("cgroup/a/memory.max", &(limit_mib * MIB).to_string());
+            machine.holds(0);
+            machine
+        }
+        fn put(&self, path: &str, text: &str) {
+            let path = self.0.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        fn holds(&self, mib: u64) {
+            self.put("cgroup/a/memory.current", &(mib * MIB).to_string());
+        }
+        fn headroom(&self, ram_mib: u64) -> Headroom {
+            let root = |name| self.0.path().join(name);
+            let roots = Roots { proc: root("proc"), cgroup: root("cgroup") };
+            Headroom::new(roots, ram_mib * MIB, Neighbours::default())
+        }
+    }
+
+    fn shared() -> Shared {
+        let shared = Shared::new(settings(), &[]).unwrap();
+        let record = &shared.session().processes[0];
+        record.pid.store(1 << 30, Ordering::Relaxed);
+        record.stats.set(Gauge::Active, 1);
+        shared
+    }
+
+    #[test]
+    fn budget_follows_what_others_leave_and_says_so_once() {
+        let (machine, shared) = (Machine::new(128), shared());
+        let mut headroom = machine.headroom(64);
+        let mut after = |held| {
+            machine.holds(held);
+            let pause = (0..LOOKS).map(|_| headroom.look(&shared)).last().unwrap();
+            (shared.ram_now() / MIB, pause, headroom.news())
+        };
+        assert_eq!(after(20), (64, Duration::from_nanos(100 * MIB / FILL_BYTES_PER_NS), None));
+        let (now, _, news) = after(80);
+        assert_eq!(now, 40);
+        let news = news.unwrap();
+        assert!(news.contains("the budget of 64 MiB is 40 MiB for now: of the 128 MiB in "), "{news}");
+        assert_eq!(after(120), (8, PAUSE_MIN, None), "an eighth remains, whatever happens");
+        assert_eq!(after(20).0, 64);
+        assert_eq!(headroom.least_bytes(), 8 * MIB);
+    }
+
+    /// Usage and claims are read one after the other: a look that found more was wrong, and the kernel killed the program.
+    #[test]
+    fn one_look_that_finds_more_is_not_believed() {
+        let (machine, shared) = (Machine::new(128), shared());
+        let mut headroom = machine.headroom(100);
+        let mut now = |held| {
+            machine.holds(held);
+            headroom.look(&shared);
+            shared.ram_now() / MIB
+        };
+        assert_eq!([now(100), now(20), now(100)], [20; 3]);
+        assert_eq!((0..LOOKS).map(|_| now(40)).last(), Some(80));
+    }
+}
