@@ -162,7 +162,8 @@ pub struct Samples {
     of: BTreeMap<u32, Vec<u64>>,
     /// Of all of them together: `Pss_Anon`, where what is shared since a fork counts once.
     together: Vec<u64>,
-    timed_out: bool,
+    /// What the threads did when the time was over.
+    timed_out: Option<String>,
 }
 
 impl Samples {
@@ -326,7 +327,9 @@ impl Running {
             under: self.under,
             place: self.place,
         };
-        assert!(!outcome.samples.timed_out, "it did not end in time:\n{}", outcome.stderr);
+        if let Some(threads) = &outcome.samples.timed_out {
+            panic!("it did not end in time:\n{}\n{threads}", outcome.stderr);
+        }
         outcome
     }
 }
@@ -344,14 +347,31 @@ fn watch(root: u32, own: Option<u32>, timeout: Duration, over: &AtomicBool) -> S
             }
         }
         samples.together.push(together);
-        if start.elapsed() > timeout && !samples.timed_out {
-            samples.timed_out = true;
+        if start.elapsed() > timeout && samples.timed_out.is_none() {
+            samples.timed_out = Some(threads_below(root));
             // SAFETY: takes no pointers; the process was started by this test and isn't waited for yet.
             unsafe { libc::kill(root as i32, libc::SIGKILL) };
         }
         std::thread::sleep(SAMPLE_EVERY);
     }
     samples
+}
+
+/// What each thread below `root` does, twice, a second apart: who waits for whom, and who gets on.
+fn threads_below(root: u32) -> String {
+    let mut text = String::new();
+    for _ in 0..2 {
+        for task in descendants(root).into_iter().flat_map(|pid| fs::read_dir(format!("/proc/{pid}/task"))) {
+            for task in task.flatten() {
+                let read = |name| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+                let words =
+                    ["stat", "wchan", "syscall", "stack"].map(read).map(|text| text.trim().to_owned());
+                text += &format!("{}\n", words.join(" | ").replace('\n', ", "));
+            }
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    text
 }
 
 /// All processes below `root`.
