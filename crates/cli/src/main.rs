@@ -15,7 +15,8 @@
 //! 6. [`session`] fills the memory shared with the programs; [`run`] starts the first of them.
 //! 7. [`signals`] stays with it; [`headroom`] makes the budget smaller while limits leave less; [`notices`] tells what happens meanwhile,
 //!    through a [`valve`].
-//! 8. [`outside`] finds processes without a budget, [`oom`] whether the kernel killed one; [`totals`] collects what was counted; [`summary`] prints it, and writes
+//! 8. [`over_budget`] ends a run that stays above its budget, if that was asked for.
+//! 9. [`outside`] finds processes without a budget, [`oom`] whether the kernel killed one; [`totals`] collects what was counted; [`summary`] prints it, and writes
 //!    it as JSON.
 //!
 //! [`show`] looks on from outside. [`doctor`] asks the same modules without running anything; [`bench`] hands on to `farpage-bench`. [`failure`] is every error's form, [`say`] and
@@ -40,6 +41,7 @@ mod numbers;
 mod oom;
 mod options;
 mod outside;
+mod over_budget;
 mod places;
 mod preload;
 mod program;

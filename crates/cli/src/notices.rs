@@ -3,6 +3,7 @@
 use crate::budget::Budget;
 use crate::numbers::{grouped, iec, suggestion};
 use crate::say::harmless;
+use crate::session::Shared;
 use crate::totals;
 use crate::valve::Valve;
 use farpage::session::{Notice, ProcessRecord, Retired, Session, StartFailure, StopReason, unpack_io_error};
@@ -138,6 +139,39 @@ fn budget_too_small(command: &str, needed: u64, budget: &Budget) -> String {
         iec(budget.ram_bytes),
         iec(needed),
         suggestion(needed)
+    )
+}
+
+/// Reasons that are told for a run that stays above its budget.
+const REASONS_MAX: usize = 3;
+
+/// Why living processes don't stay within the budget, as they have told.
+pub fn over_budget(shared: &Shared, about: &About) -> Vec<String> {
+    let records = shared.session().processes.iter().enumerate();
+    let told = records.flat_map(|(at, record)| {
+        let notices = Notice::ALL.into_iter().filter(|notice| keeps_memory(*notice));
+        notices.filter_map(move |notice| Some((at, record, notice, record.noticed(notice)?)))
+    });
+    let told = told.filter(|(at, ..)| shared.is_alive(*at)).take(REASONS_MAX);
+    let line = |record: &ProcessRecord, notice, value| {
+        line(record, record.pid.load(Ordering::Acquire), notice, value, about)
+    };
+    told.map(|(_, record, notice, value)| line(record, notice, value)).collect()
+}
+
+/// Whether a notice says that less is evicted than should be.
+const fn keeps_memory(notice: Notice) -> bool {
+    matches!(
+        notice,
+        Notice::AreaFull
+            | Notice::PoolFull
+            | Notice::WriteError
+            | Notice::Unmanaged
+            | Notice::Locked
+            | Notice::NotArmed
+            | Notice::Alone
+            | Notice::Retired
+            | Notice::FileLimit
     )
 }
 

@@ -312,6 +312,11 @@ pub struct RunSettings {
     #[arg(long, value_enum, env = "FARPAGE_UNSUPPORTED", default_value = "refuse")]
     unsupported: UnsupportedOption,
 
+    /// What becomes of a run whose memory stays above its budget for a second: it goes on, and the reason is told; or all of it is
+    /// killed (status 125).
+    #[arg(long, value_enum, env = "FARPAGE_OVER_BUDGET", default_value = "warn")]
+    over_budget: OverBudgetOption,
+
     /// Write counters, latencies and settings to this file as JSON when the program has ended; `legend` in it says what
     /// each of them is. `-` is standard output.
     #[arg(long, value_name = "FILE", env = "FARPAGE_STATS")]
@@ -438,7 +443,19 @@ enum UnsupportedOption {
     Run,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OverBudgetOption {
+    /// It goes on.
+    Warn,
+    /// Status 125.
+    Kill,
+}
+
 impl RunSettings {
+    /// Whether a run that stays above its budget is killed.
+    pub fn kills_over_budget(&self) -> bool {
+        self.over_budget == OverBudgetOption::Kill
+    }
     /// Whether mlockall is refused.
     pub fn refuses_mlockall(&self) -> bool {
         self.mlockall == MlockallOption::Refuse
@@ -720,6 +737,7 @@ mod tests {
             ("--faults best true", Some("FARPAGE_FAULTS")),
             ("--mlockall no true", Some("FARPAGE_MLOCKALL")),
             ("--unsupported maybe true", Some("FARPAGE_UNSUPPORTED")),
+            ("--over-budget stop true", Some("FARPAGE_OVER_BUDGET")),
             ("--readahead some true", Some("FARPAGE_READAHEAD")),
             ("--page-cluster 6 true", Some("FARPAGE_PAGE_CLUSTER")),
             ("", None),

@@ -4,6 +4,7 @@
 //! is left after five seconds, or by a process that has ended, is told of with the reason, if one was found, and the size.
 
 use crate::program;
+use crate::say;
 use crate::session::Shared;
 use crate::sys;
 use crate::totals::Member;
@@ -32,6 +33,8 @@ pub struct Process {
     pub why: Option<String>,
     /// The most memory in RAM that it was seen with, in bytes; 0 if it ended before anybody looked.
     pub peak: u64,
+    /// The anonymous memory in RAM that it has, in bytes.
+    anonymous: u64,
     /// When it began, for the kernel; 0 if it was never seen.
     began: u64,
 }
@@ -85,6 +88,27 @@ impl Outside {
         self.known.values_mut().for_each(Process::measure);
     }
 
+    /// Anonymous memory of all that live, in bytes.
+    pub fn anonymous_bytes(&self) -> u64 {
+        self.alive().map(|process| process.anonymous).sum()
+    }
+
+    /// Names of all that live.
+    pub fn names(&self) -> String {
+        let names =
+            self.alive().map(|process| format!("{} (pid {})", say::harmless(&process.path), process.pid));
+        names.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Kills all that live.
+    pub fn kill(&self) {
+        self.alive().for_each(|process| sys::send_signal(process.pid, libc::SIGKILL));
+    }
+
+    fn alive(&self) -> impl Iterator<Item = &Process> {
+        self.known.values().filter(|process| process.is_there())
+    }
+
     /// The largest are kept, and those that live.
     fn keep(&mut self, process: Process) {
         self.known.insert(process.pid, process);
@@ -116,7 +140,7 @@ impl Process {
     /// One that was seen, for tests of the summary.
     #[cfg(test)]
     pub fn seen(pid: u32, path: &str, why: Option<&str>, peak: u64) -> Process {
-        Process { pid, path: path.into(), why: why.map(str::to_owned), peak, began: 1 }
+        Process { pid, path: path.into(), why: why.map(str::to_owned), peak, began: 1, anonymous: 0 }
     }
 
     fn place(&self) -> PathBuf {
@@ -174,11 +198,16 @@ impl Process {
     }
 
     fn measure(&mut self) {
+        self.anonymous = 0;
         if self.is_there() {
             let status = fs::read_to_string(self.place().join("status")).unwrap_or_default();
-            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-            let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-            self.peak = self.peak.max(kib.unwrap_or(0).saturating_mul(1024));
+            let bytes = |name: &str| {
+                let line = status.lines().find_map(|line| line.strip_prefix(name));
+                let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+                kib.unwrap_or(0).saturating_mul(1024)
+            };
+            self.peak = self.peak.max(bytes("VmHWM:"));
+            self.anonymous = bytes("RssAnon:");
         }
     }
 }

@@ -9,12 +9,13 @@ use crate::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND};
 use crate::headroom::Headroom;
 use crate::kernel;
 use crate::machine::Machine;
-use crate::neighbours::Neighbours;
-use crate::notices::{About, Watcher, Weight};
+use crate::neighbours::{Holding, Neighbours};
+use crate::notices::{self, About, Watcher, Weight};
 use crate::numbers::iec;
 use crate::oom::{self, Witness};
 use crate::options::{self, Disk, RunOptions, RunSettings};
 use crate::outside::{self, Outside};
+use crate::over_budget::OverBudget;
 use crate::preload;
 use crate::program;
 use crate::say;
@@ -84,6 +85,7 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
         oom: Witness::new(Roots::of_this_machine()),
         outside: Outside::default(),
         headroom: Headroom::new(Roots::of_this_machine(), ram_bytes, neighbours),
+        over_budget: options.settings.kills_over_budget().then(|| OverBudget::new(ram_bytes)),
     };
     watch_for.headroom.look(&shared);
     let started = Instant::now();
@@ -121,6 +123,7 @@ struct Watch {
     oom: Witness,
     outside: Outside,
     headroom: Headroom,
+    over_budget: Option<OverBudget>,
 }
 
 /// Pause between two looks for news from the programs.
@@ -141,7 +144,8 @@ fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32, others: &mut Watch
         let members = totals::members(shared);
         others.outside.look(shared, &members);
         others.oom.look(&members, pid);
-        Ok(())
+        let (over, outside) = (&mut others.over_budget, &others.outside);
+        over.as_mut().map_or(Ok(()), |over| end_if_over(over, shared, outside, &about))
     };
     let (mut news_at, headroom) = (Instant::now(), &mut others.headroom);
     let ended = signals::supervise(pid, || {
@@ -159,6 +163,22 @@ fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32, others: &mut Watch
         watcher.rest().into_iter().for_each(|text| say::line(&text));
     }
     ended
+}
+
+/// An error, if the run has stayed above its budget. What has no budget is killed then: nobody else would end it.
+fn end_if_over(
+    over: &mut OverBudget,
+    shared: &Shared,
+    outside: &Outside,
+    about: &About,
+) -> Result<(), Failure> {
+    let has = Holding::of(shared.session(), shared.file()).claimed.has;
+    let without = outside.anonymous_bytes();
+    let reasons = || {
+        let without = (without > 0).then(|| format!("these processes have no budget: {}", outside.names()));
+        notices::over_budget(shared, about).into_iter().chain(without).collect()
+    };
+    over.look(has.saturating_add(without), reasons).inspect_err(|_| outside.kill())
 }
 
 fn damaged(what: &str) -> Failure {

@@ -70,6 +70,38 @@ fn supervisor_killed_ends_all_of_the_run() {
     }
 }
 
+/// A run that stays above its budget, and what it says.
+#[track_caller]
+fn is_ended_over_budget(options: &[&str], words: &[&str], reason: &str) -> Vec<u8> {
+    let options = [options, &["--over-budget", "kill"]].concat();
+    let outcome = Job::new(&Under::budget(24 * MIB, &options), words).within(60).run();
+    assert_eq!((outcome.status, outcome.signal), (Some(125), None), "{}", outcome.stderr);
+    for words in ["the run was ended: for a second it had ", "above its budget of 24 MiB", reason] {
+        assert!(outcome.stderr.contains(words), "{}", outcome.stderr);
+    }
+    outcome.stdout
+}
+
+/// Where a budget is a promise to others, a job that breaks it is to end rather than to go on with a warning.
+#[test]
+fn run_that_stays_above_its_budget_is_killed_if_asked_for() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let grows = "import os, time; b = os.urandom(80 << 20); time.sleep(300)";
+    let words = ["python3", "-c", grows];
+    is_ended_over_budget(&["--no-disk"], &words, "the compressed pool is full");
+}
+
+/// A process without a budget counts, too, and doesn't go on when the run has ended.
+#[test]
+fn run_with_a_process_that_has_no_budget_is_killed_if_asked_for() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let grows = "import os, time; print(os.getpid(), flush=True); b = os.urandom(80 << 20); time.sleep(300)";
+    let script = format!("LD_PRELOAD= python3 -c '{grows}' & wait");
+    let told = is_ended_over_budget(&[], &["sh", "-c", &script], "these processes have no budget: ");
+    let pid = String::from_utf8(told).unwrap().trim().parse().unwrap();
+    wait_until("the end of that process", || is_gone(pid));
+}
+
 #[test]
 fn what_a_program_leaves_behind_goes_on_when_the_program_has_ended() {
     let Some(_alone) = alone_with("sh") else { return };
