@@ -128,6 +128,8 @@ const fn weight(notice: Notice) -> Weight {
         | Notice::Alone
         | Notice::Retired
         | Notice::FileLimit
+        | Notice::PeerOut
+        | Notice::Ring
         | Notice::ForkRefused => Weight::Information,
     }
 }
@@ -218,6 +220,13 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
         Notice::NotArmed => format!(
             "its thread {value} lets no signal through, or stays in a handler on a stack of its own, so nothing can be evicted and memory goes over the budget of {}; --faults thread needs no signal, but a privilege (`farpage doctor`)",
             iec(budget.ram_bytes)
+        ),
+        Notice::PeerOut => format!(
+            "it could not reach memory of process {value} (process_vm_readv or process_vm_writev, EFAULT), most likely because that is evicted; --faults thread can bring it back for others, but needs a privilege (`farpage doctor`)"
+        ),
+        Notice::Ring => format!(
+            "it began an io_uring before its memory was managed ({} in all): requests fail with EFAULT where their memory is evicted; use --faults thread, which needs a privilege (`farpage doctor`), or switch io_uring off in the program",
+            grouped(value)
         ),
         Notice::ForkRefused => format!(
             "a fork was refused: its child could not have been given the {} pages that are evicted, because 256 processes are under this run already (EAGAIN), or the limit on mappings (vm.max_map_count) is reached, or the program has changed its user or root, or keeps others from looking at its memory (ENOMEM); use posix_spawn in the program, or give so much with --ram that nothing is evicted",

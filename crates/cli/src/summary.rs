@@ -433,7 +433,8 @@ fn problems(run: &Run) -> Vec<String> {
     for process in &run.totals.processes {
         for (notice, value) in &process.notices {
             let failed = matches!(notice, Notice::ReadError | Notice::Corrupt | Notice::WriteError);
-            if failed || is_an_end(*notice) || is_unlimited(*notice) {
+            let unreached = matches!(notice, Notice::PeerOut | Notice::Ring);
+            if failed || unreached || is_an_end(*notice) || is_unlimited(*notice) {
                 if rows.len() - before == PROBLEMS_MAX {
                     more += 1;
                     continue;

@@ -447,6 +447,22 @@ pub fn for_each_thread(mut visit: impl FnMut(u32)) -> Result<(), Errno> {
     Ok(())
 }
 
+/// How many io_urings this process's first thread has among its descriptors; 0 if that can't be seen.
+pub fn rings() -> u64 {
+    const RING: &[u8] = b"anon_inode:[io_uring]";
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(directory) = rustix::fs::open(c"/proc/self/fd", flags, Mode::empty()) else { return 0 };
+    let mut room = [core::mem::MaybeUninit::uninit(); 4096];
+    let mut entries = rustix::fs::RawDir::new(&directory, &mut room);
+    let mut rings = 0;
+    while let Some(Ok(entry)) = entries.next() {
+        let mut target = [core::mem::MaybeUninit::uninit(); RING.len() + 1];
+        let link = rustix::fs::readlinkat_raw(&directory, entry.file_name(), &mut target);
+        rings += u64::from(link.is_ok_and(|(target, _)| target == RING));
+    }
+    rings
+}
+
 /// The status of this process's first thread, if that has ended and no thread is left whose name isn't one of `ours`; none if
 /// there is, or perhaps is.
 pub fn status_but_for(process: u32, ours: &[&[u8]]) -> Option<i32> {

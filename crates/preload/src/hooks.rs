@@ -3,7 +3,7 @@
 use crate::init::engine;
 use crate::patch::JUMP_BYTES;
 use crate::stack::on_own_stack;
-use crate::{credentials, exec, fork};
+use crate::{credentials, exec, fork, peers};
 use crate::{errno, libc_symbol, set_errno};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -270,6 +270,8 @@ pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e
             };
             if word != -1 {
                 credentials::follow_call(call, arguments, Whose::Own);
+            } else {
+                peers::note_failure(call, arguments, errno());
             }
             word
         }

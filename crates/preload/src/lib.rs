@@ -15,6 +15,7 @@ mod fork;
 mod hooks;
 mod init;
 mod patch;
+mod peers;
 mod stack;
 mod threads;
 

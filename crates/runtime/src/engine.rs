@@ -31,7 +31,7 @@ use farpage_fault::Pages;
 use farpage_fault::segv::ByProtection;
 use farpage_fault::signal::Handover;
 use farpage_os::clock::now_ns;
-use farpage_os::proc::{Pagemap, Rollup, Statm};
+use farpage_os::proc::{self, Pagemap, Rollup, Statm};
 use farpage_os::sys::Errno;
 use farpage_os::uffd::Uffd;
 use farpage_os::{futex, memory};
@@ -325,6 +325,23 @@ impl Engine {
         let unmanaged = stats.gauge(Gauge::Anonymous).saturating_sub(resident + self.pager.own_bytes());
         if unmanaged > self.budget.total_bytes() / 2 {
             self.record.notice(Notice::Unmanaged, unmanaged);
+        }
+    }
+
+    /// A call about the memory of `process` has failed with EFAULT. Signal-safe: atomics only.
+    pub fn note_unreached_peer(&self, process: u32) {
+        let records = &self.membership.session.processes;
+        let is_of_run = || records.iter().any(|record| record.pid.load(Ordering::Relaxed) == process);
+        if self.handover.is_some() && process != self.process && is_of_run() {
+            self.record.notice(Notice::PeerOut, u64::from(process));
+        }
+    }
+
+    /// Rings that the program has begun name memory that may be out soon. Where their faults are no messages, the user is told.
+    pub fn note_rings(&self) {
+        let rings = if self.handover.is_some() { proc::rings() } else { 0 };
+        if rings > 0 {
+            self.record.notice(Notice::Ring, rings);
         }
     }
 

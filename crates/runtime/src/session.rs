@@ -224,11 +224,16 @@ pub enum Notice {
     Retired = 13,
     /// The program has limited the size of the files that it writes, and areas are written in its name. Value: the limit in bytes.
     FileLimit = 14,
+    /// A call that reads or writes another process's memory failed with EFAULT: what is out can't be reached so. Value: the number
+    /// of that process.
+    PeerOut = 15,
+    /// The program had begun an io_uring before its memory was managed: its requests can fail with EFAULT. Value: how many.
+    Ring = 16,
 }
 
 impl Notice {
     /// Every notice, by bit number.
-    pub const ALL: [Notice; 15] = [
+    pub const ALL: [Notice; 17] = [
         Notice::AreaFull,
         Notice::PoolFull,
         Notice::WriteError,
@@ -244,6 +249,8 @@ impl Notice {
         Notice::Alone,
         Notice::Retired,
         Notice::FileLimit,
+        Notice::PeerOut,
+        Notice::Ring,
     ];
 }
 
@@ -340,7 +347,7 @@ pub struct ProcessRecord {
     /// Notices so far, one bit each.
     pub notices: AtomicU32,
     /// What each notice's first occurrence was about.
-    pub notice_values: [AtomicU64; 16],
+    pub notice_values: [AtomicU64; 24],
     /// The program's name as in /proc/self/comm, NUL-padded.
     pub command: [AtomicU64; 2],
     /// Slots in use in each area, while the process lives.

@@ -362,6 +362,7 @@ fn activate(engine: &'static Engine, nice: i32) {
     if engine.handover.is_some() && !guard::arm::all(engine) {
         retire::end(engine, None);
     }
+    engine.note_rings();
     let exclusive = engine.map.exclusive();
     if engine.protections.is_some() {
         touch_each_mapping(engine);

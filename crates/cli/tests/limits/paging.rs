@@ -1,7 +1,7 @@
 //! Programs that fault all the time: every byte is right, and pages go and come the way that is cheapest.
 
-use super::modes;
-use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, library};
+use super::{RAM, modes};
+use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled, library};
 use crate::farpage::{self, directory, put};
 use std::process::Stdio;
 
@@ -23,6 +23,38 @@ fn pipeline_passes_every_byte_while_pages_are_out() {
     sender.join().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     assert!(output.stdout.iter().eq(input.iter().rev()), "{} bytes came out", output.stdout.len());
+}
+
+/// "problems none" stood there, of a program of which two thirds of the reads had failed.
+#[test]
+fn memory_that_neither_a_peer_nor_a_ring_can_reach_is_told_once() {
+    let Some(_alone) = alone_with("cc") else { return };
+    let cases = [
+        ("peer_writes", "from_a_parent", "it could not reach memory of process "),
+        ("io", "registered_before_the_budget", "it began an io_uring before its memory was managed"),
+    ];
+    for (name, case, told) in cases {
+        let program = compiled(name);
+        for (faults, times) in [("signal", 1), ("segv", 1), ("auto", 0)] {
+            if faults == "auto" && !crate::farpage::is_root() {
+                continue;
+            }
+            let words = [program.to_str().unwrap(), case];
+            let outcome = Job::new(&Under::budget(RAM, &["--faults", faults]), &words).run();
+            outcome.succeeded();
+            // Without rings there is nothing to tell of them.
+            if outcome.stderr.contains("skipped: no ring") {
+                continue;
+            }
+            for (start, times) in
+                [(format!("farpage: {name} (pid "), times), ("farpage:   problem ".into(), times)]
+            {
+                let lines =
+                    outcome.stderr.lines().filter(|line| line.starts_with(&start) && line.contains(told));
+                assert_eq!(lines.count(), times, "{faults} {case}: {}", outcome.stderr);
+            }
+        }
+    }
 }
 
 /// Random touches in memory of which half is in the pool, in `signal` mode. The load compares all it reads.
