@@ -20,7 +20,7 @@ const POOL_PERCENT_WITH_AREAS: u64 = 50;
 /// The same without areas: whatever is evicted must fit.
 const POOL_PERCENT_ALONE: u64 = 80;
 
-/// Divisor of a limit for the reserve that is kept free, and the reserve's bounds in bytes. One process fills 5 MiB in 5 ms.
+/// Divisor of a limit for the reserve that is kept free, and the reserve's bounds in bytes.
 const RESERVE_PARTS: u64 = 16;
 const RESERVE_BYTES_MIN: u64 = 2 << 20;
 const RESERVE_BYTES_MAX: u64 = 64 << 20;
@@ -59,6 +59,8 @@ pub struct Limit {
     pub held_bytes: u64,
     /// The part of that which other runs of this user hold: they share it.
     pub runs_bytes: u64,
+    /// What runs can hold below it at the most: claims are what processes say of themselves.
+    pub runs_bytes_max: u64,
 }
 
 impl Limit {
@@ -82,7 +84,7 @@ impl Limit {
         (self.bytes / RESERVE_PARTS).clamp(RESERVE_BYTES_MIN, RESERVE_BYTES_MAX)
     }
 
-    /// Whether it limits a process in these groups.
+    /// Whether this limit applies to a process in `groups`.
     pub fn is_above(&self, groups: &[Group]) -> bool {
         let is_inside =
             |group: &Group| self.file.parent().is_some_and(|above| group.path().starts_with(above));
@@ -186,14 +188,26 @@ pub fn groups(roots: &Roots) -> Vec<Group> {
     groups_of(roots, "self")
 }
 
+/// The groups that control the memory of another process, of which this process may not see all. `own` are this process's.
+pub fn groups_of_other(roots: &Roots, pid: u32, own: &[Group]) -> Vec<Group> {
+    let mut groups = groups_of(roots, &pid.to_string());
+    // A path that can't be seen is another container's, or that of this one.
+    groups.retain(|group| group.path().is_dir() || own.iter().any(|own| own.path() == group.path()));
+    groups
+}
+
 /// The groups that control the memory of a process, by its name in /proc.
-pub fn groups_of(roots: &Roots, process: &str) -> Vec<Group> {
+fn groups_of(roots: &Roots, process: &str) -> Vec<Group> {
     let mut found = Vec::new();
     let text = fs::read_to_string(roots.proc.join(process).join("cgroup")).unwrap_or_default();
     for line in text.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
         let is_name = |part: &Component| matches!(part, Component::Normal(_));
+        if process != "self" && path.split('/').any(|part| part == "..") {
+            // Outside of what can be seen.
+            continue;
+        }
         let inside: PathBuf = Path::new(path).components().filter(is_name).collect();
         if controllers.is_empty() {
             // Beside version 1, version 2 is mounted one level further down.
@@ -216,7 +230,7 @@ fn limit(version: Version, directory: &Path, name: &str, source: &'static str) -
     let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
     let reclaimable = version.reclaimable().iter().filter_map(|row| row_of(&stat, row)).sum();
     let held_bytes = number(&directory.join(version.usage())).unwrap_or(0).saturating_sub(reclaimable);
-    Some(Limit { source, file, bytes, held_bytes, runs_bytes: 0 })
+    Some(Limit { source, file, bytes, held_bytes, runs_bytes: 0, runs_bytes_max: held_bytes })
 }
 
 /// The number behind a name in one of the kernel's lists.
@@ -227,7 +241,8 @@ pub fn row_of(text: &str, name: &str) -> Option<u64> {
 fn available(roots: &Roots) -> Option<Limit> {
     let bytes = meminfo(roots, "MemAvailable:")?;
     let file = roots.proc.join("meminfo");
-    Some(Limit { source: AVAILABLE, file, bytes, held_bytes: 0, runs_bytes: 0 })
+    let runs_bytes_max = meminfo(roots, "MemTotal:")?.saturating_sub(bytes);
+    Some(Limit { source: AVAILABLE, file, bytes, held_bytes: 0, runs_bytes: 0, runs_bytes_max })
 }
 
 /// Memory of the whole machine, in bytes: no budget can be larger.
@@ -512,7 +527,14 @@ mod tests {
 
     fn limit() -> [Limit; 1] {
         let file = PathBuf::new();
-        [Limit { source: AVAILABLE, file, bytes: 1000 << 20, held_bytes: 0, runs_bytes: 0 }]
+        [Limit {
+            source: AVAILABLE,
+            file,
+            bytes: 1000 << 20,
+            held_bytes: 0,
+            runs_bytes: 0,
+            runs_bytes_max: 0,
+        }]
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::summary::is_much_less;
 use farpage::session::ram_now_within;
 use farpage::share::allowance;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Looks of which the lowest counts. A look reads usage and claims one after the other, so memory that is freed in between counts
 /// twice.
@@ -40,6 +40,7 @@ pub struct Headroom {
     looks: [u64; LOOKS],
     next: usize,
     least_bytes: u64,
+    next_look: Option<Instant>,
     is_told: bool,
     tightest: Option<Limit>,
 }
@@ -55,19 +56,30 @@ impl Headroom {
             looks,
             next: 0,
             least_bytes: ram_bytes,
+            next_look: None,
             is_told: false,
             tightest: None,
         }
     }
 
-    /// Reads the limits once, and writes the budget into the session. Returns the pause until the next look.
+    /// Reads the limits if it is time, and writes the budget into the session. Returns the pause until the next look.
     pub fn look(&mut self, shared: &Shared) -> Duration {
+        let now = Instant::now();
+        if self.next_look.is_none_or(|at| now >= at) {
+            self.next_look = Some(now + self.look_now(shared));
+        }
+        self.next_look.map_or(PAUSE_MIN, |at| at.saturating_duration_since(Instant::now()))
+    }
+
+    fn look_now(&mut self, shared: &Shared) -> Duration {
         self.neighbours.find(&self.roots, shared.session().neighbours.load(Ordering::Relaxed));
         let own = Holding::of(shared.session(), shared.file());
         let before = ram_now_within(shared.ram_now(), self.ram_bytes);
+        let others = self.neighbours.holdings();
         let mut least = Look { bytes: u64::MAX, free_bytes: u64::MAX };
         for limit in budget::limits(&self.roots) {
-            let all: Vec<_> = [own].into_iter().chain(self.neighbours.below(&limit)).collect();
+            let others = others.iter().filter(|(groups, _)| limit.is_above(groups)).map(|(_, run)| *run);
+            let all: Vec<_> = [own].into_iter().chain(others).map(|run| run.below(&limit)).collect();
             let found = look_at(&limit, before, &all);
             if found.bytes < least.bytes {
                 self.tightest = Some(limit);
@@ -112,7 +124,8 @@ impl Headroom {
 
 /// Divides what a limit leaves among these runs, for the first of them, whose budget was `before` bytes until now.
 fn look_at(limit: &Limit, before: u64, all: &[Holding]) -> Look {
-    let has = all.iter().fold(0_u64, |sum, run| sum.saturating_add(run.claimed.has));
+    let has =
+        all.iter().fold(0_u64, |sum, run| sum.saturating_add(run.claimed.has)).min(limit.runs_bytes_max);
     let kept = |run: &Holding| run.processes * PROCESS_BYTES + if run.is_active { 0 } else { START_BYTES };
     let kept = all.iter().map(kept).sum::<u64>() + limit.reserve_bytes();
     let total = has.saturating_add(limit.left_bytes()).saturating_sub(kept);
@@ -124,8 +137,10 @@ fn look_at(limit: &Limit, before: u64, all: &[Holding]) -> Look {
 mod tests {
     use super::*;
     use crate::session::tests::settings;
+    use crate::sys;
     use farpage::kin::Claimed;
     use farpage_core::stats::Gauge;
+    use std::fs::File;
 
     const MIB: u64 = 1 << 20;
 
@@ -136,6 +151,7 @@ mod tests {
             bytes,
             held_bytes,
             runs_bytes: 0,
+            runs_bytes_max: held_bytes,
         }
     }
 
@@ -209,21 +225,24 @@ mod tests {
         }
     }
 
-    fn shared() -> Shared {
+    /// A session with a process that evicts, and the descriptor by which that holds its record.
+    fn shared() -> (Shared, File) {
         let shared = Shared::new(settings(), &[]).unwrap();
+        let process = File::options().read(true).write(true).open(shared.path()).unwrap();
+        sys::lock_byte(&process, 0, true).unwrap();
         let record = &shared.session().processes[0];
         record.pid.store(1 << 30, Ordering::Relaxed);
         record.stats.set(Gauge::Active, 1);
-        shared
+        (shared, process)
     }
 
     #[test]
     fn budget_follows_what_others_leave_and_says_so_once() {
-        let (machine, shared) = (Machine::new(128), shared());
+        let (machine, (shared, _process)) = (Machine::new(128), shared());
         let mut headroom = machine.headroom(64);
         let mut after = |held| {
             machine.holds(held);
-            let pause = (0..LOOKS).map(|_| headroom.look(&shared)).last().unwrap();
+            let pause = (0..LOOKS).map(|_| headroom.look_now(&shared)).last().unwrap();
             (shared.ram_now() / MIB, pause, headroom.news())
         };
         assert_eq!(after(20), (64, Duration::from_nanos(100 * MIB / FILL_BYTES_PER_NS), None));
@@ -239,11 +258,11 @@ mod tests {
     /// Usage and claims are read one after the other: a look that found more was wrong, and the kernel killed the program.
     #[test]
     fn one_look_that_finds_more_is_not_believed() {
-        let (machine, shared) = (Machine::new(128), shared());
+        let (machine, (shared, _process)) = (Machine::new(128), shared());
         let mut headroom = machine.headroom(100);
         let mut now = |held| {
             machine.holds(held);
-            headroom.look(&shared);
+            headroom.look_now(&shared);
             shared.ram_now() / MIB
         };
         assert_eq!([now(100), now(20), now(100)], [20; 3]);

@@ -1,7 +1,9 @@
 //! Every reader of a session beside every kind of damage: each must end soon, with output that is bounded and printable.
 
-use crate::budget::Budget;
-use crate::notices::{About, Watcher, Weight};
+use crate::budget::{Budget, Roots};
+use crate::headroom::Headroom;
+use crate::neighbours::Neighbours;
+use crate::notices::{self, About, Watcher, Weight};
 use crate::oom::{self, Kills};
 use crate::options::ShowOptions;
 use crate::outside::Outside;
@@ -124,6 +126,10 @@ fn read_everything(shared: &Shared) {
     are_lines(&Vec::from_iter(watcher.rest()), 1);
     let victims = session.processes.iter().take(3).map(|record| (1, totals::command(record))).collect();
     let oom = oom::Report { kills: Kills { group: 1, machine: Some(1) }, victims };
+    are_lines(&notices::over_budget(shared, &about), 3);
+    let mut headroom = Headroom::new(Roots::of_this_machine(), budget.ram_bytes, Neighbours::default());
+    headroom.look(shared);
+    are_lines(&Vec::from_iter(headroom.news()), 1);
     let mut found = Outside::default();
     found.look(shared, &totals::members(shared));
     let outside = found.report(shared);

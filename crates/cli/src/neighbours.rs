@@ -4,7 +4,7 @@
 //! them to look for it, and writes nothing else there. A run of another user, or in another pid namespace, can't be seen: its
 //! memory counts like that of any other process.
 
-use crate::budget::{Group, Limit, Roots, groups_of};
+use crate::budget::{Group, Limit, Roots, groups, groups_of_other};
 use crate::session::{own_session, session_in};
 use crate::sys::{self, Access, SharedMemory};
 use farpage::head::HeadCopy;
@@ -13,16 +13,20 @@ use farpage::record::SUPERVISOR_BYTE;
 use farpage::session::Session;
 use farpage::share::claimed_in;
 use farpage_core::stats::Gauge;
+use farpage_core::units::PAGE_BYTES;
 use std::fs::{self, File};
 use std::ops::AddAssign;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Time after which runs are looked for again. A new run tells that it begins, but may fail to.
+/// Pause between two searches for other runs, if none tells that it begins: a new run may fail to.
 const FIND_AGAIN: Duration = Duration::from_secs(10);
-
+/// Shortest pause between two searches. A search reads all of /proc.
+const FIND_MIN: Duration = Duration::from_millis(100);
+/// Other runs that are followed. Each costs a descriptor.
+const FOUND_MAX: usize = 128;
 /// Bytes that no run holds. Programs of a run can write any claim, and sums over runs must not overflow.
 const HELD_BYTES_MAX: u64 = 1 << 50;
 
@@ -55,9 +59,19 @@ impl Holding {
         let mut sum = Holding::default();
         let is_alive = |at: usize| sys::is_locked(file, at as u64);
         claimed_in(session, is_alive, |claimed| sum += claimed);
-        let used = session.processes.iter().filter(|record| record.pid.load(Ordering::Relaxed) != 0);
-        sum.is_active = used.map(|record| record.stats.gauge(Gauge::Active)).any(|active| active != 0);
+        let is_active = |at: usize| session.processes[at].stats.gauge(Gauge::Active) != 0 && is_alive(at);
+        sum.is_active = (0..session.processes.len()).any(is_active);
         sum
+    }
+
+    /// The same, bounded by what a limit can hold.
+    pub fn below(mut self, limit: &Limit) -> Holding {
+        let Claimed { has, needs, floor, .. } = &mut self.claimed;
+        let more = needs.saturating_sub(*has);
+        *has = (*has).min(limit.runs_bytes_max);
+        *needs = has.saturating_add(more).min(limit.bytes.saturating_add(limit.runs_bytes_max));
+        *floor = (*floor).min(*needs);
+        self
     }
 }
 
@@ -69,14 +83,18 @@ struct Neighbour {
 
 impl Neighbour {
     /// The run of the supervisor `pid`, if its session can be opened and has this version's layout.
-    fn of(roots: &Roots, pid: u32) -> Option<Neighbour> {
+    fn of(roots: &Roots, pid: u32, own: &[Group]) -> Option<Neighbour> {
         let path = own_session(&roots.proc, pid).ok()??;
-        let file = File::options().read(true).write(true).open(path).ok()?;
+        let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+        if file.metadata().ok()?.blksize() != PAGE_BYTES as u64 {
+            // Memory in huge pages, which can vanish.
+            return None;
+        }
         let memory = SharedMemory::open(file, Access::Write).ok()?;
         let mut head = Box::new(HeadCopy::EMPTY);
         session_in(&memory)?.head.copy_to(&mut head);
         head.check(memory.bytes())?;
-        Some(Neighbour { memory, groups: groups_of(roots, &pid.to_string()) })
+        Some(Neighbour { memory, groups: groups_of_other(roots, pid, own) })
     }
 
     /// Its memory; none once its supervisor is gone, because then the run follows no limit.
@@ -91,42 +109,46 @@ impl Neighbour {
 #[derive(Default)]
 pub struct Neighbours {
     found: Vec<Neighbour>,
-    /// When they are looked for again; at first at once.
-    find_at: Option<Instant>,
-    /// How often new ones have told that they begin.
+    /// Time of the last search; none before the first.
+    found_at: Option<Instant>,
+    /// Number of runs that had told that they begin.
     count: u32,
 }
 
 impl Neighbours {
-    /// Tells them that a run begins. Of two that begin at the same time, the one whose session is younger finds the other.
+    /// Tells the other runs that this run begins. If two runs begin at once, the run with the younger session finds the other.
     pub fn tell(&mut self, roots: &Roots) {
-        self.find_at = None;
+        self.found_at = None;
         self.find(roots, self.count);
         let sessions = self.found.iter().filter_map(|run| session_in(&run.memory));
         sessions.for_each(|session| _ = session.neighbours.fetch_add(1, Ordering::Relaxed));
     }
 
-    /// Looks for them, if the last time is long ago or `count` has changed: the number of runs that have told that they begin.
+    /// Searches for other runs, if the last search is long ago or `count` has changed: the number of runs that have told that they
+    /// begin.
     pub fn find(&mut self, roots: &Roots, count: u32) {
-        let now = Instant::now();
-        let is_told = std::mem::replace(&mut self.count, count) != count;
-        if !is_told && self.find_at.is_some_and(|at| now < at) {
+        let pause = if self.count == count { FIND_AGAIN } else { FIND_MIN };
+        if self.found_at.is_some_and(|at| at.elapsed() < pause) {
             return;
         }
-        self.found = supervisors(&roots.proc).filter_map(|pid| Neighbour::of(roots, pid)).collect();
-        self.find_at = Some(now + FIND_AGAIN);
+        let own = groups(roots);
+        let found = supervisors(&roots.proc).filter_map(|pid| Neighbour::of(roots, pid, &own));
+        self.found = found.take(FOUND_MAX).collect();
+        (self.found_at, self.count) = (Some(Instant::now()), count);
     }
 
-    /// The memory of each run that this limit holds, too.
-    pub fn below<'a>(&'a self, limit: &'a Limit) -> impl Iterator<Item = Holding> + 'a {
-        let below = self.found.iter().filter(|run| limit.is_above(&run.groups));
-        below.filter_map(Neighbour::holding)
+    /// The memory of each run, and the groups that it is in.
+    pub fn holdings(&self) -> Vec<(&[Group], Holding)> {
+        self.found.iter().filter_map(|run| Some((run.groups.as_slice(), run.holding()?))).collect()
     }
 
     /// Notes in each limit how much of the memory below it is theirs.
     pub fn note_in(&self, limits: &mut [Limit]) {
+        let runs = self.holdings();
         for limit in limits {
-            limit.runs_bytes = self.below(limit).map(|run| run.claimed.has).sum();
+            let below = runs.iter().filter(|(groups, _)| limit.is_above(groups));
+            let bytes = below.map(|(_, run)| run.claimed.has).fold(0, u64::saturating_add);
+            limit.runs_bytes = bytes.min(limit.runs_bytes_max);
         }
     }
 }
@@ -142,4 +164,36 @@ fn supervisors(proc: &Path) -> impl Iterator<Item = u32> {
         let is_ours = || fs::metadata(&process).is_ok_and(|process| process.uid() == user);
         *pid != own && is_ours() && fs::read(process.join("comm")).is_ok_and(|other| other == name)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A process can write any claim into its session, and its run is another one's neighbour.
+    #[test]
+    fn claims_are_bounded_by_what_a_limit_can_hold() {
+        let limit = Limit {
+            source: "cgroup v2 memory.max",
+            file: "/x/memory.max".into(),
+            bytes: 100 * MIB,
+            held_bytes: 60 * MIB,
+            runs_bytes: 0,
+            runs_bytes_max: 60 * MIB,
+        };
+        let mut holding = Holding::default();
+        for _ in 0..4 {
+            let all = u64::MAX;
+            holding += Claimed { has: all, needs: all, floor: all, shared: all };
+        }
+        assert_eq!((holding.claimed.has, holding.processes), (HELD_BYTES_MAX, 4));
+        let Claimed { has, needs, floor, .. } = holding.below(&limit).claimed;
+        assert_eq!(has, 60 * MIB);
+        assert!(needs <= 160 * MIB && floor <= needs);
+        let claimed = Claimed { has: 20 * MIB, needs: 24 * MIB, floor: 2 * MIB, shared: 0 };
+        let holding = Holding { claimed, ..Holding::default() };
+        assert_eq!(holding.below(&limit), holding, "what can be true stays");
+    }
 }

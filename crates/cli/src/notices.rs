@@ -171,8 +171,6 @@ const fn keeps_memory(notice: Notice) -> bool {
             | Notice::Unmanaged
             | Notice::Locked
             | Notice::NotArmed
-            | Notice::Alone
-            | Notice::Retired
             | Notice::FileLimit
     )
 }

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 /// The row that counts kills, in every list of the kernel.
 const KILLS: &str = "oom_kill";
 
-/// Looks after a count has risen at which processes that are gone are taken for its victims: on a busy machine dying takes most of a
+/// Looks after the kill count rises in which a process that disappears counts as a victim. On a busy machine its end takes most of a
 /// second.
 const LOOKS: u32 = 10;
 /// Victims that are remembered.
@@ -26,6 +26,8 @@ pub struct Witness {
     before: Before,
     kills: Kills,
     looks: u32,
+    /// Processes that were there, by their numbers.
+    seen: BTreeSet<u32>,
     /// Processes that are gone.
     ended: BTreeSet<u32>,
     /// Those of them that may be victims.
@@ -37,7 +39,8 @@ impl Witness {
     pub fn new(roots: Roots) -> Witness {
         let before = Before::now(roots);
         let kills = before.kills();
-        Witness { before, kills, looks: 0, ended: BTreeSet::new(), victims: Vec::new() }
+        let (seen, ended) = (BTreeSet::new(), BTreeSet::new());
+        Witness { before, kills, looks: 0, seen, ended, victims: Vec::new() }
     }
 
     /// Looks once more: ten times a second, and at the end. How `program`, the first of the run, ends is known anyway.
@@ -47,15 +50,24 @@ impl Witness {
             (self.kills, self.looks) = (kills, LOOKS);
         }
         // A number may be another process's later.
+        self.seen.retain(|pid| members.contains_key(pid));
         self.ended.retain(|pid| members.get(pid).is_some_and(|member| !member.is_alive));
         for (pid, member) in members {
-            // A process that ends gives its record up some time before it is gone; both may have happened since `members` looked.
-            let is_alive = member.is_alive && self.looks == 0;
-            if is_alive || self.ended.contains(pid) || !sys::is_gone(*pid) {
+            // A process gives its record up before it is gone, or after: its rings keep the record for a while. A process of another pid
+            // namespace was never there, and only the record says that it lives.
+            let was_there = self.seen.contains(pid);
+            if member.is_alive && was_there && self.looks == 0 {
                 continue;
             }
-            self.ended.insert(*pid);
-            if self.looks > 0 && *pid != program {
+            let is_gone = sys::is_gone(*pid);
+            if !is_gone {
+                self.seen.insert(*pid);
+            }
+            let has_ended = is_gone && (was_there || !member.is_alive);
+            if !has_ended || !self.ended.insert(*pid) || self.looks == 0 || *pid == program {
+                continue;
+            }
+            if self.victims.iter().all(|(victim, _)| victim != pid) {
                 self.victims.push((*pid, member.clone()));
             }
         }

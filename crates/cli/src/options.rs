@@ -312,8 +312,8 @@ pub struct RunSettings {
     #[arg(long, value_enum, env = "FARPAGE_UNSUPPORTED", default_value = "refuse")]
     unsupported: UnsupportedOption,
 
-    /// What becomes of a run whose memory stays above its budget for a second: it goes on, and the reason is told; or all of it is
-    /// killed (status 125).
+    /// What Farpage does with a run that stays 5 % above its budget for a second: `warn` lets the run go on, `kill` ends it with
+    /// status 125.
     #[arg(long, value_enum, env = "FARPAGE_OVER_BUDGET", default_value = "warn")]
     over_budget: OverBudgetOption,
 

@@ -17,6 +17,8 @@ use std::path::PathBuf;
 
 /// Looks, ten a second, after which a program that lives has had the time to join: on a busy machine some take seconds.
 const PATIENCE: u32 = 50;
+/// Ancestors of a process that are looked at.
+const ANCESTORS_MAX: usize = 64;
 /// Processes that are remembered.
 const KNOWN_MAX: usize = 256;
 /// Characters of a program's name that the kernel keeps.
@@ -93,20 +95,35 @@ impl Outside {
         self.alive().map(|process| process.anonymous).sum()
     }
 
-    /// Names of all that live.
+    /// Names of some that live, and the number of the rest.
     pub fn names(&self) -> String {
-        let names =
-            self.alive().map(|process| format!("{} (pid {})", say::harmless(&process.path), process.pid));
-        names.collect::<Vec<_>>().join(", ")
+        const NAMES_MAX: usize = 3;
+        let name = |process: &Process| format!("{} (pid {})", say::harmless(&process.path), process.pid);
+        let names: Vec<_> = self.alive().take(NAMES_MAX).map(name).collect();
+        let more = match self.alive().count().saturating_sub(names.len()) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!("{}{more}", names.join(", "))
     }
 
-    /// Kills all that live.
+    /// Kills every known process without a budget that still runs.
     pub fn kill(&self) {
-        self.alive().for_each(|process| sys::send_signal(process.pid, libc::SIGKILL));
+        for process in self.alive() {
+            // The descriptor means this process even if another gets its number meanwhile.
+            let opened = sys::open_process(process.pid);
+            if process.is_there() && process.is_of_run() {
+                match opened {
+                    Ok(opened) => sys::send_signal_to(&opened, libc::SIGKILL),
+                    Err(_) => sys::send_signal(process.pid, libc::SIGKILL),
+                }
+            }
+        }
     }
 
+    /// Those that live and are of this run. A note says only what some process of the run has written.
     fn alive(&self) -> impl Iterator<Item = &Process> {
-        self.known.values().filter(|process| process.is_there())
+        self.known.values().filter(|process| process.is_there() && process.is_of_run())
     }
 
     /// The largest are kept, and those that live.
@@ -170,6 +187,20 @@ impl Process {
         self.began != 0 && began(self.pid) == Some(self.began) && !sys::is_gone(self.pid)
     }
 
+    /// Whether it descends from this supervisor, or has the run's session among its variables.
+    fn is_of_run(&self) -> bool {
+        let variables = fs::read(self.place().join("environ")).unwrap_or_default();
+        let session = format!("{SESSION_ENV}={}", own_sessions());
+        let has_session =
+            || variables.split(|byte| *byte == 0).any(|entry| entry.starts_with(session.as_bytes()));
+        let mut pid = Some(self.pid);
+        let ancestors = std::iter::from_fn(|| {
+            pid = pid.and_then(parent);
+            pid
+        });
+        ancestors.take(ANCESTORS_MAX).any(|pid| pid == std::process::id()) || has_session()
+    }
+
     fn reason(&self) -> Option<String> {
         let place = self.place();
         if fs::metadata(&place).ok()?.uid() != sys::effective_user() {
@@ -210,6 +241,12 @@ impl Process {
             self.anonymous = bytes("RssAnon:");
         }
     }
+}
+
+/// The number of a process's parent.
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
 }
 
 /// When a process began, in the kernel's ticks since its start.

@@ -1,12 +1,12 @@
 //! `--over-budget kill`: ends a run whose memory stays above its budget.
 //!
-//! Claims say what processes with a budget have, and the kernel what those without one have. A run may be a little above its budget
-//! for a moment: what it evicts takes time. So only memory that stays above counts.
+//! Claims give the memory of processes with a budget, /proc that of the others. A run may exceed its budget briefly, because eviction
+//! takes time. So only memory that stays above counts.
 
 use crate::failure::Failure;
 use crate::numbers::{iec, suggestion};
 
-/// Divisor of the budget for what memory may be above it.
+/// Divisor of the budget for the memory that may be above it.
 const TOLERANCE_PARTS: u64 = 20;
 /// Looks in a row, ten a second, with more than that.
 const LOOKS: u32 = 10;

@@ -103,6 +103,8 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
         report(options, &plan, &shared, end, stats);
     } else {
         shared.give_up();
+        // Numbers of a former run would be taken for this one's.
+        stats.filter(|file| standard_output(file).is_none()).map(|file| file.set_len(0));
     }
     plan.areas.into_iter().filter_map(Area::close).for_each(|note| say::line(&note));
     ended.map(|child| pass_on(child.state))
@@ -136,7 +138,7 @@ fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32, others: &mut Watch
     let mut watcher = Watcher::new(shared.session(), least);
     let names = names(&plan.areas);
     let about = About { areas: &names, budget: &plan.budget };
-    let mut tell_news = || {
+    let mut tell_news = |is_last: bool| {
         let news = watcher.news(shared.session(), &about, Instant::now());
         // After that: what was read while the session was overwritten isn't told.
         shared.damage().map_or(Ok(()), |what| Err(damaged(what)))?;
@@ -144,8 +146,13 @@ fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32, others: &mut Watch
         let members = totals::members(shared);
         others.outside.look(shared, &members);
         others.oom.look(&members, pid);
-        let (over, outside) = (&mut others.over_budget, &others.outside);
-        over.as_mut().map_or(Ok(()), |over| end_if_over(over, shared, outside, &about))
+        // A program that has ended isn't ended for its memory, nor is one that can't evict because it is stopped.
+        match &mut others.over_budget {
+            Some(over) if !is_last && !sys::is_stopped(pid) => {
+                end_if_over(over, shared, &others.outside, &about)
+            }
+            _ => Ok(()),
+        }
     };
     let (mut news_at, headroom) = (Instant::now(), &mut others.headroom);
     let ended = signals::supervise(pid, || {
@@ -154,18 +161,16 @@ fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32, others: &mut Watch
         let now = Instant::now();
         if now >= news_at {
             news_at = now + NEWS;
-            tell_news()?;
+            tell_news(false)?;
         }
         Ok(pause.min(news_at.saturating_duration_since(Instant::now())))
     });
-    let ended = ended.and_then(|child| tell_news().map(|()| child));
-    if ended.is_ok() {
-        watcher.rest().into_iter().for_each(|text| say::line(&text));
-    }
+    let ended = ended.and_then(|child| tell_news(true).map(|()| child));
+    watcher.rest().into_iter().for_each(|text| say::line(&text));
     ended
 }
 
-/// An error, if the run has stayed above its budget. What has no budget is killed then: nobody else would end it.
+/// Fails if the run has stayed above its budget, and kills processes without a budget, because no keeper does.
 fn end_if_over(
     over: &mut OverBudget,
     shared: &Shared,

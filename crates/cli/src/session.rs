@@ -7,7 +7,7 @@ use crate::areas::{self, Area, Kind};
 use crate::failure::Failure;
 use crate::numbers::iec;
 use crate::sys::{self, SharedMemory};
-use farpage::head::HeadCopy;
+use farpage::head::{HeadCopy, SessionHead};
 use farpage::record::SUPERVISOR_BYTE;
 use farpage::session::{AreaDescription, ENDED, MAGIC, Notice, PATH_BYTES, ProcessRecord, Session, Settings};
 use farpage_core::areas::Extents;
@@ -16,9 +16,10 @@ use farpage_core::memory::Region;
 use farpage_core::units::CLUSTER_SLOTS;
 use std::fs;
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
@@ -188,17 +189,33 @@ impl Shared {
     }
 }
 
-/// The session among the open files of a process: only the supervisor has it there.
+/// The session that a process has made, among its open files. A supervisor has those of the user's other runs open, too.
 pub fn own_session(proc: &Path, pid: u32) -> io::Result<Option<PathBuf>> {
+    let own_number = number_in_its_namespace(proc, pid).unwrap_or(pid);
     for entry in fs::read_dir(proc.join(format!("{pid}/fd")))? {
         let path = entry?.path();
         let is_session = fs::read_link(&path)
             .is_ok_and(|link| link.as_os_str().as_bytes().starts_with(b"/memfd:farpage-session"));
-        if is_session {
+        if is_session && maker_of(&path) == Some(own_number) {
             return Ok(Some(path));
         }
     }
     Ok(None)
+}
+
+/// The number of the supervisor that has made a session, in that supervisor's pid namespace.
+fn maker_of(path: &Path) -> Option<u32> {
+    let mut number = [0; size_of::<u32>()];
+    let file = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+    file.read_exact_at(&mut number, offset_of!(SessionHead, supervisor_pid) as u64).ok()?;
+    Some(u32::from_ne_bytes(number))
+}
+
+/// The number of a process in its own pid namespace.
+fn number_in_its_namespace(proc: &Path, pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(proc.join(format!("{pid}/status"))).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_whitespace().next_back()?.parse().ok()
 }
 
 /// The session in another run's memory, if that is large enough for one. What it says need not make sense.
@@ -345,6 +362,18 @@ pub mod tests {
         let owners = second.owners_offset as usize;
         assert_eq!((owners, bytes.len()), (at + 8, owners + 8));
         std::fs::File::options().read(true).write(true).open(text(&second.open_path)).unwrap();
+    }
+
+    /// `farpage show` printed the areas of another run, and runs counted one run's memory twice.
+    #[test]
+    fn session_of_another_run_is_not_taken_for_its_own() {
+        let others = Shared::new(settings(), &[]).unwrap();
+        let place = std::mem::offset_of!(SessionHead, supervisor_pid) as u64;
+        let own = || own_session(Path::new("/proc"), std::process::id()).unwrap();
+        assert!(own().is_some(), "as long as it says so");
+        let file = fs::File::options().write(true).open(others.path()).unwrap();
+        file.write_all_at(&(1_u32 << 21).to_ne_bytes(), place).unwrap();
+        assert_ne!(own(), Some(others.path().into()));
     }
 
     #[test]

@@ -573,8 +573,14 @@ mod tests {
         use crate::budget::Limit;
         use crate::oom::{Kills, Report};
         let (limit, file) = ("cgroup v2 memory.max", "/sys/fs/cgroup/a/memory.max");
-        let limit =
-            Limit { source: limit, file: file.into(), bytes: 64 << 20, held_bytes: 4 << 20, runs_bytes: 0 };
+        let limit = Limit {
+            source: limit,
+            file: file.into(),
+            bytes: 64 << 20,
+            held_bytes: 4 << 20,
+            runs_bytes: 0,
+            runs_bytes_max: 0,
+        };
         let lines = |exit, group, machine, victims: &[(u32, &str)]| {
             let victims = victims.iter().map(|(pid, command)| (*pid, (*command).to_owned())).collect();
             let oom = Report { kills: Kills { group, machine }, victims };

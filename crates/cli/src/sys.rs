@@ -519,11 +519,36 @@ pub fn send_signal(pid: u32, signal: c_int) {
     unsafe { libc::kill(pid as libc::pid_t, signal) };
 }
 
+/// A descriptor that means this process for good (Linux 5.3).
+pub fn open_process(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    let fd = answer(unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) } as c_int)?;
+    // SAFETY: the call returned a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Sends a signal to the process of such a descriptor; that it is gone already doesn't matter.
+pub fn send_signal_to(process: &OwnedFd, signal: c_int) {
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: a null siginfo is as if sent by kill.
+    unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal, none, 0) };
+}
+
+/// Whether a process is stopped, by a signal or a debugger.
+pub fn is_stopped(pid: u32) -> bool {
+    state_of(pid).is_some_and(|state| matches!(state, 'T' | 't'))
+}
+
 /// Whether a process is gone, or only waits to be asked for its status.
 pub fn is_gone(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    state_of(pid).is_none_or(|state| matches!(state, 'Z' | 'X'))
+}
+
+/// The letter for the state of a process's first thread; none if there is no such process.
+fn state_of(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Its name is in parentheses, and may contain any character.
-    stat.map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])))
+    stat.rsplit(") ").next()?.chars().next()
 }
 
 /// Called in a child: dies with its parent. False if that parent is gone already. Async-signal-safe.

@@ -143,8 +143,8 @@ pub struct Member {
     pub is_alive: bool,
 }
 
-/// The processes of the run by number, those that have ended as long as their records aren't needed again. Of one that became another
-/// program, the program that had more memory.
+/// Processes of the run by pid. A process that has ended stays until another takes its record. After an exec the entry is the
+/// program with more memory.
 pub fn members(shared: &Shared) -> BTreeMap<u32, Member> {
     let mut members = BTreeMap::new();
     for (at, record) in shared.session().processes.iter().enumerate() {

@@ -160,8 +160,8 @@ impl Budget {
         self.now_bytes.load(Ordering::Relaxed)
     }
 
-    /// The whole budget is so large from now on. The next [`Budget::allow`] takes it into account.
-    pub fn becomes(&self, bytes: u64) {
+    /// Sets the whole budget in bytes. The next [`Budget::allow`] applies it.
+    pub fn set_now_bytes(&self, bytes: u64) {
         self.now_bytes.store(bytes, Ordering::Relaxed);
     }
 

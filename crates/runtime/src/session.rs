@@ -73,7 +73,7 @@ pub struct Session {
     /// The budget in bytes that the limits outside of the run leave now; 0 until the supervisor has read them. See
     /// [`ram_now_within`].
     pub ram_now: AtomicU64,
-    /// Number of other runs of this user that have begun since. This run's supervisor looks for them when it changes.
+    /// Number of runs of this user that began after this run. The supervisor searches again when the number changes.
     pub neighbours: AtomicU32,
     /// When somebody last looked whose claims are a dead process's, on the clock that never goes back.
     pub claims_reaped_ns: AtomicU64,
@@ -90,7 +90,7 @@ pub struct Session {
     pub processes: [ProcessRecord; PROCESSES_MAX],
 }
 
-/// Divisor of the budget for the least that it becomes, however little the limits leave.
+/// Divisor of the budget that gives its lower bound.
 const RAM_PARTS_MAX: u64 = 8;
 
 /// The budget in bytes while limits leave `now_bytes` of `ram_bytes`; all of it if `now_bytes` is 0.

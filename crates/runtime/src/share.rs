@@ -435,7 +435,7 @@ impl Engine {
     /// Measures this process, says what it has, and works out what it may have. Returns what it has. In the keeper.
     pub fn take_share(&self) -> u64 {
         let (session, budget) = (self.membership.session, &self.budget);
-        budget.becomes(ram_now_within(session.ram_now.load(Ordering::Relaxed), budget.total_bytes()));
+        budget.set_now_bytes(ram_now_within(session.ram_now.load(Ordering::Relaxed), budget.total_bytes()));
         self.measure();
         self.share.ledger.note_faults(minor_faults(), PAGE_BYTES as u64);
         let mut allowance = self.say_and_hear();

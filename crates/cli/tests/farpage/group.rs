@@ -76,8 +76,9 @@ impl Group {
     /// Processes of the group that the kernel has killed for memory.
     pub fn kills(&self) -> u64 {
         let texts = ["memory.oom_control", "memory.events"].map(|name| fs::read_to_string(self.0.join(name)));
-        let lines = texts.iter().flatten().flat_map(|text| text.lines());
-        lines.filter_map(|line| line.strip_prefix("oom_kill ")?.parse::<u64>().ok()).sum()
+        let mut lines = texts.iter().flatten().flat_map(|text| text.lines());
+        let kills = lines.find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok());
+        kills.expect("the kernel counts kills since Linux 4.13")
     }
 
     /// The kernel reclaims from the group again and again, as on a machine that is short of memory.
