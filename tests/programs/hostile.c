@@ -96,10 +96,10 @@ static void flood(struct shared shared)
         for (size_t at = 8; at < records; at++) {
             unsigned char *record = shared.bytes + records_offset + at * record_bytes;
             uint32_t pid = 1000 * turn + at, told = 7 | 1 << 11;
-            /* struct ProcessRecord: pid, notices, 16 values, name. */
+            /* struct ProcessRecord: pid, notices, 24 values, name. */
             memcpy(record, &pid, 4);
             memcpy(record + 4, &told, 4);
-            memcpy(record + 8 + 16 * 8, name, sizeof name);
+            memcpy(record + 8 + 24 * 8, name, sizeof name);
         }
         usleep(100000);
     }

@@ -192,15 +192,19 @@ impl Shared {
 /// The session that a process has made, among its open files. A supervisor has those of the user's other runs open, too.
 pub fn own_session(proc: &Path, pid: u32) -> io::Result<Option<PathBuf>> {
     let own_number = number_in_its_namespace(proc, pid).unwrap_or(pid);
+    let mut overwritten = None;
     for entry in fs::read_dir(proc.join(format!("{pid}/fd")))? {
         let path = entry?.path();
         let is_session = fs::read_link(&path)
             .is_ok_and(|link| link.as_os_str().as_bytes().starts_with(b"/memfd:farpage-session"));
-        if is_session && maker_of(&path) == Some(own_number) {
-            return Ok(Some(path));
+        match is_session.then(|| maker_of(&path)).flatten() {
+            Some(maker) if maker == own_number => return Ok(Some(path)),
+            // Nobody's: so it is this process's, and a program has written over it.
+            Some(maker) if !proc.join(maker.to_string()).exists() => overwritten = Some(path),
+            _ => {}
         }
     }
-    Ok(None)
+    Ok(overwritten)
 }
 
 /// The number of the supervisor that has made a session, in that supervisor's pid namespace.
@@ -372,7 +376,7 @@ pub mod tests {
         let own = || own_session(Path::new("/proc"), std::process::id()).unwrap();
         assert!(own().is_some(), "as long as it says so");
         let file = fs::File::options().write(true).open(others.path()).unwrap();
-        file.write_all_at(&(1_u32 << 21).to_ne_bytes(), place).unwrap();
+        file.write_all_at(&1_u32.to_ne_bytes(), place).unwrap();
         assert_ne!(own(), Some(others.path().into()));
     }
 
