@@ -666,6 +666,61 @@ static void forbidden_while_out(void)
     VERIFY(memory, LARGE, 13);
 }
 
+static int full[2];
+
+static void *writes_a_page(void *page)
+{
+    CHECK(write(full[1], page, PAGE) == PAGE);
+    return NULL;
+}
+
+static void *waits_for_children(void *nothing)
+{
+    for (int turn = 0; turn < 5; turn++) {
+        pid_t child = vfork();
+        if (child == 0) {
+            usleep(300000);
+            _exit(0);
+        }
+        CHECK(child > 0 && waitpid(child, NULL, 0) == child);
+    }
+    return nothing;
+}
+
+/* Calls wait when the budget is reached, and use memory that nobody has touched and nobody may write, or that was only read. It was
+ * neither there nor kept: they ended with EFAULT. */
+static void calls_wait_with_memory_that_is_only_read(void)
+{
+    enum { WRITERS = 3, CAPACITY = 16 * PAGE };
+    static char ballast[CAPACITY];
+    char *memory = map(4 * MIB), found[PAGE];
+    char *buffers[WRITERS] = { memory, memory + 2 * MIB, memory + MIB };
+    CHECK(mprotect(memory, 2 * MIB, PROT_READ) == 0);
+    /* One was read. */
+    CHECK(*(volatile char *)buffers[2] == 0);
+    CHECK(pipe(full) == 0 && write(full[1], ballast, CAPACITY) == CAPACITY);
+    pthread_t writers[WRITERS];
+    for (int at = 0; at < WRITERS; at++)
+        CHECK(pthread_create(&writers[at], NULL, writes_a_page, buffers[at]) == 0);
+    /* No signal reaches a parent of vfork. So the others are armed long before all is ready, and make their calls. */
+    pthread_t parent;
+    CHECK(pthread_create(&parent, NULL, waits_for_children, NULL) == 0);
+    usleep(200000);
+    char *other = filled(LARGE, 20);
+    REQUIRE_OUT(other, LARGE);
+    for (size_t got = 0; got < CAPACITY + WRITERS * PAGE;) {
+        ssize_t bytes = read(full[0], found, PAGE);
+        CHECK(bytes > 0);
+        for (ssize_t at = 0; at < bytes; at++)
+            CHECK(found[at] == 0);
+        got += (size_t)bytes;
+    }
+    for (int at = 0; at < WRITERS; at++)
+        CHECK(pthread_join(writers[at], NULL) == 0);
+    CHECK(pthread_join(parent, NULL) == 0);
+    VERIFY(other, LARGE, 20);
+}
+
 /* A lock and a condition in memory that is out. */
 struct meeting {
     pthread_mutex_t lock;
@@ -715,6 +770,7 @@ MAIN({ "files", files }, { "streams", streams }, { "long_lines", long_lines }, {
      { "pinned_over_the_budget", pinned_over_the_budget },
      { "registered_before_the_budget", registered_before_the_budget },
     { "moved_after_it_was_registered", moved_after_it_was_registered }, { "through_proc", through_proc },
-     { "forbidden_while_out", forbidden_while_out }, { "futexes", futexes }, { "all_in_one_call", all_in_one_call },
+     { "forbidden_while_out", forbidden_while_out },
+     { "calls_wait_with_memory_that_is_only_read", calls_wait_with_memory_that_is_only_read }, { "futexes", futexes }, { "all_in_one_call", all_in_one_call },
      { "large_writes_that_wait", large_writes_that_wait }, { "two_writers_of_a_pipe", two_writers_of_a_pipe },
      { "large_messages", large_messages }, { "reads_that_do_not_wait", reads_that_do_not_wait }, { "peer_that_leaves", peer_that_leaves })

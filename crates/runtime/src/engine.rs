@@ -34,7 +34,7 @@ use farpage_os::clock::now_ns;
 use farpage_os::proc::{self, Pagemap, Rollup, Statm};
 use farpage_os::sys::Errno;
 use farpage_os::uffd::Uffd;
-use farpage_os::{futex, memory};
+use farpage_os::{futex, memory, peek};
 use linux_raw_sys::general::{MADV_DOFORK, MADV_DONTFORK};
 
 /// Mappings smaller than this are not worth managing: 128 KiB, from where on malloc maps what it is asked for by itself.
@@ -473,9 +473,12 @@ impl Engine {
         }
         guard::rooms::for_each_held(|held| {
             let pages = held.intersection(range);
-            if !pages.is_empty() {
-                // SAFETY: it changes no byte.
-                let _ = unsafe { memory::advise(pages, linux_raw_sys::general::MADV_POPULATE_WRITE) };
+            // SAFETY: it changes no byte.
+            let fill = || unsafe { memory::advise(pages, linux_raw_sys::general::MADV_POPULATE_WRITE) };
+            if !pages.is_empty() && fill().is_err() {
+                // A part may not be written, or Linux is older than 5.14. A page of zeros is there, too.
+                (pages.start.0..pages.end.0)
+                    .for_each(|page| _ = peek::is_readable(PageIndex(page).address()));
             }
         });
     }
@@ -501,7 +504,11 @@ impl Engine {
         let _ = self.pagemap.for_each_zero_run(range, |run| {
             runs += 1;
             let is_heard_of = runs <= ZERO_RUNS_MAX
-                && if self.handover.is_none() { self.pages.protect(run) } else { self.drop_zeros(run) };
+                && if self.handover.is_none() {
+                    self.pages.protect(run)
+                } else {
+                    self.drop_unused_zeros(run)
+                };
             if !is_heard_of || self.handover.is_none() {
                 self.budget.mapped_zeros(run.count());
             }
@@ -628,6 +635,16 @@ impl Engine {
             }
             from = range.pages.end;
         }
+    }
+
+    /// Takes those pages of zeros away that no call is using: it would find them missing. False if it can't be done for all.
+    fn drop_unused_zeros(&self, run: PageRange) -> bool {
+        let mut are_all = true;
+        let _ = self.for_each_part(run, |part, is_held| {
+            are_all &= !is_held && self.drop_zeros(part);
+            Ok(())
+        });
+        are_all
     }
 
     /// Takes pages of zeros away: whoever touches one gets another. Where calls of the program's can't wait for us, a page
