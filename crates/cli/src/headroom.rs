@@ -35,13 +35,19 @@ struct Look {
 /// Follows the limits of one run.
 pub struct Headroom {
     roots: Roots,
+    /// The budget that was asked for.
     ram_bytes: u64,
     neighbours: Neighbours,
+    /// Results of the recent looks, and the place of the next one.
     looks: [u64; LOOKS],
     next: usize,
+    /// The lowest budget so far.
     least_bytes: u64,
+    /// Time of the next look; none before the first.
     next_look: Option<Instant>,
+    /// Whether the user knows that the budget is less.
     is_told: bool,
+    /// The limit that left least at the last look.
     tightest: Option<Limit>,
 }
 
