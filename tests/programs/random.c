@@ -23,8 +23,8 @@
 #define STACK (256 * 1024)
 /* Bytes of an argument that another program is given. */
 #define ARGUMENT 60000
-/* How long a process may take to end once its time is over. */
-#define PATIENCE 60
+/* Seconds that a process may take to end once its time is over: on a busy machine one has taken more than a minute. */
+#define PATIENCE 300
 
 enum kind { PRIVATE, SHARED, OF_FILE };
 #define KINDS 3

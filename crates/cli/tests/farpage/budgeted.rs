@@ -358,7 +358,7 @@ fn watch(root: u32, own: Option<u32>, timeout: Duration, over: &AtomicBool) -> S
 }
 
 /// What each thread below `root` does, twice, a second apart: who waits for whom, and who gets on.
-fn threads_below(root: u32) -> String {
+pub fn threads_below(root: u32) -> String {
     let mut text = String::new();
     for _ in 0..2 {
         for task in descendants(root).into_iter().flat_map(|pid| fs::read_dir(format!("/proc/{pid}/task"))) {
