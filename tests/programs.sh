@@ -29,6 +29,7 @@ need dmsetup dmsetup
 need setcap libcap2-bin
 need ps procps
 need strace strace
+need gdb gdb
 need fio fio
 need grep grep
 

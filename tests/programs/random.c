@@ -393,14 +393,40 @@ static void faults(struct thread *t)
     }
 }
 
+/* Prints the line of /proc/self/maps that has an address, by calls that need no heap. */
+static void print_mapping(const char *name, uintptr_t address)
+{
+    static char text[1 << 16];
+    int maps = open("/proc/self/maps", O_RDONLY);
+    size_t kept = 0;
+    for (ssize_t got; maps >= 0 && (got = read(maps, text + kept, sizeof text - 1 - kept)) > 0;) {
+        text[kept + (size_t)got] = 0;
+        char *line = text;
+        for (char *end_of_line; (end_of_line = strchr(line, '\n')) != NULL; line = end_of_line + 1) {
+            char *after;
+            uintptr_t start = strtoul(line, &after, 16), past = strtoul(after + 1, NULL, 16);
+            if (start <= address && address < past)
+                dprintf(2, "%s %lx is in %.*s\n", name, address, (int)(end_of_line - line), line);
+        }
+        kept = strlen(line);
+        memmove(text, line, kept);
+    }
+    close(maps);
+}
+
 static void on_fault(int signal, siginfo_t *info, void *context)
 {
-    (void)context;
     char *expected_at = forbidden;
     if (expected_at != NULL && (size_t)((char *)info->si_addr - expected_at) < PAGE) {
         forbidden = NULL;
         siglongjmp(out_of_fault, 1);
     }
+    const greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
+    dprintf(2, "pid %d: code %d, trap %lld, error %llx\n", getpid(), info->si_code, registers[REG_TRAPNO],
+            registers[REG_ERR]);
+    print_mapping("access to", (uintptr_t)registers[REG_CR2]);
+    print_mapping("instruction at", (uintptr_t)registers[REG_RIP]);
+    print_mapping("stack at", (uintptr_t)registers[REG_RSP]);
     broken(signal == SIGBUS ? "SIGBUS" : "SIGSEGV", info->si_addr);
 }
 

@@ -15,6 +15,7 @@
 //! 6. [`session`] fills the memory shared with the programs; [`run`] starts the first of them.
 //! 7. [`signals`] stays with it; [`headroom`] makes the budget smaller while limits leave less; [`notices`] tells what happens meanwhile,
 //!    through a [`valve`].
+//!    [`dormant`] is about processes that are too small to have an engine.
 //! 8. [`over_budget`] ends a run that stays above its budget, if that was asked for.
 //! 9. [`outside`] finds processes without a budget, [`oom`] whether the kernel killed one; [`totals`] collects what was counted; [`summary`] prints it, and writes
 //!    it as JSON.
@@ -26,6 +27,7 @@ mod areas;
 mod bench;
 mod budget;
 mod doctor;
+mod dormant;
 mod elf;
 mod failure;
 mod header;

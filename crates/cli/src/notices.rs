@@ -130,6 +130,7 @@ const fn weight(notice: Notice) -> Weight {
         | Notice::FileLimit
         | Notice::PeerOut
         | Notice::Ring
+        | Notice::Grew
         | Notice::ForkRefused => Weight::Information,
     }
 }
@@ -226,6 +227,10 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
             "it began an io_uring before its memory was managed ({} in all): requests fail with EFAULT where their memory is evicted; use --faults thread, which needs a privilege (`farpage doctor`), or switch io_uring off in the program",
             grouped(value)
         ),
+        Notice::Grew => format!(
+            "it has {} in memory, which isn't limited: it maps memory by system calls of its own, past libc, and Farpage saw none of them",
+            iec(value)
+        ),
         Notice::ForkRefused => format!(
             "a fork was refused: its child could not have been given the {} pages that are evicted, because 256 processes are under this run already (EAGAIN), or the limit on mappings (vm.max_map_count) is reached, or the program has changed its user or root, or keeps others from looking at its memory (ENOMEM); use posix_spawn in the program, or give so much with --ram that nothing is evicted",
             grouped(value)
@@ -276,6 +281,10 @@ fn start_failure(value: u64) -> String {
             "libc's functions could not be replaced; is it linked against another libc, run by a debugger, or kept from changing code (PR_SET_MDWE)?",
         ),
         (StartFailure::Proc, "/proc is not usable; mount it in the container or chroot"),
+        (
+            StartFailure::Session,
+            "it grew after it had put the run out of its reach; did it enter another user namespace (unshare, setns) or root directory?",
+        ),
     ];
     let reason = reasons.iter().find(|(failure, _)| *failure as u16 == kind);
     let text = match i32::from(errno) {

@@ -112,7 +112,7 @@ impl Outside {
         for process in self.alive() {
             // The descriptor means this process even if another gets its number meanwhile.
             let opened = sys::open_process(process.pid);
-            if process.is_there() && process.is_of_run() {
+            if process.is_there() && is_of_run(process.pid) {
                 match opened {
                     Ok(opened) => sys::send_signal_to(&opened, libc::SIGKILL),
                     Err(_) => sys::send_signal(process.pid, libc::SIGKILL),
@@ -123,7 +123,7 @@ impl Outside {
 
     /// Those that live and are of this run. A note says only what some process of the run has written.
     fn alive(&self) -> impl Iterator<Item = &Process> {
-        self.known.values().filter(|process| process.is_there() && process.is_of_run())
+        self.known.values().filter(|process| process.is_there() && is_of_run(process.pid))
     }
 
     /// The largest are kept, and those that live.
@@ -187,20 +187,6 @@ impl Process {
         self.began != 0 && began(self.pid) == Some(self.began) && !sys::is_gone(self.pid)
     }
 
-    /// Whether it descends from this supervisor, or has the run's session among its variables.
-    fn is_of_run(&self) -> bool {
-        let variables = fs::read(self.place().join("environ")).unwrap_or_default();
-        let session = format!("{SESSION_ENV}={}", own_sessions());
-        let has_session =
-            || variables.split(|byte| *byte == 0).any(|entry| entry.starts_with(session.as_bytes()));
-        let mut pid = Some(self.pid);
-        let ancestors = std::iter::from_fn(|| {
-            pid = pid.and_then(parent);
-            pid
-        });
-        ancestors.take(ANCESTORS_MAX).any(|pid| pid == std::process::id()) || has_session()
-    }
-
     fn reason(&self) -> Option<String> {
         let place = self.place();
         if fs::metadata(&place).ok()?.uid() != sys::effective_user() {
@@ -241,6 +227,21 @@ impl Process {
             self.anonymous = bytes("RssAnon:");
         }
     }
+}
+
+/// Whether a process descends from this supervisor, or has the run's session among its variables.
+pub fn is_of_run(pid: u32) -> bool {
+    let has_session = || {
+        let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let session = format!("{SESSION_ENV}={}", own_sessions());
+        variables.split(|byte| *byte == 0).any(|entry| entry.starts_with(session.as_bytes()))
+    };
+    let mut next = Some(pid);
+    let ancestors = std::iter::from_fn(|| {
+        next = next.and_then(parent);
+        next
+    });
+    ancestors.take(ANCESTORS_MAX).any(|pid| pid == std::process::id()) || has_session()
 }
 
 /// The number of a process's parent.

@@ -5,6 +5,7 @@
 
 use crate::areas::{self, Area};
 use crate::budget::{self, Behind, Budget, Limit, Roots};
+use crate::dormant::Dormants;
 use crate::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND};
 use crate::headroom::Headroom;
 use crate::kernel;
@@ -84,6 +85,7 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     let mut watch_for = Watch {
         oom: Witness::new(Roots::of_this_machine()),
         outside: Outside::default(),
+        dormants: Dormants::default(),
         headroom: Headroom::new(Roots::of_this_machine(), ram_bytes, neighbours),
         over_budget: options.settings.kills_over_budget().then(|| OverBudget::new(ram_bytes)),
     };
@@ -92,6 +94,9 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     let pid = start(&program, options, &plan, &shared)?;
     let ended = watch(quiet, &plan, &shared, pid, &mut watch_for);
     if let Ok(child) = ended {
+        for left in watch_for.dormants.left_behind(&shared) {
+            say::line(&format!("note: {left} goes on without a budget: nothing could be started in it"));
+        }
         shared.end();
         let end = End {
             child,
@@ -103,6 +108,7 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
         report(options, &plan, &shared, end, stats);
     } else {
         shared.give_up();
+        watch_for.dormants.end_all();
         // Numbers of a former run would be taken for this one's.
         stats.filter(|file| standard_output(file).is_none()).map(|file| file.set_len(0));
     }
@@ -124,6 +130,7 @@ pub fn find_program(program: &[OsString]) -> Result<PathBuf, Failure> {
 struct Watch {
     oom: Witness,
     outside: Outside,
+    dormants: Dormants,
     headroom: Headroom,
     over_budget: Option<OverBudget>,
 }
@@ -145,6 +152,7 @@ fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32, others: &mut Watch
         news.iter().chain(&watcher.last_words(shared.session())).for_each(|text| say::line(text));
         let members = totals::members(shared);
         others.outside.look(shared, &members);
+        others.dormants.look(shared);
         others.oom.look(&members, pid);
         // A program that has ended isn't ended for its memory, nor is one that can't evict because it is stopped.
         match &mut others.over_budget {

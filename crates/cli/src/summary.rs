@@ -127,7 +127,7 @@ fn outside_row(run: &Run) -> Option<String> {
 
 /// Whether a process ran on, and nothing of it was evicted.
 const fn is_unlimited(notice: Notice) -> bool {
-    matches!(notice, Notice::NotArmed | Notice::Alone)
+    matches!(notice, Notice::NotArmed | Notice::Alone | Notice::Grew)
 }
 
 /// Whether Farpage ended a process, or did not let it begin.
@@ -424,7 +424,8 @@ fn problems(run: &Run) -> Vec<String> {
         rows.extend((count > 0).then(|| row("problem", &format!("{} {words}", grouped(count)))));
     }
     let many = "memory was over the budget: each of many processes had so little that it wasn't managed";
-    rows.extend((was_over(run) && !ended_by_us(run)).then(|| row("problem", many)));
+    let is_told_below = ended_by_us(run) || tells(run, is_unlimited);
+    rows.extend((was_over(run) && !is_told_below).then(|| row("problem", many)));
     rows.extend(run.totals.last_words.as_ref().map(|text| row("problem", text)));
     rows.extend(killed(run).map(|text| row("problem", &text)));
     let about = About { areas: run.names, budget: run.budget };

@@ -534,6 +534,44 @@ pub fn send_signal_to(process: &OwnedFd, signal: c_int) {
     unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal, none, 0) };
 }
 
+/// A pipe: its reading and its writing end, which no program that is executed gets.
+pub fn pipe() -> io::Result<[OwnedFd; 2]> {
+    let mut ends = [0; 2];
+    // SAFETY: the call writes two descriptors.
+    answer(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) })?;
+    // SAFETY: the call returned new descriptors that nobody else owns.
+    Ok(ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) }))
+}
+
+/// The same open file by another number: the first that is free from `least` on.
+pub fn duplicate_from(file: &OwnedFd, least: c_int) -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    let fd = answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) })?;
+    // SAFETY: the call returned a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Has the kernel send a process this signal when something happens to a file: for a pipe's reading end, when the last writing end
+/// is closed.
+pub fn signal_at_events(file: &File, pid: u32, signal: c_int) -> io::Result<()> {
+    #[repr(C)]
+    struct Owner {
+        kind: c_int,
+        pid: libc::pid_t,
+    }
+    // Not in libc's bindings.
+    const F_SETSIG: c_int = 10;
+    const F_SETOWN_EX: c_int = 15;
+    const F_OWNER_PID: c_int = 1;
+    let (fd, owner) = (file.as_raw_fd(), Owner { kind: F_OWNER_PID, pid: pid as libc::pid_t });
+    // SAFETY: the first reads an `Owner`, which is a `struct f_owner_ex`; the others take no pointers.
+    unsafe {
+        answer(libc::fcntl(fd, F_SETOWN_EX, &raw const owner))?;
+        answer(libc::fcntl(fd, F_SETSIG, signal))?;
+        answer(libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK)).map(|_| ())
+    }
+}
+
 /// Whether a process is stopped, by a signal or a debugger.
 pub fn is_stopped(pid: u32) -> bool {
     state_of(pid).is_some_and(|state| matches!(state, 'T' | 't'))

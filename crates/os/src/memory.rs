@@ -15,7 +15,7 @@ fn errno(error: rustix::io::Errno) -> Errno {
     Errno(error.raw_os_error())
 }
 
-/// The first reservations of this process: first page and count of pages. Whoever looks for the program's
+/// The first reservations of this process that are there: first page and count of pages. Whoever looks for the program's
 /// mappings in /proc must leave these out.
 static EARLY: [[AtomicU64; 2]; 32] = [const { [const { AtomicU64::new(0) }; 2] }; 32];
 static EARLY_COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -29,11 +29,44 @@ pub fn for_each_early_reservation(mut visit: impl FnMut(PageRange)) {
 }
 
 fn remember(base: *mut c_void, bytes: usize) {
+    let (first, count) = (PageIndex::of_address(base as usize).0, (bytes / PAGE_BYTES) as u64);
+    let known = EARLY_COUNT.load(Ordering::Acquire).min(EARLY.len());
+    let given_up = EARLY[..known].iter().find(|[start, pages]| {
+        pages.load(Ordering::Acquire) == 0
+            && start.load(Ordering::Acquire) == 0
+            && start.compare_exchange(0, first, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    });
+    if let Some([_, pages]) = given_up {
+        pages.store(count, Ordering::Release);
+        return;
+    }
     let at = EARLY_COUNT.fetch_add(1, Ordering::AcqRel);
     if let Some([start, pages]) = EARLY.get(at) {
-        start.store(PageIndex::of_address(base as usize).0, Ordering::Release);
-        pages.store((bytes / PAGE_BYTES) as u64, Ordering::Release);
+        start.store(first, Ordering::Release);
+        pages.store(count, Ordering::Release);
     }
+}
+
+/// A mapping of ours isn't there any more, or not in this child: its place among the first reservations is free.
+pub fn forget(base: *const u8) {
+    let first = PageIndex::of_address(base as usize).0;
+    let known = EARLY_COUNT.load(Ordering::Acquire).min(EARLY.len());
+    if let Some([start, pages]) =
+        EARLY[..known].iter().find(|[start, _]| first != 0 && start.load(Ordering::Acquire) == first)
+    {
+        pages.store(0, Ordering::Release);
+        start.store(0, Ordering::Release);
+    }
+}
+
+/// Unmaps a mapping of ours.
+///
+/// # Safety
+/// It is one of ours, of that size, and nobody refers to it any more.
+pub unsafe fn release(base: *mut u8, bytes: usize) {
+    // SAFETY: the caller's promise.
+    let _ = unsafe { rustix::mm::munmap(base.cast(), bytes.next_multiple_of(PAGE_BYTES)) };
+    forget(base);
 }
 
 /// Maps memory where programs have none. A program may count on a hole that it has made itself with munmap or
@@ -262,6 +295,11 @@ pub unsafe fn move_memory(pages: PageRange, to: PageIndex) -> Result<(), Errno> 
 /// How large this process may make files, and up to where it may write them (RLIMIT_FSIZE).
 pub fn file_bytes_max() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
+}
+
+/// How large the stack of this process's first thread may become (RLIMIT_STACK).
+pub fn stack_bytes_max() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Stack).current.unwrap_or(u64::MAX)
 }
 
 /// Advice on the program's memory, by number: advice whose effect the program can't see, except

@@ -22,6 +22,15 @@ fn read_at(fd: &OwnedFd, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> 
 /// first thread has ended.
 pub struct Statm(OwnedFd);
 
+/// See [`Statm::sizes`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sizes {
+    /// Anonymous memory that is resident.
+    pub anonymous_bytes: u64,
+    /// Private mappings that can be written, touched or not, and the stack as large as it is now.
+    pub writable_bytes: u64,
+}
+
 impl Statm {
     /// Opens it.
     pub fn open() -> Result<Statm, Errno> {
@@ -30,14 +39,20 @@ impl Statm {
 
     /// Anonymous resident bytes: resident without what is backed by files or shared. 2 µs.
     pub fn anonymous_bytes(&self) -> Result<u64, Errno> {
+        self.sizes().map(|sizes| sizes.anonymous_bytes)
+    }
+
+    /// The sizes that decide how much memory the process has, and could have.
+    pub fn sizes(&self) -> Result<Sizes, Errno> {
         let mut text = [0_u8; 128];
         let length = read_at(&self.0, &mut text, 0)?;
-        let mut fields = text[..length].split(|byte| *byte == b' ').map(parse_decimal);
-        let (resident, shared) = (fields.nth(1).flatten(), fields.next().flatten());
-        match (resident, shared) {
-            (Some(resident), Some(shared)) => Ok(resident.saturating_sub(shared) * PAGE_BYTES as u64),
-            _ => Err(Errno(5)),
-        }
+        let mut pages = text[..length].split(|byte| *byte == b' ').map(parse_decimal);
+        let mut bytes = |skipped| Some(pages.nth(skipped)?? * PAGE_BYTES as u64);
+        let mut sizes = || {
+            let (resident, shared) = (bytes(1)?, bytes(0)?);
+            Some(Sizes { anonymous_bytes: resident.saturating_sub(shared), writable_bytes: bytes(2)? })
+        };
+        sizes().ok_or(Errno(5))
     }
 }
 
@@ -351,6 +366,10 @@ pub struct Mapping {
     pub pages: PageRange,
     /// Readable, writable, private, not executable.
     pub is_private_data: bool,
+    /// Private.
+    pub is_private: bool,
+    /// May be executed.
+    pub is_executable: bool,
     /// Backed by no file.
     pub is_anonymous: bool,
     /// What it is, if the kernel says so.
@@ -366,7 +385,9 @@ pub enum MappingName {
     Heap,
     /// `[stack]`.
     Stack,
-    /// Anything else: a file, `[vdso]`, `[anon:...]`.
+    /// `[anon:...]`: anonymous memory that the program has named.
+    Given,
+    /// Anything else: a file, `[vdso]`.
     Other,
 }
 
@@ -415,11 +436,14 @@ fn parse_mapping(line: &[u8]) -> Option<Mapping> {
         None => MappingName::None,
         Some(b"[heap]") => MappingName::Heap,
         Some(b"[stack]") => MappingName::Stack,
+        Some(name) if name.starts_with(b"[anon:") => MappingName::Given,
         Some(_) => MappingName::Other,
     };
     Some(Mapping {
         pages: PageRange::new(PageIndex::of_address(start as usize), PageIndex::of_address(end as usize)),
         is_private_data: permissions == b"rw-p",
+        is_private: permissions.ends_with(b"p"),
+        is_executable: permissions.contains(&b'x'),
         is_anonymous: device == b"00:00" && inode == b"0",
         name,
     })
@@ -661,6 +685,11 @@ mod tests {
         assert_eq!(heap.name, MappingName::Heap);
         let file = parse_mapping(b"55d0c000-55d0d000 r-xp 00001000 fe:00 123   /usr/bin/x y").unwrap();
         assert!(!file.is_private_data && !file.is_anonymous);
+        assert!(file.is_private && file.is_executable);
+        let named =
+            parse_mapping(b"7f0c1a000000-7f0c1a200000 ---p 00000000 00:00 0   [anon:my heap]").unwrap();
+        assert!(named.is_private && named.is_anonymous && !named.is_private_data && !named.is_executable);
+        assert_eq!(named.name, MappingName::Given);
         assert_eq!(parse_mapping(b"nonsense"), None);
     }
 
@@ -670,6 +699,40 @@ mod tests {
         for_each_mapping(|mapping| stacks += u32::from(mapping.name == MappingName::Stack)).unwrap();
         assert_eq!(stacks, 1);
         assert!(Statm::open().unwrap().anonymous_bytes().unwrap() > 0);
+    }
+
+    /// What could be written counts before it is: that is what a process is left alone for.
+    #[test]
+    fn memory_that_may_be_written_counts_though_it_is_not_there() {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+        const BYTES: usize = 1 << 30;
+        let sizes = || Statm::open().unwrap().sizes().unwrap();
+        let before = sizes();
+        let map = |protection| {
+            // SAFETY: where the kernel likes it.
+            unsafe {
+                mmap_anonymous(
+                    core::ptr::null_mut(),
+                    BYTES,
+                    protection,
+                    MapFlags::PRIVATE | MapFlags::NORESERVE,
+                )
+            }
+        };
+        let reserved = map(ProtFlags::empty()).unwrap();
+        let between = sizes();
+        let writable = map(ProtFlags::READ | ProtFlags::WRITE).unwrap();
+        let after = sizes();
+        // Other tests map and unmap a little meanwhile.
+        let grown = |from: Sizes, to: Sizes| to.writable_bytes.saturating_sub(from.writable_bytes) as usize;
+        assert!(grown(before, between) < BYTES / 2, "nobody can write it yet");
+        assert!(grown(between, after) > BYTES / 2);
+        assert!(after.anonymous_bytes < before.anonymous_bytes + BYTES as u64 / 2);
+        // SAFETY: the mappings just made.
+        unsafe {
+            munmap(reserved, BYTES).unwrap();
+            munmap(writable, BYTES).unwrap();
+        }
     }
 
     /// Other tests of this process may have faults meanwhile, too.

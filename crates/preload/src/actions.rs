@@ -5,7 +5,7 @@
 // UNSAFETY: libc's structures and its restorer are used.
 
 use crate::init::engine;
-use crate::{hooks, libc_symbol, set_errno};
+use crate::{dormant, hooks, libc_symbol, set_errno};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use farpage::guard;
@@ -71,10 +71,11 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const LibcAction, old: *
         restorer: RESTORER.load(Ordering::Relaxed),
         mask: new.mask[0],
     });
+    dormant::before_action(signal as u32, new.is_some());
     let call = || by_kernel(signal, new);
     let found = match engine() {
         Some(engine) => guard::change_by_libc(engine, signal as u32, new, call),
-        None => call(),
+        None => call().map(dormant::seen),
     };
     match found {
         Ok(found) => {

@@ -4,6 +4,7 @@
 //! call them. libc's own calls of each other (`initgroups` sets groups) don't come here, so those that others make are exported,
 //! too.
 
+use crate::dormant;
 use crate::hooks;
 use crate::init::engine;
 use crate::next_symbol;
@@ -24,9 +25,10 @@ pub fn follow_call(call: usize, arguments: Arguments, whose: Whose) {
     }
 }
 
-/// Makes a call that asks for a filter of seccomp. Returns the kernel's answer, or none if the caller is to make the call. The call of
+/// Makes a call that asks for a filter of seccomp, and has a dormant process begin before its last chance. Returns the kernel's answer, or none if the caller is to make the call. The call of
 /// an armed thread is looked at when it is made.
 pub fn install_filter(call: usize, arguments: Arguments) -> Option<isize> {
+    dormant::before_change(call, &arguments);
     let engine = engine().filter(|_| filters::is_about(call, &arguments) && !is_caller_armed())?;
     let answer = Some(perform(engine, Task::Filter(call, arguments))).filter(|answer| *answer != TO_BE_MADE);
     if answer.is_none() && engine.has_ended() {
@@ -126,4 +128,8 @@ hidden! {
     chroot: __NR_chroot, Own;
     unshare: __NR_unshare, Own;
     setns: __NR_setns, Own;
+    setrlimit: __NR_setrlimit, Own;
+    setrlimit64: __NR_setrlimit, Own;
+    prlimit: __NR_prlimit64, Own;
+    prlimit64: __NR_prlimit64, Own;
 }

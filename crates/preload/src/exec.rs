@@ -5,13 +5,13 @@
 //! left alone. So is one that can't be read: the kernel answers for that.
 // UNSAFETY: the environment is the program's. Each page of it is looked at before it is read.
 
+use crate::dormant;
 use crate::init::parents_engine;
 use crate::patch::file_of;
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
-use farpage::engine::Engine;
-use farpage::session::{PATH_BYTES, SESSION_ENV, is_reachable};
+use farpage::session::{PATH_BYTES, SESSION_ENV, Session, is_reachable};
 use farpage::started::PATH_BYTES_KEPT;
 use farpage_core::units::PAGE_BYTES;
 use farpage_os::{peek, sys};
@@ -61,21 +61,22 @@ pub fn prepare(session_path: &CStr) {
 /// Calls `make` with the address of the environment that the new program gets, and leaves a note of the program's `path` meanwhile.
 pub fn executing(path: usize, environment: usize, make: impl FnOnce(usize) -> isize) -> isize {
     // A filter of seccomp may be why it has ended, and forbid the calls that are made here.
-    let Some(engine) = parents_engine().filter(|engine| !engine.has_ended()) else {
+    let engine = parents_engine().filter(|engine| !engine.has_ended());
+    let Some(session) = engine.map(|engine| engine.membership.session).or_else(dormant::session) else {
         return make(environment);
     };
     // Not the engine's: this may be a child that has none.
     let process = rustix::process::getpid().as_raw_nonzero().get() as u32;
-    let note = leave_note(engine, process, path);
+    let note = leave_note(session, process, path);
     let word = with_environment(environment, make);
     if let Some(at) = note {
-        engine.membership.session.started.take_back(at, process);
+        session.started.take_back(at, process);
     }
     word
 }
 
 /// What never joins the run is told of by its supervisor.
-fn leave_note(engine: &Engine, process: u32, path: usize) -> Option<usize> {
+fn leave_note(session: &Session, process: u32, path: usize) -> Option<usize> {
     let mut reader = Reader { page: 0 };
     let (mut bytes, mut length) = ([0; PATH_BYTES_KEPT], 0);
     while let Some(byte) =
@@ -84,7 +85,7 @@ fn leave_note(engine: &Engine, process: u32, path: usize) -> Option<usize> {
         bytes[length] = byte;
         length += 1;
     }
-    engine.membership.session.started.executes(process, &bytes[..length])
+    session.started.executes(process, &bytes[..length])
 }
 
 fn with_environment(environment: usize, make: impl FnOnce(usize) -> isize) -> isize {

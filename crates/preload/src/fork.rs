@@ -4,6 +4,7 @@
 //! in libc's code, a call to ours takes its place.
 // UNSAFETY: libc's registers are kept as a system call keeps them.
 
+use crate::dormant;
 use crate::init::{begin, can_join, engine, parents_engine};
 use crate::libc_symbol;
 use crate::patch::{Refused, replace_bytes, size_of_function};
@@ -142,9 +143,18 @@ extern "C" fn by_libc(arguments: *const [usize; 6], call: usize) -> isize {
 pub fn forked(arguments: [usize; 6]) -> isize {
     match engine() {
         Some(engine) => perform(engine, Task::Fork(arguments, &raw const arguments as usize)),
-        // SAFETY: the program's own call, unchanged.
-        None => unsafe { sys::call(number::CLONE, arguments) },
+        None => forked_without(arguments),
     }
+}
+
+fn forked_without(arguments: [usize; 6]) -> isize {
+    let was_dormant = dormant::is_dormant();
+    // SAFETY: the program's own call, unchanged.
+    let result = unsafe { sys::call(number::CLONE, arguments) };
+    if result == 0 && was_dormant {
+        dormant::begin_in_child();
+    }
+    result
 }
 
 /// The fork itself, on a stack of ours, with signals blocked.

@@ -3,7 +3,7 @@
 use crate::init::engine;
 use crate::patch::JUMP_BYTES;
 use crate::stack::on_own_stack;
-use crate::{credentials, exec, fork, peers};
+use crate::{credentials, dormant, exec, fork, peers};
 use crate::{errno, libc_symbol, set_errno};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -19,6 +19,9 @@ const SIGCHLD: usize = 17;
 
 /// Makes the call through the engine; by itself where there is none. Returns the kernel's word.
 fn kernel(call: usize, arguments: Arguments) -> isize {
+    if engine().is_none() {
+        dormant::before_call(call, &arguments);
+    }
     match engine() {
         Some(engine) => on_own_stack(engine, call, arguments),
         // SAFETY: the program's own call, unchanged.
@@ -126,6 +129,12 @@ static CURRENT_BREAK: AtomicPtr<*mut c_void> = AtomicPtr::new(core::ptr::null_mu
 /// Finds glibc's variable for the break.
 pub fn find_break() {
     CURRENT_BREAK.store(libc_symbol(c"__curbrk").cast(), Ordering::Relaxed);
+}
+
+/// The break, as glibc knows it; `otherwise` if that isn't known.
+pub fn current_break(otherwise: usize) -> usize {
+    // SAFETY: null, or glibc's variable.
+    unsafe { CURRENT_BREAK.load(Ordering::Relaxed).as_ref() }.map_or(otherwise, |place| *place as usize)
 }
 
 /// brk(2), and with it sbrk(3).

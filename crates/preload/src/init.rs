@@ -1,8 +1,9 @@
-//! When the library is loaded: find the session, start the engine, hook libc.
+//! When the library is loaded: find the session, join it or start an engine, hook libc.
 
-use crate::{patch, stack};
+use crate::{dormant, patch, stack};
 use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use farpage::dormant::Dormant;
 use farpage::engine::Engine;
 use farpage::session::{Notice, PATH_BYTES, SESSION_ENV, StartFailure};
 use farpage::start::{Start, StartError, can_do_without, start};
@@ -58,14 +59,9 @@ extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *con
     }
     // SAFETY: the process has one thread that runs this code, and nobody has read it yet.
     unsafe { (&raw mut SESSION_PATH).cast::<u8>().copy_from(bytes.as_ptr(), bytes.len()) };
-    if stack::prepare().is_err() {
-        sys::exit_group(FAILED);
-    }
-    if begin(None) {
+    if dormant::join() || begin(None) {
         if patch::all().and_then(|()| crate::fork::patch()).is_err() {
-            if let Some(engine) = engine() {
-                engine.record.notice(Notice::NotStarted, StartFailure::Hooks as u64);
-            }
+            tell_of_hooks();
             sys::exit_group(FAILED);
         }
         crate::threads::prepare();
@@ -74,52 +70,74 @@ extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *con
     }
 }
 
+/// libc's functions can't be replaced.
+fn tell_of_hooks() {
+    match engine() {
+        Some(engine) => engine.record.notice(Notice::NotStarted, StartFailure::Hooks as u64),
+        None => dormant::tell(Notice::NotStarted, StartFailure::Hooks),
+    }
+}
+
+/// Where the session is.
+pub fn session_path() -> &'static CStr {
+    let path = &raw const SESSION_PATH;
+    // SAFETY: written once, before any other thread could be here.
+    CStr::from_bytes_until_nul(unsafe { &*path }).unwrap_or(c"")
+}
+
 /// Whether this process could still have an engine: after a chroot, or as another user, it can't reach the session, and where it
 /// keeps others from looking at its memory it can't either.
 pub fn can_join() -> bool {
-    // SAFETY: written once, before any other thread could be here.
-    let path = unsafe { (&raw const SESSION_PATH).read() };
-    CStr::from_bytes_until_nul(&path).is_ok_and(farpage::session::is_reachable)
+    farpage::session::is_reachable(session_path())
         && !matches!(Pagemap::open(), Err(Errno(errno)) if errno == EACCES as i32)
 }
 
 /// Starts an engine. False if there can be none, and the program runs by itself: there is no session any more, or as
 /// [`can_do_without`] says.
 pub fn begin(parent: Option<&'static Engine>) -> bool {
+    let Err(error) = try_to_begin(parent, false) else { return true };
+    let goes_on = can_do_without(parent, false, error);
+    if matches!(error, StartError::Failed(StartFailure::Thread, _)) {
+        // Nobody was there yet who could have told the supervisor.
+        report::say(if goes_on {
+            "there can't be another thread here (see ulimit -u, and the container's limit of processes): this process runs without Farpage"
+        } else {
+            "there can't be another thread here (see ulimit -u, and the container's limit of processes)"
+        });
+    }
+    // The supervisor says why: it was told, unless not even the request could be made.
+    if !goes_on {
+        sys::exit_group(FAILED);
+    }
+    false
+}
+
+/// Starts an engine in a process that was dormant, or whose parent was. False if there can be none, and the process goes on by itself.
+pub fn begin_late(dormant: Option<&Dormant>) -> bool {
+    let Err(error) = try_to_begin(None, true) else { return true };
+    let (failure, errno) = match error {
+        StartError::Failed(failure, errno) => (failure, errno),
+        StartError::Alone | StartError::BudgetTooSmall(_) => (StartFailure::Session, Errno(0)),
+    };
+    dormant.inspect(|dormant| dormant.tell(Notice::Alone, failure, errno));
+    false
+}
+
+fn try_to_begin(parent: Option<&'static Engine>, is_late: bool) -> Result<(), StartError> {
     // SAFETY: written once, before any other thread could be here.
     let path = unsafe { (&raw const SESSION_PATH).read() };
-    match start(Start::new(path, thread_block(), parent)) {
-        Ok(engine) => {
-            let Ok(alive) = memory::place(AtomicU32::new(1)) else { sys::exit_group(FAILED) };
-            // SAFETY: `engine` expects zero there in a child.
-            if unsafe { memory::wipe_in_children(alive.as_ptr().cast(), farpage_core::units::PAGE_BYTES) }
-                .is_err()
-            {
-                sys::exit_group(FAILED);
-            }
-            // Ordering: Release publishes the engine to the Acquire loads in `engine` and `parents_engine`.
-            ENGINE.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Release);
-            // Ordering: Release, so that who sees that we are alive sees the engine, too.
-            ALIVE.store(alive, Ordering::Release);
-            true
-        }
-        Err(error) => {
-            let goes_on = can_do_without(parent, error);
-            if matches!(error, StartError::Failed(StartFailure::Thread, _)) {
-                // Nobody was there yet who could have told the supervisor.
-                report::say(if goes_on {
-                    "there can't be another thread here (see ulimit -u, and the container's limit of processes): this process runs without Farpage"
-                } else {
-                    "there can't be another thread here (see ulimit -u, and the container's limit of processes)"
-                });
-            }
-            // The supervisor says why: it was told, unless not even the request could be made.
-            if !goes_on {
-                sys::exit_group(FAILED);
-            }
-            false
-        }
+    stack::prepare().map_err(|errno| StartError::Failed(StartFailure::Memory, errno))?;
+    let engine = start(Start::new(path, thread_block(), parent, is_late))?;
+    let Ok(alive) = memory::place(AtomicU32::new(1)) else { sys::exit_group(FAILED) };
+    // SAFETY: `engine` expects zero there in a child.
+    if unsafe { memory::wipe_in_children(alive.as_ptr().cast(), farpage_core::units::PAGE_BYTES) }.is_err() {
+        sys::exit_group(FAILED);
     }
+    // Ordering: Release publishes the engine to the Acquire loads in `engine` and `parents_engine`.
+    ENGINE.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Release);
+    // Ordering: Release, so that who sees that we are alive sees the engine, too.
+    ALIVE.store(alive, Ordering::Release);
+    Ok(())
 }
 
 /// Address of the calling thread's control block.

@@ -3,13 +3,14 @@
 //! It is loaded before the program's own code runs, starts an engine, and puts itself in the place of libc's
 //! calls that change memory. From then on everything happens in the runtime; here is only the door.
 //!
-//! [`init`] when the library is loaded · [`patch`] libc's functions lead to ours · [`hooks`] what they do ·
+//! [`init`] when the library is loaded · [`dormant`] what it may do without an engine · [`patch`] libc's functions lead to ours · [`hooks`] what they do ·
 //! [`actions`] what signals do · [`stack`] on which stack · [`fork`] copies of the process · [`exec`] what it starts ·
 //! [`threads`] stacks of the program's choice · [`credentials`] what it may do
 #![no_std]
 
 mod actions;
 mod credentials;
+mod dormant;
 mod exec;
 mod fork;
 mod hooks;

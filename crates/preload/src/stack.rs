@@ -61,8 +61,11 @@ static POOL: AtomicPtr<Slot> = AtomicPtr::new(core::ptr::null_mut());
 /// One bit for each slot in use.
 static IN_USE: AtomicU64 = AtomicU64::new(0);
 
-/// Reserves the stacks.
+/// Reserves the stacks, if they aren't inherited. Before there is an engine.
 pub fn prepare() -> Result<(), Errno> {
+    if !POOL.load(Ordering::Relaxed).is_null() {
+        return Ok(());
+    }
     let base = memory::reserve(SLOTS * size_of::<Slot>())?;
     guard::hooks_run_on(base as usize, size_of::<Slot>());
     POOL.store(base.cast(), Ordering::Release);

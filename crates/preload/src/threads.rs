@@ -4,6 +4,7 @@
 //! there, and doesn't wait for a fault any more: were that page out, whoever joins the thread would wait for
 //! ever. Stacks that libc makes itself (MAP_STACK) are never managed.
 
+use crate::dormant;
 use crate::init::engine;
 use crate::next_symbol;
 use crate::stack::{Task, perform};
@@ -21,6 +22,7 @@ pub fn prepare() {
 /// pthread_attr_setstack(3)
 #[unsafe(no_mangle)]
 pub extern "C" fn pthread_attr_setstack(attributes: *mut c_void, stack: usize, bytes: usize) -> c_int {
+    dormant::start_engine();
     if let Some(engine) = engine().filter(|_| stack.checked_add(bytes).is_some()) {
         perform(engine, Task::Hold(PageRange::covering(stack, bytes)));
     }

@@ -15,6 +15,7 @@ use farpage_core::table::ranges::{Flags, Range};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_fault::segv::ByProtection;
 use farpage_os::memory;
+use farpage_os::proc::Mapping;
 use farpage_os::sys::{self, number};
 use linux_raw_sys::errno::ENOMEM;
 use linux_raw_sys::general as raw;
@@ -133,6 +134,11 @@ const fn flags_for(protection: usize) -> Flags {
         other if other & raw::PROT_EXEC as usize != 0 => Flags::FOREIGN,
         _ => Flags::PROTECTED,
     }
+}
+
+/// What the protection of a mapping that can't be both read and written, or that can be executed, means for us.
+pub const fn flags_of(mapping: &Mapping) -> Flags {
+    if mapping.is_executable { Flags::FOREIGN } else { Flags::PROTECTED }
 }
 
 /// `mmap(address, bytes, protection, flags, fd, offset)`.

@@ -8,9 +8,11 @@
 
 use crate::session::{AreaDescription, MAGIC, Session, Settings, UffdSource};
 use core::cell::UnsafeCell;
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering};
 use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, Readahead, SlotPolicy};
 use farpage_core::units::{AREAS_MAX, CLUSTER_SLOTS, NODES_MAX, SLOTS_PER_AREA_MAX};
+use rustix::fd::OwnedFd;
 
 /// What the supervisor has written.
 #[repr(C)]
@@ -27,6 +29,16 @@ pub struct SessionHead {
     pub settings: SettingsWords,
     /// The swap areas.
     pub areas: [AreaDescription; AREAS_MAX],
+}
+
+/// The run's budget in bytes, read from the file of a session of this layout. A program of the run may have written any number there.
+pub fn budget_in(file: &OwnedFd) -> Option<u64> {
+    const RAM: usize = offset_of!(SessionHead, settings) + offset_of!(SettingsWords, ram_bytes);
+    let mut head = [0_u8; RAM + size_of::<u64>()];
+    let read = rustix::io::pread(file, &mut head, 0).ok()?;
+    let word = |at: usize| head.get(at..at + size_of::<u64>())?.try_into().ok().map(u64::from_ne_bytes);
+    let is_whole = read == head.len() && word(offset_of!(SessionHead, magic)) == Some(MAGIC);
+    if is_whole { word(RAM) } else { None }
 }
 
 const HEAD_WORDS: usize = size_of::<SessionHead>() / size_of::<u64>();

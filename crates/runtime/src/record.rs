@@ -55,18 +55,8 @@ pub struct Membership {
 impl Membership {
     /// Opens, maps and checks the session, and claims a record.
     pub fn join(path: &core::ffi::CStr) -> Result<Membership, Errno> {
-        let errno = |error: rustix::io::Errno| Errno(error.raw_os_error());
-        let open = || rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(errno);
-        let (fd, lock) = (open()?, open()?);
-        let bytes = rustix::fs::fstat(&fd).map_err(errno)?.st_size as usize;
-        if bytes < size_of::<Session>() {
-            return Err(Errno(EINVAL as i32));
-        }
-        // Its size is the file's, which never shrinks.
-        let base = memory::map_shared(fd.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
-        // SAFETY: as large as a `Session` at least (checked above), page-aligned, never unmapped. Any bytes are valid for
-        // a `Session`, and all of it is atomics or a head.
-        let session = unsafe { &*base.cast::<Session>() };
+        let lock = open(path)?;
+        let (session, bytes) = map(&open(path)?)?;
         // SAFETY: new memory of that size, page-aligned, zeroed, which is valid; ours alone for good.
         let head = unsafe { &mut *memory::reserve(size_of::<HeadCopy>())?.cast::<HeadCopy>() };
         session.head.copy_to(head);
@@ -104,7 +94,7 @@ impl Membership {
             return false;
         }
         let result = then();
-        let _ = fcntl(&self.lock, F_OFD_SETLK, &mut lock_of(index, F_UNLCK));
+        give_up(&self.lock, index);
         result
     }
 
@@ -143,8 +133,28 @@ impl Membership {
     }
 }
 
+/// Opens a session.
+pub(crate) fn open(path: &core::ffi::CStr) -> Result<OwnedFd, Errno> {
+    let opened = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    opened.map_err(|error| Errno(error.raw_os_error()))
+}
+
+/// Maps a session for good, and how large it is in bytes.
+pub(crate) fn map(fd: &OwnedFd) -> Result<(&'static Session, usize), Errno> {
+    let stat = rustix::fs::fstat(fd).map_err(|error| Errno(error.raw_os_error()))?;
+    let bytes = stat.st_size as usize;
+    if bytes < size_of::<Session>() {
+        return Err(Errno(EINVAL as i32));
+    }
+    // Its size is the file's, which never shrinks.
+    let base = memory::map_shared(fd.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+    // SAFETY: as large as a `Session` at least (checked above) and page-aligned. Nobody unmaps it who still uses it. Any bytes are
+    // valid for a `Session`, and all of it is atomics or a head.
+    Ok((unsafe { &*base.cast::<Session>() }, bytes))
+}
+
 /// Takes a record's lock, if its process is dead and so are all to whom it has left anything.
-fn take(fd: &OwnedFd, index: usize) -> bool {
+pub(crate) fn take(fd: &OwnedFd, index: usize) -> bool {
     if fcntl(fd, F_OFD_SETLK, &mut lock_of(index, F_WRLCK)).is_err() {
         return false;
     }
@@ -155,6 +165,11 @@ fn take(fd: &OwnedFd, index: usize) -> bool {
     }
     let _ = fcntl(fd, F_OFD_SETLK, &mut lock_of(index, F_UNLCK));
     false
+}
+
+/// Gives a record's lock up.
+pub(crate) fn give_up(fd: &OwnedFd, index: usize) {
+    let _ = fcntl(fd, F_OFD_SETLK, &mut lock_of(index, F_UNLCK));
 }
 
 const fn lock_of(index: usize, kind: i16) -> Flock {
@@ -175,7 +190,7 @@ fn fcntl(fd: &OwnedFd, command: usize, lock: &mut Flock) -> Result<usize, Errno>
 
 /// Claims a fresh record, else one whose process is dead: its counters go on counting. If possible one that has told nothing: what a
 /// record tells is its last holder's.
-fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
+pub(crate) fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
     let pid = rustix::process::getpid().as_raw_nonzero().get() as u32;
     let is_fresh = |record: &ProcessRecord| record.pid.load(Ordering::Relaxed) == 0;
     let is_silent = |record: &ProcessRecord| record.notices.load(Ordering::Relaxed) == 0;
@@ -194,6 +209,7 @@ fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
                     session.rounds.has_died(&last);
                 }
                 session.claims[index].store(Stated::default());
+                record.dormant_bytes.store(0, Ordering::Relaxed);
                 record.slots_used.iter().for_each(|slots| slots.store(0, Ordering::Relaxed));
                 // The lock decides; the number is for people.
                 record.pid.store(pid, Ordering::Relaxed);

@@ -26,12 +26,12 @@ use farpage_os::report::LastWords;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x11");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x12");
 /// What a library exports that knows this layout. A library of another one would leave its program alone, so `farpage run`
 /// looks for this name first.
-pub const LAYOUT_NAME: &str = "farpage_session_layout_17";
+pub const LAYOUT_NAME: &str = "farpage_session_layout_18";
 /// See [`LAYOUT_NAME`].
-#[unsafe(export_name = "farpage_session_layout_17")]
+#[unsafe(export_name = "farpage_session_layout_18")]
 pub static LAYOUT: u64 = MAGIC;
 const _: () = {
     let name = LAYOUT_NAME.as_bytes();
@@ -229,11 +229,13 @@ pub enum Notice {
     PeerOut = 15,
     /// The program had begun an io_uring before its memory was managed: its requests can fail with EFAULT. Value: how many.
     Ring = 16,
+    /// A dormant process has more memory than it could have by the calls that were seen. Value: bytes.
+    Grew = 17,
 }
 
 impl Notice {
     /// Every notice, by bit number.
-    pub const ALL: [Notice; 17] = [
+    pub const ALL: [Notice; 18] = [
         Notice::AreaFull,
         Notice::PoolFull,
         Notice::WriteError,
@@ -251,6 +253,7 @@ impl Notice {
         Notice::FileLimit,
         Notice::PeerOut,
         Notice::Ring,
+        Notice::Grew,
     ];
 }
 
@@ -270,6 +273,8 @@ pub enum StartFailure {
     Hooks = 5,
     /// /proc is not usable.
     Proc = 6,
+    /// The session is out of reach.
+    Session = 7,
 }
 
 /// Why a program that ran had to be stopped (value of [`Notice::Stopped`]): better no program than one with
@@ -350,6 +355,8 @@ pub struct ProcessRecord {
     pub notice_values: [AtomicU64; 24],
     /// The program's name as in /proc/self/comm, NUL-padded.
     pub command: [AtomicU64; 2],
+    /// The most memory that a dormant process can have, in bytes; 0 if it has an engine. See [`dormant`](crate::dormant).
+    pub dormant_bytes: AtomicU64,
     /// Slots in use in each area, while the process lives.
     pub slots_used: [AtomicU32; AREAS_MAX],
     /// Counters and latencies.

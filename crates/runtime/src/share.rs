@@ -16,6 +16,7 @@
 //! unless memory is short: it needs milliseconds for each GiB. In between, their minor faults say how much they have written.
 
 use crate::child_room::{ChildRoom, Waits};
+use crate::dormant::said_beyond_seen;
 use crate::engine::Engine;
 use crate::kin::{ALONE, Claimed, Ledger, Stated, have_all_asked, left, resolve};
 use crate::session::{PROCESSES_MAX, Session, ram_now_within};
@@ -452,7 +453,9 @@ impl Engine {
             allowance = self.say_and_hear();
         }
         if is_exact && is_peak {
-            peak.fetch_max(allowance.all_have, Ordering::Relaxed);
+            // What dormant processes say isn't there.
+            let seen = allowance.all_have.saturating_sub(said_beyond_seen(session));
+            peak.fetch_max(seen, Ordering::Relaxed);
         }
         let total = self.budget.now_bytes();
         self.budget.allow(self.share.child_room.limit(total, &allowance, now_ns()), allowance.sharers);

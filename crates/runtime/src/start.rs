@@ -42,7 +42,7 @@ use farpage_fault::signal::{Handover, Woken};
 use farpage_fault::thread::{FAULTS_MAX, Faults};
 use farpage_fault::uffd::{ByCopy, ByMove};
 use farpage_os::clock::{now_ns, sleep_ns};
-use farpage_os::proc::{MappingName, Pagemap, Rollup, Statm};
+use farpage_os::proc::{Mapping, MappingName, Pagemap, Rollup, Statm};
 use farpage_os::signal::SIGSEGV;
 use farpage_os::sys::{self, Errno, number};
 use farpage_os::thread::{self, Descriptors};
@@ -107,6 +107,8 @@ pub struct Start {
     pub thread_block: usize,
     /// In a fork's child: the parent's engine, whose list of mappings is still true.
     pub parent: Option<&'static Engine>,
+    /// The program's own code has run already: the process was dormant.
+    pub is_late: bool,
     /// For `signal` mode, opened where the program's threads have it, too.
     uffd: core::cell::Cell<Option<Uffd>>,
     engine: AtomicPtr<Engine>,
@@ -124,11 +126,13 @@ impl Start {
         session_path: [u8; PATH_BYTES],
         thread_block: usize,
         parent: Option<&'static Engine>,
+        is_late: bool,
     ) -> Start {
         Start {
             session_path,
             thread_block,
             parent,
+            is_late,
             uffd: core::cell::Cell::new(None),
             engine: AtomicPtr::new(core::ptr::null_mut()),
             failure: core::cell::Cell::new(None),
@@ -137,12 +141,13 @@ impl Start {
     }
 }
 
-/// Whether the program can go on by itself after this. A fork's child can that has all of its memory: more than the budget is better
-/// than an end that the program doesn't expect. So can one that may not look at itself (PR_SET_DUMPABLE, a program file that can't
-/// be read): its files in /proc are root's.
-pub fn can_do_without(parent: Option<&Engine>, error: StartError) -> bool {
+/// Whether the program can go on by itself after this. A fork's child can that has all of its memory, and so can a program that has
+/// run already: more than the budget is better than an end that the program doesn't expect. So can one that may not look at itself
+/// (PR_SET_DUMPABLE, a program file that can't be read): its files in /proc are root's.
+pub fn can_do_without(parent: Option<&Engine>, is_late: bool, error: StartError) -> bool {
     const ACCES: Errno = Errno(linux_raw_sys::errno::EACCES as i32);
     match (error, parent) {
+        _ if is_late => true,
         (StartError::Alone, _) => true,
         (_, Some(parent)) => !parent.heirs.are_left_pages(),
         (_, None) => matches!(error, StartError::Failed(StartFailure::Proc, ACCES)),
@@ -515,12 +520,19 @@ pub(crate) fn build(request: &'static Start) -> Result<&'static Engine, StartErr
         let (notice, value) = match error {
             StartError::Alone => return error,
             StartError::Failed(failure, errno) => {
-                let notice =
-                    if can_do_without(request.parent, error) { Notice::Alone } else { Notice::NotStarted };
+                let notice = if can_do_without(request.parent, request.is_late, error) {
+                    Notice::Alone
+                } else {
+                    Notice::NotStarted
+                };
                 (notice, failure as u64 | (errno.0 as u64) << 16)
             }
             StartError::BudgetTooSmall(needed) => (Notice::BudgetTooSmall, needed),
         };
+        // A process that was dormant tells in its other record, why ever it has no engine.
+        if request.is_late {
+            return error;
+        }
         record.notice(notice, value);
         if notice == Notice::Alone { StartError::Alone } else { error }
     })
@@ -541,7 +553,7 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
     let handover = handover_for(settings.uffd_source).map_err(no_memory)?;
     let needed = statm.anonymous_bytes().map_err(failed(StartFailure::Proc))? + OWN_BYTES_MIN;
     // A fork's child has what its parent had: it goes on, over its budget until pages are evicted.
-    if request.parent.is_none() && settings.ram_bytes < needed {
+    if request.parent.is_none() && !request.is_late && settings.ram_bytes < needed {
         return Err(StartError::BudgetTooSmall(needed));
     }
 
@@ -752,7 +764,7 @@ fn open_device() -> Result<Uffd, Errno> {
 }
 
 /// The program's name, for the summary.
-fn name_record(record: &crate::session::ProcessRecord) {
+pub(crate) fn name_record(record: &crate::session::ProcessRecord) {
     let mut name = [0_u8; 16];
     if let Ok(comm) = rustix::fs::open(c"/proc/self/comm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
         let read = rustix::io::read(&comm, &mut name).unwrap_or(0);
@@ -841,13 +853,23 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
     }
     let stacks = Stacks::find();
     proc::for_each_mapping(|mapping| {
-        let named =
-            mapping.name == MappingName::Heap || mapping.name == MappingName::None && stacks.all_known;
+        let named = match mapping.name {
+            MappingName::Heap => true,
+            MappingName::None => stacks.all_known,
+            MappingName::Given => stacks.all_known && request.is_late,
+            MappingName::Stack | MappingName::Other => false,
+        };
         let holds_thread = mapping.pages.contains(PageIndex::of_address(request.thread_block))
             || stacks.known().any(|pointer| mapping.pages.contains(PageIndex::of_address(pointer)));
         let has_place = mapping.pages.end <= changes::EVERYTHING.end;
-        if mapping.is_private_data && mapping.is_anonymous && named && has_place && !holds_thread {
-            let _ = ranges.insert(mapping.pages, Flags::NONE);
+        // What a library reserves before we are loaded stays its own affair. What the program has reserved it will use.
+        let flags = match mapping {
+            Mapping { is_private_data: true, .. } => Some(Flags::NONE),
+            Mapping { is_private: true, .. } if request.is_late => Some(changes::flags_of(&mapping)),
+            _ => None,
+        };
+        if let Some(flags) = flags.filter(|_| mapping.is_anonymous && named && has_place && !holds_thread) {
+            let _ = ranges.insert(mapping.pages, flags);
         }
     })?;
     memory::for_each_early_reservation(|range| {

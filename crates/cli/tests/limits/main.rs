@@ -8,6 +8,7 @@
 mod farpage;
 
 mod budgets;
+mod dormant;
 mod ends;
 mod exec;
 mod groups;

@@ -1,0 +1,179 @@
+//! Dormant processes as the supervisor sees them: nothing of ours runs in them that would say how large they are, or end them.
+//!
+//! The supervisor measures them, ten times a second. If the supervisor is killed the kernel ends them. For each process the supervisor
+//! holds reading ends of pipes that send SIGKILL to that process when the last writing end is closed; all writing ends are the
+//! supervisor's. The kernel closes the files of a dead process in the order of their numbers, from one side or the other. So the
+//! writing end of one pipe has a lower number than all reading ends, and that of the other a higher one.
+
+use crate::neighbours::Holding;
+use crate::outside;
+use crate::say;
+use crate::session::Shared;
+use crate::sys;
+use crate::totals;
+use farpage::dormant::{WAKES, said_beyond_seen};
+use farpage::session::{Notice, PROCESSES_MAX, ProcessRecord};
+use farpage_core::stats::Gauge;
+use farpage_core::units::PAGE_BYTES;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Processes that are measured in one look: each takes some 20 µs.
+const LOOK_AT_MAX: usize = 32;
+/// Memory beyond what a process has said that is believed to be the loader's, in bytes: libraries that were loaded since.
+const UNSAID_BYTES_MAX: u64 = 4 << 20;
+/// Numbers from which on the second pipe's writing end gets one: the second if the limit of open files is below the first.
+const HIGH: [i32; 2] = [900, 200];
+/// How long processes that the program has left behind have to start an engine.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What is known of them.
+#[derive(Default)]
+pub struct Dormants {
+    /// The record that is measured next.
+    next: usize,
+    /// Reading ends by the process that they end.
+    ends: BTreeMap<u32, [File; 2]>,
+    pipes: Option<[Pipe; 2]>,
+}
+
+impl Dormants {
+    /// Looks once more.
+    pub fn look(&mut self, shared: &Shared) {
+        let records = &shared.session().processes;
+        let all = numbers(shared);
+        let pids: Vec<u32> = all.iter().map(|at| pid(&records[*at])).collect();
+        self.ends.retain(|known, _| pids.contains(known));
+        pids.into_iter().for_each(|pid| self.ends_with_us(pid));
+        let (before, after) = all.split_at(all.partition_point(|at| *at < self.next));
+        for at in after.iter().chain(before).take(LOOK_AT_MAX) {
+            self.next = at + 1;
+            measure(&records[*at]);
+        }
+        if !all.is_empty() {
+            let has = Holding::of(shared.session(), shared.file()).claimed.has;
+            let seen = has.saturating_sub(said_beyond_seen(shared.session()));
+            let unsaid = all.iter().fold(0_u64, |sum, at| sum.saturating_add(unsaid(&records[*at])));
+            shared.session().claims_peak.fetch_max(seen.saturating_add(unsaid), Ordering::Relaxed);
+        }
+    }
+
+    /// The kernel ends that process if we are killed.
+    fn ends_with_us(&mut self, pid: u32) {
+        // Any process of the run can write any number into a record.
+        if self.ends.contains_key(&pid) || !outside::is_of_run(pid) {
+            return;
+        }
+        if self.pipes.is_none() {
+            self.pipes = pipes().ok();
+        }
+        let Some([low, high]) = &self.pipes else { return };
+        if let (Ok(low), Ok(high)) = (low.end_for(pid), high.end_for(pid)) {
+            self.ends.insert(pid, [low, high]);
+        }
+    }
+
+    /// The program has ended, and what it has left behind goes on: with an engine each, because nobody can start one when we are gone.
+    /// Names of those that have none.
+    pub fn left_behind(&mut self, shared: &Shared) -> Vec<String> {
+        self.ends.clear();
+        let records = &shared.session().processes;
+        let until = Instant::now() + PATIENCE;
+        let are_asked = numbers(shared);
+        are_asked.iter().for_each(|at| ask(&records[*at]));
+        let mut left = are_asked;
+        while !left.is_empty() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+            left.retain(|at| is_dormant(shared, *at));
+        }
+        let name = |at: &usize| {
+            let record = &records[*at];
+            format!("{} (pid {})", say::harmless(&totals::command(record)), pid(record))
+        };
+        left.iter().map(name).collect()
+    }
+
+    /// All of them end, as if we had been killed.
+    pub fn end_all(&mut self) {
+        // The writing ends: the last ones of both pipes.
+        self.pipes = None;
+    }
+}
+
+fn is_dormant(shared: &Shared, at: usize) -> bool {
+    shared.session().processes[at].dormant_bytes.load(Ordering::Relaxed) > 0 && shared.is_alive(at)
+}
+
+/// The records of all that are dormant.
+fn numbers(shared: &Shared) -> Vec<usize> {
+    (0..PROCESSES_MAX).filter(|at| is_dormant(shared, *at)).collect()
+}
+
+fn pid(record: &ProcessRecord) -> u32 {
+    record.pid.load(Ordering::Relaxed)
+}
+
+/// What a process has beyond what it has said.
+fn unsaid(record: &ProcessRecord) -> u64 {
+    let said = record.dormant_bytes.load(Ordering::Relaxed);
+    record.stats.gauge(Gauge::Anonymous).saturating_sub(said)
+}
+
+fn measure(record: &ProcessRecord) {
+    // In another pid namespace the number is somebody else's.
+    let pid = Some(pid(record)).filter(|pid| outside::is_of_run(*pid));
+    let Some(bytes) = pid.and_then(anonymous_bytes) else { return };
+    record.stats.set(Gauge::Anonymous, bytes);
+    record.stats.raise(Gauge::AnonymousPeak, bytes);
+    record.stats.raise(Gauge::ProgramPeak, bytes);
+    if unsaid(record) > UNSAID_BYTES_MAX && record.noticed(Notice::Alone).is_none() {
+        record.notice(Notice::Grew, bytes);
+        ask(record);
+    }
+}
+
+/// Asks a process to start an engine.
+fn ask(record: &ProcessRecord) {
+    let pid = pid(record);
+    if let Ok(process) = sys::open_process(pid)
+        && outside::is_of_run(pid)
+    {
+        sys::send_signal_to(&process, WAKES as i32);
+    }
+}
+
+fn anonymous_bytes(pid: u32) -> Option<u64> {
+    let statm = fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let mut pages = statm.split(' ').map(str::parse::<u64>);
+    let (resident, shared) = (pages.nth(1)?.ok()?, pages.next()?.ok()?);
+    Some(resident.saturating_sub(shared).saturating_mul(PAGE_BYTES as u64))
+}
+
+/// A pipe that nobody writes to.
+struct Pipe {
+    reads: OwnedFd,
+    /// The last writing end, closed by our end.
+    _writes: OwnedFd,
+}
+
+/// The two: see above.
+fn pipes() -> io::Result<[Pipe; 2]> {
+    let [reads, _writes] = sys::pipe()?;
+    let low = Pipe { reads, _writes };
+    let [reads, writes] = sys::pipe()?;
+    let _writes = sys::duplicate_from(&writes, HIGH[0]).or_else(|_| sys::duplicate_from(&writes, HIGH[1]))?;
+    Ok([low, Pipe { reads, _writes }])
+}
+
+impl Pipe {
+    /// A reading end that ends a process when it outlives the writing end.
+    fn end_for(&self, pid: u32) -> io::Result<File> {
+        let end = File::open(format!("/proc/self/fd/{}", self.reads.as_raw_fd()))?;
+        sys::signal_at_events(&end, pid, libc::SIGKILL)?;
+        Ok(end)
+    }
+}

@@ -1,0 +1,146 @@
+//! Small processes have nothing of Farpage's running in them, and are managed before they are large.
+
+use super::{is_gone, modes, wait_until};
+use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled, descendants};
+use crate::farpage::{is_root, skip};
+use std::fs;
+
+/// Dormant processes may have a 16th of it, and one is allowed a stack of 8 MiB.
+const RAM: u64 = 256 * MIB;
+
+fn run(faults: &str, case: &str) -> Outcome {
+    let program = compiled("dormant");
+    let program = program.to_str().unwrap();
+    // Three processes are dormant at once there.
+    let (ram, words) = match case {
+        "forks" => (2 * RAM, vec!["sh", "-c", "ulimit -s 2048; exec \"$0\" forks", program]),
+        _ => (RAM, vec![program, case]),
+    };
+    Job::new(&Under::budget(ram, &["--faults", faults]), &words).within(120).run()
+}
+
+/// Each case looks by itself whether there are threads when there may be some.
+fn is_right(cases: &[&str]) {
+    let Some(_alone) = alone_with("cc") else { return };
+    for (faults, case) in modes().iter().flat_map(|faults| cases.iter().map(move |case| (faults, case))) {
+        let outcome = run(faults, case);
+        assert_eq!(outcome.status, Some(0), "{faults} {case}: {}", outcome.stderr);
+        assert!(!outcome.stderr.contains("limited"), "{faults} {case}: {}", outcome.stderr);
+    }
+}
+
+/// chromium ended itself because it found a second thread; `unshare -Ur`, gdb and valgrind failed of it.
+#[test]
+fn small_process_has_one_thread() {
+    is_right(&["stays", "user_namespace"]);
+}
+
+/// However it comes to have more memory than it has said: also memory that it has reserved while nobody looked, and the child of a
+/// child of such a process.
+#[test]
+fn process_that_grows_is_managed() {
+    is_right(&["maps", "heap", "remaps", "reserves", "vforks", "forks"]);
+}
+
+/// Locked, read-only or executable memory is there though the kernel doesn't count it as data.
+#[test]
+fn memory_that_may_not_be_written_any_more_counts() {
+    is_right(&["seals"]);
+}
+
+/// What a process can do later it must be managed before: nothing could be started in it afterwards.
+#[test]
+fn process_is_managed_before_it_gives_up_what_an_engine_needs() {
+    is_right(&["has_threads", "keeps_others_out", "limits", "handles_it"]);
+    if !is_root() {
+        return skip("only root can become another user");
+    }
+    is_right(&["other_user"]);
+}
+
+/// Nobody sees it grow but the supervisor.
+#[test]
+fn process_that_grows_past_libc_is_told_of_and_managed() {
+    let Some(_alone) = alone_with("cc") else { return };
+    for faults in modes() {
+        let outcome = run(faults, "maps_past_libc");
+        assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("by system calls of its own, past libc"), "{}", outcome.stderr);
+        assert!(outcome.counter("evict_taken") > 0, "{}", outcome.stderr);
+    }
+}
+
+/// It has put the run out of its reach, and its memory isn't limited. The summary said that its peak was 4 MiB.
+#[test]
+fn process_that_can_no_longer_be_managed_is_told_of_with_its_size() {
+    let Some(_alone) = alone_with("cc") else { return };
+    let outcome = run("signal", "grows_in_a_user_namespace");
+    assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
+    let told = outcome.stderr.contains("it grew after it had put the run out of its reach");
+    assert!(told && !outcome.stderr.contains("stayed within"), "{}", outcome.stderr);
+    let budget = outcome.stderr.lines().find(|line| line.contains("  budget ")).unwrap();
+    assert!(budget.contains("peak 30") && budget.contains(" MiB anonymous"), "{budget}");
+}
+
+/// The threads of a process.
+fn threads(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count)
+}
+
+fn has_joined(pid: &u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("farpage-session"))
+}
+
+/// Where there is an engine, it ends its process itself.
+#[test]
+fn dormant_processes_end_with_a_supervisor_that_is_killed() {
+    let Some(_alone) = alone_with("sh") else { return };
+    let words = ["sh", "-c", "sleep 300 & (sleep 300; true) & wait"];
+    let running = Job::new(&Under::budget(4096 * MIB, &[]), &words).within(60).start();
+    let supervisor = running.pid();
+    let members = || descendants(supervisor);
+    // sh, a sleep, a subshell and its sleep.
+    wait_until("the tree's growth", || members().len() == 4 && members().iter().all(has_joined));
+    // Several looks of the supervisor.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let members = members();
+    assert!(members.iter().all(|pid| threads(*pid) == 1), "some aren't dormant");
+    // SAFETY: takes no pointers; the process belongs to this test.
+    assert_eq!(unsafe { libc::kill(supervisor as i32, libc::SIGKILL) }, 0);
+    wait_until("the end of all processes", || members.iter().all(|pid| is_gone(*pid)));
+    assert_eq!(running.end().signal, Some(libc::SIGKILL));
+}
+
+/// It couldn't start an engine when the supervisor is gone, and would grow without a limit.
+#[test]
+fn what_is_left_behind_is_managed_when_the_run_ends() {
+    let Some(_alone) = alone_with("cc") else { return };
+    let program = compiled("dormant");
+    let script = format!("{} waits >ready & while ! grep -q r ready; do :; done; echo $!", program.display());
+    let outcome = Job::new(&Under::budget(1024 * MIB, &[]), &["sh", "-c", &script]).within(60).run();
+    let left: u32 = outcome.succeeded().text().trim().parse().unwrap();
+    let threads = threads(left);
+    // SAFETY: takes no pointers; the process was started by this test's program, and hasn't ended.
+    unsafe { libc::kill(left as i32, libc::SIGKILL) };
+    assert!(threads > 1, "{}", outcome.stderr);
+    assert!(!outcome.stderr.contains("without a budget"), "{}", outcome.stderr);
+}
+
+/// Its library for threads stumbled over ours, which it can't know.
+#[test]
+fn debugger_sees_the_program_as_it_is() {
+    let Some(_alone) = alone_with("gdb") else { return };
+    let program = compiled("dormant");
+    let commands = ["break pause", "run", "bt", "info threads", "kill"];
+    let mut words = vec!["gdb", "-batch", "-nx"];
+    commands.iter().for_each(|command| words.extend(["-ex", *command]));
+    words.extend(["--args", program.to_str().unwrap(), "waits"]);
+    for faults in modes() {
+        // gdb itself is large.
+        let under = Under::budget(8192 * MIB, &["--faults", faults]);
+        let outcome = Job::new(&under, &words).within(60).run();
+        let text = outcome.text();
+        assert!(text.contains("in main ()") || text.contains("in waits ()"), "{text}{}", outcome.stderr);
+        assert!(text.contains("* 1 ") && !text.contains("  2 "), "{text}{}", outcome.stderr);
+    }
+}

@@ -1,0 +1,360 @@
+//! Dormant processes: members of the run in which nothing of ours runs, because they are small.
+//!
+//! A dormant process has said in the session the most memory that it can have: what it may write, and the stack that it is allowed.
+//! That counts against the budget as if it were there. The kernel keeps it to that; to have more it must map more, and its calls for
+//! that come to us. All dormant processes together have a small part of the budget. Whoever would pass it starts an engine first.
+//!
+//! A dormant process has no thread and no descriptor of ours, and a handler for one signal only, by which the supervisor asks for an
+//! engine. It holds its record by a mapping of the file that has the lock, and a fork's child doesn't get that mapping.
+// UNSAFETY: a mapping is given up when an engine has taken over.
+
+use crate::head::budget_in;
+use crate::kin::Stated;
+use crate::record::{claim, give_up, map, open, take};
+use crate::session::{Notice, PROCESSES_MAX, ProcessRecord, Session, StartFailure, ram_now_within};
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use farpage_core::stats::Gauge;
+use farpage_core::units::PAGE_BYTES;
+use farpage_os::memory::{self, ProtFlags};
+use farpage_os::proc::Statm;
+use farpage_os::sys::Errno;
+use rustix::fd::{AsFd, OwnedFd};
+
+/// `SIGURG`, by which the supervisor asks a dormant process for an engine. Most programs have no handler for that, and a program that
+/// was just executed ignores the signal.
+pub const WAKES: u32 = 23;
+/// All dormant processes together have at most the budget divided by this.
+const PARTS: u64 = 16;
+/// What a process says that it can have more than it needs to say, so that it needn't say it again soon: at least so many bytes.
+const MORE_BYTES_MIN: u64 = 1 << 20;
+/// More than any process has. Sums of what is said must not overflow.
+const BYTES_MAX: u64 = 1 << 50;
+
+/// Where this process has mapped the session, and the page that holds the lock. A fork's child has neither, and forgets them.
+static MAPPED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// One that is dormant: this process.
+pub struct Dormant {
+    session: &'static Session,
+    /// How much the process may write, in bytes.
+    writable: fn() -> Option<u64>,
+    /// The page whose mapping keeps the lock of the record.
+    lock_page: *mut u8,
+    index: usize,
+    budget_bytes: u64,
+    /// The most that it can have, as it has said.
+    said: AtomicU64,
+    /// The most that it can have by the calls that it has made.
+    can_have: AtomicU64,
+    /// What of that the kernel no longer counts: memory that was written, and may not be any more.
+    sealed: AtomicU64,
+}
+
+/// What a call may add, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Added {
+    /// Can be written after the call.
+    Writable(u64),
+    /// Can't be written any more, and may have been.
+    Sealed(u64),
+}
+
+impl Dormant {
+    /// Joins the session at `path`. None if there is none, or if this process could have too much.
+    pub fn join(path: &CStr) -> Option<Dormant> {
+        Dormant::join_with(path, writable_bytes)
+    }
+
+    fn join_with(path: &CStr, writable: fn() -> Option<u64>) -> Option<Dormant> {
+        forget_the_parents();
+        let lock = open(path).ok()?;
+        let budget_bytes = budget_in(&lock)?;
+        // Most budgets that are too small are so for one process alone: it isn't a member twice then.
+        if !fits(0, can_have(writable, 0)?, budget_bytes / PARTS) {
+            return None;
+        }
+        // By another open file than the lock's, which would be held as long as the session is mapped.
+        let (session, session_bytes) = map(&open(path).ok()?).ok()?;
+        let base = core::ptr::from_ref(session).cast_mut().cast::<u8>();
+        let joined = || {
+            let index = claim(&lock, session)?;
+            let lock_page = memory::map_shared(lock.as_fd(), PAGE_BYTES, ProtFlags::READ).ok()?;
+            let [said, can_have, sealed] = [const { AtomicU64::new(0) }; 3];
+            Some(Dormant { session, writable, lock_page, index, budget_bytes, said, can_have, sealed })
+        };
+        let Some(dormant) = joined() else {
+            // SAFETY: mapped above, and nobody else's.
+            unsafe { memory::release(base, session_bytes) };
+            return None;
+        };
+        MAPPED[0].store(base as usize, Ordering::Relaxed);
+        MAPPED[1].store(dormant.lock_page as usize, Ordering::Relaxed);
+        crate::start::name_record(dormant.record());
+        let is_kept =
+            [(base, session_bytes), (dormant.lock_page, PAGE_BYTES)].into_iter().all(|(base, bytes)| {
+                // SAFETY: in a child `MAPPED` is forgotten, and so is the `Dormant`, whose page is wiped there.
+                unsafe { memory::keep_from_children(base, bytes) }.is_ok()
+            });
+        if is_kept && dormant.says_with(0, |others, bytes| dormant.reap(&lock, others, bytes)) {
+            session.started.joins(dormant.record().pid.load(Ordering::Relaxed));
+            return Some(dormant);
+        }
+        dormant.leave();
+        None
+    }
+
+    fn record(&self) -> &'static ProcessRecord {
+        &self.session.processes[self.index]
+    }
+
+    /// What is shared with the run, as far as it matters before there is an engine.
+    pub fn session(&self) -> &'static Session {
+        self.session
+    }
+
+    /// Notes what a call is about to add. Whether that is within what the process has said.
+    pub fn adds_little(&self, added: Added) -> bool {
+        let bytes = match added {
+            Added::Writable(bytes) => bytes,
+            Added::Sealed(bytes) => {
+                self.sealed.fetch_add(bytes.min(BYTES_MAX), Ordering::Relaxed);
+                bytes
+            }
+        };
+        let before = self.can_have.fetch_add(bytes.min(BYTES_MAX), Ordering::Relaxed);
+        before.saturating_add(bytes) <= self.said.load(Ordering::Relaxed)
+    }
+
+    /// Whether the process stays small with what a call adds that was noted already. Looks at /proc. `path` is the session's.
+    pub fn may_add(&self, added: Added, path: &CStr) -> bool {
+        let new = match added {
+            Added::Writable(bytes) => bytes,
+            // The kernel still counts it.
+            Added::Sealed(_) => 0,
+        };
+        self.says_with(new, |others, wanted| open(path).is_ok_and(|lock| self.reap(&lock, others, wanted)))
+    }
+
+    /// Says what the process can have with `added` bytes more. False if all dormant processes together could have too much then,
+    /// also after `reap` has forgotten the dead ones; what was said before stands.
+    fn says_with(&self, added: u64, reap: impl Fn(u64, u64) -> bool) -> bool {
+        let more = added.saturating_add(self.sealed.load(Ordering::Relaxed));
+        let Some(least) = can_have(self.writable, more) else {
+            return false;
+        };
+        let before = self.said.load(Ordering::Relaxed);
+        // With room to grow in; else as little as can be.
+        let is_said = [least + (least / 4).max(MORE_BYTES_MIN), least].into_iter().any(|bytes| {
+            // Said before it is compared: of two processes that say so at once one sees the other.
+            self.say(bytes);
+            let others = self.others();
+            fits(others, bytes, self.most()) || reap(others, bytes) && fits(self.others(), bytes, self.most())
+        });
+        if is_said {
+            self.can_have.store(least, Ordering::Relaxed);
+            self.note_size();
+        } else {
+            self.say(before);
+        }
+        is_said
+    }
+
+    /// What the process has, for the summary.
+    fn note_size(&self) {
+        let bytes = Statm::open().and_then(|statm| statm.anonymous_bytes()).unwrap_or(0);
+        let stats = &self.record().stats;
+        stats.set(Gauge::Anonymous, bytes);
+        stats.raise(Gauge::AnonymousPeak, bytes);
+        stats.raise(Gauge::ProgramPeak, bytes);
+    }
+
+    fn say(&self, bytes: u64) {
+        self.said.store(bytes, Ordering::Relaxed);
+        self.record().dormant_bytes.store(bytes, Ordering::Relaxed);
+        self.session.claims[self.index].store(Stated { anonymous: bytes, floor: bytes, ..Stated::default() });
+    }
+
+    /// What all dormant processes together may have.
+    fn most(&self) -> u64 {
+        ram_now_within(self.session.ram_now.load(Ordering::Relaxed), self.budget_bytes) / PARTS
+    }
+
+    /// What the other dormant processes can have, and those that died dormant.
+    fn others(&self) -> u64 {
+        let others = self.session.processes.iter().enumerate().filter(|(index, _)| *index != self.index);
+        others.map(|(_, record)| record.dormant_bytes.load(Ordering::Relaxed).min(BYTES_MAX)).sum()
+    }
+
+    /// Forgets what dead processes have said, if that can matter. Whether it was looked for.
+    fn reap(&self, lock: &OwnedFd, others: u64, wanted: u64) -> bool {
+        if others == 0 || !fits(0, wanted, self.most()) {
+            return false;
+        }
+        for index in (0..PROCESSES_MAX).filter(|index| *index != self.index) {
+            let record = &self.session.processes[index];
+            if record.dormant_bytes.load(Ordering::Relaxed) > 0 && take(lock, index) {
+                record.dormant_bytes.store(0, Ordering::Relaxed);
+                self.session.claims[index].store(Stated::default());
+                give_up(lock, index);
+            }
+        }
+        true
+    }
+
+    /// Tells the supervisor of a failure to start an engine.
+    pub fn tell(&self, notice: Notice, failure: StartFailure, errno: Errno) {
+        self.record().notice(notice, failure as u64 | (errno.0 as u64) << 16);
+    }
+
+    /// There is an engine now, or the process isn't a member: what was said counts no more. The session stays mapped: a call of the
+    /// program's that was interrupted may look there.
+    pub fn leave(self) {
+        self.say(0);
+        self.session.claims[self.index].store(Stated::default());
+        self.record().stats.set(Gauge::Anonymous, 0);
+        MAPPED[1].store(0, Ordering::Relaxed);
+        // SAFETY: mapped by `join`, and nobody looks there.
+        unsafe { memory::release(self.lock_page, PAGE_BYTES) };
+    }
+}
+
+fn writable_bytes() -> Option<u64> {
+    Some(Statm::open().and_then(|statm| statm.sizes()).ok()?.writable_bytes)
+}
+
+/// The most memory that this process can have, in bytes: what it may write, its stack, and `more`.
+fn can_have(writable: fn() -> Option<u64>, more: u64) -> Option<u64> {
+    let parts = [writable()?, memory::stack_bytes_max(), more];
+    Some(parts.iter().fold(0_u64, |sum, part| sum.saturating_add(*part)).min(BYTES_MAX))
+}
+
+/// Whether `bytes` beside what the `others` can have is at most what all may have.
+const fn fits(others: u64, bytes: u64, most: u64) -> bool {
+    others.saturating_add(bytes) <= most
+}
+
+/// A fork's child doesn't have the mappings of its parent.
+fn forget_the_parents() {
+    for mapped in &MAPPED {
+        memory::forget(mapped.swap(0, Ordering::Relaxed) as *const u8);
+    }
+}
+
+/// What dormant processes have said, less what they were seen to have: all say together what could be there.
+pub fn said_beyond_seen(session: &Session) -> u64 {
+    let beyond = |record: &ProcessRecord| {
+        let said = record.dormant_bytes.load(Ordering::Relaxed).min(BYTES_MAX);
+        said.saturating_sub(record.stats.gauge(Gauge::Anonymous))
+    };
+    session.processes.iter().map(beyond).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::head::tests::{TABLES_BYTES, sound};
+    use crate::head::{HeadCopy, SessionHead};
+    use rustix::fd::AsRawFd;
+    use rustix::fs::MemfdFlags;
+    use std::ffi::CString;
+
+    /// A session with this budget, and where it can be opened.
+    fn session(budget_bytes: u64) -> (OwnedFd, CString) {
+        let fd = rustix::fs::memfd_create("test-session", MemfdFlags::CLOEXEC).unwrap();
+        let bytes = (size_of::<Session>() + TABLES_BYTES).next_multiple_of(4);
+        rustix::fs::ftruncate(&fd, bytes as u64).unwrap();
+        let head: &HeadCopy = &sound(bytes);
+        let words: Vec<u8> = head.words().iter().flat_map(|word| word.to_ne_bytes()).collect();
+        rustix::io::pwrite(&fd, &words, 0).unwrap();
+        let settings = core::mem::offset_of!(SessionHead, settings);
+        // The budget comes first in the settings.
+        rustix::io::pwrite(&fd, &budget_bytes.to_ne_bytes(), settings as u64).unwrap();
+        let path = CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
+        assert_eq!(budget_in(&fd), Some(budget_bytes));
+        (fd, path)
+    }
+
+    /// A process that always may write so much: other tests of this one map and unmap meanwhile.
+    fn join(path: &CStr) -> Option<Dormant> {
+        Dormant::join_with(path, || Some(100 << 20))
+    }
+
+    /// What it says when it joins.
+    fn said() -> u64 {
+        can_have(|| Some(100 << 20), 0).unwrap() / 4 * 5
+    }
+
+    /// As if the process had died: the lock is gone, but what was said isn't.
+    fn dies(dormant: Dormant) {
+        // SAFETY: nobody looks at the page.
+        unsafe { memory::release(dormant.lock_page, PAGE_BYTES) };
+    }
+
+    /// 256 processes that had ended were believed to have memory still.
+    #[test]
+    fn dormant_processes_together_have_a_part_of_the_budget_and_dead_ones_none() {
+        let (_fd, path) = session(said() * PARTS * 5 / 2);
+        let (first, second) = (join(&path).unwrap(), join(&path).unwrap());
+        assert!(join(&path).is_none(), "a third one is too much");
+        let claims = |dormant: &Dormant| dormant.session.claims[dormant.index].load().anonymous;
+        assert!(claims(&first) > 0 && claims(&first) == first.said.load(Ordering::Relaxed));
+        dies(first);
+        let third = join(&path).unwrap();
+        assert!(join(&path).is_none(), "two are alive");
+        second.leave();
+        third.leave();
+        let fourth = join(&path).unwrap();
+        assert_eq!(fourth.others(), 0, "who has an engine says nothing");
+        fourth.leave();
+    }
+
+    #[test]
+    fn budget_that_is_too_small_for_one_process_is_not_joined() {
+        let (fd, path) = session(said() * PARTS / 3);
+        assert!(join(&path).is_none());
+        let (session, _) = map(&fd).unwrap();
+        assert!(session.processes.iter().all(|record| record.pid.load(Ordering::Relaxed) == 0), "no record");
+        assert!(join(c"/proc/self/fd/nothing").is_none());
+    }
+
+    #[test]
+    fn process_may_add_up_to_its_part() {
+        let (_fd, path) = session(said() * PARTS * 3);
+        let dormant = join(&path).unwrap();
+        let said_first = dormant.said.load(Ordering::Relaxed);
+        let may = |added| dormant.adds_little(added) || dormant.may_add(added, &path);
+        assert!(dormant.adds_little(Added::Writable(4096)), "there is room to grow in");
+        assert_eq!(dormant.said.load(Ordering::Relaxed), said_first);
+        assert!(may(Added::Writable(said())), "it says more");
+        let said_then = dormant.said.load(Ordering::Relaxed);
+        assert!(said_then > said_first);
+        assert!(!may(Added::Writable(said() * 3)), "that is more than all may have");
+        assert_eq!(dormant.said.load(Ordering::Relaxed), said_then, "what was said stands");
+        assert!(!may(Added::Writable(u64::MAX)) && !may(Added::Writable(u64::MAX)), "sums don't overflow");
+        dormant.leave();
+    }
+
+    /// A compiler writes code, and makes it executable: it is there though it isn't data for the kernel any more.
+    #[test]
+    fn sealed_memory_counts_for_good() {
+        let (_fd, path) = session(said() * PARTS * 2);
+        let dormant = join(&path).unwrap();
+        let added = Added::Sealed(said() / 2);
+        let may = || dormant.adds_little(added) || dormant.may_add(added, &path);
+        assert!(may());
+        assert!(!(may() && may() && may()), "each time it is more");
+        dormant.leave();
+    }
+
+    #[test]
+    fn what_was_said_is_more_than_what_was_seen() {
+        let (_fd, path) = session(said() * PARTS * 2);
+        let dormant = join(&path).unwrap();
+        let seen = dormant.record().stats.gauge(Gauge::Anonymous);
+        assert!(seen > 0);
+        let said = dormant.said.load(Ordering::Relaxed);
+        assert_eq!(said_beyond_seen(dormant.session), said - seen);
+        dormant.leave();
+    }
+}

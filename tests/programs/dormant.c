@@ -1,0 +1,292 @@
+/* A process that is small has no thread of Farpage's, and gets one before it is large: however it grows, and whatever it has
+ * done before.
+ *
+ * Under a budget of 256 MiB. Dormant processes may have 16 of them: the usual limit of the stack, 8 MiB, and the program. */
+#include "check.h"
+#include <dirent.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+
+#define GROWS (300 * MIB)
+#define SMALL MIB
+
+static int threads(void)
+{
+    int count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    CHECK(tasks != NULL);
+    for (struct dirent *task; (task = readdir(tasks)) != NULL;)
+        count += task->d_name[0] != '.';
+    closedir(tasks);
+    return count;
+}
+
+#define IS_DORMANT() CHECK(threads() == 1)
+#define IS_MANAGED() CHECK(threads() > 1)
+
+/* However it goes on, it begins so. */
+static __attribute__((constructor)) void begins(void)
+{
+    IS_DORMANT();
+}
+
+static char *reserve(size_t bytes)
+{
+    char *memory = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    return memory;
+}
+
+/* Grows over the budget, and is what it was. */
+static void grow(void)
+{
+    char *memory = filled(GROWS, 1);
+    REQUIRE_OUT(memory, GROWS);
+    VERIFY(memory, GROWS, 1);
+    CHECK(munmap(memory, GROWS) == 0);
+}
+
+static void stays(void)
+{
+    char *memory = filled(SMALL, 1);
+    /* More than all of it in the end, but never at once. */
+    for (int turn = 0; turn < 100; turn++) {
+        char *more = filled(SMALL, 1);
+        CHECK(munmap(more, SMALL) == 0);
+    }
+    VERIFY(memory, SMALL, 1);
+    IS_DORMANT();
+    /* Nothing that a program could see of the signal by which it is asked. */
+    struct sigaction action;
+    CHECK(sigaction(SIGURG, NULL, &action) == 0 && action.sa_handler == SIG_DFL);
+    CHECK(signal(SIGUSR1, SIG_IGN) == SIG_DFL);
+}
+
+static void maps(void)
+{
+    grow();
+    IS_MANAGED();
+}
+
+static void heap(void)
+{
+    char *start = sbrk(0);
+    CHECK(brk(start + GROWS) == 0);
+    IS_MANAGED();
+    char *memory = (char *)(((uintptr_t)start + PAGE - 1) & ~(PAGE - 1));
+    fill(memory, GROWS - PAGE, 1);
+    VERIFY(memory, GROWS - PAGE, 1);
+}
+
+static void remaps(void)
+{
+    char *memory = map(SMALL);
+    fill(memory, SMALL, 1);
+    IS_DORMANT();
+    memory = mremap(memory, SMALL, GROWS, MREMAP_MAYMOVE);
+    CHECK(memory != MAP_FAILED);
+    IS_MANAGED();
+    fill(memory, GROWS, 1);
+    VERIFY(memory, GROWS, 1);
+}
+
+/* As runtimes do it. Memory that was reserved while nobody looked is known to an engine that starts later. */
+static void reserves(void)
+{
+    char *memory = reserve(2 * GROWS), *named = reserve(GROWS);
+    prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, named, GROWS, "mine");
+    IS_DORMANT();
+    CHECK(mprotect(memory, SMALL, PROT_READ | PROT_WRITE) == 0);
+    fill(memory, SMALL, 1);
+    IS_DORMANT();
+    CHECK(mprotect(memory + SMALL, GROWS, PROT_READ | PROT_WRITE) == 0);
+    IS_MANAGED();
+    fill(memory + SMALL, GROWS, 1);
+    VERIFY(memory + SMALL, GROWS, 1);
+    VERIFY(memory, SMALL, 1);
+    CHECK(mprotect(named, GROWS, PROT_READ | PROT_WRITE) == 0);
+    fill(named, GROWS, 1);
+    VERIFY(named, GROWS, 1);
+}
+
+/* Memory that was written and may not be any more takes as much as before, but the kernel no longer counts it. */
+static void seals(void)
+{
+    char *memory[40];
+    for (int at = 0; at < 40; at++) {
+        memory[at] = map(SMALL);
+        fill(memory[at], SMALL, 1);
+        CHECK(mprotect(memory[at], SMALL, PROT_READ) == 0);
+    }
+    IS_MANAGED();
+    for (int at = 0; at < 40; at++)
+        VERIFY(memory[at], SMALL, 1);
+}
+
+/* Of each process the next one is a child. Whoever has forked ends, so that few are dormant at once. */
+static void forks(void)
+{
+    char *memory = filled(SMALL, 1);
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    for (int depth = 0; depth < 12; depth++) {
+        pid_t before = getpid(), child = fork();
+        CHECK(child >= 0);
+        if (child > 0 && depth > 0)
+            _exit(0);
+        if (child > 0) {
+            char answer = 0;
+            close(ends[1]);
+            CHECK(read(ends[0], &answer, 1) == 1 && answer == 'r');
+            VERIFY(memory, SMALL, 1);
+            return;
+        }
+        IS_DORMANT();
+        VERIFY(memory, SMALL, 1);
+        while (depth > 0 && getppid() == before)
+            usleep(1000);
+    }
+    char *more = filled(2 * GROWS, 2);
+    IS_MANAGED();
+    REQUIRE_OUT(more, 2 * GROWS);
+    VERIFY(more, 2 * GROWS, 2);
+    VERIFY(memory, SMALL, 1);
+    CHECK(write(ends[1], "r", 1) == 1);
+    _exit(0);
+}
+
+static void forks_when_grown(void)
+{
+    char *memory = filled(GROWS, 1);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    VERIFY(memory, GROWS, 1);
+    if (child == 0)
+        _exit(0);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+/* A child of vfork has its parent's memory, but isn't that process. */
+static void vforks(void)
+{
+    pid_t child = vfork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        munmap(mmap(NULL, GROWS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), GROWS);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    IS_DORMANT();
+    grow();
+    IS_MANAGED();
+}
+
+static void *look(void *argument)
+{
+    IS_MANAGED();
+    return argument;
+}
+
+static void has_threads(void)
+{
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, look, NULL) == 0 && pthread_join(thread, NULL) == 0);
+    IS_MANAGED();
+}
+
+static void other_user(void)
+{
+    CHECK(setresuid(65534, 65534, 65534) == 0);
+    IS_MANAGED();
+    char *memory = filled(GROWS, 1);
+    VERIFY(memory, GROWS, 1);
+}
+
+static void keeps_others_out(void)
+{
+    CHECK(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0);
+    CHECK(prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0);
+    IS_MANAGED();
+}
+
+static void limits(void)
+{
+    struct rlimit limit;
+    CHECK(getrlimit(RLIMIT_CORE, &limit) == 0 && setrlimit(RLIMIT_CORE, &limit) == 0);
+    IS_DORMANT();
+    CHECK(getrlimit(RLIMIT_NPROC, &limit) == 0 && setrlimit(RLIMIT_NPROC, &limit) == 0);
+    IS_MANAGED();
+}
+
+/* Needs a process without a second thread. */
+static void user_namespace(void)
+{
+    CHECK(unshare(CLONE_NEWUSER) == 0);
+    IS_DORMANT();
+}
+
+static void grows_in_a_user_namespace(void)
+{
+    user_namespace();
+    char *memory = filled(GROWS, 1);
+    sleep(1);
+    VERIFY(memory, GROWS, 1);
+}
+
+/* Past libc, so nobody sees it but the supervisor, which looks now and then. */
+static void maps_past_libc(void)
+{
+    long result = call(SYS_mmap, 0, GROWS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(result > 0);
+    fill((void *)result, 100 * MIB, 1);
+    for (int turn = 0; threads() == 1; turn++) {
+        CHECK(turn < 6000);
+        usleep(10000);
+    }
+    fill((void *)result, GROWS, 1);
+    VERIFY((void *)result, GROWS, 1);
+}
+
+static volatile int handled;
+static void on_signal(int number)
+{
+    handled = number;
+}
+
+/* The program has a use of its own for the signal. */
+static void handles_it(void)
+{
+    CHECK(signal(SIGURG, on_signal) == SIG_DFL);
+    IS_MANAGED();
+    CHECK(raise(SIGURG) == 0 && handled == SIGURG);
+}
+
+static void waits(void)
+{
+    IS_DORMANT();
+    printf("ready\n");
+    fflush(stdout);
+    for (;;)
+        pause();
+}
+
+MAIN({ "stays", stays },
+     { "maps", maps },
+     { "heap", heap },
+     { "remaps", remaps },
+     { "reserves", reserves },
+     { "seals", seals },
+     { "forks", forks },
+     { "forks_when_grown", forks_when_grown },
+     { "vforks", vforks },
+     { "has_threads", has_threads },
+     { "other_user", other_user },
+     { "keeps_others_out", keeps_others_out },
+     { "limits", limits },
+     { "user_namespace", user_namespace },
+     { "grows_in_a_user_namespace", grows_in_a_user_namespace },
+     { "maps_past_libc", maps_past_libc },
+     { "handles_it", handles_it },
+     { "waits", waits })
