@@ -249,6 +249,86 @@ static void maps_past_libc(void)
     VERIFY((void *)result, GROWS, 1);
 }
 
+/* The signal is one that a kernel drops if nobody handles it, and the program's stack for handlers may be as small as it likes. */
+static void is_asked(void)
+{
+    char *memory = filled(2 * SMALL, 1);
+    stack_t stack = { .ss_sp = memory + SMALL, .ss_size = 4096 };
+    CHECK(sigaltstack(&stack, NULL) == 0);
+    CHECK(raise(SIGURG) == 0);
+    IS_MANAGED();
+    VERIFY(memory, 2 * SMALL, 1);
+}
+
+/* libc takes a stack for the child, of the kind that threads have. */
+static void spawns(void)
+{
+    CHECK(system("exit 0") == 0);
+    IS_DORMANT();
+}
+
+static void keeps_what_it_moves(void)
+{
+    char *memory = filled(SMALL, 1);
+    IS_DORMANT();
+    for (int turn = 0; turn < 20; turn++)
+        CHECK(mremap(memory, SMALL, SMALL, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL) != MAP_FAILED);
+    IS_MANAGED();
+}
+
+/* Random numbers, say, which no two processes may have. Nobody has seen the call. */
+static void wiped_in_children(void)
+{
+    char *memory = filled(SMALL, 1);
+    CHECK(call(SYS_madvise, (long)memory, SMALL, MADV_WIPEONFORK, 0, 0, 0) == 0);
+    IS_DORMANT();
+    char *more = filled(GROWS, 2);
+    REQUIRE_OUT(more, GROWS);
+    VERIFY(more, GROWS, 2);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        VERIFY_ZERO(memory, SMALL);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    VERIFY(memory, SMALL, 1);
+}
+
+static void has_session(void)
+{
+    CHECK(getenv("FARPAGE_SESSION") != NULL && getenv("LD_PRELOAD") != NULL);
+}
+
+/* A child that libc doesn't make, as containers have it, runs a program without an environment. */
+static void clones_and_executes(void)
+{
+    pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD | CLONE_NEWUTS, 0, 0, 0, 0);
+    CHECK(child >= 0);
+    if (child == 0) {
+        char *words[] = { "dormant", "has_session", NULL }, *environment[] = { NULL };
+        execve("/proc/self/exe", words, environment);
+        _exit(1);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+static void forks_in_a_user_namespace(void)
+{
+    user_namespace();
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        char *memory = filled(GROWS, 1);
+        VERIFY(memory, GROWS, 1);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
 static volatile int handled;
 static void on_signal(int number)
 {
@@ -289,4 +369,11 @@ MAIN({ "stays", stays },
      { "grows_in_a_user_namespace", grows_in_a_user_namespace },
      { "maps_past_libc", maps_past_libc },
      { "handles_it", handles_it },
+     { "is_asked", is_asked },
+     { "spawns", spawns },
+     { "keeps_what_it_moves", keeps_what_it_moves },
+     { "wiped_in_children", wiped_in_children },
+     { "has_session", has_session },
+     { "clones_and_executes", clones_and_executes },
+     { "forks_in_a_user_namespace", forks_in_a_user_namespace },
      { "waits", waits })

@@ -1,9 +1,9 @@
 //! Dormant processes as the supervisor sees them: nothing of ours runs in them that would say how large they are, or end them.
 //!
 //! The supervisor measures them, ten times a second. If the supervisor is killed the kernel ends them. For each process the supervisor
-//! holds reading ends of pipes that send SIGKILL to that process when the last writing end is closed; all writing ends are the
-//! supervisor's. The kernel closes the files of a dead process in the order of their numbers, from one side or the other. So the
-//! writing end of one pipe has a lower number than all reading ends, and that of the other a higher one.
+//! holds reading ends of pipes, open so that the kernel sends SIGKILL to the process when the last writing end is closed. It does that
+//! only for reading ends that are still open. All ends are the supervisor's, and the kernel closes the files of a dead process by their
+//! numbers, up or down. So the writing end of one pipe has a lower number than its reading ends, and that of the other a higher one.
 
 use crate::neighbours::Holding;
 use crate::outside;
@@ -11,11 +11,11 @@ use crate::say;
 use crate::session::Shared;
 use crate::sys;
 use crate::totals;
-use farpage::dormant::{WAKES, said_beyond_seen};
+use farpage::dormant::WAKES;
 use farpage::session::{Notice, PROCESSES_MAX, ProcessRecord};
 use farpage_core::stats::Gauge;
 use farpage_core::units::PAGE_BYTES;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -28,6 +28,8 @@ const LOOK_AT_MAX: usize = 32;
 const UNSAID_BYTES_MAX: u64 = 4 << 20;
 /// Numbers from which on the second pipe's writing end gets one: the second if the limit of open files is below the first.
 const HIGH: [i32; 2] = [900, 200];
+/// Pause between two looks for what dead processes have left.
+const REAP: Duration = Duration::from_secs(1);
 /// How long processes that the program has left behind have to start an engine.
 const PATIENCE: Duration = Duration::from_millis(500);
 
@@ -36,6 +38,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub struct Dormants {
     /// The record that is measured next.
     next: usize,
+    /// When it was looked last for what dead processes have left.
+    reaped: Option<Instant>,
     /// Reading ends by the process that they end.
     ends: BTreeMap<u32, [File; 2]>,
     pipes: Option<[Pipe; 2]>,
@@ -56,9 +60,24 @@ impl Dormants {
         }
         if !all.is_empty() {
             let has = Holding::of(shared.session(), shared.file()).claimed.has;
-            let seen = has.saturating_sub(said_beyond_seen(shared.session()));
-            let unsaid = all.iter().fold(0_u64, |sum, at| sum.saturating_add(unsaid(&records[*at])));
-            shared.session().claims_peak.fetch_max(seen.saturating_add(unsaid), Ordering::Relaxed);
+            let beyond = all.iter().fold(0_u64, |sum, at| sum.saturating_add(said(&records[*at])));
+            let seen = all.iter().fold(0_u64, |sum, at| sum.saturating_add(seen(&records[*at])));
+            let together = has.saturating_sub(beyond).saturating_add(seen);
+            shared.session().claims_peak.fetch_max(together, Ordering::Relaxed);
+        }
+        self.reap(shared, &all);
+    }
+
+    /// What dead processes have on disk is given back by engines. If there is none left, one is asked for.
+    fn reap(&mut self, shared: &Shared, dormant: &[usize]) {
+        let is_time = self.reaped.is_none_or(|at| at.elapsed() >= REAP);
+        let has_engine = |at: usize| !dormant.contains(&at) && shared.is_alive(at);
+        if dormant.is_empty() || !is_time || (0..PROCESSES_MAX).any(has_engine) {
+            return;
+        }
+        self.reaped = Some(Instant::now());
+        if shared.has_leases() {
+            ask(&shared.session().processes[dormant[0]]);
         }
     }
 
@@ -72,7 +91,10 @@ impl Dormants {
             self.pipes = pipes().ok();
         }
         let Some([low, high]) = &self.pipes else { return };
-        if let (Ok(low), Ok(high)) = (low.end_for(pid), high.end_for(pid)) {
+        if let (Ok(low), Ok(high)) = (low.end_for(pid), high.end_for(pid))
+            // Still the same process.
+            && outside::is_of_run(pid)
+        {
             self.ends.insert(pid, [low, high]);
         }
     }
@@ -82,13 +104,13 @@ impl Dormants {
     pub fn left_behind(&mut self, shared: &Shared) -> Vec<String> {
         self.ends.clear();
         let records = &shared.session().processes;
-        let until = Instant::now() + PATIENCE;
-        let are_asked = numbers(shared);
-        are_asked.iter().for_each(|at| ask(&records[*at]));
-        let mut left = are_asked;
+        // Nobody joins any more without an engine.
+        shared.session().is_ending.store(1, Ordering::Relaxed);
+        let (mut asked, mut left, until) = (BTreeSet::new(), numbers(shared), Instant::now() + PATIENCE);
         while !left.is_empty() && Instant::now() < until {
+            left.iter().filter(|at| asked.insert(**at)).for_each(|at| ask(&records[*at]));
             std::thread::sleep(Duration::from_millis(1));
-            left.retain(|at| is_dormant(shared, *at));
+            left = numbers(shared);
         }
         let name = |at: &usize| {
             let record = &records[*at];
@@ -117,10 +139,14 @@ fn pid(record: &ProcessRecord) -> u32 {
     record.pid.load(Ordering::Relaxed)
 }
 
-/// What a process has beyond what it has said.
-fn unsaid(record: &ProcessRecord) -> u64 {
-    let said = record.dormant_bytes.load(Ordering::Relaxed);
-    record.stats.gauge(Gauge::Anonymous).saturating_sub(said)
+/// What a process has said that it can have, in bytes.
+fn said(record: &ProcessRecord) -> u64 {
+    record.dormant_bytes.load(Ordering::Relaxed)
+}
+
+/// What it was seen to have.
+fn seen(record: &ProcessRecord) -> u64 {
+    record.stats.gauge(Gauge::Anonymous)
 }
 
 fn measure(record: &ProcessRecord) {
@@ -130,7 +156,7 @@ fn measure(record: &ProcessRecord) {
     record.stats.set(Gauge::Anonymous, bytes);
     record.stats.raise(Gauge::AnonymousPeak, bytes);
     record.stats.raise(Gauge::ProgramPeak, bytes);
-    if unsaid(record) > UNSAID_BYTES_MAX && record.noticed(Notice::Alone).is_none() {
+    if bytes.saturating_sub(said(record)) > UNSAID_BYTES_MAX && record.noticed(Notice::Alone).is_none() {
         record.notice(Notice::Grew, bytes);
         ask(record);
     }
@@ -139,11 +165,24 @@ fn measure(record: &ProcessRecord) {
 /// Asks a process to start an engine.
 fn ask(record: &ProcessRecord) {
     let pid = pid(record);
+    // The descriptor means this process even if another gets its number meanwhile.
     if let Ok(process) = sys::open_process(pid)
         && outside::is_of_run(pid)
+        && expects_the_signal(pid)
     {
         sys::send_signal_to(&process, WAKES as i32);
     }
+}
+
+/// Whether a process handles the signal, and doesn't wait for it in another way.
+fn expects_the_signal(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let has = |name: &str| {
+        let mask = status.lines().find_map(|line| line.strip_prefix(name));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        mask.is_some_and(|mask| mask & 1 << (WAKES - 1) != 0)
+    };
+    has("SigCgt:") && !has("SigBlk:")
 }
 
 fn anonymous_bytes(pid: u32) -> Option<u64> {

@@ -228,7 +228,7 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
             grouped(value)
         ),
         Notice::Grew => format!(
-            "it has {} in memory, which isn't limited: it maps memory by system calls of its own, past libc, and Farpage saw none of them",
+            "it had {} in memory before Farpage limited that: more than it had asked libc for, for instance by system calls of its own",
             iec(value)
         ),
         Notice::ForkRefused => format!(

@@ -6,6 +6,7 @@
 use crate::areas::{self, Area, Kind};
 use crate::failure::Failure;
 use crate::numbers::iec;
+use crate::show;
 use crate::sys::{self, SharedMemory};
 use farpage::head::{HeadCopy, SessionHead};
 use farpage::record::SUPERVISOR_BYTE;
@@ -108,6 +109,7 @@ impl Shared {
         head.magic = MAGIC;
         head.bytes = bytes as u64;
         head.supervisor_pid = std::process::id();
+        head.pid_namespace = fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
         head.areas_count = areas.len() as u32;
         head.settings = settings.into();
         for ((description, area), tables) in head.areas.iter_mut().zip(areas).zip(&tables) {
@@ -155,6 +157,11 @@ impl Shared {
     /// Its descriptor, in which processes hold the locks of their records.
     pub fn file(&self) -> &fs::File {
         self.memory.file()
+    }
+
+    /// Whether processes have clusters of any area, dead ones included.
+    pub fn has_leases(&self) -> bool {
+        self.written.areas().iter().any(|area| show::leased(&self.memory, area) > 0)
     }
 
     /// What the budget is now, as it stands in the session: 0 if nobody has said.

@@ -197,7 +197,7 @@ fn used(session: &Session, live: &[usize], area: usize) -> u64 {
 }
 
 /// What processes have leased of an area, in bytes: whole clusters, also of those who are dead until somebody needs them.
-fn leased(memory: &SharedMemory, area: &AreaDescription) -> u64 {
+pub fn leased(memory: &SharedMemory, area: &AreaDescription) -> u64 {
     let clusters = area.slots.div_ceil(CLUSTER_SLOTS) as usize;
     let end = (area.owners_offset as usize).saturating_add(clusters * size_of::<u32>());
     if end > memory.bytes() || !area.owners_offset.is_multiple_of(size_of::<u32>() as u64) {

@@ -127,7 +127,7 @@ fn outside_row(run: &Run) -> Option<String> {
 
 /// Whether a process ran on, and nothing of it was evicted.
 const fn is_unlimited(notice: Notice) -> bool {
-    matches!(notice, Notice::NotArmed | Notice::Alone | Notice::Grew)
+    matches!(notice, Notice::NotArmed | Notice::Alone)
 }
 
 /// Whether Farpage ended a process, or did not let it begin.

@@ -344,6 +344,19 @@ impl OwnMemory {
     }
 }
 
+/// The number of this process's pid namespace.
+pub fn pid_namespace() -> Result<u64, Errno> {
+    let stat = rustix::fs::stat(c"/proc/self/ns/pid").map_err(|error| Errno(error.raw_os_error()))?;
+    Ok(stat.st_ino)
+}
+
+/// How many threads this process has.
+pub fn count_threads() -> Result<u64, Errno> {
+    let stat = rustix::fs::stat(c"/proc/self/task").map_err(|error| Errno(error.raw_os_error()))?;
+    // A directory each, the directory itself and the one above.
+    Ok(stat.st_nlink.saturating_sub(2))
+}
+
 /// How many mappings this process has.
 pub fn count_mappings() -> Result<u64, Errno> {
     let mut count = 0;
@@ -394,11 +407,42 @@ pub enum MappingName {
 /// Calls `visit` for each mapping of this process.
 pub fn for_each_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
     // Those of the process are empty once its first thread has ended.
-    let maps = open(c"/proc/thread-self/maps")?;
+    for_each_line(c"/proc/thread-self/maps", |line| {
+        if let Some(mapping) = parse_mapping(line) {
+            visit(mapping);
+        }
+    })
+}
+
+/// The same without mappings that the program has asked something special for: what isn't copied to a fork's child or is wiped there,
+/// what is locked, what grows down, what may be dropped, what has other pages than memory, what is registered or sealed. The kernel
+/// goes through all pages for that.
+pub fn for_each_plain_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
+    let mut last = None;
+    for_each_line(c"/proc/thread-self/smaps", |line| {
+        if let Some(mapping) = parse_mapping(line) {
+            last = Some(mapping);
+        } else if let Some(flags) = line.strip_prefix(b"VmFlags:")
+            && let Some(mapping) = last.take().filter(|_| !is_special(flags))
+        {
+            visit(mapping);
+        }
+    })
+}
+
+/// Whether one of these flags is among those of a mapping.
+fn is_special(flags: &[u8]) -> bool {
+    const SPECIAL: [&[u8]; 11] =
+        [b"wf", b"dc", b"lo", b"gd", b"io", b"pf", b"ht", b"um", b"uw", b"dp", b"sl"];
+    flags.split(|byte| *byte == b' ').any(|flag| SPECIAL.contains(&flag))
+}
+
+fn for_each_line(path: &core::ffi::CStr, mut visit: impl FnMut(&[u8])) -> Result<(), Errno> {
+    let file = open(path)?;
     let mut text = [0_u8; 8192];
     let mut kept = 0;
     loop {
-        let read = match rustix::io::read(&maps, &mut text[kept..]) {
+        let read = match rustix::io::read(&file, &mut text[kept..]) {
             Ok(read) => read,
             Err(rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(Errno(error.raw_os_error())),
@@ -406,9 +450,7 @@ pub fn for_each_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
         let filled = kept + read;
         let mut line_start = 0;
         while let Some(length) = text[line_start..filled].iter().position(|byte| *byte == b'\n') {
-            if let Some(mapping) = parse_mapping(&text[line_start..line_start + length]) {
-                visit(mapping);
-            }
+            visit(&text[line_start..line_start + length]);
             line_start += length + 1;
         }
         if read == 0 {
@@ -691,6 +733,43 @@ mod tests {
         assert!(named.is_private && named.is_anonymous && !named.is_private_data && !named.is_executable);
         assert_eq!(named.name, MappingName::Given);
         assert_eq!(parse_mapping(b"nonsense"), None);
+    }
+
+    /// A fork's child found what its parent had asked to be wiped there: whoever began late didn't know of it.
+    #[test]
+    fn mappings_that_are_special_to_the_program_are_left_out() {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+        const BYTES: usize = 3 * PAGE_BYTES;
+        // SAFETY: where the kernel likes it.
+        let base = unsafe {
+            mmap_anonymous(
+                core::ptr::null_mut(),
+                BYTES,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        };
+        let base = base.unwrap();
+        let page = PageIndex::of_address(base as usize + PAGE_BYTES);
+        let is_plain = || {
+            let mut found = false;
+            for_each_plain_mapping(|mapping| found |= mapping.pages.contains(page)).unwrap();
+            found
+        };
+        assert!(is_plain());
+        for (sets, clears) in
+            [(Advice::LinuxWipeOnFork, Advice::LinuxKeepOnFork), (Advice::LinuxDontFork, Advice::LinuxDoFork)]
+        {
+            // SAFETY: the page in the middle of the mapping just made.
+            let advise = |advice| unsafe { madvise(base.byte_add(PAGE_BYTES), PAGE_BYTES, advice) }.unwrap();
+            advise(sets);
+            assert!(!is_plain(), "{sets:?}");
+            advise(clears);
+        }
+        assert!(is_plain());
+        // SAFETY: the mapping just made.
+        unsafe { munmap(base, BYTES) }.unwrap();
+        assert!(is_special(b" rd wr mr mw me lo ac sd") && !is_special(b" rd wr mr mw me ac sd"));
     }
 
     #[test]

@@ -25,8 +25,8 @@ pub fn follow_call(call: usize, arguments: Arguments, whose: Whose) {
     }
 }
 
-/// Makes a call that asks for a filter of seccomp, and has a dormant process begin before its last chance. Returns the kernel's answer, or none if the caller is to make the call. The call of
-/// an armed thread is looked at when it is made.
+/// Makes a call that asks for a filter of seccomp. Returns the kernel's answer, or none if the caller is to make the call. The call of
+/// an armed thread is looked at when it is made. A dormant process gets an engine as long as it can have one.
 pub fn install_filter(call: usize, arguments: Arguments) -> Option<isize> {
     dormant::before_change(call, &arguments);
     let engine = engine().filter(|_| filters::is_about(call, &arguments) && !is_caller_armed())?;

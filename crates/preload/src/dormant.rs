@@ -3,22 +3,26 @@
 //! Within what the process has said that it can have, its calls pass as they are. A call that would have it pass that starts an
 //! engine, before the call is made; so does one whose effect an engine must know of from the beginning, and one after which an
 //! engine could no longer be started.
-// UNSAFETY: what is known of the process lies on a page that is wiped in a child.
+//!
+//! All of that is done on a stack of ours and with signals blocked: the program's stack may be a small one, and a handler of the
+//! program's could start an engine in the middle of a call that is then made past it.
+// UNSAFETY: what is known of the process lies on a page that is wiped in a child; stacks are changed.
 
 use crate::hooks;
 use crate::init::{begin_late, session_path};
+use crate::stack::call_on_stack;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use farpage::changes::Arguments;
 use farpage::dormant::{Added, Dormant, WAKES};
 use farpage::session::{Notice, Session, StartFailure};
 use farpage::{credentials, filters};
 use farpage_core::units::PAGE_BYTES;
-use farpage_os::memory;
-use farpage_os::signal::{self, Action, Context, Info, set_action};
+use farpage_os::signal::{self, Action, Context, Info, bit, set_action};
 use farpage_os::sys::{self, Errno, number};
-use linux_raw_sys::{general as raw, prctl};
+use farpage_os::{memory, proc};
+use linux_raw_sys::{general as raw, ioctl, prctl};
 
 /// Zero also in a child, which isn't dormant until it has joined by itself.
 const NOT: u32 = 0;
@@ -36,6 +40,21 @@ struct Page {
 
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(core::ptr::null_mut());
 
+/// What is done for a dormant process needs less.
+const STACK_BYTES: usize = 32 << 10;
+
+#[repr(C, align(64))]
+struct Stack(UnsafeCell<[u8; STACK_BYTES]>);
+
+// SAFETY: used by one thread at a time, as `IS_BUSY` says.
+unsafe impl Sync for Stack {}
+
+static STACK: Stack = Stack(UnsafeCell::new([0; STACK_BYTES]));
+static IS_BUSY: AtomicBool = AtomicBool::new(false);
+
+/// The process has entered a user namespace: from there nobody can open the session.
+static IS_OUT_OF_REACH: AtomicBool = AtomicBool::new(false);
+
 fn page() -> Option<&'static Page> {
     // SAFETY: null, or placed for good.
     unsafe { PAGE.load(Ordering::Acquire).as_ref() }
@@ -48,7 +67,7 @@ fn current() -> Option<&'static Page> {
 
 /// What this process has said of itself, and where; none if it isn't dormant.
 fn dormant() -> Option<&'static Dormant> {
-    // SAFETY: written before the state was, and taken by `start_engine` only after it has changed the state.
+    // SAFETY: written before the state was, and taken by `start` only after it has changed the state.
     current().map(|page| unsafe { (*page.dormant.get()).assume_init_ref() })
 }
 
@@ -62,8 +81,8 @@ pub fn is_dormant() -> bool {
     current().is_some()
 }
 
-/// Joins the run without an engine. False if that can't be.
-pub fn join() -> bool {
+/// Joins the run without an engine. False if that can't be. The program's signals are blocked, those in `blocked` by itself.
+pub fn join(blocked: u64) -> bool {
     if page().is_none() {
         let (state, process) = (AtomicU32::new(NOT), AtomicU32::new(0));
         let dormant = UnsafeCell::new(MaybeUninit::uninit());
@@ -75,13 +94,18 @@ pub fn join() -> bool {
         }
         PAGE.store(base.cast(), Ordering::Release);
     }
-    // A program that was started to ignore the signal can't be asked.
-    if !matches!(signal::action_of(WAKES), Ok(Action { handler: 0, .. })) {
+    // A program that was started to ignore the signal can't be asked for an engine, nor one that blocks it.
+    let hears =
+        matches!(signal::action_of(WAKES), Ok(Action { handler: 0, .. })) && blocked & bit(WAKES) == 0;
+    // Threads make calls beside the one that starts an engine, and have stacks that an engine must know.
+    if !hears || proc::count_threads() != Ok(1) {
         return false;
     }
     let (Some(page), Some(dormant)) = (page(), Dormant::join(session_path())) else { return false };
+    // On the stack that the thread is on: the alternate one of a program may be too small even for the kernel's part.
+    let action = Action::of(on_wake, 0).on_any_stack();
     // SAFETY: a handler of ours, which does nothing before the state is `IS`.
-    if unsafe { set_action(WAKES, &Action::of(on_wake, 0)) }.is_err() {
+    if unsafe { set_action(WAKES, &action) }.is_err() {
         dormant.leave();
         return false;
     }
@@ -131,56 +155,149 @@ pub fn tell(notice: Notice, failure: StartFailure) {
     dormant().inspect(|dormant| dormant.tell(notice, failure, Errno(0)));
 }
 
-/// The dormant process needs an engine from now on. Not in a child of vfork, whose parent has the memory.
-pub fn start_engine() {
+// ---- on a stack of ours --------------------------------------------------------------------------------
+
+/// What is to be done.
+#[derive(Clone, Copy)]
+enum Task {
+    Start,
+    /// A system call that changes memory.
+    Call(usize, Arguments),
+    /// A fork, with the arguments of clone(2).
+    Fork(Arguments),
+}
+
+struct Work {
+    task: Task,
+    /// Signals that the program blocks.
+    blocked: u64,
+    /// The kernel's word; none if the call is still to be made, because the process isn't dormant any more.
+    word: Option<isize>,
+}
+
+/// Does it, with signals blocked. In a child, too.
+fn perform(task: Task) -> Option<isize> {
+    let signals = sys::block_all_signals();
+    while IS_BUSY.swap(true, Ordering::Acquire) {
+        rustix::thread::sched_yield();
+    }
+    let mut work = Work { task, blocked: signals.bits(), word: None };
+    // SAFETY: the stack is this thread's alone, as `IS_BUSY` says, and aligned; `run` expects a `Work`.
+    unsafe {
+        let top = STACK.0.get().cast::<u8>().add(STACK_BYTES);
+        call_on_stack((&raw mut work).cast(), top, run);
+    }
+    IS_BUSY.store(false, Ordering::Release);
+    sys::restore_signals(signals);
+    work.word
+}
+
+extern "C" fn run(work: *mut u8) {
+    // SAFETY: `perform` gives us its own.
+    let work = unsafe { &mut *work.cast::<Work>() };
+    work.word = match work.task {
+        Task::Start => {
+            start();
+            None
+        }
+        Task::Call(call, arguments) => pass(call, &arguments),
+        Task::Fork(arguments) => fork(arguments, work.blocked),
+    };
+}
+
+/// Starts an engine, but not in a child of vfork, whose parent has the memory.
+fn start() {
     let Some(page) = current().filter(|page| page.process.load(Ordering::Relaxed) == own_process()) else {
         return;
     };
-    // A handler of the program's would come here again.
-    let signals = sys::block_all_signals();
-    if page.state.compare_exchange(IS, WAS, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-        // SAFETY: written before the state was `IS`; nobody else has changed that to `WAS`.
-        let dormant = unsafe { (*page.dormant.get()).assume_init_read() };
-        forget_signal();
-        if begin_late(Some(&dormant)) {
-            dormant.leave();
-        }
-        // Else its record stays, by which the supervisor knows of it.
+    if page.state.compare_exchange(IS, WAS, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        return;
     }
-    sys::restore_signals(signals);
-}
-
-/// A dormant process has forked, and this is the child.
-pub fn begin_in_child() {
+    // SAFETY: written before the state was `IS`; nobody else has changed that to `WAS`.
+    let dormant = unsafe { (*page.dormant.get()).assume_init_read() };
     forget_signal();
-    if !join() {
-        begin_late(None);
+    if begin_late(Some(&dormant)) {
+        dormant.leave();
+    } else {
+        end_with_the_supervisor(&dormant);
+    }
+    // Else its record stays, by which the supervisor knows of it.
+}
+
+/// A run whose supervisor was killed ends. Mostly the kernel has seen to that.
+fn end_with_the_supervisor(dormant: &Dormant) {
+    const SIGKILL: usize = raw::SIGKILL as usize;
+    if dormant.was_supervisor_killed() {
+        // SAFETY: takes no pointers; the process is this one.
+        unsafe { sys::call(number::KILL, [own_process() as usize, SIGKILL, 0, 0, 0, 0]) };
     }
 }
 
-/// A call that changes memory is about to be made.
-pub fn before_call(call: usize, arguments: &Arguments) {
-    let Some(dormant) = dormant() else { return };
+/// Makes a call that changes memory, unless an engine is there for it.
+fn pass(call: usize, arguments: &Arguments) -> Option<isize> {
     let is_small = match effect_of(call, arguments) {
         Effect::Nothing => true,
-        Effect::Adds(added) if dormant.adds_little(added) => true,
-        Effect::Adds(added) => {
-            // Nobody starts an engine meanwhile.
-            let signals = sys::block_all_signals();
-            let may_add = dormant.may_add(added, session_path());
-            sys::restore_signals(signals);
-            may_add
-        }
+        Effect::Adds(added) => dormant()
+            .is_some_and(|dormant| dormant.adds_little(added) || dormant.may_add(added, session_path())),
         Effect::MustBeKnown => false,
     };
     if !is_small {
-        start_engine();
+        start();
     }
+    // A child of vfork can't have one.
+    let is_left_alone = is_small || is_dormant();
+    // SAFETY: the program's own call, unchanged.
+    is_left_alone.then(|| unsafe { sys::call(call, *arguments) })
+}
+
+fn fork(arguments: Arguments, blocked: u64) -> Option<isize> {
+    let dormant = dormant()?;
+    end_with_the_supervisor(dormant);
+    // SAFETY: the program's own call, unchanged. The child has a copy of this stack.
+    let result = unsafe { sys::call(number::CLONE, arguments) };
+    if result == 0 {
+        forget_signal();
+        if !join(blocked) {
+            begin_late(None);
+        }
+    } else if result > 0 && IS_OUT_OF_REACH.load(Ordering::Relaxed) {
+        dormant.has_forked_outside(result as u32);
+    }
+    Some(result)
+}
+
+// ---- what the program does -----------------------------------------------------------------------------
+
+/// The dormant process needs an engine from now on.
+pub fn start_engine() {
+    if is_dormant() {
+        perform(Task::Start);
+    }
+}
+
+/// Makes a call of a dormant process that changes memory. None if there is an engine for it, or never was a reason to look.
+pub fn call(call: usize, arguments: Arguments) -> Option<isize> {
+    if is_dormant() { perform(Task::Call(call, arguments)) } else { None }
+}
+
+/// Makes a fork of a dormant process. None if it isn't one.
+pub fn forked(arguments: Arguments) -> Option<isize> {
+    if is_dormant() { perform(Task::Fork(arguments)) } else { None }
+}
+
+/// A dormant process runs another program.
+pub fn before_exec() {
+    dormant().inspect(|dormant| end_with_the_supervisor(dormant));
 }
 
 /// A call that changes what the process may do is about to be made.
 pub fn before_change(call: usize, arguments: &Arguments) {
-    if is_dormant() && forbids_engines(call, arguments) {
+    if !is_dormant() {
+        return;
+    }
+    if enters_user_namespace(call, arguments) {
+        IS_OUT_OF_REACH.store(true, Ordering::Relaxed);
+    } else if forbids_engines(call, arguments) {
         start_engine();
     }
 }
@@ -190,7 +307,7 @@ pub fn before_change(call: usize, arguments: &Arguments) {
 enum Effect {
     Nothing,
     Adds(Added),
-    /// /proc doesn't show it to an engine that starts later, or not to every kernel.
+    /// An engine that starts later doesn't see it in /proc.
     MustBeKnown,
 }
 
@@ -200,48 +317,76 @@ fn effect_of(call: usize, arguments: &Arguments) -> Effect {
     let [address, bytes, third, fourth, ..] = *arguments;
     match call {
         number::MMAP => effect_of_mmap(bytes, third, fourth),
-        number::MREMAP => Effect::Adds(Added::Writable(third.saturating_sub(bytes) as u64)),
+        number::MREMAP => {
+            let keeps = fourth & raw::MREMAP_DONTUNMAP as usize != 0;
+            Effect::Adds(Added::Writable(third.saturating_sub(if keeps { 0 } else { bytes }) as u64))
+        }
         number::BRK => {
             Effect::Adds(Added::Writable(address.saturating_sub(hooks::current_break(address)) as u64))
         }
         number::MPROTECT if third & WRITE != 0 => Effect::Adds(Added::Writable(bytes as u64)),
         number::MPROTECT => Effect::Adds(Added::Sealed(bytes as u64)),
-        number::MADVISE => match third as u32 {
-            raw::MADV_NORMAL..=raw::MADV_DONTNEED
-            | raw::MADV_FREE
-            | raw::MADV_HUGEPAGE
-            | raw::MADV_NOHUGEPAGE
-            | raw::MADV_DONTDUMP
-            | raw::MADV_DODUMP
-            | raw::MADV_COLD..=raw::MADV_POPULATE_WRITE => Effect::Nothing,
-            _ => Effect::MustBeKnown,
-        },
-        number::MUNMAP | number::MUNLOCK | number::MUNLOCKALL | number::PROCESS_MADVISE => Effect::Nothing,
+        number::MADVISE => effect_of_advice(third),
+        number::PROCESS_MADVISE => effect_of_advice(fourth),
+        number::MUNMAP | number::MUNLOCK | number::MUNLOCKALL => Effect::Nothing,
         _ => Effect::MustBeKnown,
     }
 }
 
-fn effect_of_mmap(bytes: usize, protection: usize, flags: usize) -> Effect {
-    // libc's flag for the stack of a thread: a process with threads isn't left alone.
-    const KNOWN: u32 = raw::MAP_STACK | raw::MAP_GROWSDOWN | raw::MAP_LOCKED;
-    let is_private = flags & raw::MAP_TYPE as usize == raw::MAP_PRIVATE as usize;
-    match (flags as u32 & KNOWN != 0, is_private && protection & WRITE != 0) {
-        (true, _) => Effect::MustBeKnown,
-        (false, true) => Effect::Adds(Added::Writable(bytes as u64)),
-        (false, false) => Effect::Nothing,
+const fn effect_of_advice(advice: usize) -> Effect {
+    match advice as u32 {
+        raw::MADV_NORMAL..=raw::MADV_DONTNEED
+        | raw::MADV_FREE
+        | raw::MADV_HUGEPAGE
+        | raw::MADV_NOHUGEPAGE
+        | raw::MADV_DONTDUMP
+        | raw::MADV_DODUMP
+        | raw::MADV_COLD..=raw::MADV_POPULATE_WRITE => Effect::Nothing,
+        _ => Effect::MustBeKnown,
     }
 }
 
-/// Whether an engine could be refused after a call: the session is out of reach then, or /proc, or there are threads too many. A new
-/// user namespace puts them out of reach, too, but a process with a thread of ours may not make one.
+/// libc has the stack of a thread inaccessible at first, and takes another one, small and accessible, for the moment in which it runs
+/// another program (posix_spawn, system).
+const SPAWN_BYTES_MAX: usize = 256 << 10;
+
+fn effect_of_mmap(bytes: usize, protection: usize, flags: usize) -> Effect {
+    let has = |flag: u32| flags as u32 & flag != 0;
+    let is_writable = protection & WRITE != 0;
+    let is_stack = has(raw::MAP_STACK) && !(is_writable && bytes <= SPAWN_BYTES_MAX);
+    if is_stack || has(raw::MAP_GROWSDOWN | raw::MAP_LOCKED) {
+        return Effect::MustBeKnown;
+    }
+    match flags as u32 & raw::MAP_TYPE {
+        raw::MAP_PRIVATE if is_writable => Effect::Adds(Added::Writable(bytes as u64)),
+        _ => Effect::Nothing,
+    }
+}
+
+/// Whether the process is about to enter a user namespace. With a thread of ours it may not; afterwards it can't have an engine.
+fn enters_user_namespace(call: usize, arguments: &Arguments) -> bool {
+    let [first, second, ..] = arguments.map(|argument| argument as u32);
+    // SAFETY: takes no pointers.
+    let kind = || unsafe {
+        sys::call(raw::__NR_ioctl as usize, [arguments[0], ioctl::NS_GET_NSTYPE as usize, 0, 0, 0, 0])
+    };
+    match call as u32 {
+        raw::__NR_unshare => first & raw::CLONE_NEWUSER != 0,
+        raw::__NR_setns if second == 0 => kind() == raw::CLONE_NEWUSER as isize,
+        raw::__NR_setns => second & raw::CLONE_NEWUSER != 0,
+        _ => false,
+    }
+}
+
+/// Whether an engine could be refused after a call: the session is out of reach then, or /proc, or there are threads too many.
 fn forbids_engines(call: usize, arguments: &Arguments) -> bool {
     let [first, second, ..] = arguments.map(|argument| argument as u32);
     match call as u32 {
-        raw::__NR_unshare => first & raw::CLONE_NEWUSER == 0 && credentials::is_about(call, arguments),
-        raw::__NR_setns => second != 0 && second & raw::CLONE_NEWUSER == 0,
         raw::__NR_prctl => first == prctl::PR_SET_DUMPABLE || filters::is_about(call, arguments),
         raw::__NR_setrlimit => limits_engines(first),
         raw::__NR_prlimit64 => arguments[2] != 0 && limits_engines(second),
+        // The program asks past libc's sigaction, and may change what it finds.
+        raw::__NR_rt_sigaction => first == WAKES,
         _ => credentials::is_about(call, arguments) || filters::is_about(call, arguments),
     }
 }

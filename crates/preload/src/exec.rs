@@ -11,6 +11,7 @@ use crate::patch::file_of;
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
+use farpage::engine::Engine;
 use farpage::session::{PATH_BYTES, SESSION_ENV, Session, is_reachable};
 use farpage::started::PATH_BYTES_KEPT;
 use farpage_core::units::PAGE_BYTES;
@@ -60,10 +61,15 @@ pub fn prepare(session_path: &CStr) {
 
 /// Calls `make` with the address of the environment that the new program gets, and leaves a note of the program's `path` meanwhile.
 pub fn executing(path: usize, environment: usize, make: impl FnOnce(usize) -> isize) -> isize {
+    let engine = parents_engine();
     // A filter of seccomp may be why it has ended, and forbid the calls that are made here.
-    let engine = parents_engine().filter(|engine| !engine.has_ended());
-    let Some(session) = engine.map(|engine| engine.membership.session).or_else(dormant::session) else {
+    if engine.is_some_and(Engine::has_ended) {
         return make(environment);
+    }
+    dormant::before_exec();
+    let Some(session) = engine.map(|engine| engine.membership.session).or_else(dormant::session) else {
+        // A child that nobody has seen, of a process without an engine.
+        return with_environment(environment, make);
     };
     // Not the engine's: this may be a child that has none.
     let process = rustix::process::getpid().as_raw_nonzero().get() as u32;

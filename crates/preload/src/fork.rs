@@ -141,20 +141,14 @@ extern "C" fn by_libc(arguments: *const [usize; 6], call: usize) -> isize {
 
 /// Makes a fork, with the arguments of clone(2). Returns the kernel's word: twice.
 pub fn forked(arguments: [usize; 6]) -> isize {
+    if let Some(word) = dormant::forked(arguments) {
+        return word;
+    }
     match engine() {
         Some(engine) => perform(engine, Task::Fork(arguments, &raw const arguments as usize)),
-        None => forked_without(arguments),
+        // SAFETY: the program's own call, unchanged.
+        None => unsafe { sys::call(number::CLONE, arguments) },
     }
-}
-
-fn forked_without(arguments: [usize; 6]) -> isize {
-    let was_dormant = dormant::is_dormant();
-    // SAFETY: the program's own call, unchanged.
-    let result = unsafe { sys::call(number::CLONE, arguments) };
-    if result == 0 && was_dormant {
-        dormant::begin_in_child();
-    }
-    result
 }
 
 /// The fork itself, on a stack of ours, with signals blocked.

@@ -19,8 +19,8 @@ const SIGCHLD: usize = 17;
 
 /// Makes the call through the engine; by itself where there is none. Returns the kernel's word.
 fn kernel(call: usize, arguments: Arguments) -> isize {
-    if engine().is_none() {
-        dormant::before_call(call, &arguments);
+    if let Some(word) = dormant::call(call, arguments) {
+        return word;
     }
     match engine() {
         Some(engine) => on_own_stack(engine, call, arguments),

@@ -59,7 +59,10 @@ extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *con
     }
     // SAFETY: the process has one thread that runs this code, and nobody has read it yet.
     unsafe { (&raw mut SESSION_PATH).cast::<u8>().copy_from(bytes.as_ptr(), bytes.len()) };
-    if dormant::join() || begin(None) {
+    let signals = sys::block_all_signals();
+    let is_dormant = dormant::join(signals.bits());
+    sys::restore_signals(signals);
+    if is_dormant || begin(None) {
         if patch::all().and_then(|()| crate::fork::patch()).is_err() {
             tell_of_hooks();
             sys::exit_group(FAILED);
@@ -95,7 +98,7 @@ pub fn can_join() -> bool {
 /// Starts an engine. False if there can be none, and the program runs by itself: there is no session any more, or as
 /// [`can_do_without`] says.
 pub fn begin(parent: Option<&'static Engine>) -> bool {
-    let Err(error) = try_to_begin(parent, false) else { return true };
+    let Err(error) = try_to_begin(parent, false, false) else { return true };
     let goes_on = can_do_without(parent, false, error);
     if matches!(error, StartError::Failed(StartFailure::Thread, _)) {
         // Nobody was there yet who could have told the supervisor.
@@ -114,7 +117,7 @@ pub fn begin(parent: Option<&'static Engine>) -> bool {
 
 /// Starts an engine in a process that was dormant, or whose parent was. False if there can be none, and the process goes on by itself.
 pub fn begin_late(dormant: Option<&Dormant>) -> bool {
-    let Err(error) = try_to_begin(None, true) else { return true };
+    let Err(error) = try_to_begin(None, true, dormant.is_some()) else { return true };
     let (failure, errno) = match error {
         StartError::Failed(failure, errno) => (failure, errno),
         StartError::Alone | StartError::BudgetTooSmall(_) => (StartFailure::Session, Errno(0)),
@@ -123,11 +126,15 @@ pub fn begin_late(dormant: Option<&Dormant>) -> bool {
     false
 }
 
-fn try_to_begin(parent: Option<&'static Engine>, is_late: bool) -> Result<(), StartError> {
+fn try_to_begin(
+    parent: Option<&'static Engine>,
+    is_late: bool,
+    is_told_elsewhere: bool,
+) -> Result<(), StartError> {
     // SAFETY: written once, before any other thread could be here.
     let path = unsafe { (&raw const SESSION_PATH).read() };
     stack::prepare().map_err(|errno| StartError::Failed(StartFailure::Memory, errno))?;
-    let engine = start(Start::new(path, thread_block(), parent, is_late))?;
+    let engine = start(Start::new(path, thread_block(), parent, is_late, is_told_elsewhere))?;
     let Ok(alive) = memory::place(AtomicU32::new(1)) else { sys::exit_group(FAILED) };
     // SAFETY: `engine` expects zero there in a child.
     if unsafe { memory::wipe_in_children(alive.as_ptr().cast(), farpage_core::units::PAGE_BYTES) }.is_err() {

@@ -101,7 +101,7 @@ pub fn perform(engine: &'static Engine, task: Task) -> isize {
     let result = guard::during_hook(at, || unsafe {
         let in_use = guard::stack_in_use(&raw const at as usize);
         *slot.work.get() = Work { engine: Some(engine), task, in_use, result: 0 };
-        call_on_stack(slot.work.get(), slot.stack.get().cast::<u8>().add(STACK_BYTES));
+        call_on_stack(slot.work.get().cast(), slot.stack.get().cast::<u8>().add(STACK_BYTES), run);
         (*slot.work.get()).result
     });
     // Ordering: Release: our use of the slot is over before the next one's.
@@ -140,24 +140,18 @@ fn claim() -> usize {
     }
 }
 
-/// Calls `run(work)` with the stack pointer at `top`, which is 16-byte aligned.
+/// Calls `run(work)` with the stack pointer at `top`.
+///
+/// # Safety
+/// `top` is 16-byte aligned, and below it is room for what `run` needs. `run` may be given `work`.
 #[unsafe(naked)]
-unsafe extern "C" fn call_on_stack(work: *mut Work, top: *mut u8) {
-    naked_asm!(
-        "push rbp",
-        "mov rbp, rsp",
-        "mov rsp, rsi",
-        "call {run}",
-        "mov rsp, rbp",
-        "pop rbp",
-        "ret",
-        run = sym run,
-    )
+pub unsafe extern "C" fn call_on_stack(work: *mut u8, top: *mut u8, run: extern "C" fn(*mut u8)) {
+    naked_asm!("push rbp", "mov rbp, rsp", "mov rsp, rsi", "call rdx", "mov rsp, rbp", "pop rbp", "ret")
 }
 
-extern "C" fn run(work: *mut Work) {
-    // SAFETY: the slot that `perform` has claimed and filled.
-    let work = unsafe { &mut *work };
+extern "C" fn run(work: *mut u8) {
+    // SAFETY: of the slot that `perform` has claimed and filled.
+    let work = unsafe { &mut *work.cast::<Work>() };
     let Some(engine) = work.engine else { return };
     work.result = guard::without_stack(work.in_use, || match work.task {
         Task::Call(call, arguments) => changes::by_hook(engine, call, arguments),

@@ -136,7 +136,7 @@ const fn flags_for(protection: usize) -> Flags {
     }
 }
 
-/// What the protection of a mapping that can't be both read and written, or that can be executed, means for us.
+/// The flags of a mapping that can't be both read and written, or that can be executed: PROTECTED, or FOREIGN.
 pub const fn flags_of(mapping: &Mapping) -> Flags {
     if mapping.is_executable { Flags::FOREIGN } else { Flags::PROTECTED }
 }

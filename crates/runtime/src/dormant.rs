@@ -8,17 +8,17 @@
 //! engine. It holds its record by a mapping of the file that has the lock, and a fork's child doesn't get that mapping.
 // UNSAFETY: a mapping is given up when an engine has taken over.
 
-use crate::head::budget_in;
+use crate::head::{Glance, glance_at};
 use crate::kin::Stated;
 use crate::record::{claim, give_up, map, open, take};
-use crate::session::{Notice, PROCESSES_MAX, ProcessRecord, Session, StartFailure, ram_now_within};
+use crate::session::{ENDED, Notice, PROCESSES_MAX, ProcessRecord, Session, StartFailure, ram_now_within};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use farpage_core::stats::Gauge;
 use farpage_core::units::PAGE_BYTES;
 use farpage_os::memory::{self, ProtFlags};
-use farpage_os::proc::Statm;
-use farpage_os::sys::Errno;
+use farpage_os::proc::{self, Statm};
+use farpage_os::sys::{self, Errno, number};
 use rustix::fd::{AsFd, OwnedFd};
 
 /// `SIGURG`, by which the supervisor asks a dormant process for an engine. Most programs have no handler for that, and a program that
@@ -43,6 +43,7 @@ pub struct Dormant {
     lock_page: *mut u8,
     index: usize,
     budget_bytes: u64,
+    supervisor_pid: u32,
     /// The most that it can have, as it has said.
     said: AtomicU64,
     /// The most that it can have by the calls that it has made.
@@ -69,7 +70,11 @@ impl Dormant {
     fn join_with(path: &CStr, writable: fn() -> Option<u64>) -> Option<Dormant> {
         forget_the_parents();
         let lock = open(path).ok()?;
-        let budget_bytes = budget_in(&lock)?;
+        let Glance { budget_bytes, pid_namespace, supervisor_pid } = glance_at(&lock)?;
+        // Elsewhere the supervisor couldn't find the process, nor the process the supervisor.
+        if pid_namespace == 0 || proc::pid_namespace() != Ok(pid_namespace) {
+            return None;
+        }
         // Most budgets that are too small are so for one process alone: it isn't a member twice then.
         if !fits(0, can_have(writable, 0)?, budget_bytes / PARTS) {
             return None;
@@ -81,7 +86,17 @@ impl Dormant {
             let index = claim(&lock, session)?;
             let lock_page = memory::map_shared(lock.as_fd(), PAGE_BYTES, ProtFlags::READ).ok()?;
             let [said, can_have, sealed] = [const { AtomicU64::new(0) }; 3];
-            Some(Dormant { session, writable, lock_page, index, budget_bytes, said, can_have, sealed })
+            Some(Dormant {
+                session,
+                writable,
+                lock_page,
+                index,
+                budget_bytes,
+                supervisor_pid,
+                said,
+                can_have,
+                sealed,
+            })
         };
         let Some(dormant) = joined() else {
             // SAFETY: mapped above, and nobody else's.
@@ -143,6 +158,9 @@ impl Dormant {
         let Some(least) = can_have(self.writable, more) else {
             return false;
         };
+        if self.session.is_ending.load(Ordering::Relaxed) != 0 {
+            return false;
+        }
         let before = self.said.load(Ordering::Relaxed);
         // With room to grow in; else as little as can be.
         let is_said = [least + (least / 4).max(MORE_BYTES_MIN), least].into_iter().any(|bytes| {
@@ -202,6 +220,24 @@ impl Dormant {
         true
     }
 
+    /// Whether the supervisor is gone and hasn't ended by itself.
+    pub fn was_supervisor_killed(&self) -> bool {
+        const ESRCH: Errno = Errno(linux_raw_sys::errno::ESRCH as i32);
+        // SAFETY: takes no pointers, and sends nothing.
+        let found =
+            sys::check(unsafe { sys::call(number::KILL, [self.supervisor_pid as usize, 0, 0, 0, 0, 0]) });
+        // Ordering: Acquire pairs with the Release in the supervisor, which says so before it ends.
+        found == Err(ESRCH) && self.session.ended.load(Ordering::Acquire) != ENDED
+    }
+
+    /// Notes that this process has made another one which can't join.
+    pub fn has_forked_outside(&self, process: u32) {
+        let name = self.record().command.each_ref().map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
+        let name = name.as_flattened();
+        let length = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+        self.session.started.executes(process, &name[..length]);
+    }
+
     /// Tells the supervisor of a failure to start an engine.
     pub fn tell(&self, notice: Notice, failure: StartFailure, errno: Errno) {
         self.record().notice(notice, failure as u64 | (errno.0 as u64) << 16);
@@ -241,13 +277,15 @@ fn forget_the_parents() {
     }
 }
 
-/// What dormant processes have said, less what they were seen to have: all say together what could be there.
+/// By how much the claims of a session say more than dormant processes were seen to have.
 pub fn said_beyond_seen(session: &Session) -> u64 {
-    let beyond = |record: &ProcessRecord| {
+    let beyond = |(index, record): (usize, &ProcessRecord)| {
         let said = record.dormant_bytes.load(Ordering::Relaxed).min(BYTES_MAX);
-        said.saturating_sub(record.stats.gauge(Gauge::Anonymous))
+        // Nobody counts a dead one's claim that was forgotten.
+        let counts = said > 0 && session.claims[index].load().anonymous == said;
+        if counts { said.saturating_sub(record.stats.gauge(Gauge::Anonymous)) } else { 0 }
     };
-    session.processes.iter().map(beyond).sum()
+    session.processes.iter().enumerate().map(beyond).sum()
 }
 
 #[cfg(test)]
@@ -267,11 +305,16 @@ mod tests {
         let head: &HeadCopy = &sound(bytes);
         let words: Vec<u8> = head.words().iter().flat_map(|word| word.to_ne_bytes()).collect();
         rustix::io::pwrite(&fd, &words, 0).unwrap();
-        let settings = core::mem::offset_of!(SessionHead, settings);
+        let pid_namespace = proc::pid_namespace().unwrap();
         // The budget comes first in the settings.
-        rustix::io::pwrite(&fd, &budget_bytes.to_ne_bytes(), settings as u64).unwrap();
+        for (at, word) in [
+            (core::mem::offset_of!(SessionHead, settings), budget_bytes),
+            (core::mem::offset_of!(SessionHead, pid_namespace), pid_namespace),
+        ] {
+            rustix::io::pwrite(&fd, &word.to_ne_bytes(), at as u64).unwrap();
+        }
         let path = CString::new(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
-        assert_eq!(budget_in(&fd), Some(budget_bytes));
+        assert_eq!(glance_at(&fd), Some(Glance { budget_bytes, pid_namespace, supervisor_pid: 0 }));
         (fd, path)
     }
 

@@ -21,6 +21,8 @@ pub struct SessionHead {
     pub magic: u64,
     /// Size of the whole shared memory in bytes.
     pub bytes: u64,
+    /// The pid namespace of the supervisor, as /proc numbers them; 0 if that isn't known.
+    pub pid_namespace: u64,
     /// The supervisor's process id.
     pub supervisor_pid: u32,
     /// Areas in `areas` that are on.
@@ -31,14 +33,32 @@ pub struct SessionHead {
     pub areas: [AreaDescription; AREAS_MAX],
 }
 
-/// The run's budget in bytes, read from the file of a session of this layout. A program of the run may have written any number there.
-pub fn budget_in(file: &OwnedFd) -> Option<u64> {
+/// What a process looks at before it joins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Glance {
+    /// The run's budget in bytes.
+    pub budget_bytes: u64,
+    /// Of the supervisor.
+    pub pid_namespace: u64,
+    /// The supervisor's process id.
+    pub supervisor_pid: u32,
+}
+
+/// Reads that from the file of a session of this layout. A program of the run may have written any numbers there.
+pub fn glance_at(file: &OwnedFd) -> Option<Glance> {
     const RAM: usize = offset_of!(SessionHead, settings) + offset_of!(SettingsWords, ram_bytes);
     let mut head = [0_u8; RAM + size_of::<u64>()];
     let read = rustix::io::pread(file, &mut head, 0).ok()?;
-    let word = |at: usize| head.get(at..at + size_of::<u64>())?.try_into().ok().map(u64::from_ne_bytes);
+    let word = |at: usize| Some(u64::from_ne_bytes(head.get(at..at + size_of::<u64>())?.try_into().ok()?));
     let is_whole = read == head.len() && word(offset_of!(SessionHead, magic)) == Some(MAGIC);
-    if is_whole { word(RAM) } else { None }
+    let glance = || {
+        Some(Glance {
+            budget_bytes: word(RAM)?,
+            pid_namespace: word(offset_of!(SessionHead, pid_namespace))?,
+            supervisor_pid: word(offset_of!(SessionHead, supervisor_pid))? as u32,
+        })
+    };
+    if is_whole { glance() } else { None }
 }
 
 const HEAD_WORDS: usize = size_of::<SessionHead>() / size_of::<u64>();

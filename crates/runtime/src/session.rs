@@ -82,6 +82,8 @@ pub struct Session {
     /// [`ENDED`] once the program has ended and the supervisor does, too: what the program has left behind goes on. A
     /// supervisor that is gone without a word here was killed, and the run ends.
     pub ended: AtomicU32,
+    /// Not 0 once the program has ended: no process may be dormant any more.
+    pub is_ending: AtomicU32,
     /// Of the first process that ended by a bug in Farpage.
     pub last_words: LastWords,
     /// Programs that have not joined.
@@ -229,7 +231,7 @@ pub enum Notice {
     PeerOut = 15,
     /// The program had begun an io_uring before its memory was managed: its requests can fail with EFAULT. Value: how many.
     Ring = 16,
-    /// A dormant process has more memory than it could have by the calls that were seen. Value: bytes.
+    /// A dormant process has more memory than it could have by the calls that were seen, and is asked to start an engine. Value: bytes.
     Grew = 17,
 }
 

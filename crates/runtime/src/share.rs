@@ -535,6 +535,7 @@ impl Engine {
                             self.membership.session.rounds.has_died(&stated);
                         }
                         claim.store(Stated::default());
+                        self.membership.session.processes[index].dormant_bytes.store(0, Ordering::Relaxed);
                     });
                 }
             }

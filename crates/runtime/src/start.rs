@@ -109,6 +109,8 @@ pub struct Start {
     pub parent: Option<&'static Engine>,
     /// The program's own code has run already: the process was dormant.
     pub is_late: bool,
+    /// Its other record tells of a failure.
+    pub is_told_elsewhere: bool,
     /// For `signal` mode, opened where the program's threads have it, too.
     uffd: core::cell::Cell<Option<Uffd>>,
     engine: AtomicPtr<Engine>,
@@ -127,12 +129,14 @@ impl Start {
         thread_block: usize,
         parent: Option<&'static Engine>,
         is_late: bool,
+        is_told_elsewhere: bool,
     ) -> Start {
         Start {
             session_path,
             thread_block,
             parent,
             is_late,
+            is_told_elsewhere,
             uffd: core::cell::Cell::new(None),
             engine: AtomicPtr::new(core::ptr::null_mut()),
             failure: core::cell::Cell::new(None),
@@ -529,8 +533,8 @@ pub(crate) fn build(request: &'static Start) -> Result<&'static Engine, StartErr
             }
             StartError::BudgetTooSmall(needed) => (Notice::BudgetTooSmall, needed),
         };
-        // A process that was dormant tells in its other record, why ever it has no engine.
-        if request.is_late {
+        // The other record tells, why ever there is no engine.
+        if request.is_told_elsewhere {
             return error;
         }
         record.notice(notice, value);
@@ -852,7 +856,7 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
         return Ok(ranges);
     }
     let stacks = Stacks::find();
-    proc::for_each_mapping(|mapping| {
+    let mut add = |mapping: Mapping| {
         let named = match mapping.name {
             MappingName::Heap => true,
             MappingName::None => stacks.all_known,
@@ -871,7 +875,13 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
         if let Some(flags) = flags.filter(|_| mapping.is_anonymous && named && has_place && !holds_thread) {
             let _ = ranges.insert(mapping.pages, flags);
         }
-    })?;
+    };
+    if request.is_late {
+        // Calls past libc, which nobody saw, may have asked for anything.
+        proc::for_each_plain_mapping(&mut add)?;
+    } else {
+        proc::for_each_mapping(&mut add)?;
+    }
     memory::for_each_early_reservation(|range| {
         let _ = ranges.remove(range);
     });
