@@ -58,7 +58,8 @@ UNTIMED = readahead_ slots_ extents_ index_ order_
 test-e2e: build programs
 	$(CARGO) test --test bad_input --test supervisor --test hostile
 	$(CARGO) test --test memory_calls -- --test-threads=3
-	$(CARGO) test --test limits --test show --test hardened --test privileges --test filters -- --test-threads=1
+	$(CARGO) test --test limits --test show --test hardened -- --test-threads=1
+	$(CARGO) test --test privileges --test filters -- --test-threads=2
 	$(CARGO) test --test bench -- --test-threads=1 $(UNTIMED:%=--skip %)
 	$(CARGO) test --test bench -- --test-threads=2 $(UNTIMED)
 	$(CARGO) test --test programs -- --test-threads=2

@@ -30,6 +30,7 @@ need setcap libcap2-bin
 need ps procps
 need strace strace
 need gdb gdb
+need valgrind valgrind
 need fio fio
 need grep grep
 

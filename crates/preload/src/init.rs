@@ -16,6 +16,9 @@ use linux_raw_sys::errno::EACCES;
 /// Exit status of "Farpage itself failed".
 pub const FAILED: i32 = 125;
 
+/// How the names of the libraries begin that valgrind puts into a program.
+const VALGRIND: &[u8] = b"vgpreload_";
+
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(core::ptr::null_mut());
 /// A word that the kernel turns to zero in every child: whoever reads zero has no engine threads.
 static ALIVE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
@@ -53,6 +56,13 @@ extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *con
             "this library does nothing by itself: start the program with `farpage run`, not with LD_PRELOAD",
         );
     };
+    // SAFETY: as above.
+    let preloaded = unsafe { find(environment, b"LD_PRELOAD") }.map_or(&b""[..], CStr::to_bytes);
+    if preloaded.windows(VALGRIND.len()).any(|part| part == VALGRIND) {
+        return report::say(
+            "valgrind can't run the threads that Farpage makes: its program runs without Farpage, and its memory isn't limited",
+        );
+    }
     let bytes = path.to_bytes();
     if bytes.len() >= PATH_BYTES {
         return;

@@ -171,3 +171,15 @@ fn debugger_sees_the_program_as_it_is() {
         assert!(text.contains("* 1 ") && !text.contains("  2 "), "{text}{}", outcome.stderr);
     }
 }
+
+/// It ended with "Unsupported clone() flags", and its program never ran.
+#[test]
+fn valgrinds_program_runs_without_farpage_and_that_is_told() {
+    let Some(_alone) = alone_with("valgrind") else { return };
+    let words = ["valgrind", "-q", "--error-exitcode=3", "sh", "-c", "exit 7"];
+    let outcome = Job::new(&Under::budget(RAM, &[]), &words).within(60).run();
+    assert_eq!(outcome.status, Some(7), "{}", outcome.stderr);
+    for text in ["valgrind can't run the threads that Farpage makes", "1 process had no budget: "] {
+        assert!(outcome.stderr.contains(text), "{}", outcome.stderr);
+    }
+}
