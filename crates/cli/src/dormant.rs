@@ -1,9 +1,9 @@
 //! Dormant processes as the supervisor sees them: nothing of ours runs in them that would say how large they are, or end them.
 //!
-//! The supervisor measures them, ten times a second. If the supervisor is killed the kernel ends them. For each process the supervisor
-//! holds reading ends of pipes, open so that the kernel sends SIGKILL to the process when the last writing end is closed. It does that
-//! only for reading ends that are still open. All ends are the supervisor's, and the kernel closes the files of a dead process by their
-//! numbers, up or down. So the writing end of one pipe has a lower number than its reading ends, and that of the other a higher one.
+//! The supervisor measures them ten times a second. If the supervisor is killed, the kernel kills them: for each of them the supervisor
+//! holds reading ends of two pipes, by which the kernel sends SIGKILL when the last writing end is closed (F_SETSIG). A reading end that
+//! was closed before sends nothing. The kernel closes the files of a dead process in the order of their numbers, up or down. So the
+//! writing end of one pipe has a lower number than its reading ends, and the writing end of the other pipe a higher number.
 
 use crate::neighbours::Holding;
 use crate::outside;
@@ -24,9 +24,9 @@ use std::time::{Duration, Instant};
 
 /// Processes that are measured in one look: each takes some 20 µs.
 const LOOK_AT_MAX: usize = 32;
-/// Memory beyond what a process has said that is believed to be the loader's, in bytes: libraries that were loaded since.
+/// Bytes that a process may have beyond what it has said: the loader maps libraries past our hooks.
 const UNSAID_BYTES_MAX: u64 = 4 << 20;
-/// Numbers from which on the second pipe's writing end gets one: the second if the limit of open files is below the first.
+/// Lowest descriptor numbers for the writing end of the second pipe. The other one is for a limit of open files below the first.
 const HIGH: [i32; 2] = [900, 200];
 /// Pause between two looks for what dead processes have left.
 const REAP: Duration = Duration::from_secs(1);
@@ -99,8 +99,8 @@ impl Dormants {
         }
     }
 
-    /// The program has ended, and what it has left behind goes on: with an engine each, because nobody can start one when we are gone.
-    /// Names of those that have none.
+    /// The program has ended, and processes that it has left behind go on. Each gets an engine, which can't be started when the
+    /// supervisor is gone. Returns the names of processes that have none.
     pub fn left_behind(&mut self, shared: &Shared) -> Vec<String> {
         self.ends.clear();
         let records = &shared.session().processes;

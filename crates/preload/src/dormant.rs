@@ -1,11 +1,10 @@
 //! While the process is dormant: which of its calls need an engine first.
 //!
-//! Within what the process has said that it can have, its calls pass as they are. A call that would have it pass that starts an
-//! engine, before the call is made; so does one whose effect an engine must know of from the beginning, and one after which an
-//! engine could no longer be started.
+//! Most calls are made as they are. A call after which the process could have more memory than it has said starts an engine first.
+//! So does a call whose effect an engine must know from the beginning, and a call after which no engine could be started.
 //!
-//! All of that is done on a stack of ours and with signals blocked: the program's stack may be a small one, and a handler of the
-//! program's could start an engine in the middle of a call that is then made past it.
+//! The work is done on a stack of ours, because the program's stack may be small. Signals are blocked meanwhile: the program's handler
+//! could start an engine in the middle of a call, and the engine would not see the call.
 // UNSAFETY: what is known of the process lies on a page that is wiped in a child; stacks are changed.
 
 use crate::hooks;
@@ -40,7 +39,7 @@ struct Page {
 
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(core::ptr::null_mut());
 
-/// What is done for a dormant process needs less.
+/// Bytes of the stack on which work is done for a dormant process. A start of an engine takes some 6 KiB of it.
 const STACK_BYTES: usize = 32 << 10;
 
 #[repr(C, align(64))]
@@ -125,14 +124,14 @@ fn is_ours(action: &Action) -> bool {
     action.handler == on_wake as *const () as usize
 }
 
-/// The program changes what a signal does. What it does for us is none of the program's business: it sees the default.
+/// The program asks what a signal does, or changes that.
 pub fn before_action(signal: u32, is_new: bool) {
     if signal == WAKES && is_new {
         start_engine();
     }
 }
 
-/// What the program sees of a signal's disposition.
+/// A signal's disposition as the program sees it: the default in the place of our handler.
 pub fn seen(found: Action) -> Action {
     if is_ours(&found) { Action::DEFAULT } else { found }
 }
@@ -275,12 +274,12 @@ pub fn start_engine() {
     }
 }
 
-/// Makes a call of a dormant process that changes memory. None if there is an engine for it, or never was a reason to look.
+/// Makes a call of a dormant process that changes memory. None if the process isn't dormant: the caller makes the call.
 pub fn call(call: usize, arguments: Arguments) -> Option<isize> {
     if is_dormant() { perform(Task::Call(call, arguments)) } else { None }
 }
 
-/// Makes a fork of a dormant process. None if it isn't one.
+/// Makes a fork of a dormant process. None if the process isn't dormant.
 pub fn forked(arguments: Arguments) -> Option<isize> {
     if is_dormant() { perform(Task::Fork(arguments)) } else { None }
 }
@@ -363,7 +362,8 @@ fn effect_of_mmap(bytes: usize, protection: usize, flags: usize) -> Effect {
     }
 }
 
-/// Whether the process is about to enter a user namespace. With a thread of ours it may not; afterwards it can't have an engine.
+/// Whether the process is about to enter a user namespace. The kernel refuses that to a process with a second thread. Afterwards no
+/// engine can be started in the process.
 fn enters_user_namespace(call: usize, arguments: &Arguments) -> bool {
     let [first, second, ..] = arguments.map(|argument| argument as u32);
     // SAFETY: takes no pointers.
@@ -378,7 +378,7 @@ fn enters_user_namespace(call: usize, arguments: &Arguments) -> bool {
     }
 }
 
-/// Whether an engine could be refused after a call: the session is out of reach then, or /proc, or there are threads too many.
+/// Whether no engine could be started after a call: the session or /proc would be out of reach, or a thread refused.
 fn forbids_engines(call: usize, arguments: &Arguments) -> bool {
     let [first, second, ..] = arguments.map(|argument| argument as u32);
     match call as u32 {

@@ -1,8 +1,8 @@
 //! Dormant processes: members of the run in which nothing of ours runs, because they are small.
 //!
-//! A dormant process has said in the session the most memory that it can have: what it may write, and the stack that it is allowed.
-//! That counts against the budget as if it were there. The kernel keeps it to that; to have more it must map more, and its calls for
-//! that come to us. All dormant processes together have a small part of the budget. Whoever would pass it starts an engine first.
+//! A dormant process says in the session the most memory that it can have: what it may write, and the stack that it is allowed. These
+//! bytes count against the budget as if they were there. To have more memory the process must map more, by calls that come to our
+//! hooks. All dormant processes together have a small part of the budget. A process that would pass the part starts an engine first.
 //!
 //! A dormant process has no thread and no descriptor of ours, and a handler for one signal only, by which the supervisor asks for an
 //! engine. It holds its record by a mapping of the file that has the lock, and a fork's child doesn't get that mapping.
@@ -26,7 +26,7 @@ use rustix::fd::{AsFd, OwnedFd};
 pub const WAKES: u32 = 23;
 /// All dormant processes together have at most the budget divided by this.
 const PARTS: u64 = 16;
-/// What a process says that it can have more than it needs to say, so that it needn't say it again soon: at least so many bytes.
+/// Least number of bytes that a process says beyond what it needs, so that its next calls need no look at /proc.
 const MORE_BYTES_MIN: u64 = 1 << 20;
 /// More than any process has. Sums of what is said must not overflow.
 const BYTES_MAX: u64 = 1 << 50;
@@ -75,7 +75,7 @@ impl Dormant {
         if pid_namespace == 0 || proc::pid_namespace() != Ok(pid_namespace) {
             return None;
         }
-        // Most budgets that are too small are so for one process alone: it isn't a member twice then.
+        // A budget that is too small for this process alone is found before the process takes a record.
         if !fits(0, can_have(writable, 0)?, budget_bytes / PARTS) {
             return None;
         }
@@ -151,8 +151,8 @@ impl Dormant {
         self.says_with(new, |others, wanted| open(path).is_ok_and(|lock| self.reap(&lock, others, wanted)))
     }
 
-    /// Says what the process can have with `added` bytes more. False if all dormant processes together could have too much then,
-    /// also after `reap` has forgotten the dead ones; what was said before stands.
+    /// Says what the process can have with `added` bytes more. False if all dormant processes together could have too much, even after
+    /// `reap` has forgotten the dead ones. What was said before stands then.
     fn says_with(&self, added: u64, reap: impl Fn(u64, u64) -> bool) -> bool {
         let more = added.saturating_add(self.sealed.load(Ordering::Relaxed));
         let Some(least) = can_have(self.writable, more) else {
@@ -281,7 +281,7 @@ fn forget_the_parents() {
 pub fn said_beyond_seen(session: &Session) -> u64 {
     let beyond = |(index, record): (usize, &ProcessRecord)| {
         let said = record.dormant_bytes.load(Ordering::Relaxed).min(BYTES_MAX);
-        // Nobody counts a dead one's claim that was forgotten.
+        // Once the claim of a dead process is forgotten, its bytes are in no sum.
         let counts = said > 0 && session.claims[index].load().anonymous == said;
         if counts { said.saturating_sub(record.stats.gauge(Gauge::Anonymous)) } else { 0 }
     };
