@@ -204,6 +204,14 @@ static void other_user(void)
     VERIFY(memory, GROWS, 1);
 }
 
+/* The kernel makes no threads in it afterwards. */
+static void other_pid_namespace(void)
+{
+    CHECK(unshare(CLONE_NEWPID) == 0);
+    IS_MANAGED();
+    grow();
+}
+
 static void keeps_others_out(void)
 {
     CHECK(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0);
@@ -363,6 +371,7 @@ MAIN({ "stays", stays },
      { "vforks", vforks },
      { "has_threads", has_threads },
      { "other_user", other_user },
+     { "other_pid_namespace", other_pid_namespace },
      { "keeps_others_out", keeps_others_out },
      { "limits", limits },
      { "user_namespace", user_namespace },

@@ -283,7 +283,7 @@ fn start_failure(value: u64) -> String {
         (StartFailure::Proc, "/proc is not usable; mount it in the container or chroot"),
         (
             StartFailure::Session,
-            "it grew after it had put the run out of its reach; did it enter another user namespace (unshare, setns) or root directory?",
+            "the run was out of its reach when it grew; did it enter another user namespace (unshare, setns) or root directory, or were 256 processes under the run?",
         ),
     ];
     let reason = reasons.iter().find(|(failure, _)| *failure as u16 == kind);

@@ -80,6 +80,11 @@ pub fn is_dormant() -> bool {
     current().is_some()
 }
 
+/// Whether the process has put the session out of its reach.
+pub fn is_out_of_reach() -> bool {
+    IS_OUT_OF_REACH.load(Ordering::Relaxed)
+}
+
 /// Joins the run without an engine. False if that can't be. The program's signals are blocked, those in `blocked` by itself.
 pub fn join(blocked: u64) -> bool {
     if page().is_none() {
@@ -259,7 +264,7 @@ fn fork(arguments: Arguments, blocked: u64) -> Option<isize> {
         if !join(blocked) {
             begin_late(None);
         }
-    } else if result > 0 && IS_OUT_OF_REACH.load(Ordering::Relaxed) {
+    } else if result > 0 && is_out_of_reach() {
         dormant.has_forked_outside(result as u32);
     }
     Some(result)
@@ -382,6 +387,8 @@ fn enters_user_namespace(call: usize, arguments: &Arguments) -> bool {
 fn forbids_engines(call: usize, arguments: &Arguments) -> bool {
     let [first, second, ..] = arguments.map(|argument| argument as u32);
     match call as u32 {
+        // The kernel makes no thread in a process whose children go to another pid namespace.
+        raw::__NR_unshare => first & raw::CLONE_NEWPID != 0 || credentials::is_about(call, arguments),
         raw::__NR_prctl => first == prctl::PR_SET_DUMPABLE || filters::is_about(call, arguments),
         raw::__NR_setrlimit => limits_engines(first),
         raw::__NR_prlimit64 => arguments[2] != 0 && limits_engines(second),

@@ -126,13 +126,15 @@ pub fn begin(parent: Option<&'static Engine>) -> bool {
 }
 
 /// Starts an engine in a process that was dormant, or whose parent was. False if there can be none, and the process goes on by itself.
-pub fn begin_late(dormant: Option<&Dormant>) -> bool {
-    let Err(error) = try_to_begin(None, true, dormant.is_some()) else { return true };
+pub fn begin_late(own: Option<&Dormant>) -> bool {
+    let Err(error) = try_to_begin(None, true, own.is_some()) else { return true };
     let (failure, errno) = match error {
-        StartError::Failed(failure, errno) => (failure, errno),
-        StartError::Alone | StartError::BudgetTooSmall(_) => (StartFailure::Session, Errno(0)),
+        StartError::Failed(failure, errno) if !dormant::is_out_of_reach() => (failure, errno),
+        StartError::Failed(..) | StartError::Alone | StartError::BudgetTooSmall(_) => {
+            (StartFailure::Session, Errno(0))
+        }
     };
-    dormant.inspect(|dormant| dormant.tell(Notice::Alone, failure, errno));
+    own.inspect(|dormant| dormant.tell(Notice::Alone, failure, errno));
     false
 }
 
