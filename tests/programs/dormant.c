@@ -290,9 +290,10 @@ static void wiped_in_children(void)
     char *memory = filled(SMALL, 1);
     CHECK(call(SYS_madvise, (long)memory, SMALL, MADV_WIPEONFORK, 0, 0, 0) == 0);
     IS_DORMANT();
-    char *more = filled(GROWS, 2);
-    REQUIRE_OUT(more, GROWS);
-    VERIFY(more, GROWS, 2);
+    /* So that all of it would be out, if it were managed. */
+    char *more = filled(2 * GROWS, 2);
+    REQUIRE_OUT(more, 2 * GROWS);
+    VERIFY(more, 2 * GROWS, 2);
     pid_t child = fork();
     CHECK(child >= 0);
     if (child == 0) {

@@ -8,16 +8,16 @@
 // UNSAFETY: what is known of the process lies on a page that is wiped in a child; stacks are changed.
 
 use crate::hooks;
-use crate::init::{begin_late, session_path};
+use crate::init::{begin_late, session_path, thread_block};
 use crate::stack::call_on_stack;
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farpage::changes::Arguments;
 use farpage::dormant::{Added, Dormant, WAKES};
 use farpage::session::{Notice, Session, StartFailure};
 use farpage::{credentials, filters};
-use farpage_core::units::PAGE_BYTES;
+use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_os::signal::{self, Action, Context, Info, bit, set_action};
 use farpage_os::sys::{self, Errno, number};
 use farpage_os::{memory, proc};
@@ -53,6 +53,26 @@ static IS_BUSY: AtomicBool = AtomicBool::new(false);
 
 /// The process has entered a user namespace: from there nobody can open the session.
 static IS_OUT_OF_REACH: AtomicBool = AtomicBool::new(false);
+
+/// First page and end of the mapping that held the thread's control block when the library was loaded; 0 if that isn't known. The
+/// kernel joins the mapping with memory that the program maps beside it.
+static BLOCK: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+fn find_block() {
+    let block = PageIndex::of_address(thread_block());
+    let _ = proc::for_each_mapping(|mapping| {
+        if mapping.pages.contains(block) {
+            BLOCK[0].store(mapping.pages.start.0, Ordering::Relaxed);
+            BLOCK[1].store(mapping.pages.end.0, Ordering::Relaxed);
+        }
+    });
+}
+
+/// Those pages.
+pub fn block_pages() -> Option<PageRange> {
+    let [start, end] = [0, 1].map(|at: usize| PageIndex(BLOCK[at].load(Ordering::Relaxed)));
+    (end.0 > 0).then(|| PageRange::new(start, end))
+}
 
 fn page() -> Option<&'static Page> {
     // SAFETY: null, or placed for good.
@@ -103,6 +123,12 @@ pub fn join(blocked: u64) -> bool {
         matches!(signal::action_of(WAKES), Ok(Action { handler: 0, .. })) && blocked & bit(WAKES) == 0;
     // Threads make calls beside the one that starts an engine, and have stacks that an engine must know.
     if !hears || proc::count_threads() != Ok(1) {
+        return false;
+    }
+    if block_pages().is_none() {
+        find_block();
+    }
+    if block_pages().is_none() {
         return false;
     }
     let (Some(page), Some(dormant)) = (page(), Dormant::join(session_path())) else { return false };

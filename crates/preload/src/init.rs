@@ -146,7 +146,8 @@ fn try_to_begin(
     // SAFETY: written once, before any other thread could be here.
     let path = unsafe { (&raw const SESSION_PATH).read() };
     stack::prepare().map_err(|errno| StartError::Failed(StartFailure::Memory, errno))?;
-    let engine = start(Start::new(path, thread_block(), parent, is_late, is_told_elsewhere))?;
+    let engine =
+        start(Start::new(path, thread_block(), parent, is_late, is_told_elsewhere, dormant::block_pages()))?;
     let Ok(alive) = memory::place(AtomicU32::new(1)) else { sys::exit_group(FAILED) };
     // SAFETY: `engine` expects zero there in a child.
     if unsafe { memory::wipe_in_children(alive.as_ptr().cast(), farpage_core::units::PAGE_BYTES) }.is_err() {
@@ -160,7 +161,7 @@ fn try_to_begin(
 }
 
 /// Address of the calling thread's control block.
-fn thread_block() -> usize {
+pub fn thread_block() -> usize {
     let block: usize;
     // SAFETY: on x86-64 the first word of the block holds its own address.
     unsafe { core::arch::asm!("mov {}, fs:0", out(reg) block, options(nostack, readonly, preserves_flags)) };

@@ -111,6 +111,8 @@ pub struct Start {
     pub is_late: bool,
     /// Its other record tells of a failure.
     pub is_told_elsewhere: bool,
+    /// If it is late: the mapping that held the control block when the library was loaded.
+    pub block_pages: Option<PageRange>,
     /// For `signal` mode, opened where the program's threads have it, too.
     uffd: core::cell::Cell<Option<Uffd>>,
     engine: AtomicPtr<Engine>,
@@ -130,6 +132,7 @@ impl Start {
         parent: Option<&'static Engine>,
         is_late: bool,
         is_told_elsewhere: bool,
+        block_pages: Option<PageRange>,
     ) -> Start {
         Start {
             session_path,
@@ -137,6 +140,7 @@ impl Start {
             parent,
             is_late,
             is_told_elsewhere,
+            block_pages,
             uffd: core::cell::Cell::new(None),
             engine: AtomicPtr::new(core::ptr::null_mut()),
             failure: core::cell::Cell::new(None),
@@ -863,7 +867,10 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
             MappingName::Given => stacks.all_known && request.is_late,
             MappingName::Stack | MappingName::Other => false,
         };
-        let holds_thread = mapping.pages.contains(PageIndex::of_address(request.thread_block))
+        let block = PageIndex::of_address(request.thread_block);
+        // The kernel may have joined it with memory of the program's since.
+        let is_known = request.block_pages.is_some_and(|pages| pages.contains(block));
+        let holds_thread = mapping.pages.contains(block) && !is_known
             || stacks.known().any(|pointer| mapping.pages.contains(PageIndex::of_address(pointer)));
         let has_place = mapping.pages.end <= changes::EVERYTHING.end;
         // What a library reserves before we are loaded stays its own affair. What the program has reserved it will use.
@@ -885,6 +892,9 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
     memory::for_each_early_reservation(|range| {
         let _ = ranges.remove(range);
     });
+    if let Some(range) = request.block_pages {
+        let _ = ranges.remove(range);
+    }
     // Our own variables and libc's, which the kernel may have as one mapping with what follows.
     image::for_each_segment(|range| {
         let _ = ranges.remove(range);

@@ -8,16 +8,23 @@ use std::fs;
 /// Dormant processes may have a 16th of it, and one is allowed a stack of 8 MiB.
 const RAM: u64 = 256 * MIB;
 
+/// In bytes.
+fn budget(case: &str) -> u64 {
+    match case {
+        // Several processes are dormant at once there.
+        "forks" | "clones_and_executes" => 2 * RAM,
+        _ => RAM,
+    }
+}
+
 fn run(faults: &str, case: &str) -> Outcome {
     let program = compiled("dormant");
     let program = program.to_str().unwrap();
-    // Several processes are dormant at once there.
-    let (ram, words) = match case {
-        "forks" => (2 * RAM, vec!["sh", "-c", "ulimit -s 2048; exec \"$0\" forks", program]),
-        "clones_and_executes" => (2 * RAM, vec![program, case]),
-        _ => (RAM, vec![program, case]),
+    let words = match case {
+        "forks" => vec!["sh", "-c", "ulimit -s 2048; exec \"$0\" forks", program],
+        _ => vec![program, case],
     };
-    Job::new(&Under::budget(ram, &["--faults", faults]), &words).within(120).run()
+    Job::new(&Under::budget(budget(case), &["--faults", faults]), &words).within(120).run()
 }
 
 /// Each case looks by itself whether there are threads when there may be some.
@@ -27,6 +34,8 @@ fn is_right(cases: &[&str]) {
         let outcome = run(faults, case);
         assert_eq!(outcome.status, Some(0), "{faults} {case}: {}", outcome.stderr);
         assert!(!outcome.stderr.contains("limited"), "{faults} {case}: {}", outcome.stderr);
+        let (most, peak) = (budget(case) * 21 / 20, outcome.samples.peaks().into_iter().max());
+        assert!(peak <= Some(most), "{faults} {case}: {peak:?} of {most} at most: {}", outcome.stderr);
     }
 }
 

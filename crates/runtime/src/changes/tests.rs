@@ -119,7 +119,7 @@ fn engine() -> Option<&'static Engine> {
         let path = format!("/proc/self/fd/{}", session.as_raw_fd());
         let mut place = [0; crate::session::PATH_BYTES];
         place[..path.len()].copy_from_slice(path.as_bytes());
-        let start = &*Box::leak(Box::new(Start::new(place, 0, None, false, false)));
+        let start = &*Box::leak(Box::new(Start::new(place, 0, None, false, false, None)));
         let engine = build(start).expect("an engine");
         engine.active.store(1, Ordering::Release);
         std::thread::spawn(|| engine.registrar.serve(engine));
