@@ -414,9 +414,9 @@ pub fn for_each_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
     })
 }
 
-/// The same without mappings for which the program has asked the kernel for something special. That is memory that a fork's child
-/// doesn't get or gets as zeros, locked memory, stacks that grow, memory that may be dropped, devices, huge pages, and memory that is
-/// registered with a userfaultfd or sealed. The kernel goes through all pages to answer.
+/// The same without mappings for which the program has asked the kernel for something special. Special is memory that a fork's child
+/// doesn't get, or gets as zeros. So are locked memory, stacks that grow, memory that may be dropped, devices and huge pages, and
+/// memory that is sealed or registered with a userfaultfd. The kernel goes through all pages to answer.
 pub fn for_each_plain_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
     let mut last = None;
     for_each_line(c"/proc/thread-self/smaps", |line| {
