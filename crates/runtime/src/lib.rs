@@ -33,6 +33,7 @@ pub mod registrar;
 pub mod retire;
 pub mod session;
 pub mod share;
+pub mod stacks;
 pub mod start;
 pub mod started;
 pub mod takes;

@@ -23,6 +23,7 @@ use crate::registrar::Registrar;
 use crate::retire::{self, Retirement};
 use crate::session::{Notice, PATH_BYTES, Settings, StartFailure, StopReason, UffdSource};
 use crate::share::Share;
+use crate::stacks::Stacks;
 use crate::takes::Takes;
 use crate::worker::{Progress, Worker};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -41,7 +42,7 @@ use farpage_fault::segv::ByProtection;
 use farpage_fault::signal::{Handover, Woken};
 use farpage_fault::thread::{FAULTS_MAX, Faults};
 use farpage_fault::uffd::{ByCopy, ByMove};
-use farpage_os::clock::{now_ns, sleep_ns};
+use farpage_os::clock::now_ns;
 use farpage_os::proc::{Mapping, MappingName, Pagemap, Rollup, Statm};
 use farpage_os::signal::SIGSEGV;
 use farpage_os::sys::{self, Errno, number};
@@ -70,8 +71,6 @@ const MAPS_NAME: &core::ffi::CStr = c"farpage-maps";
 
 /// How often a thread that has nothing else to do looks after its writes.
 const WRITES_NS: u64 = 1_000_000;
-/// So long is waited, in all, for threads that are there before us to say where their stacks are.
-const STACKS_NS: u64 = 10_000_000;
 /// How often a process that has nothing to evict looks whether others are dead, and each whether its own program is.
 const REAP_NS: u64 = 1_000_000_000;
 
@@ -149,9 +148,8 @@ impl Start {
     }
 }
 
-/// Whether the program can go on by itself after this. A fork's child can that has all of its memory, and so can a program that has
-/// run already: more than the budget is better than an end that the program doesn't expect. So can one that may not look at itself
-/// (PR_SET_DUMPABLE, a program file that can't be read): its files in /proc are root's.
+/// Whether the program can go on without an engine: a fork's child that has all of its memory, a program that has run already, and one
+/// that may not look at itself (PR_SET_DUMPABLE, a program file that can't be read), because its files in /proc are root's.
 pub fn can_do_without(parent: Option<&Engine>, is_late: bool, error: StartError) -> bool {
     const ACCES: Errno = Errno(linux_raw_sys::errno::EACCES as i32);
     match (error, parent) {
@@ -791,58 +789,6 @@ fn range_list() -> Result<&'static mut [Range], Errno> {
     Ok(unsafe { Region::new(base, bytes) }.carve::<Range>(RANGES_MAX))
 }
 
-/// The stacks of threads that there are when we are loaded: the constructors of libraries come before ours, and some of those make
-/// threads (OpenBLAS). The kernel writes on their stacks, to what each thread has told it of, and can't wait for a page there.
-struct Stacks {
-    pointers: [usize; 256],
-    count: usize,
-    all_known: bool,
-}
-
-impl Stacks {
-    fn find() -> Stacks {
-        let mut stacks = Stacks { pointers: [0; 256], count: 0, all_known: true };
-        // SAFETY: takes nothing.
-        let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
-        // Whose stack has a name.
-        // SAFETY: as above.
-        let first = unsafe { sys::call(number::GETPID, [0; 6]) } as u32;
-        let until_ns = now_ns() + STACKS_NS;
-        let all = proc::for_each_thread(|thread| {
-            if thread != own && thread != first {
-                stacks.add(thread, until_ns);
-            }
-        });
-        stacks.all_known &= all.is_ok();
-        stacks
-    }
-
-    /// A thread that runs doesn't say where. Mostly it waits for work soon.
-    fn add(&mut self, thread: u32, until_ns: u64) {
-        loop {
-            if let Some(pointer) = proc::stack_pointer(thread) {
-                match self.pointers.get_mut(self.count) {
-                    Some(place) => (*place, self.count) = (pointer, self.count + 1),
-                    None => self.all_known = false,
-                }
-                return;
-            }
-            if proc::runs_no_program(thread) {
-                return;
-            }
-            if now_ns() > until_ns {
-                self.all_known = false;
-                return;
-            }
-            sleep_ns(100_000);
-        }
-    }
-
-    fn known(&self) -> impl Iterator<Item = usize> {
-        self.pointers[..self.count].iter().copied()
-    }
-}
-
 /// The mappings that the program has already: those of its parent at the fork, else what /proc says.
 fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
     let mut ranges = Ranges::new(range_list()?);
@@ -883,12 +829,13 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
             let _ = ranges.insert(mapping.pages, flags);
         }
     };
-    if request.is_late {
-        // Calls past libc, which nobody saw, may have asked for anything.
-        proc::for_each_plain_mapping(&mut add)?;
+    // Calls past libc, which nobody saw, may have asked for anything.
+    let read = if request.is_late {
+        proc::for_each_plain_mapping(&mut add)
     } else {
-        proc::for_each_mapping(&mut add)?;
-    }
+        proc::for_each_mapping(&mut add)
+    };
+    read?;
     memory::for_each_early_reservation(|range| {
         let _ = ranges.remove(range);
     });
