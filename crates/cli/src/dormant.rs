@@ -1,4 +1,4 @@
-//! Dormant processes as the supervisor sees them: nothing of ours runs in them that would say how large they are, or end them.
+//! Dormant processes, seen by the supervisor. No engine runs in these processes that would report their size, or end them.
 //!
 //! The supervisor measures them ten times a second. If the supervisor is killed, the kernel kills them: for each of them the supervisor
 //! holds reading ends of two pipes, by which the kernel sends SIGKILL when the last writing end is closed (F_SETSIG). A reading end that

@@ -22,7 +22,7 @@ const SECONDS: u64 = 4;
 /// Seconds after which a run hangs. The program gives up by itself a little later, should nobody be there to end it.
 /// With eleven runs on two CPUs, one that was right has taken more than a minute.
 const PATIENCE: u64 = 240;
-/// Of the new seeds of a long search, one in so many may evict nothing: a keeper without a CPU comes too late for a short run.
+/// Seeds of a long search for each one that may evict nothing. A keeper without a CPU comes too late for a short run.
 const SEEDS_FOR_ONE_IDLE: usize = 10;
 const NOBODY: u32 = 65_534;
 

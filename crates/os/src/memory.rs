@@ -47,7 +47,7 @@ fn remember(base: *mut c_void, bytes: usize) {
     }
 }
 
-/// A mapping of ours isn't there any more, or not in this child: its place among the first reservations is free.
+/// Frees the entry of a mapping among the first reservations. The mapping was unmapped, or this child doesn't have it.
 pub fn forget(base: *const u8) {
     let first = PageIndex::of_address(base as usize).0;
     let known = EARLY_COUNT.load(Ordering::Acquire).min(EARLY.len());
@@ -62,7 +62,7 @@ pub fn forget(base: *const u8) {
 /// Unmaps a mapping of ours.
 ///
 /// # Safety
-/// It is one of ours, of that size, and nobody refers to it any more.
+/// `base` is a mapping of ours of `bytes` bytes, and no reference to its memory exists.
 pub unsafe fn release(base: *mut u8, bytes: usize) {
     // SAFETY: the caller's promise.
     let _ = unsafe { rustix::mm::munmap(base.cast(), bytes.next_multiple_of(PAGE_BYTES)) };

@@ -188,7 +188,8 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
     let (before, swap) = (shared_memory(), directory());
     let options = ["--faults", faults, "--pool", "4M", "--swap", swap.path().to_str().unwrap()];
     let program = compiled("tree");
-    let words = [program.to_str().unwrap(), "members"];
+    // With so large a stack no process is dormant. An engine that starts late manages the root's small heap, which may be out in the end.
+    let words = ["sh", "-c", "ulimit -s 1048576; exec \"$0\" members", program.to_str().unwrap()];
     let running = Job::new(&Under::budget(200 * MIB, &options), &words).within(20 + kills as u64).start();
     let supervisor = running.pid();
     let members =
@@ -218,8 +219,8 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
     let freed = running.place().join("freed");
     wait_until("the end of all members", || freed.exists() || is_gone(supervisor));
     assert!(freed.exists(), "the root has ended");
-    // The root looks for what the dead had once a second: hundreds of MiB. Some of its heap may be out, so it has clusters of its own.
-    wait_until("the return of the clusters", || areas_of(supervisor).1 <= 16 * MIB);
+    // The root looks for what the dead had once a second, and keeps nothing that it doesn't use.
+    wait_until("the return of all clusters", || areas_of(supervisor) == (0, 0));
     drop(end);
     let outcome = running.end();
     outcome.succeeded();

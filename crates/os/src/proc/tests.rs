@@ -20,7 +20,7 @@ fn lines_of_maps_are_read_for_what_they_are() {
     assert_eq!(parse_mapping(b"nonsense"), None);
 }
 
-/// A fork's child found what its parent had asked to be wiped there: whoever began late didn't know of it.
+/// A fork's child found bytes that its parent had asked the kernel to wipe. An engine that started late didn't know of the request.
 #[test]
 fn mappings_that_are_special_to_the_program_are_left_out() {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
