@@ -7,6 +7,7 @@
 #include <linux/securebits.h>
 #include <sys/fsuid.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 enum { NOBODY = 65534, CAP_KILL_ = 5, CAP_BIND_ = 10, NOT_ALLOWED = 77 };
@@ -399,6 +400,48 @@ static void leaves_namespaces(void)
     still_works();
 }
 
+/* Sandboxes forbid themselves to open, start or allocate anything more. What is managed must work on, and so must what is managed
+ * only afterwards. */
+static void limit(int resource, rlim_t most)
+{
+    const struct rlimit both = { most, most };
+    CHECK(setrlimit(resource, &both) == 0);
+}
+
+/* Memory that is there already goes out for the first time under the limit. */
+static void limit_before(int resource, rlim_t most)
+{
+    area = map(LARGE);
+    limit(resource, most);
+    for (int seed = 1; seed <= 2; seed++) {
+        fill(area, LARGE, seed);
+        VERIFY(area, LARGE, seed);
+    }
+}
+
+static void limit_after(int resource, rlim_t most)
+{
+    begin_out();
+    limit(resource, most);
+    VERIFY(area, LARGE, 1);
+    fill(area, LARGE, 2);
+    VERIFY(area, LARGE, 2);
+}
+
+static void may_open_nothing(void) { limit_after(RLIMIT_NOFILE, 0); }
+static void may_open_nothing_before(void) { limit_before(RLIMIT_NOFILE, 0); }
+static void may_queue_no_signal_before(void) { limit_before(RLIMIT_SIGPENDING, 0); }
+static void may_have_no_more_memory(void) { limit_after(RLIMIT_AS, 0); }
+static void may_have_no_more_memory_before(void) { limit_before(RLIMIT_AS, 0); }
+static void may_have_no_more_data(void) { limit_after(RLIMIT_DATA, 0); }
+
+/* The kernel limits the threads of ordinary users. */
+static void may_start_nothing_before(void)
+{
+    CHECK(setresuid(NOBODY, NOBODY, NOBODY) == 0);
+    limit_before(RLIMIT_NPROC, 0);
+}
+
 MAIN({ "drops_root", drops_root }, { "drops_root_before", drops_root_before },
      { "changes_its_user_and_back", changes_its_user_and_back },
      { "drops_root_by_number", drops_root_by_number },
@@ -410,4 +453,10 @@ MAIN({ "drops_root", drops_root }, { "drops_root_before", drops_root_before },
      { "one_thread_drops_root_alone", one_thread_drops_root_alone },
      { "child_of_vfork_drops_root", child_of_vfork_drops_root }, { "child_drops_root", child_drops_root },
      { "leaves_root", leaves_root }, { "leaves_root_before", leaves_root_before },
-     { "leaves_namespaces", leaves_namespaces })
+     { "leaves_namespaces", leaves_namespaces },
+     { "may_open_nothing", may_open_nothing }, { "may_open_nothing_before", may_open_nothing_before },
+     { "may_start_nothing_before", may_start_nothing_before },
+     { "may_queue_no_signal_before", may_queue_no_signal_before },
+     { "may_have_no_more_memory", may_have_no_more_memory },
+     { "may_have_no_more_memory_before", may_have_no_more_memory_before },
+     { "may_have_no_more_data", may_have_no_more_data })

@@ -232,7 +232,7 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
             iec(value)
         ),
         Notice::ForkRefused => format!(
-            "a fork was refused: its child could not have been given the {} pages that are evicted, because 256 processes are under this run already (EAGAIN), or the limit on mappings (vm.max_map_count) is reached, or the program has changed its user or root, or keeps others from looking at its memory (ENOMEM); use posix_spawn in the program, or give so much with --ram that nothing is evicted",
+            "a fork was refused: its child could not have been given the {} pages that are evicted, because 256 processes are under this run already (EAGAIN), or the limit on mappings (vm.max_map_count) is reached, or the program has changed its user or root, limits its descriptors or memory (`ulimit -n`, `-v`), or keeps others from looking at its memory (ENOMEM); use posix_spawn in the program, or give so much with --ram that nothing is evicted",
             grouped(value)
         ),
         Notice::NotStarted => format!("Farpage could not start in it: {}", start_failure(value)),
@@ -313,6 +313,10 @@ fn retired(value: u64) -> String {
         Some(Retired::NotTaken) => {
             "it installed a seccomp filter that Farpage's threads couldn't take on".into()
         }
+        Some(Retired::DataLimit) => {
+            "it limited its own memory (RLIMIT_DATA), and in `segv` mode an evicted page couldn't come back once the limit is reached; leave that limit alone in the program, or use another mode (`farpage doctor`)"
+                .into()
+        }
         None => "unknown reason".into(),
     }
 }
@@ -338,6 +342,10 @@ fn stop_reason(value: u64) -> &'static str {
         (
             StopReason::Credentials,
             "it changed its user, capabilities, root directory or namespaces, and Farpage's threads in it could not follow; run it without Farpage",
+        ),
+        (
+            StopReason::DataLimit,
+            "it has as much memory as it may (`ulimit -d`, RLIMIT_DATA), so that an evicted page couldn't come back in `segv` mode; raise that limit, or use another mode (`farpage doctor`)",
         ),
     ];
     let reason = reasons.iter().find(|(reason, _)| *reason as u64 == value);

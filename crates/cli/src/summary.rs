@@ -125,9 +125,9 @@ fn outside_row(run: &Run) -> Option<String> {
     (!texts.is_empty()).then(|| row("outside", &texts.join("; ")))
 }
 
-/// Whether a process ran on, and nothing of it was evicted.
+/// Whether a process ran on, and nothing of it was evicted from some time on.
 const fn is_unlimited(notice: Notice) -> bool {
-    matches!(notice, Notice::NotArmed | Notice::Alone)
+    matches!(notice, Notice::NotArmed | Notice::Alone | Notice::Retired)
 }
 
 /// Whether Farpage ended a process, or did not let it begin.
@@ -644,6 +644,7 @@ mod tests {
         for (notice, peak, words) in [
             (Some(Notice::NotArmed), 250 << 20, "pid 101: "),
             (Some(Notice::Alone), 250 << 20, "pid 101: it runs without Farpage"),
+            (Some(Notice::Retired), 250 << 20, "pid 101: Farpage has left it"),
             (None, 300 << 20, "memory was over the budget: "),
         ] {
             let shared = two_programs();

@@ -15,6 +15,7 @@ use farpage::changes::Arguments;
 use farpage::credentials::{Whose, is_about};
 use farpage::filters;
 use farpage::guard::is_caller_armed;
+use farpage::limits;
 use farpage::retire;
 use linux_raw_sys::general as raw;
 
@@ -25,11 +26,17 @@ pub fn follow_call(call: usize, arguments: Arguments, whose: Whose) {
     }
 }
 
-/// Makes a call that asks for a filter of seccomp. Returns the kernel's answer, or none if the caller is to make the call. The call of
-/// an armed thread is looked at when it is made. A dormant process gets an engine as long as it can have one.
-pub fn install_filter(call: usize, arguments: Arguments) -> Option<isize> {
+/// A call is about to be made. Returns the kernel's answer to a call that asks for a filter of seccomp, or none if the caller is to make
+/// the call. The call of an armed thread is looked at when it is made. A dormant process gets an engine as long as it can have one.
+pub fn before_call(call: usize, arguments: Arguments) -> Option<isize> {
     dormant::before_change(call, &arguments);
-    let engine = engine().filter(|_| filters::is_about(call, &arguments) && !is_caller_armed())?;
+    let engine = engine().filter(|_| !is_caller_armed())?;
+    if limits::is_about(call, &arguments) {
+        perform(engine, Task::Limit(call, arguments));
+    }
+    if !filters::is_about(call, &arguments) {
+        return None;
+    }
     let answer = Some(perform(engine, Task::Filter(call, arguments))).filter(|answer| *answer != TO_BE_MADE);
     if answer.is_none() && engine.has_ended() {
         retire::let_others_leave(engine);
@@ -67,7 +74,7 @@ impl Hidden {
         }
         // SAFETY: libc's function of this name, whose arguments are these.
         let function = unsafe { core::mem::transmute::<*mut c_void, Function>(function) };
-        if let Some(word) = install_filter(self.call as usize, [a, b, c, d, e, 0]) {
+        if let Some(word) = before_call(self.call as usize, [a, b, c, d, e, 0]) {
             return hooks::result(word) as c_int;
         }
         // SAFETY: the program's own call, unchanged.

@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use farpage::changes::Arguments;
 use farpage::dormant::{Added, Dormant, WAKES};
 use farpage::session::{Notice, Session, StartFailure};
-use farpage::{credentials, filters};
+use farpage::{credentials, filters, limits};
 use farpage_core::units::{PAGE_BYTES, PageIndex, PageRange};
 use farpage_os::signal::{self, Action, Context, Info, bit, set_action};
 use farpage_os::sys::{self, Errno, number};
@@ -411,23 +411,17 @@ fn enters_user_namespace(call: usize, arguments: &Arguments) -> bool {
 
 /// Whether no engine could be started after a call: the session or /proc would be out of reach, or a thread refused.
 fn forbids_engines(call: usize, arguments: &Arguments) -> bool {
-    let [first, second, ..] = arguments.map(|argument| argument as u32);
+    let first = arguments[0] as u32;
     match call as u32 {
         // The kernel makes no thread in a process whose children go to another pid namespace.
         raw::__NR_unshare => first & raw::CLONE_NEWPID != 0 || credentials::is_about(call, arguments),
         raw::__NR_prctl => first == prctl::PR_SET_DUMPABLE || filters::is_about(call, arguments),
-        raw::__NR_setrlimit => limits_engines(first),
-        raw::__NR_prlimit64 => arguments[2] != 0 && limits_engines(second),
+        // Of its stack the process has said how large it may become.
+        raw::__NR_setrlimit | raw::__NR_prlimit64 => {
+            limits::is_about(call, arguments) || limits::set_by(call, arguments) == Some(raw::RLIMIT_STACK)
+        }
         // The program asks past libc's sigaction, and may change what it finds.
         raw::__NR_rt_sigaction => first == WAKES,
         _ => credentials::is_about(call, arguments) || filters::is_about(call, arguments),
     }
-}
-
-/// Whether an engine needs what this resource limit is about, or a dormant process says it of itself.
-const fn limits_engines(resource: u32) -> bool {
-    matches!(
-        resource,
-        raw::RLIMIT_NPROC | raw::RLIMIT_NOFILE | raw::RLIMIT_AS | raw::RLIMIT_DATA | raw::RLIMIT_STACK
-    )
 }

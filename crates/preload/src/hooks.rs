@@ -268,7 +268,7 @@ pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e
         // Not from code of ours, whose calls nobody looks at. A child made in this way doesn't get managed memory once
         // anything is registered: it can't read a wrong byte.
         _ => {
-            if let Some(word) = credentials::install_filter(call, arguments) {
+            if let Some(word) = credentials::before_call(call, arguments) {
                 return result(word);
             }
             let word = match INSTRUCTION.load(Ordering::Relaxed) {

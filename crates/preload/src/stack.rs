@@ -14,6 +14,7 @@ use farpage::credentials::{self, Whose};
 use farpage::engine::Engine;
 use farpage::filters;
 use farpage::guard::{self, StackInUse};
+use farpage::limits;
 use farpage::locked;
 use farpage::retire;
 use farpage_core::units::PageRange;
@@ -42,6 +43,8 @@ pub enum Task {
     Hold(PageRange),
     /// A call that asks for a filter of seccomp.
     Filter(usize, Arguments),
+    /// A call is about to set a limit of what an engine takes.
+    Limit(usize, Arguments),
     /// A call has changed what the program may do.
     Follow(usize, Arguments, Whose),
 }
@@ -119,7 +122,7 @@ fn perform_without(task: Task) -> isize {
         // SAFETY: likewise.
         Task::Fork(arguments, _) => unsafe { sys::call(sys::number::CLONE, arguments) },
         Task::Filter(..) => TO_BE_MADE,
-        Task::Hold(_) | Task::Follow(..) => 0,
+        Task::Hold(_) | Task::Limit(..) | Task::Follow(..) => 0,
     }
 }
 
@@ -161,6 +164,10 @@ extern "C" fn run(work: *mut u8) {
             0
         }
         Task::Filter(call, arguments) => filters::install(engine, call, &arguments).unwrap_or(TO_BE_MADE),
+        Task::Limit(call, arguments) => {
+            limits::prepare(engine, call, &arguments);
+            0
+        }
         Task::Follow(call, arguments, whose) => {
             credentials::follow(engine, call, &arguments, whose);
             0

@@ -33,6 +33,7 @@ const ALWAYS: &[u32] = &[
     raw::__NR_sched_setaffinity,
     raw::__NR_poll,
     raw::__NR_ppoll,
+    raw::__NR_pselect6,
     raw::__NR_exit,
     raw::__NR_exit_group,
     raw::__NR_gettid,

@@ -2,7 +2,7 @@
 //!
 //! A run: [`session`], [`head`], [`record`], [`started`], [`devices`]. A process in it: [`dormant`], [`start`], [`engine`].
 //! A page: [`worker`] serves faults and evicts, [`ahead`] reads early; [`takes`], [`lull`] and [`polling`] say who acts and who waits.
-//! The program's calls: [`guard`], [`changes`], [`locked`], [`credentials`], [`fork`]. [`map_lock`] and [`registrar`] keep mappings and
+//! The program's calls: [`guard`], [`changes`], [`locked`], [`credentials`], [`limits`], [`fork`]. [`map_lock`] and [`registrar`] keep mappings and
 //! table the same. The budget: [`budget`], [`share`], [`kin`], [`child_room`], [`pool_share`].
 #![cfg_attr(not(test), no_std)]
 
@@ -23,6 +23,7 @@ pub mod fork;
 pub mod guard;
 pub mod head;
 pub mod kin;
+pub mod limits;
 pub mod locked;
 pub mod lull;
 pub mod map_lock;

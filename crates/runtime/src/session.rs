@@ -294,6 +294,8 @@ pub enum StopReason {
     Arming = 4,
     /// An engine thread could not give up what the program has given up.
     Credentials = 5,
+    /// RLIMIT_DATA leaves no room for a page that comes back (`segv` mode).
+    DataLimit = 6,
 }
 
 /// Why an engine ended before its program (value of [`Notice::Retired`]).
@@ -309,6 +311,8 @@ pub enum Retired {
     AllThreads,
     /// An engine thread couldn't take a filter on.
     NotTaken,
+    /// It has limited its own memory by RLIMIT_DATA (`segv` mode).
+    DataLimit,
 }
 
 impl Retired {
@@ -320,6 +324,7 @@ impl Retired {
             Retired::Unseen => 3,
             Retired::AllThreads => 4,
             Retired::NotTaken => 5,
+            Retired::DataLimit => 6,
         }
     }
 
@@ -331,6 +336,7 @@ impl Retired {
             3 => Retired::Unseen,
             4 => Retired::AllThreads,
             5 => Retired::NotTaken,
+            6 => Retired::DataLimit,
             _ => return None,
         })
     }

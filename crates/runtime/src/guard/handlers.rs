@@ -19,6 +19,7 @@ use crate::changes;
 use crate::credentials::{self, Whose};
 use crate::engine::Engine;
 use crate::filters;
+use crate::limits;
 use crate::retire;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use farpage_core::pager::Access;
@@ -288,6 +289,9 @@ impl Stopped<'_> {
                 if engine.has_ended() {
                     retire::let_others_leave(engine);
                 }
+            }
+            call if limits::is_about(call, &self.call.arguments) => {
+                limits::prepare(engine, call, &self.call.arguments);
             }
             call if credentials::is_about(call, &self.call.arguments) => {
                 return Some(self.change_credentials(engine));

@@ -13,8 +13,9 @@ mod write;
 use crate::ahead::{AheadMemory, Reclaim};
 use crate::devices::{BackEndPlaces, BackEnds};
 use crate::engine::Engine;
+use crate::limits;
 use crate::map_lock::ReaderIndex;
-use crate::session::{Notice, pack_io_error};
+use crate::session::{Notice, StopReason, pack_io_error};
 use farpage_core::cache::Backing;
 use farpage_core::pager::{Access, BATCH_MAX, Batch, Step, Taken, Ticket, WriteBatch, WriteRequest};
 use farpage_core::readahead::Plan;
@@ -29,6 +30,9 @@ use farpage_os::clock::now_ns;
 use farpage_os::memory;
 use farpage_os::sys::Errno;
 use rustix::fd::BorrowedFd;
+
+/// Pages in turn that lack something before it is asked whether that is for good: as many milliseconds at least.
+const LACKS_MAX: u32 = 1000;
 
 /// Write requests that one thread has under way.
 const WRITES_MAX: usize = 16;
@@ -99,6 +103,8 @@ pub struct Worker {
     densify_at_ns: u64,
     /// When completions were last looked for.
     looked_ns: u64,
+    /// Pages in turn for which the kernel lacked something.
+    lacks: u32,
     /// The last batch was of pages that are shared since a fork: the keeper makes them the program's own.
     sees_shared: bool,
     /// The last batch was looked at anew, because its pages were no longer shared.
@@ -144,6 +150,7 @@ impl Worker {
             turn_at_ns: 0,
             densify_at_ns: 0,
             looked_ns: 0,
+            lacks: 0,
             sees_shared: false,
             has_unshared: false,
         })
@@ -344,7 +351,7 @@ impl Worker {
         }
         let there = self.engine.pages.zero(PageRange::of(page, count), access);
         if there == Err(InstallError::NoMemory) {
-            farpage_os::clock::sleep_ns(1_000_000);
+            self.lack();
         }
         let there = match there {
             // Discarded, but there was no mapping to spare to close it: the program has it already.
@@ -368,6 +375,16 @@ impl Worker {
         self.zero_end = page.plus(there.max(1));
     }
 
+    /// The kernel lacks something that a page needs: the thread tries again soon. A limit that leaves no room doesn't go away.
+    fn lack(&mut self) {
+        farpage_os::clock::sleep_ns(1_000_000);
+        self.lacks += 1;
+        let is_for_good = self.lacks >= LACKS_MAX && self.engine.protections.is_some();
+        if is_for_good && limits::is_data_full(&self.engine.statm) {
+            self.engine.stop_program(StopReason::DataLimit);
+        }
+    }
+
     /// The frame has the bytes: into the program with it.
     fn install(&mut self, ticket: Ticket) {
         let (page, frame) = (ticket.page(), ticket.frame().expect("a page to install is in a frame"));
@@ -377,10 +394,11 @@ impl Worker {
         match unsafe { self.engine.pages.install(page, pointer) } {
             Ok(left) => {
                 pager.settle_fault(ticket, left);
+                self.lacks = 0;
             }
             Err(error) => {
                 if error == InstallError::NoMemory {
-                    farpage_os::clock::sleep_ns(1_000_000);
+                    self.lack();
                 }
                 // The bytes are where they were. The thread tries again.
                 pager.give_back(ticket);

@@ -1,0 +1,89 @@
+//! Resource limits that the program gives itself (setrlimit, prlimit).
+//!
+//! The kernel counts an engine's threads, descriptors, signals and tables as the program's. An engine takes most of them when memory
+//! reaches the budget. So before a limit holds that could refuse them, the engine takes them: it becomes active.
+// UNSAFETY: the kernel says which limit holds.
+
+use crate::changes::Arguments;
+use crate::engine::Engine;
+use crate::session::Retired;
+use farpage_os::peek;
+use farpage_os::proc::Statm;
+use farpage_os::sys::{self, number};
+use linux_raw_sys::general as raw;
+
+/// Descriptors below which an engine may lack one. An engine has some ten of its own, and one for each swap area.
+const DESCRIPTORS: u64 = 64;
+
+/// Which limit a call sets, and where its new value is. None: the call only asks, or is about another process.
+fn asked(call: usize, arguments: &Arguments) -> Option<(u32, usize)> {
+    let [first, second, third, ..] = *arguments;
+    match call as u32 {
+        raw::__NR_setrlimit => Some((first as u32, second)),
+        raw::__NR_prlimit64 if third != 0 && (first == 0 || first as u32 == own_process()) => {
+            Some((second as u32, third))
+        }
+        _ => None,
+    }
+}
+
+fn own_process() -> u32 {
+    // SAFETY: takes nothing.
+    unsafe { sys::call(number::GETPID, [0; 6]) as u32 }
+}
+
+/// Which limit of this process a call sets.
+pub fn set_by(call: usize, arguments: &Arguments) -> Option<u32> {
+    asked(call, arguments).map(|(resource, _)| resource)
+}
+
+/// Whether a call sets a limit of what an engine takes.
+pub fn is_about(call: usize, arguments: &Arguments) -> bool {
+    matches!(
+        set_by(call, arguments),
+        Some(
+            raw::RLIMIT_NPROC
+                | raw::RLIMIT_NOFILE
+                | raw::RLIMIT_AS
+                | raw::RLIMIT_DATA
+                | raw::RLIMIT_SIGPENDING
+        )
+    )
+}
+
+/// What holds now: the lower of the two values of a limit.
+fn current(resource: u32) -> u64 {
+    let mut limit = [u64::MAX; 2];
+    let arguments = [0, resource as usize, 0, (&raw mut limit).addr(), 0, 0];
+    // SAFETY: the kernel writes two words, which `limit` has.
+    let _ = unsafe { sys::call(raw::__NR_prlimit64 as usize, arguments) };
+    limit[0]
+}
+
+/// The calling thread is about to make a call. On a stack of ours, with signals blocked and no lock held.
+pub fn prepare(engine: &Engine, call: usize, arguments: &Arguments) {
+    let Some((resource, place)) = asked(call, arguments).filter(|_| is_about(call, arguments)) else {
+        return;
+    };
+    // A child of vfork has limits of its own. The kernel refuses what can't be read.
+    let Some(new) = peek::read::<8>(place).filter(|_| own_process() == engine.process) else { return };
+    let new = u64::from_ne_bytes(new);
+    let may_lack = match resource {
+        raw::RLIMIT_NOFILE => new < DESCRIPTORS,
+        _ => new < current(resource),
+    };
+    if !may_lack {
+        return;
+    }
+    // The kernel counts an evicted page no more in `segv` mode, and could refuse the page when it comes back.
+    if resource == raw::RLIMIT_DATA && engine.protections.is_some() {
+        return engine.retire(Retired::DataLimit);
+    }
+    engine.activate_now();
+}
+
+/// Whether the program can't get another page with a protection of its own, by RLIMIT_DATA.
+pub(crate) fn is_data_full(statm: &Statm) -> bool {
+    let most = current(raw::RLIMIT_DATA);
+    most != u64::MAX && statm.sizes().is_ok_and(|sizes| sizes.writable_bytes >= most)
+}
