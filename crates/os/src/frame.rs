@@ -53,6 +53,11 @@ impl Frame {
         Frame { start, bytes: end - start }
     }
 
+    /// The addresses that it takes.
+    pub const fn place(&self) -> core::ops::Range<usize> {
+        self.start..self.start + self.bytes
+    }
+
     /// Where it begins on a stack that is in use from `top` upwards.
     pub const fn place_below(&self, top: usize) -> usize {
         let highest = top.wrapping_sub(self.bytes);

@@ -20,9 +20,10 @@ use crate::session::{Notice, StopReason};
 use crate::start::KEEPER;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use farpage_core::sync::Lock;
-use farpage_core::units::PageIndex;
+use farpage_core::units::{PageIndex, PageRange};
 use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::dispatch::{self, Selector, set_born};
+use farpage_os::frame::Frame;
 use farpage_os::futex;
 use farpage_os::peek;
 use farpage_os::proc::{self, CallUnderWay, WaitingThread};
@@ -426,14 +427,14 @@ pub fn move_in(room: &Room) {
         unsafe { (*room.own.get()).alternate = other.map_or(before, |other| (*other.own.get()).alternate) };
         other.into_iter().for_each(Room::give_back);
     }
+    // What held the stack until here.
+    room.levels[0].holder.release();
     begin_in(room);
 }
 
 /// The calling thread is armed, and says so.
 fn begin_in(room: &Room) {
     let state = if arm_this_thread() { ARMED } else { FAILED };
-    // What held the stack until here.
-    room.levels[0].holder.release();
     // Ordering: Release: who sees it armed sees its room complete.
     room.state.store(state, Ordering::Release);
 }
@@ -592,9 +593,20 @@ fn be_armed(room: &Room, context: &mut Context) -> bool {
     context.stack = room.stack();
     // Another thread may have changed something by a call past libc.
     take_over();
+    hold_frame(room, context);
     begin_in(room);
     wait_for_the_rest(context);
     is_made_again
+}
+
+/// Holds what the kernel reads when this handler returns, until the thread's next call. The frame may lie on an alternate stack of the
+/// program's, in memory that is registered next, and is closed for a moment then. The kernel would end the program.
+fn hold_frame(room: &Room, context: &Context) {
+    // SAFETY: of this handler, which has not returned.
+    let frame = unsafe { Frame::of(context) }.place();
+    let level = room.level(frame.start);
+    level.returns.store(true, Ordering::Relaxed);
+    level.holder.hold(PageRange::covering(frame.start, frame.len()));
 }
 
 /// The thread, armed, goes on when there is something to serve its faults, or when that takes too long.
