@@ -96,6 +96,8 @@ pub struct Engine {
     pub active: AtomicU32,
     /// 1 if a call of the program's is waiting for that.
     pub activation_wanted: AtomicU32,
+    /// Engine threads that don't have all the memory yet that they need.
+    pub starting: AtomicU32,
     /// Not 0 while nothing may be evicted because the program has locked all its memory.
     pub all_locked: AtomicU32,
     /// Writes to areas that are under way, of all threads: while there are any, frames will be free soon.
@@ -290,9 +292,23 @@ impl Engine {
         while bytes > self.headroom() && self.is_to_activate() {}
     }
 
-    /// Has everything registered that is there, if it can be. Without any lock.
+    /// Has everything registered that is there, if it can be. Without any lock. Engine threads need no more memory afterwards.
     pub fn activate_now(&self) {
         while self.is_to_activate() {}
+        loop {
+            let starting = self.starting.load(Ordering::Relaxed);
+            // An engine that ends has no such threads any more.
+            if starting == 0 || !self.is_active() {
+                return;
+            }
+            futex::wait_for(&self.starting, starting, 1_000_000);
+        }
+    }
+
+    /// The calling engine thread has all that it needs.
+    pub(crate) fn thread_has_started(&self) {
+        self.starting.fetch_sub(1, Ordering::Relaxed);
+        futex::wake(&self.starting, u32::MAX >> 1);
     }
 
     /// Has the keeper activate, and waits a while. False if it has, or never can.

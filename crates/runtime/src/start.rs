@@ -256,6 +256,7 @@ fn keep(engine: &'static Engine) -> ! {
     }
     let worker =
         Worker::placed(engine, KEEPER, None).unwrap_or_else(|_| engine.stop_program(StopReason::Tables));
+    engine.thread_has_started();
     // How nice this thread was.
     let mut nice = None;
     let mut rounds = Rounds::begin();
@@ -370,6 +371,8 @@ fn wait_for_budget(engine: &'static Engine) -> i32 {
 /// The budget is reached: takes over every mapping that is big enough. Then this thread is as `nice` again as it was, and so are
 /// those that it makes.
 fn activate(engine: &'static Engine, nice: i32) {
+    // The keeper itself, which makes its worker afterwards.
+    engine.starting.fetch_add(1, Ordering::Relaxed);
     if engine.handover.is_some() && !guard::arm::all(engine) {
         retire::end(engine, None);
     }
@@ -440,7 +443,12 @@ struct Handler {
 
 fn spawn(engine: &'static Engine, main: fn(usize) -> !, cpu: usize, index: ReaderIndex) -> bool {
     let Ok(handler) = memory::place(Handler { engine, cpu, index }) else { return false };
-    thread::spawn(main, core::ptr::from_mut(handler) as usize, Descriptors::Shared).is_ok()
+    engine.starting.fetch_add(1, Ordering::Relaxed);
+    let is_there = thread::spawn(main, core::ptr::from_mut(handler) as usize, Descriptors::Shared).is_ok();
+    if !is_there {
+        engine.thread_has_started();
+    }
+    is_there
 }
 
 fn handler_main(argument: usize) -> ! {
@@ -452,6 +460,7 @@ fn handler_main(argument: usize) -> ! {
     let worker = Worker::placed(handler.engine, handler.index, node)
         .unwrap_or_else(|_| handler.engine.stop_program(StopReason::Tables));
     let engine = handler.engine;
+    engine.thread_has_started();
     let nothing = farpage_fault::Fault { page: PageIndex(0), access: farpage_core::pager::Access::Read };
     let mut list = [nothing; FAULTS_MAX];
     loop {
@@ -479,7 +488,9 @@ fn ahead_main(argument: usize) -> ! {
     thread::set_name(AHEAD_NAME);
     // SAFETY: `spawn` placed it for good and gave us its address.
     let Handler { engine, index, .. } = unsafe { &*(argument as *const Handler) };
-    let Ok(worker) = Worker::placed(engine, *index, None) else { thread::exit() };
+    let worker = Worker::placed(engine, *index, None);
+    engine.thread_has_started();
+    let Ok(worker) = worker else { thread::exit() };
     loop {
         let seen = engine.ahead.bell();
         let mut is_idle = true;
@@ -623,6 +634,7 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
         registrar: Registrar::default(),
         active: AtomicU32::new(0),
         activation_wanted: AtomicU32::new(0),
+        starting: AtomicU32::new(0),
         all_locked: AtomicU32::new(0),
         writes_under_way: AtomicU32::new(0),
         faults_reading: AtomicU32::new(0),
