@@ -25,6 +25,7 @@
 
 mod areas;
 mod bench;
+mod beside;
 mod budget;
 mod doctor;
 mod dormant;

@@ -78,12 +78,12 @@ impl Witness {
     }
 
     /// What was seen.
-    pub fn report(self) -> Report {
+    pub fn report(&self) -> Report {
         let kills = match self.kills.group {
             0 => self.kills.machine.unwrap_or(0),
             kills => kills,
         } as usize;
-        let victims = self.victims.into_iter().take(kills).map(|(pid, member)| (pid, member.command));
+        let victims = self.victims.iter().take(kills).map(|(pid, member)| (*pid, member.command.clone()));
         Report { kills: self.kills, victims: victims.collect() }
     }
 }

@@ -317,6 +317,11 @@ pub struct RunSettings {
     #[arg(long, value_enum, env = "FARPAGE_OVER_BUDGET", default_value = "warn")]
     over_budget: OverBudgetOption,
 
+    /// Where Farpage's own process stands: as the program's parent (`above`), or `beside` it, and the program has the process that
+    /// `farpage run` was started as.
+    #[arg(long, value_enum, env = "FARPAGE_SUPERVISOR", default_value = "above")]
+    supervisor: SupervisorOption,
+
     /// Write counters, latencies and settings to this file as JSON when the program has ended; `legend` in it says what
     /// each of them is. `-` is standard output.
     #[arg(long, value_name = "FILE", env = "FARPAGE_STATS")]
@@ -451,7 +456,19 @@ enum OverBudgetOption {
     Kill,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum SupervisorOption {
+    /// The program's parent.
+    Above,
+    /// Nobody's child that the program could wait for.
+    Beside,
+}
+
 impl RunSettings {
+    /// Whether the program keeps this process.
+    pub fn is_beside(&self) -> bool {
+        self.supervisor == SupervisorOption::Beside
+    }
     /// Whether a run that stays above its budget is killed.
     pub fn kills_over_budget(&self) -> bool {
         self.over_budget == OverBudgetOption::Kill

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Looks, ten a second, after which a program that lives has had the time to join: on a busy machine some take seconds.
 const PATIENCE: u32 = 50;
@@ -139,10 +140,10 @@ impl Outside {
     }
 
     /// What was seen. Who lives and still has the time to join is left out: the program has left it behind.
-    pub fn report(mut self, shared: &Shared) -> Report {
+    pub fn report(&mut self, shared: &Shared) -> Report {
         let waiting = std::mem::take(&mut self.waiting).into_values();
         waiting.filter(|(process, _)| sys::is_gone(process.pid)).for_each(|(process, _)| self.keep(process));
-        let mut processes: Vec<_> = self.known.into_values().collect();
+        let mut processes: Vec<_> = self.known.values().cloned().collect();
         processes.sort_by_key(|process| std::cmp::Reverse(process.peak));
         Report { processes, more: self.more, missed: shared.session().started.missed() }
     }
@@ -229,19 +230,25 @@ impl Process {
     }
 }
 
-/// Whether a process descends from this supervisor, or has the run's session among its variables.
+/// The process that all others of the run descend from, if it isn't this supervisor; else 0.
+static FIRST: AtomicU32 = AtomicU32::new(0);
+
+/// This supervisor stands beside the program.
+pub fn is_beside(program: u32) {
+    FIRST.store(program, Ordering::Relaxed);
+}
+
+/// Whether a process descends from this supervisor or from the program beside it, or has the run's session among its variables.
 pub fn is_of_run(pid: u32) -> bool {
     let has_session = || {
         let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let session = format!("{SESSION_ENV}={}", own_sessions());
         variables.split(|byte| *byte == 0).any(|entry| entry.starts_with(session.as_bytes()))
     };
-    let mut next = Some(pid);
-    let ancestors = std::iter::from_fn(|| {
-        next = next.and_then(parent);
-        next
-    });
-    ancestors.take(ANCESTORS_MAX).any(|pid| pid == std::process::id()) || has_session()
+    let first = FIRST.load(Ordering::Relaxed);
+    let is_root = |above: u32| above != 0 && (above == first || above == std::process::id());
+    let mut ancestors = std::iter::successors(parent(pid), |pid| parent(*pid)).take(ANCESTORS_MAX);
+    pid != 0 && pid == first || ancestors.any(is_root) || has_session()
 }
 
 /// The number of a process's parent.

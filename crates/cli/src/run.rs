@@ -4,6 +4,7 @@
 //! program started; so an error comes before anything has happened.
 
 use crate::areas::{self, Area};
+use crate::beside::{self, Side};
 use crate::budget::{self, Behind, Budget, Limit, Roots};
 use crate::dormant::Dormants;
 use crate::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND};
@@ -35,6 +36,8 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// What the options and variables ask for, found to make sense together.
@@ -66,7 +69,7 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     let asked = Asked::of(&options.settings)?;
     let prepared =
         find_program(&options.program).and_then(|program| Ok((program, Plan::of(&options.settings, asked)?)));
-    let (program, mut plan) = match prepared {
+    let (program, plan) = match prepared {
         Err(why) if why.status == STATUS_CANT_RUN && options.settings.runs_unsupported() => {
             return Err(run_without(options, why));
         }
@@ -74,46 +77,150 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     };
     // Last: a run that is refused leaves no empty file.
     let stats = options.settings.stats.as_deref().map(open_stats).transpose()?;
-    let quiet = options.settings.quiet;
-    plan.notes.iter().filter(|_| !quiet).for_each(|note| say::line(&format!("note: {note}")));
-    let shared = Shared::new(plan.settings, &plan.areas)?;
-    let notes = plan.areas.iter_mut().filter_map(|area| area.prepare().err());
-    notes.filter(|_| !quiet).for_each(|note| say::line(&note));
-    sys::be_inspectable();
-    plan.neighbours.tell(&Roots::of_this_machine());
-    let (neighbours, ram_bytes) = (std::mem::take(&mut plan.neighbours), plan.budget.ram_bytes);
-    let mut watch_for = Watch {
-        oom: Witness::new(Roots::of_this_machine()),
-        outside: Outside::default(),
-        dormants: Dormants::default(),
-        headroom: Headroom::new(Roots::of_this_machine(), ram_bytes, neighbours),
-        over_budget: options.settings.kills_over_budget().then(|| OverBudget::new(ram_bytes)),
+    let notes = plan.notes.iter().filter(|_| !options.settings.quiet);
+    notes.for_each(|note| say::line(&format!("note: {note}")));
+    let why_above = options.settings.is_beside().then(beside::is_impossible);
+    if let Some(why) = why_above.flatten() {
+        say::line(&format!("note: the supervisor is the program's parent, not beside it: {why}"));
+    }
+    if why_above == Some(None) {
+        run_beside(options, &program, plan, stats)
+    } else {
+        run_above(options, &program, plan, stats)
+    }
+}
+
+/// As the program's parent.
+fn run_above(
+    options: &RunOptions,
+    program: &Path,
+    plan: Plan,
+    stats: Option<File>,
+) -> Result<ExitCode, Failure> {
+    let mut run = Supervised::new(options, plan)?;
+    let inherited = signals::block_all();
+    let mut command = command(program, options, &run.plan, &run.shared.path());
+    signals::hand_down(&mut command, &inherited);
+    let child = command.spawn().map_err(|error| not_started(program, &error))?.id();
+    let ended = run.watch(child, |poll| signals::supervise(child, poll));
+    if ended.is_ok() {
+        run.let_go();
+    }
+    let state = run.finish(ended, stats)?.state;
+    run.close();
+    Ok(pass_on(state))
+}
+
+/// Beside the program, which keeps this process.
+fn run_beside(
+    options: &RunOptions,
+    program: &Path,
+    plan: Plan,
+    stats: Option<File>,
+) -> Result<ExitCode, Failure> {
+    let mut starting = match beside::part()? {
+        Side::Supervisor(starting) => starting,
+        Side::Program(mut started) => {
+            let session = match started.session() {
+                Ok(session) => session,
+                Err(refused) => return refused.map(ExitCode::from),
+            };
+            let mut command = command(program, options, &plan, &session);
+            signals::hand_down_pipe(&mut command);
+            let error = command.exec();
+            started.give_up();
+            return Err(not_started(program, &error));
+        }
     };
-    watch_for.headroom.look(&shared);
-    let started = Instant::now();
-    let pid = start(&program, options, &plan, &shared)?;
-    let ended = watch(quiet, &plan, &shared, pid, &mut watch_for);
-    if let Ok(child) = ended {
-        for left in watch_for.dormants.left_behind(&shared) {
+    signals::block_all();
+    let prints = stats.as_ref().is_some_and(|file| standard_output(file).is_some());
+    starting.let_go(prints);
+    let mut run = match Supervised::new(options, plan) {
+        Ok(run) => run,
+        Err(failure) => {
+            say::plainly(&failure.to_string());
+            starting.refuse(failure.status);
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let pid = starting.program;
+    outside::is_beside(pid);
+    run.shared.session().first.pid.store(pid, Ordering::Relaxed);
+    if !starting.ready(&run.shared.path()) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    run.started = Instant::now();
+    let shared = Rc::clone(&run.shared);
+    let ended = run.watch(pid, |poll| starting.follow(&shared.session().first, poll));
+    if run.finish(ended, stats).is_ok() {
+        beside::has_seen(&shared.session().first);
+        starting.wait_until_gone();
+        run.let_go();
+    }
+    run.close();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A run, in its supervisor.
+struct Supervised<'o> {
+    options: &'o RunOptions,
+    plan: Plan,
+    shared: Rc<Shared>,
+    others: Watch,
+    started: Instant,
+}
+
+impl<'o> Supervised<'o> {
+    /// Makes the session, before the program starts.
+    fn new(options: &'o RunOptions, mut plan: Plan) -> Result<Supervised<'o>, Failure> {
+        let shared = Shared::new(plan.settings, &plan.areas)?;
+        let notes = plan.areas.iter_mut().filter_map(|area| area.prepare().err());
+        notes.filter(|_| !options.settings.quiet).for_each(|note| say::line(&note));
+        sys::be_inspectable();
+        plan.neighbours.tell(&Roots::of_this_machine());
+        let (neighbours, ram_bytes) = (std::mem::take(&mut plan.neighbours), plan.budget.ram_bytes);
+        let mut others = Watch {
+            oom: Witness::new(Roots::of_this_machine()),
+            outside: Outside::default(),
+            dormants: Dormants::default(),
+            headroom: Headroom::new(Roots::of_this_machine(), ram_bytes, neighbours),
+            over_budget: options.settings.kills_over_budget().then(|| OverBudget::new(ram_bytes)),
+        };
+        others.headroom.look(&shared);
+        Ok(Supervised { options, plan, shared: Rc::new(shared), others, started: Instant::now() })
+    }
+
+    /// Tells how the run has ended, or ends what is left of it.
+    fn finish(&mut self, ended: Result<Child, Failure>, stats: Option<File>) -> Result<Child, Failure> {
+        if let Ok(child) = ended {
+            let end = End {
+                child,
+                wall: self.started.elapsed(),
+                least_bytes: self.others.headroom.least_bytes(),
+                oom: self.others.oom.report(),
+                outside: self.others.outside.report(&self.shared),
+            };
+            report(self.options, &self.plan, &self.shared, end, stats);
+        } else {
+            self.shared.give_up();
+            self.others.dormants.end_all();
+            // Numbers of a former run would be taken for this one's.
+            stats.filter(|file| standard_output(file).is_none()).map(|file| file.set_len(0));
+        }
+        ended
+    }
+
+    /// The program is gone: what it has left behind goes on.
+    fn let_go(&mut self) {
+        for left in self.others.dormants.left_behind(&self.shared) {
             say::line(&format!("note: {left} goes on without a budget: nothing could be started in it"));
         }
-        shared.end();
-        let end = End {
-            child,
-            wall: started.elapsed(),
-            least_bytes: watch_for.headroom.least_bytes(),
-            oom: watch_for.oom.report(),
-            outside: watch_for.outside.report(&shared),
-        };
-        report(options, &plan, &shared, end, stats);
-    } else {
-        shared.give_up();
-        watch_for.dormants.end_all();
-        // Numbers of a former run would be taken for this one's.
-        stats.filter(|file| standard_output(file).is_none()).map(|file| file.set_len(0));
+        self.shared.end();
     }
-    plan.areas.into_iter().filter_map(Area::close).for_each(|note| say::line(&note));
-    ended.map(|child| pass_on(child.state))
+
+    fn close(self) {
+        self.plan.areas.into_iter().filter_map(Area::close).for_each(|note| say::line(&note));
+    }
 }
 
 /// The file of the program that the command line names.
@@ -138,9 +245,29 @@ struct Watch {
 /// Pause between two looks for news from the programs.
 const NEWS: Duration = Duration::from_millis(100);
 
-/// Stays with the program until it ends, and tells what its processes tell. If these have damaged what they share, it is
-/// ended: nothing keeps them within the budget then, nor one's evicted pages from another's.
-fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32, others: &mut Watch) -> Result<Child, Failure> {
+/// What is to be done again and again; it says after what time at the latest it is to be done next.
+type Poll<'p> = &'p mut dyn FnMut() -> Result<Duration, Failure>;
+
+impl Supervised<'_> {
+    /// Stays with the program, by `follow`, until it ends, and tells what its processes tell. If these have damaged what they share, it
+    /// is ended: nothing keeps them within the budget then, nor one's evicted pages from another's.
+    fn watch(
+        &mut self,
+        pid: u32,
+        follow: impl FnOnce(Poll) -> Result<Child, Failure>,
+    ) -> Result<Child, Failure> {
+        watch(self.options.settings.quiet, &self.plan, &self.shared, pid, &mut self.others, follow)
+    }
+}
+
+fn watch(
+    quiet: bool,
+    plan: &Plan,
+    shared: &Shared,
+    pid: u32,
+    others: &mut Watch,
+    follow: impl FnOnce(Poll) -> Result<Child, Failure>,
+) -> Result<Child, Failure> {
     let least = if quiet { Weight::Serious } else { Weight::Information };
     let mut watcher = Watcher::new(shared.session(), least);
     let names = names(&plan.areas);
@@ -163,7 +290,7 @@ fn watch(quiet: bool, plan: &Plan, shared: &Shared, pid: u32, others: &mut Watch
         }
     };
     let (mut news_at, headroom) = (Instant::now(), &mut others.headroom);
-    let ended = signals::supervise(pid, || {
+    let ended = follow(&mut || {
         let pause = headroom.look(shared);
         headroom.news().filter(|_| !quiet).iter().for_each(|note| say::line(note));
         let now = Instant::now();
@@ -356,16 +483,14 @@ fn standard_output(file: &File) -> Option<File> {
     open.map(File::from).find(|open| identity(open) == identity(file))
 }
 
-fn start(program: &Path, options: &RunOptions, plan: &Plan, shared: &Shared) -> Result<u32, Failure> {
-    let inherited = signals::block_all();
+/// The program with its arguments and variables.
+fn command(program: &Path, options: &RunOptions, plan: &Plan, session: &str) -> Command {
     let mut command = Command::new(program);
     command.arg0(&options.program[0]).args(&options.program[1..]);
     let existing = sys::environment("LD_PRELOAD");
     command.env("LD_PRELOAD", preload::with_existing(&plan.preload, existing.as_deref()));
-    command.env(SESSION_ENV, shared.path());
-    signals::hand_down(&mut command, &inherited);
-    let child = command.spawn().map_err(|error| not_started(program, &error))?;
-    Ok(child.id())
+    command.env(SESSION_ENV, session);
+    command
 }
 
 /// The program was checked before: what is left is the machine's limits, or that it has changed since.
@@ -406,6 +531,7 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, end: End, stats: O
         program: &program,
         exit: end.child.state,
         resident_peak: end.child.resident_peak,
+        is_peak_known: end.child.is_peak_known,
         wall: end.wall,
         budget: &plan.budget,
         least_bytes: end.least_bytes,
@@ -442,7 +568,7 @@ fn pass_on(exit: ChildState) -> ExitCode {
             // Still here: process 1 of a container. What a shell would answer.
             ExitCode::from(128 + signal as u8)
         }
-        ChildState::Running | ChildState::Stopped(_) => {
+        ChildState::Running | ChildState::Stopped(_) | ChildState::Ended => {
             unreachable!("supervise returns when the program has ended")
         }
     }

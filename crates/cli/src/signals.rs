@@ -85,7 +85,7 @@ pub fn supervise(
             }
             // Stopped otherwise, the program is: who does that, and continues it, doesn't know of us.
             ChildState::Running | ChildState::Stopped(_) => {}
-            ChildState::Exited(_) | ChildState::Killed(_) => return Ok(child),
+            ChildState::Exited(_) | ChildState::Killed(_) | ChildState::Ended => return Ok(child),
         }
     }
 }

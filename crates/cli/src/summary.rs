@@ -36,6 +36,8 @@ pub struct Run<'a> {
     pub exit: ChildState,
     /// The most memory in RAM that it or one of its children had, in bytes, files included.
     pub resident_peak: u64,
+    /// Whether that is the kernel's word; else what was seen.
+    pub is_peak_known: bool,
     /// How long it took.
     pub wall: Duration,
     /// What it was allowed.
@@ -168,6 +170,9 @@ fn headline(run: &Run) -> String {
             format!("{name} was killed by {} after {wall}{processes}", sys::signal_name(signal))
         }
         ChildState::Exited(status) => format!("{name} ended with status {status} after {wall}{processes}"),
+        ChildState::Ended => {
+            format!("{name} ended after {wall}{processes}; by which status or signal only its parent knows")
+        }
         ChildState::Running | ChildState::Stopped(_) => format!("{name} runs on after {wall}{processes}"),
     }
 }
@@ -189,9 +194,11 @@ fn never_reached(run: &Run) -> Vec<String> {
 /// That the budget wasn't reached. Only of one process does the kernel know the peak; what several have together is sampled.
 fn within(run: &Run) -> String {
     let (name, budget) = (name(run), iec(run.budget.ram_bytes));
-    let (sampled, resident) = (iec(run.totals.anonymous_peak), iec(run.resident_peak));
+    let sampled = iec(run.totals.anonymous_peak);
+    let least = if run.is_peak_known { "" } else { "at least " };
+    let resident = format!("{least}{}", iec(run.resident_peak));
     match run.totals.count {
-        0 | 1 if run.resident_peak <= run.budget.ram_bytes => {
+        0 | 1 if run.is_peak_known && run.resident_peak <= run.budget.ram_bytes => {
             format!("{name} stayed within its budget of {budget} (peak {resident} in RAM, files included)")
         }
         0 | 1 => format!(
@@ -471,6 +478,7 @@ mod tests {
             program: &["/usr/bin/python3".into(), "x.py".into()],
             exit,
             resident_peak: 150 << 20,
+            is_peak_known: true,
             wall: Duration::from_millis(1500),
             budget: &budget,
             least_bytes: budget.ram_bytes,

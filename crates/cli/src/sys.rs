@@ -8,9 +8,9 @@ use std::ffi::{CStr, CString, c_int, c_uint, c_ulong};
 use std::fs::{File, Permissions};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
 
@@ -608,6 +608,8 @@ pub enum ChildState {
     Exited(u8),
     /// It was killed by this signal.
     Killed(c_int),
+    /// It ended, and nobody can say how.
+    Ended,
 }
 
 /// A child as one look found it.
@@ -618,6 +620,8 @@ pub struct Child {
     /// Once it has ended, the most memory in RAM that it had, or one of the processes that it waited for, in bytes, files
     /// included: as getrusage has it.
     pub resident_peak: u64,
+    /// Whether it is; else what the child was seen with.
+    pub is_peak_known: bool,
 }
 
 /// Looks at a child without waiting.
@@ -631,14 +635,119 @@ pub fn child(pid: u32) -> io::Result<Child> {
     let state = match answer(result) {
         Ok(0) => ChildState::Running,
         Ok(_) if libc::WIFSTOPPED(status) => ChildState::Stopped(libc::WSTOPSIG(status)),
-        Ok(_) if libc::WIFEXITED(status) => ChildState::Exited(libc::WEXITSTATUS(status) as u8),
-        Ok(_) if libc::WIFSIGNALED(status) => ChildState::Killed(libc::WTERMSIG(status)),
+        Ok(_) if libc::WIFEXITED(status) || libc::WIFSIGNALED(status) => state_of_status(status),
         Ok(_) => ChildState::Running,
         Err(error) if error.kind() == io::ErrorKind::Interrupted => ChildState::Running,
         Err(error) => return Err(error),
     };
     // The kernel counts KiB.
-    Ok(Child { state, resident_peak: (usage.ru_maxrss as u64).saturating_mul(1024) })
+    Ok(Child { state, resident_peak: (usage.ru_maxrss as u64).saturating_mul(1024), is_peak_known: true })
+}
+
+/// How a child of this process is made that goes on in the same code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forked {
+    /// This is the parent, and the child has this number.
+    Parent(u32),
+    /// This is the child.
+    Child,
+}
+
+/// Makes a child. Of a process with one thread: others would hold what the child can never get.
+pub fn fork() -> io::Result<Forked> {
+    // SAFETY: this process has one thread, so the child finds no lock held.
+    match answer(unsafe { libc::fork() })? {
+        0 => Ok(Forked::Child),
+        pid => Ok(Forked::Parent(pid as u32)),
+    }
+}
+
+/// Waits until a child has ended.
+pub fn wait_for_end(child: u32) {
+    // SAFETY: writes nothing.
+    while unsafe { libc::waitpid(child as libc::pid_t, std::ptr::null_mut(), 0) } < 0
+        && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+    {}
+}
+
+/// Ends this process without anything that its parent would do at the end.
+pub fn end_at_once(status: c_int) -> ! {
+    // SAFETY: never returns.
+    unsafe { libc::_exit(status) }
+}
+
+/// Puts this process, which leads no group, into a session of its own.
+pub fn begin_session() {
+    // SAFETY: takes nothing.
+    unsafe { libc::setsid() };
+}
+
+/// Whether orphans below this process become its children.
+pub fn is_subreaper() -> bool {
+    let mut is_one: c_int = 0;
+    // SAFETY: writes one integer.
+    unsafe {
+        libc::prctl(libc::PR_GET_CHILD_SUBREAPER, &raw mut is_one, 0 as c_ulong, 0 as c_ulong, 0 as c_ulong)
+    };
+    is_one != 0
+}
+
+/// Standard input, or output, is nothing any more: who waits for its end doesn't wait for this process.
+pub fn let_go_of(descriptor: c_int) {
+    if let Ok(nothing) = File::options().read(true).write(true).open("/dev/null") {
+        // SAFETY: takes no pointers; what refers to the number finds another file there.
+        unsafe { libc::dup2(nothing.as_raw_fd(), descriptor) };
+    }
+}
+
+/// Waits until one of these can be read or its other end is closed, at most so long. Whether one can.
+pub fn wait_for_any<const COUNT: usize>(files: [BorrowedFd<'_>; COUNT], timeout: Duration) -> bool {
+    let mut asked = files.map(|file| libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+    let timeout =
+        libc::timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos().into() };
+    // SAFETY: reads and writes so many `pollfd`s and reads a timespec; a null mask changes none.
+    let ready = unsafe { libc::ppoll(asked.as_mut_ptr(), COUNT as libc::nfds_t, &timeout, std::ptr::null()) };
+    ready > 0
+}
+
+/// How the process of a descriptor has ended, if the kernel says so: Linux 6.15, once its parent has waited for it.
+pub fn status_of_ended(process: &OwnedFd) -> Option<ChildState> {
+    /// `_IOWR(0xFF, 11, struct pidfd_info)`, of the first size: 64 bytes.
+    const PIDFD_GET_INFO: c_ulong = 0xc040_ff0b;
+    /// The status is wanted, and was given.
+    const PIDFD_INFO_EXIT: u64 = 1 << 3;
+    /// Where the status stands, in words of 4 bytes.
+    const STATUS: usize = 15;
+    let mut info = [0_u32; 16];
+    info[0] = PIDFD_INFO_EXIT as u32;
+    // SAFETY: the kernel reads and writes 64 bytes.
+    answer(unsafe { libc::ioctl(process.as_raw_fd(), PIDFD_GET_INFO, info.as_mut_ptr()) }).ok()?;
+    let status = info[STATUS] as c_int;
+    let is_given = u64::from(info[0]) & PIDFD_INFO_EXIT != 0;
+    is_given.then(|| state_of_status(status))
+}
+
+/// How a process has ended that nobody has waited for yet, if that can be told.
+pub fn status_of_zombie(pid: u32) -> Option<ChildState> {
+    /// Where the status stands behind the name.
+    const STATUS: usize = 49;
+    let place = format!("/proc/{pid}");
+    let stat = std::fs::read_to_string(format!("{place}/stat")).ok()?;
+    let words: Vec<_> = stat.rsplit(") ").next()?.split_whitespace().collect();
+    let status: c_int = words.get(STATUS).filter(|_| words[0] == "Z")?.parse().ok()?;
+    // 0 stands there, too, for who may not know.
+    let user = effective_user();
+    let may_know = || user == 0 || std::fs::metadata(&place).is_ok_and(|process| process.uid() == user);
+    (status != 0 || may_know()).then(|| state_of_status(status))
+}
+
+/// What a status of wait(2) says of a child that has ended.
+fn state_of_status(status: c_int) -> ChildState {
+    if libc::WIFSIGNALED(status) {
+        ChildState::Killed(libc::WTERMSIG(status))
+    } else {
+        ChildState::Exited(libc::WEXITSTATUS(status) as u8)
+    }
 }
 
 /// As process 1 of a container we are given what its processes leave behind, and nobody else asks how those ended: they would stay
@@ -660,6 +769,18 @@ pub fn reap_orphans(program: u32) {
         }
         // SAFETY: writes nothing.
         unsafe { libc::waitpid(ended, std::ptr::null_mut(), libc::WNOHANG) };
+    }
+}
+
+/// Takes a blocked signal that waits.
+pub fn forget_pending(signal: c_int) {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the first two write the set, which the last one reads beside a timespec; a null siginfo isn't written.
+    unsafe {
+        libc::sigemptyset(set.as_mut_ptr());
+        libc::sigaddset(set.as_mut_ptr(), signal);
+        libc::sigtimedwait(set.as_ptr(), std::ptr::null_mut(), &now);
     }
 }
 

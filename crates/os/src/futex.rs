@@ -44,6 +44,11 @@ pub unsafe fn rewrite(address: usize) -> bool {
     crate::sys::check(answer).is_ok()
 }
 
+/// Wakes up to `count` sleepers of [`wait_for_shared`], in any process.
+pub fn wake_shared(word: &AtomicU32, count: u32) {
+    let _ = futex::wake(word, Flags::empty(), count);
+}
+
 /// Wakes up to `count` sleepers.
 pub fn wake(word: &AtomicU32, count: u32) {
     let _ = futex::wake(word, Flags::PRIVATE, count);

@@ -9,6 +9,7 @@ use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use farpage::changes::Arguments;
 use farpage::credentials::Whose;
+use farpage::first::First;
 use farpage::guard;
 use farpage_os::sys::{self, Errno, number};
 use linux_raw_sys::errno::{EINVAL, ENOMEM};
@@ -216,6 +217,14 @@ fn leave_as_it_is(call: usize, arguments: Arguments) -> isize {
     result(done.map_or_else(|errno| -(errno.0 as isize), |word| word as isize))
 }
 
+/// _exit(2), which exit(3) ends with.
+pub extern "C" fn exit_now(status: c_int) -> ! {
+    if let Some(session) = engine().map(|engine| engine.membership.session).or_else(dormant::session) {
+        First::tell(session, status);
+    }
+    sys::exit_group(status)
+}
+
 /// execve(2), and with it libc's other functions of that kind.
 pub extern "C" fn execve(path: usize, words: usize, environment: usize) -> c_int {
     leave(number::EXECVE, [path, words, environment, 0, 0, 0]) as c_int
@@ -263,6 +272,7 @@ pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e
         | number::BRK => result(kernel(call, arguments)),
         number::FORK => result(fork::forked([SIGCHLD, 0, 0, 0, 0, 0])),
         number::EXECVE | number::EXECVEAT => leave(call, arguments),
+        number::EXIT_GROUP => exit_now(a as c_int),
         // As fork makes it: nothing but the signal at its end.
         number::CLONE if a & !SIGNAL == 0 && b == 0 => result(fork::forked([a, 0, 0, 0, 0, 0])),
         // Not from code of ours, whose calls nobody looks at. A child made in this way doesn't get managed memory once

@@ -58,6 +58,7 @@ pub fn all() -> Result<(), Refused> {
     if actions::prepare() {
         let _ = replace(libc_symbol(c"sigaction"), actions::sigaction as *const c_void);
     }
+    let _ = replace(libc_symbol(c"_exit"), hooks::exit_now as *const c_void);
     Ok(())
 }
 

@@ -8,6 +8,7 @@
 use crate::ahead::AheadQueue;
 use crate::budget::Budget;
 use crate::devices::{BackEnd, Devices};
+use crate::first::{First, STATUS_FAILED};
 use crate::fork::{self, Heirs};
 use crate::guard;
 use crate::guard::direct::Direct;
@@ -384,7 +385,8 @@ impl Engine {
     /// What we know of the program's memory can't be kept true: better no program than one with wrong bytes.
     pub fn stop_program(&self, why: StopReason) -> ! {
         self.record.notice(Notice::Stopped, why as u64);
-        farpage_os::sys::exit_group(125)
+        First::tell_at_once(self.membership.session, STATUS_FAILED);
+        farpage_os::sys::exit_group(STATUS_FAILED)
     }
 
     /// Takes the clusters of dead processes back. Whether there were any.

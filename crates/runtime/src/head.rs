@@ -96,6 +96,12 @@ impl SharedHead {
         }
     }
 
+    /// The pid namespace of the supervisor, as it stands there.
+    pub fn pid_namespace(&self) -> u64 {
+        const AT: usize = offset_of!(SessionHead, pid_namespace) / size_of::<u64>();
+        self.words()[AT].load(Ordering::Relaxed)
+    }
+
     /// Whether it is still what was copied.
     pub fn is_as(&self, copy: &HeadCopy) -> bool {
         copy.0.iter().zip(self.words()).all(|(was, is)| *was == is.load(Ordering::Relaxed))

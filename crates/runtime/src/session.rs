@@ -10,6 +10,7 @@
 //! Everything is atomics, or part of the head ([`SharedHead`]), which is written before the first program starts and copied
 //! by whoever reads it. So any bytes are valid everywhere: each process of the run can write what it likes.
 
+use crate::first::First;
 use crate::head::SharedHead;
 use crate::kin::Rounds;
 use crate::share::Claim;
@@ -26,12 +27,12 @@ use farpage_os::report::LastWords;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x12");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x13");
 /// What a library exports that knows this layout. A library of another one would leave its program alone, so `farpage run`
 /// looks for this name first.
-pub const LAYOUT_NAME: &str = "farpage_session_layout_18";
+pub const LAYOUT_NAME: &str = "farpage_session_layout_19";
 /// See [`LAYOUT_NAME`].
-#[unsafe(export_name = "farpage_session_layout_18")]
+#[unsafe(export_name = "farpage_session_layout_19")]
 pub static LAYOUT: u64 = MAGIC;
 const _: () = {
     let name = LAYOUT_NAME.as_bytes();
@@ -84,6 +85,8 @@ pub struct Session {
     pub ended: AtomicU32,
     /// Not 0 once the program has ended: no process may be dormant any more.
     pub is_ending: AtomicU32,
+    /// The run's first process, if the supervisor isn't its parent.
+    pub first: First,
     /// Of the first process that ended by a bug in Farpage.
     pub last_words: LastWords,
     /// Programs that have not joined.

@@ -11,6 +11,7 @@ use crate::changes;
 use crate::credentials::{self, Watch};
 use crate::devices::{self, Devices};
 use crate::engine::{Engine, MANAGED_PAGES_MIN};
+use crate::first::{First, STATUS_FAILED};
 use crate::fork::{self, Heirs};
 use crate::guard;
 use crate::guard::direct::Direct;
@@ -321,6 +322,10 @@ impl Rounds {
 /// A run whose supervisor was killed ends. What it starts from now on could not join it, and nothing would limit that.
 fn end_with_the_supervisor(engine: &Engine) {
     const SIGKILL: usize = linux_raw_sys::general::SIGKILL as usize;
+    let session = engine.membership.session;
+    if session.first.is_to_end.load(Ordering::Relaxed) != 0 && First::is_here(session) {
+        sys::exit_group(STATUS_FAILED);
+    }
     if engine.membership.was_supervisor_killed() {
         // SAFETY: takes no pointers; the process is this one.
         unsafe { sys::call(number::KILL, [engine.process as usize, SIGKILL, 0, 0, 0, 0]) };
@@ -333,6 +338,7 @@ fn end_with_the_supervisor(engine: &Engine) {
 fn end_with_the_program(engine: &Engine) {
     let ours = [KEEPER_NAME, HANDLER_NAME, AHEAD_NAME, MAPS_NAME].map(core::ffi::CStr::to_bytes);
     if let Some(status) = proc::status_but_for(engine.process, &ours) {
+        First::tell(engine.membership.session, status);
         sys::exit_group(status);
     }
 }

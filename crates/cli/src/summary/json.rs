@@ -133,7 +133,7 @@ fn exit(exit: ChildState) -> Value {
     match exit {
         ChildState::Exited(status) => json!({ "status": status }),
         ChildState::Killed(signal) => json!({ "signal": signal, "name": sys::signal_name(signal) }),
-        ChildState::Running | ChildState::Stopped(_) => Value::Null,
+        ChildState::Running | ChildState::Stopped(_) | ChildState::Ended => Value::Null,
     }
 }
 

@@ -79,7 +79,10 @@ pub fn farpage() -> Command {
 fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy();
-        if name.starts_with("FARPAGE_") || name == "LD_PRELOAD" || name == "TMPDIR" {
+        if name.starts_with("FARPAGE_") && name != "FARPAGE_SUPERVISOR"
+            || name == "LD_PRELOAD"
+            || name == "TMPDIR"
+        {
             command.env_remove(&*name);
         }
     }

@@ -19,6 +19,7 @@ use crate::changes;
 use crate::credentials::{self, Whose};
 use crate::engine::Engine;
 use crate::filters;
+use crate::first::First;
 use crate::limits;
 use crate::retire;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -281,6 +282,7 @@ impl Stopped<'_> {
             number::SIGALTSTACK => return Some(self.change_stack(&mut guarding)),
             number::RT_SIGRETURN => self.before_return(&mut guarding),
             number::EXIT => self.before_exit(),
+            number::EXIT_GROUP => First::tell(engine.membership.session, self.call.arguments[0] as i32),
             call if filters::is_about(call, &self.call.arguments) => {
                 // Which reads what the call is given, and that is held.
                 if let Some(answer) = filters::install(engine, call, &self.call.arguments) {

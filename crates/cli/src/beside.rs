@@ -1,0 +1,263 @@
+//! The supervisor beside the program (`--supervisor beside`): the program keeps the process that `farpage run` was started as.
+//!
+//! That process parts in two before the program starts. The supervisor is the part that nobody waits for: not the program's child, in a
+//! session of its own. The other part becomes the program. So signals, job control, parents and statuses are the program's own.
+//! The program says how it ends (`farpage::first`). Of one that is killed the kernel says it: for sure from Linux 6.15 on.
+
+use crate::failure::{Failure, STATUS_FAILED};
+use crate::say;
+use crate::sys::{self, Child, ChildState, Forked};
+use farpage::first::First;
+use farpage_os::futex;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a program that is to end with our status may take for that.
+const BEFORE_KILL: Duration = Duration::from_secs(1);
+/// How long the kernel may take to say how a process has ended, between its parent's wait and the process's last moment.
+const REAPED: Duration = Duration::from_millis(500);
+
+/// Which part of the process this is.
+pub enum Side {
+    /// The one that becomes the program.
+    Program(Started),
+    /// The supervisor.
+    Supervisor(Starting),
+}
+
+/// What the program's part hears of its supervisor.
+pub struct Started {
+    from_supervisor: File,
+    /// Closed when the program is executed.
+    to_supervisor: File,
+}
+
+/// What the supervisor hears of the program's part.
+pub struct Starting {
+    /// The program's process id.
+    pub program: u32,
+    /// That process, whoever gets its number later.
+    process: OwnedFd,
+    /// None once all is said: the other part hears that nothing more comes.
+    to_program: Option<File>,
+    from_program: File,
+}
+
+/// First byte of what the supervisor says: the session's path follows.
+const READY: u8 = b'+';
+/// The run is refused, and that is told. The status follows.
+const REFUSED: u8 = b'-';
+
+/// Why the supervisor can't stand beside the program: a process that is given the orphans below it would be given the supervisor.
+pub fn is_impossible() -> Option<&'static str> {
+    match (std::process::id(), sys::is_subreaper()) {
+        (1, _) => Some("as process 1 of a container the program would be the supervisor's parent"),
+        (_, true) => {
+            Some("it was started in a process that is given the orphans of those below (a subreaper)")
+        }
+        _ => None,
+    }
+}
+
+/// Parts this process in two.
+pub fn part() -> Result<Side, Failure> {
+    let program = std::process::id();
+    let ([from_supervisor, to_program], [from_program, to_supervisor]) =
+        sys::pipe().and_then(|one| Ok((one, sys::pipe()?))).map_err(|error| not_parted(&error))?;
+    match sys::fork().map_err(|error| not_parted(&error))? {
+        Forked::Parent(between) => {
+            drop((to_program, from_program));
+            sys::wait_for_end(between);
+            // A program that was started with it blocked would find it waiting.
+            sys::forget_pending(libc::SIGCHLD);
+            Ok(Side::Program(Started {
+                from_supervisor: from_supervisor.into(),
+                to_supervisor: to_supervisor.into(),
+            }))
+        }
+        Forked::Child => {
+            drop((from_supervisor, to_supervisor));
+            sys::begin_session();
+            // Its parent ends at once, so it is nobody's child whom the program could wait for.
+            match sys::fork() {
+                Ok(Forked::Child) => {}
+                Ok(Forked::Parent(_)) => sys::end_at_once(0),
+                Err(_) => sys::end_at_once(i32::from(STATUS_FAILED)),
+            }
+            let mut to_program = File::from(to_program);
+            match sys::open_process(program) {
+                Ok(process) => Ok(Side::Supervisor(Starting {
+                    program,
+                    process,
+                    to_program: Some(to_program),
+                    from_program: from_program.into(),
+                })),
+                Err(error) => {
+                    say::plainly(&no_process(&error).to_string());
+                    let _ = to_program.write_all(&[REFUSED, STATUS_FAILED]);
+                    sys::end_at_once(0)
+                }
+            }
+        }
+    }
+}
+
+fn not_parted(error: &io::Error) -> Failure {
+    Failure::new(format!("a process for the supervisor can't be made: {error}"))
+        .because("there are as many processes or open files as this user or cgroup may have")
+        .fix("raise the limits: ulimit -u, ulimit -n, or the cgroup's pids.max")
+}
+
+impl Started {
+    /// Waits until the supervisor is ready. The session's path; or the status with which the run ends, which is told already.
+    pub fn session(&mut self) -> Result<String, Result<u8, Failure>> {
+        let mut said = Vec::new();
+        let read = self.from_supervisor.read_to_end(&mut said);
+        match (read, said.split_first()) {
+            (Ok(_), Some((&READY, path))) => Ok(String::from_utf8_lossy(path).into_owned()),
+            (Ok(_), Some((&REFUSED, [status]))) => Err(Ok(*status)),
+            (Err(error), _) => Err(Err(not_parted(&error))),
+            _ => Err(Err(Failure::new("the supervisor has ended before the program was started")
+                .because("it was killed, or no process could be made for it")
+                .fix("look at `ulimit -u` and the cgroup's limits, and try again"))),
+        }
+    }
+
+    /// The program could not be executed, and this process says so.
+    pub fn give_up(mut self) {
+        // A supervisor that is gone needs no word.
+        let _ = self.to_supervisor.write_all(b"x");
+    }
+}
+
+impl Starting {
+    /// Lets go of what the program has open. What is printed to standard output goes there still, if `prints` says so.
+    pub fn let_go(&self, prints: bool) {
+        sys::let_go_of(libc::STDIN_FILENO);
+        if !prints {
+            sys::let_go_of(libc::STDOUT_FILENO);
+        }
+    }
+
+    /// The session is there. Returns when the program runs, or false: it could not be executed.
+    pub fn ready(&mut self, session: &str) -> bool {
+        let mut said = vec![READY];
+        said.extend(session.as_bytes());
+        self.say(&said);
+        let mut word = [0];
+        matches!(self.from_program.read(&mut word), Ok(0))
+    }
+
+    /// The run is refused with that status, and that is told.
+    pub fn refuse(&mut self, status: u8) {
+        self.say(&[REFUSED, status]);
+    }
+
+    fn say(&mut self, words: &[u8]) {
+        // Should the other part be gone, the supervisor finds out when it looks.
+        self.to_program.take().map(|mut file| file.write_all(words));
+    }
+
+    /// Stays with the program until it says that it ends, or ends. `poll` is called again and again; it says after what time at the
+    /// latest it is to be called next. If it fails, that is told and the program is ended.
+    pub fn follow(
+        &self,
+        first: &First,
+        mut poll: impl FnMut() -> Result<Duration, Failure>,
+    ) -> Result<Child, Failure> {
+        let [bell, ring] = sys::pipe()
+            .map_err(|error| no_process(&error))
+            .inspect_err(|failure| self.end(first, failure))?;
+        std::thread::scope(|threads| {
+            threads.spawn(move || {
+                while first.has_told.load(Ordering::Acquire) == 0 {
+                    futex::wait_for_shared(&first.has_told, 0, u64::MAX >> 1);
+                }
+                drop(ring);
+            });
+            let ended = self.follow_with(&bell, first, &mut poll);
+            // The thread ends, too.
+            first.has_told.store(1, Ordering::Relaxed);
+            futex::wake_shared(&first.has_told, 1);
+            ended
+        })
+    }
+
+    fn follow_with(
+        &self,
+        bell: &OwnedFd,
+        first: &First,
+        poll: &mut impl FnMut() -> Result<Duration, Failure>,
+    ) -> Result<Child, Failure> {
+        let mut resident_peak = 0;
+        loop {
+            resident_peak = resident_peak.max(resident_peak_of(self.program));
+            let wait = poll().inspect_err(|failure| self.end(first, failure))?;
+            // Looked at before: a program that has told is gone only afterwards.
+            let is_gone = sys::wait_for_any([self.process.as_fd()], Duration::ZERO);
+            // Ordering: Acquire pairs with the Release in `First::say`.
+            if first.has_told.load(Ordering::Acquire) != 0 {
+                return Ok(Child {
+                    state: ChildState::Exited(first.status.load(Ordering::Relaxed) as u8),
+                    resident_peak: first.resident_peak.load(Ordering::Relaxed),
+                    is_peak_known: true,
+                });
+            }
+            if is_gone {
+                return Ok(Child { state: self.how_it_ended(), resident_peak, is_peak_known: false });
+            }
+            sys::wait_for_any([self.process.as_fd(), bell.as_fd()], wait);
+        }
+    }
+
+    /// Waits until the program is gone, which has said that it ends.
+    pub fn wait_until_gone(&self) {
+        while !sys::wait_for_any([self.process.as_fd()], Duration::from_secs(60)) {}
+    }
+
+    /// Says why, and ends the program: with our status, if its engine can, else by SIGKILL.
+    fn end(&self, first: &First, why: &Failure) {
+        say::plainly(&why.to_string());
+        first.is_to_end.store(1, Ordering::Relaxed);
+        if !sys::wait_for_any([self.process.as_fd()], BEFORE_KILL) {
+            sys::send_signal_to(&self.process, libc::SIGKILL);
+            sys::wait_for_any([self.process.as_fd()], BEFORE_KILL);
+        }
+    }
+
+    /// What the kernel says of the program, which has ended: as long as its parent hasn't waited for it, and from Linux 6.15 on
+    /// afterwards.
+    fn how_it_ended(&self) -> ChildState {
+        let until = Instant::now() + REAPED;
+        loop {
+            match sys::status_of_zombie(self.program).or_else(|| sys::status_of_ended(&self.process)) {
+                Some(state) => return state,
+                None if Instant::now() > until => return ChildState::Ended,
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+}
+
+fn no_process(error: &io::Error) -> Failure {
+    Failure::new(format!("the program can't be followed: {error}"))
+        .because("`--supervisor beside` needs Linux 5.3, and a free descriptor")
+        .fix("use --supervisor above")
+}
+
+/// The summary is printed, for which the program waits.
+pub fn has_seen(first: &First) {
+    first.is_seen.store(1, Ordering::Relaxed);
+    futex::wake_shared(&first.is_seen, 1);
+}
+
+/// The most memory in RAM that a process has had since it executed its program, in bytes; 0 if it has none any more.
+fn resident_peak_of(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0).saturating_mul(1024)
+}

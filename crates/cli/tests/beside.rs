@@ -1,0 +1,410 @@
+//! `--supervisor beside`: the program keeps the process that `farpage run` was started as. What launchers, shells and programs rely on
+//! is as without Farpage, and the summary is there when the program has ended.
+
+#[expect(dead_code, reason = "each test file uses its own part of it")]
+mod farpage;
+
+use farpage::budgeted::{Job, MIB, Outcome, Running, Under, able, compiled, library};
+use farpage::{can_run, directory};
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const RAM: u64 = 64 * MIB;
+/// A budget that the programs of `tests/programs` exceed.
+const SMALL: u64 = 32 * MIB;
+
+fn beside(ram: u64, options: &[&str], words: &[&str]) -> Job {
+    Job::new(&Under::budget(ram, &[&["--supervisor", "beside"], options].concat()), words).within(120)
+}
+
+fn script(text: &str) -> Outcome {
+    beside(RAM, &[], &["sh", "-c", text]).run()
+}
+
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn said(running: &Running, name: &str) -> String {
+    fs::read_to_string(running.place().join(name)).unwrap_or_default()
+}
+
+/// Starts a shell script, and waits until it has said that it is ready.
+fn started(text: &str) -> Running {
+    let running = beside(RAM, &[], &["sh", "-c", text]).start();
+    wait_until("its first word", || said(&running, "stdout").contains("ready"));
+    running
+}
+
+fn send(pid: i32, signal: i32) {
+    // SAFETY: takes no pointers; the process is one that this test started, or that one's group.
+    assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+}
+
+/// The letter in /proc/PID/stat, the parent, and the session.
+fn state(pid: u32) -> Option<(char, u32, u32)> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let words: Vec<_> = stat.rsplit(") ").next()?.split(' ').map(str::to_owned).collect();
+    Some((words[0].chars().next()?, words[1].parse().ok()?, words[3].parse().ok()?))
+}
+
+/// The supervisor of a program, from where the program has its session.
+fn supervisor_of(program: u32) -> u32 {
+    let variables = fs::read(format!("/proc/{program}/environ")).unwrap();
+    let session =
+        variables.split(|byte| *byte == 0).find_map(|line| line.strip_prefix(b"FARPAGE_SESSION=/proc/"));
+    let session = String::from_utf8_lossy(session.unwrap()).into_owned();
+    session.split('/').next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn program_has_our_process_and_its_supervisor_stands_aside() {
+    if !can_run() {
+        return;
+    }
+    let running = started("echo ready $$ $PPID; while ! test -e go; do sleep 0.01; done; exit 7");
+    let words = said(&running, "stdout");
+    assert_eq!(words.trim(), format!("ready {} {}", running.pid(), std::process::id()));
+    let supervisor = supervisor_of(running.pid());
+    let (_, parent, session) = state(supervisor).unwrap();
+    let (_, _, programs) = state(running.pid()).unwrap();
+    assert!(parent != running.pid() && parent != std::process::id(), "it is the child of {parent}");
+    assert_ne!(session, programs, "what the terminal sends would reach it");
+    for (descriptor, is_open) in [(0, false), (1, false), (2, true)] {
+        let file = |pid: u32| fs::read_link(format!("/proc/{pid}/fd/{descriptor}")).unwrap();
+        let is_nothing = file(supervisor) == Path::new("/dev/null");
+        assert_eq!(is_nothing, !is_open, "descriptor {descriptor}: {:?}", file(supervisor));
+    }
+    fs::write(running.place().join("go"), "").unwrap();
+    let outcome = running.end();
+    assert_eq!((outcome.status, outcome.stats["exit"]["status"].as_u64()), (Some(7), Some(7)));
+    wait_until("the supervisor's end", || state(supervisor).is_none());
+}
+
+/// Each way to end that a program can choose. The summary and the statistics are complete when the program's parent goes on.
+#[test]
+fn summary_is_there_when_the_program_has_ended() {
+    if !able("python3") {
+        return;
+    }
+    let all = [
+        ("raise SystemExit(3)", 3),
+        ("import os; os._exit(4)", 4),
+        ("import ctypes; ctypes.CDLL(None).syscall(231, 5)", 5),
+        ("import os; os.execv('/bin/sh', ['sh', '-c', 'exit 6'])", 6),
+        (
+            "import os, threading; threading.Thread(target=lambda: os._exit(8)).start(); import time; time.sleep(60)",
+            8,
+        ),
+    ];
+    for (text, status) in all {
+        let outcome = beside(RAM, &[], &["python3", "-c", text]).run();
+        assert_eq!(outcome.status, Some(status), "{text}: {}", outcome.stderr);
+        assert_eq!(
+            outcome.stats["exit"]["status"].as_i64(),
+            Some(status.into()),
+            "{text}: {}",
+            outcome.stderr
+        );
+        assert!(
+            outcome.stderr.contains(&format!("ended with status {status}")),
+            "{text}: {}",
+            outcome.stderr
+        );
+        let peak = outcome.stats["resident_peak"].as_u64().unwrap();
+        assert!((4 * MIB..RAM).contains(&peak), "{text}: {peak}");
+    }
+}
+
+/// Over the budget, in each mode: by exit(3), by the program's own instruction, and by Farpage.
+#[test]
+fn program_over_its_budget_is_right_and_told_of() {
+    if !able("cc") {
+        return;
+    }
+    let program = compiled("heap");
+    for faults in ["thread", "signal", "segv"] {
+        let outcome =
+            beside(SMALL, &["--faults", faults], &[program.to_str().unwrap(), "small_blocks"]).run();
+        if outcome.stderr.contains("can't be used here") {
+            continue;
+        }
+        outcome.succeeded();
+        assert!(outcome.counter("evict_taken") > 0, "{faults}: {}", outcome.stderr);
+    }
+}
+
+/// A killed program says nothing: the supervisor finds out, a moment later.
+#[test]
+fn death_by_a_signal_is_the_programs_own_and_told() {
+    if !can_run() {
+        return;
+    }
+    for (signal, name) in [(9, "SIGKILL"), (15, "SIGTERM"), (6, "SIGABRT"), (11, "SIGSEGV")] {
+        let place = directory();
+        let path = place.path().join("stderr");
+        let mut command = farpage::farpage();
+        command.args([
+            "run",
+            "--ram",
+            "64M",
+            "--supervisor",
+            "beside",
+            "--",
+            "sh",
+            "-c",
+            &format!("kill -{signal} $$"),
+        ]);
+        command.env("FARPAGE_PRELOAD", library()).stderr(fs::File::create(&path).unwrap());
+        let status = command.status().unwrap();
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(status.signal(), Some(signal));
+        let told = || fs::read_to_string(&path).unwrap_or_default();
+        wait_until("the summary", || told().contains("farpage: sh "));
+        let is_told = told().contains(&format!("sh was killed by {name}"));
+        // Before Linux 6.15 a parent that is quicker leaves nothing to be found.
+        assert!(is_told || told().contains("only its parent knows"), "{}", told());
+    }
+}
+
+#[test]
+fn supervisor_is_nobodys_child_that_the_program_waits_for() {
+    if !able("python3") {
+        return;
+    }
+    let text = "
+import os
+try:
+    print(os.wait())
+except ChildProcessError:
+    print('no child')
+print(os.waitstatus_to_exitcode(os.waitpid(os.spawnlp(os.P_NOWAIT, 'true', 'true'), 0)[1]))
+";
+    let outcome = beside(RAM, &[], &["python3", "-c", text]).run();
+    assert_eq!((outcome.status, outcome.text().as_str()), (Some(0), "no child\n0\n"), "{}", outcome.stderr);
+}
+
+/// `kill $!`, `timeout` and a terminal's group: once each, and nobody else has them.
+#[test]
+fn signals_arrive_once_wherever_they_are_sent_to() {
+    if !can_run() {
+        return;
+    }
+    let text = "trap 'echo INT' INT; trap 'echo USR1' USR1; trap 'echo TERM; exit 9' TERM; echo ready
+        while :; do sleep 0.01; done";
+    let place = directory();
+    let out = place.path().join("stdout");
+    let mut command = farpage::farpage();
+    command.args(["run", "--ram", "64M", "--supervisor", "beside", "--quiet", "--", "sh", "-c", text]);
+    command.env("FARPAGE_PRELOAD", library()).stdout(fs::File::create(&out).unwrap());
+    // SAFETY: the default is no code of ours. Who starts the tests in the background ignores the signal.
+    unsafe {
+        command.process_group(0).pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        })
+    };
+    let mut child = command.spawn().unwrap();
+    let told = || fs::read_to_string(&out).unwrap();
+    wait_until("its first word", || told().contains("ready"));
+    let group = -(child.id() as i32);
+    for count in 1..=3 {
+        send(group, libc::SIGINT);
+        wait_until("the signal", || told().matches("INT").count() == count);
+    }
+    send(child.id() as i32, libc::SIGUSR1);
+    wait_until("the signal", || told().contains("USR1"));
+    send(group, libc::SIGTERM);
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(9));
+    assert_eq!(told(), "ready\nINT\nINT\nINT\nUSR1\nTERM\n");
+}
+
+/// A process between the two ends before the program begins: a program that was started with SIGCHLD blocked found that waiting.
+#[test]
+fn program_has_no_signal_of_ours() {
+    if !can_run() {
+        return;
+    }
+    let mut command = farpage::farpage();
+    command.args(["run", "--ram", "64M", "--supervisor", "beside", "--quiet", "--"]);
+    command.args(["grep", "-E", "^(SigPnd|ShdPnd|SigBlk)", "/proc/self/status"]);
+    command.env("FARPAGE_PRELOAD", library());
+    // SAFETY: a set of signals on this stack, in a child before exec.
+    unsafe {
+        command.pre_exec(|| {
+            let mut set = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            libc::sigaddset(&mut set, libc::SIGCHLD);
+            libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+            Ok(())
+        })
+    };
+    let output = command.output().unwrap();
+    let words = String::from_utf8_lossy(&output.stdout).into_owned();
+    let values: Vec<_> = words.lines().filter_map(|line| line.split_whitespace().nth(1)).collect();
+    assert_eq!(values, ["0000000000000000", "0000000000000000", "0000000000010000"], "{words}");
+}
+
+/// Ctrl-Z and `fg`: who waits for the job sees it stop, and nothing of it goes on meanwhile.
+#[test]
+fn job_stops_and_goes_on_as_one_process() {
+    if !can_run() {
+        return;
+    }
+    let running = started("echo ready; while ! test -e go; do sleep 0.01; done; exit 5");
+    let pid = running.pid();
+    let (mut status, stopped) = (0, libc::WUNTRACED);
+    send(pid as i32, libc::SIGSTOP);
+    // SAFETY: writes one integer.
+    assert_eq!(unsafe { libc::waitpid(pid as i32, &mut status, stopped) }, pid as i32);
+    assert!(libc::WIFSTOPPED(status));
+    fs::write(running.place().join("go"), "").unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(state(pid).unwrap().0, 'T');
+    send(pid as i32, libc::SIGCONT);
+    assert_eq!(running.end().status, Some(5));
+}
+
+/// Whoever kills the supervisor ends the run.
+#[test]
+fn program_dies_with_its_supervisor() {
+    if !can_run() {
+        return;
+    }
+    let running = started("echo ready; while :; do sleep 0.01; done");
+    send(supervisor_of(running.pid()) as i32, libc::SIGKILL);
+    assert_eq!(running.end().signal, Some(libc::SIGKILL));
+}
+
+/// A process that is given orphans would be given the supervisor, and the program could wait for it: so it isn't beside there.
+#[test]
+fn supervisor_of_a_subreaper_is_its_parent_and_says_so() {
+    if !can_run() {
+        return;
+    }
+    let mut command = farpage::farpage();
+    command.args(["run", "--ram", "64M", "--supervisor", "beside", "--", "sh", "-c", "echo $$; exit 3"]);
+    command.env("FARPAGE_PRELOAD", library()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // SAFETY: takes no pointers.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+            Ok(())
+        })
+    };
+    let child = command.spawn().unwrap();
+    let pid = child.id();
+    let output = child.wait_with_output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(3), "{err}");
+    assert!(
+        out.trim() != pid.to_string() && err.contains("note: the supervisor is the program's parent"),
+        "{err}"
+    );
+}
+
+/// What can't begin has the status and the message that it has otherwise, once.
+#[test]
+fn run_that_is_refused_says_so_once() {
+    if !can_run() {
+        return;
+    }
+    let refused = |options: &[&str], words: &[&str]| {
+        let outcome = beside(RAM, options, words).run();
+        (outcome.status, outcome.stderr.matches("fix:").count(), outcome.stderr)
+    };
+    let (status, fixes, text) = refused(&[], &["no-such-program"]);
+    assert!((status, fixes > 0) == (Some(127), true), "{text}");
+    // Found out by the supervisor, which makes the session.
+    let outcome = beside(
+        RAM,
+        &[],
+        &[
+            "sh",
+            "-c",
+            "ulimit -f 1; exec \"$0\" run --ram 64M --no-disk --supervisor beside -- true",
+            env!("CARGO_BIN_EXE_farpage"),
+        ],
+    );
+    let outcome = outcome.run();
+    assert_eq!(outcome.status, Some(125), "{}", outcome.stderr);
+    assert_eq!(outcome.stderr.matches("files may not be larger than").count(), 1, "{}", outcome.stderr);
+}
+
+/// A run that is ended for its memory has our status.
+#[test]
+fn run_over_its_budget_ends_with_our_status() {
+    if !able("python3") {
+        return;
+    }
+    let text = "import ctypes, time; ctypes.CDLL(None).mlockall(3); b = bytearray(200 << 20); time.sleep(60)";
+    let outcome = beside(RAM, &["--over-budget", "kill"], &["python3", "-c", text]).run();
+    assert_eq!(outcome.status, Some(125), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("above its budget"), "{}", outcome.stderr);
+}
+
+/// Launchers see one process: what they start, wait for and end is the program.
+#[test]
+fn launchers_have_the_program_itself() {
+    if !can_run() {
+        return;
+    }
+    let place = directory();
+    let farpage = format!("{} run --ram 64M --supervisor beside --", env!("CARGO_BIN_EXE_farpage"));
+    let sh = |text: &str| {
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", text])
+            .current_dir(place.path())
+            .env("FARPAGE_PRELOAD", library())
+            .env("F", &farpage);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let [out, err] =
+            [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+        (output.status.code(), out, err)
+    };
+    for (launcher, status, words) in [
+        ("timeout 1 $F sh -c 'trap \"echo TERM; exit 5\" TERM; while :; do sleep 0.01; done'", 124, "TERM\n"),
+        ("$F sh -c 'echo $$' & echo $! > pid; wait $!; cat pid", 0, ""),
+        ("$F sh -c 'exit 4' & wait $!", 4, ""),
+        ("nohup $F sh -c 'echo all right'", 0, "all right\n"),
+        ("setsid -w $F sh -c 'echo all right; exit 6'", 6, "all right\n"),
+        ("echo a b c | xargs -n 1 $F echo", 0, "a\nb\nc\n"),
+        ("nice -n 3 env X=y $F sh -c 'echo $X'", 0, "y\n"),
+        ("echo in | $F cat | cat", 0, "in\n"),
+        ("x=$($F echo out 2>/dev/null); echo $x", 0, "out\n"),
+        ("$F sh -c 'kill -9 $$'; echo $?", 0, "137\n"),
+        ("printf 'all:\\n\\t@$$F sh -c \"exit 0\"\\n\\t@$$F echo made\\n' > Makefile; make -s", 0, "made\n"),
+    ] {
+        let (found, out, err) = sh(launcher);
+        assert_eq!(found, Some(status), "{launcher}: {out}{err}");
+        if !words.is_empty() {
+            assert_eq!(out, words, "{launcher}: {err}");
+        } else if launcher.contains("cat pid") {
+            let [own, seen] = [0, 1].map(|at| out.lines().nth(at).unwrap_or_default().to_owned());
+            assert_eq!(own, seen, "{launcher}: {err}");
+        }
+    }
+}
+
+/// `script` ends what it has begun; nothing of it is left.
+#[test]
+fn nothing_is_left_behind() {
+    if !can_run() {
+        return;
+    }
+    let swap = directory();
+    let path = swap.path().to_str().unwrap();
+    let outcome = beside(RAM, &["--swap", path], &["true"]).run();
+    assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
+    wait_until("the area's end", || fs::read_dir(swap.path()).unwrap().next().is_none());
+    assert!(script("exit 0").stderr.contains("stayed within its budget"));
+}

@@ -1,0 +1,98 @@
+//! The end of a run's first process whose supervisor isn't its parent, but stands beside it.
+//!
+//! Nobody but the parent can wait for a process. So the process says its status before it ends, and waits until the supervisor has
+//! printed the summary: whoever waits for the process finds the summary there. A process that is killed says nothing.
+
+use crate::session::Session;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use farpage_os::clock::now_ns;
+use farpage_os::sys::{self, number};
+use farpage_os::{futex, proc};
+use linux_raw_sys::general as raw;
+
+/// The status of a program that Farpage ends.
+pub const STATUS_FAILED: i32 = 125;
+
+/// The longest wait for the supervisor, which may be stopped, or have no CPU.
+const PATIENCE_NS: u64 = 2_000_000_000;
+
+/// What the process and its supervisor say to each other.
+#[repr(C)]
+pub struct First {
+    /// The process's number; 0 if its supervisor is its parent.
+    pub pid: AtomicU32,
+    /// Not 0 once the process has said how it ends. The supervisor waits for this word.
+    pub has_told: AtomicU32,
+    /// With which status.
+    pub status: AtomicU32,
+    /// Not 0 once the summary is printed. The process waits for this word.
+    pub is_seen: AtomicU32,
+    /// Not 0 once the supervisor wants the process to end with status 125.
+    pub is_to_end: AtomicU32,
+    padding: u32,
+    /// The most memory in RAM that the process had, or one of the processes that it waited for, in bytes, as getrusage has it.
+    pub resident_peak: AtomicU64,
+}
+
+impl First {
+    /// Whether the calling process is the first of the run, and the supervisor isn't its parent. Other pid namespaces have a process of
+    /// the same number.
+    pub fn is_here(session: &Session) -> bool {
+        session.first.pid.load(Ordering::Relaxed) == own_process()
+            && proc::pid_namespace().is_ok_and(|own| own == session.head.pid_namespace())
+    }
+
+    /// The calling process ends with `status` next. Returns when its supervisor has seen that, or doesn't.
+    pub fn tell(session: &Session, status: i32) {
+        if First::is_here(session) {
+            session.first.say(status);
+            session.first.wait_until_seen();
+        }
+    }
+
+    /// The same where nothing may be waited for.
+    pub fn tell_at_once(session: &Session, status: i32) {
+        if First::is_here(session) {
+            session.first.say(status);
+        }
+    }
+
+    fn say(&self, status: i32) {
+        self.status.store(status as u32, Ordering::Relaxed);
+        self.resident_peak.store(resident_peak(), Ordering::Relaxed);
+        // Ordering: Release publishes status and peak.
+        self.has_told.store(1, Ordering::Release);
+        futex::wake_shared(&self.has_told, 1);
+    }
+
+    fn wait_until_seen(&self) {
+        let until_ns = now_ns() + PATIENCE_NS;
+        while self.is_seen.load(Ordering::Relaxed) == 0 {
+            let left_ns = until_ns.saturating_sub(now_ns());
+            if left_ns == 0 {
+                return;
+            }
+            futex::wait_for_shared(&self.is_seen, 0, left_ns);
+        }
+    }
+}
+
+fn own_process() -> u32 {
+    // SAFETY: takes nothing.
+    unsafe { sys::call(number::GETPID, [0; 6]) as u32 }
+}
+
+/// Of this process and of those that it waited for.
+fn resident_peak() -> u64 {
+    const WHO: [usize; 2] = [raw::RUSAGE_SELF as usize, raw::RUSAGE_CHILDREN as usize];
+    /// Where the peak lies in a `rusage`, in words. The kernel counts KiB.
+    const PEAK: usize = 4;
+    let peaks = WHO.map(|who| {
+        let mut usage = [0_u64; 18];
+        // SAFETY: the kernel writes a `rusage`, which has 18 words.
+        let _ =
+            unsafe { sys::call(raw::__NR_getrusage as usize, [who, (&raw mut usage).addr(), 0, 0, 0, 0]) };
+        usage[PEAK] * 1024
+    });
+    peaks[0].max(peaks[1])
+}
