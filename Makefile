@@ -56,7 +56,7 @@ UNTIMED = readahead_ slots_ extents_ index_ order_
 
 # Real programs share memory and processors, so few run at a time, one where the bench's or the limits' figures are looked at.
 test-e2e: build programs
-	$(CARGO) test --test bad_input --test supervisor --test hostile
+	$(CARGO) test --test bad_input --test supervisor --test beside --test hostile
 	$(CARGO) test --test memory_calls -- --test-threads=3
 	$(CARGO) test --test limits --test show --test hardened -- --test-threads=1
 	$(CARGO) test --test privileges --test filters -- --test-threads=2
