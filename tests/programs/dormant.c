@@ -305,6 +305,18 @@ static void wiped_in_children(void)
     VERIFY(memory, SMALL, 1);
 }
 
+/* What a library asks for that keeps random numbers from children: whether the kernel refuses nonsense, and for the advice. */
+static void advises(void)
+{
+    char *page = filled(PAGE, 1);
+    CHECK(madvise(page, PAGE, -1) == -1 && errno == EINVAL);
+    const int all[] = { MADV_WIPEONFORK, MADV_KEEPONFORK, MADV_DONTFORK, MADV_DOFORK, MADV_WIPEONFORK };
+    for (size_t at = 0; at < sizeof all / sizeof *all; at++)
+        CHECK(madvise(page, PAGE, all[at]) == 0);
+    IS_DORMANT();
+    wiped_in_children();
+}
+
 static void has_session(void)
 {
     CHECK(getenv("FARPAGE_SESSION") != NULL && getenv("LD_PRELOAD") != NULL);
@@ -382,7 +394,7 @@ MAIN({ "stays", stays },
      { "is_asked", is_asked },
      { "spawns", spawns },
      { "keeps_what_it_moves", keeps_what_it_moves },
-     { "wiped_in_children", wiped_in_children },
+     { "wiped_in_children", wiped_in_children }, { "advises", advises },
      { "has_session", has_session },
      { "clones_and_executes", clones_and_executes },
      { "forks_in_a_user_namespace", forks_in_a_user_namespace },

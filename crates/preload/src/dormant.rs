@@ -364,14 +364,22 @@ fn effect_of(call: usize, arguments: &Arguments) -> Effect {
 }
 
 const fn effect_of_advice(advice: usize) -> Effect {
+    const NEGATIVE: u32 = 1 << 31;
     match advice as u32 {
         raw::MADV_NORMAL..=raw::MADV_DONTNEED
         | raw::MADV_FREE
+        // An engine that starts later sees these in /proc, and leaves such memory alone.
+        | raw::MADV_DONTFORK
+        | raw::MADV_DOFORK
+        | raw::MADV_WIPEONFORK
+        | raw::MADV_KEEPONFORK
         | raw::MADV_HUGEPAGE
         | raw::MADV_NOHUGEPAGE
         | raw::MADV_DONTDUMP
         | raw::MADV_DODUMP
         | raw::MADV_COLD..=raw::MADV_POPULATE_WRITE => Effect::Nothing,
+        // No kernel takes such advice: BoringSSL asks for that.
+        NEGATIVE.. => Effect::Nothing,
         _ => Effect::MustBeKnown,
     }
 }

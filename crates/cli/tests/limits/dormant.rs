@@ -58,6 +58,12 @@ fn memory_that_may_not_be_written_any_more_counts() {
     is_right(&["seals"]);
 }
 
+/// Chromium ends itself where its zygote has a second thread, and the zygote gives such advice before that.
+#[test]
+fn advice_about_children_starts_no_engine() {
+    is_right(&["advises"]);
+}
+
 /// What a program has asked for past libc while it was dormant is seen when an engine starts.
 #[test]
 fn memory_that_is_wiped_in_children_stays_so() {
