@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// How long a program that is to end with our status may take for that.
 const BEFORE_KILL: Duration = Duration::from_secs(1);
+/// Pause between two looks at a program that has rung: it ends next, or can't ring.
+const RUNG_LOOK: Duration = Duration::from_millis(10);
 /// How long the kernel may take to say how a process has ended, between its parent's wait and the process's last moment.
 const REAPED: Duration = Duration::from_millis(500);
 
@@ -95,6 +97,8 @@ pub fn part() -> Result<Side, Failure> {
                     to_program: Some(to_program),
                     from_program: from_program.into(),
                 })),
+                // It was killed meanwhile.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => sys::end_at_once(0),
                 Err(error) => {
                     say::plainly(&no_process(&error).to_string());
                     let _ = to_program.write_all(&[REFUSED, STATUS_FAILED]);
@@ -126,9 +130,14 @@ impl Started {
         }
     }
 
+    /// The program is executed next.
+    pub fn goes_on(&mut self) {
+        // A supervisor that is gone needs no word.
+        let _ = self.to_supervisor.write_all(b"g");
+    }
+
     /// The program could not be executed, and this process says so.
     pub fn give_up(mut self) {
-        // A supervisor that is gone needs no word.
         let _ = self.to_supervisor.write_all(b"x");
     }
 }
@@ -136,19 +145,20 @@ impl Started {
 impl Starting {
     /// Lets go of what the program has open. What is printed to standard output goes there still, if `prints` says so.
     pub fn let_go(&self, prints: bool) {
+        sys::close_inherited();
         sys::let_go_of(libc::STDIN_FILENO);
         if !prints {
             sys::let_go_of(libc::STDOUT_FILENO);
         }
     }
 
-    /// The session is there. Returns when the program runs, or false: it could not be executed.
+    /// The session is there. Returns when the program runs, or false: it could not be executed, or that process was killed before.
     pub fn ready(&mut self, session: &str) -> bool {
         let mut said = vec![READY];
         said.extend(session.as_bytes());
         self.say(&said);
-        let mut word = [0];
-        matches!(self.from_program.read(&mut word), Ok(0))
+        let mut words = Vec::new();
+        self.from_program.read_to_end(&mut words).is_ok() && words == b"g"
     }
 
     /// The run is refused with that status, and that is told.
@@ -172,12 +182,14 @@ impl Starting {
             .map_err(|error| no_process(&error))
             .inspect_err(|failure| self.end(first, failure))?;
         std::thread::scope(|threads| {
-            threads.spawn(move || {
+            let rings = move || {
                 while first.has_told.load(Ordering::Acquire) == 0 {
                     futex::wait_for_shared(&first.has_told, 0, u64::MAX >> 1);
                 }
                 drop(ring);
-            });
+            };
+            // Where there can't be another thread, it is looked at often, since the bell's other end is closed then.
+            let _ = std::thread::Builder::new().spawn_scoped(threads, rings);
             let ended = self.follow_with(&bell, first, &mut poll);
             // The thread ends, too.
             first.has_told.store(1, Ordering::Relaxed);
@@ -192,24 +204,33 @@ impl Starting {
         first: &First,
         poll: &mut impl FnMut() -> Result<Duration, Failure>,
     ) -> Result<Child, Failure> {
-        let mut resident_peak = 0;
+        let (mut resident_peak, mut has_rung) = (0, false);
         loop {
             resident_peak = resident_peak.max(resident_peak_of(self.program));
             let wait = poll().inspect_err(|failure| self.end(first, failure))?;
             // Looked at before: a program that has told is gone only afterwards.
             let is_gone = sys::wait_for_any([self.process.as_fd()], Duration::ZERO);
             // Ordering: Acquire pairs with the Release in `First::say`.
-            if first.has_told.load(Ordering::Acquire) != 0 {
-                return Ok(Child {
-                    state: ChildState::Exited(first.status.load(Ordering::Relaxed) as u8),
-                    resident_peak: first.resident_peak.load(Ordering::Relaxed),
-                    is_peak_known: true,
-                });
-            }
+            let is_told = first.has_told.load(Ordering::Acquire) != 0;
+            let told = || ChildState::Exited(first.status.load(Ordering::Relaxed) as u8);
+            let peak = if is_told { first.resident_peak.load(Ordering::Relaxed) } else { resident_peak };
+            let ended = |state| Ok(Child { state, resident_peak: peak, is_peak_known: is_told });
             if is_gone {
-                return Ok(Child { state: self.how_it_ended(), resident_peak, is_peak_known: false });
+                // The kernel's word first: of several threads that end a program, one has told.
+                return match self.how_it_ended() {
+                    ChildState::Ended if is_told => ended(told()),
+                    state => ended(state),
+                };
             }
-            sys::wait_for_any([self.process.as_fd(), bell.as_fd()], wait);
+            if is_told && first.waits.load(Ordering::Relaxed) != 0 {
+                return ended(told());
+            }
+            if has_rung {
+                sys::wait_for_any([self.process.as_fd()], wait.min(RUNG_LOOK));
+            } else {
+                sys::wait_for_any([self.process.as_fd(), bell.as_fd()], wait);
+            }
+            has_rung = sys::wait_for_any([bell.as_fd()], Duration::ZERO);
         }
     }
 
@@ -219,9 +240,10 @@ impl Starting {
     }
 
     /// Says why, and ends the program: with our status, if its engine can, else by SIGKILL.
-    fn end(&self, first: &First, why: &Failure) {
+    pub fn end(&self, first: &First, why: &Failure) {
         say::plainly(&why.to_string());
         first.is_to_end.store(1, Ordering::Relaxed);
+        has_seen(first);
         if !sys::wait_for_any([self.process.as_fd()], BEFORE_KILL) {
             sys::send_signal_to(&self.process, libc::SIGKILL);
             sys::wait_for_any([self.process.as_fd()], BEFORE_KILL);

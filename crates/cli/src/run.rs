@@ -127,6 +127,7 @@ fn run_beside(
             };
             let mut command = command(program, options, &plan, &session);
             signals::hand_down_pipe(&mut command);
+            started.goes_on();
             let error = command.exec();
             started.give_up();
             return Err(not_started(program, &error));
@@ -146,14 +147,23 @@ fn run_beside(
     let pid = starting.program;
     outside::is_beside(pid);
     run.shared.session().first.pid.store(pid, Ordering::Relaxed);
+    // Numbers of a former run would be taken for this one's.
+    stats.iter().filter(|file| standard_output(file).is_none()).for_each(|file| _ = file.set_len(0));
     if !starting.ready(&run.shared.path()) {
         return Ok(ExitCode::SUCCESS);
     }
     run.started = Instant::now();
     let shared = Rc::clone(&run.shared);
-    let ended = run.watch(pid, |poll| starting.follow(&shared.session().first, poll));
+    let first = &shared.session().first;
+    let ended = run.watch(pid, |poll| starting.follow(first, poll));
+    if let Err(failure) = &ended
+        && first.is_to_end.load(Ordering::Relaxed) == 0
+    {
+        // Found when it was looked for the last time.
+        starting.end(first, failure);
+    }
     if run.finish(ended, stats).is_ok() {
-        beside::has_seen(&shared.session().first);
+        beside::has_seen(first);
         starting.wait_until_gone();
         run.let_go();
     }

@@ -700,6 +700,20 @@ pub fn let_go_of(descriptor: c_int) {
     }
 }
 
+/// Closes what this process was started with, but for its input and output: what Farpage opens itself no executed program gets.
+pub fn close_inherited() {
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<c_int>().ok());
+    for number in numbers.filter(|number| *number > libc::STDERR_FILENO).collect::<Vec<_>>() {
+        // SAFETY: takes no pointers; a number that isn't open any more is answered with an error.
+        let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
+        if flags >= 0 && flags & libc::FD_CLOEXEC == 0 {
+            // SAFETY: nothing of this process refers to it: all of that is closed by an exec.
+            unsafe { libc::close(number) };
+        }
+    }
+}
+
 /// Waits until one of these can be read or its other end is closed, at most so long. Whether one can.
 pub fn wait_for_any<const COUNT: usize>(files: [BorrowedFd<'_>; COUNT], timeout: Duration) -> bool {
     let mut asked = files.map(|file| libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 });

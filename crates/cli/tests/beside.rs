@@ -99,10 +99,6 @@ fn summary_is_there_when_the_program_has_ended() {
         ("import os; os._exit(4)", 4),
         ("import ctypes; ctypes.CDLL(None).syscall(231, 5)", 5),
         ("import os; os.execv('/bin/sh', ['sh', '-c', 'exit 6'])", 6),
-        (
-            "import os, threading; threading.Thread(target=lambda: os._exit(8)).start(); import time; time.sleep(60)",
-            8,
-        ),
     ];
     for (text, status) in all {
         let outcome = beside(RAM, &[], &["python3", "-c", text]).run();
@@ -121,6 +117,109 @@ fn summary_is_there_when_the_program_has_ended() {
         let peak = outcome.stats["resident_peak"].as_u64().unwrap();
         assert!((4 * MIB..RAM).contains(&peak), "{text}: {peak}");
     }
+}
+
+/// Of a program with threads the summary comes a little later: while it waited for that, threads used what was freed at its end.
+#[test]
+fn program_with_threads_ends_at_once_and_is_told_of() {
+    if !able("cc") {
+        return;
+    }
+    let program = compiled("threads");
+    let mut killed = 0;
+    for _ in 0..10 {
+        let running = beside(RAM, &[], &[program.to_str().unwrap(), "ends_beside_a_thread"]).start();
+        let place = directory();
+        let kept = place.path().join("stderr");
+        fs::hard_link(running.place().join("stderr"), &kept).unwrap();
+        let outcome = running.end();
+        killed += u32::from(outcome.signal == Some(libc::SIGSEGV));
+        assert!(outcome.status == Some(0) || outcome.signal == Some(libc::SIGSEGV), "{}", outcome.stderr);
+        wait_until("the summary", || fs::read_to_string(&kept).unwrap().contains("farpage: threads "));
+    }
+    // On a busy machine the thread may be quicker by itself.
+    assert!(killed <= 2, "{killed} of 10");
+}
+
+/// Of several threads that end a program at once the kernel takes one, and the summary the same.
+#[test]
+fn status_is_the_one_that_the_program_ended_with() {
+    if !able("python3") {
+        return;
+    }
+    let text = "
+import os, threading
+barrier = threading.Barrier(8)
+def end(status):
+    barrier.wait()
+    os._exit(status)
+for status in range(1, 9):
+    threading.Thread(target=end, args=(status,)).start()
+threading.Event().wait()
+";
+    let place = directory();
+    for turn in 0..5 {
+        let path = place.path().join(format!("stderr.{turn}"));
+        let mut command = farpage::farpage();
+        command.args(["run", "--ram", "64M", "--supervisor", "beside", "--", "python3", "-c", text]);
+        command.env("FARPAGE_PRELOAD", library()).stderr(fs::File::create(&path).unwrap());
+        let status = command.status().unwrap().code().unwrap();
+        let told = || fs::read_to_string(&path).unwrap();
+        wait_until("the summary", || told().contains("farpage: python3 "));
+        let is_right = told().contains(&format!("ended with status {status} after"));
+        assert!(is_right || told().contains("only its parent knows"), "{status}: {}", told());
+    }
+}
+
+/// A handler of the program's that runs while the program waits for its summary could go on with it.
+#[test]
+fn no_handler_runs_once_the_program_ends() {
+    if !able("python3") {
+        return;
+    }
+    let text = "
+import os, signal, sys
+signal.signal(signal.SIGALRM, lambda *_: os.write(1, b'late'))
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+os.kill(int(open('/proc/self/environ').read().split('FARPAGE_SESSION=/proc/')[1].split('/')[0]), signal.SIGSTOP)
+os.write(1, b'ends ')
+import ctypes
+ctypes.CDLL(None)._exit(3)
+";
+    let running = beside(RAM, &[], &["python3", "-c", text]).start();
+    let supervisor = {
+        wait_until("its first word", || said(&running, "stdout").contains("ends"));
+        supervisor_of(running.pid())
+    };
+    wait_until("the program's end", || state(running.pid()).is_none_or(|state| state.0 == 'Z'));
+    send(supervisor as i32, libc::SIGCONT);
+    let outcome = running.end();
+    assert_eq!((outcome.status, outcome.text().as_str()), (Some(3), "ends "), "{}", outcome.stderr);
+}
+
+/// What a program has closed is closed: a lock on a file of its launcher's is free then.
+#[test]
+fn supervisor_keeps_no_descriptor_of_the_launchers() {
+    if !can_run() {
+        return;
+    }
+    let place = directory();
+    let script = "exec 9> lock; flock 9; exec $F sh -c 'exec 9>&-; echo ready; while ! test -e go; do sleep 0.01; done'";
+    let mut command = Command::new("sh");
+    let farpage = format!("{} run --ram 64M --supervisor beside --", env!("CARGO_BIN_EXE_farpage"));
+    command
+        .args(["-c", script])
+        .current_dir(place.path())
+        .env("FARPAGE_PRELOAD", library())
+        .env("F", farpage);
+    let out = place.path().join("stdout");
+    let mut child = command.stdout(fs::File::create(&out).unwrap()).spawn().unwrap();
+    wait_until("its first word", || fs::read_to_string(&out).unwrap().contains("ready"));
+    let lock = fs::File::open(place.path().join("lock")).unwrap();
+    let is_free = lock.try_lock().is_ok();
+    fs::write(place.path().join("go"), "").unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(is_free, "somebody holds the lock");
 }
 
 /// Over the budget, in each mode: by exit(3), by the program's own instruction, and by Farpage.

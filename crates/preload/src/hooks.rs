@@ -219,10 +219,8 @@ fn leave_as_it_is(call: usize, arguments: Arguments) -> isize {
 
 /// _exit(2), which exit(3) ends with.
 pub extern "C" fn exit_now(status: c_int) -> ! {
-    if let Some(session) = engine().map(|engine| engine.membership.session).or_else(dormant::session) {
-        First::tell(session, status);
-    }
-    sys::exit_group(status)
+    let session = engine().map(|engine| engine.membership.session).or_else(dormant::session);
+    sys::exit_group(session.map_or(status, |session| First::tell(session, status)))
 }
 
 /// execve(2), and with it libc's other functions of that kind.

@@ -1,13 +1,14 @@
 //! The end of a run's first process whose supervisor isn't its parent, but stands beside it.
 //!
-//! Nobody but the parent can wait for a process. So the process says its status before it ends, and waits until the supervisor has
-//! printed the summary: whoever waits for the process finds the summary there. A process that is killed says nothing.
+//! Nobody but the parent can wait for a process. So the process says its status before it ends. It waits until the supervisor has printed
+//! the summary: whoever waits for the process finds the summary there. A process with several threads doesn't wait, because the others
+//! would go on meanwhile. A process that is killed says nothing.
 
 use crate::session::Session;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_os::clock::now_ns;
 use farpage_os::sys::{self, number};
-use farpage_os::{futex, proc};
+use farpage_os::{futex, proc, thread};
 use linux_raw_sys::general as raw;
 
 /// The status of a program that Farpage ends.
@@ -23,8 +24,12 @@ pub struct First {
     pub pid: AtomicU32,
     /// Not 0 once the process has said how it ends. The supervisor waits for this word.
     pub has_told: AtomicU32,
-    /// With which status.
+    /// Not 0 once a thread has begun to say that.
+    is_said: AtomicU32,
+    /// With which status, as far as the process knows.
     pub status: AtomicU32,
+    /// Not 0: the process waits for `is_seen`.
+    pub waits: AtomicU32,
     /// Not 0 once the summary is printed. The process waits for this word.
     pub is_seen: AtomicU32,
     /// Not 0 once the supervisor wants the process to end with status 125.
@@ -42,25 +47,40 @@ impl First {
             && proc::pid_namespace().is_ok_and(|own| own == session.head.pid_namespace())
     }
 
-    /// The calling process ends with `status` next. Returns when its supervisor has seen that, or doesn't.
-    pub fn tell(session: &Session, status: i32) {
-        if First::is_here(session) {
-            session.first.say(status);
-            session.first.wait_until_seen();
+    /// The calling process ends next, with the status that is returned: `status`, or another one that its supervisor wants. Waits until
+    /// the supervisor has seen that, or doesn't. Signals stay blocked: no handler of the program's runs any more.
+    pub fn tell(session: &Session, status: i32) -> i32 {
+        if !First::is_here(session) {
+            return status;
         }
+        // Other threads of the program go on while this one waits, though destructors have run.
+        if !is_alone() {
+            session.first.say(status, false);
+            return status;
+        }
+        let _ = sys::block_all_signals();
+        session.first.say(status, true);
+        session.first.wait_until_seen();
+        if session.first.is_to_end.load(Ordering::Relaxed) == 0 { status } else { STATUS_FAILED }
     }
 
     /// The same where nothing may be waited for.
     pub fn tell_at_once(session: &Session, status: i32) {
         if First::is_here(session) {
-            session.first.say(status);
+            session.first.say(status, false);
         }
     }
 
-    fn say(&self, status: i32) {
+    /// The first word counts: of several threads that end the process at once the kernel takes one.
+    fn say(&self, status: i32, waits: bool) {
+        let said = self.is_said.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);
+        if said.is_err() {
+            return;
+        }
         self.status.store(status as u32, Ordering::Relaxed);
+        self.waits.store(u32::from(waits), Ordering::Relaxed);
         self.resident_peak.store(resident_peak(), Ordering::Relaxed);
-        // Ordering: Release publishes status and peak.
+        // Ordering: Release publishes what was said.
         self.has_told.store(1, Ordering::Release);
         futex::wake_shared(&self.has_told, 1);
     }
@@ -75,6 +95,18 @@ impl First {
             futex::wait_for_shared(&self.is_seen, 0, left_ns);
         }
     }
+}
+
+/// Whether the calling thread is the program's only one.
+fn is_alone() -> bool {
+    // SAFETY: takes nothing.
+    let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
+    let is_ours = |thread| thread::all().any(|ours| ours.number() == Some(thread));
+    let mut others = 0;
+    let seen = proc::for_each_thread(|thread| {
+        others += u32::from(thread != own && !is_ours(thread) && !proc::runs_no_program(thread));
+    });
+    seen.is_ok() && others == 0
 }
 
 fn own_process() -> u32 {

@@ -338,8 +338,7 @@ fn end_with_the_supervisor(engine: &Engine) {
 fn end_with_the_program(engine: &Engine) {
     let ours = [KEEPER_NAME, HANDLER_NAME, AHEAD_NAME, MAPS_NAME].map(core::ffi::CStr::to_bytes);
     if let Some(status) = proc::status_but_for(engine.process, &ours) {
-        First::tell(engine.membership.session, status);
-        sys::exit_group(status);
+        sys::exit_group(First::tell(engine.membership.session, status));
     }
 }
 

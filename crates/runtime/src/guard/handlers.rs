@@ -282,7 +282,10 @@ impl Stopped<'_> {
             number::SIGALTSTACK => return Some(self.change_stack(&mut guarding)),
             number::RT_SIGRETURN => self.before_return(&mut guarding),
             number::EXIT => self.before_exit(),
-            number::EXIT_GROUP => First::tell(engine.membership.session, self.call.arguments[0] as i32),
+            number::EXIT_GROUP => {
+                let status = self.call.arguments[0] as i32;
+                self.call.arguments[0] = First::tell(engine.membership.session, status) as usize;
+            }
             call if filters::is_about(call, &self.call.arguments) => {
                 // Which reads what the call is given, and that is held.
                 if let Some(answer) = filters::install(engine, call, &self.call.arguments) {
