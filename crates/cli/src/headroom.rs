@@ -9,6 +9,7 @@ use crate::neighbours::{Holding, Neighbours};
 use crate::numbers::iec;
 use crate::session::Shared;
 use crate::summary::is_much_less;
+use farpage::kin::Claimed;
 use farpage::session::ram_now_within;
 use farpage::share::allowance;
 use std::sync::atomic::Ordering;
@@ -135,8 +136,28 @@ fn look_at(limit: &Limit, before: u64, all: &[Holding]) -> Look {
     let kept = |run: &Holding| run.processes * PROCESS_BYTES + if run.is_active { 0 } else { START_BYTES };
     let kept = all.iter().map(kept).sum::<u64>() + limit.reserve_bytes();
     let total = has.saturating_add(limit.left_bytes()).saturating_sub(kept);
-    let claimed: Vec<_> = all.iter().map(|run| run.claimed).collect();
+    let claimed = set_aside(total, all);
     Look { bytes: allowance(total, before, 0, &claimed).bytes, free_bytes: total.saturating_sub(has) }
+}
+
+/// What the runs claim. A run whose budget is less than its part of what is free has all of that budget here, and no part in the rest.
+fn set_aside(total: u64, all: &[Holding]) -> Vec<Claimed> {
+    let mut claimed: Vec<_> = all.iter().map(|run| run.claimed).collect();
+    loop {
+        let have = claimed.iter().fold(0_u64, |sum, run| sum.saturating_add(run.has));
+        let grows = |run: &Claimed| run.needs > run.has;
+        let sharers = 1 + claimed.iter().skip(1).filter(|run| grows(run)).count() as u64;
+        let part = total.saturating_sub(have) / sharers;
+        let is_little =
+            |run: &Claimed, most: u64| grows(run) && most != 0 && most.saturating_sub(run.has) < part;
+        let mut others = claimed.iter_mut().zip(all).skip(1);
+        let Some((run, Holding { most, .. })) = others.find(|(run, holding)| is_little(run, holding.most))
+        else {
+            return claimed;
+        };
+        run.has = run.has.max(*most);
+        run.needs = run.has;
+    }
 }
 
 #[cfg(test)]
@@ -144,7 +165,6 @@ mod tests {
     use super::*;
     use crate::session::tests::settings;
     use crate::sys;
-    use farpage::kin::Claimed;
     use farpage_core::stats::Gauge;
     use std::fs::File;
 
@@ -163,7 +183,7 @@ mod tests {
 
     fn run(has_mib: u64, more_mib: u64, processes: u64) -> Holding {
         let (has, needs) = (has_mib * MIB, (has_mib + more_mib) * MIB);
-        Holding { claimed: Claimed { has, needs, ..Claimed::default() }, processes, is_active: true }
+        Holding { claimed: Claimed { has, needs, ..Claimed::default() }, processes, is_active: true, most: 0 }
     }
 
     /// What a limit of 128 MiB leaves to the first run, in KiB.
@@ -194,6 +214,21 @@ mod tests {
         let small = leaves_kib(110, &[run(10, 8, 1), run(100, 8, 1)]);
         let large = leaves_kib(110, &[run(100, 8, 1), run(10, 8, 1)]);
         assert!(small >= 10 * 1024 && large <= 102 * 1024, "{small} {large}");
+    }
+
+    /// Eleven runs of 10 MiB left 2 of the 22 GiB of a machine to a run of 6 GiB.
+    #[test]
+    fn runs_with_little_budgets_have_no_part_in_what_they_may_not_have() {
+        let little = Holding { most: 10 * MIB, ..run(6, 4, 1) };
+        let large = run(20, 8, 1);
+        let all = [large, little, little];
+        assert_eq!(leaves_kib(32, &all), (128 - 8 - 20) * 1024 - 3 * 256);
+        // What they have beyond that is theirs, and one whose budget isn't little takes part.
+        let over = Holding { most: 10 * MIB, ..run(14, 4, 1) };
+        assert_eq!(leaves_kib(34, &[large, over]), (128 - 8 - 14) * 1024 - 2 * 256);
+        let other = Holding { most: 100 * MIB, ..run(20, 8, 1) };
+        let half = (128 - 8 - 10) * 1024 / 2;
+        assert!(leaves_kib(46, &[large, little, other]).abs_diff(half) < 1024);
     }
 
     #[test]

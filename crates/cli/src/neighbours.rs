@@ -39,6 +39,8 @@ pub struct Holding {
     pub processes: u64,
     /// Whether a process of the run evicts.
     pub is_active: bool,
+    /// The run's budget in bytes, which is the most that it would like to have; 0 if that isn't known.
+    pub most: u64,
 }
 
 impl AddAssign<Claimed> for Holding {
@@ -61,6 +63,7 @@ impl Holding {
         claimed_in(session, is_alive, |claimed| sum += claimed);
         let is_active = |at: usize| session.processes[at].stats.gauge(Gauge::Active) != 0 && is_alive(at);
         sum.is_active = (0..session.processes.len()).any(is_active);
+        sum.most = session.head.ram_bytes();
         sum
     }
 

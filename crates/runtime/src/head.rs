@@ -102,6 +102,12 @@ impl SharedHead {
         self.words()[AT].load(Ordering::Relaxed)
     }
 
+    /// The budget in bytes, likewise.
+    pub fn ram_bytes(&self) -> u64 {
+        const AT: usize = offset_of!(SessionHead, settings) + offset_of!(SettingsWords, ram_bytes);
+        self.words()[AT / size_of::<u64>()].load(Ordering::Relaxed)
+    }
+
     /// Whether it is still what was copied.
     pub fn is_as(&self, copy: &HeadCopy) -> bool {
         copy.0.iter().zip(self.words()).all(|(was, is)| *was == is.load(Ordering::Relaxed))
