@@ -2,7 +2,7 @@
 //!
 //! That process parts in two before the program starts. The supervisor is the part that nobody waits for: not the program's child, in a
 //! session of its own. The other part becomes the program. So signals, job control, parents and statuses are the program's own.
-//! The program says how it ends (`farpage::first`). Of one that is killed the kernel says it: for sure from Linux 6.15 on.
+//! The program says how it ends (`farpage::first`). How a killed program ended the kernel says, for sure from Linux 6.15 on.
 
 use crate::failure::{Failure, STATUS_FAILED};
 use crate::say;
@@ -41,9 +41,9 @@ pub struct Started {
 pub struct Starting {
     /// The program's process id.
     pub program: u32,
-    /// That process, whoever gets its number later.
+    /// A descriptor of that process: another process may get the number later.
     process: OwnedFd,
-    /// None once all is said: the other part hears that nothing more comes.
+    /// None once the supervisor has said all: closing it tells the other part so.
     to_program: Option<File>,
     from_program: File,
 }
@@ -73,7 +73,7 @@ pub fn part() -> Result<Side, Failure> {
         Forked::Parent(between) => {
             drop((to_program, from_program));
             sys::wait_for_end(between);
-            // A program that was started with it blocked would find it waiting.
+            // A program that was started with the signal blocked would find the signal waiting.
             sys::forget_pending(libc::SIGCHLD);
             Ok(Side::Program(Started {
                 from_supervisor: from_supervisor.into(),
@@ -188,7 +188,7 @@ impl Starting {
                 }
                 drop(ring);
             };
-            // Where there can't be another thread, it is looked at often, since the bell's other end is closed then.
+            // Where there can't be another thread, the bell's other end is closed, and the program is looked at often.
             let _ = std::thread::Builder::new().spawn_scoped(threads, rings);
             let ended = self.follow_with(&bell, first, &mut poll);
             // The thread ends, too.

@@ -620,7 +620,7 @@ pub struct Child {
     /// Once it has ended, the most memory in RAM that it had, or one of the processes that it waited for, in bytes, files
     /// included: as getrusage has it.
     pub resident_peak: u64,
-    /// Whether it is; else what the child was seen with.
+    /// Whether `resident_peak` is that. Else it is what the child was seen with.
     pub is_peak_known: bool,
 }
 
@@ -714,12 +714,12 @@ pub fn close_inherited() {
     }
 }
 
-/// Waits until one of these can be read or its other end is closed, at most so long. Whether one can.
+/// Waits, at most for `timeout`, until one of `files` can be read or its other end is closed. Returns whether one can.
 pub fn wait_for_any<const COUNT: usize>(files: [BorrowedFd<'_>; COUNT], timeout: Duration) -> bool {
     let mut asked = files.map(|file| libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 });
     let timeout =
         libc::timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos().into() };
-    // SAFETY: reads and writes so many `pollfd`s and reads a timespec; a null mask changes none.
+    // SAFETY: the call reads and writes `COUNT` entries of `asked`, and reads `timeout`. A null mask changes no mask.
     let ready = unsafe { libc::ppoll(asked.as_mut_ptr(), COUNT as libc::nfds_t, &timeout, std::ptr::null()) };
     ready > 0
 }
@@ -749,7 +749,7 @@ pub fn status_of_zombie(pid: u32) -> Option<ChildState> {
     let stat = std::fs::read_to_string(format!("{place}/stat")).ok()?;
     let words: Vec<_> = stat.rsplit(") ").next()?.split_whitespace().collect();
     let status: c_int = words.get(STATUS).filter(|_| words[0] == "Z")?.parse().ok()?;
-    // 0 stands there, too, for who may not know.
+    // The kernel writes 0 for a reader who may not know.
     let user = effective_user();
     let may_know = || user == 0 || std::fs::metadata(&place).is_ok_and(|process| process.uid() == user);
     (status != 0 || may_know()).then(|| state_of_status(status))

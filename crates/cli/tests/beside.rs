@@ -303,7 +303,8 @@ fn signals_arrive_once_wherever_they_are_sent_to() {
     let mut command = farpage::farpage();
     command.args(["run", "--ram", "64M", "--supervisor", "beside", "--quiet", "--", "sh", "-c", text]);
     command.env("FARPAGE_PRELOAD", library()).stdout(fs::File::create(&out).unwrap());
-    // SAFETY: the default is no code of ours. Who starts the tests in the background ignores the signal.
+    // The tests may have been started in the background, where shells ignore the signal.
+    // SAFETY: the default is no code of ours.
     unsafe {
         command.process_group(0).pre_exec(|| {
             libc::signal(libc::SIGINT, libc::SIG_DFL);
@@ -372,7 +373,7 @@ fn job_stops_and_goes_on_as_one_process() {
     assert_eq!(running.end().status, Some(5));
 }
 
-/// Whoever kills the supervisor ends the run.
+/// A run whose supervisor is killed ends.
 #[test]
 fn program_dies_with_its_supervisor() {
     if !can_run() {

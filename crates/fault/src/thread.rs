@@ -19,7 +19,7 @@ pub const FAULTS_MAX: usize = 16;
 /// touch --threads 16|4`, 256 MiB under 128M and `--pool 1M`, or under 200M and `--no-disk`. With one it is the same as with two.)
 const FAULTS_READ: usize = 2;
 
-/// The descriptor's number is lower: engine threads have a table of their own, which begins with it.
+/// Numbers of descriptors end here. That of a userfaultfd is low: engine threads have a table of their own, which begins with it.
 const NUMBER_END: usize = 1024;
 
 /// The queue of faults of one userfaultfd.

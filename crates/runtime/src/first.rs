@@ -1,8 +1,8 @@
 //! The end of a run's first process whose supervisor isn't its parent, but stands beside it.
 //!
-//! Nobody but the parent can wait for a process. So the process says its status before it ends. It waits until the supervisor has printed
-//! the summary: whoever waits for the process finds the summary there. A process with several threads doesn't wait, because the others
-//! would go on meanwhile. A process that is killed says nothing.
+//! Nobody but the parent can wait for a process. So the process says its status before it ends. Then it waits until the supervisor has
+//! printed the summary: when the parent hears of the end, the summary is there. A process with several threads doesn't wait, because the
+//! other threads would go on meanwhile. A process that is killed says nothing.
 
 use crate::session::Session;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

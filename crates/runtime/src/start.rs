@@ -376,7 +376,7 @@ fn wait_for_budget(engine: &'static Engine) -> i32 {
 /// The budget is reached: takes over every mapping that is big enough. Then this thread is as `nice` again as it was, and so are
 /// those that it makes.
 fn activate(engine: &'static Engine, nice: i32) {
-    // The keeper itself, which makes its worker afterwards.
+    // The keeper counts, too: it makes its worker afterwards.
     engine.starting.fetch_add(1, Ordering::Relaxed);
     if engine.handover.is_some() && !guard::arm::all(engine) {
         retire::end(engine, None);
