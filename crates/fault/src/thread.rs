@@ -6,10 +6,13 @@
 
 use crate::Fault;
 use farpage_core::pager::Access;
+use farpage_os::clock::sleep_ns;
 use farpage_os::futex::timespec;
 use farpage_os::uffd::{Message, Uffd};
-use rustix::event::{FdSetElement, fd_set_insert, select};
+use rustix::event::{FdSetElement, PollFd, PollFlags, fd_set_insert, poll, select};
 use rustix::fd::AsRawFd;
+use rustix::io::Errno;
+use rustix::time::Timespec;
 
 /// Faults that a handler has at once, at most.
 pub const FAULTS_MAX: usize = 16;
@@ -19,7 +22,7 @@ pub const FAULTS_MAX: usize = 16;
 /// touch --threads 16|4`, 256 MiB under 128M and `--pool 1M`, or under 200M and `--no-disk`. With one it is the same as with two.)
 const FAULTS_READ: usize = 2;
 
-/// Numbers of descriptors end here. That of a userfaultfd is low: engine threads have a table of their own, which begins with it.
+/// Most numbers of descriptors that select(2) is asked about. That of a userfaultfd is low: engine threads have a table of their own.
 const NUMBER_END: usize = 1024;
 
 /// The queue of faults of one userfaultfd.
@@ -55,14 +58,28 @@ impl<'u> Faults<'u> {
         count
     }
 
-    /// Waits until there is a message, at most `ns` if that is given. By select(2): poll(2) is refused under RLIMIT_NOFILE of 0,
-    /// which sandboxes set.
+    /// Waits until there is a message, at most `ns` if that is given.
     fn is_ready(&self, ns: Option<u64>) -> bool {
+        let mut ready = [PollFd::new(self.uffd.fd(), PollFlags::IN)];
+        let timeout = ns.map(timespec);
+        match poll(&mut ready, timeout.as_ref()) {
+            Err(Errno::INVAL) => self.is_ready_by_select(timeout.as_ref()),
+            answer => answer.is_ok_and(|count| count > 0),
+        }
+    }
+
+    /// The same under RLIMIT_NOFILE of 0, which sandboxes set: poll(2) is refused there, and select(2) isn't.
+    fn is_ready_by_select(&self, timeout: Option<&Timespec>) -> bool {
         let fd = self.uffd.fd().as_raw_fd();
+        if fd as usize >= NUMBER_END {
+            // Reading finds out.
+            sleep_ns(1_000_000);
+            return true;
+        }
         let mut set = [FdSetElement::default(); NUMBER_END / (8 * size_of::<FdSetElement>())];
         fd_set_insert(&mut set, fd);
         // SAFETY: the descriptor is open as long as `uffd` is there.
-        let ready = unsafe { select(fd + 1, Some(&mut set), None, None, ns.map(timespec).as_ref()) };
+        let ready = unsafe { select(fd + 1, Some(&mut set), None, None, timeout) };
         ready.is_ok_and(|count| count > 0)
     }
 }
