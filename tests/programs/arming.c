@@ -285,7 +285,7 @@ static void files_run_meanwhile(void)
 }
 
 enum { FOR_HANDLERS = 64 * PAGE };
-static char *for_handlers;
+static char *volatile for_handlers;
 
 /* Takes an alternate stack that is managed memory, and makes no call until the case is over. */
 static void *only_computes(void *argument)

@@ -54,7 +54,7 @@ struct thread {
     pid_t children[4];
     size_t born;
     int file, direct, pipe[2], sockets[2], ask[2], answer[2];
-    char *for_handler;
+    char *for_handler, *alternate;
     pthread_t id;
 };
 
@@ -427,6 +427,9 @@ static void on_fault(int signal, siginfo_t *info, void *context)
     print_mapping("access to", (uintptr_t)registers[REG_CR2]);
     print_mapping("instruction at", (uintptr_t)registers[REG_RIP]);
     print_mapping("stack at", (uintptr_t)registers[REG_RSP]);
+    print_mapping("handler's frame at", (uintptr_t)context);
+    if (self != NULL)
+        print_mapping("alternate stack at", (uintptr_t)self->alternate);
     broken(signal == SIGBUS ? "SIGBUS" : "SIGSEGV", info->si_addr);
 }
 
@@ -885,6 +888,7 @@ static void *be_thread(void *argument)
     struct thread *t = self = argument;
     t->for_handler = filled(HANDLER_PAGES * PAGE, seed);
     stack_t stack = { .ss_sp = map(STACK), .ss_size = t->number % 2 ? 32768 : STACK / 2 };
+    t->alternate = stack.ss_sp;
     MUST(t->number % 3 == 2 || sigaltstack(&stack, NULL) == 0);
     run(t, SIZE_MAX);
     t->doing = "end";

@@ -599,9 +599,9 @@ fn be_armed(room: &Room, context: &mut Context) -> bool {
     is_made_again
 }
 
-/// Holds what the kernel reads when this handler returns, until the thread's next call. The frame may lie on an alternate stack of the
-/// program's, in memory that is registered next, and is closed for a moment then. The kernel would end the program.
-fn hold_frame(room: &Room, context: &Context) {
+/// Holds what the kernel reads when a handler returns whose return nobody looks at, until the thread's next call. The frame may lie on a
+/// stack of the program's, in memory that is registered next, and is closed for a moment then. The kernel would end the program.
+pub fn hold_frame(room: &Room, context: &Context) {
     // SAFETY: of this handler, which has not returned.
     let frame = unsafe { Frame::of(context) }.place();
     let level = room.level(frame.start);

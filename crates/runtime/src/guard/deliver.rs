@@ -8,7 +8,7 @@
 //! left to the kernel: its dispositions are its own.
 // UNSAFETY: the program's handlers are run as the kernel would.
 
-use super::arm::is_armed;
+use super::arm::{self, is_armed};
 use super::handlers::engine;
 use super::rooms::{self, Room};
 use super::signals::{self, open};
@@ -69,6 +69,9 @@ unsafe fn call(action: &Action, signal: i32, info: *mut Info, context: *mut Cont
         context.blocked &= !open();
         // SAFETY: as above.
         unsafe { (*room.own.get()).claimed = claimed };
+        if !room.is_on_stack(core::ptr::from_ref(context).addr()) {
+            arm::hold_frame(room, context);
+        }
     } else if let Some(room) = rooms::of_caller().filter(|room| is_armed(room)) {
         // It was armed meanwhile. Nobody looks at this return.
         let back = context.register(Register::Rsp);
@@ -76,6 +79,7 @@ unsafe fn call(action: &Action, signal: i32, info: *mut Info, context: *mut Cont
         unsafe { (*room.own.get()).go_back(context.blocked, context.alternate(), back) };
         context.blocked &= !open();
         context.stack = room.stack();
+        arm::hold_frame(room, context);
     }
 }
 
