@@ -311,33 +311,7 @@ static void filled_by_many(void)
     VERIFY(memory, FILLED, 7);
 }
 
-static void *page_of_the_thread;
-
-static void *reads_on(void *argument)
-{
-    for (;;) {
-        (void)*(volatile char *)page_of_the_thread;
-        usleep(2000);
-    }
-    return argument;
-}
-
-static void take_away(void)
-{
-    CHECK(munmap(page_of_the_thread, PAGE) == 0);
-}
-
-/* What a thread uses is gone once exit handlers have run: the thread must be, too, a moment later. */
-static void ends_beside_a_thread(void)
-{
-    pthread_t thread;
-    page_of_the_thread = filled(PAGE, 1);
-    CHECK(atexit(take_away) == 0);
-    CHECK(pthread_create(&thread, NULL, reads_on, NULL) == 0);
-    usleep(5000);
-}
-
-MAIN({ "ends_beside_a_thread", ends_beside_a_thread }, { "only_threads", only_threads }, { "protection_changes", protection_changes }, { "thrown_away", thrown_away },
+MAIN({ "only_threads", only_threads }, { "protection_changes", protection_changes }, { "thrown_away", thrown_away },
      { "mapped_anew", mapped_anew }, { "moved_and_back", moved_and_back }, { "locked", locked },
      { "advised", advised }, { "others_come_and_go", others_come_and_go }, { "many_change", many_change },
      { "all_on_the_same_page", all_on_the_same_page }, { "threads_end", threads_end },

@@ -94,5 +94,31 @@ static void aio_in_locked_memory(void)
     puts("all right");
 }
 
-MAIN({ "read_after", read_after }, { "write_after", write_after }, { "give_up_after", give_up_after },
+static void *page_of_the_thread;
+
+static void *reads_on(void *argument)
+{
+    for (;;) {
+        (void)*(volatile char *)page_of_the_thread;
+        usleep(2000);
+    }
+    return argument;
+}
+
+static void take_away(void)
+{
+    CHECK(munmap(page_of_the_thread, PAGE) == 0);
+}
+
+/* What a thread uses is gone once exit handlers have run: the thread must be, too, a moment later. */
+static void ends_beside_a_thread(void)
+{
+    pthread_t thread;
+    page_of_the_thread = filled(PAGE, 1);
+    CHECK(atexit(take_away) == 0);
+    CHECK(pthread_create(&thread, NULL, reads_on, NULL) == 0);
+    usleep(5000);
+}
+
+MAIN({ "ends_beside_a_thread", ends_beside_a_thread }, { "read_after", read_after }, { "write_after", write_after }, { "give_up_after", give_up_after },
      { "moved_past_libc", moved_past_libc }, { "aio_in_locked_memory", aio_in_locked_memory })

@@ -125,7 +125,7 @@ fn program_with_threads_ends_at_once_and_is_told_of() {
     if !able("cc") {
         return;
     }
-    let program = compiled("threads");
+    let program = compiled("waits");
     let mut killed = 0;
     for _ in 0..10 {
         let running = beside(RAM, &[], &[program.to_str().unwrap(), "ends_beside_a_thread"]).start();
@@ -135,7 +135,7 @@ fn program_with_threads_ends_at_once_and_is_told_of() {
         let outcome = running.end();
         killed += u32::from(outcome.signal == Some(libc::SIGSEGV));
         assert!(outcome.status == Some(0) || outcome.signal == Some(libc::SIGSEGV), "{}", outcome.stderr);
-        wait_until("the summary", || fs::read_to_string(&kept).unwrap().contains("farpage: threads "));
+        wait_until("the summary", || fs::read_to_string(&kept).unwrap().contains("farpage: waits "));
     }
     // On a busy machine the thread may be quicker by itself.
     assert!(killed <= 2, "{killed} of 10");
