@@ -304,7 +304,7 @@ fn signals_arrive_once_wherever_they_are_sent_to() {
     command.args(["run", "--ram", "64M", "--supervisor", "beside", "--quiet", "--", "sh", "-c", text]);
     command.env("FARPAGE_PRELOAD", library()).stdout(fs::File::create(&out).unwrap());
     // The tests may have been started in the background, where shells ignore the signal.
-    // SAFETY: the default is no code of ours.
+    // SAFETY: the signal's default runs no code of this process.
     unsafe {
         command.process_group(0).pre_exec(|| {
             libc::signal(libc::SIGINT, libc::SIG_DFL);

@@ -62,7 +62,7 @@ pub fn forget(base: *const u8) {
 /// Unmaps a mapping of ours.
 ///
 /// # Safety
-/// `base` is a mapping of ours of `bytes` bytes, and no reference to its memory exists.
+/// Farpage has mapped `bytes` bytes at `base`, and no reference to that memory exists.
 pub unsafe fn release(base: *mut u8, bytes: usize) {
     // SAFETY: the caller's promise.
     let _ = unsafe { rustix::mm::munmap(base.cast(), bytes.next_multiple_of(PAGE_BYTES)) };

@@ -60,7 +60,7 @@ fn current(resource: u32) -> u64 {
     limit[0]
 }
 
-/// The calling thread is about to make a call. It is on a stack of ours, has signals blocked, and holds no lock.
+/// The calling thread is about to make a call. It is on one of Farpage's stacks, has signals blocked, and holds no lock.
 pub fn prepare(engine: &Engine, call: usize, arguments: &Arguments) {
     let Some((resource, place)) = asked(call, arguments).filter(|_| is_about(call, arguments)) else {
         return;

@@ -149,8 +149,9 @@ impl Start {
     }
 }
 
-/// Whether the program can go on without an engine: a fork's child that has all of its memory, a program that has run already, and one
-/// that may not look at itself (PR_SET_DUMPABLE, a program file that can't be read), because its files in /proc are root's.
+/// Whether the program can go on without an engine. A fork's child can that has all of its memory, and so can a program that has run
+/// already. So can a program that may not look at itself (PR_SET_DUMPABLE, a program file that can't be read): its files in /proc are
+/// root's.
 pub fn can_do_without(parent: Option<&Engine>, is_late: bool, error: StartError) -> bool {
     const ACCES: Errno = Errno(linux_raw_sys::errno::EACCES as i32);
     match (error, parent) {
