@@ -124,7 +124,13 @@ fn can_be_written(place: usize) -> bool {
         rooms::borrowed(engine).is_some() || engine.is_registered(PageIndex::of_address(place))
     };
     // SAFETY: the frame is about to be written there.
-    engine().is_some_and(may_be_out) || unsafe { peek::can_overwrite(place) }
+    is_one_of(|| engine().is_some_and(may_be_out), || unsafe { peek::can_overwrite(place) })
+}
+
+/// Whether a page is managed, or else writable. Both are asked twice. Memory that is registered between the two questions is closed for a
+/// moment. It is managed from before that until it is open again.
+fn is_one_of(mut is_managed: impl FnMut() -> bool, mut is_writable: impl FnMut() -> bool) -> bool {
+    (0..2).any(|_| is_managed() || is_writable())
 }
 
 /// Where the frame goes; none if the alternate stack is too small for it. `is_needed`: so is what that has in use.
@@ -150,6 +156,18 @@ mod tests {
 
     const ALTERNATE: AlternateStack = AlternateStack { start: 0x10000, flags: 0, bytes: 0x4000 };
     const ELSEWHERE: usize = 0x7_0000;
+
+    /// Such a thread lost its signal and got SIGSEGV: the mapping of its alternate stack was registered just then.
+    #[test]
+    fn memory_that_is_being_registered_is_there() {
+        let asked = |managed: [bool; 2], writable: [bool; 2]| {
+            let (mut managed, mut writable) = (managed.into_iter(), writable.into_iter());
+            is_one_of(|| managed.next().unwrap(), || writable.next().unwrap())
+        };
+        assert!(asked([false, true], [false, false]), "it was registered after the first question");
+        assert!(asked([false, false], [false, true]), "it could not be, and was opened again");
+        assert!(!asked([false, false], [false, false]), "there is none");
+    }
 
     fn frame() -> Frame {
         let bytes = Box::leak(Box::new([0_u128; 64]));
