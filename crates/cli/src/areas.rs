@@ -100,6 +100,14 @@ impl Area {
         (u64::from(self.slots) - 1 - self.bad_slots.len() as u64) * PAGE_BYTES as u64
     }
 
+    /// Where the file ends, if it has become shorter than it must be with a page at `offset`. (Devices have no such size.)
+    pub fn shortened(&self, offset: u64) -> Option<u64> {
+        let page = PAGE_BYTES as u64;
+        let least = if self.grows { offset.saturating_add(page) } else { u64::from(self.slots) * page };
+        let end = self.file.metadata().ok().filter(|_| self.kind != Kind::Device)?.len();
+        (end < least).then_some(end)
+    }
+
     /// Before the run, when nothing is left that could be refused: what is on a device is lost. As with swapon, a failure is told
     /// and no more.
     pub fn prepare(&mut self) -> Result<(), String> {

@@ -116,7 +116,7 @@ fn read_everything(shared: &Shared) {
         limit: None,
     };
     let (areas, names) = ([area("/var/tmp", 1 << 20, &[])], ["/var/tmp".to_owned()]);
-    let about = About { areas: &names, budget: &budget };
+    let about = About { areas: &names, files: &areas, budget: &budget };
     let _ = shared.damage();
     let mut watcher = Watcher::new(session, Weight::Information);
     for tenth in 0..5 {

@@ -1,5 +1,6 @@
 //! What programs have to tell while they run: each kind once per process, as one line with what to do.
 
+use crate::areas::Area;
 use crate::budget::Budget;
 use crate::numbers::{grouped, iec, suggestion};
 use crate::say::harmless;
@@ -21,10 +22,12 @@ pub enum Weight {
     Serious,
 }
 
-/// What notices are about, beside the program: the names of the areas as they may be printed, and the budget.
+/// What notices are about, beside the program.
 pub struct About<'a> {
-    /// In their order.
+    /// The names of the areas as they may be printed, in their order.
     pub areas: &'a [String],
+    /// The areas themselves.
+    pub files: &'a [Area],
     /// What the run may have.
     pub budget: &'a Budget,
 }
@@ -201,12 +204,14 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
             place(value, about)
         ),
         Notice::ReadError => format!(
-            "LOST DATA, reading failed: {}; the program got SIGBUS; check the disk (dmesg)",
-            place(value, about)
+            "LOST DATA, reading failed: {}; the program got SIGBUS; {}",
+            place(value, about),
+            cause(value, about).unwrap_or_else(|| "check the disk (dmesg)".into())
         ),
         Notice::Corrupt => format!(
-            "LOST DATA, what was read is not what was written: {}; the program got SIGBUS; check the disk, and that nobody else writes there",
-            place(value, about)
+            "LOST DATA, what was read is not what was written: {}; the program got SIGBUS; {}",
+            place(value, about),
+            cause(value, about).unwrap_or_else(|| "check the disk, and that nobody else writes there".into())
         ),
         Notice::Unmanaged => format!(
             "{} of its memory can't be evicted (locked or executable memory, stacks, small mappings), out of a budget of {}; use --ram {} or more",
@@ -254,6 +259,16 @@ fn place(packed: u64, about: &About) -> String {
     let name = about.areas.get(usize::from(area)).map_or("?", String::as_str);
     let place = format!("{name} at offset {}", grouped(u64::from(slot) << PAGE_SHIFT));
     if errno == 0 { place } else { format!("{place}: {}", error_text(errno)) }
+}
+
+/// Why a page can't be read, if it is the area's file.
+fn cause(packed: u64, about: &About) -> Option<String> {
+    let (area, slot, _) = unpack_io_error(packed);
+    let end = about.files.get(usize::from(area))?.shortened(u64::from(slot) << PAGE_SHIFT)?;
+    Some(format!(
+        "the file ends at {} now, so something has shortened it: leave it alone while it is in use",
+        iec(end)
+    ))
 }
 
 fn error_text(errno: u16) -> String {
@@ -355,6 +370,7 @@ fn stop_reason(value: u64) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::session::tests::area;
     use crate::totals::tests::two_programs;
     use farpage::session::pack_io_error;
 
@@ -369,7 +385,7 @@ mod tests {
     }
 
     fn with<T>(test: impl FnOnce(&About) -> T) -> T {
-        test(&About { areas: &["/var/tmp".into()], budget: &budget_of(1 << 20) })
+        test(&About { areas: &["/var/tmp".into()], files: &[], budget: &budget_of(1 << 20) })
     }
 
     fn news(watcher: &mut Watcher, session: &Session) -> Vec<String> {
@@ -458,10 +474,32 @@ mod tests {
     /// It was called more than the budget, but is told from half of the budget on.
     #[test]
     fn memory_that_can_not_be_evicted_is_compared_with_the_budget() {
-        let about = About { areas: &[], budget: &budget_of(100 << 20) };
+        let about = About { areas: &[], files: &[], budget: &budget_of(100 << 20) };
         let text = describe(Notice::Unmanaged, 60 << 20, &about);
         assert!(text.starts_with("60 MiB of its memory can't be evicted"), "{text}");
         assert!(text.ends_with("out of a budget of 100 MiB; use --ram 192M or more"), "{text}");
+    }
+
+    /// It was told to look at its disk.
+    #[test]
+    fn file_that_was_shortened_is_told_as_that() {
+        let told = |grows, bytes, notice| {
+            let file = Area { grows, ..area("swap", 100, &[]) };
+            file.file.set_len(bytes).unwrap();
+            let about = About { areas: &["swap".into()], files: &[file], budget: &budget_of(1 << 20) };
+            describe(notice, pack_io_error(0, 50, 0), &about)
+        };
+        let is_told = |text: String| {
+            assert!(text.starts_with("LOST DATA, ") && text.contains(": swap at offset 204,800; "), "{text}");
+            text.contains("the file ends at 196 KiB now, so something has shortened it")
+        };
+        for notice in [Notice::ReadError, Notice::Corrupt] {
+            assert!(is_told(told(true, 49 * 4096, notice)), "the page lies behind its end");
+            assert!(is_told(told(false, 49 * 4096, notice)), "likewise");
+            assert!(!is_told(told(true, 51 * 4096, notice)), "it grows, and has grown beyond the page");
+            assert!(told(false, 51 * 4096, notice).contains("ends at 204 KiB now"), "it had all its slots");
+            assert!(!told(false, 100 * 4096, notice).contains("shortened"), "as it still has");
+        }
     }
 
     #[test]

@@ -281,7 +281,7 @@ fn watch(
     let least = if quiet { Weight::Serious } else { Weight::Information };
     let mut watcher = Watcher::new(shared.session(), least);
     let names = names(&plan.areas);
-    let about = About { areas: &names, budget: &plan.budget };
+    let about = About { areas: &names, files: &plan.areas, budget: &plan.budget };
     let mut tell_news = |is_last: bool| {
         let news = watcher.news(shared.session(), &about, Instant::now());
         // After that: what was read while the session was overwritten isn't told.

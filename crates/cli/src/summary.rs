@@ -28,6 +28,9 @@ const PROBLEMS_MAX: usize = 20;
 /// Processes without a budget that are named; the rest is counted.
 const OUTSIDE_MAX: usize = 8;
 
+/// Divisor of the budget for what a run may have above it without a word.
+const OVER_PARTS: u64 = 20;
+
 /// What the summary is about.
 pub struct Run<'a> {
     /// The command line of the program.
@@ -85,6 +88,7 @@ pub fn text(run: &Run) -> Vec<String> {
     };
     lines.extend(outside_row(run));
     lines.extend(note_on_status(run));
+    lines.extend(note_on_killer(run));
     lines.extend(problems(run));
     lines
 }
@@ -145,6 +149,28 @@ fn tells(run: &Run, is_meant: impl Fn(Notice) -> bool) -> bool {
 /// Whether all processes together had more than the budget, though none of them had so much that it was managed.
 fn was_over(run: &Run) -> bool {
     !run.totals.was_active() && run.totals.anonymous_peak > run.budget.ram_bytes
+}
+
+/// Why a run was over its budget, if none of its processes has counted that it was.
+fn over(run: &Run) -> Option<String> {
+    let (budget, peak) = (run.budget.ram_bytes, run.totals.anonymous_peak);
+    if was_over(run) {
+        let is_told_below = ended_by_us(run) || tells(run, is_unlimited);
+        let many = "memory was over the budget: each of many processes had so little that it wasn't managed";
+        return (!is_told_below).then(|| many.into());
+    }
+    // Eviction takes time, so a run may be a little over its budget.
+    let is_told = run.totals.sum.counter(Counter::OverBudget) > 0;
+    let is_over = !is_told && run.totals.was_active() && peak > budget.saturating_add(budget / OVER_PARTS);
+    is_over.then(|| {
+        let count = run.totals.count;
+        let which = if count > 1 {
+            format!(" of {} processes together", grouped(count as u64))
+        } else {
+            String::new()
+        };
+        format!("memory{which} was {} over the budget at its peak", iec(peak - budget))
+    })
 }
 
 /// Whether the kernel killed for memory, as far as that can be known: of the program itself, or in its cgroup.
@@ -367,14 +393,34 @@ fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "0 %".into() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
 }
 
+/// The killer, as the rows name it.
+const KILLER: &str = "the kernel's out-of-memory killer";
+
+fn victims_count(count: u64) -> String {
+    if count == 1 { "a process".into() } else { format!("{} processes", grouped(count)) }
+}
+
+/// Kills on the machine that aren't known to have anything to do with the run.
+fn kills_elsewhere(run: &Run) -> Option<u64> {
+    let kills = run.oom.kills;
+    let may_be_ours =
+        kills.group > 0 || run.exit == ChildState::Killed(SIGKILL) || !run.oom.victims.is_empty();
+    kills.machine.filter(|count| *count > 0 && !may_be_ours)
+}
+
+fn note_on_killer(run: &Run) -> Option<String> {
+    let ended = victims_count(kills_elsewhere(run)?);
+    let text =
+        format!("{KILLER} ended {ended} on this machine meanwhile, none that is known to be of the run");
+    Some(row("note", &text))
+}
+
 /// Who was sent SIGKILL, and by whom, as far as that can be known.
 fn killed(run: &Run) -> Option<String> {
     let (kills, is_killed) = (run.oom.kills, run.exit == ChildState::Killed(SIGKILL));
-    let killer = "the kernel's out-of-memory killer";
-    let processes = |count| match count {
-        1 => "a process".into(),
-        count => format!("{} processes", grouped(count)),
-    };
+    if kills_elsewhere(run).is_some() {
+        return None;
+    }
     let (count, place) = match kills.machine {
         _ if kills.group > 0 => (kills.group, "in its cgroup"),
         Some(count) if count > 0 => (count, "on this machine"),
@@ -383,13 +429,13 @@ fn killed(run: &Run) -> Option<String> {
         }
         _ => return None,
     };
-    let ended = processes(count);
+    let ended = victims_count(count);
     Some(if is_killed {
-        format!("{killer} most likely ended it: {ended} {place} meanwhile{}", fitting(run))
+        format!("{KILLER} most likely ended it: {ended} {place} meanwhile{}", fitting(run))
     } else if kills.group > 0 {
-        format!("{killer} ended {ended} {place}{}{}", victims(run), fitting(run))
+        format!("{KILLER} ended {ended} {place}{}{}", victims(run), fitting(run))
     } else {
-        format!("{killer} ended {ended} {place} meanwhile{}", victims(run))
+        format!("{KILLER} ended {ended} {place} meanwhile{}", victims(run))
     })
 }
 
@@ -430,12 +476,10 @@ fn problems(run: &Run) -> Vec<String> {
         let count = n.counter(counter);
         rows.extend((count > 0).then(|| row("problem", &format!("{} {words}", grouped(count)))));
     }
-    let many = "memory was over the budget: each of many processes had so little that it wasn't managed";
-    let is_told_below = ended_by_us(run) || tells(run, is_unlimited);
-    rows.extend((was_over(run) && !is_told_below).then(|| row("problem", many)));
+    rows.extend(over(run).map(|text| row("problem", &text)));
     rows.extend(run.totals.last_words.as_ref().map(|text| row("problem", text)));
     rows.extend(killed(run).map(|text| row("problem", &text)));
-    let about = About { areas: run.names, budget: run.budget };
+    let about = About { areas: run.names, files: run.areas, budget: run.budget };
     let before = rows.len();
     let mut more = 0;
     for process in &run.totals.processes {
@@ -561,6 +605,24 @@ mod tests {
         }
     }
 
+    /// Of 150 processes, each with less than an engine needs, the summary said 121 %, and "problems none".
+    #[test]
+    fn run_that_was_over_its_budget_has_a_problem() {
+        let told = |peak_mib: u64, over: u64| {
+            let shared = two_programs();
+            shared.session().claims_peak.store(peak_mib << 20, std::sync::atomic::Ordering::Relaxed);
+            shared.session().processes[0].stats.add(Counter::OverBudget, over);
+            let lines = with(&shared, ChildState::Exited(0), text);
+            lines.into_iter().filter(|line| line.starts_with("  problem")).collect::<Vec<_>>()
+        };
+        assert_eq!(told(268, 0), ["  problems   none"]);
+        assert_eq!(
+            told(300, 0),
+            ["  problem    memory of 2 processes together was 44 MiB over the budget at its peak"]
+        );
+        assert_eq!(told(300, 3), ["  problem    3 times memory stayed over the budget"]);
+    }
+
     #[test]
     fn run_that_failed_within_its_budget_keeps_its_headline() {
         let shared = two_programs();
@@ -633,12 +695,18 @@ mod tests {
             );
         }
         // The others of the machine need not be ours, and nobody's SIGKILL is the kernel's.
-        let told = lines(ended, 0, Some(1), &[]);
-        assert!(
-            told[0].contains("not seen above")
-                && told[2].ends_with("ended a process on this machine meanwhile"),
-            "{told:#?}"
-        );
+        for (victims, label, words) in [
+            (&[][..], "note", "on this machine meanwhile, none that is known to be of the run"),
+            (
+                &[(7, "grow")],
+                "problem",
+                "on this machine meanwhile; of the run ended at that time grow (pid 7)",
+            ),
+        ] {
+            let told = lines(ended, 0, Some(1), victims);
+            let start = format!("  {label:<10} the kernel's out-of-memory killer ended a process {words}");
+            assert!(told[0].contains("not seen above") && told[2] == start, "{told:#?}");
+        }
         assert!(
             lines(killed, 0, Some(0), &[])[3].contains("it was sent SIGKILL; the kernel counted no kill")
         );

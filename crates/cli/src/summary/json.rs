@@ -16,7 +16,7 @@ const SCHEMA: u32 = 1;
 
 /// The same as JSON.
 pub fn json(run: &Run) -> Value {
-    let about = About { areas: run.names, budget: run.budget };
+    let about = About { areas: run.names, files: run.areas, budget: run.budget };
     let processes = run.totals.processes.iter().map(|process| {
         let mut object = numbers(&process.numbers);
         object.insert("pid".into(), process.pid.into());
@@ -42,6 +42,7 @@ pub fn json(run: &Run) -> Value {
     object.insert("tree_anonymous_peak".into(), run.totals.anonymous_peak.into());
     object.insert("internal_error".into(), run.totals.last_words.as_deref().into());
     object.insert("resident_peak".into(), run.resident_peak.into());
+    object.insert("resident_peak_is_known".into(), run.is_peak_known.into());
     object.insert("process_count".into(), run.totals.count.into());
     object.insert("oom_kills".into(), oom_kills(run.oom));
     object.insert("outside".into(), outside_processes(run.outside));
@@ -85,6 +86,11 @@ fn legend() -> Value {
             "resident_peak",
             "bytes",
             "The most memory in RAM of the program or of one process that it waited for, files included, as getrusage has it.",
+        ),
+        row(
+            "resident_peak_is_known",
+            "flag",
+            "Whether resident_peak is the kernel's word. Else it was seen, and the true peak may be higher.",
         ),
         row(
             "process_count",
