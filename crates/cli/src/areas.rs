@@ -290,14 +290,23 @@ fn open(argument: &SwapArgument, opened: &[Area]) -> Result<Area, Failure> {
         let name = path.display();
         return Err(in_use(path, "the kernel").fix(format!("take it away from the kernel: swapoff {name}")));
     }
-    let file = open_for_swap(path, kind.is_block_device())?;
     // Lock first, look then: what another Farpage has written so far is no header and no damage.
-    take(&file, path)?;
+    let locked = || {
+        let file = open_for_swap(path, kind.is_block_device())?;
+        take(&file, path).map(|()| file)
+    };
     if kind.is_block_device() {
-        prepared::open_device(argument, file)
-    } else {
-        prepared::open_file(argument, file)
+        return prepared::open_device(argument, locked()?);
     }
+    // Without a lock of ours meanwhile: the supervisor of a run that has ended needs it to empty its file.
+    let give_up = Instant::now() + LOCK_WAIT_MAX;
+    let mut file = locked()?;
+    while prepared::is_to_be_emptied(&file) && Instant::now() < give_up {
+        drop(file);
+        std::thread::sleep(LOCK_WAIT_MAX / 25);
+        file = locked()?;
+    }
+    prepared::open_file(argument, file)
 }
 
 fn is_same(file: &File, other: &fs::Metadata) -> bool {
@@ -657,6 +666,31 @@ mod tests {
         area.file.write_all_at(b"secret", 4096).unwrap();
         assert_eq!(area.close(), None);
         assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    }
+
+    /// With `--supervisor beside` a third of the runs found what the run before had not emptied yet, and were refused.
+    #[test]
+    fn file_of_a_run_that_has_just_ended_is_waited_for() {
+        let place = directory();
+        let path = place.path().join("empty");
+        File::create(&path).unwrap();
+        let area = open(&argument(&path, Some(1 << 20)), &[]).unwrap();
+        area.file.write_all_at(b"secret", 4096).unwrap();
+        let others = File::open(&path).unwrap();
+        assert!(sys::lock(&others, Lock::Shared).unwrap(), "as an engine does it");
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(area.close(), None, "it could be emptied"));
+            // It has tried by then, and tries again a little later.
+            std::thread::sleep(LOCK_WAIT_MAX / 10);
+            drop(others);
+            assert_eq!(open(&argument(&path, Some(1 << 20)), &[]).unwrap().kind, Kind::EmptyFile);
+        });
+        fs::write(&path, b"something of the user's").unwrap();
+        let refused = open(&argument(&path, Some(1 << 20)), &[]).err().unwrap().to_string();
+        assert!(refused.contains("holds something else"), "{refused}");
+        fs::write(&path, [0; 2 * PAGE_BYTES]).unwrap();
+        let refused = open(&argument(&path, Some(1 << 20)), &[]).err().unwrap().to_string();
+        assert!(refused.contains("holds something else"), "nobody empties it: {refused}");
     }
 
     /// It was emptied under a process that the program had left in the background, which lost its pages.

@@ -49,6 +49,12 @@ pub fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
     Ok(Area { grows, disk_reserve_bytes, places, warning, ..area })
 }
 
+/// Whether it looks like a file that was empty and that a run has used: nothing is written where a header would be.
+pub fn is_to_be_emptied(file: &File) -> bool {
+    let mut page = [1; PAGE_BYTES];
+    file.read_exact_at(&mut page, 0).is_ok() && page.iter().all(|byte| *byte == 0)
+}
+
 /// A block device, which must be prepared.
 pub fn open_device(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
     let path = &argument.path;
