@@ -64,6 +64,27 @@ fn supervisor_of(program: u32) -> u32 {
     session.split('/').next().unwrap().parse().unwrap()
 }
 
+#[test]
+fn show_finds_the_run_by_its_program() {
+    if !can_run() || !able("cc") {
+        return;
+    }
+    let program = compiled("waits");
+    let running = beside(SMALL, &[], &[program.to_str().unwrap(), "read_after"]).start();
+    wait_until("the program's readiness", || running.place().join("ready").exists());
+    let supervisor = supervisor_of(running.pid());
+    for pid in [running.pid(), supervisor] {
+        let shown = farpage::farpage().args(["show", "--json", &pid.to_string()]).output().unwrap();
+        let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
+        assert_eq!(
+            (&shown["supervisor"], &shown["processes"][0]["pid"]),
+            (&supervisor.into(), &running.pid().into())
+        );
+    }
+    fs::write(running.place().join("go"), "").unwrap();
+    assert_eq!(running.end().succeeded().text(), "all right\n");
+}
+
 /// 53 of 150 were refused: the file of the run before was not empty yet.
 #[test]
 fn runs_after_each_other_have_the_same_swap_file() {

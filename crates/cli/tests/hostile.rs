@@ -22,10 +22,15 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// The program's parent, which can end with a status of its own.
+fn above(options: &[&str]) -> Under {
+    Under::budget(RAM, &[&["--supervisor", "above"], options].concat())
+}
+
 /// A case of `tests/programs/hostile.c`, which is told where things are in a session.
 fn hostile(case: &str, options: &[&str]) -> Job {
     let program = compiled("hostile");
-    with_layout(Job::new(&Under::budget(RAM, options), &[program.to_str().unwrap(), case]))
+    with_layout(Job::new(&above(options), &[program.to_str().unwrap(), case]))
 }
 
 fn with_layout(job: Job) -> Job {
@@ -71,6 +76,30 @@ fn session_that_was_overwritten_ends_the_run_with_one_message() {
     }
 }
 
+/// Nobody but the program's parent hears how it has ended. So the supervisor kills it, or its keeper ends it.
+#[test]
+fn session_that_was_overwritten_ends_the_run_that_has_its_supervisor_beside_it() {
+    if !able("cc") {
+        return;
+    }
+    let program = compiled("hostile");
+    let beside = Under::budget(RAM, &["--supervisor", "beside"]);
+    for case in ["zeros", "noise"] {
+        let outcome = with_layout(Job::new(&beside, &[program.to_str().unwrap(), case])).run();
+        assert!(
+            outcome.signal == Some(libc::SIGKILL) || outcome.status == Some(125),
+            "{:?}: {}",
+            (outcome.status, outcome.signal),
+            outcome.stderr
+        );
+        assert!(!outcome.text().contains("it goes on"), "{}", outcome.text());
+        let told = || fs::read_to_string(outcome.place.path().join("stderr")).unwrap();
+        wait_until("the message", || told().contains("- look for wild writes"));
+        assert_eq!(told().matches("was overwritten; the run was ended").count(), 1, "{}", told());
+        is_printable(&told());
+    }
+}
+
 /// Noise and what was there before by turns, while Farpage looks.
 #[test]
 fn session_that_is_overwritten_while_it_is_read_ends_the_run_with_one_message() {
@@ -98,7 +127,7 @@ fn session_that_was_overwritten_ends_the_other_processes_too() {
                   do read name < /proc/$!/comm; done; echo $!; exec \"$0\" zeros";
     let program = compiled("hostile");
     let words = ["sh", "-c", script, program.to_str().unwrap()];
-    let outcome = with_layout(Job::new(&Under::budget(RAM, &[]), &words)).run();
+    let outcome = with_layout(Job::new(&above(&[]), &words)).run();
     was_ended(&outcome);
     let other = outcome.text().lines().next().unwrap().to_owned();
     let is_gone =

@@ -26,8 +26,8 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
 /// Starts a case of `tests/programs/waits.c`, up to its wait: 96 MiB of noise with 32 MiB of memory.
 fn start_waiting(case: &str, options: &[&str]) -> Running {
     let program = compiled("waits");
-    let running =
-        Job::new(&Under::budget(RAM, options), &[program.to_str().unwrap(), case]).within(150).start();
+    let under = Under::budget(RAM, &[&["--supervisor", "above"], options].concat());
+    let running = Job::new(&under, &[program.to_str().unwrap(), case]).within(150).start();
     wait_until("the program's readiness", || running.place().join("ready").exists());
     running
 }

@@ -1,4 +1,4 @@
-//! The supervisor beside a program: what goes in and out of the program is untouched, its end is ours,
+//! The supervisor above a program, its parent: what goes in and out of the program is untouched, its end is ours,
 //! signals reach it, and nothing is left behind. A harmless library stands in for the engine.
 
 #[expect(dead_code, reason = "each test file uses its own part of it")]
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// `farpage run` with small settings, up to the program.
 fn farpage_run() -> Command {
     let mut command = farpage();
-    command.args(["run", "--ram", "256M", "--swap", "/var/tmp:64M"]);
+    command.args(["run", "--supervisor", "above", "--ram", "256M", "--swap", "/var/tmp:64M"]);
     command
 }
 

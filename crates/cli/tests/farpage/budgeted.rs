@@ -237,8 +237,9 @@ impl Job {
         let child = self.command.stdout(stdout).stderr(stderr).spawn().unwrap();
         let over = Arc::new(AtomicBool::new(false));
         let (pid, seen, timeout) = (child.id(), over.clone(), self.timeout);
-        let is_beside = self.command.get_args().any(|word| word == "beside")
-            || std::env::var_os("FARPAGE_SUPERVISOR").is_some_and(|place| place == "beside");
+        let asked = self.command.get_args().find(|word| *word == "beside" || *word == "above");
+        let place = asked.map(ToOwned::to_owned).or_else(|| std::env::var_os("FARPAGE_SUPERVISOR"));
+        let is_beside = place.is_some_and(|place| place == "beside");
         let own = (is_beside || matches!(self.under, Under::Nothing)).then_some(pid);
         let watcher = std::thread::spawn(move || watch(pid, own, timeout, &seen));
         Running { place: self.place, under: self.under, child, watcher, over, start: Instant::now() }
