@@ -152,14 +152,28 @@ fn seen(record: &ProcessRecord) -> u64 {
 fn measure(record: &ProcessRecord) {
     // In another pid namespace the number is somebody else's.
     let pid = Some(pid(record)).filter(|pid| outside::is_of_run(*pid));
-    let Some(bytes) = pid.and_then(anonymous_bytes) else { return };
+    let look = || {
+        let before = said(record);
+        Some((pid.and_then(anonymous_bytes)?, [before, said(record)]))
+    };
+    let Some((bytes, said)) = look() else { return };
+    if said.contains(&0) {
+        return;
+    }
     record.stats.set(Gauge::Anonymous, bytes);
     record.stats.raise(Gauge::AnonymousPeak, bytes);
     record.stats.raise(Gauge::ProgramPeak, bytes);
-    if bytes.saturating_sub(said(record)) > UNSAID_BYTES_MAX && record.noticed(Notice::Alone).is_none() {
+    // It may have mapped much and unmapped it between the two words.
+    let is_again = || look().is_some_and(|(bytes, said)| is_unsaid(bytes, said));
+    if is_unsaid(bytes, said) && is_again() && record.noticed(Notice::Alone).is_none() {
         record.notice(Notice::Grew, bytes);
         ask(record);
     }
+}
+
+/// Whether a process has more than it has `said` before it was measured and after that. It says 0 when it starts an engine.
+fn is_unsaid(bytes: u64, said: [u64; 2]) -> bool {
+    !said.contains(&0) && bytes.saturating_sub(said[0].max(said[1])) > UNSAID_BYTES_MAX
 }
 
 /// Asks a process to start an engine.
@@ -214,5 +228,21 @@ impl Pipe {
         let end = File::open(format!("/proc/self/fd/{}", self.reads.as_raw_fd()))?;
         sys::signal_at_events(&end, pid, libc::SIGKILL)?;
         Ok(end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// "it had 4.1 MiB in memory before Farpage limited that: more than it had asked libc for", of a process that just started an engine.
+    #[test]
+    fn process_that_starts_an_engine_meanwhile_has_not_grown_unsaid() {
+        const MIB: u64 = 1 << 20;
+        assert!(is_unsaid(9 * MIB, [4 * MIB, 4 * MIB]));
+        assert!(!is_unsaid(8 * MIB, [4 * MIB, 4 * MIB]), "the loader maps libraries");
+        assert!(!is_unsaid(9 * MIB, [4 * MIB, 0]), "it has an engine now");
+        assert!(!is_unsaid(9 * MIB, [0, 4 * MIB]), "its record is another process's now");
+        assert!(!is_unsaid(9 * MIB, [4 * MIB, 6 * MIB]) && !is_unsaid(9 * MIB, [6 * MIB, 4 * MIB]));
     }
 }
