@@ -480,7 +480,7 @@ mod tests {
         assert!(text.ends_with("out of a budget of 100 MiB; use --ram 192M or more"), "{text}");
     }
 
-    /// It was told to look at its disk.
+    /// The user was sent to look at the disk.
     #[test]
     fn file_that_was_shortened_is_told_as_that() {
         let told = |grows, bytes, notice| {

@@ -605,7 +605,7 @@ mod tests {
         }
     }
 
-    /// Of 150 processes, each with less than an engine needs, the summary said 121 %, and "problems none".
+    /// The summary said 121 % of the budget, and "problems none": 150 processes had less each than an engine needs.
     #[test]
     fn run_that_was_over_its_budget_has_a_problem() {
         let told = |peak_mib: u64, over: u64| {

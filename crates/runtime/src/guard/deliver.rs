@@ -157,7 +157,7 @@ mod tests {
     const ALTERNATE: AlternateStack = AlternateStack { start: 0x10000, flags: 0, bytes: 0x4000 };
     const ELSEWHERE: usize = 0x7_0000;
 
-    /// Such a thread lost its signal and got SIGSEGV: the mapping of its alternate stack was registered just then.
+    /// A thread got SIGSEGV in place of its signal: the mapping of its alternate stack was registered just then.
     #[test]
     fn memory_that_is_being_registered_is_there() {
         let asked = |managed: [bool; 2], writable: [bool; 2]| {
