@@ -298,7 +298,7 @@ fn open(argument: &SwapArgument, opened: &[Area]) -> Result<Area, Failure> {
     if kind.is_block_device() {
         return prepared::open_device(argument, locked()?);
     }
-    // Without a lock of ours meanwhile: the supervisor of a run that has ended needs it to empty its file.
+    // No lock is held between two looks. The supervisor of a run that has ended takes the lock to empty its file.
     let give_up = Instant::now() + LOCK_WAIT_MAX;
     let mut file = locked()?;
     while prepared::is_to_be_emptied(&file) && Instant::now() < give_up {
