@@ -8,19 +8,19 @@ use crate::failure::Failure;
 use crate::numbers::iec;
 use crate::show;
 use crate::sys::{self, SharedMemory};
-use farpage::head::{HeadCopy, SessionHead};
+use farpage::head::HeadCopy;
 use farpage::record::SUPERVISOR_BYTE;
 use farpage::session::{AreaDescription, ENDED, MAGIC, Notice, PATH_BYTES, ProcessRecord, Session, Settings};
 use farpage_core::areas::Extents;
 use farpage_core::areas::extents::{Builder, Extent, Head};
 use farpage_core::memory::Region;
 use farpage_core::units::CLUSTER_SLOTS;
+use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
@@ -91,7 +91,7 @@ impl Shared {
                 ))
                 .fix("ulimit -f unlimited"));
         }
-        let memory = SharedMemory::new(c"farpage-session", bytes);
+        let memory = SharedMemory::new(&session_name(std::process::id()), bytes);
         let held = memory.and_then(|memory| {
             sys::lock_byte(memory.file(), SUPERVISOR_BYTE, true)?;
             Ok(memory)
@@ -198,28 +198,21 @@ impl Shared {
 
 /// The session that a process has made, among its open files. A supervisor has those of the user's other runs open, too.
 pub fn own_session(proc: &Path, pid: u32) -> io::Result<Option<PathBuf>> {
-    let own_number = number_in_its_namespace(proc, pid).unwrap_or(pid);
-    let mut overwritten = None;
+    let maker = number_in_its_namespace(proc, pid).unwrap_or(pid);
+    let name = [b"/memfd:", session_name(maker).as_bytes(), b" (deleted)"].concat();
     for entry in fs::read_dir(proc.join(format!("{pid}/fd")))? {
         let path = entry?.path();
-        let is_session = fs::read_link(&path)
-            .is_ok_and(|link| link.as_os_str().as_bytes().starts_with(b"/memfd:farpage-session"));
-        match is_session.then(|| maker_of(&path)).flatten() {
-            Some(maker) if maker == own_number => return Ok(Some(path)),
-            // Nobody's: so it is this process's, and a program has written over it.
-            Some(maker) if !proc.join(maker.to_string()).exists() => overwritten = Some(path),
-            _ => {}
+        if fs::read_link(&path).is_ok_and(|link| link.as_os_str().as_bytes() == name) {
+            return Ok(Some(path));
         }
     }
-    Ok(overwritten)
+    Ok(None)
 }
 
-/// The number of the supervisor that has made a session, in that supervisor's pid namespace.
-fn maker_of(path: &Path) -> Option<u32> {
-    let mut number = [0; size_of::<u32>()];
-    let file = fs::File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
-    file.read_exact_at(&mut number, offset_of!(SessionHead, supervisor_pid) as u64).ok()?;
-    Some(u32::from_ne_bytes(number))
+/// The memory's name. It says who has made the session: the supervisor of that number in its pid namespace. No program
+/// can write over a name.
+fn session_name(maker: u32) -> CString {
+    CString::new(format!("farpage-session-{maker}")).expect("a number has no NUL")
 }
 
 /// The number of a process in its own pid namespace.
@@ -304,9 +297,11 @@ pub fn text(bytes: &[u8]) -> String {
 pub mod tests {
     use super::*;
     use crate::places::Places;
+    use farpage::head::SessionHead;
     use farpage::session::UffdSource;
     use farpage_core::areas::Place;
     use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, Readahead, SlotPolicy};
+    use std::os::unix::fs::FileExt;
 
     pub fn settings() -> Settings {
         Settings {
@@ -378,13 +373,20 @@ pub mod tests {
     /// `farpage show` printed the areas of another run, and runs counted one run's memory twice.
     #[test]
     fn session_of_another_run_is_not_taken_for_its_own() {
-        let others = Shared::new(settings(), &[]).unwrap();
-        let place = std::mem::offset_of!(SessionHead, supervisor_pid) as u64;
         let own = || own_session(Path::new("/proc"), std::process::id()).unwrap();
-        assert!(own().is_some(), "as long as it says so");
-        let file = fs::File::options().write(true).open(others.path()).unwrap();
-        file.write_all_at(&1_u32.to_ne_bytes(), place).unwrap();
-        assert_ne!(own(), Some(others.path().into()));
+        let number = std::process::id();
+        let mut others = Vec::new();
+        // One's number begins with ours, the other's is the beginning of ours.
+        for other in [number * 10, number / 10] {
+            others.push(SharedMemory::new(&session_name(other), size_of::<Session>()).unwrap());
+        }
+        for memory in &others {
+            assert_ne!(own(), Some(descriptor_path(memory.file()).into()));
+        }
+        let ours = Shared::new(settings(), &[]).unwrap();
+        assert!(own().is_some());
+        ours.memory.file().write_all_at(&vec![0xff; size_of::<SessionHead>()], 0).unwrap();
+        assert!(own().is_some(), "whatever a program has written into it");
     }
 
     #[test]
