@@ -2,6 +2,7 @@
  * to the others: Farpage, which reads it, and the processes beside this one. */
 #include "check.h"
 #include <linux/falloc.h>
+#include <linux/futex.h>
 #include <sys/stat.h>
 
 /* Layout of a session, as far as a case needs it. The tests say where: they know the library's types. */
@@ -106,6 +107,18 @@ static void flood(struct shared shared)
     puts("told");
 }
 
+/* Says what the first process says when it ends, but goes on, and claims that the supervisor has told why already. */
+static void told(struct shared shared)
+{
+    /* struct First: pid, has_told, is_said, status, waits, is_seen, is_to_end. */
+    uint32_t *first = (uint32_t *)(shared.bytes + number("FIRST_OFFSET"));
+    noise(shared.bytes + records_offset, records * record_bytes);
+    for (int word = 2; word <= 6; word++)
+        first[word] = 1;
+    __atomic_store_n(&first[1], 1, __ATOMIC_RELEASE);
+    syscall(SYS_futex, &first[1], FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
 /* The memory can't be taken away from under who reads it, and holes in it are zeros. */
 static void shrink(struct shared shared)
 {
@@ -132,7 +145,8 @@ int main(int count, char **words)
                    {"ones", ones},
                    {"noise", random_bytes},
                    {"behind", behind_the_head},
-                   {"storm", storm}};
+                   {"storm", storm},
+                   {"told", told}};
     CHECK(count == 2);
     head_bytes = number("HEAD_BYTES"), records_offset = number("RECORDS_OFFSET");
     record_bytes = number("RECORD_BYTES"), records = number("RECORDS");

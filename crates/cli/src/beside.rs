@@ -12,13 +12,15 @@ use farpage_os::futex;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a program that is to end with our status may take for that.
 const BEFORE_KILL: Duration = Duration::from_secs(1);
 /// Pause between two looks at a program that has rung: it ends next, or can't ring.
 const RUNG_LOOK: Duration = Duration::from_millis(10);
+/// The longest wait for the program's word that it ends, in nanoseconds.
+const LISTEN_NS: u64 = 1_000_000_000;
 /// How long the kernel may take to say how a process has ended, between its parent's wait and the process's last moment.
 const REAPED: Duration = Duration::from_millis(500);
 
@@ -172,27 +174,26 @@ impl Starting {
     }
 
     /// Stays with the program until it says that it ends, or ends. `poll` is called again and again; it says after what time at the
-    /// latest it is to be called next. If it fails, that is told and the program is ended.
+    /// latest it is to be called next. If it fails, so does this, and the program is to be ended.
     pub fn follow(
         &self,
         first: &First,
         mut poll: impl FnMut() -> Result<Duration, Failure>,
     ) -> Result<Child, Failure> {
-        let [bell, ring] = sys::pipe()
-            .map_err(|error| no_process(&error))
-            .inspect_err(|failure| self.end(first, failure))?;
+        let [bell, ring] = sys::pipe().map_err(|error| no_process(&error))?;
+        let is_over = &AtomicBool::new(false);
         std::thread::scope(|threads| {
             let rings = move || {
-                while first.has_told.load(Ordering::Acquire) == 0 {
-                    futex::wait_for_shared(&first.has_told, 0, u64::MAX >> 1);
+                // A program may write over the word at any time: no wait for it is the last one.
+                while first.has_told.load(Ordering::Acquire) == 0 && !is_over.load(Ordering::Acquire) {
+                    futex::wait_for_shared(&first.has_told, 0, LISTEN_NS);
                 }
                 drop(ring);
             };
             // Where there can't be another thread, the bell's other end is closed, and the program is looked at often.
             let _ = std::thread::Builder::new().spawn_scoped(threads, rings);
             let ended = self.follow_with(&bell, first, &mut poll);
-            // The thread ends, too.
-            first.has_told.store(1, Ordering::Relaxed);
+            is_over.store(true, Ordering::Release);
             futex::wake_shared(&first.has_told, 1);
             ended
         })
@@ -207,7 +208,7 @@ impl Starting {
         let (mut resident_peak, mut has_rung) = (0, false);
         loop {
             resident_peak = resident_peak.max(resident_peak_of(self.program));
-            let wait = poll().inspect_err(|failure| self.end(first, failure))?;
+            let wait = poll()?;
             // Looked at before: a program that has told is gone only afterwards.
             let is_gone = sys::wait_for_any([self.process.as_fd()], Duration::ZERO);
             // Ordering: Acquire pairs with the Release in `First::say`.

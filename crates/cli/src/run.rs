@@ -156,10 +156,7 @@ fn run_beside(
     let shared = Rc::clone(&run.shared);
     let first = &shared.session().first;
     let ended = run.watch(pid, |poll| starting.follow(first, poll));
-    if let Err(failure) = &ended
-        && first.is_to_end.load(Ordering::Relaxed) == 0
-    {
-        // Found when it was looked for the last time.
+    if let Err(failure) = &ended {
         starting.end(first, failure);
     }
     if run.finish(ended, stats).is_ok() {

@@ -40,6 +40,7 @@ fn with_layout(job: Job) -> Job {
         ("RECORDS_OFFSET", offset_of!(Session, processes)),
         ("RECORD_BYTES", size_of::<ProcessRecord>()),
         ("RECORDS", PROCESSES_MAX),
+        ("FIRST_OFFSET", offset_of!(Session, first)),
     ] {
         job.environment(name, &value.to_string());
     }
@@ -84,7 +85,8 @@ fn session_that_was_overwritten_ends_the_run_that_has_its_supervisor_beside_it()
     }
     let program = compiled("hostile");
     let beside = Under::budget(RAM, &["--supervisor", "beside"]);
-    for case in ["zeros", "noise"] {
+    // Noise over the first process's words said at times that the program had ended, and that the run's end was told already.
+    for case in ["zeros", "noise", "told"] {
         let outcome = with_layout(Job::new(&beside, &[program.to_str().unwrap(), case])).run();
         assert!(
             outcome.signal == Some(libc::SIGKILL) || outcome.status == Some(125),
@@ -122,9 +124,9 @@ fn session_that_was_overwritten_ends_the_other_processes_too() {
     if !able("cc") {
         return;
     }
-    // A program that finds the session overwritten already runs without an engine. Before exec the shell's copy has it mapped.
-    let script = "sleep 300 & name=; until [ \"$name\" = sleep ] && grep -q farpage-session /proc/$!/maps; \
-                  do read name < /proc/$!/comm; done; echo $!; exec \"$0\" zeros";
+    // A program that finds the session overwritten when it starts runs without an engine. The other one has started when it says so.
+    let script = "mkfifo never; sh -c ': >ready; read line <never' & until [ -e ready ]; do :; done; \
+                  echo $!; exec \"$0\" zeros";
     let program = compiled("hostile");
     let words = ["sh", "-c", script, program.to_str().unwrap()];
     let outcome = with_layout(Job::new(&above(&[]), &words)).run();
