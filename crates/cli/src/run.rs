@@ -28,8 +28,9 @@ use crate::sys::{self, Child, ChildState};
 use crate::tips;
 use crate::totals::{self, Totals};
 use farpage::session::{SESSION_ENV, Settings};
+use farpage_os::seccomp;
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -146,7 +147,10 @@ fn run_beside(
     };
     let pid = starting.program;
     outside::is_beside(pid);
-    run.shared.session().first.pid.store(pid, Ordering::Relaxed);
+    let first = &run.shared.session().first;
+    first.pid.store(pid, Ordering::Relaxed);
+    let status = fs::read("/proc/thread-self/status").unwrap_or_default();
+    first.filters.store(seccomp::filters_of(&status).unwrap_or(u32::MAX), Ordering::Relaxed);
     // Numbers of a former run would be taken for this one's.
     stats.iter().filter(|file| standard_output(file).is_none()).for_each(|file| _ = file.set_len(0));
     if !starting.ready(&run.shared.path()) {

@@ -142,21 +142,106 @@ fn summary_is_there_when_the_program_has_ended() {
     ];
     for (text, status) in all {
         let outcome = beside(RAM, &[], &["python3", "-c", text]).run();
-        assert_eq!(outcome.status, Some(status), "{text}: {}", outcome.stderr);
-        assert_eq!(
-            outcome.stats["exit"]["status"].as_i64(),
-            Some(status.into()),
-            "{text}: {}",
-            outcome.stderr
-        );
-        assert!(
-            outcome.stderr.contains(&format!("ended with status {status}")),
-            "{text}: {}",
-            outcome.stderr
-        );
+        assert!(!outcome.is_late, "{text}: {}", outcome.stderr);
+        ended_with(&outcome, status);
         let peak = outcome.stats["resident_peak"].as_u64().unwrap();
         assert!((4 * MIB..RAM).contains(&peak), "{text}: {peak}");
     }
+}
+
+#[track_caller]
+fn ended_with(outcome: &Outcome, status: i32) {
+    let stderr = &outcome.stderr;
+    assert_eq!(outcome.status, Some(status), "{stderr}");
+    assert_eq!(outcome.stats["exit"]["status"].as_i64(), Some(status.into()), "{stderr}");
+    assert!(stderr.contains(&format!("ended with status {status}")), "{stderr}");
+}
+
+/// The first of 36 of 80 such programs came too early: `farpage run --stats FILE -- node ...; jq . FILE` read half a file. Now the process
+/// executes what waits, by which its other threads end.
+#[test]
+fn summary_is_there_when_a_program_with_threads_has_ended() {
+    if !able("python3") {
+        return;
+    }
+    let begin =
+        "import ctypes, os, threading; threading.Thread(target=threading.Event().wait, daemon=True).start()";
+    let grow = "b = os.urandom(90 << 20)";
+    let from_a_thread = "threading.Thread(target=lambda: os._exit(6)).start(); threading.Event().wait()";
+    for faults in ["thread", "signal", "segv"] {
+        for (grow, end, status) in [
+            ("", "os._exit(3)", 3),
+            (grow, "os._exit(255)", 255),
+            ("", "os._exit(0)", 0),
+            (grow, "ctypes.CDLL(None).syscall(231, 5)", 5),
+            ("", from_a_thread, 6),
+        ] {
+            let text = format!("{begin}; {grow}; {end}").replace("; ;", ";");
+            let outcome = beside(RAM, &["--faults", faults], &["python3", "-c", &text]).run();
+            if outcome.stderr.contains("can't be used here") {
+                continue;
+            }
+            ended_with(&outcome, status);
+            assert!(!outcome.is_late, "{faults} {text}: {}", outcome.stderr);
+            assert!(!outcome.stderr.contains("had no budget"), "{faults} {text}: {}", outcome.stderr);
+        }
+    }
+}
+
+/// Where the process can't execute anything, or somebody would see that, it ends as it is.
+#[test]
+fn program_with_threads_that_may_execute_nothing_ends_with_its_status() {
+    if !able("python3") {
+        return;
+    }
+    let begin = "import ctypes, os, resource, struct, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+libc = ctypes.CDLL(None)
+def forbid(call):
+    code = b''.join(struct.pack('HBBI', *step) for step in [(0x20, 0, 0, 0), (0x15, 0, 1, call), (6, 0, 0, 0), (6, 0, 0, 0x7fff0000)])
+    code = ctypes.create_string_buffer(code)
+    program = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', 4, ctypes.addressof(code)))
+    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
+";
+    for forbids in [
+        // Execve would be killed: the filter's answer is SECCOMP_RET_KILL_THREAD.
+        "forbid(59)",
+        // What the new program would need.
+        "forbid(257)",
+        "resource.setrlimit(resource.RLIMIT_DATA, (0, 0))",
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))",
+        "resource.setrlimit(resource.RLIMIT_STACK, (4096, 4096))",
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))",
+        "os.chroot('/var/empty' if os.path.isdir('/var/empty') else '/var/tmp')",
+    ] {
+        if forbids.contains("chroot") && !farpage::is_root() {
+            continue;
+        }
+        let text = format!("{begin}{forbids}\nos._exit(9)");
+        let outcome = beside(RAM, &[], &["python3", "-c", &text]).run();
+        assert_eq!((outcome.status, outcome.signal), (Some(9), None), "{forbids}: {}", outcome.stderr);
+        assert!(outcome.stderr.contains("farpage: python3 "), "{forbids}: {}", outcome.stderr);
+    }
+}
+
+/// strace and gdb would show an exec that the program hasn't made.
+#[test]
+fn program_with_threads_that_is_traced_executes_nothing() {
+    if !able("python3") || !able("strace") {
+        return;
+    }
+    let text = "import os, threading; threading.Thread(target=threading.Event().wait, daemon=True).start(); os._exit(8)";
+    let place = directory();
+    let log = place.path().join("calls");
+    let mut command = Command::new("strace");
+    command.args(["-f", "-e", "trace=execve", "-o"]).arg(&log).arg(env!("CARGO_BIN_EXE_farpage"));
+    command.args(["run", "--ram", "64M", "--supervisor", "beside", "python3", "-c", text]);
+    let done = command.env("FARPAGE_PRELOAD", library()).output().unwrap();
+    let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(8), "{stderr}");
+    let calls = fs::read_to_string(&log).unwrap();
+    assert!(calls.contains("python3") && !calls.contains("execve(\"/proc"), "{calls}");
+    assert!(!calls.contains(".so\""), "{calls}");
 }
 
 /// Of a program with threads the summary comes a little later: while it waited for that, threads used what was freed at its end.

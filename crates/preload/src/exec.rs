@@ -12,6 +12,7 @@ use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 use farpage::engine::Engine;
+use farpage::last;
 use farpage::session::{PATH_BYTES, SESSION_ENV, Session, is_reachable};
 use farpage::started::PATH_BYTES_KEPT;
 use farpage_core::units::PAGE_BYTES;
@@ -55,6 +56,10 @@ pub fn prepare(session_path: &CStr) {
     session[SESSION.len() + 1..][..path.len()].copy_from_slice(path);
     // SAFETY: as above.
     unsafe { *OWN.library.get() = library };
+    // The path's NUL is there: the place was zeroed.
+    if let Ok(path) = CStr::from_bytes_until_nul(&session[SESSION.len() + 1..]) {
+        last::prepare(library, path);
+    }
     // Ordering: Release publishes both.
     OWN.is_known.store(true, Ordering::Release);
 }

@@ -1,9 +1,10 @@
 //! The end of a run's first process whose supervisor isn't its parent, but stands beside it.
 //!
 //! Nobody but the parent can wait for a process. So the process says its status before it ends. Then it waits until the supervisor has
-//! printed the summary: when the parent hears of the end, the summary is there. A process with several threads doesn't wait, because the
-//! other threads would go on meanwhile. A process that is killed says nothing.
+//! printed the summary: when the parent hears of the end, the summary is there. A process with several threads executes what waits
+//! ([`last`]). A process that is killed says nothing.
 
+use crate::last;
 use crate::session::Session;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_os::clock::now_ns;
@@ -15,7 +16,7 @@ use linux_raw_sys::general as raw;
 pub const STATUS_FAILED: i32 = 125;
 
 /// The longest wait for the supervisor, which may be stopped, or have no CPU.
-const PATIENCE_NS: u64 = 2_000_000_000;
+pub const PATIENCE_NS: u64 = 2_000_000_000;
 
 /// What the process and its supervisor say to each other.
 #[repr(C)]
@@ -34,7 +35,8 @@ pub struct First {
     pub is_seen: AtomicU32,
     /// Not 0 once the supervisor wants the process to end with status 125.
     pub is_to_end: AtomicU32,
-    padding: u32,
+    /// How many filters of seccomp the process has when it begins.
+    pub filters: AtomicU32,
     /// The most memory in RAM that the process had, or one of the processes that it waited for, in bytes, as getrusage has it.
     pub resident_peak: AtomicU64,
 }
@@ -53,33 +55,41 @@ impl First {
         if !First::is_here(session) {
             return status;
         }
-        // Other threads of the program go on while this one waits, though destructors have run.
-        if !is_alone() {
-            session.first.say(status, false);
+        let first = &session.first;
+        if !first.begins_to_say(status) {
             return status;
         }
-        let _ = sys::block_all_signals();
-        session.first.say(status, true);
-        session.first.wait_until_seen();
-        if session.first.is_to_end.load(Ordering::Relaxed) == 0 { status } else { STATUS_FAILED }
+        let _ = sys::block_signals();
+        if is_alone() {
+            first.say(true);
+            first.wait_until_seen();
+        } else {
+            last::execute(first, status);
+            first.say(false);
+        }
+        if first.is_to_end.load(Ordering::Relaxed) == 0 { status } else { STATUS_FAILED }
     }
 
     /// The same where nothing may be waited for.
     pub fn tell_at_once(session: &Session, status: i32) {
-        if First::is_here(session) {
-            session.first.say(status, false);
+        if First::is_here(session) && session.first.begins_to_say(status) {
+            session.first.say(false);
         }
     }
 
-    /// The first word counts: of several threads that end the process at once the kernel takes one.
-    fn say(&self, status: i32, waits: bool) {
-        let said = self.is_said.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);
-        if said.is_err() {
-            return;
+    /// Notes what is to be said. The first word counts: of several threads that end the process at once the kernel takes one.
+    fn begins_to_say(&self, status: i32) -> bool {
+        let begins = self.is_said.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if begins {
+            self.status.store(status as u32, Ordering::Relaxed);
+            self.resident_peak.store(resident_peak(), Ordering::Relaxed);
         }
-        self.status.store(status as u32, Ordering::Relaxed);
+        begins
+    }
+
+    /// Says what was noted.
+    fn say(&self, waits: bool) {
         self.waits.store(u32::from(waits), Ordering::Relaxed);
-        self.resident_peak.store(resident_peak(), Ordering::Relaxed);
         // Ordering: Release publishes what was said.
         self.has_told.store(1, Ordering::Release);
         futex::wake_shared(&self.has_told, 1);

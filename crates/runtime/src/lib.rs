@@ -1,6 +1,6 @@
 //! The live engine: threads, budget, life cycle, and what the supervisor and its programs share.
 //!
-//! A run: [`session`], [`head`], [`record`], [`started`], [`devices`], [`first`]. A process in it: [`dormant`], [`start`], [`engine`].
+//! A run: [`session`], [`head`], [`record`], [`started`], [`devices`], [`first`], [`last`]. A process in it: [`dormant`], [`start`], [`engine`].
 //! A page: [`worker`] serves faults and evicts, [`ahead`] reads early; [`takes`], [`lull`] and [`polling`] say who acts and who waits.
 //! The program's calls: [`guard`], [`changes`], [`locked`], [`credentials`], [`limits`], [`fork`]. [`map_lock`] and [`registrar`] keep mappings and
 //! table the same. The budget: [`budget`], [`share`], [`kin`], [`child_room`], [`pool_share`].
@@ -24,6 +24,7 @@ pub mod fork;
 pub mod guard;
 pub mod head;
 pub mod kin;
+pub mod last;
 pub mod limits;
 pub mod locked;
 pub mod lull;

@@ -138,6 +138,8 @@ pub struct Running {
     watcher: std::thread::JoinHandle<Samples>,
     over: Arc<AtomicBool>,
     start: Instant,
+    /// Farpage's supervisor is beside the program.
+    is_beside: bool,
 }
 
 /// What came of it.
@@ -150,6 +152,8 @@ pub struct Outcome {
     /// What `--stats` said; null without Farpage, or if there was none.
     pub stats: serde_json::Value,
     pub samples: Samples,
+    /// The statistics were not complete when the program's parent heard of its end.
+    pub is_late: bool,
     under: Under,
     /// Where it ran, with what it has left there.
     pub place: tempfile::TempDir,
@@ -242,7 +246,8 @@ impl Job {
         let is_beside = place.is_some_and(|place| place == "beside");
         let own = (is_beside || matches!(self.under, Under::Nothing)).then_some(pid);
         let watcher = std::thread::spawn(move || watch(pid, own, timeout, &seen));
-        Running { place: self.place, under: self.under, child, watcher, over, start: Instant::now() }
+        let start = Instant::now();
+        Running { place: self.place, under: self.under, child, watcher, over, start, is_beside }
     }
 
     /// Runs it to its end.
@@ -309,17 +314,50 @@ impl Running {
         self.child.id()
     }
 
+    /// Farpage's supervisor, once the program is started.
+    pub fn supervisor(&self) -> u32 {
+        if !self.is_beside {
+            return self.pid();
+        }
+        self.supervisor_beside().expect("the program isn't started, or has ended")
+    }
+
+    /// The supervisor that the program was told of.
+    fn supervisor_beside(&self) -> Option<u32> {
+        let environment = fs::read_to_string(format!("/proc/{}/environ", self.pid())).ok()?;
+        let session = environment.split('\0').find_map(|line| line.strip_prefix("FARPAGE_SESSION=/proc/"));
+        session?.split('/').next()?.parse().ok()
+    }
+
+    /// All processes of the run but the supervisor, the program first; none before the program is started.
+    pub fn processes(&self) -> Vec<u32> {
+        let own = self.is_beside.then_some(self.pid());
+        if self.is_beside && self.supervisor_beside().is_none() {
+            return Vec::new();
+        }
+        own.into_iter().chain(descendants(self.pid())).collect()
+    }
+
     /// Waits for its end.
     pub fn end(mut self) -> Outcome {
         let status = self.child.wait().unwrap();
-        self.over.store(true, Ordering::Release);
-        let samples = self.watcher.join().unwrap();
         let read = |name| {
             let mut content = Vec::new();
             let _ = File::open(self.place.path().join(name)).map(|mut file| file.read_to_end(&mut content));
             content
         };
+        let has_told = || serde_json::from_slice::<serde_json::Value>(&read("stats.json")).is_ok();
+        let is_late = !has_told();
+        self.over.store(true, Ordering::Release);
+        let samples = self.watcher.join().unwrap();
+        // The supervisor beside a program that didn't say that it ends tells how it ended some milliseconds later.
+        let is_to_tell = self.is_beside && !matches!(status.code(), Some(125..=127));
+        let start = Instant::now();
+        while is_to_tell && !has_told() && start.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let outcome = Outcome {
+            is_late,
             status: status.code(),
             signal: status.signal(),
             stdout: read("stdout"),

@@ -1,7 +1,7 @@
 //! Budgets: one that is too small, what is refused or told near one, and the budget that all processes of a tree share.
 
 use super::{RAM, is_gone};
-use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled, descendants};
+use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled};
 use crate::farpage::group::Group;
 use crate::farpage::{is_root, skip};
 use std::process::Command;
@@ -175,10 +175,9 @@ fn peak_in_group(group: &Group, case: &str, faults: &str, ram: u64) -> f64 {
     let under = Under::budget(ram, &["--faults", faults]);
     let job = Job::new(&under, &[program.to_str().unwrap(), case]).within(120).in_group(group);
     let running = job.start();
-    let supervisor = running.pid();
     let (mut peak, mut are_several) = (0, false);
-    while !is_gone(supervisor) {
-        are_several |= descendants(supervisor).len() > 1;
+    while !is_gone(running.pid()) {
+        are_several |= running.processes().len() > 1;
         if are_several {
             peak = group.anonymous().max(peak);
         }

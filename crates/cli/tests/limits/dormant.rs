@@ -1,7 +1,7 @@
 //! Small processes have nothing of Farpage's running in them, and are managed before they are large.
 
 use super::{is_gone, modes, wait_until};
-use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled, descendants};
+use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled};
 use crate::farpage::{is_root, skip};
 use std::fs;
 
@@ -139,8 +139,7 @@ fn dormant_processes_end_with_a_supervisor_that_is_killed() {
     let Some(_alone) = alone_with("sh") else { return };
     let words = ["sh", "-c", "sleep 300 & (sleep 300; true) & wait"];
     let running = Job::new(&Under::budget(4096 * MIB, &[]), &words).within(60).start();
-    let supervisor = running.pid();
-    let members = || descendants(supervisor);
+    let members = || running.processes();
     // sh, a sleep, a subshell and its sleep.
     wait_until("the tree's growth", || members().len() == 4 && members().iter().all(has_joined));
     // Several looks of the supervisor.
@@ -148,7 +147,7 @@ fn dormant_processes_end_with_a_supervisor_that_is_killed() {
     let members = members();
     assert!(members.iter().all(|pid| threads(*pid) == 1), "some aren't dormant");
     // SAFETY: takes no pointers; the process belongs to this test.
-    assert_eq!(unsafe { libc::kill(supervisor as i32, libc::SIGKILL) }, 0);
+    assert_eq!(unsafe { libc::kill(running.supervisor() as i32, libc::SIGKILL) }, 0);
     wait_until("the end of all processes", || members.iter().all(|pid| is_gone(*pid)));
     assert_eq!(running.end().signal, Some(libc::SIGKILL));
 }

@@ -1,7 +1,7 @@
 //! A program, a member of its tree or the supervisor ends or is killed: no file, memory, slot or process is left behind.
 
 use super::{RAM, go, is_gone, modes, start_waiting, wait_until, wait_within};
-use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled, descendants, is_full_size};
+use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled, is_full_size};
 use crate::farpage::{self, directory};
 use std::fs::{self, File};
 use std::time::{Duration, Instant};
@@ -18,10 +18,9 @@ fn nothing_is_left_after(kill: impl FnOnce(u32, u32)) -> Outcome {
     let before = shared_memory();
     let swap = directory();
     let running = start_waiting("read_after", &["--swap", swap.path().to_str().unwrap()]);
-    let supervisor = running.pid();
-    let processes = descendants(supervisor);
+    let processes = running.processes();
     assert!(!processes.is_empty(), "there is no program");
-    kill(supervisor, processes[0]);
+    kill(running.supervisor(), processes[0]);
     wait_until("the end of all processes", || processes.iter().all(|pid| is_gone(*pid)));
     let outcome = running.end();
     assert_eq!(fs::read_dir(swap.path()).unwrap().count(), 0, "files are left");
@@ -56,15 +55,15 @@ fn supervisor_killed_ends_all_of_the_run() {
     for faults in modes() {
         let words = ["sh", "-c", script, program.to_str().unwrap()];
         let running = Job::new(&Under::budget(RAM, &["--faults", faults]), &words).within(150).start();
-        let (supervisor, ready) = (running.pid(), running.place().join("ready"));
+        let ready = running.place().join("ready");
         wait_until("the program's readiness", || ready.exists());
         // sh, the program, the first sleep, a subshell and its sleep.
-        let members = || descendants(supervisor);
+        let members = || running.processes();
         wait_until("the tree's growth", || members().len() >= 5 && members().iter().all(has_joined));
         let members = members();
         let _end =
             AtEnd(|| members.iter().filter(|pid| !is_gone(**pid)).for_each(|pid| send(*pid, libc::SIGKILL)));
-        send(supervisor, libc::SIGKILL);
+        send(running.supervisor(), libc::SIGKILL);
         wait_until("the end of all processes", || members.iter().all(|pid| is_gone(*pid)));
         assert_eq!(running.end().signal, Some(libc::SIGKILL));
     }
@@ -136,7 +135,7 @@ fn program_that_ends_leaves_nothing() {
 fn core_file_has_the_programs_pages_and_not_the_pool() {
     let Some(_alone) = alone_with("cc") else { return };
     let running = start_waiting("read_after", &["--pool", "16M"]);
-    let smaps = fs::read_to_string(format!("/proc/{}/smaps", descendants(running.pid())[0])).unwrap();
+    let smaps = fs::read_to_string(format!("/proc/{}/smaps", running.processes()[0])).unwrap();
     // Bytes of mappings, the engine's own and the program's.
     let (mut kept_out, mut dumped, mut program) = (Vec::new(), Vec::new(), 0);
     let (mut bytes, mut is_ours) = (0, false);
@@ -191,9 +190,8 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
     // With so large a stack no process is dormant. An engine that starts late manages the root's small heap, which may be out in the end.
     let words = ["sh", "-c", "ulimit -s 1048576; exec \"$0\" members", program.to_str().unwrap()];
     let running = Job::new(&Under::budget(200 * MIB, &options), &words).within(20 + kills as u64).start();
-    let supervisor = running.pid();
-    let members =
-        || descendants(supervisor).into_iter().skip(1).filter(|pid| !is_gone(*pid)).collect::<Vec<_>>();
+    let first = running.pid();
+    let members = || running.processes().into_iter().skip(1).filter(|pid| !is_gone(*pid)).collect::<Vec<_>>();
     // Also if this test fails: nobody else would tell them.
     let end = AtEnd(|| {
         for name in ["stop", "go"] {
@@ -207,7 +205,7 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
     let mut killed = 0;
     for dice in (1_u64..).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20).take(kills) {
         // The root is told of a grandchild only when the grandchild's parent ends, so some members may be missing.
-        wait_until("the tree's growth", || members().len() >= 12 || is_gone(supervisor));
+        wait_until("the tree's growth", || members().len() >= 12 || is_gone(first));
         std::thread::sleep(Duration::from_millis(dice % 150));
         let members = members();
         let Some(victim) = members.get(dice as usize % members.len().max(1)) else { break };
@@ -217,9 +215,10 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
     }
     File::create(running.place().join("stop")).unwrap();
     let freed = running.place().join("freed");
-    wait_until("the end of all members", || freed.exists() || is_gone(supervisor));
+    wait_until("the end of all members", || freed.exists() || is_gone(first));
     assert!(freed.exists(), "the root has ended");
     // The root looks for what the dead had once a second, and keeps nothing that it doesn't use.
+    let supervisor = running.supervisor();
     wait_until("the return of all clusters", || areas_of(supervisor) == (0, 0));
     drop(end);
     let outcome = running.end();
@@ -249,9 +248,10 @@ fn storm_of_forks_leaves_no_slot(faults: &str, ram: u64, storm: &str, seconds: u
     let mut job = Job::new(&Under::budget(ram, &options), &words).within(seconds);
     job.environment("STORM", storm);
     let running = job.start();
-    let (supervisor, freed) = (running.pid(), running.place().join("freed"));
-    wait_within(seconds, "the end of the storm", || freed.exists() || is_gone(supervisor));
+    let (first, freed) = (running.pid(), running.place().join("freed"));
+    wait_within(seconds, "the end of the storm", || freed.exists() || is_gone(first));
     if freed.exists() {
+        let supervisor = running.supervisor();
         wait_until("the return of all clusters", || areas_of(supervisor) == (0, 0));
         go(&running);
     }

@@ -1,0 +1,161 @@
+//! The end of a run's first process that has several threads: the process executes a program that waits for the summary.
+//!
+//! The other threads would go on while one waits, though destructors have run. exec ends them, and not the process. The program is this
+//! very library: what its entry point does needs neither a loader nor memory. Where exec can fail after the point of no return, or a
+//! debugger or a filter of the program's would see it, the process ends at once, and the summary comes some milliseconds later.
+// UNSAFETY: the entry point of a program is code for the kernel's way of starting one.
+
+use crate::first::{First, PATIENCE_NS, STATUS_FAILED};
+use crate::session::Session;
+use core::arch::naked_asm;
+use core::ffi::{CStr, c_char};
+use core::mem::offset_of;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use farpage_os::proc;
+use farpage_os::seccomp;
+use farpage_os::sys::{self, number};
+use linux_raw_sys::errno::{EAGAIN, EINTR};
+use linux_raw_sys::general as raw;
+use rustix::process::{Resource, getrlimit};
+
+/// Paths of this library and of the session.
+static PATHS: [AtomicPtr<c_char>; 2] = [const { AtomicPtr::new(null_mut()) }; 2];
+
+/// Remembers where this library and the session are.
+pub fn prepare(library: &'static CStr, session: &'static CStr) {
+    // Ordering: Release publishes the paths.
+    PATHS[0].store(library.as_ptr().cast_mut(), Ordering::Release);
+    PATHS[1].store(session.as_ptr().cast_mut(), Ordering::Release);
+}
+
+/// The calling process becomes the program that waits and ends with `status`. Returns if that isn't possible.
+pub fn execute(first: &First, status: i32) {
+    // Ordering: Acquire pairs with the Release in `prepare`.
+    let [library, session] = [0, 1].map(|path: usize| PATHS[path].load(Ordering::Acquire));
+    if library.is_null() || !is_unseen(first) || !has_room() {
+        return;
+    }
+    // A word may have any bytes but zero. That of status 0 is empty.
+    let status = [status as u8, 0];
+    let words = [library.addr(), session.addr(), status.as_ptr().addr(), 0];
+    let environment = [0_usize];
+    // SAFETY: the words and the path end with NUL, the lists with a null pointer, and all live until the call returns.
+    unsafe {
+        let arguments = [library.addr(), words.as_ptr().addr(), environment.as_ptr().addr(), 0, 0, 0];
+        sys::call(number::EXECVE, arguments);
+    }
+}
+
+/// Neither a debugger nor a filter of seccomp that the program has installed sees what the process does.
+fn is_unseen(first: &First) -> bool {
+    let mut text = [0; 4096];
+    // SAFETY: takes nothing.
+    let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
+    let Some(status) = proc::status_of(own, &mut text) else { return false };
+    let is_traced = !status.split(|byte| *byte == b'\n').any(|line| line == b"TracerPid:\t0");
+    !is_traced && seccomp::filters_of(status) == Some(first.filters.load(Ordering::Relaxed))
+}
+
+/// The limits leave room for the new program. Where they don't, exec ends the process by SIGKILL.
+fn has_room() -> bool {
+    const ENOUGH: u64 = 16 << 20;
+    const ENOUGH_STACK: u64 = 256 << 10;
+    let limits = [(Resource::As, ENOUGH), (Resource::Data, ENOUGH), (Resource::Stack, ENOUGH_STACK)];
+    limits.into_iter().all(|(limit, enough)| getrlimit(limit).current.is_none_or(|bytes| bytes >= enough))
+}
+
+/// Where a word of [`First`] lies in the session.
+const fn at(word: usize) -> usize {
+    offset_of!(Session, first) + word
+}
+
+/// The entry point of this library as a program. Its words are the library, the session and the status, a byte.
+///
+/// It maps the session, says that the process ends and waits, and waits for [`First::is_seen`]. It touches no memory but its stack and the
+/// session: nobody has relocated the library.
+///
+/// # Safety
+/// Only the kernel may call this.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn farpage_last() -> ! {
+    naked_asm!(
+        "mov rsi, [rsp + 16]",
+        "mov rax, [rsp + 24]",
+        "movzx r12d, byte ptr [rax]",
+        // openat(AT_FDCWD, session, O_RDWR)
+        "mov edi, {at_cwd}",
+        "mov edx, {read_write}",
+        "xor r10d, r10d",
+        "mov eax, {openat}",
+        "syscall",
+        "test eax, eax",
+        "js 5f",
+        // mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0)
+        "mov r8d, eax",
+        "xor edi, edi",
+        "mov esi, {bytes}",
+        "mov edx, 3",
+        "mov r10d, 1",
+        "xor r9d, r9d",
+        "mov eax, {mmap}",
+        "syscall",
+        "cmp rax, -4096",
+        "ja 5f",
+        "mov rbx, rax",
+        // The process waits, and has told: stores are seen in their order.
+        "mov dword ptr [rbx + {waits}], 1",
+        "mov dword ptr [rbx + {has_told}], 1",
+        "lea rdi, [rbx + {has_told}]",
+        "mov esi, {wake}",
+        "mov edx, 1",
+        "mov eax, {futex}",
+        "syscall",
+        // A wait that ends early is made again.
+        "push {nanoseconds}",
+        "push {seconds}",
+        "2:",
+        "cmp dword ptr [rbx + {is_seen}], 0",
+        "jne 3f",
+        "lea rdi, [rbx + {is_seen}]",
+        "mov esi, {wait}",
+        "xor edx, edx",
+        "mov r10, rsp",
+        "mov eax, {futex}",
+        "syscall",
+        "test eax, eax",
+        "jz 2b",
+        "cmp eax, -{interrupted}",
+        "je 2b",
+        "cmp eax, -{changed}",
+        "je 2b",
+        "3:",
+        "cmp dword ptr [rbx + {is_to_end}], 0",
+        "je 5f",
+        "mov r12d, {failed}",
+        "5:",
+        "mov edi, r12d",
+        "mov eax, {exit_group}",
+        "syscall",
+        "ud2",
+        at_cwd = const raw::AT_FDCWD,
+        read_write = const raw::O_RDWR,
+        openat = const raw::__NR_openat,
+        mmap = const raw::__NR_mmap,
+        bytes = const size_of::<Session>(),
+        waits = const at(offset_of!(First, waits)),
+        has_told = const at(offset_of!(First, has_told)),
+        is_seen = const at(offset_of!(First, is_seen)),
+        is_to_end = const at(offset_of!(First, is_to_end)),
+        wake = const raw::FUTEX_WAKE,
+        wait = const raw::FUTEX_WAIT,
+        futex = const raw::__NR_futex,
+        interrupted = const EINTR,
+        changed = const EAGAIN,
+        nanoseconds = const PATIENCE_NS % 1_000_000_000,
+        seconds = const PATIENCE_NS / 1_000_000_000,
+        failed = const STATUS_FAILED,
+        exit_group = const raw::__NR_exit_group,
+    )
+}
