@@ -119,7 +119,7 @@ impl Headroom {
         let limit = self.tightest.as_ref().filter(|_| is_news)?;
         self.is_told = true;
         Some(format!(
-            "note: the budget of {} is {} for now: of the {} in {} ({}), other processes hold the rest or need it",
+            "note: the budget of {} is {} for now: of the {} in {} ({}), no more is left to this run",
             iec(self.ram_bytes),
             iec(self.least_bytes),
             iec(limit.bytes),

@@ -348,7 +348,10 @@ fn names(areas: &[Area]) -> Vec<String> {
 fn run_without(options: &RunOptions, why: Failure) -> Failure {
     if !options.settings.quiet {
         let name = options.program[0].display();
-        say::line(&format!("note: {name} runs without a budget (--unsupported run): {}", why.in_one_line()));
+        say::line(&format!(
+            "note: {name} is started without a budget (--unsupported run): {}",
+            why.in_one_line()
+        ));
     }
     let mut command = Command::new(&options.program[0]);
     signals::hand_down_pipe(&mut command);

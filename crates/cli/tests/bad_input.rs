@@ -511,7 +511,7 @@ fn program_that_is_static_runs_without_a_budget_if_that_is_asked_for() {
     let ended = run(&["--unsupported", "run", &program]);
     assert_eq!((ended.status, ended.stdout.as_bytes()), (plain.status.code(), &plain.stdout[..]));
     assert!(
-        ended.stderr.contains("runs without a budget") && ended.stderr.contains("static"),
+        ended.stderr.contains("is started without a budget") && ended.stderr.contains("static"),
         "{}",
         ended.stderr
     );

@@ -183,7 +183,11 @@ fn summary_is_there_when_a_program_with_threads_has_ended() {
             }
             ended_with(&outcome, status);
             assert!(!outcome.is_late, "{faults} {text}: {}", outcome.stderr);
-            assert!(!outcome.stderr.contains("had no budget"), "{faults} {text}: {}", outcome.stderr);
+            assert!(
+                !outcome.stderr.contains("ran outside of this budget"),
+                "{faults} {text}: {}",
+                outcome.stderr
+            );
         }
     }
 }

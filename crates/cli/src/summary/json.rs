@@ -100,7 +100,7 @@ fn legend() -> Value {
         row(
             "outside",
             "processes",
-            "Processes that had no budget, why, and their largest size in RAM as seen.",
+            "Processes outside of this budget, why, and their largest size in RAM as seen.",
         ),
         row(
             "oom_kills",

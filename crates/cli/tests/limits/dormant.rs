@@ -82,7 +82,11 @@ fn children_of_dormant_processes_stay_in_the_run_or_are_told_of() {
     let Some(_alone) = alone_with("cc") else { return };
     let outcome = run("signal", "forks_in_a_user_namespace");
     assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
-    assert!(outcome.stderr.contains("1 process had no budget: dormant (pid "), "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("1 process ran outside of this budget: dormant (pid "),
+        "{}",
+        outcome.stderr
+    );
     if !is_root() {
         return skip("only root can make a namespace for host names");
     }
@@ -193,7 +197,9 @@ fn valgrinds_program_runs_without_farpage_and_that_is_told() {
     let words = ["valgrind", "-q", "--error-exitcode=3", "sh", "-c", "exit 7"];
     let outcome = Job::new(&Under::budget(RAM, &[]), &words).within(60).run();
     assert_eq!(outcome.status, Some(7), "{}", outcome.stderr);
-    for text in ["valgrind can't run the threads that Farpage makes", "1 process had no budget: "] {
+    for text in
+        ["valgrind can't run the threads that Farpage makes", "1 process ran outside of this budget: "]
+    {
         assert!(outcome.stderr.contains(text), "{}", outcome.stderr);
     }
 }

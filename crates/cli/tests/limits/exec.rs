@@ -35,7 +35,7 @@ fn is_told_outside(outcome: &Outcome, why: &str) -> bool {
         process["why"] == why
             && process["resident_peak"].as_u64().is_some_and(|bytes| bytes > MIB_FILLED << 20)
     };
-    processes.iter().any(is_it) && outcome.stderr.contains(" had no budget: ")
+    processes.iter().any(is_it) && outcome.stderr.contains(" ran outside of this budget: ")
 }
 
 fn stays(faults: &str, words: &[&str]) {
