@@ -214,8 +214,16 @@ impl Starting {
             // Ordering: Acquire pairs with the Release in `First::say`.
             let is_told = first.has_told.load(Ordering::Acquire) != 0;
             let told = || ChildState::Exited(first.status.load(Ordering::Relaxed) as u8);
-            let peak = if is_told { first.resident_peak.load(Ordering::Relaxed) } else { resident_peak };
-            let ended = |state| Ok(Child { state, resident_peak: peak, is_peak_known: is_told });
+            let most = first.resident_most.each_ref().map(|most| most.load(Ordering::Relaxed));
+            let peak = if is_told { first.resident_peak.load(Ordering::Relaxed) } else { 0 };
+            let ended = |state| {
+                Ok(Child {
+                    state,
+                    resident_peak: peak.max(resident_peak),
+                    resident_most: is_told.then_some(most[0]),
+                    waited_for_most: most[1],
+                })
+            };
             if is_gone {
                 // The kernel's word first: of several threads that end a program, one has told.
                 return match self.how_it_ended() {

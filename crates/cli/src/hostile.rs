@@ -137,7 +137,7 @@ fn read_everything(shared: &Shared) {
         program: &["program".into()],
         exit: ChildState::Exited(0),
         resident_peak: 1 << 20,
-        is_peak_known: true,
+        resident_most: Some(1 << 20),
         wall: Duration::from_secs(1),
         budget: &budget,
         least_bytes: budget.ram_bytes,

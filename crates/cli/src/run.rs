@@ -112,6 +112,9 @@ fn run_above(
     Ok(pass_on(state))
 }
 
+/// What this process may touch more until it executes the program.
+const BEFORE_EXEC_BYTES: u64 = 2 << 20;
+
 /// Beside the program, which keeps this process.
 fn run_beside(
     options: &RunOptions,
@@ -119,6 +122,7 @@ fn run_beside(
     plan: Plan,
     stats: Option<File>,
 ) -> Result<ExitCode, Failure> {
+    let before = sys::resident_peaks();
     let mut starting = match beside::part()? {
         Side::Supervisor(starting) => starting,
         Side::Program(mut started) => {
@@ -149,6 +153,10 @@ fn run_beside(
     outside::is_beside(pid);
     let first = &run.shared.session().first;
     first.pid.store(pid, Ordering::Relaxed);
+    // The process between the two was as large as this one.
+    for (peak, before) in first.peaks_before.iter().zip([before[0], before[0].max(before[1])]) {
+        peak.store(before + BEFORE_EXEC_BYTES, Ordering::Relaxed);
+    }
     let status = fs::read("/proc/thread-self/status").unwrap_or_default();
     first.filters.store(seccomp::filters_of(&status).unwrap_or(u32::MAX), Ordering::Relaxed);
     // Numbers of a former run would be taken for this one's.
@@ -541,17 +549,22 @@ struct End {
 fn report(options: &RunOptions, plan: &Plan, shared: &Shared, end: End, stats: Option<File>) {
     let program: Vec<String> =
         options.program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let totals = Totals::of(shared.session());
     let run = Run {
         program: &program,
         exit: end.child.state,
         resident_peak: end.child.resident_peak,
-        is_peak_known: end.child.is_peak_known,
+        // A process that is alone waited for none.
+        resident_most: end
+            .child
+            .resident_most
+            .map(|most| if totals.count > 1 { most.max(end.child.waited_for_most) } else { most }),
         wall: end.wall,
         budget: &plan.budget,
         least_bytes: end.least_bytes,
         settings: &plan.settings,
         areas: &plan.areas,
-        totals: &Totals::of(shared.session()),
+        totals: &totals,
         names: &names(&plan.areas),
         oom: &end.oom,
         outside: &end.outside,

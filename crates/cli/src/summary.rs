@@ -39,8 +39,8 @@ pub struct Run<'a> {
     pub exit: ChildState,
     /// The most memory in RAM that it or one of its children had, in bytes, files included.
     pub resident_peak: u64,
-    /// Whether that is the kernel's word; else what was seen.
-    pub is_peak_known: bool,
+    /// What that may have been at most; none if nobody knows.
+    pub resident_most: Option<u64>,
     /// How long it took.
     pub wall: Duration,
     /// What it was allowed.
@@ -59,6 +59,13 @@ pub struct Run<'a> {
     pub oom: &'a oom::Report,
     /// Processes without a budget.
     pub outside: &'a outside::Report,
+}
+
+impl Run<'_> {
+    /// Whether the peak is the kernel's word; else there may have been a higher one.
+    fn is_peak_known(&self) -> bool {
+        self.resident_most.is_some_and(|most| most <= self.resident_peak)
+    }
 }
 
 // ---- for people ----------------------------------------------------------------------------------------
@@ -235,11 +242,11 @@ fn never_reached(run: &Run) -> Vec<String> {
 fn within(run: &Run) -> String {
     let (name, budget) = (name(run), format!("{}{}", iec(run.budget.ram_bytes), less(run)));
     let sampled = iec(run.totals.anonymous_peak);
-    let least = if run.is_peak_known { "" } else { "at least " };
+    let least = if run.is_peak_known() { "" } else { "at least " };
     let resident = format!("{least}{}", iec(run.resident_peak));
     match run.totals.count {
         _ if may_be_more(run) => several(run, &budget),
-        0 | 1 if run.is_peak_known && run.resident_peak <= run.budget.ram_bytes => {
+        0 | 1 if run.resident_most.is_some_and(|most| most <= run.budget.ram_bytes) => {
             format!("{name} stayed within its budget of {budget} (peak {resident} in RAM, files included)")
         }
         0 | 1 => format!(

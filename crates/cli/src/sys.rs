@@ -10,7 +10,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -618,10 +618,25 @@ pub struct Child {
     /// How it fares.
     pub state: ChildState,
     /// Once it has ended, the most memory in RAM that it had, or one of the processes that it waited for, in bytes, files
-    /// included: as getrusage has it.
+    /// included, as far as that is known.
     pub resident_peak: u64,
-    /// Whether `resident_peak` is that. Else it is what the child was seen with.
-    pub is_peak_known: bool,
+    /// What the child itself may have had at most; none if it was only seen from time to time.
+    pub resident_most: Option<u64>,
+    /// The same of the processes that it waited for.
+    pub waited_for_most: u64,
+}
+
+/// The most memory in RAM that this process had, and the largest of the children that it waited for, in bytes.
+pub fn resident_peaks() -> [u64; 2] {
+    [libc::RUSAGE_SELF, libc::RUSAGE_CHILDREN].map(|who| {
+        let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: writes one `rusage`; zeroed before, which is valid for a structure of integers.
+        let usage = unsafe {
+            libc::getrusage(who, usage.as_mut_ptr());
+            usage.assume_init()
+        };
+        (usage.ru_maxrss as u64).saturating_mul(1024)
+    })
 }
 
 /// Looks at a child without waiting.
@@ -641,7 +656,8 @@ pub fn child(pid: u32) -> io::Result<Child> {
         Err(error) => return Err(error),
     };
     // The kernel counts KiB.
-    Ok(Child { state, resident_peak: (usage.ru_maxrss as u64).saturating_mul(1024), is_peak_known: true })
+    let peak = (usage.ru_maxrss as u64).saturating_mul(1024);
+    Ok(Child { state, resident_peak: peak, resident_most: Some(peak), waited_for_most: peak })
 }
 
 /// How a child of this process is made that goes on in the same code.
@@ -749,9 +765,11 @@ pub fn status_of_zombie(pid: u32) -> Option<ChildState> {
     let stat = std::fs::read_to_string(format!("{place}/stat")).ok()?;
     let words: Vec<_> = stat.rsplit(") ").next()?.split_whitespace().collect();
     let status: c_int = words.get(STATUS).filter(|_| words[0] == "Z")?.parse().ok()?;
-    // The kernel writes 0 for a reader who may not know.
-    let user = effective_user();
-    let may_know = || user == 0 || std::fs::metadata(&place).is_ok_and(|process| process.uid() == user);
+    // The kernel writes 0 for a reader who may not know, root without CAP_SYS_PTRACE, say. It asks the same before it follows this
+    // link, which a zombie has no more.
+    let may_know = || {
+        std::fs::read_link(format!("{place}/exe")).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    };
     (status != 0 || may_know()).then(|| state_of_status(status))
 }
 

@@ -172,8 +172,8 @@ fn summary_is_there_when_a_program_with_threads_has_ended() {
         for (grow, end, status) in [
             ("", "os._exit(3)", 3),
             (grow, "os._exit(255)", 255),
-            ("", "os._exit(0)", 0),
-            (grow, "ctypes.CDLL(None).syscall(231, 5)", 5),
+            (grow, "os._exit(0)", 0),
+            ("", "ctypes.CDLL(None).syscall(231, 5)", 5),
             ("", from_a_thread, 6),
         ] {
             let text = format!("{begin}; {grow}; {end}").replace("; ;", ";");
@@ -188,6 +188,65 @@ fn summary_is_there_when_a_program_with_threads_has_ended() {
                 "{faults} {text}: {}",
                 outcome.stderr
             );
+        }
+    }
+}
+
+/// The kernel tells nobody but those who may trace a process how a zombie ended, and writes 0: "ended with status 0". Root may not in
+/// containers.
+#[test]
+fn death_that_the_supervisor_may_not_see_is_not_told_as_status_0() {
+    if !able("setpriv") || !farpage::is_root() {
+        return;
+    }
+    let dies = "sh -c 'kill -9 \\$\\$'";
+    let run = format!(
+        "\"{}\" run --ram 64M --faults segv --supervisor beside -- setpriv --reuid 65534 --regid 65534 --clear-groups {dies}",
+        env!("CARGO_BIN_EXE_farpage")
+    );
+    let script = format!("sh -c \"{}\" & sleep 1; wait", run.replace('"', "\\\""));
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace", "sh", "-c", &script]);
+    let done = command.env("FARPAGE_PRELOAD", library()).output().unwrap();
+    let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
+    let is_told =
+        stderr.contains("setpriv was killed by SIGKILL") || stderr.contains("only its parent knows");
+    assert!(is_told && !stderr.contains("ended with status 0"), "{stderr}");
+}
+
+/// `true` had a peak of 313 MiB: getrusage goes on with what a process had before exec, and the one that it was made by with vfork.
+#[test]
+fn peak_is_the_programs_and_not_its_launchers() {
+    if !able("python3") {
+        return;
+    }
+    let python = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
+    let python = String::from_utf8(python.stdout).unwrap().trim().to_owned();
+    for (program, most) in
+        [("true", 4 * MIB), ("sh -c '/bin/true; /bin/true'", 4 * MIB), ("burst", 160 * MIB)]
+    {
+        for begins in ["subprocess.run(words)", "os.execvp(words[0], words)"] {
+            let place = directory();
+            let stats = place.path().join("stats.json");
+            let text = format!(
+                "import os, shlex, subprocess, sys
+large = bytearray(b'x' * (300 << 20))
+program = shlex.split({program:?}) if {program:?} != 'burst' else [sys.executable, '-c', 'bytearray(100 << 20)']
+words = [sys.argv[1], 'run', '--ram', '1G', '--supervisor', 'beside', '--stats', sys.argv[2], '--'] + program
+{begins}"
+            );
+            let mut command = Command::new(&python);
+            command.args(["-c", &text, env!("CARGO_BIN_EXE_farpage")]).arg(&stats);
+            let done = command.env("FARPAGE_PRELOAD", library()).output().unwrap();
+            let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
+            let stats = fs::read_to_string(&stats).unwrap();
+            let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+            let peak = stats["resident_peak"].as_u64().unwrap();
+            assert!((MIB..most).contains(&peak), "{program} {begins}: {peak}: {stderr}");
+            assert!(program != "burst" || peak > 100 * MIB, "{begins}: {peak}: {stderr}");
+            // The largest of several may have been hidden by what was before.
+            let is_known = stats["resident_peak_is_known"].as_bool().unwrap();
+            assert!(is_known || program.starts_with("sh "), "{program} {begins}: {stderr}");
         }
     }
 }

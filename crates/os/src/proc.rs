@@ -630,12 +630,21 @@ pub fn waiting_thread(thread: u32) -> Option<WaitingThread> {
 
 /// Of a thread's `status` the signals that it blocks, and whether it sleeps.
 fn parse_status(text: &[u8]) -> Option<(u64, bool)> {
-    let field = |name: &[u8]| {
-        let line = text.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name));
-        line.map(<[u8]>::trim_ascii)
-    };
-    let sleeps = matches!(field(b"State:")?.first()?, b'S' | b'T' | b't');
-    Some((parse_hex(field(b"SigBlk:")?)?, sleeps))
+    let sleeps = matches!(field_of_status(text, b"State:")?.first()?, b'S' | b'T' | b't');
+    Some((parse_hex(field_of_status(text, b"SigBlk:")?)?, sleeps))
+}
+
+fn field_of_status<'t>(text: &'t [u8], name: &[u8]) -> Option<&'t [u8]> {
+    let line = text.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name));
+    line.map(<[u8]>::trim_ascii)
+}
+
+/// The most memory in RAM that this process has had since it executed its program, in bytes.
+pub fn resident_peak() -> Option<u64> {
+    let mut text = [0; 2048];
+    let length = read_at(&open(c"/proc/self/status").ok()?, &mut text, 0).ok()?;
+    let kib = field_of_status(&text[..length], b"VmHWM:")?.strip_suffix(b" kB")?;
+    Some(parse_decimal(kib)?.saturating_mul(1024))
 }
 
 /// Whether a thread of this process never runs code of the program again: it has ended (perhaps it waits for the others to

@@ -5,6 +5,7 @@ use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use farpage::dormant::Dormant;
 use farpage::engine::Engine;
+use farpage::first::First;
 use farpage::session::{Notice, PATH_BYTES, SESSION_ENV, StartFailure};
 use farpage::start::{Start, StartError, can_do_without, start};
 use farpage_os::memory;
@@ -80,6 +81,8 @@ extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *con
         crate::threads::prepare();
         crate::credentials::prepare();
         crate::exec::prepare(path);
+        let session = engine().map(|engine| engine.membership.session).or_else(dormant::session);
+        session.inspect(|session| First::begins(session));
     }
 }
 

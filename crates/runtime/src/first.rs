@@ -37,8 +37,15 @@ pub struct First {
     pub is_to_end: AtomicU32,
     /// How many filters of seccomp the process has when it begins.
     pub filters: AtomicU32,
-    /// The most memory in RAM that the process had, or one of the processes that it waited for, in bytes, as getrusage has it.
+    /// What getrusage said of this process and of its children before it became the program, in bytes: the launcher's memory counts there.
+    pub peaks_before: [AtomicU64; 2],
+    /// The most memory in RAM that the process is known to have had since, or one of the processes that it waited for, in bytes.
     pub resident_peak: AtomicU64,
+    /// What the process itself may have had at most, and those that it waited for: getrusage doesn't tell of peaks below what was there
+    /// before.
+    pub resident_most: [AtomicU64; 2],
+    /// How many programs the process has executed.
+    pub programs: AtomicU64,
 }
 
 impl First {
@@ -47,6 +54,13 @@ impl First {
     pub fn is_here(session: &Session) -> bool {
         session.first.pid.load(Ordering::Relaxed) == own_process()
             && proc::pid_namespace().is_ok_and(|own| own == session.head.pid_namespace())
+    }
+
+    /// The process has executed a program.
+    pub fn begins(session: &Session) {
+        if First::is_here(session) {
+            session.first.programs.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// The calling process ends next, with the status that is returned: `status`, or another one that its supervisor wants. Waits until
@@ -82,7 +96,7 @@ impl First {
         let begins = self.is_said.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if begins {
             self.status.store(status as u32, Ordering::Relaxed);
-            self.resident_peak.store(resident_peak(), Ordering::Relaxed);
+            self.note_peaks(peaks());
         }
         begins
     }
@@ -93,6 +107,20 @@ impl First {
         // Ordering: Release publishes what was said.
         self.has_told.store(1, Ordering::Release);
         futex::wake_shared(&self.has_told, 1);
+    }
+
+    fn note_peaks(&self, peaks: [u64; 2]) {
+        let [own_before, children_before] =
+            self.peaks_before.each_ref().map(|peak| peak.load(Ordering::Relaxed));
+        let [own, children] = peaks;
+        let own = if own > own_before { own } else { proc::resident_peak().unwrap_or(0) };
+        let waited_for = if children > children_before { children } else { 0 };
+        // Of one program the kernel tells the peak, whatever was before.
+        let is_one = self.programs.load(Ordering::Relaxed) == 1;
+        let own_most = if is_one { own } else { peaks[0] };
+        self.resident_peak.store(own.max(waited_for), Ordering::Relaxed);
+        self.resident_most[0].store(own_most, Ordering::Relaxed);
+        self.resident_most[1].store(children, Ordering::Relaxed);
     }
 
     fn wait_until_seen(&self) {
@@ -124,17 +152,16 @@ fn own_process() -> u32 {
     unsafe { sys::call(number::GETPID, [0; 6]) as u32 }
 }
 
-/// Of this process and of those that it waited for.
-fn resident_peak() -> u64 {
+/// Of this process and of those that it waited for, in bytes, as getrusage has it.
+fn peaks() -> [u64; 2] {
     const WHO: [usize; 2] = [raw::RUSAGE_SELF as usize, raw::RUSAGE_CHILDREN as usize];
     /// Where the peak lies in a `rusage`, in words. The kernel counts KiB.
     const PEAK: usize = 4;
-    let peaks = WHO.map(|who| {
+    WHO.map(|who| {
         let mut usage = [0_u64; 18];
         // SAFETY: the kernel writes a `rusage`, which has 18 words.
         let _ =
             unsafe { sys::call(raw::__NR_getrusage as usize, [who, (&raw mut usage).addr(), 0, 0, 0, 0]) };
         usage[PEAK] * 1024
-    });
-    peaks[0].max(peaks[1])
+    })
 }

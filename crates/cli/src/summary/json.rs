@@ -42,7 +42,7 @@ pub fn json(run: &Run) -> Value {
     object.insert("tree_anonymous_peak".into(), run.totals.anonymous_peak.into());
     object.insert("internal_error".into(), run.totals.last_words.as_deref().into());
     object.insert("resident_peak".into(), run.resident_peak.into());
-    object.insert("resident_peak_is_known".into(), run.is_peak_known.into());
+    object.insert("resident_peak_is_known".into(), run.is_peak_known().into());
     object.insert("process_count".into(), run.totals.count.into());
     object.insert("oom_kills".into(), oom_kills(run.oom));
     object.insert("outside".into(), outside_processes(run.outside));
@@ -85,12 +85,12 @@ fn legend() -> Value {
         row(
             "resident_peak",
             "bytes",
-            "The most memory in RAM of the program or of one process that it waited for, files included, as getrusage has it.",
+            "The most memory in RAM of the program or of one process that it waited for, files included, as the kernel has it.",
         ),
         row(
             "resident_peak_is_known",
             "flag",
-            "Whether resident_peak is the kernel's word. Else it was seen, and the true peak may be higher.",
+            "Whether there was no higher peak. Else there may have been one between two looks, or below what getrusage had before the program.",
         ),
         row(
             "process_count",

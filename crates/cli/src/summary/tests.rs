@@ -18,7 +18,7 @@ fn with<T>(shared: &Shared, exit: ChildState, test: impl Fn(&Run) -> T) -> T {
         program: &["/usr/bin/python3".into(), "x.py".into()],
         exit,
         resident_peak: 150 << 20,
-        is_peak_known: true,
+        resident_most: Some(150 << 20),
         wall: Duration::from_millis(1500),
         budget: &budget,
         least_bytes: budget.ram_bytes,
@@ -60,7 +60,9 @@ fn run_within_its_budget_gets_two_lines() {
     assert_eq!(lines, [several, "nothing was registered: no fault went through Farpage"]);
     let alone = |resident_peak| {
         shared.session().processes[1].pid.store(101, std::sync::atomic::Ordering::Relaxed);
-        with(&shared, ChildState::Exited(0), |run| text(&Run { resident_peak, ..*run })[0].clone())
+        with(&shared, ChildState::Exited(0), |run| {
+            text(&Run { resident_peak, resident_most: Some(resident_peak), ..*run })[0].clone()
+        })
     };
     assert_eq!(
         alone(201 << 20),
@@ -68,6 +70,32 @@ fn run_within_its_budget_gets_two_lines() {
     );
     let larger = "python3 was not seen above its budget of 256 MiB (peak 200 MiB anonymous, as sampled; 300 MiB in RAM, files included)";
     assert_eq!(alone(300 << 20), larger);
+}
+
+/// `true` that was started by a program of 300 MiB had a peak of 300 MiB: getrusage goes on with what was there before.
+#[test]
+fn peak_of_a_launcher_is_not_the_programs() {
+    let shared = two_programs();
+    shared.session().processes.iter().for_each(|record| record.stats.set(Gauge::Active, 0));
+    shared.session().processes[1].pid.store(101, std::sync::atomic::Ordering::Relaxed);
+    let told = |most: Option<u64>| {
+        with(&shared, ChildState::Exited(0), |run| {
+            let run = Run { resident_peak: 9 << 20, resident_most: most, ..*run };
+            (text(&run)[0].clone(), run.is_peak_known())
+        })
+    };
+    // A program and what it executed: the first one's peak may be hidden.
+    let (line, is_known) = told(Some(300 << 20));
+    assert!(
+        line.contains("was not seen above") && line.contains("at least 9 MiB in RAM") && !is_known,
+        "{line}"
+    );
+    let (line, is_known) = told(Some(20 << 20));
+    assert!(line.contains("stayed within its budget of 256 MiB (peak at least 9 MiB") && !is_known, "{line}");
+    let (line, is_known) = told(None);
+    assert!(line.contains("was not seen above") && !is_known, "{line}");
+    let (line, is_known) = told(Some(9 << 20));
+    assert!(line.contains("stayed within its budget of 256 MiB (peak 9 MiB in RAM") && is_known, "{line}");
 }
 
 /// 8,764 of 718,780 evicted pages were in no part, and "time lost" was 240 % of the run.
