@@ -139,10 +139,11 @@ impl Outside {
         }
     }
 
-    /// What was seen. Who lives and still has the time to join is left out: the program has left it behind.
+    /// What was seen. A process that lives and may still join is left out: the program has left it behind. One with a reason never joins.
     pub fn report(&mut self, shared: &Shared) -> Report {
-        let waiting = std::mem::take(&mut self.waiting).into_values();
-        waiting.filter(|(process, _)| sys::is_gone(process.pid)).for_each(|(process, _)| self.keep(process));
+        let waiting = std::mem::take(&mut self.waiting).into_values().map(|(process, _)| process);
+        let is_outside = |process: &Process| process.why.is_some() || sys::is_gone(process.pid);
+        waiting.filter(is_outside).for_each(|process| self.keep(process));
         let mut processes: Vec<_> = self.known.values().cloned().collect();
         processes.sort_by_key(|process| std::cmp::Reverse(process.peak));
         Report { processes, more: self.more, missed: shared.session().started.missed() }

@@ -376,7 +376,7 @@ pub mod tests {
         let own = || own_session(Path::new("/proc"), std::process::id()).unwrap();
         let number = std::process::id();
         let mut others = Vec::new();
-        // One's number begins with ours, the other's is the beginning of ours.
+        // Numbers that are easily taken for ours: longer by a digit, and shorter.
         for other in [number * 10, number / 10] {
             others.push(SharedMemory::new(&session_name(other), size_of::<Session>()).unwrap());
         }

@@ -224,7 +224,7 @@ fn processes(run: &Run) -> String {
 
 fn name(run: &Run) -> String {
     let name = run.program.first().map_or("?", String::as_str);
-    name.rsplit('/').next().unwrap_or(name).to_owned()
+    say::harmless(name.rsplit('/').next().unwrap_or(name))
 }
 
 fn never_reached(run: &Run) -> Vec<String> {

@@ -600,7 +600,7 @@ fn supervisor_of_a_subreaper_is_its_parent_and_says_so() {
     }
 }
 
-/// Whoever asks for nothing has the program in the process that was started.
+/// Without an option the program has the process that was started.
 #[test]
 fn program_has_our_process_by_default() {
     if !can_run() {

@@ -1,8 +1,8 @@
 //! The end of a run's first process that has several threads: the process executes a program that waits for the summary.
 //!
-//! The other threads would go on while one waits, though destructors have run. exec ends them, and not the process. The program is this
-//! very library: what its entry point does needs neither a loader nor memory. Where exec can fail after the point of no return, or a
-//! debugger or a filter of the program's would see it, the process ends at once, and the summary comes some milliseconds later.
+//! The other threads would go on while one waits, though destructors have run. exec ends these threads, and not the process. The program
+//! is this very library: what its entry point does needs neither a loader nor memory. A debugger or a filter of the program's would see
+//! the exec, and limits can make it fail after the point of no return. There the process ends at once, and the summary comes later.
 // UNSAFETY: the entry point of a program is code for the kernel's way of starting one.
 
 use crate::first::{First, PATIENCE_NS, STATUS_FAILED};

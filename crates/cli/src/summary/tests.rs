@@ -417,6 +417,15 @@ fn nothing_was_registered_only_if_nobody_has_registered_anything() {
     assert!(!told().contains("nothing was registered"), "{}", told());
 }
 
+/// A program's name can be anything, and a terminal obeyed it.
+#[test]
+fn name_of_the_program_is_printed_harmless() {
+    let lines = with(&two_programs(), ChildState::Exited(1), |run| {
+        text(&Run { program: &["/tmp/\x1b[2Jx".into()], ..*run })
+    });
+    assert!(lines[0].starts_with("\\u{1b}[2Jx ended with status 1"), "{lines:#?}");
+}
+
 #[test]
 fn status_134_may_be_our_bug() {
     let is_told = |status| {

@@ -125,4 +125,10 @@ fn programs_that_never_join_are_named_with_the_reason() {
         let is_nested = words[0] == nested;
         assert!(is_nested || !outcome.stderr.contains("within"), "{}", outcome.stderr);
     }
+    // One that the program leaves behind: the run "was not seen above its budget", twice as large as that.
+    let leaves = ["sh", "-c", "\"$0\" >/dev/null 2>&1 & sleep 0.6", hungry];
+    let outcome = Job::new(&Under::budget(RAM, &[]), &leaves).run();
+    outcome.succeeded();
+    assert!(is_told_outside(&outcome, "a static program"), "{}", outcome.stderr);
+    assert!(!outcome.stderr.contains("not seen above"), "{}", outcome.stderr);
 }
