@@ -184,7 +184,7 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
     let budget = about.budget;
     match notice {
         Notice::AreaFull => format!(
-            "swap area {} is full ({} in use): nothing more is evicted, and memory goes over the budget of {}; free room on the disk or add an area with --swap",
+            "swap area {} is full (this process has {} there): nothing more is evicted, and memory goes over the budget of {}; free room on the disk or add an area with --swap",
             about.areas.join(", "),
             iec(value),
             iec(budget.ram_bytes)
@@ -204,12 +204,12 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
             place(value, about)
         ),
         Notice::ReadError => format!(
-            "LOST DATA, reading failed: {}; the program got SIGBUS; {}",
+            "LOST DATA, reading failed: {}; the program was ended, or told by SIGBUS or EFAULT; {}",
             place(value, about),
             cause(value, about).unwrap_or_else(|| "check the disk (dmesg)".into())
         ),
         Notice::Corrupt => format!(
-            "LOST DATA, what was read is not what was written: {}; the program got SIGBUS; {}",
+            "LOST DATA, what was read is not what was written: {}; the program was ended, or told by SIGBUS or EFAULT; {}",
             place(value, about),
             cause(value, about).unwrap_or_else(|| "check the disk, and that nobody else writes there".into())
         ),
@@ -407,7 +407,8 @@ mod tests {
         let news = self::news(&mut watcher, session);
         assert_eq!(news.len(), 2);
         assert!(
-            news[0].starts_with("python3 (pid 101): swap area /var/tmp is full (5 MiB in use)"),
+            news[0]
+                .starts_with("python3 (pid 101): swap area /var/tmp is full (this process has 5 MiB there)"),
             "{}",
             news[0]
         );
