@@ -120,5 +120,27 @@ static void ends_beside_a_thread(void)
     usleep(5000);
 }
 
-MAIN({ "ends_beside_a_thread", ends_beside_a_thread }, { "read_after", read_after }, { "write_after", write_after }, { "give_up_after", give_up_after },
+static void *sleeps(void *argument)
+{
+    for (;;)
+        pause();
+    return argument;
+}
+
+/* The kernel looks at such locks when their thread ends. The lock's page is out by then. */
+static void ends_with_a_robust_lock(void)
+{
+    pthread_mutexattr_t robust;
+    pthread_t thread;
+    CHECK(pthread_mutexattr_init(&robust) == 0);
+    CHECK(pthread_mutexattr_setrobust(&robust, PTHREAD_MUTEX_ROBUST) == 0);
+    char *memory = map(LARGE);
+    pthread_mutex_t *lock = (pthread_mutex_t *)memory;
+    CHECK(pthread_mutex_init(lock, &robust) == 0 && pthread_mutex_lock(lock) == 0);
+    CHECK(pthread_create(&thread, NULL, sleeps, NULL) == 0);
+    noise((uint64_t *)(memory + PAGE), LARGE - PAGE, 6);
+    _exit(7);
+}
+
+MAIN({ "ends_with_a_robust_lock", ends_with_a_robust_lock }, { "ends_beside_a_thread", ends_beside_a_thread }, { "read_after", read_after }, { "write_after", write_after }, { "give_up_after", give_up_after },
      { "moved_past_libc", moved_past_libc }, { "aio_in_locked_memory", aio_in_locked_memory })

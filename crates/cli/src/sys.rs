@@ -762,15 +762,14 @@ pub fn status_of_zombie(pid: u32) -> Option<ChildState> {
     /// Where the status stands behind the name.
     const STATUS: usize = 49;
     let place = format!("/proc/{pid}");
+    // The kernel writes 0 for a reader who may not know, root without CAP_SYS_PTRACE, say. It asks the same before it follows this
+    // link, which a zombie has no more. Followed before: a zombie that is there afterwards was there then.
+    let may_know = std::fs::read_link(format!("{place}/exe"))
+        .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
     let stat = std::fs::read_to_string(format!("{place}/stat")).ok()?;
     let words: Vec<_> = stat.rsplit(") ").next()?.split_whitespace().collect();
     let status: c_int = words.get(STATUS).filter(|_| words[0] == "Z")?.parse().ok()?;
-    // The kernel writes 0 for a reader who may not know, root without CAP_SYS_PTRACE, say. It asks the same before it follows this
-    // link, which a zombie has no more.
-    let may_know = || {
-        std::fs::read_link(format!("{place}/exe")).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
-    };
-    (status != 0 || may_know()).then(|| state_of_status(status))
+    (status != 0 || may_know).then(|| state_of_status(status))
 }
 
 /// What a status of wait(2) says of a child that has ended.

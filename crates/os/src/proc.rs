@@ -641,7 +641,7 @@ fn field_of_status<'t>(text: &'t [u8], name: &[u8]) -> Option<&'t [u8]> {
 
 /// The most memory in RAM that this process has had since it executed its program, in bytes.
 pub fn resident_peak() -> Option<u64> {
-    let mut text = [0; 2048];
+    let mut text = [0; 4096];
     let length = read_at(&open(c"/proc/self/status").ok()?, &mut text, 0).ok()?;
     let kib = field_of_status(&text[..length], b"VmHWM:")?.strip_suffix(b" kB")?;
     Some(parse_decimal(kib)?.saturating_mul(1024))

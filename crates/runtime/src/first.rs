@@ -113,12 +113,12 @@ impl First {
         let [own_before, children_before] =
             self.peaks_before.each_ref().map(|peak| peak.load(Ordering::Relaxed));
         let [own, children] = peaks;
-        let own = if own > own_before { own } else { proc::resident_peak().unwrap_or(0) };
+        let of_this_program = if own > own_before { Some(own) } else { proc::resident_peak() };
         let waited_for = if children > children_before { children } else { 0 };
         // Of one program the kernel tells the peak, whatever was before.
         let is_one = self.programs.load(Ordering::Relaxed) == 1;
-        let own_most = if is_one { own } else { peaks[0] };
-        self.resident_peak.store(own.max(waited_for), Ordering::Relaxed);
+        let own_most = of_this_program.filter(|_| is_one).unwrap_or(own);
+        self.resident_peak.store(of_this_program.unwrap_or(0).max(waited_for), Ordering::Relaxed);
         self.resident_most[0].store(own_most, Ordering::Relaxed);
         self.resident_most[1].store(children, Ordering::Relaxed);
     }
@@ -142,7 +142,9 @@ fn is_alone() -> bool {
     let is_ours = |thread| thread::all().any(|ours| ours.number() == Some(thread));
     let mut others = 0;
     let seen = proc::for_each_thread(|thread| {
-        others += u32::from(thread != own && !is_ours(thread) && !proc::runs_no_program(thread));
+        // One is enough: each is a look at /proc, and the program's other threads go on meanwhile.
+        others +=
+            u32::from(others == 0 && thread != own && !is_ours(thread) && !proc::runs_no_program(thread));
     });
     seen.is_ok() && others == 0
 }

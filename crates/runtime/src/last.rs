@@ -1,8 +1,8 @@
 //! The end of a run's first process that has several threads: the process executes a program that waits for the summary.
 //!
 //! The other threads would go on while one waits, though destructors have run. exec ends these threads, and not the process. The program
-//! is this very library: what its entry point does needs neither a loader nor memory. A debugger or a filter of the program's would see
-//! the exec, and limits can make it fail after the point of no return. There the process ends at once, and the summary comes later.
+//! is this very library, whose entry point needs no loader. A debugger or a filter of the program's would see the exec, and limits can
+//! make it fail after the point of no return. There the process ends at once, and the summary comes later.
 // UNSAFETY: the entry point of a program is code for the kernel's way of starting one.
 
 use crate::first::{First, PATIENCE_NS, STATUS_FAILED};
@@ -11,40 +11,93 @@ use core::arch::naked_asm;
 use core::ffi::{CStr, c_char};
 use core::mem::offset_of;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use farpage_os::proc;
 use farpage_os::seccomp;
 use farpage_os::sys::{self, number};
 use linux_raw_sys::errno::{EAGAIN, EINTR};
 use linux_raw_sys::general as raw;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags, Stat};
 use rustix::process::{Resource, getrlimit};
 
 /// Paths of this library and of the session.
 static PATHS: [AtomicPtr<c_char>; 2] = [const { AtomicPtr::new(null_mut()) }; 2];
+/// Which file the library was when it was loaded: device, inode and time of its last change. 0: unknown.
+static FILE: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 
 /// Remembers where this library and the session are.
 pub fn prepare(library: &'static CStr, session: &'static CStr) {
-    // Ordering: Release publishes the paths.
+    let found = rustix::fs::stat(library).map(|stat| identity(&stat)).unwrap_or_default();
+    FILE.iter().zip(found).for_each(|(word, found)| word.store(found, Ordering::Relaxed));
+    // Ordering: Release publishes the paths, and which file it was.
     PATHS[0].store(library.as_ptr().cast_mut(), Ordering::Release);
     PATHS[1].store(session.as_ptr().cast_mut(), Ordering::Release);
+}
+
+fn identity(stat: &Stat) -> [u64; 4] {
+    [stat.st_dev, stat.st_ino, stat.st_ctime as u64, stat.st_ctime_nsec]
 }
 
 /// The calling process becomes the program that waits and ends with `status`. Returns if that isn't possible.
 pub fn execute(first: &First, status: i32) {
     // Ordering: Acquire pairs with the Release in `prepare`.
     let [library, session] = [0, 1].map(|path: usize| PATHS[path].load(Ordering::Acquire));
-    if library.is_null() || !is_unseen(first) || !has_room() {
+    if library.is_null() || session.is_null() || holds_robust_locks() || !is_unseen(first) || !has_room() {
         return;
     }
+    // SAFETY: both were stored by `prepare`, are strings, and live for good.
+    let (library, session) = unsafe { (CStr::from_ptr(library), CStr::from_ptr(session)) };
+    // What the new program opens can be opened.
+    let Some(file) = open_library(library).filter(|_| is_open_to_us(session)) else { return };
     // A word may have any bytes but zero. That of status 0 is empty.
     let status = [status as u8, 0];
-    let words = [library.addr(), session.addr(), status.as_ptr().addr(), 0];
+    let words = [library.as_ptr().addr(), session.as_ptr().addr(), status.as_ptr().addr(), 0];
     let environment = [0_usize];
-    // SAFETY: the words and the path end with NUL, the lists with a null pointer, and all live until the call returns.
+    let lists = [words.as_ptr().addr(), environment.as_ptr().addr()];
+    let arguments =
+        [file.as_raw_fd() as usize, c"".as_ptr().addr(), lists[0], lists[1], raw::AT_EMPTY_PATH as usize, 0];
+    // A signal that arms a thread would end the new program, which has no handler.
+    let before = sys::block_all_signals();
+    // SAFETY: the words end with NUL, the lists with a null pointer, and all live until the call returns. The kernel clears no word at
+    // this thread's end any more: nobody waits for that end, and the word's page could be out.
     unsafe {
-        let arguments = [library.addr(), words.as_ptr().addr(), environment.as_ptr().addr(), 0, 0, 0];
-        sys::call(number::EXECVE, arguments);
+        sys::call(raw::__NR_set_tid_address as usize, [0; 6]);
+        sys::call(raw::__NR_execveat as usize, arguments);
     }
+    sys::restore_signals(before);
+}
+
+/// The library's file, if it is the one that was loaded. After a change of the root directory, or once the library was replaced,
+/// anything else may lie there, and root would execute it.
+fn open_library(path: &CStr) -> Option<OwnedFd> {
+    let file = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let known = FILE.each_ref().map(|word| word.load(Ordering::Relaxed));
+    let is_same = identity(&rustix::fs::fstat(&file).ok()?) == known && known[1] != 0;
+    is_same.then_some(file)
+}
+
+fn is_open_to_us(session: &CStr) -> bool {
+    rustix::fs::open(session, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).is_ok()
+}
+
+/// Whether the calling thread holds robust locks. exec walks their list when the threads that serve faults are gone. A page of it that
+/// is out must not be waited for then: the userfaultfd is closed with these threads, but the walk is left to an end without exec.
+fn holds_robust_locks() -> bool {
+    let (mut head, mut bytes) = (0_usize, 0_usize);
+    let arguments = [0, (&raw mut head).addr(), (&raw mut bytes).addr(), 0, 0, 0];
+    // SAFETY: the kernel writes two words.
+    if sys::check(unsafe { sys::call(raw::__NR_get_robust_list as usize, arguments) }).is_err() {
+        return true;
+    }
+    if head == 0 {
+        return false;
+    }
+    // Of a `robust_list_head` the first word is the list's first entry, the head itself if there is none, and the third is a lock
+    // that is just taken.
+    // SAFETY: libc has registered the head, which lies in the thread's control block.
+    let [first, _, pending] = unsafe { (head as *const [usize; 3]).read_volatile() };
+    first != head || pending != 0
 }
 
 /// Neither a debugger nor a filter of seccomp that the program has installed sees what the process does.
@@ -81,6 +134,10 @@ const fn at(word: usize) -> usize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farpage_last() -> ! {
     naked_asm!(
+        // Whoever executes the library by hand gives it other words.
+        "mov r12d, {failed}",
+        "cmp qword ptr [rsp], 3",
+        "jne 5f",
         "mov rsi, [rsp + 16]",
         "mov rax, [rsp + 24]",
         "movzx r12d, byte ptr [rax]",

@@ -27,13 +27,16 @@ use farpage_os::report::LastWords;
 /// Environment variable that holds the path at which a program opens the session.
 pub const SESSION_ENV: &str = "FARPAGE_SESSION";
 /// First word of a session: "farpage" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x13");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"farpage\x14");
 /// What a library exports that knows this layout. A library of another one would leave its program alone, so `farpage run`
 /// looks for this name first.
-pub const LAYOUT_NAME: &str = "farpage_session_layout_19";
+pub const LAYOUT_NAME: &str = "farpage_session_layout_20";
 /// See [`LAYOUT_NAME`].
-#[unsafe(export_name = "farpage_session_layout_19")]
+#[unsafe(export_name = "farpage_session_layout_20")]
 pub static LAYOUT: u64 = MAGIC;
+/// Whoever changes where something lies changes the version, too.
+const _: () =
+    assert!(size_of::<Session>() == 1_584_784 && core::mem::offset_of!(Session, processes) == 50_832);
 const _: () = {
     let name = LAYOUT_NAME.as_bytes();
     let [.., tens, ones] = name else { panic!() };

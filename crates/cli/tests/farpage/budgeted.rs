@@ -243,9 +243,8 @@ impl Job {
         let (pid, seen, timeout) = (child.id(), over.clone(), self.timeout);
         let asked = self.command.get_args().find(|word| *word == "beside" || *word == "above");
         let place = asked.map(ToOwned::to_owned).or_else(|| std::env::var_os("FARPAGE_SUPERVISOR"));
-        let is_ours = !matches!(self.under, Under::Nothing);
-        let is_beside = is_ours && place.is_none_or(|place| place == "beside");
-        let own = (is_beside || !is_ours).then_some(pid);
+        let is_beside = place.is_some_and(|place| place == "beside");
+        let own = (is_beside || matches!(self.under, Under::Nothing)).then_some(pid);
         let watcher = std::thread::spawn(move || watch(pid, own, timeout, &seen));
         let start = Instant::now();
         Running { place: self.place, under: self.under, child, watcher, over, start, is_beside }
@@ -341,6 +340,7 @@ impl Running {
 
     /// Waits for its end.
     pub fn end(mut self) -> Outcome {
+        let supervisor = self.supervisor_beside();
         let status = self.child.wait().unwrap();
         let read = |name| {
             let mut content = Vec::new();
@@ -354,8 +354,14 @@ impl Running {
         // The supervisor beside a program that didn't say that it ends tells how it ended some milliseconds later.
         let is_to_tell = self.is_beside && !matches!(status.code(), Some(125..=127));
         let was_ended = || String::from_utf8_lossy(&read("stderr")).contains("the run was ended");
+        let is_there = || supervisor.is_none_or(|pid| Path::new(&format!("/proc/{pid}")).exists());
         let start = Instant::now();
-        while is_to_tell && !has_told() && !was_ended() && start.elapsed() < Duration::from_secs(10) {
+        while is_to_tell
+            && !has_told()
+            && !was_ended()
+            && is_there()
+            && start.elapsed() < Duration::from_secs(10)
+        {
             std::thread::sleep(Duration::from_millis(5));
         }
         let outcome = Outcome {

@@ -103,8 +103,8 @@ fn programs_that_never_join_are_named_with_the_reason() {
     let Some(_alone) = alone_with("python3") else { return };
     let (python, fills) = filler();
     let place = farpage::directory();
-    let source = "#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\n\
-                  int main(void) { char *m = malloc(64 << 20); memset(m, 1, 64 << 20); usleep(700000); return m[5] - 1; }\n";
+    let source = "#include <fcntl.h>\n#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\n\
+                  int main(void) { char *m = malloc(64 << 20); memset(m, 1, 64 << 20); creat(\"full\", 0600); usleep(700000); return m[5] - 1; }\n";
     let source = farpage::put(place.path(), "hungry.c", source.as_bytes(), 0o644);
     let program = place.path().join("hungry");
     let built = Command::new("cc").args(["-static", "-o"]).arg(&program).arg(source).status();
@@ -126,7 +126,8 @@ fn programs_that_never_join_are_named_with_the_reason() {
         assert!(is_nested || !outcome.stderr.contains("within"), "{}", outcome.stderr);
     }
     // One that the program leaves behind: the run "was not seen above its budget", twice as large as that.
-    let leaves = ["sh", "-c", "\"$0\" >/dev/null 2>&1 & sleep 0.6", hungry];
+    let leaves =
+        ["sh", "-c", "\"$0\" >/dev/null 2>&1 & until [ -e full ]; do sleep 0.01; done; sleep 0.3", hungry];
     let outcome = Job::new(&Under::budget(RAM, &[]), &leaves).run();
     outcome.succeeded();
     assert!(is_told_outside(&outcome, "a static program"), "{}", outcome.stderr);
