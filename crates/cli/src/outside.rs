@@ -8,7 +8,7 @@ use crate::say;
 use crate::session::Shared;
 use crate::sys;
 use crate::totals::Member;
-use farpage::session::SESSION_ENV;
+use farpage::session::{PROCESSES_MAX, SESSION_ENV};
 use farpage::started::Program;
 use std::collections::BTreeMap;
 use std::fs;
@@ -49,6 +49,8 @@ pub struct Outside {
     waiting: BTreeMap<usize, (Process, u32)>,
     known: BTreeMap<u32, Process>,
     more: u64,
+    /// There was a look that found as many processes as the session has records.
+    was_full: bool,
 }
 
 /// All that was found.
@@ -60,11 +62,14 @@ pub struct Report {
     pub more: u64,
     /// Programs that were not followed, too many at once: most of them have joined.
     pub missed: u64,
+    /// There were as many processes at once as can be managed. A fork's child beyond that has no budget, and leaves no note.
+    pub was_full: bool,
 }
 
 impl Outside {
     /// Looks once more: ten times a second, and at the end.
     pub fn look(&mut self, shared: &Shared, members: &BTreeMap<u32, Member>) {
+        self.was_full |= members.values().filter(|member| member.is_alive).count() >= PROCESSES_MAX;
         let started = &shared.session().started;
         let notes: BTreeMap<usize, Program> = started.waiting().collect();
         // It has joined, or the call has failed.
@@ -146,7 +151,8 @@ impl Outside {
         waiting.filter(is_outside).for_each(|process| self.keep(process));
         let mut processes: Vec<_> = self.known.values().cloned().collect();
         processes.sort_by_key(|process| std::cmp::Reverse(process.peak));
-        Report { processes, more: self.more, missed: shared.session().started.missed() }
+        let missed = shared.session().started.missed();
+        Report { processes, more: self.more, missed, was_full: self.was_full }
     }
 }
 

@@ -102,7 +102,7 @@ pub fn text(run: &Run) -> Vec<String> {
 
 /// Whether there may have been processes that nothing limits.
 fn has_outside(run: &Run) -> bool {
-    !run.outside.processes.is_empty() || run.outside.missed > 0
+    !run.outside.processes.is_empty() || run.outside.missed > 0 || run.outside.was_full
 }
 
 /// Processes that nothing limits.
@@ -137,7 +137,10 @@ fn outside_row(run: &Run) -> Option<String> {
     let had = format!(
         "{processes} ran outside of this budget: {named}{more}; the largest of the run had at least {largest} in RAM"
     );
-    let texts: Vec<_> = (count > 0).then_some(had).into_iter().chain(missed).collect();
+    let full = outside.was_full.then(|| {
+        format!("{PROCESSES_MAX} processes ran at once, as many as Farpage manages: whatever else was forked had no budget")
+    });
+    let texts: Vec<_> = (count > 0).then_some(had).into_iter().chain(missed).chain(full).collect();
     (!texts.is_empty()).then(|| row("outside", &texts.join("; ")))
 }
 

@@ -55,7 +55,7 @@ fn outside_processes(outside: &outside::Report) -> Value {
         let (path, why, peak) = (&process.path, &process.why, process.peak);
         json!({ "pid": process.pid, "path": path, "why": why, "resident_peak": peak })
     });
-    json!({ "processes": processes.collect::<Vec<_>>(), "more": outside.more, "not_followed": outside.missed })
+    json!({ "processes": processes.collect::<Vec<_>>(), "more": outside.more, "not_followed": outside.missed, "was_full": outside.was_full })
 }
 
 fn oom_kills(oom: &oom::Report) -> Value {
@@ -100,7 +100,7 @@ fn legend() -> Value {
         row(
             "outside",
             "processes",
-            "Processes outside of this budget, why, and their largest size in RAM as seen.",
+            "Processes outside of this budget, why, and their largest size in RAM as seen; was_full: as many ran at once as are managed.",
         ),
         row(
             "oom_kills",

@@ -325,13 +325,13 @@ fn processes_without_a_budget_are_named_and_nothing_is_claimed_of_the_run() {
         let mut processes =
             vec![process(7, "./grow\x07", Some("a static program"), 60 << 20), process(8, "x", None, 0)];
         processes.extend((10..20).map(|pid| process(pid, "y", None, 1 << 20)));
-        let outside = outside::Report { processes, more: 3, missed: 2 };
+        let outside = outside::Report { processes, more: 3, missed: 2, was_full: true };
         let (lines, json) = with(&shared, ChildState::Exited(0), |run| {
             let run = Run { outside: &outside, ..*run };
             (text(&run), json(&run))
         });
         let start = "  outside    15 processes ran outside of this budget: ./grow\\u{7} (pid 7, seen with 60 MiB: a static program), x (pid 8: Farpage did not find it while it ran), ";
-        let end = " and 7 more; the largest of the run had at least 150 MiB in RAM; 2 starts of programs were not followed, too many at once";
+        let end = " and 7 more; the largest of the run had at least 150 MiB in RAM; 2 starts of programs were not followed, too many at once; 256 processes ran at once, as many as Farpage manages: whatever else was forked had no budget";
         assert!(lines.iter().any(|line| line.starts_with(start) && line.ends_with(end)), "{lines:#?}");
         assert!(
             !lines.iter().any(|line| line.contains("not seen above") || line.contains("none")),

@@ -1,7 +1,7 @@
 //! What a program starts stays within the budget, though the environment says nothing of it any more.
 
 use super::RAM;
-use crate::farpage::budgeted::{Job, Outcome, Under, alone_with, compiled};
+use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled};
 use crate::farpage::{self, harmless_library, skip};
 use std::process::Command;
 
@@ -95,6 +95,32 @@ fn program_that_is_started_with_an_empty_variable_runs_outside_of_the_run() {
         let why = format!("{variable} is empty").replace('=', "");
         assert!(is_told_outside(&outcome, &why), "{}", outcome.stderr);
     }
+}
+
+/// Of 300 forked processes those beyond 256 were managed by nobody, and "were not seen above" the budget.
+#[test]
+fn forks_beyond_the_records_are_told_of() {
+    let Some(_alone) = alone_with("python3") else { return };
+    let forks = |count: u32| {
+        let text = format!(
+            "import os, time
+left = os.getpid()
+for _ in range({count}):
+    if os.getpid() == left and os.fork() == 0:
+        time.sleep(20)
+        os._exit(0)
+time.sleep(1)
+os.system('kill $(cat /proc/%d/task/*/children)' % left)"
+        );
+        let (python, _) = filler();
+        Job::new(&Under::budget(4096 * MIB, &[]), &[&python, "-c", &text]).within(60).run()
+    };
+    let told =
+        |outcome: &Outcome| outcome.stderr.contains("256 processes ran at once, as many as Farpage manages");
+    let many = forks(300);
+    assert!(told(&many) && !many.stderr.contains("not seen above"), "{}", many.stderr);
+    let few = forks(20);
+    assert!(!told(&few) && few.stderr.contains("not seen above"), "{}", few.stderr);
 }
 
 /// The static child of 64 MiB was nowhere, and the summary said that the run had stayed within its 32.
