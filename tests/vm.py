@@ -264,7 +264,9 @@ def boot(kernel, image, parameters):
     with open(disk, "wb") as file:
         file.truncate(512 << 20)
     run(["mkfs.ext4", "-q", "-F", disk])
-    words = ["qemu-system-x86_64", "-accel", "tcg", "-cpu", "max,la57=off", "-smp", "1", "-m", str(GUEST_MIB), "-display", "none",
+    # It ends with this script, however that ends: the next one needs the disk.
+    words = ["setpriv", "--pdeathsig", "KILL", "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max,la57=off", "-smp", "1",
+             "-m", str(GUEST_MIB), "-display", "none",
              "-nodefaults", "-no-reboot", "-kernel", kernel_image(kernel), "-initrd", image,
              "-append", "console=ttyS0 panic=-1 mitigations=off nokaslr no_timer_check quiet loglevel=4 " + parameters,
              "-drive", "file=%s,format=raw,if=virtio,cache=unsafe" % disk,
