@@ -408,8 +408,8 @@ fn latency_row(n: &Numbers) -> String {
     row("latency", &text)
 }
 
-/// Threads may wait at the same time, and what eviction and system calls cost isn't measured: so this is no bound of the time by which
-/// the run was longer.
+/// Threads may wait at the same time. What eviction and system calls cost isn't measured. So the sum is no bound of the time by which the
+/// run was longer.
 fn time_row(run: &Run, n: &Numbers) -> String {
     let (lost, wall) = (n.all_latencies().sum_ns, run.wall.as_nanos() as u64);
     let share = if lost <= wall {

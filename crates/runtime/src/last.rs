@@ -134,7 +134,7 @@ const fn at(word: usize) -> usize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farpage_last() -> ! {
     naked_asm!(
-        // Whoever executes the library by hand gives it other words.
+        // A library that is executed by hand has other words.
         "mov r12d, {failed}",
         "cmp qword ptr [rsp], 3",
         "jne 5f",

@@ -34,7 +34,7 @@ pub const LAYOUT_NAME: &str = "farpage_session_layout_20";
 /// See [`LAYOUT_NAME`].
 #[unsafe(export_name = "farpage_session_layout_20")]
 pub static LAYOUT: u64 = MAGIC;
-/// Whoever changes where something lies changes the version, too.
+/// Another layout needs another version.
 const _: () =
     assert!(size_of::<Session>() == 1_584_784 && core::mem::offset_of!(Session, processes) == 50_832);
 const _: () = {
