@@ -9,7 +9,7 @@ use crate::session::Shared;
 use crate::sys;
 use crate::totals::Member;
 use farpage::session::{PROCESSES_MAX, SESSION_ENV};
-use farpage::started::Program;
+use farpage::started::{PATH_BYTES_KEPT, Program};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -187,6 +187,11 @@ impl Process {
     fn executes_it(&self) -> bool {
         let name = self.path.rsplit('/').next().unwrap_or_default().as_bytes();
         let comm = fs::read(self.place().join("comm")).unwrap_or_default();
+        // Of a longer path only the beginning is noted.
+        if self.path.len() >= PATH_BYTES_KEPT {
+            let file = fs::read_link(self.place().join("exe")).unwrap_or_default();
+            return file.as_os_str().as_encoded_bytes().starts_with(self.path.as_bytes());
+        }
         !name.is_empty() && comm.strip_suffix(b"\n") == Some(&name[..name.len().min(COMM_BYTES)])
     }
 

@@ -151,6 +151,13 @@ fn programs_that_never_join_are_named_with_the_reason() {
         let is_nested = words[0] == nested;
         assert!(is_nested || !outcome.stderr.contains("within"), "{}", outcome.stderr);
     }
+    // One with a long path, of which the beginning is noted.
+    let long = place.path().join("d".repeat(130));
+    std::fs::create_dir(&long).unwrap();
+    std::fs::copy(&program, long.join("hungry")).unwrap();
+    let words = ["sh", "-c", "\"$0\"; true", long.join("hungry").to_str().unwrap()].map(str::to_owned);
+    let outcome = Job::new(&Under::budget(RAM, &[]), &words.each_ref().map(String::as_str)).run();
+    assert!(is_told_outside(outcome.succeeded(), "a static program"), "{}", outcome.stderr);
     // One that the program leaves behind: the run "was not seen above its budget", twice as large as that.
     let leaves =
         ["sh", "-c", "\"$0\" >/dev/null 2>&1 & until [ -e full ]; do sleep 0.01; done; sleep 0.3", hungry];
