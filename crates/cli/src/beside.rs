@@ -1,4 +1,4 @@
-//! The supervisor beside the program (`--supervisor beside`): the program keeps the process that `farpage run` was started as.
+//! The supervisor beside the program, the default where it is possible: the program keeps the process that `farpage run` was started as.
 //!
 //! That process parts in two before the program starts. The supervisor is the part that nobody waits for: not the program's child, in a
 //! session of its own. The other part becomes the program. So signals, job control, parents and statuses are the program's own.
@@ -61,6 +61,9 @@ pub fn is_impossible() -> Option<&'static str> {
         (1, _) => Some("as process 1 of a container the program would be the supervisor's parent"),
         (_, true) => {
             Some("it was started in a process that is given the orphans of those below (a subreaper)")
+        }
+        (own, _) if sys::open_process(own).is_err() => {
+            Some("a filter of seccomp forbids pidfd_open, or no descriptor is free")
         }
         _ => None,
     }

@@ -317,10 +317,10 @@ pub struct RunSettings {
     #[arg(long, value_enum, env = "FARPAGE_OVER_BUDGET", default_value = "warn")]
     over_budget: OverBudgetOption,
 
-    /// Where Farpage's own process stands: as the program's parent (`above`), or `beside` it, and the program has the process that
-    /// `farpage run` was started as.
-    #[arg(long, value_enum, env = "FARPAGE_SUPERVISOR", default_value = "above")]
-    supervisor: SupervisorOption,
+    /// Where Farpage's own process stands: `beside` the program, which has the process that `farpage run` was started as, or as the
+    /// program's parent (`above`). By default it is beside, where that is possible.
+    #[arg(long, value_enum, env = "FARPAGE_SUPERVISOR")]
+    supervisor: Option<SupervisorOption>,
 
     /// Write counters, latencies and settings to this file as JSON when the program has ended; `legend` in it says what
     /// each of them is. `-` is standard output.
@@ -465,9 +465,13 @@ enum SupervisorOption {
 }
 
 impl RunSettings {
-    /// Whether the program keeps this process.
+    /// Whether the program keeps this process, if possible.
     pub fn is_beside(&self) -> bool {
-        self.supervisor == SupervisorOption::Beside
+        self.supervisor != Some(SupervisorOption::Above)
+    }
+    /// Whether that was asked for.
+    pub fn asks_for_beside(&self) -> bool {
+        self.supervisor == Some(SupervisorOption::Beside)
     }
     /// Whether a run that stays above its budget is killed.
     pub fn kills_over_budget(&self) -> bool {

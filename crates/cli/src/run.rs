@@ -81,7 +81,7 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     let notes = plan.notes.iter().filter(|_| !options.settings.quiet);
     notes.for_each(|note| say::line(&format!("note: {note}")));
     let why_above = options.settings.is_beside().then(beside::is_impossible);
-    if let Some(why) = why_above.flatten() {
+    if let Some(why) = why_above.flatten().filter(|_| options.settings.asks_for_beside()) {
         say::line(&format!("note: the supervisor is the program's parent, not beside it: {why}"));
     }
     if why_above == Some(None) {

@@ -616,25 +616,43 @@ fn supervisor_of_a_subreaper_is_its_parent_and_says_so() {
     if !can_run() {
         return;
     }
-    let mut command = farpage::farpage();
-    command.args(["run", "--ram", "64M", "--supervisor", "beside", "--", "sh", "-c", "echo $$; exit 3"]);
-    command.env("FARPAGE_PRELOAD", library()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // SAFETY: takes no pointers.
-    unsafe {
-        command.pre_exec(|| {
-            libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
-            Ok(())
-        })
-    };
-    let child = command.spawn().unwrap();
-    let pid = child.id();
-    let output = child.wait_with_output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(3), "{err}");
-    assert!(
-        out.trim() != pid.to_string() && err.contains("note: the supervisor is the program's parent"),
-        "{err}"
-    );
+    for asks in [true, false] {
+        let mut command = farpage::farpage();
+        command.args(["run", "--ram", "64M"]).args(asks.then_some("--supervisor=beside"));
+        command.args(["--", "sh", "-c", "echo $$; exit 3"]).env("FARPAGE_PRELOAD", library());
+        command.env_remove("FARPAGE_SUPERVISOR").stdout(Stdio::piped()).stderr(Stdio::piped());
+        // SAFETY: takes no pointers.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+                Ok(())
+            })
+        };
+        let child = command.spawn().unwrap();
+        let pid = child.id();
+        let output = child.wait_with_output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(3), "{err}");
+        assert_ne!(out.trim(), pid.to_string(), "{err}");
+        assert_eq!(err.contains("note: the supervisor is the program's parent"), asks, "{err}");
+    }
+}
+
+/// Whoever asks for nothing has the program in the process that was started.
+#[test]
+fn program_has_our_process_by_default() {
+    if !can_run() {
+        return;
+    }
+    for (place, is_ours) in [(None, true), (Some("above"), false)] {
+        let mut command = farpage::farpage();
+        command.args(["run", "--ram", "64M"]).args(place.map(|place| format!("--supervisor={place}")));
+        command.args(["--", "sh", "-c", "echo $$"]).env("FARPAGE_PRELOAD", library());
+        let child = command.env_remove("FARPAGE_SUPERVISOR").stdout(Stdio::piped()).spawn().unwrap();
+        let pid = child.id().to_string();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim() == pid, is_ours, "{place:?}");
+    }
 }
 
 /// What can't begin has the status and the message that it has otherwise, once.

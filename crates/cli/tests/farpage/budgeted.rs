@@ -243,8 +243,9 @@ impl Job {
         let (pid, seen, timeout) = (child.id(), over.clone(), self.timeout);
         let asked = self.command.get_args().find(|word| *word == "beside" || *word == "above");
         let place = asked.map(ToOwned::to_owned).or_else(|| std::env::var_os("FARPAGE_SUPERVISOR"));
-        let is_beside = place.is_some_and(|place| place == "beside");
-        let own = (is_beside || matches!(self.under, Under::Nothing)).then_some(pid);
+        let is_ours = !matches!(self.under, Under::Nothing);
+        let is_beside = is_ours && place.is_none_or(|place| place == "beside");
+        let own = (is_beside || !is_ours).then_some(pid);
         let watcher = std::thread::spawn(move || watch(pid, own, timeout, &seen));
         let start = Instant::now();
         Running { place: self.place, under: self.under, child, watcher, over, start, is_beside }
