@@ -55,20 +55,6 @@ const READY: u8 = b'+';
 /// The run is refused, and that is told. The status follows.
 const REFUSED: u8 = b'-';
 
-/// Why the supervisor can't stand beside the program: a process that is given the orphans below it would be given the supervisor.
-pub fn is_impossible() -> Option<&'static str> {
-    match (std::process::id(), sys::is_subreaper()) {
-        (1, _) => Some("as process 1 of a container the program would be the supervisor's parent"),
-        (_, true) => {
-            Some("it was started in a process that is given the orphans of those below (a subreaper)")
-        }
-        (own, _) if sys::open_process(own).is_err() => {
-            Some("a filter of seccomp forbids pidfd_open, or no descriptor is free")
-        }
-        _ => None,
-    }
-}
-
 /// Parts this process in two.
 pub fn part() -> Result<Side, Failure> {
     let program = std::process::id();

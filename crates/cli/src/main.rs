@@ -43,6 +43,7 @@ mod notices;
 mod numbers;
 mod oom;
 mod options;
+mod orphans;
 mod outside;
 mod over_budget;
 mod places;

@@ -16,13 +16,14 @@ use crate::notices::{self, About, Watcher, Weight};
 use crate::numbers::iec;
 use crate::oom::{self, Witness};
 use crate::options::{self, Disk, RunOptions, RunSettings};
+use crate::orphans;
 use crate::outside::{self, Outside};
 use crate::over_budget::OverBudget;
 use crate::preload;
 use crate::program;
 use crate::say;
 use crate::session::Shared;
-use crate::signals;
+use crate::signals::{self, Unheeded};
 use crate::summary::{self, Run};
 use crate::sys::{self, Child, ChildState};
 use crate::tips;
@@ -80,8 +81,9 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     let stats = options.settings.stats.as_deref().map(open_stats).transpose()?;
     let notes = plan.notes.iter().filter(|_| !options.settings.quiet);
     notes.for_each(|note| say::line(&format!("note: {note}")));
-    let why_above = options.settings.is_beside().then(beside::is_impossible);
-    if let Some(why) = why_above.flatten().filter(|_| options.settings.asks_for_beside()) {
+    let asks = options.settings.asks_for_beside();
+    let why_above = options.settings.is_beside().then(|| orphans::why_above(asks));
+    if let Some(why) = why_above.flatten().filter(|_| asks) {
         say::line(&format!("note: the supervisor is the program's parent, not beside it: {why}"));
     }
     if why_above == Some(None) {
@@ -167,7 +169,13 @@ fn run_beside(
     run.started = Instant::now();
     let shared = Rc::clone(&run.shared);
     let first = &shared.session().first;
-    let ended = run.watch(pid, |poll| starting.follow(first, poll));
+    let (mut unheeded, quiet) = (Unheeded::default(), options.settings.quiet);
+    let ended = run.watch(pid, |poll| {
+        starting.follow(first, || {
+            unheeded.look(pid).filter(|_| !quiet).iter().for_each(|note| say::line(note));
+            poll()
+        })
+    });
     if let Err(failure) = &ended {
         starting.end(first, failure);
     }

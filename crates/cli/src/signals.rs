@@ -6,6 +6,7 @@
 
 use crate::failure::Failure;
 use crate::sys::{self, Child, ChildState, Disposition, SignalSet};
+use std::ffi::c_int;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -87,6 +88,35 @@ pub fn supervise(
             ChildState::Running | ChildState::Stopped(_) => {}
             ChildState::Exited(_) | ChildState::Killed(_) | ChildState::Ended => return Ok(child),
         }
+    }
+}
+
+/// How long a program may take to end after what ends programs: the same signal may have been sent to it.
+const HEEDED: Duration = Duration::from_secs(1);
+
+/// Signals that are to end something, and reach a supervisor beside the program, which they don't end: `pkill farpage`.
+#[derive(Default)]
+pub struct Unheeded {
+    first: Option<(c_int, Instant)>,
+    is_told: bool,
+}
+
+impl Unheeded {
+    /// What the user should know, once, if the program still runs a while after such a signal.
+    pub fn look(&mut self, program: u32) -> Option<String> {
+        while let Some(arrival) = sys::next_signal(&SignalSet::all(), Duration::ZERO) {
+            let ends = matches!(arrival.signal, libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGQUIT);
+            if ends && arrival.is_for(program) {
+                self.first.get_or_insert((arrival.signal, Instant::now()));
+            }
+        }
+        let (signal, _) = self.first.filter(|(_, at)| !self.is_told && at.elapsed() > HEEDED)?;
+        self.is_told = true;
+        let (name, own) = (sys::signal_name(signal), std::process::id());
+        Some(format!(
+            "note: {name} was sent to Farpage's supervisor (process {own}), which stays as long as the program.\n\
+             \x20 fix: kill {program} ends the program; kill -9 {own} ends all of the run"
+        ))
     }
 }
 

@@ -5,7 +5,7 @@
 mod farpage;
 
 use farpage::budgeted::{Job, MIB, Outcome, Running, Under, able, compiled, library};
-use farpage::{can_run, directory};
+use farpage::{can_run, directory, skip};
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -653,6 +653,91 @@ fn program_has_our_process_by_default() {
         let output = child.wait_with_output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout).trim() == pid, is_ours, "{place:?}");
     }
+}
+
+/// What a Python program prints that is process 1 of a namespace, and whose first word is our executable.
+#[track_caller]
+fn said_by_process_1(text: &str) -> Option<(String, String)> {
+    let inside = ["-rpf", "--mount-proc"];
+    let works = Command::new("unshare").args(inside).arg("true").stderr(Stdio::null()).status();
+    if !works.is_ok_and(|status| status.success()) {
+        skip("there is no unshare, or no namespace of processes");
+        return None;
+    }
+    let run = farpage::farpage();
+    let mut command = Command::new("unshare");
+    command
+        .args(inside)
+        .args(["python3", "-c", text])
+        .arg(run.get_program())
+        .env("FARPAGE_PRELOAD", library());
+    let output = command.env_remove("FARPAGE_SUPERVISOR").output().unwrap();
+    let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(output.status.success(), "{out}{err}");
+    Some((out, err))
+}
+
+/// A container whose process 1 is `sleep infinity` kept a zombie of each run.
+#[test]
+fn process_1_that_asks_for_no_status_keeps_one_zombie_and_no_more() {
+    if !able("python3") {
+        return;
+    }
+    let text = r#"if True:
+        import os, subprocess, sys, time
+        def run(*options):
+            words = ["run", "--ram", "64M", "--quiet", *options, "--", "sh", "-c", "echo $PPID"]
+            os.environ["ALL"] = " ".join([sys.argv[1], *words[:-1], "'echo $PPID'"])
+            said = subprocess.run(["sh", "-c", "echo $$; eval \"$ALL\""], capture_output=True, text=True)
+            # Not a zombie until all of the supervisor's work is done.
+            time.sleep(0.5)
+            place = "beside" if len(set(said.stdout.split())) == 1 else "above"
+            children = open("/proc/1/task/1/children").read().split()
+            print(place, len(children), said.stderr)
+        run(); run(); run(); run("--supervisor", "beside")"#;
+    let Some((out, err)) = said_by_process_1(text) else { return };
+    let lines: Vec<_> = out.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    assert_eq!(lines, ["beside 1", "above 1", "above 1", "beside 2"], "{err}");
+}
+
+/// `tini -- farpage run`: the container ends with the program, and so did the supervisor of one that was killed, without a summary.
+#[test]
+fn run_that_a_container_ends_with_has_its_supervisor_above() {
+    if !able("python3") {
+        return;
+    }
+    let text = r#"if True:
+        import os, subprocess, sys
+        subprocess.run([sys.argv[1], "run", "--ram", "64M", "--", "sh", "-c", "echo $PPID; kill -9 $$"])
+        os._exit(0)"#;
+    let Some((out, err)) = said_by_process_1(text) else { return };
+    assert_ne!(out, "1\n", "{err}");
+    assert!(err.contains("was killed by SIGKILL"), "{err}");
+}
+
+/// `pkill farpage` reaches the supervisor, and ends nothing. Whoever sent it reads what does.
+#[test]
+fn signal_to_the_supervisor_ends_nothing_and_is_told_of_once() {
+    if !can_run() {
+        return;
+    }
+    let running = started("echo ready; while :; do sleep 0.01; done");
+    let (program, supervisor) = (running.pid(), supervisor_of(running.pid()));
+    let line = format!("SIGTERM was sent to Farpage's supervisor (process {supervisor})");
+    for _ in 0..2 {
+        send(supervisor as i32, libc::SIGTERM);
+        wait_until("the note", || said(&running, "stderr").contains(&line));
+    }
+    assert!(said(&running, "stderr").contains(&format!("kill {program} ends the program")));
+    std::thread::sleep(Duration::from_millis(1500));
+    send(program as i32, libc::SIGTERM);
+    let outcome = running.end();
+    assert_eq!(
+        (outcome.signal, outcome.stderr.matches(&line).count()),
+        (Some(libc::SIGTERM), 1),
+        "{}",
+        outcome.stderr
+    );
 }
 
 /// What can't begin has the status and the message that it has otherwise, once.
