@@ -6,8 +6,10 @@
 //! files stay open in the supervisor, and programs open them again below /proc. What a header says is looked at in
 //! `areas/prepared.rs`.
 
+mod mark;
 mod prepared;
 
+use self::mark::Mark;
 use crate::failure::{Failure, quoted};
 use crate::header::SLOTS_MIN;
 use crate::kernel_swap;
@@ -67,6 +69,8 @@ pub struct Area {
     pub places: Option<Places>,
     /// What the user should know about it.
     pub warning: Option<String>,
+    /// What says that the file is this run's, once that is written.
+    pub mark: Option<Mark>,
 }
 
 /// What an area is.
@@ -111,6 +115,10 @@ impl Area {
     /// Before the run, when nothing is left that could be refused: what is on a device is lost. As with swapon, a failure is told
     /// and no more.
     pub fn prepare(&mut self) -> Result<(), String> {
+        if self.kind == Kind::EmptyFile {
+            // Without a mark (a full disk) the next run is refused if this one is killed.
+            self.mark = Mark::renew(&self.file).ok();
+        }
         if !self.discards_first {
             return Ok(());
         }
@@ -131,6 +139,8 @@ impl Area {
             .and_then(|is_ours| if is_ours { self.file.set_len(0).map(|()| true) } else { Ok(false) });
         let why = match emptied {
             Ok(true) => return None,
+            // The next run has emptied it, and uses it.
+            Ok(false) if self.mark.is_some_and(|mark| !mark.is_in(&self.file)) => return None,
             Ok(false) => "processes that the program has started use it; when they have ended".to_owned(),
             Err(error) => format!("it can't be emptied: {error}; to do so"),
         };
@@ -298,15 +308,7 @@ fn open(argument: &SwapArgument, opened: &[Area]) -> Result<Area, Failure> {
     if kind.is_block_device() {
         return prepared::open_device(argument, locked()?);
     }
-    // No lock is held between two looks. The supervisor of a run that has ended takes the lock to empty its file.
-    let give_up = Instant::now() + LOCK_WAIT_MAX;
-    let mut file = locked()?;
-    while prepared::is_to_be_emptied(&file) && Instant::now() < give_up {
-        drop(file);
-        std::thread::sleep(LOCK_WAIT_MAX / 25);
-        file = locked()?;
-    }
-    prepared::open_file(argument, file)
+    prepared::open_file(argument, locked()?)
 }
 
 fn is_same(file: &File, other: &fs::Metadata) -> bool {
@@ -456,6 +458,7 @@ fn growing(argument: &SwapArgument, file: File, disk: FileSystem, kind: Kind) ->
         disk_reserve_bytes,
         places: None,
         warning,
+        mark: None,
     })
 }
 
@@ -678,25 +681,48 @@ mod tests {
         (area, others)
     }
 
-    /// With `--supervisor beside` a third of the runs found what the run before had not emptied yet, and were refused.
+    /// The supervisor was killed, or ends a moment later than the program. The next run was refused.
     #[test]
-    fn file_of_a_run_that_has_just_ended_is_waited_for() {
+    fn next_run_empties_what_a_run_has_left() {
         let place = directory();
         let path = place.path().join("empty");
-        let (area, others) = in_use_by_an_engine(&path);
-        std::thread::scope(|scope| {
-            scope.spawn(|| assert_eq!(area.close(), None, "it could be emptied"));
-            // It has tried by then, and tries again a little later.
-            std::thread::sleep(LOCK_WAIT_MAX / 10);
-            drop(others);
-            assert_eq!(open(&argument(&path, Some(1 << 20)), &[]).unwrap().kind, Kind::EmptyFile);
-        });
-        fs::write(&path, b"something of the user's").unwrap();
+        let (mut killed, others) = in_use_by_an_engine(&path);
+        assert_eq!(killed.prepare(), Ok(()));
+        drop(killed);
+        let in_use = open(&argument(&path, Some(1 << 20)), &[]).err().unwrap().to_string();
+        assert!(in_use.contains("another farpage"), "{in_use}");
+        drop(others);
+        let mut late = open(&argument(&path, Some(1 << 20)), &[]).unwrap();
+        assert!(fs::metadata(&path).unwrap().len() > 0, "this may be no run");
+        assert_eq!((late.kind, late.prepare()), (Kind::EmptyFile, Ok(())));
+        // The lock is gone before the file is emptied.
+        late.file.unlock().unwrap();
+        let mut next = open(&argument(&path, Some(1 << 20)), &[]).unwrap();
+        assert_eq!((next.prepare(), late.close()), (Ok(()), None), "the next one has it");
+        assert_eq!(fs::metadata(&path).unwrap().len(), PAGE_BYTES as u64);
+        assert_eq!(next.close(), None);
+        assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn what_no_run_has_left_is_never_emptied() {
+        let place = directory();
+        let path = place.path().join("file");
+        for content in [&b"something of the user's"[..], &[0; 2 * PAGE_BYTES]] {
+            fs::write(&path, content).unwrap();
+            let refused = open(&argument(&path, Some(1 << 20)), &[]).err().unwrap().to_string();
+            assert!(refused.contains("holds something else"), "{refused}");
+            assert_eq!(fs::read(&path).unwrap(), content);
+        }
+        let mut page = [0; PAGE_BYTES];
+        page[PAGE_BYTES - 10..].copy_from_slice(b"FARPAGE-01");
+        fs::write(&path, page).unwrap();
         let refused = open(&argument(&path, Some(1 << 20)), &[]).err().unwrap().to_string();
-        assert!(refused.contains("holds something else"), "{refused}");
-        fs::write(&path, [0; 2 * PAGE_BYTES]).unwrap();
-        let refused = open(&argument(&path, Some(1 << 20)), &[]).err().unwrap().to_string();
-        assert!(refused.contains("holds something else"), "nobody empties it: {refused}");
+        assert!(
+            refused.contains("before this machine was started") && refused.contains("truncate -s 0"),
+            "{refused}"
+        );
+        assert_eq!(fs::read(&path).unwrap(), page);
     }
 
     /// It was emptied under a process that the program had left in the background, which lost its pages.

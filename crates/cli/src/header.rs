@@ -15,7 +15,9 @@ const BAD_COUNT_AT: usize = 1032;
 const BAD_LIST_AT: usize = 1536;
 /// The signature fills the last ten bytes of the page.
 const SIGNATURE_BYTES: usize = 10;
-const SIGNATURE_AT: usize = PAGE_BYTES - SIGNATURE_BYTES;
+pub const SIGNATURE_AT: usize = PAGE_BYTES - SIGNATURE_BYTES;
+/// That of a file which a run of ours has as an area (`areas/mark.rs`).
+pub const SIGNATURE_OF_A_RUN: &[u8; SIGNATURE_BYTES] = b"FARPAGE-01";
 /// As many as fit between the list's place and the signature.
 const BAD_PAGES_MAX: u32 = ((SIGNATURE_AT - BAD_LIST_AT) / 4) as u32;
 const _: () = assert!(BAD_PAGES_MAX == 637);
@@ -38,6 +40,8 @@ pub enum HeaderError {
     Version0,
     /// A hibernation image.
     Hibernation,
+    /// Pages of a run of ours that didn't empty its file.
+    OfARun,
     /// Made on a machine with the other byte order.
     OtherByteOrder,
     /// A version that doesn't exist.
@@ -57,7 +61,10 @@ pub enum HeaderError {
 impl HeaderError {
     /// Whether the page was meant to be a header: someone else's data isn't damage.
     pub fn is_damage(self) -> bool {
-        !matches!(self, HeaderError::Missing | HeaderError::Hibernation | HeaderError::Version0)
+        !matches!(
+            self,
+            HeaderError::Missing | HeaderError::Hibernation | HeaderError::OfARun | HeaderError::Version0
+        )
     }
 }
 
@@ -67,6 +74,9 @@ impl fmt::Display for HeaderError {
             HeaderError::Missing => write!(f, "it has no swap header"),
             HeaderError::Version0 => write!(f, "its swap header has the old version 0 (SWAP-SPACE)"),
             HeaderError::Hibernation => write!(f, "it holds a hibernation image"),
+            HeaderError::OfARun => {
+                write!(f, "a run of Farpage has it: elsewhere, or before this machine was started")
+            }
             HeaderError::OtherByteOrder => {
                 write!(f, "its swap header was written on a machine with the other byte order")
             }
@@ -115,6 +125,7 @@ fn check_signature(signature: &[u8]) -> Result<(), HeaderError> {
         b"SWAPSPACE2" => Ok(()),
         b"SWAP-SPACE" => Err(HeaderError::Version0),
         b"S1SUSPEND\0" | b"S2SUSPEND\0" | b"ULSUSPEND\0" | b"LINHIB0001" => Err(HeaderError::Hibernation),
+        signature if signature == SIGNATURE_OF_A_RUN => Err(HeaderError::OfARun),
         _ => Err(HeaderError::Missing),
     }
 }
@@ -195,6 +206,7 @@ mod tests {
         for (signature, error) in [
             (b"SWAP-SPACE", HeaderError::Version0),
             (b"S1SUSPEND\0", HeaderError::Hibernation),
+            (SIGNATURE_OF_A_RUN, HeaderError::OfARun),
             (b"SWAPSPACE3", HeaderError::Missing),
         ] {
             let mut page = header(15, &[]);

@@ -337,6 +337,7 @@ pub mod tests {
             disk_reserve_bytes: 7,
             places: None,
             warning: None,
+            mark: None,
         }
     }
 

@@ -2,7 +2,8 @@
 //! believed only as far as there is room for it, and nothing else is ever taken for swap.
 
 use super::{
-    Area, DISK_RESERVE_PERCENT, FIX_ANOTHER_PLACE, Kind, cut, disk_of, growing, not_seen, together, too_small,
+    Area, DISK_RESERVE_PERCENT, FIX_ANOTHER_PLACE, Kind, cut, disk_of, growing, mark, not_seen, together,
+    too_small,
 };
 use crate::failure::{Failure, quoted};
 use crate::header::{self, Header, HeaderError, SLOTS_MIN};
@@ -29,7 +30,8 @@ pub fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
             metadata.mode() & 0o7777
         )
     });
-    if metadata.len() == 0 {
+    // What a run has left goes when the next one begins: this may be none.
+    if metadata.len() == 0 || mark::was_left(&file) {
         let area = growing(argument, file, disk, Kind::EmptyFile)?;
         return Ok(Area { warning: together([warning, area.warning]), ..area });
     }
@@ -47,12 +49,6 @@ pub fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
     let disk_reserve_bytes = if grows { disk.bytes / 100 * DISK_RESERVE_PERCENT } else { 0 };
     let warning = together([warning, unknown, area.warning]);
     Ok(Area { grows, disk_reserve_bytes, places, warning, ..area })
-}
-
-/// Whether it looks like a file that was empty and that a run has used: nothing is written where a header would be.
-pub fn is_to_be_emptied(file: &File) -> bool {
-    let mut page = [1; PAGE_BYTES];
-    file.read_exact_at(&mut page, 0).is_ok() && page.iter().all(|byte| *byte == 0)
 }
 
 /// A block device, which must be prepared.
@@ -83,8 +79,13 @@ fn read_header(file: &File, path: &Path, bytes: u64, kind: Kind) -> Result<Heade
 
 fn foreign(path: &Path, error: HeaderError, kind: Kind) -> Failure {
     let name = quoted(path);
-    let failure = Failure::new(format!("swap path {} holds something else: {error}", path.display()))
-        .because("Farpage never overwrites data that isn't swap");
+    let failure = Failure::new(format!("swap path {} holds something else: {error}", path.display()));
+    if error == HeaderError::OfARun && kind != Kind::Device {
+        return failure
+            .because("whether that run goes on isn't known: its lock isn't seen here")
+            .fix(format!("if that run has ended: `truncate -s 0 {name}`"));
+    }
+    let failure = failure.because("Farpage never overwrites data that isn't swap");
     let elsewhere = "name another place: --swap DIRECTORY";
     match kind {
         _ if error == HeaderError::Hibernation => failure.fix(elsewhere),
@@ -142,6 +143,7 @@ fn prepared(
         disk_reserve_bytes: 0,
         places: None,
         warning,
+        mark: None,
     })
 }
 
