@@ -27,6 +27,7 @@ mod areas;
 mod bench;
 mod beside;
 mod budget;
+mod descendants;
 mod doctor;
 mod dormant;
 mod elf;

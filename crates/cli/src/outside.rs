@@ -3,6 +3,7 @@
 //! A process that executes a program leaves a note in the session, and the program takes the note away when it joins. A note that
 //! is left after five seconds, or by a process that has ended, is told of with the reason, if one was found, and the size.
 
+use crate::descendants::{self, Descendants};
 use crate::program;
 use crate::say;
 use crate::session::Shared;
@@ -10,11 +11,14 @@ use crate::sys;
 use crate::totals::Member;
 use farpage::session::{PROCESSES_MAX, SESSION_ENV};
 use farpage::started::{PATH_BYTES_KEPT, Program};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 /// Looks, ten a second, after which a program that lives has had the time to join: on a busy machine some take seconds.
 const PATIENCE: u32 = 50;
@@ -22,6 +26,10 @@ const PATIENCE: u32 = 50;
 const ANCESTORS_MAX: usize = 64;
 /// Processes that are remembered.
 const KNOWN_MAX: usize = 256;
+/// What is said of a process that was found below the program, and has no other reason.
+const ELSEWHERE: &str = "in a pid namespace of its own";
+const BEYOND: &str = "one of more than 256 processes, or made by a bare clone";
+const NO_NOTE: &str = "made by a bare clone, or in another way that Farpage doesn't see";
 /// Characters of a program's name that the kernel keeps.
 const COMM_BYTES: usize = 15;
 
@@ -49,6 +57,9 @@ pub struct Outside {
     waiting: BTreeMap<usize, (Process, u32)>,
     known: BTreeMap<u32, Process>,
     more: u64,
+    descendants: Descendants,
+    /// Numbers in their namespaces of those that were found: notes have these.
+    inner: BTreeSet<u32>,
     /// There was a look that found as many processes as the session has records.
     was_full: bool,
 }
@@ -96,6 +107,32 @@ impl Outside {
         self.known.values_mut().for_each(Process::measure);
     }
 
+    /// Looks once more below the program, for what has left no note.
+    pub fn look_below(&mut self, program: u32, members: &BTreeMap<u32, Member>) {
+        let is_noted = |pid| self.waiting.values().any(|(process, _)| process.pid == pid);
+        let is_known = |pid| {
+            members.get(&pid).is_some_and(|member| member.is_alive)
+                || is_noted(pid)
+                || self.known.get(&pid).is_some_and(Process::is_there)
+        };
+        for pid in self.descendants.look(program, Instant::now(), is_known) {
+            // In another namespace its note has another number, under which it can't be found.
+            let inner = descendants::numbers(pid).into_iter().next_back().unwrap_or(pid);
+            if inner != pid {
+                self.inner.insert(inner);
+                self.known.retain(|known, process| *known != inner || process.began != 0);
+            }
+            let why = match () {
+                () if inner != pid => ELSEWHERE,
+                () if self.was_full => BEYOND,
+                () => NO_NOTE,
+            };
+            if let Some(process) = Process::found(pid, why) {
+                self.keep(process);
+            }
+        }
+    }
+
     /// Anonymous memory of all that live, in bytes.
     pub fn anonymous_bytes(&self) -> u64 {
         self.alive().map(|process| process.anonymous).sum()
@@ -134,6 +171,9 @@ impl Outside {
 
     /// The largest are kept, and those that live.
     fn keep(&mut self, process: Process) {
+        if process.began == 0 && self.inner.contains(&process.pid) {
+            return;
+        }
         self.known.insert(process.pid, process);
         if self.known.len() > KNOWN_MAX {
             let gone = self.known.values().filter(|process| !process.is_there());
@@ -160,6 +200,18 @@ impl Process {
     fn of(note: &Program) -> Process {
         let path = String::from_utf8_lossy(note.path()).into_owned();
         Process { pid: note.process, path, ..Process::default() }
+    }
+
+    /// One that has left no note. `unknown` is said of a process for which there is no other reason.
+    fn found(pid: u32, unknown: &str) -> Option<Process> {
+        let mut process = Process { pid, began: began(pid)?, ..Process::default() };
+        let executable = fs::read_link(process.place().join("exe")).map(PathBuf::into_os_string);
+        let name = || fs::read(process.place().join("comm")).unwrap_or_default();
+        let path = executable.map_or_else(|_| name().trim_ascii_end().to_vec(), OsString::into_vec);
+        process.path = String::from_utf8_lossy(&path).into_owned();
+        process.look();
+        process.why.get_or_insert_with(|| unknown.into());
+        Some(process)
     }
 
     /// One that was seen, for tests of the summary.
@@ -264,7 +316,7 @@ pub fn is_of_run(pid: u32) -> bool {
 }
 
 /// The number of a process's parent.
-fn parent(pid: u32) -> Option<u32> {
+pub fn parent(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
 }

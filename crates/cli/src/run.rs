@@ -309,6 +309,7 @@ fn watch(
         others.dormants.look(shared);
         others.oom.look(&members, pid);
         // A program that has ended isn't ended for its memory, nor is one that can't evict because it is stopped.
+        others.outside.look_below(pid, &members);
         match &mut others.over_budget {
             Some(over) if !is_last && !sys::is_stopped(pid) => {
                 end_if_over(over, shared, &others.outside, &about)

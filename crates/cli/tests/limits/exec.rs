@@ -123,6 +123,50 @@ os.system('kill $(cat /proc/%d/task/*/children)' % left)"
     assert!(!told(&few) && few.stderr.contains("not seen above"), "{}", few.stderr);
 }
 
+/// Of a static program's children, and of a child by a bare clone, nothing was told: they leave no note.
+#[test]
+fn processes_that_leave_no_note_are_found_below_the_program() {
+    let Some(_alone) = alone_with("cc") else { return };
+    let place = farpage::directory();
+    let source = r#"#include <signal.h>
+        #include <stdlib.h>
+        #include <string.h>
+        #include <sys/syscall.h>
+        #include <sys/wait.h>
+        #include <unistd.h>
+        int main(int count, char **words)
+        {
+            long pid = SYS_clone;
+            register long r10 __asm__("r10") = 0, r8 __asm__("r8") = 0;
+            __asm__ volatile("syscall" : "+a"(pid) : "D"(SIGCHLD), "S"(0L), "d"(0L), "r"(r10), "r"(r8)
+                             : "rcx", "r11", "memory");
+            if (pid == 0) {
+                char *memory = malloc(64 << 20);
+                memset(memory, 1, 64 << 20);
+                sleep(12);
+                _exit(memory[5] - 1);
+            }
+            int status;
+            return waitpid(pid, &status, 0) != pid || status != 0;
+        }"#;
+    let source = farpage::put(place.path(), "parent.c", source.as_bytes(), 0o644);
+    for (flag, shell, why) in [
+        ("-static", "\"$0\"; true", "a static program"),
+        ("-O1", "exec \"$0\"", "made by a bare clone, or in another way that Farpage doesn't see"),
+    ] {
+        let program = place.path().join(flag);
+        let built = Command::new("cc").arg(flag).arg("-o").arg(&program).arg(&source).status();
+        if !built.is_ok_and(|status| status.success()) {
+            return skip("cc doesn't work here, or not with -static");
+        }
+        let outcome =
+            Job::new(&Under::budget(RAM, &[]), &["sh", "-c", shell, program.to_str().unwrap()]).run();
+        outcome.succeeded();
+        assert!(is_told_outside(&outcome, why), "{}", outcome.stderr);
+        assert!(!outcome.stderr.contains("not seen above"), "{}", outcome.stderr);
+    }
+}
+
 /// The static child of 64 MiB was nowhere, and the summary said that the run had stayed within its 32.
 #[test]
 fn programs_that_never_join_are_named_with_the_reason() {
