@@ -293,7 +293,10 @@ fn budget_row(run: &Run) -> String {
     let (budget, peak) = (run.budget.ram_bytes, run.totals.anonymous_peak);
     let share = percent(peak, budget);
     let (origin, less) = (&run.budget.origin, less(run));
-    row("budget", &format!("{} ({origin}){less}; peak {} anonymous, {share}", iec(budget), iec(peak)))
+    row(
+        "budget",
+        &format!("{} ({origin}){less}; peak {} anonymous as sampled, {share}", iec(budget), iec(peak)),
+    )
 }
 
 /// How much less the budget was at times.
@@ -313,7 +316,7 @@ pub const fn is_much_less(bytes: u64, budget_bytes: u64) -> bool {
 fn program_row(run: &Run, n: &Numbers) -> String {
     let most = n.gauge(Gauge::ProgramPeak);
     let times = most as f64 / run.budget.ram_bytes as f64;
-    row("program", &format!("{} at most, in memory and evicted: {times:.1} times its budget", iec(most)))
+    row("program", &format!("{} seen at most, in memory and evicted: {times:.1} times its budget", iec(most)))
 }
 
 fn pool_row(run: &Run, n: &Numbers) -> String {
@@ -325,7 +328,7 @@ fn pool_row(run: &Run, n: &Numbers) -> String {
     let (limit, codec) = (iec(run.settings.pool_bytes_max), codec_name(run.settings.codec));
     let denser = parts(n, &[(Counter::PoolDensified, "made denser")]);
     let pages = grouped(pages);
-    row("pool", &format!("{} of {limit} at most, for {pages} pages ({codec}{ratio}){denser}", iec(peak)))
+    row("pool", &format!("{} seen of {limit} at most, for {pages} pages ({codec}{ratio}){denser}", iec(peak)))
 }
 
 /// Where evicted pages went: the parts add up to the pages.

@@ -38,9 +38,9 @@ fn summary_of_a_busy_run_has_a_dozen_lines() {
     assert_eq!(lines.len(), 11, "{lines:#?}");
     for words in [
         "python3 ended with status 0 after 1.5 s (2 processes",
-        "256 MiB (--ram 256M); peak 250 MiB anonymous, 97.7 %",
-        "1000 MiB at most, in memory and evicted: 3.9 times its budget",
-        "2 MiB of 128 MiB at most, for 1,536 pages (auto, 3.0 : 1)",
+        "256 MiB (--ram 256M); peak 250 MiB anonymous as sampled, 97.7 %",
+        "1000 MiB seen at most, in memory and evicted: 3.9 times its budget",
+        "2 MiB seen of 128 MiB at most, for 1,536 pages (auto, 3.0 : 1)",
         "960 pages in 480 slots, 1.9 MiB in 30 writes of 64 KiB, to /var/tmp",
         "3: 3 pool",
         "mean 15.0 µs",
