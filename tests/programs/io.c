@@ -109,7 +109,8 @@ static void long_lines(void)
     double real;
     CHECK(sscanf(text, "%d %x %lf", &ten, &hex, &real) == 3 && ten == 12345 && hex == 31 && real == 2.5);
     push_out();
-    CHECK(snprintf(text, bytes, "%8388608d %s", 7, "end") == 8388612 && strcmp(text + 8388607, "7 end") == 0);
+    const int width = 8 * MIB;
+    CHECK(snprintf(text, bytes, "%*d %s", width, 7, "end") == width + 4 && strcmp(text + width - 1, "7 end") == 0);
     free(text);
     CHECK(fclose(file) == 0);
 }

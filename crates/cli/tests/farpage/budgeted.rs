@@ -68,23 +68,30 @@ pub fn has(program: &str) -> bool {
 
 /// A program of `tests/programs`, compiled: once in this process.
 pub fn compiled(name: &str) -> PathBuf {
-    static DONE: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+    compiled_in_units(name, MIB)
+}
+
+/// The same with another size for what the program takes for a MiB.
+pub fn compiled_in_units(name: &str, unit_bytes: u64) -> PathBuf {
+    static DONE: Mutex<BTreeMap<(String, u64), PathBuf>> = Mutex::new(BTreeMap::new());
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(executable) = done.get(name) {
+    let key = (name.to_owned(), unit_bytes);
+    if let Some(executable) = done.get(&key) {
         return executable.clone();
     }
-    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
+    let directory = if unit_bytes == MIB { "programs".into() } else { format!("programs-{unit_bytes}") };
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(directory);
     fs::create_dir_all(&place).unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(name);
     let executable = place.join(name);
     let compiled = Command::new("cc")
-        .args(["-O2", "-Wall", "-o"])
+        .args(["-O2", "-Wall", &format!("-DMIB=((size_t){unit_bytes})"), "-o"])
         .args([&executable, &source.with_extension("c")])
         .arg("-lpthread")
         .output()
         .unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    done.insert(name.to_owned(), executable.clone());
+    done.insert(key, executable.clone());
     executable
 }
 
