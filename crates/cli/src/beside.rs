@@ -1,4 +1,4 @@
-//! The supervisor beside the program, the default where it is possible: the program keeps the process that `farpage run` was started as.
+//! The supervisor beside the program, mostly the default: the program keeps the process that `farpage run` was started as.
 //!
 //! That process parts in two before the program starts. The supervisor is the part that nobody waits for: not the program's child, in a
 //! session of its own. The other part becomes the program. So signals, job control, parents and statuses are the program's own.
@@ -6,7 +6,7 @@
 
 use crate::failure::{Failure, STATUS_FAILED};
 use crate::say;
-use crate::sys::{self, Child, ChildState, Forked};
+use crate::sys::{self, Child, ChildState, Disposition, Forked};
 use farpage::first::First;
 use farpage_os::futex;
 use std::fs::{self, File};
@@ -55,23 +55,31 @@ const READY: u8 = b'+';
 /// The run is refused, and that is told. The status follows.
 const REFUSED: u8 = b'-';
 
-/// Parts this process in two.
-pub fn part() -> Result<Side, Failure> {
+/// Parts this process in two; None if there may not be two processes more. Above the program, one is enough.
+pub fn part() -> Result<Option<Side>, Failure> {
     let program = std::process::id();
-    let ([from_supervisor, to_program], [from_program, to_supervisor]) =
-        sys::pipe().and_then(|one| Ok((one, sys::pipe()?))).map_err(|error| not_parted(&error))?;
-    match sys::fork().map_err(|error| not_parted(&error))? {
-        Forked::Parent(between) => {
+    let ((from_supervisor, to_program), (from_program, to_supervisor)) =
+        io::pipe().and_then(|one| Ok((one, io::pipe()?))).map_err(|error| not_parted(&error))?;
+    // Where it is ignored no status is kept.
+    let inherited = sys::disposition(libc::SIGCHLD);
+    sys::set_disposition(libc::SIGCHLD, Disposition::Default);
+    let forked = sys::fork();
+    match forked {
+        Err(_) => {
+            sys::set_disposition(libc::SIGCHLD, inherited);
+            Ok(None)
+        }
+        Ok(Forked::Parent(between)) => {
             drop((to_program, from_program));
-            sys::wait_for_end(between);
+            let has_forked = sys::wait_for_end(between);
+            sys::set_disposition(libc::SIGCHLD, inherited);
             // A program that was started with the signal blocked would find the signal waiting.
             sys::forget_pending(libc::SIGCHLD);
-            Ok(Side::Program(Started {
-                from_supervisor: from_supervisor.into(),
-                to_supervisor: to_supervisor.into(),
-            }))
+            let [from_supervisor, to_supervisor] =
+                [OwnedFd::from(from_supervisor), to_supervisor.into()].map(File::from);
+            Ok(has_forked.then_some(Side::Program(Started { from_supervisor, to_supervisor })))
         }
-        Forked::Child => {
+        Ok(Forked::Child) => {
             drop((from_supervisor, to_supervisor));
             sys::begin_session();
             // Its parent ends at once, so it is nobody's child whom the program could wait for.
@@ -80,14 +88,13 @@ pub fn part() -> Result<Side, Failure> {
                 Ok(Forked::Parent(_)) => sys::end_at_once(0),
                 Err(_) => sys::end_at_once(i32::from(STATUS_FAILED)),
             }
-            let mut to_program = File::from(to_program);
+            let [mut to_program, from_program] =
+                [OwnedFd::from(to_program), from_program.into()].map(File::from);
             match sys::open_process(program) {
-                Ok(process) => Ok(Side::Supervisor(Starting {
-                    program,
-                    process,
-                    to_program: Some(to_program),
-                    from_program: from_program.into(),
-                })),
+                Ok(process) => {
+                    let to_program = Some(to_program);
+                    Ok(Some(Side::Supervisor(Starting { program, process, to_program, from_program })))
+                }
                 // It was killed meanwhile.
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => sys::end_at_once(0),
                 Err(error) => {
@@ -101,9 +108,10 @@ pub fn part() -> Result<Side, Failure> {
 }
 
 fn not_parted(error: &io::Error) -> Failure {
-    Failure::new(format!("a process for the supervisor can't be made: {error}"))
-        .because("there are as many processes or open files as this user or cgroup may have")
-        .fix("raise the limits: ulimit -u, ulimit -n, or the cgroup's pids.max")
+    Failure::new(format!("the supervisor can't stand beside the program: {error}"))
+        .because("there are as many open files as this user may have")
+        .fix("raise the limit: ulimit -n")
+        .fix("use --supervisor above")
 }
 
 impl Started {
@@ -116,8 +124,8 @@ impl Started {
             (Ok(_), Some((&REFUSED, [status]))) => Err(Ok(*status)),
             (Err(error), _) => Err(Err(not_parted(&error))),
             _ => Err(Err(Failure::new("the supervisor has ended before the program was started")
-                .because("it was killed, or no process could be made for it")
-                .fix("look at `ulimit -u` and the cgroup's limits, and try again"))),
+                .because("it was killed")
+                .fix("try again, or use --supervisor above"))),
         }
     }
 
@@ -169,7 +177,7 @@ impl Starting {
         first: &First,
         mut poll: impl FnMut() -> Result<Duration, Failure>,
     ) -> Result<Child, Failure> {
-        let [bell, ring] = sys::pipe().map_err(|error| no_process(&error))?;
+        let (bell, ring) = io::pipe().map_err(|error| no_process(&error))?;
         let is_over = &AtomicBool::new(false);
         std::thread::scope(|threads| {
             let rings = move || {
@@ -190,7 +198,7 @@ impl Starting {
 
     fn follow_with(
         &self,
-        bell: &OwnedFd,
+        bell: &impl AsFd,
         first: &First,
         poll: &mut impl FnMut() -> Result<Duration, Failure>,
     ) -> Result<Child, Failure> {

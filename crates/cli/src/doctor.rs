@@ -6,7 +6,7 @@ use crate::budget::{self, Behind, Roots};
 use crate::failure::{Failure, STATUS_CANT_RUN};
 use crate::kernel::{self, FaultsAsked, Refused, Release, Userfaultfd};
 use crate::numbers::iec;
-use crate::options::{DoctorOptions, RunSettings};
+use crate::options::{DoctorOptions, RunSettings, Standing};
 use crate::preload;
 use crate::run::{self, Asked, Plan};
 use crate::say;
@@ -491,6 +491,9 @@ fn reasons(options: &RunSettings, plan: &Plan) -> Vec<String> {
         (IoEngine::Uring, _) => why.push("uring: io_uring works".into()),
         (IoEngine::Psync, Err(error)) => why.push(format!("psync: io_uring is refused ({error})")),
         (IoEngine::Psync, Ok(())) => {}
+    }
+    if let Standing::Above(reason) = options.standing() {
+        why.push(format!("above: the supervisor is the program's parent, not beside it: {reason}"));
     }
     why.extend(plan.notes.iter().map(|note| format!("note: {note}")));
     why

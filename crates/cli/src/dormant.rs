@@ -215,11 +215,12 @@ struct Pipe {
 
 /// The two: see above.
 fn pipes() -> io::Result<[Pipe; 2]> {
-    let [reads, _writes] = sys::pipe()?;
-    let low = Pipe { reads, _writes };
-    let [reads, writes] = sys::pipe()?;
+    let (reads, writes) = io::pipe()?;
+    let low = Pipe { reads: reads.into(), _writes: writes.into() };
+    let (reads, writes) = io::pipe()?;
+    let writes = OwnedFd::from(writes);
     let _writes = sys::duplicate_from(&writes, HIGH[0]).or_else(|_| sys::duplicate_from(&writes, HIGH[1]))?;
-    Ok([low, Pipe { reads, _writes }])
+    Ok([low, Pipe { reads: reads.into(), _writes }])
 }
 
 impl Pipe {

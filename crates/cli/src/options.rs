@@ -5,6 +5,7 @@
 
 use crate::failure::{Failure, STATUS_FAILED};
 use crate::kernel::FaultsAsked;
+use crate::orphans;
 use crate::size::{self, Size};
 use crate::swap_argument::{SwapArgument, swap_argument};
 use crate::tips;
@@ -318,7 +319,7 @@ pub struct RunSettings {
     over_budget: OverBudgetOption,
 
     /// Where Farpage's own process stands: `beside` the program, which has the process that `farpage run` was started as, or as the
-    /// program's parent (`above`). By default it is beside, where that is possible.
+    /// program's parent (`above`). By default it is beside, but for some places in containers, which the README names.
     #[arg(long, value_enum, env = "FARPAGE_SUPERVISOR")]
     supervisor: Option<SupervisorOption>,
 
@@ -464,14 +465,26 @@ enum SupervisorOption {
     Beside,
 }
 
+/// Where the supervisor stands, seen from the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Beside,
+    AboveAsAsked,
+    /// With the reason why it isn't beside the program.
+    Above(&'static str),
+}
+
 impl RunSettings {
-    /// Whether the program keeps this process, if possible.
-    pub fn is_beside(&self) -> bool {
-        self.supervisor != Some(SupervisorOption::Above)
-    }
-    /// Whether that was asked for.
+    /// Whether a supervisor beside the program was asked for.
     pub fn asks_for_beside(&self) -> bool {
         self.supervisor == Some(SupervisorOption::Beside)
+    }
+    /// Where the supervisor is to stand.
+    pub fn standing(&self) -> Standing {
+        if self.supervisor == Some(SupervisorOption::Above) {
+            return Standing::AboveAsAsked;
+        }
+        orphans::why_above(self.asks_for_beside()).map_or(Standing::Beside, Standing::Above)
     }
     /// Whether a run that stays above its budget is killed.
     pub fn kills_over_budget(&self) -> bool {

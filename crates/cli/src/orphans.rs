@@ -1,16 +1,24 @@
-//! Whether the supervisor may stand beside the program: it is an orphan there, and process 1 is its parent.
+//! Whether the supervisor may stand beside the program, as an orphan: the kernel gives it to an ancestor.
 //!
 //! Looked at before the process parts in two (`beside.rs`). Where an orphan can't be, or costs the user something that was not asked
 //! for, the supervisor is the program's parent.
 
+use crate::outside::parent;
 use crate::sys;
 use std::fs;
 use std::os::unix::process::parent_id;
+use std::path::Path;
 
 /// The pid namespace that the machine was started with, as the kernel writes its name.
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
-/// So many children of process 1 are looked at for a zombie.
-const CHILDREN_MAX: usize = 4096;
+/// There while systemd is process 1.
+const SYSTEMD: &str = "/run/systemd/system";
+/// So many supervisors that an ancestor leaves as zombies are enough. A process 1 that is slow has some for a moment.
+const ZOMBIES_MAX: usize = 64;
+/// With so many other children behind them they don't count: each child takes some 10 µs to look at.
+const OTHERS_MAX: usize = 32;
+/// Ancestors that are looked at.
+const ANCESTORS_MAX: usize = 64;
 
 /// Why the supervisor is the program's parent; None if it stands beside the program. `is_asked_for` says whether the user wants it
 /// there: then only what makes it impossible counts.
@@ -32,69 +40,84 @@ fn why_impossible() -> Option<&'static str> {
 }
 
 fn why_unwelcome() -> Option<&'static str> {
-    // With process 1 the kernel kills all of its namespace. A killed program's summary comes a moment after the program's end.
-    if parent_id() == 1 && !is_first_namespace() {
+    // The kernel, or a container's runtime, kills what is left. A killed program's summary comes a moment after the program's end.
+    if is_main_process_of_a_container() {
         return Some("the container ends with the program, and the supervisor would with it");
     }
-    keeps_zombies().then_some("process 1 asks for no status of orphans, and would keep a zombie of each run")
+    let own_name = fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    let zombie = format!("({}) Z ", own_name.trim_end());
+    ancestors()
+        .any(|pid| keeps_zombies(&children(pid), &zombie))
+        .then_some("a process keeps zombies of earlier supervisors, for it waits for no orphans")
 }
 
-fn is_first_namespace() -> bool {
-    fs::read_link("/proc/self/ns/pid").is_ok_and(|name| name.as_os_str() == FIRST_NAMESPACE)
-}
-
-/// Whether process 1 keeps a zombie already, and does nothing when a child of its ends: `sleep infinity` in a container.
-fn keeps_zombies() -> bool {
-    let status = fs::read_to_string("/proc/1/status").unwrap_or_default();
-    if hears_of_children(&status) {
-        return false;
+/// Whether it most likely is: a child of process 1, or of a process outside of its namespace.
+fn is_main_process_of_a_container() -> bool {
+    let is_first = fs::read_link("/proc/self/ns/pid").is_ok_and(|name| name.as_os_str() == FIRST_NAMESPACE);
+    match parent_id() {
+        0 => true,
+        1 => !is_first && !Path::new(SYSTEMD).exists(),
+        _ => false,
     }
-    let children = fs::read_to_string("/proc/1/task/1/children").unwrap_or_default();
-    children.split_whitespace().take(CHILDREN_MAX).any(is_zombie)
 }
 
-/// Whether a process with that /proc/PID/status catches, blocks or ignores SIGCHLD. A process that blocks it takes it by itself. The
-/// kernel keeps no zombie for one that ignores it.
-fn hears_of_children(status: &str) -> bool {
-    let has_it = |line: &str| {
-        let mask =
-            line.strip_prefix("SigBlk:").or(line.strip_prefix("SigIgn:")).or(line.strip_prefix("SigCgt:"));
-        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-        mask.is_some_and(|mask| mask >> (libc::SIGCHLD - 1) & 1 != 0)
-    };
-    status.lines().any(has_it)
+/// From the parent up to process 1. An orphan is given to the first of them that is a subreaper, else to process 1.
+fn ancestors() -> impl Iterator<Item = u32> {
+    std::iter::successors(Some(parent_id()), |pid| parent(*pid))
+        .take_while(|pid| *pid != 0)
+        .take(ANCESTORS_MAX)
 }
 
-fn is_zombie(pid: &str) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('Z'))
+/// The children of a process's first thread, in the order in which it was given them.
+fn children(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default()
+}
+
+/// Whether many of the last children are supervisors that nobody waits for. `zombie` is how the kernel writes that.
+fn keeps_zombies(children: &str, zombie: &str) -> bool {
+    let (mut zombies, mut others) = (0, 0);
+    for pid in children.split_whitespace().rev() {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let count = if stat.contains(zombie) { &mut zombies } else { &mut others };
+        *count += 1;
+        if zombies == ZOMBIES_MAX || others == OTHERS_MAX {
+            break;
+        }
+    }
+    zombies == ZOMBIES_MAX
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::{Child, Command};
 
     #[test]
-    fn process_that_catches_blocks_or_ignores_its_childrens_ends_keeps_no_zombies() {
-        let nothing = "Name:\tsleep\nSigPnd:\t0000000000010000\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001000\n\
-                       SigCgt:\t00000000000004e8\n";
-        assert!(!hears_of_children(nothing), "it was only sent to it");
-        for name in ["SigBlk", "SigIgn", "SigCgt"] {
-            assert!(hears_of_children(&format!("{nothing}{name}:\t0000000180010002\n")), "{name}");
-        }
-        assert!(!hears_of_children(""), "nothing is known");
+    fn ancestors_go_up_to_the_last() {
+        let all: Vec<_> = ancestors().collect();
+        assert_eq!(all[0], parent_id());
+        assert!(all.len() == ANCESTORS_MAX || parent(*all.last().unwrap()).is_none_or(|pid| pid == 0));
     }
 
+    /// A process 1 that was slow made the supervisor's place a matter of luck.
     #[test]
-    fn child_that_nobody_waits_for_is_a_zombie() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let pid = child.id().to_string();
+    fn many_zombies_behind_few_others_count() {
+        let mut all: Vec<Child> = (0..ZOMBIES_MAX).map(|_| Command::new("true").spawn().unwrap()).collect();
+        let mut others: Vec<Child> =
+            (0..OTHERS_MAX).map(|_| Command::new("sleep").arg("60").spawn().unwrap()).collect();
+        let numbers =
+            |children: &[Child]| children.iter().map(|child| format!("{} ", child.id())).collect::<String>();
+        let zombie = "(true) Z ";
         let start = std::time::Instant::now();
-        while !is_zombie(&pid) {
-            assert!(start.elapsed().as_secs() < 60, "it has not ended");
-            std::thread::yield_now();
+        while !keeps_zombies(&numbers(&all), zombie) {
+            assert!(start.elapsed().as_secs() < 60, "they have not ended");
         }
-        child.wait().unwrap();
-        assert!(!is_zombie(&pid) && !is_zombie("self"));
+        let few = numbers(&others[1..]);
+        assert!(keeps_zombies(&(numbers(&all) + &few), zombie), "few others are behind them");
+        assert!(!keeps_zombies(&(numbers(&all) + &numbers(&others)), zombie), "many are");
+        assert!(!keeps_zombies(&(few + &numbers(&all[1..])), zombie), "one zombie less");
+        assert!(!keeps_zombies(&numbers(&all), "(false) Z "), "zombies of another program");
+        others.iter_mut().for_each(|child| child.kill().unwrap());
+        all.iter_mut().chain(&mut others).for_each(|child| _ = child.wait().unwrap());
     }
 }

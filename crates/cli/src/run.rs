@@ -15,8 +15,7 @@ use crate::neighbours::{Holding, Neighbours};
 use crate::notices::{self, About, Watcher, Weight};
 use crate::numbers::iec;
 use crate::oom::{self, Witness};
-use crate::options::{self, Disk, RunOptions, RunSettings};
-use crate::orphans;
+use crate::options::{self, Disk, RunOptions, RunSettings, Standing};
 use crate::outside::{self, Outside};
 use crate::over_budget::OverBudget;
 use crate::preload;
@@ -81,16 +80,19 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     let stats = options.settings.stats.as_deref().map(open_stats).transpose()?;
     let notes = plan.notes.iter().filter(|_| !options.settings.quiet);
     notes.for_each(|note| say::line(&format!("note: {note}")));
-    let asks = options.settings.asks_for_beside();
-    let why_above = options.settings.is_beside().then(|| orphans::why_above(asks));
-    if let Some(why) = why_above.flatten().filter(|_| asks) {
+    let (standing, peaks) = (options.settings.standing(), sys::resident_peaks());
+    let why = match standing {
+        Standing::AboveAsAsked => "",
+        Standing::Above(why) => why,
+        Standing::Beside => match beside::part()? {
+            Some(side) => return run_beside(side, peaks, options, &program, plan, stats),
+            None => "there may be one process more, and it takes two",
+        },
+    };
+    if options.settings.asks_for_beside() {
         say::line(&format!("note: the supervisor is the program's parent, not beside it: {why}"));
     }
-    if why_above == Some(None) {
-        run_beside(options, &program, plan, stats)
-    } else {
-        run_above(options, &program, plan, stats)
-    }
+    run_above(options, &program, plan, stats)
 }
 
 /// As the program's parent.
@@ -117,15 +119,16 @@ fn run_above(
 /// What this process may touch more until it executes the program.
 const BEFORE_EXEC_BYTES: u64 = 2 << 20;
 
-/// Beside the program, which keeps this process.
+/// Beside the program, which keeps this process. `before` is what this process and its children had in RAM before it parted.
 fn run_beside(
+    side: Side,
+    before: [u64; 2],
     options: &RunOptions,
     program: &Path,
     plan: Plan,
     stats: Option<File>,
 ) -> Result<ExitCode, Failure> {
-    let before = sys::resident_peaks();
-    let mut starting = match beside::part()? {
+    let mut starting = match side {
         Side::Supervisor(starting) => starting,
         Side::Program(mut started) => {
             let session = match started.session() {
@@ -306,10 +309,10 @@ fn watch(
         news.iter().chain(&watcher.last_words(shared.session())).for_each(|text| say::line(text));
         let members = totals::members(shared);
         others.outside.look(shared, &members);
+        others.outside.look_below(pid, &members);
         others.dormants.look(shared);
         others.oom.look(&members, pid);
         // A program that has ended isn't ended for its memory, nor is one that can't evict because it is stopped.
-        others.outside.look_below(pid, &members);
         match &mut others.over_budget {
             Some(over) if !is_last && !sys::is_stopped(pid) => {
                 end_if_over(over, shared, &others.outside, &about)

@@ -1,4 +1,4 @@
-//! The supervisor's life beside the program: signals go on to it, its stopping and ending become ours.
+//! Signals of a supervisor above the program: they go on to the program, its stopping and ending become ours.
 //!
 //! Signals are taken one by one from the blocked set, not by handlers, so nothing here runs at an odd
 //! moment. The program starts in our process group and session: what the terminal sends reaches it without
@@ -18,7 +18,7 @@ pub struct Inherited {
     child: Disposition,
 }
 
-/// Blocks every signal from now on: they wait until [`supervise`] takes them.
+/// Blocks every signal from now on: they wait until [`supervise`] or [`Unheeded`] takes them.
 pub fn block_all() -> Inherited {
     let inherited = Inherited { blocked: SignalSet::all().block(), child: sys::disposition(libc::SIGCHLD) };
     // If it were ignored the kernel would throw the program's exit status away.
@@ -91,8 +91,8 @@ pub fn supervise(
     }
 }
 
-/// How long a program may take to end after what ends programs: the same signal may have been sent to it.
-const HEEDED: Duration = Duration::from_secs(1);
+/// From such a signal to the note. The program may have been sent the signal, too, and takes a while to end.
+const HEEDED: Duration = Duration::from_secs(10);
 
 /// Signals that are to end something, and reach a supervisor beside the program, which they don't end: `pkill farpage`.
 #[derive(Default)]
@@ -105,7 +105,7 @@ impl Unheeded {
     /// What the user should know, once, if the program still runs a while after such a signal.
     pub fn look(&mut self, program: u32) -> Option<String> {
         while let Some(arrival) = sys::next_signal(&SignalSet::all(), Duration::ZERO) {
-            let ends = matches!(arrival.signal, libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGQUIT);
+            let ends = matches!(arrival.signal, libc::SIGTERM | libc::SIGINT | libc::SIGQUIT);
             if ends && arrival.is_for(program) {
                 self.first.get_or_insert((arrival.signal, Instant::now()));
             }
@@ -114,8 +114,7 @@ impl Unheeded {
         self.is_told = true;
         let (name, own) = (sys::signal_name(signal), std::process::id());
         Some(format!(
-            "note: {name} was sent to Farpage's supervisor (process {own}), which stays as long as the program.\n\
-             \x20 fix: kill {program} ends the program; kill -9 {own} ends all of the run"
+            "note: {name} was sent to Farpage's supervisor (process {own}), which stays as long as the program (process {program})"
         ))
     }
 }

@@ -676,12 +676,14 @@ pub fn fork() -> io::Result<Forked> {
     }
 }
 
-/// Waits until a child has ended.
-pub fn wait_for_end(child: u32) {
-    // SAFETY: writes nothing.
-    while unsafe { libc::waitpid(child as libc::pid_t, std::ptr::null_mut(), 0) } < 0
+/// Waits until a child has ended. Whether its status was 0.
+pub fn wait_for_end(child: u32) -> bool {
+    let mut status: c_int = 0;
+    // SAFETY: writes one integer.
+    while unsafe { libc::waitpid(child as libc::pid_t, &raw mut status, 0) } < 0
         && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
     {}
+    status == 0
 }
 
 /// Ends this process without anything that its parent would do at the end.

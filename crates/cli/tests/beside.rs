@@ -644,23 +644,6 @@ fn supervisor_of_a_subreaper_is_its_parent_and_says_so() {
     }
 }
 
-/// Whoever asks for nothing has the program in the process that was started.
-#[test]
-fn program_has_our_process_by_default() {
-    if !can_run() {
-        return;
-    }
-    for (place, is_ours) in [(None, true), (Some("above"), false)] {
-        let mut command = farpage::farpage();
-        command.args(["run", "--ram", "64M"]).args(place.map(|place| format!("--supervisor={place}")));
-        command.args(["--", "sh", "-c", "echo $$"]).env("FARPAGE_PRELOAD", library());
-        let child = command.env_remove("FARPAGE_SUPERVISOR").stdout(Stdio::piped()).spawn().unwrap();
-        let pid = child.id().to_string();
-        let output = child.wait_with_output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&output.stdout).trim() == pid, is_ours, "{place:?}");
-    }
-}
-
 /// What a Python program prints that is process 1 of a namespace, and whose first word is our executable.
 #[track_caller]
 fn said_by_process_1(text: &str) -> Option<(String, String)> {
@@ -683,27 +666,31 @@ fn said_by_process_1(text: &str) -> Option<(String, String)> {
     Some((out, err))
 }
 
-/// A container whose process 1 is `sleep infinity` kept a zombie of each run.
+/// The supervisor is beside the program by default, and where it is asked for. A container whose process 1 is `sleep infinity` kept a
+/// zombie of each run.
 #[test]
-fn process_1_that_asks_for_no_status_keeps_one_zombie_and_no_more() {
+fn process_1_that_waits_for_no_orphans_keeps_no_more_than_some_zombies() {
     if !able("python3") {
         return;
     }
     let text = r#"if True:
-        import os, subprocess, sys, time
+        import os, subprocess, sys
+        libc = __import__("ctypes").CDLL(None)
+        def zombies(count):
+            for _ in range(count):
+                child = os.fork()
+                if child == 0:
+                    libc.prctl(15, b"farpage", 0, 0, 0)
+                    os._exit(0)
+                os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         def run(*options):
-            words = ["run", "--ram", "64M", "--quiet", *options, "--", "sh", "-c", "echo $PPID"]
-            os.environ["ALL"] = " ".join([sys.argv[1], *words[:-1], "'echo $PPID'"])
+            os.environ["ALL"] = " ".join([sys.argv[1], "run --ram 64M --quiet", *options, "-- sh -c 'echo $PPID'"])
             said = subprocess.run(["sh", "-c", "echo $$; eval \"$ALL\""], capture_output=True, text=True)
-            # Not a zombie until all of the supervisor's work is done.
-            time.sleep(0.5)
-            place = "beside" if len(set(said.stdout.split())) == 1 else "above"
-            children = open("/proc/1/task/1/children").read().split()
-            print(place, len(children), said.stderr)
-        run(); run(); run(); run("--supervisor", "beside")"#;
+            print("beside" if len(set(said.stdout.split())) == 1 else "above", said.stderr)
+        zombies(40); run(); run("--supervisor", "above"); zombies(40); run(); run("--supervisor", "beside")"#;
     let Some((out, err)) = said_by_process_1(text) else { return };
     let lines: Vec<_> = out.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    assert_eq!(lines, ["beside 1", "above 1", "above 1", "beside 2"], "{err}");
+    assert_eq!(lines, ["beside", "above", "above", "beside"], "{err}");
 }
 
 /// `tini -- farpage run`: the container ends with the program, and so did the supervisor of one that was killed, without a summary.
@@ -721,29 +708,69 @@ fn run_that_a_container_ends_with_has_its_supervisor_above() {
     assert!(err.contains("was killed by SIGKILL"), "{err}");
 }
 
-/// `pkill farpage` reaches the supervisor, and ends nothing. Whoever sent it reads what does.
+/// `pkill farpage` reaches the supervisor, and ends nothing. Whoever sent it reads so, ten seconds later.
 #[test]
 fn signal_to_the_supervisor_ends_nothing_and_is_told_of_once() {
     if !can_run() {
         return;
     }
-    let running = started("echo ready; while :; do sleep 0.01; done");
-    let (program, supervisor) = (running.pid(), supervisor_of(running.pid()));
-    let line = format!("SIGTERM was sent to Farpage's supervisor (process {supervisor})");
-    for _ in 0..2 {
-        send(supervisor as i32, libc::SIGTERM);
-        wait_until("the note", || said(&running, "stderr").contains(&line));
+    let waits = |options: &[&str]| {
+        let text = "echo ready; while :; do sleep 0.01; done";
+        let running = beside(RAM, options, &["sh", "-c", text]).start();
+        wait_until("its first word", || said(&running, "stdout").contains("ready"));
+        running
+    };
+    let [told, quiet, reloaded] = [waits(&[]), waits(&["--quiet"]), waits(&[])];
+    let all = [&told, &quiet, &reloaded].map(|running| (running.pid(), supervisor_of(running.pid())));
+    let signals = [libc::SIGTERM, libc::SIGTERM, libc::SIGHUP];
+    all.iter().zip(signals).for_each(|((_, supervisor), signal)| send(*supervisor as i32, signal));
+    wait_until("the note", || said(&told, "stderr").contains("was sent to Farpage's supervisor"));
+    send(all[0].1 as i32, libc::SIGINT);
+    std::thread::sleep(Duration::from_millis(500));
+    let outcomes = [told, quiet, reloaded].map(|running| {
+        send(running.pid() as i32, libc::SIGTERM);
+        running.end()
+    });
+    for (outcome, notes) in outcomes.iter().zip([1, 0, 0]) {
+        let found = outcome.stderr.matches("was sent to Farpage's supervisor").count();
+        assert_eq!((outcome.signal, found), (Some(libc::SIGTERM), notes), "{}", outcome.stderr);
     }
-    assert!(said(&running, "stderr").contains(&format!("kill {program} ends the program")));
-    std::thread::sleep(Duration::from_millis(1500));
-    send(program as i32, libc::SIGTERM);
-    let outcome = running.end();
-    assert_eq!(
-        (outcome.signal, outcome.stderr.matches(&line).count()),
-        (Some(libc::SIGTERM), 1),
-        "{}",
-        outcome.stderr
-    );
+    let (program, supervisor) = all[0];
+    let whom = format!("(process {supervisor}), which stays as long as the program (process {program})");
+    assert!(outcomes[0].stderr.contains(&whom), "{}", outcomes[0].stderr);
+}
+
+/// Where one process more is all that a user may have, the supervisor is that one's parent. The run was refused.
+#[test]
+fn supervisor_is_above_where_it_takes_one_process_too_many() {
+    // SAFETY: takes no pointers.
+    if !can_run() || unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let place = directory();
+    farpage::install(&library(), &place.path().join("libfarpage_preload.so"), 0o755);
+    farpage::install(Path::new(env!("CARGO_BIN_EXE_farpage")), &place.path().join("farpage"), 0o755);
+    fs::set_permissions(place.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let mut command = Command::new(place.path().join("farpage"));
+    // So much that the shell needs no thread of ours.
+    command
+        .args(["run", "--ram", "640M", "--no-disk", "--supervisor", "beside", "--", "sh", "-c", "echo ran"])
+        .current_dir("/");
+    // Nobody else has this number, so the limit counts these processes alone.
+    let user = 100_000 + std::process::id();
+    command.uid(user).gid(user);
+    let limit = libc::rlimit { rlim_cur: 2, rlim_max: 2 };
+    // SAFETY: reads one structure.
+    unsafe {
+        command.pre_exec(move || {
+            libc::setrlimit(libc::RLIMIT_NPROC, &limit);
+            Ok(())
+        })
+    };
+    let output = command.output().unwrap();
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"ran\n"[..]), "{output:?}");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("not beside it: there may be one process more"), "{told}");
 }
 
 /// What can't begin has the status and the message that it has otherwise, once.

@@ -245,13 +245,15 @@ impl Job {
     pub fn start(mut self) -> Running {
         let out = |name| Stdio::from(File::create(self.place.path().join(name)).unwrap());
         let (stdout, stderr) = (out("stdout"), out("stderr"));
-        let child = self.command.stdout(stdout).stderr(stderr).spawn().unwrap();
-        let over = Arc::new(AtomicBool::new(false));
-        let (pid, seen, timeout) = (child.id(), over.clone(), self.timeout);
         let asked = self.command.get_args().find(|word| *word == "beside" || *word == "above");
         let place = asked.map(ToOwned::to_owned).or_else(|| std::env::var_os("FARPAGE_SUPERVISOR"));
         let is_ours = !matches!(self.under, Under::Nothing);
         let is_beside = is_ours && place.is_none_or(|place| place == "beside");
+        // The default, whatever other tests have left to a slow process 1.
+        self.command.env("FARPAGE_SUPERVISOR", if is_beside { "beside" } else { "above" });
+        let child = self.command.stdout(stdout).stderr(stderr).spawn().unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let (pid, seen, timeout) = (child.id(), over.clone(), self.timeout);
         let own = (is_beside || !is_ours).then_some(pid);
         let watcher = std::thread::spawn(move || watch(pid, own, timeout, &seen));
         let start = Instant::now();
