@@ -1,4 +1,4 @@
-//! The mark in the first page of a file that was empty, while a run has it as an area: no page of a program is ever there.
+//! The mark in the first page of a file that was empty, while a run has it as an area. No page of a program is ever there.
 //!
 //! The supervisor empties the file at the end of its run. One that is killed doesn't. By the mark the next run knows whose the
 //! content is, and empties the file. The mark names the file: below another mount it may be another one, with a lock of its own.

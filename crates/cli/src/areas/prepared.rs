@@ -20,7 +20,7 @@ use std::path::Path;
 /// A file: prepared, or empty, which grows.
 pub fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
     let path = &argument.path;
-    let disk = disk_of(&file, path)?;
+    let mut disk = disk_of(&file, path)?;
     let metadata = file.metadata().map_err(|error| not_seen(path, &error))?;
     let open_to_others = metadata.mode() & 0o077 != 0;
     let warning = open_to_others.then(|| {
@@ -32,6 +32,7 @@ pub fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
     });
     // What a run has left goes when the next one begins: this may be none.
     if metadata.len() == 0 || mark::was_left(&file) {
+        disk.available = disk.available.saturating_add(metadata.blocks() * 512);
         let area = growing(argument, file, disk, Kind::EmptyFile)?;
         return Ok(Area { warning: together([warning, area.warning]), ..area });
     }
