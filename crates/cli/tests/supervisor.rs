@@ -39,21 +39,22 @@ fn start(script: &str) -> (Child, u32, BufReader<std::process::ChildStdout>) {
     // A group of its own. The tests' group may be orphaned (started in the background by a shell that is gone), and
     // there the kernel drops a terminal's stop.
     command.process_group(0);
-    // A shell that starts the tests in the background ignores these, and so would whoever they start.
-    let listen = || {
-        for signal in [libc::SIGINT, libc::SIGQUIT] {
-            // SAFETY: the default is no code of ours.
-            unsafe { libc::signal(signal, libc::SIG_DFL) };
-        }
-        Ok(())
-    };
     // SAFETY: between fork and exec only async-signal-safe calls that take no memory of ours.
-    unsafe { command.pre_exec(listen) };
+    unsafe { command.pre_exec(hear_signals) };
     let mut child = command.spawn().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     output.read_line(&mut line).unwrap();
     (child, line.trim().parse().unwrap(), output)
+}
+
+/// A shell that starts the tests in the background ignores these signals, as nohup does, and so would whoever the tests start.
+fn hear_signals() -> std::io::Result<()> {
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: the default is no code of ours.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    Ok(())
 }
 
 fn send(pid: u32, signal: i32) {
@@ -159,7 +160,7 @@ fn kernels_signal_reaches_the_program(
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     // SAFETY: between fork and exec only async-signal-safe calls that take no memory of ours.
-    unsafe { command.pre_exec(listen) };
+    unsafe { command.pre_exec(hear_signals).pre_exec(listen) };
     let mut child = command.spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "ready");
