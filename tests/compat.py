@@ -373,7 +373,7 @@ def together(root):
 
 
 def unmanaged(root):
-    """Bytes of each kind of anonymous memory that Farpage leaves in RAM, as README says, in all processes below `root`.
+    """Bytes of each kind of anonymous memory that Farpage leaves in RAM, as docs/user/limits.md says, in all processes below `root`.
     What is mapped with MAP_STACK alone can't be told from other memory here."""
     kinds = dict.fromkeys(("locked", "executable", "for a stack", "read-only or inaccessible"), 0)
     for pid in tree(root):

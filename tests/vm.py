@@ -47,7 +47,7 @@ PROGRAMS = (
     ("fork", "processes", "fork_while_out", 16),
 )
 EXECUTABLES = sorted({row[1] for row in PROGRAMS})
-# `farpage run` refused, as README says.
+# `farpage run` refused: docs/user/options.md, "Exit status".
 REFUSED = 125
 
 

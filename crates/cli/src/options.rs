@@ -319,7 +319,7 @@ pub struct RunSettings {
     over_budget: OverBudgetOption,
 
     /// Where Farpage's own process stands: `beside` the program, which has the process that `farpage run` was started as, or as the
-    /// program's parent (`above`). By default it is beside, but for some places in containers, which the README names.
+    /// program's parent (`above`). By default it is beside, but for some places in containers.
     #[arg(long, value_enum, env = "FARPAGE_SUPERVISOR")]
     supervisor: Option<SupervisorOption>,
 

@@ -61,7 +61,7 @@ impl Way {
         words.extend(options.map(String::from));
         words.extend([name("random"), seed.to_string(), SECONDS.to_string(), "4".into(), "1500".into()]);
         if self.faults == "segv" {
-            // What a debugger writes to a page that is out is lost there: README.md, known limits.
+            // What a debugger writes to a page that is out is lost there: docs/user/limits.md.
             words.push("poke".into());
         }
         words

@@ -22,7 +22,7 @@ fn budget_below_what_the_process_needs_names_the_number() {
     assert!(!outcome.place.path().join("ready").exists(), "the program ran");
 }
 
-/// README: a mapping that is moved past libc is noticed, and the program is stopped; where its system calls are guarded, it
+/// docs/user/limits.md: a mapping that is moved past libc is noticed, and the program is stopped; where its system calls are guarded, it
 /// is seen and followed.
 #[test]
 fn memory_that_is_moved_past_libc_stops_the_program_or_is_followed() {
