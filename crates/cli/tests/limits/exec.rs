@@ -150,21 +150,31 @@ fn processes_that_leave_no_note_are_found_below_the_program() {
             return waitpid(pid, &status, 0) != pid || status != 0;
         }"#;
     let source = farpage::put(place.path(), "parent.c", source.as_bytes(), 0o644);
-    for (flag, shell, why) in [
-        ("-static", "\"$0\"; true", "a static program"),
-        ("-O1", "exec \"$0\"", "made by a bare clone, or in another way that Farpage doesn't see"),
-    ] {
+    let start = |flag: &str, shell: &str| {
         let program = place.path().join(flag);
         let built = Command::new("cc").arg(flag).arg("-o").arg(&program).arg(&source).status();
-        if !built.is_ok_and(|status| status.success()) {
-            return skip("cc doesn't work here, or not with -static");
-        }
-        let outcome =
-            Job::new(&Under::budget(RAM, &[]), &["sh", "-c", shell, program.to_str().unwrap()]).run();
+        built.is_ok_and(|status| status.success()).then(|| {
+            Job::new(&Under::budget(RAM, &[]), &["sh", "-c", shell, program.to_str().unwrap()]).start()
+        })
+    };
+    let inside = ["unshare", "-rpf", "--mount-proc", "sh", "-c", "sleep 12 & wait"];
+    // So much that unshare has no thread of ours, and may enter a user namespace.
+    let namespace = Job::new(&Under::budget(1024 * MIB, &[]), &inside).start();
+    let started = [start("-static", "\"$0\"; true"), start("-O1", "exec \"$0\"")];
+    let whys = ["a static program", "made by a bare clone, or in another way that Farpage doesn't see"];
+    for (running, why) in started.into_iter().zip(whys) {
+        let Some(running) = running else { return skip("cc doesn't work here, or not with -static") };
+        let outcome = running.end();
         outcome.succeeded();
         assert!(is_told_outside(&outcome, why), "{}", outcome.stderr);
         assert!(!outcome.stderr.contains("not seen above"), "{}", outcome.stderr);
     }
+    // The shell's note has its number in the namespace: it counted twice.
+    let outcome = namespace.end();
+    outcome.succeeded();
+    let outside = outcome.stats["outside"]["processes"].as_array().unwrap();
+    let are_named = outside.iter().all(|process| process["why"] == "in a pid namespace of its own");
+    assert!(outside.len() == 2 && are_named, "{}", outcome.stderr);
 }
 
 /// The static child of 64 MiB was nowhere, and the summary said that the run had stayed within its 32.
