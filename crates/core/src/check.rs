@@ -1,23 +1,24 @@
-//! Whole-state invariants: every page, frame, object and slot accounted for. The simulator and the tests call
-//! it after each step; nothing else may be under way meanwhile.
+//! Whole-state invariants: every page, frame, object and slot is accounted for. The simulator and the tests
+//! call [`all`] after each step. Nothing may be under way meanwhile but what the caller names.
 
 use crate::pager::Pager;
 use crate::stats::{Counter, Gauge};
 use crate::table::entry::{State, Stored};
 use crate::units::{FrameIndex, SlotIndex};
 
-/// What the driver holds at the moment: resources that no page's entry names.
+/// The resources that the driver holds at the moment and that no page's entry names.
 #[derive(Default)]
 pub struct InFlight<'a> {
     /// Frames of tickets and batches.
     pub frames: &'a [FrameIndex],
     /// Frames in write batches and write requests.
     pub writing: &'a [FrameIndex],
-    /// Slots of write requests, one for each page that goes there, and slots that were taken for what waits.
+    /// Slots of write requests, one for each page that goes there, and slots that were taken for waiting
+    /// parcels.
     pub slots: &'a [SlotIndex],
 }
 
-/// Asserts everything that must be true between two steps.
+/// Asserts every invariant that must hold between two steps.
 pub fn all(pager: &Pager<'_>, in_flight: &InFlight<'_>) {
     pager.table().check();
     pager.ranges.lock().check();
@@ -47,7 +48,7 @@ pub fn all(pager: &Pager<'_>, in_flight: &InFlight<'_>) {
                 );
                 assert_eq!(pager.cache().owner(frame), Some(page));
             }
-            // A lost page keeps its slot out of use.
+            // The slot of a lost page stays out of use.
             State::Lost(slot) if slot.raw() != 0 => named_parts += 1,
             _ => {}
         }

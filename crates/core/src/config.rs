@@ -1,4 +1,4 @@
-//! What one pager is told at start. Every value is safe; odd ones are only slow.
+//! Settings that one pager gets at start. Every value is safe, and an odd value is only slow.
 
 use crate::units::PAGE_BYTES;
 
@@ -8,17 +8,17 @@ use crate::units::PAGE_BYTES;
 pub enum Codec {
     /// LZ4.
     Lz4 = 0,
-    /// Pages go into the pool as they are (for comparison).
+    /// Pages go into the pool uncompressed, for comparison.
     None = 1,
-    /// For each page the one that it is made for: numbers, heaps, text, sparse pages; LZ4 for the rest. What stays is
-    /// compressed once more, by zstd.
+    /// Each page gets the codec that suits it: one for numbers, heaps, text or sparse pages, and otherwise
+    /// LZ4. A page that stays in the pool is compressed once more, by zstd.
     Auto = 2,
-    /// The same without zstd.
+    /// Like `Auto`, but without zstd.
     Fast = 3,
 }
 
 impl Codec {
-    /// Whether what stays in the pool may become denser.
+    /// Whether objects that stay in the pool are compressed once more.
     #[must_use]
     pub const fn densifies(self) -> bool {
         matches!(self, Codec::Auto)
@@ -29,15 +29,13 @@ impl Codec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Install {
-    /// UFFDIO_MOVE both ways: the page itself moves, nothing is copied.
+    /// UFFDIO_MOVE both ways: the page itself moves, and nothing is copied.
     Move = 0,
-    /// UFFDIO_COPY in; write-protect, copy, MADV_DONTNEED out. For kernels before 6.8.
+    /// In by UFFDIO_COPY. Out by write-protecting, copying and MADV_DONTNEED. For kernels before 6.8.
     Copy = 1,
-    /// UFFDIO_MOVE out, UFFDIO_COPY in: each way the cheaper one where handler threads serve faults. Moving a
-    /// page out of a frame must flush that frame's translation on every CPU that runs a thread of the program;
-    /// copying flushes nothing. (2 vCPUs, Linux 6.18, mean latency of a fault, nearly all from the pool: 21 µs
-    /// moved in, 11 µs copied in; `farpage run --install move|mixed --ram 128M -- python3
-    /// tests/programs/objects.py 300 plain`.)
+    /// Out by UFFDIO_MOVE, in by UFFDIO_COPY. Each is the cheaper way where handler threads serve faults.
+    /// Moving a page out of a frame must flush the frame's translation on every CPU that runs a thread of the
+    /// program. Copying flushes nothing, and so about halves the latency of a fault from the pool.
     Mixed = 2,
 }
 
@@ -62,19 +60,20 @@ pub enum IoEngine {
     Psync = 1,
 }
 
-/// In which order areas are used that the user gave no priority. Those with one come first in every order: the
-/// highest first, equals in turn.
+/// The order in which areas without a priority of the user's are used. Areas with a priority come first in
+/// every order: the highest first, equals in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AreaOrder {
-    /// One after the other, as they were put on: -1, -2, -3 (Linux before 4.14).
+    /// One after the other, in the order in which they were put on: -1, -2, -3 (Linux before 4.14).
     Global = 0,
-    /// -2, -3, -4, but on each node the areas of its own come first, in turn (Linux 4.14 to 6.18).
+    /// Priorities -2, -3, -4, but on each node the node's own areas come first, in turn (Linux 4.14 to 6.18).
     Numa = 1,
-    /// All of them -1, and so in turn (Linux after 6.18).
+    /// All areas have priority -1, and so take turns (Linux after 6.18).
     RoundRobin = 2,
-    /// All of them -1; the one that is expected to be done soonest: by how long its writes take, how many wait,
-    /// how far it is from the CPU, and how full it is.
+    /// All areas have priority -1. The area is used whose write is expected to be done soonest. The
+    /// expectation depends on how long the area's writes take, and how many wait. The area's distance from
+    /// the CPU and how full it is count too.
     Weighted = 3,
 }
 
@@ -83,7 +82,7 @@ impl AreaOrder {
     pub const ALL: [AreaOrder; 4] =
         [AreaOrder::Global, AreaOrder::Numa, AreaOrder::RoundRobin, AreaOrder::Weighted];
 
-    /// Its name on the command line.
+    /// Returns the order's name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             AreaOrder::Global => "global",
@@ -98,19 +97,21 @@ impl AreaOrder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum SlotPolicy {
-    /// Ours: see `areas::slots::clusters`.
+    /// Farpage's own policy: see `areas::slots::clusters`.
     Clusters = 0,
-    /// Linux 4.11 to 5.7: from a cluster per CPU while clusters are free; then a linear scan for one slot at a time.
+    /// Linux 4.11 to 5.7: slots come from a cluster per CPU while clusters are free. After that a linear scan
+    /// looks for one slot at a time.
     Classic = 1,
-    /// Linux 5.8: the same, but what the scan's time allows is looked at after the first slot that was found.
+    /// Linux 5.8: like `Classic`, but after the first slot that it finds, the scan goes on as far as its
+    /// ration allows.
     ScanMore = 2,
 }
 
 impl SlotPolicy {
-    /// All of them, the oldest first.
+    /// All policies, the oldest first.
     pub const ALL: [SlotPolicy; 3] = [SlotPolicy::Classic, SlotPolicy::ScanMore, SlotPolicy::Clusters];
 
-    /// As `--slots` has it.
+    /// Returns the policy's name in `--slots`.
     pub const fn name(self) -> &'static str {
         match self {
             SlotPolicy::Clusters => "clusters",
@@ -120,60 +121,65 @@ impl SlotPolicy {
     }
 }
 
-/// What is brought in before anybody asks for it.
+/// Which pages are brought in before the program asks for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Readahead {
-    /// Several streams in one region, each with its stride; windows are mapped at once.
+    /// Several streams in one region, each with its own stride. Windows are mapped at once.
     Streams = 0,
-    /// One window for each region, around the fault, as Linux has it with `vma_ra_enabled`.
+    /// One window for each region, around the fault, as in Linux with `vma_ra_enabled`.
     ByAddress = 1,
-    /// An aligned block of slots around the fault's, as Linux had it before and has it on rotating disks.
+    /// An aligned block of slots around the fault's slot, as in older Linux, and in Linux on rotating disks.
     BySlot = 2,
-    /// Nothing.
+    /// No pages.
     Off = 3,
 }
 
-/// `--page-cluster` unless it is given, as `vm.page-cluster`: windows of 8 pages at most.
+/// Default of `--page-cluster`, Linux's `vm.page-cluster`. Windows then have 8 pages at most.
 pub const PAGE_CLUSTER: u32 = 3;
-/// The most that `--page-cluster` can be: 32 pages.
+/// The largest value of `--page-cluster`, for windows of 32 pages.
 pub const PAGE_CLUSTER_MAX: u32 = 5;
 
-/// The pager's own settings.
+/// Settings of the pager.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Config {
-    /// The pool never grows beyond this.
+    /// Bytes that the pool never grows beyond.
     pub pool_bytes_max: u64,
-    /// Once the pool was full, it accepts again below this many percent of its limit (Linux's
+    /// Percentage of its limit below which the pool accepts pages again after it was full (Linux's
     /// `accept_threshold_percent`).
     pub accept_percent: u32,
     /// The pool's codec.
     pub codec: Codec,
-    /// Whether pages that compress share slots of areas.
+    /// Whether pages that compress share slots in areas.
     pub packs: bool,
-    /// Frames: buffers for pages on their way in, parked pages, pages being written, and packs of them.
+    /// Frames: buffers for pages on their way in, for parked pages, for pages being written, and for packs of
+    /// pages.
     pub frames: u32,
-    /// Pages that may be parked uncompressed for a second chance; more than that and the oldest goes on.
+    /// Pages that may be parked uncompressed for a second chance. If more are parked, the oldest page moves
+    /// on.
     pub parked_max: u32,
-    /// A page that compresses to more than this is incompressible: the pool keeps it as it is, and not for long.
+    /// Bytes beyond which a compressed page counts as incompressible. The pool stores an incompressible page
+    /// as it is, and not for long.
     pub compressed_bytes_max: u32,
-    /// Whether frames are recycled by moving pages (then a frame may have no memory behind it).
+    /// How pages are installed and taken. If frames are recycled by moving pages, a frame may have no memory
+    /// behind it.
     pub install: Install,
-    /// What is brought in before anybody asks for it.
+    /// Which pages are brought in before the program asks for them.
     pub readahead: Readahead,
-    /// Windows of `ByAddress` and `BySlot` have at most 2 to the power of this pages; 0 is none at all.
+    /// Windows of `ByAddress` and `BySlot` have at most 2 to the power of this many pages. 0 means no
+    /// readahead.
     pub page_cluster: u32,
 }
 
 impl Config {
-    /// Settings for a budget of `ram_bytes`, one page in 128 of which may be parked.
+    /// Returns settings for a budget of `ram_bytes`. One page in 128 of the budget may be parked.
     pub fn for_budget(ram_bytes: u64, pool_bytes_max: u64, install: Install) -> Config {
         let parked_max = (ram_bytes / PAGE_BYTES as u64 / 128).clamp(64, 4096) as u32;
-        // Where pages are moved most frames are holes, which take no memory: if there are many, victims find room side by side, and
-        // memory can be given back for more of them at once. (With half as many, 0.95 of the touches of a walk from disk, 0.98 of
-        // those of 16 streams; with twice as many 0.99 and 1.01: `farpage load touch`, 256 MiB under 128M, `--pool 1M`.) Where they
-        // are copied a frame keeps its memory. No more than 8192: they are looked through for free ones.
+        // Where pages are moved, most frames are holes, which take no memory. With many holes, victims find
+        // neighbouring frames, and more frames can give their memory back at once. Half as many frames make a
+        // walk from disk 5 % slower, and twice as many gain nothing. Where pages are copied, a frame keeps
+        // its memory. At most 8192, because a search for free frames looks through all of them.
         let frames_for_one = if install.takes_by_move() { 8 } else { 2 };
         Config {
             pool_bytes_max,
@@ -182,8 +188,8 @@ impl Config {
             packs: true,
             frames: (frames_for_one * parked_max).min(8192),
             parked_max,
-            // Beyond 7/8 of a page the pool saves less than its own waste; zsmalloc gives such an object a
-            // whole page from 3632 bytes on.
+            // Beyond 7/8 of a page the pool saves less than its own waste. From 3632 bytes on, zsmalloc gives
+            // an object a whole page.
             compressed_bytes_max: (PAGE_BYTES * 7 / 8) as u32,
             install,
             readahead: Readahead::Streams,

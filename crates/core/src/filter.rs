@@ -1,46 +1,47 @@
 //! Filters of seccomp: which system calls a program of classic BPF allows.
 //!
-//! The engine asks before it lives under a filter of the program's ([`Evaluator::allows`]). What it can't know about a call, as
-//! the instruction's address, may be anything: then both ways of a branch are followed. So the answer "allowed" holds for every such
-//! call, and "not allowed" may be too careful. Branches only go forward, so one pass over the instructions finds all ends.
+//! The engine asks here before it lives under a filter of the program's ([`Evaluator::allows`]). A part of a
+//! call that isn't known, as the instruction's address, may have any value. Where a branch depends on an
+//! unknown value, both ways are followed. So the answer "allowed" holds for every value, and the answer "not
+//! allowed" may be too careful. Branches only go forward, so one pass over the instructions finds all ends.
 //! [`is_valid`] refuses what Linux refuses.
 
 /// One instruction, as the kernel takes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Instruction {
-    /// What it does.
+    /// Operation code.
     pub code: u16,
-    /// Instructions to skip if its condition holds.
+    /// Instructions to skip if the condition holds.
     pub if_true: u8,
-    /// And if it doesn't.
+    /// Instructions to skip if the condition doesn't hold.
     pub if_false: u8,
-    /// Its constant.
+    /// The instruction's constant.
     pub k: u32,
 }
 
-/// Instructions that a filter has at most (`BPF_MAXINSNS`).
+/// Instructions in a filter, at most (`BPF_MAXINSNS`).
 pub const INSTRUCTIONS_MAX: usize = 4096;
 /// Words of scratch memory (`BPF_MEMWORDS`).
 const WORDS: usize = 16;
-/// Bytes of what a filter looks at (`struct seccomp_data`).
+/// Bytes of the data that a filter reads (`struct seccomp_data`).
 const DATA_BYTES: u32 = 64;
-/// What a filter sees as the architecture of our calls (`AUDIT_ARCH_X86_64`).
+/// The architecture that a filter sees for the engine's calls (`AUDIT_ARCH_X86_64`).
 const X86_64: u32 = 0xc000_003e;
 
 /// Answers of a filter that let a call be made (`SECCOMP_RET_*`), without their lower half.
 const ALLOW: u32 = 0x7fff_0000;
 const LOG: u32 = 0x7ffc_0000;
-/// Answers that keep a call from being made, or leave that to a tracer: the thread goes on.
+/// Answers that keep a call from being made, or leave it to a tracer. The thread goes on.
 const ERRNO: u32 = 0x0005_0000;
 const TRACE: u32 = 0x7ff0_0000;
-/// The answer by which another program decides.
+/// The answer that leaves the decision to another program.
 const USER_NOTIF: u32 = 0x7fc0_0000;
 /// The answer that ends the whole process.
 const KILL_PROCESS: u32 = 0x8000_0000;
 const ACTION: u32 = 0xffff_0000;
 
-/// Codes, in the kernel's words: class, size and mode, or operation and source.
+/// Operation codes, in the kernel's terms: class, size and mode, or operation and source.
 mod code {
     pub const LD_ABS: u16 = 0x20;
     pub const LD_LEN: u16 = 0x80;
@@ -57,11 +58,11 @@ mod code {
     pub const TXA: u16 = 0x87;
     pub const NEG: u16 = 0x84;
     pub const JA: u16 = 0x05;
-    /// Class of arithmetic, and of jumps.
+    /// Classes of arithmetic and of jumps.
     pub const ALU: u16 = 0x04;
     pub const JMP: u16 = 0x05;
     pub const CLASS: u16 = 0x07;
-    /// The other operand is X, not K.
+    /// Says that the other operand is X, not K.
     pub const X: u16 = 0x08;
     pub const OPERATION: u16 = 0xf0;
     pub const ADD: u16 = 0x00;
@@ -84,7 +85,7 @@ impl Instruction {
         self.code & code::CLASS == class && self.code & !(code::CLASS | code::X | code::OPERATION) == 0
     }
 
-    /// The operation, if it is arithmetic with two operands.
+    /// Returns the operation, if the instruction is arithmetic with two operands.
     fn arithmetic(self) -> Option<u16> {
         use code::{ADD, ALU, AND, DIV, LSH, MUL, OPERATION, OR, RSH, SUB, XOR};
         let operation = self.code & OPERATION;
@@ -92,7 +93,7 @@ impl Instruction {
         (self.is_of(ALU) && is_known).then_some(operation)
     }
 
-    /// The condition, if it is a jump that has one.
+    /// Returns the condition, if the instruction is a jump with a condition.
     fn condition(self) -> Option<u16> {
         use code::{JEQ, JGE, JGT, JMP, JSET, OPERATION};
         let operation = self.code & OPERATION;
@@ -103,14 +104,14 @@ impl Instruction {
         self.code & code::X != 0
     }
 
-    /// Whether it may stand at `at` of `length`.
+    /// Whether the instruction may stand at position `at` of a program of `length` instructions.
     fn may_stand(self, at: usize, length: usize) -> bool {
         use code::{
             DIV, JA, LD_ABS, LD_IMM, LD_LEN, LD_MEM, LDX_IMM, LDX_LEN, LDX_MEM, LSH, NEG, RET_A, RET_K, RSH,
             ST, STX, TAX, TXA,
         };
         let k = self.k as usize;
-        // The next instruction, and those behind it.
+        // The next instruction, and all that follow.
         let behind = length - at - 1;
         match self.code {
             LD_ABS => self.k < DATA_BYTES && self.k.is_multiple_of(4),
@@ -130,7 +131,7 @@ impl Instruction {
     }
 }
 
-/// Whether Linux takes the program as a filter. `scratch` has a word for each instruction.
+/// Whether Linux takes the program as a filter. `scratch` must have a word for each instruction.
 pub fn is_valid(program: &[Instruction], scratch: &mut [u16]) -> bool {
     let length = program.len();
     let ends = program.last().is_some_and(|last| matches!(last.code, code::RET_K | code::RET_A));
@@ -141,7 +142,7 @@ pub fn is_valid(program: &[Instruction], scratch: &mut [u16]) -> bool {
         && reads_what_is_written(program, scratch)
 }
 
-/// Whether no word of scratch memory is read before it was written, on any way, as Linux looks at it.
+/// Whether no path reads a word of scratch memory before it is written, checked as Linux checks it.
 fn reads_what_is_written(program: &[Instruction], scratch: &mut [u16]) -> bool {
     let written_at = &mut scratch[..program.len()];
     written_at.fill(u16::MAX);
@@ -170,19 +171,19 @@ fn reads_what_is_written(program: &[Instruction], scratch: &mut [u16]) -> bool {
 /// A system call, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Its number.
+    /// The call's number.
     pub number: u32,
-    /// Its arguments; none: any.
+    /// The call's arguments. `None` stands for any value.
     pub arguments: [Option<u64>; 6],
 }
 
 impl Call {
-    /// With any arguments.
+    /// Returns a call with any arguments.
     pub const fn any(number: u32) -> Call {
         Call { number, arguments: [None; 6] }
     }
 
-    /// The word of `struct seccomp_data` at this offset, if it is known.
+    /// Returns the word of `struct seccomp_data` at `offset`, if it is known.
     fn word_at(&self, offset: u32) -> Option<u32> {
         match offset {
             0 => Some(self.number),
@@ -197,7 +198,7 @@ impl Call {
     }
 }
 
-/// Registers and memory at one instruction. None: the value isn't known.
+/// Registers and memory before one instruction. `None` means that the value isn't known.
 #[derive(Clone, Copy, Debug)]
 struct State {
     is_reached: bool,
@@ -210,7 +211,7 @@ impl State {
     const UNREACHED: State = State { is_reached: false, a: None, x: None, words: [None; WORDS] };
     const START: State = State { is_reached: true, a: Some(0), x: Some(0), words: [None; WORDS] };
 
-    /// What holds here and there.
+    /// Keeps what holds both in this state and in `other`.
     fn join(&mut self, other: &State) {
         if !self.is_reached {
             *self = *other;
@@ -223,7 +224,7 @@ impl State {
     }
 }
 
-/// Memory for looking at filters.
+/// Memory for the evaluation of filters.
 #[derive(Debug)]
 pub struct Evaluator {
     states: [State; INSTRUCTIONS_MAX],
@@ -236,31 +237,33 @@ impl Default for Evaluator {
 }
 
 impl Evaluator {
-    /// For programs of any length.
+    /// Returns an evaluator for programs of any length.
     pub const fn new() -> Evaluator {
         Evaluator { states: [State::UNREACHED; INSTRUCTIONS_MAX] }
     }
 
-    /// Whether a valid program lets this call be made, whatever isn't known of it.
+    /// Whether a valid program lets `call` be made, for every value of what isn't known of the call.
     pub fn allows(&mut self, program: &[Instruction], call: &Call) -> bool {
         self.for_each_end(program, call, |answer| answer.is_some_and(lets_pass))
     }
 
-    /// Whether it may let this call be made, if what isn't known of it is right for that. A tracer or another program may.
+    /// Whether a valid program may let `call` be made, for some value of what isn't known of the call. An
+    /// answer by which a tracer or another program decides counts as yes.
     pub fn may_allow(&mut self, program: &[Instruction], call: &Call) -> bool {
         let may_pass = |answer| lets_pass(answer) || matches!(answer & ACTION, TRACE | USER_NOTIF);
         !self.for_each_end(program, call, |answer| answer.is_some_and(|answer| !may_pass(answer)))
     }
 
-    /// Whether a thread may make this call with a lock held and signals blocked: it goes on, or the whole process ends.
+    /// Whether a thread may make `call` with a lock held and signals blocked. Every answer must let the
+    /// thread go on, or end the whole process.
     pub fn is_bearable(&mut self, program: &[Instruction], call: &Call) -> bool {
         let is_bearable =
             |answer| lets_pass(answer) || matches!(answer & ACTION, ERRNO | TRACE | KILL_PROCESS);
         self.for_each_end(program, call, |answer| answer.is_some_and(is_bearable))
     }
 
-    /// Calls `visit` for each end of the program, with the answer there if it is known. Stops where `visit` returns false. Returns
-    /// whether it never did.
+    /// Calls `visit` for each end of the program, with the answer there if it is known. Stops when `visit`
+    /// returns false. Returns whether `visit` never did.
     fn for_each_end(
         &mut self,
         program: &[Instruction],
@@ -293,9 +296,9 @@ const fn lets_pass(answer: u32) -> bool {
 }
 
 enum Next {
-    /// The program ends with this answer. None: the answer may be any.
+    /// The program ends with this answer. `None` means that the answer may be any.
     End(Option<u32>),
-    /// The program goes on after skipping this many instructions, on one way or on two.
+    /// The program goes on after skipping this many instructions, on one path or on two.
     At([Option<usize>; 2]),
 }
 
@@ -323,7 +326,8 @@ fn step(instruction: Instruction, state: &mut State, call: &Call) -> Next {
                 return branch(instruction, condition, state.a, operand);
             }
             if instruction.arithmetic() == Some(code::DIV) && operand.is_none_or(|operand| operand == 0) {
-                // The kernel answers 0 to a division by 0. After a division by what isn't known the answer may be any.
+                // The kernel answers 0 to a division by 0. After a division by an unknown value the answer
+                // may be any.
                 return Next::End(operand);
             }
             let known = state.a.zip(operand).zip(instruction.arithmetic());
@@ -345,7 +349,7 @@ fn branch(instruction: Instruction, condition: u16, a: Option<u32>, operand: Opt
     Next::At([Some(ways[usize::from(!holds)]), None])
 }
 
-/// None: what the kernel makes of it isn't known.
+/// Returns the result of an operation. `None` means that the kernel's result isn't known.
 fn computed(operation: u16, a: u32, operand: u32) -> Option<u32> {
     match operation {
         code::ADD => Some(a.wrapping_add(operand)),
@@ -455,7 +459,7 @@ mod tests {
         for answer in [ALLOW, LOG, EPERM, TRACE, KILL_PROCESS] {
             assert!(is_bearable(answer), "{answer:x}");
         }
-        // SECCOMP_RET_KILL_THREAD, SECCOMP_RET_TRAP, and one that waits for another program.
+        // SECCOMP_RET_KILL_THREAD, SECCOMP_RET_TRAP, and the answer that waits for another program.
         for answer in [0, 0x0003_0000, USER_NOTIF] {
             assert!(!is_bearable(answer), "{answer:x}");
         }

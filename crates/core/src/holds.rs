@@ -1,27 +1,31 @@
-//! Pages that must stay while a system call uses them, told to evictors without a lock.
+//! Pages that must stay in memory while a system call uses them. Evictors learn of them without a lock.
 //!
-//! Where the kernel can't wait for us, a thread of the program *holds* a call's memory: it publishes the ranges, then makes
-//! sure that each of their pages is there, then makes the call. An evictor locks a page's entry, then looks whether it
-//! is held, and leaves it if it is. So whoever comes second sees the other: either the evictor sees the range, or the
-//! holder sees the locked entry, and waits until it is settled.
+//! Where the kernel can't wait for a page, a thread of the program *holds* a call's memory. The thread
+//! publishes the ranges, then makes sure that each of their pages is in memory, then makes the call. An
+//! evictor locks a page's entry, then looks whether the page is held, and leaves a held page alone. So the
+//! second of the two sees the first. Either the evictor sees the range, or the holder sees the locked entry
+//! and waits until it is settled.
 //!
-//! A holder has a few words of its own; what doesn't fit is held together with what lies between. That the two sides never
-//! miss each other is a loom model beside the entry (`table/entry.rs`).
+//! A holder has a fixed number of words. A range that doesn't fit is merged with another one, and the pages
+//! between them are held, too. A loom model beside the entry (`table/entry.rs`) shows that the two sides
+//! never miss each other.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::units::{PageIndex, PageRange};
 
-/// Ranges that one holder tells apart. Each is a word that loom lets others come before and after: with 16 its model takes 38 s.
+/// Ranges that one holder tells apart. Under loom there are two, because each is a word whose order with
+/// other accesses loom explores: with 16 the model takes 38 s.
 pub const RANGES: usize = if cfg!(loom) { 2 } else { 16 };
 
-/// A range of pages in one word, so that nobody sees half of one: 36 bits for where it begins, 28 for its length. 0 is none.
+/// Bits of a range's length. A range of pages is one word, so that no thread sees half of it: 36 bits for its
+/// start, 28 for its length. A word of 0 is no range.
 const COUNT_BITS: u32 = 28;
 const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
-/// Where a program's pages end.
+/// The end of a program's pages.
 const END: PageIndex = PageIndex(1 << 35);
 
-/// The longest length stands for everything from there on: what covers ranges far apart may be longer than the bits say, and
-/// must not be shorter than what it covers.
+/// Packs a range into a word. The greatest length stands for everything from the start on. A merged range may
+/// be longer than the bits say, and must not come out shorter than what it covers.
 const fn pack(pages: PageRange) -> u64 {
     let count = if pages.count() > COUNT_MAX { COUNT_MAX } else { pages.count() };
     if count == 0 { 0 } else { pages.start.0 << COUNT_BITS | count }
@@ -32,10 +36,10 @@ const fn unpack(word: u64) -> PageRange {
     if count == COUNT_MAX { PageRange::new(start, END) } else { PageRange::of(start, count) }
 }
 
-/// What one call of one thread holds.
+/// The ranges that one call of one thread holds.
 #[repr(align(64))]
 pub struct Holder {
-    /// 0: nothing, whatever the ranges say.
+    /// 0 if nothing is held, whatever the ranges say.
     busy: AtomicU32,
     ranges: [AtomicU64; RANGES],
 }
@@ -47,19 +51,20 @@ impl Default for Holder {
 }
 
 impl Holder {
-    /// Nothing.
+    /// Returns a holder that holds nothing.
     pub fn new() -> Holder {
         Holder { busy: AtomicU32::new(0), ranges: core::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Holds `pages` too. In the holder's own thread. Pages that are out stay out: who holds them brings them in afterwards,
-    /// and waits for those that are just being moved.
+    /// Holds `pages` too. Only the holder's own thread may call this. Pages that are out stay out. The caller
+    /// brings them in afterwards, and waits for pages that are being moved.
     pub fn hold(&self, pages: PageRange) {
         if pages.is_empty() {
             return;
         }
         self.occupy();
-        // What adjoins is one: lists of buffers often lie side by side, and the same page is told of again and again.
+        // Adjoining ranges become one. Lists of buffers often lie side by side, and the same page is named
+        // again and again.
         let touching = self.ranges.iter().find(|range| {
             let known = unpack(range.load(Ordering::Relaxed));
             !known.is_empty() && known.start <= pages.end && pages.start <= known.end
@@ -74,54 +79,56 @@ impl Holder {
         match known().position(|range| range.is_empty()) {
             Some(at) => set(at, pages),
             None => {
-                // The one that grows least.
+                // All words are taken: extends the range that grows least.
                 let growth = |(_, range): &(usize, PageRange)| hull(*range, pages).count() - range.count();
                 if let Some((at, range)) = known().enumerate().min_by_key(growth) {
                     set(at, hull(range, pages));
                 }
             }
         }
-        // Ordering: SeqCst, as in `for_each`: of the two fences one comes first. If ours does, the evictor sees the range; if
-        // the other one does, we see the entry that was locked before it.
+        // Ordering: SeqCst pairs with the fence in `for_each`. One of the two fences comes first. If this
+        // fence does, the evictor sees the range. If the evictor's fence does, this thread sees the entry
+        // that the evictor locked before that fence.
         fence(Ordering::SeqCst);
     }
 
-    /// Is busy until it is released, though it may hold nothing.
+    /// Makes the holder busy until it is released, though it may hold nothing.
     pub fn occupy(&self) {
-        // Ordering: Relaxed here and in `hold`: its fence is what publishes it.
+        // Ordering: Relaxed here and in `hold`. The fence in `hold` publishes the stores.
         if self.busy.load(Ordering::Relaxed) == 0 {
             self.ranges.iter().for_each(|range| range.store(0, Ordering::Relaxed));
             self.busy.store(1, Ordering::Relaxed);
         }
     }
 
-    /// Holds nothing any more.
+    /// Releases everything that is held.
     pub fn release(&self) {
-        // Ordering: Release: the call's use of the memory comes before this.
+        // Ordering: Release. The call's use of the memory comes before this store.
         self.busy.store(0, Ordering::Release);
     }
 
-    /// Whether it holds anything.
+    /// Whether the holder holds anything.
     pub fn is_busy(&self) -> bool {
-        // Ordering: Acquire pairs with the Release in `release`: what is held no more was used before it is taken.
+        // Ordering: Acquire pairs with the Release in `release`. Released memory was used before an evictor
+        // takes it.
         self.busy.load(Ordering::Acquire) != 0
     }
 
-    /// Storing 0 here is [`Holder::release`]: for code that can't call it.
+    /// The word that [`Holder::release`] sets to 0, for code that can't call that function.
     pub const fn busy_word(&self) -> &AtomicU32 {
         &self.busy
     }
 }
 
-/// The least range that covers both.
+/// Returns the smallest range that covers both.
 fn hull(one: PageRange, other: PageRange) -> PageRange {
     PageRange::new(one.start.min(other.start), one.end.max(other.end))
 }
 
-/// Calls `visit` with each range that `holders` hold. For an evictor, once it has locked the entries of its victims: whoever
-/// holds a page only later sees it locked.
+/// Calls `visit` with each range that `holders` hold. An evictor calls this after it has locked the entries
+/// of its victims. A thread that holds a page only later sees the page locked.
 pub fn for_each<'a>(holders: impl IntoIterator<Item = &'a Holder>, mut visit: impl FnMut(PageRange)) {
-    // Ordering: SeqCst, as in `hold`.
+    // Ordering: SeqCst pairs with the fence in `hold`.
     fence(Ordering::SeqCst);
     for holder in holders.into_iter().filter(|holder| holder.is_busy()) {
         let ranges = holder.ranges.iter().map(|range| unpack(range.load(Ordering::Relaxed)));
@@ -143,7 +150,8 @@ mod loomed {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// Two ranges are all that a holder has here, so the third one is put to one of them: at no moment is less held.
+    /// Under loom a holder has two ranges, so the third is merged into one of them. At no moment is less
+    /// held.
     #[test]
     fn loom_what_is_held_stays_held_while_a_range_grows() {
         loom::model(|| {
@@ -171,13 +179,14 @@ mod tests {
     }
 
     proptest! {
-        /// Beside a list of what was asked for: all of it is held, and with few ranges nothing else.
+        /// Compares with a list of what was asked for. All of it is held, and nothing more as long as there
+        /// are few ranges.
         #[test]
         fn all_that_was_asked_for_is_held_until_it_is_released(
             ranges in prop::collection::vec((0_u64..200, 0_u64..20, 0_u64..3), 0..20),
         ) {
             let holders = [Holder::new(), Holder::new()];
-            // Some lie as far apart as a program's heap and its mappings.
+            // Some ranges lie as far apart as a program's heap and its mappings.
             let ranges: Vec<PageRange> =
                 ranges.iter().map(|(start, count, far)| range(start + (far << 33), *count)).collect();
             ranges.iter().for_each(|range| holders[1].hold(*range));

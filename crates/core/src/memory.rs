@@ -1,7 +1,8 @@
-//! Handed memory: `core` never allocates; at start it carves its tables out of a region that it is given.
+//! The memory that `core` is handed. `core` never allocates; at start it carves its tables out of a region
+//! that it is given.
 //!
-//! The region is zeroed and, in a live process, populated by the kernel page by page as it is touched, so a
-//! table can be as long as its index could ever need without costing anything.
+//! The region is zeroed. In a live process the kernel populates it page by page as it is touched. So a table
+//! can be as long as its index could ever need, at no cost.
 // UNSAFETY: turning bytes into typed tables has no safe way without an allocator.
 
 use core::marker::PhantomData;
@@ -9,7 +10,7 @@ use core::marker::PhantomData;
 /// Types for which all-zero bytes are a valid value, and which need no drop.
 ///
 /// # Safety
-/// The implementer promises both.
+/// The implementer promises both conditions.
 pub unsafe trait Zeroed: Sized {}
 
 // SAFETY: integers and atomic integers are valid for every bit pattern, zero included, and have no drop.
@@ -51,20 +52,20 @@ impl<'m> Region<'m> {
     /// Takes over `bytes` bytes at `base`.
     ///
     /// # Safety
-    /// The memory must be readable, writable, all zero, and nobody else's for `'m`.
+    /// The memory must be readable, writable and all zero, and no other code may use it for `'m`.
     pub const unsafe fn new(base: *mut u8, bytes: usize) -> Region<'m> {
         Region { next: base, left: bytes, owner: PhantomData }
     }
 
-    /// The next `count` values of `T`, all zero. Panics if the region is too small: its size comes from a
-    /// layout function next to the table, so that is a bug, not a condition.
+    /// Returns the next `count` values of `T`, all zero. Panics if the region is too small. The region's size
+    /// comes from a layout function next to the table, so a region too small is a bug, not a condition.
     pub fn carve<T: Zeroed>(&mut self, count: usize) -> &'m mut [T] {
         let padding = self.next.align_offset(align_of::<T>());
         let bytes = count * size_of::<T>();
         assert!(padding + bytes <= self.left, "a handed region is too small for its tables");
-        // SAFETY: the assertion keeps `base..base + bytes` inside the region given to `new`, aligned by
-        // `padding`; it is zero and exclusively ours for 'm, and advancing `next` past it means that it is
-        // handed out once. `T: Zeroed` makes zero bytes a valid value.
+        // SAFETY: the assertion keeps `base..base + bytes` inside the region given to `new`, and `padding`
+        // aligns it. The memory is zero and exclusively ours for 'm. Advancing `next` past it means that it
+        // is handed out once. `T: Zeroed` makes zero bytes a valid value.
         unsafe {
             let base = self.next.add(padding);
             self.next = base.add(bytes);
@@ -73,7 +74,7 @@ impl<'m> Region<'m> {
         }
     }
 
-    /// Room for `count` values of `T` wherever the region stands, alignment included.
+    /// Returns the bytes that `count` values of `T` take wherever the region stands, alignment included.
     pub const fn bytes_for<T: Zeroed>(count: usize) -> usize {
         count * size_of::<T>() + align_of::<T>()
     }

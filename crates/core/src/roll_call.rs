@@ -1,8 +1,9 @@
-//! A roll call: every thread of the engine is told of something new, and the caller waits until all of them have it.
+//! A roll call: every thread of the engine is told of something new, and the caller waits until all of them
+//! have answered.
 //!
-//! Threads are being made and end meanwhile. A new thread has what its maker had when the kernel made it. A place that is claimed
-//! for a new thread counts as one that hasn't answered. One look at the list isn't enough: a maker can claim a place that was
-//! looked at already, and answer before the look comes to the maker.
+//! Threads are made and end meanwhile. A new thread has what its maker had when the kernel made it. A place
+//! that is claimed for a new thread counts as one that hasn't answered. One look at the list isn't enough. A
+//! maker can claim a place that was looked at already, and answer before the look comes to the maker.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
@@ -12,17 +13,17 @@ pub const MEMBERS_MAX: usize = 128;
 #[cfg(all(test, loom))]
 const MEMBERS_MAX: usize = 2;
 
-/// Nobody is here.
+/// The place is free.
 const NONE: u32 = 0;
-/// Somebody is being made.
+/// A thread is being made for the place.
 const EXPECTED: u32 = u32::MAX;
 
-/// One place on the list, and the thread that has it.
+/// A place on the list, and the thread that has it.
 #[derive(Debug)]
 pub struct Member {
     /// The thread's number. The kernel writes it when it makes the thread, and 0 when the thread ends.
     number: AtomicU32,
-    /// The last call that it has answered to.
+    /// The last call that the thread has answered.
     answer: AtomicU32,
 }
 
@@ -32,15 +33,15 @@ impl Member {
         Member { number: AtomicU32::new(NONE), answer: AtomicU32::new(0) }
     }
 
-    /// The same; loom's atomics can't be made at compile time.
+    /// Returns a free place. loom's atomics can't be made at compile time.
     #[cfg(all(test, loom))]
     fn new() -> Member {
         Member { number: AtomicU32::new(NONE), answer: AtomicU32::new(0) }
     }
 
-    /// Its number; none as long as the kernel hasn't told.
+    /// Returns the thread's number, or `None` while the kernel hasn't written it.
     pub fn number(&self) -> Option<u32> {
-        // Ordering: Acquire: a caller that sees the thread sees what the thread was made with.
+        // Ordering: Acquire. A caller that sees the thread also sees what the thread was made with.
         Some(self.number.load(Ordering::Acquire)).filter(|number| *number != EXPECTED)
     }
 
@@ -49,32 +50,34 @@ impl Member {
         &self.number
     }
 
-    /// The thread could not be made.
+    /// Frees the place of a thread that could not be made.
     pub fn give_up(&self) {
         // Ordering: Release pairs with the Acquire in `expect`.
         self.number.store(NONE, Ordering::Release);
     }
 
-    /// Whether the thread has answered to this call. A caller that sees the answer sees what the thread did before.
+    /// Whether the thread has answered `call`. A caller that sees the answer also sees what the thread did
+    /// before.
     pub fn has_answered(&self, call: u32) -> bool {
         // Ordering: Acquire pairs with the Release in `answers`.
         self.answer.load(Ordering::Acquire) == call
     }
 
-    /// It has done what this call asks for.
+    /// Records that the thread has done what `call` asks for.
     pub fn answers(&self, call: u32) {
-        // Ordering: Release: who sees the answer sees what was done, and which places this thread has claimed until now.
+        // Ordering: Release. A caller that sees the answer also sees what was done, and which places this
+        // thread has claimed until now.
         self.answer.store(call, Ordering::Release);
     }
 }
 
-/// All places.
+/// The list of all places.
 pub struct RollCall {
     members: [Member; MEMBERS_MAX],
 }
 
 impl RollCall {
-    /// Nobody is there.
+    /// Returns a list without threads.
     #[cfg(not(all(test, loom)))]
     pub const fn new() -> RollCall {
         RollCall { members: [const { Member::new() }; MEMBERS_MAX] }
@@ -85,21 +88,22 @@ impl RollCall {
         RollCall { members: core::array::from_fn(|_| Member::new()) }
     }
 
-    /// Every thread that there is, or is about to be.
+    /// Returns every thread that exists or is about to be made.
     pub fn all(&self) -> impl Iterator<Item = &Member> {
         // Ordering: Acquire as in `Member::number`.
         self.members.iter().filter(|member| member.number.load(Ordering::Acquire) != NONE)
     }
 
-    /// The thread of this number.
+    /// Returns the thread with this number.
     pub fn find(&self, number: u32) -> Option<&Member> {
         self.members.iter().find(|member| member.number.load(Ordering::Relaxed) == number)
     }
 
-    /// A free place for a thread that is about to be made.
+    /// Claims a free place for a thread that is about to be made.
     pub fn expect(&self) -> Option<&Member> {
         let claim = |member: &&Member| {
-            // Ordering: Acquire: the place is used after its last thread; Relaxed where it isn't free.
+            // Ordering: Acquire, so that the place is used after its last thread. Relaxed where the place
+            // isn't free.
             member.number.compare_exchange(NONE, EXPECTED, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let member = self.members.iter().find(claim)?;
@@ -107,13 +111,14 @@ impl RollCall {
         Some(member)
     }
 
-    /// Nobody is there: in a fork's child.
+    /// Forgets all threads, in a fork's child.
     pub fn forget_all(&self) {
         self.members.iter().for_each(|member| member.number.store(NONE, Ordering::Relaxed));
     }
 
-    /// Calls `ask` with everybody who hasn't answered to this call. True if there is nobody, and none can come who doesn't know of
-    /// it: then two looks in a row have found nobody.
+    /// Calls `ask` with every thread that hasn't answered `call`. Returns true if all threads have answered,
+    /// and no thread can come that doesn't know of the call. Two looks in a row have then found no thread
+    /// without an answer.
     pub fn have_all_answered(&self, call: u32, mut ask: impl FnMut(&Member)) -> bool {
         for _ in 0..2 {
             let mut have_all = true;
@@ -142,13 +147,13 @@ mod loomed {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// What the caller wants all to have. Before, all have 0.
+    /// The value that the caller wants all threads to have. Before, all have 0.
     const WANTED: u32 = 1;
 
-    /// How often the caller looks. One who has no answer by then isn't waited for here.
+    /// Looks that the caller makes. A thread that hasn't answered by then isn't waited for here.
     const LOOKS: usize = 2;
 
-    /// Threads, each with what it has, and whether a signal has asked it.
+    /// Threads, each with its value and whether a signal has asked it.
     struct Process {
         roll: RollCall,
         has: [AtomicU32; MEMBERS_MAX],
@@ -156,7 +161,7 @@ mod loomed {
     }
 
     impl Process {
-        /// The thread at this place is where a signal can reach it: it does what it was asked for.
+        /// The thread at this place is where a signal can reach it, and does what it was asked for.
         fn hears_signals(&self, at: usize) {
             // Ordering: Acquire, as a signal's handler sees what was done before the signal was sent.
             if self.is_asked[at].load(Ordering::Acquire) != 0 && !self.roll.members[at].has_answered(WANTED) {
@@ -165,13 +170,14 @@ mod loomed {
             }
         }
 
-        /// A thread makes another one. It hears signals before it has claimed a place and afterwards, and both do in the end.
+        /// Makes a thread in another one. The maker hears signals before it has claimed a place and
+        /// afterwards, and both threads do in the end.
         fn make_one(&self, maker: usize) {
             self.hears_signals(maker);
             let member = self.roll.expect().unwrap();
             let made = self.place_of(member);
             self.has[made].store(self.has[maker].load(Ordering::Relaxed), Ordering::Relaxed);
-            // The kernel tells the number.
+            // The kernel writes the number.
             member.number.store(101, Ordering::Release);
             self.hears_signals(maker);
             self.hears_signals(made);
@@ -182,8 +188,8 @@ mod loomed {
         }
     }
 
-    /// A thread at place `maker` makes another one at the free place while all are told of something new. If that is over, both
-    /// have it.
+    /// A thread at place `maker` makes another one at the free place while all are told of something new. If
+    /// the call is over, both have the new value.
     fn one_is_made_by(maker: usize) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
@@ -214,7 +220,7 @@ mod loomed {
         one_is_made_by(0);
     }
 
-    /// The new one's place is before its maker's: it was looked at before it was claimed.
+    /// The new thread's place comes before its maker's, and was looked at before it was claimed.
     #[test]
     fn loom_thread_that_is_made_at_a_place_that_was_looked_at_has_what_all_have() {
         one_is_made_by(1);
@@ -226,7 +232,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What a thread of the model has: it is `Expected` until the kernel has made it.
+    /// A thread of the model. It is `Expected` until the kernel has made it.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Thread {
         Expected { maker: usize },
@@ -240,7 +246,8 @@ mod tests {
     }
 
     proptest! {
-        /// Threads are made by threads, sleep, end and take things on, one step of anybody's at a time, while calls are made.
+        /// Threads make threads, sleep, end and take values on, one step of one thread at a time, while calls
+        /// are made.
         #[test]
         fn whenever_a_call_is_over_every_thread_has_what_was_wanted(
             steps in prop::collection::vec((0_usize..6, 0_usize..8), 1..200),
@@ -254,24 +261,24 @@ mod tests {
             for (what, which) in steps {
                 let at = which % threads.len();
                 match (what, threads[at].1) {
-                    // It begins to make another one.
+                    // The thread begins to make another one.
                     (0, Thread::There { .. }) if threads.len() < 8 => {
                         let member = roll.expect().unwrap();
                         threads.push((member, Thread::Expected { maker: at }));
                     }
-                    // The kernel makes it.
+                    // The kernel makes the thread.
                     (1, Thread::Expected { maker }) => {
                         let Thread::There { has, .. } = threads[maker].1 else { unreachable!("a maker is there") };
                         threads[at].0.word().store(next_number, Ordering::Release);
                         threads[at].1 = Thread::There { number: next_number, has, is_asked: false };
                         next_number += 1;
                     }
-                    // It hears the signal; until then it slept.
+                    // The thread hears the signal; until then it slept.
                     (2, Thread::There { number, is_asked: true, .. }) => {
                         threads[at].1 = Thread::There { number, has: wanted, is_asked: false };
                         roll.find(number).unwrap().answers(wanted);
                     }
-                    // It ends, unless it is making another one.
+                    // The thread ends, unless it is making another one.
                     (3, Thread::There { .. }) if at + 1 == threads.len() && at > 0 => {
                         threads[at].0.give_up();
                         threads.pop();

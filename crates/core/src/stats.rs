@@ -1,8 +1,9 @@
-//! Counters and latencies: one table each. Names in `--stats` JSON, the summary and the docs come from here.
+//! Counters, gauges and latencies, one table each. The names in `--stats` JSON, in the summary and in the
+//! docs come from here. A counter has Linux's name where Linux counts the same thing.
 //!
-//! Counters only rise and are shared by all threads of a process; whoever reads them subtracts. They live
-//! in memory that the driver hands over: the live runtime puts them into the session's shared memory, so
-//! that the supervisor can read them however the program died. Linux's names where Linux has the thing.
+//! Counters only rise, and all threads of a process share them. A reader subtracts an earlier value. The
+//! counters live in memory that the driver hands over. The live runtime puts them into the session's shared
+//! memory, so that the supervisor can read them however the program died.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,9 +18,9 @@ macro_rules! table {
             pub const ALL: &'static [$name] = &[$($name::$variant),+];
             /// Rows in the table.
             pub const COUNT: usize = Self::ALL.len();
-            /// The name users see.
+            /// The name that users see.
             pub const fn name(self) -> &'static str { match self { $($name::$variant => $text),+ } }
-            /// What one unit of it is.
+            /// The unit that the row counts in.
             pub const fn unit(self) -> &'static str { match self { $($name::$variant => $unit),+ } }
             /// One sentence for the user.
             pub const fn help(self) -> &'static str { match self { $($name::$variant => concat!($($doc),+)),+ } }
@@ -28,7 +29,7 @@ macro_rules! table {
 }
 
 table! {
-    /// What only rises.
+    /// Values that only rise.
     Counter {
         /// Pages read from areas.
         Pswpin = "pswpin", "pages";
@@ -66,36 +67,37 @@ table! {
         FaultPool = "fault_pool", "faults";
         /// Faults that read an area.
         FaultArea = "fault_area", "faults";
-        /// Faults of fault_area whose thread looked for the page and saw it come, instead of sleeping.
+        /// Faults of fault_area whose thread polled for the read and saw it complete, instead of sleeping.
         FaultPolled = "fault_polled", "faults";
-        /// First writes to pages that were write-protected: only read before the take-over, or to be copied out and then left.
+        /// First writes to write-protected pages: pages only read before activation, or pages whose eviction
+        /// by copying was given up.
         FaultWrite = "fault_write", "faults";
         /// Faults on a page that another thread was already moving.
         FaultJoined = "fault_joined", "faults";
-        /// Faults on a page that was back before its message was read.
+        /// Faults on a page that was already in memory when the fault's message was read.
         FaultSpurious = "fault_spurious", "faults";
         /// Faults on pages whose only copy could not be read: the program got SIGBUS.
         FaultLost = "fault_lost", "faults";
         /// Pages taken out of the program's memory.
         EvictTaken = "evict_taken", "pages";
-        /// Pages of evict_taken that the thread took which had just been served a fault.
+        /// Pages of evict_taken that were evicted by the thread that had just faulted.
         EvictHere = "evict_here", "pages";
-        /// Pages of evict_taken that were taken while threads that ran into a fault waited for it.
+        /// Pages of evict_taken that were evicted in a lull, while faulting threads waited.
         EvictLull = "evict_lull", "pages";
         /// Pages that could not be taken because the kernel or a device held them.
         EvictBusy = "evict_busy", "pages";
-        /// Pages the kernel said were not there when we came to take them.
+        /// Pages that the kernel reported as absent when they were to be evicted.
         EvictGone = "evict_gone", "pages";
-        /// Unchanged pages that went without a write, or without being compressed: their slot, or the object they had kept, still
+        /// Unchanged pages evicted without a write or a compression, because their slot or pool object still
         /// had the same bytes.
         EvictClean = "evict_clean", "pages";
-        /// Parked pages put back because there was nowhere to go.
+        /// Parked pages put back into the program because no other place was free.
         EvictPutBack = "evict_put_back", "pages";
-        /// Pages the clock hand passed over because they had come back lately.
+        /// Pages that the clock hand passed over because they came back recently.
         ClockSpared = "clock_spared", "pages";
-        /// Victims that were chosen because a walk had gone through them.
+        /// Victims chosen because a stream had gone through them.
         EvictBehind = "evict_behind", "pages";
-        /// Eviction batches by the background thread.
+        /// Eviction batches by the keeper (background reclaim).
         ReclaimBackground = "reclaim_background", "batches";
         /// Eviction batches by a thread that was serving a fault.
         ReclaimDirect = "reclaim_direct", "batches";
@@ -109,9 +111,10 @@ table! {
         PoolMoved = "pool_moved", "objects";
         /// Write requests sent to areas.
         AreaWrites = "area_writes", "requests";
-        /// Slots written; divided by area_writes the mean merged write, and pswpout divided by this the pages that share one.
+        /// Slots written. Divided by area_writes: slots in a mean write. pswpout divided by it: pages that
+        /// share a slot.
         AreaSlots = "area_slots", "slots";
-        /// Pages of areas that the disk was told are not needed.
+        /// Pages of areas that were discarded on the disk.
         Discarded = "discarded", "pages";
         /// Failed writes: the pages were kept.
         WriteErrors = "write_errors", "pages";
@@ -131,13 +134,14 @@ table! {
 }
 
 table! {
-    /// What goes up and down, with the highest value seen where it is named so.
+    /// Values that rise and fall. A gauge that is named a peak keeps the highest value seen, and so does
+    /// `Active`.
     Gauge {
         /// Managed pages in the program's memory.
         Resident = "resident", "pages";
         /// Pages that are out: parked, same-filled, in the pool or on an area.
         Evicted = "evicted", "pages";
-        /// Pages in the compressed pool, those included that are in memory and have kept their object.
+        /// Pages in the compressed pool, pages in memory that kept their object included.
         Stored = "stored_pages", "pages";
         /// Memory of the pool.
         PoolBytes = "pool_total_size", "bytes";
@@ -163,8 +167,8 @@ table! {
 }
 
 table! {
-    /// Kinds of fault whose latency is kept: from when a handler begins with the fault to when it has woken the
-    /// thread.
+    /// Kinds of fault whose latency is recorded. The latency of a fault begins when a handler begins with the
+    /// fault, and ends when the handler has woken the thread.
     Latency {
         /// First touch.
         First = "first", "ns";
@@ -178,7 +182,7 @@ table! {
 }
 
 impl Gauge {
-    /// Whether it keeps the highest value seen, rather than the present one.
+    /// Whether the gauge keeps the highest value seen rather than the present one.
     pub const fn is_peak(self) -> bool {
         matches!(
             self,
@@ -187,11 +191,12 @@ impl Gauge {
     }
 }
 
-/// Buckets of a latency histogram: four to an octave, from 4 ns up; the last one takes the rest.
+/// Buckets of a latency histogram: four to an octave, from 4 ns up. The last bucket takes all longer
+/// durations.
 pub const BUCKETS: usize = 160;
 
-/// Durations in buckets, each a quarter of an octave wide, at most 1.25 times its lower bound: a percentile is at
-/// most 25 % too high.
+/// Durations in buckets. Each bucket is a quarter of an octave wide, so its upper bound is at most 1.25 times
+/// its lower bound. So a percentile is at most 25 % too high.
 #[repr(C)]
 pub struct Histogram {
     count: AtomicU64,
@@ -209,13 +214,13 @@ impl Histogram {
         if bucket < BUCKETS { bucket } else { BUCKETS - 1 }
     }
 
-    /// Upper bound of a bucket, in ns.
+    /// Returns the upper bound of a bucket in ns.
     const fn bucket_limit_ns(bucket: usize) -> u64 {
         let (octave, quarter) = (bucket / 4, (bucket % 4) as u64);
         if octave < 2 { 4 } else { (quarter + 5) << (octave - 2) }
     }
 
-    /// Adds one duration. Signal-safe: atomics only.
+    /// Adds one duration. Safe in a signal handler, because it uses only atomics.
     pub fn record(&self, ns: u64) {
         self.count.fetch_add(1, Ordering::Relaxed);
         self.sum_ns.fetch_add(ns, Ordering::Relaxed);
@@ -223,8 +228,8 @@ impl Histogram {
         self.buckets[Self::bucket_of(ns)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adds this histogram to a plain copy. Sums stop at their largest value: where a program has written over its counters
-    /// they can be anything.
+    /// Adds this histogram to a plain copy. Sums stop at their largest value, because a program may have
+    /// written over its counters, and they can then be anything.
     pub fn add_to(&self, sum: &mut LatencySummary) {
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
         sum.count = sum.count.saturating_add(load(&self.count));
@@ -241,9 +246,9 @@ impl Histogram {
 pub struct LatencySummary {
     /// Durations recorded.
     pub count: u64,
-    /// Their sum.
+    /// Sum of the durations in ns.
     pub sum_ns: u64,
-    /// The longest.
+    /// The longest duration in ns.
     pub max_ns: u64,
     buckets: [u64; BUCKETS],
 }
@@ -255,7 +260,7 @@ impl Default for LatencySummary {
 }
 
 impl LatencySummary {
-    /// Mean in ns; 0 if nothing was recorded.
+    /// Mean duration in ns, or 0 if nothing was recorded.
     pub const fn mean_ns(&self) -> u64 {
         match self.sum_ns.checked_div(self.count) {
             Some(mean) => mean,
@@ -263,7 +268,8 @@ impl LatencySummary {
         }
     }
 
-    /// The duration that `percent` of all are at or below: a bucket's upper bound, never above the maximum.
+    /// Returns the duration that `percent` of all durations are at or below. The result is a bucket's upper
+    /// bound, and never above the maximum.
     pub fn percentile_ns(&self, percent: f64) -> u64 {
         let wanted = (self.count as f64 * percent / 100.0) as u64;
         let mut seen = 0_u64;
@@ -287,7 +293,8 @@ impl LatencySummary {
     }
 }
 
-/// Everything one process counts. All-zero bytes are a valid, fresh value, so it can live in new memory.
+/// All counters, gauges and latencies of one process. All-zero bytes are a valid, fresh value, so `Stats` can
+/// live in new memory.
 #[repr(C)]
 pub struct Stats {
     counters: [AtomicU64; Counter::COUNT],
@@ -296,11 +303,11 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Adds one.
+    /// Adds one to a counter.
     pub fn count(&self, counter: Counter) {
         self.add(counter, 1);
     }
-    /// Adds `n`.
+    /// Adds `n` to a counter.
     pub fn add(&self, counter: Counter, n: u64) {
         self.counters[counter as usize].fetch_add(n, Ordering::Relaxed);
     }
@@ -314,16 +321,17 @@ impl Stats {
     }
     /// Raises a gauge to `value` if it was lower.
     pub fn raise(&self, gauge: Gauge, value: u64) {
-        // A peak is hardly ever new: look before writing a line that other threads write too.
+        // A peak is hardly ever new. So look first, before writing to a cache line that other threads write
+        // too.
         if self.gauge(gauge) < value {
             self.gauges[gauge as usize].fetch_max(value, Ordering::Relaxed);
         }
     }
-    /// Adds to a gauge.
+    /// Adds `n` to a gauge. Returns the new value.
     pub fn gauge_add(&self, gauge: Gauge, n: u64) -> u64 {
         self.gauges[gauge as usize].fetch_add(n, Ordering::Relaxed).wrapping_add(n)
     }
-    /// Subtracts from a gauge.
+    /// Subtracts `n` from a gauge, which must be at least `n`.
     pub fn gauge_sub(&self, gauge: Gauge, n: u64) {
         let before = self.gauges[gauge as usize].fetch_sub(n, Ordering::Relaxed);
         debug_assert!(before >= n, "{} fell below zero: {before} - {n}", gauge.name());
@@ -343,7 +351,7 @@ mod tests {
     use super::*;
 
     fn fresh() -> Box<Stats> {
-        // SAFETY: `Stats` is atomics of integers throughout; all-zero bytes are valid for each of them.
+        // SAFETY: `Stats` consists only of atomic integers, for each of which all-zero bytes are valid.
         unsafe { Box::new(core::mem::zeroed()) }
     }
 

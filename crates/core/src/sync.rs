@@ -1,8 +1,8 @@
 //! The engine's lock, and the order in which locks are taken.
 //!
-//! Whatever a fault can reach may run inside somebody else's process, with that process's malloc lock held
-//! and in a thread that glibc doesn't know. So our lock is one 32-bit word, without thread-local storage
-//! and without a libc call. `core` makes no system call either: whoever drives it installs how to wait
+//! Code that a fault can reach may run inside another program's process, in a thread that glibc doesn't know,
+//! while the process's malloc lock is held. So the engine's lock is one 32-bit word, without thread-local
+//! storage and without a libc call. `core` makes no system call either. A driver installs how to wait
 //! ([`set_parker`]); until then waiting is spinning.
 //!
 //! # Lock ranks, outermost first
@@ -20,16 +20,17 @@
 //! | 9 | `table::Leaf` | which places for lines of entries are given out |
 //! | 10 | queues of faults and of windows, counts of slots, dispositions of signals | themselves: nothing is taken under them |
 //!
-//! Take ranks in rising order only. A lock of rank 3 to 10 is held for a bounded number of instructions, never
-//! across a system call, and never while program memory is touched.
+//! Take ranks in rising order only. A lock of rank 3 to 10 is held for a bounded number of instructions. No
+//! such lock is held across a system call, or while program memory is touched.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// The atomics of what loom runs (`make loom`): this lock, a page's entry, pins, holds, leases, the index, roll calls. A file that
-/// uses them from here can have a module of loom models, compiled with `cfg(all(test, loom))`; unit tests that hand it
-/// the standard library's are left out then.
+/// The atomics of the code that loom runs (`make loom`): this lock, a page's entry, pins, holds, leases, the
+/// index, roll calls. A file that takes its atomics from here can have a module of loom models, compiled with
+/// `cfg(all(test, loom))`. Its unit tests that pass the standard library's atomics are left out of that
+/// build.
 pub mod atomic {
     #[cfg(not(all(test, loom)))]
     pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -47,16 +48,16 @@ pub struct Parker {
 
 static PARKER: AtomicPtr<Parker> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Installs how threads of this process wait. Call once, before a second thread exists.
+/// Installs how threads of this process wait. Must be called once, before a second thread exists.
 pub fn set_parker(parker: &'static Parker) {
-    // Ordering: Release pairs with the Acquire in `parker`, so that the functions are seen complete.
+    // Ordering: Release pairs with the Acquire in `parker`, so that a thread sees the functions complete.
     PARKER.store(core::ptr::from_ref(parker).cast_mut(), Ordering::Release);
 }
 
 fn parker() -> Option<&'static Parker> {
     // Ordering: Acquire pairs with the Release in `set_parker`.
     let pointer = PARKER.load(Ordering::Acquire);
-    // SAFETY: `pointer` is null or came from the `&'static Parker` given to `set_parker`, which is never
+    // SAFETY: `pointer` is null, or came from the `&'static Parker` given to `set_parker`, which is never
     // taken back.
     unsafe { pointer.as_ref() }
 }
@@ -78,11 +79,11 @@ pub fn wake_all(word: &AtomicU32) {
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody may be waiting in the kernel.
+/// The lock is held, and a thread may be waiting in the kernel.
 const CONTENDED: u32 = 2;
 
-/// How often to look again before going to sleep. Critical sections are some 100 ns; a futex wait and wake
-/// cost several microseconds. One is enough for loom.
+/// Looks at a held lock before the thread goes to sleep. Critical sections take some 100 ns; a futex wait and
+/// wake cost several microseconds. A single look is enough for loom.
 const SPINS: u32 = if cfg!(all(test, loom)) { 1 } else { 64 };
 
 /// A mutual-exclusion lock around a value: one word, no poisoning (a panic ends the process).
@@ -91,24 +92,25 @@ pub struct Lock<T> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached only through a `Guard`, and `state` lets one guard exist at a time; so
-// sharing the lock only ever moves the value between threads, which needs `T: Send`.
+// SAFETY: the value is reached only through a `Guard`, and `state` lets one guard exist at a time. So sharing
+// the lock only ever moves the value between threads, which needs `T: Send`.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
-    /// A free lock.
+    /// Returns a free lock.
     #[cfg(not(all(test, loom)))]
     pub const fn new(value: T) -> Self {
         Lock { state: atomic::AtomicU32::new(FREE), value: UnsafeCell::new(value) }
     }
 
-    /// The same; loom's atomics can't be made at compile time.
+    /// Returns a free lock. loom's atomics can't be made at compile time.
     #[cfg(all(test, loom))]
     pub fn new(value: T) -> Self {
         Lock { state: atomic::AtomicU32::new(FREE), value: UnsafeCell::new(value) }
     }
 
-    /// Takes the lock, waiting for it. Signal-safe in a thread whose asynchronous signals are blocked.
+    /// Takes the lock, and waits for it if it is held. Signal-safe in a thread whose asynchronous signals are
+    /// blocked.
     pub fn lock(&self) -> Guard<'_, T> {
         // Ordering: Acquire pairs with the Release in `Guard::drop`.
         if self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_err() {
@@ -117,15 +119,15 @@ impl<T> Lock<T> {
         Guard { lock: self }
     }
 
-    /// Takes the lock if nobody has it.
+    /// Takes the lock if no thread holds it.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         // Ordering: Acquire as in `lock`.
         let taken = self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        // Made only if it is taken: dropping a guard gives the lock back.
+        // A guard is made only if the lock was taken: dropping a guard gives the lock back.
         if taken { Some(Guard { lock: self }) } else { None }
     }
 
-    /// Nobody has it: in a fork's child, where the thread that had it doesn't exist.
+    /// Frees the lock in a fork's child, where the thread that held it doesn't exist.
     pub fn forget_holder(&self) {
         self.state.store(FREE, Ordering::Relaxed);
     }
@@ -141,8 +143,9 @@ impl<T> Lock<T> {
                 return;
             }
         }
-        // Ordering: Acquire as in `lock`. CONTENDED although we may be alone: the unlock then wakes once too
-        // often, which is harmless; the other way round a sleeper would be forgotten.
+        // Ordering: Acquire as in `lock`. The state becomes CONTENDED although no other thread may be
+        // waiting. The unlock then wakes once too often, which is harmless. With HELD a sleeper could be
+        // forgotten.
         while self.state.swap(CONTENDED, Ordering::Acquire) != FREE {
             self.sleep();
         }
@@ -169,7 +172,7 @@ impl<T> Lock<T> {
     fn wake_one(&self) {}
 }
 
-/// Proof that a [`Lock`] is held; gives it back when dropped.
+/// Proof that a [`Lock`] is held. Dropping it gives the lock back.
 pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
 }
@@ -177,21 +180,22 @@ pub struct Guard<'a, T> {
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: this guard is the only one (see `Lock`), so nobody writes the value while we read it.
+        // SAFETY: this guard is the only one (see `Lock`), so nobody writes the value while it is read.
         unsafe { &*self.lock.value.get() }
     }
 }
 
 impl<T> DerefMut for Guard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this guard is the only one, and we hold it by `&mut`, so no other reference exists.
+        // SAFETY: this guard is the only one, and the caller holds it by `&mut`, so no other reference
+        // exists.
         unsafe { &mut *self.lock.value.get() }
     }
 }
 
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        // Ordering: Release publishes what was written under the lock to the next Acquire.
+        // Ordering: Release publishes the writes made under the lock to the next Acquire.
         if self.lock.state.swap(FREE, Ordering::Release) == CONTENDED {
             self.lock.wake_one();
         }
@@ -228,7 +232,7 @@ mod tests {
 
 #[cfg(all(test, loom))]
 mod loomed {
-    //! The lock in every order in which its threads can meet: `make loom`.
+    //! The lock, in every order in which its threads can meet (`make loom`).
 
     use super::*;
     use loom::cell::Cell;

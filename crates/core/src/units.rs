@@ -1,7 +1,7 @@
-//! Units: an index, a count and a size are not the same number.
+//! Units: an index, a count and a size are different types.
 //!
-//! Everything else in the house speaks in these types. Converting is always visible at the call, and
-//! rounding is always a named choice.
+//! All other code uses these types. Each conversion is visible at the call, and each rounding is a named
+//! choice.
 
 /// Bytes in a page. x86-64 has no other base page size.
 pub const PAGE_BYTES: usize = 4096;
@@ -9,10 +9,10 @@ pub const PAGE_BYTES: usize = 4096;
 pub const PAGE_SHIFT: u32 = 12;
 const _: () = assert!(1 << PAGE_SHIFT == PAGE_BYTES);
 
-/// Slots in a cluster: 2 MiB of an area, as Linux has it with transparent huge pages.
+/// Slots in a cluster: 2 MiB of an area, as in Linux with transparent huge pages.
 pub const CLUSTER_SLOTS: u32 = 512;
 
-/// A page-sized, page-aligned buffer: what a frame and a scratch page are made of.
+/// A page-sized, page-aligned buffer, of which frames and scratch pages are made.
 #[repr(C, align(4096))]
 #[derive(Clone)]
 pub struct PageBytes(pub [u8; PAGE_BYTES]);
@@ -28,22 +28,22 @@ impl PageBytes {
 pub struct PageIndex(pub u64);
 
 impl PageIndex {
-    /// The page that contains this address.
+    /// Returns the page that contains this address.
     pub const fn of_address(address: usize) -> Self {
         PageIndex((address >> PAGE_SHIFT) as u64)
     }
-    /// Address of the page's first byte.
+    /// Returns the address of the page's first byte.
     pub const fn address(self) -> usize {
         (self.0 << PAGE_SHIFT) as usize
     }
-    /// The page `count` further on.
+    /// Returns the page `count` pages further on.
     #[must_use]
     pub const fn plus(self, count: u64) -> Self {
         PageIndex(self.0 + count)
     }
 }
 
-/// Pages from `start` up to, not including, `end`.
+/// Pages from `start` up to `end`, without `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRange {
     /// First page.
@@ -53,44 +53,45 @@ pub struct PageRange {
 }
 
 impl PageRange {
-    /// `start..end`; an inverted range is empty.
+    /// Returns the range `start..end`. An inverted range becomes empty.
     pub const fn new(start: PageIndex, end: PageIndex) -> Self {
         let end = if end.0 < start.0 { start } else { end };
         PageRange { start, end }
     }
-    /// `count` pages from `start`.
+    /// Returns the range of `count` pages from `start`.
     pub const fn of(start: PageIndex, count: u64) -> Self {
         PageRange { start, end: PageIndex(start.0 + count) }
     }
-    /// Every page that has a byte in `[address, address + bytes)`: the start rounded down, the end up.
+    /// Returns every page that has a byte in `[address, address + bytes)`. The start is rounded down, and the
+    /// end up.
     pub const fn covering(address: usize, bytes: usize) -> Self {
         let end = (address + bytes + PAGE_BYTES - 1) >> PAGE_SHIFT;
         PageRange { start: PageIndex::of_address(address), end: PageIndex(end as u64) }
     }
-    /// Pages in the range.
+    /// Number of pages in the range.
     pub const fn count(self) -> u64 {
         self.end.0 - self.start.0
     }
-    /// Bytes in the range.
+    /// Number of bytes in the range.
     pub const fn bytes(self) -> usize {
         (self.count() as usize) << PAGE_SHIFT
     }
-    /// Whether no page is in it.
+    /// Whether the range has no page.
     pub const fn is_empty(self) -> bool {
         self.start.0 >= self.end.0
     }
-    /// Whether `page` is in it.
+    /// Whether `page` is in the range.
     pub const fn contains(self, page: PageIndex) -> bool {
         self.start.0 <= page.0 && page.0 < self.end.0
     }
-    /// What both ranges have; may be empty.
+    /// Returns the pages that both ranges have, which may be none.
     #[must_use]
     pub const fn intersection(self, other: PageRange) -> PageRange {
         let start = if self.start.0 > other.start.0 { self.start } else { other.start };
         let end = if self.end.0 < other.end.0 { self.end } else { other.end };
         PageRange::new(start, end)
     }
-    /// The pages one by one, in address order.
+    /// Returns the pages one by one, in address order.
     pub fn iter(self) -> impl DoubleEndedIterator<Item = PageIndex> {
         (self.start.0..self.end.0).map(PageIndex)
     }
@@ -102,7 +103,7 @@ impl PageRange {
 pub struct FrameIndex(pub u32);
 
 impl FrameIndex {
-    /// As an index into a slice of frames.
+    /// Returns the number as an index into a slice of frames.
     pub const fn at(self) -> usize {
         self.0 as usize
     }
@@ -113,18 +114,19 @@ impl FrameIndex {
 #[repr(transparent)]
 pub struct AreaId(pub u8);
 
-/// Number of a NUMA node: of the CPU that a thread runs on, or of a device.
+/// Number of a NUMA node: the node of the CPU that a thread runs on, or of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct NodeId(pub u8);
 
-/// Nodes that are told apart.
+/// Nodes that Farpage tells apart.
 pub const NODES_MAX: usize = 64;
 
 /// A page-sized place in a swap area: the area's number in the top 4 bits, the slot in the other 28.
 ///
-/// 28 bits of 4 KiB slots are 1 TiB per area; 4 bits are [`AREAS_MAX`] areas. The value 0 (slot 0 of area
-/// 0, which holds the header in every area) is never handed out, so it can mean "none" in a packed word.
+/// 28 bits of 4 KiB slots are 1 TiB per area, and 4 bits are [`AREAS_MAX`] areas. Slot 0 of every area holds
+/// the header. So the value 0, which is slot 0 of area 0, is never handed out, and can mean "none" in a
+/// packed word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct SlotIndex(u32);
@@ -141,37 +143,37 @@ impl SlotIndex {
         assert!((area.0 as usize) < AREAS_MAX && offset < SLOTS_PER_AREA_MAX);
         SlotIndex((area.0 as u32) << 28 | offset)
     }
-    /// From the packed form.
+    /// Returns the slot with this packed form.
     pub const fn from_raw(raw: u32) -> Self {
         SlotIndex(raw)
     }
-    /// The packed form.
+    /// Returns the packed form.
     pub const fn raw(self) -> u32 {
         self.0
     }
-    /// The area it lies in.
+    /// Returns the area that the slot lies in.
     pub const fn area(self) -> AreaId {
         AreaId((self.0 >> 28) as u8)
     }
-    /// Its number inside the area.
+    /// Returns the slot's number inside its area.
     pub const fn offset(self) -> u32 {
         self.0 & (SLOTS_PER_AREA_MAX - 1)
     }
-    /// Byte offset inside the area.
+    /// Returns the slot's byte offset inside its area.
     pub const fn byte_offset(self) -> u64 {
         (self.offset() as u64) << PAGE_SHIFT
     }
-    /// The slot `count` further on in the same area.
+    /// Returns the slot `count` slots further on in the same area.
     #[must_use]
     pub const fn plus(self, count: u32) -> Self {
         SlotIndex::new(self.area(), self.offset() + count)
     }
 }
 
-/// Pages that share a slot at most: compressed, one behind the other.
+/// Largest number of pages that share a slot. The pages are compressed and lie one behind the other.
 pub const PARTS_MAX: usize = 4;
 
-/// Which of the pages that share a slot; [`Part::WHOLE`] where one page has it for itself, as it is.
+/// Which of the pages that share a slot. [`Part::WHOLE`] if one page has the slot for itself, uncompressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct Part(u8);
@@ -180,25 +182,26 @@ impl Part {
     /// The slot holds one page, uncompressed.
     pub const WHOLE: Part = Part(0);
 
-    /// The page that is number `at`, from 0, of those in a slot.
+    /// Returns the part of page number `at`, from 0, among the pages of a slot.
     pub const fn nth(at: usize) -> Self {
         assert!(at < PARTS_MAX);
         Part(at as u8 + 1)
     }
-    /// From the packed form.
+    /// Returns the part with this packed form.
     pub const fn from_raw(raw: u8) -> Self {
         assert!(raw as usize <= PARTS_MAX);
         Part(raw)
     }
-    /// The packed form, three bits.
+    /// Returns the packed form, which has three bits.
     pub const fn raw(self) -> u8 {
         self.0
     }
-    /// Its number, from 0, among the pages of its slot; none if that is one page's.
+    /// Returns the page's number, from 0, among the pages of its slot. None if one page has the slot for
+    /// itself.
     pub const fn at(self) -> Option<usize> {
         (self.0 as usize).checked_sub(1)
     }
-    /// The same, and 0 for a page that has its slot for itself.
+    /// Returns the page's number like `at`, but 0 for a page that has its slot for itself.
     pub const fn place(self) -> usize {
         (self.0 as usize).saturating_sub(1)
     }
@@ -207,14 +210,14 @@ impl Part {
 /// Where a page's bytes are on an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotPart {
-    /// The slot, which is read and written as one.
+    /// The slot, which is always read and written as a whole.
     pub slot: SlotIndex,
-    /// Where in it.
+    /// The part of the slot.
     pub part: Part,
 }
 
 impl SlotPart {
-    /// A slot that one page has for itself.
+    /// Returns the place of a page that has its slot for itself.
     pub const fn whole(slot: SlotIndex) -> Self {
         SlotPart { slot, part: Part::WHOLE }
     }

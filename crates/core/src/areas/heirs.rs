@@ -1,21 +1,23 @@
 //! Slots that the children of forks may read.
 //!
-//! A fork's child finds pages that were out in the slots that its parent had put them in. They are the parent's, who goes
-//! on, frees them, and would use them again. So at a fork every slot that has a page's only copy is *bequeathed*: it is
-//! referred to once more (`slots/counts.rs`) until the child is known to be gone. Children whose end is seen together belong
-//! to one *generation*; one bit for each slot and generation says whether it is kept. A child never frees what it inherits.
+//! A fork's child finds its evicted pages in the slots where its parent had put them. The slots are the
+//! parent's. The parent goes on, frees the slots, and would use them again. So at a fork every slot that has
+//! a page's only copy is *bequeathed*. A bequeathed slot has one more reference (`slots/counts.rs`) until the
+//! child is known to be gone. Children whose end is noticed together belong to one *generation*. One bit for
+//! each slot and generation says whether the slot is kept. A child never frees what it inherits.
 //!
-//! What the parent leaves after a fork has no owner any more, so the next fork doesn't bequeath it: it goes with the
-//! generation that it was kept for, however many forks follow.
+//! A slot that the parent frees after a fork no longer has an owner, so the next fork doesn't bequeath it.
+//! The slot becomes free with the generation that it was kept for, however many forks follow.
 
 use super::Areas;
 use crate::units::{AreaId, CLUSTER_SLOTS, PageIndex, SlotIndex};
 use core::sync::atomic::Ordering;
 
-/// Generations that there can be at once. More children than that share one, and it lasts as long as the last of them.
+/// Generations that can exist at once. Further children share a generation, which lasts as long as its last
+/// child.
 pub const GENERATIONS: usize = 32;
 
-/// Words that an area of so many slots needs: one bit for each slot and generation.
+/// Words that an area of `slots` slots needs: one bit for each slot and generation.
 pub const fn words(slots: u32) -> usize {
     GENERATIONS * words_of_one(slots)
 }
@@ -25,8 +27,8 @@ const fn words_of_one(slots: u32) -> usize {
 }
 
 impl Areas<'_> {
-    /// Keeps slots for a generation of children, in addition to those it has: those of which `is_needed` is true. Nobody may
-    /// take or free slots meanwhile.
+    /// Keeps for a generation of children every slot with a page for which `is_needed` is true. Slots that
+    /// the generation has already stay kept. No thread may take or free slots meanwhile.
     pub fn bequeath(&self, generation: usize, is_needed: impl Fn(SlotIndex, PageIndex) -> bool) {
         for id in (0..self.count()).map(|id| AreaId(id as u8)) {
             let leases = self.area(id).slots.leases();
@@ -44,7 +46,8 @@ impl Areas<'_> {
 
     fn bequeath_one(&self, generation: usize, slot: SlotIndex) {
         let (word, bit) = self.heirs_of(generation, slot);
-        // Ordering: Relaxed: a generation is ended only before this, or after the fork; whoever clears a bit gives it back.
+        // Ordering: Relaxed. A generation is ended only before this function or after the fork. The thread
+        // that clears a bit gives the reference back.
         if word.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
             self.share(slot).expect("a count of a few more needs no room");
         }
@@ -56,7 +59,8 @@ impl Areas<'_> {
         (&area.heirs[at], 1 << (slot.offset() % u64::BITS))
     }
 
-    /// A generation has no child any more. Returns how many slots were kept for it. Under the shared map lock.
+    /// Ends a generation that has no child any more. Returns how many slots were kept for it. Must be called
+    /// under the shared map lock.
     pub fn disinherit(&self, generation: usize) -> u64 {
         let mut kept = 0;
         for id in (0..self.count()).map(|id| AreaId(id as u8)) {
@@ -64,7 +68,7 @@ impl Areas<'_> {
             let words = words_of_one(area.total);
             for at in 0..words {
                 let word = &area.heirs[generation * words + at];
-                // Most were never written, and would take memory by it.
+                // Most words were never written. A swap would give them memory.
                 if word.load(Ordering::Relaxed) == 0 {
                     continue;
                 }
@@ -80,7 +84,7 @@ impl Areas<'_> {
         kept
     }
 
-    /// Slots in use that nothing but a generation keeps.
+    /// Number of slots in use that only a generation keeps.
     pub fn kept_for_heirs(&self) -> usize {
         let slots = (0..self.count()).map(|id| AreaId(id as u8));
         slots
@@ -90,7 +94,7 @@ impl Areas<'_> {
             .count()
     }
 
-    /// Generations for which a slot is kept.
+    /// Number of generations for which a slot is kept.
     pub fn heirs(&self, slot: SlotIndex) -> usize {
         (0..GENERATIONS).filter(|generation| self.is_kept_for(*generation, slot)).count()
     }
@@ -110,7 +114,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
 
-    /// Who refers to a slot: its owner, and generations.
+    /// References to a slot: whether its owner has it, and the generations.
     #[derive(Default)]
     struct Model(BTreeMap<SlotIndex, (bool, BTreeSet<usize>)>);
 
@@ -125,8 +129,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is forked, freed and ended in between: a slot is in use as long as the model says so, and nobody is
-        /// given one that is.
+        /// In any sequence of forks, frees and ends, a slot is in use exactly as long as the model says. A
+        /// slot in use is never handed out.
         #[test]
         fn slots_stay_as_long_as_anybody_may_read_them(
             steps in prop::collection::vec((0_u8..8, 0_usize..GENERATIONS, any::<u16>()), 1..120),

@@ -1,8 +1,8 @@
-//! Leases: which process of the tree owns which cluster of an area.
+//! Leases: which process of the run holds which cluster of an area.
 //!
-//! One word for each cluster, in memory that all processes of a run share. A process takes a cluster by
-//! writing its number over 0 and from then on allocates slots in it without asking anybody. Whoever finds
-//! that a holder is dead may take its clusters back for all.
+//! There is one word for each cluster, in memory that all processes of a run share. A process takes a cluster
+//! by writing its number over 0. From then on it allocates slots in the cluster without asking any other
+//! process. A process that finds a holder dead may take the holder's clusters back for all.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,18 +10,20 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 pub struct Leases<'m> {
     holders: &'m [AtomicU32],
     me: u32,
-    /// Where to look next: clusters before it were taken when we last looked.
+    /// Cluster where the next search begins. The clusters before it were taken at the last search.
     hint: AtomicU32,
-    /// Calls of `take_unless_futile` that don't look: the last look found nothing.
+    /// Calls of `take_unless_futile` that give up at once, because the last search found nothing.
     skip: AtomicU32,
 }
 
-/// Nobody tells us when another process gives a cluster back, and looking means looking at all of them.
+/// Calls of `take_unless_futile` that give up after a search that found nothing. A search looks at all
+/// clusters, and no process is told when another process gives a cluster back.
 const SKIPS: u32 = 64;
 
 impl<'m> Leases<'m> {
-    /// `me` is this process's number, not 0, the same for all areas and nobody else's. A number is used again when
-    /// its process is dead: what that one held is free now.
+    /// Creates the view of the process with number `me`. `me` isn't 0, is the same for all areas, and belongs
+    /// to no other living process. A number is used again when its process is dead. So the clusters of that
+    /// number's last process are freed.
     pub fn new(holders: &'m [AtomicU32], me: u32) -> Leases<'m> {
         assert!(me != 0);
         for holder in holders {
@@ -31,23 +33,24 @@ impl<'m> Leases<'m> {
         Leases { holders, me, hint: AtomicU32::new(0), skip: AtomicU32::new(0) }
     }
 
-    /// Clusters of the area.
+    /// Number of clusters in the area.
     pub const fn clusters(&self) -> u32 {
         self.holders.len() as u32
     }
 
-    /// Clusters that any process holds.
+    /// Number of clusters that any process holds.
     pub fn leased(&self) -> u32 {
         self.holders.iter().filter(|holder| holder.load(Ordering::Relaxed) != 0).count() as u32
     }
 
-    /// Leases the first free cluster below `limit`.
+    /// Leases the first free cluster below `limit`, and returns its number.
     pub fn take(&self, limit: u32) -> Option<u32> {
         let clusters = self.clusters().min(limit);
         let hint = self.hint.load(Ordering::Relaxed).min(clusters);
         let taken = (hint..clusters).chain(0..hint).find(|&cluster| {
             let holder = &self.holders[cluster as usize];
-            // Ordering: AcqRel: what the last holder did to the cluster's slots is over, and others see ours.
+            // Ordering: AcqRel. Acquire: everything that the last holder did to the cluster's slots comes
+            // before our use. Release: a process that sees our number also sees what we did before.
             holder.load(Ordering::Relaxed) == 0
                 && holder.compare_exchange(0, self.me, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         });
@@ -58,8 +61,8 @@ impl<'m> Leases<'m> {
         taken
     }
 
-    /// The same, for who has another way: once it has found none it doesn't look the next 64 times, unless this
-    /// process gave one back meanwhile.
+    /// Leases a cluster like `take`, for a caller that has an alternative. After a search that found nothing,
+    /// the next 64 calls don't search, unless this process has given a cluster back meanwhile.
     pub fn take_unless_futile(&self, limit: u32) -> Option<u32> {
         match self.skip.load(Ordering::Relaxed).checked_sub(1) {
             Some(skip) => {
@@ -72,27 +75,28 @@ impl<'m> Leases<'m> {
 
     /// Gives an empty cluster back.
     pub fn give_back(&self, cluster: u32) {
-        // Ordering: Release: our use of its slots comes before anybody else's.
+        // Ordering: Release. This process's use of the slots comes before that of any other process.
         let old = self.holders[cluster as usize].swap(0, Ordering::Release);
         assert_eq!(old, self.me, "cluster {cluster} was not ours to give back");
         self.hint.fetch_min(cluster, Ordering::Relaxed);
         self.skip.store(0, Ordering::Relaxed);
     }
 
-    /// Whether we hold it.
+    /// Whether this process holds the cluster.
     pub fn holds(&self, cluster: u32) -> bool {
         self.holders[cluster as usize].load(Ordering::Relaxed) == self.me
     }
 
-    /// The holder with the next higher number than `above`, but for us.
+    /// Returns the holder with the next higher number than `above`, this process excepted.
     pub fn next_holder(&self, above: u32) -> Option<u32> {
         let numbers = self.holders.iter().map(|holder| holder.load(Ordering::Relaxed));
         numbers.filter(|number| *number > above && *number != self.me).min()
     }
 
-    /// Frees every cluster of a holder that is dead, and whose number isn't used again meanwhile. Returns how many.
+    /// Frees every cluster of a dead holder whose number isn't used again meanwhile. Returns how many.
     pub fn reap(&self, dead: u32) -> u32 {
-        // Ordering: as in `take`. If one changed meanwhile, another process has reaped and taken it.
+        // Ordering: as in `take`. If a word changed meanwhile, another process has reaped the cluster, and
+        // may have taken it.
         let is_freed = |holder: &&AtomicU32| {
             holder.compare_exchange(dead, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
@@ -153,18 +157,18 @@ mod tests {
 
 #[cfg(all(test, loom))]
 mod loomed {
-    //! Leases in every order in which processes can meet: `make loom`.
+    //! Tests leases in every order in which processes can meet: `make loom`.
 
     use super::*;
     use loom::cell::Cell;
     use loom::thread;
 
-    /// What a lease protects is the cluster: here a cell, in which loom allows no race.
+    /// A lease protects its cluster. Here the cluster is a cell, in which loom allows no race.
     #[test]
     fn loom_a_cluster_has_one_holder_and_the_next_one_sees_what_he_did() {
         loom::model(|| {
             struct Shared([AtomicU32; 1], Cell<u32>);
-            // SAFETY: the cell is used under a lease only; loom panics if that isn't enough.
+            // SAFETY: the cell is used only under a lease. If that isn't enough, loom panics.
             unsafe impl Sync for Shared {}
             let shared: &'static Shared = Box::leak(Box::new(Shared([AtomicU32::new(0)], Cell::new(0))));
             let use_it = move |me: u32| {

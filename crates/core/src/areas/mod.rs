@@ -1,10 +1,10 @@
-//! Swap areas: where pages go when the pool can't have them.
+//! Swap areas: where evicted pages go when the pool has no place for them.
 //!
-//! An area has slots, a priority, and a state: once its device has failed a write it is latched read-only, because what
-//! it still holds can perhaps be read, but nothing new is entrusted to it; without room it is full, until slots are free or it is
-//! time to try again. For each slot in use we keep which
-//! page it belongs to and a checksum of what was written, so that whatever comes back is either that or an
-//! error.
+//! An area has slots, a priority and a state. When its device fails a write, the area becomes read-only for
+//! good. The area's pages can perhaps still be read, but no new page is written there. An area is full when
+//! no slot is free or its disk has no room. A full area stays full until enough slots are free or the driver
+//! tries it again. For each slot in use, a table keeps the page that the slot belongs to and a checksum of
+//! what was written. So a read either returns the bytes that were written or is an error.
 
 pub mod extents;
 pub mod heirs;
@@ -32,61 +32,62 @@ use slots::probe::Unwatched;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum AreaState {
-    /// Yes.
+    /// Pages may be written.
     Writable = 0,
-    /// No slot is free, or the disk had no room for another cluster. Once enough slots are free again it is
-    /// writable again: one would make us write single pages for ever.
+    /// No slot is free, or the disk had no room for another cluster. The area becomes writable again when
+    /// enough slots are free. If one free slot were enough, the area would take single pages for ever.
     Full = 1,
-    /// A write failed: only reads from now on.
+    /// A write failed, so the area only serves reads from now on.
     ReadOnly = 2,
 }
 
-/// Why a slot is not shared.
+/// Why a slot can't be shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotShared {
-    /// There is no such slot, or it is the header's (Linux: EINVAL).
+    /// There is no such slot, or it is the header's slot (Linux: EINVAL).
     Invalid,
-    /// Nothing was written there, or it is a bad one (ENOENT).
+    /// Nothing was written to the slot, or the slot is bad (ENOENT).
     Unused,
-    /// Its count would need a continuation, and there is no room for one (ENOMEM).
+    /// The slot's count would need a continuation, and there is no room for one (ENOMEM).
     NoRoom,
 }
 
-/// Free slots that make a full area writable again: one decent write.
+/// Slots that must be freed before a full area is writable again. 64 slots make one write of decent size.
 const FREED_ENOUGH: u32 = 64;
 
 /// What an area is made from.
 pub struct AreaMemory<'m> {
-    /// Slots, slot 0 included.
+    /// Slots in the area, slot 0 included.
     pub slots: u32,
-    /// What places it in the order.
+    /// The area's place in the order: the user's priority, and the node of its device.
     pub place: Place,
-    /// Who has which cluster, shared by the processes of a run.
+    /// Which process holds which cluster, shared by the processes of a run.
     pub leases: Leases<'m>,
-    /// Tables of its slots.
+    /// Tables of the area's slots.
     pub memory: SlotMemory<'m>,
-    /// Whether clusters that became empty are to be discarded: see [`Areas::take_discard`].
+    /// Whether the driver discards clusters that became empty: see [`Areas::take_discard`].
     pub discards: bool,
-    /// So many as [`pages::words`] says: whose the slots are.
+    /// Words that say which page each slot belongs to. [`pages::words`] says how many are needed.
     pub owners: &'m [AtomicU32],
-    /// As many.
+    /// The pages' checksums, as many words as `owners`.
     pub checksums: &'m [AtomicU64],
     /// Slots that can't be used, sorted.
     pub bad: &'m [u32],
-    /// So many as [`heirs::words`] says.
+    /// Bits that say which slots are kept for a fork's children. [`heirs::words`] says how many words are
+    /// needed.
     pub heirs: &'m [AtomicU64],
 }
 
 struct Area<'m> {
-    /// Changes under the order's lock, so that the order's lists say the same.
+    /// Changes only under the order's lock, so that it always agrees with the order's lists.
     state: AtomicU32,
-    /// Slots freed since it was full.
+    /// Slots freed since the area became full.
     freed: AtomicU32,
     total: u32,
     slots: Slots<'m>,
     pages: Pages<'m>,
     heirs: &'m [AtomicU64],
-    /// Where its slots lie on the device, if that is known.
+    /// Where the area's slots lie on its device, if that is known.
     extents: Option<Extents<'m>>,
 }
 
@@ -94,13 +95,14 @@ struct Area<'m> {
 pub struct Areas<'m> {
     areas: [Option<Area<'m>>; AREAS_MAX],
     count: usize,
-    /// Which of them is used next. Held for a look at a short list; never together with an area's slots.
+    /// Which area is used next. Held while a short list is read, and never together with a lock of an area's
+    /// slots.
     order: Lock<Order>,
-    /// What checksums depend on.
+    /// Seed of every checksum.
     key: u64,
 }
 
-/// An area that is being taken off; for [`Areas::end_off`].
+/// An area that is being taken off, to be passed to [`Areas::end_off`].
 #[must_use]
 pub struct Leaving {
     id: AreaId,
@@ -110,9 +112,9 @@ pub struct Leaving {
 /// Neighbouring slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotRun {
-    /// The first.
+    /// The first slot.
     pub first: SlotIndex,
-    /// How many.
+    /// Number of slots.
     pub count: u32,
 }
 
@@ -123,18 +125,19 @@ impl Default for Areas<'_> {
 }
 
 impl<'m> Areas<'m> {
-    /// No area yet, to be used in this order by CPUs of so many nodes.
+    /// Creates a set without areas. Areas added later are used in this order by CPUs of `nodes` NUMA nodes.
     pub fn new(order: AreaOrder, nodes: usize) -> Areas<'m> {
         let order = Lock::new(Order::new(order, nodes));
         Areas { areas: [const { None }; AREAS_MAX], count: 0, order, key: 0 }
     }
 
-    /// Makes checksums depend on a number that nobody can guess. Only while nobody uses the areas yet.
+    /// Makes checksums depend on a number that nobody can guess. Must be called before any thread uses the
+    /// areas.
     pub const fn set_key(&mut self, key: u64) {
         self.key = key;
     }
 
-    /// Puts an area on. Only while nobody uses the areas yet.
+    /// Puts an area on and returns its number. Must be called before any thread uses the areas.
     pub fn add(&mut self, memory: AreaMemory<'m>) -> AreaId {
         let id = self.count;
         assert!(id < AREAS_MAX);
@@ -154,32 +157,33 @@ impl<'m> Areas<'m> {
         AreaId(id as u8)
     }
 
-    /// Says where an area's slots lie. Only while nobody uses the areas yet.
+    /// Sets where an area's slots lie on its device. Must be called before any thread uses the areas.
     pub fn set_extents(&mut self, id: AreaId, extents: Extents<'m>) {
         let area = self.areas[id.0 as usize].as_mut().expect("an area that is on");
         assert!(extents.tally().slots() >= area.total, "every slot has a block");
         area.extents = Some(extents);
     }
 
-    /// Where an area's slots lie; a file that takes room as it needs it has no places yet.
+    /// Returns where an area's slots lie on its device. A file that allocates its blocks as it grows has no
+    /// extents.
     pub fn extents(&self, id: AreaId) -> Option<&Extents<'m>> {
         self.area(id).extents.as_ref()
     }
 
-    /// How many of `count` neighbouring slots from `slot` on lie side by side on the device too: what one request should
-    /// be made for.
+    /// Returns how many of the `count` slots from `slot` on lie side by side on the device as well. One
+    /// request should move no more than these.
     pub fn beside(&self, slot: SlotIndex, count: u32) -> u32 {
         let extents = self.extents(slot.area());
         extents.map_or(count, |extents| extents.run_from(slot.offset()).count.min(count))
     }
 
-    /// The area that begins at this block of this device.
+    /// Returns the area that begins at block `block` of device `device`.
     pub fn at_block(&self, device: u64, block: u64) -> Option<AreaId> {
         let begins = |id: &AreaId| self.extents(*id).is_some_and(|extents| extents.begins_at(device, block));
         (0..self.count).map(|id| AreaId(id as u8)).find(begins)
     }
 
-    /// Areas that are on.
+    /// Number of areas that were put on.
     pub const fn count(&self) -> usize {
         self.count
     }
@@ -188,7 +192,7 @@ impl<'m> Areas<'m> {
         self.areas[id.0 as usize].as_ref().expect("an area that is on")
     }
 
-    /// An area's state.
+    /// Returns an area's state.
     pub fn state(&self, id: AreaId) -> AreaState {
         match self.area(id).state.load(Ordering::Relaxed) {
             0 => AreaState::Writable,
@@ -197,7 +201,7 @@ impl<'m> Areas<'m> {
         }
     }
 
-    /// Changes an area's state; read-only is for good.
+    /// Changes an area's state. A read-only area stays read-only.
     pub fn set_state(&self, id: AreaId, state: AreaState) {
         self.area(id).freed.store(0, Ordering::Relaxed);
         let mut order = self.order.lock();
@@ -211,8 +215,8 @@ impl<'m> Areas<'m> {
         }
     }
 
-    /// Begins to take an area off: nothing is written there any more, and automatic priorities below it move up. The
-    /// caller brings back or moves every page that is there, and calls [`Areas::end_off`].
+    /// Begins to take an area off. Nothing is written there any more, and lower automatic priorities move up.
+    /// The caller brings in or moves every page that is there, and then calls [`Areas::end_off`].
     pub fn begin_off(&self, id: AreaId) -> Leaving {
         let mut order = self.order.lock();
         let before = self.state(id);
@@ -221,7 +225,8 @@ impl<'m> Areas<'m> {
         Leaving { id, before }
     }
 
-    /// Ends it. Whether the area is off: if pages of this process are still there it is on again, as it was.
+    /// Finishes what [`Areas::begin_off`] began. Returns true if the area is off. If pages of this process
+    /// are still there, the area is on again with its old state and priority, and the result is false.
     pub fn end_off(&self, leaving: Leaving) -> bool {
         let Leaving { id, before } = leaving;
         let is_empty = self.area(id).slots.in_use() == 0;
@@ -235,20 +240,23 @@ impl<'m> Areas<'m> {
         is_empty
     }
 
-    /// An area's priority; none if it is off.
+    /// Returns an area's priority, or none if the area is off.
     pub fn priority(&self, id: AreaId) -> Option<i32> {
         self.order.lock().priority(id)
     }
 
-    /// Whether any area takes pages.
+    /// Whether any area accepts pages.
     pub fn any_writable(&self) -> bool {
         (0..self.count).any(|id| self.state(AreaId(id as u8)) == AreaState::Writable)
     }
 
-    /// Takes up to `max` slots for `owner`s that [`Areas::own`] will name, and calls `each` with every run of
-    /// neighbours, on the device too where that is known: from the first area that has any, in the order of `node`,
-    /// the caller's CPU's. Returns how many. `cpu` is that CPU, or the caller's number among the threads that take
-    /// slots. Report the end of what is done with each run by [`Areas::finished`].
+    /// Takes up to `max` slots and calls `each` with every run of neighbouring slots. Returns how many slots
+    /// were taken.
+    ///
+    /// The slots come from the first area that has free ones, in the order of `node`, the node of the
+    /// caller's CPU. Where the extents are known, a run is also contiguous on the device. `cpu` is the
+    /// caller's CPU, or its number among the threads that take slots. The caller names each slot's page with
+    /// [`Areas::own`], and calls [`Areas::finished`] once for each run when its request is over.
     pub fn take(&self, cpu: usize, node: NodeId, max: u32, mut each: impl FnMut(SlotRun)) -> u32 {
         let mut tried = AreaSet::default();
         loop {
@@ -276,17 +284,18 @@ impl<'m> Areas<'m> {
         }
     }
 
-    /// What was done with slots that [`Areas::take`] gave is over.
+    /// Ends one request to an area: the work on one run that [`Areas::take`] gave is over.
     pub fn finished(&self, id: AreaId) {
         self.order.lock().finished(id);
     }
 
-    /// How long a write took, from taking its slots to its completion.
+    /// Records how long a write took, from taking its slots to its completion.
     pub fn note_latency(&self, id: AreaId, latency: Took) {
         self.order.lock().note_latency(id, latency);
     }
 
-    /// Looks how full the areas are, all processes together. Call now and then.
+    /// Updates the order's knowledge of how full each area is, over all processes of the run. The driver
+    /// calls it now and then.
     pub fn note_used(&self) {
         for id in (0..self.count).map(|id| AreaId(id as u8)) {
             let leases = self.area(id).slots.leases();
@@ -295,13 +304,14 @@ impl<'m> Areas<'m> {
         }
     }
 
-    /// Other processes get what this one has leased in areas of which it uses nothing. Call now and then.
+    /// Gives up the leases in every area where this process uses no slot, so that other processes can take
+    /// the clusters. The driver calls it now and then.
     pub fn let_go_of_unused(&self) {
         let areas = (0..self.count).map(|id| &self.area(AreaId(id as u8)).slots);
         areas.filter(|slots| slots.in_use() == 0).for_each(Slots::let_go);
     }
 
-    /// Somebody else refers to a slot in use, too. Returns how many do now.
+    /// Adds a reference to a slot in use. Returns how many references there are now.
     pub fn share(&self, slot: SlotIndex) -> Result<u32, NotShared> {
         let (area, offset) = (self.area(slot.area()), slot.offset());
         if offset == 0 || offset >= area.total {
@@ -313,25 +323,26 @@ impl<'m> Areas<'m> {
         area.slots.counts.add(offset).map_err(|NoRoom| NotShared::NoRoom)
     }
 
-    /// Frees a slot, or the part of one, that its owner no longer names; nobody takes the slot while it has other parts, or
-    /// somebody else refers to it.
+    /// Frees a slot, or a part of one, that its page no longer names. The slot stays in use while it has
+    /// other parts or other references.
     pub fn free(&self, at: SlotPart) {
         self.area(at.slot.area()).pages.disown(at.slot.offset(), at.part);
         self.give_back(at.slot);
     }
 
-    /// Frees a slot that was taken and nobody's bytes were written to.
+    /// Frees a slot that was taken but to which no page was written.
     pub fn free_unused(&self, slot: SlotIndex) {
         self.free(SlotPart::whole(slot));
     }
 
-    /// Gives one of the references to a slot back. With the last one it is free.
+    /// Gives back one reference to a slot. The slot becomes free with the last one.
     pub fn give_back(&self, slot: SlotIndex) {
         let area = self.area(slot.area());
         if area.slots.counts.remove(slot.offset()) > 0 {
             return;
         }
-        // Who frees doesn't know its CPU; neighbours are often freed together.
+        // The freeing thread doesn't know its CPU. The cluster's number serves, because neighbours are often
+        // freed together.
         let cpu = (slot.offset() / CLUSTER_SLOTS) as usize;
         area.slots.free(cpu, slot.offset());
         #[cfg(feature = "planted")]
@@ -353,16 +364,17 @@ impl<'m> Areas<'m> {
         }
     }
 
-    /// There was no room for a write, whose slots are free again: those of clusters that were written before, and so have blocks,
-    /// are taken first now. None of what has no blocks stays in a CPU's hand: each time the area is tried again it would be the
-    /// next to fail.
+    /// Makes clusters that were written before come first, because they have blocks. Called after a write
+    /// that found no room on the disk. The caller has already freed the slots of the failed write. The CPUs'
+    /// hands are emptied too. A cluster without blocks that stayed in a hand would fail the next write each
+    /// time the area is tried again.
     pub fn found_no_room(&self, id: AreaId) {
         let slots = &self.area(id).slots;
         slots.tighten();
         slots.let_go();
     }
 
-    /// Makes full areas writable again, to try: other processes or the disk may have room again.
+    /// Makes full areas writable again for a new attempt: other processes or the disk may have room by now.
     pub fn reopen(&self) {
         for id in (0..self.count).map(|id| AreaId(id as u8)) {
             if self.state(id) == AreaState::Full {
@@ -371,12 +383,13 @@ impl<'m> Areas<'m> {
         }
     }
 
-    /// Says whose bytes a slot or a part of it holds, and their checksum.
+    /// Records which page a slot, or a part of it, belongs to, and the checksum of its bytes.
     pub fn own(&self, at: SlotPart, page: PageIndex, checksum: u64) {
         self.area(at.slot.area()).pages.own(at.slot.offset(), at.part, page, checksum);
     }
 
-    /// A slot that was just taken is going to have so many pages: it is free when all of them have left it.
+    /// Records that a slot that was just taken will hold `pages` pages. The slot is free when all of them
+    /// have left it.
     pub fn will_have(&self, slot: SlotIndex, pages: u32) {
         #[cfg(feature = "planted")]
         if crate::planted::strikes(crate::planted::Bug::FreePackEarly) {
@@ -388,28 +401,29 @@ impl<'m> Areas<'m> {
         }
     }
 
-    /// The page moved whose bytes are there.
+    /// Records that the page whose bytes are there has moved to another address.
     pub fn rename(&self, at: SlotPart, page: PageIndex) {
         self.area(at.slot.area()).pages.rename(at.slot.offset(), at.part, page);
     }
 
-    /// Whose bytes are there.
+    /// Returns the page whose bytes are there.
     pub fn owner(&self, at: SlotPart) -> Option<PageIndex> {
         self.area(at.slot.area()).pages.owner(at.slot.offset(), at.part)
     }
 
-    /// The pages whose bytes a slot holds.
+    /// Returns the pages whose bytes a slot holds.
     pub fn owners(&self, slot: SlotIndex) -> impl Iterator<Item = PageIndex> + '_ {
         self.area(slot.area()).pages.owners(slot.offset())
     }
 
-    /// Whether a slot holds anybody's bytes.
+    /// Whether a slot holds the bytes of any page.
     pub fn is_owned(&self, slot: SlotIndex) -> bool {
         self.owners(slot).next().is_some()
     }
 
-    /// Checksum of a page as it is written to an area. It says what was read wrong, and which page was written since it was
-    /// read: with a key, because who chooses a page's bytes could else choose others with the same checksum.
+    /// Returns the checksum of a page as it is written to an area. The checksum reveals a wrong read, and a
+    /// page that was written since it was read. A secret key seeds the checksum. Without the key, someone who
+    /// chooses a page's bytes could choose different bytes with the same checksum.
     pub fn checksum(&self, bytes: &[u8; PAGE_BYTES]) -> u64 {
         xxhash_rust::xxh3::xxh3_64_with_seed(bytes, self.key)
     }
@@ -419,34 +433,37 @@ impl<'m> Areas<'m> {
         self.area(at.slot.area()).pages.has_checksum(at.slot.offset(), at.part, self.checksum(bytes))
     }
 
-    /// Whether a page that was read may keep its slot, so that it can be dropped without a write if it is still the same when it
-    /// goes: only while at most half of the area is used (Linux's `vm_swap_full`).
+    /// Whether a page that was read may keep its slot. A page that keeps its slot and is unchanged when it is
+    /// evicted needs no write. Slots are kept only while at most half of the area is used (Linux's
+    /// `vm_swap_full`).
     pub fn may_keep(&self, slot: SlotIndex) -> bool {
         let area = self.area(slot.area());
         u64::from(area.slots.in_use()) * 2 <= u64::from(area.total)
     }
 
-    /// Whether a slot's page should be written anew when it goes, next to others: there is much free around it.
+    /// Whether a page that owns this slot should be written to a new slot, next to other pages, when it is
+    /// evicted. True if much of the slot's cluster is free.
     pub fn is_thin(&self, slot: SlotIndex) -> bool {
         self.state(slot.area()) == AreaState::Writable && self.area(slot.area()).slots.is_thin(slot.offset())
     }
 
-    /// Slots that an area has, slot 0 included.
+    /// Number of slots in an area, slot 0 included.
     pub fn slots(&self, id: AreaId) -> u32 {
         self.area(id).total
     }
 
-    /// Slots in use, over all areas.
+    /// Slots in use in all areas.
     pub fn in_use(&self) -> u64 {
         (0..self.count).map(|id| u64::from(self.in_use_of(AreaId(id as u8)))).sum()
     }
 
-    /// Slots in use of an area.
+    /// Slots in use in one area.
     pub fn in_use_of(&self, id: AreaId) -> u32 {
         self.area(id).slots.in_use()
     }
 
-    /// The next slot at or after `from` (wrapping at the area's end) that has somebody's bytes and of which `wanted` is true.
+    /// Returns the next slot at or after `from` that holds a page and satisfies `wanted`. The search wraps at
+    /// the area's end and looks at `limit` slots at most.
     pub fn find_owned(
         &self,
         id: AreaId,
@@ -460,8 +477,9 @@ impl<'m> Areas<'m> {
             .find(|slot| self.is_owned(*slot) && wanted(*slot))
     }
 
-    /// Takes clusters of dead processes back. Returns how many. `if_dead` must call what it is given only if that holder is
-    /// dead and its number isn't used again meanwhile; it is asked once for each holder.
+    /// Takes back the clusters of dead processes. Returns how many. `if_dead` is called once for each holder,
+    /// with a function that frees the holder's clusters. `if_dead` may call that function only if the holder
+    /// is dead and its number isn't used again meanwhile.
     pub fn reap(&self, mut if_dead: impl FnMut(u32, &dyn Fn() -> bool) -> bool) -> u32 {
         let leases = || (0..self.count).map(|id| self.area(AreaId(id as u8)).slots.leases());
         let freed = core::cell::Cell::new(0);
@@ -479,28 +497,28 @@ impl<'m> Areas<'m> {
         freed.get()
     }
 
-    /// Slots of an area that the driver may discard on its device; nobody takes any of them until it says
-    /// [`Areas::discarded`].
+    /// Returns slots of an area that the driver may discard on its device. Nobody takes any of them until the
+    /// driver calls [`Areas::discarded`].
     pub fn take_discard(&self, id: AreaId) -> Option<SlotRun> {
         let (first, count) = self.area(id).slots.take_discard()?;
         Some(SlotRun { first: SlotIndex::new(id, first), count })
     }
 
-    /// What [`Areas::take_discard`] gave is discarded, or could not be: it is free again.
+    /// Frees the slots that [`Areas::take_discard`] gave, whether or not the driver could discard them.
     pub fn discarded(&self, run: SlotRun) {
         self.area(run.first.area()).slots.discarded((run.first.offset(), run.count));
-        // Who looked meanwhile found nothing.
+        // A thread that looked for slots meanwhile found none and marked the area as full.
         if self.state(run.first.area()) == AreaState::Full {
             self.set_state(run.first.area(), AreaState::Writable);
         }
     }
 
-    /// References to a slot in use: of pages in it, of writes, of generations of a fork's children.
+    /// References to a slot in use: pages in it, writes, and generations of a fork's children.
     pub fn references(&self, slot: SlotIndex) -> u32 {
         self.area(slot.area()).slots.counts.get(slot.offset())
     }
 
-    /// Asserts the invariants of every area; calls `used` for each slot in use.
+    /// Asserts the invariants of every area and calls `used` for each slot in use.
     pub fn check(&self, mut used: impl FnMut(SlotIndex)) {
         for id in 0..self.count {
             let area = self.area(AreaId(id as u8));
@@ -527,7 +545,8 @@ mod tests {
             let holders: &'static [AtomicU32] = vec![AtomicU32::new(0)].leak();
             let bytes = SlotMemory::bytes(SlotPolicy::Clusters, CLUSTER_SLOTS, 1);
             let bytes = vec![0_u64; bytes.div_ceil(8)].leak();
-            // SAFETY: zeroed memory that is nobody else's for good, of the size for one cluster.
+            // SAFETY: the memory is writable and zeroed. It is leaked, so it is nobody else's for good. It
+            // has the size for one cluster.
             let mut region =
                 unsafe { crate::memory::Region::new(bytes.as_mut_ptr().cast(), size_of_val(bytes)) };
             areas.add(AreaMemory {
@@ -549,7 +568,7 @@ mod tests {
         let mut runs = Vec::new();
         areas.take(0, NodeId(0), max, |run| runs.push(run));
         runs.iter().for_each(|run| areas.finished(run.first.area()));
-        // Only the first one is wanted.
+        // Only the first run is wanted.
         let others = runs.iter().skip(1).flat_map(|run| (0..run.count).map(|at| run.first.plus(at)));
         others.for_each(|slot| areas.free_unused(slot));
         runs.first().copied()
@@ -587,7 +606,8 @@ mod tests {
         assert_eq!(take(&areas, 1).unwrap().first.area(), AreaId(0));
     }
 
-    /// Invariant 1: a slot's count is never negative, and it is used again only when nobody refers to it.
+    /// Invariant 1: a slot's count is never negative, and the slot is used again only when nobody refers to
+    /// it.
     #[test]
     fn invariant_1_slot_is_used_again_when_its_last_reference_is_gone() {
         let areas = areas(1, AreaOrder::Global);
@@ -618,7 +638,7 @@ mod tests {
     fn runs_end_where_extents_do() {
         let mut areas = areas(2, AreaOrder::Global);
         let memory = vec![0_u64; Extents::bytes(3).div_ceil(8)].leak();
-        // SAFETY: zeroed memory that is nobody else's for good.
+        // SAFETY: the memory is writable and zeroed. It is leaked, so it is nobody else's for good.
         let mut region =
             unsafe { crate::memory::Region::new(memory.as_mut_ptr().cast(), size_of_val(memory)) };
         let mut builder = extents::Builder::new(&mut region, 3);
@@ -629,7 +649,7 @@ mod tests {
         let mut runs = Vec::new();
         assert_eq!(areas.take(0, NodeId(0), 40, |run| runs.push((run.first.offset(), run.count))), 40);
         assert_eq!(runs, [(1, 10), (11, 2), (13, 28)]);
-        // Each of them is a request of its own to the order.
+        // The order counts each run as a request of its own.
         runs.iter().for_each(|_| areas.finished(AreaId(0)));
         let slot = |offset| SlotIndex::new(AreaId(0), offset);
         assert_eq!(

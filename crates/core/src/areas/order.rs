@@ -1,51 +1,56 @@
-//! The order of areas: which one the next pages go to.
+//! The order of areas: which area the next pages go to.
 //!
-//! For every node there is a list of the areas that have room, and the first of it is used; before that it goes
-//! behind its equals, so equals take turns. What counts is the node of the CPU that evicts, not of the page. An area
-//! without room leaves every list and comes back behind its equals.
+//! Each NUMA node has a list of the areas that have room. The first area of the list is used and moves behind
+//! its equals, so equals take turns. The node is that of the CPU that evicts, not that of the page. An area
+//! without room leaves every list, and later comes back behind its equals.
 //!
-//! What stands in front is decided by a *key*, smaller first: minus the priority. Areas without a priority of the
-//! user's get one by [`AreaOrder`]; it follows from how many of them are on and were put on before, so when one goes
-//! the later ones move up, and the next one to come gets the number that became free. An area whose removal failed
-//! comes back with the priority that it had. (Linux gives it that too, but leaves the later ones moved up, so that two
-//! share a number.) In the NUMA order the key 1, for -1, is kept for areas on the list's own node.
+//! A *key* sorts each list, smallest first. The key is minus the priority. An area without a priority of the
+//! user's gets an automatic one by [`AreaOrder`]. An automatic priority follows from the number of automatic
+//! areas that are on and were put on earlier. So when an automatic area goes, the later ones move up, and the
+//! next new area gets the number that became free. An area whose removal failed comes back with its old
+//! priority. (Linux gives it the old priority too, but leaves the later areas moved up, so that two areas
+//! share a number.) The NUMA order reserves the key 1, which stands for priority -1, for areas on the list's
+//! node.
 //!
-//! [`AreaOrder::Weighted`] looks among the first equals for the smallest expected cost instead. Everything here is
-//! under the lock of whoever owns it; nothing allocates.
+//! [`AreaOrder::Weighted`] instead chooses the area with the smallest expected cost among the first equals.
+//! The owner's lock protects everything here, and nothing allocates.
 
 use crate::config::AreaOrder;
 use crate::units::{AREAS_MAX, AreaId, NODES_MAX, NodeId};
 
-/// Distances between nodes are counted as firmware does: 10 is the node itself, 20 takes twice as long.
+/// Distance of a node from itself. Distances use the firmware's scale: 20 means twice the latency of 10.
 pub const DISTANCE_LOCAL: u8 = 10;
-/// What is assumed of a device whose place isn't known.
+/// Distance that is assumed for a device whose node isn't known.
 pub const DISTANCE_UNKNOWN: u8 = 20;
-/// Every so many choices by cost one is made in turn, so that an area that was slow once is tried again.
+/// Choices from one trial to the next. A trial takes the area whose turn it is, whatever its cost, so that an
+/// area that was slow once is tried again.
 const CHOICES_PER_TRIAL: u32 = 256;
-/// An area that was never measured counts as quick, so that it is.
+/// Latency in ns that is assumed of an area never measured. The value is small, so that the area is chosen
+/// and measured.
 const UNKNOWN_NS: u64 = 1_000;
-/// Longer than a second is for ever.
+/// Largest latency in ns that a cost uses, about a second. A longer latency makes no difference.
 const LATENCY_NS_MAX: u64 = 1 << 30;
-/// What a request takes anywhere, in the unit of distances. Distances are ratios of the latency of memory, and of a
-/// write only a part is waiting for memory: with a quarter at most, twice as far (20 for 10) is a quarter more.
+/// Share of a request's cost that is the same on every node, in units of distance. Distances are ratios of
+/// memory latencies, but at most a quarter of a write is spent waiting for memory. So twice the distance (20
+/// instead of 10) makes a write a quarter more expensive.
 const DISTANCE_ANYWHERE: u64 = 30;
-/// More requests under way make no difference. A cost has 30 + 12 + 9 + 9 bits then: latency, requests, distance,
-/// how full.
+/// Largest number of requests in flight that a cost uses. More requests make no difference. A cost then has
+/// 30 + 12 + 9 + 9 bits, for latency, requests, distance, and how full the area is.
 const IN_FLIGHT_MAX: u64 = 1 << 12;
-/// A new measurement counts an eighth.
+/// Divisor of the smoothing: a new measurement counts an eighth.
 const SMOOTHING: u64 = 8;
-/// How full an area is, and how long its queue was, are counted in units of 1/256.
+/// Units of one whole, for how full an area is and how long its queue was: both are counted in 1/256.
 const UNITS: u64 = 256;
 
-/// What places an area in the order.
+/// What decides an area's place in the order.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Place {
-    /// 0 to 32767 if the user gave one, -1 if not: it is found by the order then.
+    /// 0 to 32767 if the user gave a priority. -1 if the order finds one.
     pub priority: i32,
-    /// The node of its device plus one; 0: unknown.
+    /// The node of the area's device plus one. 0 means unknown.
     node: u32,
-    /// How far the device is from each node.
+    /// Distance of the device from each node.
     distances: [u8; NODES_MAX],
 }
 
@@ -56,7 +61,8 @@ impl Default for Place {
 }
 
 impl Place {
-    /// The node of the device, and how far each node is from it (none: like any other).
+    /// Sets the node of the device, and its distance from each node. Where `distance` returns none, the
+    /// device counts as local to its own node and as [`DISTANCE_UNKNOWN`] away from others.
     #[must_use]
     pub fn at(self, node: NodeId, distance: impl Fn(NodeId) -> Option<u8>) -> Place {
         let mut distances = [DISTANCE_UNKNOWN; NODES_MAX];
@@ -68,14 +74,14 @@ impl Place {
         Place { node: u32::from(node.0) + 1, distances, ..self }
     }
 
-    /// With a priority of the user's.
+    /// Sets a priority that the user gave.
     #[must_use]
     pub const fn with_priority(self, priority: i32) -> Place {
         assert!(priority >= 0);
         Place { priority, ..self }
     }
 
-    /// The node of its device, if it is known.
+    /// Returns the node of the area's device, if it is known.
     pub fn node(&self) -> Option<NodeId> {
         self.node.checked_sub(1).map(|node| NodeId(node as u8))
     }
@@ -88,11 +94,11 @@ impl Place {
 /// Whether an area is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Presence {
-    /// It isn't there.
+    /// The area isn't there.
     Off,
-    /// It is being emptied: nothing new goes there, and it may come back.
+    /// The area is being emptied. Nothing new is written there, and the area may come back.
     Leaving,
-    /// It is used while it has room.
+    /// The area is used while it has room.
     On,
 }
 
@@ -101,7 +107,7 @@ enum Presence {
 struct Member {
     place: Place,
     presence: Presence,
-    /// When it was put on, among all areas.
+    /// Number of the area in the sequence in which all areas were put on.
     since: u32,
     has_room: bool,
     load: Load,
@@ -110,13 +116,14 @@ struct Member {
 /// What is measured about an area.
 #[derive(Clone, Copy)]
 struct Load {
-    /// Requests chosen for it that are not finished.
+    /// Requests in flight: chosen for the area and not finished.
     in_flight: u32,
-    /// How long a request takes, queue included, lately; 0: not known yet.
+    /// Recent time in ns that a request takes, waiting in the queue included. 0 means unknown.
     latency_ns: u64,
-    /// How many requests there were when one was chosen, itself included, lately, in 1/256: at least one.
+    /// Recent number of requests in flight when a request was chosen, that request included, in 1/256. At
+    /// least one.
     queue: u64,
-    /// How full it is, in 1/256.
+    /// How full the area is, in 1/256.
     used: u64,
 }
 
@@ -147,12 +154,12 @@ impl List {
     }
 }
 
-/// How long a request took, in ns, as far as it is known.
+/// Time in ns that a request took, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Took {
-    /// So long.
+    /// The request took exactly this time.
     Exactly(u64),
-    /// Nobody looked earlier whether it was done.
+    /// The request took at most this time. Nobody checked earlier whether it was done.
     AtMost(u64),
 }
 
@@ -163,30 +170,30 @@ pub struct AreaSet(u16);
 const _: () = assert!(AREAS_MAX == u16::BITS as usize);
 
 impl AreaSet {
-    /// Adds one.
+    /// Adds an area.
     pub const fn insert(&mut self, area: AreaId) {
         self.0 |= 1 << area.0;
     }
-    /// Whether it is in it.
+    /// Whether an area is in the set.
     pub const fn contains(self, area: AreaId) -> bool {
         self.0 & 1 << area.0 != 0
     }
 }
 
-/// Which area comes next, for every node.
+/// Which area is used next, for every node.
 pub struct Order {
     policy: AreaOrder,
-    /// Nodes that have a list; a CPU of any other uses the first.
+    /// Nodes that have a list. A CPU of any other node uses the first list.
     nodes: usize,
     lists: [List; NODES_MAX],
     members: [Member; AREAS_MAX],
-    /// Areas put on so far.
+    /// Areas put on so far, those that are off again included.
     arrivals: u32,
     choices: u32,
 }
 
 impl Order {
-    /// No area, and lists for `nodes` nodes.
+    /// Creates an order without areas, and with lists for `nodes` nodes.
     pub fn new(policy: AreaOrder, nodes: usize) -> Order {
         let load = Load { in_flight: 0, latency_ns: 0, queue: UNITS, used: 0 };
         let nobody =
@@ -207,7 +214,7 @@ impl Order {
 
     // ---- on and off -----------------------------------------------------------------------------------
 
-    /// Puts an area on, with room.
+    /// Puts an area on. The new area has room.
     pub fn on(&mut self, area: AreaId, place: Place) {
         assert_eq!(self.member(area).presence, Presence::Off, "area {} is on already", area.0);
         let load = Load { in_flight: 0, latency_ns: 0, queue: UNITS, used: 0 };
@@ -217,14 +224,14 @@ impl Order {
         self.list(area);
     }
 
-    /// Begins to take an area off: nothing goes there any more, and later automatic ones move up.
+    /// Begins to take an area off. Nothing new goes there, and later automatic areas move up.
     pub fn begin_off(&mut self, area: AreaId) {
         assert_eq!(self.member(area).presence, Presence::On, "area {} is not on", area.0);
         self.unlist(area);
         self.members[area.0 as usize].presence = Presence::Leaving;
     }
 
-    /// It could not be emptied: it is on again, with the priority that it had.
+    /// Puts an area on again that could not be emptied, with the priority that it had before.
     pub fn restore(&mut self, area: AreaId) {
         assert_eq!(self.member(area).presence, Presence::Leaving, "area {} is not being taken off", area.0);
         self.members[area.0 as usize].presence = Presence::On;
@@ -233,13 +240,13 @@ impl Order {
         }
     }
 
-    /// It is empty, and gone.
+    /// Ends the removal of an area that is empty now.
     pub fn finish_off(&mut self, area: AreaId) {
         assert_eq!(self.member(area).presence, Presence::Leaving, "area {} is not being taken off", area.0);
         self.members[area.0 as usize].presence = Presence::Off;
     }
 
-    /// An area's priority: the user's, or what the order gives it. None if it isn't on.
+    /// Returns an area's priority: the user's, or the one that the order gives it. None if the area isn't on.
     pub fn priority(&self, area: AreaId) -> Option<i32> {
         let member = self.member(area);
         if member.presence != Presence::On {
@@ -250,13 +257,13 @@ impl Order {
         }
         Some(match self.policy {
             AreaOrder::Global => -1 - self.rank(member),
-            // -1 is kept for areas on the list's own node.
+            // -1 is reserved for areas on the list's own node.
             AreaOrder::Numa => -2 - self.rank(member),
             AreaOrder::RoundRobin | AreaOrder::Weighted => -1,
         })
     }
 
-    /// How many automatic areas that are on were put on before.
+    /// How many automatic areas that are on were put on before this one.
     fn rank(&self, member: &Member) -> i32 {
         let before = |other: &&Member| {
             other.presence == Presence::On && other.place.is_automatic() && other.since < member.since
@@ -266,14 +273,14 @@ impl Order {
 
     // ---- room -----------------------------------------------------------------------------------------
 
-    /// It has no room, or may not be written: leaves every list.
+    /// Takes an area out of every list, because it has no room or may not be written.
     pub fn full(&mut self, area: AreaId) {
         if core::mem::replace(&mut self.members[area.0 as usize].has_room, false) {
             self.unlist(area);
         }
     }
 
-    /// It has room again.
+    /// Puts an area that has room again into every list.
     pub fn back(&mut self, area: AreaId) {
         let member = &mut self.members[area.0 as usize];
         let had_room = core::mem::replace(&mut member.has_room, true);
@@ -292,7 +299,7 @@ impl Order {
         self.lists[..self.nodes].iter_mut().for_each(|list| list.remove(area));
     }
 
-    /// Behind everything that doesn't come after it.
+    /// Inserts an area into a node's list, behind every area whose key isn't larger.
     fn insert(&mut self, node: NodeId, area: AreaId) {
         let key = self.key(node, area);
         let list = &self.lists[node.0 as usize];
@@ -300,7 +307,7 @@ impl Order {
         self.lists[node.0 as usize].insert(at, area);
     }
 
-    /// What an area of a node's list is sorted by. Meaningful for areas that are on.
+    /// Returns the key by which a node's list is sorted. The key has a meaning only for areas that are on.
     fn key(&self, node: NodeId, area: AreaId) -> i32 {
         let place = &self.member(area).place;
         let is_own = place.node() == Some(node);
@@ -316,8 +323,8 @@ impl Order {
         if (node.0 as usize) < self.nodes { node } else { NodeId(0) }
     }
 
-    /// The area to use next on a CPU of `node`, none of which was `tried`. It goes behind its equals, and a request
-    /// counts as under way there until [`Order::finished`].
+    /// Returns the area to use next on a CPU of `node`, but none of those in `tried`. The area moves behind
+    /// its equals. A request counts as in flight there until [`Order::finished`] is called.
     pub fn choose(&mut self, node: NodeId, tried: AreaSet) -> Option<AreaId> {
         let node = self.list_of(node);
         let first = self.lists[node.0 as usize].areas().find(|area| !tried.contains(*area))?;
@@ -331,7 +338,8 @@ impl Order {
         Some(chosen)
     }
 
-    /// Of all automatic areas of a node the one with the smallest cost, the first of equals; now and then the first.
+    /// Returns the automatic area with the smallest cost in a node's list, the first of equals. Now and then
+    /// returns `first`.
     fn cheapest(&mut self, node: NodeId, first: AreaId, tried: AreaSet) -> AreaId {
         self.choices = self.choices.wrapping_add(1);
         if self.choices.is_multiple_of(CHOICES_PER_TRIAL) {
@@ -343,10 +351,11 @@ impl Order {
         candidates.min_by_key(|area| self.cost(node, *area)).unwrap_or(first)
     }
 
-    /// How long one more request is expected to take, made larger by distance and by how full the area is.
+    /// Expected time of one more request, made larger by the distance and by how full the area is.
     fn cost(&self, node: NodeId, area: AreaId) -> u64 {
         let Member { place, load, .. } = self.member(area);
-        // The latency was measured with `queue` requests under way; now there would be one more than there are.
+        // The latency was measured with `queue` requests in flight. One more request makes `in_flight` plus
+        // one.
         let waiting = (u64::from(load.in_flight) + 1).min(IN_FLIGHT_MAX) * UNITS;
         let latency_ns = if load.latency_ns == 0 { UNKNOWN_NS } else { load.latency_ns.min(LATENCY_NS_MAX) };
         let latency_ns = latency_ns * waiting / load.queue;
@@ -354,19 +363,19 @@ impl Order {
         latency_ns * distance * (UNITS + load.used)
     }
 
-    /// More requests of the same choice.
+    /// Counts `requests` more requests in flight that belong to the last choice.
     pub fn chosen_again(&mut self, area: AreaId, requests: u32) {
         self.members[area.0 as usize].load.in_flight += requests;
     }
 
-    /// A chosen request is over, or was not made.
+    /// Ends one chosen request: the request is over, or was never made.
     pub fn finished(&mut self, area: AreaId) {
         let load = &mut self.members[area.0 as usize].load;
         debug_assert!(load.in_flight > 0, "a request to area {} ended twice", area.0);
         load.in_flight = load.in_flight.saturating_sub(1);
     }
 
-    /// How long a request to an area took, from when it was chosen.
+    /// Records how long a request to an area took, from the moment when it was chosen.
     pub fn note_latency(&mut self, area: AreaId, took: Took) {
         let load = &mut self.members[area.0 as usize].load;
         match took {
@@ -376,20 +385,20 @@ impl Order {
         }
     }
 
-    /// How full an area is: `used` of `total` of whatever it is counted in.
+    /// Records how full an area is: `used` of `total`, in any unit.
     pub fn note_used(&mut self, area: AreaId, used: u64, total: u64) {
         self.members[area.0 as usize].load.used = (used * UNITS / total.max(1)).min(UNITS);
     }
 
     // ---- looking on -----------------------------------------------------------------------------------
 
-    /// A node's list: areas that have room with their keys, in order.
+    /// Returns a node's list: the areas that have room with their keys, in order.
     pub fn of_node(&self, node: NodeId) -> impl Iterator<Item = (AreaId, i32)> + '_ {
         let node = self.list_of(node);
         self.lists[node.0 as usize].areas().map(move |area| (area, self.key(node, area)))
     }
 
-    /// Asserts what must hold of every list.
+    /// Asserts the invariants of every list.
     pub fn check(&self) {
         for node in (0..self.nodes).map(|node| NodeId(node as u8)) {
             assert!(
@@ -407,7 +416,7 @@ impl Order {
     }
 }
 
-/// `old` moved an eighth of the way to `new`, at least by one.
+/// Returns `old` moved an eighth of the way to `new`, and by at least one if they differ.
 const fn smooth(old: u64, new: u64) -> u64 {
     if new >= old { old + (new - old).div_ceil(SMOOTHING) } else { old - (old - new).div_ceil(SMOOTHING) }
 }

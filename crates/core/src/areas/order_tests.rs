@@ -1,12 +1,12 @@
-//! The order of areas against a naive model: one sorted `Vec` for each node, and the kernel's rules for numbers in
-//! plain words.
+//! Tests the order of areas against a naive model: one sorted `Vec` for each node, and the kernel's rules for
+//! numbering, followed literally.
 
 use super::*;
 use proptest::prelude::*;
 
 const NODES: usize = 4;
 
-/// One area of the model, with numbers that are written down and changed, not derived.
+/// One area of the model. Its numbers are stored and changed, not derived.
 #[derive(Clone, Debug)]
 struct Plain {
     area: u8,
@@ -16,14 +16,14 @@ struct Plain {
     has_room: bool,
 }
 
-/// The rules, as the kernel's documentation tells them.
+/// The rules, as the kernel's documentation states them.
 struct Model {
     policy: AreaOrder,
     /// The lowest priority that was given automatically.
     least: i32,
     on: Vec<Plain>,
     leaving: Option<Plain>,
-    /// For each node: key and area, sorted by key, equals in the order in which they came.
+    /// For each node: key and area, sorted by key. Equals are in the order in which they came.
     lists: Vec<Vec<(i32, u8)>>,
 }
 
@@ -55,8 +55,8 @@ impl Model {
         self.lists.iter_mut().for_each(|list| list.retain(|(_, other)| *other != area));
     }
 
-    /// Every automatic area with a priority of `from` or less gets it changed by `by`, and so does its key in every
-    /// list where it isn't promoted.
+    /// Changes the priority of every automatic area with a priority of `from` or less by `by`. The area's key
+    /// changes in every list where the area isn't promoted.
     fn shift(&mut self, from: i32, by: i32) {
         if !self.counts_down() {
             return;
@@ -98,7 +98,7 @@ impl Model {
         let plain = self.on.remove(at);
         self.delist(area);
         if plain.is_automatic {
-            // The later ones move up.
+            // The later areas move up.
             self.shift(plain.priority - 1, 1);
         }
         self.leaving = Some(plain);
@@ -107,7 +107,7 @@ impl Model {
     fn restore(&mut self) {
         let plain = self.leaving.take().unwrap();
         if plain.is_automatic {
-            // They make room again.
+            // The later areas make room again.
             self.shift(plain.priority, -1);
         }
         if plain.has_room {
@@ -132,7 +132,7 @@ impl Model {
         }
     }
 
-    /// The first goes behind its equals.
+    /// Returns the first area and moves it behind its equals.
     fn choose(&mut self, node: u8) -> Option<u8> {
         let list = &mut self.lists[node as usize];
         let (key, area) = *list.first()?;
@@ -181,7 +181,7 @@ fn step(order: &mut Order, model: &mut Model, op: &Op) {
                 model.on(area, priority, node);
             }
         }
-        // The model can have one area on its way out.
+        // The model can have only one area that is being taken off.
         Op::BeginOff(which) if model.leaving.is_none() && !model.on.is_empty() => {
             let area = model.on[which % model.on.len()].area;
             order.begin_off(AreaId(area));
@@ -236,8 +236,8 @@ proptest! {
         }
     }
 
-    /// The order by cost has no simple model, but it chooses among the first equals of the naive one, and no area
-    /// that could be used is left out for ever.
+    /// The order by cost has no simple model. But it chooses among the first equals of the naive list, and it
+    /// leaves no usable area out for ever.
     #[test]
     fn order_by_cost_chooses_among_the_first_equals(
         ops in prop::collection::vec(op(), 1..120),
@@ -256,7 +256,7 @@ proptest! {
                 prop_assert!(first.contains(&area.0));
                 order.note_latency(area, Took::Exactly(latencies.next().unwrap()));
                 order.note_used(area, latencies.next().unwrap() % 100, 99);
-                // As in the order itself: behind its equals.
+                // As in the order itself, the chosen area moves behind its equals.
                 let list = &mut model.lists[*node as usize];
                 let entry = list.remove(list.iter().position(|(_, other)| *other == area.0).unwrap());
                 let at = list.iter().position(|(other, _)| *other > entry.0).unwrap_or(list.len());

@@ -1,34 +1,39 @@
-//! Whose bytes are in which slot, or part of a slot, and their checksums.
+//! Which page's bytes are in which slot, or part of a slot, and their checksums.
 //!
-//! The tables have a plane for each part that a slot can have, in each of which a slot has a word; a slot that one page has
-//! for itself uses the first. So what isn't packed touches a quarter of the memory, and the words of neighbouring slots stand
-//! side by side in any case. An area's tables are the most that the engine needs beside the pool (a run spreads over three
-//! times the slots that it uses), and each page of them is a page less for the program: so a part has 12 bytes, not 16.
+//! The tables have a plane for each part that a slot can have. A slot has one word in each plane. A slot that
+//! holds one unpacked page uses the first plane. So an area without packs touches a quarter of the memory.
+//! The words of neighbouring slots always stand side by side.
+//!
+//! Except for the pool, an area's tables are the largest memory that the engine needs. A run spreads over
+//! three times the slots that it uses, and so touches more of the tables. Each page of a table is a page less
+//! for the program. So a part has 12 bytes, not 16.
 
 use crate::units::{PARTS_MAX, PageIndex, Part};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Words that each of the two tables of an area with so many slots has.
+/// Words in each of the two tables of an area with `slots` slots.
 pub const fn words(slots: u32) -> usize {
     slots as usize * PARTS_MAX
 }
 
-/// Bits that are kept of a checksum: 16 times as many pages would be taken for one another by chance as with all of them,
-/// which is one in 10^18.
+/// Bits that are kept of a checksum. With 60 bits, wrong bytes pass for the right ones once in 10^18 times,
+/// 16 times as often as with all 64 bits.
 const SUM_BITS: u32 = 60;
 const SUM_MASK: u64 = (1 << SUM_BITS) - 1;
 
-/// Pages that have one number above their checksum; 0 is no page.
+/// Pages that have the same number above their checksum. The owner's word stays below 2^32, and its value 0
+/// means no page.
 const BELOW: u64 = u32::MAX as u64;
 
 /// Both tables of one area: 12 bytes for each part.
 pub(super) struct Pages<'m> {
     slots: usize,
-    /// Whether any slot has ever had more than one page: else the other planes aren't looked at, and take no memory.
+    /// Whether any slot has ever had more than one page. If not, the other planes aren't read and take no
+    /// memory.
     has_parts: AtomicBool,
-    /// 1 + what is left of the page's index by [`BELOW`], 0 where there is no page.
+    /// The page's index modulo [`BELOW`], plus 1. 0 where there is no page.
     owners: &'m [AtomicU32],
-    /// How often [`BELOW`] fits into the page's index, above the checksum.
+    /// The page's index divided by [`BELOW`], above the checksum.
     checksums: &'m [AtomicU64],
 }
 
@@ -42,7 +47,7 @@ impl<'m> Pages<'m> {
         part.place() * self.slots + slot as usize
     }
 
-    /// Whose bytes are there now, and their checksum.
+    /// Records the page whose bytes are in a part of a slot, and their checksum.
     pub(super) fn own(&self, slot: u32, part: Part, page: PageIndex, checksum: u64) {
         if part.place() > 0 && !self.has_parts.load(Ordering::Relaxed) {
             self.has_parts.store(true, Ordering::Relaxed);
@@ -50,12 +55,13 @@ impl<'m> Pages<'m> {
         let (above, below) = (page.0 / BELOW, page.0 % BELOW);
         debug_assert!(above <= u64::MAX >> SUM_BITS);
         let at = self.at(slot, part);
-        // Who reads one word of the old page and one of the new has some third page, which the table says isn't there.
+        // A reader that sees one word of the old page and one of the new gets a third page. The page table
+        // then shows that the third page isn't in this slot.
         self.checksums[at].store(above << SUM_BITS | checksum & SUM_MASK, Ordering::Relaxed);
         self.owners[at].store(below as u32 + 1, Ordering::Relaxed);
     }
 
-    /// The same bytes are another page's.
+    /// Gives a part's bytes to another page.
     pub(super) fn rename(&self, slot: u32, part: Part, page: PageIndex) {
         self.own(slot, part, page, self.checksums[self.at(slot, part)].load(Ordering::Relaxed));
     }
@@ -71,13 +77,13 @@ impl<'m> Pages<'m> {
         Some(PageIndex(above * BELOW + below))
     }
 
-    /// The pages in a slot, which is one if it isn't shared.
+    /// Returns the pages in a slot: one page if the slot isn't shared.
     pub(super) fn owners(&self, slot: u32) -> impl Iterator<Item = PageIndex> + '_ {
         let planes = if self.has_parts.load(Ordering::Relaxed) { PARTS_MAX } else { 1 };
         (0..planes).filter_map(move |at| self.owner(slot, Part::nth(at)))
     }
 
-    /// Whether this may be the checksum of the bytes that are there.
+    /// Whether `checksum` may be that of the bytes in a part of a slot.
     pub(super) fn has_checksum(&self, slot: u32, part: Part, checksum: u64) -> bool {
         (self.checksums[self.at(slot, part)].load(Ordering::Relaxed) ^ checksum) & SUM_MASK == 0
     }
@@ -88,7 +94,8 @@ mod tests {
     use super::super::tests::table;
     use super::*;
 
-    /// The first and the last page of each number above a checksum, and the last that a process can have.
+    /// Tests the first and the last page of each number above a checksum, and the last page that a process
+    /// can have.
     #[test]
     fn every_page_keeps_its_number_beside_any_checksum() {
         let pages = Pages::new(4, table(words(4)), table(words(4)));

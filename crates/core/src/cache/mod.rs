@@ -1,16 +1,17 @@
-//! The swap cache: frames, and the pages that are in them on their way in or out.
+//! The swap cache: frames, and the pages in them on their way in or out.
 //!
-//! A frame is a page-sized buffer of ours. Under UFFDIO_MOVE it is a place that a page can be moved to and
-//! from, so it either has memory behind it ([`Backing::Memory`]) or is a hole; holes are where pages are
-//! taken to.
+//! A frame is a page-sized buffer of ours. Under UFFDIO_MOVE a frame is a place that a page can be moved to
+//! and from. So a frame either has memory behind it ([`Backing::Memory`]) or is a hole. Evicted pages are
+//! moved into holes.
 //!
-//! Memory that came with a page of the program's may still be read or written by the kernel: as part of a pipe
-//! (vmsplice), of a message on its way (MSG_ZEROCOPY). Nothing else is ever put into it: such a frame is emptied
-//! before it is used again. Pages are loaded into memory of our own, which a few frames keep.
+//! The kernel may still read or write memory that came with a page of the program's. The memory may be part
+//! of a pipe (vmsplice), or of a message on its way (MSG_ZEROCOPY). No other page is ever put into this
+//! memory: a frame that has it is emptied before the frame is used again. Pages are loaded into memory of
+//! our own, which a few frames keep.
 //!
 //! Parked pages sit in frames in the order in which they came, uncompressed, for a short second chance.
-// UNSAFETY: frames are raw memory shared with the kernel and the program's faults; who may touch which frame
-// follows from who took it, which the borrow checker can't see.
+// UNSAFETY: frames are raw memory shared with the kernel and the program's faults. The thread that took a
+// frame may touch it, which the borrow checker can't see.
 
 use crate::memory::{Region, Zeroed};
 use crate::sync::Lock;
@@ -19,22 +20,22 @@ use crate::units::{FrameIndex, PAGE_BYTES, PageBytes, PageIndex};
 /// Whether a frame has memory behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// It can be read and written.
+    /// The frame can be read and written.
     Memory,
-    /// A hole: touching it would fault; a page can be moved into it.
+    /// Touching the frame would fault. A page can be moved into it.
     Hole,
 }
 
-/// What is known of one frame.
+/// Metadata of one frame.
 #[derive(Clone, Copy)]
 pub struct FrameMeta {
-    /// 1 + the page whose bytes it holds; 0: none.
+    /// 1 + the page whose bytes the frame holds; 0 for none.
     owner: u64,
     previous: u32,
     next: u32,
 }
 
-// SAFETY: integers.
+// SAFETY: integers, for which zeros are valid and which have no drop.
 unsafe impl Zeroed for FrameMeta {}
 
 /// End of the list of parked pages. A stored link of 0 means "in no list" (`encode`).
@@ -42,27 +43,27 @@ const NONE: u32 = u32::MAX;
 
 /// Memory for the cache's own tables.
 pub struct CacheMemory<'m> {
-    /// First of the frames.
+    /// The first frame.
     pub frames: *mut PageBytes,
-    /// One for each frame.
+    /// Metadata of each frame.
     pub meta: &'m mut [FrameMeta],
-    /// One bit for each frame.
+    /// A bit for each frame: nobody uses it.
     pub free: &'m mut [u64],
-    /// One bit for each frame.
+    /// A bit for each frame: it has memory.
     pub backed: &'m mut [u64],
-    /// One bit for each frame.
+    /// A bit for each frame: its memory came with a page of the program's.
     pub moved: &'m mut [u64],
-    /// One bit for each frame.
+    /// A bit for each frame: its page was read ahead and not touched since.
     pub marked: &'m mut [u64],
 }
 
 impl<'m> CacheMemory<'m> {
-    /// Bytes of a region that the tables of `count` frames take.
+    /// Returns the bytes of a region that the tables of `count` frames take.
     pub const fn table_bytes(count: usize) -> usize {
         Region::bytes_for::<FrameMeta>(count) + 4 * Region::bytes_for::<u64>(count.div_ceil(64))
     }
 
-    /// Takes them out of `region`, for `count` frames from `frames` on.
+    /// Takes the tables out of `region`, for `count` frames from `frames` on.
     pub fn carve(region: &mut Region<'m>, frames: *mut PageBytes, count: usize) -> CacheMemory<'m> {
         let words = count.div_ceil(64);
         CacheMemory {
@@ -76,14 +77,14 @@ impl<'m> CacheMemory<'m> {
     }
 }
 
-/// What a free frame can be used for.
+/// The use of a free frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// A page can be moved into it.
+    /// A page can be moved into the frame.
     Hole,
-    /// A page can be loaded into it.
+    /// A page can be loaded into the frame.
     Own,
-    /// It must be emptied first: its memory came with a page.
+    /// The frame must be emptied first: its memory came with a page.
     Moved,
 }
 
@@ -110,8 +111,9 @@ pub struct Cache<'m> {
     lock: Lock<Frames<'m>>,
 }
 
-// SAFETY: `base` points to memory that lives as long as the engine. A frame's bytes are touched only by who
-// took it from the free set under the lock, or who holds the lock bit of the page that owns it.
+// SAFETY: `base` points to memory that lives as long as the engine. A thread touches a frame's bytes only
+// in one of two cases. Either the thread took the frame from the free set under the lock, or it holds the
+// lock bit of the page that owns the frame.
 unsafe impl Sync for Cache<'_> {}
 // SAFETY: as for Sync.
 unsafe impl Send for Cache<'_> {}
@@ -123,18 +125,18 @@ pub struct CacheUsage {
     pub free: u32,
     /// Free frames that still have memory.
     pub free_backed: u32,
-    /// ... of which it came with a page that was moved there.
+    /// Free frames whose memory came with a page that was moved there.
     pub free_moved: u32,
     /// Parked pages.
     pub parked: u32,
 }
 
 impl<'m> Cache<'m> {
-    /// All frames free. `backing` says what they are now.
+    /// Makes a cache whose frames are all free. `backing` says what the frames are now.
     ///
     /// # Safety
-    /// `memory.frames` must point to as many page-aligned frames as `meta` has elements, exclusively ours
-    /// for `'m`; they needn't be readable while [`Backing::Hole`].
+    /// `memory.frames` must point to as many page-aligned frames as `meta` has elements. The frames must be
+    /// exclusively ours for `'m`. Frames needn't be readable while they are holes ([`Backing::Hole`]).
     pub unsafe fn new(memory: CacheMemory<'m>, backing: Backing) -> Cache<'m> {
         let count = memory.meta.len() as u32;
         assert!(memory.free.len() * 64 >= count as usize);
@@ -165,38 +167,38 @@ impl<'m> Cache<'m> {
         }
     }
 
-    /// Frames in all.
+    /// Returns the number of frames.
     pub const fn count(&self) -> u32 {
         self.count
     }
 
-    /// A frame's memory.
+    /// Returns a frame's memory.
     pub fn pointer(&self, frame: FrameIndex) -> *mut PageBytes {
         assert!(frame.0 < self.count);
         self.base.wrapping_add(frame.at())
     }
 
-    /// A frame's bytes, to read.
+    /// Returns a frame's bytes, to read.
     ///
     /// # Safety
-    /// The caller took the frame, or holds the lock bit of the page it belongs to, and it has memory; nobody
-    /// writes it during `'a`.
+    /// The caller took the frame, or holds the lock bit of the page that the frame belongs to. The frame has
+    /// memory, and nobody writes it during `'a`.
     pub unsafe fn bytes<'a>(&self, frame: FrameIndex) -> &'a [u8; PAGE_BYTES] {
         // SAFETY: in bounds by `pointer`'s assertion; readable and unchanging by the caller's promise.
         unsafe { &(*self.pointer(frame)).0 }
     }
 
-    /// A frame's bytes, to fill.
+    /// Returns a frame's bytes, to fill.
     ///
     /// # Safety
-    /// As for [`Cache::bytes`], and nobody else reads it during `'a`.
+    /// As for [`Cache::bytes`]. No other code reads the frame during `'a`.
     pub unsafe fn bytes_mut<'a>(&self, frame: FrameIndex) -> &'a mut [u8; PAGE_BYTES] {
         // SAFETY: as in `bytes`, exclusive by the caller's promise.
         unsafe { &mut (*self.pointer(frame)).0 }
     }
 
-    /// Takes one free frame to fill, one with memory if there is any. None although some are free: they must be
-    /// emptied first ([`Cache::take_surplus`]).
+    /// Takes one free frame to fill, with memory if any has some. Returns `None` although frames are free if
+    /// all of those must be emptied first ([`Cache::take_surplus`]).
     pub fn take(&self) -> Option<(FrameIndex, Backing)> {
         let mut frames = self.lock.lock();
         let (wanted, backing) = if frames.free_backed > frames.free_moved {
@@ -217,8 +219,8 @@ impl<'m> Cache<'m> {
         Some(FrameIndex(frame))
     }
 
-    /// Takes up to `max` neighbouring free frames for pages to be taken into, leaving `keep` free for
-    /// faults. Prefers holes; frames with memory are returned as such, for the driver to empty first.
+    /// Takes up to `max` neighbouring free frames for pages to be taken into, and leaves `keep` frames free
+    /// for faults. Prefers holes. The driver first empties frames that are returned as having memory.
     pub fn take_run(&self, max: u32, keep: u32) -> Option<(FrameIndex, u32, Backing)> {
         let mut frames = self.lock.lock();
         let spare = frames.free_count.checked_sub(keep).filter(|&n| n > 0)?.min(max);
@@ -232,9 +234,9 @@ impl<'m> Cache<'m> {
         None
     }
 
-    /// Takes a run of free frames whose memory came with pages, else of those with memory of our own if more
-    /// than `keep` of them lie about, so that the driver can give the memory back and [`Cache::put`] them as
-    /// holes.
+    /// Takes a run of free frames, so that the driver can give their memory back and [`Cache::put`] them as
+    /// holes. Prefers frames whose memory came with pages. If there are none, takes frames with memory of our
+    /// own, if more than `keep` of them are free.
     pub fn take_surplus(&self, keep: u32) -> Option<(FrameIndex, u32)> {
         let mut frames = self.lock.lock();
         let own = frames.free_backed - frames.free_moved;
@@ -281,18 +283,18 @@ impl<'m> Cache<'m> {
         frames.push(frame.0);
     }
 
-    /// Marks a parked frame: its page was read ahead.
+    /// Marks a parked frame whose page was read ahead.
     pub fn mark(&self, frame: FrameIndex) {
         let mut frames = self.lock.lock();
         frames.marked[frame.at() / 64] |= 1 << (frame.at() % 64);
     }
 
-    /// Whether a frame is marked.
+    /// Returns whether a frame is marked.
     pub fn is_marked(&self, frame: FrameIndex) -> bool {
         self.lock.lock().marked[frame.at() / 64] & 1 << (frame.at() % 64) != 0
     }
 
-    /// Takes a frame's mark away. Whether it had one.
+    /// Takes a frame's mark away. Returns whether the frame had one.
     pub fn unmark(&self, frame: FrameIndex) -> bool {
         let mut frames = self.lock.lock();
         let (word, bit) = (frame.at() / 64, 1 << (frame.at() % 64));
@@ -301,14 +303,14 @@ impl<'m> Cache<'m> {
         was_marked
     }
 
-    /// Takes the parked frame out of the queue; it stays taken.
+    /// Takes the parked frame out of the queue. The frame stays taken.
     pub fn unpark(&self, frame: FrameIndex) {
         let mut frames = self.lock.lock();
         frames.unlink(frame.0);
         frames.marked[frame.at() / 64] &= !(1 << (frame.at() % 64));
     }
 
-    /// The page that has been parked longest.
+    /// Returns the page that has been parked longest, and its frame.
     pub fn oldest(&self) -> Option<(FrameIndex, PageIndex)> {
         let frames = self.lock.lock();
         let meta = frames.meta.get(frames.oldest as usize)?;
@@ -326,17 +328,17 @@ impl<'m> Cache<'m> {
         }
     }
 
-    /// The page whose bytes the frame holds.
+    /// Returns the page whose bytes the frame holds.
     pub fn owner(&self, frame: FrameIndex) -> Option<PageIndex> {
         self.lock.lock().meta[frame.at()].owner.checked_sub(1).map(PageIndex)
     }
 
-    /// Says whose bytes a taken frame holds; none when its page no longer needs it.
+    /// Says whose bytes a taken frame holds; `None` when its page no longer needs the frame.
     pub fn set_owner(&self, frame: FrameIndex, page: Option<PageIndex>) {
         self.lock.lock().meta[frame.at()].owner = page.map_or(0, |page| page.0 + 1);
     }
 
-    /// How full it is.
+    /// Returns how full the cache is.
     pub fn usage(&self) -> CacheUsage {
         let frames = self.lock.lock();
         CacheUsage {
@@ -373,7 +375,7 @@ impl<'m> Cache<'m> {
     }
 }
 
-/// Links are stored plus two, so that zeroed metadata means "in no list" and 1 means "end of the list".
+/// Encodes a link: plus two, so that zeroed metadata means "in no list" and 1 means "end of the list".
 const fn encode(link: u32) -> u32 {
     link.wrapping_add(2)
 }
@@ -382,8 +384,8 @@ const fn decode(stored: u32) -> u32 {
 }
 
 impl Frames<'_> {
-    /// The longest run of free frames of this kind, up to `max`: the first that is long enough. Runs
-    /// don't cross words of 64; the next word's may go on where one ends.
+    /// Returns the first run of `max` free frames of this kind, or the longest run if all are shorter. Runs
+    /// don't cross words of 64 frames: where one run ends, the next word's may go on.
     fn find_run(&self, max: u32, kind: Kind) -> Option<(u32, u32)> {
         let mut best = None;
         let mut best_length = 0;
@@ -464,10 +466,11 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
     fn cache(count: usize) -> Cache<'static> {
-        // Not a byte more than it says, at the worst address.
+        // The region has not a byte more than `table_bytes` says, at the worst address.
         let bytes = CacheMemory::table_bytes(count);
         let place = vec![0_u64; bytes / 8 + 2].leak().as_mut_ptr().cast::<u8>();
-        // SAFETY: zeroed memory of that size from the second byte on, for good.
+        // SAFETY: from the second byte on, the vector has `bytes` bytes, which are zeroed and writable. The
+        // memory is leaked, and no other code uses it.
         let mut region = unsafe { Region::new(place.add(1), bytes) };
         let frames = core::ptr::NonNull::<PageBytes>::dangling().as_ptr();
         let memory = CacheMemory::carve(&mut region, frames, count);
@@ -501,8 +504,8 @@ mod tests {
     }
 
     proptest! {
-        /// The model: which frames are taken, which have memory that came with a page, and a queue of those that
-        /// are parked.
+        /// The model: which frames are taken, which have memory that came with a page, and a queue of the
+        /// parked frames.
         #[test]
         fn cache_says_what_the_model_says(ops in prop::collection::vec(op(), 1..120)) {
             let cache = cache(70);

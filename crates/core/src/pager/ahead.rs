@@ -1,12 +1,14 @@
-//! Readahead in the books: what to bring in because of a fault, locking it, and settling it.
+//! The books' half of readahead: which pages a fault brings in, how they are locked, and how they are
+//! settled.
 //!
-//! A page that is read ahead is on its way like any other: locked, with a ticket. It is never waited for by the
-//! fault that started it. Where anything goes wrong the ticket is given back and the page is as it was; the fault
-//! that needs it will find out why.
+//! A page that is read ahead is on its way like any other page: locked, with a ticket. The fault that started
+//! the readahead never waits for it. On any failure the ticket is given back and the page is as it was. The
+//! fault that needs the page will find out why.
 //!
-//! A driver opens a plan, locks pages of it until there are no more, brings them in, and closes it:
-//! [`Pager::plan_ahead`], [`Opening::new`], [`Pager::lock_ahead`], [`Pager::load_ahead`] or
-//! [`Pager::unpack_ahead`] (of packed pages) and [`Pager::check_ahead`], [`Pager::settle_ahead`] or [`Pager::settle_parked`], [`Pager::close_ahead`].
+//! A driver opens a plan, locks pages of the plan until no page is left, brings the pages in, and closes the
+//! plan. The calls are [`Pager::plan_ahead`], [`Opening::new`], [`Pager::lock_ahead`], [`Pager::load_ahead`]
+//! or [`Pager::unpack_ahead`] (of packed pages) and [`Pager::check_ahead`], [`Pager::settle_ahead`] or
+//! [`Pager::settle_parked`], [`Pager::close_ahead`].
 
 use super::step::Ticket;
 use super::{Pager, pack};
@@ -25,7 +27,7 @@ use crate::zswap::codec::Decoder;
 pub enum Fate {
     /// Into the program's memory.
     Map,
-    /// Into a frame, marked: whoever touches it is counted.
+    /// Into a frame, with a mark. The touch of a marked page is counted.
     Park,
 }
 
@@ -33,22 +35,22 @@ pub enum Fate {
 #[derive(Debug)]
 pub struct Opening {
     plan: Plan,
-    /// Places looked at so far, or that the walk had gone through before.
+    /// Steps of the plan looked at so far. Steps that the walk had gone through before count as looked at.
     step: u32,
-    /// Pages locked so far, or that the walk had gone through before.
+    /// Pages locked so far. Pages that the walk had gone through before count as locked.
     locked: u32,
     landed: Landed,
-    /// Where the last page that is out lies, if the window ends with its range: it stays parked, so that the stream
-    /// is seen reaching it.
+    /// The step of the last page that is out, if the window ends with its range. That page stays parked, so
+    /// that the stream is seen when it reaches the page.
     closing_step: Option<u32>,
-    /// No frame is to be had for another page.
+    /// Whether no frame is free for another page.
     out_of_frames: bool,
-    /// Its pages may keep their objects.
+    /// Whether the pages of the plan may keep their objects.
     keeps_objects: bool,
 }
 
 impl Opening {
-    /// Nothing of it has been done.
+    /// Returns an opening of which nothing has been done.
     pub const fn new(plan: Plan) -> Opening {
         let landed = Landed { marker: None, mapped: 0, steps: 0, was_late: false };
         Opening {
@@ -69,8 +71,8 @@ impl Opening {
 }
 
 impl Pager<'_> {
-    /// What to bring in because of the fault that this ticket is about. Once for each fault, before its ticket is
-    /// settled or given back.
+    /// Returns the pages to bring in because of the ticket's fault. Call once for each fault, before its
+    /// ticket is settled or given back.
     pub fn plan_ahead(&self, ticket: &mut Ticket) -> Advice {
         let advice = self.advice(ticket).unwrap_or_default();
         ticket.in_walk = advice.is_walk;
@@ -111,8 +113,8 @@ impl Pager<'_> {
         }
     }
 
-    /// What to bring in because a thread waits for a page that is being read from an area: the device can begin with it now.
-    /// Once for each such fault.
+    /// Returns the pages to bring in because a thread waits for a page that is being read from an area. The
+    /// device can begin with them at once. Call once for each fault of this kind.
     pub fn plan_joined(&self, page: PageIndex) -> Option<Plan> {
         if self.config.readahead != Readahead::Streams || !matches!(self.state(page), State::OnArea(_)) {
             return None;
@@ -122,7 +124,7 @@ impl Pager<'_> {
         self.advice_of(seen).plan
     }
 
-    /// Whether the first page of a plan has to be read. Only a hint: the page isn't locked.
+    /// Whether the first page of a plan must be read from an area. Only a hint: the page isn't locked.
     pub fn is_on_area(&self, plan: &Plan) -> bool {
         let first = plan.page(0, |at| self.areas.owner(at));
         first.is_some_and(|page| matches!(self.state(page), State::OnArea(_)))
@@ -136,7 +138,7 @@ impl Pager<'_> {
         )
     }
 
-    /// A fault found its page parked.
+    /// Returns the pages to bring in after a fault that found its page parked.
     fn found_ahead(&self, policy: Readahead, page: PageIndex, was_marked: bool) -> Option<Advice> {
         match policy {
             Readahead::Streams if was_marked => {
@@ -169,29 +171,31 @@ impl Pager<'_> {
         Advice { plan, late: seen.late, is_walk: seen.is_walk }
     }
 
-    /// Whether a parked page that has become the oldest should stay for a stream that will come to it.
+    /// Whether a parked page that has become the oldest should stay, because a stream will come to it.
     pub(super) fn is_held_for_stream(&self, frame: FrameIndex, page: PageIndex) -> bool {
         self.config.readahead == Readahead::Streams
             && self.cache.is_marked(frame)
             && self.streams.lock().holds(page)
     }
 
-    /// The largest window of a stream: a 128th of the budget, as many pages as may be parked.
+    /// Returns the largest window of a stream in pages: a 128th of the budget, which is also how many pages
+    /// may be parked.
     fn window_max(&self) -> u32 {
         let pages = self.config.parked_max.clamp(8, WINDOW_MAX);
         1 << pages.ilog2()
     }
 
-    /// Locks the next page of the plan that is out and free; none when there is no more. Under the shared map lock.
+    /// Locks the next page of the plan that is out and free. Returns `None` when the plan has no more. Under
+    /// the shared map lock.
     ///
-    /// With [`Fate::Park`] the ticket has a frame, which may need memory; with [`Fate::Map`] only if the page was
-    /// parked.
+    /// With [`Fate::Park`] the ticket has a frame, which may need memory. With [`Fate::Map`] the ticket has a
+    /// frame only if the page was parked.
     pub fn lock_ahead(&self, opening: &mut Opening) -> Option<Ticket> {
         if opening.step == 0 {
             opening.closing_step = self.closing_step(&opening.plan);
             if let Plan::Stream(window) | Plan::CatchUp(window) | Plan::Rest(window) = &opening.plan {
                 opening.keeps_objects = self.may_keep_objects(window.count);
-                // A window has waited, and the walk didn't.
+                // The window has waited while the walk went on.
                 let passed = self.streams.lock().passed_in(window);
                 (opening.step, opening.locked) = (passed, passed);
             }
@@ -221,7 +225,7 @@ impl Pager<'_> {
         None
     }
 
-    /// A page that is just locked is going to be parked for a stream to come to.
+    /// Tells the stream that a page just locked is going to be parked as its marker, or as its last page.
     fn tell_of_marker(&self, opening: &mut Opening, page: PageIndex, closes: bool) {
         let Plan::Stream(window) = &opening.plan else { return };
         let mut streams = self.streams.lock();
@@ -234,8 +238,8 @@ impl Pager<'_> {
         }
     }
 
-    /// Where the last page lies that the stream can come to, if this window brings it. Only a hint: the pages aren't
-    /// locked.
+    /// Returns the step of the last page that the stream can come to, if this window brings that page. Only a
+    /// hint: the pages aren't locked.
     fn closing_step(&self, plan: &Plan) -> Option<u32> {
         let Plan::Stream(window) = plan else { return None };
         if !window.closes {
@@ -251,11 +255,12 @@ impl Pager<'_> {
         let word = place.entry().load();
         let before = word.state();
         let is_wanted = match (before, &opening.plan) {
-            // Another window's marker: whoever comes to it shall be seen.
+            // Another window's marker stays parked, so that the walk is seen when it comes to the marker.
             (State::Parked { frame, .. }, Plan::Stream(_) | Plan::Rest(_)) => !self.cache.is_marked(frame),
             (State::Pooled(_) | State::Zero | State::Same(_), Plan::CatchUp(_)) => true,
             (_, Plan::CatchUp(_)) => false,
-            // What costs nothing to keep where it is costs nothing to map, but a frame to park.
+            // A page that costs nothing to keep where it is costs nothing to map, but it costs a frame to
+            // park.
             (State::Zero | State::Same(_), plan) => matches!(plan, Plan::Stream(_) | Plan::Rest(_)),
             (State::OnArea(SlotPart { slot, .. }), Plan::Slots { first, count }) => {
                 slot.area() == first.area()
@@ -272,7 +277,7 @@ impl Pager<'_> {
             _ if fate == Fate::Map => (fate, None),
             _ => match self.frame_ahead() {
                 Some(frame) => (fate, Some(frame)),
-                // A stream goes on without a marker; the next fault behind the window continues it.
+                // A stream goes on without a marker. The next fault beyond the window continues the stream.
                 None if matches!(opening.plan, Plan::Stream(_)) => (Fate::Map, None),
                 None => {
                     opening.out_of_frames = true;
@@ -302,13 +307,13 @@ impl Pager<'_> {
         Some(ticket)
     }
 
-    /// A frame for readahead: a quarter of them is left to faults.
+    /// Takes a frame for readahead. A quarter of all frames is left to faults.
     fn frame_ahead(&self) -> Option<(FrameIndex, Backing)> {
         if self.cache.usage().free <= self.cache.count() / 4 { None } else { self.cache.take() }
     }
 
-    /// Puts the bytes of a page that isn't on an area into `bytes`, which is the driver's or the ticket's frame. An error leaves it
-    /// to the fault to say what is wrong.
+    /// Puts the bytes of a page that isn't on an area into `bytes`, which is the driver's memory or the
+    /// ticket's frame. On an error, the fault that needs the page finds out what is wrong.
     pub fn load_ahead(
         &self,
         ticket: &Ticket,
@@ -318,8 +323,8 @@ impl Pager<'_> {
         self.load_into(ticket, bytes, decoder)
     }
 
-    /// Makes the ticket's page of what was read into `slot`, for another page of the same slot. [`Pager::unpack_here`] does so
-    /// for that one, and comes last.
+    /// Unpacks the ticket's page from `slot`, which was read for another page of the same slot.
+    /// [`Pager::unpack_here`] unpacks that other page, and must come last.
     pub fn unpack_ahead(
         &self,
         ticket: &Ticket,
@@ -331,12 +336,14 @@ impl Pager<'_> {
         self.decode(ticket, pack::object(slot, at.part).ok_or(at.slot)?, page, decoder)
     }
 
-    /// The ticket's slot was read into `bytes`, and unpacked there if it has several pages: are they what was written?
+    /// Checks `bytes`, which were read from the ticket's slot, and unpacked if the slot holds several pages.
+    /// An error says that they aren't what was written, and names the slot.
     pub fn check_ahead(&self, ticket: &Ticket, bytes: &[u8; PAGE_BYTES]) -> Result<(), SlotIndex> {
         self.verify(ticket, bytes)
     }
 
-    /// The page's bytes are in the ticket's frame, where it waits for somebody to touch it.
+    /// Ends a move whose page's bytes are in the ticket's frame. The page waits there until a thread touches
+    /// it.
     pub fn settle_parked(&self, opening: &mut Opening, ticket: Ticket) {
         assert!(ticket.ahead && ticket.fate == Fate::Park);
         let (frame, backing) = ticket.frame.expect("a page to park has a frame");
@@ -347,7 +354,7 @@ impl Pager<'_> {
             _ => self.cache.park(frame, page),
         }
         self.cache.mark(frame);
-        // Nobody can write it there.
+        // Nobody can write the page in its frame, so its slot may stay.
         let copy = self.keep_or_free(before.stored(), ticket.keep_copy || before.slot().is_some());
         match before {
             State::Pooled(_) => self.stats.count(Counter::Zswpin),
@@ -357,7 +364,8 @@ impl Pager<'_> {
             State::Inherited(_) => self.stats.count(Counter::SwpinInherited),
             _ => {}
         }
-        // Before it is settled: who finds the mark counts a hit, and there are never more of these.
+        // Counted before the settle: a thread that finds the mark counts a hit, and hits must never exceed
+        // pages read ahead.
         self.stats.count(Counter::SwapRa);
         if self.settle(page, self.place(page), before, State::Parked { frame, copy }) {
             opening.landed.was_late |= matches!(before, State::OnArea(_));
@@ -365,7 +373,7 @@ impl Pager<'_> {
         }
     }
 
-    /// A page was mapped ahead; whether somebody was waiting for it.
+    /// Counts a page that was mapped ahead. `waited` says whether a thread was waiting for the page.
     pub(super) fn count_ahead(&self, waited: bool) {
         self.stats.count(Counter::SwapRa);
         if waited {
@@ -373,14 +381,14 @@ impl Pager<'_> {
         }
     }
 
-    /// The page is in the program's memory.
+    /// Ends a move whose page is in the program's memory now.
     pub fn settle_ahead(&self, opening: &mut Opening, ticket: Ticket, left: Backing) {
         let is_far = ticket.is_on_area();
         opening.landed.was_late |= self.settle_fault(ticket, left) && is_far;
         opening.landed.mapped += 1;
     }
 
-    /// The page could not be brought in: it is as it was.
+    /// Gives up a page that could not be brought in. The page is as it was.
     pub fn give_up_ahead(&self, opening: &mut Opening, ticket: Ticket) {
         if ticket.fate == Fate::Park
             && let Plan::Stream(window) = &opening.plan
@@ -390,13 +398,13 @@ impl Pager<'_> {
         self.give_back(ticket);
     }
 
-    /// Everything of the plan that could be done was done.
+    /// Closes a plan of which everything possible was done.
     pub fn close_ahead(&self, mut opening: Opening) {
         if let Plan::CatchUp(window) | Plan::Rest(window) = &opening.plan {
             self.streams.lock().caught_up(window, opening.landed.mapped);
         }
         if let Plan::Stream(window) = opening.plan {
-            // What was looked at beyond what was wanted is known to be there.
+            // All pages looked at are known to be in memory, also those beyond the wanted count.
             let is_done = opening.step == window.reach || opening.locked == window.count;
             opening.landed.steps = if is_done { opening.step.max(window.count) } else { opening.step };
             let hits = self.streams.lock().landed(&window, opening.landed);

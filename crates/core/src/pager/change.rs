@@ -1,7 +1,7 @@
-//! The program changes its memory: what we know follows. Everything here needs the exclusive map lock.
+//! The books follow when the program changes its memory. Everything here needs the exclusive map lock.
 //!
-//! A change first makes sure that no page in its range is on its way ([`Pager::quiet`]); then it makes the
-//! system call; then it tells the table. Nobody can look in between.
+//! A change has three steps. [`Pager::quiet`] makes sure that no page in the range is on its way. The caller
+//! makes the system call. Then the caller tells the table. No other thread can look in between.
 
 use super::Pager;
 use crate::cache::Backing;
@@ -9,19 +9,19 @@ use crate::table::entry::{State, Stored};
 use crate::units::{PageIndex, PageRange};
 use core::sync::atomic::Ordering;
 
-/// A page in the range is being moved: release the map lock, wait until the settled word is no longer
-/// `seen`, try again.
+/// A page in the range is being moved. The caller releases the map lock, waits until the settled word is no
+/// longer `seen`, and tries again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsettled {
-    /// The value to wait away from.
+    /// The value that the settled word had. The caller waits until the word has another value.
     pub seen: u32,
 }
 
 impl Pager<'_> {
-    /// Whether no page in `range` is being moved.
+    /// Checks that no page in `range` is being moved.
     pub fn quiet(&self, range: PageRange) -> Result<(), Unsettled> {
-        // Ordering: Acquire pairs with the Release in `settle`: read before the entries, so that a settle
-        // that we miss in an entry has changed the word we then wait on.
+        // Ordering: Acquire pairs with the Release in `settle`. The word is read before the entries. So a
+        // settle that an entry doesn't show yet changes the word on which the caller then waits.
         let seen = self.settled.load(Ordering::Acquire);
         let mut result = Ok(());
         self.table.for_each_used(range, |_, place| {
@@ -35,7 +35,7 @@ impl Pager<'_> {
         result
     }
 
-    /// The pages no longer exist, or read as zeros again.
+    /// Forgets pages that no longer exist, or that read as zeros again.
     pub fn discard(&self, range: PageRange) {
         self.table.for_each_used(range, |_, place| {
             let before = place.entry().load().state();
@@ -45,7 +45,7 @@ impl Pager<'_> {
         });
     }
 
-    /// Frees whatever holds a page's bytes.
+    /// Frees the frame, slot or object that holds a page's bytes.
     fn release(&self, state: State) {
         state.stored().into_iter().for_each(|stored| self.free(stored));
         match state {
@@ -54,7 +54,7 @@ impl Pager<'_> {
                 self.cache.put(frame, Backing::Memory);
             }
             State::Writing { frame } => self.cache.set_owner(frame, None),
-            // A lost page's slot stays taken: see `fail`.
+            // The slot of a lost page stays taken: see `fail`.
             State::Lost(slot) if slot.raw() != 0 => {
                 self.slots_given_up.fetch_add(1, Ordering::Relaxed);
             }
@@ -62,15 +62,15 @@ impl Pager<'_> {
         }
     }
 
-    /// The mapping moved: every page of `range` is now as many pages further on as `to` is from its start.
-    /// The new pages have leaves and are unknown; the ranges may not overlap (mremap doesn't allow it).
+    /// Renames the pages of a mapping that moved from `range` to `to`. The new pages have leaves and are
+    /// unknown. The two ranges may not overlap (mremap doesn't allow it).
     pub fn remap(&self, range: PageRange, to: PageIndex) {
         assert!(range.intersection(PageRange::of(to, range.count())).is_empty());
         self.table.for_each_used(range, |page, from| {
             let new_page = PageIndex(to.0 + (page.0 - range.start.0));
             let before = from.entry().load().state();
             let after = match before {
-                // What is moved is likely to be written.
+                // A page that is moved is likely to be written, so its slot isn't worth keeping.
                 State::Resident { copy: Some(Stored::Slot(at)), age } => {
                     self.areas.free(at);
                     State::Resident { copy: None, age }
@@ -97,7 +97,7 @@ impl Pager<'_> {
         }
     }
 
-    /// A page of a mapping that has just come under our care is in memory.
+    /// Records that a page of a mapping which has just come under Farpage's care is in memory.
     pub fn adopt_present(&self, page: PageIndex) {
         let Some(place) = self.table.get(page) else { return };
         let word = place.entry().load();

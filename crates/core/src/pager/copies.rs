@@ -1,17 +1,20 @@
-//! Copies: a page that was brought in keeps what it was brought from. When it goes again unchanged, nothing has to be
-//! compressed or written.
+//! Copies. A page that was brought in keeps the slot or object that it was brought from. If the page is
+//! unchanged when it is evicted again, nothing has to be compressed or written.
 //!
-//! Nobody is told of a write to such a page. What it has kept is only likely to be the page's still, and that is looked at when
-//! the page has gone. A slot has a checksum of 60 bits, which is compared: that a page was written and has the same one
-//! happens by chance once in 2^60 such pages, less often than a disk returns wrong bytes unnoticed. (It depends on a key that
-//! nobody can guess: [`crate::areas::Areas::checksum`].) An object's bytes are made again and compared, which takes about a
-//! third of the time of compressing them (`farpage bench codec`, the mix; as much as that, if they were made denser). Both were
-//! write-protected once: a fault at each first write, and an interruption of all CPUs to lift the protection, cost more than
-//! all that is saved.
+//! A write to a page with a copy isn't reported. So the copy is only likely to be current, and page and copy
+//! are compared when the page has gone. Of a slot, the checksum of 60 bits is compared. A written page has
+//! the same checksum by chance once in 2^60 pages, less often than a disk returns wrong bytes unnoticed. The
+//! checksum depends on a key that nobody can guess: [`crate::areas::Areas::checksum`]. An object is
+//! decompressed and compared. The comparison takes about a third of the time of compressing, or as much if
+//! the object was made denser.
 //!
-//! A slot is kept wherever that is possible. An object takes memory while its page takes its own. So it is kept where the page
-//! is likely to go soon: if it was read ahead for a walk, since what lies behind walks goes first ([`crate::reclaim::rivals`]).
-//! A few per cent of the budget is what such objects take at most, and less where the pool is nearly full.
+//! Write protection would be dearer. A fault at each first write, and a TLB shootdown to lift the protection,
+//! cost more than all that copies save.
+//!
+//! A slot is kept wherever that is possible. An object takes memory while its page takes memory, too. So an
+//! object is kept only where its page is likely to go soon: if the page was read ahead for a walk. Pages
+//! behind walks go first ([`crate::reclaim::rivals`]). Kept objects take at most a few per cent of the
+//! budget, or less where the pool is nearly full.
 
 use super::Pager;
 use super::write::Shrunk;
@@ -22,38 +25,41 @@ use crate::zswap::codec::{Scratch, is_of};
 use crate::zswap::pool::ObjectHandle;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// What an object that was kept in vain adds to the tally: a look that found a changed page.
+/// Added to the tally for an object that was kept in vain: the comparison found a changed page.
 const IN_VAIN: u32 = 1;
-/// What one takes away that was of use: about so many looks are saved by it.
+/// Taken from the tally for an object that was of use. A useful object saves the time of about this many
+/// comparisons.
 const OF_USE: u32 = 2;
 /// The highest tally.
 const TALLY_MAX: u32 = 256;
-/// Objects are kept below it.
+/// Tally below which objects are kept.
 const TALLY_KEEPS: u32 = 128;
-/// Above it those of one window in so many.
+/// Windows of which one keeps its objects as a trial, while the tally is higher.
 const TRIAL_WINDOWS: u32 = 16;
 
-/// So many may be kept however few pages there are.
+/// Objects that may be kept however few pages are resident.
 const KEPT_MAX_MIN: u64 = 64;
-/// When the pool is full, so many of them make room at once.
+/// Kept objects that are released at once when the pool is full.
 const RELEASED_AT_ONCE: u32 = 64;
 
-/// Pages that have one tally of those that walks change, and such tallies.
+/// Pages that share one tally of the pages that change from one walk to the next.
 const WALKED_PAGES: u64 = 8192;
+/// Tallies of changes.
 const WALKED: usize = 64;
-/// One page in so many is looked at.
+/// Pages of which one is compared for the tally.
 const SAMPLED: u64 = 16;
-/// All of them are changed; many are.
+/// Tally that says that all pages are changed.
 const CHANGED: u32 = 1 << 16;
+/// Tally from which many pages are changed.
 const CHANGED_MANY: u32 = CHANGED / 16;
-/// What a tally remembers, in pages that were looked at.
+/// Compared pages that a tally remembers.
 const SAMPLES: u32 = 32;
 
-/// Whether keeping objects is worth it.
+/// The records that say whether keeping copies is worth it.
 pub(super) struct Copies {
     tally: AtomicU32,
     windows: AtomicU32,
-    /// How many of the pages behind walks were changed, of late, by where they are.
+    /// Share of the pages behind walks that were changed lately, by where the pages are.
     walked: [AtomicU32; WALKED],
 }
 
@@ -68,13 +74,13 @@ impl Copies {
 
     /// Whether the next window's pages should keep their objects.
     fn are_worth_it(&self) -> bool {
-        // Ordering: Relaxed: hints.
+        // Ordering: Relaxed, because both values are hints.
         let is_trial = self.windows.fetch_add(1, Ordering::Relaxed).is_multiple_of(TRIAL_WINDOWS);
         is_trial || self.tally.load(Ordering::Relaxed) < TALLY_KEEPS
     }
 
     fn count(&self, was_of_use: bool) {
-        // Ordering: Relaxed, as above; of two threads at once one counts.
+        // Ordering: Relaxed, as above. Of two threads at once, one counts.
         let tally = self.tally.load(Ordering::Relaxed);
         let after = if was_of_use { tally.saturating_sub(OF_USE) } else { (tally + IN_VAIN).min(TALLY_MAX) };
         if after != tally {
@@ -84,14 +90,14 @@ impl Copies {
 }
 
 impl Pager<'_> {
-    /// Objects that are kept at most: one for each sixteenth page that is there. Several times what stays behind walks and
-    /// what is ahead of them.
+    /// Returns the number of objects that may be kept: one for each 16th resident page. Several times as many
+    /// as the pages that stay behind walks and the pages that are ahead of walks.
     fn kept_max(&self) -> u32 {
         (self.resident() / 16).max(KEPT_MAX_MIN).try_into().unwrap_or(u32::MAX)
     }
 
-    /// Whether the `pages` of a window should keep their objects. Once for each. Makes room by releasing those that
-    /// have been kept longest: their pages were expected to go, and have stayed.
+    /// Whether the `pages` of a window should keep their objects. Call once for each window. Makes room by
+    /// releasing the objects that have been kept longest: their pages were expected to go, and have stayed.
     pub(super) fn may_keep_objects(&self, pages: u32) -> bool {
         if !self.copies.are_worth_it() || self.pool.over_accept_threshold() {
             return false;
@@ -100,7 +106,7 @@ impl Pager<'_> {
         true
     }
 
-    /// A store was refused: what is only kept makes room. False if there is nothing of that.
+    /// Releases kept objects after the pool refused a store. Returns false if none could be released.
     pub(super) fn make_room_in_pool(&self) -> bool {
         self.release_objects(RELEASED_AT_ONCE)
     }
@@ -109,13 +115,13 @@ impl Pager<'_> {
         let mut any = false;
         for _ in 0..count {
             let Some((handle, page)) = self.pool.first_kept() else { break };
-            // One that can't be freed now is the youngest, and the next one goes.
+            // An object that can't be freed now becomes the youngest, and the next one goes.
             any |= self.release_object(handle, page) == Shrunk::Released;
         }
         any
     }
 
-    /// A page comes in that was stored: what it may keep, the rest is freed.
+    /// Keeps or frees the slot or object of a page that comes in. Returns what the page keeps.
     pub(super) fn keep_or_free(&self, stored: Option<Stored>, keep: bool) -> Option<Stored> {
         let stored = stored?;
         match stored {
@@ -129,9 +135,11 @@ impl Pager<'_> {
         Some(stored)
     }
 
-    /// What a page that goes behind a walk has kept, unless that is a slot with much free around it, or part of one whose other
-    /// pages are elsewhere by now: then the page is written anew, next to those that go with it, so that the walk finds them side
-    /// by side when it comes again. The page is in its frame. Not where nothing can be written.
+    /// Returns what a page that goes behind a walk has kept, unless its slot is far from its neighbours. Far
+    /// is a slot with much free space around it, or a part of a pack whose other pages are elsewhere by now.
+    /// Then the slot is freed, and the page is written anew next to the pages that go with it. So the walk
+    /// finds them side by side when it comes again. The page must be in its frame. Where nothing can be
+    /// written the page keeps its slot.
     pub(super) fn unless_far(
         &self,
         copy: Option<Stored>,
@@ -148,8 +156,8 @@ impl Pager<'_> {
         copy
     }
 
-    /// Whether a pack that was written with its page's neighbours hasn't got them any more, or soon won't: if many of the pages
-    /// around are changed from one walk to the next, what stays where it is lies in more and more places.
+    /// Whether a pack that was written with its page's neighbours no longer has them, or soon won't. If many
+    /// of the pages around change from one walk to the next, the unchanged pages lie in more and more places.
     fn is_scattered(&self, at: SlotPart, page: PageIndex, frame: FrameIndex) -> bool {
         if at.part == Part::WHOLE {
             return false;
@@ -158,7 +166,8 @@ impl Pager<'_> {
         // Ordering: Relaxed, as in `count`.
         let mut changes = tally.load(Ordering::Relaxed);
         if page.0.is_multiple_of(SAMPLED) {
-            // SAFETY: we hold the lock bit of the page that was taken into this frame, which has its memory.
+            // SAFETY: we hold the lock bit of the page that was taken into this frame, and the frame has
+            // memory.
             let is_changed = !self.areas.verify(at, unsafe { self.cache.bytes(frame) });
             changes = changes - changes / SAMPLES + u32::from(is_changed) * (CHANGED / SAMPLES);
             tally.store(changes, Ordering::Relaxed);
@@ -166,15 +175,16 @@ impl Pager<'_> {
         changes >= CHANGED_MANY || self.areas.references(at.slot) == 1
     }
 
-    /// What a locked, parked page has kept, if that has the same bytes. Else it is freed.
+    /// Returns the copy that a locked, parked page has kept, if the copy has the page's bytes. Otherwise
+    /// frees the copy.
     pub(super) fn unless_changed(
         &self,
         copy: Option<Stored>,
         frame: FrameIndex,
         scratch: &mut Scratch,
     ) -> Option<Stored> {
-        // SAFETY: we hold the lock bit of the parked page that owns the frame; parked frames have memory and nobody writes
-        // them.
+        // SAFETY: we hold the lock bit of the parked page that owns the frame. Parked frames have memory, and
+        // nobody writes them.
         let bytes = unsafe { self.cache.bytes(frame) };
         let copy = copy?;
         let is_same = match copy {
@@ -203,13 +213,14 @@ impl Pager<'_> {
         Some(copy)
     }
 
-    /// Whether a page that is still in memory had better not be left to this copy alone: it is on an area that could not be written,
-    /// and may not be read any more either, or that is being taken out of use.
+    /// Whether a page that is still in memory had better not be left to this copy alone. A copy is doubtful
+    /// if its area could not be written, because the area may not be readable any more either. A copy is
+    /// doubtful, too, if its area is being taken out of use.
     pub(super) fn is_doubtful(&self, copy: Stored) -> bool {
         matches!(copy, Stored::Slot(at) if self.areas.state(at.slot.area()) == AreaState::ReadOnly)
     }
 
-    /// Frees what held a page's bytes.
+    /// Frees the slot or object that held a page's bytes.
     pub(super) fn free(&self, stored: Stored) {
         match stored {
             Stored::Slot(at) => self.areas.free(at),
@@ -217,7 +228,8 @@ impl Pager<'_> {
         }
     }
 
-    /// Frees an object that is only kept; if its page is just being moved, it becomes the youngest instead.
+    /// Frees an object that is only kept. If its page is being moved, the object becomes the youngest
+    /// instead.
     pub(super) fn release_object(&self, handle: ObjectHandle, page: PageIndex) -> Shrunk {
         pause!();
         if self.release_copy(page, Stored::Object(handle), |_| {}) {
@@ -227,7 +239,7 @@ impl Pager<'_> {
         Shrunk::Busy
     }
 
-    /// Frees a slot that pages only keep. Whether it is nobody's then.
+    /// Frees a slot that pages only keep. Returns whether no page owns the slot afterwards.
     pub(super) fn release_slot(&self, slot: SlotIndex, unprotect: impl Fn(PageIndex)) -> bool {
         for page in self.areas.owners(slot) {
             pause!();
@@ -238,7 +250,7 @@ impl Pager<'_> {
         !self.areas.is_owned(slot)
     }
 
-    /// What a page in memory that nobody is moving keeps in this slot.
+    /// Returns what a page keeps in this slot, if the page is in memory and nobody is moving it.
     pub(super) fn keeps_in(&self, page: PageIndex, slot: SlotIndex) -> Option<SlotPart> {
         let word = self.table.known(page)?.entry().load();
         match word.state() {
@@ -249,7 +261,7 @@ impl Pager<'_> {
         }
     }
 
-    /// Frees what a page keeps, if that still is the page's and nobody is moving it.
+    /// Frees what a page keeps, if the page still keeps it and nobody is moving the page.
     fn release_copy(&self, page: PageIndex, copy: Stored, unprotect: impl Fn(PageIndex)) -> bool {
         let Some(place) = self.table.known(page) else { return false };
         let word = place.entry().load();

@@ -1,31 +1,34 @@
-//! What has been in the pool for long is compressed once more, by a codec that takes longer and makes less of it. The driver has
-//! it done in the background, for a part of the time, and more of it where that is the only way to make room. The page's entry is
-//! locked meanwhile, so its handle can change; a fault on it that comes just then waits for some 15 µs.
+//! Objects that have been in the pool for long are compressed once more, by a slower codec that makes them
+//! shorter. The driver does so in the background, for a part of the time. Where densifying is the only way to
+//! make room, the driver does more of it. The page's entry is locked meanwhile, so the object's handle can
+//! change. A fault that comes then waits for some 15 µs.
 
 use super::Pager;
 use crate::stats::Counter;
 use crate::table::entry::State;
 use crate::zswap::codec::{Scratch, densify_undone, undo_to_densify};
 
-/// What [`Pager::densify`] did.
+/// The outcome of [`Pager::densify`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Densified {
-    /// Nothing is old enough.
+    /// No object is old enough.
     Nothing,
     /// An object became shorter.
     Shorter,
-    /// One didn't, and won't be looked at again.
+    /// An object didn't become shorter, and won't be looked at again.
     AsItWas,
-    /// Its page is just being moved; it is the youngest of its kind now.
+    /// The object's page is being moved. The object is the youngest of its kind now.
     Busy,
-    /// There is no room for the shorter one beside the longer one, which is the youngest of its kind now.
+    /// The pool has no room for the shorter object beside the longer one. The longer one is the youngest of
+    /// its kind now.
     NoRoom,
 }
 
 impl Pager<'_> {
-    /// Makes the oldest object of the pool shorter of those that weren't looked at yet; with `is_old`, only if it has been
-    /// there for two [turns](crate::zswap::pool::Pool::turn). Under the shared map lock.
+    /// Makes one object of the pool shorter: the oldest of those that weren't looked at yet. With `is_old`,
+    /// does so only if the object has been in the pool for two [turns](crate::zswap::pool::Pool::turn). Under
+    /// the shared map lock.
     pub fn densify(&self, is_old: bool, scratch: &mut Scratch) -> Densified {
         if !self.config.codec.densifies() {
             return Densified::Nothing;
@@ -35,7 +38,7 @@ impl Pager<'_> {
         let place = self.table.get(page).expect("a pool object's page has a leaf");
         let word = place.entry().load();
         pause!();
-        // Identity: as in `shrink`.
+        // Identity: as in `shrink`, the object may no longer be the page's.
         let same = word.state() == State::Pooled(handle);
         #[cfg(feature = "planted")]
         let same = same || crate::planted::strikes(crate::planted::Bug::DensifyWhatIsThere);
@@ -44,7 +47,7 @@ impl Pager<'_> {
             return Densified::Busy;
         }
         pause!();
-        // Only the short half while the object is pinned.
+        // The object is pinned only for the short half of the work.
         let undone = self.pool.read(handle, |stored| undo_to_densify(stored, scratch));
         let denser = undone.and_then(|bytes_max| densify_undone(bytes_max, scratch));
         let (after, done) = match denser.map(|bytes| self.pool.replace(handle, bytes)) {

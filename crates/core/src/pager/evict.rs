@@ -1,4 +1,6 @@
-//! Life of an eviction: begin (lock victims, give them frames), park, and place, oldest first.
+//! The pager's half of an eviction. [`Pager::begin_evict`] locks victims and gives each a frame. The driver
+//! takes the victims out of the program. [`Pager::park`] parks them. [`Pager::place_oldest`] then finds the
+//! oldest parked page a place.
 
 use super::Pager;
 use super::parcels::WriteBatch;
@@ -14,38 +16,38 @@ use crate::units::{FrameIndex, PAGE_BYTES, PageIndex};
 use crate::zswap::codec::{Scratch, compress};
 use crate::zswap::same_filled::same_filled;
 
-/// Laps for a page that could not be taken: whoever holds it is likely to go on doing so.
+/// Laps that a page is spared after it could not be taken: its holder is likely to go on holding it.
 const AGE_BUSY: u8 = 3;
 const _: () = assert!(AGE_BUSY <= AGE_MAX);
 
-/// What [`Pager::place`] did with the oldest parked page.
+/// What [`Pager::place_oldest`] did with the oldest parked page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Placed {
     /// Nothing is parked.
     Nothing,
-    /// It went where it costs no or less memory.
+    /// The page went to a place that takes less memory, or none.
     Done,
-    /// It waits in the write batch.
+    /// The page waits in the write batch.
     Queued,
-    /// It is just being faulted on, or a stream will come to it: the next one is the oldest now.
+    /// The page is being faulted on, or a stream will come to it. The next parked page is the oldest now.
     Busy,
-    /// Neither the pool nor an area takes it.
+    /// Neither the pool nor an area takes the page.
     NowhereToGo,
 }
 
-/// What a page becomes that is to take less.
+/// What becomes of a page that is to take less memory.
 enum Small<'s> {
     /// A word or an object in the pool.
     State(State),
-    /// It needs a slot, or a part of one for this.
+    /// The page needs a slot, or a part of a slot for this object.
     Object(&'s [u8]),
-    /// It needs a slot.
+    /// The page needs a whole slot.
     No,
 }
 
 impl Pager<'_> {
-    /// Locks up to `max` victims and gives each a frame. None may mean that there is nothing to evict or
+    /// Locks up to `max` victims and gives each a frame. An empty batch means that no page can be evicted or
     /// that no frame is free: see `Cache::usage`. Under the shared map lock.
     pub fn begin_evict(&self, batch: &mut Batch, max: usize) {
         batch.clear();
@@ -75,8 +77,9 @@ impl Pager<'_> {
         }
     }
 
-    /// Releases the victims whose bit is set in `held`, by their place in the batch, and takes them out of it: a system call
-    /// uses them just now. To be done before anything is taken. Returns how many there were.
+    /// Releases the victims that a system call uses now, and takes them out of the batch. `held` has one bit
+    /// for each victim, by its position in the batch. Must be called before anything is taken. Returns the
+    /// number of victims released.
     pub fn spare(&self, batch: &mut Batch, held: u128) -> usize {
         const { assert!(BATCH_MAX <= u128::BITS as usize) };
         let before = batch.len();
@@ -91,7 +94,7 @@ impl Pager<'_> {
         before - batch.len()
     }
 
-    /// A victim that isn't going to be taken, and that the driver has made writable, doesn't keep its slot.
+    /// Frees the slot of a victim that isn't going to be taken and that the driver has made writable.
     pub fn leave_slot(&self, victim: &mut Victim) {
         if let Some(Stored::Slot(slot)) = victim.copy {
             self.areas.free(slot);
@@ -99,7 +102,7 @@ impl Pager<'_> {
         }
     }
 
-    /// A victim that stays where it is.
+    /// Releases a victim that stays where it is.
     fn release_victim(&self, victim: &Victim) {
         let place = self.place(victim.page);
         let before = place.entry().load().state();
@@ -108,9 +111,9 @@ impl Pager<'_> {
         self.settle(victim.page, place, before, State::Resident { copy: victim.copy, age: AGE_BUSY });
     }
 
-    /// The driver has taken what it could: parks the pages that are out, releases the others.
+    /// Parks the victims that the driver has taken out, and releases the rest.
     pub fn park(&self, batch: &mut Batch) {
-        // Who only came with a walk doesn't prove by coming back that it is used all the time.
+        // The return of a page that only came with a walk doesn't prove that the page is in constant use.
         let went = if batch.way == Way::Hand { self.recency.now() } else { Epoch(0) };
         let is_behind = batch.way == Way::Behind;
         for victim in batch.victims() {
@@ -148,7 +151,7 @@ impl Pager<'_> {
         batch.clear();
     }
 
-    /// Finds the oldest parked page a place. `writes` must not be full. Under the shared map lock.
+    /// Finds a place for the oldest parked page. `writes` must not be full. Under the shared map lock.
     pub fn place_oldest(&self, scratch: &mut Scratch, writes: &mut WriteBatch) -> Placed {
         let Some((frame, page)) = self.cache.oldest() else { return Placed::Nothing };
         if self.is_held_for_stream(frame, page) {
@@ -196,7 +199,8 @@ impl Pager<'_> {
         Placed::NowhereToGo
     }
 
-    /// Locks a page that should be parked in `frame`; if a fault has it, makes it the youngest.
+    /// Locks the page that should be parked in `frame`. If a fault has the page, makes it the youngest parked
+    /// page instead.
     fn lock_parked(&self, frame: FrameIndex, page: PageIndex) -> Option<(Place<'_>, Option<Stored>)> {
         let place = self.table.known(page)?;
         let word = place.entry().load();
@@ -212,10 +216,10 @@ impl Pager<'_> {
         None
     }
 
-    /// Finds a page a place in memory where it takes less, if it has one there.
+    /// Finds a page a place in memory where it takes less, if there is one.
     fn shrink_page<'s>(&self, frame: FrameIndex, page: PageIndex, scratch: &'s mut Scratch) -> Small<'s> {
-        // SAFETY: we hold the lock bit of the parked page that owns the frame; parked frames have memory
-        // and nobody writes them.
+        // SAFETY: we hold the lock bit of the parked page that owns the frame. Parked frames have memory, and
+        // nobody writes them.
         let bytes: &[u8; PAGE_BYTES] = unsafe { self.cache.bytes(frame) };
         match same_filled(bytes) {
             Some(0) => {
@@ -248,7 +252,8 @@ impl Pager<'_> {
         if compressed.is_none() && self.wholes_go(WHOLE_MAX) {
             return Small::No;
         }
-        // A few that don't compress stay as they are, as long as there is room: the shrinker takes them first.
+        // A few pages that don't compress are stored as they are while there is room. The shrinker takes them
+        // first.
         let store = || self.pool.store(page, compressed.unwrap_or(bytes));
         match store().or_else(|error| if self.make_room_in_pool() { store() } else { Err(error) }) {
             Ok(handle) => {
@@ -265,13 +270,14 @@ impl Pager<'_> {
         }
     }
 
-    /// A parked page has left its frame.
+    /// Frees the frame that a parked page has left.
     fn leave_frame(&self, frame: FrameIndex) {
         self.cache.unpark(frame);
         self.cache.put(frame, Backing::Memory);
     }
 
-    /// A parked page that nobody takes, to be installed again so that its frame is free.
+    /// Locks the oldest parked page, which has nowhere to go, so that it can be installed again and its frame
+    /// is free.
     pub fn put_back(&self) -> Option<Ticket> {
         let (frame, page) = self.cache.oldest()?;
         pause!();

@@ -1,4 +1,5 @@
-//! Life of a fault: begin, load or read, settle.
+//! The pager's half of a fault: begin, load or read, settle. [`Pager::fault`] locks the page and says what to
+//! do. The driver does it. [`Pager::settle_fault`], [`Pager::give_back`] or [`Pager::fail`] ends the move.
 
 use super::pack;
 use super::step::{Access, Step, Ticket};
@@ -16,24 +17,24 @@ use crate::zswap::pool::ObjectHandle;
 use crate::zswap::same_filled::fill;
 use core::sync::atomic::Ordering;
 
-/// The slot named when what is lost was never on an area.
+/// The slot that a lost page names if it owns none: its bytes weren't on an area, or the page was inherited.
 const NO_SLOT: SlotIndex = SlotIndex::from_raw(0);
 
-/// What a page leaves behind that came in, and what is known of it by that.
+/// What remains of a page after it was brought in: its old copy and its age.
 #[derive(Default)]
 struct Behind {
-    /// What it keeps as its copy.
+    /// The copy that the page keeps.
     kept: Option<Stored>,
-    /// Of the object in the pool that was freed: its bytes.
+    /// Length in bytes of the page's object in the pool, if the object was freed.
     length: Option<usize>,
-    /// Whether its object was one of the pool's oldest.
+    /// Whether the object was one of the pool's oldest.
     was_old: bool,
-    /// Laps that it stays at least.
+    /// Laps of the clock hand that the page stays at least.
     least_age: u8,
 }
 
 impl Pager<'_> {
-    /// A thread touched `page` and can't go on. Signal-safe; under the shared map lock.
+    /// Begins to serve a thread that touched `page` and can't go on. Signal-safe; under the shared map lock.
     pub fn fault(&self, page: PageIndex, access: Access) -> Step {
         let Some(place) = self.table.get(page) else { return Step::Unknown };
         loop {
@@ -52,7 +53,7 @@ impl Pager<'_> {
         }
     }
 
-    /// One try; none if the page's word changed meanwhile.
+    /// Makes one attempt. Returns `None` if the page's word changed meanwhile.
     fn begin(&self, page: PageIndex, place: Place<'_>, word: Word, access: Access) -> Option<Step> {
         let before = word.state();
         let source = self.source_of(before).0;
@@ -65,7 +66,8 @@ impl Pager<'_> {
                 return Some(Step::Present);
             }
             _ if access == Access::WriteProtected && !before.is_resident() => {
-                // It was evicted before the message was read: the thread will fault again, on a missing page.
+                // The page was evicted before the message was read. The thread will fault again, on a missing
+                // page.
                 self.stats.count(Counter::FaultSpurious);
                 return Some(Step::Present);
             }
@@ -91,20 +93,21 @@ impl Pager<'_> {
         let frame = Some((frame, backing));
         Some(match (before, source) {
             (State::OnArea(at), _) => Step::Read(ticket(frame, keep_copy && self.areas.may_keep(at.slot))),
-            // The slot isn't ours to keep.
+            // The slot is the elder's, so this page can't keep it.
             (_, State::OnArea(_)) => Step::Read(ticket(frame, false)),
             _ => Step::Load(ticket(frame, false)),
         })
     }
 
-    /// Whether a fault is likely to be served with more memory: a page that has a slot has its memory when its protection is
-    /// lifted, one of zeros has not. Only a hint: the page isn't locked.
+    /// Returns whether serving the fault is likely to take more memory. A page that has a slot already has
+    /// its memory when its write protection is lifted. A page of zeros has none. Only a hint: the page isn't
+    /// locked.
     pub fn takes_memory(&self, page: PageIndex, access: Access) -> bool {
         access != Access::WriteProtected
             || matches!(self.state(page), State::Resident { copy: None | Some(Stored::Object(_)), .. })
     }
 
-    /// Locks a page that was never touched, so that it can be mapped along with its neighbour.
+    /// Locks a page that was never touched, so that the page can be mapped along with its neighbour.
     pub fn lock_absent(&self, page: PageIndex) -> Option<Ticket> {
         let place = self.table.get(page)?;
         let word = place.entry().load();
@@ -114,7 +117,8 @@ impl Pager<'_> {
         Some(Ticket { ahead: true, ..Ticket::new(page, State::Absent, State::Absent) })
     }
 
-    /// Where the registered, freely accessible range around `page` ends; `page` itself if there is none.
+    /// Returns the end of the registered, freely accessible range around `page`, or `page` itself if there is
+    /// none.
     pub fn registered_end(&self, page: PageIndex) -> PageIndex {
         let range = self.ranges.lock().find(page).filter(|range| range.flags.may_evict());
         range.map_or(page, |range| range.pages.end)
@@ -131,7 +135,8 @@ impl Pager<'_> {
         )
     }
 
-    /// Puts the page's bytes into the ticket's frame, which must have memory by now.
+    /// Puts the page's bytes into the ticket's frame, which must have memory by now. An error says that the
+    /// bytes are lost. The error names no slot, because the bytes weren't on an area.
     pub fn load(&self, ticket: &Ticket, decoder: &mut Decoder) -> Result<(), SlotIndex> {
         let (frame, backing) = ticket.frame.expect("a ticket to load has a frame");
         assert!(backing == Backing::Memory, "a page was to be loaded into a hole");
@@ -140,7 +145,7 @@ impl Pager<'_> {
         self.load_into(ticket, page, decoder)
     }
 
-    /// The bytes of a page that isn't on an area.
+    /// Puts the bytes of a page that isn't on an area into `bytes`.
     pub(super) fn load_into(
         &self,
         ticket: &Ticket,
@@ -152,8 +157,9 @@ impl Pager<'_> {
             State::Zero => bytes.fill(0),
             State::Same(word) => fill(bytes, word.word()),
             State::Parked { frame, .. } | State::Writing { frame } => {
-                // SAFETY: the page's lock is ours, its frame has memory, and nobody writes the frame of a page that is
-                // parked or being written; `write_done` waits for the lock before it frees it. An elder's frames never change.
+                // SAFETY: the page's lock is ours, and its frame has memory. Nobody writes the frame of a
+                // page that is parked or being written. `write_done` waits for the page's lock before it
+                // frees the frame. An elder's frames never change.
                 bytes.copy_from_slice(unsafe { books.cache.bytes(frame) });
             }
             State::Pooled(handle) => {
@@ -169,23 +175,26 @@ impl Pager<'_> {
         Ok(())
     }
 
-    /// Whether these are the page that was written to the ticket's slot, or to the part of it.
+    /// Checks that `bytes` are the page that was written to the ticket's slot, or to the ticket's part of the
+    /// slot. An error names the slot.
     pub(super) fn verify(&self, ticket: &Ticket, bytes: &[u8; PAGE_BYTES]) -> Result<(), SlotIndex> {
         let at = ticket.slot_part();
         let (_, books) = self.source_of(ticket.before);
         if books.areas.verify(at, bytes) { Ok(()) } else { Err(at.slot) }
     }
 
-    /// The slot was read into the ticket's frame, and has the page's bytes now: are these what was written there?
+    /// Unpacks the ticket's frame after the slot was read into it, and checks that the bytes are those that
+    /// were written. An error names the slot.
     pub fn read_done(&self, ticket: &Ticket, scratch: &mut Scratch) -> Result<(), SlotIndex> {
         let (frame, _) = ticket.frame.expect("a ticket to read has a frame");
-        // SAFETY: as in `load`; the read into it is over.
+        // SAFETY: the ticket owns the frame, the frame has memory, only this thread has the ticket, and the
+        // read into the frame is over.
         let bytes = unsafe { self.cache.bytes_mut(frame) };
         self.unpack_here(ticket, bytes, scratch)?;
         self.verify(ticket, bytes)
     }
 
-    /// What was read from a slot becomes the ticket's page, if the slot has several.
+    /// Turns the bytes read from a slot into the ticket's page, if the slot holds several pages.
     pub fn unpack_here(
         &self,
         ticket: &Ticket,
@@ -203,7 +212,7 @@ impl Pager<'_> {
         self.decode(ticket, &kept[..length], bytes, decoder)
     }
 
-    /// Makes the ticket's page of its object in a pack.
+    /// Decompresses `object`, the page's object in a pack, into `page`.
     pub(super) fn decode(
         &self,
         ticket: &Ticket,
@@ -215,8 +224,9 @@ impl Pager<'_> {
         decompress(books.config.codec, object, page, decoder).map_err(|_| ticket.slot_part().slot)
     }
 
-    /// The page is in the program's memory. `left` is what is behind the ticket's frame now: moving leaves a hole, copying
-    /// leaves the memory. Whether another thread waited for the page.
+    /// Ends a fault whose page is in the program's memory now. `left` is what is behind the ticket's frame
+    /// now: a move leaves a hole, a copy leaves the memory. Returns whether another thread waited for the
+    /// page.
     pub fn settle_fault(&self, ticket: Ticket, left: Backing) -> bool {
         let Ticket { page, before, source, frame, put_back, ahead, in_walk, .. } = ticket;
         let place = self.place(page);
@@ -248,7 +258,7 @@ impl Pager<'_> {
         waited
     }
 
-    /// The ticket's page leaves where it was, or keeps that as its copy.
+    /// Frees the place that the page was brought from, or keeps that place as the page's copy.
     fn leave_behind(&self, ticket: &Ticket) -> Behind {
         let Ticket { page, before, source, keep_copy, put_back, ahead, in_walk, .. } = *ticket;
         let served = |counter| {
@@ -280,7 +290,7 @@ impl Pager<'_> {
                 served(if put_back { Counter::EvictPutBack } else { Counter::FaultParked });
             }
             State::Writing { frame } => {
-                // The write's completion frees this frame and its slot: the page has left both.
+                // The page has left frame and slot. The write's completion frees both.
                 self.cache.set_owner(frame, None);
                 behind.least_age = AGE_FROM_PARKED;
                 self.stats.count(Counter::FaultParked);
@@ -304,7 +314,7 @@ impl Pager<'_> {
         behind
     }
 
-    /// Its object is freed, or kept as its copy.
+    /// Frees the page's object, or keeps the object as the page's copy.
     fn leave_pool(&self, page: PageIndex, handle: ObjectHandle, keep_copy: bool, behind: &mut Behind) {
         #[cfg(feature = "planted")]
         let planted = crate::planted::strikes(crate::planted::Bug::DropInvalidation);
@@ -319,7 +329,8 @@ impl Pager<'_> {
         }
     }
 
-    /// A page came in: what it says about who should have more memory.
+    /// Tells the balance that a page came in, and where the page came from. The balance concludes whether the
+    /// pool or the program should have more memory.
     fn weigh(&self, page: PageIndex, source: State, is_old: bool, came: Came, past: Past) {
         let from = match source {
             State::OnArea(_) => CameFrom::Area,
@@ -333,17 +344,17 @@ impl Pager<'_> {
         }
     }
 
-    /// Gives a ticket back unused: the page is as before.
+    /// Gives a ticket back unused. The page is as before.
     pub fn give_back(&self, ticket: Ticket) {
         let Ticket { page, before, frame, .. } = ticket;
-        // A parked page's frame stays the page's.
+        // The frame of a parked page stays the page's.
         if let Some((frame, backing)) = frame.filter(|_| !matches!(before, State::Parked { .. })) {
             self.cache.put(frame, backing);
         }
         self.settle(page, self.place(page), before, before);
     }
 
-    /// The page's bytes can't be had any more. The driver sees to it that the program gets SIGBUS.
+    /// Ends a fault whose page's bytes are lost. The driver must see to it that the program gets SIGBUS.
     pub fn fail(&self, ticket: Ticket, slot: SlotIndex) {
         let Ticket { page, before, source, frame, .. } = ticket;
         if let Some((frame, backing)) = frame {
@@ -351,7 +362,7 @@ impl Pager<'_> {
         }
         match before {
             State::Pooled(handle) => _ = self.pool.free(handle),
-            // The slot stays taken: nothing new is entrusted to a place that could not be read.
+            // The slot stays taken: no new page is entrusted to a slot that could not be read.
             State::OnArea(_) => self.stats.count(Counter::ReadErrors),
             State::Inherited(_) if source.slot().is_some() => self.stats.count(Counter::ReadErrors),
             State::Inherited(_) => {}
@@ -363,7 +374,7 @@ impl Pager<'_> {
         self.settle(page, self.place(page), before, State::Lost(slot));
     }
 
-    /// The place of a page that is locked, and so has one.
+    /// Returns the table's place for a locked page. A locked page always has one.
     pub(super) fn place(&self, page: PageIndex) -> Place<'_> {
         self.table.get(page).expect("a locked page has a leaf")
     }

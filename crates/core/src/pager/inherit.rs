@@ -1,13 +1,14 @@
-//! A fork's child: pages that were out at the fork are where its parent had put them.
+//! A fork's child: pages that were out at the fork are where the parent had put them.
 //!
-//! The child has a copy of its parent's memory, and so of the books and of every frame and pool object as of the fork. It
-//! doesn't change that copy, its *elder*, but for its pool: a page that is out is [`State::Inherited`], and the first fault on it looks
-//! up in the elder's table where the bytes are. An object in the elder's pool is freed once its page isn't inherited any more. Slots are the one thing that isn't copied: the parent keeps those that were in
-//! use for as long as there is a child that might read them (`areas/heirs.rs`). A child of a child has an elder with an
-//! elder. When nothing is inherited any more the copy can be forgotten.
+//! The child has a copy of its parent's memory. So it has a copy of the books and of every frame and pool
+//! object as of the fork. That copy is the child's *elder*. Only the elder's pool ever changes. A page that
+//! is out is [`State::Inherited`], and the first fault on it looks up in the elder's table where the bytes
+//! are. An object in the elder's pool is freed once its page isn't inherited any more. Slots aren't copied.
+//! The parent keeps the slots that were in use for as long as a child might read them (`areas/heirs.rs`). A
+//! child of a child has an elder with an elder. When nothing is inherited any more the copy can be forgotten.
 //!
-//! The fork is made under the exclusive map lock, so no page is half moved in the copy: a locked one is waiting for a
-//! device, and its word says where its bytes are.
+//! The fork is made under the exclusive map lock, so no page is half moved in the copy. A locked page is
+//! waiting for a device, and its word says where its bytes are.
 
 use super::Pager;
 use crate::table::entry::State;
@@ -15,8 +16,9 @@ use crate::units::{PageIndex, PageRange, SlotIndex};
 use core::sync::atomic::Ordering;
 
 impl<'m> Pager<'m> {
-    /// The books as they are in a fork's child: whoever was looking something up isn't there. Before anything else is
-    /// done with them.
+    /// Frees, in a fork's child, the locks of the ranges and of the pool, and the pool's pins: in these books
+    /// and in those of all elders. The threads that were looking something up don't exist in the child. Must
+    /// be the first call on the books in the child.
     pub fn forget_holders(&self) {
         self.ranges.forget_holder();
         self.pool.forget_holder();
@@ -25,15 +27,15 @@ impl<'m> Pager<'m> {
         }
     }
 
-    /// Takes over what the elder has of a range that is registered now and has leaves. Before any fault in it is served.
-    /// `drop` takes a page out of memory that came there after the fork by nobody's doing (huge pages are made behind our
-    /// back): what was out is still where the elder says.
+    /// Takes over the elder's pages of a range that is registered now and has leaves. Call before any fault
+    /// in the range is served. `drop` takes a page out of memory that appeared there after the fork, because
+    /// the kernel makes huge pages unasked. The bytes of a page that was out are still where the elder says.
     pub fn inherit(&self, range: PageRange, drop: impl Fn(PageIndex)) {
         let Some(elder) = self.elder else { return };
         elder.table.for_each_used(range, |page, old| {
             let after = match old.entry().load().state() {
                 State::Absent | State::Resident { .. } => return,
-                // All there is to these is in the word.
+                // The word has all there is to these states.
                 state @ (State::Zero | State::Same(_)) => state,
                 State::Lost(_) => {
                     self.has_lost.store(true, Ordering::Relaxed);
@@ -47,7 +49,7 @@ impl<'m> Pager<'m> {
             };
             let place = self.table.get(page).expect("a registered page has a leaf");
             let before = place.entry().load().state();
-            // What can't be read any more stays poisoned.
+            // A page that can't be read any more stays poisoned.
             if before.is_resident() && after.is_evicted() {
                 drop(page);
             }
@@ -56,8 +58,8 @@ impl<'m> Pager<'m> {
         });
     }
 
-    /// Keeps every slot that a child will read for a generation of children. What is resident or parked it has in memory.
-    /// Under the exclusive map lock.
+    /// Keeps, on behalf of a generation of children, every slot that a child will read. A resident or parked
+    /// page needs no slot, because the child has its bytes in memory. Under the exclusive map lock.
     pub fn bequeath(&self, generation: usize) {
         self.areas.bequeath(
             generation,
@@ -65,27 +67,28 @@ impl<'m> Pager<'m> {
         );
     }
 
-    /// Whether there may be pages whose bytes are lost. A child must know of them: where what is out may not be touched, it would
-    /// find zeros.
+    /// Whether there may be pages whose bytes are lost. A child must know of lost pages. Where pages that are
+    /// out are closed (`segv` mode), a child without the parent's books would find zeros in them.
     pub fn has_lost(&self) -> bool {
         self.has_lost.load(Ordering::Relaxed)
     }
 
-    /// A page in this state is no longer inherited: its object in the pool that it was in isn't needed any more. This process has
-    /// that pool for itself, whatever became of the parent's.
+    /// Frees the pool object of a page that was inherited in this state and no longer is. This process has
+    /// the elder's pool for itself, whatever became of the parent's.
     pub(super) fn free_inherited(&self, state: State) {
         if let (State::Pooled(handle), books) = self.source_of(state) {
             books.pool.free(handle);
         }
     }
 
-    /// Pages whose bytes are only in the elder's books.
+    /// Returns the number of pages whose bytes are only in the elder's books.
     pub fn inherited(&self) -> u64 {
         // Ordering: Acquire pairs with the Release in `account`.
         self.inherited.load(Ordering::Acquire)
     }
 
-    /// Where the bytes of a page in this state are: the state that says so, and in whose books.
+    /// Returns where the bytes of a page in this state are: the state that says so, and the books that it
+    /// belongs to.
     pub(super) fn source_of(&self, state: State) -> (State, &Pager<'m>) {
         let (mut state, mut books) = (state, self);
         while let State::Inherited(page) = state {

@@ -1,18 +1,23 @@
 //! The pager: the only place where a page changes state.
 //!
-//! It decides and keeps the books; it never waits, never touches program memory, and never makes a system
-//! call. Each move is a pair: something locks the page's entry and hands out what is needed (a
-//! [`Ticket`], a [`Batch`], a [`WriteBatch`]), the driver does the work, and a settle ends the move.
+//! The pager decides and keeps the books. The pager never waits, never touches program memory, and never
+//! makes a system call. Each move has two halves. The first half locks the page's entry and hands out what
+//! the move needs: a [`Ticket`], a [`Batch`] or a [`WriteBatch`]. The driver does the work. The second half,
+//! a settle, ends the move.
 //!
 //! Invariants, for pages in registered ranges, whenever a page isn't locked:
 //! 1. `Resident` if and only if the page is in the program's memory.
-//! 2. Each frame, pool object and part of a slot in use belongs to exactly one page, which names it; or to a write whose page
-//!    went elsewhere meanwhile; or to a ticket. Frames also to packs on their way, slots to generations of a fork's children.
-//! 3. A resident page that still owns a slot or an object may have been written since: it is compared when the page goes.
+//! 2. Each frame, each pool object and each part of a slot in use belongs to exactly one owner. The owner is
+//!    the page that names it, a write whose page went elsewhere meanwhile, or a ticket. Frames may also
+//!    belong to packs on their way, and slots to generations of a fork's children.
+//! 3. A resident page that still owns a slot or an object may have been written since. The page is compared
+//!    with its copy when the page is evicted.
 //!
-//! Resources change hands before the entry is settled: who can see the new state can rely on all of it.
+//! Resources change hands before the entry is settled. A thread that can see the new state can rely on all of
+//! it.
 
-/// A place where another thread can come in between: the simulator uses it, everybody else has nothing here.
+/// Marks a place where another thread can come in between. With the feature `planted` the simulator makes
+/// other calls into the core here. Without the feature the macro is empty.
 macro_rules! pause {
     () => {
         #[cfg(feature = "planted")]
@@ -59,13 +64,13 @@ use crate::zswap::pool::Pool;
 use copies::Copies;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// How threads that faulted on a page are told to try again.
+/// How the pager tells threads that faulted on a page to try again.
 pub trait Wake: Sync {
-    /// Wakes whoever waits for this page. Must not call back into the pager.
+    /// Wakes the threads that wait for this page. Must not call back into the pager.
     fn wake(&self, page: PageIndex);
 }
 
-/// What a pager is made of.
+/// The parts that a pager is made of.
 pub struct Parts<'m> {
     /// Settings.
     pub config: Config,
@@ -81,17 +86,17 @@ pub struct Parts<'m> {
     pub areas: Areas<'m>,
     /// Where to count.
     pub stats: &'m Stats,
-    /// Whom to tell.
+    /// How to wake threads that wait for a page.
     pub wake: &'m dyn Wake,
-    /// What readahead by slot knows.
+    /// The state of readahead by slot.
     pub slot_words: &'m SlotWords,
-    /// One for each of the [`WAYS`](crate::reclaim::rivals::WAYS) to find victims.
+    /// An entry for each of the [`WAYS`](crate::reclaim::rivals::WAYS) to find victims.
     pub watched: &'m [Watched],
-    /// In a fork's child: its parent's books as of the fork.
+    /// In a fork's child: the parent's books as of the fork.
     pub elder: Option<&'m Pager<'m>>,
 }
 
-/// One space: one process's managed memory and where its pages are.
+/// A space: one process's managed memory and where its pages are.
 pub struct Pager<'m> {
     /// Settings.
     pub config: Config,
@@ -103,7 +108,7 @@ pub struct Pager<'m> {
     pub(crate) areas: Areas<'m>,
     pub(crate) clock: Lock<Clock>,
     pub(crate) recency: Recency,
-    /// Whether the pool should have more of the memory, or the program.
+    /// Whether the pool should have more of the memory, or the program should.
     pub balance: Balance,
     pub(crate) rivals: Rivals<'m>,
     copies: Copies,
@@ -111,21 +116,22 @@ pub struct Pager<'m> {
     wake: &'m dyn Wake,
     pub(crate) streams: Lock<Streams>,
     pub(crate) slot_words: &'m SlotWords,
-    /// In a fork's child: its parent's books as of the fork, and what is still only there.
+    /// In a fork's child: the parent's books as of the fork. `inherited` counts the pages whose bytes are
+    /// only there.
     elder: Option<&'m Pager<'m>>,
     inherited: AtomicU64,
-    /// Whether a page's bytes were ever found to be lost, here or by who we are a fork's child of.
+    /// Whether a page's bytes were ever lost, in this process or in a process that it descends from by fork.
     has_lost: AtomicBool,
-    /// Changes whenever a page was settled that somebody waited for.
+    /// Changes whenever a page is settled that a thread waited for.
     settled: AtomicU32,
-    /// Where the search for slots that clean pages keep goes on, in each area.
+    /// For each area, where the next search for slots that clean pages keep begins.
     kept_hints: [AtomicU32; AREAS_MAX],
-    /// Slots, and parts of them, that could not be read and whose page is gone: never used again.
+    /// Slots, and parts of slots, that could not be read and whose page is gone. They are never used again.
     slots_given_up: AtomicU64,
 }
 
 impl<'m> Pager<'m> {
-    /// Nothing managed, everything empty.
+    /// Returns a pager that manages nothing.
     pub fn new(parts: Parts<'m>) -> Pager<'m> {
         Pager {
             config: parts.config,
@@ -178,32 +184,33 @@ impl<'m> Pager<'m> {
         self.slots_given_up.load(Ordering::Relaxed)
     }
 
-    /// The state of a page, as a hint.
+    /// Returns the state of a page, as a hint.
     pub fn state(&self, page: PageIndex) -> State {
         self.table.known(page).map_or(State::Absent, |place| place.entry().load().state())
     }
 
-    /// Pages in the program's memory.
+    /// Returns the number of pages in the program's memory.
     pub fn resident(&self) -> u64 {
         self.stats.gauge(Gauge::Resident)
     }
 
-    /// Pages that are out and must come back.
+    /// Returns the number of pages that are out and must come back.
     pub fn evicted(&self) -> u64 {
         self.stats.gauge(Gauge::Evicted)
     }
 
-    /// The word that changes when a page is settled that somebody waits for; see [`Unsettled`].
+    /// The word that changes when a page is settled that a thread waits for; see [`Unsettled`].
     pub const fn settled_word(&self) -> &AtomicU32 {
         &self.settled
     }
 
-    /// Ends a move of a locked page: books, new state, wake-up. Whether somebody waited.
+    /// Ends a move of a locked page: updates the gauges, stores the new state, wakes waiters. Returns whether
+    /// a thread waited.
     pub(crate) fn settle(&self, page: PageIndex, place: Place<'_>, before: State, after: State) -> bool {
         self.settle_with(page, place, before, after, None)
     }
 
-    /// The same; what is to be remembered of the page, if not the same as before.
+    /// Like `settle`. `past` replaces what the entry remembers of the page; `None` leaves that unchanged.
     pub(crate) fn settle_with(
         &self,
         page: PageIndex,
@@ -216,7 +223,7 @@ impl<'m> Pager<'m> {
         self.account(before, after);
         let waited = place.settle(before, after, past);
         if waited {
-            // Ordering: Release: who sees the new count sees the settled entry.
+            // Ordering: Release. A thread that sees the new count also sees the settled entry.
             self.settled.fetch_add(1, Ordering::Release);
             sync::wake_all(&self.settled);
             self.wake.wake(page);
@@ -230,7 +237,7 @@ impl<'m> Pager<'m> {
             (false, true) => _ = self.inherited.fetch_add(1, Ordering::Relaxed),
             (true, false) => {
                 self.free_inherited(before);
-                // Ordering: Release: our use of the elder's books comes before they are forgotten.
+                // Ordering: Release. The use of the elder's books comes before the books are forgotten.
                 self.inherited.fetch_sub(1, Ordering::Release);
             }
             _ => {}
@@ -249,7 +256,7 @@ impl<'m> Pager<'m> {
         }
     }
 
-    /// Copies what the structures know about themselves into the gauges. Call now and then.
+    /// Copies the usage of the pool and the areas into the gauges. Call now and then.
     pub fn refresh_gauges(&self) {
         let pool = self.pool.usage();
         self.stats.set(Gauge::PoolBytes, pool.bytes as u64);
@@ -260,17 +267,18 @@ impl<'m> Pager<'m> {
         self.stats.set(Gauge::SlotsUsed, self.areas.in_use());
     }
 
-    /// The driver says what victims without neighbours cost it; `Dear` until then.
+    /// Sets what victims without neighbours cost the driver. Until the driver says so the cost is `Dear`.
     pub fn lone_victims_are(&self, lone: Lone) {
         self.recency.lone_victims_are(lone);
     }
 
-    /// Whether walks bring in much of what comes.
+    /// Returns whether walks bring in a large share of the pages that come in.
     pub fn is_scan_on(&self) -> bool {
         self.recency.is_scan_on()
     }
 
-    /// Memory of our own that grows and shrinks with what is evicted: the pool and frames with memory.
+    /// Returns the bytes of Farpage's own memory that grow and shrink with what is evicted: the pool and
+    /// frames with memory.
     pub fn own_bytes(&self) -> u64 {
         let cache = self.cache.usage();
         let backed = self.cache.count() - cache.free + cache.free_backed;

@@ -1,35 +1,36 @@
-//! Several compressed pages in one slot: a *pack*. What is read from an area, or written to it, is whole slots, so a page that
-//! compresses to a third of one costs a third of a transfer if it doesn't go alone.
+//! Several compressed pages in one slot: a *pack*. Areas are read and written in whole slots. So a page that
+//! compresses to a third of a slot costs a third of a transfer if it shares the slot.
 //!
 //! ```text
 //! bytes 0..8   how long the pages' objects are, two bytes each, least significant first; 0: there is none
 //! bytes 8..    the objects, one behind the other
 //! ```
 //!
-//! An object is what [`compress`](crate::zswap::codec::compress) made of the page. Which page it is, and what its bytes have
-//! for a checksum, isn't written: its entry names slot and part, and the area has the checksum. So this must be total: whatever
-//! a device returns is an object or none, and what comes out of it is compared.
+//! An object is what [`compress`](crate::zswap::codec::compress) made of the page. A pack says neither which
+//! page an object is, nor its checksum. The page's entry names slot and part, and the area has the checksum.
+//! So the functions here must be total. Any bytes that a device returns are an object or none, and the page
+//! that comes out is compared.
 
 use crate::units::{PAGE_BYTES, PARTS_MAX, Part};
 
 const LENGTH_BYTES: usize = 2;
 const HEAD_BYTES: usize = PARTS_MAX * LENGTH_BYTES;
-/// Bytes that the objects of one pack can have.
+/// Bytes that the objects of one pack may take together.
 pub const ROOM: usize = PAGE_BYTES - HEAD_BYTES;
 
-/// Makes an empty pack of whatever was there.
+/// Makes an empty pack of any bytes.
 pub fn clear(pack: &mut [u8; PAGE_BYTES]) {
     pack[..HEAD_BYTES].fill(0);
 }
 
-/// Puts an object behind those that are there, `filled` bytes, as the next part.
+/// Appends an object as part `at`, behind the `filled` bytes of the objects that are there.
 pub fn append(pack: &mut [u8; PAGE_BYTES], at: usize, filled: usize, object: &[u8]) {
     pack[HEAD_BYTES + filled..][..object.len()].copy_from_slice(object);
     let length = u16::try_from(object.len()).expect("an object is shorter than a page");
     pack[at * LENGTH_BYTES..][..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
 }
 
-/// One part's object, if these bytes have one there.
+/// Returns the object of one part, if these bytes have one there.
 pub fn object(pack: &[u8; PAGE_BYTES], part: Part) -> Option<&[u8]> {
     let at = part.at()?;
     let length =

@@ -1,8 +1,9 @@
-//! Pages that go to areas together: what waits for slots, and what is being written. A *parcel* is what one slot gets: one page
-//! as it is, out of its frame, or several pages, [packed](super::pack) in a frame that is nobody's.
+//! Pages that go to areas together: parcels that wait for slots, and parcels that are being written. A
+//! *parcel* is the content of one slot. It is one page as it is, out of its frame, or several pages,
+//! [packed](super::pack) in a frame that no page owns.
 //!
-//! A page that is packed keeps its frame until the pack is written, like any other: whoever faults on it copies it from there,
-//! and if the write fails it is parked there again.
+//! A packed page keeps its own frame until the pack is written, like any other page. A fault copies the page
+//! from that frame. If the write fails, the page is parked there again.
 
 use super::pack;
 use crate::areas::SlotRun;
@@ -10,23 +11,24 @@ use crate::memory::Zeroed;
 use crate::table::entry::FRAMES_MAX;
 use crate::units::{FrameIndex, PARTS_MAX, Part, SlotIndex, SlotPart};
 
-/// Slots of one write request at most, and parcels that wait.
+/// Slots of one write request, and parcels that wait, at most.
 pub const WRITE_SLOTS_MAX: usize = 64;
 
-/// Of so many parcels, the last ones, packs are still open: a page should lie beside its neighbours, which are read with it.
+/// Newest parcels of a batch whose packs still take pages. A page should lie beside its neighbours, because
+/// they are read together.
 const OPEN_PARCELS: usize = 6;
-/// No page there: there never was one, or it has left.
+/// Names no frame: the part never had a page, or its page has left.
 const NONE: u16 = u16::MAX;
 const _: () = assert!(FRAMES_MAX < NONE as u32);
 
-/// What one slot gets.
+/// The content of one slot.
 #[derive(Clone, Copy)]
 pub(super) struct Parcel {
     is_pack: bool,
-    /// Objects that were put into the pack, and their bytes.
+    /// Objects that were put into the pack. `filled` is their size in bytes.
     objects: u8,
     filled: u16,
-    /// The frame that is written: a page's, or nobody's.
+    /// The frame that is written: a page's frame, or for a pack a frame that no page owns.
     written: u16,
     /// The pages' own frames, by part.
     pages: [u16; PARTS_MAX],
@@ -36,14 +38,14 @@ impl Parcel {
     const NOTHING: Parcel =
         Parcel { is_pack: false, objects: 0, filled: 0, written: NONE, pages: [NONE; PARTS_MAX] };
 
-    /// One page, as it is.
+    /// Returns a parcel of one page, as it is.
     pub(super) fn whole(frame: FrameIndex) -> Parcel {
         let mut parcel = Parcel { written: frame.0 as u16, ..Parcel::NOTHING };
         parcel.pages[0] = frame.0 as u16;
         parcel
     }
 
-    /// A pack without any page yet, in a frame that is nobody's.
+    /// Returns an empty pack, in a frame that no page owns.
     pub(super) fn pack(frame: FrameIndex) -> Parcel {
         Parcel { is_pack: true, written: frame.0 as u16, ..Parcel::NOTHING }
     }
@@ -57,13 +59,15 @@ impl Parcel {
         self.is_pack
     }
 
-    /// Bytes that would be left if an object of so many came in; none if there is no room for it, or this isn't a pack.
+    /// Returns the bytes left after adding an object of `bytes` bytes. `None` if the object doesn't fit, or
+    /// if this isn't a pack.
     fn left_after(&self, bytes: usize) -> Option<usize> {
         let left = (pack::ROOM - usize::from(self.filled)).checked_sub(bytes);
         left.filter(|_| self.is_pack && usize::from(self.objects) < PARTS_MAX)
     }
 
-    /// Adds a page whose object has so many bytes. Its number among the objects, and the bytes that are before it.
+    /// Adds a page whose object has `bytes` bytes. Returns the object's number, and the bytes of the objects
+    /// before it.
     pub(super) fn add(&mut self, frame: FrameIndex, bytes: usize) -> (usize, usize) {
         let (at, before) = (usize::from(self.objects), usize::from(self.filled));
         self.pages[at] = frame.0 as u16;
@@ -72,36 +76,37 @@ impl Parcel {
         (at, before)
     }
 
-    /// The pages that are in it still: their parts and frames.
+    /// Returns the parts and frames of the pages that are still in the parcel.
     pub(super) fn pages(self) -> impl Iterator<Item = (Part, FrameIndex)> {
         let part = move |at| if self.is_pack { Part::nth(at) } else { Part::WHOLE };
         let pages = self.pages.into_iter().enumerate().filter(|(_, frame)| *frame != NONE);
         pages.map(move |(at, frame)| (part(at), FrameIndex(u32::from(frame))))
     }
 
-    /// How many.
+    /// Returns the number of pages that are still in the parcel.
     pub(super) fn count(self) -> usize {
         self.pages().count()
     }
 
-    /// A page has left it.
+    /// Removes a page that has left the parcel.
     pub(super) fn remove(&mut self, part: Part) {
         self.pages[part.place()] = NONE;
     }
 
-    /// Frames that it has at most.
+    /// Returns the number of the parcel's frames, or more.
     const fn frames_at_most(&self) -> usize {
         if self.is_pack { 1 + self.objects as usize } else { 1 }
     }
 
-    /// Every frame of it, as long as there is any page in it.
+    /// Returns every frame of the parcel; none if no page is in it.
     fn frames(self) -> impl Iterator<Item = FrameIndex> {
         let pack = (self.is_pack && self.count() > 0).then(|| self.written());
         pack.into_iter().chain(self.pages().map(|(_, frame)| frame))
     }
 }
 
-/// Parcels that wait for slots, oldest first, and slots that were taken for them: at most one for each.
+/// Parcels that wait for slots, oldest first, and slots that were taken for them: at most one slot for each
+/// parcel.
 pub struct WriteBatch {
     parcels: [Parcel; WRITE_SLOTS_MAX],
     count: usize,
@@ -109,7 +114,7 @@ pub struct WriteBatch {
     runs_count: usize,
 }
 
-// SAFETY: integers, and `false`.
+// SAFETY: integers and `false` may be all zero bytes, and no field has a drop.
 unsafe impl Zeroed for WriteBatch {}
 
 impl Default for WriteBatch {
@@ -119,7 +124,7 @@ impl Default for WriteBatch {
 }
 
 impl WriteBatch {
-    /// Nothing in it.
+    /// Returns an empty batch.
     pub const fn new() -> WriteBatch {
         let no_run = SlotRun { first: SlotIndex::from_raw(0), count: 0 };
         WriteBatch {
@@ -129,19 +134,19 @@ impl WriteBatch {
             runs_count: 0,
         }
     }
-    /// Slots that are needed for what waits.
+    /// Returns the number of slots that the waiting parcels need.
     pub const fn len(&self) -> usize {
         self.count
     }
-    /// Whether nothing waits.
+    /// Whether no parcel waits.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
-    /// Whether there may be no room for another page.
+    /// Whether the batch may have no room for another page.
     pub const fn is_full(&self) -> bool {
         self.count == WRITE_SLOTS_MAX
     }
-    /// How many frames wait, or a few more.
+    /// Returns the number of frames that wait, or a few more.
     pub fn frames_at_most(&self) -> usize {
         self.parcels[..self.count].iter().map(Parcel::frames_at_most).sum()
     }
@@ -150,7 +155,7 @@ impl WriteBatch {
         self.parcels[self.count - 1] = parcel;
         &mut self.parcels[self.count - 1]
     }
-    /// The pack that an object of so many bytes fits best.
+    /// Returns the open pack that an object of `bytes` bytes fits best.
     pub(super) fn pack_for(&mut self, bytes: usize) -> Option<&mut Parcel> {
         let parcels = self.parcels[self.count.saturating_sub(OPEN_PARCELS)..self.count].iter_mut();
         let fitting = parcels.filter_map(|parcel| parcel.left_after(bytes).map(|left| (left, parcel)));
@@ -163,7 +168,7 @@ impl WriteBatch {
         self.parcels.copy_within(count..self.count, 0);
         self.count -= count;
     }
-    /// Forgets the parcels that no page is in.
+    /// Forgets the parcels that have no page.
     pub(super) fn drop_empty(&mut self) {
         let mut kept = 0;
         for at in 0..self.count {
@@ -178,38 +183,40 @@ impl WriteBatch {
         self.runs[self.runs_count] = run;
         self.runs_count += 1;
     }
-    /// The run that was taken first: pages that follow each other then do so in their slots, border or not.
+    /// Removes and returns the run that was pushed first. Pages that follow each other then also have slots
+    /// that follow each other, across the borders of runs.
     pub(super) fn pop_run(&mut self) -> Option<SlotRun> {
         let first = self.runs[..self.runs_count].first().copied()?;
         self.runs.copy_within(1..self.runs_count, 0);
         self.runs_count -= 1;
         Some(first)
     }
-    /// Slots that were taken for what waits.
+    /// Returns the slots that were taken for waiting parcels.
     pub fn slots(&self) -> impl Iterator<Item = SlotIndex> + '_ {
         let runs = self.runs[..self.runs_count].iter();
         runs.flat_map(|run| (0..run.count).map(|at| run.first.plus(at)))
     }
-    /// Frames that wait: pages', and those in which pages are packed.
+    /// Returns the frames that wait: pages' frames, and frames that hold packs.
     pub fn frames(&self) -> impl Iterator<Item = FrameIndex> + '_ {
         self.parcels[..self.count].iter().flat_map(|parcel| parcel.frames())
     }
 }
 
-/// Parcels to be written to neighbouring slots, in one request. Keep until `write_done` said it is finished.
+/// Parcels to be written to neighbouring slots in one request. The driver keeps the request until
+/// `write_done` says that the request is finished.
 #[derive(Clone, Copy)]
 pub struct WriteRequest {
     run: SlotRun,
     parcels: [Parcel; WRITE_SLOTS_MAX],
-    /// The areas have heard that it is over.
+    /// Whether the areas have been told that the write is over.
     pub(super) is_over: bool,
 }
 
-// SAFETY: integers, and `false`.
+// SAFETY: integers and `false` may be all zero bytes, and no field has a drop.
 unsafe impl Zeroed for WriteRequest {}
 
 impl WriteRequest {
-    /// Of as many parcels as there are slots.
+    /// Returns a request. `parcels` must be as many as `run` has slots.
     pub(super) fn new(run: SlotRun, parcels: &[Parcel]) -> WriteRequest {
         let mut request = WriteRequest { run, parcels: [Parcel::NOTHING; WRITE_SLOTS_MAX], is_over: false };
         request.parcels[..parcels.len()].copy_from_slice(parcels);
@@ -219,24 +226,24 @@ impl WriteRequest {
     pub const fn run(&self) -> SlotRun {
         self.run
     }
-    /// The frames to be written, in the order of the slots.
+    /// Returns the frames to be written, in the order of the slots.
     pub fn written(&self) -> impl ExactSizeIterator<Item = FrameIndex> + '_ {
         self.parcels[..self.run.count as usize].iter().map(Parcel::written)
     }
-    /// The parcels and their slots.
+    /// Returns the parcels and their slots.
     pub(super) fn parcels(&mut self) -> impl Iterator<Item = (SlotIndex, &mut Parcel)> {
         let SlotRun { first, count } = self.run;
         let parcels = self.parcels[..count as usize].iter_mut();
         parcels.enumerate().map(move |(at, parcel)| (first.plus(at as u32), parcel))
     }
-    /// Pages that are not settled yet: where they go, and their frames.
+    /// Returns where each page that isn't settled yet goes, and the page's frame.
     pub fn open(&self) -> impl Iterator<Item = (SlotPart, FrameIndex)> + '_ {
         self.parcels[..self.run.count as usize].iter().enumerate().flat_map(|(at, parcel)| {
             let slot = self.run.first.plus(at as u32);
             parcel.pages().map(move |(part, frame)| (SlotPart { slot, part }, frame))
         })
     }
-    /// Frames of pages that are not settled yet, and those in which they are packed.
+    /// Returns the frames of pages that aren't settled yet, and the frames that hold their packs.
     pub fn frames(&self) -> impl Iterator<Item = FrameIndex> + '_ {
         self.parcels[..self.run.count as usize].iter().flat_map(|parcel| parcel.frames())
     }

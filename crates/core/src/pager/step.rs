@@ -1,4 +1,4 @@
-//! What the pager wants done next, and what it must hear afterwards. The contract between core and drivers.
+//! The contract between core and drivers: what the pager wants done next, and what it must hear afterwards.
 
 use super::ahead::Fate;
 use crate::cache::Backing;
@@ -6,7 +6,7 @@ use crate::reclaim::rivals::Way;
 use crate::table::entry::{State, Stored};
 use crate::units::{FrameIndex, PageIndex, Part, SlotIndex, SlotPart};
 
-/// What the program was doing when it faulted.
+/// The access by which the program faulted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reading a page that isn't there.
@@ -17,55 +17,58 @@ pub enum Access {
     WriteProtected,
 }
 
-/// What a fault needs. Each variant with a [`Ticket`] holds the page's lock until the ticket is settled,
-/// failed or given back.
+/// The work that a fault needs. Each variant with a [`Ticket`] holds the page's lock until the ticket is
+/// settled, failed or given back.
 #[derive(Debug)]
 #[must_use]
 pub enum Step {
     /// Map a page of zeros.
     Zero(Ticket),
-    /// The ticket's frame holds the bytes: put them into the program's memory.
+    /// The ticket's frame holds the bytes: put the bytes into the program's memory.
     Install(Ticket),
     /// Give the ticket's frame memory if it has none, then call [`super::Pager::load`], then install.
     Load(Ticket),
-    /// Give the frame memory, read the ticket's slot into it, then [`super::Pager::read_done`].
+    /// Give the frame memory, read the ticket's slot into the frame, then call [`super::Pager::read_done`],
+    /// then install.
     Read(Ticket),
     /// Lift the write protection.
     Unprotect(Ticket),
-    /// Somebody else is moving the page and will wake the faulting thread: nothing to do.
+    /// Another thread is moving the page and will wake the faulting thread. Nothing is left to do.
     Joined,
     /// The page is there: wake the thread.
     Present,
     /// The page's only copy could not be read: the program must get SIGBUS.
     Lost(SlotIndex),
-    /// Every frame is in use: make room (place, finish writes) and ask again.
+    /// Every frame is in use. Free a frame (place parked pages, finish writes) and ask again.
     NoFrame,
     /// Nothing was ever managed at this address.
     Unknown,
 }
 
-/// One page on its way in.
+/// A page on its way in.
 #[derive(Debug)]
 #[must_use]
 pub struct Ticket {
     pub(super) page: PageIndex,
     pub(super) before: State,
-    /// Where its bytes are: `before`, or what that was for the process that it is inherited from.
+    /// The state that says where the bytes are: `before`, or for an inherited page its state in the elder's
+    /// books.
     pub(super) source: State,
     pub(super) frame: Option<(FrameIndex, Backing)>,
-    /// The page is to keep what it is brought from.
+    /// Whether the page keeps the slot or object that it is brought from.
     pub(super) keep_copy: bool,
     pub(super) put_back: bool,
-    /// Nobody has touched the page: it comes along with a neighbour.
+    /// The page comes along with a neighbour; no thread has touched the page.
     pub(super) ahead: bool,
-    /// A walk has brought it: that it came back soon says nothing.
+    /// A walk has brought the page, so coming back soon says nothing about the page's use.
     pub(super) in_walk: bool,
-    /// Where readahead puts it.
+    /// Where readahead puts the page.
     pub(super) fate: Fate,
 }
 
 impl Ticket {
-    /// Of a page that is locked and was in this state; its bytes are in `source`. As if a thread waits for it.
+    /// Returns a ticket for a locked page that was in state `before` and whose bytes are in `source`. The
+    /// other fields are those of a page that a thread waits for.
     pub(super) const fn new(page: PageIndex, before: State, source: State) -> Ticket {
         Ticket {
             page,
@@ -83,7 +86,7 @@ impl Ticket {
     pub const fn page(&self) -> PageIndex {
         self.page
     }
-    /// The frame that holds its bytes, or will.
+    /// The frame that holds the page's bytes, or will hold them.
     pub const fn frame(&self) -> Option<FrameIndex> {
         match self.frame {
             Some((frame, _)) => Some(frame),
@@ -94,7 +97,7 @@ impl Ticket {
     pub const fn needs_backing(&self) -> bool {
         matches!(self.frame, Some((_, Backing::Hole)))
     }
-    /// The driver has given the frame memory.
+    /// Records that the driver has given the frame memory.
     pub const fn set_backed(&mut self) {
         if let Some((_, backing)) = &mut self.frame {
             *backing = Backing::Memory;
@@ -111,30 +114,30 @@ impl Ticket {
             None => None,
         }
     }
-    /// Where in an area its bytes are.
+    /// Returns where in an area the page's bytes are.
     pub(super) fn slot_part(&self) -> SlotPart {
         self.source.slot().expect("a ticket to read has a slot")
     }
-    /// Whether the slot has other pages, too, and what is read from it must be unpacked.
+    /// Whether the slot holds other pages, too. If so, the bytes read from the slot must be unpacked.
     pub fn is_packed(&self) -> bool {
         self.source.slot().is_some_and(|at| at.part != Part::WHOLE)
     }
-    /// What the page was.
+    /// The page's state before the move.
     pub const fn before(&self) -> State {
         self.before
     }
-    /// Whether its bytes are in a slot and nowhere else.
+    /// Whether a slot is the only place that has the page's bytes.
     pub const fn is_on_area(&self) -> bool {
         matches!(self.source, State::OnArea(_))
     }
 }
 
-/// What became of a page that was to be taken out.
+/// The outcome for a page that the driver was to take out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It is in its frame.
+    /// The page is in its frame.
     Yes,
-    /// The kernel or a device holds it, or its mapping doesn't allow it now: it stays.
+    /// The page stays: the kernel or a device holds it, or the mapping doesn't allow the move now.
     Busy,
     /// There was no page.
     Gone,
@@ -143,33 +146,34 @@ pub enum Taken {
 /// Pages that one eviction takes at most.
 pub const BATCH_MAX: usize = 128;
 
-/// One page on its way out.
+/// A page on its way out.
 #[derive(Clone, Copy, Debug)]
 pub struct Victim {
-    /// The page; locked.
+    /// The locked page.
     pub page: PageIndex,
-    /// Where it goes.
+    /// The frame that the page goes to.
     pub frame: FrameIndex,
-    /// What is behind the frame, or was before the page came; a page can only be moved into a hole.
+    /// The frame's backing now, or before the page came. A page can only be moved into a hole.
     pub backing: Backing,
-    /// What became of it; the driver sets it.
+    /// The outcome, which the driver sets.
     pub taken: Taken,
     pub(super) copy: Option<Stored>,
 }
 
 impl Victim {
-    /// Whether it owns a slot: then it may stay write-protected, should it not be taken, because its first write frees that.
+    /// Whether the victim owns a slot. A victim that owns a slot may stay write-protected if it isn't taken,
+    /// because its first write frees the slot.
     pub const fn keeps_slot(&self) -> bool {
         matches!(self.copy, Some(Stored::Slot(_)))
     }
 }
 
-/// Pages on their way out: one or a few stretches of memory, each in address order.
+/// Pages on their way out. The pages come from one or a few stretches of memory, each in address order.
 #[derive(Debug)]
 pub struct Batch {
     victims: [Victim; BATCH_MAX],
     count: usize,
-    /// How they were found, all of them.
+    /// The way in which all victims were found.
     pub(crate) way: Way,
 }
 
@@ -180,7 +184,7 @@ impl Default for Batch {
 }
 
 impl Batch {
-    /// Nothing in it.
+    /// Returns an empty batch.
     pub const fn new() -> Batch {
         let none = Victim {
             page: PageIndex(0),
@@ -191,11 +195,11 @@ impl Batch {
         };
         Batch { victims: [none; BATCH_MAX], count: 0, way: Way::Hand }
     }
-    /// How many.
+    /// The number of victims.
     pub const fn len(&self) -> usize {
         self.count
     }
-    /// Whether it has none.
+    /// Whether the batch has no victim.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }

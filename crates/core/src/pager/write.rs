@@ -1,8 +1,9 @@
-//! From frames to slots: batches of pages that go out together, the pool's write-back, and what becomes of
-//! a page when its write is done or has failed.
+//! The way from frames to slots: batches of pages that are written together, the pool's write-back, and the
+//! end of a write, done or failed.
 //!
-//! While its frame is being written, or a pack that it is in, a page is `Writing`, not locked: a fault copies it out of the frame
-//! and doesn't wait for the disk. The frame's owner then is nobody, and the completion frees frame and slot.
+//! A page is `Writing`, not locked, while its frame or its pack is being written. A fault copies the page out
+//! of the frame and doesn't wait for the disk. After such a fault the frame has no owner, and the completion
+//! of the write frees frame and slot.
 
 use super::Pager;
 use super::pack;
@@ -20,13 +21,13 @@ use core::sync::atomic::Ordering;
 /// How a write ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteProgress {
-    /// Every page is settled; the request can be forgotten.
+    /// Every page is settled. The request can be forgotten.
     Finished,
-    /// Some pages are just being faulted on: call again.
+    /// Some pages are being faulted on. Call again.
     Again,
 }
 
-/// What [`Pager::shrink`] did.
+/// The outcome of [`Pager::shrink`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Shrunk {
@@ -34,34 +35,38 @@ pub enum Shrunk {
     Enough,
     /// There is no area to write to: [`Pager::densify`] may make room.
     NoArea,
-    /// An object was freed that a page in memory had kept.
+    /// An object was freed that a page in memory had only kept.
     Released,
-    /// The object that goes first waits in the write batch.
+    /// An object left the pool and waits in the write batch.
     Queued,
-    /// Its page is just being faulted on; it is the youngest of its kind now.
+    /// The object's page is being faulted on. The object is the youngest of its kind now.
     Busy,
-    /// No free frame has memory, or few are free: give one some (see [`Pager::cache`]), or wait for writes.
+    /// No free frame has memory, or few frames are free. Give a frame memory (see [`Pager::cache`]), or wait
+    /// for writes.
     NoFrame,
 }
 
-/// A page that takes more than this goes alone: what would fit beside it seldom comes.
+/// Bytes of the largest object that is packed. A larger one is written as a whole page, because an object
+/// that fits beside it seldom comes.
 const OBJECT_MAX: usize = PAGE_BYTES * 3 / 4;
-/// One of so many frames is left to faults by what takes frames to write.
+/// Frames of which the shrinker leaves one to faults.
 const LEFT_BY_SHRINK: u32 = 8;
+/// Frames of which packs leave one to faults.
 const LEFT_BY_PACKS: u32 = 16;
-/// Of the pool's limit, what pages may take that don't compress: one of so many bytes; beyond that they go to an area at once.
+/// Bytes of the pool's limit for each byte that pages that don't compress may take. Beyond that they go to an
+/// area at once.
 pub(super) const WHOLE_MAX: u32 = 16;
-/// And what the shrinker leaves them.
+/// Bytes of the pool's limit for each byte that the shrinker leaves to pages that don't compress.
 const WHOLE_KEPT: u32 = 20;
-/// An area is needed that has more slots in use than one for so many pages that are out.
+/// Pages that are out for each slot in use, below which an area counts as needed.
 const NEEDED: u64 = 16;
-/// Slots looked at in one search for kept ones.
+/// Slots looked at in one search for kept slots.
 const KEPT_LOOKS: u32 = 16 * 1024;
 
 impl Pager<'_> {
-    /// Moves the pool's object that goes first into a frame and from there into the write batch, if the pool is over its accept
-    /// threshold, where objects that are only kept are freed before, or has too many pages that don't compress. `writes` must not
-    /// be full. Under the shared map lock.
+    /// Moves one object from the pool through a frame into the write batch. Does so if the pool is over its
+    /// accept threshold, or if it holds too many pages that don't compress. Over the threshold, objects that
+    /// are only kept are freed first. `writes` must not be full. Under the shared map lock.
     pub fn shrink(&self, writes: &mut WriteBatch, scratch: &mut Scratch) -> Shrunk {
         if self.pool.over_accept_threshold() {
             if let Some((handle, page)) = self.pool.first_kept() {
@@ -79,7 +84,7 @@ impl Pager<'_> {
         let place = self.table.get(page).expect("a pool object's page has a leaf");
         let word = place.entry().load();
         pause!();
-        // Identity: between `first_to_go` and here the object may have been faulted in and the page stored anew.
+        // Identity: since `first_to_go` the object may have been faulted in, and the page stored anew.
         #[cfg(feature = "planted")]
         let skip_check = crate::planted::strikes(crate::planted::Bug::SkipIdentityCheck);
         #[cfg(not(feature = "planted"))]
@@ -91,7 +96,8 @@ impl Pager<'_> {
             return Shrunk::Busy;
         }
         pause!();
-        // SAFETY: `frame_leaving` has just given us the frame, with memory; nobody else knows it.
+        // SAFETY: `frame_leaving` has just given us the frame, with memory, and no other thread knows the
+        // frame.
         let bytes = unsafe { self.cache.bytes_mut(frame) };
         let (object, decoder) = scratch.page_and_decoder();
         let read = self.pool.read(handle, |stored| {
@@ -99,7 +105,8 @@ impl Pager<'_> {
             decompress(self.config.codec, stored, bytes, decoder).map(|()| stored.len())
         });
         let Ok(length) = read else {
-            // Memory that isn't what was stored: the page stays where it is, and a fault on it will fail.
+            // The memory isn't what was stored. The page stays where it is, and a fault on the page will
+            // fail.
             self.cache.put(frame, Backing::Memory);
             self.pool.rotate(handle, page);
             self.settle(page, place, word.state(), word.state());
@@ -122,19 +129,21 @@ impl Pager<'_> {
         self.config.codec != Codec::None && self.areas.any_writable() && self.is_area_needed()
     }
 
-    /// Whether what is out doesn't fit the pool. (Slots that resident pages have kept count, too: it was so a while ago.)
+    /// Whether the pages that are out don't fit the pool. Slots that resident pages have kept count, too:
+    /// the pages didn't fit a while ago.
     fn is_area_needed(&self) -> bool {
         self.areas.in_use() * NEEDED > self.evicted()
     }
 
-    /// Whether pages that don't compress take more than one of `part` bytes of the pool's limit, and can go to an area. They take
-    /// as much memory in the pool as where the program has them without a fault, so only few should wait there for being written.
+    /// Whether pages that don't compress take more than one of `part` bytes of the pool's limit, and can go
+    /// to an area. In the pool a page of this kind takes as much memory as in the program, where it costs no
+    /// fault. Only few of them should wait in the pool for their write.
     pub(super) fn wholes_go(&self, part: u32) -> bool {
         self.may_wholes_go() && self.pool.has_many_whole(part)
     }
 
-    /// Adds a page to what is to be written: its frame, and what its bytes were compressed to, if they were. Packed with others
-    /// if there is a frame for that. `writes` must not be full.
+    /// Adds a page to the write batch: its frame, and its object if it was compressed. The page is packed
+    /// with other pages if there is a frame for the pack. `writes` must not be full.
     pub(super) fn queue(&self, writes: &mut WriteBatch, frame: FrameIndex, object: Option<&[u8]>) {
         let Some(object) = object.filter(|object| self.config.packs && object.len() <= OBJECT_MAX) else {
             writes.push(Parcel::whole(frame));
@@ -144,7 +153,8 @@ impl Pager<'_> {
             Some(parcel) => parcel,
             None => match self.frame_leaving(LEFT_BY_PACKS) {
                 Some(pack) => {
-                    // SAFETY: we have just been given the frame, with memory; nobody else knows it.
+                    // SAFETY: `frame_leaving` has just given us the frame, with memory, and no other thread
+                    // knows the frame.
                     pack::clear(unsafe { self.cache.bytes_mut(pack) });
                     writes.push(Parcel::pack(pack))
                 }
@@ -155,18 +165,20 @@ impl Pager<'_> {
             },
         };
         let (at, before) = parcel.add(frame, object.len());
-        // SAFETY: the frame of a pack that waits is the batch's, which is ours alone, and has memory.
+        // SAFETY: the frame of a waiting pack is the batch's, which is ours alone, and it has memory.
         pack::append(unsafe { self.cache.bytes_mut(parcel.written()) }, at, before, object);
     }
 
-    /// A frame with memory, if one of so many is left to faults besides. Victims leave a quarter of them, what comes from the pool
-    /// half of that, and packs, of which there are few, half of that.
+    /// Takes a frame with memory, if more than one in `one_of` of all frames is free. The frames that stay
+    /// free are left to faults. Victims leave a quarter of all frames, the shrinker half of that, and packs,
+    /// which are few, half of that again.
     fn frame_leaving(&self, one_of: u32) -> Option<FrameIndex> {
         if self.cache.usage().free <= self.cache.count() / one_of { None } else { self.cache.take_backed() }
     }
 
-    /// Gives the oldest of what waits neighbouring slots, in the area that the order has for CPUs of `node`; slots are taken for
-    /// all of it at once, in as many runs as that needs. None if no area has a free slot: then [`Pager::release_kept`], or
+    /// Gives the oldest waiting parcels neighbouring slots, in the area that comes next in the order for CPUs
+    /// of `node`. Slots are taken for all waiting parcels at once, in as many runs as needed, and each call
+    /// uses one run. Returns `None` if no area has a free slot: then call [`Pager::release_kept`] or
     /// [`Pager::park_again`]. `cpu` as in [`crate::areas::Areas::take`].
     pub fn assign(&self, cpu: usize, node: NodeId, writes: &mut WriteBatch) -> Option<WriteRequest> {
         if writes.is_empty() {
@@ -184,10 +196,10 @@ impl Pager<'_> {
         for (slot, parcel) in request.parcels() {
             self.areas.will_have(slot, parcel.count() as u32);
             for (part, frame) in parcel.pages() {
-                // SAFETY: the frames of pages in a write batch are ours until the write is done, have memory, and nobody
-                // writes them.
+                // SAFETY: the frames of pages in a write batch are ours until the write is done, have memory,
+                // and nobody writes them.
                 let sum = self.areas.checksum(unsafe { self.cache.bytes(frame) });
-                // A page that was faulted in again meanwhile is written all the same; nobody will read it.
+                // A page that was faulted in again meanwhile is written all the same. Nobody will read it.
                 let page = self.cache.owner(frame).unwrap_or(PageIndex(0));
                 pause!();
                 self.areas.own(SlotPart { slot, part }, page, sum);
@@ -198,7 +210,8 @@ impl Pager<'_> {
         Some(request)
     }
 
-    /// A page that is alone in its pack is written as it is: that takes as much, and needn't be unpacked.
+    /// Turns a pack with a single page into a whole page. A whole page takes as much of the area, and needn't
+    /// be unpacked.
     fn unpack_lone(&self, parcel: &mut Parcel) {
         let mut pages = parcel.pages();
         if parcel.is_pack()
@@ -209,7 +222,7 @@ impl Pager<'_> {
         }
     }
 
-    /// A run that was taken before, in an area that may still be written.
+    /// Returns a run that was taken before, in an area that may still be written.
     fn taken_run(&self, writes: &mut WriteBatch) -> Option<SlotRun> {
         while let Some(run) = writes.pop_run() {
             if self.areas.state(run.first.area()) != AreaState::ReadOnly {
@@ -225,7 +238,7 @@ impl Pager<'_> {
         self.areas.finished(run.first.area());
     }
 
-    /// The write is over. `result` is the same for all pages of the request. Under the shared map lock.
+    /// Ends a write. `result` is the same for all pages of the request. Under the shared map lock.
     pub fn write_done(&self, request: &mut WriteRequest, result: Result<(), AreaState>) -> WriteProgress {
         if !core::mem::replace(&mut request.is_over, true) {
             self.areas.finished(request.run().first.area());
@@ -243,7 +256,8 @@ impl Pager<'_> {
         if request.open().next().is_none() { WriteProgress::Finished } else { WriteProgress::Again }
     }
 
-    /// A page is no longer on its way to an area; the last one leaves the pack to nobody.
+    /// Takes a page out of a parcel, because it is no longer on its way to an area. The last page frees the
+    /// pack's frame.
     fn leave(&self, parcel: &mut Parcel, part: Part) {
         parcel.remove(part);
         if parcel.is_pack() && parcel.count() == 0 {
@@ -251,10 +265,10 @@ impl Pager<'_> {
         }
     }
 
-    /// Settles one page of a finished write; false if its page is just being moved.
+    /// Settles one page of a finished write. Returns false if the page is being moved.
     fn write_settled(&self, at: SlotPart, frame: FrameIndex, result: Result<(), AreaState>) -> bool {
         let Some(page) = self.cache.owner(frame) else {
-            // Faulted in or discarded while it was being written.
+            // The page was faulted in or discarded while it was being written.
             self.areas.free(at);
             self.cache.put(frame, Backing::Memory);
             return true;
@@ -272,7 +286,7 @@ impl Pager<'_> {
                     self.stats.count(Counter::WriteErrors);
                 }
                 self.areas.free(at);
-                // Again: freeing the slot may have reopened a full area.
+                // Set again, because freeing the slot may have reopened a full area.
                 self.areas.set_state(at.slot.area(), state);
                 self.cache.park(frame, page);
                 State::Parked { frame, copy: None }
@@ -282,7 +296,8 @@ impl Pager<'_> {
         true
     }
 
-    /// Locks a page that is being written out of `frame`; none if it is just being moved, or isn't there any more.
+    /// Locks a page that is being written out of `frame`. Returns `None` if the page is being moved, or isn't
+    /// there any more.
     fn lock_writing(&self, page: PageIndex, frame: FrameIndex) -> Option<Place<'_>> {
         pause!();
         let place = self.table.known(page)?;
@@ -292,7 +307,7 @@ impl Pager<'_> {
         (is_writing && place.entry().try_lock(word).is_ok()).then_some(place)
     }
 
-    /// No slot is to be had: parks what waits again. Pages that are just being faulted on stay in the batch.
+    /// Parks the waiting pages again when no slot is free. Pages that are being faulted on stay in the batch.
     pub fn park_again(&self, writes: &mut WriteBatch) {
         while let Some(run) = writes.pop_run() {
             self.free_run(run);
@@ -322,15 +337,16 @@ impl Pager<'_> {
         true
     }
 
-    /// Frees up to `max` slots that resident pages only keep, all that are in them. Returns how many. `unprotect` is told of each page while that is
-    /// locked: if it was to be copied out and stayed, nothing is to be heard of its next write any more.
+    /// Frees up to `max` slots whose pages are all resident and only keep their copies there. Returns how
+    /// many. Calls `unprotect` with each page while the page is locked. A page that was to be copied out and
+    /// stayed is write-protected, but its next write need not be reported any more.
     pub fn release_kept(&self, max: u32, unprotect: impl Fn(PageIndex)) -> u32 {
         let mut released = 0;
         for (id, hint) in self.kept_hints.iter().enumerate().take(self.areas.count()) {
             let mut from = hint.load(Ordering::Relaxed);
             while released < max {
-                // A page that is being moved is passed over: its slot can't be freed now, and finding it
-                // again and again would be waiting for whoever moves it.
+                // A page that is being moved is passed over. Its slot can't be freed now, and finding the
+                // slot again and again would be waiting for the thread that moves the page.
                 let is_kept = |slot| self.areas.owners(slot).all(|page| self.keeps_in(page, slot).is_some());
                 let Some(slot) = self.areas.find_owned(AreaId(id as u8), from, KEPT_LOOKS, is_kept) else {
                     from = from.wrapping_add(KEPT_LOOKS);

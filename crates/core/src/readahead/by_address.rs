@@ -1,5 +1,6 @@
-//! Readahead by virtual address: one window for each region of the program's memory, around the fault. As Linux
-//! has it since 4.14, to the bit: what is known of a region is one packed word, which lives with its range.
+//! Readahead by virtual address: one window for each region of the program's memory, around the fault. The
+//! policy is Linux's since 4.14, to the bit. The state of a region is one packed word, which lives with
+//! its range.
 //!
 //! ```text
 //! bits 0..6  hits since the last window     bits 6..12  last window     bits 12..  page of the last fault
@@ -12,17 +13,17 @@ use crate::units::{PageIndex, PageRange};
 const FIELD_MAX: u32 = 63;
 const WINDOW_SHIFT: u32 = 6;
 const PAGE_SHIFT: u32 = 12;
-/// What a region begins with, so that its very first fault opens a window.
+/// Hits that a new region begins with, so that its very first fault opens a window.
 const HITS_AT_FIRST: u32 = 4;
-/// Pages of one page-table page, which a window doesn't leave.
+/// Pages that one page-table page maps. A window doesn't leave them.
 const PAGES_PER_TABLE: u64 = 512;
 
-/// What is known of one region.
+/// The state of one region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegionWord(u64);
 
 impl RegionWord {
-    /// Nothing yet.
+    /// The state of a region that has had no fault yet.
     pub const NEW: RegionWord = RegionWord(0);
 
     const fn of(page: PageIndex, window: u32, hits: u32) -> RegionWord {
@@ -30,21 +31,23 @@ impl RegionWord {
         RegionWord(page.0 << PAGE_SHIFT | (window as u64) << WINDOW_SHIFT | hits as u64)
     }
 
-    /// Page of the last fault, last window, hits since. A new word is read as one with some hits.
+    /// Returns the page of the last fault, the last window, and the hits since. A new word reads as one with
+    /// [`HITS_AT_FIRST`] hits.
     const fn parts(self) -> (PageIndex, u32, u32) {
         let word = if self.0 == 0 { HITS_AT_FIRST as u64 } else { self.0 };
         let field = FIELD_MAX as u64;
         (PageIndex(word >> PAGE_SHIFT), (word >> WINDOW_SHIFT & field) as u32, (word & field) as u32)
     }
 
-    /// A page was found in the cache. `marked`: because it was read ahead.
+    /// Records that a page was found in the cache. `marked` says that it was read ahead. Returns the new
+    /// word.
     #[must_use]
     pub const fn found(self, page: PageIndex, marked: bool) -> RegionWord {
         let (_, window, hits) = self.parts();
         RegionWord::of(page, window, hits + marked as u32)
     }
 
-    /// A fault that the cache could not serve: the word from now on, and the window, `page` included.
+    /// Records a fault that the cache could not serve. Returns the new word, and the window, `page` included.
     pub fn missed(self, page: PageIndex, region: PageRange, cluster: u32) -> (RegionWord, PageRange) {
         let (before, window_before, hits) = self.parts();
         let most = 1 << cluster.min(PAGE_CLUSTER_MAX);
@@ -111,8 +114,8 @@ mod tests {
     }
 
     proptest! {
-        /// Invariant 11: a window never leaves its region nor the 2 MiB that one page-table page maps. The naive
-        /// model keeps the three fields apart.
+        /// Invariant 11: a window leaves neither its region nor the 2 MiB that one page-table page maps. The
+        /// naive model keeps the three fields apart.
         #[test]
         fn window_never_leaves_region_or_table_and_word_is_what_its_fields_are(
             events in prop::collection::vec(event(), 1..80), cluster in 0_u32..6, start in 0_u64..900, length in 1_u64..1600,
@@ -140,7 +143,7 @@ mod tests {
                         prop_assert_eq!(window.start.0 / 512, (window.end.0 - 1) / 512);
                     }
                 }
-                // A word of zeros is a new one again, as in Linux.
+                // A word of zeros reads as a new one, as in Linux.
                 if word == RegionWord::NEW { hits = 4; }
                 prop_assert_eq!(word.parts(), (PageIndex(before), window_before, hits));
             }

@@ -1,14 +1,15 @@
-//! Readahead in the order of the device: the aligned block of slots around the fault's. As Linux has it for
-//! rotating disks, and had it for all. What it knows is global: all processes of a run share one.
+//! Readahead in the order of the device: the aligned block of slots around the fault's slot. Linux does so
+//! for rotating disks, and once did so for every device. The state is global: all processes of a run share
+//! it.
 
 use super::window;
 use crate::config::PAGE_CLUSTER_MAX;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Hits that it begins with. The count is stored minus this, so that zeroed memory is a fresh value.
+/// Hits that the state begins with. The count is stored minus this, so that zeroed memory is a fresh value.
 const HITS_AT_FIRST: u32 = 4;
 
-/// What the kernel keeps in three global words. All-zero bytes are a fresh value.
+/// The state that the kernel keeps in three global words. All-zero bytes are a fresh value.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct SlotWords {
@@ -20,30 +21,31 @@ pub struct SlotWords {
 /// Slots to read, by offset in their area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotWindow {
-    /// The first.
+    /// The first slot.
     pub first: u32,
-    /// How many, the fault's own included.
+    /// The number of slots, the fault's own included.
     pub count: u32,
 }
 
 impl SlotWords {
-    /// Nothing yet.
+    /// Returns a fresh state.
     pub const fn new() -> SlotWords {
         SlotWords { hits_less_first: AtomicU32::new(0), before: AtomicU32::new(0), window: AtomicU32::new(0) }
     }
 
-    /// A page that was read ahead was found in the cache.
+    /// Records that a page that was read ahead was found in the cache.
     pub fn hit(&self) {
         self.hits_less_first.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A fault on the page in slot `offset` of an area that has `slots`, the header's slot 0 included.
+    /// Records a fault on the page in slot `offset` of an area that has `slots` slots, the header's slot 0
+    /// included. Returns the window.
     pub fn missed(&self, offset: u32, slots: u32, cluster: u32) -> SlotWindow {
         let most = 1 << cluster.min(PAGE_CLUSTER_MAX);
         if most == 1 {
             return SlotWindow { first: offset, count: 1 };
         }
-        // Three words that are not changed together, as in Linux: a race makes one window odd, no more.
+        // The three words don't change together, as in Linux. A race makes one window odd, no more.
         let none = 0_u32.wrapping_sub(HITS_AT_FIRST);
         let hits = self.hits_less_first.swap(none, Ordering::Relaxed).wrapping_add(HITS_AT_FIRST);
         let before = self.before.load(Ordering::Relaxed);
@@ -53,7 +55,7 @@ impl SlotWords {
             self.before.store(offset, Ordering::Relaxed);
         }
         self.window.store(pages, Ordering::Relaxed);
-        // A window that has only just been halved need not be a power of two.
+        // A window that has just been halved need not be a power of two.
         let pages = pages.next_power_of_two();
         let first = (offset & !(pages - 1)).max(1);
         let last = (offset | (pages - 1)).min(slots - 1);

@@ -1,8 +1,9 @@
-//! Readahead: which pages are brought in before anybody asks for them.
+//! Readahead: which pages are brought in before a thread touches them.
 //!
-//! Three policies answer the same question (`--readahead`): [`streams`] is ours, [`by_address`] and [`by_slot`]
-//! are Linux's, to compare with, and share the formula in [`window`]. What they decide is a [`Plan`]. Who carries
-//! it out is `pager/ahead.rs` for the books and the driver for the rest; nobody waits for it.
+//! Three policies answer the same question (`--readahead`). [`streams`] is Farpage's own. [`by_address`] and
+//! [`by_slot`] are Linux's, for comparison, and share the formula in [`window`]. A policy's decision is a
+//! [`Plan`]. `pager/ahead.rs` keeps the books of a plan, and the driver does the rest. No thread waits for a
+//! plan.
 
 pub mod by_address;
 pub mod by_slot;
@@ -18,34 +19,36 @@ use crate::units::{PARTS_MAX, PageIndex, PageRange, Part, SlotIndex, SlotPart};
 pub enum Plan {
     /// The evicted pages of a range, to be parked with a mark.
     Pages(PageRange),
-    /// The pages that own these neighbouring slots, likewise.
+    /// The pages that own these neighbouring slots, to be parked with a mark.
     Slots {
         /// The first slot.
         first: SlotIndex,
-        /// How many.
+        /// The number of slots.
         count: u32,
     },
-    /// A stream's next window: parked is its first page, the others are mapped at once.
+    /// A stream's next window. The first page is parked, the rest is mapped at once.
     Stream(Window),
-    /// What a stream comes to next that has outrun its window, all mapped at once; nothing that lies on an area.
+    /// The pages that a stream which has outrun its window comes to next. All are mapped at once. Pages on an
+    /// area are left out.
     CatchUp(Window),
-    /// What a stream's windows should have brought and didn't, or what has gone since: all mapped at once.
+    /// Pages that a stream's windows should have brought and didn't, or that were evicted since. All are
+    /// mapped at once.
     Rest(Window),
 }
 
-/// What readahead wants because of one fault.
+/// Readahead's answer to one fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Advice {
     /// Pages to bring in.
     pub plan: Option<Plan>,
-    /// A stream has outrun its window: what it comes to next.
+    /// The pages that a stream which has outrun its window comes to next.
     pub late: Option<Window>,
-    /// The page belongs to a walk that was expected here.
+    /// Whether the page belongs to a walk that was expected here.
     pub is_walk: bool,
 }
 
 impl Plan {
-    /// Places to look at.
+    /// Returns the number of places to look at.
     pub const fn looks(&self) -> u32 {
         match self {
             Plan::Pages(range) => range.count() as u32,
@@ -54,7 +57,7 @@ impl Plan {
         }
     }
 
-    /// Pages to bring in at most.
+    /// Returns the number of pages to bring in at most.
     pub const fn count(&self) -> u32 {
         match self {
             Plan::Pages(range) => range.count() as u32,
@@ -63,7 +66,7 @@ impl Plan {
         }
     }
 
-    /// The page at one place; `owner` says whose a part of a slot is, or a slot that isn't shared.
+    /// Returns the page at place `step`. `owner` says which page owns a part of a slot, or a whole slot.
     pub(crate) fn page(&self, step: u32, owner: impl Fn(SlotPart) -> Option<PageIndex>) -> Option<PageIndex> {
         match self {
             Plan::Pages(range) => Some(range.start.plus(u64::from(step))),

@@ -1,67 +1,71 @@
-//! Readahead by streams: many walks through one region are found and kept apart, each with its stride.
+//! Readahead by streams. Many walks through one region are found and kept apart, each with its stride.
 //!
-//! Faults that can't be served from a frame are remembered for a while. One that continues two steps of one page,
-//! or three of another stride, begins a *stream*. From then on its pages are brought in a window at a time and
-//! mapped at once, all but the window's first, the *marker*, which stays parked. A fault on the marker costs
-//! little, says that the stream is alive, and starts the next window in the background.
+//! Faults on pages that aren't in a frame are remembered for a while. A fault that continues two steps of one
+//! page, or three of another stride, begins a *stream*. From then on the stream's pages are brought in one
+//! window at a time. All pages of a window are mapped at once but the first, the *marker*, which stays
+//! parked. A fault on the marker costs little, says that the stream is alive, and starts the next window in
+//! the background.
 //!
-//! Nobody sees a mapped page being touched. So the pages of a window count as used only when the stream is seen
-//! behind them: at the next window's marker, or at the range's last page, which stays parked for this. What a
-//! stream never got past counts as read in vain.
+//! A touch of a mapped page can't be seen. So the pages of a window count as used only when the stream is
+//! seen behind them. The stream is seen at the next window's marker, or at the range's last page, which stays
+//! parked for this. Pages that a stream never got past count as read in vain.
 //!
-//! Random faults begin no stream but by accident: two others of the last [`REMEMBERED`] would have to be exactly
-//! one and two pages away, in this order. They can't push a live stream out either: the two tables are apart.
+//! Random faults begin a stream only by accident. Two other faults of the last [`REMEMBERED`] would have to
+//! be exactly one and two pages away, in this order. Random faults can't push a live stream out either,
+//! because faults and streams are in separate tables.
 //!
-//! Programs that touch a few neighbours here and a few there begin many streams that end at once, each with a window or
-//! two that nobody comes to. So a stream begins on *credit*, until it has gone through a window; where most don't, the
-//! credit is used up, and it takes a longer walk to begin one.
+//! Programs that touch a few neighbours in many places begin many streams that end at once. Each leaves a
+//! window or two that is never read. So a stream begins on *credit*, until it has gone through a window.
+//! Where most streams don't, the credit is used up, and a longer walk is needed to begin a stream.
 
 use crate::units::{PageIndex, PageRange};
 
-/// Streams that are kept. More than that and the one that has been quiet longest is forgotten.
+/// Streams that are kept. When one more begins, the stream that has been quiet longest is forgotten.
 pub const STREAMS: usize = 64;
 /// Faults that are remembered.
 pub const REMEMBERED: usize = 64;
-/// Strides of more pages than this are not looked for.
+/// Largest stride that is looked for, in pages.
 const STRIDE_MAX: u64 = 64;
-/// Pages of the first window, and the fewest later on.
+/// Pages of a stream's first window, and the fewest of a later one.
 const WINDOW_MIN: u32 = 8;
 /// Pages of the largest window.
 pub const WINDOW_MAX: u32 = 256;
-/// Steps that a stream must have gone for each page of its windows. A stream that ends leaves about one and a half
-/// windows unused: with this, less than half a hundredth of what it has read.
+/// Steps that a stream must have gone for each page of its windows. A stream that ends leaves about one and a
+/// half windows unused. With this value the unused pages are less than 0.5 % of what the stream has read.
 const STEPS_FOR_ONE: u64 = 512;
-/// Pages that a walk which has outrun its window has mapped at one fault, besides that: more would be a pause.
+/// Pages mapped along with the faulting page when a walk has outrun its window. More would be a pause.
 pub const CATCH_UP_MAX: u32 = 7;
-/// A stream that outruns its windows gets larger ones sooner, up to this.
+/// Pages up to which a stream's windows grow sooner when the stream outruns them.
 const LATE_WINDOW_MAX: u32 = 32;
-/// Where it has to wait for a device: up to a page for each of so many steps.
+/// Steps that a stream must have gone for each page of its windows where it has to wait for a device.
 const STEPS_FOR_ONE_READ: u64 = 16;
-/// Pages that a window may pass over because they are there already.
+/// Pages that a window may pass over because they are in memory already.
 const GAP_MAX: u64 = 1 << 14;
 
 /// Streams that may begin before one of them has gone through a window.
 const CREDIT_MAX: u32 = 32;
-/// What a stream gives back that has: half of all streams may end early.
+/// Credit that a stream earns when it has gone through a window. With 2, half of all streams may end early.
 const CREDIT_EARNED: u32 = 2;
-/// Faults for which one more may begin on credit: many walks in turns need it, for they have too few of the faults that
-/// are remembered to begin without.
+/// Faults after which one more stream may begin on credit. Many interleaved walks need this. Too few of the
+/// remembered faults belong to each walk for it to begin without credit.
 const FAULTS_FOR_CREDIT: u32 = 256;
-/// Steps that begin a stream: of one page, and of more.
+/// Steps that begin a stream on credit: with a stride of one page, and with a larger stride.
 const STEPS_ON_CREDIT: (u64, u64) = (2, 3);
-/// The same without credit.
+/// Steps that begin a stream without credit: with a stride of one page, and with a larger stride.
 const STEPS_WITHOUT: (u64, u64) = (5, 7);
 
-/// Windows that a stream which waits for a device has asked for at most: the device goes on with the next ones while the walk
-/// goes through one. A stream that ends leaves them unused, so it must have gone so many steps for each page of one more.
+/// Windows that a stream which waits for a device may have asked for at once. The device goes on with the
+/// next windows while the walk goes through one.
 const WINDOWS_ASKED_MAX: i64 = 3;
+/// Steps that a stream must have gone for each page of its windows before it may ask for one more window. A
+/// stream that ends leaves those windows unused.
 const STEPS_FOR_ONE_MORE: u64 = 32;
 
-/// How often parked pages are kept for their stream when they are the oldest, since it asked last. Each eviction looks at each
-/// of them once.
+/// Looks at a stream's parked pages after which they are no longer kept for the stream, counted since the
+/// stream last asked for a window. Each eviction looks at each parked page once.
 const HELD_MAX: u8 = 128;
 
-/// One stream, even after another one has taken its place in the table.
+/// Names a stream, even after another stream has taken its place in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamId {
     at: u32,
@@ -71,17 +75,17 @@ pub struct StreamId {
 /// Pages to bring in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// For whom.
+    /// The stream that the window is for.
     pub stream: StreamId,
     /// The first page.
     pub first: PageIndex,
-    /// Pages from one to the next; may be negative.
+    /// Distance from one page to the next, in pages. May be negative.
     pub stride: i64,
-    /// Pages to bring.
+    /// Pages to bring in.
     pub count: u32,
-    /// Pages to look at for that, at most: those that are there already don't count.
+    /// Pages to look at, at most, to find `count` pages that are out. Pages in memory already don't count.
     pub reach: u32,
-    /// Behind all of these the range ends, or another stream has begun.
+    /// Whether the range ends behind the last of these pages, or another stream has begun there.
     pub closes: bool,
 }
 
@@ -92,35 +96,37 @@ impl Window {
     }
 }
 
-/// What a fault led to.
+/// The outcome of a fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Pages that were mapped at once and that the stream is now seen behind.
     pub hits: u32,
-    /// What to bring in next.
+    /// The next pages to bring in.
     pub window: Option<Window>,
-    /// The window that should have had the page is still waiting, or just being brought in: what of it comes next.
+    /// The window that should have brought the page still waits, or is being brought in. The pages given here
+    /// come next in that window.
     pub late: Option<Window>,
-    /// A window should have had the page and hadn't: what else of it is missing lies here.
+    /// A window should have brought the page and hadn't. The rest of that window's missing pages lies here.
     pub rest: Option<Window>,
-    /// A stream was expected to come here, or begins here.
+    /// Whether a stream was expected to come to the page, or begins there.
     pub is_walk: bool,
 }
 
-/// What became of a window.
+/// The outcome of a window.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Landed {
     /// The page that was parked as the window's marker.
     pub marker: Option<PageIndex>,
-    /// Pages mapped at once.
+    /// Pages that were mapped at once.
     pub mapped: u32,
-    /// Steps gone through, from the window's first page.
+    /// Steps gone through, counted from the window's first page.
     pub steps: u32,
-    /// Somebody was waiting for a page of it that had to be read from an area.
+    /// Whether a thread was waiting for a page of the window that had to be read from an area.
     pub was_late: bool,
 }
 
-/// The first page of a window, where the walk is to be seen, and how many pages were mapped between it and the next one.
+/// A window's first page, where the walk is to be seen, and the number of pages mapped between it and the
+/// next marker.
 #[derive(Clone, Copy)]
 struct Marker {
     page: i64,
@@ -131,47 +137,49 @@ impl Marker {
     const NONE: Marker = Marker { page: NOWHERE, mapped: 0 };
 }
 
-/// A walk. Positions are page numbers; `stride` is 0 while the place is free.
+/// A walk. Positions are page numbers. `stride` is 0 while the place in the table is free.
 #[derive(Clone, Copy)]
 struct Stream {
     serial: u32,
     stride: i64,
-    /// Where it began, as far as we know: a walk that comes there has perhaps come to its end.
+    /// Where the walk began, as far as is known. Another walk that comes there has perhaps come to its own
+    /// end.
     origin: i64,
     /// Where the walk was last seen.
     at: i64,
-    /// What lies before this may have been evicted already because the walk has gone through it.
+    /// Pages before this one may have been evicted already, because the walk has gone through them.
     shown: i64,
-    /// What lies before this has been brought in.
+    /// Pages before this one have been brought in.
     landed: i64,
-    /// What lies before this has been asked for.
+    /// Pages before this one have been asked for.
     asked: i64,
-    /// Steps gone since it was found.
+    /// Steps gone since the walk was found.
     steps: u64,
     window: u32,
     window_floor: u32,
     was_late: bool,
-    /// Those that it hasn't come to, in its order; behind them, none.
+    /// Markers that the stream hasn't come to, in the order of the stream. Unused places at the end are
+    /// [`Marker::NONE`].
     markers: [Marker; WINDOWS_ASKED_MAX as usize],
     closing: i64,
     /// Pages mapped between the last marker that was touched and the next one.
     behind: u32,
-    /// It has come to the last page that it was known to go to.
+    /// Whether the stream has come to the last page of its known way.
     has_closed: bool,
-    /// The hand that looks for victims has passed over what this stream hasn't read yet.
+    /// Whether the clock hand has passed over the pages that this stream hasn't read yet.
     was_spared: bool,
-    /// How often a parked page that it will come to was kept from going on.
+    /// How often a parked page of this stream was kept from being placed.
     held: u8,
-    /// It has gone through a window.
+    /// Whether the stream has gone through a window.
     has_paid: bool,
-    /// It went past a marker without touching it.
+    /// Whether the stream went past a marker without touching it.
     has_jumped: bool,
     used: u32,
 }
 
-/// Steps that a stream keeps behind it at least.
+/// Steps behind each stream whose pages aren't given to evictions, at least.
 const KEPT_MIN: u64 = 8;
-/// Fewer pages than this aren't worth a batch.
+/// Fewest pages that are worth a batch of victims.
 const PASSED_MIN: u32 = 16;
 
 /// No page.
@@ -201,7 +209,8 @@ impl Stream {
         used: 0,
     };
 
-    /// Steps from where the walk was last seen to `page`; none if it doesn't lie on its way.
+    /// Returns the steps from where the walk was last seen to `page`. `None` if `page` doesn't lie ahead on
+    /// the walk's way.
     const fn steps_to(&self, page: i64) -> Option<i64> {
         let way = page - self.at;
         if way % self.stride != 0 {
@@ -211,17 +220,17 @@ impl Stream {
         if steps > 0 { Some(steps) } else { None }
     }
 
-    /// Steps that it has gone and that nobody has been shown.
+    /// Returns the steps that the walk has gone and that [`Streams::take_passed`] hasn't returned.
     const fn passed(&self) -> u64 {
         ((self.at - self.shown) / self.stride) as u64
     }
 
-    /// Whether `page` lies on the way before `limit`.
+    /// Whether `page` comes before `limit` on the walk's way.
     const fn is_before(&self, page: i64, limit: i64) -> bool {
         if self.stride > 0 { page < limit } else { page > limit }
     }
 
-    /// How far behind the windows a fault may be and still belong to the stream.
+    /// Returns how many steps beyond the windows a fault may lie and still belong to the stream.
     const fn slack(&self) -> i64 {
         if self.stride.abs() > 1 {
             2
@@ -238,7 +247,8 @@ impl Stream {
         next < range.start.0 as i64 || next >= range.end.0 as i64
     }
 
-    /// The walk has come to a page before its window had brought it.
+    /// Records that the walk has come to a page before its window had brought the page. Doubles the stream's
+    /// smallest window, up to `window_max`.
     fn was_outrun(&mut self, window_max: u32) {
         if !self.was_late && self.steps > u64::from(2 * WINDOW_MIN) {
             self.was_late = true;
@@ -254,8 +264,8 @@ impl Stream {
         }
     }
 
-    /// Everything mapped so far lies behind the walk. What lies behind a marker that it went past without touching it
-    /// doesn't count: it jumps.
+    /// Records that all pages mapped so far lie behind the walk, and returns their number. Pages between an
+    /// untouched marker that the walk went past and the next marker don't count: the walk jumps.
     fn all_passed(&mut self) -> u32 {
         while self.markers[0].page != NOWHERE && self.is_before(self.markers[0].page, self.at) {
             self.take_marker(0);
@@ -264,12 +274,12 @@ impl Stream {
         self.take_mapped()
     }
 
-    /// Pages that were mapped and that it hasn't been seen behind.
+    /// Returns the number of mapped pages that the stream hasn't been seen behind.
     fn mapped(&self) -> u32 {
         self.behind + self.markers.iter().map(|marker| marker.mapped).sum::<u32>()
     }
 
-    /// It is now seen behind them all.
+    /// Records that the stream is seen behind all mapped pages, and returns their number.
     fn take_mapped(&mut self) -> u32 {
         let hits = self.mapped();
         self.behind = 0;
@@ -281,7 +291,7 @@ impl Stream {
         self.markers.iter().position(|marker| marker.page == page)
     }
 
-    /// Takes a marker out. Returns what was mapped behind it.
+    /// Takes a marker out. Returns the number of pages mapped behind the marker.
     fn take_marker(&mut self, at: usize) -> u32 {
         let mapped = self.markers[at].mapped;
         self.markers[at..].rotate_left(1);
@@ -289,7 +299,7 @@ impl Stream {
         mapped
     }
 
-    /// The part of what is mapped that ends with the marker `at`.
+    /// Returns the count of mapped pages in the part that ends with the marker `at`.
     fn before_marker(&mut self, at: usize) -> &mut u32 {
         match at {
             0 => &mut self.behind,
@@ -297,7 +307,7 @@ impl Stream {
         }
     }
 
-    /// A page that was mapped isn't there any more: of the first part that has any.
+    /// Forgets one mapped page that isn't in memory any more, in the first part that has any.
     fn forget_one(&mut self) {
         let parts = core::iter::once(&mut self.behind)
             .chain(self.markers.iter_mut().map(|marker| &mut marker.mapped));
@@ -306,7 +316,7 @@ impl Stream {
         }
     }
 
-    /// The next window, clipped to `range` and to what lies before the page `limit`.
+    /// Asks for the next window, clipped to `range` and to pages before `limit`.
     fn ask(&mut self, index: usize, range: PageRange, limit: i64, pages_max: u32) -> Option<Window> {
         let most = pages_max.clamp(1, WINDOW_MAX);
         let earned = (self.steps / STEPS_FOR_ONE).min(u64::from(most)) as u32;
@@ -320,7 +330,7 @@ impl Stream {
         let to_end = if self.stride > 0 { range.end.0 - 1 - first.0 } else { first.0 - range.start.0 };
         let room = to_end.min((limit - self.asked).unsigned_abs() - 1);
         let left = room / stride + 1;
-        // A short rest comes along.
+        // A short rest of the way comes along with the window.
         let wanted = u64::from(self.window);
         let count =
             if left <= u64::from(most) && left <= wanted + wanted / 2 { left } else { wanted.min(left) };
@@ -337,12 +347,12 @@ impl Stream {
         })
     }
 
-    /// Whether it hasn't come to the end of what was brought in for it.
+    /// Whether the walk hasn't come to the end of the pages that were brought in for it.
     fn has_unread(&self) -> bool {
         self.mapped() > 0 && self.is_before(self.at, self.landed)
     }
 
-    /// What the walk comes to next behind `page`, up to `most` pages before `limit`.
+    /// Returns the pages that the walk comes to next behind `page`: at most `most` pages, all before `limit`.
     fn next_before(&self, limit: i64, most: u32, index: usize, page: i64) -> Window {
         let steps = (limit - page) / self.stride - 1;
         let count = steps.clamp(0, i64::from(most)) as u32;
@@ -352,13 +362,13 @@ impl Stream {
     }
 }
 
-/// Every stream of one space, and the faults that may become some.
+/// Every stream of one space, and the faults from which streams may begin.
 pub struct Streams {
     live: [Stream; STREAMS],
     faults: [u64; REMEMBERED],
-    /// So many places of `live` were ever used: the first.
+    /// Places of `live` that were ever used, counted from the first.
     used: usize,
-    /// Faults so far; the newest is at this minus one, in the ring.
+    /// Faults so far. During a fault, the fault before it is in the ring at this minus one.
     count: u32,
     serial: u32,
     credit: u32,
@@ -371,7 +381,7 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// None yet.
+    /// Returns a table without streams.
     pub const fn new() -> Streams {
         Streams {
             live: [Stream::FREE; STREAMS],
@@ -383,13 +393,13 @@ impl Streams {
         }
     }
 
-    /// A fault that no frame could serve, in `range`. Windows have `pages_max` pages at most.
+    /// Handles a fault on a page of `range` that isn't in a frame. Windows have `pages_max` pages at most.
     pub fn fault(&mut self, page: PageIndex, range: PageRange, pages_max: u32) -> Seen {
         self.count = self.count.wrapping_add(1);
         if self.count.is_multiple_of(FAULTS_FOR_CREDIT) {
             self.credit = (self.credit + 1).min(CREDIT_MAX);
         }
-        // A marker that went on to where it had come from, because the stream was so slow, says the same.
+        // A marker that was placed because the stream was slow says the same as a parked one.
         if let Some(seen) = self.reached(page.0 as i64, range, pages_max) {
             return seen;
         }
@@ -401,7 +411,7 @@ impl Streams {
         seen
     }
 
-    /// The stream that `page` belongs to: of several, the one that was seen last.
+    /// Returns the stream that `page` belongs to. Of several streams, the one that was seen last.
     fn on_the_way(&self, page: i64) -> Option<usize> {
         let is_near = |stream: &Stream| {
             stream.stride != 0
@@ -413,7 +423,7 @@ impl Streams {
         of_it.min_by_key(|(_, stream)| age(stream)).map(|(at, _)| at)
     }
 
-    /// A stream faults where its windows should have been.
+    /// Handles a fault of a stream at a place where its windows should have been.
     fn fault_of(&mut self, at: usize, page: i64, range: PageRange, pages_max: u32) -> Seen {
         let now = self.count;
         let stream = &mut self.live[at];
@@ -427,7 +437,8 @@ impl Streams {
         }
         let hits = stream.all_passed();
         if stream.has_jumped {
-            // Going the same way isn't touching every page of it. If it does after all, it begins anew.
+            // The walk goes the same way, but doesn't touch every page. If it does so after all, a new stream
+            // begins.
             *stream = Stream::FREE;
             return Seen { hits, ..Seen::default() };
         }
@@ -439,13 +450,14 @@ impl Streams {
         }
         stream.asked = page + stream.stride;
         if stream.has_closed {
-            // It went on, or another walk has begun where this one ended; who knows.
+            // Either the walk went on, or another walk has begun where this one ended. The two can't be told
+            // apart.
             (stream.has_closed, stream.origin) = (false, page);
         }
         Seen { hits, window: self.ask(at, range, pages_max), ..Seen::default() }
     }
 
-    /// A stream was seen behind pages that it had mapped.
+    /// Gives credit back when a stream is first seen behind pages that were mapped for it.
     fn pay(&mut self, at: usize, hits: u32) {
         let stream = &mut self.live[at];
         if hits > 0 && !stream.has_paid {
@@ -461,8 +473,8 @@ impl Streams {
         stream.ask(at, range, limit, pages_max)
     }
 
-    /// Where another stream of the same kind has begun, on this one's way: the next one. Walks that share a region
-    /// begin where others end.
+    /// Returns where the next stream of the same stride has begun on this stream's way. Walks that share a
+    /// region begin where other walks end. Only streams with a stride of one page have this limit.
     fn next_origin(&self, at: usize) -> i64 {
         let stream = &self.live[at];
         let others = self.live.iter().enumerate().filter(|(other, _)| *other != at);
@@ -478,7 +490,7 @@ impl Streams {
         }
     }
 
-    /// How many faults ago `page` was one.
+    /// Returns how many faults ago `page` faulted.
     fn age(&self, page: u64) -> Option<u32> {
         let newest = self.count.wrapping_sub(1);
         (0..REMEMBERED as u32)
@@ -497,12 +509,13 @@ impl Streams {
         })
     }
 
-    /// Whether one of the faults before lies within the largest stride. Most random faults end here, after one look at each.
+    /// Whether a remembered fault lies within the largest stride. Most random faults end here, after one look
+    /// at each remembered fault.
     fn has_neighbour(&self, page: u64) -> bool {
         self.faults.iter().fold(false, |any, fault| any | (fault.abs_diff(page) <= STRIDE_MAX))
     }
 
-    /// The stride that this fault and those before it make, and in how many steps.
+    /// Returns the stride that this fault and the faults before it make, and the number of steps.
     fn stride_at(&self, page: u64) -> Option<(i64, u64)> {
         if !self.has_neighbour(page) {
             return None;
@@ -521,7 +534,7 @@ impl Streams {
         let (stride, steps) = self.stride_at(page.0)?;
         let age = |stream: &Stream| self.count.wrapping_sub(stream.used);
         let quiet = |stream: &Stream| if stream.stride == 0 { u32::MAX } else { age(stream) };
-        // Of free ones the first: a fault looks at all places up to the last that was used.
+        // Takes the first of the free places, because a fault looks at all places up to the last one used.
         let at = (0..STREAMS).rev().max_by_key(|at| quiet(&self.live[*at]))?;
         self.used = self.used.max(at + 1);
         self.serial = self.serial.wrapping_add(1);
@@ -543,13 +556,13 @@ impl Streams {
         Some(Seen { window, is_walk: true, ..Seen::default() })
     }
 
-    /// A parked page that was read ahead was touched. The page itself is counted by its mark.
+    /// Handles a touch of a parked page that was read ahead. The page's mark counts the page itself.
     pub fn touched(&mut self, page: PageIndex, range: PageRange, pages_max: u32) -> Seen {
         self.reached(page.0 as i64, range, pages_max).unwrap_or_default()
     }
 
-    /// A thread waits for a page that is being read from an area. A stream that waits so has too little under way: it asks for
-    /// the next window before it comes to a marker.
+    /// Handles a thread that waits for a page that is being read from an area. A stream that waits has too
+    /// little under way. So the stream asks for the next window before it comes to a marker.
     pub fn joined(&mut self, page: PageIndex, range: PageRange, pages_max: u32) -> Seen {
         let page = page.0 as i64;
         if let Some(seen) = self.reached(page, range, pages_max) {
@@ -575,8 +588,8 @@ impl Streams {
         self.live[..self.used].iter().position(of_it)
     }
 
-    /// Whether a stream will come to this parked page; asked when the page would go on to where it came from. Not
-    /// for ever: the stream may have ended.
+    /// Whether a parked page stays because a stream will come to it. Called when the page would be placed. A
+    /// page isn't held for ever, because the stream may have ended.
     pub(crate) fn holds(&mut self, page: PageIndex) -> bool {
         let Some(at) = self.awaiting(page.0 as i64) else { return false };
         let stream = &mut self.live[at];
@@ -584,21 +597,21 @@ impl Streams {
         stream.held <= HELD_MAX
     }
 
-    /// A stream has come to its marker, or to the end of its way.
+    /// Handles a stream that has come to its marker, or to the end of its way.
     fn reached(&mut self, page: i64, range: PageRange, pages_max: u32) -> Option<Seen> {
         let at = self.awaiting(page)?;
         let now = self.count;
         let stream = &mut self.live[at];
         stream.is_at(page, now);
         if stream.closing == page {
-            // If it goes on all the same, its next fault finds it here.
+            // If the walk goes on all the same, its next fault finds the stream here.
             (stream.closing, stream.has_closed) = (NOWHERE, true);
             let hits = stream.take_mapped();
             stream.markers = [Marker::NONE; WINDOWS_ASKED_MAX as usize];
             self.pay(at, hits);
             return Some(Seen { hits, is_walk: true, ..Seen::default() });
         }
-        // Markers before this one that weren't touched are passed over.
+        // Untouched markers before this one are passed over.
         let mut hits = 0;
         while stream.marker_at(page).is_some() {
             hits += stream.behind;
@@ -613,7 +626,7 @@ impl Streams {
         (stream.serial == window.stream.serial && stream.stride != 0).then_some(stream)
     }
 
-    /// How many of a window's pages the walk has gone through already.
+    /// Returns how many of a window's pages the walk has gone through already.
     pub fn passed_in(&mut self, window: &Window) -> u32 {
         let first = window.first.0 as i64;
         let Some(stream) = self.of(window) else { return 0 };
@@ -621,30 +634,30 @@ impl Streams {
         steps.clamp(0, i64::from(window.count)) as u32
     }
 
-    /// The first page of a window is about to be parked as its marker. Before it can be touched: the stream may come
-    /// to it long before the whole window is there.
+    /// Records that the first page of a window is about to be parked as its marker. Call before the page can
+    /// be touched: the stream may come to it long before the whole window is there.
     pub fn mark(&mut self, window: &Window, marker: PageIndex) {
         let Some(stream) = self.of(window) else { return };
         if stream.markers[stream.markers.len() - 1].page != NOWHERE {
-            // A marker too many is passed over.
+            // All places are taken: the first marker is passed over.
             stream.behind += stream.take_marker(0);
         }
         let page = marker.0 as i64;
-        // Windows are begun in their order, or nearly.
+        // Windows are begun in order, or nearly so.
         let is_later = |marker: &Marker| marker.page == NOWHERE || stream.is_before(page, marker.page);
         let at = stream.markers.iter().position(is_later).unwrap_or(0);
         stream.markers[at..].rotate_right(1);
         stream.markers[at] = Marker { page, mapped: 0 };
     }
 
-    /// The last page of the stream's way is about to be parked.
+    /// Records that the last page of the stream's way is about to be parked.
     pub fn close(&mut self, window: &Window, closing: PageIndex) {
         if let Some(stream) = self.of(window) {
             stream.closing = closing.0 as i64;
         }
     }
 
-    /// A page that was to be parked could not be.
+    /// Forgets a page that was to be parked and could not be.
     pub fn unmark(&mut self, window: &Window, page: PageIndex) {
         let Some(stream) = self.of(window) else { return };
         let page = page.0 as i64;
@@ -657,14 +670,15 @@ impl Streams {
         }
     }
 
-    /// So many pages were mapped for a walk that has outrun its window.
+    /// Records that `mapped` pages were mapped for a walk that has outrun its window.
     pub fn caught_up(&mut self, window: &Window, mapped: u32) {
         if let Some(stream) = self.of(window) {
             stream.behind += mapped;
         }
     }
 
-    /// A window was brought in, as far as it could be. Returns how many pages the stream is seen behind already.
+    /// Records that a window was brought in, as far as it could be. Returns the number of pages that the
+    /// stream is seen behind already.
     pub fn landed(&mut self, window: &Window, landed: Landed) -> u32 {
         let Some(stream) = self.of(window) else { return 0 };
         let end = window.page(landed.steps).0 as i64;
@@ -674,7 +688,7 @@ impl Streams {
             stream.was_outrun(1 << most.ilog2());
         }
         if landed.steps < window.count && stream.asked == window.page(window.count).0 as i64 {
-            // It was broken off: the next fault asks for the rest.
+            // The window was broken off. The next fault asks for the rest.
             stream.asked = end;
         }
         if stream.is_before(stream.landed, end) {
@@ -689,14 +703,14 @@ impl Streams {
             return 0;
         }
         let hits = stream.all_passed();
-        // The window was late, it didn't jump.
+        // The window was late; the walk didn't jump.
         stream.has_jumped = false;
         hits
     }
 
-    /// Up to `wanted` pages that one stream has gone through and that weren't returned before: of the streams with enough
-    /// of them, the one that was seen last. Streams share `kept` steps that stay behind them; those that have ended count
-    /// until their places are needed.
+    /// Returns up to `wanted` pages that one stream has gone through and that weren't returned before. Of the
+    /// streams with enough of these pages, the one that was seen last is chosen. All streams share `kept`
+    /// steps that stay behind them. Streams that have ended count until their places are needed.
     pub(crate) fn take_passed(&mut self, wanted: u32, kept: u64) -> Option<Passed> {
         let live = || self.live[..self.used].iter().filter(|stream| stream.stride != 0);
         let for_one = (kept / live().count().max(1) as u64).max(KEPT_MIN);
@@ -706,7 +720,7 @@ impl Streams {
         let stream = streams
             .filter(|stream| stream.passed() >= enough)
             .min_by_key(|stream| now.wrapping_sub(stream.used))?;
-        // What is farther behind was gone through long ago.
+        // Pages farther behind were gone through long ago.
         let skipped = stream.passed().saturating_sub(for_one + kept.max(u64::from(wanted)));
         stream.shown += skipped as i64 * stream.stride;
         let count = (stream.passed() - for_one).min(u64::from(wanted)) as u32;
@@ -716,7 +730,7 @@ impl Streams {
         Some(Passed { first: PageIndex(first as u64), stride: stride.unsigned_abs(), count })
     }
 
-    /// Whether a stream was seen lately, and [`Streams::take_passed`] has nothing.
+    /// Whether a stream was seen lately, and [`Streams::take_passed`] has nothing to return.
     pub(crate) fn is_all_taken(&self, kept: u64) -> bool {
         let live = || self.live[..self.used].iter().filter(|stream| stream.stride != 0);
         let for_one = (kept / live().count().max(1) as u64).max(KEPT_MIN);
@@ -724,7 +738,8 @@ impl Streams {
             && live().all(|stream| stream.passed() < for_one + u64::from(PASSED_MIN))
     }
 
-    /// What streams have had brought in and not read yet, to be spared: once, for a stream may have ended.
+    /// Lists the pages that streams have had brought in and not read yet, so that the hand spares them. Each
+    /// stream is spared once, because it may have ended.
     pub(crate) fn unread(&self, out: &mut Unread) {
         let is_open = |stream: &Stream| stream.stride != 0 && !stream.was_spared && stream.has_unread();
         out.count = 0;
@@ -735,7 +750,7 @@ impl Streams {
         }
     }
 
-    /// The hand has passed over these.
+    /// Records that the hand has passed over these pages.
     pub(crate) fn were_spared(&mut self, unread: &Unread) {
         for part in unread.list[..unread.count].iter().filter(|part| part.was_met) {
             self.live[part.at].was_spared = true;
@@ -743,7 +758,7 @@ impl Streams {
     }
 }
 
-/// Pages that a stream has gone through, from the lowest.
+/// Pages that a stream has gone through, the lowest first.
 pub(crate) struct Passed {
     pub(crate) first: PageIndex,
     stride: u64,
@@ -757,7 +772,7 @@ impl Passed {
     }
 }
 
-/// Pages of one stream.
+/// Unread pages of one stream.
 #[derive(Clone, Copy)]
 struct Part {
     low: i64,
@@ -767,19 +782,19 @@ struct Part {
     was_met: bool,
 }
 
-/// Pages that were brought in for streams and that these haven't come to yet.
+/// Pages that were brought in for streams and that the streams haven't come to yet.
 pub(crate) struct Unread {
     list: [Part; STREAMS],
     count: usize,
 }
 
 impl Unread {
-    /// None.
+    /// Returns an empty list.
     pub(crate) const fn new() -> Unread {
         Unread { list: [Part { low: 0, high: 0, stride: 1, at: 0, was_met: false }; STREAMS], count: 0 }
     }
 
-    /// Whether `page` is one of them. What is asked for is remembered.
+    /// Whether `page` is one of the unread pages. If so, remembers that its stream's part was met.
     pub(crate) fn meets(&mut self, page: PageIndex) -> bool {
         let page = page.0 as i64;
         let has =

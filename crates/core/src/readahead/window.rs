@@ -1,10 +1,10 @@
-//! How large a window is: one formula, shared by Linux's two policies. What was read ahead and then used makes
-//! the next window larger; a window halves at most.
+//! The formula for a window's size, shared by Linux's two policies. Pages that were read ahead and then used
+//! make the next window larger. A window halves at most.
 
-/// Pages of the next window, the fault's own page included; 1 is no readahead.
+/// Returns the pages of the next window, the fault's own page included. 1 means no readahead.
 ///
-/// `hits` of the pages read ahead since the last window were used. `distance` is how far the fault is from the one
-/// before, in pages or slots. `window_before` is what this function answered last.
+/// `hits` is the number of pages read ahead since the last window that were used. `distance` is how far the
+/// fault is from the one before, in pages or slots. `window_before` is the last result of this function.
 pub const fn pages(hits: u32, distance: u64, pages_max: u32, window_before: u32) -> u32 {
     let wanted = if hits > 0 {
         let wanted = hits + 2;
@@ -15,7 +15,7 @@ pub const fn pages(hits: u32, distance: u64, pages_max: u32, window_before: u32)
         1
     };
     let capped = if wanted < pages_max { wanted } else { pages_max };
-    // After the cap, as Linux has it.
+    // The floor comes after the cap, as in Linux.
     if capped < window_before / 2 { window_before / 2 } else { capped }
 }
 

@@ -1,39 +1,47 @@
 //! Whether the pool or the program should have more of the memory that they share.
 //!
-//! A page of memory holds one page of the program, which costs nothing to touch, or several in the pool, which cost a fault each.
-//! What a tenth of the program's memory would be worth on either side shows in what comes back:
+//! A page of memory holds either one page of the program or several pages in the pool. The program's page
+//! costs nothing to touch, and each page in the pool costs a fault. Pages that come back show what a tenth of
+//! the program's memory would be worth on either side:
 //!
-//! - a page that was out for at most [`SOON`] borders of epochs would still be there if the program had so much more: a lap of the
-//!   hand would be so much longer (`recency`). Its fault would not have been.
-//! - one of the oldest objects in the pool would have come from an area if the pool had so much less.
-//! - what comes from an area later would have come from the pool, some of it, if that had so much more. As much as it would hold, of
-//!   all that areas hold: nobody knows when those pages were written.
+//! - A page that was out for at most [`SOON`] borders of epochs would still be there if the program had a
+//!   tenth more. A lap of the hand would be a tenth longer (`recency`), and the page's fault would not have
+//!   happened.
+//! - One of the oldest objects in the pool would have come from an area if the pool had that much less.
+//! - Of the pages that come from an area later, some would have come from the pool if the pool had that much
+//!   more. Their share is taken to be what the pool could then hold, of all that areas hold, because nobody
+//!   knows when those pages were written.
 //!
-//! (What objects are worth in the mean says nothing: where the young ones come back all the time, the others may be of no use.)
+//! The mean worth of an object says nothing. Where young objects come back all the time, old ones may be of
+//! no use.
 //!
-//! Where all pages are touched alike and compress, few come back soon, and the pool grows to its limit. Where what is in use all
-//! the time almost fits, most come back soon: then each page that the program gets saves a fault again and again, and the pool
-//! holds what nobody asks for. (A graph of 128 MiB whose ranks take 12, ranked under 32M: more than 100 s with a pool of 16 MiB,
-//! which left the ranks 10, and 2 s with one of 8; `farpage load pagerank`, `--pool`.)
+//! Where all pages are touched alike and compress, few come back soon, and the pool grows to its limit. Where
+//! the pages in constant use almost fit, most come back soon. Then each page that the program gets saves a
+//! fault again and again, while the pool holds pages that nobody asks for. There, twice as large a pool can
+//! make a program 50 times as slow (`farpage load pagerank --pool`).
 //!
-//! Faults count it here, one page of eight; the keeper decides now and then.
+//! Faults count here, one page of eight. The keeper decides now and then.
 #![forbid(unsafe_code)]
 
 use super::recency::is_counted;
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::units::PageIndex;
 
-/// Borders of epochs between going and coming back, at most: an epoch and a half in the mean.
+/// Borders of epochs between going and coming back, at most, for a page that comes back soon. In the mean
+/// this limit is an epoch and a half.
 const SOON: u32 = 1;
-/// What either side would have more, of what the program has: what is out for less comes back soon.
+/// Parts of the program's memory. The question is what one part more would be worth on either side. A page
+/// comes back soon if it was out for less than one such part of a lap.
 const MORE: u64 = 10;
-/// Pages that are counted before anything is decided.
+/// Pages that are counted before a decision.
 const ENOUGH: u32 = 256;
-/// What comes back soon must cost so many times what the pool saves, and be one of so many pages: of pages that are touched evenly
-/// a few come soon, too, and who was out for eight laps looks like it. Where it matters it is ten times as much.
+/// Ratio above which the pool is made smaller: the cost of pages that come back soon to what the pool saves.
 const CLEARLY: u128 = 2;
+/// Counted pages of which one must have come back soon for the pool to be made smaller. Of pages that are
+/// touched evenly, a few come back soon, too. A page that was out for eight laps looks like one of them.
+/// Where a smaller pool matters, ten times as many come back soon.
 const ONE_OF: u32 = 32;
-/// Pages that the pool holds in the memory of one, as a rule.
+/// Pages that the pool usually holds in the memory of one page.
 const DENSITY: u128 = 2;
 
 /// Where a page came back from.
@@ -41,64 +49,66 @@ const DENSITY: u128 = 2;
 pub enum CameFrom {
     /// The pool.
     Pool {
-        /// It was one of the oldest objects.
+        /// Whether the page's object was one of the oldest.
         is_old: bool,
     },
     /// An area.
     Area,
 }
 
-/// What faults cost, in nanoseconds.
+/// Costs of faults, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
-    /// From the pool.
+    /// A fault served from the pool.
     pub pool_ns: u64,
-    /// From an area.
+    /// A fault served from an area.
     pub area_ns: u64,
 }
 
 /// Where the program's pages are, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Resident ones.
+    /// Size of the resident pages.
     pub resident: u64,
-    /// The pool's memory.
+    /// Memory that the pool takes.
     pub pool: u64,
-    /// What the pages are that it holds.
+    /// Uncompressed size of the pages that the pool holds.
     pub in_pool: u64,
-    /// What is elsewhere.
+    /// Size of the pages that are elsewhere.
     pub on_areas: u64,
 }
 
-/// Who should have more.
+/// Which side should have more memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is about even.
+    /// The sides are about even.
     Stay,
-    /// The program.
+    /// The program should have more.
     SmallerPool,
-    /// The pool.
+    /// The pool should have more.
     LargerPool,
 }
 
-/// What came back lately.
+/// Counts of the pages that came back lately.
 #[derive(Default)]
 pub struct Balance {
-    /// All that is counted.
+    /// All counted pages.
     came: AtomicU32,
-    /// Soon.
+    /// Pages that came back soon: from the pool, and from an area.
     soon_from_pool: AtomicU32,
     soon_from_area: AtomicU32,
-    /// Later, from an area; and any that a walk had brought from there, where the pool would be little faster.
+    /// Pages that came back later from an area, and all pages that a walk had brought from an area. For a
+    /// walk the pool would be little faster.
     later_from_area: AtomicU32,
     walked_from_area: AtomicU32,
-    /// From the pool, where it was one of the oldest; later, or for a walk.
+    /// Pages whose object was one of the pool's oldest: those that came back later, and those that a walk had
+    /// brought.
     old: AtomicU32,
     walked_old: AtomicU32,
 }
 
 impl Balance {
-    /// A touch brought this page back, `out` borders of epochs after it went, if that is known.
+    /// Counts a page that a touch brought back, `out` borders of epochs after it went, if that is known.
     pub fn came_back(&self, page: PageIndex, from: CameFrom, out: Option<u32>) {
         let is_soon = out.is_some_and(|out| out <= SOON);
         self.count(
@@ -112,7 +122,7 @@ impl Balance {
         );
     }
 
-    /// A walk had this page brought back.
+    /// Counts a page that a walk had brought back.
     pub fn walked(&self, page: PageIndex, from: CameFrom) {
         self.count(
             page,
@@ -129,12 +139,12 @@ impl Balance {
         }
     }
 
-    /// Whether enough came back to decide.
+    /// Whether enough pages came back for a decision.
     pub fn is_ready(&self) -> bool {
         self.came.load(Ordering::Relaxed) >= ENOUGH
     }
 
-    /// Who should have more. What came back is forgotten then.
+    /// Decides which side should have more memory, and forgets what came back.
     pub fn decide(&self, costs: Costs, sizes: Sizes) -> Verdict {
         let take = |count: &AtomicU32| count.swap(0, Ordering::Relaxed);
         let (pool_ns, area_ns) = (u128::from(costs.pool_ns), u128::from(costs.area_ns));
@@ -144,12 +154,12 @@ impl Balance {
             u128::from(take(touched)) * area_ns.saturating_sub(pool_ns) + u128::from(take(walked)) * pool_ns
         };
         let more = u128::from(sizes.resident / MORE);
-        // The oldest are a quarter of the objects.
+        // The oldest objects are a quarter of all.
         let lost_ns = saved_ns(&self.old, &self.walked_old) * 4 * more / u128::from(sizes.pool.max(1));
         let won_ns = saved_ns(&self.later_from_area, &self.walked_from_area) * DENSITY * more
             / u128::from(sizes.on_areas.max(1));
         let pool_is_worth_ns = lost_ns.max(won_ns);
-        // While most of what is out is in the pool, a smaller one would have it written for the first time.
+        // While most pages that are out are in the pool, a smaller pool would write them for the first time.
         let is_read_anyway = sizes.on_areas > sizes.in_pool;
         if is_read_anyway && soon_ns > pool_is_worth_ns * CLEARLY && (soon[0] + soon[1]) * ONE_OF >= came {
             Verdict::SmallerPool
@@ -173,7 +183,8 @@ mod tests {
         Sizes { resident: resident << 20, pool: pool << 20, in_pool: pool << 21, on_areas: on_areas << 20 }
     }
 
-    /// So many pages that came back: from where, and after how many borders of epochs; or walked.
+    /// Decides after the given numbers of pages came back: from where, and after how many borders of epochs,
+    /// or for a walk.
     fn decide(came: &[(u32, CameFrom, Option<u32>)], walked: &[(u32, CameFrom)], sizes: Sizes) -> Verdict {
         let balance = Balance::default();
         let pages = |count: u32| (0..).map(PageIndex).filter(|page| is_counted(*page)).take(count as usize);
@@ -193,7 +204,8 @@ mod tests {
 
     #[test]
     fn what_is_touched_evenly_belongs_into_the_pool() {
-        // Twice as much as the program has, half of it in a pool in which it takes a third: one in 16 is out for an epoch.
+        // The program touches twice as much as it has room for. Half of that is in a pool, where it takes a
+        // third. One page in 16 is out for an epoch.
         let came =
             [(20, YOUNG, Some(1)), (10, CameFrom::Area, Some(0)), (250, YOUNG, Some(9)), (90, OLD, None)];
         assert_eq!(decide(&came, &[], sizes(64, 21, 64)), Verdict::LargerPool);
@@ -201,7 +213,7 @@ mod tests {
 
     #[test]
     fn what_comes_back_at_once_should_not_go() {
-        // What is in use all the time is in the pool's younger half, and the rest of it for nothing.
+        // The pages in constant use are in the pool's younger half. The rest of the pool is of no use.
         let came = [(250, YOUNG, Some(8)), (100, YOUNG, Some(1)), (1, OLD, Some(30))];
         assert_eq!(decide(&came, &[(200, CameFrom::Area)], sizes(4, 8, 60)), Verdict::SmallerPool);
         let came = [(100, YOUNG, Some(0)), (60, CameFrom::Area, Some(1)), (100, OLD, Some(40))];
@@ -211,7 +223,8 @@ mod tests {
         assert_eq!(decide(&came, &[], sizes(10, 2, 60)), Verdict::LargerPool);
     }
 
-    /// A program that goes round through what would fit, if the pool were what it may be: none of it is in the pool, nor soon back.
+    /// A program goes round through data that would fit if the pool were as large as it may be. None of the
+    /// data is in the pool now, and none comes back soon.
     #[test]
     fn pool_that_is_too_small_for_any_hit_grows_again() {
         assert_eq!(decide(&[(300, CameFrom::Area, Some(9))], &[], sizes(60, 1, 40)), Verdict::LargerPool);
@@ -224,8 +237,8 @@ mod tests {
             decide(&[(soon, YOUNG, Some(0)), (300, YOUNG, Some(9))], &[], sizes(60, 9, on_areas))
         };
         assert_eq!([decide(8, 60), decide(10, 60)], [Verdict::Stay, Verdict::SmallerPool]);
-        // Most of what is out is in the pool, and would be written for nothing. (Objects of python3 of which the pool held ten in a
-        // page's memory.)
+        // Most of what is out is in the pool, and would be written for nothing. This happens with objects of
+        // python3, of which the pool holds ten in a page's memory.
         assert_eq!([decide(10, 18), decide(100, 0)], [Verdict::Stay, Verdict::Stay]);
     }
 

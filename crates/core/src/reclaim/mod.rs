@@ -1,13 +1,15 @@
-//! Reclaim: who goes next.
+//! Reclaim: the choice of victims.
 //!
-//! The kernel gives user space no "accessed" bit, so recency must be seen in who comes back. A clock hand goes
-//! round the program's ranges in address order; a page with age 0 goes, one with a higher age is spared and
-//! made younger. A page gets its age when it comes back: from the parking queue (it was out for a moment
-//! only, so it is in use), or from farther away after a short time ([`recency`]). Address order makes victims
-//! neighbours, so that one move takes a whole run. Pages that were brought in for a stream, and that it hasn't come to
-//! yet, are passed over once: they came back last, but their place in the round has nothing to do with that.
+//! The kernel gives user space no "accessed" bit, so recency must be seen in the pages that come back. A
+//! clock hand goes round the program's ranges in address order. A page with age 0 goes. A page with a higher
+//! age is spared and made younger. A page gets its age when it comes back. A page from the parking queue was
+//! out for a moment only, so it is in use. A page from farther away gets an age if it was out for a short
+//! time ([`recency`]). Address order makes victims neighbours, so that one move takes a whole run.
 //!
-//! Before the hand is asked victims are looked for behind walks, unless it does better ([`rivals`]).
+//! The hand spares, once, pages that were brought in for a stream and that the stream hasn't come to yet.
+//! These pages came back last, but their place in the round has nothing to do with that.
+//!
+//! Victims are looked for behind walks first, unless the hand does better ([`rivals`]).
 
 pub mod balance;
 pub mod recency;
@@ -22,42 +24,43 @@ use crate::table::entry::{AGE_MAX, State};
 use crate::units::{PageIndex, PageRange};
 use rivals::{Turns, Way};
 
-/// Laps that a page is spared which came back from the parking queue.
+/// Laps that a page is spared after it came back from the parking queue.
 pub const AGE_FROM_PARKED: u8 = 2;
 const _: () = assert!(AGE_FROM_PARKED <= AGE_MAX);
-/// Entries that one search looks at before it gives up for now: about a millisecond.
+/// Entries that one search looks at before it gives up for now. Looking at them takes about a millisecond.
 const LOOKS_MAX: u32 = 1 << 18;
-/// A search spares so many pages at most, and no more than there are: whoever comes then goes, whatever its age. Else it could
-/// find nothing while all of memory may go.
+/// Pages that a search spares at most. A search spares no more than are resident, either. Then it takes the
+/// next page whatever its age. Otherwise a search could find nothing while all of memory may go.
 const SPARED_MAX: u64 = 1 << 12;
-/// So many more for each victim that it finds, and no more than a part of those that there are.
+/// Further pages that a search may spare for each victim that it finds, at most. If few pages are resident
+/// the search may spare fewer: one for this many resident pages.
 const SPARED_FOR_ONE: u64 = 64;
 
-/// Of so many pages that are there one stays behind walks, which share them: what is used twice in a row shouldn't have to
-/// come back.
+/// Resident pages for each page that stays behind walks. All walks share the pages that stay. A page that is
+/// used twice in a row then needn't come back.
 const KEPT_BEHIND: u64 = 64;
 
-/// So many stretches behind walks are looked at for one batch, at most.
+/// Stretches behind walks that are looked at for one batch, at most.
 const STRETCHES_MAX: usize = 16;
 
-/// The hand, and whose turn it is.
+/// The clock's hand, and whose turn it is.
 pub struct Clock {
     hand: PageIndex,
-    /// Resident pages that the hand looked at, or that were taken behind walks, since an epoch last ended.
+    /// Resident pages that the hand looked at, or that were taken behind walks, since the last epoch ended.
     passed: u64,
     turns: Turns,
-    /// The next batch is the hand's.
+    /// Whether the next batch is the hand's.
     is_hand_next: bool,
 }
 
 impl Clock {
-    /// At the beginning of the address space.
+    /// Returns a clock whose hand is at the beginning of the address space.
     pub const fn new() -> Clock {
         Clock { hand: PageIndex(0), passed: 0, turns: Turns::new(), is_hand_next: false }
     }
 }
 
-/// How many pages a search may still spare.
+/// The number of pages that a search may still spare.
 struct Spares {
     left: u64,
     for_one: u64,
@@ -68,12 +71,12 @@ impl Spares {
         Spares { left: resident.min(SPARED_MAX), for_one: (resident / SPARED_FOR_ONE).min(SPARED_FOR_ONE) }
     }
 
-    /// Somebody goes.
+    /// Records that a victim was found.
     const fn earn(&mut self) {
         self.left += self.for_one;
     }
 
-    /// Whether one more may be spared.
+    /// Whether another page may be spared.
     const fn spend(&mut self) -> bool {
         let may = self.left > 0;
         self.left = self.left.saturating_sub(1);
@@ -88,7 +91,7 @@ impl Default for Clock {
 }
 
 impl Pager<'_> {
-    /// Fills `batch` with victims, each locked, up to `max`. Under the shared map lock.
+    /// Fills `batch` with up to `max` victims, each locked. Under the shared map lock.
     pub(crate) fn choose(&self, batch: &mut Batch, max: usize) {
         let mut clock = self.clock.lock();
         let resident = self.resident();
@@ -104,7 +107,7 @@ impl Pager<'_> {
             batch.way = Way::Hand;
             looks = self.choose_by_hand(&mut clock, batch, max, resident);
             if batch.is_empty() {
-                // What was spared for streams isn't a second time.
+                // Pages that were spared for streams aren't spared a second time.
                 looks += self.choose_by_hand(&mut clock, batch, max, resident);
             }
         }
@@ -115,8 +118,8 @@ impl Pager<'_> {
         clock.passed = self.recency.hand_went(clock.passed + u64::from(looks), resident);
     }
 
-    /// Whether who isn't in need of memory had better wait for walks to go on: victims come from behind them, and there are
-    /// none. The hand would take what lies before them.
+    /// Whether an evictor that isn't in need of memory had better wait for walks to go on. True if victims
+    /// come from behind walks and there are none. The hand would take the pages that walks come to next.
     pub fn is_waiting_for_walks(&self) -> bool {
         let clock = self.clock.lock();
         !clock.is_hand_next
@@ -124,7 +127,7 @@ impl Pager<'_> {
             && self.streams.lock().is_all_taken(self.resident() / KEPT_BEHIND)
     }
 
-    /// Takes what walks have gone through.
+    /// Takes pages that walks have gone through.
     fn choose_behind(&self, batch: &mut Batch, max: usize, resident: u64) {
         for _ in 0..STRETCHES_MAX {
             let wanted = (max - batch.len()) as u32;
@@ -150,7 +153,7 @@ impl Pager<'_> {
         }
     }
 
-    /// Goes around until it has looked at each page twice. Returns at how many pages it has looked.
+    /// Moves the hand around until it has looked at each page twice. Returns the number of pages looked at.
     fn choose_by_hand(&self, clock: &mut Clock, batch: &mut Batch, max: usize, resident: u64) -> u32 {
         let mut unread = Unread::new();
         if self.config.readahead == Readahead::Streams {
@@ -172,8 +175,8 @@ impl Pager<'_> {
         looks
     }
 
-    /// What kept these pages, neighbours in the order of their addresses, is gone: they are to be looked at next, and go.
-    /// Under the shared map lock.
+    /// Makes `pages` the next victims, because what kept them in memory is gone. `pages` must be neighbours
+    /// in address order. Under the shared map lock.
     pub fn choose_next(&self, pages: impl Iterator<Item = PageIndex>) {
         let mut first = None;
         for page in pages {
@@ -193,7 +196,7 @@ impl Pager<'_> {
         }
     }
 
-    /// Nothing in `pages` may go just now: the hand goes on behind them, if that is where it is.
+    /// Moves the hand behind `pages` if it is in them, because none of them may go just now.
     pub fn pass_over(&self, pages: PageRange) {
         let mut clock = self.clock.lock();
         if pages.contains(clock.hand) {
@@ -201,7 +204,7 @@ impl Pager<'_> {
         }
     }
 
-    /// The next victims are to lie where the hand is: next to those that it took before.
+    /// Lets the hand choose the next victims, next to those that it took before.
     pub fn choose_by_hand_next(&self) {
         self.clock.lock().is_hand_next = true;
     }
@@ -223,7 +226,7 @@ impl Pager<'_> {
         }
     }
 
-    /// Goes through one range; returns where the hand stands afterwards.
+    /// Goes through one range. Returns where the hand stands afterwards.
     fn choose_in(
         &self,
         range: PageRange,

@@ -1,27 +1,29 @@
-//! How long a page was out, and whether it should stay longer for that.
+//! How long a page was out, and whether it should stay longer because of that.
 //!
-//! Nothing says which of the pages that are there are in use. But a page that comes back says how long it was out, in
-//! laps: its entry has kept the *epoch* in which the hand took it, a sixteenth of a lap. What is touched often comes back
-//! soon. Its entry remembers how often as its *heat*: one more for each time that it came back soon, one less for each time that
-//! it didn't. Each degree doubles the laps that a page stays.
+//! The kernel doesn't tell which resident pages are in use. But a page that comes back shows how long it was
+//! out, in laps. The page's entry has kept the *epoch* in which the hand took the page; an epoch is a
+//! sixteenth of a lap. A page that is touched often comes back soon. The entry remembers how often, as the
+//! page's *heat*. Each return that is soon adds one degree, and each late return takes one away. Each degree
+//! doubles the laps that a page stays.
 //!
-//! What is soon? Less than the *mark*, and that goes to where three of ten pages come back sooner (four laps at most). Where
-//! all pages are touched alike it is chance which of them come soon, and they do it no more often than the others. To spare
-//! them has a price: where victims aren't neighbours each is a move of its own. So it is watched whether *hot* pages, of two
-//! degrees and more, come back soon again, and only while they do does heat count, and only where such victims are cheap
-//! ([`Lone`]).
+//! A return is soon if the page was out for less than the *mark*. The mark moves to where three of ten pages
+//! come back sooner (four laps at most). Where all pages are touched alike, chance decides which pages come
+//! back soon, and they do so no more often than other pages. Sparing them has a price: where victims aren't
+//! neighbours, each is a move of its own. So the returns of *hot* pages, those of two degrees and more, are
+//! watched. Heat counts only while hot pages come back soon again, and only where victims without neighbours
+//! are cheap ([`Lone`]).
 //!
-//! While streams and runs of first touches bring in much of what comes, heat doesn't count, and a page is spared that comes
-//! back within half a lap, for the first time too: a walk through a large array must not take from memory what is used all
-//! the time, and would go without it just as fast. (Half of the touches a walk, half evenly in a third of what there is room
-//! for: 5 % of the latter were faults, and 25 % without this; `core/tests/invariants`.)
+//! Heat doesn't count while streams and runs of first touches bring in a large share of the pages. Then a
+//! page is spared if it comes back within half a lap, even for the first time. A walk through a large array
+//! must not displace pages that are used all the time, and would be as fast without their memory. Without
+//! this rule these pages fault five times as often (`core/tests/invariants`).
 //!
-//! What compresses badly gains little by going: two pages must go for what one would free that compresses well. So a page
-//! that comes back from the pool stays the more laps the longer its object was. This leaves victims without neighbours,
-//! too, and is done while the driver says that they are cheap.
+//! A page that compresses badly gains little by going. Two of them must go to free what one page frees that
+//! compresses well. So a page that comes back from the pool stays the more laps the longer its object was.
+//! This rule leaves victims without neighbours, too, and applies while the driver says that they are cheap.
 //!
-//! Both together: pages stay in proportion to how often they are touched, as far as that is known, and to the memory that
-//! they take for each byte that their going would free.
+//! By both rules together, pages stay in proportion to how often they are touched, as far as is known. They
+//! also stay in proportion to the memory that they take for each byte that their eviction would free.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::table::entry::{AGE_MAX, Past};
@@ -29,58 +31,61 @@ use crate::units::{PAGE_BYTES, PageIndex};
 
 /// Parts of a lap.
 const EPOCHS_IN_LAP: u64 = 16;
-/// Epochs that an entry can tell apart. It has one more value: none is known.
+/// Epochs that an entry can tell apart. An entry has one more value, which says that no epoch is known.
 const EPOCHS: u32 = (1 << Epoch::BITS) - 1;
-/// Half a lap: so many borders of epochs at most lie between going and coming back.
+/// Borders of epochs between going and coming back, at most, for a page that was out for at most half a lap.
 const NEAR: u32 = 7;
-/// Laps that a page is spared beside a scan which was out for no longer than [`NEAR`]. (One that was out for eight laps looks as
-/// if it had just gone.)
+/// Laps that a page is spared beside a scan if it was out for no longer than [`NEAR`]. A page that was out
+/// for eight laps looks as if it had just gone.
 pub const AGE_NEAR: u8 = 7;
 const _: () = assert!(AGE_NEAR <= AGE_MAX);
-/// Parts of an epoch in which the mark is kept.
+/// Parts of an epoch, the unit of the mark.
 const MARK_IN_EPOCH: u32 = 256;
-/// By so many of them it goes down for a page that came back sooner, and up for one that came later: seven to three, so that
-/// it stays where three of ten come sooner.
+/// Parts of an epoch by which the mark goes down for a page that came back sooner. At seven down to three up
+/// ([`MARK_UP`]), the mark stays where three of ten pages come sooner.
 const MARK_DOWN: u32 = 7;
+/// Parts of an epoch by which the mark goes up for a page that came back later.
 const MARK_UP: u32 = 3;
 const MARK_MAX: u32 = EPOCHS / 2 * MARK_IN_EPOCH;
-/// Heat is believed in while more hot pages than this come back soon, of so many. All pages do it three times of ten, or more
-/// often where nearly all have room: an epoch is long for them.
+/// Share of the hot pages that must come back soon for heat to count, of [`CERTAIN`]. Of all pages three of
+/// ten come back soon. Where nearly all pages fit in memory the share is larger, because an epoch is long for
+/// them.
 const BELIEVED: u32 = CERTAIN / 2;
+/// The share that stands for all pages.
 const CERTAIN: u32 = 1 << 16;
-/// The latest of so many hot pages weigh most.
+/// Hot pages over which the share is averaged. The latest weigh most.
 const WATCHED: u32 = 64;
-/// Of so many pages one is counted: threads that fault shall not fight for the counts.
+/// Pages of which one is counted, so that faulting threads don't fight for the counts.
 const COUNTED: u64 = 8;
-/// Counts are halved at so many, so that the latest weigh most.
+/// Count at which counts are halved, so that the latest weigh most.
 const COUNT_MAX: u32 = 256;
-/// A scan is on while one of so many pages comes in with a walk.
+/// Pages of which at least one comes in with a walk while a scan is on.
 const SCAN: u32 = 4;
 
-/// So many laps longer does a page stay whose going frees as much as its object takes, and others in proportion. (A factor of
-/// 1, 2, 3, 4 and 6: 0.453, 0.433, 0.422, 0.416 and 0.418 faults for each random touch from the pool, Zipf's distribution
-/// 0.0810, 0.0796, 0.0790, 0.0797 and 0.0816. `farpage load touch`, 256 MiB of real pages under 200M: `--stats`.)
+/// Laps by which a page stays longer if its eviction frees as much as its object takes, and proportionally
+/// for other pages. Of the factors 1 to 6, 3 is the best compromise between even touches and Zipf's
+/// distribution (`farpage load touch --stats`).
 const WORTH: usize = 3;
 
-/// An epoch as an entry keeps it; 0 if it isn't known.
+/// An epoch as an entry keeps it. 0 means that none is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Epoch(pub u8);
 
 impl Epoch {
-    /// Bits that it needs.
+    /// Bits that an epoch takes in an entry.
     pub const BITS: u32 = 7;
 }
 
-/// How often a page has come back soon, less how often it hasn't, as an entry keeps it.
+/// How often a page has come back soon, less how often it came back late, as an entry keeps it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Heat(pub u8);
 
 impl Heat {
-    /// Bits that it needs.
+    /// Bits that heat takes in an entry.
     pub const BITS: u32 = 2;
-    /// The most.
+    /// The highest heat.
     pub const MAX: Heat = Heat((1 << Heat::BITS) - 1);
-    /// From here on a page is hot.
+    /// The heat from which a page is hot.
     const HOT: Heat = Heat(2);
 
     const fn is_hot(self) -> bool {
@@ -99,31 +104,32 @@ pub enum Came {
     New,
     /// A touch brought it back.
     Back,
-    /// A stream came to it or had it brought, or a neighbour's first touch: a walk through memory that is new is a scan as
-    /// well.
+    /// A stream came to the page or had it brought, or a neighbour's first touch did. A walk through new
+    /// memory is a scan as well.
     InWalk,
 }
 
-/// What it costs to take a victim that has no neighbours among them, compared with one of many.
+/// The cost of taking a victim that has no neighbours among the victims, compared with one of many
+/// neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lone {
     /// Little more.
     Cheap,
-    /// Several times as much: other CPUs are interrupted for it.
+    /// Several times as much, because other CPUs are interrupted for it.
     Dear,
 }
 
-/// One space's epochs, and what comes in.
+/// The epochs of one space, and counts of the pages that come in.
 pub struct Recency {
     epoch: AtomicU32,
-    /// Pages that came in lately, and those of them that came in a walk.
+    /// Pages that came in lately. `came_in_walk` counts those that came in a walk.
     came: AtomicU32,
     came_in_walk: AtomicU32,
     /// 1 while [`Lone::Cheap`].
     lone_are_cheap: AtomicU32,
-    /// Who was out for less came back soon.
+    /// A page that was out for less than this came back soon. In parts of an epoch.
     mark: AtomicU32,
-    /// How many of the hot pages that came back did so soon, of [`CERTAIN`].
+    /// Share of the hot pages that came back soon, of [`CERTAIN`].
     hot_soon: AtomicU32,
 }
 
@@ -134,7 +140,7 @@ impl Default for Recency {
 }
 
 impl Recency {
-    /// The first epoch.
+    /// Returns the state at the first epoch.
     pub fn new() -> Recency {
         Recency {
             epoch: AtomicU32::new(0),
@@ -146,21 +152,22 @@ impl Recency {
         }
     }
 
-    /// The epoch it is, for a page that goes.
+    /// Returns the current epoch, for a page that goes.
     pub fn now(&self) -> Epoch {
         Epoch(1 + (self.epoch.load(Ordering::Relaxed) % EPOCHS) as u8)
     }
 
-    /// `passed` pages were looked at or taken since an epoch last ended, of the `resident` ones there are; what is left of
-    /// that for the next epoch. For whoever has the hand.
+    /// Records that `passed` of the `resident` pages were looked at or taken since the last epoch ended.
+    /// Returns the pages left over, which count for the next epoch. Only the thread that has the hand may
+    /// call this.
     pub fn hand_went(&self, passed: u64, resident: u64) -> u64 {
         let length = (resident / EPOCHS_IN_LAP).max(1);
         self.epoch.fetch_add((passed / length) as u32, Ordering::Relaxed);
         passed % length
     }
 
-    /// A page came in of which this was remembered, and whose object in the pool had so many bytes, if that was freed: laps that it
-    /// is to be spared, and how hot it is.
+    /// Records that a page came in. `past` is what its entry remembered. `length` is the size in bytes of its
+    /// pool object, if the object was freed. Returns the laps that the page is to be spared, and its heat.
     pub fn came_in(&self, page: PageIndex, how: Came, past: Past, length: Option<usize>) -> (u8, Heat) {
         if is_counted(page) {
             self.count(how);
@@ -180,10 +187,10 @@ impl Recency {
         (if is_near { laps.max(AGE_NEAR) } else { laps }, heat)
     }
 
-    /// How hot a page is that was out for so many borders of epochs.
+    /// Returns the heat of a page that was out for `out` borders of epochs.
     fn heat_after(&self, page: PageIndex, heat: Heat, out: u32) -> Heat {
         let mark = self.mark.load(Ordering::Relaxed);
-        // The middle of the epoch in which it came.
+        // The middle of the epoch in which the page came back.
         let was_soon = out * MARK_IN_EPOCH + MARK_IN_EPOCH / 2 < mark;
         if is_counted(page) {
             self.learn(mark, heat, was_soon);
@@ -195,7 +202,8 @@ impl Recency {
         self.hot_soon.load(Ordering::Relaxed) > BELIEVED
     }
 
-    /// What other threads learn at the same time may be lost: both are estimates.
+    /// Adjusts the mark and the share of hot pages. Updates by other threads at the same time may be lost,
+    /// because both are estimates.
     fn learn(&self, mark: u32, heat: Heat, was_soon: bool) {
         let mark = if was_soon { mark.saturating_sub(MARK_DOWN) } else { (mark + MARK_UP).min(MARK_MAX) };
         self.mark.store(mark, Ordering::Relaxed);
@@ -206,10 +214,10 @@ impl Recency {
         }
     }
 
-    /// The driver says what victims without neighbours cost it.
+    /// Sets what victims without neighbours cost the driver.
     pub fn lone_victims_are(&self, lone: Lone) {
         let is_cheap = u32::from(lone == Lone::Cheap);
-        // Each fault reads it: written only when it changes.
+        // Written only when it changes, because each fault reads it.
         if self.lone_are_cheap.load(Ordering::Relaxed) != is_cheap {
             self.lone_are_cheap.store(is_cheap, Ordering::Relaxed);
         }
@@ -219,18 +227,19 @@ impl Recency {
         self.lone_are_cheap.load(Ordering::Relaxed) != 0
     }
 
-    /// Borders of epochs since this one; none if it isn't known.
+    /// Returns the borders of epochs since `went`, or `None` if `went` isn't known.
     pub fn out_for(&self, went: Epoch) -> Option<u32> {
         (went != Epoch(0)).then(|| (u32::from(self.now().0) + EPOCHS - u32::from(went.0)) % EPOCHS)
     }
 
-    /// Whether walks bring in much of what comes.
+    /// Whether walks bring in a large share of the pages that come in.
     pub fn is_scan_on(&self) -> bool {
         let in_walk = self.came_in_walk.load(Ordering::Relaxed);
         in_walk > 0 && in_walk * SCAN >= self.came.load(Ordering::Relaxed)
     }
 
-    /// What other threads count at the same time may be lost: it is an estimate.
+    /// Counts a page that came in. Counts by other threads at the same time may be lost, because the result
+    /// is an estimate.
     fn count(&self, how: Came) {
         if how == Came::InWalk {
             self.came_in_walk.fetch_add(1, Ordering::Relaxed);
@@ -243,15 +252,16 @@ impl Recency {
     }
 }
 
-/// Laps that a page is spared whose going frees all of its memory but `length`, where nothing else decides: one less than it stays.
+/// Returns the laps that a page of this heat is spared if its eviction frees all of its memory but `length`
+/// bytes, and nothing else decides. The result is one less than the laps that the page stays.
 fn laps(length: Option<usize>, heat: Heat) -> u8 {
     let length = length.unwrap_or(0);
-    // Never 0, since a page may not compress at all.
+    // Never 0, because a page may not compress at all.
     let frees = PAGE_BYTES + 1 - length;
     (((frees + WORTH * length) << heat.0) / frees - 1).min(AGE_MAX.into()) as u8
 }
 
-/// Whether a page is one of those that are counted. Strides that have a power of two in them meet all remainders.
+/// Whether a page is one of those that are counted. Strides with a power of two in them meet all remainders.
 pub fn is_counted(page: PageIndex) -> bool {
     (page.0 ^ page.0 >> 3 ^ page.0 >> 6).is_multiple_of(COUNTED)
 }
@@ -291,7 +301,7 @@ mod tests {
         assert_eq!(recency.now().0, first.0 + 1);
         assert_eq!(recency.hand_went(250, 1600), 50);
         assert_eq!(recency.now().0, first.0 + 3);
-        // Of very few pages, and of none.
+        // With very few resident pages, and with none.
         assert_eq!(recency.hand_went(2, 3), 0);
         assert_eq!(recency.hand_went(1, 0), 0);
         assert_eq!(recency.now().0, first.0 + 6);
@@ -330,7 +340,7 @@ mod tests {
         assert_eq!(recency.came_in(PageIndex(5), Came::Back, past, None).0, 0);
     }
 
-    /// A page comes back that was out for so many epochs.
+    /// A page comes back that was out for `out_for` epochs.
     fn back(recency: &Recency, page: u64, heat: u8, out_for: u64) -> (u8, u8) {
         let went = recency.now();
         recency.hand_went(out_for, 16);
@@ -338,8 +348,9 @@ mod tests {
         (age, heat.0)
     }
 
-    /// Counted, and not.
+    /// A page that is counted.
     const COUNTED_PAGE: u64 = 0;
+    /// A page that isn't counted.
     const OTHER_PAGE: u64 = 1;
 
     #[test]
@@ -365,7 +376,7 @@ mod tests {
         assert!(!is_spared(), "nothing is known");
         (0..200).for_each(|_| _ = back(&recency, COUNTED_PAGE, 1, 0));
         assert!(!is_spared(), "nothing is known of hot ones");
-        // Most pages aren't hot, and come late.
+        // Most pages aren't hot, and come back late.
         let many = |soon, late| {
             (0..100).for_each(|_| {
                 (0..30).for_each(|_| _ = back(&recency, COUNTED_PAGE, 0, 120));
@@ -379,7 +390,7 @@ mod tests {
         assert!(!is_spared());
     }
 
-    /// Whatever soon is: pages that are out for up to a quarter of a lap, or for two to four laps.
+    /// The mark adapts: pages are out for up to a quarter of a lap, or for two to four laps.
     #[test]
     fn three_of_ten_come_back_soon() {
         for (shortest, longest) in [(0, 4), (32, 64)] {

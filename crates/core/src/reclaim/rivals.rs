@@ -1,66 +1,67 @@
-//! Two ways to find victims, and which of them is better now.
+//! Two ways to find victims, and which of the two is better now.
 //!
-//! The hand takes what it comes to, which is mostly what has been there longest. But what a walk has just gone through is
-//! needed again only when the walk comes round, if ever: when it goes through more than there is room for, it is better
-//! to take pages right behind it, and to leave the others where they are. Then the walk finds most of them there each
-//! time round, and what is used beside it stays. Where a walk's pages are gone over again soon, block by block, it is
-//! worse.
+//! The hand takes the pages that it comes to, which are mostly those that have been in memory longest. But a
+//! page that a walk has just gone through is needed again only when the walk comes round, if ever. When the
+//! walk goes through more than fits in memory, pages right behind the walk are the better victims. The other
+//! pages stay where they are. Then the walk finds most of them each time round, and pages used beside the
+//! walk stay, too. Where a walk's pages are soon gone over again, block by block, this way is worse.
 //!
-//! So one of them is tried now and then while the other is used, and some victims of each are watched: the better way is
-//! the one whose victims come back less often for the time that they were watched. They are watched for a *lap*, until
-//! as many have gone as there is room for: what comes back later would have gone anyway. Time is counted in victims.
+//! So one way is tried now and then while the other is used, and some victims of each way are watched. The
+//! better way is the one whose victims come back less often for the time that they were watched. A victim is
+//! watched for a *lap*, until as many pages have gone as fit in memory. A page that comes back later would
+//! have gone anyway. Time is counted in victims.
 
 use crate::memory::Zeroed;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::units::PageIndex;
 
-/// One way to find victims.
+/// A way to find victims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// The hand's.
+    /// By the clock's hand.
     Hand,
     /// Behind walks.
     Behind,
 }
 
-/// Ways to find victims.
+/// The number of ways to find victims.
 pub const WAYS: usize = 2;
-/// Parts of a lap; in each, one victim of each way is chosen to be watched.
+/// Parts of a lap. In each part, one victim of each way is chosen to be watched.
 const PARTS: usize = 256;
-/// So many victims can be watched if their places don't meet.
+/// Places for watched victims. Twice as many as can be watched, so that places seldom collide.
 const PLACES: usize = 2 * PARTS;
 const _: () = assert!(PLACES.is_power_of_two());
-/// So many batches to one of the way that looks worse.
+/// Batches of which one goes to the way that looks worse.
 const BATCHES_FOR_TRIAL: u32 = 16;
-/// None to the hand while less than one in so many victims from behind walks comes back within a lap: the hand can't be much
-/// better then, and leaves holes in what walks come to next.
+/// Victims from behind walks for each one that comes back within a lap, above which the hand gets no trials.
+/// The hand can't be much better then, and leaves holes in the pages that walks come to next.
 const FEW: u64 = 8;
-/// Counts are halved at so many returns, and once a lap, so that the latest weigh most.
+/// Returns at which counts are halved. Counts are halved once a lap, too, so that the latest weigh most.
 const RETURNS_MAX: u32 = 128;
 
-/// What the watched victims of one way do. Pages are kept plus one; 0: none.
+/// The watched victims of one way. A page is kept as its number plus one; 0 is none.
 pub struct Watched {
-    /// Each at a place that follows from its number.
+    /// Watched pages, each at a place that follows from its number.
     places: [AtomicU64; PLACES],
-    /// Who is watched from each part of the last lap on.
+    /// The page that is watched from each part of the last lap on.
     from: [AtomicU64; PARTS],
-    /// How many are watched.
+    /// The number of pages that are watched.
     out: AtomicU32,
     came_back: AtomicU32,
 }
 
-// SAFETY: integers.
+// SAFETY: integers may be all zero bytes and have no drop.
 unsafe impl Zeroed for Watched {}
 
 impl Watched {
-    /// Whoever was watched at this page's place no longer is.
+    /// Watches `page`. A page that was watched at the same place no longer is.
     fn watch(&self, page: PageIndex) {
         if self.places[place_of(page)].swap(page.0 + 1, Ordering::Relaxed) == 0 {
             self.out.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Whether it was watched.
+    /// Stops watching `page`. Returns whether it was watched.
     fn forget(&self, page: PageIndex) -> bool {
         let place = &self.places[place_of(page)];
         let was_watched = place.load(Ordering::Relaxed) == page.0 + 1
@@ -76,25 +77,25 @@ impl Watched {
     }
 }
 
-/// Pages in a row, and at most strides, come to different places.
+/// Returns a page's place. Pages in a row have different places, and so have pages at nearly all strides.
 const fn place_of(page: PageIndex) -> usize {
     (page.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - PLACES.ilog2())) as usize
 }
 
-/// Both ways. Whoever faults looks here, without a lock.
+/// Both ways. Faulting threads look here without a lock.
 pub(crate) struct Rivals<'m> {
     ways: &'m [Watched],
 }
 
-/// What belongs to who has the hand.
+/// The state that belongs to the thread that has the hand.
 pub(crate) struct Turns {
     batches: u32,
     /// Victims since the last part of a lap ended.
     since: u64,
     part: usize,
-    /// Whether somebody is watched from this part on.
+    /// Whether a page of each way is watched from this part on.
     has_watched: [bool; WAYS],
-    /// Sum over parts of how many were watched.
+    /// Sum over all parts of the number of pages that were watched.
     waited: [u64; WAYS],
 }
 
@@ -110,7 +111,8 @@ impl<'m> Rivals<'m> {
         Rivals { ways }
     }
 
-    /// The better one, as far as it is known: behind walks, as long as nothing is. And whether the other one needs no trials.
+    /// Returns the better way, as far as is known, and whether the other one needs no trials. While nothing
+    /// is known the better way is behind walks.
     fn better(&self, turns: &Turns) -> (Way, bool) {
         let [by_hand, behind] = [Way::Hand, Way::Behind].map(|way| self.ways[way as usize].came_back());
         let [waited_by_hand, waited_behind] = turns.waited;
@@ -126,7 +128,7 @@ impl<'m> Rivals<'m> {
         self.better(turns).0 == Way::Behind
     }
 
-    /// Where the next batch should come from.
+    /// Returns the way by which the next batch should be chosen.
     pub(crate) fn next(&self, turns: &mut Turns) -> Way {
         let (better, is_good) = self.better(turns);
         turns.batches = turns.batches.wrapping_add(1);
@@ -137,7 +139,8 @@ impl<'m> Rivals<'m> {
         }
     }
 
-    /// A batch was chosen, `first` and others, while so many pages were `resident`.
+    /// Records that a batch of `count` victims, `first` among them, was chosen while `resident` pages were in
+    /// memory.
     pub(crate) fn went(&self, turns: &mut Turns, way: Way, first: PageIndex, count: u64, resident: u64) {
         if !turns.has_watched[way as usize] {
             turns.has_watched[way as usize] = true;
@@ -147,7 +150,7 @@ impl<'m> Rivals<'m> {
         }
         turns.since += count;
         let part = (resident / PARTS as u64).max(1);
-        // Memory may have shrunk. After a lap nobody is watched any more.
+        // Memory may have shrunk. More than a lap needn't be counted, because no page is watched for longer.
         turns.since = turns.since.min(part * PARTS as u64);
         while turns.since >= part {
             turns.since -= part;
@@ -155,12 +158,12 @@ impl<'m> Rivals<'m> {
         }
     }
 
-    /// A part of a lap is over.
+    /// Ends a part of a lap.
     fn go_on(&self, turns: &mut Turns) {
         turns.part = (turns.part + 1) % PARTS;
         turns.has_watched = [false; WAYS];
         for (watched, waited) in self.ways.iter().zip(&mut turns.waited) {
-            // It was watched for a lap. Should it have gone again meanwhile it is watched a little less long.
+            // The page was watched for a lap. If it went again meanwhile, it is watched for a little less.
             if let Some(page) = watched.from[turns.part].swap(0, Ordering::Relaxed).checked_sub(1) {
                 watched.forget(PageIndex(page));
             }
@@ -173,12 +176,12 @@ impl<'m> Rivals<'m> {
         }
     }
 
-    /// A victim that didn't go: it can't come back.
+    /// Stops watching a victim that didn't go, because it can't come back.
     pub(crate) fn stayed(&self, page: PageIndex) {
         self.ways.iter().for_each(|watched| _ = watched.forget(page));
     }
 
-    /// A page that was out is there again.
+    /// Records that a page that was out is in memory again.
     pub(crate) fn came_back(&self, page: PageIndex) {
         for watched in self.ways {
             if watched.forget(page) {
@@ -205,12 +208,13 @@ mod tests {
         Rivals::new(Box::leak(Box::new(std::array::from_fn::<_, WAYS, _>(way))))
     }
 
-    /// Of so many batches, those from behind walks.
+    /// Returns how many of `batches` batches come from behind walks.
     fn behind(rivals: &Rivals, turns: &mut Turns, batches: u32) -> u32 {
         (0..batches).map(|_| u32::from(rivals.next(turns) == Way::Behind)).sum()
     }
 
-    /// One victim in turns of each way, for `laps`; a victim comes back after so many others have gone.
+    /// Takes victims by each way in turns, for `laps`. A victim comes back after the given number of other
+    /// victims has gone.
     fn go(rivals: &Rivals, turns: &mut Turns, laps: u64, by_hand_after: usize, behind_after: usize) {
         let mut gone = Vec::new();
         for page in 0..2 * laps * RESIDENT {
@@ -253,7 +257,7 @@ mod tests {
     fn who_stayed_is_not_waited_for() {
         let (rivals, mut turns) = (rivals(), Turns::new());
         for page in 0..100 {
-            // Half a part of a lap each, of which the first victim is watched.
+            // Each batch is half a part of a lap, and its first victim is watched.
             rivals.went(&mut turns, Way::Behind, PageIndex(page), 8, 16 * RESIDENT);
             rivals.stayed(PageIndex(page));
         }
@@ -261,7 +265,7 @@ mod tests {
         assert_eq!(rivals.ways[Way::Behind as usize].out.load(Ordering::Relaxed), 0);
     }
 
-    /// Much fewer are resident than when the last part began.
+    /// Far fewer pages are resident than when the last part began.
     #[test]
     fn memory_may_shrink() {
         let (rivals, mut turns) = (rivals(), Turns::new());

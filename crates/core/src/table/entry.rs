@@ -1,11 +1,12 @@
-//! What we know about one page, in one word: state, payload, the page's lock, and whether somebody waits.
+//! Everything known about one page in one word: state, payload, the page's lock, and whether a thread waits.
 //!
 //! Invariants:
-//! 1. Only the holder of the lock bit changes state or payload, and others may at most set `WAITED` meanwhile; of an unlocked
-//!    word only the age changes, by an exchange of all of it, or whatever must under the exclusive map lock.
-//! 2. `WAITED` is set only while the lock bit is; settling clears both at once and reports it. So whoever
-//!    set it is certain to be woken.
-//! 3. While locked, the word still shows the state before the move, so giving up is restoring it.
+//! 1. Only the holder of the lock bit changes state or payload. Other threads may at most set `WAITED`
+//!    meanwhile. Of an unlocked word only the age changes, by an exchange of the whole word. But under the
+//!    exclusive map lock anything in an unlocked word may change.
+//! 2. `WAITED` is set only while the lock bit is. Settling clears both at once and reports `WAITED`. So a
+//!    thread that set `WAITED` is certain to be woken.
+//! 3. While locked, the word still shows the state before the move. So giving up means restoring that state.
 //!
 //! ```text
 //! bits  0..4   state        bit 4  locked     bit 5  waited      bits 6..8  heat (except Absent, Lost)
@@ -24,51 +25,52 @@ use crate::zswap::pool::ObjectHandle;
 /// The life of a page; see the table in ARCHITECTURE.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Never touched since it came under our care, or discarded: reads as zeros.
+    /// Never touched since the page became managed, or discarded: reads as zeros.
     Absent,
-    /// Evicted, all zeros: nothing is stored anywhere.
+    /// Evicted, all zeros: no bytes are stored anywhere.
     Zero,
-    /// Evicted, one 64-bit word over and over.
+    /// Evicted, one 64-bit word repeated.
     Same(SameWord),
-    /// In the program's memory. A slot or an object has its bytes, too, unless it was written.
+    /// In the program's memory. A slot or an object has the page's bytes too, unless the page was written.
     Resident {
-        /// What else holds its bytes, or did.
+        /// The slot or object that also holds the page's bytes, or did before a write.
         copy: Option<Stored>,
-        /// Laps of the clock hand it will be spared, at most [`AGE_MAX`].
+        /// Laps for which the clock hand will spare the page, at most [`AGE_MAX`].
         age: u8,
     },
     /// Evicted, uncompressed in a frame, for a second chance.
     Parked {
-        /// Where its bytes are.
+        /// The frame that holds the page's bytes.
         frame: FrameIndex,
-        /// What else holds them: as for [`State::Resident`].
+        /// The slot or object that also holds the page's bytes, as for [`State::Resident`].
         copy: Option<Stored>,
     },
-    /// Evicted, its frame is being written to an area, or a pack that it is in.
+    /// Evicted. The page's frame, or a pack that holds the page, is being written to an area.
     Writing {
-        /// Where its bytes are until the write is done.
+        /// The frame that holds the page's bytes until the write is done.
         frame: FrameIndex,
     },
     /// Evicted, in the compressed pool.
     Pooled(ObjectHandle),
     /// Evicted, in a slot of an area, or in a part of one.
     OnArea(SlotPart),
-    /// Gone: the slot that held it could not be read.
+    /// Gone: the slot that held the page could not be read.
     Lost(SlotIndex),
-    /// Evicted by the process that this one is a fork's child of, where it was this page at the fork.
+    /// Evicted before the fork that made this process, so the bytes are where the parent had put them. The
+    /// payload is the page's index at the fork.
     Inherited(PageIndex),
 }
 
 impl State {
-    /// Out of the program's memory, with bytes that must come back.
+    /// Whether the page is out of the program's memory, with bytes that must come back.
     pub const fn is_evicted(self) -> bool {
         !matches!(self, State::Absent | State::Resident { .. } | State::Lost(_))
     }
-    /// In the program's memory.
+    /// Whether the page is in the program's memory.
     pub const fn is_resident(self) -> bool {
         matches!(self, State::Resident { .. })
     }
-    /// What holds its bytes besides the program's memory or a frame.
+    /// Returns what holds the page's bytes besides the program's memory or a frame.
     pub const fn stored(self) -> Option<Stored> {
         match self {
             State::Resident { copy, .. } | State::Parked { copy, .. } => copy,
@@ -77,7 +79,7 @@ impl State {
             _ => None,
         }
     }
-    /// The slot, or the part of one, that it owns, if any.
+    /// Returns the slot, or the part of one, that the page owns, if any.
     pub const fn slot(self) -> Option<SlotPart> {
         match self.stored() {
             Some(Stored::Slot(at)) => Some(at),
@@ -96,7 +98,7 @@ pub enum Stored {
 }
 
 impl Stored {
-    /// The state of a page whose bytes are nowhere else.
+    /// Returns the state of a page whose bytes are in no other place.
     pub const fn alone(self) -> State {
         match self {
             Stored::Slot(at) => State::OnArea(at),
@@ -105,8 +107,8 @@ impl Stored {
     }
 }
 
-/// A 64-bit word that fits 34 bits: both halves equal, or one half trivial. Others go to the pool, where
-/// a codec makes 20-odd bytes of them.
+/// A 64-bit word that fits 34 bits: both halves are equal, or one half is trivial. Pages of another repeated
+/// word go to the pool, where a codec makes 20-odd bytes of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SameWord {
     kind: u8,
@@ -114,7 +116,7 @@ pub struct SameWord {
 }
 
 impl SameWord {
-    /// Packs `word` if it has one of the four shapes: repeated half, small, small negative, high half only
+    /// Packs `word` if it has one of the four shapes: repeated half, small, small negative, or high half only
     /// (round floats). Never called for 0, which is [`State::Zero`].
     pub const fn pack(word: u64) -> Option<SameWord> {
         let (low, high) = (word as u32, (word >> 32) as u32);
@@ -130,7 +132,7 @@ impl SameWord {
             None
         }
     }
-    /// The word again.
+    /// Returns the word that was packed.
     pub const fn word(self) -> u64 {
         let half = self.half as u64;
         match self.kind {
@@ -146,7 +148,7 @@ const LOCKED: u64 = 1 << 4;
 const WAITED: u64 = 1 << 5;
 const HEAT_SHIFT: u32 = 6;
 const HEAT_MASK: u64 = ((1 << Heat::BITS) - 1) << HEAT_SHIFT;
-/// The highest age that has room.
+/// The highest age that fits the entry.
 pub const AGE_MAX: u8 = (1 << AGE_BITS) - 1;
 const AGE_BITS: u32 = 5;
 const AGE_SHIFT: u32 = 9;
@@ -161,18 +163,18 @@ const _: () = assert!(PART_MASK << PART_SHIFT & EPOCH_MASK == 0);
 const EPOCH_SHIFT: u32 = 32 - Epoch::BITS;
 const EPOCH_MASK: u64 = ((1 << Epoch::BITS) - 1) << EPOCH_SHIFT;
 const _: () = assert!(FRAME_MASK << FRAME_SHIFT & (EPOCH_MASK | HEAT_MASK) == 0);
-/// The lowest bit of what another process calls the page.
+/// The lowest bit of the page's index in another process.
 const INHERITED_SHIFT: u32 = 9;
-/// Frames that an entry can name.
+/// Number of frames that an entry can name.
 pub const FRAMES_MAX: u32 = 1 << FRAME_BITS;
 
-/// What an entry remembers of a page: no part of its state, and kept from one to the next where there is room. Pages that are
-/// [`Entry::set`] have none.
+/// What an entry remembers of a page's history. The history isn't part of the state, and stays from one state
+/// to the next where the word has room. [`Entry::set`] clears it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Past {
-    /// When it went; known only of pages that are out.
+    /// The epoch in which the page was evicted. Known only for pages that are out.
     pub went: Epoch,
-    /// Whether it uses to come back soon.
+    /// How often the page came back soon, less how often it didn't.
     pub heat: Heat,
 }
 
@@ -189,7 +191,7 @@ impl core::fmt::Debug for Word {
 
 impl Word {
     const fn of(state: State) -> Word {
-        /// The state's number, one for each kind of copy, and the copy.
+        /// Returns the state's number, which differs for each kind of copy, and the copy.
         const fn with(copy: Option<Stored>, state: u64, state_of_object: u64) -> u64 {
             match copy {
                 None => state,
@@ -214,7 +216,7 @@ impl Word {
         })
     }
 
-    /// The state it shows; while locked, the one before the move.
+    /// Returns the state that the word shows. While locked, that is the state before the move.
     pub const fn state(self) -> State {
         const fn object(raw: u32) -> ObjectHandle {
             match ObjectHandle::from_raw(raw) {
@@ -242,7 +244,7 @@ impl Word {
         }
     }
 
-    /// Where on an area the page's bytes are, if its state names a slot.
+    /// Returns where on an area the page's bytes are, if the state names a slot.
     const fn slot_part(self) -> SlotPart {
         SlotPart {
             slot: SlotIndex::from_raw((self.0 >> 32) as u32),
@@ -254,12 +256,12 @@ impl Word {
         if self.0 >> 32 == 0 { None } else { Some(Stored::Slot(self.slot_part())) }
     }
 
-    /// Whether somebody is moving this page.
+    /// Whether a thread is moving this page.
     pub const fn is_locked(self) -> bool {
         self.0 & LOCKED != 0
     }
 
-    /// Whether it has room for the epoch in which the page went.
+    /// Whether the word has room for the epoch in which the page was evicted.
     const fn has_epoch(self) -> bool {
         let state = self.state();
         state.is_evicted() && !matches!(state, State::Inherited(_))
@@ -269,14 +271,14 @@ impl Word {
         !matches!(self.state(), State::Absent | State::Lost(_))
     }
 
-    /// What is remembered of the page.
+    /// Returns what is remembered of the page.
     pub const fn past(self) -> Past {
         let went = if self.has_epoch() { (self.0 & EPOCH_MASK) >> EPOCH_SHIFT } else { 0 };
         let heat = if self.has_heat() { (self.0 & HEAT_MASK) >> HEAT_SHIFT } else { 0 };
         Past { went: Epoch(went as u8), heat: Heat(heat as u8) }
     }
 
-    /// The word with as much of it as it has room for.
+    /// Returns the word with as much of `past` as the word has room for.
     const fn remembering(self, past: Past) -> Word {
         let went = if self.has_epoch() { (past.went.0 as u64) << EPOCH_SHIFT & EPOCH_MASK } else { 0 };
         let heat = if self.has_heat() { (past.heat.0 as u64) << HEAT_SHIFT & HEAT_MASK } else { 0 };
@@ -288,68 +290,71 @@ impl Word {
 #[repr(transparent)]
 pub struct Entry(AtomicU64);
 
-// SAFETY: an atomic integer; zero is `Absent`, unlocked.
+// SAFETY: an atomic integer, which has no drop. Zero is `Absent`, unlocked.
 unsafe impl crate::memory::Zeroed for Entry {}
 
 impl Entry {
-    /// The word as it is now; only a hint unless the caller holds the lock.
+    /// Returns the word as it is now. The word is only a hint unless the caller holds the lock.
     pub fn load(&self) -> Word {
-        // Ordering: Acquire pairs with `settle`: who sees a state also sees what was stored for it.
+        // Ordering: Acquire pairs with `settle`. A thread that sees a state also sees the bytes that were
+        // stored for it.
         Word(self.0.load(Ordering::Acquire))
     }
 
-    /// Locks the page if its word is still `seen`; else says what it is now.
+    /// Locks the page if its word is still `seen`. Otherwise fails with the word as it is now.
     pub fn try_lock(&self, seen: Word) -> Result<(), Word> {
         debug_assert!(!seen.is_locked());
-        // Ordering: Acquire pairs with the Release in `settle` of whoever held the lock before.
+        // Ordering: Acquire pairs with the Release in `settle` of the last holder of the lock.
         self.0
             .compare_exchange(seen.0, seen.0 | LOCKED, Ordering::Acquire, Ordering::Acquire)
             .map(|_| ())
             .map_err(Word)
     }
 
-    /// Asks the holder of the lock to wake us; false if the page isn't locked any more.
+    /// Asks the holder of the lock to wake this thread. Returns false if the page isn't locked any more.
     #[must_use]
     pub fn ask_to_be_woken(&self) -> bool {
-        // Ordering: the holder's `settle` swaps this very word: it sees the bit, or we see that the page isn't locked any
-        // more. Release, for who is woken by him: what the waiter has done to be woken comes before the bit.
+        // Ordering: `settle` swaps this very word. So either `settle` sees the bit, or this thread sees that
+        // the page isn't locked any more. Release publishes to `settle` everything that the waiter did before
+        // it set the bit, so that the holder can wake it.
         let asked = self.0.fetch_update(Ordering::Release, Ordering::Relaxed, |word| {
             (word & LOCKED != 0).then_some(word | WAITED)
         });
         asked.is_ok()
     }
 
-    /// Ends a move: sets the new state, unlocks, and says whether somebody waits and must be woken. What is remembered of the
-    /// page stays: one that was out and stays out has still gone when it went.
+    /// Ends a move: sets the new state and unlocks. Returns whether a thread waits and must be woken. What is
+    /// remembered of the page stays. A page that was out and stays out keeps the epoch in which it was
+    /// evicted.
     #[must_use]
     pub fn settle(&self, state: State) -> bool {
-        // Ordering: Relaxed: who has the lock is the only one to change anything but `WAITED`.
+        // Ordering: Relaxed. While a thread has the lock, no other thread changes anything but `WAITED`.
         self.settle_with(state, Word(self.0.load(Ordering::Relaxed)).past())
     }
 
-    /// The same, with this to be remembered.
+    /// Ends a move like `settle`, and remembers `past`.
     #[must_use]
     pub fn settle_with(&self, state: State, past: Past) -> bool {
-        // Ordering: Release publishes everything done for this page to the next `load` or `try_lock`. Acquire pairs with the
-        // Release in `ask_to_be_woken`.
+        // Ordering: Release publishes everything done for this page to the next `load` or `try_lock`. Acquire
+        // pairs with the Release in `ask_to_be_woken`.
         let before = self.0.swap(Word::of(state).remembering(past).0, Ordering::AcqRel);
         assert!(before & LOCKED != 0, "a page was settled that nobody had locked: {:?}", Word(before));
         before & WAITED != 0
     }
 
-    /// Takes one lap off the age of a resident page that nobody is moving, if its word is still `seen`.
+    /// Takes one lap off the age of a resident page that no thread is moving, if its word is still `seen`.
     pub fn grow_younger(&self, seen: Word) {
         let State::Resident { age, .. } = seen.state() else { return };
         debug_assert!(!seen.is_locked() && age > 0);
         let younger = seen.0 - (1 << AGE_SHIFT);
-        // Ordering: Relaxed: an age publishes nothing, and an exchange keeps what `settle` has published by the word.
-        // Losing the race means that the page is moving: then its age no longer matters.
+        // Ordering: Relaxed. An age publishes nothing, and an exchange keeps what `settle` has published by
+        // the word. If the exchange fails, the page is moving, and its age no longer matters.
         let _ = self.0.compare_exchange(seen.0, younger, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Sets a state outright. Only under the exclusive map lock, on an unlocked page.
+    /// Sets a state outright. Must be called under the exclusive map lock, on an unlocked page.
     pub fn set(&self, state: State) {
-        // Ordering: Release as in `settle`.
+        // Ordering: Release, as in `settle`.
         let before = self.0.swap(Word::of(state).0, Ordering::Release);
         assert!(before & LOCKED == 0, "a page was set while somebody was moving it: {:?}", Word(before));
     }
@@ -390,7 +395,7 @@ mod tests {
             prop_assert_eq!(Word::of(state).state(), state);
         }
 
-        /// It stays with a page wherever that goes, as far as there is room, and is no part of what the page is.
+        /// The history stays with a page in every state that has room for it, and doesn't change the state.
         #[test]
         fn past_stays_with_a_page(
             states in prop::collection::vec(any_state(), 1..8),
@@ -456,7 +461,7 @@ mod tests {
 
 #[cfg(all(test, loom))]
 mod loomed {
-    //! The page's lock in every order in which its threads can meet: `make loom`.
+    //! Tests the page's lock in every order in which its threads can meet: `make loom`.
 
     use super::*;
     use loom::cell::Cell;
@@ -478,11 +483,11 @@ mod loomed {
         });
     }
 
-    /// What a page's lock protects is anything at all: here a cell, in which loom allows no race.
+    /// A page's lock may protect anything. Here it protects a cell, in which loom allows no race.
     #[test]
     fn loom_one_of_two_movers_gets_the_page_and_hands_over_what_it_did() {
         struct Page(Entry, Cell<u32>);
-        // SAFETY: the cell is used under the entry's lock only; loom panics if that isn't enough.
+        // SAFETY: the cell is used only under the entry's lock. If that isn't enough, loom panics.
         unsafe impl Sync for Page {}
         loom::model(|| {
             let page = Arc::new(Page(Entry(AtomicU64::new(0)), Cell::new(0)));
@@ -505,8 +510,8 @@ mod loomed {
         });
     }
 
-    /// A page that a system call uses, and an evictor (`holds.rs`): never does one go on with a page that the other one
-    /// believes to have.
+    /// A system call uses a page that an evictor wants (`holds.rs`). Never do both go on in the belief that
+    /// they have the page.
     #[test]
     fn loom_a_held_page_is_not_taken_while_its_holder_believes_it_to_be_there() {
         use crate::holds::{Holder, is_held};

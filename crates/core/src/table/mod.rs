@@ -1,22 +1,27 @@
 //! The page table: from a page to its entry in three or four loads, for a whole 47-bit address space.
 //!
-//! A directory of leaves; a leaf is 1 GiB of address space in chunks of 512 pages (one cluster of slots, one page-table
-//! page of the kernel), and a chunk has 64 lines of eight entries, a cache line each. A line gets its place in the leaf's
-//! memory when one of its pages is first looked for, the next free one: so pages that lie far apart have their entries
-//! side by side, and take 72 bytes each, and 8 for each 2 MiB between them, rather than a page. (One page in 4 MiB had as
-//! much memory in entries as it had itself, which was then missing from the budget: `farpage bench scale`.) Where memory is
-//! used throughout, it is 8 bytes for a page and a thirtieth more.
+//! A directory holds leaves. A leaf covers 1 GiB of address space in chunks of 512 pages. A chunk corresponds
+//! to one cluster of slots and to one page-table page of the kernel. A chunk has 64 lines of eight entries,
+//! each line in a cache line.
 //!
-//! A chunk says itself where its first line is, and which; with the second it gets a node, which says it of all. Where pages
-//! lie far apart each load is a miss of the cache and of the kernel's translations, and the node would be one of three.
+//! A line gets the next free place in the leaf's memory when one of its pages is first looked for. Pages that
+//! lie far apart therefore have their entries side by side. Each of these pages takes 72 bytes of table, and
+//! each 2 MiB between them takes 8 bytes. Otherwise each of them would take a page of entries, which would be
+//! missing from the budget. Where memory is used throughout, the table takes 8 bytes for a page and a
+//! thirtieth more.
+//!
+//! A chunk itself stores the place and the number of its first line. With its second line a chunk gets a
+//! node, which stores the places of all its lines. Where pages lie far apart, each load is a cache miss and a
+//! TLB miss, and the node would be one of three loads.
 //!
 //! ```text
 //! directory -> Leaf { chunks[512] -> lines[n][8] = Entry }                    a chunk with one line
 //! directory -> Leaf { chunks[512] -> nodes[n][64] -> lines[n][8] = Entry }    with several
 //! ```
 //!
-//! Chunks also count how many entries are resident and how many are used at all, so that walks over sparse memory skip
-//! what is empty. Leaves are handed in by the driver before the pages under them are managed; faults never need one.
+//! Chunks also count how many entries are resident, and how many are used at all. So walks over sparse memory
+//! skip empty chunks. The driver attaches a leaf before the pages under it are managed, so a fault never
+//! needs a new leaf.
 
 pub mod entry;
 pub mod ranges;
@@ -41,14 +46,14 @@ const LINES: usize = LEAF_PAGES / LINE_PAGES;
 // Places are counted from 1 in 16 bits.
 const _: () = assert!(LINES < u16::MAX as usize);
 
-/// Where something lies in its array, plus 1; 0 for what has no place yet.
+/// Where an object lies in its array, plus 1. 0 means that the object has no place yet.
 #[repr(transparent)]
 struct Pointer(AtomicU16);
 
 impl Pointer {
     fn get(&self) -> Option<usize> {
-        // Ordering: Relaxed is enough: what it leads to was never anything but zeros and atomics, so there is nothing that
-        // would have to be published along with it.
+        // Ordering: Relaxed is enough. The line behind the pointer has only ever held zeros and atomics, so
+        // nothing needs to be published along with it.
         usize::from(self.0.load(Ordering::Relaxed)).checked_sub(1)
     }
 
@@ -57,7 +62,7 @@ impl Pointer {
     }
 }
 
-/// The next free place.
+/// Takes the next free place.
 fn take(taken: &mut u16) -> u16 {
     *taken += 1;
     *taken - 1
@@ -67,16 +72,16 @@ fn take(taken: &mut u16) -> u16 {
 #[derive(Clone, Copy)]
 enum Lines {
     None,
-    /// One: the chunk's line `which` is in the place `at`.
+    /// One line: the chunk's line `which` is in the place `at`.
     One {
         which: usize,
         at: u16,
     },
-    /// The node in this place knows.
+    /// Several lines: the node in this place stores them.
     Node(u16),
 }
 
-/// The same as a word: a place and 1, and above that the number of the line, or that it is a node's place.
+/// `Lines` as a word: a place plus 1, and above it the number of the line, or the mark of a node's place.
 #[repr(transparent)]
 struct LinesWord(AtomicU32);
 
@@ -86,7 +91,8 @@ const _: () = assert!(CHUNK_LINES as u32 <= NODE >> PLACE_BITS);
 
 impl LinesWord {
     fn get(&self) -> Lines {
-        // Ordering: Acquire pairs with the Release in `set`: who finds a node finds in it what was found without.
+        // Ordering: Acquire pairs with the Release in `set`. A thread that finds a node also finds in it the
+        // line that the chunk had before.
         let word = self.0.load(Ordering::Acquire);
         let Some(at) = (word as u16).checked_sub(1) else { return Lines::None };
         if word & NODE != 0 {
@@ -102,12 +108,12 @@ impl LinesWord {
             Lines::One { which, at } => (which as u32) << PLACE_BITS | (u32::from(at) + 1),
             Lines::Node(at) => NODE | (u32::from(at) + 1),
         };
-        // Ordering: Release publishes what the node has got so far.
+        // Ordering: Release publishes the pointers that the node has got so far.
         self.0.store(word, Ordering::Release);
     }
 }
 
-/// What is known of a chunk, side by side and in one cache line: where pages lie far apart each line is a miss.
+/// All data of a chunk, in one cache line. Where pages lie far apart each cache line is a miss.
 #[repr(C, align(8))]
 struct Chunk {
     lines: LinesWord,
@@ -115,21 +121,23 @@ struct Chunk {
     used: AtomicU16,
 }
 
-/// Where a chunk's lines are.
+/// The places of a chunk's lines.
 #[repr(C, align(64))]
 struct Node([Pointer; CHUNK_LINES]);
 
-/// Entries of neighbours.
+/// Entries of neighbouring pages.
 #[repr(C, align(64))]
 struct Line([Entry; LINE_PAGES]);
 
-/// How many places were given out: under a lock, because it happens once for each line.
+/// Numbers of places handed out. A lock protects them, which is cheap because they change once for each new
+/// line.
 struct Taken {
     nodes: u16,
     lines: u16,
 }
 
-/// Entries of 1 GiB of address space. Zeroed memory, of which what was never needed is never touched.
+/// Entries of 1 GiB of address space. The memory is zeroed, and parts that were never needed are never
+/// touched.
 #[repr(C, align(64))]
 pub struct Leaf {
     chunks: [Chunk; CHUNKS],
@@ -139,13 +147,14 @@ pub struct Leaf {
     lines: [Line; LINES],
 }
 
-// SAFETY: two integers.
+// SAFETY: two integers, for which zero is valid and which have no drop.
 unsafe impl Zeroed for Taken {}
-// SAFETY: atomics, entries, and a lock around what may be zeroed: all of them are valid as zeros, and have no drop.
+// SAFETY: atomics, entries, and a lock around two integers. Zero is valid for all of them, and none has a
+// drop.
 unsafe impl Zeroed for Leaf {}
 
 impl Leaf {
-    /// The chunk's line `which`, if it has one.
+    /// Returns the chunk's line `which`, if the chunk has it.
     fn line_of(&self, lines: Lines, which: usize) -> Option<&Line> {
         match lines {
             Lines::One { which: only, at } if only == which => Some(&self.lines[usize::from(at)]),
@@ -154,7 +163,7 @@ impl Leaf {
         }
     }
 
-    /// The line that holds entry `at`, if anybody ever asked for it.
+    /// Returns the line that holds entry `at`, if the line was ever needed.
     fn line(&self, at: usize) -> Option<&Line> {
         self.line_of(self.chunks[at / CHUNK_PAGES].lines.get(), at / LINE_PAGES % CHUNK_LINES)
     }
@@ -194,7 +203,7 @@ impl Leaf {
         Place { leaf: self, entry: &line.0[at % LINE_PAGES], chunk: at / CHUNK_PAGES }
     }
 
-    /// The first place from `at` to before `end`, in one chunk, that `walk` is about.
+    /// Returns the first place from `at` to before `end`, in one chunk, that `walk` wants.
     fn next_in_chunk(&self, at: usize, end: usize, walk: Walk) -> Option<(usize, Place<'_>)> {
         let chunk = at / CHUNK_PAGES;
         let lines = self.chunks[chunk].lines.get();
@@ -218,7 +227,7 @@ impl Leaf {
     }
 }
 
-/// A page's entry together with the counts it is part of.
+/// A page's entry, together with the counts that the page is part of.
 #[derive(Clone, Copy)]
 pub struct Place<'t> {
     leaf: &'t Leaf,
@@ -227,13 +236,13 @@ pub struct Place<'t> {
 }
 
 impl<'t> Place<'t> {
-    /// The word itself.
+    /// Returns the entry itself.
     pub const fn entry(self) -> &'t Entry {
         self.entry
     }
 
-    /// Settles a locked page and keeps the counts right; with this remembered of it, or (none) what was before. Says whether
-    /// somebody waits.
+    /// Settles a locked page and updates the counts. The entry remembers `past`, or keeps what it remembered
+    /// if `past` is none. Returns whether a thread waits for the page and must be woken.
     #[must_use]
     pub fn settle(self, before: State, after: State, past: Option<Past>) -> bool {
         self.recount(before, after);
@@ -243,7 +252,7 @@ impl<'t> Place<'t> {
         }
     }
 
-    /// Sets an unlocked page under the exclusive map lock and keeps the counts right.
+    /// Sets an unlocked page and updates the counts. Must be called under the exclusive map lock.
     pub fn set(self, before: State, after: State) {
         self.recount(before, after);
         self.entry.set(after);
@@ -278,16 +287,16 @@ fn bump(count: &AtomicU16, before: bool, after: bool) {
 /// The page table of one space.
 pub struct Table<'m> {
     directory: &'m [AtomicPtr<Leaf>],
-    /// The page that the first leaf begins with; lets a small space have a small directory.
+    /// The page that the first leaf begins with. So a small space can have a small directory.
     first: PageIndex,
 }
 
-/// Which entries a walk is about.
+/// Which entries a walk looks for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Walk {
-    /// Those in the program's memory.
+    /// Entries of pages in the program's memory.
     Resident,
-    /// All but `Absent`.
+    /// Entries in any state but `Absent`.
     Used,
 }
 
@@ -308,7 +317,7 @@ impl Walk {
 }
 
 impl<'m> Table<'m> {
-    /// An empty table whose directory begins at page `first`, a multiple of [`LEAF_PAGES`].
+    /// Creates an empty table whose directory begins at page `first`, a multiple of [`LEAF_PAGES`].
     pub fn new(directory: &'m [AtomicPtr<Leaf>], first: PageIndex) -> Table<'m> {
         assert!(first.0.is_multiple_of(LEAF_PAGES as u64));
         Table { directory, first }
@@ -320,15 +329,15 @@ impl<'m> Table<'m> {
         (leaf < self.directory.len()).then_some((leaf, index % LEAF_PAGES))
     }
 
-    /// Whether a leaf is there for this page.
+    /// Whether the leaf of this page is attached.
     pub fn has_leaf(&self, page: PageIndex) -> bool {
         self.split(page).is_some_and(|(leaf, _)| self.leaf(leaf).is_some())
     }
 
-    /// Gives the table memory for the leaf that holds `page`. Under the exclusive map lock.
+    /// Attaches the leaf that holds `page`. Must be called under the exclusive map lock.
     pub fn attach(&self, page: PageIndex, leaf: &'m Leaf) {
         let (at, _) = self.split(page).expect("page outside the directory");
-        // Ordering: Release publishes the leaf to `leaf`.
+        // Ordering: Release publishes the leaf to the Acquire in `leaf`.
         let old = self.directory[at].swap(core::ptr::from_ref(leaf).cast_mut(), Ordering::Release);
         assert!(old.is_null(), "a leaf was attached twice");
     }
@@ -336,25 +345,26 @@ impl<'m> Table<'m> {
     fn leaf(&self, at: usize) -> Option<&Leaf> {
         // Ordering: Acquire pairs with the Release in `attach`.
         let pointer = self.directory[at].load(Ordering::Acquire);
-        // SAFETY: null, or from the `&'m Leaf` given to `attach`, which outlives `self`; all access to a
-        // leaf is through atomics.
+        // SAFETY: the pointer is null, or comes from the `&'m Leaf` given to `attach`, which outlives `self`.
+        // All access to a leaf is through atomics, so shared references are allowed.
         unsafe { pointer.as_ref() }
     }
 
-    /// The page's place; none where no leaf is attached: nothing was ever managed there.
+    /// Returns the page's place. None where no leaf is attached, because nothing was ever managed there.
     pub fn get(&self, page: PageIndex) -> Option<Place<'_>> {
         let (leaf, at) = self.split(page)?;
         Some(self.leaf(leaf)?.place(at))
     }
 
-    /// The same for who has nothing to do with a page that is absent: none where there are only such. It takes no memory.
+    /// Returns the page's place, or none if the leaf isn't attached or the page's line has no place yet. The
+    /// page is absent then. For callers that do nothing with absent pages. Takes no memory for a line.
     pub fn known(&self, page: PageIndex) -> Option<Place<'_>> {
         let (leaf, at) = self.split(page)?;
         self.leaf(leaf)?.known(at)
     }
 
-    /// The first page in `range` that `walk` is about, skipping empty leaves and chunks. Only a hint unless
-    /// the map lock is held.
+    /// Returns the first page in `range` that `walk` looks for. Skips empty leaves and chunks. The result is
+    /// only a hint unless the map lock is held.
     pub fn next(&self, range: PageRange, walk: Walk) -> Option<(PageIndex, Place<'_>)> {
         let mut page = range.start;
         while page.0 < range.end.0 {
@@ -387,7 +397,8 @@ impl<'m> Table<'m> {
         None
     }
 
-    /// Calls `visit` for each used page in `range`, in address order. Under the exclusive map lock.
+    /// Calls `visit` for each used page in `range`, in address order. Must be called under the exclusive map
+    /// lock.
     pub fn for_each_used(&self, range: PageRange, mut visit: impl FnMut(PageIndex, Place<'_>)) {
         let mut rest = range;
         while let Some((page, place)) = self.next(rest, Walk::Used) {
@@ -396,14 +407,14 @@ impl<'m> Table<'m> {
         }
     }
 
-    /// Calls `visit` for each leaf that was attached, until it fails.
+    /// Calls `visit` for each attached leaf until `visit` fails.
     pub fn for_each_leaf<E>(&self, visit: impl FnMut(*mut Leaf) -> Result<(), E>) -> Result<(), E> {
-        // Ordering: Acquire as in `leaf`.
+        // Ordering: Acquire, as in `leaf`.
         let leaves = self.directory.iter().map(|leaf| leaf.load(Ordering::Acquire));
         leaves.filter(|leaf| !leaf.is_null()).try_for_each(visit)
     }
 
-    /// Every page the directory can hold.
+    /// Every page that the directory can hold.
     pub fn all(&self) -> PageRange {
         PageRange::of(self.first, (self.directory.len() * LEAF_PAGES) as u64)
     }
@@ -439,7 +450,8 @@ impl Leaf {
             total += u32::from(used);
         }
         assert_eq!(total, self.used_total.load(Ordering::Relaxed), "used pages of a leaf");
-        // If each place was given out once they are 1, 2, ... to what was taken, and so is their sum.
+        // If each place was handed out once, the places are 1, 2, ... up to the number taken. So the sums
+        // must be equal.
         let taken = self.taken.lock();
         let sum = |count: u16| (1..=usize::from(count)).sum::<usize>();
         assert_eq!((nodes, lines), (sum(taken.nodes), sum(taken.lines)), "places of a leaf");
@@ -452,7 +464,8 @@ mod tests {
 
     fn leaf() -> &'static Leaf {
         let layout = std::alloc::Layout::new::<Leaf>();
-        // SAFETY: `Leaf` is `Zeroed`, its layout isn't empty, and the memory is never freed.
+        // SAFETY: `Leaf` is `Zeroed`, so zeros are a valid value. Its layout isn't empty, and the memory is
+        // never freed.
         unsafe { &*std::alloc::alloc_zeroed(layout).cast::<Leaf>() }
     }
 
@@ -479,8 +492,8 @@ mod tests {
         assert!(!table.has_leaf(PageIndex(9 * LEAF_PAGES as u64)));
     }
 
-    /// One page in 4 MiB had a page of entries to itself: with a budget of 32 MiB and 128 MiB of such pages in a terabyte nothing
-    /// was left for the program, which had 135 touches a second.
+    /// Regression: one page in 4 MiB had a page of entries to itself. With many of these pages the entries
+    /// took the whole budget, and nothing was left for the program.
     #[test]
     fn pages_far_apart_have_their_entries_side_by_side() {
         let leaf = leaf();
@@ -496,7 +509,7 @@ mod tests {
         let taken = leaf.taken.lock();
         assert_eq!((taken.nodes, taken.lines), (0, 256), "one line needs no node");
         drop(taken);
-        // Neighbours share a line, and find what is known of each other.
+        // Neighbours share a line, so a lookup of one finds the other's entry.
         assert!(table.known(PageIndex(7)).is_some() && table.known(PageIndex(8)).is_none());
         assert_eq!(table.next(table.all(), Walk::Used).unwrap().0, PageIndex(0));
         assert_eq!(

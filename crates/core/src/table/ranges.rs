@@ -1,37 +1,38 @@
-//! The ranges of a space: which of the program's mappings we know, and what may be done with each.
+//! The ranges of a space: which of the program's mappings Farpage knows, and what may be done with each.
 //!
-//! A sorted, gap-tolerant list that mirrors the kernel's list of anonymous private mappings, as the hooks see
-//! them made and changed. It is consulted when victims are chosen, when mappings change, and, for a moment, by
-//! faults: whether memory is ours at all (`signal` mode), how far a run or a window may go. What a page is, its entry says.
+//! The ranges are a sorted list that may have gaps. The list mirrors the kernel's list of anonymous private
+//! mappings, as the hooks see mappings made and changed. The list is read when victims are chosen and when
+//! mappings change. Faults read the list for a moment. The list tells them whether memory is managed at all
+//! (`signal` mode), and how far a run or a window may go. A page's state is in its entry, not here.
 
 use crate::memory::Zeroed;
 use crate::readahead::by_address::RegionWord;
 use crate::units::{PageIndex, PageRange};
 
-/// What we know about a range.
+/// Known properties of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags(u32);
 
 impl Flags {
-    /// Nothing known: readable and writable, not registered.
+    /// Nothing is known: readable and writable, not registered.
     pub const NONE: Flags = Flags(0);
-    /// Registered with userfaultfd: its faults come to us.
+    /// Registered with userfaultfd: the range's faults come to Farpage.
     pub const REGISTERED: Flags = Flags(1);
-    /// Not readable and writable now: nothing is taken out of it.
+    /// Not readable and writable now, so no page is taken out.
     pub const PROTECTED: Flags = Flags(1 << 1);
     /// Locked with mlock.
     pub const LOCKED: Flags = Flags(1 << 2);
-    /// Must stay in memory: it holds a thread's stack or control block.
+    /// Must stay in memory, because the range holds a thread's stack or control block.
     pub const HELD: Flags = Flags(1 << 3);
-    /// The program itself asked that a fork's child doesn't get it.
+    /// The program itself asked that a fork's child doesn't get the range.
     pub const DONT_FORK: Flags = Flags(1 << 4);
-    /// Protection that we don't manage (executable): leave it alone.
+    /// The range has a protection that Farpage doesn't manage (executable), and is left alone.
     pub const FOREIGN: Flags = Flags(1 << 5);
-    /// A fork's child finds zeros there: it has nothing of it to inherit.
+    /// A fork's child finds zeros in the range, and has nothing of it to inherit.
     pub const WIPE_ON_FORK: Flags = Flags(1 << 6);
-    /// Locked as it is touched: what isn't there yet needn't be.
+    /// Locked as it is touched (MLOCK_ONFAULT). Pages that aren't there yet needn't be brought in.
     pub const ON_TOUCH: Flags = Flags(1 << 7);
-    /// It has a protection key, which our threads have no access by: leave it alone.
+    /// The range has a protection key, which gives Farpage's threads no access, and is left alone.
     pub const KEYED: Flags = Flags(1 << 8);
     const NO_EVICTION: u32 =
         Self::PROTECTED.0 | Self::LOCKED.0 | Self::HELD.0 | Self::FOREIGN.0 | Self::KEYED.0;
@@ -40,79 +41,80 @@ impl Flags {
     pub const fn has(self, other: Flags) -> bool {
         self.0 & other.0 == other.0
     }
-    /// With `other` set as well.
+    /// Returns these flags with `other` set as well.
     #[must_use]
     pub const fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
     }
-    /// With `other` cleared.
+    /// Returns these flags with `other` cleared.
     #[must_use]
     pub const fn without(self, other: Flags) -> Flags {
         Flags(self.0 & !other.0)
     }
-    /// Whether pages may be taken out of such a range.
+    /// Whether pages may be taken out of a range with these flags.
     pub const fn may_evict(self) -> bool {
         self.has(Flags::REGISTERED) && self.0 & Self::NO_EVICTION == 0
     }
-    /// Whether such a range may be registered at all.
+    /// Whether a range with these flags may be registered at all.
     pub const fn may_register(self) -> bool {
         self.0 & (Self::HELD.0 | Self::FOREIGN.0 | Self::KEYED.0 | Self::LOCKED.0) == 0
     }
 }
 
-/// One range.
+/// One known mapping, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Its pages.
+    /// The pages of the range.
     pub pages: PageRange,
-    /// What is known about it.
+    /// Known properties of the range.
     pub flags: Flags,
-    /// What readahead by address knows about it.
+    /// What readahead by address knows about the range.
     pub ahead: RegionWord,
 }
 
-// SAFETY: integers, each valid as zero.
+// SAFETY: integers, each valid as zero, and none with a drop.
 unsafe impl Zeroed for Range {}
 
-/// The list is full: the program has more mappings than we can follow (the kernel's limit is 65,530).
+/// The list is full. The program has more mappings than Farpage can follow (the kernel's limit is 65,530).
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooMany;
 
-/// Sorted, disjoint ranges; neighbours with equal flags are one range.
+/// Sorted, disjoint ranges. Neighbours with equal flags are one range.
 pub struct Ranges<'m> {
     list: &'m mut [Range],
     count: usize,
 }
 
 impl<'m> Ranges<'m> {
-    /// An empty list in handed memory.
+    /// Creates an empty list in handed memory.
     pub fn new(list: &'m mut [Range]) -> Ranges<'m> {
         Ranges { list, count: 0 }
     }
 
-    /// All of them, in address order.
+    /// Returns all ranges, in address order.
     pub fn as_slice(&self) -> &[Range] {
         &self.list[..self.count]
     }
 
-    /// Index of the first range that ends after `page`.
+    /// Returns the index of the first range that ends after `page`.
     fn first_ending_after(&self, page: PageIndex) -> usize {
         self.as_slice().partition_point(|range| range.pages.end <= page)
     }
 
-    /// The range that contains `page`.
+    /// Returns the range that contains `page`.
     pub fn find(&self, page: PageIndex) -> Option<Range> {
         self.at_or_after(page).filter(|range| range.pages.contains(page))
     }
 
-    /// What readahead by address knows about the range that contains `page`, to change it.
+    /// Returns the range that contains `page`, and a mutable reference to what readahead by address knows
+    /// about it.
     pub fn ahead_mut(&mut self, page: PageIndex) -> Option<(Range, &mut RegionWord)> {
         let at = self.first_ending_after(page);
         let range = self.list[..self.count].get_mut(at).filter(|range| range.pages.contains(page))?;
         Some((*range, &mut range.ahead))
     }
 
-    /// The first range that has a page at or after `page`.
+    /// Returns the first range that has a page at or after `page`.
     pub fn at_or_after(&self, page: PageIndex) -> Option<Range> {
         self.as_slice().get(self.first_ending_after(page)).copied()
     }
@@ -122,7 +124,7 @@ impl<'m> Ranges<'m> {
         !pages.is_empty() && self.at_or_after(pages.start).is_some_and(|range| range.pages.start < pages.end)
     }
 
-    /// Makes `pages` a range with `flags`, whatever was there.
+    /// Makes `pages` a range with `flags`, whatever was there before.
     pub fn insert(&mut self, pages: PageRange, flags: Flags) -> Result<(), TooMany> {
         self.replace(pages, Some(flags))
     }
@@ -132,7 +134,7 @@ impl<'m> Ranges<'m> {
         self.replace(pages, None)
     }
 
-    /// Changes the flags of every range in `pages`, splitting those that stick out. `pages` that no range
+    /// Changes the flags of every range in `pages`, and splits the ranges that stick out. Pages that no range
     /// covers stay uncovered.
     pub fn update(&mut self, pages: PageRange, change: impl Fn(Flags) -> Flags) -> Result<(), TooMany> {
         let mut from = pages.start;
@@ -149,7 +151,8 @@ impl<'m> Ranges<'m> {
         Ok(())
     }
 
-    /// Puts `with` in place of whatever lies in `pages`: at most the two ends of what was there stay.
+    /// Replaces whatever lies in `pages` by a range with the flags `with`, or by nothing. At most the two
+    /// ends of the old ranges stay.
     fn replace(&mut self, pages: PageRange, with: Option<Flags>) -> Result<(), TooMany> {
         if pages.is_empty() {
             return Ok(());
@@ -190,7 +193,7 @@ impl<'m> Ranges<'m> {
         Ok(())
     }
 
-    /// Joins equal neighbours among `first - 1 ..= last`.
+    /// Joins neighbours with equal flags among the ranges `first - 1 ..= last`.
     fn merge_around(&mut self, first: usize, last: usize) {
         let mut at = first.saturating_sub(1);
         let mut end = (last + 1).min(self.count);
@@ -207,8 +210,8 @@ impl<'m> Ranges<'m> {
         }
     }
 
-    /// The whole unbroken stretch of ranges around `page`, whatever their flags: what a user would call "the
-    /// mapping", for the question whether it is big enough to manage.
+    /// Returns the whole unbroken stretch of ranges around `page`, whatever their flags. Users would call the
+    /// stretch "the mapping". The caller asks whether the stretch is big enough to manage.
     pub fn stretch(&self, page: PageIndex) -> Option<PageRange> {
         let at = self.first_ending_after(page);
         let mut whole = self.as_slice().get(at).filter(|range| range.pages.contains(page))?.pages;
@@ -303,7 +306,7 @@ mod tests {
         }
     }
 
-    /// An update of no pages inside a range looked at that range for ever.
+    /// Regression: an update of no pages, inside a range, never ended.
     #[test]
     fn update_of_nothing_ends_and_changes_nothing() {
         let mut memory = vec![NOTHING; 4];
@@ -313,7 +316,7 @@ mod tests {
         assert_eq!(ranges.find(PageIndex(5)).unwrap().flags, Flags::NONE);
     }
 
-    /// No pages at all, in the middle of a range, were said to touch it.
+    /// Regression: an empty set of pages, in the middle of a range, was said to touch it.
     #[test]
     fn nothing_touches_no_range() {
         let mut memory = vec![NOTHING; 4];

@@ -1,13 +1,14 @@
-//! Pages that are one 64-bit word over and over: zeroed memory, -1, cleared float arrays.
+//! Detects pages that repeat one 64-bit word: zeroed memory, -1, cleared float arrays.
 //!
-//! The first question asked about an evicted page. Most pages are told apart by their first and last
-//! word, so saying "no" costs two cache lines and a few ns; saying "yes" reads the whole page.
+//! An eviction asks this question first. The first and the last word tell most pages apart, so the answer
+//! "no" costs two cache lines and a few ns. The answer "yes" needs the whole page.
 #![forbid(unsafe_code)]
 
 use crate::units::PAGE_BYTES;
 
 const WORD_BYTES: usize = size_of::<u64>();
-/// Compared between two looks at the result: one cache line, which the compiler turns into vector code.
+/// Bytes compared between two checks of the result: one cache line, which the compiler turns into vector
+/// code.
 const LINE_BYTES: usize = 64;
 const _: () = assert!(PAGE_BYTES.is_multiple_of(LINE_BYTES) && LINE_BYTES.is_multiple_of(WORD_BYTES));
 
@@ -17,11 +18,12 @@ fn word_at(bytes: &[u8], offset: usize) -> u64 {
     u64::from_ne_bytes(word)
 }
 
-/// The word (in this machine's byte order) that the page repeats; `None` if it is not such a page.
+/// Returns the word, in this machine's byte order, that the page repeats; `None` if the page repeats no word.
 #[must_use]
 pub fn same_filled(page: &[u8; PAGE_BYTES]) -> Option<u64> {
     let word = word_at(page, 0);
-    // The last word first: arrays often begin with a run of equal values, and hardly any ends with it.
+    // Compare the last word first: arrays often begin with a run of equal values, and hardly any ends with
+    // it.
     if word_at(page, PAGE_BYTES - WORD_BYTES) != word {
         return None;
     }
@@ -33,7 +35,7 @@ pub fn same_filled(page: &[u8; PAGE_BYTES]) -> Option<u64> {
     page.chunks_exact(LINE_BYTES).all(line_repeats).then_some(word)
 }
 
-/// Writes `word` all over the page: the way back from [`same_filled`].
+/// Writes `word` all over the page: the inverse of [`same_filled`].
 pub fn fill(page: &mut [u8; PAGE_BYTES], word: u64) {
     for bytes in page.chunks_exact_mut(WORD_BYTES) {
         bytes.copy_from_slice(&word.to_ne_bytes());

@@ -1,6 +1,6 @@
-//! A driver of a few lines for the tests beside it: a pager, its frames, and moves from the first call to the last. Nothing waits,
-//! nothing is the program's, and a write is over when a test says so.
-// UNSAFETY: it hands the pager its memory and writes the frames.
+//! A small driver for the tests beside it: a pager, its frames, and moves from the first call to the last.
+//! Nothing waits, no memory is a program's, and a write is over when a test says so.
+// UNSAFETY: the driver hands the pager its memory and writes the frames.
 
 use farpage_core::areas::{AreaMemory, Areas, Leases, Place, SlotMemory, heirs, pages};
 use farpage_core::cache::{Backing, Cache, CacheMemory};
@@ -31,24 +31,25 @@ pub const PAGE: PageIndex = PageIndex(3);
 pub const OTHER: PageIndex = PageIndex(4);
 pub const LEFT: Backing = Backing::Memory;
 
-/// Nobody waits in these tests but where it is said.
+/// A wake that does nothing. No thread waits in these tests unless a test says so.
 pub struct Nobody;
 
 impl Wake for Nobody {
     fn wake(&self, _: PageIndex) {}
 }
 
-/// A pager and its frames, which stand for the program's memory and the device too.
+/// A pager and its frames. The frames also stand for the program's memory and the device.
 pub struct Driver {
     pub pager: Pager<'static>,
     pub frames: *mut PageBytes,
     pub scratch: Box<Scratch>,
 }
 
-/// Zeroed memory that is never given back.
+/// Returns zeroed memory that is never given back.
 pub fn region(bytes: usize) -> Region<'static> {
     let memory = vec![0_u64; bytes.div_ceil(8)].leak();
-    // SAFETY: zeroed, of that size, and leaked: nobody else's for good.
+    // SAFETY: the memory is readable, writable, zeroed and of that size. It is leaked, so no other owner ever
+    // uses it.
     unsafe { Region::new(memory.as_mut_ptr().cast(), size_of_val(memory)) }
 }
 
@@ -56,7 +57,7 @@ pub fn table<T: Zeroed>(count: usize) -> &'static mut [T] {
     region(Region::bytes_for::<T>(count)).carve(count)
 }
 
-/// As the process `me` sees it.
+/// Returns the area as the process `me` sees it.
 pub fn area(holders: &'static [AtomicU32], me: u32) -> AreaMemory<'static> {
     let bytes = SlotMemory::bytes(SlotPolicy::Clusters, SLOTS, 1);
     AreaMemory {
@@ -72,7 +73,7 @@ pub fn area(holders: &'static [AtomicU32], me: u32) -> AreaMemory<'static> {
     }
 }
 
-/// How many bytes the pool may have, and whether there is an area.
+/// Returns a driver whose pool may have `pool_bytes` bytes, with an area or without.
 pub fn driver(pool_bytes: usize, with_area: bool) -> Driver {
     driver_of(pool_bytes, with_area.then(|| area(table(1), 1)), None)
 }
@@ -82,7 +83,7 @@ pub fn driver_of(
     area: Option<AreaMemory<'static>>,
     elder: Option<&'static Pager<'static>>,
 ) -> Driver {
-    // Anything at all in the pool is more than it should keep.
+    // Any object at all makes the pool too full.
     driver_that_accepts(0, pool_bytes, area, elder)
 }
 
@@ -102,12 +103,13 @@ pub fn driver_that_accepts(
     pages.attach(PageIndex(0), &leaves[0]);
     let frames = table::<PageBytes>(FRAMES).as_mut_ptr();
     let memory = CacheMemory::carve(&mut region(CacheMemory::table_bytes(FRAMES)), frames, FRAMES);
-    // SAFETY: as many page-aligned frames as there are tables for, used by this driver and the pager only.
+    // SAFETY: the frames are page-aligned, as many as there are tables for, and used by this driver and the
+    // pager only.
     let cache = unsafe { Cache::new(memory, Backing::Memory) };
     let layout = PoolLayout::for_limit(pool_bytes);
     let data: &'static mut [PageBytes] = table(layout.data_bytes.div_ceil(PAGE_BYTES));
     let memory = PoolMemory {
-        // SAFETY: the bytes of those pages, in one piece, handed over for good.
+        // SAFETY: the bytes are those pages' in one piece, initialized, and handed over for good.
         data: unsafe { core::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), layout.data_bytes) },
         objects: table(layout.objects),
         blocks: table(layout.blocks),
@@ -124,7 +126,8 @@ pub fn driver_that_accepts(
         cache,
         pool: Pool::new(&layout, memory, config.accept_percent),
         areas,
-        // SAFETY: zeroed memory of that size and more, aligned to a page; zeros are fresh counters.
+        // SAFETY: the memory is zeroed, at least of that size, and aligned to a page. Zeros are fresh
+        // counters.
         stats: unsafe { &*stats.as_ptr().cast() },
         wake: &Nobody,
         slot_words: Box::leak(Box::new(SlotWords::new())),
@@ -135,12 +138,12 @@ pub fn driver_that_accepts(
     Driver { pager, frames, scratch: Box::new(Scratch::new()) }
 }
 
-/// What a page may contain: zeros, or something that compresses well and is no single word.
+/// Returns the bytes of a page: zeros, or bytes that compress well and aren't one repeated word.
 pub fn bytes_of(kind: u8) -> [u8; PAGE_BYTES] {
     std::array::from_fn(|at| if kind == 0 || at % 16 == 0 { kind } else { (at % 16) as u8 })
 }
 
-/// A column of numbers.
+/// Returns a page with a column of numbers.
 pub fn numbers() -> [u8; PAGE_BYTES] {
     let mut page = [0; PAGE_BYTES];
     page.as_chunks_mut()
@@ -151,7 +154,7 @@ pub fn numbers() -> [u8; PAGE_BYTES] {
     page
 }
 
-/// What doesn't compress.
+/// Returns a page that doesn't compress.
 pub fn noise() -> [u8; PAGE_BYTES] {
     let mut random = 7_u64;
     std::array::from_fn(|_| {
@@ -160,7 +163,7 @@ pub fn noise() -> [u8; PAGE_BYTES] {
     })
 }
 
-/// Words in an order that only a better codec makes much of.
+/// Returns a page of words in an order that only a better codec compresses much.
 pub fn words_of(kind: u64) -> [u8; PAGE_BYTES] {
     let words: [&[u8]; 4] =
         [b"page of a frame ", b"slot in a cluster ", b"evicted by whom ", b"that came back "];
@@ -179,7 +182,8 @@ pub fn words_of(kind: u64) -> [u8; PAGE_BYTES] {
 impl Driver {
     pub fn frame(&mut self, frame: FrameIndex) -> &mut [u8; PAGE_BYTES] {
         assert!(frame.at() < FRAMES);
-        // SAFETY: in bounds; the pager makes references to frames only inside its calls, none of which runs now.
+        // SAFETY: the frame is in bounds. The pager makes references to frames only inside its calls, and
+        // none runs now.
         unsafe { &mut (*self.frames.add(frame.at())).0 }
     }
 
@@ -188,14 +192,14 @@ impl Driver {
         self.pager.settle_fault(ticket, LEFT);
     }
 
-    /// Takes the one resident page out, with these bytes, and parks it.
+    /// Takes the only resident page out with the bytes of `kind`, and parks it.
     pub fn evict(&mut self, page: PageIndex, kind: u8) {
         self.evict_bytes(page, &bytes_of(kind));
     }
 
     pub fn evict_bytes(&mut self, page: PageIndex, bytes: &[u8; PAGE_BYTES]) {
         let mut batch = Batch::new();
-        // The hand spares it some laps if it came back lately.
+        // The hand spares the page some laps if it came back lately.
         (0..8).for_each(|_| {
             if batch.is_empty() {
                 self.pager.begin_evict(&mut batch, 1);
@@ -207,7 +211,7 @@ impl Driver {
         self.pager.park(&mut batch);
     }
 
-    /// Takes up to four pages out, which are all zeros: how many.
+    /// Takes up to four pages of zeros out. Returns how many.
     pub fn evict_zeros(&mut self) -> usize {
         let mut batch = Batch::new();
         self.pager.begin_evict(&mut batch, 4);
@@ -217,7 +221,7 @@ impl Driver {
             batch.victims()[at].taken = Taken::Yes;
         }
         self.pager.park(&mut batch);
-        // What is kept for a stream stays.
+        // Pages kept for a stream stay.
         let mut busy = 0;
         while busy < self.pager.cache().usage().parked {
             busy = if self.place(&mut WriteBatch::new()) == Placed::Done { 0 } else { busy + 1 };
@@ -229,7 +233,7 @@ impl Driver {
         self.pager.place_oldest(&mut self.scratch, writes)
     }
 
-    /// Evicts and finds a place that needs no write: the state it ends in.
+    /// Evicts a page and finds a place that needs no write. Returns the state that the page ends in.
     pub fn evict_and_place(&mut self, page: PageIndex, kind: u8) -> State {
         self.evict(page, kind);
         self.place_evicted(page)
@@ -250,7 +254,7 @@ impl Driver {
         self.pager.densify(is_old, &mut self.scratch)
     }
 
-    /// Evicts and writes to the area: the slot.
+    /// Evicts a page and writes it to the area. Returns the slot.
     pub fn evict_to_area(&mut self, page: PageIndex, kind: u8) -> SlotIndex {
         self.evict(page, kind);
         let mut writes = WriteBatch::new();
@@ -266,7 +270,7 @@ impl Driver {
         ticket
     }
 
-    /// Ends a fault on a page in the pool, and says what was in it.
+    /// Ends a fault on a page in the pool. Returns the page's bytes.
     pub fn finish_load(&mut self, ticket: Ticket) -> [u8; PAGE_BYTES] {
         self.pager.load(&ticket, &mut self.scratch.decoder).unwrap();
         let bytes = *self.frame(ticket.frame().unwrap());
@@ -274,7 +278,7 @@ impl Driver {
         bytes
     }
 
-    /// A touch of a page of zeros, and what readahead would make of it.
+    /// Touches a page of zeros. Returns the plan that readahead makes of the touch.
     pub fn touch_alone(&mut self, page: PageIndex, access: Access) -> Option<Plan> {
         let mut ticket = match self.pager.fault(page, access) {
             Step::Zero(ticket) | Step::Install(ticket) => ticket,
@@ -286,7 +290,7 @@ impl Driver {
         plan
     }
 
-    /// The same, and it is done.
+    /// Touches a page of zeros and carries the plan out.
     pub fn touch(&mut self, page: PageIndex, access: Access) {
         if let Some(plan) = self.touch_alone(page, access) {
             self.bring(plan);

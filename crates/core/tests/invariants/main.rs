@@ -1,5 +1,5 @@
-//! The invariants that hold across components, by number, and the tests that show them. Those that belong to no
-//! single structure are shown here, through the pager and a driver (`driver`).
+//! The invariants that hold across components, by number, and the tests that show them. Invariants that
+//! belong to no single structure are shown here, through the pager and a driver (`driver`).
 //!
 //! | | invariant | shown by |
 //! |---|---|---|
@@ -43,7 +43,7 @@ fn invariant_2_after_a_failed_store_the_pool_has_no_older_copy() {
     assert!(matches!(driver.evict_and_place(PAGE, 1), State::Pooled(_)));
     let ticket = driver.begin_load(PAGE);
     assert_eq!(driver.finish_load(ticket), bytes_of(1));
-    // It changes, and this time the pool has no room.
+    // The page changes, and this time the pool has no room.
     driver.pager.pool().set_limit(0);
     assert!(matches!(driver.evict_and_place(PAGE, 2), State::Parked { .. }));
     assert_eq!(driver.pager.pool().usage().objects, 0, "the old bytes are still there");
@@ -69,7 +69,7 @@ fn invariant_3_whether_a_page_is_zeros_is_found_anew_at_each_eviction() {
     driver.check();
 }
 
-/// The same where the page still owns a slot with other bytes, which it loses when it goes.
+/// The page still owns a slot with other bytes, and loses the slot when it goes.
 #[test]
 fn invariant_3_a_page_that_becomes_zeros_leaves_its_slot() {
     let mut driver = driver(0, true);
@@ -94,14 +94,14 @@ fn invariant_4_a_page_on_its_way_is_locked_and_who_locks_it_looks_again() {
     assert!(matches!(driver.evict_and_place(PAGE, 1), State::Pooled(_)));
     let seen_before = driver.pager.table().get(PAGE).unwrap().entry().load();
     let ticket = driver.begin_load(PAGE);
-    // It is being filled: nobody else gets it, whichever way he comes.
+    // The page is being filled. No other thread gets it, by whatever call.
     assert!(matches!(driver.pager.fault(PAGE, Access::Read), Step::Joined));
     let mut writes = WriteBatch::new();
     assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch), Shrunk::Busy);
     assert!(driver.pager.quiet(PageRange::of(PAGE, 1)).is_err());
     assert!(driver.pager.table().get(PAGE).unwrap().entry().try_lock(seen_before).is_err());
     assert_eq!(driver.finish_load(ticket), bytes_of(1));
-    // Who looked before it was locked finds out that what he saw is over.
+    // A thread that looked before the page was locked finds out that its view is outdated.
     let now = driver.pager.table().get(PAGE).unwrap().entry().try_lock(seen_before).unwrap_err();
     assert!(now.state().is_resident() && !now.is_locked());
     driver.check();
@@ -116,7 +116,7 @@ fn what_is_old_becomes_denser_where_nobody_is_on_its_way_to_it() {
     assert_eq!(driver.densify(true), Densified::Nothing, "it isn't old");
     driver.pager.pool().turn();
     driver.pager.pool().turn();
-    // Without an area this is what makes room.
+    // Without an area, densifying is the way to make room.
     let mut writes = WriteBatch::new();
     assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch), Shrunk::NoArea);
     assert_eq!(driver.densify(true), Densified::Shorter);
@@ -128,12 +128,12 @@ fn what_is_old_becomes_denser_where_nobody_is_on_its_way_to_it() {
     let ticket = driver.begin_load(PAGE);
     assert_eq!(driver.finish_load(ticket), words_of(1));
 
-    // As it was stored at first, and just being brought in.
+    // The object is as it was stored at first, and the page is being brought in.
     assert!(matches!(driver.evict_and_place_words(PAGE, 1), State::Pooled(_)));
     let ticket = driver.begin_load(PAGE);
     assert_eq!(driver.densify(false), Densified::Busy);
     assert_eq!(driver.finish_load(ticket), words_of(1));
-    // What can't become shorter is looked at once: numbers.
+    // A page that can't become shorter is looked at once. Numbers can't.
     driver.evict_bytes(PAGE, &numbers());
     let stored = driver.place_evicted(PAGE);
     assert_eq!(driver.densify(false), Densified::AsItWas);
@@ -152,7 +152,7 @@ fn invariant_5_write_back_leaves_a_page_alone_that_is_on_its_way_or_gone() {
     assert_eq!((writes.len(), driver.pager.pool().owner(first)), (0, Some(PAGE)));
     driver.finish_load(ticket);
     assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch), Shrunk::Enough);
-    // Stored anew under the same handle: what is written is what is there now.
+    // The page is stored anew under the same handle. The write takes the bytes that are there now.
     assert_eq!(driver.evict_and_place(PAGE, 2), State::Pooled(first));
     assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch), Shrunk::Queued);
     let frames: Vec<_> = writes.frames().collect();
@@ -181,8 +181,8 @@ fn invariant_6_a_failed_write_keeps_the_page() {
     }
 }
 
-/// What can't be written may soon not be read either: a page that was in memory went back to the slot that it had there, and was
-/// lost with it.
+/// An area that can't be written may soon not be readable either. A page in memory once went back to its old
+/// slot on a failed area, and was lost with the slot.
 #[test]
 fn invariant_6_a_page_in_memory_is_left_to_an_area_that_failed_only_if_nothing_else_takes_it() {
     for has_room in [true, false] {
@@ -210,7 +210,7 @@ fn invariant_6_a_failed_read_is_an_error_for_good_and_never_zeros() {
     driver.first_touch(PAGE);
     let slot = driver.evict_to_area(PAGE, 1);
     let Step::Read(ticket) = driver.pager.fault(PAGE, Access::Read) else { panic!("it is on the area") };
-    // The device says that it has read, but what came are zeros.
+    // The device says that it has read, but zeros came.
     *driver.frame(ticket.frame().unwrap()) = bytes_of(0);
     assert_eq!(driver.pager.read_done(&ticket, &mut driver.scratch), Err(slot));
     driver.pager.fail(ticket, slot);
@@ -224,12 +224,12 @@ fn invariant_6_a_failed_read_is_an_error_for_good_and_never_zeros() {
     driver.check();
 }
 
-/// A child of `parent` as it is now, whose books change for nobody else again, with the same area.
+/// Returns a child of `parent`, with the same area. The parent's books never change again.
 fn child_of(parent: Driver, holders: &'static [AtomicU32], me: u32) -> Driver {
     child_and_elder(parent, holders, me).0
 }
 
-/// The same, and those books.
+/// Returns a child of `parent`, and the parent's books.
 fn child_and_elder(parent: Driver, holders: &'static [AtomicU32], me: u32) -> (Driver, &'static Driver) {
     let elder: &'static Driver = Box::leak(Box::new(parent));
     elder.pager.forget_holders();
@@ -238,7 +238,7 @@ fn child_and_elder(parent: Driver, holders: &'static [AtomicU32], me: u32) -> (D
     (child, elder)
 }
 
-/// Serves a fault on a page that is out, with `on_disk` as what its slot holds: its bytes.
+/// Serves a fault on a page that is out. `on_disk` is the content of its slot. Returns the page's bytes.
 fn bring(driver: &mut Driver, page: PageIndex, on_disk: u8) -> [u8; PAGE_BYTES] {
     match driver.pager.fault(page, Access::Read) {
         Step::Zero(ticket) => {
@@ -265,7 +265,7 @@ fn invariant_14_a_child_finds_each_page_where_its_parent_had_put_it() {
         parent.first_touch(page);
         parent.evict_and_place(page, kind);
     }
-    // What is left to be stored goes to the area.
+    // Pages that are stored from here on go to the area.
     parent.pager.pool().set_limit(0);
     parent.first_touch(disk);
     let slot = parent.evict_to_area(disk, 14);
@@ -287,11 +287,12 @@ fn invariant_14_a_child_finds_each_page_where_its_parent_had_put_it() {
     assert_eq!(child.pager.state(resident), State::Absent, "the kernel has copied it");
     assert_eq!(child.pager.state(zero), State::Zero);
     assert_eq!((child.pager.evicted(), child.pager.inherited()), (6, 5));
-    // For its own children, who must not take what is lost for zeros.
+    // The child's own children must not take lost pages for zeros.
     assert!(child.pager.has_lost());
     child.check();
 
-    // A child of the child, before that has looked at anything: then at some pages, but not at others.
+    // A child of the child inherits before the child has looked at all pages: some were brought in, the rest
+    // was not.
     assert_eq!(bring(&mut child, writing, 0), bytes_of(15));
     let mut grandchild = child_of(child, holders, 3);
     assert_eq!(grandchild.pager.inherited(), 4);
@@ -318,7 +319,7 @@ fn invariant_14_what_a_child_throws_away_it_inherits_no_more() {
     child.check();
 }
 
-/// A child kept all of its parent's pool until it had looked at the last page that was in it.
+/// A child once kept all of its parent's pool until it had looked at the last page in it.
 #[test]
 fn what_a_child_needs_no_more_leaves_the_pool_that_it_has_inherited() {
     let holders: &'static [AtomicU32] = table(1);
@@ -342,7 +343,7 @@ fn what_a_child_needs_no_more_leaves_the_pool_that_it_has_inherited() {
     child.check();
 }
 
-/// The bytes of a slot that isn't what it was are never the child's: its page is lost, and so it stays.
+/// The bytes of a slot that has changed are never the child's. The child's page is lost, and stays so.
 #[test]
 fn invariant_14_an_inherited_page_that_can_not_be_read_is_lost() {
     let holders: &'static [AtomicU32] = table(1);
@@ -359,8 +360,9 @@ fn invariant_14_an_inherited_page_that_can_not_be_read_is_lost() {
     child.check();
 }
 
-/// Half of the touches go through new memory, page by page, half are anywhere in a third of what there is room for. Without a
-/// look at how long pages are out, a quarter of the latter find their page gone.
+/// Half of the touches go through new memory, page by page. Half are anywhere in a third of the pages that
+/// fit. Without a look at how long pages are out, a quarter of the touches in that third find their page
+/// gone.
 #[test]
 fn what_is_used_stays_while_a_walk_goes_through_memory() {
     const USED: u64 = 20;
@@ -387,8 +389,8 @@ fn what_is_used_stays_while_a_walk_goes_through_memory() {
     assert!((100..1_000).contains(&missed), "{missed} of 10,000");
 }
 
-/// Touches at random in 120 pages, half of them in the first 20, with room for 60: of the latter's 23,000 at the end 4,600 were
-/// faults before it was remembered who comes back soon, and 1,500 are.
+/// Touches at random in 120 pages, half of them in the first 20, with room for 60. Remembering which
+/// pages come back soon saves two thirds of the faults on the first 20.
 #[test]
 fn what_is_touched_often_stays_where_lone_victims_are_cheap() {
     const HOT: u64 = 20;
@@ -417,7 +419,7 @@ fn what_is_touched_often_stays_where_lone_victims_are_cheap() {
     assert!(hot * 2 < hot_before && all.0 < all.1, "{hot} of {hot_before} hot ones, of all {all:?}");
 }
 
-/// What is spared for many laps isn't spared when there is nothing else.
+/// A page that is to be spared for many laps goes when no other page can.
 #[test]
 fn when_all_pages_are_to_be_spared_some_go_all_the_same() {
     let mut driver = driver(64 << 10, false);
@@ -438,7 +440,7 @@ fn when_all_pages_are_to_be_spared_some_go_all_the_same() {
 
 const FIRST: PageIndex = PageIndex(1_000);
 
-/// Touches pages from `FIRST` on while there is room for so many. How many came in from where they had gone.
+/// Touches pages from `FIRST` on while there is room for `room` pages. Returns how many came back in.
 fn go(driver: &mut Driver, room: u64, pages: impl Iterator<Item = u64>) -> u64 {
     let count = |driver: &Driver| driver.pager.stats().get(Counter::SwpinZero);
     let before = count(driver);
@@ -457,7 +459,8 @@ fn driver_to_walk(pages: u64) -> Driver {
     driver
 }
 
-/// By the hand alone, a walk that goes round finds nothing or little of it: each page goes before the walk comes to it again.
+/// By the hand alone, a walk that goes round finds little or nothing in memory: each page goes before the
+/// walk comes to it again.
 #[test]
 fn a_walk_round_more_than_there_is_room_for_finds_there_what_there_is_room_for() {
     for (pages, most) in [(6_000, 3_600), (3_300, 600)] {
@@ -468,7 +471,8 @@ fn a_walk_round_more_than_there_is_room_for_finds_there_what_there_is_room_for()
     }
 }
 
-/// Blocks that fit, each gone through twice: what is behind the first walk through a block is needed for the second.
+/// Each block fits and is gone through twice. Pages behind the first walk through a block are needed for the
+/// second.
 #[test]
 fn a_walk_that_soon_comes_round_again_is_left_to_the_hand() {
     let mut driver = driver_to_walk(18_000);
@@ -484,8 +488,8 @@ fn a_walk_that_soon_comes_round_again_is_left_to_the_hand() {
     driver.check();
 }
 
-/// Pages that were shared since a fork and are the program's own now go next, wherever they were found: else all that a walk
-/// has gone through would be copied before any of it goes.
+/// Pages that were shared since a fork, and are the program's own now, go next, wherever they were found.
+/// Otherwise all pages that a walk has gone through would be copied before any of them goes.
 #[test]
 fn what_was_refused_behind_a_walk_goes_next() {
     let mut driver = driver_to_walk(100);
@@ -507,7 +511,7 @@ fn what_was_refused_behind_a_walk_goes_next() {
     driver.check();
 }
 
-/// A stream's window: brought when the third of its pages is touched.
+/// Returns a stream's window, which is asked for when the third of its pages is touched.
 fn window_behind(driver: &mut Driver, pages: u64) -> Plan {
     go(driver, 4 * pages, 0..pages);
     while driver.evict_zeros() > 0 {}
@@ -515,13 +519,13 @@ fn window_behind(driver: &mut Driver, pages: u64) -> Plan {
     plans.last().expect("three pages in a row are a stream")
 }
 
-/// Two windows of one stream can be on their way at once, and the younger meet the older one's marker. It was mapped, and
-/// the stream went past it unseen and was taken for one that jumps.
+/// Two windows of one stream can be on their way at once, and the younger may meet the older one's marker.
+/// The marker was once mapped. The stream then went past it unseen, and was taken for one that jumps.
 #[test]
 fn a_marker_stays_parked_when_another_window_meets_it() {
     let mut driver = driver_to_walk(64);
     let plan = window_behind(&mut driver, 64);
-    // Somebody else is quicker with the window's first page, which goes again later.
+    // Another thread is quicker with the window's first page, which goes again later.
     driver.first_touch(FIRST.plus(3));
     driver.bring(plan);
     let marker = FIRST.plus(4);
@@ -532,8 +536,8 @@ fn a_marker_stays_parked_when_another_window_meets_it() {
     driver.check();
 }
 
-/// A window that waited while the walk went on by itself: what the walk has gone through isn't brought again, should it
-/// have been evicted meanwhile.
+/// A window waited while the walk went on by itself. The pages that the walk has gone through aren't brought
+/// in again if they have been evicted meanwhile.
 #[test]
 fn a_window_that_the_walk_has_gone_through_brings_nothing() {
     let mut driver = driver_to_walk(64);
@@ -548,7 +552,7 @@ fn a_window_that_the_walk_has_gone_through_brings_nothing() {
     driver.check();
 }
 
-/// Pages from `FIRST` on, all in a pool that keeps objects.
+/// Returns a driver whose pages from `FIRST` on are all in a pool that keeps objects.
 fn driver_that_keeps(pages: u64) -> Driver {
     let mut driver = driver_that_accepts(90, 256 << 10, None, None);
     driver.pager.ranges.lock().insert(PageRange::of(FIRST, pages), Flags::REGISTERED).unwrap();
@@ -559,7 +563,8 @@ fn driver_that_keeps(pages: u64) -> Driver {
     driver
 }
 
-/// Touches pages of the pool in order, and brings the windows that this leads to. How many of them keep their objects.
+/// Touches pages of the pool in order, and brings in the windows that the touches lead to. Returns how many
+/// of the pages keep their objects.
 fn walk(driver: &mut Driver, pages: core::ops::Range<u64>) -> usize {
     for page in pages.clone().map(|at| FIRST.plus(at)) {
         let mut ticket = match driver.pager.fault(page, Access::Write) {
@@ -577,7 +582,7 @@ fn walk(driver: &mut Driver, pages: core::ops::Range<u64>) -> usize {
     pages.filter(keeps).count()
 }
 
-/// Takes everything out, with these bytes, and finds it a place.
+/// Takes every page out with the bytes of `kind`, and finds it a place.
 fn evict_all(driver: &mut Driver, kind: u8) {
     let mut batch = Batch::new();
     while driver.pager.resident() > 0 {
@@ -594,7 +599,7 @@ fn evict_all(driver: &mut Driver, kind: u8) {
     }
 }
 
-/// Half of a walk's time was compressing again what it had only read.
+/// Half of a walk's time was once spent compressing again the pages that it had only read.
 #[test]
 fn what_a_walk_brought_and_nobody_wrote_is_not_compressed_again() {
     let mut driver = driver_that_keeps(40);
@@ -609,7 +614,7 @@ fn what_a_walk_brought_and_nobody_wrote_is_not_compressed_again() {
     driver.check();
 }
 
-/// Nothing says that a page was written but its bytes.
+/// Only the bytes say that a page was written.
 #[test]
 fn what_was_written_is_compressed_anew() {
     let mut driver = driver_that_keeps(40);
@@ -623,7 +628,8 @@ fn what_was_written_is_compressed_anew() {
     }
 }
 
-/// Where each page is written before it goes, a look at what it was is wasted: most windows keep nothing then.
+/// Where each page is written before it goes, its comparison with the old copy is wasted. Most windows keep
+/// no objects then.
 #[test]
 fn where_everything_is_written_hardly_anything_is_kept() {
     let mut driver = driver_that_keeps(40);
@@ -634,13 +640,14 @@ fn where_everything_is_written_hardly_anything_is_kept() {
     };
     let kept: Vec<usize> = (0..40).map(|n| lap(1 + n % 2)).collect();
     assert!(kept[0] > 20 && kept[30..].iter().sum::<usize>() < kept[0] * 3, "{kept:?}");
-    // Now they are only read. It takes some time to be seen.
+    // Now the pages are only read. The change takes some time to be seen.
     let kept: Vec<usize> = (0..400).map(|_| lap(2)).collect();
     assert!(kept[390..].iter().all(|kept| *kept > 20), "{kept:?}");
     driver.check();
 }
 
-/// A window waits for a thread, and the walk goes on without it: a fault for each page, where one will do for eight.
+/// A window waits for a thread, and the walk goes on without the window. Then each page costs a fault, where
+/// one fault will do for eight.
 #[test]
 fn a_walk_that_outruns_its_window_is_given_what_comes_next() {
     let mut driver = driver_that_keeps(40);
@@ -649,13 +656,13 @@ fn a_walk_that_outruns_its_window_is_given_what_comes_next() {
         let Step::Load(mut ticket) = driver.pager.fault(page, Access::Read) else { continue };
         let advice = driver.pager.plan_ahead(&mut ticket);
         driver.pager.settle_fault(ticket, LEFT);
-        // No window is ever brought.
+        // No window is ever brought in.
         if let Some(window) = advice.late {
             late.push((page.0 - FIRST.0, window.first.0 - FIRST.0, window.count));
             driver.bring(Plan::CatchUp(window));
         }
     }
-    // Not beyond the window: 8 pages from the fourth one on, and so on.
+    // The pages don't go beyond the window: 8 pages from the fourth one on, and so on.
     assert!(late.len() >= 4 && late[0] == (3, 4, 7), "{late:?}");
     assert!(late.iter().all(|(page, first, count)| *first == page + 1 && *count <= 7), "{late:?}");
     let ahead = driver.pager.stats().get(Counter::SwapRa);
@@ -663,7 +670,7 @@ fn a_walk_that_outruns_its_window_is_given_what_comes_next() {
     driver.check();
 }
 
-/// What is only kept goes before anything is written, and without any area.
+/// Objects that are only kept are freed before anything is written, also without any area.
 #[test]
 fn kept_objects_make_room_in_the_pool_first() {
     let mut driver = driver_that_keeps(40);
@@ -682,7 +689,7 @@ fn kept_objects_make_room_in_the_pool_first() {
     driver.check();
 }
 
-/// What stays for long doesn't keep its object: others need the room more.
+/// A page that stays for long doesn't keep its object, because other pages need the memory more.
 #[test]
 fn the_oldest_kept_objects_make_room_for_others() {
     let mut driver = driver_that_keeps(200);
@@ -695,8 +702,8 @@ fn the_oldest_kept_objects_make_room_for_others() {
     driver.check();
 }
 
-/// A walk comes to each page again soon if it goes round a small array: that doesn't mean that it should find there just what
-/// it found there last time. Spared for laps, such pages lay between those that went, and each was the end of a run.
+/// A walk round a small array comes to each page again soon. The walk needn't find the same pages there each
+/// time for that. Pages spared for laps would lie between those that go, and each would end a run.
 #[test]
 fn a_page_that_a_walk_comes_to_is_not_spared() {
     let mut driver = driver_to_walk(40);

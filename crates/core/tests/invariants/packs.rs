@@ -1,4 +1,5 @@
-//! Pages that share a slot: written together, read apart, and the slot is used again when the last one has left it.
+//! Pages that share a slot. They are written together and read apart, and the slot is free when the last page
+//! has left it.
 
 use crate::child_of;
 use crate::driver::*;
@@ -18,7 +19,7 @@ use std::sync::atomic::AtomicU32;
 
 const PAGES: [PageIndex; 3] = [PageIndex(3), PageIndex(4), PageIndex(6)];
 
-/// Evicts three pages that wait in one batch then.
+/// Evicts three pages, which then wait in one batch.
 fn queue(driver: &mut Driver) -> WriteBatch {
     let mut writes = WriteBatch::new();
     for (page, kind) in PAGES.into_iter().zip(1..) {
@@ -39,7 +40,7 @@ fn check_with(driver: &Driver, request: &WriteRequest) {
     check::all(&driver.pager, &InFlight { writing: &writing, slots: &slots, ..InFlight::default() });
 }
 
-/// Evicts and writes three pages: their slot, and what it has on the disk.
+/// Evicts and writes three pages. Returns their slot, and the slot's content on the disk.
 fn write(driver: &mut Driver) -> (SlotIndex, [u8; PAGE_BYTES]) {
     let mut writes = queue(driver);
     let mut request = assign(driver, &mut writes);
@@ -76,13 +77,13 @@ fn pages_that_compress_share_a_slot_until_the_last_one_has_left_it() {
 
     for (page, kind) in PAGES.into_iter().zip(1_u8..) {
         assert_eq!(read(&mut driver, page, &on_disk), bytes_of(kind));
-        // It was read only, so it keeps its part, and goes back there without a write.
+        // The page was only read. So it keeps its part, and goes back there without a write.
         driver.evict(page, kind);
         assert_eq!(driver.place(&mut WriteBatch::new()), Placed::Done);
         driver.check();
     }
 
-    // One was written since, one is thrown away.
+    // One page was written since, and one is discarded.
     assert_eq!(read(&mut driver, PAGES[0], &on_disk), bytes_of(1));
     assert_ne!(driver.evict_to_area(PAGES[0], 9), slot);
     driver.pager.discard(PageRange::of(PAGES[1], 1));
@@ -105,7 +106,7 @@ fn a_page_that_nothing_goes_with_is_written_as_it_is() {
     driver.evict(PageIndex(8), 1);
     assert_eq!(driver.place(&mut WriteBatch::new()), Placed::Done);
 
-    // Nor does what doesn't compress share anything, whatever it goes with.
+    // A page that doesn't compress shares no slot either, whatever it goes with.
     let mut writes = queue(&mut driver);
     driver.first_touch(PageIndex(9));
     driver.evict_bytes(PageIndex(9), &noise());
@@ -144,7 +145,7 @@ fn a_page_that_is_faulted_on_while_its_pack_is_written_leaves_the_others_in_it()
     let mut writes = queue(&mut driver);
     let mut request = assign(&driver, &mut writes);
     let on_disk = *driver.frame(request.written().next().unwrap());
-    // One is being brought in when the write is done, and one was thrown away.
+    // One page is being brought in when the write is done, and one was discarded.
     let Step::Load(ticket) = driver.pager.fault(PAGES[1], Access::Write) else {
         panic!("it is being written")
     };
@@ -166,7 +167,7 @@ fn a_pack_without_a_slot_is_parked_page_by_page() {
     let mut writes = queue(&mut driver);
     let Step::Load(ticket) = driver.pager.fault(PAGES[0], Access::Write) else { panic!("it waits") };
     driver.pager.park_again(&mut writes);
-    // The one that is on its way in stays.
+    // The page that is on its way in stays.
     assert_eq!((writes.len(), writes.frames().count()), (1, 2));
     assert_eq!(driver.finish_load(ticket), bytes_of(1));
     driver.pager.park_again(&mut writes);
@@ -196,7 +197,7 @@ fn what_a_damaged_pack_has_is_the_page_or_an_error() {
             }
         }
         driver.check();
-        // What could not be read stays out of use, part for part.
+        // A part that could not be read stays out of use.
         driver.pager.discard(PageRange::of(PageIndex(0), 100));
         driver.check();
     }
@@ -222,7 +223,7 @@ fn a_child_reads_its_own_part_of_a_slot_that_its_parent_has_left() {
     let (_, on_disk_again) = write(&mut parent);
     assert_eq!(on_disk_again[..8], on_disk[..8]);
     let mut child = child_of(parent, holders, 2);
-    // Whatever its pages are called by then.
+    // A page keeps its bytes when it moves.
     child.pager.remap(PageRange::of(PAGES[1], 1), PageIndex(50));
     for (page, kind) in [(PageIndex(50), 2), (PAGES[0], 1), (PAGES[2], 3)] {
         assert_eq!(read(&mut child, page, &on_disk_again), bytes_of(kind));
@@ -230,7 +231,7 @@ fn a_child_reads_its_own_part_of_a_slot_that_its_parent_has_left() {
     }
 }
 
-/// What is counted is slots that are free then: parts alone make no room for anything.
+/// Slots that become free are counted: parts alone make no room for anything.
 #[test]
 fn kept_parts_are_released_where_that_frees_their_slot() {
     let mut driver = driver(0, true);
@@ -245,7 +246,7 @@ fn kept_parts_are_released_where_that_frees_their_slot() {
     driver.check();
 }
 
-/// A walk's memory: as many pages, all alike, of which the area has what was written.
+/// The memory of a walk. All pages are alike, and `on_disk` has what was written to the area.
 struct Walk {
     driver: Driver,
     pages: PageRange,
@@ -291,7 +292,7 @@ impl Walk {
         }
     }
 
-    /// Reads a page, and brings the window that this leads to.
+    /// Reads a page, and brings in the window that the fault leads to.
     fn touch(&mut self, page: PageIndex) {
         let driver = &mut self.driver;
         let mut ticket = match driver.pager.fault(page, Access::Read) {
@@ -323,7 +324,8 @@ impl Walk {
         driver.pager.close_ahead(opening);
     }
 
-    /// Takes a few pages out, which are this by now. How many went from behind the walk, and how many of those keep their parts.
+    /// Takes a few pages out with the bytes of `kind`. Returns how many went from behind the walk, and how
+    /// many of those keep their parts.
     fn evict(&mut self, kind: u8) -> (u64, u64) {
         let count = |driver: &Driver| driver.pager.stats().get(Counter::EvictBehind);
         let (mut batch, before) = (Batch::new(), count(&self.driver));
@@ -342,8 +344,8 @@ impl Walk {
         (behind, if behind > 0 { kept } else { 0 })
     }
 
-    /// Goes through all pages, in a third of the room that they need, which are this as they go. How many went from behind the
-    /// walk, and how many of those kept their parts.
+    /// Goes through all pages in a third of the memory that they need. Each page has the bytes of `kind` when
+    /// it goes. Returns how many went from behind the walk, and how many of those kept their parts.
     fn lap(&mut self, kind: u8) -> (u64, u64) {
         let mut went = (0, 0);
         for page in self.pages.iter().map(Some).chain([None]) {
@@ -360,7 +362,8 @@ impl Walk {
     }
 }
 
-/// What a walk changes lies in more and more places, if the rest stays where it is.
+/// If a walk changes many pages, its memory lies in more and more places while the unchanged pages stay where
+/// they are.
 #[test]
 fn behind_a_walk_that_changes_many_pages_all_are_written_anew() {
     let mut walk = Walk::new(96);
@@ -369,11 +372,11 @@ fn behind_a_walk_that_changes_many_pages_all_are_written_anew() {
     walk.lap(2);
     let (behind, kept) = walk.lap(2);
     assert!(behind > 20 && kept == 0, "{kept} of {behind}: much was changed the time before");
-    // Now it only reads, which takes some laps to be seen.
+    // Now the walk only reads. The change takes some laps to be seen.
     (0..12).for_each(|_| _ = walk.lap(2));
     let (behind, kept) = walk.lap(2);
     assert!(behind > 20 && kept == behind, "{kept} of {behind}");
-    // Where nothing can be written, what is there stays there.
+    // Where nothing can be written, each page keeps its place.
     walk.lap(3);
     walk.driver.pager.areas().set_state(AreaId(0), AreaState::ReadOnly);
     let (behind, kept) = walk.lap(3);

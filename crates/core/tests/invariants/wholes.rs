@@ -1,5 +1,5 @@
-//! Pages that don't compress: in the pool they take as much memory as in the program, so only few wait there where an area is
-//! needed anyway. (A program with 9 MiB of random numbers in 8 MiB took 185 s: half of the budget was a pool full of them. It takes 1.5.)
+//! Pages that don't compress. In the pool they take as much memory as in the program. So only few of them
+//! wait there where an area is needed anyway. Otherwise half of the budget can become a pool full of them.
 
 use crate::driver::*;
 use farpage_core::check::{self, InFlight};
@@ -9,7 +9,7 @@ use farpage_core::stats::Counter;
 use farpage_core::table::entry::State;
 use farpage_core::units::{NodeId, PAGE_BYTES, PageIndex};
 
-/// Of these, a sixteenth is two pages.
+/// The pool's limit. A sixteenth of it is two pages.
 const POOL_BYTES: usize = 32 * PAGE_BYTES;
 const PAGES: [PageIndex; 6] =
     [PageIndex(3), PageIndex(4), PageIndex(6), PageIndex(7), PageIndex(8), PageIndex(20)];
@@ -18,7 +18,7 @@ fn driver_for_wholes(with_area: bool) -> Driver {
     driver_that_accepts(90, POOL_BYTES, with_area.then(|| area(table(1), 1)), None)
 }
 
-/// Evicts a page of noise: where it is then.
+/// Evicts a page of noise. Returns the state that it ends in.
 fn evict_noise(driver: &mut Driver, page: PageIndex, writes: &mut WriteBatch) -> State {
     driver.first_touch(page);
     driver.evict_bytes(page, &noise());
@@ -31,7 +31,7 @@ fn check_with(driver: &Driver, writes: &WriteBatch) {
     check::all(&driver.pager, &InFlight { writing: &writing, ..InFlight::default() });
 }
 
-/// Writes what the shrinker takes next.
+/// Writes the object that the shrinker takes next.
 fn shrink_to_area(driver: &mut Driver) {
     let mut writes = WriteBatch::new();
     assert_eq!(driver.pager.shrink(&mut writes, &mut driver.scratch), Shrunk::Queued);
@@ -39,7 +39,8 @@ fn shrink_to_area(driver: &mut Driver) {
     assert_eq!(driver.pager.write_done(&mut request, Ok(())), WriteProgress::Finished);
 }
 
-/// Once all but a few went to the area: each touch of one was a read where the pool had room for all that was out, and a program with a tenth of compressed data had 0.7 of the touches.
+/// All pages that don't compress, but for a few, once went to the area although the pool had room for
+/// everything that was out. Each touch of one was then a read.
 #[test]
 fn where_the_pool_holds_all_that_is_out_they_stay() {
     let mut driver = driver_for_wholes(true);
@@ -52,7 +53,8 @@ fn where_the_pool_holds_all_that_is_out_they_stay() {
 #[test]
 fn where_an_area_is_needed_few_wait_in_the_pool_and_the_oldest_go_first() {
     let mut driver = driver_for_wholes(true);
-    // Of more than the pool takes the oldest go to the area; the second is one of 16 of what is out.
+    // The pool gets more than it takes, and the oldest pages go to the area. With the second one, at least
+    // one in 16 of the pages that are out is on the area.
     let mut pages = (3..).map(PageIndex);
     for written in 0..2 {
         while !driver.pager.pool().over_accept_threshold() {
@@ -66,7 +68,7 @@ fn where_an_area_is_needed_few_wait_in_the_pool_and_the_oldest_go_first() {
     let is_on_area = |driver: &Driver, page| matches!(driver.pager.state(page), State::OnArea(_));
     assert!(is_on_area(&driver, PageIndex(3)) && is_on_area(&driver, PageIndex(4)));
 
-    // Far from full, the pool is shrunk until there is room for the next ones.
+    // Far from full, the pool is shrunk until the next pages that don't compress have room.
     while driver.pager.should_shrink() {
         shrink_to_area(&mut driver);
     }
@@ -82,7 +84,7 @@ fn where_an_area_is_needed_few_wait_in_the_pool_and_the_oldest_go_first() {
     assert_eq!((writes.len(), driver.pager.stats().get(Counter::PoolLimitHit)), (2, 0));
     check_with(&driver, &writes);
 
-    // What compresses isn't meant.
+    // A page that compresses goes to the pool all the same.
     let page = pages.next().unwrap();
     driver.first_touch(page);
     assert!(matches!(driver.evict_and_place(page, 1), State::Pooled(_)));

@@ -1,8 +1,8 @@
-//! From what a file system says about a file to extents of whole pages.
+//! Turns what a file system reports about a file into extents of whole pages.
 //!
-//! File systems with blocks smaller than a page may put a page's blocks anywhere. Only pages that lie in one
-//! piece, at a page's boundary of the device, can be slots; the blocks between them are left out, so the area may
-//! become smaller than the file. (Slot and place in the file are then no longer the same number.)
+//! File systems with blocks smaller than a page may put a page's blocks anywhere. Only a page that lies in
+//! one piece, at a page boundary of the device, can be a slot. The blocks between these pages are left out,
+//! so the area may become smaller than the file. (Then a slot's number is no longer its place in the file.)
 
 use super::Extent;
 use crate::units::{PAGE_BYTES, SLOTS_PER_AREA_MAX};
@@ -12,23 +12,24 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// Bytes of a file that lie side by side on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapped {
-    /// Where they begin in the file.
+    /// Offset in the file where the bytes begin.
     pub offset: u64,
-    /// Where they begin on the device.
+    /// Offset on the device where the bytes begin.
     pub place: u64,
-    /// How many.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
-/// The file has no blocks at this offset, so nothing can be written there without the file system.
+/// The file has no blocks at this offset, so without the file system nothing can be written there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hole {
-    /// The first byte without one.
+    /// The first byte without a block.
     pub offset: u64,
 }
 
-/// Gives `add` the extents of a file of `bytes` bytes, in the order of their slots, until there are `slots_max`
-/// slots. `mapped` is sorted by offset, without overlaps. Returns how many slots there are.
+/// Calls `add` for each extent of a file of `bytes` bytes, in the order of their slots, until there are
+/// `slots_max` slots. `mapped` must be sorted by offset, without overlaps. Returns the number of slots. Fails
+/// at the first hole among the blocks that are needed.
 pub fn whole_pages(
     mapped: &[Mapped],
     bytes: u64,
@@ -36,7 +37,7 @@ pub fn whole_pages(
     mut add: impl FnMut(Extent),
 ) -> Result<u32, Hole> {
     let slots_max = slots_max.min(SLOTS_PER_AREA_MAX);
-    // What is left of the file at its end is less than a page, and may be anything.
+    // The rest at the file's end is less than a page, and may be anything.
     let end = bytes - bytes % PAGE;
     let (mut slot, mut expected) = (0, 0);
     let mut rest = mapped.iter().copied().peekable();
@@ -47,7 +48,7 @@ pub fn whole_pages(
         if piece.offset != expected {
             return Err(Hole { offset: expected });
         }
-        // A file system may tell one piece in several, divided anywhere.
+        // A file system may report one piece as several, divided anywhere.
         let follows = |next: &Mapped, piece: &Mapped| {
             next.offset == piece.offset + piece.bytes && next.place == piece.place + piece.bytes
         };

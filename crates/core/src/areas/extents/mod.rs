@@ -1,26 +1,27 @@
 //! Extents: where on its device each slot of an area lies.
 //!
-//! A swap file is rarely one piece. Its extents are found once, when the area is put on (`mapped.rs` says how,
-//! from what the file system tells), and never change while it is on. So no tree is needed that could be
-//! changed, no lock and no cursor. First slots lie sorted in one array. Beside it a guide divides the area evenly, into
-//! half as many parts as there are extents or fewer, and says which extents have a part's first slot and the next
-//! part's; between the two there are rarely more than sixteen, which are compared at once, without a branch. Where
-//! there are more, because short extents lie close together, halving comes first, so a lookup takes O(log n) steps
-//! whatever the file looks like.
+//! A swap file is rarely one piece. The file's extents are found once, when the area is put on, and never
+//! change while it is on. `mapped.rs` finds them from what the file system reports. So a lookup needs no
+//! modifiable tree, no lock and no cursor.
 //!
-//! For each extent we keep what to add to a slot for its block. Two neighbours with the same distance are one
-//! extent, which is all there is to merging.
+//! The first slots of all extents lie sorted in one array. Beside the array, a guide divides the area evenly
+//! into parts, at most half as many as there are extents. The guide names the extent that holds a part's
+//! first slot, and the next part's. Between the two there are rarely more than sixteen extents, which are
+//! compared at once, without a branch. There are more where short extents lie close together. Then halving
+//! comes first, so a lookup takes O(log n) steps for any file.
 //!
-//! An array of sixteenths above the array of first slots, and so on up, needs less memory (12.3 bytes for each extent
-//! instead of 13 to 14), but four dependent reads where this has two: at 84,656 extents and random slots it was
-//! no faster than halving alone (33 ns; `farpage bench extents`).
+//! Each extent stores its *distance*, the number to add to one of its slots for the slot's block. Two
+//! neighbours with the same distance are one extent, so merging is only a comparison. The arrays may lie in
+//! memory that several processes see. One process builds them, and hands the other processes a [`Head`].
 //!
-//! The arrays may lie in memory that several processes see: one of them builds, and hands the others a [`Head`].
+//! An array of every sixteenth first slot above the array of first slots, and so on upwards, would need less
+//! memory. But a lookup would make four dependent reads instead of two, and would be no faster than halving
+//! alone.
 //!
-//! What extents are for here: a request that goes from one extent into the next is two to the disk, and ext4 makes it
-//! wait for a lock of the whole file, in a thread of the kernel's. So requests end where extents do
-//! ([`super::Areas::take`], and readahead).
-// UNSAFETY: memory that another process built has no type. It is given one here, beside the builder.
+//! Extents matter because a request that crosses from one extent into the next is two requests to the disk.
+//! For that request ext4 waits for a lock of the whole file, in a kernel thread. So requests end where
+//! extents end ([`super::Areas::take`], and readahead).
+// UNSAFETY: memory that another process built has no type. Its type is given here, beside the builder.
 
 mod mapped;
 #[cfg(all(test, not(loom)))]
@@ -31,9 +32,9 @@ pub use mapped::{Hole, Mapped, whole_pages};
 use crate::memory::Region;
 use crate::units::SLOTS_PER_AREA_MAX;
 
-/// First slots that are compared at once: 64 bytes.
+/// First slots that are compared at once, 64 bytes of them.
 const AT_ONCE: usize = 16;
-/// Beyond every slot, also as a signed number.
+/// A slot number beyond every slot, also as a signed number.
 const FAR: u32 = i32::MAX as u32;
 const _: () = assert!(SLOTS_PER_AREA_MAX <= FAR);
 
@@ -42,38 +43,40 @@ const _: () = assert!(SLOTS_PER_AREA_MAX <= FAR);
 pub struct Extent {
     /// The first slot.
     pub slot: u32,
-    /// How many slots.
+    /// Number of slots.
     pub count: u32,
-    /// Where the first lies, in pages from the device's start.
+    /// Where the first slot lies, in pages from the device's start.
     pub block: u64,
 }
 
 impl Extent {
-    /// What to add to one of its slots for the slot's block; wraps around, since blocks may be smaller than slots.
+    /// Returns the number to add to one of the extent's slots for that slot's block. The number wraps around,
+    /// because a block number may be smaller than the slot number.
     const fn distance(&self) -> u64 {
         self.block.wrapping_sub(self.slot as u64)
     }
 }
 
-/// Counts extents as they come, in the order of their slots, without keeping them: what a summary shows, and
-/// how much memory [`Builder`] will need.
+/// Counts extents in the order of their slots, without storing them. A summary shows the counts, and they say
+/// how much memory [`Builder`] needs.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Tally {
     extents: u32,
     slots: u32,
-    /// Of the last extent.
+    /// Distance of the last extent.
     distance: u64,
-    /// Where slot 0 lies.
+    /// Block where slot 0 lies.
     first_block: u64,
-    /// The lowest block with a slot other than 0, and one past the highest; none if they are equal.
+    /// The lowest block that holds a slot other than 0, and one past the highest. If they are equal, there is
+    /// no such block.
     lowest: u64,
     end: u64,
 }
 
 impl Tally {
-    /// Adds slots that follow those added before. Returns whether they begin a new extent, rather than make the
-    /// last one longer.
+    /// Adds slots that follow those added before. Returns true if they begin a new extent, and false if they
+    /// make the last extent longer.
     pub fn add(&mut self, extent: Extent) -> bool {
         assert!(extent.slot == self.slots && extent.count > 0, "extents follow each other without a gap");
         assert!(extent.count <= SLOTS_PER_AREA_MAX - extent.slot, "no area has as many slots");
@@ -88,7 +91,7 @@ impl Tally {
         begins
     }
 
-    /// Slot 0 is the header's, and doesn't count.
+    /// Widens the span of blocks. Slot 0 is the header's and doesn't count.
     fn widen(&mut self, extent: Extent) {
         let header = u64::from(extent.slot == 0);
         let (low, high) = (extent.block + header, extent.block + u64::from(extent.count));
@@ -99,41 +102,42 @@ impl Tally {
         }
     }
 
-    /// Extents so far.
+    /// Extents added so far.
     pub const fn extents(&self) -> u32 {
         self.extents
     }
 
-    /// Slots so far, slot 0 included.
+    /// Slots added so far, slot 0 included.
     pub const fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// Blocks from the lowest to the highest that is used, the header's not counted: how far apart the slots lie.
+    /// Number of blocks from the lowest to the highest used one, without the header's block. Says how far
+    /// apart the slots lie.
     pub const fn span(&self) -> u64 {
         self.end - self.lowest
     }
 }
 
-/// What there is to an area's extents beside their memory. All zero: they aren't known.
+/// Everything about an area's extents except their arrays. All zeros mean that the extents aren't known.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Head {
     device: u64,
     tally: Tally,
-    /// Slots of a part of the guide, as a shift.
+    /// Slots in a part of the guide, as a shift.
     shift: u32,
     /// Entries of the guide.
     guide: u32,
 }
 
 impl Head {
-    /// Whether there are any.
+    /// Whether the area's extents are known.
     pub const fn is_known(&self) -> bool {
         self.tally.extents > 0
     }
 
-    /// Bytes of the memory that belongs to it.
+    /// Bytes that the arrays take.
     pub const fn bytes(&self) -> u64 {
         self.tally.extents as u64 * (size_of::<u64>() + size_of::<u32>()) as u64
             + self.guide as u64 * size_of::<u32>() as u64
@@ -149,7 +153,7 @@ pub struct Builder<'m> {
 }
 
 impl<'m> Builder<'m> {
-    /// Room for this many extents, of [`Extents::bytes`].
+    /// Creates a builder with room for `extents_max` extents. `region` must have [`Extents::bytes`] left.
     pub fn new(region: &mut Region<'m>, extents_max: u32) -> Builder<'m> {
         let distances = region.carve(extents_max as usize);
         let starts = region.carve(extents_max as usize);
@@ -157,8 +161,8 @@ impl<'m> Builder<'m> {
         Builder { tally: Tally::default(), starts, distances, guide }
     }
 
-    /// Adds slots that follow those added before; merges them with the last extent if they lie behind it on the
-    /// device too. Returns whether they begin a new extent. Panics if there is no room for one.
+    /// Adds slots that follow those added before. Merges them with the last extent if they follow it on the
+    /// device too. Returns whether they begin a new extent. Panics if a new extent has no room.
     pub fn add(&mut self, extent: Extent) -> bool {
         let begins = self.tally.add(extent);
         if begins {
@@ -169,7 +173,8 @@ impl<'m> Builder<'m> {
         begins
     }
 
-    /// Writes the guide. `device` is the device's number; at least one slot must have been added.
+    /// Writes the guide and returns the extents. `device` is the device's number. At least one slot must have
+    /// been added.
     pub fn finish(self, device: u64) -> Extents<'m> {
         assert!(self.tally.slots > 0, "an area has slots");
         let Builder { tally, starts, distances, guide } = self;
@@ -193,27 +198,28 @@ impl<'m> Builder<'m> {
     }
 }
 
-/// Entries of the guide: one for each of at most half as many parts as there are extents, and one for the end. Few
-/// extents need none.
+/// Entries of the guide: one for each part and one for the end. There are at most half as many parts as
+/// extents. A few extents need no guide.
 const fn guide_max(extents: usize) -> usize {
     if extents <= AT_ONCE { 0 } else { extents / 2 + 1 }
 }
 
-/// The extents of an area that is on. They never change, so any number of threads may look.
+/// The extents of an area that is on. They never change, so any number of threads may read them.
 pub struct Extents<'m> {
     head: Head,
-    /// The first sixteen first slots once more, filled up with what is beyond every slot: most areas have no more.
+    /// Copy of the first sixteen first slots, filled up with [`FAR`]. Most areas have no more extents.
     few: [u32; AT_ONCE],
-    /// Which extent has the first slot of each part; at the end, the last extent. Empty for few extents.
+    /// The extent that holds the first slot of each part. The last entry is the last extent. Empty if there
+    /// are few extents.
     guide: &'m [u32],
     /// The first slot of each extent.
     starts: &'m [u32],
-    /// For each extent, what to add to a slot for its block.
+    /// The distance of each extent: the number to add to a slot for its block.
     distances: &'m [u64],
 }
 
 impl<'m> Extents<'m> {
-    /// Memory for this many extents: 12 bytes for each, and up to 2 for the guide.
+    /// Bytes of memory for this many extents: 12 bytes for each, and up to 2 bytes for the guide.
     pub const fn bytes(extents: u32) -> usize {
         let extents = extents as usize;
         Region::bytes_for::<u64>(extents) + Region::bytes_for::<u32>(extents + guide_max(extents))
@@ -225,21 +231,23 @@ impl<'m> Extents<'m> {
         Extents { head, few, guide, starts, distances }
     }
 
-    /// For whoever has the memory too: see [`Extents::of_memory`].
+    /// Returns the head that another process needs beside the memory: see [`Extents::of_memory`].
     pub const fn head(&self) -> Head {
         self.head
     }
 
-    /// The extents that a [`Builder`] with room for exactly so many has built in a region at `memory`, here or in
-    /// another process.
+    /// Returns the extents that a [`Builder`] has built at `memory`, in this process or another. The builder
+    /// must have had room for exactly as many extents as there are.
     ///
     /// # Safety
-    /// `head` must be theirs; `memory` must be aligned to 8 bytes, as it was for the builder, and nobody may write
-    /// there for `'m`.
+    /// `head` must belong to the extents at `memory`. `memory` must be aligned to 8 bytes, as it was for the
+    /// builder. Nobody may write there for `'m`.
     pub unsafe fn of_memory(head: Head, memory: *const u8) -> Extents<'m> {
         let (count, guide) = (head.tally.extents as usize, head.guide as usize);
-        // SAFETY: in such a region the builder has carved, without padding, distances, first slots, and the guide; the
-        // rest is the caller's promise.
+        // SAFETY: a builder with room for exactly `count` extents carves distances, first slots and the
+        // guide, in this order and without padding. So the three slices lie where the builder wrote them. The
+        // caller promises the rest: `head` belongs to this memory, the memory is aligned, and nobody writes
+        // there for `'m`.
         unsafe {
             let distances = memory.cast::<u64>();
             let starts = distances.add(count).cast::<u32>();
@@ -252,20 +260,23 @@ impl<'m> Extents<'m> {
         }
     }
 
-    /// A block device is one extent: slot and block have the same number.
+    /// Returns the extents of a block device. The device is one extent, in which slot and block have the same
+    /// number.
     pub fn of_device(region: &mut Region<'m>, device: u64, slots: u32) -> Extents<'m> {
         let mut builder = Builder::new(region, 1);
         builder.add(Extent { slot: 0, count: slots, block: 0 });
         builder.finish(device)
     }
 
-    /// The block of a slot. Every slot of the area has one, so asking for another is a bug.
+    /// Returns the block of a slot. Every slot of the area has a block, so asking for a slot beyond the area
+    /// is a bug.
     #[inline]
     pub fn block(&self, slot: u32) -> u64 {
         u64::from(slot).wrapping_add(self.distances[self.find(slot)])
     }
 
-    /// `slot` and the slots after it that lie side by side on the device: what one request can move.
+    /// Returns `slot` and the slots after it that lie side by side on the device. One request can move all of
+    /// them.
     #[inline]
     pub fn run_from(&self, slot: u32) -> Extent {
         let at = self.find(slot);
@@ -273,7 +284,7 @@ impl<'m> Extents<'m> {
         Extent { slot, count: self.end_of(at) - slot, block }
     }
 
-    /// The extent that has `slot`: the last one whose first slot isn't beyond it.
+    /// Returns the extent that holds `slot`: the last extent whose first slot isn't beyond `slot`.
     #[inline]
     fn find(&self, slot: u32) -> usize {
         assert!(slot < self.head.tally.slots, "slot {slot} is beyond the area");
@@ -290,24 +301,25 @@ impl<'m> Extents<'m> {
                 high = middle - 1;
             }
         }
-        // The last few are searched together with those before them, so that there are always sixteen.
+        // The last few extents are searched together with those before them, so that there are always
+        // sixteen.
         let from = low.min(self.starts.len() - AT_ONCE);
         let sixteen = self.starts[from..].first_chunk::<AT_ONCE>();
         from + not_beyond(sixteen.expect("a guide stands beside more than sixteen"), slot) - 1
     }
 
-    /// One past the last slot of an extent.
+    /// Returns one past the last slot of an extent.
     fn end_of(&self, at: usize) -> u32 {
         self.starts.get(at + 1).copied().unwrap_or(self.head.tally.slots)
     }
 
-    /// All of them, in the order of their slots.
+    /// Returns all extents, in the order of their slots.
     pub fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
         self.within(0, self.head.tally.slots)
     }
 
-    /// What `count` slots from `slot` on are made of: extents, the first and the last cut to the slots. To discard
-    /// a cluster.
+    /// Returns the extents that the `count` slots from `slot` on lie in. The first and the last extent are
+    /// cut to those slots. Used to discard a cluster.
     pub fn within(&self, slot: u32, count: u32) -> impl Iterator<Item = Extent> + '_ {
         let end = slot + count;
         assert!(end <= self.head.tally.slots, "slots {slot} to {end} are beyond the area");
@@ -320,24 +332,24 @@ impl<'m> Extents<'m> {
         all.take_while(move |extent| extent.slot < end && extent.count > 0)
     }
 
-    /// Everything but the header, slot 0. To discard the area.
+    /// Returns the extents of every slot but the header, slot 0. Used to discard the area.
     pub fn without_header(&self) -> impl Iterator<Item = Extent> + '_ {
         self.within(1, self.head.tally.slots - 1)
     }
 
-    /// Whether the area begins at this block of this device: how an area is found again that is known by its place
-    /// only, as after a hibernation.
+    /// Whether the area begins at this block of this device. So an area that is known only by its place, as
+    /// after a hibernation, can be found again.
     pub const fn begins_at(&self, device: u64, block: u64) -> bool {
         self.head.device == device && self.head.tally.first_block == block
     }
 
-    /// How many there are, of how many slots, and how far apart.
+    /// Returns how many extents and slots there are, and how far apart the slots lie.
     pub const fn tally(&self) -> &Tally {
         &self.head.tally
     }
 
-    /// Asserts what a lookup relies on: first slots rise from 0, neighbours aren't one extent, and the guide says
-    /// which extent has the first slot of each part.
+    /// Asserts the conditions that a lookup relies on. First slots rise from 0, neighbours aren't one extent,
+    /// and the guide names the extent that holds the first slot of each part.
     pub fn check(&self) {
         let starts = self.starts;
         assert!(starts[0] == 0 && starts[starts.len() - 1] < self.head.tally.slots);
@@ -353,8 +365,9 @@ impl<'m> Extents<'m> {
     }
 }
 
-/// How many of these first slots aren't beyond `slot`. Without a branch, so that the compiler compares four at a
-/// time; as signed numbers, which is what SSE2 can compare, and slots have 28 bits.
+/// Returns how many of these first slots aren't beyond `slot`. There is no branch, so that the compiler
+/// compares four first slots at a time. The numbers are compared as signed ones, as SSE2 does, and slots have
+/// only 28 bits.
 #[inline]
 fn not_beyond(starts: &[u32; AT_ONCE], slot: u32) -> usize {
     starts.iter().map(|start| i32::from(*start as i32 <= slot as i32)).sum::<i32>() as usize

@@ -1,4 +1,4 @@
-//! Extents beside the naive model: a list of which block each slot has.
+//! Tests extents against the naive model: a list of the block of each slot.
 // UNSAFETY: a region is made of raw memory.
 
 use super::*;
@@ -6,7 +6,7 @@ use crate::config::AreaOrder;
 use crate::units::{AreaId, CLUSTER_SLOTS, PAGE_BYTES};
 use proptest::prelude::*;
 
-/// Handed memory of a test, of 8-byte words so that it is aligned like tables are.
+/// Handed memory of a test, in 8-byte words so that it is aligned like tables are.
 struct Memory(Vec<u64>);
 
 impl Memory {
@@ -16,7 +16,8 @@ impl Memory {
 
     fn region(&mut self) -> Region<'_> {
         let bytes = self.0.len() * 8;
-        // SAFETY: the vector's own memory, zeroed, borrowed exclusively for as long as the region lives.
+        // SAFETY: the memory is the vector's own, zeroed and writable. It is borrowed exclusively while the
+        // region lives.
         unsafe { Region::new(self.0.as_mut_ptr().cast(), bytes) }
     }
 }
@@ -26,7 +27,7 @@ fn blocks(extents: &[Extent]) -> Vec<u64> {
     extents.iter().flat_map(|extent| (0..u64::from(extent.count)).map(|n| extent.block + n)).collect()
 }
 
-/// What a walk along the list says about slots that lie side by side.
+/// Returns the runs of slots that lie side by side, found by a walk along the list.
 fn naive_runs(blocks: &[u64], slot: u32, count: u32) -> Vec<Extent> {
     let mut runs: Vec<Extent> = Vec::new();
     for slot in slot..slot + count {
@@ -49,12 +50,13 @@ fn build<'m>(memory: &'m mut Memory, added: &[Extent]) -> Extents<'m> {
     assert_eq!(begun, tally.extents() as usize);
     let built = builder.finish(7);
     built.check();
-    // As another process finds them.
-    // SAFETY: they were built there with room for exactly so many, and nobody writes there.
+    // The extents are read back as another process finds them.
+    // SAFETY: the head is that of the extents built here, by a builder with room for exactly as many extents.
+    // The memory is aligned to 8 bytes, and nobody writes there.
     unsafe { Extents::of_memory(built.head(), start.cast()) }
 }
 
-/// One after the other, each a piece of its own or right behind the one before.
+/// Generates extents one after the other. Each lies anywhere or right behind the one before.
 fn files(pieces_max: usize) -> impl Strategy<Value = Vec<Extent>> {
     let lengths = prop_oneof![8 => Just(1u32), 4 => 2u32..6, 1 => 6u32..300];
     let piece = (lengths, prop_oneof![1 => Just(None), 3 => (0u64..1 << 44).prop_map(Some)]);
@@ -71,7 +73,7 @@ fn files(pieces_max: usize) -> impl Strategy<Value = Vec<Extent>> {
     })
 }
 
-/// The same slots in pieces of at most `longest`.
+/// Returns the same slots in pieces of at most `longest` slots.
 fn cut(extents: &[Extent], longest: u32) -> Vec<Extent> {
     let mut pieces = Vec::new();
     for extent in extents {
@@ -86,7 +88,7 @@ fn cut(extents: &[Extent], longest: u32) -> Vec<Extent> {
     pieces
 }
 
-/// Compares everything that can be seen with the list.
+/// Compares everything that can be seen of the extents with the list.
 fn compare(extents: &Extents<'_>, blocks: &[u64]) {
     extents.check();
     let slots = blocks.len() as u32;
@@ -109,7 +111,8 @@ fn compare(extents: &Extents<'_>, blocks: &[u64]) {
 }
 
 proptest! {
-    /// Invariant 8: extents cover every slot exactly once, and what is found doesn't depend on how they were added.
+    /// Invariant 8: extents cover every slot exactly once. A lookup doesn't depend on how the extents were
+    /// added.
     #[test]
     fn invariant_8_extents_cover_all_slots_and_do_not_depend_on_merging(
         file in files(700), longest in 1u32..9,
@@ -136,7 +139,7 @@ proptest! {
     }
 }
 
-/// Every number of extents at which the shape of the index changes, one slot each.
+/// Every number of extents at which the shape of the index changes, with one slot in each extent.
 #[test]
 fn every_shape_of_the_index_finds_every_slot() {
     let edges = [1, 15, 16, 17, 31, 32, 33, 47, 48, 49, 511, 512, 513, 527, 528, 529, 8191, 8192, 8193, 8209];
@@ -216,7 +219,8 @@ fn area_is_found_again_by_its_first_block() {
 const BLOCK: u64 = 1024;
 const BLOCKS_PER_PAGE: u64 = PAGE_BYTES as u64 / BLOCK;
 
-/// The naive model: the file block by block. `places` has the block of the device for each block of the file.
+/// The naive model reads the file block by block. `places` holds the device's block for each block of the
+/// file.
 fn naive_pages(places: &[Option<u64>], slots_max: u32) -> Result<Vec<u64>, Hole> {
     let (per_page, mut at, mut pages) = (BLOCKS_PER_PAGE as usize, 0, Vec::new());
     let end = places.len() / per_page * per_page;
@@ -241,7 +245,8 @@ fn naive_pages(places: &[Option<u64>], slots_max: u32) -> Result<Vec<u64>, Hole>
     }
 }
 
-/// Pieces of a file in blocks: how long, whether a hole, and where (behind the last piece if nothing is said).
+/// Generates pieces of a file in blocks: length, whether it is a hole, and place. Without a place, a piece
+/// follows the one before.
 fn pieces() -> impl Strategy<Value = Vec<(u64, bool, Option<u64>)>> {
     let piece = (
         1u64..14,
@@ -266,7 +271,7 @@ proptest! {
             }
             places.extend((first..next).map(|place| (!is_hole).then_some(place)));
         }
-        // The last block may be used in part: then the file has less than it has blocks.
+        // The last block may be used only in part. Then the file has fewer bytes than its blocks.
         let bytes = (places.len() as u64 * BLOCK).saturating_sub(odd_bytes);
         places.truncate((bytes / BLOCK) as usize);
         let mut extents = Vec::new();
@@ -285,7 +290,7 @@ proptest! {
 
 #[test]
 fn file_with_small_blocks_may_shrink() {
-    // Five blocks from an odd place: the first three don't fill a page.
+    // Seven blocks from an odd place: the first three don't fill a page.
     let mapped = [
         Mapped { offset: 0, place: 1024, bytes: 7 * 1024 },
         Mapped { offset: 7 * 1024, place: 1 << 20, bytes: 9 * 1024 },

@@ -1,4 +1,4 @@
-//! One bit for each slot of a cluster, a word at a time.
+//! One bit for each slot of a cluster, handled a word at a time.
 
 use crate::memory::Zeroed;
 use crate::units::CLUSTER_SLOTS;
@@ -10,7 +10,7 @@ const WORDS: usize = CLUSTER_SLOTS as usize / 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bits([u64; WORDS]);
 
-// SAFETY: integers.
+// SAFETY: integers, for which zero is valid and which have no drop.
 unsafe impl Zeroed for Bits {}
 
 impl Bits {
@@ -19,44 +19,46 @@ impl Bits {
     /// Every slot.
     pub const ALL: Bits = Bits([u64::MAX; WORDS]);
 
-    /// How many.
+    /// Number of slots in the set.
     pub fn count(&self) -> u32 {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Whether `at` is in it.
+    /// Whether slot `at` is in the set.
     pub const fn has(&self, at: u32) -> bool {
         self.0[at as usize / 64] & 1 << (at % 64) != 0
     }
 
-    /// Puts one in.
+    /// Adds a slot.
     pub const fn set(&mut self, at: u32) {
         self.0[at as usize / 64] |= 1 << (at % 64);
     }
 
-    /// Takes one out.
+    /// Removes a slot.
     pub const fn clear(&mut self, at: u32) {
         self.0[at as usize / 64] &= !(1 << (at % 64));
     }
 
-    /// Those that are not in it.
+    /// Returns the slots that are not in the set.
     #[must_use]
     pub fn complement(&self) -> Bits {
         Bits(self.0.map(|word| !word))
     }
 
-    /// Those that are in this one and not in `other`.
+    /// Returns the slots that are in this set and not in `other`.
     #[must_use]
     pub fn without(&self, other: &Bits) -> Bits {
         Bits(core::array::from_fn(|at| self.0[at] & !other.0[at]))
     }
 
-    /// Takes the first run of neighbours out, or its first `max`: where, and how many.
+    /// Removes the first run of neighbouring slots, or its first `max` slots. Returns the run's first slot
+    /// and its length.
     pub fn take_run(&mut self, max: u32) -> Option<(u32, u32)> {
         let mut word = self.0.iter().position(|word| *word != 0)?;
         let first = self.0[word].trailing_zeros();
         let start = word as u32 * 64 + first;
-        // In the first word the run begins at `first`; if it reaches the word's end it goes on in the next one.
+        // In the first word the run begins at `first`. A run that reaches a word's end continues in the next
+        // word.
         let (mut at, mut length) = (first, 0);
         loop {
             let here = (self.0[word] >> at).trailing_ones().min(64 - at).min(max - length);
@@ -70,7 +72,7 @@ impl Bits {
     }
 }
 
-/// The lowest `count` bits; 64 are all of them.
+/// Returns a word with the lowest `count` bits set. 64 sets all of them.
 const fn ones(count: u32) -> u64 {
     if count == 0 { 0 } else { u64::MAX >> (64 - count) }
 }
@@ -82,7 +84,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     proptest! {
-        /// The model is a set of numbers. Long stretches, so that runs go over words.
+        /// The model is a set of numbers. Stretches are long, so that runs cross words.
         #[test]
         fn runs_are_those_of_a_set(
             stretches in prop::collection::vec((0_u32..512, 1_u32..150), 0..12),

@@ -1,14 +1,16 @@
-//! How Linux found free slots before it had our kind of lists, as a baseline to measure ours against: `classic`
-//! (4.11 to 5.7) and `scan-more` (5.8), in their form for solid-state devices. The scan itself is in [`super::scan`].
+//! The baselines that Farpage's policy is measured against: how Linux found free slots before it had similar
+//! lists. `classic` is Linux 4.11 to 5.7 and `scan-more` is Linux 5.8, in their form for solid-state devices.
+//! The scan itself is in [`super::scan`].
 //!
-//! Each CPU has a cache of 64 slots that it refills when it is empty, and another one for 64 freed slots, which go
-//! back together, sorted. Everything else is under the area's one lock: a byte for each slot, a list of free
-//! clusters, the bounds between which free slots may lie. When slots are short the caches are emptied and switched
-//! off, and each slot is looked for by itself.
+//! Each CPU has a cache of 64 free slots, and refills it when it is empty. Each CPU has another cache for 64
+//! freed slots, which go back together, sorted. The area's one lock protects a byte for each slot, a list of
+//! free clusters, and the bounds between which free slots may lie. When slots are short, the caches are
+//! emptied and switched off. Then each slot is looked for separately.
 //!
-//! What differs: of an area that several processes share, the clusters that others have leased count as bad, and one
-//! that nobody has as free. A cached slot whose page is only kept is freed by the pager (`Pager::release_kept`),
-//! not in the midst of a scan. Bytes are exclusive-or'ed with that of a bad slot, so that zeroed memory is unleased.
+//! Three things differ from Linux. In an area that several processes share, clusters that other processes
+//! have leased count as bad, and unleased clusters count as free. A slot whose page is back in memory isn't
+//! freed in the midst of a scan. The pager frees it when no slot is free (`Pager::release_kept`). Bytes are
+//! exclusive-or'ed with the byte of a bad slot, so that zeroed memory means unleased.
 //!
 //! Locks, outermost first: a CPU's cache or its freed slots, the area.
 
@@ -21,30 +23,30 @@ use crate::sync::Lock;
 use crate::units::CLUSTER_SLOTS;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
-/// Slots that a CPU's cache is refilled with, and freed slots that go back together.
+/// Slots in a full cache: one refill, or one batch of freed slots that go back together.
 pub(super) const BATCH: usize = 64;
-/// Free clusters to keep leased; the rest goes back to the other processes.
+/// Free clusters that stay leased. Other free clusters go back to the other processes.
 const EMPTY_KEPT: u32 = 2;
 
-/// A slot's byte: free.
+/// Byte of a free slot.
 pub(super) const FREE: u8 = 0;
-/// In use once.
+/// Byte of a slot in use.
 const USED: u8 = 1;
-/// Bad, or another process's.
+/// Byte of a slot that is bad or belongs to another process.
 const BAD: u8 = 0x3f;
-/// Allocated, waiting in a cache.
+/// Byte of a slot that waits in a cache.
 pub(super) const CACHED: u8 = 0x40;
 
-/// Numbers that tests make small.
+/// Limits of scans and caches, which tests make small.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Slots that are looked at before a scan lets others have a turn.
+    /// Slots that a scan looks at before it lets other threads have a turn.
     pub ration: i32,
     /// Slots in a cache.
     pub batch: usize,
-    /// Caches are on from so many free slots for each CPU, in caches.
+    /// Free slots, in caches per CPU, above which caches are switched on.
     pub on: u32,
-    /// Below so many they are off.
+    /// Free slots, in caches per CPU, below which caches are switched off.
     pub off: u32,
 }
 
@@ -52,7 +54,7 @@ impl Limits {
     const LINUX: Limits = Limits { ration: 256, batch: BATCH, on: 5, off: 2 };
 }
 
-/// Slots that wait: to be handed out, or to be freed.
+/// Slots that wait to be handed out or to be freed.
 #[repr(C)]
 pub(super) struct Waiting {
     slots: [u32; BATCH],
@@ -60,7 +62,7 @@ pub(super) struct Waiting {
     count: u32,
 }
 
-/// A CPU's cache and where it looks.
+/// A CPU's cache, and the position of its scan.
 #[repr(C, align(128))]
 pub struct Cache {
     waiting: Waiting,
@@ -71,7 +73,7 @@ pub struct Cache {
 #[repr(C, align(128))]
 pub struct Returned(Waiting);
 
-// SAFETY: integers; zero is a cache with nothing in it that looks nowhere yet.
+// SAFETY: integers, which have no drop. Zero is an empty cache whose scan has no position yet.
 unsafe impl Zeroed for Cache {}
 // SAFETY: as above.
 unsafe impl Zeroed for Returned {}
@@ -86,14 +88,14 @@ pub struct Info {
     next: u32,
 }
 
-// SAFETY: integers; zero is a cluster that isn't leased.
+// SAFETY: integers, which have no drop. Zero is a cluster that isn't leased.
 unsafe impl Zeroed for Info {}
 
-/// [`Info::state`]: another process has it, or nobody.
+/// [`Info::state`]: another process holds the cluster, or no process does.
 const UNLEASED: u8 = 0;
-/// In the list of free ones.
+/// [`Info::state`]: the cluster is in the list of free clusters.
 pub(super) const LISTED: u8 = 1;
-/// Some slots are in use, or can't be used.
+/// [`Info::state`]: some slots are in use, or can't be used.
 const PARTLY: u8 = 2;
 
 /// What the area's lock protects.
@@ -103,14 +105,14 @@ pub(super) struct Area<'m> {
     tail: u32,
     listed: u32,
     leased: u32,
-    /// Usable slots of leased clusters, and those of them that are free.
+    /// Usable slots of leased clusters. `free` counts those of them that are free.
     usable: u32,
     free: u32,
     /// No cluster was left to lease.
     exhausted: bool,
-    /// No slot below it is free.
+    /// Lower bound: no slot below it is free.
     pub lowest: u32,
-    /// None above it; 0 if none is free at all.
+    /// Upper bound: no slot above it is free. 0 if no slot is free at all.
     pub highest: u32,
 }
 
@@ -121,7 +123,8 @@ pub struct Classic<'m, P: Probe> {
     area: Lock<Area<'m>>,
     caches: &'m [Lock<Cache>],
     returned: &'m [Lock<Returned>],
-    /// Free slots as far as caches go; what a CPU looks at without the area's lock.
+    /// Free slots, or `u32::MAX` while clusters may be leased. CPUs read it without the area's lock to switch
+    /// the caches.
     free: AtomicU32,
     caching: AtomicBool,
     pub(super) fragmented: Fragmented,
@@ -129,7 +132,7 @@ pub struct Classic<'m, P: Probe> {
     pub(super) probe: P,
 }
 
-/// Tables of an area, zeroed.
+/// Tables of an area, all zeroed.
 pub(super) struct Tables<'m> {
     pub map: &'m [AtomicU8],
     pub infos: &'m mut [Info],
@@ -138,7 +141,7 @@ pub(super) struct Tables<'m> {
 }
 
 impl<'m, P: Probe> Classic<'m, P> {
-    /// Nothing leased yet.
+    /// Creates the slots of an area of which nothing is leased yet.
     pub(super) fn new(ground: Ground<'m>, tables: Tables<'m>, fragmented: Fragmented, probe: P) -> Self {
         assert!(
             tables.map.len() >= ground.total as usize && tables.infos.len() >= ground.clusters() as usize
@@ -180,17 +183,17 @@ impl<'m, P: Probe> Classic<'m, P> {
         Held::new(&self.probe, Locked::Returned(cpu as u32), &self.returned[cpu])
     }
 
-    /// A slot's byte.
+    /// Returns a slot's byte.
     pub(super) fn byte(&self, slot: u32) -> u8 {
         self.map[slot as usize].load(Ordering::Relaxed) ^ BAD
     }
     fn set_byte(&self, slot: u32, byte: u8) -> u8 {
-        // Ordering: Relaxed: who scans without the lock looks again under it, and the byte of a slot in use has
-        // one owner.
+        // Ordering: Relaxed. A scan without the lock looks again under the lock, and the byte of a slot in
+        // use has one owner.
         self.map[slot as usize].swap(byte ^ BAD, Ordering::Relaxed) ^ BAD
     }
 
-    /// Slots in use. Exact while nobody takes or frees, else near it.
+    /// Slots in use. Exact while no thread takes or frees slots, and otherwise close.
     pub fn in_use(&self) -> u32 {
         let used: u32 = {
             let area = self.area.lock();
@@ -201,7 +204,8 @@ impl<'m, P: Probe> Classic<'m, P> {
         used.saturating_sub(caches.sum()).saturating_sub(returned.sum())
     }
 
-    /// Takes up to `max` slots; those that come next anyway are runs if they are neighbours. Returns how many.
+    /// Takes up to `max` slots and returns how many. Slots that come one after the other and are neighbours
+    /// form a run.
     pub fn take(&self, cpu: usize, max: u32, mut each: impl FnMut(Run)) -> u32 {
         let mut taken = 0;
         while taken < max
@@ -213,7 +217,8 @@ impl<'m, P: Probe> Classic<'m, P> {
         taken
     }
 
-    /// The next run out of a CPU's cache. Only here it is refilled: with as many as a scan finds.
+    /// Takes the next run out of a CPU's cache. Only this function refills the cache, with the slots that one
+    /// scan finds.
     fn take_run(&self, cpu: usize, max: u32) -> Option<Run> {
         let cpu = cpu % self.caches.len();
         self.switch_caches();
@@ -255,7 +260,7 @@ impl<'m, P: Probe> Classic<'m, P> {
         }
     }
 
-    /// Slots that nobody owns any more, or never did, are free for all.
+    /// Makes slots free for every CPU. No page owns them any more, or no page ever did.
     fn give_back(&self, slots: &mut [u32]) {
         slots.sort_unstable();
         let mut area = self.area();
@@ -291,7 +296,8 @@ impl<'m, P: Probe> Classic<'m, P> {
         self.ground.leases.give_back(cluster);
     }
 
-    /// Leases a cluster. One that has unusable slots is never in the list of free ones: only scans find its slots.
+    /// Leases a cluster. A cluster with unusable slots is never in the list of free ones, so only scans find
+    /// its slots.
     pub(super) fn lease(
         &self,
         area: &mut Area<'m>,
@@ -329,7 +335,7 @@ impl<'m, P: Probe> Classic<'m, P> {
         Some(cluster)
     }
 
-    /// Takes a free slot, for a cache. Under the area's lock.
+    /// Takes a free slot for a cache. Must be called under the area's lock.
     pub(super) fn claim(&self, area: &mut Area<'m>, slot: u32) {
         self.set_byte(slot, CACHED);
         let cluster = slot / CLUSTER_SLOTS;
@@ -343,12 +349,13 @@ impl<'m, P: Probe> Classic<'m, P> {
         area.close_if_full(self.ground.total);
     }
 
-    /// How many slots are free, for who looks without the lock. As long as there may be clusters to lease: enough.
+    /// Publishes how many slots are free, for readers without the lock. While clusters may be leased, the
+    /// number is unlimited.
     pub(super) fn publish(&self, area: &Area<'m>) {
         self.free.store(if area.exhausted { area.free } else { u32::MAX }, Ordering::Relaxed);
     }
 
-    /// Caches are on while slots are plentiful.
+    /// Switches the caches: on while slots are plentiful, off when they are short.
     fn switch_caches(&self) {
         let free = self.free.load(Ordering::Relaxed);
         let caches = (self.caches.len() * self.limits.batch) as u32;
@@ -367,7 +374,7 @@ impl<'m, P: Probe> Classic<'m, P> {
     #[cold]
     fn drain(&self) {
         for cpu in 0..self.caches.len() {
-            // The locks order the switch: who takes one later finds caches off.
+            // The caches' locks order the switch: a CPU that takes one of them later finds caches off.
             let mut cache = self.cache(cpu);
             self.give_back(cache.waiting.take_all());
             drop(cache);
@@ -376,7 +383,8 @@ impl<'m, P: Probe> Classic<'m, P> {
         }
     }
 
-    /// Asserts lists and counts; calls `used` for each slot that is in use. Only while nobody takes or frees.
+    /// Asserts lists and counts, and calls `used` for each slot in use. Must be called while no thread takes
+    /// or frees slots.
     pub fn check(&self, mut used: impl FnMut(u32)) {
         let area = self.area.lock();
         let (mut free, mut leased, mut in_use, mut cached) = (0, 0, 0, 0);
@@ -421,7 +429,7 @@ impl<'m, P: Probe> Classic<'m, P> {
 }
 
 impl Area<'_> {
-    /// The first free cluster.
+    /// Returns the first free cluster.
     pub(super) fn first_free(&self) -> Option<u32> {
         self.head.checked_sub(1)
     }
@@ -459,7 +467,7 @@ impl Waiting {
         self.count - self.next
     }
 
-    /// The next one, and those behind it as long as they are neighbours in its cluster.
+    /// Takes the next slot, and those behind it while they are neighbours in the same cluster.
     fn take_run(&mut self, max: u32) -> Option<Run> {
         let left = &self.slots[self.next as usize..self.count as usize];
         let first = *left.first()?;

@@ -1,26 +1,35 @@
-//! Our way to find free slots: a CPU takes all free slots of one cluster into its hand at once, and hands them out
-//! from there, front to back, without meeting anybody. Slots that are freed meanwhile go back to their cluster,
-//! under that cluster's own lock. Only when a hand is empty its CPU takes the lock of the lists, to put the cluster
-//! back and to choose the next one: once for the 512 slots of an empty cluster, or the 100 holes of a full one.
+//! Farpage's policy for free slots. A CPU takes all free slots of one cluster into its *hand* at once. The
+//! CPU hands slots out from there, front to back, without contention. Slots that are freed meanwhile go back
+//! to their cluster, under that cluster's own lock. A CPU takes the lock of the lists only when its hand is
+//! empty. Under that lock it puts the cluster back and chooses the next one. So the lock is taken once for
+//! the 512 slots of an empty cluster, or the 100 holes of a full one.
 //!
-//! Which one: pages that go out together should lie together, so that they are written in one request and later
-//! read in one. First an empty cluster, then a new lease, as long as this process holds no more than [`SPREAD`] times what
-//! it uses and half of the area is nobody's; then what is at least half free, the *thin* ones; and only then holes, those
-//! first that had the longest time to grow. (Thin ones first was tried: what is half free after a walk has rewritten some
-//! pages is free in ones and twos, so that a write took 3 pages and a read 4 instead of 44 and 12.) Where the device is told
-//! of empty clusters (discard), empty ones come first. When nothing is left, what other CPUs hold in their hands.
+//! Pages that are evicted together should lie together, so that one request writes them and one request later
+//! reads them. Clusters are therefore chosen in this order:
 //!
-//! An area may have more slots than its disk has room for. After a write that found none it is *tight*: clusters in use come
-//! first, in other CPUs' hands too, because they have blocks. When all of that is in use, the next empty one is tried, and the
-//! area is tight no more unless that fails as well.
+//! 1. an empty cluster, then a new lease, while the process holds at most [`SPREAD`] times what it uses and
+//!    half of the area is unleased;
+//! 2. a *thin* cluster, at least half of which is free;
+//! 3. a cluster with holes, first the one whose holes had the longest time to grow;
+//! 4. the slots that other CPUs have in their hands.
 //!
-//! A thin cluster becomes empty because walks leave it: a page that goes behind a walk doesn't keep a slot there
-//! ([`Clusters::is_thin`]), but is written anew next to those that go with it.
+//! While there is room, thin clusters don't come first. A walk that rewrites some of its pages leaves
+//! clusters that are free in ones and twos. A write there covers only 3 pages. Where the device is told of
+//! empty clusters (discard), empty clusters always come first.
 //!
-//! Linux 6.12 has the same lists, but allocates slot by slot in the cluster and moves it between lists as it goes.
-//! It has them once for each order of huge pages; we have no huge pages.
+//! An area may have more slots than its disk has room for. After a write that found no room the area is
+//! *tight*. Then clusters in use come first, even those in other CPUs' hands, because they have blocks on the
+//! disk. When all of their slots are in use, the next empty cluster is tried. The area is no longer tight
+//! unless that write fails as well.
 //!
-//! Locks, outermost first: a CPU's hand, the lists, a cluster. Nobody holds two hands.
+//! A thin cluster becomes empty because walks leave it. A page that is evicted behind a walk doesn't keep a
+//! slot in a thin cluster ([`Clusters::is_thin`]). The page is written anew next to the pages that are
+//! evicted with it.
+//!
+//! Linux 6.12 has the same lists, but it allocates slot by slot in the cluster and moves the cluster between
+//! lists as it goes. Linux has the lists once for each order of huge pages. Farpage has no huge pages.
+//!
+//! Locks, outermost first: a CPU's hand, the lists, a cluster. No thread holds two hands.
 
 use super::bits::Bits;
 use super::lists::{Link, List, Lists};
@@ -32,28 +41,30 @@ use crate::sync::Lock;
 use crate::units::CLUSTER_SLOTS;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Empty clusters to keep leased for the next run; the rest goes back to the other processes.
+/// Empty clusters that stay leased for the next run. Other empty clusters go back to the other processes.
 pub(super) const EMPTY_KEPT: u32 = 2;
 
-/// So many times the clusters that its slots would fill a process holds, before it goes back to those that are half free.
+/// Clusters that a process may hold for each cluster that its slots would fill, before it uses half-free
+/// clusters again.
 const SPREAD: u32 = 3;
-/// And so many more: an area that is hardly used is spread over as well.
+/// Clusters that a process may hold in addition to that, so that an area that is hardly used is spread over
+/// as well.
 const SPREAD_MIN: u32 = 8;
 
 /// One cluster.
 #[repr(C)]
 pub struct Cluster {
-    /// Slots that nobody may take: in use, in a CPU's hand, bad, or not there at all.
+    /// Slots that nobody may take: in use, in a CPU's hand, bad, or beyond the area's end.
     taken: Bits,
-    /// Those that are not in `taken`.
+    /// Number of slots that are not in `taken`.
     free: u16,
-    /// Those that are neither bad nor beyond the end.
+    /// Number of slots that are neither bad nor beyond the area's end.
     usable: u16,
-    /// Index of its [`List`].
+    /// Index of the [`List`] that the cluster is in.
     list: u8,
 }
 
-// SAFETY: integers; zero is a cluster that isn't leased.
+// SAFETY: integers, which have no drop. Zero is a cluster that isn't leased.
 unsafe impl Zeroed for Cluster {}
 
 impl Cluster {
@@ -70,7 +81,7 @@ impl Cluster {
         }
     }
 
-    /// Where it belongs by what is free.
+    /// Returns the list where the cluster belongs by its number of free slots.
     const fn wanted(&self, discards: bool) -> List {
         match self.free {
             0 => List::Full,
@@ -82,34 +93,35 @@ impl Cluster {
     }
 }
 
-/// What a CPU has in its hand: free slots of one cluster, taken there. On cache lines of its own.
+/// The hand of a CPU: free slots taken from one cluster. Has cache lines of its own.
 #[repr(C, align(128))]
 pub struct Hand {
     free: Bits,
-    /// The cluster plus one; 0 none.
+    /// The cluster's number plus one. 0 means none.
     cluster: u32,
 }
 
-// SAFETY: integers; zero is an empty hand.
+// SAFETY: integers, which have no drop. Zero is an empty hand.
 unsafe impl Zeroed for Hand {}
 
 /// A counter on a cache line of its own.
 #[repr(align(64))]
 struct Shard(AtomicU32);
 
-/// Shards of the count of slots in use: one CPU adds here, another one subtracts there, and only the sum means
-/// anything.
+/// Shards of the count of slots in use. One CPU may add to one shard and another CPU subtract from another,
+/// so only the sum has a meaning.
 const SHARDS: usize = 16;
 
 /// Which clusters a hand is filled from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     All,
-    /// Those that have blocks on the disk.
+    /// Clusters that have blocks on the disk.
     WithBlocks,
 }
 
-/// What is partly in use has its blocks (unless the file system can't promise any: then a write there may fail as well).
+/// Lists whose clusters are partly in use, and so have their blocks. A file system that can't promise blocks
+/// is the exception: there a write may fail as well.
 const WITH_BLOCKS: [List; 2] = [List::Nonfull, List::Fragmented];
 
 /// An area's slots.
@@ -119,13 +131,13 @@ pub struct Clusters<'m, P: Probe> {
     lists: Lock<Lists<'m>>,
     hands: &'m [Lock<Hand>],
     in_use: [Shard; SHARDS],
-    /// 1 if the last write to a cluster without blocks found no room.
+    /// 1 if the last write to a cluster without blocks found no room on the disk.
     is_tight: AtomicU32,
     pub(super) probe: P,
 }
 
 impl<'m, P: Probe> Clusters<'m, P> {
-    /// Nothing leased yet. All tables are zeroed.
+    /// Creates the slots of an area of which nothing is leased yet. All tables must be zeroed.
     pub(super) fn new(
         ground: Ground<'m>,
         clusters: &'m [Lock<Cluster>],
@@ -157,18 +169,18 @@ impl<'m, P: Probe> Clusters<'m, P> {
         Held::new(&self.probe, Locked::Cluster(cluster), &self.clusters[cluster as usize])
     }
 
-    /// Slots in use. Exact while nobody takes or frees, else near it.
+    /// Slots in use. Exact while no thread takes or frees slots, and otherwise close.
     pub fn in_use(&self) -> u32 {
         let shards = self.in_use.iter();
         let sum = shards.map(|shard| shard.0.load(Ordering::Relaxed)).fold(0, u32::wrapping_add);
-        // A slot may be seen freed in one shard and not yet taken in another.
+        // A slot may be seen as freed in one shard before it is seen as taken in another.
         (sum as i32).max(0) as u32
     }
 
-    /// Takes up to `max` slots, each run of them from one cluster. Returns how many.
+    /// Takes up to `max` slots, each run from one cluster. Returns how many.
     pub fn take(&self, cpu: usize, max: u32, mut each: impl FnMut(Run)) -> u32 {
         let home = cpu % self.hands.len();
-        // Ordering: Relaxed: a hint.
+        // Ordering: Relaxed, because the value is a hint.
         let is_tight = self.is_tight.load(Ordering::Relaxed) != 0;
         let from = if is_tight { Source::WithBlocks } else { Source::All };
         let mut taken = self.take_here(home, max, from, &mut each);
@@ -176,7 +188,8 @@ impl<'m, P: Probe> Clusters<'m, P> {
             taken = self.take_from_others(home, max, from, &mut each);
         }
         if taken == 0 && is_tight {
-            // Perhaps there is room by now. Who writes there says so if not.
+            // The disk may have room by now. If it has none, the caller's write fails and the caller tightens
+            // again.
             self.is_tight.store(0, Ordering::Relaxed);
             taken = self.take_here(home, max, Source::All, &mut each);
         }
@@ -207,15 +220,15 @@ impl<'m, P: Probe> Clusters<'m, P> {
         taken
     }
 
-    /// There is no cluster left: whatever the other CPUs have in their hands, or was freed in the clusters they took it
-    /// from.
+    /// Takes slots from the other CPUs' hands, or slots that were freed in the clusters of those hands.
+    /// Called when no cluster is left.
     #[cold]
     fn take_from_others(&self, cpu: usize, max: u32, from: Source, each: &mut impl FnMut(Run)) -> u32 {
         let others = (1..self.hands.len()).map(|step| (cpu + step) % self.hands.len());
         others.map(|other| self.take_here(other, max, from, each)).find(|taken| *taken > 0).unwrap_or(0)
     }
 
-    /// The hand is empty: puts its cluster back and takes the next one, if there is any.
+    /// Puts the cluster of an empty hand back and takes the next one, if there is any.
     fn refill(&self, hand: &mut Hand, from: Source) {
         let mut lists = self.lists();
         if let Some(done) = hand.cluster.checked_sub(1) {
@@ -244,18 +257,19 @@ impl<'m, P: Probe> Clusters<'m, P> {
             .or_else(|| if spreads { None } else { lists.first(second) })
             .or_else(|| self.lease(lists, Leases::take_unless_futile))
             .or_else(|| lists.first(second))
-            // Not discarded yet: what is about to be written needn't be.
+            // A cluster that is about to be written needn't be discarded first.
             .or_else(|| lists.first(List::Discard))
             .or_else(|| lists.first(List::Fragmented))
             .or_else(|| self.lease(lists, Leases::take))
     }
 
-    /// There was no room for a write: clusters that were never written may have no blocks.
+    /// Prefers clusters that have blocks, because a write found no room. Clusters that were never written may
+    /// have no blocks.
     pub fn tighten(&self) {
         self.is_tight.store(1, Ordering::Relaxed);
     }
 
-    /// Whether an empty cluster is to be taken before one that is half free.
+    /// Whether an empty cluster comes before a half-free one.
     fn may_spread(&self, lists: &Lists<'m>) -> bool {
         let leases = &self.ground.leases;
         u64::from(lists.leased) * u64::from(CLUSTER_SLOTS)
@@ -263,12 +277,13 @@ impl<'m, P: Probe> Clusters<'m, P> {
             && leases.leased() < self.ground.clusters() / 2
     }
 
-    /// Whether half of a slot's cluster or more is free.
+    /// Whether at least half of a slot's cluster is free.
     pub fn is_thin(&self, slot: u32) -> bool {
         matches!(self.cluster(slot / CLUSTER_SLOTS).list(), List::Nonfull)
     }
 
-    /// Leases a cluster; it is in the list of empty ones then. Some have no usable slot: they are kept as full.
+    /// Leases a cluster and puts it into the list of empty ones. A cluster without a usable slot is kept as
+    /// full, and the next one is leased.
     fn lease(&self, lists: &mut Lists<'m>, take: fn(&Leases<'m>, u32) -> Option<u32>) -> Option<u32> {
         loop {
             let number = take(&self.ground.leases, self.ground.clusters())?;
@@ -300,14 +315,15 @@ impl<'m, P: Probe> Clusters<'m, P> {
         if moves {
             let mut lists = self.lists();
             let mut cluster = self.cluster(number);
-            // In between, a CPU may have taken it into its hand, or another freer may have moved it.
+            // Meanwhile a CPU may have taken the cluster into its hand, or another thread that freed a slot
+            // may have moved it.
             if cluster.list().is_list() {
                 self.place(&mut lists, number, &mut cluster);
             }
         }
     }
 
-    /// Empties all hands and gives every empty cluster back to the other processes.
+    /// Empties all hands and gives up the leases of empty clusters, so that other processes can take them.
     pub fn let_go(&self) {
         for cpu in 0..self.hands.len() {
             let mut hand = self.hand(cpu);
@@ -325,7 +341,7 @@ impl<'m, P: Probe> Clusters<'m, P> {
         }
     }
 
-    /// Puts a cluster that no CPU has in its hand where it belongs.
+    /// Moves a cluster that is in no CPU's hand to the list where it belongs.
     fn place(&self, lists: &mut Lists<'m>, number: u32, cluster: &mut Cluster) {
         let (from, mut to) = (cluster.list(), cluster.wanted(self.ground.discards));
         if from == to || (from == List::Free && to == List::Discard) {
@@ -349,20 +365,20 @@ impl<'m, P: Probe> Clusters<'m, P> {
         }
     }
 
-    /// An empty cluster whose slots the driver may discard now; nobody takes any of them until it says
-    /// [`Clusters::discarded`].
+    /// Returns an empty cluster whose slots the driver may discard now. No thread takes any of them until the
+    /// driver calls [`Clusters::discarded`].
     pub fn take_discard(&self) -> Option<Run> {
         let mut lists = self.lists();
         let number = lists.first(List::Discard)?;
         lists.move_to(number, List::Discard, List::Discarding);
         self.cluster(number).list = List::Discarding as u8;
         let slots = self.ground.slots(number);
-        // The header's slot isn't ours to discard.
+        // The header's slot must not be discarded.
         let first = slots.start.max(1);
         Some((first, slots.end - first))
     }
 
-    /// The slots that [`Clusters::take_discard`] gave are discarded, or could not be.
+    /// Frees the slots that [`Clusters::take_discard`] gave, whether or not the driver could discard them.
     pub fn discarded(&self, first: u32) {
         let number = first / CLUSTER_SLOTS;
         let mut lists = self.lists();
@@ -371,7 +387,8 @@ impl<'m, P: Probe> Clusters<'m, P> {
         self.place(&mut lists, number, &mut cluster);
     }
 
-    /// Asserts lists and counts; calls `used` for each slot that is in use. Only while nobody takes or frees.
+    /// Asserts lists and counts, and calls `used` for each slot in use. Must be called while no thread takes
+    /// or frees slots.
     pub fn check(&self, mut used: impl FnMut(u32)) {
         let mut in_hands = [const { (0, Bits::NONE) }; 128];
         assert!(self.hands.len() <= in_hands.len());

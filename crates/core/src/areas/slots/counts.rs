@@ -1,9 +1,10 @@
-//! How many pages a slot has, and generations of a fork's children refer to it, where that is more than one. A slot in use
-//! counts as one without being written down; only for one that is shared there is more, and then as Linux has it: a digit up
-//! to 62 in a byte of its own, and beyond that a continuation, which may find no room.
+//! Counts of the references to slots that have more than one. References are the pages in a slot, and the
+//! generations of a fork's children that may read the slot. A slot in use counts as one without a stored
+//! count. A higher count is stored as in Linux, as a digit up to 62 in a byte of the slot. Beyond that the
+//! slot needs a continuation, for which there may be no room.
 //!
-//! The bytes are handed memory, which costs nothing until it is touched; nobody touches them, or takes this lock, while
-//! nothing is shared.
+//! The bytes lie in handed memory, which costs nothing until it is touched. While no slot is shared, no
+//! thread touches the bytes or takes the lock.
 
 use crate::memory::Zeroed;
 use crate::sync::Lock;
@@ -11,12 +12,12 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 /// The largest digit (Linux's `SWAP_MAP_MAX`).
 const DIGIT_MAX: u8 = 62;
-/// What the continuation counts: 63 each.
+/// References that one unit of a continuation stands for.
 const RADIX: u32 = DIGIT_MAX as u32 + 1;
-/// In a byte: there is a continuation.
+/// Flag in a slot's byte: the slot has a continuation.
 const CONTINUED: u8 = 0x80;
 
-/// One slot's continuation; slot 0, which is never shared: none.
+/// The continuation of one slot. Slot 0, which is never shared, marks an empty place.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Continuation {
@@ -24,42 +25,45 @@ pub struct Continuation {
     digits: u32,
 }
 
-// SAFETY: integers.
+// SAFETY: integers, for which zero is valid and which have no drop.
 unsafe impl Zeroed for Continuation {}
 
-/// There is no room for another continuation, and the count is what it was.
+/// There is no room for another continuation. The count is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom;
 
-/// Counts beyond one.
+/// Counts of more than one.
 pub struct Counts<'m> {
-    /// Slots that are shared now.
+    /// Number of slots that are shared now.
     shared: AtomicU32,
     tables: Lock<Tables<'m>>,
 }
 
 struct Tables<'m> {
-    /// The digit less one; with `CONTINUED`, the digit.
+    /// A slot's digit less one. With `CONTINUED` set, the digit itself.
     bytes: &'m mut [u8],
-    /// Open addressing: a slot's continuation is where its hash says, or behind, before the next empty place.
+    /// Open addressing: a slot's continuation is at the place of its hash, or behind it before the next empty
+    /// place.
     continued: &'m mut [Continuation],
-    /// Places that are used.
+    /// Places in use.
     used: usize,
 }
 
 impl<'m> Counts<'m> {
-    /// Nothing is shared. `continued` has one place more than can be used, and a power of two of them.
+    /// Creates counts where nothing is shared. `continued` has a power of two of places, one more than can be
+    /// used.
     pub(super) fn new(bytes: &'m mut [u8], continued: &'m mut [Continuation]) -> Counts<'m> {
         assert!(continued.len().is_power_of_two() && continued.len() > 1);
         Counts { shared: AtomicU32::new(0), tables: Lock::new(Tables { bytes, continued, used: 0 }) }
     }
 
-    /// One reference more to a slot in use. Returns how many there are now.
+    /// Adds a reference to a slot in use. Returns how many references there are now.
     pub fn add(&self, slot: u32) -> Result<u32, NoRoom> {
         self.add_many(slot, 1)
     }
 
-    /// So many more.
+    /// Adds `more` references to a slot in use. Returns how many there are now. A failure leaves the count as
+    /// it was.
     pub fn add_many(&self, slot: u32, more: u32) -> Result<u32, NoRoom> {
         let mut tables = self.tables.lock();
         let before = tables.get(slot);
@@ -68,12 +72,12 @@ impl<'m> Counts<'m> {
         Ok(before + more)
     }
 
-    /// One less, unless it is the last. Returns how many there are then; 0: it was the last, and the slot is the
-    /// caller's to free.
+    /// Removes a reference, unless it is the last one. Returns how many are left. Zero means that the
+    /// reference was the last, and the caller must free the slot.
     pub fn remove(&self, slot: u32) -> u32 {
-        // Who gives a reference back was given it by somebody, together with what that one has seen: if the slot is shared, it
-        // is counted here. Ordering: Acquire pairs with the Release below: what those did who gave theirs back comes before
-        // whatever becomes of the slot.
+        // Ordering: Acquire pairs with the Release below. So everything that threads did before they gave
+        // references back comes before whatever becomes of the slot. A shared slot is never missed: whoever
+        // gave the caller its reference also gave it everything seen until then, and so the count.
         if self.shared.load(Ordering::Acquire) == 0 {
             return 0;
         }
@@ -86,12 +90,12 @@ impl<'m> Counts<'m> {
         left
     }
 
-    /// References to a slot in use.
+    /// Returns the number of references to a slot in use.
     pub fn get(&self, slot: u32) -> u32 {
         if self.shared.load(Ordering::Relaxed) == 0 { 1 } else { self.tables.lock().get(slot) }
     }
 
-    /// Asserts that each continuation is found where it is looked for, and that each slot's byte knows of it.
+    /// Asserts that a search finds each continuation, and that the byte of each continued slot has the flag.
     pub(super) fn check(&self) {
         let tables = self.tables.lock();
         let used = tables.continued.iter().enumerate().filter(|(_, entry)| entry.slot != 0);
@@ -143,7 +147,7 @@ impl Tables<'_> {
         slot.wrapping_mul(0x9e37_79b9) as usize & (self.continued.len() - 1)
     }
 
-    /// Where a slot's continuation is, or would be.
+    /// Returns the place where a slot's continuation is, or would be.
     fn find(&self, slot: u32) -> usize {
         let mut at = self.home(slot);
         while self.continued[at].slot != slot && self.continued[at].slot != 0 {
@@ -152,13 +156,13 @@ impl Tables<'_> {
         at
     }
 
-    /// Those behind move up, so that no search ends too early.
+    /// Removes a continuation. The continuations behind it move up, so that no search ends too early.
     fn take_out(&mut self, at: usize) {
         let mask = self.continued.len() - 1;
         let (mut hole, mut next) = (at, (at + 1) & mask);
         while self.continued[next].slot != 0 {
             let home = self.home(self.continued[next].slot);
-            // It may move if its home isn't behind the hole, round the end.
+            // A continuation may move if its home, counted around the end, isn't behind the hole.
             if next.wrapping_sub(home) & mask >= next.wrapping_sub(hole) & mask {
                 self.continued[hole] = self.continued[next];
                 hole = next;
@@ -180,7 +184,7 @@ mod tests {
     }
 
     proptest! {
-        /// The model is a number for each slot, and how many of them may be continued.
+        /// The model is a number for each slot, and the number of slots that may be continued.
         #[test]
         fn counts_are_those_of_plain_numbers(
             ops in prop::collection::vec((1_u32..12, any::<bool>(), 1_u32..200), 1..80),

@@ -1,35 +1,35 @@
-//! The lists of an area's clusters: by what is to be had from each. First in, first out, so that a cluster that has
-//! just been emptied of free slots has time to get some back before it is looked at again.
+//! The lists of an area's clusters, one for each degree of fullness. Each list is first in, first out. So a
+//! cluster whose free slots were just taken has time to get some back before it is looked at again.
 
 use crate::memory::Zeroed;
 
-/// Where a cluster is.
+/// The list that a cluster is in, or its place between lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum List {
-    /// Another process has it, or nobody.
+    /// Another process holds the cluster, or no process does.
     Unleased = 0,
-    /// In no list: a CPU has taken all its free slots.
+    /// In no list: a CPU has taken all of the cluster's free slots.
     InHand = 1,
-    /// In no list: its empty slots are being discarded.
+    /// In no list: the cluster's empty slots are being discarded.
     Discarding = 2,
-    /// Nothing in use.
+    /// No slot is in use.
     Free = 3,
-    /// At least half is free: long runs.
+    /// At least half of the slots are free, so runs are long.
     Nonfull = 4,
-    /// Less is free: holes.
+    /// Less than half of the slots are free: the cluster has holes.
     Fragmented = 5,
-    /// Nothing is free.
+    /// No slot is free.
     Full = 6,
-    /// Nothing in use, and the device has not been told yet.
+    /// No slot is in use, and the device has not been told yet.
     Discard = 7,
 }
 
-/// Those that are lists.
+/// Values of [`List`] that are lists.
 const LISTS: usize = 5;
 
 impl List {
-    /// Whether it is one: not a place between lists.
+    /// Whether this value is a list, and not a place between lists.
     pub const fn is_list(self) -> bool {
         self.at().is_some()
     }
@@ -38,17 +38,17 @@ impl List {
     }
 }
 
-/// A cluster's place in its list: neighbours plus one, 0 at the ends.
+/// A cluster's neighbours in its list, each as its number plus one. 0 stands at the ends.
 #[repr(C)]
 pub struct Link {
     previous: u32,
     next: u32,
 }
 
-// SAFETY: integers.
+// SAFETY: integers, for which zero is valid and which have no drop.
 unsafe impl Zeroed for Link {}
 
-/// All lists of an area. A cluster is in one at most; which one, it knows itself.
+/// All lists of an area. A cluster is in one list at most, and remembers which.
 pub struct Lists<'m> {
     links: &'m mut [Link],
     heads: [u32; LISTS],
@@ -59,7 +59,7 @@ pub struct Lists<'m> {
 }
 
 impl<'m> Lists<'m> {
-    /// All empty.
+    /// Creates empty lists.
     pub const fn new(links: &'m mut [Link]) -> Lists<'m> {
         Lists { links, heads: [0; LISTS], tails: [0; LISTS], lengths: [0; LISTS], leased: 0 }
     }
@@ -69,12 +69,12 @@ impl<'m> Lists<'m> {
         list.at().map_or(0, |at| self.lengths[at])
     }
 
-    /// The one that has been in it longest.
+    /// The cluster that has been in a list longest.
     pub fn first(&self, list: List) -> Option<u32> {
         self.heads[list.at()?].checked_sub(1)
     }
 
-    /// Moves a cluster.
+    /// Moves a cluster from one list, or a place between lists, to another.
     pub fn move_to(&mut self, cluster: u32, from: List, to: List) {
         if let Some(list) = from.at() {
             self.unlink(cluster, list);

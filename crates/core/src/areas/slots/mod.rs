@@ -1,12 +1,13 @@
-//! Slots of one area: which are free, and who gets which. In between a page that needs a place ([`crate::pager`]'s
-//! write batches) and the area's file.
+//! The slots of one area: which are free, and which thread gets which. Stands between a page that is evicted
+//! to an area ([`crate::pager`]'s write batches) and the area's file.
 //!
-//! - [`clusters`] is ours; `lists`, `bits` are its parts. [`classic`] with its `scan` is what it is measured against.
-//! - [`counts`]: slots that several pages share, or processes refer to.
-//! - [`probe`]: who watches locks and scans.
+//! - [`clusters`] is the policy of Farpage, with its parts `lists` and `bits`. [`classic`] with its `scan` is
+//!   the baseline.
+//! - [`counts`] counts the references to slots that several pages share, or that a fork's children read.
+//! - [`probe`] watches locks and scans.
 //!
-//! All of them serve the clusters that this process has leased ([`crate::areas::Leases`]), hand out runs that never go
-//! beyond a cluster, and never slot 0, a bad slot, or one that is in use.
+//! Every policy serves the clusters that this process has leased ([`crate::areas::Leases`]). A run that a
+//! policy hands out never crosses a cluster's end. Slot 0, bad slots and slots in use are never handed out.
 
 mod bits;
 mod classic;
@@ -30,18 +31,18 @@ use lists::Link;
 use probe::{Probe, Unwatched};
 use scan::Fragmented;
 
-/// The first slot, and how many.
+/// The first slot of a run, and the number of slots.
 pub type Run = (u32, u32);
 
-/// What is given: the area as it is.
+/// The area as it is given to a policy.
 pub struct Ground<'m> {
-    /// Slots of the area; those at and beyond it in the last cluster don't exist.
+    /// Slots of the area. The last cluster may be short: its slots from `total` on don't exist.
     pub total: u32,
     /// Slots that can't be used, sorted.
     pub bad: &'m [u32],
-    /// Who has which cluster.
+    /// Which process holds which cluster.
     pub leases: Leases<'m>,
-    /// Whether the device is told of clusters that became empty: see [`Slots::take_discard`].
+    /// Whether the driver discards clusters that became empty: see [`Slots::take_discard`].
     pub discards: bool,
 }
 
@@ -50,12 +51,13 @@ impl Ground<'_> {
         self.total.div_ceil(CLUSTER_SLOTS)
     }
 
-    /// Slots of a cluster that exist.
+    /// The slots of a cluster that exist.
     fn slots(&self, cluster: u32) -> Range<u32> {
         cluster * CLUSTER_SLOTS..self.total.min((cluster + 1) * CLUSTER_SLOTS)
     }
 
-    /// Calls `each` with the places in a cluster that can't be used: bad, beyond the end, or the header's.
+    /// Calls `each` with the offsets in a cluster that can't be used: bad slots, slots beyond the end, the
+    /// header's slot.
     fn each_unusable(&self, cluster: u32, mut each: impl FnMut(u32)) {
         let slots = self.slots(cluster);
         let from = self.bad.partition_point(|bad| *bad < slots.start);
@@ -67,7 +69,7 @@ impl Ground<'_> {
         (slots.end..(cluster + 1) * CLUSTER_SLOTS).for_each(|slot| each(slot % CLUSTER_SLOTS));
     }
 
-    /// How many places of a cluster can be used.
+    /// How many slots of a cluster can be used.
     fn usable(&self, cluster: u32) -> u32 {
         let mut usable = CLUSTER_SLOTS;
         self.each_unusable(cluster, |_| usable -= 1);
@@ -75,18 +77,18 @@ impl Ground<'_> {
     }
 }
 
-/// How many of `cpus` CPUs get a cluster of their own in an area of so many slots. In a small one they share: else
-/// many would each hold one, and the other processes would find none.
+/// How many of `cpus` CPUs get a cluster of their own in an area of `slots` slots. In a small area CPUs share
+/// clusters. Otherwise each of many CPUs would hold a cluster, and other processes would find none.
 pub fn cpus_served(slots: u32, cpus: usize) -> usize {
     cpus.clamp(1, (slots.div_ceil(CLUSTER_SLOTS) as usize / 16).max(1))
 }
 
-/// Places for continued counts: rare, so few.
+/// Places for continued counts. A count is rarely continued, so about one place for each cluster is enough.
 fn continuations(clusters: usize) -> usize {
     clusters.next_power_of_two().max(8)
 }
 
-/// Tables of an area's slots, as the policy needs them.
+/// Tables of an area's slots, for one policy.
 pub struct SlotMemory<'m> {
     kind: Kind<'m>,
     counts: Counts<'m>,
@@ -98,8 +100,8 @@ enum Kind<'m> {
 }
 
 impl<'m> SlotMemory<'m> {
-    /// Bytes for an area of `slots` slots with a place to work for each of `cpus` CPUs or threads (one at least);
-    /// more of them share: see [`cpus_served`].
+    /// Bytes for an area of `slots` slots with a cache or hand for each of `cpus` CPUs or threads. `cpus` is
+    /// at least one. If more CPUs take slots, they share: see [`cpus_served`].
     pub fn bytes(policy: SlotPolicy, slots: u32, cpus: usize) -> usize {
         let clusters = slots.div_ceil(CLUSTER_SLOTS) as usize;
         let counts = Region::bytes_for::<u8>(slots as usize)
@@ -120,7 +122,7 @@ impl<'m> SlotMemory<'m> {
             }
     }
 
-    /// Carves them.
+    /// Carves the tables out of `region`, which must have [`SlotMemory::bytes`] left.
     pub fn carve(region: &mut Region<'m>, policy: SlotPolicy, slots: u32, cpus: usize) -> SlotMemory<'m> {
         let clusters = slots.div_ceil(CLUSTER_SLOTS) as usize;
         fn shared<'m, T: Zeroed>(region: &mut Region<'m>, count: usize) -> &'m [T] {
@@ -149,10 +151,10 @@ impl<'m> SlotMemory<'m> {
     }
 }
 
-/// Free and used slots of an area, by one of the policies.
+/// Free and used slots of an area, managed by one of the policies.
 pub struct Slots<'m, P: Probe = Unwatched> {
     policy: Policy<'m, P>,
-    /// Slots that several pages share, or processes refer to.
+    /// Counts of the slots that several pages share, or that a fork's children read.
     pub counts: Counts<'m>,
 }
 
@@ -163,7 +165,7 @@ enum Policy<'m, P: Probe> {
 }
 
 impl<'m, P: Probe> Slots<'m, P> {
-    /// Nothing leased yet.
+    /// Creates the slots of an area of which nothing is leased yet.
     pub fn new(ground: Ground<'m>, memory: SlotMemory<'m>, probe: P) -> Self {
         let policy = match memory.kind {
             Kind::Clusters { clusters, links, hands } => {
@@ -176,9 +178,10 @@ impl<'m, P: Probe> Slots<'m, P> {
         Slots { policy, counts: memory.counts }
     }
 
-    /// Takes up to `max` slots and calls `each` with every run of neighbours, none of which goes beyond a cluster.
-    /// Returns how many; 0: no slot is free. `cpu` is the caller's CPU, or its number among the threads that do
-    /// this: who has one of its own meets nobody. `each` is called with locks held.
+    /// Takes up to `max` slots and calls `each` with every run of neighbouring slots. No run crosses a
+    /// cluster's end. Returns how many slots were taken. Zero means that no slot is free. `cpu` is the
+    /// caller's CPU, or its number among the threads that take slots. A caller with a number of its own
+    /// contends with nobody. `each` is called with locks held.
     pub fn take(&self, cpu: usize, max: u32, each: impl FnMut(Run)) -> u32 {
         match &self.policy {
             Policy::Clusters(clusters) => clusters.take(cpu, max, each),
@@ -186,7 +189,8 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
-    /// Frees a slot that nobody refers to any more: [`Counts::remove`] said so. `cpu` as for `take`; who doesn't know may say anything that differs from slot to slot.
+    /// Frees a slot without references, as [`Counts::remove`] reported. `cpu` is as for `take`. A caller that
+    /// doesn't know its CPU may pass any number that differs from slot to slot.
     pub fn free(&self, cpu: usize, slot: u32) {
         match &self.policy {
             Policy::Clusters(clusters) => clusters.free(cpu, slot),
@@ -194,14 +198,15 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
-    /// There was no room for a write: slots of clusters in use are taken first, until they are all taken.
+    /// Makes slots of clusters in use come first until none is left, because a write found no room on the
+    /// disk.
     pub fn tighten(&self) {
         if let Policy::Clusters(clusters) = &self.policy {
             clusters.tighten();
         }
     }
 
-    /// Whether half of a slot's cluster or more is free.
+    /// Whether at least half of a slot's cluster is free.
     pub fn is_thin(&self, slot: u32) -> bool {
         match &self.policy {
             Policy::Clusters(clusters) => clusters.is_thin(slot),
@@ -209,7 +214,7 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
-    /// Slots in use by this process. Exact while nobody takes or frees.
+    /// Slots in use by this process. Exact while no thread takes or frees slots.
     pub fn in_use(&self) -> u32 {
         match &self.policy {
             Policy::Clusters(clusters) => clusters.in_use(),
@@ -217,8 +222,9 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
-    /// An empty cluster that the driver may discard on its device. Nobody takes any of it until the driver says
-    /// [`Slots::discarded`] with its first slot. Only if discards were asked for, and the policy is ours.
+    /// Returns an empty cluster that the driver may discard on its device. No thread takes any of its slots
+    /// until the driver calls [`Slots::discarded`] with the same run. None unless discards were asked for and
+    /// the policy is `Clusters`.
     pub fn take_discard(&self) -> Option<Run> {
         match &self.policy {
             Policy::Clusters(clusters) => clusters.take_discard(),
@@ -226,7 +232,7 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
-    /// What `take_discard` gave is discarded, or could not be: it is free again.
+    /// Frees the slots that `take_discard` gave, whether or not the driver could discard them.
     pub fn discarded(&self, run: Run) {
         match &self.policy {
             Policy::Clusters(clusters) => clusters.discarded(run.0),
@@ -234,14 +240,15 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
-    /// Empties the hands of all CPUs, and gives back what is leased and empty. The baselines' policies keep it.
+    /// Empties the hands of all CPUs and gives up the leases of empty clusters. The baselines keep their
+    /// leases.
     pub fn let_go(&self) {
         if let Policy::Clusters(clusters) = &self.policy {
             clusters.let_go();
         }
     }
 
-    /// Who has which cluster.
+    /// Which process holds which cluster.
     pub fn leases(&self) -> &Leases<'m> {
         &self.ground().leases
     }
@@ -253,7 +260,7 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
-    /// Who watches.
+    /// The probe that watches locks and scans.
     pub fn probe(&self) -> &P {
         match &self.policy {
             Policy::Clusters(clusters) => &clusters.probe,
@@ -261,7 +268,8 @@ impl<'m, P: Probe> Slots<'m, P> {
         }
     }
 
-    /// Asserts everything; calls `used` for each slot in use. Only while nobody takes or frees.
+    /// Asserts all invariants and calls `used` for each slot in use. Must be called while no thread takes or
+    /// frees slots.
     pub fn check(&self, used: impl FnMut(u32)) {
         self.counts.check();
         match &self.policy {

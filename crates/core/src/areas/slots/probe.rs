@@ -1,5 +1,5 @@
-//! Who watches an allocator's locks and scans. In a live engine nobody does, and nothing of this is left in the
-//! machine code; the benchmark measures how long threads wait, and its simulation records what a call does.
+//! Watches an allocator's locks and scans. In a live engine nothing watches, and none of this remains in the
+//! machine code. The benchmark measures how long threads wait, and its simulation records what a call does.
 
 use crate::sync::{Guard, Lock};
 use core::ops::{Deref, DerefMut};
@@ -7,9 +7,9 @@ use core::ops::{Deref, DerefMut};
 /// A lock of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Locked {
-    /// What one CPU has at hand.
+    /// A CPU's hand or cache.
     Cpu(u32),
-    /// What one CPU has freed.
+    /// The slots that a CPU has freed.
     Returned(u32),
     /// One cluster.
     Cluster(u32),
@@ -17,29 +17,29 @@ pub enum Locked {
     Area,
 }
 
-/// Watches.
+/// Observer of an allocator's locks and scans.
 pub trait Probe {
     /// Takes a lock.
     fn lock<'a, T>(&self, _name: Locked, lock: &'a Lock<T>) -> Guard<'a, T> {
         lock.lock()
     }
-    /// The lock is about to be given back.
+    /// Called before a lock is given back.
     fn unlocking(&self, _name: Locked) {}
-    /// So many slots were looked at one by one.
+    /// Called after `slots` slots were looked at one by one.
     fn scanned(&self, _slots: u32) {}
-    /// A CPU had nothing at hand, and so many slots were found for it.
+    /// Called after an empty hand or cache was refilled with `slots` slots.
     fn refilled(&self, _slots: u32) {}
 }
 
-/// Nobody watches.
+/// The observer that sees nothing, for a live engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unwatched;
 
 impl Probe for Unwatched {}
 
-/// A lock that is held, watched.
+/// A held lock that reports to a probe.
 pub(super) struct Held<'a, T, P: Probe> {
-    /// None only inside of `unlocked`.
+    /// None only inside `unlocked`.
     guard: Option<Guard<'a, T>>,
     lock: &'a Lock<T>,
     probe: &'a P,
@@ -51,7 +51,7 @@ impl<'a, T, P: Probe> Held<'a, T, P> {
         Held { guard: Some(probe.lock(name, lock)), lock, probe, name }
     }
 
-    /// Gives the lock back meanwhile.
+    /// Gives the lock back for the time of `act`.
     pub(super) fn unlocked<R>(&mut self, act: impl FnOnce() -> R) -> R {
         self.probe.unlocking(self.name);
         self.guard = None;

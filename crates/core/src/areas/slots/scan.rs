@@ -1,9 +1,10 @@
-//! The scan of the baselines: from this CPU's cluster while there are clusters; then, under the area's lock, slot by
-//! slot from where this CPU last found one; and when that one isn't free, a long search without the lock.
+//! The scan of the baselines. While there are free clusters, a scan takes slots from this CPU's cluster,
+//! under the area's lock. After that a long search without the lock looks for a free slot, from where this
+//! CPU last found one. The scan checks the slot again under the lock, and takes it.
 //!
-//! `classic` ends as soon as it would have to search for a second slot. `scan-more` goes on looking, under the lock,
-//! as long as the ration of 256 lasts that slots taken and slots looked at have in common, unless the first slot
-//! took more than one ration to find.
+//! `classic` ends as soon as it would have to search for a second slot. `scan-more` goes on looking under the
+//! lock until its ration of 256 is used up. Slots taken and slots looked at both count against the ration.
+//! `scan-more` doesn't go on if the first slot took more than one ration to find.
 
 use super::classic::{Area, Classic, FREE, LISTED};
 use super::probe::{Held, Probe};
@@ -13,49 +14,50 @@ use crate::units::CLUSTER_SLOTS;
 /// What a scan does once no cluster is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragmented {
-    /// It ends with the one slot that it has.
+    /// The scan ends with the one slot that it has.
     OneByOne,
-    /// It looks for more within its ration.
+    /// The scan looks for more slots within its ration.
     ScanOn,
 }
 
-/// Where a CPU looks. All zeros: nowhere yet.
+/// The position where a CPU's scan goes on. All zeros: the CPU has no position yet.
 #[repr(C)]
 pub(super) struct Position {
-    /// Its cluster plus one.
+    /// The CPU's cluster plus one.
     cluster: u32,
-    /// Where in the cluster to go on.
+    /// The slot where the scan goes on in the cluster.
     in_cluster: u32,
-    /// Where to go on without a cluster.
+    /// The slot where the scan goes on without a cluster.
     next: u32,
     random: u32,
 }
 
-/// A position jumps to another place whenever it comes to the next 64 MiB, so that CPUs stay apart.
+/// Slots in a stride, 64 MiB. At the end of a stride a position jumps to another place, so that CPUs stay
+/// apart.
 const STRIDE: u32 = 16_384;
 
-/// What the next instruction of a scan is.
+/// The next step of a scan.
 enum Turn {
     /// Look at the slot under the lock.
     Check,
-    /// Search for a free one without the lock.
+    /// Search for a free slot without the lock.
     Search,
     Done,
 }
 
-/// A scan under way.
+/// A scan in progress.
 struct Scan<'a> {
     base: u32,
     offset: u32,
     ration: i32,
-    /// The first slot took more than one ration.
+    /// Whether the first slot took more than one ration.
     scanned_many: bool,
     found: usize,
     out: &'a mut [u32],
 }
 
 impl<'m, P: Probe> Classic<'m, P> {
-    /// Takes up to as many free slots as `out` has room for. Returns how many.
+    /// Takes up to as many free slots as `out` has places. Returns how many.
     pub(super) fn scan(&self, cpu: usize, position: &mut Position, out: &mut [u32]) -> usize {
         let mut area = self.area();
         loop {
@@ -103,7 +105,7 @@ impl<'m, P: Probe> Classic<'m, P> {
         scan.found
     }
 
-    /// Looks at one slot, takes it if it is free, and says how to go on.
+    /// Looks at one slot, takes it if it is free, and returns the next step.
     fn check_slot(&self, scan: &mut Scan<'_>, position: &mut Position, area: &mut Area<'m>) -> Turn {
         if self.is_anothers_cluster(area, scan.offset) {
             position.cluster = 0;
@@ -145,14 +147,15 @@ impl<'m, P: Probe> Classic<'m, P> {
         Turn::Done
     }
 
-    /// A slot in a free cluster that is not the first of the list may not be taken: the list has no way to remove it.
+    /// Whether a slot lies in a free cluster that isn't the first of the list. A scan may not take that slot,
+    /// because the list can only remove its first cluster.
     fn is_anothers_cluster(&self, area: &Area<'m>, slot: u32) -> bool {
         let cluster = slot / CLUSTER_SLOTS;
         let info = area.infos.get(cluster as usize);
         info.is_some_and(|info| info.state == LISTED) && area.first_free() != Some(cluster)
     }
 
-    /// The change: a few more slots with the lock held.
+    /// Looks at a few more slots with the lock held. Only `scan-more` does so.
     fn scan_on(&self, scan: &mut Scan<'_>, area: &Area<'m>) -> Turn {
         let limit = if scan.offset < scan.base { scan.base } else { area.highest };
         let from = scan.offset;
@@ -172,7 +175,8 @@ impl<'m, P: Probe> Classic<'m, P> {
         turn
     }
 
-    /// Searches for a free slot without the lock: to the upper bound, then from the lower bound to where it began.
+    /// Searches for a free slot without the lock: up to the upper bound, then from the lower bound to where
+    /// the scan began.
     fn search<'s>(&'s self, scan: &mut Scan<'_>, area: &mut Held<'s, Area<'m>, P>) -> Turn {
         let (lowest, highest) = (area.lowest, area.highest);
         let mut looked = 0;
@@ -182,7 +186,7 @@ impl<'m, P: Probe> Classic<'m, P> {
                 looked += 1;
                 scan.ration -= 1;
                 if scan.ration < 0 {
-                    // Linux lets other threads run here; ours do so anyway.
+                    // Linux lets other threads run here. Farpage's threads can be preempted at any time.
                     (scan.ration, scan.scanned_many) = (self.limits.ration, true);
                 }
                 self.byte(slot) == FREE
@@ -199,14 +203,16 @@ impl<'m, P: Probe> Classic<'m, P> {
         }
     }
 
-    /// The next free slot of this CPU's cluster; of the next free cluster if it has none.
+    /// Returns the next free slot of this CPU's cluster, or of the next free cluster if that cluster has
+    /// none.
     fn in_cluster(&self, position: &mut Position, area: &mut Area<'m>) -> Option<u32> {
         loop {
             if position.cluster == 0 {
                 let cluster = match area.first_free() {
                     Some(cluster) => cluster,
                     None => {
-                        // Unleased clusters are free ones, too. One with bad slots isn't in the list.
+                        // An unleased cluster counts as free. If it has bad slots, it isn't in the list even
+                        // when leased.
                         self.lease(area, Leases::take_unless_futile)?;
                         continue;
                     }
@@ -234,7 +240,7 @@ impl Position {
         }
     }
 
-    /// xorshift: any number that differs from CPU to CPU will do.
+    /// Xorshift. Any number that differs from CPU to CPU will do.
     fn random(&mut self) -> u32 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;

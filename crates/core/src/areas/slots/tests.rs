@@ -1,5 +1,5 @@
-//! Every policy against a set of slots. Clusters are of 512 slots, so most of them are bad: a few are left in each,
-//! and running out of them is the rule.
+//! Tests every policy against a set of slots. Clusters have 512 slots, so the tests make most of them bad. A
+//! few usable slots are left in each cluster, and running out of slots is the rule.
 
 use super::*;
 use core::sync::atomic::AtomicU32;
@@ -7,10 +7,11 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 const CLUSTERS: u32 = 5;
-/// The last one is short.
+/// The last cluster is short.
 const TOTAL: u32 = (CLUSTERS - 1) * CLUSTER_SLOTS + 100;
 
-/// Where nothing else is bad, `tiny` leaves only slots whose number in the cluster is below it or just below 128.
+/// Returns the bad slots. `tiny` leaves in each cluster only slots with an offset up to it, or just below
+/// 128.
 fn bad(tiny: Option<u32>) -> &'static [u32] {
     let is_bad = |slot: &u32| {
         let at = slot % CLUSTER_SLOTS;
@@ -32,7 +33,7 @@ struct Setting {
 fn slots(setting: &Setting, holders: &'static [AtomicU32]) -> Slots<'static> {
     let bytes = SlotMemory::bytes(setting.policy, TOTAL, setting.cpus);
     let memory = vec![0_u64; bytes / 8 + 1].leak();
-    // SAFETY: zeroed memory of that size, which is never freed and nobody else's.
+    // SAFETY: the memory is zeroed, writable and of that size. It is never freed, so it is nobody else's.
     let mut region = unsafe { Region::new(memory.as_mut_ptr().cast(), bytes) };
     let memory = SlotMemory::carve(&mut region, setting.policy, TOTAL, setting.cpus);
     let leases = Leases::new(holders, 1);
@@ -48,7 +49,7 @@ fn holders() -> &'static [AtomicU32] {
     (0..CLUSTERS).map(|_| AtomicU32::new(0)).collect::<Vec<_>>().leak()
 }
 
-/// The first run of those that are taken; the others are freed again.
+/// Returns the first run of the slots taken. The other runs are freed again.
 fn take(slots: &Slots<'_>, cpu: usize, max: u32) -> Option<Run> {
     let mut runs = Vec::new();
     let taken = slots.take(cpu, max, |run| runs.push(run));
@@ -62,7 +63,7 @@ fn take(slots: &Slots<'_>, cpu: usize, max: u32) -> Option<Run> {
 enum Op {
     Take(usize, u32),
     Free(usize),
-    /// Every second one from here on.
+    /// Frees every second slot from here on.
     FreeMany(usize),
     Discard,
     Discarded,
@@ -94,7 +95,7 @@ struct Model {
 }
 
 impl Model {
-    /// Whether a slot was handed out that may not be.
+    /// Fails if a slot was handed out that must not be.
     fn take(&mut self, run: Run, bad: &[u32]) -> Result<(), TestCaseError> {
         prop_assert_eq!(run.0 / CLUSTER_SLOTS, (run.0 + run.1 - 1) / CLUSTER_SLOTS);
         for slot in run.0..run.0 + run.1 {
@@ -200,7 +201,7 @@ fn take_all(slots: &Slots<'_>) -> Vec<u32> {
     all
 }
 
-/// Invariant 7: slots in use are what the clusters count less what can't be used, and free ones are the rest.
+/// Invariant 7: slots in use are what the clusters count, without the unusable slots. The rest is free.
 #[test]
 fn invariant_7_counts_of_clusters_add_up_to_slots_in_use() {
     for policy in SlotPolicy::ALL {
@@ -216,7 +217,7 @@ fn invariant_7_counts_of_clusters_add_up_to_slots_in_use() {
     }
 }
 
-/// Invariant 9, of which order 0 is left: whatever is handed out together lies in one cluster.
+/// Invariant 9, of which order 0 is left: slots that are handed out as one run lie in one cluster.
 #[test]
 fn invariant_9_no_run_crosses_a_cluster() {
     for policy in SlotPolicy::ALL {
@@ -235,7 +236,7 @@ fn invariant_9_no_run_crosses_a_cluster() {
 fn runs_are_contiguous_while_there_is_room() {
     for policy in SlotPolicy::ALL {
         let slots = slots(&plain(policy), holders());
-        // The baselines leave a cluster that has a bad slot, as the one with the header, to the end.
+        // The baselines leave clusters with a bad slot, such as the header's cluster, to the end.
         let first = if policy == SlotPolicy::Clusters { 4 } else { 2 * CLUSTER_SLOTS };
         if policy == SlotPolicy::Clusters {
             assert_eq!(take(&slots, 0, 2), Some((1, 2)));
@@ -253,7 +254,7 @@ fn empty_clusters_go_back_to_the_others() {
         take_all(&slots).into_iter().for_each(|slot| slots.free(0, slot));
         let held =
             holders.iter().filter(|holder| holder.load(core::sync::atomic::Ordering::Relaxed) == 1).count();
-        // Of the baselines' clusters three have unusable slots and are never empty.
+        // Three of the baselines' clusters have unusable slots and are never empty.
         let kept = if policy == SlotPolicy::Clusters { clusters::EMPTY_KEPT as usize + 1 } else { 5 };
         assert!(held <= kept, "{policy:?}: {held} clusters are still leased");
     }
@@ -281,7 +282,7 @@ fn holes_are_used_last_and_what_was_freed_longest_ago_first() {
     assert_eq!(slots.in_use() as usize, taken.len());
 }
 
-/// On a disk that has blocks for some clusters only, and then for no more.
+/// A disk that has blocks for some clusters, and room for a limited number of clusters.
 struct Disk {
     slots: Slots<'static>,
     backed: BTreeSet<u32>,
@@ -289,7 +290,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// Writes to slots of one cluster, as an area does it. Whether there was room.
+    /// Writes to slots of one cluster, as an area does. Returns whether the disk had room.
     fn write(&mut self, cpu: usize, written: &mut Vec<u32>) -> bool {
         let (first, count) = take(&self.slots, cpu, 64).unwrap();
         let cluster = first / CLUSTER_SLOTS;
@@ -307,8 +308,8 @@ impl Disk {
     }
 }
 
-/// A full disk's clusters without blocks were offered again and again, as long as there were any: what had become free in the
-/// others wasn't found.
+/// Regression: on a full disk, clusters without blocks were offered again and again while there were any.
+/// Slots that had become free in other clusters weren't found.
 #[test]
 fn without_room_every_slot_with_blocks_is_found() {
     for discards in [false, true] {
@@ -320,7 +321,7 @@ fn without_room_every_slot_with_blocks_is_found() {
         }
         let usable: u32 = disk.backed.iter().map(|cluster| disk.slots.ground().usable(*cluster)).sum();
         assert_eq!(written.len() as u32, usable, "all that has blocks");
-        // Few in each: less than half of it.
+        // Few slots in each cluster, less than half of it.
         for part in [20, 3] {
             let freed: Vec<u32> = written.iter().copied().step_by(part).collect();
             written.retain(|slot| !freed.contains(slot));
@@ -334,7 +335,7 @@ fn without_room_every_slot_with_blocks_is_found() {
             }
             assert!(!disk.write(0, &mut written));
         }
-        // Holes again, and then room: once they are used it goes on as ever, empty clusters first.
+        // Holes come first, even with room again. Once they are used, empty clusters come first as usual.
         disk.room = 4;
         let freed: Vec<u32> = written.iter().copied().step_by(7).collect();
         written.retain(|slot| !freed.contains(slot));
@@ -379,7 +380,7 @@ fn slot_freed_twice_is_a_bug() {
     }
 }
 
-/// Eight threads, each with slots of its own, and a word for each slot that says whose it is.
+/// Eight threads take slots of their own. A word for each slot says whether a thread has it.
 #[test]
 fn threads_never_get_the_same_slot() {
     for policy in SlotPolicy::ALL {

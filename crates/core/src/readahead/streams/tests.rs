@@ -1,27 +1,27 @@
-//! Streams against a naive program: a set of pages that are there, walkers that touch one page after the other,
-//! windows that are brought in at once, late, or not at all.
+//! Streams against a naive program. The program is a set of pages in memory and walkers that touch one page
+//! after the other. Windows are brought in at once, late, or not at all.
 
 use super::*;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-/// A program's memory: what is there, and which pages are parked with a mark.
+/// A program's memory: which pages are in memory, and which are parked with a mark.
 struct World {
     streams: Streams,
     region: PageRange,
     pages_max: u32,
     there: BTreeSet<u64>,
     parked: BTreeSet<u64>,
-    /// Windows asked for and not brought in yet.
+    /// Windows that were asked for and aren't brought in yet.
     asked: Vec<Window>,
-    /// The rest of windows, likewise.
+    /// The rest of windows, asked for and not brought in yet.
     rests: Vec<Window>,
-    /// Whoever touches a page waits for its window.
+    /// Whether a thread that touches a page waits for its window.
     is_slow: bool,
     issued: u64,
     hits: u64,
     faults: u64,
-    /// Pages mapped ahead that nobody has touched yet.
+    /// Pages mapped ahead that no walker has touched yet.
     untouched: BTreeSet<u64>,
 }
 
@@ -63,7 +63,7 @@ impl World {
         }
     }
 
-    /// A thread comes to a page that is being read, and waits.
+    /// A thread comes to a page that is being read, and waits for the page.
     fn join(&mut self, page: u64) {
         let seen = self.streams.joined(PageIndex(page), self.region, self.pages_max);
         assert!(seen.rest.is_none() && seen.late.is_none());
@@ -86,7 +86,7 @@ impl World {
         !self.there.contains(&page.0) && !self.parked.contains(&page.0)
     }
 
-    /// Brings in what windows have left out.
+    /// Brings in the pages that windows have left out.
     fn bring_rests(&mut self) {
         for rest in std::mem::take(&mut self.rests) {
             let out: Vec<_> =
@@ -188,7 +188,7 @@ fn sixteen_interleaved_streams_in_one_region_are_all_kept() {
     let mut world = World::new(0, streams * pages, 256);
     world.walk((0..pages).flat_map(|page| (0..streams).map(move |stream| stream * pages + page)));
     assert!(world.faults <= streams * 3, "{} faults", world.faults);
-    // Where each ends, the next one had begun: that was known in time.
+    // Where each stream ends, the next one had begun, and was known in time.
     assert_eq!(world.hits, world.issued);
 }
 
@@ -221,7 +221,8 @@ fn pages_that_are_there_are_passed_over() {
     assert_eq!(world.hits, world.issued);
 }
 
-/// A walk that finds half of a region in memory began anew behind it, with three faults and a window of 8 pages.
+/// A walk that finds half of a region in memory used to begin anew behind it, with three faults and a window
+/// of 8 pages.
 #[test]
 fn walk_goes_on_behind_what_is_there() {
     let mut world = World::new(0, 60_000, 256);
@@ -231,8 +232,8 @@ fn walk_goes_on_behind_what_is_there() {
     assert_eq!(world.hits, world.issued);
 }
 
-/// A window found no room for all of its pages: each of the others was a fault of its own, because the next window had been
-/// asked for.
+/// A window once found no room for all of its pages. Each missing page was a fault of its own, because the
+/// next window had been asked for already.
 #[test]
 fn what_is_missing_of_a_window_comes_at_one_fault() {
     let mut world = World::new(0, 60_000, 64);
@@ -259,8 +260,8 @@ fn windows_of_a_walk_that_waits_for_a_device_grow_with_it() {
     assert_eq!([100, 600, 2000, 10_000].map(|steps| window_after(false, steps)), [8, 8, 8, 16]);
 }
 
-/// A walk that always finds its pages under way: the device had nothing to do between the end of one window and the touch of
-/// the next one's marker.
+/// A walk always finds its pages under way. The device once had nothing to do between the end of one window
+/// and the touch of the next window's marker.
 #[test]
 fn a_walk_that_waits_for_a_device_has_the_next_windows_asked_for() {
     let walked = |steps: u64| {
@@ -276,24 +277,24 @@ fn a_walk_that_waits_for_a_device_has_the_next_windows_asked_for() {
         }
         (world, most)
     };
-    // While it is young it asks for one at a time: it may end.
+    // A young stream asks for one window at a time, because it may end.
     assert_eq!(walked(200).1, 1);
     let (world, most) = walked(20_000);
     assert_eq!(most as i64, WINDOWS_ASKED_MAX, "with the one that it waits for");
     assert_eq!(world.faults, 3);
-    // All that it went through is seen: with three markers under way, none is passed over.
+    // All pages that the walk went through are seen: with three markers under way, none is passed over.
     let unread = world.issued - world.hits - passed_unseen(&world);
     assert!(
         unread <= world.untouched.len() as u64 + 3,
         "{unread} pages of which {} weren't touched",
         world.untouched.len()
     );
-    // And to the end, where it hits all.
+    // At the end of the range every page is a hit.
     let (world, _) = walked(60_000);
     assert_eq!((world.hits, world.faults), (world.issued, 3));
 }
 
-/// Windows are begun by several threads, the later one first now and then, and land so.
+/// Windows are begun by several threads. A later window may begin and land first.
 #[test]
 fn markers_are_kept_in_the_order_in_which_the_walk_comes_to_them() {
     let mut world = World { is_slow: true, ..World::new(0, 60_000, 64) };
@@ -323,8 +324,9 @@ fn stream_that_ends_counts_only_what_it_passed() {
     assert!(world.hit_percent() > 99.0);
 }
 
-/// redis, reading keys whose values lie 40 apart: three neighbours now and then, and jumps of some ten pages in one
-/// direction. Taken for streams that went on, these had 7,400 pages read beside 50,000 faults; 1,500 of them were hit.
+/// redis reads keys whose values lie 40 apart: three neighbours now and then, and jumps of some ten pages in
+/// one direction. When the jumps count as one stream that goes on, most pages of its windows are read in
+/// vain.
 #[test]
 fn walks_that_jump_end_and_where_most_do_it_takes_more_to_begin_one() {
     let mut world = World::new(0, 4_000_000, 256);
@@ -342,7 +344,7 @@ fn walks_that_jump_end_and_where_most_do_it_takes_more_to_begin_one() {
     assert_eq!(world.faults - faults, 3);
 }
 
-/// 16 walks in turns have four each of the faults that are remembered, too few to begin without credit.
+/// 16 interleaved walks have four remembered faults each, too few to begin without credit.
 #[test]
 fn many_walks_in_turns_begin_after_others_have_used_the_credit_up() {
     let mut world = World::new(0, 4_000_000, 256);
@@ -353,7 +355,8 @@ fn many_walks_in_turns_begin_after_others_have_used_the_credit_up() {
     assert!(faults < 6_000, "{faults} faults for {} pages", 16 * pages);
 }
 
-/// Pages that were touched behind the last marker, which nobody has seen.
+/// Returns the number of pages that were touched behind the last marker, which no stream has been seen
+/// behind.
 fn passed_unseen(world: &World) -> u64 {
     world.streams.live.iter().map(|stream| u64::from(stream.mapped())).sum::<u64>()
         - world.untouched.len() as u64
@@ -374,7 +377,7 @@ fn what_a_walk_has_gone_through_is_shown_once_and_not_what_is_close_behind_it() 
         assert!(at > 60, "the last marker lies there");
         let mut shown = steps(world.streams.take_passed(20, 16).unwrap());
         shown.sort_unstable();
-        // The latest, as far as 16 and the 20 wanted go.
+        // The latest pages that `take_passed` may return: 16 are kept, and 20 are wanted.
         assert_eq!(shown, (at - 36..at - 16).collect::<Vec<_>>(), "in steps of {stride}");
         assert!(world.streams.take_passed(20, 16).is_none(), "the rest is close behind");
         world.walk((100..400).map(page));
@@ -415,8 +418,8 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Invariants 11 and 13: whatever happens, windows stay in their range and below the maximum, and there are
-    /// never more hits than pages issued. Windows come late, or never; pages are evicted under the walkers.
+    /// Invariants 11 and 13: windows stay in their range and below the maximum, and hits never exceed pages
+    /// issued. Windows come late, or never, and pages are evicted under the walkers.
     #[test]
     fn windows_stay_in_their_range_and_hits_below_pages_issued(
         events in prop::collection::vec(event(), 1..600),

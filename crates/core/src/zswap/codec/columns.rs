@@ -1,18 +1,19 @@
-//! Columns of numbers: the least of a block of words, and what the others have more, in as few bits as the largest of that
-//! needs.
+//! Columns of numbers: the least word of a block, and each word's difference from it in as few bits as the
+//! largest difference needs.
 //!
-//! Counters, times, prices, indices: neighbours in a column are about as large as each other, and so are the bits of
-//! floating-point numbers that are. A page is taken as eight blocks, a block as eight rows of 64 bytes: eight words of 64 bits,
-//! or sixteen of 32. Differences are packed by columns of that square: each lane has eight numbers of `bits` bits, which fill
-//! `bits` bytes, lowest first. So all lanes are packed at once.
+//! Counters, times, prices, indices: neighbours in a column are about as large as each other. The bits of
+//! floating-point numbers of similar size are alike, too. A page is taken as eight blocks. A block is eight
+//! rows of 64 bytes. A row is eight words of 64 bits, or sixteen of 32. Differences are packed by the columns
+//! of a block, the lanes. Each lane has eight numbers of `bits` bits, which fill `bits` bytes, lowest first.
+//! So all lanes are packed at once.
 //!
 //! ```text
 //!  8 × least word │ 8 × bits │ of each block: whole words of all lanes, one after the other; then the bytes that are left,
 //!                 │          │ lane after lane
 //! ```
 //!
-//! The same code is compiled three times: for any CPU, and for vectors of 32 bytes and of 64.
-// UNSAFETY: calls of functions that are compiled for more than every CPU has.
+//! The same code is compiled three times: for any CPU, and for vectors of 32 and of 64 bytes.
+// UNSAFETY: this file calls functions that are compiled for features which not every CPU has.
 
 use super::cpu::{self, Vectors};
 use crate::units::PAGE_BYTES;
@@ -23,7 +24,7 @@ const ROW_BYTES: usize = 64;
 const BLOCKS: usize = PAGE_BYTES / ROWS / ROW_BYTES;
 const BLOCK_BYTES: usize = PAGE_BYTES / BLOCKS;
 
-/// What a column is made of: an unsigned integer.
+/// The type of a column's words: an unsigned integer.
 pub trait Word:
     Copy + Ord + BitOr<Output = Self> + BitAnd<Output = Self> + Shl<u32, Output = Self> + Shr<u32, Output = Self>
 {
@@ -31,20 +32,22 @@ pub trait Word:
     const BYTES: usize = Self::BITS as usize / 8;
     const ZERO: Self;
     const MAX: Self;
-    /// If two blocks need so many bits, a page gains nothing here.
+    /// Bits of a block's differences from which on columns gain nothing. If both sampled blocks need this
+    /// many or more, the page is given up.
     const HOPELESS: u8 = (Self::BITS - Self::BITS / 16) as u8;
-    /// What stands in front of the blocks.
+    /// Bytes in front of the blocks.
     const HEAD_BYTES: usize = BLOCKS * (Self::BYTES + 1);
 
     fn plus(self, other: Self) -> Self;
     fn minus(self, other: Self) -> Self;
-    /// Bits without the zeros in front.
+    /// Returns the number of bits without leading zeros.
     fn width(self) -> u8;
-    /// Of [`Word::BYTES`] bytes.
+    /// Reads a word from [`Word::BYTES`] bytes.
     fn read(bytes: &[u8]) -> Self;
-    /// As many of its bytes as there is room for.
+    /// Writes the lowest bytes of the word, as many as `bytes` has.
     fn write(self, bytes: &mut [u8]);
-    /// The least and the largest word of a block. By hand: the compiler doesn't find these instructions.
+    /// Returns the least and the largest word of a block. Written by hand, because the compiler doesn't find
+    /// these instructions.
     ///
     /// # Safety
     /// The CPU must have AVX-512 F.
@@ -85,7 +88,7 @@ macro_rules! word {
             unsafe fn extremes(block: &[u8; BLOCK_BYTES]) -> (Self, Self) {
                 use core::arch::x86_64::{_mm512_loadu_si512, $max, $min, $reduce_max, $reduce_min};
                 let rows = block.as_ptr();
-                // SAFETY: a row of the block.
+                // SAFETY: `at` is the number of a row, and a row of the block can be read.
                 let row = |at: usize| unsafe { _mm512_loadu_si512(rows.add(ROW_BYTES * at).cast()) };
                 let (mut least, mut most) = (row(0), row(0));
                 for at in 1..ROWS {
@@ -99,7 +102,8 @@ macro_rules! word {
 word!(u64, _mm512_min_epu64, _mm512_max_epu64, _mm512_reduce_min_epu64, _mm512_reduce_max_epu64);
 word!(u32, _mm512_min_epu32, _mm512_max_epu32, _mm512_reduce_min_epu32, _mm512_reduce_max_epu32);
 
-/// What is known of a page before anything is packed: of each block the least word, and the bits of the largest difference.
+/// The findings of a look at a page, before anything is packed: of each block the least word, and the bits of
+/// the largest difference.
 pub struct Columns<W, const LANES: usize> {
     least: [W; BLOCKS],
     bits: [u8; BLOCKS],
@@ -110,34 +114,36 @@ pub type Longs = Columns<u64, 8>;
 /// Columns of 32 bits.
 pub type Ints = Columns<u32, 16>;
 
-/// Blocks in the order in which they are looked at. After the first [`SAMPLED`] it may be clear already that nothing is gained.
+/// Blocks in the order in which they are looked at. The first [`SAMPLED`] may already show that nothing is
+/// gained.
 const ORDER: [usize; BLOCKS] = [1, 6, 0, 2, 3, 4, 5, 7];
 const SAMPLED: usize = 2;
 
 impl<W: Word, const LANES: usize> Columns<W, LANES> {
-    /// Looks at a page. None if it is clear soon that it would stay about as long as it is.
+    /// Looks at a page. Returns `None` if the first blocks show that the page would stay about as long as it
+    /// is.
     pub fn of(page: &[u8; PAGE_BYTES]) -> Option<Self> {
         Self::of_by(cpu::vectors(), page)
     }
 
     fn of_by(vectors: Vectors, page: &[u8; PAGE_BYTES]) -> Option<Self> {
         match vectors {
-            // SAFETY: the CPU has what it is compiled for.
+            // SAFETY: `vectors` says that the CPU has the features that `look` is compiled for.
             #[cfg(target_arch = "x86_64")]
             Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::look(page) },
-            // SAFETY: the CPU has what it is compiled for.
+            // SAFETY: `vectors` says that the CPU has the features that `look` is compiled for.
             #[cfg(target_arch = "x86_64")]
             Vectors::Avx2 => unsafe { avx2::look(page) },
             _ => look_by(page, any::extremes),
         }
     }
 
-    /// Bytes that [`Columns::encode`] would make of it.
+    /// Returns how many bytes [`Columns::encode`] makes of the page.
     pub fn bytes(&self) -> usize {
         W::HEAD_BYTES + self.bits.iter().map(|bits| LANES * usize::from(*bits)).sum::<usize>()
     }
 
-    /// Packs the page that it was found in; the length. None if `output` is shorter.
+    /// Packs the page that was looked at, and returns the length. Returns `None` if `output` is shorter.
     pub fn encode(&self, page: &[u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
         self.encode_by(cpu::vectors(), page, output)
     }
@@ -149,10 +155,10 @@ impl<W: Word, const LANES: usize> Columns<W, LANES> {
         least.chunks_exact_mut(W::BYTES).zip(self.least).for_each(|(to, least)| least.write(to));
         bits.copy_from_slice(&self.bits);
         match vectors {
-            // SAFETY: the CPU has what it is compiled for.
+            // SAFETY: `vectors` says that the CPU has the features that `pack` is compiled for.
             #[cfg(target_arch = "x86_64")]
             Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::pack(page, self, rest) },
-            // SAFETY: the CPU has what it is compiled for.
+            // SAFETY: `vectors` says that the CPU has the features that `pack` is compiled for.
             #[cfg(target_arch = "x86_64")]
             Vectors::Avx2 => unsafe { avx2::pack(page, self, rest) },
             _ => any::pack(page, self, rest),
@@ -160,7 +166,8 @@ impl<W: Word, const LANES: usize> Columns<W, LANES> {
         Some(length)
     }
 
-    /// Makes the page. None if the lengths in these bytes aren't those of what follows.
+    /// Decodes `bytes` into `page`. Returns `None` if a width in `bytes` is too large, or if the widths don't
+    /// match the length.
     pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
         Self::decode_by(cpu::vectors(), bytes, page)
     }
@@ -177,10 +184,10 @@ impl<W: Word, const LANES: usize> Columns<W, LANES> {
             return None;
         }
         match vectors {
-            // SAFETY: the CPU has what it is compiled for.
+            // SAFETY: `vectors` says that the CPU has the features that `unpack` is compiled for.
             #[cfg(target_arch = "x86_64")]
             Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::unpack(bytes, &columns, page) },
-            // SAFETY: the CPU has what it is compiled for.
+            // SAFETY: `vectors` says that the CPU has the features that `unpack` is compiled for.
             #[cfg(target_arch = "x86_64")]
             Vectors::Avx2 => unsafe { avx2::unpack(bytes, &columns, page) },
             _ => any::unpack(bytes, &columns, page),
@@ -189,7 +196,7 @@ impl<W: Word, const LANES: usize> Columns<W, LANES> {
     }
 }
 
-/// Finds columns, given the least and the largest word of a block.
+/// Looks at a page. `extremes` returns the least and the largest word of a block.
 #[inline(always)]
 fn look_by<W: Word, const LANES: usize>(
     page: &[u8; PAGE_BYTES],
@@ -210,7 +217,7 @@ fn look_by<W: Word, const LANES: usize>(
     Some(columns)
 }
 
-/// What all versions are made of.
+/// The code that all versions are made of.
 mod any {
     use super::{BLOCK_BYTES, Columns, ROW_BYTES, ROWS, Word};
     use crate::units::PAGE_BYTES;
@@ -228,8 +235,8 @@ mod any {
         bytes.chunks_exact_mut(W::BYTES).zip(row).for_each(|(to, word)| word.write(to));
     }
 
-    /// Puts so many bytes of each lane: as whole words, as long as there is room. What is too much is written over by what comes
-    /// next, which it has to be.
+    /// Puts the lowest `left` bytes of each lane's word. Words are written whole where there is room. The
+    /// next word must then overwrite the surplus bytes.
     #[inline(always)]
     fn put_left<W: Word, const LANES: usize>(bytes: &mut [u8], left: usize, words: [W; LANES]) {
         for (lane, word) in words.into_iter().enumerate() {
@@ -258,7 +265,7 @@ mod any {
             if bits == 0 {
                 continue;
             }
-            // What hasn't been written yet, and how many bits of each lane that is.
+            // The bits that aren't written yet, how many of them each lane has, and the rows written.
             let (mut waiting, mut filled, mut written) = ([W::ZERO; LANES], 0, 0);
             for at in 0..ROWS {
                 let mut more: [W; LANES] = row(bytes, at);
@@ -272,7 +279,7 @@ mod any {
                 }
                 put(output, written, waiting);
                 written += 1;
-                // In two steps: all bits may have gone.
+                // Shift in two steps: all bits may be gone, and one shift by a whole word is not allowed.
                 for lane in 0..LANES {
                     waiting[lane] = more[lane] >> (W::BITS - 1 - filled) >> 1;
                 }
@@ -315,7 +322,8 @@ mod any {
                     taken += 1;
                     for lane in 0..LANES {
                         words[lane] = words[lane] | next[lane] << filled;
-                        // In two steps: none of it may be left.
+                        // Shift in two steps: no bit may be left, and one shift by a whole word is not
+                        // allowed.
                         waiting[lane] = next[lane] >> (bits - filled - 1) >> 1;
                     }
                     filled += W::BITS - bits;
@@ -331,8 +339,8 @@ mod any {
         }
     }
 
-    /// The words whose bytes, so many of each lane and at least one, begin there: read as whole ones that end where these do.
-    /// There is a head before the first.
+    /// Returns the words of which `left` bytes for each lane, at least one, begin at `begin`. Whole words are
+    /// read, each ending where its lane's bytes end. The head makes room in front of the first word.
     #[inline(always)]
     fn last<W: Word, const LANES: usize>(bytes: &[u8], begin: usize, left: usize) -> [W; LANES] {
         const { assert!(W::HEAD_BYTES >= W::BYTES) };
@@ -342,7 +350,7 @@ mod any {
     }
 }
 
-/// The same, for vectors that not every CPU has.
+/// The same code, compiled for vectors that not every CPU has.
 #[cfg(target_arch = "x86_64")]
 macro_rules! compiled_for {
     ($name:ident, $features:literal, $extremes:path) => {
@@ -353,7 +361,7 @@ macro_rules! compiled_for {
             #[target_feature(enable = $features)]
             pub fn look<W: Word, const LANES: usize>(page: &[u8; PAGE_BYTES]) -> Option<Columns<W, LANES>> {
                 #[allow(unused_unsafe, reason = "one of the two is for any CPU")]
-                // SAFETY: the CPU has what this is compiled for.
+                // SAFETY: the CPU has the features that this function is compiled for.
                 look_by(page, |block| unsafe { $extremes(block) })
             }
 
@@ -387,7 +395,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// There and back, by the code for any CPU and by all that this one has: the same bytes.
+    /// Encodes and decodes a page with every version that this CPU has; all make the same bytes. Returns the
+    /// length.
     fn round_trip<W: Word, const LANES: usize>(page: &[u8; PAGE_BYTES]) -> Option<usize> {
         let Some(columns) = Columns::<W, LANES>::of_by(Vectors::Any, page) else {
             assert!(cpu::each().all(|vectors| Columns::<W, LANES>::of_by(vectors, page).is_none()));
@@ -408,7 +417,7 @@ mod tests {
         Some(output.len())
     }
 
-    /// A page of the low bits of these numbers.
+    /// Returns a page of the low bits of these numbers.
     fn page_of<W: Word>(word: impl Fn(u64) -> u64) -> [u8; PAGE_BYTES] {
         let words = (0..(PAGE_BYTES / W::BYTES) as u64).map(word);
         let bytes: Vec<u8> = words.flat_map(|word| word.to_le_bytes()[..W::BYTES].to_vec()).collect();
@@ -420,7 +429,7 @@ mod tests {
         for bits in 0..=W::BITS {
             let mask = u64::MAX.checked_shr(u64::BITS - bits).unwrap_or(0);
             let word = |n: u64| {
-                // The first two of each block are the extremes.
+                // The first two words of each block are the extremes.
                 let any = n.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23) & mask;
                 let more = match n % of_block {
                     0 => 0,
@@ -433,7 +442,7 @@ mod tests {
             let is_worth_it = bits < u32::from(W::HOPELESS);
             let page = page_of::<W>(word);
             assert_eq!(round_trip::<W, LANES>(&page), is_worth_it.then_some(length(8)), "{bits} bits");
-            // Two narrow blocks, and it is worth a look.
+            // Two narrow blocks make the page worth a look.
             let page =
                 page_of::<W>(
                     |n| if ORDER[..SAMPLED].contains(&((n / of_block) as usize)) { 1 } else { word(n) },
@@ -460,7 +469,7 @@ mod tests {
         for wrong in [0, W::HEAD_BYTES - 1, W::HEAD_BYTES, length - 1, length + 1] {
             assert_eq!(Columns::<W, LANES>::decode(&output[..wrong], &mut back), None, "{wrong}");
         }
-        // Two blocks whose widths are no widths, and together as long as they were.
+        // Two blocks have impossible widths, whose sum is as it was.
         let mut wrong = output[..length].to_vec();
         let (at, too_wide) = (BLOCKS * W::BYTES, W::BITS as u8 + 1);
         (wrong[at], wrong[at + 1]) = (too_wide, 2 * wrong[at] - too_wide);
@@ -477,7 +486,8 @@ mod tests {
         bytes_that_say_something_else_are_refused::<u32, 16>();
     }
 
-    /// Bytes that no page becomes are unpacked, too: any widths, as many bytes as they say. Each word as it is told above.
+    /// Bytes that no page becomes are unpacked, too: any widths, and as many bytes as they say. Each word is
+    /// computed here as the head of this file says.
     fn unpacked_alike<W: Word, const LANES: usize>(bits: [u8; BLOCKS], seed: u64) {
         let random = |at: usize| (seed ^ at as u64).wrapping_mul(0xd134_2543_de82_ef95) >> 37;
         let mut bytes: Vec<u8> = (0..BLOCKS * W::BYTES).map(|at| random(at) as u8).collect();

@@ -1,13 +1,14 @@
-//! What this CPU can do, asked once.
-// UNSAFETY: asking the CPU which registers the kernel keeps.
+//! Asks once what this CPU can do.
+// UNSAFETY: an instruction asks the CPU which registers the kernel saves.
 
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// Vectors that may be used: the CPU has them, and the kernel saves them. Each has all that stands before it.
+/// Vectors that may be used: the CPU has them, and the kernel saves them. Each level includes all levels
+/// before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Vectors {
-    /// Whatever every CPU has.
+    /// The least, which every CPU has.
     Any,
     /// 32 bytes: AVX2, and BMI.
     Avx2,
@@ -17,10 +18,10 @@ pub enum Vectors {
     Vbmi2,
 }
 
-/// All, in their order.
+/// All levels, in ascending order.
 const ALL: [Vectors; 4] = [Vectors::Any, Vectors::Avx2, Vectors::Avx512, Vectors::Vbmi2];
 
-/// The best there are.
+/// Returns the best vectors that this CPU has.
 pub fn vectors() -> Vectors {
     const UNKNOWN: u8 = u8::MAX;
     static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
@@ -32,7 +33,7 @@ pub fn vectors() -> Vectors {
     best
 }
 
-/// All that there are: for tests, which compare them.
+/// Returns all levels that this CPU has, for tests that compare them.
 #[cfg(test)]
 pub fn each() -> impl Iterator<Item = Vectors> {
     ALL.into_iter().filter(|those| *those <= vectors())
@@ -63,7 +64,8 @@ fn ask() -> Vectors {
         return Vectors::Any;
     }
     let (low, high): (u32, u32);
-    // SAFETY: the CPU has the instruction (OSXSAVE), which reads a register.
+    // SAFETY: the CPU has the instruction (OSXSAVE is in `FIRST`). The instruction reads a register and no
+    // memory.
     unsafe {
         core::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack));
     }

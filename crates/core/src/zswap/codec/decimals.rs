@@ -1,19 +1,21 @@
-//! Decimals: floating-point numbers with a few digits behind the point, as prices and measurements have, or none. An eviction
-//! packs a page of them as whole numbers, a fault divides them again.
+//! Decimals: floating-point numbers with at most a few digits behind the point, as prices and measurements
+//! have. An eviction packs a page of decimals as whole numbers. A fault divides the whole numbers again.
 //!
-//! 12.34 has no end in binary, so its bits look like noise. But it is the number nearest to 1234 / 100, and the whole numbers
-//! above the line are a column like any other ([`columns`](super::columns)). So of each number x of a page the bits of
-//! 1.5·2⁵² + x·10ⁿ are taken: numbers of that size are whole and one apart, hence the sum is rounded to one, and its bits count
-//! up as it does. A subtraction and a division bring it back, to the last bit or not at all: a page is one of decimals if all
-//! of its numbers come back. Those that are too large, infinite or none, and zeros with a sign, don't. The same with 2²³ for
-//! numbers of 32 bits.
+//! 12.34 has no end in binary, so its bits look like noise. But 12.34 is the number nearest to 1234 / 100,
+//! and the numerators are a column like any other ([`columns`](super::columns)). For each number x of a page
+//! the encoder takes the bits of 1.5·2⁵² + x·10ⁿ. Numbers of that size are whole and one apart. The sum is
+//! therefore rounded to a whole number, and its bits count up as that number does. A subtraction and a
+//! division bring x back, to the last bit or not at all. A page is one of decimals if all of its numbers come
+//! back. Numbers that are too large, infinite or NaN don't come back, nor do zeros with a sign. Numbers of 32
+//! bits use 2²³ in the same way.
 //!
 //! ```text
 //!  n, and 128 for numbers of 32 bits │ columns
 //! ```
 //!
-//! There and back must be rounded alike, whatever the program has told its thread: see [`as_usual`].
-// UNSAFETY: calls of functions that are compiled for more than every CPU has; the register that says how to round.
+//! Encoder and decoder must round alike, whatever the program has set in its threads: see [`as_usual`].
+// UNSAFETY: this file calls functions that are compiled for features which not every CPU has. It also sets
+// the register that says how to round.
 
 use super::columns::{Ints, Longs};
 use super::cpu::{self, Vectors};
@@ -21,30 +23,31 @@ use crate::units::PAGE_BYTES;
 
 /// Digits behind the point, at most. Places in degrees have seven.
 const DIGITS_MAX: usize = 7;
-/// In the first byte: numbers of 32 bits.
+/// Bit of the first byte that says that the numbers have 32 bits.
 const SHORT: u8 = 0x80;
-/// Numbers that are looked at before a page is.
+/// Numbers of a page that are sampled before all are packed.
 const SAMPLE: usize = 32;
-/// The page is given up at the first of so many bytes that has a number which doesn't come back.
+/// Bytes between two checks whether all numbers so far come back. The first failed check gives the page up.
 const STEP_BYTES: usize = 512;
 
-/// A floating-point number.
+/// A floating-point type.
 trait Float: Copy {
     const BYTES: usize;
     const TENS: [Self; DIGITS_MAX + 1];
-    /// In the middle of the numbers that are whole and one apart: there is room for either sign.
+    /// The middle of the numbers that are whole and one apart, so that there is room for either sign.
     const WHOLE: Self;
 
     fn read(bytes: &[u8]) -> Self;
     fn write(self, bytes: &mut [u8]);
-    /// Whether it may have so few digits at all: zero, or neither large nor small. Integers and most of what else there is in
-    /// memory are so small, as floating-point numbers, that some CPUs take a hundred times as long to multiply them.
+    /// Returns whether the number may have few digits at all: zero, or neither large nor small. As
+    /// floating-point numbers, integers and most other contents of memory are tiny. Some CPUs take a hundred
+    /// times as long to multiply them.
     fn is_likely(self) -> bool;
-    /// The whole number that it is with so many digits, as it is packed.
+    /// Returns the packed form of a number with `digits` digits behind the point: a whole number.
     fn up(self, digits: usize) -> Self;
     fn down(self, digits: usize) -> Self;
-    /// 0 if that is this number, packed: it is in its place, and comes back as it was. (What isn't a number at all would come
-    /// back, too, as CPUs are; no language promises it.)
+    /// Returns 0 if `packed` is in its place and comes back as this number, bit for bit. The check of the
+    /// place refuses NaN. NaN would come back, too, as CPUs are, but no language promises it.
     fn differs(self, packed: Self, digits: usize) -> u64;
 }
 
@@ -65,7 +68,7 @@ macro_rules! float {
             }
             #[inline(always)]
             fn is_likely(self) -> bool {
-                // As bits, so that nothing is computed with it.
+                // Compare bits, so that nothing is computed with the number.
                 let (least, most): ($type, $type) =
                     (1e-7, (1_u64 << (<$type>::MANTISSA_DIGITS - 2)) as $type);
                 let size = self.to_bits() << 1;
@@ -92,8 +95,8 @@ macro_rules! float {
 float!(f64);
 float!(f32);
 
-/// Encodes a page of decimals; the length. None if it isn't one, or if that is longer than `output`. What is in `room` doesn't
-/// matter.
+/// Encodes a page of decimals and returns the length. Returns `None` if the page isn't one of decimals, or if
+/// the result is longer than `output`. The content of `room` doesn't matter.
 pub fn encode(page: &[u8; PAGE_BYTES], room: &mut [u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
     encode_by(cpu::vectors(), page, room, output)
 }
@@ -105,7 +108,7 @@ fn encode_by(
     output: &mut [u8],
 ) -> Option<usize> {
     if cfg!(not(target_arch = "x86_64")) {
-        // Elsewhere `as_usual` is yet to be written.
+        // `as_usual` is yet to be written for other CPUs.
         return None;
     }
     let (first, to) = output.split_first_mut()?;
@@ -135,7 +138,7 @@ fn encode_by(
     Some(1 + length?)
 }
 
-/// Makes the page. None if these bytes can't be those of one.
+/// Decodes `bytes` into `page`. Returns `None` if no page of decimals can have become `bytes`.
 pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
     decode_by(cpu::vectors(), bytes, page)
 }
@@ -156,50 +159,53 @@ fn decode_by(vectors: Vectors, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Opt
     Some(())
 }
 
-/// Does that with numbers rounded to the nearest, none of them flushed to zero, and no trap: as every thread begins, and as the
-/// kernel has it for signal handlers. But the encoder may run in one and the decoder in a thread that has inherited what a
-/// program has set. What the program's own numbers have come to (its flags) is as it was afterwards.
+/// Runs `act` with numbers rounded to the nearest, none of them flushed to zero, and no trap. Every thread
+/// begins with these settings, and the kernel sets them for signal handlers. But the encoder may run in a
+/// signal handler, and the decoder in a thread that has inherited what the program has set. Afterwards the
+/// program's settings are restored, and the flags that its own numbers have raised.
 #[cfg(target_arch = "x86_64")]
 fn as_usual(act: &mut dyn FnMut()) {
     let (mut before, usual) = (0_u32, 0x1f80_u32);
-    // SAFETY: four bytes to write, and four to read. It is what all code that is compiled expects to be set.
+    // SAFETY: `before` has four bytes to write, and `usual` four to read. All compiled code expects the value
+    // in `usual`.
     unsafe {
         core::arch::asm!("stmxcsr [{}]", in(reg) &raw mut before, options(nostack, preserves_flags));
         core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const usual, options(nostack));
     }
-    // A call of who knows what: or the compiler could compute something before or after, where it is rounded otherwise.
+    // The call is opaque to the compiler. Otherwise the compiler could move a computation out of `act`, to
+    // where other rounding applies.
     core::hint::black_box(act)();
-    // SAFETY: four bytes to read, which are what was there.
+    // SAFETY: `before` has four bytes to read, which hold the value that was set before.
     unsafe {
         core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const before, options(nostack));
     }
 }
 
-/// Nothing is encoded, so this is for bytes that nobody made.
+/// Runs `act` as it is. Nothing is encoded on these CPUs, so only bytes that nobody made get here.
 #[cfg(not(target_arch = "x86_64"))]
 fn as_usual(act: &mut dyn FnMut()) {
     act();
 }
 
-/// The numbers of a page that are looked at first: each at another place, for they may stand in rows.
+/// Samples a page's numbers, each at another place of its step, because numbers may stand in rows.
 fn sample<F: Float>(page: &[u8; PAGE_BYTES]) -> impl Iterator<Item = F> {
     let step = PAGE_BYTES / F::BYTES / SAMPLE;
     (0..SAMPLE).map(move |at| F::read(&page[F::BYTES * (at * step + at * 5 % step)..]))
 }
 
-/// Whether a look at some shows nothing that isn't of a decimal's size.
+/// Returns whether all sampled numbers have the size of a decimal.
 fn are_likely<F: Float>(page: &[u8; PAGE_BYTES]) -> bool {
     sample::<F>(page).all(Float::is_likely)
 }
 
-/// How many digits these numbers have, as far as a sample of them tells.
+/// Returns how many digits the page's numbers have, as far as a sample tells.
 fn digits<F: Float>(page: &[u8; PAGE_BYTES]) -> Option<usize> {
     let have =
         |digits: &usize| sample::<F>(page).all(|number| number.differs(number.up(*digits), *digits) == 0);
     (0..=DIGITS_MAX).find(have)
 }
 
-/// Writes what is packed of each number to `room`. False if one of them doesn't come back.
+/// Writes the packed form of each number to `room`. Returns `false` if one of the numbers doesn't come back.
 fn up<F: Float>(
     vectors: Vectors,
     page: &[u8; PAGE_BYTES],
@@ -207,30 +213,30 @@ fn up<F: Float>(
     room: &mut [u8; PAGE_BYTES],
 ) -> bool {
     match vectors {
-        // SAFETY: the CPU has what it is compiled for.
+        // SAFETY: `vectors` says that the CPU has the features that `up` is compiled for.
         #[cfg(target_arch = "x86_64")]
         Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::up::<F>(page, digits, room) },
-        // SAFETY: the CPU has what it is compiled for.
+        // SAFETY: `vectors` says that the CPU has the features that `up` is compiled for.
         #[cfg(target_arch = "x86_64")]
         Vectors::Avx2 => unsafe { avx2::up::<F>(page, digits, room) },
         _ => any::up::<F>(page, digits, room),
     }
 }
 
-/// Makes a page of what was packed.
+/// Turns the packed numbers of a page back, in place.
 fn down<F: Float>(vectors: Vectors, digits: usize, page: &mut [u8; PAGE_BYTES]) {
     match vectors {
-        // SAFETY: the CPU has what it is compiled for.
+        // SAFETY: `vectors` says that the CPU has the features that `down` is compiled for.
         #[cfg(target_arch = "x86_64")]
         Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::down::<F>(digits, page) },
-        // SAFETY: the CPU has what it is compiled for.
+        // SAFETY: `vectors` says that the CPU has the features that `down` is compiled for.
         #[cfg(target_arch = "x86_64")]
         Vectors::Avx2 => unsafe { avx2::down::<F>(digits, page) },
         _ => any::down::<F>(digits, page),
     }
 }
 
-/// What all versions are made of.
+/// The code that all versions are made of.
 mod any {
     use super::{Float, STEP_BYTES};
     use crate::units::PAGE_BYTES;
@@ -255,7 +261,7 @@ mod any {
     }
 }
 
-/// The same, for vectors that not every CPU has.
+/// The same code, compiled for vectors that not every CPU has.
 #[cfg(target_arch = "x86_64")]
 macro_rules! compiled_for {
     ($name:ident, $features:literal) => {
@@ -285,7 +291,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// There and back, by the code for any CPU and by all that this one has: the same bytes. The length, if it is decimals.
+    /// Encodes and decodes a page with every version that this CPU has; all make the same bytes. Returns the
+    /// length, if the page is one of decimals.
     fn round_trip(page: &[u8; PAGE_BYTES]) -> Option<usize> {
         let mut room = [0xaa; PAGE_BYTES];
         let mut output = vec![0xee; 2 * PAGE_BYTES];
@@ -308,7 +315,7 @@ mod tests {
         bytes.try_into().unwrap()
     }
 
-    /// The number that is written like this.
+    /// Returns the number nearest to `whole` / 10^`digits`.
     fn written<T: std::str::FromStr<Err: std::fmt::Debug>>(whole: i64, digits: usize) -> T {
         format!("{whole}e-{digits}").parse().unwrap()
     }
@@ -360,19 +367,19 @@ mod tests {
         }
     }
 
-    /// A program may have told its threads how to round, and what to do with small numbers. Whoever encodes and whoever decodes
-    /// may be told differently.
+    /// A program may have set how its threads round, and what happens to small numbers. The encoding and the
+    /// decoding thread may have different settings.
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn it_does_not_matter_what_the_program_has_set_and_that_stays() {
         fn get() -> u32 {
             let mut set = 0;
-            // SAFETY: four bytes to write.
+            // SAFETY: `set` has four bytes to write.
             unsafe { core::arch::asm!("stmxcsr [{}]", in(reg) &raw mut set) };
             set
         }
         fn set(to: u32) {
-            // SAFETY: four bytes to read; every combination of these bits is allowed.
+            // SAFETY: `to` has four bytes to read, and every combination of these bits is allowed.
             unsafe { core::arch::asm!("ldmxcsr [{}]", in(reg) &raw const to) };
         }
         let pages = [
@@ -382,7 +389,8 @@ mod tests {
         for page in pages {
             let (mut room, mut usual, before) = ([0; PAGE_BYTES], vec![0; PAGE_BYTES], get());
             let length = encode(&page, &mut room, &mut usual).unwrap();
-            // Down, up, towards zero; the same and what is small is zero; all flags set, or none; every trap, or one.
+            // Round down, up, towards zero; the last with small numbers as zero; all flags set, or none;
+            // every trap, or one.
             for mode in [0x3f80, 0x5f80, 0x7f80, 0xffc0, 0x9fff, 0x1f80, 0x0000, 0x0f80] {
                 for vectors in cpu::each() {
                     let (mut bytes, mut back) = (vec![0; PAGE_BYTES], [0; PAGE_BYTES]);
@@ -416,7 +424,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whatever numbers there are, they come back or are left to others; with so many digits they come back.
+        /// All numbers come back, or their page is left to another codec. Numbers with few enough digits come
+        /// back.
         #[test]
         fn numbers_come_back(
             whole in proptest::collection::vec(-2_000_000_000_i64..2_000_000_000, 512),
@@ -436,7 +445,7 @@ mod tests {
             bits in proptest::collection::vec(0..40_u8, 8),
             rest in proptest::collection::vec(any::<u8>(), PAGE_BYTES),
         ) {
-            // As long as they say, so that they are decoded.
+            // The bytes are as long as they say, so that they are decoded.
             let (number, head) = if is_short { (4, SHORT) } else { (8, 0) };
             let bits: Vec<u8> = bits.iter().map(|bits| bits % (8 * number as u8)).collect();
             let packed: usize = bits.iter().map(|bits| 64 / number * usize::from(*bits)).sum();
@@ -444,7 +453,7 @@ mod tests {
             prop_assert!(decode(&bytes, &mut [0; PAGE_BYTES]).is_some());
         }
 
-        /// All decoders make the same of what is damaged.
+        /// All decoders make the same of damaged bytes.
         #[test]
         fn damaged_bytes_are_answered_alike(
             step in 1_i64..1000,

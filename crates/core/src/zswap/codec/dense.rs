@@ -1,11 +1,12 @@
-//! zstd: on the way of what has been in the pool for long without being asked for, and of its faults. A heap takes 0.76 of
-//! what [`words`](super::words) makes of it, and text 0.71, for 11 and 4 times the time to compress, and 10 and 4 times to
-//! bring back (`farpage bench codec`).
+//! Compresses with zstd what has been in the pool for long without being asked for, and decodes it for
+//! faults. The result is about a quarter shorter than what [`words`](super::words) and `text` make of heaps
+//! and text. Both directions take several times as long (`farpage bench codec`).
 //!
-//! A frame without its magic number, its length and a checksum: two bytes of header and one block. The library never allocates:
-//! its contexts lie in memory that the thread has for them. They are made once, which asks the CPU what it can do: in a virtual
-//! machine that takes longer than a page. Each page begins them anew.
-// UNSAFETY: the library is C. It is given memory of ours, and lengths with each pointer.
+//! A frame has two bytes of header and one block, without a magic number, a length or a checksum. The library
+//! never allocates: its contexts lie in memory that each thread has for them. A context is made once, because
+//! making it asks the CPU what it can do. In a virtual machine that takes longer than compressing a page.
+//! Each page resets the context.
+// UNSAFETY: the library is C. Each call gets pointers to memory of ours, and a length with each pointer.
 
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -18,29 +19,31 @@ use zstd_sys::{
 use crate::memory::Zeroed;
 use crate::units::PAGE_BYTES;
 
-/// What a context of each kind needs: what zstd 1.5.7 asks for, and some more (a test compares it).
+/// Bytes of a context of each kind: what zstd 1.5.7 asks for, and some more (a test compares them).
 const ENCODER_BYTES: usize = 128 << 10;
 const DECODER_BYTES: usize = 112 << 10;
 
-/// What the levels above it gain of a page isn't worth their time.
+/// Compression level. What higher levels gain on a page isn't worth their time.
 const LEVEL: c_int = 1;
 
-/// Without magic number. Its parameters have names like this because the format isn't promised to stay; what we store doesn't
-/// outlive the process.
+/// Frames without a magic number. zstd calls the parameters for this format experimental, because the format
+/// isn't promised to stay. Our frames don't outlive the process.
 const FORMAT: c_int = ZSTD_format_e::ZSTD_f_zstd1_magicless as c_int;
 
-/// Memory that a context is made in when it is first needed. It can't be moved: it points into itself.
+/// Memory in which a context is made when it is first needed. The context can't be moved, because it points
+/// into itself.
 #[repr(C, align(64))]
 struct Place<const BYTES: usize> {
     bytes: [u8; BYTES],
-    /// Where this was when the context was made; 0 before.
+    /// Address of `bytes` when the context was made; 0 before.
     made_at: usize,
 }
 
 impl<const BYTES: usize> Place<BYTES> {
     const EMPTY: Self = Place { bytes: [0; BYTES], made_at: 0 };
 
-    /// Calls `make` with the memory, unless it was called for it here. Where the memory begins.
+    /// Calls `make` with the memory, unless a context was made at this address. Returns where the memory
+    /// begins; `None` if `make` failed.
     fn made(&mut self, make: impl FnOnce(*mut c_void) -> bool) -> Option<*mut c_void> {
         let at = self.bytes.as_mut_ptr();
         if self.made_at != at.addr() {
@@ -53,17 +56,17 @@ impl<const BYTES: usize> Place<BYTES> {
     }
 }
 
-/// What the library works in to compress.
+/// The library's memory for compressing pages.
 #[repr(transparent)]
 pub(super) struct Encoder(Place<ENCODER_BYTES>);
 
-/// What the library works in to bring a page back.
+/// The library's memory for decoding pages.
 #[repr(transparent)]
 pub struct Decoder(Place<DECODER_BYTES>);
 
-// SAFETY: bytes and a number.
+// SAFETY: bytes and a number, for which zeros are valid and which have no drop.
 unsafe impl Zeroed for Encoder {}
-// SAFETY: bytes and a number.
+// SAFETY: bytes and a number, for which zeros are valid and which have no drop.
 unsafe impl Zeroed for Decoder {}
 
 impl Encoder {
@@ -71,7 +74,7 @@ impl Encoder {
         Encoder(Place::EMPTY)
     }
 
-    /// The context; null if it doesn't fit.
+    /// Returns the context; null if it doesn't fit.
     fn context(&mut self) -> *mut ZSTD_CCtx {
         let settings = [
             (ZSTD_cParameter::ZSTD_c_compressionLevel, LEVEL),
@@ -79,7 +82,8 @@ impl Encoder {
             (ZSTD_cParameter::ZSTD_c_contentSizeFlag, 0),
         ];
         let made = self.0.made(|place| {
-            // SAFETY: so many bytes are ours there, and aligned. It is set only if it was made.
+            // SAFETY: `place` points to `ENCODER_BYTES` bytes, which are ours and aligned. Parameters are set
+            // only if the context was made.
             unsafe {
                 let context = ZSTD_initStaticCCtx(place, ENCODER_BYTES);
                 let is_set =
@@ -87,19 +91,19 @@ impl Encoder {
                 !context.is_null() && settings.into_iter().all(is_set)
             }
         });
-        // It lies where its memory begins.
+        // The context lies where its memory begins.
         made.map_or(null_mut(), <*mut c_void>::cast)
     }
 
-    /// Compresses a page to the beginning of `to`. The length; none if it doesn't fit.
+    /// Compresses a page to the beginning of `to`. Returns the length; `None` if the result doesn't fit.
     pub(super) fn encode(&mut self, page: &[u8; PAGE_BYTES], to: &mut [u8]) -> Option<usize> {
         let context = self.context();
         if context.is_null() {
             return None;
         }
         let (to, room) = (to.as_mut_ptr().cast(), to.len());
-        // SAFETY: the context was made, and is ours alone while we have `self`. The library reads the page and writes no more
-        // than there is room for.
+        // SAFETY: the context was made, and is ours alone while `self` is borrowed. The library reads the
+        // page and writes at most `room` bytes to `to`.
         let length = unsafe { ZSTD_compress2(context, to, room, page.as_ptr().cast(), PAGE_BYTES) };
         // Errors are the highest numbers.
         (length <= room).then_some(length)
@@ -107,14 +111,14 @@ impl Encoder {
 }
 
 impl Decoder {
-    /// By value, for tests and tools; the driver carves it out of zeroed memory.
+    /// Makes a decoder by value, for tests and tools. The driver carves it out of zeroed memory.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "112 KiB should not appear on a stack unasked")]
     pub const fn new() -> Decoder {
         Decoder(Place::EMPTY)
     }
 
-    /// The context; null if it doesn't fit.
+    /// Returns the context; null if it doesn't fit.
     fn context(&mut self) -> *mut ZSTD_DCtx {
         let made = self.0.made(|place| {
             // SAFETY: as in `Encoder::context`.
@@ -127,14 +131,16 @@ impl Decoder {
         made.map_or(null_mut(), <*mut c_void>::cast)
     }
 
-    /// Makes the page. None if that isn't what one became; then it has no particular content.
+    /// Decodes `bytes` into `page`. Returns `None` if no page became `bytes`; `page` then has no particular
+    /// content.
     pub(super) fn decode(&mut self, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
         let context = self.context();
         if context.is_null() {
             return None;
         }
         let (from, to) = (bytes.as_ptr().cast(), page.as_mut_ptr().cast());
-        // SAFETY: as in `Encoder::encode`: the library reads `bytes` and writes no more than a page.
+        // SAFETY: the context is ours alone, as in `Encoder::encode`. The library reads `bytes` and writes at
+        // most a page.
         let length = unsafe { ZSTD_decompressDCtx(context, to, PAGE_BYTES, from, bytes.len()) };
         (length == PAGE_BYTES).then_some(())
     }
@@ -144,7 +150,7 @@ impl Decoder {
 mod tests {
     use super::*;
 
-    /// A page of records, with something of its own in each.
+    /// A page of records, each with some bytes of its own.
     fn page(seed: u64) -> [u8; PAGE_BYTES] {
         core::array::from_fn(|at| {
             let mixed = (seed + at as u64 / 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -158,7 +164,7 @@ mod tests {
 
     #[test]
     fn contexts_have_the_room_that_the_library_asks_for() {
-        // SAFETY: they only compute.
+        // SAFETY: the functions only compute.
         let (encoder, decoder) = unsafe {
             let settings = zstd_sys::ZSTD_getCParams(LEVEL, PAGE_BYTES as u64, 0);
             (zstd_sys::ZSTD_estimateCCtxSize_usingCParams(settings), zstd_sys::ZSTD_estimateDCtxSize())

@@ -1,38 +1,38 @@
-//! Digits among the bytes of text that are like nothing before them: numbers, dates, addresses, digests. [`text`](super::text) has
-//! its literals packed here first.
+//! Packs digits among the literals of text: numbers, dates, addresses, digests. Matches don't help, because
+//! digits are like nothing before them. [`text`](super::text) has its literals packed here first.
 //!
-//! 16 literals that are all of one alphabet of 16 become 8 bytes: half of them are the low digits, the other half the high ones.
-//! Which alphabet says a mark of two bits. It is not learned: to count a page's bytes takes longer than all of this.
-//! (`farpage bench codec`, rows `text` and `digits`.)
+//! 16 literals of one alphabet of 16 become 8 bytes. The first half of the literals are the low digits, the
+//! second half the high digits. A mark of two bits says which alphabet. The alphabets are fixed, because
+//! counting a page's bytes takes longer than packing them (`farpage bench codec`, rows `text` and `digits`).
 #![forbid(unsafe_code)]
 
 use crate::units::PAGE_BYTES;
 
-/// Literals that are looked at together.
+/// Literals that are packed together.
 const CHUNK: usize = 16;
-/// What they become.
+/// Bytes of a packed chunk.
 const PACKED: usize = CHUNK / 2;
-/// One of so many is looked at first: what are words should cost no more than that.
+/// Chunks of which one is sampled first: the sample is all that words should cost.
 const SAMPLE: usize = 4;
 /// Chunks whose marks share a byte.
 const IN_BYTE: usize = 4;
-/// So many bytes must be saved, or it isn't worth the time of a fault.
+/// Bytes that packing must save to be worth the time of a fault.
 const WORTH: usize = 64;
 const MARKS_MAX: usize = marks(PAGE_BYTES / CHUNK);
 
-/// Literals of one kind, or of none.
+/// The alphabet of a chunk's literals. Its number is the chunk's mark; 0 means none.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Alphabet {
-    /// 0 to 9, and a to f.
+    /// 0 to 9 and a to f.
     Lower = 1,
-    /// The same with A to F.
+    /// 0 to 9 and A to F.
     Upper = 2,
-    /// 0 to 9, and what stands between: colon, end of line, comma, minus, point, and space.
+    /// 0 to 9 and what stands between numbers: colon, end of line, comma, minus, point and space.
     Numbers = 3,
 }
 
 impl Alphabet {
-    /// That of a chunk. None: it stands as it is.
+    /// Returns the alphabet of a chunk; `None` if the chunk stands as it is.
     const fn of_chunk(marks: &[u8], at: usize) -> Option<Alphabet> {
         match marks[at / IN_BYTE] >> (at % IN_BYTE * 2) & 3 {
             1 => Some(Alphabet::Lower),
@@ -45,12 +45,12 @@ impl Alphabet {
     #[inline]
     fn letters(self, digits: Half) -> Half {
         let Half(digits) = digits;
-        // A digit that is at least so much is more than four bits hold with this.
+        // Adding 16 - `least` makes exactly the digits from `least` on overflow their four bits.
         let from = |least: u64| (digits + ONES * (16 - least)) >> 4 & ONES;
         Half(match self {
             Alphabet::Lower => digits + ONES * 0x30 + from(10) * 0x27,
             Alphabet::Upper => digits + ONES * 0x30 + from(10) * 7,
-            // But for these two, the low half of what they are.
+            // Digits are the low half of their letters, but for these two.
             Alphabet::Numbers => {
                 let (line, space) = (from(11) - from(12), from(15));
                 digits + ONES * 0x30 - from(11) * 0x10 - line * 0x21 - space * 0xf
@@ -58,7 +58,8 @@ impl Alphabet {
         })
     }
 
-    /// What [`letters`](Self::letters) makes these of, if they are all of this alphabet; else any digits.
+    /// Returns the digits of which [`letters`](Self::letters) makes these, if all are of this alphabet;
+    /// otherwise any digits.
     #[inline]
     fn digits(self, letters: Half) -> Half {
         let Half(letters) = letters;
@@ -76,13 +77,13 @@ impl Alphabet {
     }
 }
 
-/// Half a chunk: a letter or a digit in each byte.
+/// Half a chunk: each byte is a letter or a digit.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Half(u64);
 
 /// 1 in each byte.
 const ONES: u64 = u64::from_le_bytes([1; PACKED]);
-/// The bits that a digit has, and the highest.
+/// The bits that a digit has. [`HIGH`] is the highest bit of each byte.
 const DIGIT: u64 = ONES * 0xf;
 const HIGH: u64 = ONES << 7;
 
@@ -92,14 +93,14 @@ impl Half {
         Half(u64::from_le_bytes(bytes))
     }
 
-    /// Whether there is a letter behind f, or none of ASCII. That is so in nearly all of what are words.
+    /// Returns whether a letter comes after `f`, or isn't ASCII. In words nearly every chunk has one.
     #[inline]
     const fn has_others(&self) -> bool {
         (((self.0 & !HIGH) + ONES * (0x7f - b'f' as u64)) | self.0) & HIGH != 0
     }
 }
 
-/// 16 letters as digits, and of which alphabet they all are. `likely` is tried first.
+/// Returns 16 letters as digits, and the alphabet that has all of them. Tries `likely` first.
 #[inline]
 fn packed(letters: [Half; 2], likely: Alphabet) -> Option<(Alphabet, u64)> {
     if letters.iter().any(Half::has_others) {
@@ -112,15 +113,16 @@ fn packed(letters: [Half; 2], likely: Alphabet) -> Option<(Alphabet, u64)> {
     })
 }
 
-/// What [`pack`] may write: packed literals, and behind them a mark for each chunk.
+/// Bytes that [`pack`] may write: packed literals, and behind them a mark for each chunk.
 pub const ROOM: usize = PAGE_BYTES / CHUNK * PACKED + MARKS_MAX;
 
 const fn marks(chunks: usize) -> usize {
     chunks.div_ceil(IN_BYTE)
 }
 
-/// Packs what it can of the literals. How many are left, which then stand at their start, and how long the rest is in `to`. None if
-/// it isn't worth it; then they are as they were.
+/// Packs the chunks of `literals` that have an alphabet. The unpacked literals then stand at the start of
+/// `literals`. Returns their number, and how many bytes were written to `to`. Returns `None` if packing isn't
+/// worth it; `literals` is then unchanged.
 #[inline(never)]
 pub fn pack(literals: &mut [u8], to: &mut [u8; ROOM]) -> Option<(usize, usize)> {
     let chunks = literals.as_chunks::<PACKED>().0.as_chunks::<2>().0;
@@ -156,7 +158,8 @@ pub fn pack(literals: &mut [u8], to: &mut [u8; ROOM]) -> Option<(usize, usize)> 
     Some((left * CHUNK + rest, end + kinds.len()))
 }
 
-/// What [`pack`] wrote for so many literals, at the end of `stored`, and what stands before it. None if there is none.
+/// Splits off what [`pack`] wrote for `literals` literals, at the end of `stored`. Returns what stands before
+/// it, and the packed literals; `None` if `stored` is too short.
 pub fn split(stored: &[u8], literals: usize) -> Option<(&[u8], Packed<'_>)> {
     let chunks = literals / CHUNK;
     let (stored, kinds) = stored.split_at_checked(stored.len().checked_sub(marks(chunks))?)?;
@@ -172,13 +175,13 @@ pub struct Packed<'a> {
 }
 
 impl Packed<'_> {
-    /// How many these are.
+    /// Returns how many literals are packed.
     pub const fn literals(&self) -> usize {
         self.chunks.len() * CHUNK
     }
 
-    /// Puts them between the others, which stand at the end of `literals`. What is written never comes past those: what is left to
-    /// be written is they and more.
+    /// Puts the packed literals between the unpacked ones, which stand at the end of `literals`. Writes never
+    /// come past the unpacked literals: what is left to write consists of them and more.
     pub fn unpack(&self, literals: &mut [u8]) {
         let mut next = self.literals();
         let mut packed = self.chunks.iter();

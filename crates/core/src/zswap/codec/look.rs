@@ -1,37 +1,40 @@
-//! A look at a page, which tells the kinds of pages from each other: at one word of each cache line, each time at another place
-//! in it, because records repeat themselves, and at the word before that.
+//! A look at a page, which tells the kinds of pages apart.
 //!
-//! The same code is compiled three times: for any CPU, and for vectors of 32 bytes and of 64, where words are picked by hand.
-// UNSAFETY: calls of functions that are compiled for more than every CPU has; reads of a page's lines, and writes of words of ours.
+//! A look samples one word of each cache line, and the word before it. The place in the line changes from
+//! line to line, because records repeat. The same code is compiled three times: for any CPU, and for vectors
+//! of 32 and of 64 bytes. For vectors of 64 bytes hand-written code picks the words.
+// UNSAFETY: this file calls functions that are compiled for features which not every CPU has. Vectors read a
+// page's lines and write words of ours.
 
 use super::cpu::{self, Vectors};
 use super::word;
 use crate::units::PAGE_BYTES;
 
-/// Bytes of which one word is looked at.
+/// Bytes of a cache line, of which one word is sampled.
 const LINE_BYTES: usize = 64;
-/// Words of a line; as many lines make a group, of which each gives a word of another place.
+/// Words of a line. As many lines make a group: each line of a group gives the word at another place.
 const LANES: usize = LINE_BYTES / 8;
 const LOOKS: usize = PAGE_BYTES / LINE_BYTES;
 
-/// The line of its group that gives the word of this lane.
+/// Returns the line of its group that gives the word of this lane.
 const fn line_of(lane: usize) -> usize {
     lane * 5 % LANES
 }
 
-/// The lane before this one. The first one's is the last of the same line, so that no line is read twice.
+/// Returns the lane before this one. For the first lane it is the last of the same line, so that no line is
+/// read twice.
 const fn before(lane: usize) -> usize {
     (lane + LANES - 1) % LANES
 }
 
-/// What was seen.
+/// The findings of a look at a page.
 pub struct Look {
     words: Words,
-    /// Bytes look as if each were a die that was thrown.
+    /// The bytes look random, as encrypted or compressed data does.
     pub is_noise: bool,
-    /// Three of four words are 0.
+    /// At least three of four sampled words are 0.
     pub is_sparse: bool,
-    /// Half of the words are as the ones before.
+    /// At least half of the sampled words equal the word before them.
     pub is_repeated: bool,
 }
 
@@ -45,19 +48,20 @@ impl Look {
 
     fn at_by(vectors: Vectors, page: &[u8; PAGE_BYTES]) -> Look {
         match vectors {
-            // SAFETY: the CPU has what it is compiled for.
+            // SAFETY: `vectors` says that the CPU has the features that `look` is compiled for.
             #[cfg(target_arch = "x86_64")]
             Vectors::Avx512 | Vectors::Vbmi2 => unsafe { avx512::look(page) },
-            // SAFETY: the CPU has what it is compiled for.
+            // SAFETY: `vectors` says that the CPU has the features that `look` is compiled for.
             #[cfg(target_arch = "x86_64")]
             Vectors::Avx2 => unsafe { avx2::look(page) },
             _ => look_by(pick(page)),
         }
     }
 
-    /// Whether hardly any word is there twice: then matches don't make it shorter than what makes each word shorter.
+    /// Returns whether hardly any sampled word occurs twice. If so, matches make the page no shorter than the
+    /// codecs that shorten each word.
     pub fn is_varied(&self) -> bool {
-        /// Of 64 words that are all different, 57 set a bit of their own in the mean.
+        /// Bits that varied words set at least. 64 different words set 57 of the 256 bits in the mean.
         const DIFFERENT: u32 = 50;
         let mut seen = [0_u64; 4];
         for word in self.words {
@@ -68,7 +72,7 @@ impl Look {
     }
 }
 
-/// The words looked at, and the ones before.
+/// Returns the sampled words, and the word before each.
 #[inline(always)]
 fn pick(page: &[u8; PAGE_BYTES]) -> [Words; 2] {
     let line = |at: usize| at / LANES * LANES + line_of(at % LANES);
@@ -90,13 +94,15 @@ fn look_by([words, before]: [Words; 2]) -> Look {
     }
 }
 
-/// Whether bytes look as if each were a die that was thrown: what is encrypted or compressed already. Each of the four bits
-/// looked at is set in half of the bytes then, give or take three times the standard deviation. A page of which an eighth is
-/// something else isn't noise: it may just fit. Nor is one of which one byte of each word isn't: that is a column. Nor one of
-/// bytes that are thrown as a whole, as the upper ones of small numbers of either sign are: there a bit tells the next.
+/// Returns whether the bytes look random, as those of encrypted or compressed data do. Each of the four
+/// sampled bits is then set in half of the bytes, within three standard deviations. Three kinds of pages
+/// aren't noise. If an eighth of a page isn't random, the page may just compress enough to fit. If one byte
+/// of each word isn't random, that byte is a column. If the bits of a byte equal each other, one bit tells
+/// the next: the upper bytes of small signed numbers are like this.
 #[inline(always)]
 fn is_noise(words: &Words) -> bool {
-    // One by one: the loop of `(4..8).all()` isn't compiled into this, and so for any CPU.
+    // The calls are written out. The compiler doesn't inline the loop of `(4..8).all()` into this function,
+    // and so compiles that loop for any CPU.
     is_thrown(words, |word| word >> 4)
         && is_thrown(words, |word| word >> 5)
         && is_thrown(words, |word| word >> 6)
@@ -104,25 +110,26 @@ fn is_noise(words: &Words) -> bool {
         && is_thrown(words, |word| (word ^ word >> 1) >> 4)
 }
 
-/// Whether the lowest bit of each byte of that is.
+/// Returns whether the lowest bit of each byte of `of(word)` looks random over all words.
 #[inline(always)]
 fn is_thrown(words: &Words, of: impl Fn(u64) -> u64) -> bool {
     const EACH: u64 = 0x0101_0101_0101_0101;
     const EVERY_OTHER: u64 = 0x00ff_00ff_00ff_00ff;
     const TOP: u64 = EACH << 7;
     const HALF: u64 = LOOKS as u64 / 2;
-    /// Five times the standard deviation, of the same byte of each word.
+    /// Distance from half that the count of one byte's bits may have: five standard deviations.
     const OF_ONE_BYTE: u64 = 20;
-    /// Three times, of all.
+    /// Distance from half that the count of all bits may have: three standard deviations.
     const OF_ALL: u64 = 34;
     const LEAST: u64 = HALF - OF_ONE_BYTE;
     const MOST: u64 = HALF + OF_ONE_BYTE;
-    // Eight counts in one word. What is added has those above MOST, or those from LEAST on, reach the top bits of their bytes.
+    // A word holds eight counts. In the first sum each count above MOST reaches the top bit of its byte. In
+    // the second sum each count of LEAST or more does.
     const { assert!(MOST <= 0x7f && LOOKS as u64 + 0x80 - LEAST <= 0xff) };
     let counts = words.iter().fold(0, |counts, word| counts + (of(*word) & EACH));
     let too_many = counts + EACH * (0x7f - MOST);
     let enough = counts + EACH * (0x80 - LEAST);
-    // Four sums of two, and their sum in the upper quarter.
+    // Add pairs of counts, then the four sums. The total lies in the upper quarter of the word.
     let pairs = (counts & EVERY_OTHER) + (counts >> 8 & EVERY_OTHER);
     let sum = pairs.wrapping_mul(0x0001_0001_0001_0001) >> 48;
     too_many & TOP == 0 && enough & TOP == TOP && sum.abs_diff(8 * HALF) <= OF_ALL
@@ -153,7 +160,7 @@ mod avx512 {
         look_by(pick(page))
     }
 
-    /// As [`pick`](super::pick), a line at a time: of each the lane that is its own.
+    /// Picks as [`pick`](super::pick) does, a line at a time: of each line the lane that is its own.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi1,bmi2,popcnt")]
     #[inline]
     fn pick(page: &[u8; PAGE_BYTES]) -> [Words; 2] {
@@ -162,16 +169,16 @@ mod avx512 {
             let (mut words, mut those_before) = (_mm512_setzero_si512(), _mm512_setzero_si512());
             for lane in 0..LANES {
                 let at = (group + line_of(lane)) * LINE_BYTES;
-                // SAFETY: a line of the page.
+                // SAFETY: `at` is the first byte of a line of the page, so a line can be read.
                 let line = unsafe { _mm512_loadu_si512(page.as_ptr().add(at).cast()) };
                 words = _mm512_mask_mov_epi64(words, 1 << lane, line);
                 those_before = _mm512_mask_mov_epi64(those_before, 1 << before(lane), line);
             }
-            // Each goes to the lane behind its own.
+            // Each word moves to the lane behind its own.
             those_before = _mm512_alignr_epi64::<{ LANES as i32 - 1 }>(those_before, those_before);
             for (to, words) in picked.iter_mut().zip([words, those_before]) {
                 let to: &mut [u64; LANES] = to[group..].first_chunk_mut().expect("a group of words");
-                // SAFETY: as many bytes.
+                // SAFETY: `to` has as many bytes as the vector.
                 unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words) };
             }
         }
@@ -199,14 +206,14 @@ mod tests {
 
     #[test]
     fn a_word_is_compared_to_the_one_before_it_in_its_line() {
-        // Of each eight words those that are the same; the others are like none.
+        // Each case lists those of eight words that are the same. Each other word equals no word.
         let cases: [(&[u64], bool); 6] = [
             (&[], false),
-            // Half of all, and each as its neighbour on one side.
+            // Half of all words are the same, and each equals its neighbour on one side.
             (&[0, 1, 4, 5], false),
             (&[0, 1, 2, 3], false),
             (&[0, 1, 2, 3, 4], true),
-            // The first of a line is compared to the last.
+            // The first word of a line is compared to the last.
             (&[0, 1, 2, 7], false),
             (&[0, 1, 2, 3, 7], true),
         ];
@@ -219,7 +226,7 @@ mod tests {
         }
     }
 
-    /// Whether that bit is thrown, counted byte by byte.
+    /// Counts byte by byte whether `bit` looks random.
     fn is_plainly_thrown(words: &Words, bit: u32) -> bool {
         let of_byte = |byte: u32| words.iter().filter(|word| **word >> (8 * byte + bit) & 1 == 1).count();
         let counts: Vec<usize> = (0..8).map(of_byte).collect();
@@ -227,7 +234,7 @@ mod tests {
             && counts.iter().all(|count| count.abs_diff(32) <= 20)
     }
 
-    /// Words with so many ones in each byte.
+    /// Returns words of which `counts` set the lowest bit of each byte.
     fn words_of(counts: [usize; 8]) -> Words {
         let word = |at: usize| (0..8).map(|byte| u64::from(at < counts[byte]) << (8 * byte)).sum();
         core::array::from_fn(word)
@@ -235,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_byte_that_is_set_too_often_or_too_seldom_is_not_thrown() {
-        // So many of the words of one byte; the others even it out.
+        // `count` of the words set the bit of one byte. The other bytes even the sum out.
         for (count, is_thrown_then) in
             [(0, false), (11, false), (12, true), (52, true), (53, false), (64, false)]
         {
@@ -246,7 +253,7 @@ mod tests {
                 assert_eq!(is_thrown(&words, |word| word), is_thrown_then, "{count} of byte {byte}");
             }
         }
-        // And all together.
+        // The same for the sum of all bytes.
         for (sum, is_thrown_then) in [(221, false), (222, true), (290, true), (291, false)] {
             let words = words_of(core::array::from_fn(|byte| (sum + byte) / 8));
             assert_eq!(is_thrown(&words, |word| word), is_thrown_then, "{sum} in all");
@@ -264,7 +271,7 @@ mod tests {
             prop_assert_eq!(is_thrown(&words, |word| word), is_plainly_thrown(&words, 0), "{:?}", counts);
         }
 
-        /// Bits that are always or never set, and such as are what the next one is.
+        /// One bit may be always set, and another may equal the next.
         #[test]
         fn noise_is_what_has_four_bits_thrown_and_not_one_as_the_next(
             words in proptest::collection::vec(any::<u64>(), LOOKS),
@@ -284,7 +291,8 @@ mod tests {
             prop_assert_eq!(is_noise(&words), plain);
         }
 
-        /// Whatever compiles it, it sees the same: pages whose words are 0, as the one before, or anything.
+        /// Every version sees the same, whatever it is compiled for. The pages' words are 0, equal to the
+        /// word before, or anything.
         #[test]
         fn every_version_sees_the_same(
             seed in any::<u64>(), zeros in 0_u64..=64, same in 0_u64..=64,

@@ -1,25 +1,28 @@
-//! LZ4 blocks to pages: on the way of a fault whose page nothing else made small, or of every one with `--codec lz4`.
+//! Decodes LZ4 blocks to pages: for a fault on a page that no other codec made small, or for every fault with
+//! `--codec lz4`.
 //!
-//! A block is a row of sequences: a token with two lengths, so many literal bytes, and a match: so many bytes from so far
-//! back in what is written already (<https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md>). The last one ends after
-//! its literals. A match may reach into itself: 1000 bytes from one byte back are that byte 1000 times. Heaps are full of
-//! those: runs of zeros, columns of small numbers. `lz4_flex`, which compresses for us, copies them byte by byte, and each
-//! waits for the one before it; here as many periods as fit are copied at once.
+//! A block is a row of sequences (<https://github.com/lz4/lz4/blob/dev/doc/lz4_Block_format.md>). A sequence
+//! is a token with two lengths, the literal bytes, and a match. A match copies bytes from a given distance
+//! back in the output. The last sequence ends after its literals. A match may overlap its own output: 1000
+//! bytes from one byte back repeat that byte 1000 times. Heaps are full of overlapping matches: runs of
+//! zeros, columns of small numbers. `lz4_flex`, which compresses for us, copies an overlapping match byte by
+//! byte, and each byte waits for the one before it. This decoder copies as many periods at once as fit.
 
 use crate::units::PAGE_BYTES;
 
-/// Bytes are copied so many at once where there is room: what is too much is written over.
+/// Bytes copied at once where there is room. Later copies overwrite the surplus.
 const CHUNK: usize = 16;
-/// A match has so many bytes more than its token says.
+/// Bytes that a match has in addition to the length in its token.
 const MATCH_MIN: usize = 4;
-/// Lengths from here on go on behind the token.
+/// Smallest length that continues in the bytes behind the token.
 const LONG: usize = 15;
-/// A token, few literals and a distance take less than so many bytes of a block.
+/// Bytes of a block that are enough for a token, fewer than `LONG` literals and a distance.
 const HEAD: usize = 1 + CHUNK + 2;
-/// Few literals and a short match write less than so many.
+/// Bytes of a page that are enough for what fewer than `LONG` literals and a short match write.
 const ROOM: usize = 3 * CHUNK;
 
-/// Makes the page. None if that isn't a page's block; then it has no particular content.
+/// Decodes `block` into `page`. Returns `None` if `block` isn't a page's block; `page` then has no particular
+/// content.
 pub fn decompress(block: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
     let (mut from, mut to) = (0, 0);
     loop {
@@ -27,7 +30,8 @@ pub fn decompress(block: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
         let token = usize::from(*rest.first()?);
         let (literals, matched) = (token >> 4, token & LONG);
         from += 1;
-        // Most literals are few, and not close to an end.
+        // The fast path: most sequences have few literals, and aren't close to the end of the block or the
+        // page.
         if let Some(head) = rest.first_chunk::<HEAD>()
             && literals < LONG
             && to <= PAGE_BYTES - ROOM
@@ -70,7 +74,7 @@ pub fn decompress(block: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
     }
 }
 
-/// A length that begins in a token, and goes on in the next bytes if it is too large for that.
+/// Returns a length that begins in a token, and continues in the next bytes if it is too large for the token.
 fn length(block: &[u8], from: &mut usize, in_token: usize) -> Option<usize> {
     let mut length = in_token;
     if in_token == LONG {
@@ -90,7 +94,8 @@ fn copy<const N: usize>(page: &mut [u8; PAGE_BYTES], from: usize, to: usize) {
     page.copy_within(from..from + N, to);
 }
 
-/// Writes `count` bytes at `to`, each of which is the one `distance` before it.
+/// Writes `count` bytes at `to`, each a copy of the byte `distance` before it. Returns `None`, and writes
+/// nothing, if `distance` leads to no written byte or the page is too short.
 fn repeat(page: &mut [u8; PAGE_BYTES], to: usize, distance: usize, count: usize) -> Option<()> {
     if distance == 0 || distance > to || count > PAGE_BYTES - to {
         return None;
@@ -102,7 +107,7 @@ fn repeat(page: &mut [u8; PAGE_BYTES], to: usize, distance: usize, count: usize)
         return Some(());
     }
     if distance < CHUNK && to + CHUNK <= PAGE_BYTES {
-        // As many periods as a chunk has room for.
+        // The length of as many whole periods as fit into a chunk.
         let period = distance * (CHUNK / distance);
         let chunk = periods(*page[start..].first_chunk()?, distance);
         while to < end && to + CHUNK <= PAGE_BYTES {
@@ -122,7 +127,7 @@ fn repeat(page: &mut [u8; PAGE_BYTES], to: usize, distance: usize, count: usize)
     Some(())
 }
 
-/// The first `distance` bytes again and again.
+/// Fills a chunk with repetitions of its first `distance` bytes.
 fn periods(bytes: [u8; CHUNK], distance: usize) -> [u8; CHUNK] {
     let mut all = u128::from_le_bytes(bytes) & (u128::MAX >> (8 * (CHUNK - distance)));
     let mut known = distance;

@@ -1,27 +1,29 @@
-//! Pages to bytes and back.
+//! Turns pages into bytes and back.
 //!
-//! An eviction compresses a page into the scratch buffer of its thread and stores the result in the pool;
-//! a fault decodes what is there into a frame. Which of the two forms an object has is told by
-//! its length: [`PAGE_BYTES`] bytes are the page as it is, fewer are the codec's output.
+//! An eviction compresses a page into the scratch memory of its thread and stores the result in the pool. A
+//! fault decodes the stored bytes into a frame. The length of an object tells its form: [`PAGE_BYTES`] bytes
+//! are the page itself, fewer are the codec's output.
 //!
-//! [`Codec::Auto`] and [`Codec::Fast`] look at each page and take the first of these that it is made for; its first byte says
-//! which:
+//! [`Codec::Auto`] and [`Codec::Fast`] look at each page and take the first of these codecs that suits the
+//! page. The first byte of the output names the codec:
 //!
-//! 1. Nothing, if its bytes look like noise.
+//! 1. None, if the page's bytes look like noise.
 //! 2. Mostly zeros: [`sparse`].
 //! 3. Numbers that are about as large as their neighbours: [`columns`] of 64 or 32 bits.
 //! 4. Floating-point numbers with a few digits behind the point: [`decimals`].
 //! 5. Heaps: [`words`].
-//! 6. Text, and all else that repeats itself: [`text`].
-//! 7. What that makes little of: LZ4, which knows shorter repetitions.
+//! 6. Text, and everything else that repeats itself: [`text`].
+//! 7. Pages that `text` hardly shortens: LZ4, which knows shorter repetitions.
 //!
-//! With the former what stays is looked at once more, in the background: [`densify`].
+//! With [`Codec::Auto`] a page that stays in the pool is compressed once more, in the background:
+//! [`densify`].
 //!
-//! The decoder is total: whatever bytes it is given, it answers with an error or a whole page, and reads
-//! and writes nothing else.
+//! The decoder is total: whatever bytes it is given, it returns an error or a whole page. The decoder
+//! touches no memory but those bytes, the page, and its own.
 
-// UNSAFETY: a `Scratch` is 280 KiB of zeroed memory that the driver maps. Building it by value would put it on the stack first,
-// which need not have that much room, and writing it where it lies would give memory to threads that never compress.
+// UNSAFETY: the driver maps a `Scratch`, 280 KiB, as zeroed memory. Building a `Scratch` by value would put
+// it on a stack first, which need not have that much room. Writing it in place would give memory to threads
+// that never compress.
 
 mod columns;
 mod cpu;
@@ -46,31 +48,32 @@ pub use dense::Decoder;
 use dense::Encoder;
 use look::Look;
 
-/// What the text encoder needs, and the byte that says what follows. LZ4's refuses to start with less than it may write for
-/// a page that doesn't compress at all, which is less than that.
+/// Bytes of the output buffer: what the text encoder needs, and the byte that names the codec. LZ4's encoder
+/// refuses to start with less than it may write for an incompressible page. The text encoder needs no less
+/// than LZ4's.
 const OUTPUT_BYTES: usize = 1 + text::OUTPUT_BYTES;
 const _: () = assert!(text::OUTPUT_BYTES >= get_maximum_output_size(PAGE_BYTES));
 
-// The entries lie inside the table, 4096 of 2 bytes at least. A smaller table would mean that
-// some crate switched on lz4_flex's `alloc` feature, and that the encoder calls the program's malloc.
+// The entries, at least 4096 of 2 bytes, lie inside the table. A smaller table would mean that a crate
+// switched on lz4_flex's `alloc` feature, and that the encoder calls the program's malloc.
 const _: () = assert!(size_of::<CompressTable>() >= 4096 * 2);
 
-/// Working memory of one engine thread: tables of what was seen where, what words become, the output, and a page. Made of
-/// zeroed memory, and none of it is touched before it is needed.
+/// Working memory of one engine thread: match tables, the encoding of words, the output, and a page. The
+/// driver makes it of zeroed memory, and no part is touched before it is needed.
 pub struct Scratch {
     table: MatchTable,
     seen: text::Table,
     words: [u8; words::OUTPUT_BYTES],
     output: [u8; OUTPUT_BYTES],
-    /// What [`is_of`] and [`densify`] decode into, and [`decimals`] puts whole numbers into; lent to who has something to keep
-    /// for a moment.
+    /// [`is_of`] and [`densify`] decode into this page, and [`decimals`] puts whole numbers into it. Callers
+    /// borrow it to keep something for a moment.
     page: [u8; PAGE_BYTES],
     encoder: Encoder,
-    /// For who brings pages back.
+    /// For callers that bring pages back.
     pub decoder: Decoder,
 }
 
-// SAFETY: a match table says for itself; the rest are integers.
+// SAFETY: `MatchTable`, `Encoder` and `Decoder` are `Zeroed`. The other fields are arrays of integers.
 unsafe impl Zeroed for Scratch {}
 
 /// LZ4's table, made when it is first needed.
@@ -79,7 +82,8 @@ struct MatchTable {
     table: MaybeUninit<CompressTable>,
 }
 
-// SAFETY: `false`, and a table that isn't made, which may be anything. It has no drop, nor has the table.
+// SAFETY: zeros are `false` and a table that isn't made yet, which may be anything. Neither `MatchTable` nor
+// the table has a drop.
 unsafe impl Zeroed for MatchTable {}
 const _: () = assert!(!core::mem::needs_drop::<CompressTable>());
 
@@ -89,12 +93,12 @@ impl MatchTable {
             self.table.write(CompressTable::small());
             self.is_made = true;
         }
-        // SAFETY: it was written above, now or before.
+        // SAFETY: the table was written above, now or in an earlier call.
         unsafe { self.table.assume_init_mut() }
     }
 }
 
-/// What the bytes of [`Codec::Auto`] are, told by the first.
+/// The first byte of what [`Codec::Auto`] makes of a page, which names the codec of the rest.
 mod kind {
     pub const LZ4: u8 = 0;
     pub const WORDS: u8 = 1;
@@ -107,7 +111,7 @@ mod kind {
 }
 
 impl Scratch {
-    /// Working memory by value, for tests and tools; the driver carves it out of zeroed memory.
+    /// Makes working memory by value, for tests and tools. The driver carves it out of zeroed memory.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "280 KiB should not appear on a stack unasked")]
     pub fn new() -> Self {
@@ -123,7 +127,7 @@ impl Scratch {
         }
     }
 
-    /// Room for a page's bytes, and what decodes.
+    /// Returns a page-sized buffer, and the decoder.
     pub const fn page_and_decoder(&mut self) -> (&mut [u8; PAGE_BYTES], &mut Decoder) {
         (&mut self.page, &mut self.decoder)
     }
@@ -133,10 +137,10 @@ impl Scratch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Corrupt;
 
-/// What to store for `page`; `None` if that would be more than `bytes_max` bytes (incompressible).
+/// Returns what to store for `page`; `None` if that would be more than `bytes_max` bytes (incompressible).
 ///
-/// The answer is shorter than a page, except with [`Codec::None`], which answers with the page itself
-/// whatever `bytes_max` is. A caller that wants to keep an incompressible page stores it as it is.
+/// The result is shorter than a page. Only [`Codec::None`] returns the page itself, whatever `bytes_max` is.
+/// A caller that wants to keep an incompressible page stores the page as it is.
 pub fn compress<'s>(
     codec: Codec,
     page: &'s [u8; PAGE_BYTES],
@@ -147,22 +151,23 @@ pub fn compress<'s>(
     let length = match codec {
         Codec::None => return Some(page),
         Codec::Auto | Codec::Fast => as_it_suits(page, scratch, bytes_max)?,
-        // The buffer is as large as the encoder asks for, so it can't refuse; if it ever does, the
+        // The buffer is as large as the encoder asks for, so the encoder can't refuse. If it ever does, the
         // page counts as incompressible and no byte is lost.
         Codec::Lz4 => compress_into_with_table(page, &mut scratch.output, scratch.table.get()).ok()?,
     };
     (length <= bytes_max).then(|| &scratch.output[..length])
 }
 
-/// A sparse page that needs no more than this is left at that. If it needs more, it may repeat itself, which is text's to see.
+/// Bytes up to which a sparse encoding is taken without another look. A page that needs more may repeat
+/// itself, which `text` would find.
 const SPARSE_TAKEN: usize = PAGE_BYTES / 8;
-/// Columns that are no longer than this are taken without another look: words are hardly ever shorter then.
+/// Bytes up to which columns are taken without another look: words are hardly ever shorter then.
 const COLUMNS_TAKEN: usize = PAGE_BYTES * 3 / 8;
-/// What is no longer than this: what else might be shorter seldom is, and takes much longer.
+/// Bytes up to which a result is taken. Another codec's is seldom shorter, and takes much longer.
 const TAKEN: usize = PAGE_BYTES * 3 / 4;
 
-/// Compresses a page by what it looks like. The length, with the byte that says what it is; none if it isn't worth it, or
-/// longer than `bytes_max`.
+/// Compresses a page with the codec that suits it. Returns the length, with the byte that names the codec;
+/// `None` if compressing isn't worth it. The length may be above `bytes_max`, which the caller checks.
 fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize) -> Option<usize> {
     let Scratch { table, seen, words: encoded, output, page: room, .. } = scratch;
     let look = Look::at(page);
@@ -180,12 +185,13 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     let ints = if longs_bytes > COLUMNS_TAKEN { Ints::of(page) } else { None };
     let ints_bytes = ints.as_ref().map_or(PAGE_BYTES, Ints::bytes);
     let columns_bytes = longs_bytes.min(ints_bytes);
-    // Of what repeats itself between zeros text's codec makes a few bytes, where the others take some for every word.
+    // The text codec shortens repetitions between zeros to a few bytes. The other codecs need some bytes for
+    // every word.
     let needs_more = !is_sparse && !is_repeated && columns_bytes > COLUMNS_TAKEN;
     let told = needs_more.then(|| decimals_or_words(page, room, encoded)).flatten();
     let told = told.filter(|(_, bytes)| *bytes < columns_bytes);
     let best = 1 + told.map_or(columns_bytes, |(_, bytes)| bytes);
-    // Decimals that are there twice may stand in rows that are.
+    // Decimals that occur twice may belong to rows that occur twice.
     let may_be_text = matches!(told, Some((kind::DECIMALS, _))) || best > TAKEN;
     let is_taken = best <= bytes_max && (!may_be_text || look.is_varied());
     let mut length = usize::MAX;
@@ -216,7 +222,8 @@ fn as_it_suits(page: &[u8; PAGE_BYTES], scratch: &mut Scratch, bytes_max: usize)
     Some(length)
 }
 
-/// Numbers with a few digits, or words that are told by others: which, and the length.
+/// Encodes a page of numbers with a few digits, or of words that resemble each other. Returns the kind and
+/// the length.
 fn decimals_or_words(
     page: &[u8; PAGE_BYTES],
     room: &mut [u8; PAGE_BYTES],
@@ -232,7 +239,8 @@ fn word(page: &[u8; PAGE_BYTES], at: usize) -> u64 {
     u64::from_le_bytes(*page[at * 8..].first_chunk().expect("a page has so many words"))
 }
 
-/// Makes the page that `bytes` were stored for. On an error `page` has no particular content.
+/// Decodes `bytes` into `page`, the page that they were stored for. On an error `page` has no particular
+/// content.
 pub fn decompress(
     codec: Codec,
     bytes: &[u8],
@@ -264,28 +272,30 @@ pub fn decompress(
     decoded.ok_or(Corrupt)
 }
 
-/// Whether what is stored is exactly this page.
+/// Returns whether `stored` stands for exactly this page.
 pub fn is_of(codec: Codec, page: &[u8; PAGE_BYTES], scratch: &mut Scratch, stored: &[u8]) -> bool {
     let Scratch { page: decoded, decoder, .. } = scratch;
     decompress(codec, stored, decoded, decoder).is_ok() && decoded == page
 }
 
-/// What is stored in less than so many bytes isn't worth the time.
+/// Bytes of an object below which making it denser isn't worth the time.
 const DENSIFIED_MIN: usize = PAGE_BYTES / 10;
 
-/// What to store instead of `stored`, which [`Codec::Auto`] made: seven eighths of that at most, if more time is spent on it.
-/// None if it wouldn't become so short: then there is no need to try again.
+/// Returns what to store instead of `stored`, which [`Codec::Auto`] made. Spends more time, to make at most
+/// seven eighths of the bytes. Returns `None` if the page wouldn't become that short; there is then no need
+/// to try again.
 pub fn densify<'s>(stored: &[u8], scratch: &'s mut Scratch) -> Option<&'s [u8]> {
     let bytes_max = undo_to_densify(stored, scratch)?;
     densify_undone(bytes_max, scratch)
 }
 
-/// The first half of that: how long the result may be. None if there is nothing to gain. The page is in `scratch` then.
+/// Does the first half of [`densify`]: decodes the page into `scratch` and returns how long the result may
+/// be. Returns `None` if there is nothing to gain.
 pub fn undo_to_densify(stored: &[u8], scratch: &mut Scratch) -> Option<usize> {
     if stored.len() < DENSIFIED_MIN || stored.len() == PAGE_BYTES {
         return None;
     }
-    // Of columns and decimals ours makes less than any other.
+    // Our encodings of columns and decimals are shorter than any other codec's.
     if !matches!(stored[0], kind::WORDS | kind::TEXT | kind::LZ4) {
         return None;
     }
@@ -293,7 +303,7 @@ pub fn undo_to_densify(stored: &[u8], scratch: &mut Scratch) -> Option<usize> {
     Some(stored.len() * 7 / 8)
 }
 
-/// The second, which takes longer: what to store.
+/// Does the second half of [`densify`], which takes longer: returns what to store.
 pub fn densify_undone(bytes_max: usize, scratch: &mut Scratch) -> Option<&[u8]> {
     let Scratch { page, encoder, output, .. } = scratch;
     output[0] = kind::DENSE;
@@ -301,7 +311,7 @@ pub fn densify_undone(bytes_max: usize, scratch: &mut Scratch) -> Option<&[u8]> 
     Some(&output[..1 + length])
 }
 
-/// A page that begins with these words; the rest is 0.
+/// Returns a page that begins with these words; the rest is 0.
 #[cfg(test)]
 fn page_of_words(words: &[u64]) -> [u8; PAGE_BYTES] {
     let mut page = [0; PAGE_BYTES];
@@ -322,7 +332,7 @@ mod tests {
         page
     }
 
-    /// Decompresses.
+    /// Decompresses with a decoder of its own.
     fn brought(codec: Codec, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Result<(), Corrupt> {
         decompress(codec, bytes, page, &mut Box::new(Decoder::new()))
     }
@@ -337,7 +347,8 @@ mod tests {
         })
     }
 
-    /// A block of literals and matches as they are asked for, as many as fit, and literals to the end of the page.
+    /// Returns a block of the literals and matches asked for, as many as fit, and literals to the end of the
+    /// page.
     fn block_of(sequences: &[(usize, u16, usize)]) -> Vec<u8> {
         let (mut block, mut to) = (Vec::new(), 0);
         let mut push = |literals: usize, found: Option<(u16, usize)>| {
@@ -358,7 +369,7 @@ mod tests {
             }
         };
         for &(literals, distance, count) in sequences {
-            // The last literals are what other decoders insist on.
+            // Other decoders insist on literals at the end.
             if to + literals + count + 16 <= PAGE_BYTES && usize::from(distance) <= to + literals {
                 push(literals, Some((distance, count)));
                 to += literals + count;
@@ -451,7 +462,7 @@ mod tests {
         Box::new(page_of_words(&(0..512).map(word).collect::<Vec<u64>>()))
     }
 
-    /// The length of what it became and its kind; it came back.
+    /// Compresses a page and checks that it comes back. Returns the length and the kind.
     fn suited(page: &[u8; PAGE_BYTES], bytes_max: usize) -> Option<(usize, u8)> {
         let mut scratch = Scratch::new();
         let bytes = compress(Codec::Auto, page, &mut scratch, bytes_max)?;
@@ -491,7 +502,7 @@ mod tests {
         assert_eq!(suited(&noise(5), usize::MAX), None);
     }
 
-    /// Objects of an interpreter, as far as they tell zstd from ours.
+    /// Objects of an interpreter, like real ones in what matters to the comparison of zstd with our codecs.
     fn heap(seed: u64) -> Box<[u8; PAGE_BYTES]> {
         let mixed = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
         page_of_each(|at| match at % 6 {
@@ -530,16 +541,17 @@ mod tests {
         let stored = compress(Codec::Auto, &column, &mut scratch, ANY).unwrap().to_vec();
         assert_eq!(densify(&stored, &mut scratch), None);
         assert_eq!(densify(&noise(2)[..], &mut scratch), None);
-        // Noise and a letter, in turns: the letters are gone already.
+        // Noise and a letter take turns. The text codec has removed the letters already.
         let random = noise(3);
         let half = page_of(|at| if at % 512 < 256 { random[at] } else { 7 });
         let stored = compress(Codec::Auto, &half, &mut scratch, ANY).unwrap().to_vec();
         assert!(stored[0] == kind::TEXT && densify(&stored, &mut scratch).is_none());
-        // Bytes that nothing became are somebody else's to complain about.
+        // `densify` leaves bytes that no page became for another caller to report.
         assert_eq!(densify(&[kind::TEXT; 900], &mut scratch), None);
     }
 
-    /// Rows of a table in a real program's memory, mostly one letter: of the words' codec they took three times as much.
+    /// Rows of a table in a real program's memory, mostly one letter. The words' codec took three times as
+    /// much for them.
     #[test]
     fn rows_that_are_mostly_one_letter_are_text() {
         let row = |number: u64| {
@@ -558,7 +570,8 @@ mod tests {
             (1..=200).filter(|seed| Look::at(&noise(*seed)).is_noise).count() > 190,
             "LZ4 finds out about the others"
         );
-        // A sixth of it zeros: a page like this was seen once in 280,000 of an interpreter, and written to disk.
+        // A sixth of the page is zeros. One page like this was seen among 280,000 of an interpreter, and was
+        // written to disk.
         let partly = |seed| {
             let random = noise(seed);
             page_of(|at| if at < PAGE_BYTES / 6 { 0 } else { random[at] })
@@ -567,7 +580,8 @@ mod tests {
         assert!(!Look::at(&page_of(|at| b"some text, or source code; "[at % 27])).is_noise);
         assert!(!Look::at(&page_of_each(|at| 0x7f3a_8000_0000 + at * 32)).is_noise);
         assert!(!Look::at(&[0; PAGE_BYTES]).is_noise);
-        // Records of text that begin with a key: of each 64 and 128 bytes the first were looked at once, and such pages refused.
+        // Records of text that begin with a key. A look that saw only the first bytes of every 64 and 128
+        // refused such pages.
         for (record, key) in [(64, 8), (64, 24), (128, 8), (128, 32)] {
             let random = noise(record as u64);
             let text = b"the name of something and what is known of it, as a row has it; ";
@@ -577,7 +591,8 @@ mod tests {
         }
     }
 
-    /// Bytes of these are set as often as not, and they were refused as noise for a day.
+    /// The bits of these pages are set as often as not. A look that only counted bits refused the pages as
+    /// noise.
     #[test]
     fn what_repeats_itself_or_is_small_is_no_noise_though_its_bits_are_set_as_often_as_not() {
         let mixed = |n: u64| {
@@ -605,7 +620,8 @@ mod tests {
         }
     }
 
-    /// Integers, as far as their differences go, and yet nearly nothing: these took 15 times what LZ4 makes of them.
+    /// Nearly all words of these pages are 0, but their differences look like those of integers. As columns
+    /// the pages took 15 times what LZ4 makes of them.
     #[test]
     fn pages_that_are_nearly_all_zeros_stay_short() {
         for (each, bits) in [(1, 8), (1, 20), (2, 22), (3, 60)] {
@@ -619,7 +635,7 @@ mod tests {
         }
     }
 
-    /// Decimals, but whoever looks for repetitions makes less of them.
+    /// Decimals that a search for repetitions makes shorter than the decimals' codec does.
     #[test]
     fn decimals_that_repeat_themselves_stay_short() {
         let mixed = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
@@ -633,7 +649,7 @@ mod tests {
         }
     }
 
-    /// Numbers in text, none of which is there twice: LZ4 makes next to nothing of them.
+    /// Numbers in text, none of which occurs twice: LZ4 gains next to nothing.
     #[test]
     fn digits_take_half() {
         let mut text = String::new();
@@ -649,7 +665,7 @@ mod tests {
         assert!(lz4 > PAGE_BYTES * 8 / 10, "{lz4}");
     }
 
-    /// What words need more for than is allowed may still be something for LZ4.
+    /// A page that needs more as words than is allowed may still fit with LZ4.
     #[test]
     fn a_lower_limit_refuses_nothing_that_lz4_fits_in() {
         let mut scratch = Scratch::new();
@@ -668,7 +684,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whatever `lz4_flex` makes a page of is that page to us, and nothing else is one.
+        /// Our decoder makes the same page as `lz4_flex` of every block, and refuses every block of which
+        /// `lz4_flex` makes no whole page.
         #[test]
         fn decoder_agrees_with_another_one(
             sequences in proptest::collection::vec(
@@ -692,7 +709,8 @@ mod tests {
             }
         }
 
-        /// Never a panic, never a write outside (the slices see to that), whatever comes in.
+        /// Whatever comes in, the decoder never panics and never writes outside the page (the slices see to
+        /// that).
         #[test]
         fn decoder_answers_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..5000)) {
             let mut page = [0; PAGE_BYTES];
@@ -725,7 +743,8 @@ mod tests {
             }
         }
 
-        /// As above. That it is the page or an error isn't promised: there is no checksum.
+        /// The same for dense pages. The decoder may return a wrong page without an error, because there is
+        /// no checksum.
         #[test]
         fn decoder_answers_damaged_dense_pages(
             seed in 0_u64..1000,

@@ -1,7 +1,7 @@
-//! Pages that are mostly zeros: which words aren't, and as many bytes of each as the largest needs.
+//! Encodes pages that are mostly zeros: which words aren't 0, and as many bytes of each as the largest needs.
 //!
-//! Tables that were made larger than they need be, freshly allocated memory. LZ4 finds the zeros, but takes several bytes to
-//! say where each run of them ends.
+//! Examples are tables that were made larger than they need be, and freshly allocated memory. LZ4 finds the
+//! zeros, but takes several bytes to say where each run of zeros ends.
 //!
 //! ```text
 //!  width │ u64: which groups of eight words have any │ of each of those a byte: which words │ words, `width` bytes each
@@ -13,12 +13,13 @@ use crate::units::PAGE_BYTES;
 const LANES: usize = 8;
 const GROUPS: usize = PAGE_BYTES / 8 / LANES;
 const HEAD_BYTES: usize = 1 + 8;
-/// A page that has more words isn't sparse.
+/// Words other than 0 up to which a page is sparse.
 const WORDS_MAX: usize = PAGE_BYTES / 8 / 4;
 
-/// The length of what stands for the page. None if too many of its words aren't 0, or `output` is shorter.
+/// Encodes a sparse page and returns the length. Returns `None` if too many words aren't 0, or `output` is
+/// too short.
 pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
-    // Each word is put down, and stays if it isn't 0.
+    // Every word is stored without a branch. The next word overwrites a word that is 0.
     let mut words = [0; WORDS_MAX + LANES];
     let (mut count, mut union) = (0, 0);
     let (mut groups, mut masks, mut masks_count) = (0_u64, [0; GROUPS], 0);
@@ -45,7 +46,7 @@ pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
     head[0] = width as u8;
     head[1..].copy_from_slice(&groups.to_le_bytes());
     to_masks.copy_from_slice(&masks[..masks_count]);
-    // As whole words, as long as there is room. What is too much is written over by the next one.
+    // Words are stored whole where there is room. The next word overwrites the surplus bytes.
     for (at, word) in words[..count].iter().enumerate() {
         let (to, bytes) = (&mut to_words[at * width..], word.to_le_bytes());
         match to.first_chunk_mut() {
@@ -56,7 +57,8 @@ pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8]) -> Option<usize> {
     Some(length)
 }
 
-/// Makes the page. None if the counts in these bytes aren't those of what follows; then it has no particular content.
+/// Decodes `bytes` into `page`. Returns `None` if the counts in `bytes` don't match what follows; `page` then
+/// has no particular content.
 pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
     let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
     let (width, groups) = (usize::from(head[0]), u64::from_le_bytes(*head[1..].first_chunk()?));
@@ -66,7 +68,8 @@ pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
         return None;
     }
     page.fill(0);
-    // Read as whole words that end where these do: there is a head before the first.
+    // Each read takes eight bytes and ends where its word's bytes end. The head leaves room before the first
+    // word.
     let (first, others) = (bytes.len() - words.len() + width - 8, 64 - 8 * width as u32);
     let (mut left, mut at) = (groups, 0);
     for mask in masks {
@@ -89,7 +92,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// There and back; the length.
+    /// Encodes and decodes a page; returns the length.
     fn round_trip(page: &[u8; PAGE_BYTES]) -> Option<usize> {
         let mut output = vec![0xee; PAGE_BYTES];
         let length = encode(page, &mut output)?;
@@ -109,7 +112,7 @@ mod tests {
         assert_eq!(round_trip(&[0; PAGE_BYTES]), Some(HEAD_BYTES));
         for width in 1..=8 {
             let mut words = [0; 512];
-            // Two of one group, the first and the last of the page.
+            // Two words of the first group, and the last word of the page.
             (words[0], words[7], words[511]) = (1, 1 << (8 * width - 8), u64::MAX >> (64 - 8 * width));
             assert_eq!(round_trip(&page_of_words(&words)), Some(HEAD_BYTES + 2 + 3 * width));
         }
@@ -119,7 +122,7 @@ mod tests {
     fn words_without_bytes_are_refused() {
         let mut bytes = [0; HEAD_BYTES + 1];
         assert_eq!(decode(&bytes[..HEAD_BYTES], &mut [0xcc; PAGE_BYTES]), Some(()));
-        // One group of one word.
+        // One group with one word.
         (bytes[1], bytes[HEAD_BYTES]) = (1, 1);
         assert_eq!(decode(&bytes, &mut [0; PAGE_BYTES]), None);
     }

@@ -1,11 +1,12 @@
-//! Text, and whatever else repeats itself at any byte: *matches* of what was there before, and the bytes between them, the
-//! *literals*. Evictions encode it, and the faults on such pages decode it.
+//! Text, and everything else that repeats itself at any byte: *matches*, which copy earlier bytes, and the
+//! bytes between them, the *literals*. Evictions encode these pages, and faults decode them.
 //!
-//! That is LZ77, as LZ4 has it, made for one page. The time it takes goes with the number of matches, and a short match saves
-//! next to nothing. So a match has eight bytes at least. A page is short enough for the distance and both lengths to be three
-//! bytes as a rule. Literals stand by themselves, and if all are ASCII they are packed: they are taken as eight rows, and the
-//! bytes of the last one are given to the others, a bit for each. What of them is digits is packed before ([`digits`](super::digits)).
-//! (`farpage bench codec`: text as short as LZ4 makes it, in two thirds of the time.)
+//! The scheme is LZ77, as LZ4 has it, made for one page. The time grows with the number of matches, and a
+//! short match saves next to nothing. So a match has at least eight bytes. A page is short enough for the
+//! distance and both lengths to take three bytes as a rule. Literals stand by themselves. If all literals are
+//! ASCII, they are packed: they are taken as eight rows, and the last row's bits become the other rows' top
+//! bits. Digits among the literals are packed before that ([`digits`](super::digits)). Text becomes as short
+//! as with LZ4, in two thirds of the time (`farpage bench codec`).
 //!
 //! ```text
 //!  where literals begin: 15 bits │ with digits: 1 bit │ literals: 15 bits │ packed: 1 bit │ matches │ literals │ digits
@@ -16,25 +17,26 @@
 use super::digits;
 use crate::units::PAGE_BYTES;
 
-/// A match has so many bytes at least: what is looked for at once.
+/// Bytes of a match, at least: a word, which is searched for at once.
 const WORD_BYTES: usize = 8;
 const HEAD_BYTES: usize = 4;
 const MATCH_BYTES: usize = 3;
-/// A number of the head has 15 bits, and one that says something else.
+/// Bit of a 16-bit field of the head that is a flag. The other 15 bits are a number.
 const FLAG: u32 = 15;
-/// What a length's six bits are if it follows as a whole.
+/// Value of a length's six bits if the length follows as a whole.
 const LONG: usize = 63;
-/// What packed literals are taken as. All but the last are stored, each byte with a bit of the last row.
+/// Rows of packed literals. All rows but the last are stored, each byte with a bit of the last row.
 const ROWS: usize = 8;
-/// Bytes are copied so many at once where there is room: what is too much is written over.
+/// Bytes copied at once where there is room. Later copies overwrite the surplus.
 const CHUNK: usize = 32;
 
-/// Where the literals are gathered: behind as many matches as there may be. Long ones take more, and are fewer.
+/// Offset in the output at which the literals are gathered: behind as many matches as there may be. Long
+/// matches take more bytes, but are fewer.
 const LITERALS_AT: usize = 1600;
 const _: () = assert!(HEAD_BYTES + PAGE_BYTES / WORD_BYTES * MATCH_BYTES < LITERALS_AT);
-/// Where the digits among them are packed.
+/// Offset in the output at which digits among the literals are packed.
 const DIGITS_AT: usize = LITERALS_AT + PAGE_BYTES + CHUNK;
-/// What the encoder may write.
+/// Bytes that the encoder may write.
 pub const OUTPUT_BYTES: usize = DIGITS_AT + digits::ROOM;
 
 const TABLE_BITS: u32 = 11;
@@ -49,7 +51,8 @@ fn word_at(page: &[u8; PAGE_BYTES], at: usize) -> Option<u64> {
     page.get(at..)?.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
 }
 
-/// How many bytes from `at` on are as those from `from` on, which is before it. Eight are, that is known.
+/// Returns how many bytes from `at` on equal the bytes from `from` on, which is before `at`. The first eight
+/// are known to be equal.
 fn same(page: &[u8; PAGE_BYTES], from: usize, at: usize) -> usize {
     const STEP: usize = size_of::<u128>();
     let mut count = WORD_BYTES;
@@ -65,12 +68,14 @@ fn same(page: &[u8; PAGE_BYTES], from: usize, at: usize) -> usize {
     count + rest.take_while(|(byte, other)| byte == other).count()
 }
 
-/// Places that are looked at one after the other. The last bytes of a page are too few for that, and begin no match.
+/// Offsets that are tried one after the other. The last bytes of a page are fewer than these need, and begin
+/// no match.
 const STEPS: usize = 4;
-/// After so many times without a match as many places are left out each time, then twice as many, and so on.
+/// Failed rounds after which each round also skips [`STEPS`] offsets. As many failed rounds later each round
+/// skips twice as many offsets, and so on.
 const PATIENCE: usize = 16;
 
-/// The next match at `at` or behind it: where it was seen before, and where it is.
+/// Returns the next match at `at` or behind it: where its bytes occurred before, and where they occur now.
 #[inline]
 fn next_match(page: &[u8; PAGE_BYTES], table: &mut Table, mut at: usize) -> Option<(usize, usize)> {
     let mut missed = 0;
@@ -90,9 +95,9 @@ fn next_match(page: &[u8; PAGE_BYTES], table: &mut Table, mut at: usize) -> Opti
     }
 }
 
-/// Encodes a page; the length.
+/// Encodes a page and returns the length.
 pub fn encode(page: &[u8; PAGE_BYTES], table: &mut Table, output: &mut [u8; OUTPUT_BYTES]) -> usize {
-    // Everything was seen at 0, where it is compared as anywhere.
+    // The table first says that every word was seen at 0. Words are compared there as anywhere.
     table.fill(0);
     let mut written = Written { matches_end: HEAD_BYTES, literals_end: LITERALS_AT };
     let mut done = 0;
@@ -111,7 +116,7 @@ pub fn encode(page: &[u8; PAGE_BYTES], table: &mut Table, output: &mut [u8; OUTP
     written.join(output)
 }
 
-/// How far the output is filled: from its start, and from [`LITERALS_AT`].
+/// How far the output is filled: with matches from its start, and with literals from [`LITERALS_AT`].
 struct Written {
     matches_end: usize,
     literals_end: usize,
@@ -146,7 +151,7 @@ impl Written {
         }
     }
 
-    /// Puts the literals behind the matches; the length of all.
+    /// Puts the literals behind the matches, and returns the length of all.
     fn join(mut self, output: &mut [u8; OUTPUT_BYTES]) -> usize {
         let (to, count) = (self.matches_end, self.literals_end - LITERALS_AT);
         let (literals, packed) = output.split_at_mut(DIGITS_AT);
@@ -165,7 +170,7 @@ impl Written {
         end + bytes
     }
 
-    /// To behind the matches, all or as rows. How many bytes they take there.
+    /// Moves the literals behind the matches, as they are or as rows. Returns how many bytes they take there.
     fn move_literals(&self, is_packed: bool, output: &mut [u8; OUTPUT_BYTES]) -> usize {
         let (to, count) = (self.matches_end, self.literals_end - LITERALS_AT);
         if !is_packed {
@@ -185,10 +190,11 @@ impl Written {
     }
 }
 
-/// Makes the page. None if that isn't what [`encode`] makes of one; then it has no particular content.
+/// Decodes `bytes` into `page`. Returns `None` if [`encode`] makes `bytes` of no page; `page` then has no
+/// particular content.
 ///
-/// The literals are put at the end of the page first. What is written from its start never comes past them: what is left to
-/// be written is they and the matches.
+/// The literals are put at the end of the page first. Writes from the start of the page never come past the
+/// literals: what is left to write consists of them and the matches.
 pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
     let head: &[u8; HEAD_BYTES] = bytes.first_chunk()?;
     let flagged = |at: usize| {
@@ -213,7 +219,7 @@ pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
         matches = &matches[MATCH_BYTES..];
         let (distance, mut count, mut few) =
             (bits & 0xfff, (bits >> 12 & LONG) + WORD_BYTES, bits >> 18 & LONG);
-        // Most are like that.
+        // The fast path: most matches are like this.
         if few <= CHUNK
             && count <= CHUNK
             && distance >= CHUNK / 2
@@ -248,7 +254,7 @@ pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
     (to == literals).then_some(())
 }
 
-/// The stored literals, to where there is room for just so many.
+/// Spreads the stored literals over `to`, which has room for exactly them.
 fn spread(stored: &[u8], is_packed: bool, to: &mut [u8]) -> Option<()> {
     if !is_packed {
         return (stored.len() == to.len()).then(|| to.copy_from_slice(stored));
@@ -270,7 +276,7 @@ fn spread(stored: &[u8], is_packed: bool, to: &mut [u8]) -> Option<()> {
     Some(())
 }
 
-/// The same, where digits among them are packed.
+/// Does what [`spread`] does, where digits among the literals are packed.
 #[inline(never)]
 fn spread_with_digits(stored: &[u8], is_packed: bool, to: &mut [u8]) -> Option<()> {
     let (stored, digits) = digits::split(stored, to.len())?;
@@ -291,11 +297,12 @@ fn copy<const N: usize>(page: &mut [u8; PAGE_BYTES], from: usize, to: usize) -> 
     Some(())
 }
 
-/// Writes `count` bytes at `to`, each of which is the one `distance` before it, and nothing behind them: literals may be
-/// there. There is room.
+/// Writes `count` bytes at `to`, each a copy of the byte `distance` before it. Writes nothing behind them,
+/// because literals may be there. The page must have room. Returns `None` if `distance` leads to no written
+/// byte.
 fn repeat(page: &mut [u8; PAGE_BYTES], to: usize, distance: usize, count: usize) -> Option<()> {
     let from = to.checked_sub(distance).filter(|from| *from < to)?;
-    // What is there already is some of its periods, more each time.
+    // The bytes that are there already are whole periods. Each step copies all of them, and so doubles them.
     let mut done = 0;
     while done < count {
         let more = (distance + done).min(count - done);
@@ -310,7 +317,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The same as [`decode`], as its layout is told above: byte for byte, and nothing is in place.
+    /// Decodes as [`decode`] does, by the layout in the head of this file: byte for byte, and not in place.
     fn simply_decoded(bytes: &[u8]) -> Option<Vec<u8>> {
         let number =
             |at: usize| Some(usize::from(u16::from_le_bytes([*bytes.get(at)?, *bytes.get(at + 1)?])));
@@ -384,7 +391,7 @@ mod tests {
         (page.len() == PAGE_BYTES).then_some(page)
     }
 
-    /// There and back, by both decoders.
+    /// Encodes a page and decodes it with both decoders; returns the bytes.
     fn round_trip(page: &[u8; PAGE_BYTES]) -> Vec<u8> {
         let (mut table, mut output) = ([0xeeee; 1 << TABLE_BITS], [0xee; OUTPUT_BYTES]);
         let length = encode(page, &mut table, &mut output);
@@ -400,7 +407,7 @@ mod tests {
         core::array::from_fn(byte)
     }
 
-    /// Bytes that have nothing in common, of as many bits.
+    /// Returns bytes that have nothing in common, of `bits` bits each.
     fn noise(bits: u32) -> impl Fn(usize) -> u8 {
         move |at| {
             let mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -429,7 +436,7 @@ mod tests {
         }
     }
 
-    /// Written as the encoder writes what it has found, whether it would find it or not.
+    /// The matches are written as the encoder writes what it has found, whether it would find them or not.
     #[test]
     fn every_length_is_written_and_read() {
         let nothing = noise(8);
@@ -492,7 +499,7 @@ mod tests {
             let digits = page_of(|at| alphabet[usize::from(nothing(at))]);
             let marks = PAGE_BYTES / 16 / 4;
             assert_eq!(round_trip(&digits).len(), HEAD_BYTES + marks + PAGE_BYTES / 2);
-            // One letter in each four chunks; and not just ASCII, which leaves nothing packed.
+            // A letter in each four chunks. A letter that isn't ASCII leaves the other literals unpacked.
             for (other, least) in [(b'z', 14), (0xe4, 16)] {
                 let mixed = page_of(|at| if at % 64 == 20 { other } else { digits[at] });
                 let chunks = PAGE_BYTES / 64;
@@ -505,7 +512,7 @@ mod tests {
         }
     }
 
-    /// A few aren't worth the time.
+    /// A few digits aren't worth the time.
     #[test]
     fn few_digits_stay_as_they_are() {
         let (letters, digits) = (noise(8), noise(4));
@@ -524,7 +531,7 @@ mod tests {
         }
     }
 
-    /// Bytes that are new, of ASCII or any or digits, and copies of what was there before.
+    /// Pages of new bytes, which are any bytes, ASCII or digits, and of copies of earlier bytes.
     fn repetitive() -> impl Strategy<Value = [u8; PAGE_BYTES]> {
         let length = || prop_oneof![1_usize..12, 1_usize..100, 1_usize..1000];
         let piece = (length(), length(), prop_oneof![1_usize..20, 1_usize..4096]);
@@ -566,7 +573,7 @@ mod tests {
             round_trip(&page);
         }
 
-        /// Both decoders answer alike to what is damaged: they find a fault, or make the same page.
+        /// Both decoders treat damaged bytes alike: they find a fault, or make the same page.
         #[test]
         fn damaged_bytes_are_answered_alike(
             page in repetitive(),

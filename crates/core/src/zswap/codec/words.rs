@@ -1,67 +1,71 @@
-//! Heaps: 64-bit words, each told by another, eight at a time.
+//! Heaps: 64-bit words, each stored as its difference from another word, eight at a time.
 //!
-//! Heaps are made of objects of a few sizes: what stands in a word often stands in the same field of a neighbour, or differs
-//! in its low bytes: types, counts, pointers into one arena. So the page is taken as 64 *groups* of eight words, a cache line
-//! each, and every word is compared with the words at its own place in the groups 3, 4 and 5 before (in front of the first
-//! group are zeros), and with the first of the page that looks like an address, its *base*. A four-bit tag says which of them
-//! it is told by, and how many bytes of the difference, an XOR, are left to be stored ([`TAGS`]). Addresses of objects are
-//! multiples of 16, so some differences are stored without their lowest four bits. Because a word's eight neighbours don't
-//! matter to it, eight are encoded and decoded at once.
+//! Heaps consist of objects of a few sizes. A word often equals the word in the same field of a neighbour, or
+//! differs from it only in the low bytes. Examples are types, counts, and pointers into one arena. So the
+//! page is taken as 64 *groups* of eight words, a cache line each. Every word is compared with the words at
+//! its own place in the groups 3, 4 and 5 before. Zeros stand in front of the first group. Every word is also
+//! compared with the page's *base*, its first word that looks like an address. A four-bit tag says which of
+//! these words a word is like, and how many bytes of the difference, an XOR, are stored ([`TAGS`]).
+//! Addresses of objects are multiples of 16, so some differences are stored without their lowest four bits.
+//! No word depends on the other words of its group, so eight are encoded and decoded at once.
 //!
 //! ```text
 //!  base │ 512 tags, two in a byte │ what is left of each word, lowest byte first
 //! ```
 //!
-//! Encoding and decoding exist with AVX-512 VBMI and VBMI2, with AVX2, and for any CPU: the same bytes, which a property test
-//! sees to.
-// UNSAFETY: vector instructions where the CPU has them; they read and write through pointers.
+//! Encoding and decoding exist with AVX-512 VBMI and VBMI2, with AVX2, and for any CPU. All versions make the
+//! same bytes, which a property test checks.
+// UNSAFETY: vector instructions, used where the CPU has them, read and write through pointers.
 
 use super::cpu::{self, Vectors};
 use crate::units::PAGE_BYTES;
 
-/// Words that are dealt with at once.
+/// Words of a group, which are processed at once.
 const LANES: usize = 8;
 const GROUP_BYTES: usize = 8 * LANES;
 const GROUPS: usize = PAGE_BYTES / GROUP_BYTES;
-/// Of a group: two tags in a byte, the lower one first.
+/// Bytes of a group's tags: two tags in a byte, the lower one first.
 const TAGS_BYTES: usize = LANES / 2;
 const BASE_BYTES: usize = 8;
-/// What stands in front of the words.
+/// Bytes in front of the stored words: the base and all tags.
 const HEAD_BYTES: usize = BASE_BYTES + TAGS_BYTES * GROUPS;
-/// Which of the groups before it a word may be told by: so many before. Objects of 3, 6 and 12 words repeat themselves after
-/// three groups, of 5 and 10 after five, of 16 after four, and of 1, 2, 4 and 8 after any number.
+/// Distances, in groups, to the earlier words that a word is compared to. Objects of 3, 6 and 12 words repeat
+/// after three groups, of 5 and 10 after five, of 16 after four. Objects of 1, 2, 4 and 8 words repeat after
+/// any number of groups.
 const LAGS: [usize; 3] = [3, 4, 5];
 const LAG_MAX: usize = 5;
-/// What the encoder may write: every word whole. A group is stored as a whole, and the last one ends here at most.
+/// Bytes that the encoder may write: every word whole. A group is stored as a whole, and the last one ends
+/// here at most.
 pub const OUTPUT_BYTES: usize = HEAD_BYTES + PAGE_BYTES;
 
-/// What a word is compared to.
+/// The word that another word is compared to.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Like {
     Nothing,
     Base,
-    /// The word that stands the first of [`LAGS`] before, and so on.
+    /// The word as many groups before as the first of [`LAGS`] says. `Lag1` and `Lag2` stand for the next
+    /// two.
     Lag0,
     Lag1,
     Lag2,
 }
 const LIKES: usize = 2 + LAGS.len();
 
-/// What a tag says.
+/// The meaning of a tag.
 #[derive(Clone, Copy)]
 struct Tag {
     like: Like,
-    /// How many bytes of the difference are left.
+    /// Bytes of the difference that are stored.
     bytes: usize,
-    /// Of the difference without its lowest [`LOW_BITS`], which are 0.
+    /// Whether the difference is stored without its lowest [`LOW_BITS`], which are 0.
     is_high: bool,
 }
 
-/// The bits that addresses of objects have in common.
+/// Low bits that are 0 in all addresses of objects.
 const LOW_BITS: u32 = 4;
 
-/// The first that is true of a word is its tag.
+/// All tags. A word gets the first tag that is true of it.
 const TAGS: [Tag; 16] = {
     use Like::{Base, Lag0, Lag1, Lag2, Nothing};
     const fn whole(like: Like, bytes: usize) -> Tag {
@@ -90,7 +94,7 @@ const TAGS: [Tag; 16] = {
     ]
 };
 
-/// What they are compared to, for vectors to look up.
+/// The [`Like`] of each tag, for vectors to look up.
 const LIKE: [u8; 16] = {
     let mut table = [0; 16];
     let mut number = 0;
@@ -101,68 +105,70 @@ const LIKE: [u8; 16] = {
     table
 };
 
-/// Whether this looks like the address of something: it begins with 16 bits of zeros, and the next eight aren't.
+/// Returns whether a word looks like an address: its upper 16 bits are 0, and the next eight aren't.
 const fn is_address(word: u64) -> bool {
     matches!(word >> 40, 1..=0xff)
 }
 
-/// Groups that are looked at before a page is encoded: every eighth.
+/// Distance, in groups, between two groups that are sampled before a page is encoded.
 const SAMPLE_STEP: usize = 8;
-/// Of the words looked at, so many must differ in two bytes at most from one before, or be of four. In heaps it is most of
-/// them; in text an eighth at most, where lines are indented.
+/// Sampled words that must be short (see [`short_by`]) for a page to look like a heap. In heaps most words
+/// are short. In text at most an eighth is, where lines are indented.
 const LIKELY: u32 = (LANES * GROUPS / SAMPLE_STEP) as u32 * 2 / 5;
 
-/// Whether this looks like words that are told by others: a look at one of eight.
+/// Returns whether the page's words look like those of a heap. Looks only at one group in eight.
 pub fn are_likely(page: &[u8; PAGE_BYTES]) -> bool {
     short_by(cpu::vectors(), page) >= LIKELY
 }
 
-/// How many of the words looked at differ in two bytes at most from one before, or are of four.
+/// Counts the sampled words that are short. A short word differs only in its two lowest bytes from a word at
+/// one of [`LAGS`], or fits into four bytes.
 fn short_by(vectors: Vectors, page: &[u8; PAGE_BYTES]) -> u32 {
     match vectors {
-        // SAFETY: the CPU has what it is compiled for.
+        // SAFETY: `vectors` says that the CPU has the features that `short` is compiled for.
         #[cfg(target_arch = "x86_64")]
         Vectors::Vbmi2 => unsafe { avx512::short(page) },
-        // SAFETY: the CPU has what it is compiled for.
+        // SAFETY: `vectors` says that the CPU has the features that `short` is compiled for.
         #[cfg(target_arch = "x86_64")]
         Vectors::Avx2 | Vectors::Avx512 => unsafe { avx2::short(page) },
         _ => plain::short(page),
     }
 }
 
-/// The groups looked at: there are as many before each as it may be told by.
+/// Returns the sampled groups. Each has enough groups before it for all [`LAGS`].
 fn sample() -> impl Iterator<Item = usize> {
     (LAG_MAX..GROUPS).step_by(SAMPLE_STEP)
 }
 
-/// Encodes a page; the length, which is more than a page's if its words have little in common.
+/// Encodes a page and returns the length, which exceeds a page's if the words have little in common.
 pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8; OUTPUT_BYTES]) -> usize {
     encode_by(cpu::vectors(), page, output)
 }
 
 fn encode_by(vectors: Vectors, page: &[u8; PAGE_BYTES], output: &mut [u8; OUTPUT_BYTES]) -> usize {
     match vectors {
-        // SAFETY: the CPU has what it is compiled for.
+        // SAFETY: `vectors` says that the CPU has the features that `encode` is compiled for.
         #[cfg(target_arch = "x86_64")]
         Vectors::Vbmi2 => unsafe { avx512::encode(page, output) },
-        // SAFETY: the CPU has what it is compiled for.
+        // SAFETY: `vectors` says that the CPU has the features that `encode` is compiled for.
         #[cfg(target_arch = "x86_64")]
         Vectors::Avx2 | Vectors::Avx512 => unsafe { avx2::encode(page, output) },
         _ => plain::encode(page, output, plain::tell),
     }
 }
 
-/// Makes the page. None if these bytes aren't as many as their tags say; then it has no particular content.
+/// Decodes `bytes` into `page`. Returns `None` if `bytes` has another length than its tags say; `page` then
+/// has no particular content.
 pub fn decode(bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
     decode_by(cpu::vectors(), bytes, page)
 }
 
 fn decode_by(vectors: Vectors, bytes: &[u8], page: &mut [u8; PAGE_BYTES]) -> Option<()> {
     match vectors {
-        // SAFETY: the CPU has what it is compiled for.
+        // SAFETY: `vectors` says that the CPU has the features that `decode` is compiled for.
         #[cfg(target_arch = "x86_64")]
         Vectors::Vbmi2 => unsafe { avx512::decode(bytes, page) },
-        // SAFETY: the CPU has what it is compiled for.
+        // SAFETY: `vectors` says that the CPU has the features that `decode` is compiled for.
         #[cfg(target_arch = "x86_64")]
         Vectors::Avx2 | Vectors::Avx512 => unsafe { avx2::decode(bytes, page) },
         _ => plain::decode(bytes, page),
@@ -178,15 +184,15 @@ mod plain {
 
     /// Eight words, as they lie in the page.
     pub type Group = [u8; GROUP_BYTES];
-    /// What the words of a group may be like, by [`Like`](super::Like).
+    /// The words that a group's words are compared to, by [`Like`](super::Like).
     pub type Likes<'p> = [&'p Group; LIKES];
-    /// The groups before one, nearest first.
+    /// The groups before a group, nearest first.
     type Before<'p> = [&'p Group; LAG_MAX];
-    /// What nothing is compared to, and what stands in front of the page.
+    /// Zeros, for words that are compared to nothing, and in front of the page.
     const ZEROS: Group = [0; GROUP_BYTES];
     const NONE: Before = [&ZEROS; LAG_MAX];
 
-    /// What stands before the next group.
+    /// Returns the groups before the next group.
     #[inline(always)]
     fn next<'p>(group: &'p Group, before: Before<'p>) -> Before<'p> {
         [group, before[0], before[1], before[2], before[3]]
@@ -198,14 +204,14 @@ mod plain {
         [&ZEROS, base, first, second, third]
     }
 
-    /// The base of a page; 0 if nothing in it looks like an address.
+    /// Returns the base of a page; 0 if no word looks like an address.
     #[inline(always)]
     fn base(page: &[u8; PAGE_BYTES]) -> u64 {
         let words = page.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
         words.into_iter().find(|word| is_address(*word)).unwrap_or(0)
     }
 
-    /// A group of this word only.
+    /// Returns a group whose words all are `word`.
     #[inline(always)]
     fn group_of(word: u64) -> Group {
         let mut group = ZEROS;
@@ -218,7 +224,7 @@ mod plain {
         u64::from_le_bytes(*group[8 * lane..].first_chunk().expect("a group has so many words"))
     }
 
-    /// How many of the words looked at differ in two bytes at most from one before, or are of four.
+    /// Counts the short words of a sample, as [`short_by`](super::short_by) defines them.
     #[inline(always)]
     pub fn short(page: &[u8; PAGE_BYTES]) -> u32 {
         let (groups, _) = page.as_chunks();
@@ -233,7 +239,7 @@ mod plain {
         sample().map(of_group).sum()
     }
 
-    /// The tags of a group, and what is left of its words.
+    /// Returns the tags of a group, and what is stored of its words.
     #[inline(always)]
     pub fn tell(group: &Group, likes: Likes) -> ([u64; LANES], [u64; LANES]) {
         let (mut tags, mut left) = ([0; LANES], [0; LANES]);
@@ -241,11 +247,12 @@ mod plain {
             let this = word(group, lane);
             let differ = likes.map(|like| this ^ word(like, lane));
             let (mut number, mut differs) = (TAGS.len() as u64 - 1, this);
-            // Backwards, without a branch: the first tag that is true is the one that stays.
+            // Try the tags backwards, without a branch: the first tag that is true is set last and stays.
             macro_rules! try_each {
                 ($($at:literal)*) => {$(
                     let tag = const { TAGS[$at] };
-                    // Low bits that are set are the highest then.
+                    // The rotation makes low bits that are set the highest bits, so that the test below
+                    // fails.
                     let turned = differ[tag.like as usize].rotate_right(if tag.is_high { LOW_BITS } else { 0 });
                     let is_true = turned >> (8 * tag.bytes) == 0;
                     number = if is_true { $at } else { number };
@@ -258,7 +265,8 @@ mod plain {
         (tags, left)
     }
 
-    /// Encodes a page, given what tells its groups: [`tell`], or the same with vectors.
+    /// Encodes a page. The argument `tell` finds the tags of a group: the function [`tell`], or the same with
+    /// vectors.
     #[inline(always)]
     pub fn encode(
         page: &[u8; PAGE_BYTES],
@@ -275,7 +283,7 @@ mod plain {
             let nibbles = (0..LANES).fold(0, |nibbles, lane| nibbles | (tags[lane] as u32) << (4 * lane));
             output[BASE_BYTES + TAGS_BYTES * number..][..TAGS_BYTES].copy_from_slice(&nibbles.to_le_bytes());
             for (tag, left) in tags.into_iter().zip(left) {
-                // Whole: the next one is written over what is too much.
+                // Words are stored whole. The next word overwrites the surplus bytes.
                 output[to..][..8].copy_from_slice(&left.to_le_bytes());
                 to += TAGS[tag as usize % TAGS.len()].bytes;
             }
@@ -297,7 +305,7 @@ mod plain {
             for lane in 0..LANES {
                 let tag = &TAGS[(nibbles >> (4 * lane)) as usize % TAGS.len()];
                 let left = match rest.first_chunk() {
-                    // What is too much is the next word's.
+                    // The surplus bytes belong to the next word.
                     Some(bytes) => u64::from_le_bytes(*bytes) & LOW[tag.bytes],
                     None => {
                         let mut left = [0; 8];
@@ -315,7 +323,7 @@ mod plain {
         rest.is_empty().then_some(())
     }
 
-    /// The lowest so many bytes.
+    /// Masks of the lowest bytes, by their number.
     const LOW: [u64; 9] = {
         let mut masks = [u64::MAX; 9];
         let mut bytes = 0;
@@ -327,7 +335,7 @@ mod plain {
     };
 }
 
-/// The code for any CPU, with vectors of 32 bytes.
+/// The code for any CPU, compiled for vectors of 32 bytes. Only `tell` is written by hand.
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use super::plain::{self, Group, Likes};
@@ -340,7 +348,7 @@ mod avx2 {
         _mm256_xor_si256,
     };
 
-    /// How many low bits the differences are stored without, for vectors to look up.
+    /// Low bits that each tag's difference is stored without, for vectors to look up.
     const LOW: [u8; 16] = {
         let mut table = [0; 16];
         let mut number = 0;
@@ -351,31 +359,31 @@ mod avx2 {
         table
     };
 
-    /// Half of a group.
+    /// Words in half of a group.
     const HALF: usize = LANES / 2;
 
-    /// As [`plain::tell`].
+    /// Does what [`plain::tell`] does.
     #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
     #[inline]
     fn tell(group: &Group, likes: Likes) -> ([u64; LANES], [u64; LANES]) {
         const LAST: i64 = TAGS.len() as i64 - 1;
         let (mut tags, mut left) = ([0; LANES], [0; LANES]);
         for half in [0, HALF] {
-            // SAFETY: half of a group, from its start or its middle on.
+            // SAFETY: half of a group, from its start or its middle on, can be read.
             let load = |group: &Group| unsafe { _mm256_loadu_si256(group.as_ptr().add(8 * half).cast()) };
-            // SAFETY: as above.
+            // SAFETY: half of `words`, from its start or its middle on, can be written.
             let store = |words: &mut [u64; LANES], half_of| unsafe {
                 _mm256_storeu_si256(words.as_mut_ptr().add(half).cast(), half_of);
             };
             let words = load(group);
             let low = _mm256_set1_epi64x((1 << LOW_BITS) - 1);
-            // How much comes behind the first tag that is true: the largest of all that are.
+            // How far the first tag that is true stands before the last tag: the largest of these distances.
             let mut behind = _mm256_setzero_si256();
             macro_rules! try_each {
                 ($($number:literal)*) => {$(
                     let tag = const { TAGS[$number] };
                     let differ = _mm256_xor_si256(words, load(likes[tag.like as usize]));
-                    // What must be 0 of it.
+                    // The bits that must be 0 for this tag to be true.
                     let rest = if tag.is_high {
                         let above = _mm256_srli_epi64::<{ 8 * TAGS[$number].bytes as i32 + LOW_BITS as i32 }>(differ);
                         _mm256_or_si256(above, _mm256_and_si256(differ, low))
@@ -389,7 +397,7 @@ mod avx2 {
             }
             try_each!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14);
             let number = _mm256_sub_epi64(_mm256_set1_epi64x(LAST), behind);
-            // Only the lowest byte of each is a tag.
+            // Only the lowest byte of each word is a tag.
             let of_tag = |table| _mm256_and_si256(look_up(table, number), _mm256_set1_epi64x(0xff));
             let like = of_tag(&LIKE);
             let mut other = _mm256_setzero_si256();
@@ -404,11 +412,11 @@ mod avx2 {
         (tags, left)
     }
 
-    /// For each byte, which must be below 16, what stands there in the table.
+    /// Looks up each byte of `at`, which must be below 16, in the table.
     #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
     #[inline]
     fn look_up(table: &[u8; 16], at: __m256i) -> __m256i {
-        // SAFETY: 16 bytes.
+        // SAFETY: the table has 16 bytes.
         let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
         _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), at)
     }
@@ -429,7 +437,7 @@ mod avx2 {
     }
 }
 
-/// With vectors of 64 bytes, VBMI and VBMI2: what is left of a group is put together by one instruction.
+/// The code for vectors of 64 bytes, VBMI and VBMI2: one instruction gathers the stored bytes of a group.
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
     use super::super::word;
@@ -448,13 +456,14 @@ mod avx512 {
         _mm512_testn_epi64_mask, _mm512_xor_si512, _pdep_u64, _pext_u64,
     };
 
-    /// Where the tags of eight words are, if each is a byte.
+    /// Mask of the tags of eight words, if each tag is a byte.
     const NIBBLES: u64 = 0x0f0f_0f0f_0f0f_0f0f;
 
-    /// In a place of [`BY_ZEROS`]: the difference ends with four bits of zeros.
+    /// Bit of an index into [`BY_ZEROS`]: the difference ends with four bits of zeros.
     const ENDS_LOW: i64 = 32;
 
-    /// The tag of a word whose difference begins with so many times four bits of zeros, by what it is compared to.
+    /// Tags by what a word is compared to, and by the number of four-bit zeros that the difference begins
+    /// with.
     const BY_ZEROS: [[u8; 64]; LIKES] = {
         const { assert!(LOW_BITS == 4) };
         let mut tables = [[15; 64]; LIKES];
@@ -474,7 +483,7 @@ mod avx512 {
         tables
     };
 
-    /// What tags say: a bit for each byte that is left.
+    /// The bytes that each tag stores, a bit for each.
     const BYTES: [u8; 16] = {
         let mut table = [0; 16];
         let mut number = 0;
@@ -485,7 +494,7 @@ mod avx512 {
         table
     };
 
-    /// Of each tag the highest bit, if it is one of a difference without its low bits.
+    /// The highest bit of each byte tells whether the tag's difference is stored without its low bits.
     const HIGH: [u8; 16] = {
         let mut table = [0; 16];
         let mut number = 0;
@@ -496,7 +505,8 @@ mod avx512 {
         table
     };
 
-    /// In the lowest byte of each lane the first tag that is true, of those of this kind. The others are 15 always.
+    /// Returns the first tag of the kind `like` that is true, in the lowest byte of each lane. The other
+    /// bytes are always 15.
     #[target_feature(
         enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
     )]
@@ -505,11 +515,11 @@ mod avx512 {
         let ends_low = _mm512_testn_epi64_mask(differ, _mm512_set1_epi64((1 << LOW_BITS) - 1));
         let zeros = _mm512_srli_epi64::<2>(_mm512_lzcnt_epi64(differ));
         let at = _mm512_mask_or_epi64(zeros, ends_low, zeros, _mm512_set1_epi64(ENDS_LOW));
-        // SAFETY: 64 bytes.
+        // SAFETY: the table has 64 bytes.
         _mm512_permutexvar_epi8(at, unsafe { _mm512_loadu_si512(BY_ZEROS[like].as_ptr().cast()) })
     }
 
-    /// The lanes whose tags are of differences without their low bits.
+    /// Returns the lanes whose tags store the difference without its low bits.
     #[target_feature(
         enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
     )]
@@ -518,15 +528,15 @@ mod avx512 {
         _mm_movepi8_mask(look_up_few(&HIGH, tags)) as u8
     }
 
-    /// What a group may be like, by [`Like`](super::Like).
+    /// Returns the words that a group's words are compared to, by [`Like`](super::Like).
     #[inline(always)]
     fn likes(base: __m512i, before: [__m512i; LAG_MAX]) -> [__m512i; LIKES] {
         let [first, second, third] = LAGS.map(|lag| before[lag - 1]);
-        // What nothing is compared to isn't asked for.
+        // Callers skip the first element, which stands for a comparison to nothing.
         [base, base, first, second, third]
     }
 
-    /// The lanes of what looks like an address ([`is_address`](super::is_address)).
+    /// Returns the lanes of words that look like an address ([`is_address`](super::is_address)).
     #[target_feature(
         enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
     )]
@@ -536,17 +546,17 @@ mod avx512 {
         _mm512_cmplt_epu64_mask(less_one, _mm512_set1_epi64(0xff))
     }
 
-    /// For each byte, which must be below 16, what stands there in the table.
+    /// Looks up each byte of `at`, which must be below 16, in the table.
     #[target_feature(
         enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
     )]
     #[inline]
     fn look_up_few(table: &[u8; 16], at: __m128i) -> __m128i {
-        // SAFETY: 16 bytes.
+        // SAFETY: the table has 16 bytes.
         _mm_shuffle_epi8(unsafe { _mm_loadu_si128(table.as_ptr().cast()) }, at)
     }
 
-    /// Of eight words, whose tags these are, the bytes that are left.
+    /// Returns the bytes that the tags of eight words store, a bit for each.
     #[target_feature(
         enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
     )]
@@ -555,7 +565,7 @@ mod avx512 {
         _mm_cvtsi128_si64(look_up_few(&BYTES, tags)) as u64
     }
 
-    /// A bit for each lane of which no bits are set but the lowest so many.
+    /// Returns the lanes in which no bits are set but the lowest `bits`.
     #[target_feature(
         enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
     )]
@@ -568,7 +578,7 @@ mod avx512 {
         enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
     )]
     pub fn short(page: &[u8; PAGE_BYTES]) -> u32 {
-        // SAFETY: a group of the page.
+        // SAFETY: `at` is the number of a group, and a group of the page can be read.
         let group = |at: usize| unsafe { _mm512_loadu_si512(page.as_ptr().add(GROUP_BYTES * at).cast()) };
         let mut short = 0;
         for at in sample() {
@@ -586,7 +596,7 @@ mod avx512 {
         enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vbmi,avx512vbmi2,bmi1,bmi2,popcnt"
     )]
     pub fn encode(page: &[u8; PAGE_BYTES], output: &mut [u8; OUTPUT_BYTES]) -> usize {
-        // SAFETY: a group of the page.
+        // SAFETY: `at` is the number of a group, and a group of the page can be read.
         let group = |at: usize| unsafe { _mm512_loadu_si512(page.as_ptr().add(GROUP_BYTES * at).cast()) };
         let first_of = |at: usize| {
             let lanes = addresses_of(group(at));
@@ -611,7 +621,8 @@ mod avx512 {
             output[BASE_BYTES + TAGS_BYTES * number..][..TAGS_BYTES].copy_from_slice(&nibbles.to_le_bytes());
             let left = _mm512_mask_srli_epi64::<LOW_BITS>(left, high_of(tags), left);
             let bytes = bytes_of(tags);
-            // SAFETY: behind the head and what all groups before this one have at most there is room for a group.
+            // SAFETY: behind the head and the most that all groups before this one store, `output` has room
+            // for a group.
             unsafe {
                 let to = output.as_mut_ptr().add(to).cast();
                 _mm512_storeu_si512(to, _mm512_maskz_compress_epi8(bytes, left));
@@ -635,9 +646,9 @@ mod avx512 {
             let tags = _mm_cvtsi64_si128(tags as i64);
             let bytes = bytes_of(tags);
             let left = match rest.first_chunk::<GROUP_BYTES>() {
-                // SAFETY: as many bytes.
+                // SAFETY: `chunk` has as many bytes as the vector.
                 Some(chunk) => unsafe { _mm512_loadu_si512(chunk.as_ptr().cast()) },
-                // SAFETY: what is in the mask is there.
+                // SAFETY: the mask covers only bytes that `rest` has.
                 None => unsafe { _mm512_maskz_loadu_epi8((1 << rest.len()) - 1, rest.as_ptr().cast()) },
             };
             rest = rest.get(bytes.count_ones() as usize..)?;
@@ -650,7 +661,7 @@ mod avx512 {
                 other = _mm512_mask_mov_epi64(other, those, words);
             }
             let words = _mm512_xor_si512(differ, other);
-            // SAFETY: a group of the page.
+            // SAFETY: `number` is the number of a group, and a group of the page can be written.
             unsafe { _mm512_storeu_si512(page.as_mut_ptr().add(GROUP_BYTES * number).cast(), words) };
             before = [words, before[0], before[1], before[2], before[3]];
         }
@@ -664,7 +675,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// There and back, by the code for any CPU and by all that this one has: the same bytes.
+    /// Encodes and decodes a page with every version that this CPU has; all make the same bytes, which are
+    /// returned.
     fn round_trip(page: &[u8; PAGE_BYTES]) -> Vec<u8> {
         let mut output = [0xee; OUTPUT_BYTES];
         let length = encode_by(Vectors::Any, page, &mut output);
@@ -682,8 +694,8 @@ mod tests {
 
     #[test]
     fn each_tag_takes_what_it_says() {
-        // A word, and for each number of groups before it where the one that it resembles may stand the bytes that it takes,
-        // among zeros.
+        // Each case has a word, and the bytes that it takes among zeros if `FIRST` stands 1 to 6 groups
+        // before it.
         const FIRST: u64 = 0x1111_2222_3333_4444;
         let cases = [
             (FIRST, [8, 8, 0, 1, 0, 8]),
@@ -694,7 +706,7 @@ mod tests {
             (FIRST ^ 0x77_7777_7777, [8, 8, 5, 8, 7, 8]),
             (FIRST ^ 0x77_7777_7777_7777, [8, 8, 8, 8, 7, 8]),
             (0x7f, [1; 6]),
-            // The base is 0 if there is no address, and so is what stands in front of the page.
+            // The base is 0 if there is no address. The words in front of the page are 0, too.
             (0x7fff, [2; 6]),
             (0x7f_fff0, [3; 6]),
             (0x7f_ffff, [3, 3, 3, 3, 4, 3]),
@@ -728,7 +740,7 @@ mod tests {
             (ADDRESS ^ 0x0700_7777_7777, 6),
         ];
         for (second, bytes) in cases {
-            // What comes in front isn't one.
+            // The words in front of the base aren't addresses.
             let mut words = vec![0; 512];
             (words[3], words[5], words[7]) = (0xff_ffff_ffff, 1 << 48, ADDRESS);
             let without = round_trip(&page_of_words(&words)).len();
@@ -794,7 +806,7 @@ mod tests {
             round_trip(&page_of_words(&words));
         }
 
-        /// All decoders answer alike to what is damaged: they find the same fault, or make the same page.
+        /// All decoders treat damaged bytes alike: they find the same fault, or make the same page.
         #[test]
         fn damaged_bytes_are_answered_alike(
             words in heap(),

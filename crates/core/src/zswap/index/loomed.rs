@@ -12,7 +12,7 @@ fn key(offset: u32) -> SlotIndex {
     SlotIndex::new(AreaId(0), offset)
 }
 
-/// An index of two clusters, {0, 1} and {2, 3}. Leaked, with its tables, and taken back by nobody: loom ends
+/// Makes an index of two clusters, {0, 1} and {2, 3}. The index and its tables are leaked, because loom ends
 /// each try by forgetting them.
 fn index(leaves: usize) -> Arc<Index<'static>> {
     let layout = IndexLayout::new(&[4], leaves);
@@ -33,7 +33,8 @@ fn loom_load_never_sees_another_key_while_the_only_leaf_changes_hands() {
     loom::model(|| {
         let index = index(1);
         index.store(key(0), handle(1)).unwrap();
-        // Loom turns back only from a load that comes after a store, so the thread that loads is the later one.
+        // Loom backtracks only from a load that comes after a store. So the thread that loads is the spawned
+        // one, which begins later.
         let reader = {
             let index = Arc::clone(&index);
             thread::spawn(move || [0, 2].map(|at| index.load(key(at)).map(Entry::handle)))

@@ -1,24 +1,26 @@
 //! zswap's index: which pool object holds the bytes of a slot, for keys that have no page-table entry.
 //!
-//! All pages of a space have an entry in its page table, and that entry holds the object's handle: the live
-//! engine needs no index there and has none. It is for keys without such an entry: slots that several processes
-//! share after a fork, and policies that are tried without a space.
+//! All pages of a space have an entry in its page table, and that entry holds the object's handle. So the
+//! live engine needs no index there and has none. The index serves keys without an entry: slots that several
+//! processes share after a fork, and policies that are tried without a space.
 //!
-//! A table in two steps. A directory has a word for each cluster of each area; it names a *leaf*, which has a
-//! word for each of the cluster's slots. Slots are dense, so there is nothing to search, balance or split.
-//! Leaves are a fixed number, handed over at start, and go round: a cluster gets one with its first entry, and
-//! one without entries may be taken from its cluster when none is left.
+//! The index is a table in two steps. A directory has a word for each cluster of each area. The word names a
+//! *leaf*, which has a word for each of the cluster's slots. Slots are dense, so there is nothing to search,
+//! balance or split. The number of leaves is fixed, and all are handed over at start. A cluster gets a leaf
+//! with its first entry. When no leaf is left, a leaf without entries may be taken from its cluster.
 //!
-//! Loading takes no lock and writes nothing. Storing and erasing are one exchange of the slot's word, and two
-//! more of the leaf's tally when the number of entries changes. Only assigning leaves takes a lock.
+//! Loading takes no lock and writes nothing. Storing or erasing is one exchange of the slot's word, and one
+//! change of the leaf's tally if the number of entries changes. Only assigning leaves takes a lock.
 //!
-//! 1. An entry is erased by identity: exchanging the very word that was loaded. Words don't repeat ([`Word`]).
-//! 2. The tally of a leaf is at least the number of its entries: it is raised before an entry is made and lowered
-//!    after it was erased. Only a leaf whose tally is 0 loses its cluster, by an exchange of the tally.
-//! 3. So an entry stays in its leaf and its leaf with its cluster; and whoever found a word, and finds the same
-//!    lease afterwards, knows that the word was its key's.
-//! 4. Storing needs memory only where the cluster has no leaf, that is no entry. So when it fails, nothing was
-//!    changed and there is no older entry that could survive.
+//! 1. An entry is erased by identity: the exchange expects the very word that was loaded. Words don't repeat
+//!    ([`Word`]).
+//! 2. The tally of a leaf is at least the number of its entries. The tally is raised before an entry is made
+//!    and lowered after the entry was erased. Only a leaf whose tally is 0 loses its cluster, by an exchange
+//!    of the tally.
+//! 3. So an entry stays in its leaf, and the leaf with its cluster. A thread that found a word, and finds the
+//!    same lease afterwards, knows that the word was its key's.
+//! 4. Storing needs memory only where the cluster has no leaf, and so no entry. A store that fails has
+//!    changed nothing, and there is no older entry that could survive.
 #![forbid(unsafe_code)]
 
 #[cfg(all(test, loom))]
@@ -34,12 +36,12 @@ use crate::units::{AREAS_MAX, AreaId, CLUSTER_SLOTS, SlotIndex};
 use crate::zswap::pool::ObjectHandle;
 use word::{Lease, Tally, Word};
 
-/// Slots under a leaf. Loom makes its tables anew for each order that it tries, so there they are tiny.
+/// Slots under a leaf. Loom makes its tables anew for each order that it tries, so its leaves are tiny.
 const LEAF_SLOTS: u32 = if cfg!(all(test, loom)) { 2 } else { CLUSTER_SLOTS };
 // 512 words of 8 bytes are one page, so memory is touched as clusters are used.
 const _: () = assert!(CLUSTER_SLOTS as usize * size_of::<u64>() == crate::units::PAGE_BYTES);
 
-/// Every leaf has entries of other clusters. Nothing was changed, and the key had no entry.
+/// Every leaf has entries of other clusters. The store changed nothing, and the key had no entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -52,7 +54,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// The object.
+    /// Returns the object's handle.
     pub const fn handle(self) -> ObjectHandle {
         self.handle
     }
@@ -61,15 +63,15 @@ impl Entry {
 /// How much memory an index needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexLayout {
-    /// Where each area's clusters begin in the directory; the last one is their number.
+    /// Where each area's clusters begin in the directory. The last element is the number of clusters.
     first_cluster: [u32; AREAS_MAX + 1],
     /// Clusters that can have entries at the same time.
     leaves: usize,
 }
 
 impl IndexLayout {
-    /// For areas of these many slots, slot 0 included, and entries in `leaves` of their clusters at once (more
-    /// than there are clusters is no use, and is cut).
+    /// Makes the layout for areas of these many slots, slot 0 included, and for entries in `leaves` of their
+    /// clusters at once. More leaves than clusters are no use, and are cut.
     pub fn new(slots: &[u32], leaves: usize) -> IndexLayout {
         assert!(slots.len() <= AREAS_MAX);
         let mut first_cluster = [0; AREAS_MAX + 1];
@@ -80,7 +82,7 @@ impl IndexLayout {
         IndexLayout { first_cluster, leaves: leaves.min(first_cluster[AREAS_MAX] as usize) }
     }
 
-    /// Clusters of all areas.
+    /// Returns the number of clusters of all areas.
     pub const fn clusters(&self) -> usize {
         self.first_cluster[AREAS_MAX] as usize
     }
@@ -89,7 +91,7 @@ impl IndexLayout {
         self.leaves * LEAF_SLOTS as usize
     }
 
-    /// Bytes to hand over. Memory that is never touched needn't be there.
+    /// Returns the bytes to hand over. Memory that is never touched needn't be there.
     pub const fn bytes(&self) -> usize {
         Region::bytes_for::<u64>(self.clusters())
             + Region::bytes_for::<u64>(self.leaves)
@@ -98,13 +100,13 @@ impl IndexLayout {
     }
 }
 
-/// What an index lies in: all zero at first.
+/// The memory in which an index lies, all zero at first.
 pub struct IndexMemory<'m> {
-    /// One for each cluster: its lease.
+    /// The lease of each cluster.
     directory: &'m [AtomicU64],
-    /// One for each leaf.
+    /// The tally of each leaf.
     tallies: &'m [AtomicU64],
-    /// One for each leaf: its cluster.
+    /// The cluster of each leaf.
     clusters: &'m mut [u32],
     /// The entries, leaf after leaf.
     words: &'m [AtomicU64],
@@ -123,9 +125,9 @@ impl<'m> IndexMemory<'m> {
     }
 }
 
-/// Who has which leaf.
+/// The assignment of leaves to clusters.
 struct Supply<'m> {
-    /// Leaves from here on were never used.
+    /// Leaves from this number on were never used.
     fresh: usize,
     /// Where the search for an empty leaf goes on.
     hand: usize,
@@ -136,16 +138,16 @@ struct Supply<'m> {
 /// The index. Shared by all threads.
 pub struct Index<'m> {
     layout: IndexLayout,
-    /// [`Lease`]s. Publish that a leaf is the cluster's and without old entries.
+    /// [`Lease`]s. A lease publishes that the leaf is the cluster's and has no old entries.
     directory: &'m [AtomicU64],
-    /// [`Tally`]s. Publish, when lowered to 0, that the leaf's words are erased.
+    /// [`Tally`]s. A tally that is lowered to 0 publishes that the leaf's words are erased.
     tallies: &'m [AtomicU64],
-    /// [`Word`]s. Publish the object that was stored.
+    /// [`Word`]s. A word publishes the object that was stored.
     words: &'m [AtomicU64],
-    // Rank 6, like the pool's: neither is taken while the other is held. Protects the assignment of leaves: who
-    // holds it may change leases. Held for one search among the tallies at most.
+    // Rank 6, like the pool's lock: neither is taken while the other is held. Protects the assignment of
+    // leaves: only the holder may change leases. Held for one search among the tallies at most.
     supply: Lock<Supply<'m>>,
-    /// 1: a leaf became empty since the last search that found none. Publishes its tally.
+    /// 1 if a leaf became empty since the last search that found none. Publishes the leaf's tally.
     emptied: AtomicU32,
 }
 
@@ -158,7 +160,7 @@ struct Spot {
 }
 
 impl<'m> Index<'m> {
-    /// An empty index in `memory`, which was carved for the same layout.
+    /// Makes an empty index in `memory`, which was carved for the same layout.
     pub fn new(layout: &IndexLayout, memory: IndexMemory<'m>) -> Index<'m> {
         assert!(memory.directory.len() >= layout.clusters() && memory.tallies.len() >= layout.leaves);
         assert!(memory.words.len() >= layout.leaf_words() && memory.clusters.len() >= layout.leaves);
@@ -173,8 +175,8 @@ impl<'m> Index<'m> {
     }
 
     /// Enters the object that now holds the bytes of `key`, in one descent, whether or not there was another.
-    /// That one is returned, is no longer in the index, and is the caller's to free. On `Full` nothing was there
-    /// and nothing is.
+    /// Returns the older object, which is no longer in the index and is the caller's to free. On `Full` the
+    /// key had no entry and has none.
     pub fn store(&self, key: SlotIndex, handle: ObjectHandle) -> Result<Option<ObjectHandle>, Full> {
         let cluster = self.cluster(key);
         loop {
@@ -186,7 +188,7 @@ impl<'m> Index<'m> {
                     continue;
                 }
                 Some(spot) if self.pin(spot) => spot.leaf,
-                // The leaf was just taken from the cluster; the lock is free when that is done.
+                // The leaf was just taken from the cluster. The lock is free when that is done.
                 Some(_) => {
                     drop(self.supply.lock());
                     continue;
@@ -200,16 +202,17 @@ impl<'m> Index<'m> {
         }
     }
 
-    /// The entry of `key`. The object may be freed by others from now on, unless the caller keeps them from it:
-    /// see [`Index::erase`].
+    /// Returns the entry of `key`. Other threads may free the object from now on, unless the caller keeps
+    /// them from it: see [`Index::erase`].
     pub fn load(&self, key: SlotIndex) -> Option<Entry> {
         let spot = self.find(self.cluster(key), key)?;
         let handle = spot.word.handle()?;
         Some(Entry { handle, leaf: spot.leaf as u32, word: spot.word })
     }
 
-    /// Removes the entry of `key` if it is still the one that was loaded. If so the object is the caller's to
-    /// free; if not it belongs to whoever replaced or removed it.
+    /// Removes the entry of `key` if it is still the one that was loaded, and returns whether it was. If so,
+    /// the object is the caller's to free. If not, the object belongs to the thread that replaced or removed
+    /// the entry.
     #[must_use]
     pub fn erase(&self, key: SlotIndex, entry: Entry) -> bool {
         let leaf = entry.leaf as usize;
@@ -220,8 +223,8 @@ impl<'m> Index<'m> {
         was_there
     }
 
-    /// Removes whatever entry `key` has; its object is the caller's to free. Also what to do when the pool
-    /// refuses the key's new bytes: the old ones must not survive.
+    /// Removes whatever entry `key` has, and returns its object, which is the caller's to free. Callers do
+    /// this, too, when the pool refuses the key's new bytes: the old bytes must not survive.
     pub fn remove(&self, key: SlotIndex) -> Option<ObjectHandle> {
         loop {
             let entry = self.load(key)?;
@@ -231,7 +234,7 @@ impl<'m> Index<'m> {
         }
     }
 
-    /// Removes every entry of an area that nobody stores to any more; the objects are the caller's to free.
+    /// Removes every entry of an area that nobody stores to any more. The objects are the caller's to free.
     pub fn remove_area(&self, area: AreaId, mut removed: impl FnMut(SlotIndex, ObjectHandle)) {
         let (first, end) = self.clusters_of(area);
         for cluster in first..end {
@@ -249,12 +252,12 @@ impl<'m> Index<'m> {
         }
     }
 
-    /// Entries; exact while nobody changes any.
+    /// Returns the number of entries, which is exact while nobody changes any.
     pub fn len(&self) -> usize {
         self.tallies.iter().map(|tally| Tally(tally.load(Ordering::Relaxed)).count() as usize).sum()
     }
 
-    /// Whether there is no entry.
+    /// Returns whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -275,16 +278,17 @@ impl<'m> Index<'m> {
         &self.words[leaf * LEAF_SLOTS as usize + (key.offset() % LEAF_SLOTS) as usize]
     }
 
-    /// The key's word, which was its key's when it was read; none where its cluster has no leaf.
+    /// Returns the key's word, which was this key's when it was read; `None` if the cluster has no leaf.
     fn find(&self, cluster: usize, key: SlotIndex) -> Option<Spot> {
-        // Ordering: Acquire pairs with the Release in `assign`: the leaf's words are those of this assignment.
+        // Ordering: Acquire pairs with the Release in `assign`: the leaf's words are those of this
+        // assignment.
         let mut lease = Lease(self.directory[cluster].load(Ordering::Acquire));
         loop {
             let leaf = lease.leaf()?;
-            // Ordering: Acquire pairs with the Release in `exchange`. If the word was stored for another cluster,
-            // then after the lease had been taken from this one, so the next load sees that.
+            // Ordering: Acquire pairs with the Release in `exchange`. A word stored for another cluster was
+            // stored after this cluster had lost its lease, so the next load sees the loss.
             let word = Word(self.word(leaf, key).load(Ordering::Acquire));
-            // Ordering: Acquire, for the next turn, as above.
+            // Ordering: Acquire, for the next round, as above.
             let again = Lease(self.directory[cluster].load(Ordering::Acquire));
             if again == lease {
                 return Some(Spot { leaf, generation: lease.generation(), word });
@@ -293,18 +297,19 @@ impl<'m> Index<'m> {
         }
     }
 
-    /// Puts `after` in the place of `before`, if that is what is there.
+    /// Puts `after` in the place of `before`. Returns `false` if something different is there.
     fn exchange(&self, leaf: usize, key: SlotIndex, before: Word, after: Word) -> bool {
-        // Ordering: Release publishes the object and, through `before`, all that came earlier at this place;
-        // Acquire because the object of `before` is ours now.
+        // Ordering: Release publishes the object and, through `before`, everything that came earlier at this
+        // place. Acquire because the object of `before` is ours now.
         let order = (Ordering::AcqRel, Ordering::Relaxed);
         self.word(leaf, key).compare_exchange(before.0, after.0, order.0, order.1).is_ok()
     }
 
-    /// Makes an entry in a pinned leaf, and gives the pin back if there was one already.
+    /// Makes an entry in a pinned leaf. If there was an entry already, gives the pin back and returns its
+    /// object.
     fn fill(&self, leaf: usize, key: SlotIndex, handle: ObjectHandle) -> Option<ObjectHandle> {
         loop {
-            // Ordering: Relaxed: what is done with it depends on `exchange`.
+            // Ordering: Relaxed: everything done with the word depends on `exchange`.
             let word = Word(self.word(leaf, key).load(Ordering::Relaxed));
             if self.exchange(leaf, key, word, word.with(handle)) {
                 if word.handle().is_some() {
@@ -315,29 +320,29 @@ impl<'m> Index<'m> {
         }
     }
 
-    /// Keeps the leaf with its cluster for one entry more; false if it has lost it.
+    /// Keeps the leaf with its cluster for one more entry. Returns `false` if the cluster has lost the leaf.
     fn pin(&self, spot: Spot) -> bool {
         let tally = &self.tallies[spot.leaf];
-        // Ordering: Relaxed: only that exchanges of one word have an order is needed; the words of the leaf were
-        // published by the lease.
+        // Ordering: Relaxed: nothing is needed but an order among the exchanges of this one tally, which
+        // Relaxed gives. The lease has published the leaf's words.
         let raised = tally.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |tally| {
             (Tally(tally).generation() == spot.generation).then_some(tally + 1)
         });
         raised.is_ok()
     }
 
-    /// One entry less.
+    /// Counts one entry less in the leaf's tally.
     fn unpin(&self, leaf: usize) {
         // Ordering: Release pairs with the Acquire in `retire`: the word is erased before the leaf goes.
         let before = Tally(self.tallies[leaf].fetch_sub(1, Ordering::Release));
         debug_assert!(before.count() > 0, "a leaf's tally fell below zero");
         if before.count() == 1 {
-            // Ordering: Release pairs with the Acquire in `retire_any`: it sees the tally.
+            // Ordering: Release pairs with the Acquire in `retire_any`, which then sees the tally.
             self.emptied.store(1, Ordering::Release);
         }
     }
 
-    /// Gives the cluster a leaf, pinned once. `None`: somebody else has just done so.
+    /// Gives the cluster a leaf, pinned once. Returns `None` if another thread has just done so.
     #[cold]
     fn assign(&self, cluster: usize) -> Result<Option<usize>, Full> {
         let mut supply = self.supply.lock();
@@ -351,7 +356,7 @@ impl<'m> Index<'m> {
         } else {
             self.retire_any(&mut supply)?
         };
-        // 0 is the generation of no cluster.
+        // 0 is the generation of a leaf without a cluster.
         supply.generation = supply.generation.checked_add(1).unwrap_or(1);
         supply.clusters[leaf] = cluster as u32;
         let generation = supply.generation;
@@ -362,7 +367,7 @@ impl<'m> Index<'m> {
         Ok(Some(leaf))
     }
 
-    /// Takes an empty leaf from its cluster.
+    /// Takes an empty leaf from its cluster, and returns the leaf's number.
     fn retire_any(&self, supply: &mut Supply<'_>) -> Result<usize, Full> {
         // Ordering: Acquire pairs with the Release in `unpin`.
         if self.emptied.swap(0, Ordering::Acquire) == 0 {
@@ -373,7 +378,7 @@ impl<'m> Index<'m> {
         let mut candidates = (hand..leaves).chain(0..hand);
         let leaf = candidates.find(|&leaf| self.retire(leaf, supply)).ok_or(Full)?;
         supply.hand = (leaf + 1) % leaves;
-        // There may be another one.
+        // There may be another empty leaf.
         self.emptied.store(1, Ordering::Relaxed);
         Ok(leaf)
     }
@@ -381,12 +386,14 @@ impl<'m> Index<'m> {
     fn retire(&self, leaf: usize, supply: &Supply<'_>) -> bool {
         let tally = &self.tallies[leaf];
         let seen = Tally(tally.load(Ordering::Relaxed));
-        // Ordering: Acquire pairs with the Release in `unpin`, so that whoever is given the leaf finds it erased.
+        // Ordering: Acquire pairs with the Release in `unpin`: the thread that is given the leaf finds it
+        // erased.
         let order = (Ordering::Acquire, Ordering::Relaxed);
         if seen.count() > 0 || tally.compare_exchange(seen.0, Tally::FREE.0, order.0, order.1).is_err() {
             return false;
         }
-        // Ordering: Relaxed: who sees words of the next cluster sees this by the Release of its lease.
+        // Ordering: Relaxed: the Release of the next cluster's lease makes this visible to threads that see
+        // the next cluster's words.
         self.directory[supply.clusters[leaf] as usize].store(Lease::NONE.0, Ordering::Relaxed);
         true
     }

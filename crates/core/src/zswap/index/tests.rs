@@ -1,5 +1,5 @@
-//! The index against an ordered map, at its limits, under several threads; and the five defects of the B-tree
-//! that was once proposed for zswap, none of which may be found here.
+//! Compares the index with an ordered map, at its limits and under several threads. Five tests look for the
+//! defects of the B-tree that was once proposed for zswap, none of which may be found here.
 
 use super::*;
 use crate::units::{PAGE_BYTES, PageIndex};
@@ -40,8 +40,8 @@ fn loaded(index: &Index, key: SlotIndex) -> Option<u32> {
 
 // ---- the five defects ----
 
-/// Defect 1: a reader had the old entry, the key got a new one, the reader let go of its own, and "let go" erased
-/// whatever stood at the key. That was the new one: a page lost, and its object leaked.
+/// Defect 1: a reader had the old entry, and the key got a new one. The reader then let go of its entry,
+/// which erased whatever stood at the key. The new entry stood there: a page was lost, and its object leaked.
 #[test]
 fn defect_1_erasing_an_entry_that_was_replaced_leaves_the_new_one() {
     let index = index(&SLOTS, 5);
@@ -50,15 +50,15 @@ fn defect_1_erasing_an_entry_that_was_replaced_leaves_the_new_one() {
     assert_eq!(index.store(key(0, 7), handle(2)), Ok(Some(handle(1))));
     assert!(!index.erase(key(0, 7), reader));
     assert_eq!(loaded(&index, key(0, 7)), Some(2));
-    // Even if the freed object's handle was given out again, for the same key.
+    // The same if the freed object's handle is given out again, for the same key.
     assert_eq!(index.store(key(0, 7), handle(1)), Ok(Some(handle(2))));
     assert!(!index.erase(key(0, 7), reader));
     assert_eq!((loaded(&index, key(0, 7)), index.len()), (Some(1), 1));
     index.check();
 }
 
-/// Defect 2: replacing and invalidating removed the key, then dropped the entry, which removed the key once more:
-/// whatever had been stored in between.
+/// Defect 2: replacing and invalidating removed the key, then dropped the entry. The drop removed the key
+/// once more, and with it whatever had been stored in between.
 #[test]
 fn defect_2_what_was_removed_once_is_not_removed_again() {
     let index = index(&SLOTS, 5);
@@ -87,7 +87,7 @@ fn defect_3_removing_an_area_gives_all_of_its_memory_back() {
         assert!(removed.into_iter().eq(offsets().map(|offset| (key(0, offset), handle(offset + round)))));
         assert!(index.is_empty());
         index.check();
-        // Another area can have all of it.
+        // Another area can have all of the memory.
         (0..2).for_each(|cluster| {
             assert_eq!(index.store(key(1, cluster * CLUSTER_SLOTS), handle(9)), Ok(None));
         });
@@ -95,13 +95,13 @@ fn defect_3_removing_an_area_gives_all_of_its_memory_back() {
     }
 }
 
-/// Defect 4: a store that failed had taken the old entry out, as it must, but the number of stored pages still
-/// counted it.
+/// Defect 4: a store that failed had taken the old entry out, as it must. But the number of stored pages
+/// still counted the old entry.
 #[test]
 fn defect_4_a_failed_store_leaves_no_older_copy_and_the_right_count() {
     let index = index(&SLOTS, 1);
     index.store(key(0, 7), handle(1)).unwrap();
-    // No memory for this one; nothing was there.
+    // No leaf is left for this entry. The key had no entry before.
     assert_eq!(index.store(key(1, 7), handle(2)), Err(Full));
     assert_eq!((loaded(&index, key(1, 7)), index.len()), (None, 1));
     // The pool has no room for the new bytes of a key that has old ones.
@@ -128,7 +128,7 @@ fn defect_5_storing_needs_no_memory_where_there_is_an_entry_and_says_full_before
 
 // ---- invariants of the whole ----
 
-/// zswap in little: an index, a pool of one page, and a store that may fail.
+/// zswap in little: an index, a pool of two pages, and a store that may fail.
 struct Zswap {
     index: Index<'static>,
     pool: Pool<'static>,
@@ -137,7 +137,7 @@ struct Zswap {
 impl Zswap {
     fn new() -> Zswap {
         let layout = PoolLayout::for_limit(2 * PAGE_BYTES);
-        // A page more, to begin at a page's start.
+        // A page more, so that the data can begin at a page's start.
         let data = vec![0; layout.data_bytes + PAGE_BYTES].leak();
         let start = data.as_ptr().align_offset(PAGE_BYTES);
         let memory = PoolMemory {
@@ -148,7 +148,7 @@ impl Zswap {
         Zswap { index: index(&SLOTS, 1), pool: Pool::new(&layout, memory, 100) }
     }
 
-    /// Stores or fails; either way nothing older is left.
+    /// Stores or fails. Either way no older copy is left.
     fn store(&self, key: SlotIndex, bytes: &[u8]) -> bool {
         let stored = self.pool.store(PageIndex(key.raw().into()), bytes);
         let (old, is_stored) = match stored.map(|new| (new, self.index.store(key, new))) {
@@ -179,8 +179,9 @@ fn invariant_2_failed_store_leaves_no_older_copy_of_the_slot() {
     assert_eq!(zswap.load(key(0, 2)), Some(2));
 }
 
-/// Invariant 5: who writes an object back looks it up, reads it, and then erases exactly that entry. If the slot
-/// was stored anew meanwhile, what it has read is old and must not go on.
+/// Invariant 5: a thread that writes an object back looks the entry up, reads the object, and then erases
+/// exactly that entry. If the slot was stored anew meanwhile, the bytes that were read are old and must not
+/// go on.
 #[test]
 fn invariant_5_write_back_of_an_entry_that_was_replaced_meanwhile_is_refused() {
     let zswap = Zswap::new();
@@ -188,7 +189,7 @@ fn invariant_5_write_back_of_an_entry_that_was_replaced_meanwhile_is_refused() {
     let (oldest, owner) = zswap.pool.first_to_go().unwrap();
     let entry = zswap.index.load(SlotIndex::from_raw(owner.0 as u32)).unwrap();
     assert_eq!(entry.handle(), oldest);
-    // Frees the object; its handle is the next to be given out, and to the same key at that.
+    // Frees the object. Its handle is the next to be given out, and for the same key at that.
     assert_eq!(zswap.index.remove(key(0, 1)), Some(oldest));
     zswap.pool.free(oldest);
     zswap.store(key(0, 1), &[2; 100]);
@@ -230,7 +231,7 @@ fn index_without_leaves_is_full_and_empty() {
 #[derive(Clone, Debug)]
 enum Op {
     Store(SlotIndex, u32),
-    /// Loads, to be erased some time later.
+    /// Loads an entry, to be erased some time later.
     Load(SlotIndex),
     Erase(prop::sample::Index),
     Remove(SlotIndex),
@@ -238,7 +239,7 @@ enum Op {
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
-    // Few keys of each cluster, so that they meet.
+    // Few keys of each cluster, so that operations meet.
     let key = (0..2_u8, 0..3_u32, 0..3_u32).prop_map(|(area, cluster, at)| {
         key(area, (cluster % (3 - u32::from(area))) * CLUSTER_SLOTS + at * 30)
     });
@@ -304,14 +305,14 @@ proptest! {
 
 // ---- several threads ----
 
-/// Whoever gets a handle out of the index owns it alone: each that went in comes out exactly once. Six clusters
-/// take turns with two leaves, so leaves go round all the time.
+/// A thread that gets a handle out of the index owns it alone: each handle that went in comes out exactly
+/// once. Six clusters take turns with two leaves, so leaves go round all the time.
 #[test]
 fn every_handle_comes_out_exactly_once_and_never_for_another_key() {
     const THREADS: u32 = 4;
     const STEPS: u32 = 30_000;
     let index = index(&[6 * CLUSTER_SLOTS], 2);
-    // By handle: 1 + the key it was stored for; 0 while it is nobody's.
+    // By handle: 1 + the key it was stored for; 0 while nobody has stored the handle.
     let owners: Vec<AtomicU32> = (0..=THREADS * STEPS).map(|_| AtomicU32::new(0)).collect();
     let full = AtomicUsize::new(0);
     let take_out = |handle: ObjectHandle, key: SlotIndex| {

@@ -2,9 +2,10 @@
 
 use crate::zswap::pool::ObjectHandle;
 
-/// One slot's entry: the object's handle above, and below how often something was stored here. The count stays
-/// when the entry is erased, so a word with a handle never comes back: comparing words compares identities.
-/// (It wraps after 2^32 stores at one place; whoever compares must not have slept through exactly that many.)
+/// The entry of one slot. The upper half is the object's handle. The lower half counts the stores at this
+/// place. The count stays when the entry is erased, so a word with a handle never comes back: comparing words
+/// compares identities. (The count wraps after 2^32 stores at one place. A thread that compares must not have
+/// slept through exactly that many.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Word(pub u64);
 
@@ -12,18 +13,19 @@ impl Word {
     pub const fn handle(self) -> Option<ObjectHandle> {
         ObjectHandle::from_raw((self.0 >> 32) as u32)
     }
-    /// The next entry at this place.
+    /// Returns the next entry at this place.
     pub const fn with(self, handle: ObjectHandle) -> Word {
         Word((handle.raw() as u64) << 32 | (self.0 as u32).wrapping_add(1) as u64)
     }
-    /// No entry at this place any more.
+    /// Returns the word of this place without an entry.
     pub const fn erased(self) -> Word {
         Word(self.0 as u32 as u64)
     }
 }
 
-/// What keeps a leaf with its cluster: the number of the assignment above, and below how many entries it has or
-/// is about to have. Generation 0: assigned to no cluster.
+/// Keeps a leaf with its cluster. The upper half is the number of the assignment, its generation. The
+/// lower half counts the entries that the leaf has or is about to have. Generation 0 means that the leaf is
+/// assigned to no cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tally(pub u64);
 
@@ -42,8 +44,8 @@ impl Tally {
     }
 }
 
-/// Which leaf a cluster has: 1 + its number above, the number of the assignment below, so that a leaf that went
-/// and came back is told from one that stayed.
+/// The leaf of a cluster. The upper half is 1 + the leaf's number. The lower half is the number of the
+/// assignment, which tells a leaf that went and came back from a leaf that stayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lease(pub u64);
 

@@ -5,13 +5,13 @@
 //!                       ^-----------acquire---------'
 //! ```
 //!
-//! A cold block has no memory behind it. A warm one is empty but keeps its memory, so that the next store
-//! neither asks the kernel for pages nor waits for zeroing; most of the others are given back.
-//! A block that is being released belongs to the driver, which works without our lock: it can't be acquired
+//! A cold block has no memory behind it. A warm block is empty but keeps its memory, so that the next store
+//! neither asks the kernel for pages nor waits for zeroing. Most other empty blocks are given back. A block
+//! that is being released belongs to the driver, which works without our lock. Nobody can acquire the block
 //! until the driver says that it is done.
 //!
-//! Free slots of a block are linked through their own first two bytes; slots that were never used since
-//! the block was acquired are only counted, so that a block's pages get memory one by one.
+//! Free slots of a block are linked through their own first two bytes. Slots that were never used since the
+//! block was acquired are only counted, so that a block's pages get memory one by one.
 // UNSAFETY: links of free slots, and objects that are moved, lie in raw memory (`data`).
 
 use core::ops::Range;
@@ -21,7 +21,7 @@ use super::layout::BLOCK_BYTES_MAX;
 use super::list::{Linked, Links, List};
 use super::objects::InBlock;
 
-/// Links among the blocks of one fullness group, or among cold or warm ones.
+/// Links among the blocks of one fullness group, or among cold or warm blocks.
 pub(super) enum InGroup {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,21 +31,21 @@ pub(super) enum BlockState {
     Cold = 0,
     /// Empty, with memory.
     Warm = 1,
-    /// Empty, its memory being given back by the driver.
+    /// Empty; the driver is giving its memory back.
     Releasing = 2,
-    /// Cut into slots of its class, one at least in use.
+    /// Cut into slots of its class, at least one of them in use.
     InUse = 3,
 }
 
-/// What the pool knows about one block. All-zero bytes are a block that was never used.
+/// Metadata of one block. All-zero bytes are a block that was never used.
 #[repr(C)]
 pub struct BlockMeta {
     links: Links,
-    /// The live objects in it.
+    /// The live objects in the block.
     pub(super) objects: List<InBlock>,
     /// Slots from this one on were not used since the block was acquired.
     slots_touched: u16,
-    /// The slot freed last, plus 1; 0 if none is free below `slots_touched`.
+    /// The slot freed last, plus 1; 0 if no slot below `slots_touched` is free.
     slot_free: u16,
     pub(super) class: u8,
     pub(super) state: BlockState,
@@ -72,9 +72,9 @@ impl Linked<InGroup> for BlockMeta {
     }
 }
 
-/// Memory of empty blocks that is kept at most.
+/// Bytes of memory in empty blocks that are kept at most.
 const WARM_BYTES_MAX: usize = 1 << 20;
-/// Of a pool that isn't nearly full it is one of so many blocks.
+/// Blocks in use for each empty block that is kept, unless the pool is nearly full.
 const WARM_PART: u32 = 128;
 const _: () = assert!(WARM_BYTES_MAX >= BLOCK_BYTES_MAX);
 
@@ -85,10 +85,10 @@ pub(super) struct Blocks<'m> {
     block_bytes: usize,
     /// Blocks that may have memory at once.
     pub limit: u32,
-    /// Blocks that were ever used: beyond them `metas` and `data` are untouched.
+    /// Blocks that were ever used. Beyond them `metas` and `data` are untouched.
     pub touched: u32,
     cold: List<InGroup>,
-    /// The one emptied last first: its memory is likeliest to be in the CPU's caches.
+    /// Warm blocks, the one emptied last first: its memory is likeliest to be in the CPU's caches.
     warm: List<InGroup>,
     pub in_use: u32,
     releasing: u32,
@@ -119,15 +119,16 @@ impl<'m> Blocks<'m> {
         (self.metas.len() - 1) as u32
     }
 
-    /// Blocks that have memory behind them.
+    /// Returns how many blocks have memory behind them.
     pub fn with_memory(&self) -> u32 {
         self.in_use + self.warm.count + self.releasing
     }
 
-    /// An empty block to cut into slots of `class`; `None` if that would go over the limit, less `reserve`.
+    /// Returns an empty block to cut into slots of `class`; `None` if that would exceed the limit less
+    /// `reserve`.
     pub fn acquire(&mut self, class: usize, reserve: u32) -> Option<u32> {
         let limit = self.limit - reserve;
-        // Even of warm blocks no more than the limit, which may have been lowered since they were acquired.
+        // The limit holds for warm blocks, too: the limit may have been lowered since they were acquired.
         if self.in_use >= limit {
             return None;
         }
@@ -156,16 +157,18 @@ impl<'m> Blocks<'m> {
         self.warm.push_first(self.metas, block);
     }
 
-    /// Warm blocks that are kept although nobody needs them now. A pool that was full goes down by a tenth and up again, and each
-    /// block that is given back meanwhile is a call of madvise that interrupts other CPUs: an eighth, 1 MiB at most. Elsewhere
-    /// there is less to and fro, and what is kept is memory that the program hasn't got.
+    /// Returns how many warm blocks are kept although nobody needs them now. A pool that was full goes down
+    /// by a tenth and up again. Each block given back meanwhile is a call of madvise that interrupts other
+    /// CPUs. So a nearly full pool keeps an eighth of its limit, 1 MiB at most. Other pools go up and down
+    /// less, and what they keep is memory that the program doesn't have.
     fn warm_kept(&self) -> u32 {
         let is_nearly_full = u64::from(self.in_use) * 4 >= u64::from(self.limit) * 3;
         let kept = if is_nearly_full { self.limit / 8 } else { self.in_use / WARM_PART };
         kept.clamp(1, (WARM_BYTES_MAX / self.block_bytes) as u32)
     }
 
-    /// Marks an empty block as being released, if there are more than should be kept.
+    /// Marks an empty block as being released, if there are more than should be kept. Returns the block's
+    /// range.
     pub fn begin_release(&mut self) -> Option<Range<usize>> {
         if self.warm.count <= self.warm_kept() && self.with_memory() <= self.limit {
             return None;
@@ -176,7 +179,7 @@ impl<'m> Blocks<'m> {
         Some(self.range(block))
     }
 
-    /// The driver has given the memory of a released block back.
+    /// Makes a released block cold: the driver has given its memory back.
     pub fn released(&mut self, range: Range<usize>) {
         let block = (range.start / self.block_bytes) as u32 + 1;
         assert!(block <= self.touched && range == self.range(block), "{range:?} is not a block");
@@ -192,7 +195,7 @@ impl<'m> Blocks<'m> {
         start..start + self.block_bytes
     }
 
-    /// Where the first `length` bytes of a slot are in the data.
+    /// Returns where the first `length` bytes of a slot are in the data.
     pub fn place(&self, block: u32, slot: u16, slot_bytes: usize, length: usize) -> Range<usize> {
         let inside = usize::from(slot) * slot_bytes;
         assert!(length <= slot_bytes && inside + slot_bytes <= self.block_bytes);
@@ -200,15 +203,15 @@ impl<'m> Blocks<'m> {
         start..start + length
     }
 
-    /// The slot that a free one was linked to, plus 1.
+    /// Returns the slot that a free slot is linked to, plus 1.
     fn link(&self, block: u32, slot: u16, slot_bytes: usize) -> u16 {
         let place = self.place(block, slot, slot_bytes, size_of::<u16>());
-        // SAFETY: free slots are nobody's but the pool's, whose lock the caller has.
+        // SAFETY: only the pool uses free slots, and the caller has the pool's lock.
         let bytes = unsafe { self.data.bytes(place) };
         u16::from_ne_bytes(bytes.try_into().expect("of so many bytes"))
     }
 
-    /// A free slot of a block that has one. Its content is arbitrary.
+    /// Takes a free slot of a block that has one. The slot's content is arbitrary.
     pub fn take_slot(&mut self, block: u32, slot_bytes: usize) -> u16 {
         match self.metas[block as usize].slot_free {
             0 => {
@@ -224,22 +227,24 @@ impl<'m> Blocks<'m> {
         }
     }
 
-    /// Frees a slot; what was in it is overwritten in part.
+    /// Frees a slot, and overwrites its first bytes.
     pub fn free_slot(&mut self, block: u32, slot: u16, slot_bytes: usize) {
         let next = self.metas[block as usize].slot_free;
         let place = self.place(block, slot, slot_bytes, size_of::<u16>());
-        // SAFETY: its object has left it, and nobody reads or writes that any more: it isn't pinned.
+        // SAFETY: the slot's object has left it. Nobody reads or writes the slot any more, because the object
+        // isn't pinned.
         unsafe { self.data.bytes_mut(place) }.copy_from_slice(&next.to_ne_bytes());
         self.metas[block as usize].slot_free = slot + 1;
     }
 
-    /// Copies `length` bytes from one (block, slot) to another of the same class, which was taken. The object that lies in the
-    /// first isn't pinned.
+    /// Copies `length` bytes from one (block, slot) to another of the same class, which was taken. The object
+    /// that lies in the first slot must not be pinned.
     pub fn copy(&mut self, from: (u32, u16), to: (u32, u16), slot_bytes: usize, length: usize) {
         assert!(from != to);
         let from = self.place(from.0, from.1, slot_bytes, length);
         let to = self.place(to.0, to.1, slot_bytes, length);
-        // SAFETY: two slots, so they don't overlap: the one is free, and nobody writes an object that isn't pinned.
+        // SAFETY: two different slots don't overlap. The target was taken and holds no object yet, so no
+        // other code reads or writes it. Nobody writes the source, because its object isn't pinned.
         unsafe { self.data.bytes_mut(to).copy_from_slice(self.data.bytes(from)) };
     }
 
@@ -258,11 +263,11 @@ impl<'m> Blocks<'m> {
         assert!(self.touched <= self.capacity());
     }
 
-    /// Asserts that the block's free slots and the slots in `used` are all different, and together all that
-    /// were ever touched.
+    /// Asserts that the block's free slots and the slots in `used` are all different. Together they are all
+    /// slots that were ever touched.
     pub fn check_slots(&self, block: u32, slot_bytes: usize, used: impl Iterator<Item = u16>) {
         let meta = &self.metas[block as usize];
-        // One bit per slot: 64 KiB in slots of 32 bytes at most.
+        // A bit per slot. A block has at most 64 KiB, in slots of at least 32 bytes.
         let mut seen = [0_u64; 32];
         let mut count = 0;
         let mut see = |slot: u16| {
@@ -281,7 +286,7 @@ impl<'m> Blocks<'m> {
         assert!(count == meta.slots_touched, "block {block} lost a slot");
     }
 
-    /// What the kernel does to memory that was given back, and worse: the content becomes `byte`.
+    /// Fills memory that was given back with `byte`, which is worse than what the kernel does to it.
     #[cfg(test)]
     pub fn scribble(&mut self, range: Range<usize>, byte: u8) {
         // SAFETY: the block is empty, and was given to the caller.

@@ -1,7 +1,8 @@
 //! Whole-state invariants of the pool, for tests, the simulator and checked runs.
 //!
-//! Together they say: each live object has bytes of its own, in a block that knows it, exactly once in the
-//! order of going; nothing is lost, neither a slot, nor a block, nor a handle; what is counted is what is there.
+//! Together they say: each live object has bytes of its own, in a block that knows the object. Each live
+//! object is in the order of going exactly once. No slot, block or handle is lost. All counts match what is
+//! there.
 #![forbid(unsafe_code)]
 
 use super::blocks::BlockState;
@@ -10,9 +11,9 @@ use super::{ObjectHandle, Pool, State};
 use crate::units::PageIndex;
 
 impl Pool<'_> {
-    /// Asserts that the pool's state is consistent, and reports each live object in the order
-    /// in which they would go, and then those that are kept: its handle, its owner, its length. Takes
-    /// time in proportion to the pool, all of it under the lock: `visit` must not call the pool.
+    /// Asserts that the pool's state is consistent. Reports each live object in the order in which they would
+    /// go, and then those that are kept: its handle, its owner, its length. Takes time in proportion to the
+    /// pool, all of it under the lock: `visit` must not call the pool.
     pub fn check(&self, visit: &mut dyn FnMut(ObjectHandle, PageIndex, usize)) {
         let state = self.state.lock();
         state.blocks.check();
@@ -33,7 +34,7 @@ impl Pool<'_> {
 impl State<'_> {
     /// Asserts what holds between classes, blocks and objects; returns how many objects lie in blocks.
     fn check_classes(&self) -> usize {
-        // Of each class: blocks, free slots, partly filled blocks.
+        // Of each class: its blocks, free slots and partly filled blocks.
         let mut counted = [(0_u32, 0_u32, 0_u32); CLASSES_MAX];
         let mut attached = 0;
         for block in 1..=self.blocks.touched {
@@ -63,7 +64,8 @@ impl State<'_> {
         attached
     }
 
-    /// Asserts that the block's objects are live, know that they are in it, fit their slots and share none.
+    /// Asserts that the block's objects are live, know that they are in the block, fit their slots and share
+    /// none.
     fn check_block(&self, block: u32, slot_bytes: usize) {
         let objects = &self.blocks.metas[block as usize].objects;
         objects.check(self.objects.metas, |number| {

@@ -1,31 +1,32 @@
 //! Size classes: which slot size an object gets, and which block of that size is used next.
 //!
-//! Classes aren't spaced evenly but cut from the block: for each number of slots that a block can hold
-//! there is one class, with the largest slots of which that many fit. So hardly anything is left over at
-//! a block's end, and classes that would hold equally many, or lie within 16 bytes, are one. A page as it
-//! is (4096 bytes) fits exactly.
+//! Classes aren't spaced evenly but cut from the block. For each number of slots that a block can hold there
+//! is one class, with the largest slots of which that many fit. So hardly anything is left over at a block's
+//! end. Classes that would hold equally many slots, or lie within 16 bytes, are one. An uncompressed page
+//! (4096 bytes) fits exactly.
 //!
 //! A class keeps its partly filled blocks in groups by how full they are. Stores go to the fullest group, so
-//! that sparse blocks drain by themselves; compaction takes from the sparsest. Full and empty blocks are
-//! in no group.
+//! that sparse blocks drain by themselves. Compaction takes objects from the sparsest group. Full and empty
+//! blocks are in no group.
 #![forbid(unsafe_code)]
 
 use super::blocks::{BlockMeta, InGroup};
 use super::list::{Linked, List};
 use crate::units::PAGE_BYTES;
 
-/// Slot sizes are multiples of this.
+/// Bytes of which every slot size is a multiple.
 const GRANULE_BYTES: usize = 8;
-/// The smallest slot: LZ4 needs about 30 bytes for a page of two values.
+/// Bytes of the smallest slot: LZ4 needs about 30 bytes for a page of two values.
 pub(super) const SLOT_BYTES_MIN: usize = 32;
-/// Classes lie at least this far apart; finer ones would leave more in their unfilled blocks than they save.
+/// Bytes between two classes, at least. Finer classes would leave more in their unfilled blocks than they
+/// save.
 const STEP_BYTES: usize = 16;
-/// Room for the classes of every block size; asserted below.
+/// Classes that every block size has at most; asserted below.
 pub(super) const CLASSES_MAX: usize = 112;
 /// Groups by fullness: quarters.
 const GROUPS: usize = 4;
 
-/// Which class an object of so many granules gets.
+/// The class of an object, by its granules.
 type ClassOf = [u8; PAGE_BYTES / GRANULE_BYTES + 1];
 
 /// One size class.
@@ -33,7 +34,7 @@ pub(super) struct Class {
     pub slot_bytes: usize,
     /// Slots in a block.
     pub capacity: u32,
-    /// Blocks of this class, full ones included.
+    /// Blocks of this class, including full blocks.
     pub blocks: u32,
     /// Free slots in these blocks.
     pub slots_free: u32,
@@ -49,13 +50,13 @@ impl Class {
         groups: [const { List::EMPTY }; GROUPS],
     };
 
-    /// The group of a block with `used` slots in use; `None` for a full or empty one.
+    /// Returns the group of a block with `used` slots in use; `None` for a full or empty block.
     fn group_of(&self, used: u32) -> Option<usize> {
         let partial = 0 < used && used < self.capacity;
         partial.then_some(used as usize * GROUPS / self.capacity as usize)
     }
 
-    /// Puts `block`, in which `before` slots were in use and now `after` are, into its group.
+    /// Puts `block` into its group. `before` of its slots were in use, and now `after` are.
     pub fn regroup(&mut self, blocks: &mut [BlockMeta], block: u32, before: u32, after: u32) {
         let (from, to) = (self.group_of(before), self.group_of(after));
         if from != to {
@@ -69,25 +70,25 @@ impl Class {
         self.slots_free = self.slots_free + before - after;
     }
 
-    /// A block of the fullest group that has a free slot.
+    /// Returns a block of the fullest group, which has a free slot; `None` if all blocks are full.
     pub fn fullest(&self) -> Option<u32> {
         self.groups.iter().rev().map(|group| group.first).find(|&first| first != 0)
     }
 
-    /// From which block to which an object should be moved so that blocks become empty; `None` if that
-    /// can't be had. It can as soon as the free slots would make up a block: then any one block's objects
-    /// fit into the others.
+    /// Returns from which block to which an object should be moved so that blocks become empty. Returns
+    /// `None` if no block can become empty. A block can as soon as the free slots make up a block: then any
+    /// one block's objects fit into the other blocks.
     pub fn compaction(&self, blocks: &[BlockMeta]) -> Option<(u32, u32)> {
         if self.slots_free < self.capacity {
             return None;
         }
         let from = self.groups.iter().map(|group| group.first).find(|&first| first != 0)?;
-        // A partly filled block lacks less than a whole block, so there are two at least: `to` exists.
+        // A partly filled block lacks less than a whole block, so there are at least two, and `to` exists.
         let to = self.fullest().filter(|&to| to != from).unwrap_or(blocks[from as usize].links().next);
         (to != 0).then_some((from, to))
     }
 
-    /// Visits each partly filled block with its group's number.
+    /// Visits each partly filled block, and asserts that it is in its group.
     pub fn check_groups(&self, blocks: &[BlockMeta], mut visit: impl FnMut(u32)) {
         for (number, group) in self.groups.iter().enumerate() {
             group.check(blocks, |block| {
@@ -104,7 +105,7 @@ pub(super) struct Classes {
     classes: [Class; CLASSES_MAX],
     count: usize,
     class_of: ClassOf,
-    /// Where compaction goes on.
+    /// The class at which compaction goes on.
     pub compacting: usize,
 }
 
@@ -120,7 +121,7 @@ impl Classes {
         while let Some(slot_bytes) = next {
             let class = &mut this.classes[this.count];
             (class.slot_bytes, class.capacity) = (slot_bytes, (block_bytes / slot_bytes) as u32);
-            // Larger classes come first, so the last one written is the smallest that is large enough.
+            // Larger classes come first, so the class written last is the smallest that is large enough.
             this.class_of[..=slot_bytes / GRANULE_BYTES].fill(this.count as u8);
             this.count += 1;
             next = slot_bytes_after(block_bytes, slot_bytes);
@@ -128,7 +129,7 @@ impl Classes {
         this
     }
 
-    /// The class of an object of `length` bytes.
+    /// Returns the class of an object of `length` bytes.
     pub fn of_length(&self, length: usize) -> usize {
         usize::from(self.class_of[length.div_ceil(GRANULE_BYTES)])
     }
@@ -146,7 +147,8 @@ impl Classes {
     }
 }
 
-/// The next smaller slot size: at least one more to a block, and at least a step smaller.
+/// Returns the next smaller slot size: at least one more slot fits a block, and the size is at least a step
+/// smaller.
 const fn slot_bytes_after(block_bytes: usize, slot_bytes: usize) -> Option<usize> {
     let one_more = block_bytes / (block_bytes / slot_bytes + 1);
     let step_less = slot_bytes - STEP_BYTES;
@@ -155,7 +157,7 @@ const fn slot_bytes_after(block_bytes: usize, slot_bytes: usize) -> Option<usize
     if wanted < SLOT_BYTES_MIN {
         return None;
     }
-    // As many as of `wanted` fit, but as large as they can be.
+    // As many slots as of `wanted` fit, but they are as large as they can be.
     Some((block_bytes / (block_bytes / wanted)) & !(GRANULE_BYTES - 1))
 }
 

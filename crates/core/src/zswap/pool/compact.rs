@@ -1,4 +1,4 @@
-//! Compaction: objects move from the sparsest blocks of a class to its fullest until blocks become empty.
+//! Compaction moves objects from the sparsest blocks of a class to its fullest until blocks become empty.
 //!
 //! Pages come back in another order than they went out, so blocks get holes. A class is worth the work as
 //! soon as its holes add up to a whole block. Handles don't change, so nobody outside notices.
@@ -7,12 +7,12 @@
 use super::pins::Pins;
 use super::{Pool, State};
 
-/// Moves for which the lock is held at once: to copy bytes that are in no cache takes half a microsecond.
+/// Moves for which the lock is held at once. Copying bytes that are in no cache takes half a microsecond.
 const MOVES_PER_LOCK: usize = 2;
 
 impl Pool<'_> {
-    /// Moves up to `moves_max` objects so that blocks become empty, and returns how many it moved: fewer
-    /// means that nothing more is to be gained just now. The emptied blocks come out of [`Pool::take_released`].
+    /// Moves up to `moves_max` objects so that blocks become empty, and returns how many it moved. Fewer mean
+    /// that nothing more is to be gained just now. [`Pool::take_released`] returns the emptied blocks.
     pub fn compact(&self, moves_max: usize) -> usize {
         let mut moved = 0;
         while moved < moves_max {
@@ -34,7 +34,7 @@ impl State<'_> {
         while moved < moves_max && idle < classes {
             let class = self.classes.compacting;
             let movable = |&(from, _): &(u32, u32)| !pins.has(self.blocks.metas[from as usize].objects.first);
-            // What is pinned just now can be moved the next time.
+            // A pinned object can be moved the next time.
             match self.classes.get(class).compaction(self.blocks.metas).filter(movable) {
                 Some((from, to)) => {
                     self.move_one(class, from, to);
@@ -58,7 +58,7 @@ impl State<'_> {
             assert!(meta.block == from && meta.length() != 0);
             (meta.slot, meta.length())
         };
-        // The copy comes first: a slot that is freed loses its first bytes.
+        // The copy comes first, because a freed slot loses its first bytes.
         let slot = self.blocks.take_slot(to, slot_bytes);
         self.blocks.copy((from, slot_before), (to, slot), slot_bytes, length);
         self.detach(number);

@@ -1,8 +1,8 @@
 //! Doubly linked lists through the elements of a slice.
 //!
-//! Objects and blocks live in slices handed over by the driver, so lists of them are made of element
-//! numbers inside the elements: no allocation, and putting in and taking out touch only the neighbours.
-//! Number 0 means "none" (element 0 is never used), so that all-zero memory is an empty list.
+//! Objects and blocks live in slices handed over by the driver. A list of them is made of element numbers
+//! inside the elements. So lists allocate nothing, and inserting and removing touch only the neighbours.
+//! Number 0 means "none", because element 0 is never used. So all-zero memory is an empty list.
 #![forbid(unsafe_code)]
 
 use core::marker::PhantomData;
@@ -25,7 +25,7 @@ pub(super) trait Linked<Kind> {
     fn links_mut(&mut self) -> &mut Links;
 }
 
-/// The ends and the length of a list. `Kind` says which links of the elements it runs through.
+/// The ends and the length of a list. `Kind` says which links of the elements the list runs through.
 #[repr(C)]
 pub(super) struct List<Kind> {
     pub first: u32,
@@ -82,14 +82,14 @@ impl<Kind> List<Kind> {
         (last != 0).then(|| self.remove(elements, last)).map(|()| last)
     }
 
-    /// The elements from first to last.
+    /// Returns the elements from first to last.
     pub fn iter<T: Linked<Kind>>(&self, elements: &[T]) -> impl Iterator<Item = u32> {
         let some = |number: u32| (number != 0).then_some(number);
         core::iter::successors(some(self.first), move |&at| some(elements[at as usize].links().next))
     }
 
-    /// Visits the elements from first to last and asserts that the links agree in both directions. That a
-    /// walk of `count` steps ends at `last` shows that no element comes twice.
+    /// Visits the elements from first to last and asserts that the links agree in both directions. A walk of
+    /// `count` steps that ends at `last` shows that no element comes twice.
     pub fn check<T: Linked<Kind>>(&self, elements: &[T], mut visit: impl FnMut(u32)) {
         let (mut before, mut at) = (0, self.first);
         for _ in 0..self.count {

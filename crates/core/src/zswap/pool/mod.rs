@@ -1,22 +1,25 @@
 //! The compressed pool: objects of 1 to 4096 bytes, packed densely, in age order, under a limit.
 //!
-//! An eviction stores a page's compressed bytes and keeps the handle in the page's entry; a fault loads them
-//! and frees the object, or keeps it for as long as the page may be unchanged. What doesn't come back grows
-//! old, is compressed once more, and at the limit the driver's shrinker writes the oldest to areas: first of what doesn't
-//! compress and takes a page each, then of what won't become any shorter, then of all else.
+//! An eviction stores a page's compressed bytes and keeps the handle in the page's entry. A fault loads the
+//! bytes and frees the object, or keeps the object for as long as the page may be unchanged. An object whose
+//! page doesn't come back grows old and is compressed once more. At the limit the driver's shrinker writes
+//! the oldest objects to areas. Objects that don't compress and take a page each go first, then objects that
+//! won't become any shorter, then the rest.
 //!
-//! One lock covers everything but objects' bytes, because everything under it is short: a store or a load is some list work.
-//! Bytes, which are seldom in a CPU's cache, are copied in and decoded with the lock free, while their object is pinned. (Under the
-//! lock a thread that faulted waited for the keeper's copies, and the keeper for the thread's.) From the outside in:
+//! A single lock covers everything but objects' bytes. Everything under the lock is short: a store or a load
+//! is some list work. Objects' bytes are seldom in a CPU's cache, so they are copied in and decoded with the
+//! lock free, while their object is pinned. Under the lock, faulting threads and the keeper would wait for
+//! each other's copies. The modules, from the outside in:
 //!
-//! - [`Pool`]: the operations, each one critical section, and a copy or a decoder after it.
+//! - [`Pool`]: the operations. Each is one critical section, with a copy or a decoder after it.
 //! - `pins`: which objects are read or written with the lock free.
-//! - `objects`: handles, owners, which goes first.
+//! - `objects`: handles, owners, and which object goes first.
 //! - `classes`: which slot size an object gets, and from which block.
 //! - `blocks`: pieces of memory on their way from cold to used and back.
 //! - `compact`: emptying sparse blocks, so that memory can be given back.
-//! - `layout`: how much memory to hand over. `data`, `list`, `check`: what the others stand on.
-// UNSAFETY: objects lie in raw memory (`data`), and are read and written with the lock free.
+//! - `layout`: how much memory to hand over.
+//! - `data`, `list`, `check`: the base of the other modules.
+// UNSAFETY: objects lie in raw memory (`data`). Their bytes are read and written with the lock free.
 
 mod blocks;
 mod check;
@@ -45,10 +48,11 @@ use data::Data;
 use objects::Objects;
 use pins::Pins;
 
-/// A [reserve](Pool::keep_reserve) is one of so many blocks.
+/// Blocks of the limit for each block of the [reserve](Pool::keep_reserve).
 const RESERVE_PART: u32 = 32;
 
-/// Why an object could not be stored. If it was to be a new one, the pool stops accepting until it was shrunk.
+/// Why an object could not be stored. A failed [`Pool::store`] also makes the pool stop accepting until it
+/// has shrunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreError {
     /// The pool is at its limit.
@@ -60,10 +64,10 @@ pub enum StoreError {
 /// How large a pool is at one instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolUsage {
-    /// Memory of blocks, including empty ones that are kept or wait to be released. Never over the limit,
+    /// Memory of blocks, including empty blocks that are kept or wait to be released. At most the limit,
     /// unless the limit was lowered.
     pub bytes: usize,
-    /// Of these, memory of blocks that hold objects: what the accept threshold is compared with.
+    /// The part of `bytes` in blocks that hold objects, which the accept threshold is compared with.
     pub bytes_occupied: usize,
     /// Sum of the objects' lengths.
     pub payload_bytes: usize,
@@ -73,30 +77,30 @@ pub struct PoolUsage {
 
 /// The compressed pool. Shared by all engine threads.
 pub struct Pool<'m> {
-    // Rank 6. Protects all of the pool but the bytes of pinned objects. Held for list work; for a few copies
-    // by `compact`, and for one copy or decoder by who finds no room among the pins.
+    // Rank 6. Protects all of the pool but the bytes of pinned objects. Held for list work. `compact` also
+    // holds it for a few copies. A thread that finds no free pin holds it for one copy or decoder.
     state: Lock<State<'m>>,
     pins: Pins,
     data: Data<'m>,
-    /// Stores are accepted, as was known when somebody last looked; if not, whoever asks looks again.
+    /// Whether stores were accepted when a thread last looked. If not, the next thread that asks looks again.
     accepts: AtomicBool,
 }
 
-/// What the lock protects.
+/// The part of the pool that the lock protects.
 struct State<'m> {
     objects: Objects<'m>,
     blocks: Blocks<'m>,
     classes: Classes,
     accept_percent: u32,
-    /// Whether what becomes denser finds room when nothing else does.
+    /// Whether [`Pool::replace`] finds room when [`Pool::store`] doesn't.
     reserves: bool,
-    /// Set when a store met the limit, until the pool is below the accept threshold again.
+    /// Set when a store meets the limit, until the pool is below the accept threshold again.
     was_full: bool,
 }
 
 impl<'m> Pool<'m> {
-    /// A pool in `memory`, which was mapped according to `layout` and is all zero. Once full, it accepts
-    /// again when no more than `accept_percent` of the limit is occupied (above 100 counts as 100).
+    /// Makes a pool in `memory`, which was mapped according to `layout` and is all zero. Once full, the pool
+    /// accepts again when at most `accept_percent` of the limit is occupied (above 100 counts as 100).
     pub fn new(layout: &PoolLayout, memory: PoolMemory<'m>, accept_percent: u32) -> Pool<'m> {
         let PoolMemory { data, objects, blocks } = memory;
         assert!(data.as_ptr().addr().is_multiple_of(PAGE_BYTES) || layout.data_bytes == 0);
@@ -117,16 +121,16 @@ impl<'m> Pool<'m> {
         }
     }
 
-    /// Nobody is looking: in a fork's child, where whoever was doesn't exist.
+    /// Forgets the lock's holder and all pins: in a fork's child the threads that held them don't exist.
     pub fn forget_holder(&self) {
         self.state.forget_holder();
         self.pins.forget();
     }
 
-    /// Whether a page should be stored: no from the moment a store met the limit until the pool has shrunk
-    /// to the accept threshold. [`Pool::store`] doesn't ask this itself.
+    /// Returns whether a page should be stored. The answer is no from the moment a store meets the limit
+    /// until the pool has shrunk to the accept threshold. [`Pool::store`] doesn't ask this itself.
     pub fn accepts(&self) -> bool {
-        // Ordering: Relaxed, here and where it is set: a hint. It is set under the lock.
+        // Ordering: Relaxed, here and where the flag is set: the flag is a hint, and is set under the lock.
         if self.accepts.load(Ordering::Relaxed) {
             return true;
         }
@@ -139,25 +143,27 @@ impl<'m> Pool<'m> {
         accepts
     }
 
-    /// Whether there is more in the pool than the accept threshold: once the pool was full, the shrinker
-    /// goes on while there is. It should call [`Pool::compact`] between batches: objects that are old
-    /// together seldom lie together, so freeing them alone leaves holes rather than empty blocks.
+    /// Returns whether the pool holds more than the accept threshold. Once the pool was full, the shrinker
+    /// goes on while it does. The shrinker should call [`Pool::compact`] between batches. Objects that are
+    /// old together seldom lie together, so freeing them alone leaves holes rather than empty blocks.
     pub fn over_accept_threshold(&self) -> bool {
         self.state.lock().is_over_accept_threshold()
     }
 
-    /// Whether what doesn't compress takes more than one of `part` bytes of the limit.
+    /// Returns whether objects that don't compress take more than one of `part` bytes of the limit.
     pub fn has_many_whole(&self, part: u32) -> bool {
         self.state.lock().has_many_whole(part)
     }
 
-    /// Either of both; the second only if a part is given. In one look: who faults waits for the lock.
+    /// Returns whether the pool is [over its accept threshold](Pool::over_accept_threshold) or, if a part is
+    /// given, [has many whole pages](Pool::has_many_whole). Takes the lock only once, because faulting
+    /// threads wait for it.
     pub fn is_too_full(&self, whole_part: Option<u32>) -> bool {
         let state = self.state.lock();
         state.is_over_accept_threshold() || whole_part.is_some_and(|part| state.has_many_whole(part))
     }
 
-    /// Stores `bytes` (1 to 4096 of them) for `owner`, who keeps the handle.
+    /// Stores `bytes` (1 to 4096 of them) for `owner`, which keeps the handle.
     pub fn store(&self, owner: PageIndex, bytes: &[u8]) -> Result<ObjectHandle, StoreError> {
         assert!(!bytes.is_empty() && bytes.len() <= PAGE_BYTES, "an object of {} bytes", bytes.len());
         let mut state = self.state.lock();
@@ -180,13 +186,14 @@ impl<'m> Pool<'m> {
         let place = state.place_of(handle.raw());
         let pin = self.pins.pin_to_write(handle.raw());
         let _held = pin.is_none().then_some(state);
-        // SAFETY: the object was just made. While it is pinned to be written, or while the lock is held, it is not read, moved or
-        // freed.
+        // SAFETY: the object was just made. No thread reads, moves or frees it while it is pinned to be
+        // written, or while the lock is held.
         unsafe { self.data.bytes_mut(place) }.copy_from_slice(bytes);
     }
 
-    /// Stores `bytes`, which are fewer and won't become any shorter, instead of an object of the same owner, and frees that. If
-    /// there is no room, which doesn't make the pool a full one, it stays. Panics if it isn't live.
+    /// Replaces an object's bytes by `bytes`, which are fewer and won't become any shorter. The owner stays
+    /// the same; the object gets a new handle, and the old handle is freed. If there is no room, the old
+    /// object stays, and the pool doesn't count as full. Panics if the old object isn't live.
     pub fn replace(&self, handle: ObjectHandle, bytes: &[u8]) -> Result<ObjectHandle, StoreError> {
         let mut state = self.state.lock();
         let number = state.objects.live(handle);
@@ -195,7 +202,8 @@ impl<'m> Pool<'m> {
         let was_in = state.blocks.metas[meta.block as usize].class;
         let class = state.classes.of_length(bytes.len());
         let denser = state.begin(owner, bytes.len(), class, 0).or_else(|error| {
-            // A larger slot will do: what it leaves is larger still. Larger ones come first.
+            // A larger slot will do, because the slot that the object leaves is larger still. Classes are
+            // ordered from the largest slots down.
             let has_room = |class: &usize| state.classes.get(*class).fullest().is_some();
             let larger = (usize::from(was_in) + 1..class).rev().find(has_room).ok_or(error)?;
             state.begin(owner, bytes.len(), larger, 0)
@@ -207,10 +215,10 @@ impl<'m> Pool<'m> {
         Ok(denser)
     }
 
-    /// From now on a small part of the limit is for [`Pool::replace`] alone: without areas a full pool can then still be made
-    /// denser.
+    /// Keeps a small part of the limit for [`Pool::replace`] alone from now on. Without areas a full pool can
+    /// then still be made denser.
     ///
-    /// Panics if the pool would have to be fuller than that to be over its accept threshold.
+    /// Panics if the pool would be full before it is over its accept threshold.
     pub fn keep_reserve(&self) {
         let mut state = self.state.lock();
         assert!(
@@ -220,28 +228,30 @@ impl<'m> Pool<'m> {
         state.reserves = true;
     }
 
-    /// The object won't become any shorter. Panics if it isn't live.
+    /// Marks an object as one that won't become any shorter. Panics if the object isn't live.
     pub fn leave_as_it_is(&self, handle: ObjectHandle) {
         let mut state = self.state.lock();
         let number = state.objects.live(handle);
         state.objects.set_dense(number);
     }
 
-    /// The object to make denser next: the oldest that may become shorter. With `is_old`, only if it has been here for two
-    /// [turns](Pool::turn). It may be gone, as with [`Pool::first_to_go`].
+    /// Returns the object to make denser next: the oldest that may become shorter. With `is_old`, returns
+    /// only an object that has been here for two [turns](Pool::turn). The object may be gone, as with
+    /// [`Pool::first_to_go`].
     pub fn first_to_densify(&self, is_old: bool) -> Option<(ObjectHandle, PageIndex)> {
         let state = self.state.lock();
         state.named(state.objects.first_to_densify(is_old))
     }
 
-    /// Some time has passed: what is here now is a turn older.
+    /// Makes all objects one turn older: some time has passed.
     pub fn turn(&self) {
         self.state.lock().objects.turn();
     }
 
-    /// Calls `with` for the object's bytes. The object stays. Panics if it isn't live. For its owner: nobody else may free it
-    /// meanwhile, which panics. As a rule the pool's lock is free then, but not if as many objects are pinned as can be: so `with`
-    /// takes no lock, and doesn't call the pool.
+    /// Calls `with` for the object's bytes. The object stays. Panics if it isn't live. Only the owner may
+    /// call this: another thread that frees the object meanwhile panics. As a rule the pool's lock is free
+    /// while `with` runs. If all pins are taken, the lock is held. So `with` takes no lock, and doesn't call
+    /// the pool.
     pub fn read<T>(&self, handle: ObjectHandle, with: impl FnOnce(&[u8]) -> T) -> T {
         let state = self.state.lock();
         let number = state.objects.live(handle);
@@ -250,17 +260,17 @@ impl<'m> Pool<'m> {
         let pin = self.pins.pin(number);
         let _held = pin.is_none().then_some(state);
         self.data.prefetch(&place);
-        // SAFETY: a live object's bytes were written when it was stored. While it is pinned, or while the lock is held, it is
-        // neither moved nor freed.
+        // SAFETY: a live object's bytes were written when it was stored, and are not being written, as
+        // asserted above. No thread moves or frees the object while it is pinned, or while the lock is held.
         with(unsafe { self.data.bytes(place) })
     }
 
-    /// Frees the object; how many bytes it had. Panics if it isn't live.
+    /// Frees the object and returns how many bytes it had. Panics if it isn't live.
     pub fn free(&self, handle: ObjectHandle) -> usize {
         self.free_and_tell(handle).0
     }
 
-    /// The same, and whether it was [old](Pool::is_old).
+    /// Frees the object as [`Pool::free`] does. Also returns whether the object was [old](Pool::is_old).
     pub fn free_and_tell(&self, handle: ObjectHandle) -> (usize, bool) {
         let mut state = self.state.lock();
         let number = state.objects.live(handle);
@@ -271,42 +281,44 @@ impl<'m> Pool<'m> {
         told
     }
 
-    /// The page of this object is in memory again, and keeps it as a copy.
+    /// Marks the object as kept: its page is in memory again, and the object stays as a copy of it.
     pub fn keep(&self, handle: ObjectHandle) {
         let mut state = self.state.lock();
         let number = state.objects.live(handle);
         state.objects.set_kept(number, true);
     }
 
-    /// The page of an object that was kept has gone: the object has its bytes alone, as if it had just been stored.
+    /// Ends the keeping of an object: its page was evicted again, and the object alone has the bytes, as if
+    /// it had just been stored.
     pub fn stow(&self, handle: ObjectHandle) {
         let mut state = self.state.lock();
         let number = state.objects.live(handle);
         state.objects.set_kept(number, false);
     }
 
-    /// Objects that are kept.
+    /// Returns the number of objects that are kept.
     pub fn kept(&self) -> u32 {
         self.state.lock().objects.kept_count()
     }
 
-    /// The object that has been kept longest, and its page; see [`Pool::first_to_go`].
+    /// Returns the object that has been kept longest, and its page; see [`Pool::first_to_go`].
     pub fn first_kept(&self) -> Option<(ObjectHandle, PageIndex)> {
         let state = self.state.lock();
         state.named(state.objects.first_kept())
     }
 
-    /// The object to write back next: the oldest of those that take a whole page; if there are none, of those that won't
-    /// become any shorter ([`Pool::replace`], [`Pool::leave_as_it_is`]), then of all others but those that are kept. It may be
-    /// gone, or its handle have another owner, as soon as this returns: lock the owner's entry and compare the handle in it before
-    /// acting.
+    /// Returns the object to write back next, and its page. The oldest object that takes a whole page comes
+    /// first. If there is none, the oldest that won't become any shorter follows ([`Pool::replace`],
+    /// [`Pool::leave_as_it_is`]), then the oldest of the rest. Kept objects are left out. The object may be
+    /// gone, or its handle have another owner, as soon as this method returns. So callers lock the owner's
+    /// entry and compare the handle in it before they act.
     pub fn first_to_go(&self) -> Option<(ObjectHandle, PageIndex)> {
         let state = self.state.lock();
         state.named(state.objects.first())
     }
 
-    /// Makes the object the youngest of its kind, because its page is busy now. Does nothing if the handle isn't
-    /// `owner`'s any more.
+    /// Makes the object the youngest of its kind, because its page is busy now. Does nothing if `owner` no
+    /// longer owns the handle.
     pub fn rotate(&self, handle: ObjectHandle, owner: PageIndex) {
         let mut state = self.state.lock();
         if state.objects.owner_of(handle) == Some(owner) {
@@ -314,14 +326,15 @@ impl<'m> Pool<'m> {
         }
     }
 
-    /// Whether more has been stored since this object was than three quarters of what has been since the oldest was that compresses.
-    /// Panics if it isn't live.
+    /// Returns whether the object is old: its age is more than three quarters of that of the oldest
+    /// compressible object. An object's age is the number of objects stored since it came or was last asked
+    /// for. Panics if the object isn't live.
     pub fn is_old(&self, handle: ObjectHandle) -> bool {
         let state = self.state.lock();
         state.objects.is_old(state.objects.live(handle))
     }
 
-    /// Who owns the object; `None` if it isn't live.
+    /// Returns who owns the object; `None` if it isn't live.
     pub fn owner(&self, handle: ObjectHandle) -> Option<PageIndex> {
         self.state.lock().objects.owner_of(handle)
     }
@@ -333,30 +346,32 @@ impl<'m> Pool<'m> {
         state.objects.metas[number as usize].set_owner(owner);
     }
 
-    /// Bytes of the data whose memory should be given back: tell the kernel so, holding no lock, then call
-    /// [`Pool::released`]. Until then the pool doesn't use them. Call again until it returns `None`.
+    /// Returns a range of the data whose memory should be given back. The caller tells the kernel so, holding
+    /// no lock, and then calls [`Pool::released`]. Until then the pool doesn't use the range. Callers repeat
+    /// this until it returns `None`.
     pub fn take_released(&self) -> Option<Range<usize>> {
         self.state.lock().blocks.begin_release()
     }
 
-    /// The memory of a range from [`Pool::take_released`] was given back (its content is arbitrary now).
-    /// Panics on any other range.
+    /// Ends the release of a range from [`Pool::take_released`], whose memory was given back and whose
+    /// content is arbitrary now. Panics on any other range.
     pub fn released(&self, range: Range<usize>) {
         self.state.lock().blocks.released(range);
     }
 
-    /// Changes the limit, up to the one the pool was laid out for. Lowering it frees nothing by itself: the
-    /// pool refuses new blocks, [`Pool::over_accept_threshold`] tells the shrinker to work, and empty
-    /// blocks are released.
+    /// Changes the limit, up to the one the pool was laid out for. Lowering the limit frees nothing by
+    /// itself. The pool then refuses new blocks, [`Pool::over_accept_threshold`] tells the shrinker to work,
+    /// and empty blocks are released.
     pub fn set_limit(&self, bytes_max: usize) {
         let mut state = self.state.lock();
         let blocks = bytes_max / state.blocks.block_bytes();
         state.blocks.limit = blocks.min(state.blocks.capacity() as usize) as u32;
-        // Whoever stores next looks.
+        // The next thread that stores looks again.
         self.accepts.store(false, Ordering::Relaxed);
     }
 
-    /// The lowest limit that leaves what there is where it is, and the reserve what it is for, in bytes.
+    /// Returns the lowest limit, in bytes, under which all objects stay where they are and the reserve stays
+    /// available.
     pub fn limit_of_what_is_there(&self) -> usize {
         let state = self.state.lock();
         let used = state.blocks.with_memory() as usize;
@@ -364,12 +379,12 @@ impl<'m> Pool<'m> {
         (used + reserve) * state.blocks.block_bytes()
     }
 
-    /// How large its blocks are.
+    /// Returns how large the pool's blocks are.
     pub fn block_bytes(&self) -> usize {
         self.state.lock().blocks.block_bytes()
     }
 
-    /// The pool's size now.
+    /// Returns the pool's size now.
     pub fn usage(&self) -> PoolUsage {
         let state = self.state.lock();
         let block_bytes = state.blocks.block_bytes();
@@ -383,8 +398,9 @@ impl<'m> Pool<'m> {
 }
 
 impl State<'_> {
-    /// Measured by blocks that hold objects: empty ones that are kept for reuse are room, not load. (With
-    /// them counted, a low threshold could never be reached in a small pool.) Handles count as memory does.
+    /// Returns whether the pool is over its accept threshold. Only blocks that hold objects count. Empty
+    /// blocks that are kept for reuse are room, not load. (With them counted, a low threshold could never be
+    /// reached in a small pool.) Handles count as memory does.
     fn is_over_accept_threshold(&self) -> bool {
         let over = |used: usize, max: usize| used as u64 * 100 > max as u64 * u64::from(self.accept_percent);
         over(self.blocks.in_use as usize, self.blocks.limit as usize)
@@ -396,12 +412,13 @@ impl State<'_> {
         bytes * part as usize > self.blocks.limit as usize * self.blocks.block_bytes()
     }
 
-    /// A live object, and its page.
+    /// Pairs a live object with its page.
     fn named(&self, handle: Option<ObjectHandle>) -> Option<(ObjectHandle, PageIndex)> {
         handle.map(|handle| (handle, self.objects.metas[handle.raw() as usize].owner()))
     }
 
-    /// Blocks that only what becomes denser may take: few, and none of a pool that has few.
+    /// Returns the number of blocks that only [`Pool::replace`] may take: few, and none of a pool that has
+    /// few.
     fn reserve(&self) -> u32 {
         if self.reserves { self.blocks.limit / RESERVE_PART } else { 0 }
     }
@@ -422,7 +439,8 @@ impl State<'_> {
         Ok(ObjectHandle::from_raw(number).expect("object numbers begin at 1"))
     }
 
-    /// A block of `class` with a free slot: the fullest that it has, else a new one, if so many are left.
+    /// Returns a block of `class` with a free slot: the fullest of the class, or a new block if more than
+    /// `reserve` are left.
     fn block_with_room(&mut self, class: usize, reserve: u32) -> Result<u32, StoreError> {
         if !self.objects.has_room() {
             return Err(StoreError::NoHandle);
@@ -437,7 +455,7 @@ impl State<'_> {
         Ok(block)
     }
 
-    /// Where a live object's bytes are.
+    /// Returns where a live object's bytes are.
     fn place_of(&self, number: u32) -> Range<usize> {
         let meta = &self.objects.metas[number as usize];
         let class = usize::from(self.blocks.metas[meta.block as usize].class);
@@ -456,7 +474,7 @@ impl State<'_> {
         class.regroup(self.blocks.metas, block, used - 1, used);
     }
 
-    /// Takes an object out of its slot and frees the slot. A block that gets empty leaves its class.
+    /// Takes an object out of its slot and frees the slot. A block that becomes empty leaves its class.
     fn detach(&mut self, number: u32) {
         let ObjectMeta { block, slot, .. } = self.objects.metas[number as usize];
         let class = self.classes.get_mut(usize::from(self.blocks.metas[block as usize].class));

@@ -1,8 +1,8 @@
 //! Objects: who owns them, where they lie, and which goes first.
 //!
-//! An object is reached through its handle, which stays the same while compaction moves its bytes. Handles
-//! are numbers into one table, used again last in, first out, so that the table grows with the number of
-//! objects alive at once and no further.
+//! An object is reached through its handle, which stays the same while compaction moves the object's bytes.
+//! Handles are numbers into one table. The handle freed last is used first, so that the table grows no
+//! further than the number of objects alive at once.
 #![forbid(unsafe_code)]
 
 use core::num::NonZeroU32;
@@ -10,17 +10,17 @@ use core::num::NonZeroU32;
 use super::list::{Linked, Links, List};
 use crate::units::{PAGE_BYTES, PageIndex};
 
-/// Names a stored object: a number from 1 that fits [`HANDLE_BITS`](super::HANDLE_BITS) bits.
+/// The name of a stored object: a number from 1 that fits [`HANDLE_BITS`](super::HANDLE_BITS) bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectHandle(NonZeroU32);
 
 impl ObjectHandle {
-    /// The number, as kept in a page-table entry; never 0.
+    /// Returns the number, as kept in a page-table entry; never 0.
     #[must_use]
     pub const fn raw(self) -> u32 {
         self.0.get()
     }
-    /// The handle with this number; `None` for 0.
+    /// Returns the handle with this number; `None` for 0.
     #[must_use]
     pub const fn from_raw(raw: u32) -> Option<ObjectHandle> {
         match NonZeroU32::new(raw) {
@@ -35,28 +35,29 @@ pub(super) enum ByAge {}
 /// Links among the objects of one block.
 pub(super) enum InBlock {}
 
-/// What the pool knows about one object. All-zero bytes are an object that was never stored.
+/// Metadata of one object. All-zero bytes are an object that was never stored.
 #[repr(C)]
 pub struct ObjectMeta {
-    /// The owner in [`OWNER_BITS`], and above how many objects had been stored before this one.
+    /// The owner in the lowest [`OWNER_BITS`], and above them how many objects had been stored before this
+    /// one.
     owner_and_born: u64,
     /// While the object isn't live, `next` leads through the free handles.
     age: Links,
     siblings: Links,
     pub(super) block: u32,
     pub(super) slot: u16,
-    /// 1 to 4096; 0 while the object isn't live. With [`KEPT`] and [`DENSE`] if it is one.
+    /// Bytes: 1 to 4096; 0 while the object isn't live. [`KEPT`] and [`DENSE`] are bits of this field, too.
     length: u16,
 }
 
 const OWNER_BITS: u32 = 36;
 const OWNER_MASK: u64 = (1 << OWNER_BITS) - 1;
-/// Old are those whose age is more than so many quarters of the oldest's.
+/// Quarters of the oldest object's age beyond which an object is old.
 const OLD_QUARTERS: u64 = 3;
 
-/// A bit of an object's length: its page is in memory, and the object a copy of it.
+/// Bit of an object's length: the object's page is in memory, and the object is a copy of the page.
 const KEPT: u16 = 1 << 15;
-/// Another one: it won't become any shorter.
+/// Bit of an object's length: the object won't become any shorter.
 const DENSE: u16 = 1 << 14;
 const _: () = assert!(PAGE_BYTES < DENSE as usize);
 
@@ -80,7 +81,7 @@ impl ObjectMeta {
         self.owner_and_born = self.owner_and_born & !OWNER_MASK | owner.0;
     }
 
-    /// How many objects had been stored before this one, as far as that fits.
+    /// Returns how many objects had been stored before this one, as far as that fits.
     pub(super) const fn born(&self) -> u64 {
         self.owner_and_born >> OWNER_BITS
     }
@@ -89,13 +90,13 @@ impl ObjectMeta {
         self.owner_and_born = self.owner_and_born & OWNER_MASK | born << OWNER_BITS;
     }
 
-    /// Bytes: 1 to 4096; 0 while the object isn't live.
+    /// Returns the bytes: 1 to 4096; 0 while the object isn't live.
     pub(super) const fn length(&self) -> usize {
         (self.length & !(KEPT | DENSE)) as usize
     }
 }
 
-// Two to a cache line. At a mean of 1200 bytes per object this is 2.7 % on top of the pool.
+// Two objects fit into a cache line. At a mean of 1200 bytes per object the table adds 2.7 % to the pool.
 const _: () = assert!(size_of::<ObjectMeta>() == 32);
 
 impl Linked<ByAge> for ObjectMeta {
@@ -116,23 +117,23 @@ impl Linked<InBlock> for ObjectMeta {
     }
 }
 
-/// What an object is in its order: the earlier kinds go first.
+/// The kinds of objects: earlier kinds go first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// A whole page each: what doesn't compress. In the memory of one of them there is room for several pages that do.
+    /// Whole pages, which don't compress. The memory of one has room for several pages that do.
     Whole,
-    /// What won't become any shorter: it was looked at, when it was old.
+    /// Objects that won't become any shorter, which was found out when they were old.
     Dense,
-    /// What may, if more time is spent on it.
+    /// Objects that may become shorter if more time is spent on them.
     Compressed,
-    /// Copies of what is in memory. Nothing is lost with them.
+    /// Copies of pages in memory. Nothing is lost with them.
     Kept,
 }
 
 impl Kind {
     const ALL: [Kind; 4] = [Kind::Whole, Kind::Dense, Kind::Compressed, Kind::Kept];
 
-    /// The kind of a live object with this length.
+    /// Returns the kind of a live object with this length.
     const fn of(length: u16) -> Kind {
         match length {
             _ if length & KEPT != 0 => Kind::Kept,
@@ -143,17 +144,17 @@ impl Kind {
     }
 }
 
-/// All objects, live ones in the order in which they are to be written back.
+/// All objects. Live objects are in the order in which they are to be written back.
 pub(super) struct Objects<'m> {
     pub metas: &'m mut [ObjectMeta],
-    /// Live ones of each [`Kind`], the oldest first.
+    /// Live objects of each [`Kind`], the oldest first.
     lists: [List<ByAge>; 4],
-    /// The youngest of the compressed ones when [`Objects::turn`] was called last, and the one before; 0 if what was there
-    /// then is gone.
+    /// The youngest compressed object at the last call of [`Objects::turn`], and at the call before. 0 if all
+    /// objects of that time are gone.
     turns: [u32; 2],
-    /// The handle freed last; 0 if none is free below `touched`.
+    /// The handle freed last; 0 if no handle below `touched` is free.
     free: u32,
-    /// Handles that were ever used: beyond them the table is untouched.
+    /// Handles that were ever used. Beyond them the table is untouched.
     pub touched: u32,
     /// Objects that were ever stored.
     stored: u64,
@@ -167,7 +168,7 @@ impl<'m> Objects<'m> {
         Objects { metas, lists, turns: [0; 2], free: 0, touched: 0, stored: 0, payload_bytes: 0 }
     }
 
-    /// Objects that can be live at once.
+    /// Returns how many objects can be live at once.
     pub fn capacity(&self) -> usize {
         self.metas.len() - 1
     }
@@ -184,44 +185,45 @@ impl<'m> Objects<'m> {
         ObjectHandle::from_raw(self.lists[kind as usize].first)
     }
 
-    /// Copies of what is in memory.
+    /// Returns the number of copies of pages in memory.
     pub fn kept_count(&self) -> u32 {
         self.lists[Kind::Kept as usize].count
     }
 
-    /// Objects that don't compress and take a page each.
+    /// Returns the number of objects that don't compress and take a page each.
     pub fn whole_count(&self) -> u32 {
         self.lists[Kind::Whole as usize].count
     }
 
-    /// The one to be written back next.
+    /// Returns the object to write back next.
     pub fn first(&self) -> Option<ObjectHandle> {
         [Kind::Whole, Kind::Dense, Kind::Compressed].into_iter().find_map(|kind| self.first_of(kind))
     }
 
-    /// Objects that were stored since this one.
+    /// Returns how many objects were stored since this one.
     fn age(&self, number: u32) -> u64 {
         self.stored.wrapping_sub(self.metas[number as usize].born()) & (u64::MAX >> OWNER_BITS)
     }
 
-    /// Whether an object is one of the oldest. Measured by those that compress: what doesn't is only passing through.
+    /// Returns whether an object is one of the oldest. Compressible objects are the measure, because objects
+    /// that don't compress only pass through.
     pub fn is_old(&self, number: u32) -> bool {
         let firsts = [Kind::Dense, Kind::Compressed].map(|kind| self.lists[kind as usize].first);
         let oldest = firsts.into_iter().filter(|first| *first != 0).map(|first| self.age(first)).max();
         oldest.is_some_and(|oldest| self.age(number) * 4 > oldest * OLD_QUARTERS)
     }
 
-    /// The copy that was kept longest.
+    /// Returns the copy that was kept longest.
     pub fn first_kept(&self) -> Option<ObjectHandle> {
         self.first_of(Kind::Kept)
     }
 
-    /// The oldest of those that may become shorter; with `is_old`, only if it was there two turns ago.
+    /// Returns the oldest object that may become shorter; with `is_old`, only if it was there two turns ago.
     pub fn first_to_densify(&self, is_old: bool) -> Option<ObjectHandle> {
         self.first_of(Kind::Compressed).filter(|_| !is_old || self.turns[1] != 0)
     }
 
-    /// Some time has passed.
+    /// Begins a new turn: some time has passed.
     pub fn turn(&mut self) {
         self.turns = [self.lists[Kind::Compressed as usize].last, self.turns[0]];
     }
@@ -230,19 +232,19 @@ impl<'m> Objects<'m> {
     fn leave(&mut self, number: u32) {
         let meta = &self.metas[number as usize];
         let (kind, before) = (Kind::of(meta.length), meta.age.prev);
-        // Only what is compressed is a turn's.
+        // Only a compressed object can be the mark of a turn.
         self.turns.iter_mut().filter(|turn| **turn == number).for_each(|turn| *turn = before);
         self.lists[kind as usize].remove(self.metas, number);
     }
 
-    /// Puts it at the end of the one that it belongs to now.
+    /// Puts an object at the end of the order to which it belongs now.
     fn join(&mut self, number: u32) {
         let kind = Kind::of(self.metas[number as usize].length);
         self.lists[kind as usize].push_last(self.metas, number);
     }
 
-    /// Says whether a live object is a copy of what is in memory; it becomes the youngest of its new kind. It was asked for
-    /// just now, so it isn't one of those any more that were old.
+    /// Says whether a live object is a copy of a page in memory. The object becomes the youngest of its new
+    /// kind. An object that was old no longer is, because its page was asked for just now.
     pub fn set_kept(&mut self, number: u32, is_kept: bool) {
         self.leave(number);
         let meta = &mut self.metas[number as usize];
@@ -251,7 +253,7 @@ impl<'m> Objects<'m> {
         self.join(number);
     }
 
-    /// Says that a live object won't become any shorter; it becomes the youngest of its new kind.
+    /// Says that a live object won't become any shorter. The object becomes the youngest of its new kind.
     pub fn set_dense(&mut self, number: u32) {
         self.leave(number);
         self.metas[number as usize].length |= DENSE;
@@ -262,8 +264,8 @@ impl<'m> Objects<'m> {
         self.count() < self.capacity()
     }
 
-    /// The number of a live object; panics if it isn't live. To act on an object that is gone would be to
-    /// act on another page's bytes, so this is never let pass.
+    /// Returns the number of a live object. Panics if the object isn't live: acting on an object that is gone
+    /// would be acting on another page's bytes.
     pub fn live(&self, handle: ObjectHandle) -> u32 {
         let number = handle.raw();
         let live = self.metas.get(number as usize).is_some_and(|meta| meta.length != 0);
@@ -276,7 +278,7 @@ impl<'m> Objects<'m> {
         (meta.length != 0).then(|| meta.owner())
     }
 
-    /// Makes a live object of `length` bytes that lies nowhere yet, the youngest.
+    /// Makes a live object of `length` bytes that lies nowhere yet. The object is the youngest of its kind.
     pub fn begin(&mut self, owner: PageIndex, length: usize) -> u32 {
         debug_assert!(self.has_room());
         let number = match self.free {
@@ -300,7 +302,7 @@ impl<'m> Objects<'m> {
         number
     }
 
-    /// Ends an object that lies nowhere any more; its handle may be used again.
+    /// Ends an object that lies nowhere any more. Its handle may be used again.
     pub fn end(&mut self, number: u32) {
         self.leave(number);
         let meta = &mut self.metas[number as usize];
@@ -316,8 +318,8 @@ impl<'m> Objects<'m> {
         self.join(number);
     }
 
-    /// Asserts what holds among objects alone: each handle ever used is either live and once in the list for its length,
-    /// or free.
+    /// Asserts what holds among objects alone. Each handle ever used is either free, or live and once in the
+    /// list of its kind.
     pub fn check(&self, mut visit: impl FnMut(u32)) {
         let (mut payload_bytes, mut turns) = (0, self.turns);
         for (kind, list) in Kind::ALL.iter().zip(&self.lists) {

@@ -1,20 +1,22 @@
 //! Objects whose bytes are read or written with the pool's lock free.
 //!
-//! A load finds an object under the lock and decodes it after, for a microsecond or more; a store is given its place under the
-//! lock and fills it after. Meanwhile nothing may move the object, or free it. So it is *pinned*: its number stands in a
-//! short table, entered under the lock and taken out without. Whoever moves objects has the lock, and looks there first.
+//! A load finds an object under the lock and decodes it after, for a microsecond or more. A store gets a
+//! place under the lock and fills it after. Meanwhile no thread may move the object or free it. So the object
+//! is *pinned*: its number stands in a short table, entered under the lock and taken out without. A thread
+//! that moves objects holds the lock, and looks into the table first.
 
 use super::HANDLE_BITS;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// Objects that can be pinned at once; who finds no room keeps the lock instead. Few for loom.
+/// Objects that can be pinned at once. A thread that finds no room keeps the lock instead. Loom has a single
+/// pin.
 pub(super) const PINS: usize = if cfg!(all(test, loom)) { 1 } else { 32 };
 
-/// With the number of an object that is being written: nobody reads it yet.
+/// Bit set beside the number of an object that is being written: nobody reads the object yet.
 const WRITTEN: u32 = 1 << 31;
 const _: () = assert!(HANDLE_BITS < 31);
 
-/// Numbers of pinned objects, and 0 where there is none.
+/// Numbers of pinned objects; 0 where there is none.
 #[repr(align(64))]
 pub(super) struct Pins([AtomicU32; PINS]);
 
@@ -23,45 +25,46 @@ impl Pins {
         Pins(core::array::from_fn(|_| AtomicU32::new(0)))
     }
 
-    /// Pins the object of this number. None if there is no room. Under the pool's lock.
+    /// Pins the object of this number. Returns `None` if there is no room. The caller holds the pool's lock.
     pub fn pin(&self, number: u32) -> Option<Pin<'_>> {
-        // Ordering: Acquire: the place may have been free for a moment only; pairs with the Release below.
+        // Ordering: Acquire pairs with the Release below: the place may have become free only a moment ago.
         let place = self.0.iter().find(|place| place.load(Ordering::Acquire) == 0)?;
-        // Ordering: Relaxed: who looks has the lock after us.
+        // Ordering: Relaxed: threads that look at the pins have the lock after us.
         place.store(number, Ordering::Relaxed);
         Some(Pin(place))
     }
 
-    /// The same for one that is to be written.
+    /// Pins an object that is to be written, as [`Pins::pin`] does.
     pub fn pin_to_write(&self, number: u32) -> Option<Pin<'_>> {
         self.pin(number | WRITTEN)
     }
 
-    /// Whether the object is pinned. If not, what was done while it was is over. Under the pool's lock.
+    /// Returns whether the object is pinned. If not, everything done while it was pinned is over. The caller
+    /// holds the pool's lock.
     pub fn has(&self, number: u32) -> bool {
         // Ordering: Acquire pairs with the Release below.
         self.0.iter().any(|place| place.load(Ordering::Acquire) & !WRITTEN == number)
     }
 
-    /// Whether the object is pinned to be written. As [`Pins::has`].
+    /// Returns whether the object is pinned to be written; otherwise as [`Pins::has`].
     pub fn is_written(&self, number: u32) -> bool {
         // Ordering: as above.
         self.0.iter().any(|place| place.load(Ordering::Acquire) == number | WRITTEN)
     }
 
-    /// In a fork's child, where whoever had pinned something doesn't exist.
+    /// Forgets all pins: in a fork's child the threads that pinned objects don't exist.
     pub fn forget(&self) {
         // Ordering: Relaxed: the child has one thread.
         self.0.iter().for_each(|place| place.store(0, Ordering::Relaxed));
     }
 }
 
-/// Its object stays where it is until this is dropped, which needs no lock.
+/// Keeps an object where it is. Dropping the pin needs no lock.
 pub(super) struct Pin<'p>(&'p AtomicU32);
 
 impl Drop for Pin<'_> {
     fn drop(&mut self) {
-        // Ordering: Release: what was read or written comes before.
+        // Ordering: Release pairs with the Acquires above: all reads and writes of the object come before.
         self.0.store(0, Ordering::Release);
     }
 }
@@ -102,13 +105,13 @@ mod loomed {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// The bytes of one object, and where it is said to be: here one of two cells, which loom lets nobody race for.
+    /// The bytes of one object, and its place: one of two cells. Loom lets no two threads race for a cell.
     struct Pool {
         place: Lock<usize>,
         bytes: [Cell<u32>; 2],
         pins: Pins,
     }
-    // SAFETY: loom panics if what is tested here isn't enough to use the cells by one thread at a time.
+    // SAFETY: only one thread at a time uses a cell. If what is tested here doesn't ensure that, loom panics.
     unsafe impl Sync for Pool {}
 
     impl Pool {
@@ -165,8 +168,8 @@ mod loomed {
         });
     }
 
-    /// The only place for a pin is used again as soon as it is free: who moves finds another's number there, and that what was
-    /// read before is over.
+    /// The only place for a pin is used again as soon as it is free. The mover then finds another object's
+    /// number there, and must see that the earlier read is over.
     #[test]
     fn loom_the_next_pin_hands_on_that_the_last_one_is_over() {
         loom::model(|| {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::*;
 
-/// What a driver would map for a pool.
+/// The memory that a driver would map for a pool.
 struct Memory {
     layout: PoolLayout,
     data: Vec<u8>,
@@ -18,7 +18,7 @@ impl Memory {
     fn new(layout: PoolLayout) -> Self {
         Memory {
             layout,
-            // A page more, to begin at a page's start.
+            // A page more, so that the data can begin at a page's start.
             data: vec![0; layout.data_bytes + PAGE_BYTES],
             objects: (0..layout.objects).map(|_| ObjectMeta::UNUSED).collect(),
             blocks: (0..layout.blocks).map(|_| BlockMeta::UNUSED).collect(),
@@ -52,7 +52,7 @@ impl Random {
     }
 }
 
-/// Bytes that differ from one seed to the next in every place.
+/// Returns bytes that differ in every place from one seed to the next.
 fn bytes_of(seed: u64, length: usize) -> Vec<u8> {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     (0..length).map(|_| (random.next() >> 24) as u8).collect()
@@ -66,7 +66,7 @@ fn store(pool: &Pool, owner: u64, length: usize) -> Result<ObjectHandle, StoreEr
     pool.store(PageIndex(owner), &bytes_of(owner, length))
 }
 
-/// Gives everything back that the pool doesn't want to keep, as a driver would; the content goes bad.
+/// Gives back everything that the pool doesn't want to keep, as a driver would. The content goes bad.
 fn release_all(pool: &Pool) -> usize {
     let ranges = std::iter::from_fn(|| pool.take_released());
     let give_back = |range: Range<usize>| {
@@ -96,7 +96,7 @@ fn first_in_goes_first_except_for_busy_pages() {
     let mut memory = Memory::for_limit(1 << 20);
     let pool = memory.pool(90);
     let [a, b, c] = [1, 2, 3].map(|owner| store(&pool, owner, 500).unwrap());
-    // b's page is busy; a handle in the hands of another owner is left where it is.
+    // b's page is busy. A handle is left where it is if the call names another owner.
     pool.rotate(b, PageIndex(2));
     pool.rotate(a, PageIndex(2));
     let order: Vec<_> = std::iter::from_fn(|| {
@@ -120,7 +120,7 @@ fn what_takes_a_whole_page_goes_first() {
     assert_eq!(order.collect::<Vec<_>>(), [d, b, a, c]);
 }
 
-/// Owners of what there is, in the order in which it goes; all of it is freed.
+/// Frees everything in the order in which it goes, and returns the owners.
 fn drained(pool: &Pool) -> Vec<u64> {
     let next = || pool.first_to_go().map(|(handle, owner)| (pool.free(handle), owner.0).1);
     std::iter::from_fn(next).collect()
@@ -139,7 +139,7 @@ fn what_is_denser_goes_before_what_is_not_and_keeps_its_owner() {
     assert_eq!(pool.first_to_densify(false), Some((a, PageIndex(1))));
     assert_eq!(pool.usage().payload_bytes, 2100);
     pool.check(&mut |_, _, _| {});
-    // What was asked for isn't old any more.
+    // An object that was asked for isn't old any more.
     let more = store(&pool, 4, 900).unwrap();
     pool.leave_as_it_is(more);
     pool.keep(denser);
@@ -158,7 +158,7 @@ fn what_has_been_there_for_two_turns_is_old() {
     assert_eq!(old(), None);
     pool.turn();
     assert_eq!(old(), Some(1));
-    // The youngest of the old ones goes, and then the oldest; b is asked for.
+    // The youngest of the old objects goes, and then the oldest; b is asked for.
     pool.free(c);
     assert_eq!(old(), Some(1));
     pool.free(a);
@@ -203,7 +203,7 @@ fn what_becomes_denser_has_a_reserve_where_that_is_asked_for() {
 fn what_becomes_denser_takes_a_larger_slot_where_there_is_no_other() {
     let mut memory = Memory::for_limit(64 << 10);
     let pool = memory.pool(90);
-    // Three sizes, and a slot of the middle one.
+    // Objects of three sizes, and a free slot of the middle one.
     let large = store(&pool, 1, 2000).unwrap();
     let middle = store(&pool, 2, 1300).unwrap();
     while pool.store(PageIndex(3), &[7; PAGE_BYTES]).is_ok() {}
@@ -224,7 +224,7 @@ fn limit_of_what_is_there_takes_nothing_more_and_keeps_the_reserve() {
         }
         let block_bytes = pool.state.lock().blocks.block_bytes();
         for owner in 0..300 {
-            // The blocks that there are take what fits; no other one is to be had.
+            // The blocks that exist take what fits. No other block is to be had.
             pool.store(PageIndex(owner), &[7; PAGE_BYTES]).unwrap();
             let used = pool.usage().bytes;
             pool.set_limit(pool.limit_of_what_is_there());
@@ -337,7 +337,7 @@ fn layouts_of_all_sizes_fit_their_number_ranges() {
     }
 }
 
-/// 16 blocks of one page each; at 75 % it accepts again with 12 of them occupied.
+/// 16 blocks of one page each. At 75 % the pool accepts again with 12 of them occupied.
 #[test]
 fn full_pool_accepts_again_only_at_the_threshold() {
     let mut memory = Memory::for_limit(64 << 10);
@@ -350,7 +350,7 @@ fn full_pool_accepts_again_only_at_the_threshold() {
         assert_eq!(pool.over_accept_threshold(), freed < 4, "{freed}");
         pool.free(handle);
     }
-    // Accepting again, it goes on to the limit, not to the threshold.
+    // Once it accepts again, the pool goes on to the limit, not to the threshold.
     assert!((0..15).all(|owner| store(&pool, owner, 4096).is_ok() && pool.accepts()));
 }
 
@@ -388,12 +388,12 @@ fn lowered_limit_shrinks_the_pool_and_can_be_raised_again() {
     pool.check(&mut |_, _, _| {});
 }
 
-/// A full pool goes to its threshold and up again, and a block that is given back and had again costs two calls; elsewhere what
-/// is kept is missing from the program.
+/// A full pool goes to its threshold and up again. A block that is given back and had again costs two calls.
+/// In other pools the kept memory is missing from the program.
 #[test]
 fn a_nearly_full_pool_keeps_more_of_what_is_empty() {
     let small = [(64, 8, 8), (64, 16, 8), (64, 17, 1), (64, 63, 1)];
-    // 2 MiB are free of 16, and half of 64, where blocks have eight pages.
+    // 2 of 16 MiB are free, and half of 64 MiB, where blocks have eight pages.
     let large = [(16 << 8, 2 << 8, 1 << 8), (64 << 8, 32 << 8, 8 * 1024 / 128)];
     for (pages, freed, kept) in small.into_iter().chain(large) {
         let mut memory = Memory::for_limit(pages << 12);
@@ -423,7 +423,7 @@ fn block_being_released_is_not_used_until_the_driver_is_done() {
     store(&pool, 3, 4096).unwrap();
 }
 
-/// Blocks of 8 objects of 1000 bytes; the second is emptied to one object, the first to seven.
+/// Blocks of 8 objects of 1000 bytes. The second block is emptied to one object, the first to seven.
 #[test]
 fn stores_go_to_the_fuller_of_two_blocks() {
     let mut memory = Memory::for_limit(1 << 20);
@@ -460,7 +460,7 @@ fn compaction_frees_blocks_and_keeps_every_byte() {
     let mut random = Random(11);
     let mut live: Vec<_> =
         (0..4000).map(|owner| (owner, store(&pool, owner, 500 + random.below(300)).unwrap())).collect();
-    // Three of four go, at random.
+    // Three of four objects go, at random.
     live.retain(|&(_, handle)| {
         let stays = random.below(4) == 0;
         if !stays {
@@ -480,7 +480,8 @@ fn compaction_frees_blocks_and_keeps_every_byte() {
     }
     let after = pool.usage();
     println!("compaction: {} -> {} bytes with {moved} moves", before.bytes_occupied, after.bytes_occupied);
-    // At most one partly filled block is left in a class; 500 to 800 bytes are less than 24 classes.
+    // At most one partly filled block is left in each class. Objects of 500 to 800 bytes have fewer than 24
+    // classes.
     assert!(after.bytes_occupied <= after.payload_bytes * 108 / 100 + 24 * 8192);
     assert!(after.bytes_occupied < before.bytes_occupied / 2 && moved <= live.len());
     assert_eq!(pool.compact(1), 0);
@@ -490,7 +491,8 @@ fn compaction_frees_blocks_and_keeps_every_byte() {
     }
 }
 
-/// Two blocks full of objects of the same size, but for most of the first one and half of the second.
+/// Fills two blocks with objects of the same size, and frees most of the first block and half of the second.
+/// Returns the object left in the first block, and the size.
 fn sparse_blocks(pool: &Pool) -> (ObjectHandle, usize) {
     const LENGTH: usize = 1000;
     let capacity = pool.state.lock().blocks.block_bytes() / LENGTH;
@@ -524,7 +526,7 @@ fn an_object_that_is_read_can_not_be_freed() {
     pool.read(handle, |_| pool.free(handle));
 }
 
-/// Whoever comes when as many objects are pinned as there is room for reads and stores under the lock.
+/// A thread that comes when no pin is free reads and stores under the lock.
 #[test]
 fn more_readers_than_there_is_room_for_read_and_store_all_the_same() {
     fn nested(pool: &Pool, handle: ObjectHandle, more: usize) {
@@ -556,7 +558,7 @@ fn threads_at_once_lose_nothing() {
         let mut random = Random(thread + 1);
         let mut live: Vec<(u64, usize, ObjectHandle)> = Vec::new();
         for step in 0..20_000 {
-            // Owners tell the threads apart: each frees only what it stored.
+            // Owners tell the threads apart: each thread frees only what it stored.
             let (owner, length) = (thread << 32 | step, 1 + random.below(3000));
             match random.below(8) {
                 0..4 => live.extend(store(pool, owner, length).ok().map(|handle| (owner, length, handle))),
@@ -601,7 +603,7 @@ fn mixed_length(random: &mut Random) -> usize {
     300 + (random.below(2700) + random.below(2700)) / 2
 }
 
-/// Percent of the pool's memory that holds no payload.
+/// Returns the percentage of the pool's memory that holds no payload.
 fn waste_percent(usage: &PoolUsage) -> f64 {
     100.0 - usage.payload_bytes as f64 * 100.0 / usage.bytes as f64
 }
@@ -655,7 +657,7 @@ fn steady_state_wastes_little_and_hardly_gives_memory_back() {
     }
 }
 
-/// The table behind `layout::BLOCK_BYTES`, printed, and the choice made from it checked.
+/// Prints the table behind `layout::BLOCK_BYTES`, and checks the choice made from it.
 #[test]
 fn waste_by_block_size() {
     for mib in [1, 2, 4, 6, 8, 16, 32, 48] {

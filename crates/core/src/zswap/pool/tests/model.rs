@@ -26,7 +26,7 @@ enum Op {
 }
 
 impl Op {
-    /// Bit of the mask that switches operations of this kind off.
+    /// Returns the bit of the mask that switches operations of this kind off.
     fn kind(&self) -> u32 {
         match self {
             Op::Store { .. } | Op::Load(_) => 0,
@@ -46,7 +46,7 @@ impl Op {
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
-    // Few sizes, so that classes fill up and blocks hold several objects; and any size at times.
+    // Few sizes, so that classes fill up and blocks hold several objects. Any size at times.
     let length =
         prop_oneof![4 => 1..120_usize, 3 => Just(700_usize), 2 => 1..=4096_usize, 1 => Just(4096_usize)];
     prop_oneof![
@@ -67,26 +67,27 @@ fn any_op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What the pool should look like from outside: the simplest thing that could work.
+/// The pool as it should look from outside: the simplest thing that could work.
 struct Model {
     live: HashMap<u32, (u64, Vec<u8>)>,
     /// Handles, the oldest first.
     by_age: Vec<u32>,
-    /// Those of objects that are kept.
+    /// Handles of objects that are kept.
     kept: HashSet<u32>,
-    /// Those of objects that won't become any shorter.
+    /// Handles of objects that won't become any shorter.
     dense: HashSet<u32>,
     /// Turns since the object became the youngest of its kind.
     age: HashMap<u32, u32>,
-    /// How many objects had been made before it, or before the one that it took the place of, or when it was in use last.
+    /// How many objects had been made before this one, before the object that it replaced, or when it was
+    /// last in use.
     born: HashMap<u32, u64>,
     made: u64,
     was_full: bool,
     accept_percent: u64,
     limit: usize,
-    /// Whether a part of that is for what becomes denser.
+    /// Whether a part of the limit is for objects that become denser.
     reserves: bool,
-    /// Block memory was within the limit once it was set, so it must stay so.
+    /// Whether the limit was ever lowered. If not, block memory must stay within the limit.
     limit_was_lowered: bool,
     objects_max: usize,
     block_bytes: usize,
@@ -96,7 +97,7 @@ struct Model {
 }
 
 impl Model {
-    /// Handles in the order in which they should go, and those that are kept.
+    /// Returns the handles in the order in which they should go, and the handles of objects that are kept.
     fn order(&self) -> (Vec<u32>, Vec<u32>) {
         let (kept, others): (Vec<u32>, Vec<u32>) =
             self.by_age.iter().partition(|raw| self.kept.contains(raw));
@@ -107,7 +108,7 @@ impl Model {
         ([whole, dense, compressed].concat(), kept)
     }
 
-    /// The one to be made denser next.
+    /// Returns the object to make denser next.
     fn to_densify(&self, is_old: bool) -> Option<(u32, u64)> {
         let (order, _) = self.order();
         let is_it = |raw: &&u32| self.live[raw].1.len() < PAGE_BYTES && !self.dense.contains(raw);
@@ -156,7 +157,8 @@ impl Model {
         self.made += 1;
     }
 
-    /// Whether more was made since it was than three quarters of what was since the oldest was that compresses.
+    /// Returns whether more objects were made since this one than three quarters of those made since the
+    /// oldest that compresses.
     fn is_old(&self, raw: u32) -> bool {
         let compresses = |raw: &&u32| self.live[*raw].1.len() < PAGE_BYTES;
         let (order, _) = self.order();
@@ -267,7 +269,7 @@ impl Model {
         }
     }
 
-    /// The limit, less what is for what becomes denser.
+    /// Returns the limit less the reserve for objects that become denser.
     fn limit_of_stores(&self) -> usize {
         let blocks = self.limit / self.block_bytes;
         (blocks - if self.reserves { blocks / 32 } else { 0 }) * self.block_bytes
@@ -347,7 +349,7 @@ proptest! {
     fn pool_does_what_the_model_does(
         (block_bytes, bytes_max) in prop_oneof![
             (Just(4096_usize), 0..80_usize << 10),
-            // Enough for a reserve of one or two.
+            // Enough for a reserve of one or two blocks.
             (Just(4096_usize), 130_usize << 10..300 << 10),
             (Just(8192_usize), 0..80_usize << 10),
             (Just(65536_usize), 0..400_usize << 10),
