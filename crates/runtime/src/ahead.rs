@@ -1,10 +1,10 @@
-//! Readahead in the live engine: windows are brought in by two threads of their own, `farpage-ahead`, so that the
-//! program goes through one window while the next one is made ready.
+//! Readahead in the live engine. Two threads named `farpage-ahead` bring windows in, so that the program goes
+//! through one window while the next one is made ready.
 //!
-//! The thread that serves a fault serves its page first. Windows wait in a short queue; a full queue
-//! means that a window isn't read, no more. Pages are gathered in memory of the thread's own, next to each other, so
-//! that one read and one UFFDIO_COPY take a whole run, and no frame is needed but for what is parked. Up to four
-//! batches are being read before the first of them is mapped.
+//! The thread that serves a fault serves the faulting page first. Windows wait in a short queue. A window
+//! that finds the queue full isn't read. The pages of a batch are gathered next to each other, in memory of
+//! the thread's own. So one read and one UFFDIO_COPY take a whole run, and only parked pages need a frame. Up
+//! to four batches are being read before the first of them is mapped.
 // UNSAFETY: pages are brought into raw memory, as the kernel and the devices see it.
 
 use crate::devices::BackEnds;
@@ -20,26 +20,28 @@ use farpage_core::units::{AREAS_MAX, AreaId, PAGE_BYTES, PageBytes, PageIndex, P
 use farpage_io::{Backend, Completion, Op, Request, SEGMENTS_MAX, Segment, Wait};
 use farpage_os::{futex, memory};
 
-/// Pages that are begun together: what one read request takes.
+/// Pages in one batch, the unit in which a plan is locked and read: as many as one read request takes.
 const BATCH: usize = SEGMENTS_MAX;
-/// Batches that are on their way at once: a window, where windows are largest, so that all of it is locked at once. What isn't,
-/// and the program comes to, is a read of its own, and a hole in the reads of the others.
+/// Batches that one thread has in flight at once. The largest window fits, so that all of its pages are
+/// locked at once. A page that isn't locked yet, and that the program touches, would be a read of its own.
+/// That page would also be a hole in the reads of its neighbours.
 const BATCHES: usize = 4;
-/// Slots of others between two of a stream's that are read along: a request of its own would take longer.
+/// Slots of other pages that a request reads along at most between two slots that it needs. A separate
+/// request would take longer.
 const OTHERS_BETWEEN: u32 = 8;
-/// So many in a batch.
+/// Slots of other pages that one batch reads along at most.
 const OTHERS_MAX: usize = 32;
-/// Batches that a thread that reads ahead evicts for one batch that it brings, at most.
+/// Batches that a readahead thread evicts at most to make room for one batch that it brings in.
 const BATCHES_FOR_ROOM: usize = 4;
-/// Windows that wait.
+/// Windows that can wait in the queue.
 const QUEUE: usize = 64;
 
 /// Whether a thread that reads ahead may evict pages to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reclaim {
-    /// It has nothing better to do.
+    /// The thread has no other work, so it may evict.
     Allowed,
-    /// It serves faults: it stops instead.
+    /// The thread serves faults, so it stops reading ahead instead.
     NotHere,
 }
 
@@ -49,7 +51,8 @@ struct Ring {
     count: usize,
 }
 
-/// Windows that wait for the threads that read ahead. Its lock is an innermost one: nothing is done under it.
+/// Windows that wait for the readahead threads. The queue's lock is an innermost one: no other lock is taken
+/// under it.
 pub struct AheadQueue {
     ring: Lock<Ring>,
     bell: AtomicU32,
@@ -62,13 +65,13 @@ impl Default for AheadQueue {
 }
 
 impl AheadQueue {
-    /// Empty.
+    /// An empty queue.
     pub const fn new() -> AheadQueue {
         let ring = Ring { plans: [None; QUEUE], first: 0, count: 0 };
         AheadQueue { ring: Lock::new(ring), bell: AtomicU32::new(0) }
     }
 
-    /// Puts a window at the end, and wakes the thread; a full queue drops it.
+    /// Puts a window at the end, and wakes one thread. A full queue drops the window.
     pub fn push(&self, plan: Plan) {
         {
             let mut ring = self.ring.lock();
@@ -79,12 +82,13 @@ impl AheadQueue {
             ring.plans[at] = Some(plan);
             ring.count += 1;
         }
-        // Ordering: Release pairs with the Acquire in `bell`: who sees the new number finds the window.
+        // Ordering: Release pairs with the Acquire in `bell`: a thread that sees the new number finds the
+        // window.
         self.bell.fetch_add(1, Ordering::Release);
         futex::wake(&self.bell, 1);
     }
 
-    /// The window that has waited longest.
+    /// Takes out the window that has waited longest.
     pub fn pop(&self) -> Option<Plan> {
         let mut ring = self.ring.lock();
         let at = ring.first;
@@ -94,31 +98,32 @@ impl AheadQueue {
         Some(plan)
     }
 
-    /// A number that changes with each window.
+    /// Returns a number that changes with each window.
     pub fn bell(&self) -> u32 {
         // Ordering: Acquire, as in `push`.
         self.bell.load(Ordering::Acquire)
     }
 
-    /// Has all threads that wait look what else there is to do.
+    /// Wakes all threads that wait, so that they look for other work.
     pub fn ring(&self) {
         self.bell.fetch_add(1, Ordering::Release);
         futex::wake(&self.bell, u32::MAX >> 1);
     }
 
-    /// Waits for another window, at most `ns`.
+    /// Waits until the bell's number differs from `seen`, or `ns` have passed.
     pub fn wait(&self, seen: u32, ns: u64) {
         futex::wait_for(&self.bell, seen, ns);
     }
 }
 
-/// What a thread needs to read ahead; made when it first does.
+/// Memory and back ends with which a thread reads ahead. Each is made when it is first needed.
 pub(crate) struct AheadMemory {
-    /// Neighbouring pages to gather a batch in; null until needed.
+    /// Memory in which neighbouring pages of the batches are gathered. Null until needed.
     pages: *mut PageBytes,
-    /// Back ends for reads alone: their completions are waited for.
+    /// Back ends that only read. The thread waits for their completions.
     readers: BackEnds,
-    /// Bit n: in area n slots of others are not read along any more, because one of them may be unreadable.
+    /// Bit n: in area n, slots of other pages are no longer read along, because one of them may be
+    /// unreadable.
     unbridged: u32,
 }
 
@@ -127,7 +132,7 @@ impl AheadMemory {
         AheadMemory { pages: core::ptr::null_mut(), readers, unbridged: 0 }
     }
 
-    /// Makes sure that there is memory to gather pages in.
+    /// Makes sure that there is memory to gather pages in. False if none can be had.
     fn prepare(&mut self) -> bool {
         const BYTES: usize = BATCHES * (BATCH + OTHERS_MAX) * PAGE_BYTES;
         if self.pages.is_null()
@@ -141,49 +146,51 @@ impl AheadMemory {
         !self.pages.is_null()
     }
 
-    /// One page of a batch.
+    /// Page `at` of the batch `turn`.
     fn page(&self, turn: usize, at: usize) -> *mut PageBytes {
         assert!(turn < BATCHES && at < BATCH && !self.pages.is_null());
         self.pages.wrapping_add(turn * BATCH + at)
     }
 
-    /// Where what others have in their slots is read to.
+    /// Memory into which slot number `at` of those that the batch `turn` reads along is read.
     fn others(&self, turn: usize, at: usize) -> *mut PageBytes {
         assert!(turn < BATCHES && at < OTHERS_MAX && !self.pages.is_null());
         self.pages.wrapping_add(BATCHES * BATCH + turn * OTHERS_MAX + at)
     }
 
-    /// One page of a batch, to fill or to read.
+    /// The bytes of one page of a batch, to fill or to read.
     #[expect(clippy::mut_from_ref, reason = "raw memory; see Safety")]
     fn bytes(&self, turn: usize, at: usize) -> &mut [u8; PAGE_BYTES] {
-        // SAFETY: in bounds by `page`; mapped for good, and this thread's alone; no device has a page that isn't pending, and
-        // only others are asked for; no two references to one page are alive at once: each caller drops its own.
+        // SAFETY: the page is in bounds, by `page`. The memory stays mapped for good, and belongs to this
+        // thread alone. A device writes only to pages that are pending, and callers ask only for pages that
+        // aren't. No two references to one page are alive at once, because each caller drops its own.
         unsafe { &mut (*self.page(turn, at)).0 }
     }
 }
 
-/// Pages on their way, in address order; each is gathered in the page of its number.
+/// Pages in flight, in address order. The page of ticket n is gathered in page n of the batch.
 type Tickets = [Option<Ticket>];
 
 /// A batch that is being read.
 struct Reading {
-    /// The place of its plan.
+    /// Index of its plan in [`OnTheWay::plans`].
     of: usize,
     is_under_way: bool,
     tickets: [Option<Ticket>; BATCH],
-    /// The page into which the slot of page n is read: another's, if that has the same slot.
+    /// The batch's page into which the slot of page n is read. Pages that share a slot are read into one of
+    /// them.
     read_into: [u8; BATCH],
-    /// Bit n: page n was read, or rather the slot that was read into it.
+    /// Bit n: a slot was read into page n.
     read: u64,
-    /// Bit n: page n is being read.
+    /// Bit n: a slot is being read into page n.
     pending: u64,
-    /// The pages of the request that page n is the first of.
+    /// The pages of the request whose first page is n, one bit each.
     requests: [u64; BATCH],
-    /// Bit n: some of them lie in area n.
+    /// Bit n: some of the batch's pages are read from area n.
     areas: u32,
-    /// Bit n: that request reads slots of others along.
+    /// Bit n: the request whose first page is n reads slots of other pages along.
     bridges: u64,
-    /// Slots of others that are read along.
+    /// Slots of other pages that the batch reads along.
     others: usize,
 }
 
@@ -211,10 +218,12 @@ struct Carried {
 
 /// Plans that one thread carries out, and their batches.
 struct OnTheWay {
-    /// At most one is being begun; of the others batches are still being read.
+    /// At most one plan is being begun. Every other plan here is begun, and some of its batches are still
+    /// being read.
     plans: [Option<Carried>; 2],
     batches: [Reading; BATCHES],
-    /// Where the next batch is begun. From there on they are in the order in which they were begun.
+    /// Index of the batch that is begun next. From this index on, round the array, the batches are in the
+    /// order in which they were begun.
     turn: usize,
 }
 
@@ -228,12 +237,12 @@ impl OnTheWay {
         self.plans.iter().any(Option::is_none) && !self.batches[self.turn].is_under_way
     }
 
-    /// The batch that was begun first of those that are being read.
+    /// The index of the oldest batch that is being read.
     fn oldest(&self) -> Option<usize> {
         (0..BATCHES).map(|at| (self.turn + at) % BATCHES).find(|at| self.batches[*at].is_under_way)
     }
 
-    /// Takes a plan out that is done.
+    /// Takes out a plan that is done.
     fn take_done(&mut self) -> Option<Opening> {
         let batches = &self.batches;
         let is_read = |at: usize| !batches.iter().any(|batch| batch.of == at && batch.is_under_way);
@@ -243,24 +252,27 @@ impl OnTheWay {
     }
 }
 
-/// Neighbours among them that have been gathered and can be mapped by one call.
+/// Gathered tickets whose pages are neighbours, so that one call can map them.
 #[derive(Clone, Copy, Default)]
 struct Run {
-    /// In which batch.
+    /// Index of the batch.
     turn: usize,
     first: usize,
     count: usize,
 }
 
 impl Worker {
-    /// What to read ahead because of a fault. Hands it to the threads that do so; returned is what this thread
-    /// should do itself when the fault is served: if the program waits for it (`here`), no more than a walk that is too fast
-    /// for them comes to next. Under the map lock.
+    /// Decides what to read ahead because of a fault. Queues a window of a walk, or a plan for pages on an
+    /// area, for the readahead threads. Returns the plan that is left for the time after the fault is served.
+    /// If the program waits for this thread (`here`), this thread itself brings in only a catch-up, and
+    /// queues any other plan. A catch-up is the next pages of a walk that is too fast for the readahead
+    /// threads. Under the map lock.
     pub(crate) fn plan_ahead(&self, ticket: &mut Ticket, here: bool) -> Option<Plan> {
         let advice = self.engine.pager.plan_ahead(ticket);
         let Some(plan) = advice.plan else {
             let late = advice.late?;
-            // Bytes are written through a file that isn't in the table of a thread of the program's, if pages can't be moved.
+            // Where pages can't be moved, bytes are written through a file. A thread of the program hasn't
+            // got that file in its table.
             let may_install = self.engine.protections.is_none() && late.count > 0;
             return match here {
                 true => may_install.then_some(Plan::CatchUp(late)),
@@ -269,22 +281,23 @@ impl Worker {
         };
         let is_far = matches!(plan, Plan::Stream(_) | Plan::Rest(_)) || ticket.is_on_area();
         if is_far {
-            // Now: the other thread wakes up while this one serves the fault.
+            // The plan is queued now, so that the other thread wakes up while this one serves the fault.
             self.engine.ahead.push(plan);
             return None;
         }
         Some(plan)
     }
 
-    /// The same for a fault whose page somebody else is bringing. Under the map lock.
+    /// Queues what to read ahead because of a fault on a page that another thread is bringing in. Under the
+    /// map lock.
     pub(crate) fn plan_joined(&self, page: PageIndex) {
         if let Some(plan) = self.engine.pager.plan_joined(page) {
             self.engine.ahead.push(plan);
         }
     }
 
-    /// Carries a plan out as far as memory allows; then, in a thread that has nothing better to do, those that wait. Without the
-    /// map lock.
+    /// Carries a plan out as far as memory allows. With [`Reclaim::Allowed`], carries out the plans that wait
+    /// in the queue as well. Without the map lock.
     pub fn bring(&mut self, plan: Plan, reclaim: Reclaim) {
         let mut way = OnTheWay::new();
         let (mut next, mut may_go_on) = (Some(plan), true);
@@ -296,18 +309,18 @@ impl Worker {
             } else {
                 return;
             }
-            // The device goes on with the next plan while the last batches of this one are mapped. (When it was begun after
-            // that, a walk from disk had 0.87 of the touches, 16 streams 0.92: `farpage load touch`, 256 MiB under 128M,
-            // `--pool 1M`.)
+            // The next plan begins here, so that the device has work while the last batches of this plan are
+            // mapped. Beginning it after them costs a walk from disk about an eighth of its speed.
             if reclaim == Reclaim::Allowed && may_go_on && way.has_place() {
                 next = self.engine.ahead.pop();
             }
         }
     }
 
-    /// Begins all batches of a plan, as far as there is room; what was begun before is brought in meanwhile. Whether another one
-    /// should be begun beside it: there was room for all of this one, and some of it is being read. Else plans that have nothing
-    /// to be read would keep what was read before waiting.
+    /// Begins all batches of a plan, as far as there is room. Maps batches that were begun earlier meanwhile.
+    /// Returns whether another plan should be begun beside this one. The condition is that there was room for
+    /// all of this plan, and that some of it is still being read. Plans with nothing to read would delay the
+    /// mapping of pages that were already read.
     fn begin_plan(&mut self, way: &mut OnTheWay, plan: Plan, reclaim: Reclaim) -> bool {
         if !self.ahead.prepare() {
             self.engine.pager.close_ahead(Opening::new(plan));
@@ -315,18 +328,20 @@ impl Worker {
         }
         let at = way.plans.iter().position(Option::is_none).expect("there is a place for a plan");
         way.plans[at] = Some(Carried { opening: Opening::new(plan), is_begun: false });
-        // Where a read of one batch has room before the limit, the device begins with it, and room is made meanwhile.
+        // If a read of one batch fits below the limit, the device begins with it. Room is made meanwhile.
         let mut may_wait = self.engine.pager.is_on_area(&plan) && !self.engine.is_near_limit();
         let has_room = loop {
             self.land_batch(way, way.turn);
-            // Several threads bring a batch each: who begins just below the limit ends above it. So nothing is read
-            // ahead into what lies between the mark where eviction starts and the limit.
-            // The device goes on with the batch before meanwhile. (That was brought in first once: a walk from disk had 0.9 of the
-            // touches then, `farpage load touch --pattern sequential`, and waited longer for the slowest of them.)
+            // Several threads bring in a batch each, so threads that begin just below the limit end above it.
+            // So the memory between the mark where eviction starts and the limit is not for readahead. See
+            // `make_room` for the exception. Room is made before the batches in flight are mapped, because
+            // the device works on them meanwhile. The other order makes a walk from disk about a tenth
+            // slower, and lengthens its longest waits.
             if !may_wait && !self.has_room(reclaim) {
                 break false;
             }
-            // A fault's read waits behind what the device has: no longer than one batch takes.
+            // A fault's read waits behind what the device already has. So only one batch is in flight beside
+            // it, and the read waits no longer than one batch takes.
             if self.engine.faults_reading.load(Ordering::Relaxed) > 0 {
                 while let Some(oldest) = way.oldest() {
                     self.land_batch(way, oldest);
@@ -353,8 +368,8 @@ impl Worker {
         }
     }
 
-    /// Brings along what a walk comes to next, if there is room. In the thread that faulted, perhaps on a small stack. Without
-    /// the map lock.
+    /// Brings in what a walk comes to next, if there is room, in the thread that faulted. The stack may be
+    /// small. Without the map lock.
     pub(crate) fn catch_up(&mut self, window: Window) {
         assert!(
             self.engine.protections.is_none(),
@@ -373,7 +388,8 @@ impl Worker {
         self.engine.pager.close_ahead(opening);
     }
 
-    /// Whether more of a plan may be brought in, which may take some eviction. If not, the keeper is told.
+    /// Returns whether more of a plan may be brought in, evicting for it if `reclaim` allows. If not, tells
+    /// the keeper.
     fn has_room(&mut self, reclaim: Reclaim) -> bool {
         let has = !self.engine.wants_room() || reclaim == Reclaim::Allowed && self.make_room();
         if !has {
@@ -382,9 +398,10 @@ impl Worker {
         has
     }
 
-    /// Evicts until memory is below the mark where the keeper starts to, in batches as large as its: smaller ones interrupt the
-    /// other CPUs as much (32 pages instead of 128: 0.96 of the sequential touches from the pool, 0.95 of those beside random
-    /// ones; `farpage load touch`, 256 MiB under 200M). False if that takes long or can't be done.
+    /// Evicts until memory is below the mark where the keeper starts to evict. Gives up after a few batches,
+    /// or when nothing can be evicted. The batches are as large as the keeper's: smaller ones interrupt the
+    /// other CPUs as often for less memory. Returns whether the mark was reached, or the limit at least isn't
+    /// near.
     fn make_room(&mut self) -> bool {
         for _ in 0..BATCHES_FOR_ROOM {
             self.engine.budget.refresh(self.engine.pager);
@@ -395,11 +412,13 @@ impl Worker {
                 break;
             }
         }
-        // What is left out of a window the program has to wait for, a page at a time.
+        // The program has to wait for each page that a window leaves out, one fault at a time. So the plan
+        // goes on above the mark, as long as the limit isn't near.
         !self.engine.is_near_limit()
     }
 
-    /// Locks a batch of a plan, brings in what isn't on an area, and has the rest read. Whether there may be more.
+    /// Locks the next batch of a plan, brings in what isn't on an area, and begins to read the rest. Returns
+    /// whether the plan may have more pages.
     fn begin_batch(&mut self, way: &mut OnTheWay, of: usize) -> bool {
         let OnTheWay { plans, batches, turn } = way;
         let at = *turn;
@@ -409,16 +428,18 @@ impl Worker {
         let count = self.lock_batch(opening, &mut batches[at].tickets);
         self.load_batch(opening, &mut batches[at].tickets, at);
         drop(shared);
-        // What is left lies on areas. As with any read, the pages' own locks keep changes of their mappings waiting.
+        // The rest lies on areas. As with any read, the lock of each page keeps changes of its mapping
+        // waiting.
         self.submit_batch(batches, at);
-        // Where nothing is read the same memory does for the next batch.
+        // If nothing is being read, the next batch can use the same memory.
         if batches[at].is_under_way {
             *turn = (at + 1) % BATCHES;
         }
         count == BATCH
     }
 
-    /// Locks as many pages as there are places for tickets, if the plan has so many: how many. Under the map lock.
+    /// Locks as many pages of the plan as `tickets` has room for. Returns how many it locked. Under the map
+    /// lock.
     fn lock_batch(&self, opening: &mut Opening, tickets: &mut Tickets) -> usize {
         let mut count = 0;
         while count < tickets.len()
@@ -434,7 +455,7 @@ impl Worker {
         count
     }
 
-    /// Everything that isn't on an area. Under the map lock.
+    /// Brings in every page of a batch that isn't on an area. Under the map lock.
     fn load_batch(&mut self, opening: &mut Opening, tickets: &mut Tickets, turn: usize) {
         let pager = self.engine.pager;
         let mut run = Run { turn, ..Run::default() };
@@ -454,7 +475,8 @@ impl Worker {
         self.map_run(opening, tickets, run);
     }
 
-    /// Waits until a batch has been read, if there is one, and brings it in.
+    /// Waits until a batch has been read, and brings its pages in. Does nothing if the batch isn't being
+    /// read.
     fn land_batch(&mut self, way: &mut OnTheWay, turn: usize) {
         if !way.batches[turn].is_under_way {
             return;
@@ -482,13 +504,15 @@ impl Worker {
         self.close_done(way);
     }
 
-    /// Makes pages of what was read from their slots. Bit n: page n is there, if that was written there.
+    /// Unpacks the pages of a batch from the slots that were read. Bit n of the result: page n was unpacked.
+    /// The caller still has to check that its bytes are what was written.
     fn unpack_batch(&mut self, reading: &Reading, turn: usize) -> u64 {
         let (pager, mut there) = (self.engine.pager, 0_u64);
         let into = |at: usize| usize::from(reading.read_into[at]);
         let is_read = |at: usize| reading.read & 1 << into(at) != 0;
         let tickets = || (0..BATCH).filter_map(|at| Some((at, reading.tickets[at].as_ref()?)));
-        // Where a slot was read its own page takes its place, so that comes last.
+        // The page into which a slot was read is unpacked in place, over the slot's bytes. So that page comes
+        // last.
         for (at, ticket) in tickets().filter(|(at, _)| is_read(*at) && into(*at) != *at) {
             let (slot, page) = (self.ahead.bytes(turn, into(at)), self.ahead.bytes(turn, at));
             let unpacked = pager.unpack_ahead(ticket, slot, page, &mut self.scratch.decoder);
@@ -501,7 +525,7 @@ impl Worker {
         there
     }
 
-    /// A page was gathered: parks it, or adds it to the run of those that are mapped next.
+    /// Parks a page that was gathered, or adds it to the run of pages that are mapped next.
     fn land(&self, opening: &mut Opening, tickets: &mut Tickets, ticket: Ticket, at: usize, run: &mut Run) {
         if ticket.fate() == Fate::Park {
             return self.park_ahead(opening, ticket, run.turn, at);
@@ -525,20 +549,21 @@ impl Worker {
                 return pager.give_up_ahead(opening, ticket);
             }
             let frame = ticket.frame().expect("a page to park has a frame");
-            // SAFETY: the ticket owns the frame, it has memory, and nobody else knows it.
+            // SAFETY: the ticket owns the frame, and the frame has memory. Nobody else knows the frame.
             unsafe { pager.cache().bytes_mut(frame) }.copy_from_slice(self.ahead.bytes(turn, at));
         }
         pager.settle_parked(opening, ticket);
     }
 
-    /// Maps a run by as few calls as the kernel allows.
+    /// Maps a run with as few calls as the kernel allows.
     fn map_run(&self, opening: &mut Opening, tickets: &mut Tickets, run: Run) {
         let pager = self.engine.pager;
         let mut at = run.first;
         while at < run.first + run.count {
             let Some(first) = &tickets[at] else { return };
             let pages = PageRange::of(first.page(), (run.first + run.count - at) as u64);
-            // SAFETY: the pages were gathered in this thread's own memory, one after the other; their locks are ours.
+            // SAFETY: the pages were gathered in this thread's own memory, one after the other. This thread
+            // holds their locks.
             let installed = unsafe { self.engine.pages.install_run(pages, self.ahead.page(run.turn, at)) };
             let end = at + installed.unwrap_or(0) as usize;
             while at < end
@@ -547,7 +572,7 @@ impl Worker {
                 pager.settle_ahead(opening, ticket, Backing::Memory);
                 at += 1;
             }
-            // Somebody was quicker, or the mapping doesn't allow it now.
+            // The page is there already, or the mapping doesn't allow the page now.
             if at < run.first + run.count
                 && let Some(ticket) = tickets[at].take()
             {
@@ -557,7 +582,8 @@ impl Worker {
         }
     }
 
-    /// Has the tickets' slots read, neighbours by one request, also where a few slots between them are others'.
+    /// Begins to read the tickets' slots. One request reads neighbouring slots, and bridges gaps of a few
+    /// slots of other pages.
     fn submit_batch(&mut self, reading: &mut [Reading; BATCHES], turn: usize) {
         let mut order = Order::default();
         let Reading { tickets, read_into, .. } = &mut reading[turn];
@@ -577,8 +603,9 @@ impl Worker {
         }
     }
 
-    /// How many of these slots, from the first on, one request can read: with no more than a few others' between two of them
-    /// and `others_max` in all, in one area, side by side on its device.
+    /// Returns how many of these slots, from the first on, one request can read. The slots lie in one area
+    /// and side by side on its device. At most [`OTHERS_BETWEEN`] slots of other pages lie between two of
+    /// them, and `others_max` in all.
     fn neighbours(&self, slots: &[(SlotIndex, u8)], others_max: usize) -> usize {
         let (start, _) = slots[0];
         let slots_from_start = |slot: SlotIndex| (slot.offset() - start.offset()) as usize + 1;
@@ -612,7 +639,7 @@ impl Worker {
             pages |= 1 << at;
         }
         reading[turn].bridges |= u64::from(length > slots.len()) << slots[0].1;
-        // One request for each page at most, so the page that comes first names it.
+        // There is at most one request for each page, so the request's first page names it.
         let token = u64::from(slots[0].1) | (turn as u64) << 32;
         let offset = first.byte_offset();
         let request = Request { op: Op::Read, offset, segments: &segments[..length], token };
@@ -622,10 +649,11 @@ impl Worker {
         loop {
             let engine = self.engine;
             let reader = self.ahead.readers.get_or_make(area, || engine.back_end(area));
-            // SAFETY: the segments are this thread's own memory, which nobody touches until `collect_batch` has waited
-            // for all of the batch's requests; each page is in one request.
+            // SAFETY: the segments are this thread's own memory. Nobody touches them until `collect_batch`
+            // has waited for all of the batch's requests. Each page is in one request.
             if unsafe { reader.submit(&request) }.is_ok() {
-                // At once: the device begins while the others are made. With one call for all of them a walk was a tenth slower.
+                // Each request is flushed at once, so that the device begins while the next requests are
+                // made. One call for all of them makes a walk a tenth slower.
                 reader.flush();
                 return;
             }
@@ -635,7 +663,8 @@ impl Worker {
 
     /// Waits for all requests of a batch.
     fn collect_batch(&mut self, reading: &mut [Reading; BATCHES], turn: usize) {
-        // In no others: a device that has only another plan's reads may be slower.
+        // Only the areas of this batch are waited for: a device that has only another plan's reads may be
+        // slower.
         let areas = core::mem::take(&mut reading[turn].areas);
         for area in (0..AREAS_MAX as u8).filter(|area| areas & 1 << area != 0).map(AreaId) {
             while reading[turn].pending != 0
@@ -646,7 +675,7 @@ impl Worker {
         }
     }
 
-    /// Waits for one read at least.
+    /// Waits for at least one read of this area.
     fn collect_reads(&mut self, reading: &mut [Reading; BATCHES], area: AreaId) {
         let mut done = [Completion::EMPTY; 16];
         let Some(reader) = self.ahead.readers.get(area) else { return };
@@ -658,14 +687,14 @@ impl Worker {
             of.pending &= !pages;
             match completion.result {
                 Ok(()) => of.read |= pages,
-                // What can't be read may be another's slot.
+                // The slot that can't be read may be another page's.
                 Err(_) => self.ahead.unbridged |= u32::from(of.bridges & 1 << at != 0) << area.0,
             }
         }
     }
 }
 
-/// Slots of a batch in their order, each with the place of its page.
+/// Slots of a batch in ascending order, each with the index of its page.
 struct Order {
     slots: [(SlotIndex, u8); BATCH],
     count: usize,
@@ -678,7 +707,8 @@ impl Default for Order {
 }
 
 impl Order {
-    /// Most come in order. Answers the place of the page that has this slot: an earlier one's, or its own.
+    /// Inserts a slot. Most slots come in ascending order. Returns the index of the page into which the slot
+    /// is read: an earlier page that has the same slot, or `at`.
     fn insert(&mut self, slot: SlotIndex, at: u8) -> u8 {
         let mut place = self.count;
         while place > 0 && self.slots[place - 1].0 > slot {
@@ -730,7 +760,7 @@ mod tests {
         (1..BATCHES).for_each(|at| way.batches[at].is_under_way = false);
         let plan = |first: u64| Some(Plan::Pages(PageRange::of(PageIndex(first), 8)));
         assert_eq!(way.take_done().map(|opening| *opening.plan()), plan(7));
-        // The other one is read, and not all of it is begun.
+        // The second plan's batch is read, but not all of the plan is begun.
         way.batches[0].is_under_way = false;
         assert!(way.take_done().is_none() && way.oldest().is_none() && way.has_place());
         way.plans[1].as_mut().unwrap().is_begun = true;

@@ -1,28 +1,33 @@
-//! The budget: how much memory the process has, and when that is too much.
+//! The budget: how much memory the process may have, and at which marks eviction starts and stops.
 //!
-//! What we promise is what the user can check: `Pss_Anon` in smaps_rollup, summed over the tree, stays below the budget;
-//! this process's part of that is its limit ([`share`](crate::share)). Part of what it has
-//! we know to the page (managed resident pages, frames, the pool); the rest, memory that we don't manage and
-//! our own tables, is measured now and then as the difference to what the kernel says. That difference is blurred by
-//! pages of zeros: they count as resident, and take memory when they are written, often without a fault that we would
-//! see. So when it shrinks, as much of that isn't believed as pages lately mapped as zeros can explain; else a
-//! program that reads new memory and then writes it ends above its budget by as much as the rest takes.
+//! The promise is one that the user can check: `Pss_Anon` in smaps_rollup, summed over the tree, stays below
+//! the budget. This process's part of the budget is its limit ([`share`](crate::share)). Managed resident
+//! pages, frames and the pool are known to the page. The rest is memory that isn't managed, and our own
+//! tables. The rest is measured now and then, as the difference to what the kernel says.
+//!
+//! Pages of zeros blur that difference. Pages of zeros count as resident, and take memory when they are
+//! written, often without a fault that the engine sees. So when the rest seems to shrink, the part of the
+//! shrinkage that pages lately mapped as zeros can explain isn't believed. Otherwise a program that reads new
+//! memory and then writes it would end above its budget, by as much as the rest takes.
 //!
 //! ```text
-//!            limit  ─────────────  a thread that needs memory evicts by itself (direct reclaim)
-//!   limit - gap / 8 ─────────────  where threads of the program take pages themselves: the background thread helps them
-//!   limit - gap / 4 ─────────────  ... and they begin, after each of their faults
-//!   limit -   gap   ─────────────  the background thread starts evicting
-//!   limit - 2 gap   ─────────────  ... and stops
-//!   limit - 3 gap   ─────────────  activation: mappings are registered (the largest gap)
+//!            limit  ────────  a thread that needs memory evicts by itself (direct reclaim)
+//!   limit - gap / 8 ────────  the keeper helps threads of the program that evict for themselves
+//!   limit - gap / 4 ────────  threads of the program begin to evict, after each of their faults
+//!   limit -   gap   ────────  the keeper begins to evict (background reclaim)
+//!   limit - 2 gap   ────────  the keeper stops
+//!   limit - 3 gap   ────────  activation: mappings are registered (the largest gap)
 //! ```
 //!
-//! The gap follows the rate at which pages come in: it is what comes in [`GAP_NS`], for the background thread may need that long
-//! to look again. At most it is a 64th of the limit, and at least an eighth of that, for what comes in a burst; in any case 1 MiB,
-//! or 256 KiB for one process of many. What lies between the marks is memory that the program hasn't got, and one whose pages
-//! come from a disk, a few dozen in a millisecond, needs less of it than one that has a hundred thousand a second from the pool.
-//! (Random touches from a disk: see [`takes`](crate::takes).) While memory is shared since a fork pages come in that nobody hears
-//! of, when they are written: then the gap is as large as it can be.
+//! The gap follows the rate at which pages come in. The gap is as many bytes as come in within [`GAP_NS`],
+//! because the keeper may need that long until it looks again. The largest gap is a 64th of the
+//! limit. The smallest is an eighth of the largest, for bursts. In any case the gap is at least 1 MiB, or 256
+//! KiB for one process of many.
+//!
+//! The program can't use the memory between the marks. Pages from a disk come in at a few dozen in a
+//! millisecond, pages from the pool at up to a hundred thousand in a second. So a program whose pages come
+//! from a disk needs a smaller gap. While memory is shared since a fork, a write brings pages in without the
+//! engine hearing of it. Then the gap is as large as it can be.
 
 use crate::guard::direct::SERVERS;
 use core::ops::Range;
@@ -38,54 +43,58 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// Limit, marks, and the last measurement.
 pub struct Budget {
     total_bytes: u64,
-    /// The part of it that limits outside of the run leave now.
+    /// The total that the limits outside of the run leave now.
     now_bytes: AtomicU64,
-    /// This process's part of the total, for now.
+    /// This process's part of the total, at present.
     limit_bytes: AtomicU64,
-    /// Between marks just now, and the bounds of that.
+    /// The present distance between two marks, and its bounds.
     gap_bytes: AtomicU64,
     gap_bytes_min: AtomicU64,
     gap_bytes_max: AtomicU64,
-    /// What came in [`GAP_NS`] lately.
+    /// Bytes that came in per [`GAP_NS`] lately.
     wanted_bytes: AtomicU64,
-    /// When that was last looked at, and pages that had come in until then.
+    /// When the rate was last looked at, and the number of pages that had come in until then.
     looked_ns: AtomicU64,
     came_in: AtomicU64,
     /// Anonymous memory that isn't managed pages, frames or pool, when last measured.
     other_bytes: AtomicU64,
-    /// Frames and pool, when last looked at: exact numbers need their locks.
+    /// Bytes of frames and pool when last looked at: exact numbers need their locks.
     own_bytes: AtomicU64,
-    /// Of all that, what counts for other processes, with which it is shared since a fork.
+    /// Bytes of all these that count for other processes, with which they are shared since a fork.
     shared_bytes: AtomicU64,
     /// Whether this process shares memory since a fork, even if it pays for all of it.
     has_kin: AtomicBool,
-    /// Managed pages that were mapped as zeros lately, in bytes: halved again and again.
+    /// Bytes of managed pages that were mapped as zeros lately. Halved every [`HALVED_NS`].
     zeros_bytes: AtomicU64,
-    /// When they were last halved.
+    /// When `zeros_bytes` was last halved.
     halved_ns: AtomicU64,
-    /// Changes when the background thread should look.
+    /// Changes when the keeper should look.
     bell: AtomicU32,
 }
 
-/// How often the bytes of zeros are halved: nobody says which of them were written or given up since.
+/// Nanoseconds between two halvings of the bytes of zeros. The halving stands for pages of zeros that were
+/// written or given up since, which the engine doesn't hear of.
 const HALVED_NS: u64 = 500_000_000;
-/// The marks are as far apart as what comes in within this time.
+/// Nanoseconds whose incoming pages make up the gap: the marks are as far apart as what comes in within this
+/// time.
 const GAP_NS: u64 = 8_000_000;
-/// The rate is looked at so seldom that it means something, and a lower one is believed only after a while.
+/// Nanoseconds between two looks at the rate at least: over less time a rate means little.
 const RATE_NS: u64 = 1_000_000;
+/// Nanoseconds in which the believed rate may fall to nothing, so that a lower rate is believed only after a
+/// while.
 const FALLS_NS: u64 = 500_000_000;
-/// However few come, the marks are as far apart as one of so many parts of the most.
+/// The largest gap is divided by this to get the smallest one, however few pages come in.
 const LEAST_PART: u64 = 8;
-/// The marks are so far apart at least, for one process that has the whole budget, and for one of many.
+/// Bytes of the smallest gap, for a process that has the whole budget, and for one process of many.
 const GAP_BYTES_MIN: u64 = 1 << 20;
 const GAP_OF_MANY_BYTES_MIN: u64 = 256 << 10;
-/// See [`Budget::together`].
+/// Pages: the lower bound of [`Budget::together`].
 const TOGETHER_MIN: u64 = 64;
-/// What threads that serve their own faults bring along at once, all together.
+/// Bytes that all threads that serve their own faults may bring along at once.
 const ALONG_BYTES: u64 = (SERVERS as u64) * (CATCH_UP_MAX as u64 + 1) * PAGE;
 
 impl Budget {
-    /// A budget of `total_bytes`, all of which this process may have.
+    /// A budget of `total_bytes`. This process may have all of it.
     pub fn new(total_bytes: u64) -> Budget {
         let budget = Budget {
             total_bytes,
@@ -109,10 +118,11 @@ impl Budget {
         budget
     }
 
-    /// This process may have `bytes`, as one of `sharers`.
+    /// Sets this process's limit to `bytes`, as one of `sharers` processes.
     pub fn allow(&self, bytes: u64, sharers: u64) {
         let gap_min = (GAP_BYTES_MIN / sharers).max(GAP_OF_MANY_BYTES_MIN);
-        // Not more than its part: one that grows beside many that don't would evict long before the budget is used.
+        // The largest gap follows from no more than an equal part of the budget. A process that grows beside
+        // many that don't would otherwise evict long before the budget is used.
         let part = bytes.min(self.now_bytes() / sharers);
         self.limit_bytes.store(bytes, Ordering::Relaxed);
         let gap_max = (part / 64).max(gap_min);
@@ -121,7 +131,8 @@ impl Budget {
         self.set_gap();
     }
 
-    /// So many pages have come into the program since it began. For one thread, now and then.
+    /// Tells the budget that `pages` pages have come into the program since the program began. One thread
+    /// calls this now and then.
     pub fn have_come_in(&self, pages: u64, now_ns: u64) {
         let looked_ns = self.looked_ns.load(Ordering::Relaxed);
         let took_ns = now_ns.saturating_sub(looked_ns);
@@ -155,7 +166,7 @@ impl Budget {
         self.total_bytes
     }
 
-    /// The whole budget as it is now.
+    /// The whole budget as limits outside of the run leave it now.
     pub fn now_bytes(&self) -> u64 {
         self.now_bytes.load(Ordering::Relaxed)
     }
@@ -165,7 +176,7 @@ impl Budget {
         self.now_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// What this process may have.
+    /// Bytes that this process may have.
     pub fn limit_bytes(&self) -> u64 {
         self.limit_bytes.load(Ordering::Relaxed)
     }
@@ -174,82 +185,86 @@ impl Budget {
         self.limit_bytes().saturating_sub(gaps * self.gap_bytes.load(Ordering::Relaxed))
     }
 
-    /// From here on mappings are registered and evicted from. At what rate pages come in isn't known by then.
+    /// The mark at which mappings are registered and eviction begins. Uses the largest gap, because the rate
+    /// at which pages come in isn't known until then.
     pub fn activate_at(&self) -> u64 {
         self.limit_bytes().saturating_sub(3 * self.gap_bytes_max.load(Ordering::Relaxed))
     }
 
-    /// Threads of the program that were served take pages out above this, where that is for them to do. Not nearer to the limit
-    /// than where they bring pages along, and a batch of theirs is parked.
+    /// The mark above which a thread of the program evicts after each of its faults, where the program's
+    /// threads are the evictors. The mark stays far enough below the limit for the pages that these threads
+    /// bring along, and for one batch that they park.
     pub fn start_here_at(&self) -> u64 {
         self.part_below_limit(4, ALONG_BYTES + TOGETHER_MIN * PAGE, 1)
     }
 
-    /// Half way from where background eviction starts to the limit, or so far from that that each of the places where
-    /// threads serve their own faults may bring a few pages along.
+    /// Half way from where background eviction starts to the limit. Lower, if the threads that serve their
+    /// own faults need more bytes than that to bring a few pages along each.
     pub fn near_limit(&self) -> u64 {
         self.part_below_limit(2, ALONG_BYTES, 2)
     }
 
-    /// The same where threads of the program take pages: they don't get along by themselves.
+    /// The same mark where threads of the program evict. Above this mark those threads can't keep up alone,
+    /// and the keeper helps.
     pub fn near_limit_here(&self) -> u64 {
         self.part_below_limit(8, ALONG_BYTES, 2)
     }
 
-    /// So large a part of the gap below the limit, or so many bytes if that is more; no more than the whole. While memory is shared
-    /// since a fork, `part_of_shared`.
+    /// The mark that lies a `part`-th of the gap below the limit, or `bytes_min` bytes if that is more, but
+    /// at most the whole gap. While memory is shared since a fork, `part_of_shared` takes the place of
+    /// `part`.
     fn part_below_limit(&self, part: u64, bytes_min: u64, part_of_shared: u64) -> u64 {
         let gap = self.gap_bytes.load(Ordering::Relaxed);
         let part = if self.is_shared() { part_of_shared } else { part };
         self.limit_bytes().saturating_sub((gap / part).max(bytes_min).min(gap))
     }
 
-    /// Pages that are seen to together, while they still take the memory that is to be had by them: when threads of the program
-    /// have taken so many the keeper is woken, it takes as many in one batch, and so many emptied frames give theirs back at once.
-    /// A quarter of a gap, but 64 at least. (Waking it for 192 instead of 64: 1.07 times the random touches from the pool, 1.06 with
-    /// Zipf's distribution; `farpage load touch`, 256 MiB under 200M.)
+    /// Pages that are dealt with together while they still take their memory. When threads of the program
+    /// have taken this many pages, the keeper is woken. The keeper takes this many in one batch. And this
+    /// many emptied frames give their memory back at once. The number is a quarter of a gap, but at least 64.
+    /// Waking the keeper more often slows random touches from the pool by several percent.
     pub fn together(&self) -> u32 {
         let pages = self.gap_bytes.load(Ordering::Relaxed) / (4 * PAGE);
         pages.clamp(TOGETHER_MIN, 256) as u32
     }
 
-    /// Background eviction starts above this.
+    /// The mark above which background eviction starts.
     pub fn start_at(&self) -> u64 {
         self.below_limit(1)
     }
 
-    /// Background eviction stops at this.
+    /// The mark down to which background eviction goes.
     pub fn stop_at(&self) -> u64 {
         self.below_limit(2)
     }
 
-    /// What counts for others.
+    /// Bytes of this process's memory that count for other processes.
     pub fn shared(&self) -> u64 {
         self.shared_bytes.load(Ordering::Relaxed)
     }
 
-    /// So much of this process's memory counts for others.
+    /// Sets the bytes of this process's memory that count for other processes.
     pub fn shares(&self, bytes: u64) {
         self.shared_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// So much less counts for others. Beside other threads that say so.
+    /// Lowers the bytes that count for other processes by `bytes`. Several threads may call this at once.
     pub fn shares_less(&self, bytes: u64) {
         let less = |shared: u64| Some(shared.saturating_sub(bytes));
         let _ = self.shared_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// Says whether this process shares memory since a fork, even if it pays for all of it.
+    /// Sets whether this process shares memory since a fork, even if it pays for all of it.
     pub fn has_kin(&self, has: bool) {
         self.has_kin.store(has, Ordering::Relaxed);
     }
 
-    /// Whether memory that nobody hears of may be written, because it is shared since a fork.
+    /// Whether memory that is shared since a fork may be written without the engine hearing of it.
     pub fn is_shared(&self) -> bool {
         self.has_kin.load(Ordering::Relaxed) || self.shared() > 0
     }
 
-    /// What we think the process has now. Signal-safe: atomics only.
+    /// Bytes that the process is estimated to have now. Signal-safe: atomics only.
     pub fn estimate(&self, pager: &Pager<'_>) -> u64 {
         let all = self.other_bytes.load(Ordering::Relaxed)
             + self.own_bytes.load(Ordering::Relaxed)
@@ -257,28 +272,29 @@ impl Budget {
         all.saturating_sub(self.shared())
     }
 
-    /// Looks at frames and pool again.
+    /// Reads the bytes of frames and pool anew.
     pub fn refresh(&self, pager: &Pager<'_>) {
         self.own_bytes.store(pager.own_bytes(), Ordering::Relaxed);
     }
 
-    /// Pages of a range were mapped as zeros, or found to be.
+    /// Adds pages of a range that were mapped as zeros, or found to be zeros.
     pub fn mapped_zeros(&self, pages: u64) {
         self.zeros_bytes.fetch_add(pages * PAGE, Ordering::Relaxed);
     }
 
-    /// Anonymous memory that we don't know of, when last measured.
+    /// Bytes of anonymous memory that isn't managed pages, frames or pool, when last measured.
     pub fn other(&self) -> u64 {
         self.other_bytes.load(Ordering::Relaxed)
     }
 
-    /// What we know of: managed resident pages, frames and the pool.
+    /// Bytes that are known exactly: managed resident pages, frames and the pool.
     pub fn known(&self, pager: &Pager<'_>) -> u64 {
         pager.resident() * PAGE + pager.own_bytes()
     }
 
-    /// The kernel says that the process has `anonymous_bytes`. `known` is what we knew of just before it was asked: it
-    /// may have become less since. `before` is the other memory that there was, [`u64::MAX`] if that isn't known.
+    /// Notes a measurement: the kernel says that the process has `anonymous_bytes`. `known` is
+    /// [`Budget::known`] just before the kernel was asked, because it may have become less since. `before` is
+    /// the other memory as measured before, or [`u64::MAX`] if that isn't known.
     pub fn measured(&self, pager: &Pager<'_>, known: u64, anonymous_bytes: u64, before: u64) {
         let own = pager.own_bytes();
         let known = known.max(pager.resident() * PAGE + own);
@@ -292,7 +308,7 @@ impl Budget {
         stats.raise(Gauge::ProgramPeak, program);
     }
 
-    /// Halves the bytes of zeros when it is time. For one thread.
+    /// Halves the bytes of zeros when it is time. One thread calls this.
     pub fn age_zeros(&self, now_ns: u64) {
         if now_ns >= self.halved_ns.load(Ordering::Relaxed) + HALVED_NS {
             self.halved_ns.store(now_ns, Ordering::Relaxed);
@@ -301,35 +317,36 @@ impl Budget {
         }
     }
 
-    /// Asks the background thread to look.
+    /// Wakes the keeper, so that it looks.
     pub fn ring(&self) {
         self.bell.fetch_add(1, Ordering::Relaxed);
         futex::wake(&self.bell, 1);
     }
 
-    /// The bell's number, to wait for a change of.
+    /// The bell's present number, for [`Budget::wait`].
     pub fn bell(&self) -> u32 {
         self.bell.load(Ordering::Relaxed)
     }
 
-    /// Waits until somebody rings, or `ns` have passed.
+    /// Waits until the bell's number differs from `seen`, or `ns` have passed.
     pub fn wait(&self, seen: u32, ns: u64) {
         futex::wait_for(&self.bell, seen, ns);
     }
 
-    /// Whether a process that has `charged_bytes` and grows must be taken over now: at the mark, or earlier if it
-    /// would be past it before we could look again and have registered its mappings. Without this a program that
-    /// fills memory fast would be far over its budget before the first page is evicted.
+    /// Whether a process that has `charged_bytes` and grows must be activated now. The answer is yes at the
+    /// mark. The answer is yes earlier if the process would pass the mark before the keeper can look again
+    /// and has registered its mappings. Otherwise a program that fills memory fast would be far over its
+    /// budget before the first page is evicted.
     pub fn must_activate(&self, charged_bytes: u64, growth_bytes_per_us: u64) -> bool {
         charged_bytes + growth_bytes_per_us * TAKE_OVER_US >= self.activate_at()
     }
 
-    /// How long the process can grow, at the fastest that memory can be touched, before it must be looked at
-    /// again. Looking costs 5 µs.
+    /// Nanoseconds after which the process must be looked at again. Within bounds, the process needs at least
+    /// that long to reach the mark, at the fastest rate at which memory can be touched. A look costs 5 µs.
     pub fn look_again_ns(&self, charged_bytes: u64, growth_bytes_per_us: u64) -> u64 {
         // First touches with huge pages reach some 8 GB/s on two threads: 8 bytes in a nanosecond.
         let headroom_ns = self.activate_at().saturating_sub(charged_bytes) / 8;
-        // 100 bytes in a microsecond: who grows that fast may be looked at more often.
+        // A process that grows by more than 100 bytes in a microsecond may be looked at more often.
         let shortest_ns = if growth_bytes_per_us > 100 { 250_000 } else { 1_000_000 };
         if headroom_ns < shortest_ns {
             shortest_ns
@@ -344,14 +361,15 @@ impl Budget {
 /// How fast a process grows, from one look at it to the next.
 #[derive(Default)]
 pub struct Growth {
-    /// What it had when it was looked at last, and when that look began.
+    /// The bytes that the process had at the last look, and when that look began.
     last: Option<(u64, u64)>,
 }
 
 impl Growth {
-    /// It has `bytes`, measured at some moment of `look_ns`. Whoever looks may lose its processor at any point of a look
-    /// while the program goes on, so growth is spread over the longest time in which it can have happened: no pause makes
-    /// a slow program look like one that must be taken over at once.
+    /// Returns the growth since the last look. The process has `bytes`, measured at some moment of `look_ns`.
+    /// The thread that looks may lose its CPU at any point of a look while the program goes on. So growth is
+    /// spread over the longest time in which it can have happened. Otherwise a pause could make a slow
+    /// program look like one that must be activated at once.
     pub fn bytes_per_us(&mut self, bytes: u64, look_ns: Range<u64>) -> u64 {
         match self.last.replace((bytes, look_ns.start)) {
             Some((had, since_ns)) => bytes.saturating_sub(had) * 1000 / (look_ns.end - since_ns).max(1),
@@ -360,11 +378,13 @@ impl Growth {
     }
 }
 
-/// Time to wake up, start threads and register, on busy CPUs.
+/// Microseconds from a look until everything is registered, on busy CPUs: to wake up, start threads and
+/// register.
 const TAKE_OVER_US: u64 = 20_000;
 
-/// Anonymous memory that isn't `known`, which has up to `zeros` bytes that take no memory yet: at least what is left
-/// over if all of them were written, at most as much more; what was measured `before` if that is in between.
+/// Returns the bytes of anonymous memory that isn't `known`. Up to `zeros` of the known bytes may take no
+/// memory yet. The result is at least what is left over if they all take memory, and at most `zeros` more.
+/// Between these bounds the result is what was measured `before`.
 fn other(anonymous: u64, known: u64, zeros: u64, before: u64) -> u64 {
     let least = anonymous.saturating_sub(known);
     let most = (anonymous + zeros).saturating_sub(known);
@@ -380,7 +400,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// What came in GAP_NS is what the marks are apart, within bounds.
+    /// The gap is what comes in within GAP_NS, within bounds.
     #[test]
     fn marks_follow_the_rate_at_which_pages_come_in() {
         let budget = Budget::new(1024 * MIB);
@@ -416,7 +436,8 @@ mod tests {
         assert_eq!(gap(), 2 * MIB);
     }
 
-    /// Who looks after each of its faults needs less room than the keeper, but what is brought along has some.
+    /// Threads that look after each of their faults need less room than the keeper, but what they bring along
+    /// needs some.
     #[test]
     fn marks_of_threads_that_take_pages_themselves_lie_nearer_to_the_limit() {
         let [along, start] = [512 << 10, 768 << 10];
@@ -432,14 +453,15 @@ mod tests {
             );
             assert_eq!(budget.near_limit_here(), budget.near_limit());
         }
-        // One of many has no room to spare.
+        // One process of many has no memory to spare.
         let budget = Budget::new(4096 * MIB);
         budget.allow(16 * MIB, 256);
         assert_eq!(budget.start_here_at(), budget.start_at());
         assert_eq!(budget.near_limit_here(), budget.near_limit());
     }
 
-    /// Workers that evicted shared pages at once lost each other's pages: the process thought that others paid for those.
+    /// Several threads that evicted shared pages at once lost each other's updates. The process then believed
+    /// that other processes paid for those pages.
     #[test]
     fn shared_pages_that_threads_evict_at_once_are_all_counted() {
         const PAGES: u64 = 200_000;
@@ -463,7 +485,7 @@ mod tests {
         let least = gap();
         budget.have_come_in(1_400, 4_000 * MS + RATE_NS - 1);
         assert_eq!(gap(), least);
-        // Pages that the program gave up don't come in less than none.
+        // If the program gave pages up, the count falls. The rate is zero then, not negative.
         budget.have_come_in(0, 4_001 * MS);
         assert_eq!(gap(), least);
         budget.have_come_in(500, 4_002 * MS);
@@ -477,28 +499,29 @@ mod tests {
             assert_eq!(u64::from(budget.together()), pages);
             assert!(budget.start_at() + pages * PAGE <= budget.near_limit());
         }
-        // However slowly pages come.
+        // The same holds however slowly pages come in.
         let budget = Budget::new(4096 * MIB);
         (1..=9_000).for_each(|ms| budget.have_come_in(0, ms * MS));
         assert!(budget.stop_at() > Budget::new(4096 * MIB).stop_at());
         assert!(budget.start_at() + u64::from(budget.together()) * PAGE <= budget.near_limit());
-        // One of many in a large budget has a small gap.
+        // One process of many in a large budget has a small gap.
         let budget = Budget::new(4096 * MIB);
         budget.allow(16 * MIB, 256);
         assert_eq!(budget.together(), 64);
         assert!(budget.start_at() + 64 * PAGE <= budget.limit_bytes());
     }
 
-    /// A keeper that lost its processor after its first look had a program of 58 MiB taken over under 512.
+    /// A keeper that lost its CPU after its first look activated a program of 58 MiB under a budget of 512
+    /// MiB.
     #[test]
     fn growth_while_nobody_looked_is_not_fast() {
         let ms = |ms: u64| ms * 1_000_000;
         let mut growth = Growth::default();
         assert_eq!(growth.bytes_per_us(MIB, 0..ms(100)), 0, "nothing to compare with");
         assert_eq!(growth.bytes_per_us(49 * MIB, ms(100)..ms(100) + 20_000), 48 * MIB / 100_020);
-        // Without pauses it is what it is: 16 MiB in 2 ms.
+        // Without pauses the growth is exact: 16 MiB in 2 ms.
         assert_eq!(growth.bytes_per_us(65 * MIB, ms(102) - 10_000..ms(102)), 16 * MIB / 2_000);
-        // And who has less hasn't grown.
+        // A process that has less than before hasn't grown.
         assert_eq!(growth.bytes_per_us(60 * MIB, ms(110)..ms(111)), 0);
     }
 
@@ -509,8 +532,8 @@ mod tests {
         assert_eq!(other(30 * MIB, 40 * MIB, 0, 3 * MIB), 0, "some of the known pages take no memory");
     }
 
-    /// A worker of stress-ng was 6 MiB over 115: it had read its new buffer, which hid the memory of everything else,
-    /// and wrote it without a fault.
+    /// A worker of stress-ng was 6 MiB over its budget of 115 MiB. It had read its new buffer, which hid the
+    /// memory of everything that isn't managed, and then wrote the buffer without a fault.
     #[test]
     fn pages_of_zeros_do_not_hide_other_memory() {
         // 6 MiB of other memory; 100 MiB are read as zeros, then written.
@@ -519,9 +542,9 @@ mod tests {
             found = other((6 + written) * MIB, 100 * MIB, 100 * MIB, found);
             assert_eq!(found, 6 * MIB, "{written} MiB are written");
         }
-        // Taken over with all of these zeros in place.
+        // The process is activated with all of these zeros in place.
         assert_eq!(other(16 * MIB, 100 * MIB, 90 * MIB, UNKNOWN), 6 * MIB);
-        // More of it is seen at once, less once there are fewer zeros.
+        // More other memory is believed at once. Less is believed only once there are fewer zeros.
         assert_eq!(other(120 * MIB, 100 * MIB, 100 * MIB, found), 20 * MIB);
         assert_eq!(other(16 * MIB, 14 * MIB, MIB, found), 3 * MIB);
     }

@@ -1,9 +1,11 @@
-//! The program changes its memory: mmap, munmap, mremap, madvise, mprotect, brk. (Locking is in [`locked`].)
+//! System calls by which the program changes its memory: mmap, munmap, mremap, madvise, mprotect, brk.
+//! (Locking is in [`locked`].)
 //!
-//! Called instead of libc's functions, in threads of the program, on a stack of ours and with signals blocked
-//! (see the preload library). Each makes the system call itself, under the exclusive map lock, as the program asked for it, but
-//! for what would pass the budget or can't be followed; what we know changes together with the mapping. The result is the
-//! kernel's word, or what an older kernel would say.
+//! These functions are called instead of libc's, in threads of the program, on a stack of ours and with
+//! signals blocked (see the preload library). Each function makes the system call itself, under the exclusive
+//! map lock. The call is made as the program asked for it, except for what would pass the budget or can't be
+//! followed. What the engine knows changes together with the mapping. The result is the kernel's, or what an
+//! older kernel would return.
 
 use crate::engine::Engine;
 use crate::locked::{self, LOCK_AND_FILL, ON_TOUCH};
@@ -20,28 +22,28 @@ use farpage_os::sys::{self, number};
 use linux_raw_sys::errno::ENOMEM;
 use linux_raw_sys::general as raw;
 
-/// Whatever a system call is given.
+/// The arguments of a system call.
 pub type Arguments = [usize; 6];
 
 const PROTECTION: usize = (raw::PROT_READ | raw::PROT_WRITE | raw::PROT_EXEC) as usize;
 /// Every page that we can manage.
 pub const EVERYTHING: PageRange = PageRange::new(PageIndex(0), PageIndex(1 << 35));
-// Newer than the headers: free under a lock, and guard pages.
+// Advice that is newer than the headers: freeing locked memory, and guard pages.
 const DONTNEED_LOCKED: u32 = 24;
 const GUARD_INSTALL: u32 = 102;
 const EFAULT: isize = -(linux_raw_sys::errno::EFAULT as isize);
 const EINVAL: isize = -(linux_raw_sys::errno::EINVAL as isize);
 const ENOSYS: isize = -(linux_raw_sys::errno::ENOSYS as isize);
-/// There is a hole in the range, if a call may go on behind it.
+/// The result of a call that found a hole in its range. Some calls go on behind the hole.
 pub(crate) const HOLE: isize = -(ENOMEM as isize);
-/// How often a call is made that may find memory out: what was brought in may be out again before the kernel looks.
+/// Tries of a call that may find memory out. What was brought in may be out again before the kernel looks.
 const TRIES_MAX: usize = 100;
 const READ_WRITE: usize = (raw::PROT_READ | raw::PROT_WRITE) as usize;
 
 /// Makes a call with the program's own arguments.
 pub(crate) fn pass_on(number: usize, arguments: Arguments) -> isize {
-    // SAFETY: the program asked for exactly this; what it does to memory that we manage is what this file is
-    // about.
+    // SAFETY: the program asked for exactly this call. The rest of this file follows what the call does to
+    // managed memory.
     unsafe { sys::call(number, arguments) }
 }
 
@@ -49,14 +51,14 @@ const fn is_aligned(address: usize) -> bool {
     address.is_multiple_of(PAGE_BYTES)
 }
 
-/// Pages of an argument pair, none if it overflows: then the kernel refuses it.
+/// Returns the pages of an argument pair. None if the pair overflows, because the kernel refuses it then.
 pub fn pages_of(address: usize, bytes: usize) -> Option<PageRange> {
     address.checked_add(bytes)?.checked_add(PAGE_BYTES)?;
     Some(PageRange::covering(address, bytes))
 }
 
 impl Engine {
-    /// The map lock, with no page of `ranges` being moved.
+    /// Takes the exclusive map lock while no page of `ranges` is being moved.
     pub(crate) fn settled<const N: usize>(&self, ranges: [PageRange; N]) -> Exclusive<'_> {
         loop {
             let exclusive = self.map.exclusive();
@@ -74,7 +76,7 @@ impl Engine {
         self.pager.ranges.lock().touches(range)
     }
 
-    /// The kernel has unmapped `range`: nothing is there any more.
+    /// Drops all that is known of `range`, which the kernel has unmapped.
     fn forget(&self, range: PageRange) {
         self.pager.discard(range);
         self.protections.inspect(|protections| protections.forget(range));
@@ -90,8 +92,9 @@ impl Engine {
         let _ = ranges.remove(range);
     }
 
-    /// There is new memory at `range`. What may still be known of it was unmapped by a call that failed later, or that we could not
-    /// see: its pages would be taken for the new ones.
+    /// Prepares for new memory at `range`. An earlier mapping may still be known there, if a call unmapped it
+    /// and failed later, or if the engine couldn't see the call. The pages of that mapping would be taken for
+    /// the new ones, so they are forgotten. Returns whether anything was known there.
     fn forget_what_was(&self, range: PageRange) -> bool {
         let was_there = self.touches(range);
         if was_there {
@@ -100,8 +103,9 @@ impl Engine {
         was_there
     }
 
-    /// A call has failed that first unmaps what is in `range`: before Linux 6.17 mremap looks at the rest only then.
-    /// What isn't mapped any more of what we know there is forgotten; most calls that fail leave all of it.
+    /// Called when a call has failed that unmaps what is in `range` first. Before Linux 6.17 mremap checks
+    /// the rest only after that. Forgets the known parts that are no longer mapped. Most calls that fail
+    /// leave everything mapped.
     fn forget_if_gone(&self, range: PageRange) {
         let known = |from| self.pager.ranges.lock().at_or_after(from);
         let is_gone = |page| memory::mapped_before_a_hole(PageRange::of(page, 1)).is_empty();
@@ -115,10 +119,12 @@ impl Engine {
         }
     }
 
-    /// A new anonymous private mapping is in place; takes it over if we are active and it is big enough.
+    /// Adds a new anonymous private mapping to the list. Takes it over if the engine is active and the
+    /// mapping is big enough.
     fn adopt(&self, range: PageRange, flags: Flags) {
         if range.end > EVERYTHING.end {
-            // Above what the table has entries for: with five levels of page tables, and only where a program asks for it.
+            // The table has no entries for these addresses. The kernel gives them out only with five levels
+            // of page tables, and only to a program that asks for them.
             return;
         }
         if self.pager.ranges.lock().insert(range, flags).is_ok() && self.is_active() {
@@ -127,7 +133,7 @@ impl Engine {
     }
 }
 
-/// What a protection means for us.
+/// Returns the flags that a protection means.
 const fn flags_for(protection: usize) -> Flags {
     match protection & PROTECTION {
         READ_WRITE => Flags::NONE,
@@ -136,7 +142,8 @@ const fn flags_for(protection: usize) -> Flags {
     }
 }
 
-/// The flags of a mapping that can't be both read and written, or that can be executed: PROTECTED, or FOREIGN.
+/// Returns the flags of a mapping that can't be both read and written, or that can be executed: PROTECTED or
+/// FOREIGN.
 pub const fn flags_of(mapping: &Mapping) -> Flags {
     if mapping.is_executable { Flags::FOREIGN } else { Flags::PROTECTED }
 }
@@ -155,7 +162,7 @@ pub fn mmap(engine: &'static Engine, mut arguments: Arguments) -> isize {
     let replaced = if replaces && is_aligned(address) { wanted } else { PageRange::of(wanted.start, 0) };
     let exclusive = engine.settled([replaced]);
     if is_ours && (engine.is_active() || bytes as u64 > engine.headroom()) {
-        // Populating is a hint, and would go past the budget before we can register anything.
+        // Populating is a hint, and would go past the budget before anything can be registered.
         arguments[3] &= !(raw::MAP_POPULATE as usize);
     }
     let result = pass_on(number::MMAP, arguments);
@@ -164,7 +171,7 @@ pub fn mmap(engine: &'static Engine, mut arguments: Arguments) -> isize {
         return result;
     };
     let range = PageRange::covering(start, bytes);
-    // What MAP_FIXED replaces, too.
+    // The range includes what MAP_FIXED replaces.
     if engine.forget_what_was(range) {
         engine.pager.stats().count(Counter::MapChanges);
     }
@@ -176,7 +183,7 @@ pub fn mmap(engine: &'static Engine, mut arguments: Arguments) -> isize {
     result
 }
 
-/// Adopts memory that is new, and locks it if all that is to come is to be locked. Lets go of the map lock.
+/// Adopts new memory. Locks it as well if all future memory is to be locked. Releases the map lock.
 fn adopt_new(engine: &'static Engine, range: PageRange, flags: Flags, exclusive: Exclusive<'_>) {
     let lock_future = engine.lock_future.load(Ordering::Relaxed);
     engine.adopt(range, if lock_future == 0 { flags } else { flags.with(Flags::LOCKED) });
@@ -206,7 +213,7 @@ pub fn mremap(engine: &'static Engine, mut arguments: Arguments) -> isize {
     let [address, old_bytes, new_bytes, flags, ..] = arguments;
     let is_fixed = flags & raw::MREMAP_FIXED as usize != 0;
     if !is_fixed {
-        // A hint at most, or whatever was in the register.
+        // Without MREMAP_FIXED the argument is at most a hint, or whatever was in the register.
         arguments[4] = 0;
     }
     let new_address = arguments[4];
@@ -217,16 +224,17 @@ pub fn mremap(engine: &'static Engine, mut arguments: Arguments) -> isize {
         return pass_on(number::MREMAP, arguments);
     }
     let target = if is_fixed { new } else { PageRange::of(old.start, 0) };
-    // Two ranges, not one that spans both: what lies between may move.
+    // Two ranges are settled, not one that spans both: pages between them may move.
     let exclusive = engine.settled([old, target]);
     let may_move = flags & raw::MREMAP_MAYMOVE as usize != 0;
     if is_fixed && may_move {
-        // Since Linux 6.17 that moves several mappings at once; what is moved by us is of one kind.
+        // Since Linux 6.17 this call moves several mappings at once. What the engine moves is of one kind.
         let moves = PageRange::of(old.start, old.count().min(new.count()));
         if !engine.is_of_one_kind(moves) || engine.is_partly_registered(moves) {
             return EFAULT;
         }
-        // What is mapped in the target opposite a hole stays there then, and its pages with it. Older kernels refuse such a call.
+        // If the source has a hole, the target keeps its mapping and its pages opposite the hole. Older
+        // kernels refuse a call with a hole in its source.
         if engine.touches(target) && memory::mapped_before_a_hole(moves) != moves {
             return EFAULT;
         }
@@ -236,8 +244,9 @@ pub fn mremap(engine: &'static Engine, mut arguments: Arguments) -> isize {
     }
     let known = engine.pager.ranges.lock().find(old.start);
     let has = |flag| known.is_some_and(|known| known.flags.has(flag));
-    // The kernel populates what a locked mapping grows by, and would wait for our handlers, which wait for the
-    // map lock: so it is locked again only after that is released.
+    // The kernel populates what a locked mapping grows by. The kernel would wait for our handlers, and the
+    // handlers wait for the map lock. So the mapping is unlocked now, and locked again after the map lock is
+    // released.
     let relock = has(Flags::REGISTERED) && has(Flags::LOCKED);
     if relock {
         pass_on(number::MUNLOCK, [address, old_bytes, 0, 0, 0, 0]);
@@ -263,10 +272,11 @@ pub fn mremap(engine: &'static Engine, mut arguments: Arguments) -> isize {
     result
 }
 
-/// mremap where what is out may not be touched: the kernel moves one mapping, not the pieces that this makes of it.
+/// Does mremap where a page that is out may not be touched. The kernel moves one mapping, and closed pages
+/// split the program's mapping into pieces. So the pieces are joined first.
 fn move_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments, old: PageRange) -> isize {
     let [address, _, new_bytes, flags, ..] = arguments;
-    // In whole pages, as the kernel has it.
+    // The count is in whole pages, as in the kernel.
     let count = PageRange::covering(address, new_bytes).count();
     let grows = count > old.count();
     let stays = flags & (raw::MREMAP_FIXED | raw::MREMAP_DONTUNMAP) as usize == 0 && !grows;
@@ -282,11 +292,12 @@ fn move_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments
     let may_move = has(raw::MREMAP_MAYMOVE);
     let place = PageRange::covering(arguments[4], new_bytes);
     let overlaps = has(raw::MREMAP_FIXED) && !place.intersection(old).is_empty();
-    // A kernel since 6.17 moves several mappings with that flag. After a failure midway nothing would show which it has moved.
+    // A kernel since 6.17 moves several mappings with that flag. After a failure midway nothing would show
+    // which mappings the kernel has moved.
     let by_us = has(raw::MREMAP_DONTUNMAP) && may_move && count == old.count() && !overlaps;
     let result = match if by_us { EFAULT } else { pass_on(number::MREMAP, arguments) } {
         EFAULT if may_move => move_pieces(engine, protections, arguments, (old, moves)),
-        // In pieces it can't grow where it is.
+        // A mapping in pieces can't grow in place.
         EFAULT => -(ENOMEM as isize),
         result => result,
     };
@@ -296,8 +307,9 @@ fn move_joined(engine: &Engine, protections: &ByProtection, arguments: Arguments
     result
 }
 
-/// Undoes `join` after a call that has failed. False if that can't be done, or if the call has moved some of `moves`: kernels since
-/// 6.17 move several mappings, and stop at the first that fails. Older ones have unmapped what the call would have shrunk `old` by.
+/// Undoes `join` after a call that failed. False if that can't be done, or if the call has moved some of
+/// `moves`. Kernels since 6.17 move several mappings, and stop at the first one that fails. Older kernels
+/// have unmapped what the call would have shrunk `old` by.
 fn is_parted_again(protections: &ByProtection, old: PageRange, moves: PageRange) -> bool {
     let rest = memory::mapped_before_a_hole(PageRange::new(moves.end, old.end));
     memory::mapped_before_a_hole(moves) == moves
@@ -305,8 +317,9 @@ fn is_parted_again(protections: &ByProtection, old: PageRange, moves: PageRange)
         && protections.part(rest).is_ok()
 }
 
-/// The same for mappings that don't become one again, because a call uses part of them or a fork has kept them apart: each is moved by
-/// itself. Not copied: a device may have pinned a page, and writes to that one.
+/// Does mremap for mappings that don't become one again, because a call uses part of them or a fork has kept
+/// them apart. Each mapping is moved by itself. Nothing is copied, because a device may have pinned a page
+/// and writes to that page.
 fn move_pieces(
     engine: &Engine,
     protections: &ByProtection,
@@ -346,10 +359,12 @@ fn map_closed(place: usize, bytes: usize, fixed: u32, is_wiped: bool) -> isize {
     let result = pass_on(number::MMAP, [place, bytes, raw::PROT_NONE as usize, kind, usize::MAX, 0]);
     let Ok(start) = sys::check(result) else { return result };
     let new = PageRange::covering(start, bytes);
-    // SAFETY: keeps new memory from children only, as all that is registered; what moves there brings its own advice.
+    // SAFETY: the advice only keeps new memory from children, like all registered memory. What moves there
+    // brings its own advice.
     let kept = unsafe { memory::advise(new, raw::MADV_DONTFORK) };
     let wiped = match is_wiped {
-        // SAFETY: changes what children find in it only, as the program asked for the old memory.
+        // SAFETY: the advice only changes what children find in the new memory, as the program asked for the
+        // old memory.
         true => unsafe { memory::advise(new, raw::MADV_WIPEONFORK) },
         false => Ok(()),
     };
@@ -360,7 +375,8 @@ fn map_closed(place: usize, bytes: usize, fixed: u32, is_wiped: bool) -> isize {
     result
 }
 
-/// Moves each of the mappings that `pages` are to the kernel. False if one failed: then `pages` have a hole where some were moved.
+/// Moves each of the kernel's mappings in `pages`. False if one move failed. Then `pages` has holes where
+/// mappings were moved before.
 fn move_each(pages: PageRange, to: PageIndex) -> bool {
     const HOW: usize = (raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED) as usize;
     let (mut done, mut wanted) = (0, pages.count());
@@ -368,7 +384,7 @@ fn move_each(pages: PageRange, to: PageIndex) -> bool {
         let count = wanted.min(pages.count() - done);
         let (from, bytes) = (pages.start.plus(done).address(), count as usize * PAGE_BYTES);
         match pass_on(number::MREMAP, [from, bytes, bytes, HOW, to.plus(done).address(), 0]) {
-            // More than one mapping, which only some calls of newer kernels move.
+            // There is more than one mapping, which only some calls of newer kernels move.
             EFAULT if count > 1 => wanted = count / 2,
             result if result < 0 => return false,
             _ => (done, wanted) = (done + count, count * 2),
@@ -377,7 +393,7 @@ fn move_each(pages: PageRange, to: PageIndex) -> bool {
     true
 }
 
-/// What a finished mremap means for us.
+/// Updates what the engine knows after an mremap.
 fn moved_or_resized(
     engine: &'static Engine,
     result: isize,
@@ -388,7 +404,7 @@ fn moved_or_resized(
     let [address, _, new_bytes, flags, ..] = arguments;
     let old_stays = flags & raw::MREMAP_DONTUNMAP as usize != 0;
     let Ok(start) = sys::check(result) else {
-        // A call that shrinks unmaps the old mapping's end before it looks at the rest.
+        // A call that shrinks unmaps the old mapping's end before it checks the rest.
         let kept = PageRange::covering(address, new_bytes).count().min(old.count());
         engine.forget_if_gone(PageRange::new(old.start.plus(kept), old.end));
         return engine.forget_if_gone(target);
@@ -406,8 +422,8 @@ fn moved_or_resized(
     }
 }
 
-/// The same for a mapping whose first page we don't know. Further on there may be memory that we do know, and the call has
-/// unmapped that: a range without a mapping would end the next fork's child.
+/// Does the same for a mapping whose first page isn't known. Known memory may lie further on, and the call
+/// has unmapped it. A known range without a mapping would end the next fork's child.
 fn unknown_moved_or_resized(engine: &Engine, old: PageRange, new: PageRange, old_stays: bool) {
     let border = old.end.min(new.end);
     let (gone, come) = match (new.start == old.start, old_stays) {
@@ -426,11 +442,11 @@ fn resized_in_place(engine: &'static Engine, old: PageRange, new: PageRange, fla
     if new.end < old.end {
         engine.forget(PageRange::new(new.end, old.end));
     } else if new.end > old.end {
-        // It may have been joined for that.
+        // The mapping may have been joined for the call.
         if engine.protections.is_some_and(|protections| protections.part(old).is_err()) {
             out_of_tables(engine);
         }
-        // The kernel's mapping grew, and with it the part that is registered.
+        // The kernel's mapping grew, and the registered part grew with it.
         let grown = PageRange::new(old.end, new.end);
         engine.forget_what_was(grown);
         if flags.has(Flags::REGISTERED) {
@@ -474,15 +490,16 @@ fn moved(engine: &'static Engine, old: PageRange, new: PageRange, flags: Flags, 
     engine.pager.stats().gauge_add(Gauge::ManagedBytes, new.bytes() as u64);
 }
 
-/// Of what is registered and not in the list nobody would hear that it is unmapped: its pages would be taken for those of the
-/// next memory there.
+/// Adds a registered range to the list. Ends the program if that fails. The engine wouldn't hear that a
+/// registered range outside of the list is unmapped. The range's pages would be taken for those of the next
+/// memory there.
 fn note_registered(engine: &Engine, range: PageRange, flags: Flags) {
     if engine.pager.ranges.lock().insert(range, flags).is_err() {
         out_of_tables(engine);
     }
 }
 
-/// Memory of the program can't be reached any more.
+/// Ends the program, because some of its memory can't be reached any more.
 fn out_of_tables(engine: &Engine) -> ! {
     engine.stop_program(crate::session::StopReason::Tables)
 }
@@ -494,8 +511,9 @@ pub fn madvise(engine: &'static Engine, arguments: Arguments) -> isize {
         return pass_on(number::MADVISE, arguments);
     };
     match advice as u32 {
-        // Refused as Linux before 6.13 refuses it, so that programs do without: until 6.18 what fills guarded pages with zeros, as a
-        // neighbour's first touch does here, takes the guard away.
+        // Guard pages are refused, as by Linux before 6.13, so that programs do without them. Until 6.18,
+        // filling guarded pages with zeros takes the guard away. The engine would fill them along with the
+        // first touch of a neighbouring page.
         GUARD_INSTALL if engine.touches(range) => EINVAL,
         raw::MADV_DONTNEED | raw::MADV_FREE | DONTNEED_LOCKED => discard(engine, range, arguments),
         raw::MADV_POPULATE_READ | raw::MADV_POPULATE_WRITE | raw::MADV_COLLAPSE => {
@@ -511,8 +529,8 @@ pub fn madvise(engine: &'static Engine, arguments: Arguments) -> isize {
                 pass_on(number::MADVISE, arguments)
             }
         }
-        // A hint that is not taken: with huge pages memory fills at 14 GB/s (2.9 without, same machine), and would be
-        // past the budget before we can register anything.
+        // The hint isn't taken. With huge pages memory fills several times as fast, and would be past the
+        // budget before anything can be registered.
         raw::MADV_HUGEPAGE
             if !engine.is_active() && range.bytes() as u64 > engine.headroom() && engine.touches(range) =>
         {
@@ -534,24 +552,26 @@ pub fn madvise(engine: &'static Engine, arguments: Arguments) -> isize {
     }
 }
 
-/// The program needs what is in `range` no more.
+/// Discards the contents of `range`, which the program no longer needs.
 fn discard(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
     let _exclusive = engine.settled([range]);
-    // Where nobody hears of what is missing, what the kernel frees later is zeros, as it may be.
+    // While the engine doesn't hear of missing pages, the kernel may free later. A freed page reads as zeros,
+    // as MADV_FREE allows.
     let is_followed = engine.is_active() || engine.protections.is_none();
     if arguments[2] as u32 != raw::MADV_FREE || !is_followed {
         return drop_now(engine, range, arguments);
     }
-    // Free now is one of the things that MADV_FREE may do, and the one that we can follow. It must not come after the take-over
-    // either: what the kernel frees then would be missing in a guarded call, or in the frame that it was moved to. But the
-    // kernel refuses to free what is no anonymous memory, and dropped it would lose what was written there.
+    // MADV_FREE may free at once, and only freeing at once can be followed. Freeing must not come after
+    // activation either. What the kernel frees then would be missing in a guarded call, or in the frame that
+    // it was moved to. But the kernel refuses to free what isn't anonymous memory, and dropping that would
+    // lose what was written there.
     in_parts_over_holes(engine, range, Flags::NONE, |part, is_known| {
         let advice = if is_known { raw::MADV_DONTNEED } else { raw::MADV_FREE };
         drop_now(engine, part, [part.start.address(), part.bytes(), advice as usize, 0, 0, 0])
     })
 }
 
-/// The same by advice after which nothing is there, where it is memory that we know.
+/// Passes on advice that discards at once, and drops the pages of known memory. Returns the kernel's result.
 fn drop_now(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
     let result = pass_on(number::MADVISE, arguments);
     if !engine.touches(range) || !engine.is_active() {
@@ -560,13 +580,14 @@ fn drop_now(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
     if result == 0 || result == HOLE {
         discarded(engine, range);
     } else {
-        // What the kernel had done until then is done once more, but with an answer for each part.
+        // The part that the kernel had done until then is done again, but with a result for each part.
         in_parts(engine, range, Flags::REGISTERED, |part, is_registered| {
             let result =
                 pass_on(number::MADVISE, [part.start.address(), part.bytes(), arguments[2], 0, 0, 0]);
             let is_done = result == 0 || result == HOLE;
             if is_registered {
-                // A lock is where it ended, unless the advice is about that: before Linux 5.18 it is unknown, and nothing is done.
+                // The kernel stopped at a locked mapping, unless the advice is about locked memory. Before
+                // Linux 5.18 that advice is unknown, and nothing is done.
                 let lock = engine.first_locked(part).filter(|_| arguments[2] as u32 != DONTNEED_LOCKED);
                 let end = if is_done { part.end } else { lock.unwrap_or(part.start) };
                 discarded(engine, PageRange::new(part.start, end));
@@ -580,11 +601,12 @@ fn drop_now(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
 
 fn discarded(engine: &Engine, range: PageRange) {
     engine.pager.discard(range);
-    // Still open, it would be touched again without our hearing of it: that only blurs how much there is.
+    // If the memory stays open, the program may touch it again without the engine hearing of it. That only
+    // blurs the count of memory that is there.
     let _ = engine.protections.map(|protections| protections.withdraw(range));
 }
 
-/// The program keeps `range` from its children, or lets them have it again.
+/// Hides `range` from the program's children, or shows it to them again, as the program asked.
 fn show_or_hide(engine: &Engine, range: PageRange, arguments: Arguments) -> isize {
     let _exclusive = engine.map.exclusive();
     let hide = arguments[2] as u32 == raw::MADV_DONTFORK;
@@ -593,17 +615,17 @@ fn show_or_hide(engine: &Engine, range: PageRange, arguments: Arguments) -> isiz
     if hide || !engine.is_active() {
         return pass_on(number::MADVISE, arguments);
     }
-    // Registered memory stays hidden from children until a fork that we see.
+    // Registered memory stays hidden from children until a fork that the engine sees.
     in_parts_over_holes(engine, range, Flags::REGISTERED, |part, is_registered| {
         let part = [part.start.address(), part.bytes(), arguments[2], 0, 0, 0];
         if is_registered { 0 } else { pass_on(number::MADVISE, part) }
     })
 }
 
-/// Advice that has the kernel touch pages, which it doesn't do for those that are out: in parts, since all of them may never
-/// be there at once.
+/// Gives advice that has the kernel touch pages, which the kernel doesn't do for pages that are out. The
+/// advice is given in parts, because not all of the range may fit in memory at once.
 fn bring_and_advise(engine: &'static Engine, arguments: Arguments) -> isize {
-    // Each a huge page, which may be what the advice is about.
+    // Each part is a huge page, because the advice may be about huge pages.
     const PART_BYTES: usize = 2 << 20;
     let [address, bytes, advice, ..] = arguments;
     let (mut result, end) = (0, address + bytes);
@@ -615,7 +637,7 @@ fn bring_and_advise(engine: &'static Engine, arguments: Arguments) -> isize {
         for _ in 0..TRIES_MAX {
             engine.bring_in(PageRange::covering(part[0], part[1]), true);
             result = pass_on(number::MADVISE, part);
-            // Of what may not be touched the kernel says EINVAL.
+            // For memory that may not be touched the kernel answers EINVAL.
             if result != EFAULT && !(result == EINVAL && engine.protections.is_some()) {
                 break;
             }
@@ -647,7 +669,7 @@ pub fn mprotect(engine: &'static Engine, call: usize, arguments: Arguments) -> i
         0 => flags_for(protection),
         _ => Flags::PROTECTED, // Perhaps half done: take nothing out of it any more.
     };
-    // Without one in the call it keeps its key.
+    // A call without a key leaves the memory's key as it is.
     let key = Some(arguments[3] as u32).filter(|key| call == number::PKEY_MPROTECT && *key != u32::MAX);
     let keyed = |f: Flags| match key {
         Some(0) if result == 0 => f.without(Flags::KEYED),
@@ -662,8 +684,8 @@ pub fn mprotect(engine: &'static Engine, call: usize, arguments: Arguments) -> i
     result
 }
 
-/// The same where what is out may not be touched: what the program allows there is only noted. None if it can't be done, and
-/// nothing was.
+/// Does mprotect where a page that is out may not be touched. In registered memory the program's protection
+/// is only noted. None if the call can't be done, and nothing was done.
 fn protect_parts(
     engine: &Engine,
     protections: &ByProtection,
@@ -675,10 +697,10 @@ fn protect_parts(
     if engine.next_with(range, Flags::REGISTERED).is_none() {
         return Some(pass_on(call, arguments)).filter(|result| *result != EINVAL);
     }
-    /// Means nothing on this machine.
+    /// Has no meaning on this machine.
     const PROT_SEM: usize = 8;
     if protection & !(PROTECTION | PROT_SEM) != 0 || call == number::PKEY_MPROTECT && key as u32 != u32::MAX {
-        // A key would be lost with each page that goes out.
+        // A page would lose its key whenever it goes out.
         return None;
     }
     Some(in_parts(engine, range, Flags::REGISTERED, |part, is_registered| {
@@ -689,8 +711,8 @@ fn protect_parts(
     }))
 }
 
-/// Calls `change` for each part of `range` whose ranges have that flag, or which has none of them, as a whole, until it answers
-/// other than 0.
+/// Calls `change` for each part of `range` whose ranges have `flag`, and for each part between these. Stops
+/// when `change` returns a value other than 0, and returns that value.
 fn in_parts(
     engine: &Engine,
     range: PageRange,
@@ -712,7 +734,7 @@ fn in_parts(
     0
 }
 
-/// The same for calls that go on behind holes, and tell of them in the end.
+/// Does the same for calls that go on behind holes, and report the holes at the end.
 fn in_parts_over_holes(
     engine: &Engine,
     range: PageRange,
@@ -730,7 +752,7 @@ fn in_parts_over_holes(
     if result == 0 { holes } else { result }
 }
 
-/// `brk(address)`: the kernel's call, which returns the break as it is afterwards.
+/// `brk(address)`: makes the kernel's call, and returns the break as it is afterwards.
 pub fn brk(engine: &'static Engine, arguments: Arguments) -> isize {
     let break_now = || pass_on(number::BRK, [0; 6]) as usize;
     let end_page = |address: usize| PageIndex::of_address(address + PAGE_BYTES - 1);
@@ -742,7 +764,8 @@ pub fn brk(engine: &'static Engine, arguments: Arguments) -> isize {
         }
         let shrinks = PageRange::new(end_page(wanted), end_page(before));
         let exclusive = engine.settled([shrinks]);
-        // Another thread may have moved it while we waited: what that has got would be taken for new.
+        // Another thread may have moved the break while this one waited. The memory that the other thread got
+        // would be taken for new memory.
         if break_now() == before {
             break (before, shrinks, exclusive);
         }
@@ -764,8 +787,9 @@ pub fn brk(engine: &'static Engine, arguments: Arguments) -> isize {
     after
 }
 
-/// `process_madvise(pidfd, list, count, advice, flags)`: what takes memory away is refused as Linux before 6.13 refuses it,
-/// also for other processes, so that no program counts on it. Other advice changes nothing that we know.
+/// `process_madvise(pidfd, list, count, advice, flags)`: returns EINVAL for advice that takes memory away, as
+/// Linux before 6.13 does. The refusal includes other processes, so that no program counts on it. Other
+/// advice changes nothing that the engine knows.
 fn process_madvise(arguments: Arguments) -> Option<isize> {
     match arguments[3] as u32 {
         raw::MADV_DONTNEED | raw::MADV_FREE | DONTNEED_LOCKED | GUARD_INSTALL => Some(EINVAL),
@@ -773,7 +797,7 @@ fn process_madvise(arguments: Arguments) -> Option<isize> {
     }
 }
 
-/// A call by one of our hooks, which nobody stops to see to its memory.
+/// Makes a call for one of our hooks. No handler stops that call to see to its memory.
 pub fn by_hook(engine: &'static Engine, call: usize, arguments: Arguments) -> isize {
     by_number(engine, call, arguments).unwrap_or_else(|| match call {
         number::PROCESS_MADVISE => advise_by_list(engine, arguments),
@@ -781,10 +805,11 @@ pub fn by_hook(engine: &'static Engine, call: usize, arguments: Arguments) -> is
     })
 }
 
-/// The kernel reads the list of ranges, which may be out, and doesn't wait for it in every mode.
+/// Makes process_madvise. The kernel reads the list of ranges, which may be out, and in some modes doesn't
+/// wait for it.
 fn advise_by_list(engine: &'static Engine, arguments: Arguments) -> isize {
     let [_, list, count, ..] = arguments;
-    // No longer than the kernel takes (UIO_MAXIOV).
+    // The list is no longer than the kernel allows (UIO_MAXIOV).
     let pages = count.checked_mul(16).filter(|_| count <= 1024).and_then(|bytes| pages_of(list, bytes));
     let mut result = EFAULT;
     for _ in 0..TRIES_MAX {
@@ -797,7 +822,8 @@ fn advise_by_list(engine: &'static Engine, arguments: Arguments) -> isize {
     result
 }
 
-/// A call by number, through libc's `syscall`: those that change memory go where they belong.
+/// Makes a call by number, for libc's `syscall`. Calls that change memory go to their functions. None for
+/// other calls.
 pub fn by_number(engine: &'static Engine, call: usize, arguments: Arguments) -> Option<isize> {
     Some(match call {
         number::MMAP => mmap(engine, arguments),
@@ -811,8 +837,8 @@ pub fn by_number(engine: &'static Engine, call: usize, arguments: Arguments) -> 
         number::MUNLOCKALL => locked::munlockall(engine, arguments),
         number::BRK => brk(engine, arguments),
         number::PROCESS_MADVISE => return process_madvise(arguments),
-        // Sealed, what is out could not be opened any more, and what may only be read not be kept from children. As on a kernel
-        // that hasn't got it.
+        // Sealed memory that is out could not be opened any more, and sealed read-only memory could not be
+        // kept from children. So the answer is that of a kernel without mseal.
         number::MSEAL if engine.touches(pages_of(arguments[0], arguments[1])?) => ENOSYS,
         _ => return None,
     })

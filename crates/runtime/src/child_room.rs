@@ -1,41 +1,42 @@
-//! Room for a fork's child: memory that its parent leaves free until other processes count the child.
+//! Memory that a parent leaves free for a fork's child, until other processes count the child.
 //!
-//! A fork rings for the keeper and waits ([`ChildRoom::wait`]). The keeper lowers the limit for some milliseconds
-//! ([`ChildRoom::limit`]), and evicts down to that limit. What the next look builds on is the limit without the room: else each look
-//! would lower the limit by the room once more.
+//! A fork rings for the keeper and waits ([`ChildRoom::wait`]). The keeper lowers the limit for some
+//! milliseconds ([`ChildRoom::limit`]), and evicts down to that limit. The next look builds on the limit
+//! without the room. Otherwise each look would lower the limit by the room once more.
 
 use crate::kin::Claimed;
 use crate::share::{Allowance, allowance};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes that a child's engine and its first faults take before other processes count them; at most an eighth of the budget.
+/// Bytes that a child's engine and its first faults take before other processes count them.
 const CHILD_BYTES: u64 = 3 << 20;
+/// The budget divided by this bounds [`CHILD_BYTES`].
 const CHILD_PART: u64 = 8;
-/// How long a fork waits for room, in ns.
+/// Nanoseconds that a fork waits for room at most.
 const WAIT_NS: u64 = 20_000_000;
-/// How long a waiting fork sleeps between two looks, in ns.
+/// Nanoseconds that a waiting fork sleeps between two looks.
 const SLEEP_NS: u64 = 200_000;
-/// Time after a fork that has waited in vain in which no other fork waits, in ns.
+/// Nanoseconds after a fork that has waited in vain in which no other fork waits.
 const IN_VAIN_NS: u64 = 1_000_000_000;
 
-/// What one process knows of the room that it keeps.
+/// What one process knows of the room that it keeps for children.
 #[derive(Default)]
 pub struct ChildRoom {
-    /// Until then room is kept, in ns.
+    /// When the keeping of room ends, in ns.
     kept_until_ns: AtomicU64,
-    /// Until then no fork waits for room, in ns: the last one has waited in vain.
+    /// The time from which forks wait for room again, in ns. The last fork that waited has waited in vain.
     in_vain_until_ns: AtomicU64,
-    /// What this process may have, the kept room included, in bytes; 0 before the first look.
+    /// Bytes that this process may have, the kept room included. 0 before the first look.
     granted_bytes: AtomicU64,
 }
 
-/// Bytes that a child takes before other processes count them.
+/// Returns the bytes that a child takes before other processes count them.
 fn child_bytes(total: u64) -> u64 {
     CHILD_BYTES.min(total / CHILD_PART)
 }
 
 impl ChildRoom {
-    /// What this process may have of `total` bytes, the kept room included.
+    /// Returns how many of `total` bytes this process may have, the kept room included.
     fn granted(&self, total: u64) -> u64 {
         match self.granted_bytes.load(Ordering::Relaxed) {
             0 => total,
@@ -47,19 +48,21 @@ impl ChildRoom {
         if now_ns < self.kept_until_ns.load(Ordering::Relaxed) { child_bytes(total) } else { 0 }
     }
 
-    /// What the first of all these processes may have of `total` bytes, after what it might have until now.
+    /// Works out how many of `total` bytes the first process of `all` may have, after what it might have
+    /// until now.
     pub fn allowance(&self, total: u64, all: &[Claimed], now_ns: u64) -> Allowance {
         allowance(total, self.granted(total), self.kept(total, now_ns), all)
     }
 
-    /// The limit of a process that may have that much of `total` bytes: less by the kept room.
+    /// Returns the limit of a process with this allowance of `total` bytes: the allowance without the kept
+    /// room.
     pub fn limit(&self, total: u64, allowance: &Allowance, now_ns: u64) -> u64 {
         self.granted_bytes.store(allowance.bytes, Ordering::Relaxed);
         allowance.bytes - self.kept(total, now_ns).min(allowance.bytes - allowance.least)
     }
 
-    /// Waits until this process has so little of `total` bytes that a child has room, 20 ms at most. The room is kept for
-    /// `kept_ns` longer.
+    /// Waits until this process has so little of `total` bytes that a child has room, 20 ms at most. The room
+    /// is kept for `kept_ns` longer. If the wait is in vain, no fork waits for a second.
     pub fn wait(&self, total: u64, kept_ns: u64, process: &impl Waits) {
         let most = self.granted(total).saturating_sub(child_bytes(total));
         let began_ns = process.now_ns();
@@ -79,9 +82,9 @@ impl ChildRoom {
 
 /// The process in which a fork waits.
 pub trait Waits {
-    /// What it has of the budget, in bytes.
+    /// Bytes that the process has of the budget.
     fn charged(&self) -> u64;
-    /// Has the keeper look.
+    /// Wakes the keeper, so that it looks.
     fn ring(&self);
     /// The time.
     fn now_ns(&self) -> u64;
@@ -131,7 +134,8 @@ mod tests {
         process.now_ns() - began_ns
     }
 
-    /// A process beside a second one, which has `others` bytes. The first evicts down to its limit, and looks again: its limits.
+    /// Runs a process beside a second one that has `others` bytes. The first process evicts down to its limit
+    /// and looks again, many times. Returns its limits.
     fn limits(room: &ChildRoom, has: u64, others: u64) -> Vec<u64> {
         let (mut has, mut limits) = (has, Vec::new());
         for look in 1..20 {
@@ -145,10 +149,11 @@ mod tests {
         limits
     }
 
-    /// Each look took the room off again, down to what a process has in any case.
+    /// Each look took the room off once more, down to what a process has in any case.
     #[test]
     fn limit_is_lowered_once_however_often_the_keeper_looks() {
-        // What both have fits, is just too much, or is far too much and the other one gives nothing back.
+        // The three cases: both fit, both are just too much, and both are far too much while the second gives
+        // nothing back.
         for (has, others) in [(20 * MIB, 2 * MIB), (13 * MIB, 12 * MIB), (13 * MIB, 20 * MIB)] {
             let room = ChildRoom::default();
             let without = limits(&room, has, others);
@@ -174,7 +179,8 @@ mod tests {
         };
         assert_eq!([limit(0), limit(11), limit(11), limit(10)], [24, 21, 21, 24].map(|mib| mib * MIB));
         room.kept_until_ns.store(11, Ordering::Relaxed);
-        // Not less than what a process may always have, and no more than a part of a small budget.
+        // The limit isn't below what a process may always have. The room is no more than a part of a small
+        // budget.
         let all = [Claimed { has: 5 * MIB, needs: 6 * MIB, floor: 4 * MIB, shared: 0 }; 5];
         let allowance = room.allowance(TOTAL, &all, 1);
         assert_eq!(room.limit(TOTAL, &allowance, 1), 4 * MIB);
@@ -189,15 +195,15 @@ mod tests {
         process.has.set(TOTAL);
         assert!((3 * MS..4 * MS).contains(&waited(&room, &process)));
         assert_eq!(process.rung.get(), 1);
-        // So does the next one.
+        // The next fork waits as well.
         process.has.set(TOTAL);
         assert!((3 * MS..4 * MS).contains(&waited(&room, &process)));
-        // The child has the room until then.
+        // The room is kept for the child until then.
         let now_ns = process.now_ns();
         assert_eq!([room.kept(TOTAL, now_ns + 41 * MS), room.kept(TOTAL, now_ns + 42 * MS)], [3 * MIB, 0]);
     }
 
-    /// Small processes that can't evict waited 20 ms at every fork.
+    /// Small processes that couldn't evict waited 20 ms at every fork.
     #[test]
     fn after_a_fork_that_waited_in_vain_none_waits_for_a_second() {
         let (room, process) = (ChildRoom::default(), Process::default());

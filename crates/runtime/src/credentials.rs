@@ -1,13 +1,14 @@
-//! The program changes what it may do: its users, groups, capabilities, root directory, namespaces. Engine threads follow.
+//! Engine threads follow when the program changes its privileges or places: users, groups, capabilities, root
+//! directory, namespaces.
 //!
-//! Linux keeps all of these for each thread, and libc has only its own threads change them together. A thread of ours that
-//! stayed root would be root for whoever takes the program over. So each call that changes them ends only when every engine
-//! thread has taken on what the program's first thread has. A change of another thread alone isn't followed: what the process
-//! can do is what its first thread can.
+//! Linux keeps all of these for each thread, and libc changes them together only in its own threads. An
+//! engine thread that stayed root would be root for anybody who takes the program over. So each call that
+//! changes them ends only when every engine thread has taken on what the program's first thread has. A change
+//! of another thread alone isn't followed: the process can do what its first thread can.
 //!
-//! Calls are seen by libc's functions and `syscall` (the preload library), and in armed threads whoever makes them. What both
-//! miss the keeper sees soon after ([`Watch`]).
-// UNSAFETY: what all threads take on lies in one place, which they read when they are told to.
+//! Calls are seen by libc's functions and by `syscall` (the preload library). In armed threads every call is
+//! seen. The keeper sees soon after what both ways miss ([`Watch`]).
+// UNSAFETY: the order that all threads take on lies in one place, which they read when they are told to.
 
 use crate::changes::Arguments;
 use crate::engine::Engine;
@@ -29,17 +30,17 @@ use farpage_os::{clock::now_ns, futex, proc};
 use linux_raw_sys::general as raw;
 use linux_raw_sys::prctl;
 
-/// What every engine thread is to take on.
+/// The order that every engine thread is to take on, and what the threads have answered.
 struct Wanted {
-    /// Raised when there is something new. An engine thread answers with it.
+    /// Raised for each new order. An engine thread answers with it.
     generation: AtomicU32,
-    /// Threads that have answered, as a bell for who asks.
+    /// Counts answers. A bell for the thread that waits for them.
     answers: AtomicU32,
-    /// Set by an engine thread that couldn't.
+    /// Set by an engine thread that couldn't take the order on.
     failed: AtomicU32,
     /// Written with `FOLLOWING` held, while no thread is asked.
     order: UnsafeCell<Order>,
-    /// Supplementary groups: those wanted, and those just read.
+    /// Supplementary groups: the wanted list, and the list that was just read.
     groups: UnsafeCell<[[u32; GROUPS_MAX]; 2]>,
 }
 
@@ -50,12 +51,13 @@ struct Order {
     credentials: Credentials,
     with_groups: bool,
     places: Places,
-    /// Nothing but the filter of seccomp that was looked at last.
+    /// The order is only to install the filter of seccomp that was looked at last.
     is_filter: bool,
 }
 
-// SAFETY: `order` and `groups` are written by the holder of `FOLLOWING`, before `generation` is raised, and read by engine
-// threads that haven't answered to that generation; the holder waits for all answers before it gives the lock back.
+// SAFETY: the holder of `FOLLOWING` writes `order` and `groups` before it raises `generation`. Engine threads
+// read them until they have answered to that generation. The holder waits for all answers before it releases
+// the lock.
 unsafe impl Sync for Wanted {}
 
 static WANTED: Wanted = Wanted {
@@ -72,17 +74,20 @@ static WANTED: Wanted = Wanted {
     groups: UnsafeCell::new([[0; GROUPS_MAX]; 2]),
 };
 
-/// One change is followed at a time.
+/// Held while one change is followed.
 static FOLLOWING: Lock<()> = Lock::new(());
 
-/// How long a thread's answer is waited for, until it is asked again: libc may have put its own handler in the place of ours.
+/// Nanoseconds until a thread that hasn't answered is asked again. libc may have put its own handler in the
+/// place of ours.
 const ASK_AGAIN_NS: u64 = 5_000_000;
 
-/// Before there is an engine thread, which will have what the calling thread has. In a fork's child the parent's are forgotten.
+/// Prepares for the first engine thread, which will have what the calling thread has. Called before that
+/// thread is made. In a fork's child this forgets the parent's threads.
 pub fn begin() {
     FOLLOWING.forget_holder();
     thread::forget_all();
-    // SAFETY: nobody else is here yet: this thread is about to make the first engine thread.
+    // SAFETY: no other thread uses the cells yet, because this thread is about to make the first engine
+    // thread.
     let (order, lists) = unsafe { (&mut *WANTED.order.get(), &mut *WANTED.groups.get()) };
     order.credentials = Credentials::read();
     let _ = read_groups(&mut lists[0]);
@@ -122,33 +127,34 @@ pub fn is_about(call: usize, arguments: &Arguments) -> bool {
 /// Which threads a call has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// The calling one.
+    /// Only the calling thread.
     Own,
-    /// All that libc knows: the calling one has what they all have.
+    /// All threads that libc knows. The calling thread has what they all have.
     All,
 }
 
-/// The calling thread has made a call with success. It returns when every engine thread has followed. On a stack of ours, with
-/// signals blocked.
+/// Has every engine thread follow a call that the calling thread has made with success. Returns when all have
+/// followed. On a stack of ours, with signals blocked.
 pub fn follow(engine: &Engine, call: usize, arguments: &Arguments, whose: Whose) {
-    // SAFETY: both take nothing.
+    // SAFETY: neither call takes an argument.
     let [process, own] =
         [number::GETPID, number::GETTID].map(|call| unsafe { sys::call(call, [0; 6]) } as u32);
-    // A child of vfork has its own.
+    // A child of vfork has credentials of its own.
     if process != engine.process || (own != process && whose == Whose::Own) {
         return;
     }
     let was_dumpable = dumpable();
     if call == raw::__NR_chroot as usize && !proc::is_reachable() {
-        // What activation looks up in /proc engine threads find only as long as they are outside.
+        // Activation looks things up in /proc. Engine threads find them only while they are outside of the
+        // new root.
         engine.activate_now();
     }
     let guard = FOLLOWING.lock();
-    // SAFETY: the lock is held, and nobody is asked.
+    // SAFETY: the lock is held, and no thread is being asked.
     let (known, lists) = unsafe { ((*WANTED.order.get()).credentials, &mut *WANTED.groups.get()) };
     let mut credentials = Credentials::read();
     if own != process {
-        // The rest it may have changed for itself alone.
+        // The calling thread may have changed the rest for itself alone.
         let capabilities = kernel::Capabilities::of(process).unwrap_or(credentials.capabilities);
         let ambient = known.ambient & capabilities.permitted & capabilities.inheritable;
         let (user, group, groups) = (credentials.user, credentials.group, credentials.groups);
@@ -167,10 +173,10 @@ pub fn follow(engine: &Engine, call: usize, arguments: &Arguments, whose: Whose)
     }
 }
 
-/// Gives an order to every engine thread, unless they have it already. With the lock held; the groups just read are in the second
-/// list.
+/// Gives an order to every engine thread, unless they have it already. With the lock held. The second list
+/// has the groups that were just read. Ends the program if a thread can't take the order on.
 fn order(engine: &Engine, mut order: Order) {
-    // SAFETY: the lock is held, and no thread that was asked hasn't answered.
+    // SAFETY: the lock is held, and every thread that was asked has answered.
     let (wanted, lists) = unsafe { (&mut *WANTED.order.get(), &mut *WANTED.groups.get()) };
     let [known, read] = lists;
     let count = order.credentials.groups.min(GROUPS_MAX);
@@ -184,9 +190,9 @@ fn order(engine: &Engine, mut order: Order) {
     }
 }
 
-/// Gives an order to every engine thread, with the lock held. Whether all could do it.
+/// Gives an order to every engine thread, with the lock held. Returns whether all threads could take it on.
 fn give(engine: &Engine, order: Order) -> bool {
-    // SAFETY: the lock is held, and no thread that was asked hasn't answered.
+    // SAFETY: the lock is held, and every thread that was asked has answered.
     unsafe { *WANTED.order.get() = order };
     // Ordering: Release publishes the order to threads that see its generation.
     let generation = WANTED.generation.fetch_add(1, Ordering::Release) + 1;
@@ -194,22 +200,23 @@ fn give(engine: &Engine, order: Order) -> bool {
     WANTED.failed.swap(0, Ordering::Relaxed) == 0
 }
 
-/// Does something while nothing is followed.
+/// Runs `what` while no change is being followed.
 pub(crate) fn alone<T>(what: impl FnOnce() -> T) -> T {
     let _guard = FOLLOWING.lock();
     what()
 }
 
-/// Has every engine thread install the filter of seccomp that was looked at last. Within [`alone`]. Whether all have it.
+/// Has every engine thread install the filter of seccomp that was looked at last. Within [`alone`]. Returns
+/// whether all threads have installed it.
 pub(crate) fn install_in_all(engine: &Engine) -> bool {
-    // SAFETY: the lock is held, and no thread that was asked hasn't answered.
+    // SAFETY: the lock is held, and every thread that was asked has answered.
     let before = unsafe { *WANTED.order.get() };
     give(engine, Order { is_filter: true, ..before })
 }
 
 /// Asks every engine thread until all have answered or ended.
 fn wait_for_answers(engine: &Engine, generation: u32) {
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no argument.
     let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
     let mut ask_again_ns = 0;
     loop {
@@ -228,7 +235,8 @@ fn wait_for_answers(engine: &Engine, generation: u32) {
             Some(number) if is_to_ask => {
                 let _ = send_to_thread(engine.process, number, SIGSETXID, word());
             }
-            // The thread is just being made. Its maker may have been asked already, or not.
+            // The thread is just being made. Its maker may have been asked already, or not. So the thread is
+            // asked soon.
             None => ask_again_ns = 0,
             Some(_) => {}
         };
@@ -239,12 +247,12 @@ fn wait_for_answers(engine: &Engine, generation: u32) {
     }
 }
 
-/// What the signal carries that asks an engine thread.
+/// The value that the signal carries when it asks an engine thread.
 fn word() -> usize {
     (&raw const WANTED) as usize
 }
 
-/// In the signal's handler: takes an order on, if this is one. Whether it is one.
+/// In the signal's handler: takes the current order on if the signal asks for that. Returns whether it does.
 pub fn is_taken(sent: usize) -> bool {
     if sent != word() {
         return false;
@@ -253,14 +261,15 @@ pub fn is_taken(sent: usize) -> bool {
     true
 }
 
-/// The calling engine thread takes the last order on.
+/// Has the calling engine thread take on the last order.
 fn take(thread: &Member) {
-    // Ordering: Acquire pairs with the Release of who gave the order.
+    // Ordering: Acquire pairs with the Release of the thread that gave the order.
     let generation = WANTED.generation.load(Ordering::Acquire);
     if generation == 0 || thread.has_answered(generation) {
         return;
     }
-    // SAFETY: written before the generation was raised, and not again before this thread answers.
+    // SAFETY: both were written before the generation was raised. Neither is written again before this thread
+    // answers.
     let (order, groups) = unsafe { (*WANTED.order.get(), &(*WANTED.groups.get())[0]) };
     if order.is_filter {
         return answer(thread, generation, filters::take());
@@ -274,35 +283,37 @@ fn answer(thread: &Member, generation: u32, is_done: bool) {
     if !is_done {
         WANTED.failed.store(1, Ordering::Relaxed);
     }
-    // Who sees the answer sees the failure.
+    // A thread that sees the answer also sees the failure.
     thread.answers(generation);
     WANTED.answers.fetch_add(1, Ordering::Release);
     futex::wake(&WANTED.answers, u32::MAX);
 }
 
-/// Calls that nobody saw, by code of the program's own in threads that aren't armed. In the keeper.
+/// Finds calls that nobody saw, made by the program's own code in threads that aren't armed. Used by the
+/// keeper.
 #[derive(Default)]
 pub struct Watch {
-    /// When it looks next; at first at once.
+    /// When the next look is due. The first one is due at once.
     look_ns: u64,
 }
 
-/// How often the keeper looks.
+/// Nanoseconds between two looks of the keeper.
 const WATCH_NS: u64 = 100_000_000;
-/// A thread's `status`: some 1.5 KB, and ten bytes for each supplementary group.
+/// Bytes for the text of a thread's `status`: some 1.5 KB, and ten bytes for each supplementary group.
 const STATUS_BYTES: usize = 16 * 1024;
 
 impl Watch {
-    /// If it is time: compares the program's first thread with this one, and has all engine threads follow.
+    /// If a look is due, compares the program's first thread with the engine's threads, and has all engine
+    /// threads follow.
     pub fn look(&mut self, engine: &Engine) {
         let now = now_ns();
         if now < self.look_ns {
             return;
         }
         self.look_ns = now + WATCH_NS;
-        // A program's thread that changes something just now does all that is to be done.
+        // A thread of the program that changes something just now does all that is to be done.
         let Some(guard) = FOLLOWING.try_lock() else { return };
-        // SAFETY: the lock is held, and nobody is asked.
+        // SAFETY: the lock is held, and no thread is being asked.
         let (known, lists) = unsafe { ((*WANTED.order.get()).credentials, &mut *WANTED.groups.get()) };
         let mut first = || {
             let mut text = [0; STATUS_BYTES];
@@ -310,7 +321,8 @@ impl Watch {
             filters::look(engine, status);
             kernel::parse_status(status, &mut lists[1])
         };
-        // Not a thread that has changed one thing of two, seen in between: what is the same twice was so.
+        // A thread that makes two changes might be seen between them. So the status is read twice, and only
+        // two equal readings are believed.
         let Some(found) = first().filter(|found| first().as_ref() == Some(found)) else { return };
         let credentials = Credentials { securebits: known.securebits, ..found };
         if credentials != known {

@@ -23,13 +23,13 @@ use linux_raw_sys::errno::{EINVAL, EIO};
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
-/// `_IO(0x12, 119)`: start and length in bytes.
+/// `_IO(0x12, 119)`: discards a range of a device, given as start and length in bytes.
 const BLKDISCARD: u32 = 0x1277;
 
-/// One opened area. Its descriptor is never closed: it goes with the process.
+/// An opened area. The descriptor stays open until the process ends.
 struct Device {
     fd: BorrowedFd<'static>,
-    /// Where it was opened, NUL-terminated.
+    /// The path where it was opened, NUL-terminated.
     path: &'static [u8],
     /// Present if clusters must get their blocks before they are written.
     grows: Option<AreaFile<'static>>,
@@ -48,7 +48,7 @@ pub struct OpenError {
     pub errno: Errno,
 }
 
-/// Bytes of tables for all areas of a session.
+/// Returns the bytes of tables for all areas of a session.
 pub fn table_bytes(membership: &Membership) -> usize {
     let areas = membership.head.areas().iter();
     areas
@@ -81,7 +81,7 @@ const fn bitmap_words(area: &AreaDescription) -> usize {
 fn open_to(flags: OFlags, path: &[u8]) -> Result<OwnedFd, Errno> {
     let path = core::ffi::CStr::from_bytes_until_nul(path).map_err(|_| Errno(EINVAL as i32))?;
     let flags = flags | OFlags::CLOEXEC;
-    // Some file systems refuse direct I/O: then the page cache is in between, which is only slower.
+    // Some file systems refuse direct I/O. Then the page cache is in between, which is only slower.
     let fd = rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty())
         .or_else(|_| rustix::fs::open(path, flags, Mode::empty()));
     fd.map_err(|error| Errno(error.raw_os_error()))
@@ -89,13 +89,15 @@ fn open_to(flags: OFlags, path: &[u8]) -> Result<OwnedFd, Errno> {
 
 fn open(area: &AreaDescription) -> Result<BorrowedFd<'static>, Errno> {
     let fd = open_to(OFlags::RDWR, &area.open_path)?;
-    // The supervisor holds the same lock shared; ours keeps other runs out should it die before us.
+    // The supervisor holds the same lock shared. This lock keeps other runs out if the supervisor ends before
+    // this process.
     let _ = rustix::fs::flock(&fd, FlockOperation::NonBlockingLockShared);
-    // SAFETY: nobody else knows this descriptor, in a table that is the engine's alone, and it is never closed.
+    // SAFETY: the descriptor is never closed. Nobody else knows it, because it is in a table that is the
+    // engine's alone.
     Ok(unsafe { BorrowedFd::borrow_raw(fd.into_raw_fd()) })
 }
 
-/// Lets pages go to an area.
+/// Adds an area to which pages may go.
 ///
 /// # Safety
 /// `session` is mapped for good, and `description` was checked for it.
@@ -107,8 +109,8 @@ unsafe fn put_on(
     region: &mut Region<'static>,
 ) {
     let base = core::ptr::from_ref(session).cast::<u8>();
-    // SAFETY: the tables lie at these offsets, inside the session, aligned to 4 bytes, as was checked; holders are
-    // atomics, and bad slots are changed by nobody who keeps to the rules.
+    // SAFETY: the tables lie at these offsets inside the session, and are aligned to 4 bytes, as was checked.
+    // Holders are atomics. Nobody who keeps to the rules changes bad slots.
     let (holders, bad) = unsafe {
         let holders = base.add(description.owners_offset as usize).cast::<AtomicU32>();
         let bad = base.add(description.bad_offset as usize).cast::<u32>();
@@ -130,15 +132,15 @@ unsafe fn put_on(
         heirs: region.carve(heirs::words(slots)),
     });
     if description.extents.is_known() {
-        // SAFETY: they lie there, inside the session, aligned to 8 bytes, as was checked; the supervisor has built them,
-        // and nobody who keeps to the rules writes there any more.
+        // SAFETY: the extents lie there inside the session, and are aligned to 8 bytes, as was checked. The
+        // supervisor has built them. Nobody who keeps to the rules writes there any more.
         areas.set_extents(id, unsafe {
             Extents::of_memory(description.extents, base.add(description.extents_offset as usize))
         });
     }
 }
 
-/// An area's file, if that grows as it is written.
+/// Returns an area's file, if the file grows as it is written.
 fn growing(
     fd: BorrowedFd<'static>,
     area: &AreaDescription,
@@ -157,7 +159,7 @@ fn growing(
 }
 
 impl Devices {
-    /// Opens every area and puts it on.
+    /// Opens every area and adds it to the areas of the pager.
     pub fn open(
         membership: &Membership,
         region: &mut Region<'static>,
@@ -167,12 +169,13 @@ impl Devices {
         let devices = memory::place(Devices { list: [const { None }; AREAS_MAX], io: settings.io });
         let devices = devices.map_err(|errno| OpenError { errno })?;
         let mut areas = Areas::new(settings.order, settings.nodes as usize);
-        // Without one checksums find what goes wrong by chance all the same. A fork's child looks its parent's up with that
-        // one's, of which it has a copy.
+        // Without a random key, checksums still find what goes wrong by chance. A fork's child has a copy of
+        // its parent's key, and checks the parent's pages with it.
         areas.set_key(farpage_os::sys::random_word().unwrap_or(0));
         for (at, description) in membership.head.areas().iter().enumerate() {
             let fd = open(description).map_err(|errno| OpenError { errno })?;
-            // SAFETY: who joins a session maps all of it for good, and has checked its own copy of the head.
+            // SAFETY: a process that joins a session maps all of it for good, and has checked its own copy of
+            // the head.
             unsafe { put_on(&mut areas, (session, settings), description, holder, region) };
             let grows = growing(fd, description, region.carve(bitmap_words(description)))?;
             devices.list[at] = Some(Device { fd, path: &description.open_path, grows });
@@ -184,12 +187,13 @@ impl Devices {
         self.list[id.0 as usize].as_ref().expect("an area that is on")
     }
 
-    /// An area's file.
+    /// Returns the file of an area.
     pub fn fd(&self, id: AreaId) -> BorrowedFd<'static> {
         self.device(id).fd
     }
 
-    /// Opens every area once more, to be read, in the calling thread's table; those for which there is a place out of the way.
+    /// Opens every area once more, to be read, in the calling thread's table. Calls `have` for each file for
+    /// which there is a descriptor out of the program's way.
     pub fn open_again(&self, mut have: impl FnMut(AreaId, OwnedFd)) {
         for (id, device) in (0..).map(AreaId).zip(&self.list) {
             let file = device.as_ref().and_then(|device| open_to(OFlags::RDONLY, device.path).ok());
@@ -204,7 +208,8 @@ impl Devices {
         self.device(id).grows.as_ref().map_or(Ok(()), |file| file.ensure_cluster(cluster))
     }
 
-    /// Tells the disk that nothing in these slots of one cluster is needed. A refusal changes nothing.
+    /// Tells the disk that nothing in these slots of one cluster is needed. Returns whether the disk accepts.
+    /// A refusal changes nothing.
     pub fn discard(&self, run: SlotRun) -> bool {
         let device = self.device(run.first.area());
         let start = run.first.byte_offset();
@@ -212,13 +217,14 @@ impl Devices {
             return file.punch(start).is_ok();
         }
         let range = [start, u64::from(run.count) * PAGE_BYTES as u64];
-        // SAFETY: the request reads two u64 and discards that range of the device: slots that nobody uses, which the
-        // allocator keeps from everybody until it hears of the end.
+        // SAFETY: the request reads two u64, and discards that range of the device. Nobody uses the slots in
+        // the range. The allocator keeps them from everybody until it hears of the end.
         unsafe { farpage_os::sys::ioctl(device.fd.as_raw_fd(), BLKDISCARD, range.as_ptr() as usize) }.is_ok()
     }
 
-    /// A back end of its own for one engine thread, which keeps `lock` open as long as it writes. Falls back to psync
-    /// where the ring is refused: a thread that writes is there itself until it is done.
+    /// Makes a back end for one engine thread. The back end keeps `lock` open as long as it writes. Falls
+    /// back to psync where the ring is refused. psync needn't keep `lock` open: a thread that writes with
+    /// psync exists until the write is done.
     pub fn back_end(&'static self, id: AreaId, lock: BorrowedFd<'_>) -> BackEnd {
         if self.io == IoEngine::Uring
             && let Ok(ring) = Uring::new(self.fd(id), Some(lock), 32)
@@ -229,37 +235,38 @@ impl Devices {
     }
 }
 
-/// One thread's back ends, each made when it is first needed. Where they will lie is reserved before: by then there may be
-/// no more mappings to be had, and what has none falls back to psync. A place takes no memory until it is needed.
+/// One thread's back ends, each made when it is first needed. Their memory is reserved earlier, because there
+/// may be no more mappings to be had by then. Without a mapping a back end falls back to psync. Reserved
+/// memory takes no room until it is used.
 pub struct BackEnds {
     places: &'static mut BackEndPlaces,
     made: [bool; AREAS_MAX],
 }
 
-/// A place for each area's.
+/// Memory for a back end of each area.
 pub type BackEndPlaces = [MaybeUninit<BackEnd>; AREAS_MAX];
 
 impl BackEnds {
-    /// None yet; they will be in `places`, whatever these hold.
+    /// No back ends yet. They will lie in `places`, whatever these hold now.
     pub const fn new(places: &'static mut BackEndPlaces) -> BackEnds {
         BackEnds { places, made: [false; AREAS_MAX] }
     }
 
-    /// An area's, if it was ever needed.
+    /// Returns an area's back end, if it was ever needed.
     pub fn get(&mut self, area: AreaId) -> Option<&mut BackEnd> {
         let at = area.0 as usize;
-        // SAFETY: `get_or_make` has written it, and nobody takes it out.
+        // SAFETY: `made` says that `get_or_make` has written it. Nobody takes it out.
         self.made[at].then(|| unsafe { self.places[at].assume_init_mut() })
     }
 
-    /// An area's, made now if it is needed for the first time.
+    /// Returns an area's back end, and makes it first if it was never needed.
     pub fn get_or_make(&mut self, area: AreaId, make: impl FnOnce() -> BackEnd) -> &mut BackEnd {
         let at = area.0 as usize;
         if !self.made[at] {
             self.places[at].write(make());
             self.made[at] = true;
         }
-        // SAFETY: written just now, or when it was first needed.
+        // SAFETY: it was written just now, or when it was first needed.
         unsafe { self.places[at].assume_init_mut() }
     }
 }
@@ -274,7 +281,7 @@ pub enum BackEnd {
 }
 
 impl BackEnd {
-    /// Whether a request is done by the time it is submitted.
+    /// Whether a request is done when `submit` returns.
     pub const fn is_synchronous(&self) -> bool {
         matches!(self, BackEnd::Psync(_))
     }
@@ -289,7 +296,7 @@ impl BackEnd {
 
 impl Backend for BackEnd {
     unsafe fn submit(&mut self, request: &Request<'_>) -> Result<(), Busy> {
-        // SAFETY: passed on.
+        // SAFETY: the caller's promises for `submit` are passed on.
         unsafe { self.inner().submit(request) }
     }
     fn flush(&mut self) {
@@ -312,12 +319,12 @@ mod tests {
 
     #[test]
     fn each_area_has_its_back_end_made_once_and_kept() {
-        // SAFETY: places needn't hold anything.
+        // SAFETY: the places may hold anything. The memory is large enough, and only this test has it.
         let places =
             unsafe { &mut *memory::reserve(size_of::<BackEndPlaces>()).unwrap().cast::<BackEndPlaces>() };
         let mut back_ends = BackEnds::new(places);
         let null = rustix::fs::open(c"/dev/null", OFlags::RDWR, Mode::empty()).unwrap();
-        // SAFETY: never closed.
+        // SAFETY: the descriptor is never closed.
         let fd = unsafe { BorrowedFd::borrow_raw(null.into_raw_fd()) };
         let (first, last) = (AreaId(0), AreaId(AREAS_MAX as u8 - 1));
         assert!(back_ends.get(last).is_none());

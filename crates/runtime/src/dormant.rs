@@ -1,12 +1,14 @@
 //! Dormant processes: members of the run in which nothing of ours runs, because they are small.
 //!
-//! A dormant process says in the session the most memory that it can have: what it may write, and the stack that it is allowed. These
-//! bytes count against the budget as if they were there. To have more memory the process must map more, by calls that come to our
-//! hooks. All dormant processes together have a small part of the budget. A process that would pass the part starts an engine first.
+//! A dormant process says in the session the most memory that it can have. That is the memory that it may
+//! write, and the stack that it is allowed. These bytes count against the budget as if they were there. To
+//! have more memory the process must map more, by calls that come to our hooks. All dormant processes
+//! together have a small part of the budget. A process that would exceed the part starts an engine first.
 //!
-//! A dormant process has no thread and no descriptor of ours, and a handler for one signal only, by which the supervisor asks for an
-//! engine. It holds its record by a mapping of the file that has the lock, and a fork's child doesn't get that mapping.
-// UNSAFETY: a mapping is given up when an engine has taken over.
+//! A dormant process has no thread and no descriptor of ours. It has a handler of ours for one signal only,
+//! by which the supervisor asks for an engine. The process holds its record by a mapping of the file that has
+//! the lock. A fork's child doesn't get that mapping.
+// UNSAFETY: a mapping is released when an engine has taken over.
 
 use crate::head::{Glance, glance_at};
 use crate::kin::Stated;
@@ -21,48 +23,52 @@ use farpage_os::proc::{self, Statm};
 use farpage_os::sys::{self, Errno, number};
 use rustix::fd::{AsFd, OwnedFd};
 
-/// `SIGURG`, by which the supervisor asks a dormant process for an engine. Most programs have no handler for that, and a program that
-/// was just executed ignores the signal.
+/// `SIGURG`, by which the supervisor asks a dormant process for an engine. Most programs have no handler for
+/// that, and a program that was just executed ignores the signal.
 pub const WAKES: u32 = 23;
 /// All dormant processes together have at most the budget divided by this.
 const PARTS: u64 = 16;
-/// Least number of bytes that a process says beyond what it needs, so that its next calls need no look at /proc.
+/// Least number of bytes that a process says beyond what it needs, so that its next calls need no look at
+/// /proc.
 const MORE_BYTES_MIN: u64 = 1 << 20;
-/// More than any process has. Sums of what is said must not overflow.
+/// More bytes than any process has. Sums of what processes say must not overflow.
 const BYTES_MAX: u64 = 1 << 50;
 
-/// Where this process has mapped the session, and the page that holds the lock. A fork's child has neither, and forgets them.
+/// Addresses at which this process has mapped the session, and the page that holds the lock. A fork's child
+/// has neither mapping, and forgets the addresses.
 static MAPPED: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
-/// One that is dormant: this process.
+/// This process while it is dormant.
 pub struct Dormant {
     session: &'static Session,
-    /// How much the process may write, in bytes.
+    /// Returns the bytes that the process may write.
     writable: fn() -> Option<u64>,
     /// The page whose mapping keeps the lock of the record.
     lock_page: *mut u8,
     index: usize,
     budget_bytes: u64,
     supervisor_pid: u32,
-    /// The most that it can have, as it has said.
+    /// The most bytes that the process can have, as it has said in the session.
     said: AtomicU64,
-    /// The most that it can have by the calls that it has made.
+    /// The most bytes that the process can have by the calls that it has made.
     can_have: AtomicU64,
-    /// What of that the kernel no longer counts: memory that was written, and may not be any more.
+    /// Bytes within `can_have` that the kernel no longer counts as writable: memory that was written, and may
+    /// not be written any more.
     sealed: AtomicU64,
 }
 
 /// What a call may add, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Added {
-    /// Can be written after the call.
+    /// Bytes that can be written after the call.
     Writable(u64),
-    /// Can't be written any more, and may have been.
+    /// Bytes that can't be written any more, and that may have been written before.
     Sealed(u64),
 }
 
 impl Dormant {
-    /// Joins the session at `path`. None if there is none, or if this process could have too much.
+    /// Joins the session at `path`. None if there is no session, or if this process could have too much
+    /// memory.
     pub fn join(path: &CStr) -> Option<Dormant> {
         Dormant::join_with(path, writable_bytes)
     }
@@ -71,7 +77,7 @@ impl Dormant {
         forget_the_parents();
         let lock = open(path).ok()?;
         let Glance { budget_bytes, pid_namespace, supervisor_pid } = glance_at(&lock)?;
-        // Elsewhere the supervisor couldn't find the process, nor the process the supervisor.
+        // In another pid namespace the supervisor couldn't find the process, nor the process the supervisor.
         if pid_namespace == 0 || proc::pid_namespace() != Ok(pid_namespace) {
             return None;
         }
@@ -79,7 +85,8 @@ impl Dormant {
         if !fits(0, can_have(writable, 0)?, budget_bytes / PARTS) {
             return None;
         }
-        // By another open file than the lock's, which would be held as long as the session is mapped.
+        // The session is mapped by another open file than the lock's. With the same open file, the lock would
+        // be held as long as the session is mapped.
         let (session, session_bytes) = map(&open(path).ok()?).ok()?;
         let base = core::ptr::from_ref(session).cast_mut().cast::<u8>();
         let joined = || {
@@ -99,7 +106,7 @@ impl Dormant {
             })
         };
         let Some(dormant) = joined() else {
-            // SAFETY: mapped above, and nobody else's.
+            // SAFETY: the session was mapped above, and nobody else uses the mapping.
             unsafe { memory::release(base, session_bytes) };
             return None;
         };
@@ -108,7 +115,7 @@ impl Dormant {
         crate::start::name_record(dormant.record());
         let is_kept =
             [(base, session_bytes), (dormant.lock_page, PAGE_BYTES)].into_iter().all(|(base, bytes)| {
-                // SAFETY: in a child `MAPPED` is forgotten, and so is the `Dormant`, whose page is wiped there.
+                // SAFETY: a child forgets `MAPPED`, and also the `Dormant`, whose page is wiped there.
                 unsafe { memory::keep_from_children(base, bytes) }.is_ok()
             });
         if is_kept && dormant.says_with(0, |others, bytes| dormant.reap(&lock, others, bytes)) {
@@ -123,12 +130,12 @@ impl Dormant {
         &self.session.processes[self.index]
     }
 
-    /// What is shared with the run, as far as it matters before there is an engine.
+    /// The session, for what matters before there is an engine.
     pub fn session(&self) -> &'static Session {
         self.session
     }
 
-    /// Notes what a call is about to add. Whether that is within what the process has said.
+    /// Notes what a call is about to add. Returns whether the sum is within what the process has said.
     pub fn adds_little(&self, added: Added) -> bool {
         let bytes = match added {
             Added::Writable(bytes) => bytes,
@@ -141,18 +148,19 @@ impl Dormant {
         before.saturating_add(bytes) <= self.said.load(Ordering::Relaxed)
     }
 
-    /// Whether the process stays small with what a call adds that was noted already. Looks at /proc. `path` is the session's.
+    /// Returns whether the process stays small with what a call adds. [`Dormant::adds_little`] has noted the
+    /// addition. Looks at /proc. `path` is the session's.
     pub fn may_add(&self, added: Added, path: &CStr) -> bool {
         let new = match added {
             Added::Writable(bytes) => bytes,
-            // The kernel still counts it.
+            // The kernel still counts this memory as writable, because the call comes later.
             Added::Sealed(_) => 0,
         };
         self.says_with(new, |others, wanted| open(path).is_ok_and(|lock| self.reap(&lock, others, wanted)))
     }
 
-    /// Says what the process can have with `added` bytes more. False if all dormant processes together could have too much, even after
-    /// `reap` has forgotten the dead ones. What was said before stands then.
+    /// Says what the process can have with `added` bytes more. False if all dormant processes together could
+    /// have too much, even after `reap` has forgotten the dead ones. What was said before stands then.
     fn says_with(&self, added: u64, reap: impl Fn(u64, u64) -> bool) -> bool {
         let more = added.saturating_add(self.sealed.load(Ordering::Relaxed));
         let Some(least) = can_have(self.writable, more) else {
@@ -162,9 +170,10 @@ impl Dormant {
             return false;
         }
         let before = self.said.load(Ordering::Relaxed);
-        // With room to grow in; else as little as can be.
+        // First with room to grow in, then as little as possible.
         let is_said = [least + (least / 4).max(MORE_BYTES_MIN), least].into_iter().any(|bytes| {
-            // Said before it is compared: of two processes that say so at once one sees the other.
+            // The bytes are said before they are compared. So if two processes say their bytes at once, one
+            // of them sees the other.
             self.say(bytes);
             let others = self.others();
             fits(others, bytes, self.most()) || reap(others, bytes) && fits(self.others(), bytes, self.most())
@@ -178,7 +187,7 @@ impl Dormant {
         is_said
     }
 
-    /// What the process has, for the summary.
+    /// Notes the memory that the process has, for the summary.
     fn note_size(&self) {
         let bytes = Statm::open().and_then(|statm| statm.anonymous_bytes()).unwrap_or(0);
         let stats = &self.record().stats;
@@ -193,18 +202,19 @@ impl Dormant {
         self.session.claims[self.index].store(Stated { anonymous: bytes, floor: bytes, ..Stated::default() });
     }
 
-    /// What all dormant processes together may have.
+    /// Returns the bytes that all dormant processes together may have.
     fn most(&self) -> u64 {
         ram_now_within(self.session.ram_now.load(Ordering::Relaxed), self.budget_bytes) / PARTS
     }
 
-    /// What the other dormant processes can have, and those that died dormant.
+    /// Returns the bytes that the other dormant processes can have, including those that died dormant.
     fn others(&self) -> u64 {
         let others = self.session.processes.iter().enumerate().filter(|(index, _)| *index != self.index);
         others.map(|(_, record)| record.dormant_bytes.load(Ordering::Relaxed).min(BYTES_MAX)).sum()
     }
 
-    /// Forgets what dead processes have said, if that can matter. Whether it was looked for.
+    /// Forgets what dead processes have said, if that can matter. Returns whether dead processes were looked
+    /// for.
     fn reap(&self, lock: &OwnedFd, others: u64, wanted: u64) -> bool {
         if others == 0 || !fits(0, wanted, self.most()) {
             return false;
@@ -243,14 +253,14 @@ impl Dormant {
         self.record().notice(notice, failure as u64 | (errno.0 as u64) << 16);
     }
 
-    /// There is an engine now, or the process isn't a member: what was said counts no more. The session stays mapped: a call of the
-    /// program's that was interrupted may look there.
+    /// Ends the dormant state, because there is an engine now or the process isn't a member. What was said no
+    /// longer counts. The session stays mapped: an interrupted call of the program's may look there.
     pub fn leave(self) {
         self.say(0);
         self.session.claims[self.index].store(Stated::default());
         self.record().stats.set(Gauge::Anonymous, 0);
         MAPPED[1].store(0, Ordering::Relaxed);
-        // SAFETY: mapped by `join`, and nobody looks there.
+        // SAFETY: `join` mapped the page, and nobody looks there.
         unsafe { memory::release(self.lock_page, PAGE_BYTES) };
     }
 }
@@ -259,25 +269,25 @@ fn writable_bytes() -> Option<u64> {
     Some(Statm::open().and_then(|statm| statm.sizes()).ok()?.writable_bytes)
 }
 
-/// The most memory that this process can have, in bytes: what it may write, its stack, and `more`.
+/// Returns the most bytes that this process can have: what it may write, its stack, and `more`.
 fn can_have(writable: fn() -> Option<u64>, more: u64) -> Option<u64> {
     let parts = [writable()?, memory::stack_bytes_max(), more];
     Some(parts.iter().fold(0_u64, |sum, part| sum.saturating_add(*part)).min(BYTES_MAX))
 }
 
-/// Whether `bytes` beside what the `others` can have is at most what all may have.
+/// Whether `bytes`, added to what the `others` can have, is at most `most`.
 const fn fits(others: u64, bytes: u64, most: u64) -> bool {
     others.saturating_add(bytes) <= most
 }
 
-/// A fork's child doesn't have the mappings of its parent.
+/// Forgets the mappings of a fork's parent, which its child doesn't have.
 fn forget_the_parents() {
     for mapped in &MAPPED {
         memory::forget(mapped.swap(0, Ordering::Relaxed) as *const u8);
     }
 }
 
-/// By how much the claims of a session say more than dormant processes were seen to have.
+/// Returns by how many bytes the claims of a session exceed what dormant processes were seen to have.
 pub fn said_beyond_seen(session: &Session) -> u64 {
     let beyond = |(index, record): (usize, &ProcessRecord)| {
         let said = record.dormant_bytes.load(Ordering::Relaxed).min(BYTES_MAX);
@@ -297,7 +307,7 @@ mod tests {
     use rustix::fs::MemfdFlags;
     use std::ffi::CString;
 
-    /// A session with this budget, and where it can be opened.
+    /// A session with this budget, and the path where it can be opened.
     fn session(budget_bytes: u64) -> (OwnedFd, CString) {
         let fd = rustix::fs::memfd_create("test-session", MemfdFlags::CLOEXEC).unwrap();
         let bytes = (size_of::<Session>() + TABLES_BYTES).next_multiple_of(4);
@@ -318,23 +328,24 @@ mod tests {
         (fd, path)
     }
 
-    /// A process that always may write so much: other tests of this one map and unmap meanwhile.
+    /// A process that may always write the same amount. Other tests of this process map and unmap memory
+    /// meanwhile.
     fn join(path: &CStr) -> Option<Dormant> {
         Dormant::join_with(path, || Some(100 << 20))
     }
 
-    /// What it says when it joins.
+    /// The bytes that the process says when it joins.
     fn said() -> u64 {
         can_have(|| Some(100 << 20), 0).unwrap() / 4 * 5
     }
 
-    /// As if the process had died: the lock is gone, but what was said isn't.
+    /// Acts as if the process had died: the lock is gone, but what the process has said remains.
     fn dies(dormant: Dormant) {
-        // SAFETY: nobody looks at the page.
+        // SAFETY: `join` mapped the page, and nobody looks there.
         unsafe { memory::release(dormant.lock_page, PAGE_BYTES) };
     }
 
-    /// 256 processes that had ended were believed to have memory still.
+    /// 256 processes that had ended were believed to still have memory.
     #[test]
     fn dormant_processes_together_have_a_part_of_the_budget_and_dead_ones_none() {
         let (_fd, path) = session(said() * PARTS * 5 / 2);
@@ -378,7 +389,8 @@ mod tests {
         dormant.leave();
     }
 
-    /// A compiler writes code, and makes it executable: it is there though it isn't data for the kernel any more.
+    /// A compiler writes code and makes it executable. The memory is there, though the kernel no longer
+    /// counts it as data.
     #[test]
     fn sealed_memory_counts_for_good() {
         let (_fd, path) = session(said() * PARTS * 2);

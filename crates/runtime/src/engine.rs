@@ -1,9 +1,9 @@
 //! The engine of one process: what its threads and its hooks share.
 //!
-//! Made once, at start, in memory that lives as long as the process. Until the budget is first reached it is
-//! *idle*: one thread looks at how much memory there is, hooks keep the list of mappings, nothing is
-//! registered. Then it becomes *active*: every mapping of 128 KiB and more is registered, handler threads serve
-//! faults, and the first thread evicts in the background.
+//! The engine is made once, at start, in memory that lives as long as the process. Until memory first reaches
+//! the budget the engine is *idle*. One thread looks at how much memory there is, hooks keep the list of
+//! mappings, and nothing is registered. Then the engine becomes *active*. Every mapping of 128 KiB and more
+//! is registered, handler threads serve faults, and the first thread evicts in the background.
 
 use crate::ahead::AheadQueue;
 use crate::budget::Budget;
@@ -38,121 +38,128 @@ use farpage_os::uffd::Uffd;
 use farpage_os::{futex, memory, peek};
 use linux_raw_sys::general::{MADV_DOFORK, MADV_DONTFORK};
 
-/// Mappings smaller than this are not worth managing: 128 KiB, from where on malloc maps what it is asked for by itself.
-/// JavaScript heaps are mappings of 256 KiB: when this was 1 MiB, node had nothing but its tables to evict.
+/// Pages of the smallest mapping that is managed: 128 KiB, from which on malloc maps each request by itself.
+/// A larger minimum would leave out JavaScript heaps, which are mappings of 256 KiB.
 pub const MANAGED_PAGES_MIN: u64 = 32;
-/// Runs of zeros in one range that are write-protected, or dropped, when it is registered: some tens of milliseconds.
+/// Runs of zeros in one range that are write-protected or dropped at most when the range is registered. At
+/// this number the work takes some tens of milliseconds.
 const ZERO_RUNS_MAX: u32 = 1 << 14;
 
-/// Eighths of all mappings at which a thread that needs one evicts first, and the background thread starts and stops.
+/// Eighths of all mappings that the kernel allows: where a thread that needs a mapping evicts first, and
+/// where background eviction starts and stops.
 const CROWD_LIMIT: u64 = 7;
 const CROWD_START: u64 = 6;
 const CROWD_STOP: u64 = 5;
 
 /// Everything one process's engine has.
 pub struct Engine {
-    /// The session and our place in it.
+    /// The session and this process's place in it.
     pub membership: Membership,
-    /// Our record in the session.
+    /// This process's record in the session.
     pub record: &'static ProcessRecord,
-    /// Books and decisions.
+    /// The structures and policy of `farpage_core`.
     pub pager: &'static Pager<'static>,
-    /// Mappings and table say the same.
+    /// The lock under which the program's mappings and our table say the same.
     pub map: MapLock,
-    /// How much is too much.
+    /// The limit, and the marks below it.
     pub budget: Budget,
-    /// How much of it is this process's.
+    /// Works out this process's part of the budget.
     pub share: Share,
-    /// How much of that is the pool's.
+    /// Works out the pool's part of this process's part.
     pub pool_share: PoolShare,
     /// The program's memory.
     pub pages: &'static dyn Pages,
-    /// Where faults come from; none where they are forbidden accesses.
+    /// The userfaultfd from which faults come. None where faults are forbidden accesses.
     pub uffd: Option<&'static Uffd>,
-    /// The same way to the program's memory as `pages`, where what is out may not be touched.
+    /// The same object as `pages`, where a page that is out may not be touched.
     pub protections: Option<&'static ByProtection>,
-    /// Where threads that have run into a fault hand it over; none if the kernel does that.
+    /// The place where faulting threads hand their faults over. None if the kernel does that.
     pub handover: Option<&'static Handover>,
-    /// Faults that those threads serve by themselves.
+    /// Serves faults in the faulting threads themselves.
     pub direct: Direct,
-    /// This process.
+    /// This process's id.
     pub process: u32,
     /// The areas.
     pub devices: &'static Devices,
-    /// Which pages are there.
+    /// Says which pages are in memory.
     pub pagemap: Pagemap,
-    /// How much memory there is.
+    /// Says how much memory the process has.
     pub statm: Statm,
-    /// How much of it is shared.
+    /// Says how much of that memory is shared.
     pub rollup: Rollup,
     /// First byte of the pool.
     pub pool_base: *mut u8,
-    /// Frames may be holes: pages are moved, not copied.
+    /// Whether frames may be holes. Then pages are moved, not copied.
     pub frames_move: bool,
-    /// Readahead that waits for its thread.
+    /// Windows that wait for the readahead threads.
     pub ahead: AheadQueue,
-    /// Registers mappings for hooks, which have no descriptor.
+    /// Registers mappings for hooks, which run in threads without our descriptors.
     pub registrar: Registrar,
-    /// 1 once the budget was reached.
+    /// 1 once memory has reached the budget.
     pub active: AtomicU32,
-    /// 1 if a call of the program's is waiting for that.
+    /// 1 if a call of the program's waits for activation.
     pub activation_wanted: AtomicU32,
-    /// Engine threads that don't have all the memory yet that they need.
+    /// Engine threads that don't yet have all the memory that they need.
     pub starting: AtomicU32,
     /// Not 0 while nothing may be evicted because the program has locked all its memory.
     pub all_locked: AtomicU32,
-    /// Writes to areas that are under way, of all threads: while there are any, frames will be free soon.
+    /// Writes to areas that are under way in all threads. While there are any, frames will be free soon.
     pub writes_under_way: AtomicU32,
-    /// Threads that read a page from an area because somebody waits for just that page.
+    /// Threads that read a page from an area because a fault waits for that page.
     pub faults_reading: AtomicU32,
-    /// How one of them doesn't sleep.
+    /// Lets one of these threads poll for the read instead of sleeping.
     pub polling: Polling,
     /// Whether a thread is looking for dead processes.
     pub reaping: AtomicBool,
-    /// Who takes pages out.
+    /// Decides whether the faulting threads or the keeper evict.
     pub takes: Takes,
-    /// Threads that fault wait while others take pages out.
+    /// Lets faulting threads wait while other threads evict.
     pub lull: Lull,
-    /// Threads that are evicting just now: they have frames, and will soon have memory.
+    /// Threads that are evicting just now. They have frames, and will soon have memory.
     pub evicting: AtomicU32,
-    /// Until then all that could be evicted is held by devices.
+    /// The time until which devices are assumed to pin all that could be evicted, in ns.
     pub unmovable_until_ns: AtomicU64,
-    /// There was nothing in the pool to make denser, or no room for it, when that was tried last.
+    /// Whether the last try to make the pool denser found nothing to do, or no room for it.
     pub densify_is_vain: AtomicBool,
-    /// A thread of the program can't be armed: nothing will be evicted.
+    /// Whether a thread of the program can't be armed. Then nothing is evicted.
     pub cant_be_armed: AtomicBool,
     /// Not 0 once the program has called mlockall(MCL_FUTURE).
     pub lock_future: AtomicU32,
-    /// Children, and what was left to us as one.
+    /// The children's generations, and what a parent left to this process.
     pub heirs: Heirs,
-    /// In a fork's child: its parent's engine as of the fork, as long as there are pages whose bytes are only there.
+    /// In a fork's child, the parent's engine as of the fork. Kept as long as the bytes of some pages are
+    /// only there.
     pub elder: AtomicPtr<Engine>,
-    /// Mappings of our own tables and frames: first byte and bytes. A child gets them only to look pages up.
+    /// Mappings of our own tables and frames: first byte and length in bytes. A child gets them only to look
+    /// pages up.
     pub tables: [(*mut u8, usize); 2],
-    /// Whether the program goes on without us, and from when.
+    /// How far the engine's end is, if it ends before the program.
     pub retirement: Retirement,
 }
 
-// SAFETY: `pool_base` and `tables` are only addresses to compute from; everything else is Sync by itself.
+// SAFETY: `pool_base` and `tables` are only addresses to compute from. All other fields are Sync by
+// themselves.
 unsafe impl Sync for Engine {}
 // SAFETY: as above.
 unsafe impl Send for Engine {}
 
 impl Engine {
-    /// Whether the budget was ever reached.
+    /// Whether memory has ever reached the budget.
     pub fn is_active(&self) -> bool {
-        // Ordering: Acquire pairs with the Release in `activate`: who sees it sees the registrations' setup.
+        // Ordering: Acquire pairs with the Release in `activate`: a thread that sees 1 also sees the setup of
+        // the registrations.
         self.active.load(Ordering::Acquire) != 0
     }
 
-    /// Parents' engines as of the forks, in whose books pages may still be. Under the map lock.
+    /// Returns the parents' engines as of the forks. Pages may still be in their books. Under the map lock.
     pub fn elders(&self) -> impl Iterator<Item = &Engine> {
-        // SAFETY: null, or an engine that was placed for good; its tables stay while the map lock is held.
+        // SAFETY: the pointer is null, or points to an engine that was placed for good. The engine's tables
+        // stay while the map lock is held.
         let next = |engine: &Engine| unsafe { engine.elder.load(Ordering::Relaxed).as_ref() };
         core::iter::successors(next(self), move |elder| next(elder))
     }
 
-    /// How many pages may be parked, with this process's part of the budget.
+    /// Returns how many pages may be parked, given this process's part of the budget.
     pub fn parked_max(&self) -> u32 {
         let most = u64::from(self.pager.config.parked_max);
         (most * self.budget.limit_bytes() / self.budget.total_bytes()).max(1) as u32
@@ -168,12 +175,13 @@ impl Engine {
             && pager.pool().first_to_densify(false).is_some()
     }
 
-    /// Whether a thread that needs memory must make some first.
+    /// Whether a thread that needs memory must evict first.
     pub fn is_over_limit(&self) -> bool {
         self.charged() >= self.budget.limit_bytes() || self.is_crowded(CROWD_LIMIT)
     }
 
-    /// Whether a few pages for each thread might be too many, by the marks of whoever takes pages out just now.
+    /// Whether a few pages for each thread might be too many, by the marks of the threads that are the
+    /// evictors now.
     pub fn is_near_limit(&self) -> bool {
         let charged = self.charged();
         let is_near = charged > self.budget.near_limit()
@@ -181,44 +189,46 @@ impl Engine {
         is_near || self.is_crowded(CROWD_START)
     }
 
-    /// Whether who reads ahead should evict first. Where walks are known to go on soon, what they leave behind is waited for as
-    /// long as there is room: the hand would take what they come to next.
+    /// Whether a readahead thread should evict first. Where walks are known to go on soon, the thread waits
+    /// for the pages that they leave behind, as long as there is room. The clock hand would take the pages
+    /// that the walks come to next.
     pub fn wants_room(&self) -> bool {
         self.is_due(self.takes_are_here(now_ns()))
             && (self.is_near_limit() || !self.pager.is_waiting_for_walks())
     }
 
-    /// Whether the background thread should be at work.
+    /// Returns whether the keeper should be at work.
     pub fn is_over_start(&self) -> bool {
         self.charged() > self.budget.start_at() || self.is_crowded(CROWD_START)
     }
 
-    /// Whether pages are to be taken out, by whoever does it just now: `are_here` says that threads of the program do.
+    /// Whether memory is above the mark where eviction starts. `are_here` says that threads of the program
+    /// are the evictors now, whose mark is another one.
     pub fn is_due(&self, are_here: bool) -> bool {
         let at = if are_here { self.budget.start_here_at() } else { self.budget.start_at() };
         self.charged() > at || self.is_crowded(CROWD_START)
     }
 
-    /// Whether it should go on.
+    /// Whether background eviction should go on.
     pub fn is_over_stop(&self) -> bool {
         self.charged() > self.budget.stop_at() || self.is_crowded(CROWD_STOP)
     }
 
-    /// Whether threads of the program that were served take pages out, rather than the keeper. Not while walks bring in much:
-    /// those threads hardly fault then.
+    /// Whether threads of the program that were just served evict, rather than the keeper. Not while walks
+    /// bring in much, because those threads hardly fault then.
     pub fn takes_are_here(&self, now_ns: u64) -> bool {
         let can_be = Direct::is_possible(self) && self.frames_move && self.evictions_allowed();
         can_be && !self.pager.is_scan_on() && self.takes.are_here(now_ns)
     }
 
-    /// Whether victims are taken in lulls. Not while walks bring in much: those threads hardly fault then, and each batch must be
-    /// looked for behind the walks first.
+    /// Whether victims are taken in lulls. Not while walks bring in much: threads hardly fault then, and each
+    /// batch must be looked for behind the walks first.
     pub fn takes_in_lulls(&self, now_ns: u64) -> bool {
         self.frames_move && self.lull.is_worthwhile(now_ns) && !self.pager.is_scan_on()
     }
 
-    /// In a thread of the program that needs memory, at the limit: waits for the keeper to make room, if pages are taken in lulls.
-    /// Afterwards there may be some.
+    /// Waits for the keeper to make room, if pages are taken in lulls. Called by a thread of the program that
+    /// needs memory, at the limit. Afterwards there may be room.
     #[cold]
     pub fn wait_for_room(&self) {
         let now = now_ns();
@@ -228,7 +238,7 @@ impl Engine {
         }
     }
 
-    /// Threads that wait for room go on, if there is some.
+    /// Lets threads that wait for room go on, if there is room.
     pub fn let_waiters_go_on(&self) {
         if self.lull.is_waited_for() {
             self.budget.refresh(self.pager);
@@ -238,23 +248,25 @@ impl Engine {
         }
     }
 
-    /// Has the marks of the budget follow the rate at which pages come in: those that went have come, too. For the keeper.
+    /// Makes the marks of the budget follow the rate at which pages come in. Pages that went out count as
+    /// well, because they have come in before. For the keeper.
     pub fn follow_rate(&self, now_ns: u64) {
         let went = self.pager.stats().get(Counter::EvictTaken);
         self.budget.have_come_in(went + self.pager.resident(), now_ns);
     }
 
-    /// Victims of one batch, where no fault waits for its end.
+    /// Returns the number of victims of one batch, where no fault waits for the end of the batch.
     pub fn background_batch(&self) -> usize {
         (self.budget.together() as usize).min(BATCH_MAX)
     }
 
-    /// Whether victims should be neighbours above all: single pages make more mappings.
+    /// Whether victims should be neighbours above all, because single pages make more mappings.
     pub fn wants_neighbours(&self) -> bool {
         self.is_crowded(CROWD_STOP)
     }
 
-    /// Whether there are so many eighths of the mappings that the kernel allows: evicting what lies between makes fewer.
+    /// Whether the mappings have reached this many eighths of those that the kernel allows. Evicting the
+    /// pages between closed pages makes fewer mappings.
     fn is_crowded(&self, eighths: u64) -> bool {
         self.protections.is_some_and(|protections| protections.crowd() >= eighths)
     }
@@ -264,12 +276,12 @@ impl Engine {
         self.all_locked.load(Ordering::Relaxed) == 0 && !self.keeps_all_in()
     }
 
-    /// Asks the kernel how much memory there is. Returns it.
+    /// Asks the kernel how much anonymous memory the process has. Returns the bytes.
     pub fn measure(&self) -> u64 {
         self.measure_after(self.budget.other())
     }
 
-    /// The same when what was other memory until now has been taken over.
+    /// Measures anew after memory that was unmanaged until now has been taken over.
     pub fn measure_anew(&self) -> u64 {
         self.measure_after(u64::MAX)
     }
@@ -281,24 +293,26 @@ impl Engine {
         anonymous
     }
 
-    /// Bytes that the program can still grow by before it is taken over, when last measured.
+    /// Returns the bytes by which the program can still grow before activation, as last measured.
     pub fn headroom(&self) -> u64 {
         self.budget.activate_at().saturating_sub(self.charged())
     }
 
-    /// The program is about to fill so much memory in one system call. That can hold the kernel's lock of the
-    /// mappings to its end, so if it could pass the budget everything is registered before it begins. Without any
-    /// lock. A thread that can't be armed keeps the engine from that for good, and the program goes over its budget.
+    /// Prepares for a system call in which the program fills `bytes`. The call may hold the kernel's lock of
+    /// the mappings until it ends. So everything is registered before a call that could pass the budget
+    /// begins. Without any lock. If a thread can't be armed, the engine never activates, and the program goes
+    /// over its budget.
     pub fn prepare_to_fill(&self, bytes: u64) {
         while bytes > self.headroom() && self.is_to_activate() {}
     }
 
-    /// Has everything registered that is there, if it can be. Without any lock. Engine threads need no more memory afterwards.
+    /// Has the keeper register all mappings that are there, if that is possible, and waits for it. Without
+    /// any lock. Engine threads need no more memory afterwards.
     pub fn activate_now(&self) {
         while self.is_to_activate() {}
         loop {
             let starting = self.starting.load(Ordering::Relaxed);
-            // An engine that ends has no such threads any more.
+            // An engine that ends has no engine threads any more.
             if starting == 0 || !self.is_active() {
                 return;
             }
@@ -306,13 +320,13 @@ impl Engine {
         }
     }
 
-    /// The calling engine thread has all that it needs.
+    /// Notes that the calling engine thread has all that it needs.
     pub(crate) fn thread_has_started(&self) {
         self.starting.fetch_sub(1, Ordering::Relaxed);
         futex::wake(&self.starting, u32::MAX >> 1);
     }
 
-    /// Has the keeper activate, and waits a while. False if it has, or never can.
+    /// Asks the keeper to activate, and waits a while. False if the engine is active, or never can be.
     fn is_to_activate(&self) -> bool {
         if self.is_active() || self.cant_be_armed.load(Ordering::Relaxed) {
             return false;
@@ -323,7 +337,8 @@ impl Engine {
         true
     }
 
-    /// Copies what the pager knows about itself to where the supervisor and others see it.
+    /// Copies what the pager knows about itself to the record, where the supervisor and other processes see
+    /// it.
     pub fn publish_gauges(&self) {
         self.pager.refresh_gauges();
         let areas = self.pager.areas();
@@ -332,7 +347,7 @@ impl Engine {
         }
     }
 
-    /// Nothing could be evicted although memory is over the budget: tells the user why.
+    /// Tells the user why nothing could be evicted although memory is over the budget.
     pub fn explain_over_budget(&self) {
         if self.all_locked.load(Ordering::Relaxed) != 0 {
             return self.record.notice(Notice::Locked, self.budget.total_bytes());
@@ -345,7 +360,8 @@ impl Engine {
         }
     }
 
-    /// A call about the memory of `process` has failed with EFAULT. Signal-safe: atomics only.
+    /// Tells the user of a call about the memory of `process` that failed with EFAULT, if that process
+    /// belongs to the run. Signal-safe: atomics only.
     pub fn note_unreached_peer(&self, process: u32) {
         let records = &self.membership.session.processes;
         let is_of_run = || records.iter().any(|record| record.pid.load(Ordering::Relaxed) == process);
@@ -354,7 +370,8 @@ impl Engine {
         }
     }
 
-    /// Rings that the program has begun name memory that may be out soon. Where their faults are no messages, the user is told.
+    /// Tells the user of rings that the program has begun, where faults aren't messages: rings name memory
+    /// that may be out soon.
     pub fn note_rings(&self) {
         let rings = if self.handover.is_some() { proc::rings() } else { 0 };
         if rings > 0 {
@@ -362,7 +379,8 @@ impl Engine {
         }
     }
 
-    /// Neither the pool nor an area takes another page. If the pool may soon, there is nothing to explain.
+    /// Tells the user that neither the pool nor an area takes another page. If the pool may take pages soon,
+    /// there is nothing to tell.
     pub fn explain_full(&self) {
         let areas = self.pager.areas();
         let file_bytes = farpage_os::memory::file_bytes_max();
@@ -382,18 +400,20 @@ impl Engine {
         }
     }
 
-    /// What we know of the program's memory can't be kept true: better no program than one with wrong bytes.
+    /// Ends the program, because what the engine knows of its memory can't be kept true. A program that has
+    /// ended is better than one with wrong bytes.
     pub fn stop_program(&self, why: StopReason) -> ! {
         self.record.notice(Notice::Stopped, why as u64);
         First::tell_at_once(self.membership.session, STATUS_FAILED);
         farpage_os::sys::exit_group(STATUS_FAILED)
     }
 
-    /// Takes the clusters of dead processes back. Whether there were any.
+    /// Frees the clusters of dead processes. Returns whether there were any.
     pub fn reap_dead_processes(&self) -> bool {
-        // One thread at a time: a record's lock is the process's, so a second thread would get it too, and the
-        // first one's unlock would let a new process take the record while the second still frees what it had.
-        // Ordering: AcqRel: a lock; the store releases it.
+        // One thread does this at a time. A record's lock belongs to the process, so a second thread would
+        // get it too. The first thread's unlock would then let a new process take the record while the second
+        // thread still frees clusters.
+        // Ordering: AcqRel, as for a lock. The store releases it.
         if self.reaping.swap(true, Ordering::AcqRel) {
             return false;
         }
@@ -403,9 +423,10 @@ impl Engine {
         freed > 0
     }
 
-    /// Does what looks at other processes' records, as nobody else may meanwhile: see [`Engine::reap_dead_processes`].
+    /// Runs `look`, which looks at other processes' records, while no other thread does so. See
+    /// [`Engine::reap_dead_processes`].
     pub fn while_nobody_reaps<T>(&self, look: impl FnOnce() -> T) -> T {
-        // Ordering: as there.
+        // Ordering: as in `reap_dead_processes`.
         while self.reaping.swap(true, Ordering::AcqRel) {
             farpage_os::clock::sleep_ns(50_000);
         }
@@ -414,7 +435,7 @@ impl Engine {
         result
     }
 
-    /// A back end of its own for one engine thread.
+    /// Makes a back end for one engine thread.
     pub fn back_end(&self, area: AreaId) -> BackEnd {
         self.devices.back_end(area, self.membership.lock())
     }
@@ -428,7 +449,8 @@ impl Engine {
                 let base = memory::reserve(size_of::<Leaf>())?;
                 // SAFETY: only engine code uses leaves, and a child makes an engine of its own.
                 unsafe { memory::keep_from_children(base, size_of::<Leaf>()) }?;
-                // SAFETY: zeroed memory of the right size, page-aligned, ours for good; `Leaf` is `Zeroed`.
+                // SAFETY: the memory is zeroed, has the right size and page alignment, and is ours for good.
+                // `Leaf` is `Zeroed`.
                 table.attach(page, unsafe { &*base.cast::<Leaf>() });
             }
             let leaf_pages = farpage_core::table::LEAF_PAGES as u64;
@@ -437,8 +459,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Registers every unregistered part of the mapping around `page`, if it is big enough, with `register`,
-    /// which must take over one range. Under the exclusive map lock.
+    /// Registers every unregistered part of the mapping around `page`, if the mapping is big enough.
+    /// `register` must register one range. Under the exclusive map lock.
     pub fn take_over(&self, page: PageIndex, register: impl Fn(PageRange) -> Result<(), Errno>) {
         if self.keeps_all_in() {
             return;
@@ -450,13 +472,14 @@ impl Engine {
             let next = self.pager.ranges.lock().at_or_after(from);
             let Some(range) = next.filter(|range| range.pages.start < stretch.end) else { return };
             from = range.pages.end;
-            // Where the book says what the program allows itself: what isn't plain memory stays as it is.
+            // Where `protections` notes what the program allows itself, memory that may not be both read and
+            // written isn't registered.
             let is_forbidden = self.protections.is_some() && range.flags.has(Flags::PROTECTED);
             if range.flags.has(Flags::REGISTERED) || is_forbidden || !range.flags.may_register() {
                 continue;
             }
-            // Marked before it is true: a thread that runs into a fault from now on waits for us, and one that makes a call
-            // sees to its memory.
+            // The range is marked before it is registered. From now on a thread that faults there waits for
+            // us. A thread that makes a call brings in the memory that the call uses.
             let mark = |set: fn(Flags) -> Flags| {
                 let marked = self.pager.ranges.lock().update(range.pages, set);
                 debug_assert!(marked.is_ok());
@@ -472,7 +495,7 @@ impl Engine {
         }
     }
 
-    /// The same for every mapping that has a part in `pages`.
+    /// Does the same for every mapping that has a part in `pages`.
     pub fn take_over_all(&self, pages: PageRange, register: impl Fn(PageRange) -> Result<(), Errno>) {
         let mut from = pages.start;
         let known = |from| self.pager.ranges.lock().at_or_after(from);
@@ -483,41 +506,45 @@ impl Engine {
         }
     }
 
-    /// Where the kernel doesn't wait for us, what is missing of the memory of calls that are under way must be there before
-    /// it is registered. Calls that begin now find that it is.
+    /// Brings in what is missing of the memory that calls under way use, where the kernel doesn't wait for
+    /// us. The memory must be there before it is registered. Calls that begin now find that the range is
+    /// marked.
     fn fill_what_calls_use(&self, range: PageRange) {
         if self.handover.is_none() {
             return;
         }
         guard::rooms::for_each_held(|held| {
             let pages = held.intersection(range);
-            // SAFETY: it changes no byte.
+            // SAFETY: populating changes no byte.
             let fill = || unsafe { memory::advise(pages, linux_raw_sys::general::MADV_POPULATE_WRITE) };
             if !pages.is_empty() && fill().is_err() {
-                // A part may not be written, or Linux is older than 5.14. A page of zeros is there, too.
+                // A part may not be written, or Linux is older than 5.14. Reading brings in a page of zeros,
+                // which is enough.
                 (pages.start.0..pages.end.0)
                     .for_each(|page| _ = peek::is_readable(PageIndex(page).address()));
             }
         });
     }
 
-    /// Registers one range in this thread, which must be an engine thread: leaves, userfaultfd, no copy for
-    /// children, and which pages are there. Under the exclusive map lock (perhaps another thread's). In a fork's child what
-    /// `parent` had registered is registered as it was there.
+    /// Registers one range in this thread, which must be an engine thread. Gives the table leaves, registers
+    /// with the userfaultfd, keeps the range from children, and notes which pages are there. Under the
+    /// exclusive map lock, which another thread may hold. In a fork's child, what `parent` had registered is
+    /// registered as it was there.
     pub fn register_here(&self, range: PageRange, parent: Option<&ByProtection>) -> Result<(), Errno> {
         self.attach_leaves(range)?;
         self.register_parts(range, parent).inspect_err(|_| {
-            // Whatever was done, the program goes on without us there.
+            // Whatever was done is undone, and the program goes on without us there.
             let _ = self.protections.map(|protections| protections.unregister(range));
             let known = self.pager.ranges.lock().find(range.start);
             if !known.is_some_and(|known| known.flags.has(Flags::DONT_FORK)) {
-                // SAFETY: as the program has it.
+                // SAFETY: this is the program's own setting.
                 let _ = unsafe { memory::advise(range, MADV_DOFORK) };
             }
         })?;
-        // Pages that were only read take memory when they are written, which otherwise nobody would tell us: a
-        // program that reads all of a mapping, and then writes it while it is taken over, was seen at twice its budget.
-        // What the kernel doesn't say isn't needed for anything else, and everybody waits for us here.
+        // Pages of zeros that were only read take memory when they are written, and the engine wouldn't hear
+        // of it. So a program that reads all of a mapping, and writes it during activation, could take twice
+        // its budget. Runs of zeros are needed for nothing else, so an error of the kernel's is ignored.
+        // `ZERO_RUNS_MAX` bounds the work, because all threads wait for us here.
         let mut runs = 0;
         let _ = self.pagemap.for_each_zero_run(range, |run| {
             runs += 1;
@@ -535,7 +562,8 @@ impl Engine {
             Some(protections) => protections.for_each_open(range, |page| self.pager.adopt_present(page)),
             None => {
                 if self.pagemap.for_each_present(range, |page| self.pager.adopt_present(page)).is_err() {
-                    // Faults come to us already, and what is there would be taken for never touched.
+                    // Faults are already handled here, and pages that are there would be taken for pages
+                    // never touched.
                     self.stop_program(StopReason::Tables);
                 }
             }
@@ -543,16 +571,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Has faults in `range` come to us, and keeps it from children.
+    /// Makes faults in `range` come to the engine, and keeps the range from children.
     fn register_parts(&self, range: PageRange, parent: Option<&ByProtection>) -> Result<(), Errno> {
-        // A child that we don't hear of must not see evicted pages as zeros: it gets SIGSEGV instead.
-        // SAFETY: keeps the range from children only.
+        // A child that the engine doesn't hear of must not see evicted pages as zeros. The child gets SIGSEGV
+        // instead.
+        // SAFETY: the advice only keeps the range from children.
         unsafe { memory::advise(range, MADV_DONTFORK) }?;
         let register = |range, is_held| match (self.protections, parent) {
             (Some(protections), _) if is_held => protections.register_open(range),
             (Some(protections), Some(parent)) => protections.register_like(parent, range),
-            // SAFETY: what is missing in the range and has no entry reads as zeros, and that is what we install
-            // for it; nobody touches the range's entries meanwhile, under the exclusive lock.
+            // SAFETY: a page of the range that is missing and has no entry reads as zeros, and zeros are
+            // installed for it. Nobody touches the range's entries meanwhile, under the exclusive lock.
             _ => unsafe { self.pages.register(range) },
         };
         match self.protections {
@@ -561,7 +590,8 @@ impl Engine {
         }
     }
 
-    /// Calls `visit` for each part of `pages`, and says whether a system call holds it or it has to stay. Until it fails.
+    /// Calls `visit` for each part of `pages`, in order, until it fails. Says of each part whether a system
+    /// call holds it or it has to stay in memory.
     pub fn for_each_part(
         &self,
         pages: PageRange,
@@ -591,7 +621,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Closes all of `pages` for the kernel, so that it is one mapping there, but for what calls are using just now.
+    /// Closes all of `pages` in the kernel, so that they are one mapping there, except for pages that calls
+    /// use just now.
     pub fn join(&self, protections: &ByProtection, pages: PageRange) {
         let _ = self.for_each_part(pages, |part, is_held| {
             if !is_held {
@@ -606,7 +637,7 @@ impl Engine {
         self.is_wholly(pages, Flags::REGISTERED)
     }
 
-    /// Whether all of `pages` is known, and has that flag.
+    /// Whether all of `pages` is known and has `flag`.
     pub fn is_wholly(&self, pages: PageRange, flag: Flags) -> bool {
         let mut from = pages.start;
         while from < pages.end {
@@ -619,7 +650,8 @@ impl Engine {
         true
     }
 
-    /// Whether none of `pages` is known, or all of it and as the same: what is known as different things is different mappings.
+    /// Whether none of `pages` is known, or all of it with the same flags. Parts that are known with
+    /// different flags are different mappings.
     pub fn is_of_one_kind(&self, pages: PageRange) -> bool {
         let kind = |flags: Flags| flags.without(Flags::REGISTERED).without(Flags::HELD);
         let ranges = self.pager.ranges.lock();
@@ -637,12 +669,12 @@ impl Engine {
         true
     }
 
-    /// Whether some of `pages` is registered, and some isn't.
+    /// Whether a part of `pages` is registered, and another part isn't.
     pub fn is_partly_registered(&self, pages: PageRange) -> bool {
         self.next_with(pages, Flags::REGISTERED).is_some() && !self.is_wholly_registered(pages)
     }
 
-    /// The first part of `pages` whose range has that flag.
+    /// Returns the first part of `pages` whose range has `flag`.
     pub fn next_with(&self, pages: PageRange, flag: Flags) -> Option<PageRange> {
         let ranges = self.pager.ranges.lock();
         let mut from = pages.start;
@@ -655,7 +687,8 @@ impl Engine {
         }
     }
 
-    /// Takes those pages of zeros away that no call is using: it would find them missing. False if it can't be done for all.
+    /// Drops the pages of zeros in `run` that no call is using: a call would find them missing. False if some
+    /// can't be dropped.
     fn drop_unused_zeros(&self, run: PageRange) -> bool {
         let mut are_all = true;
         let _ = self.for_each_part(run, |part, is_held| {
@@ -665,30 +698,32 @@ impl Engine {
         are_all
     }
 
-    /// Takes pages of zeros away: whoever touches one gets another. Where calls of the program's can't wait for us, a page
-    /// must not be protected unless its entry says so. False if it can't be done.
+    /// Drops pages of zeros. A thread that touches one gets another page of zeros. Where calls of the
+    /// program's can't wait for us, a page must not be protected unless its entry says so. False if the pages
+    /// can't be dropped.
     fn drop_zeros(&self, run: PageRange) -> bool {
-        // Protected first: what is still zero then stays so. Whoever wants to write waits for the map lock.
+        // The pages are protected first, so that a page that is still zero stays so. A thread that wants to
+        // write waits for the map lock.
         if !self.pages.protect(run) {
             return false;
         }
         let dropped = self.pagemap.for_each_zero_run(run, |zeros| {
-            // SAFETY: zeros are what a page that is missing here reads as.
+            // SAFETY: a page that is missing here reads as zeros, which is what the dropped pages are.
             let _ = unsafe { memory::advise(zeros, linux_raw_sys::general::MADV_DONTNEED) };
         });
         self.pages.unprotect(run);
         dropped.is_ok()
     }
 
-    /// Whether pages are still where a fork's parent had put them.
+    /// Whether the bytes of some pages are still where a fork's parent had put them.
     pub fn inherits(&self) -> bool {
         !self.elder.load(Ordering::Relaxed).is_null()
     }
 
-    /// Registers what a fork's parent had registered, and takes over what was out. Under the exclusive map lock; the program
-    /// doesn't run yet.
+    /// Registers what a fork's parent had registered, and takes over the pages that were out. Under the
+    /// exclusive map lock. The program doesn't run yet.
     pub fn take_inheritance(&self) {
-        // SAFETY: null, or an engine that was placed for good.
+        // SAFETY: the pointer is null, or points to an engine that was placed for good.
         let Some(elder) = (unsafe { self.elder.load(Ordering::Relaxed).as_ref() }) else { return };
         let mut from = PageIndex(0);
         while let Some(range) = { elder.pager.ranges.lock().at_or_after(from) } {
@@ -709,7 +744,8 @@ impl Engine {
             }
             if !range.flags.has(Flags::WIPE_ON_FORK) {
                 self.pager.inherit(range.pages, |page| {
-                    // SAFETY: the program hasn't run in this process yet, so this isn't a page of its making.
+                    // SAFETY: the program hasn't run in this process yet, so this page isn't one that the
+                    // program made.
                     let dropped = unsafe {
                         memory::advise(PageRange::of(page, 1), linux_raw_sys::general::MADV_DONTNEED)
                     };
@@ -722,15 +758,18 @@ impl Engine {
         }
     }
 
-    /// Lets a fork's child have the managed memory, or keeps it from children again. Under the exclusive map lock.
+    /// Lets a fork's child have the managed memory, or keeps the memory from children again. Under the
+    /// exclusive map lock.
     pub fn show_to_children(&self, show: bool) -> Result<(), Errno> {
         let advice = if show { MADV_DOFORK } else { MADV_DONTFORK };
         let mut from = PageIndex(0);
         while let Some(range) = { self.pager.ranges.lock().at_or_after(from) } {
             if range.flags.has(Flags::REGISTERED) && !range.flags.has(Flags::DONT_FORK) {
-                // SAFETY: the child registers it before it runs, and finds what is out in its copy of our tables.
+                // SAFETY: the child registers the range before it runs. It finds what is out in its copy of
+                // our tables.
                 match unsafe { memory::advise(range.pages, advice) } {
-                    // Where there is a hole that we have not heard of, all the rest was done.
+                    // The range has a hole that the engine hasn't heard of. The kernel has advised all the
+                    // rest.
                     Err(Errno(errno)) if errno != linux_raw_sys::errno::ENOMEM as i32 => {
                         return Err(Errno(errno));
                     }
@@ -742,9 +781,9 @@ impl Engine {
         Ok(())
     }
 
-    /// The same for what we know of it, and the frames and pool objects that hold what is out.
+    /// Does the same for the tables, and for the frames and pool objects that hold what is out.
     pub fn show_tables(&self, show: bool) -> Result<(), Errno> {
-        // SAFETY: a child of a fork that we make only looks pages up there.
+        // SAFETY: a child of a fork that the engine makes only looks pages up there.
         self.for_each_table(|base, bytes| unsafe { fork::show_mapping(base, bytes, show) })
     }
 

@@ -1,10 +1,11 @@
-//! The program installs a filter of seccomp. It binds one thread, or all that there are; engine threads must not be a way
-//! around it.
+//! Filters of seccomp that the program installs. A filter binds one thread, or all threads of the program.
+//! Engine threads must not be a way around it.
 //!
-//! Before the call is made the engine looks whether all that it does itself is allowed ([`ALWAYS`], [`FOLLOWED`]). If so, engine
-//! threads get the same filter. If not, the engine ends ([`retire`](crate::retire)), and the program goes on alone. What a call
-//! is given is copied once, so that what was looked at is what the kernel gets. Filters that nobody saw the keeper notices soon.
-// UNSAFETY: a program is copied into memory that one thread at a time uses.
+//! Before the call that installs a filter is made, the engine checks whether the filter allows all calls that
+//! the engine makes ([`ALWAYS`], [`FOLLOWED`]). If so, engine threads get the same filter. If not, the engine
+//! ends ([`retire`](crate::retire)), and the program goes on alone. The filter is copied once, so that the
+//! kernel gets the filter that was checked. The keeper soon notices filters that nobody saw.
+// UNSAFETY: a program of seccomp is copied into memory that one thread at a time uses.
 
 use crate::changes::Arguments;
 use crate::credentials;
@@ -18,7 +19,8 @@ use farpage_os::sys::{self, number};
 use farpage_os::{peek, proc};
 use linux_raw_sys::general as raw;
 
-/// Calls that engine threads, handlers and hooks make, whatever the program does. A child of fork makes those of a new engine.
+/// Calls that engine threads, handlers and hooks make, whatever the program does. A fork's child makes those
+/// of a new engine.
 const ALWAYS: &[u32] = &[
     // Waiting, time, threads.
     raw::__NR_futex,
@@ -54,7 +56,8 @@ const ALWAYS: &[u32] = &[
     raw::__NR_tgkill,
     raw::__NR_kill,
     raw::__NR_sigaltstack,
-    // Memory. What the program may do with it the engine does in its place, and not always when it asks.
+    // Memory. The engine does in the program's place what the program may do, and not always when the program
+    // asks.
     raw::__NR_mmap,
     raw::__NR_munmap,
     raw::__NR_mremap,
@@ -100,7 +103,7 @@ const ALWAYS: &[u32] = &[
     raw::__NR_io_submit,
     raw::__NR_io_getevents,
     raw::__NR_io_destroy,
-    // What the calling thread may do, as it is read.
+    // Reading what the calling thread may do.
     raw::__NR_capget,
     raw::__NR_getresuid,
     raw::__NR_getresgid,
@@ -128,7 +131,7 @@ const REQUESTS: &[u64] = &[
     0xb703,
 ];
 
-/// Calls that the program asks for and a hook makes, with a lock held and signals blocked.
+/// Calls that the program asks for and that a hook makes, with a lock held and signals blocked.
 const IN_HOOKS: &[u32] = &[
     raw::__NR_clone,
     raw::__NR_brk,
@@ -170,9 +173,9 @@ const FOLLOWED: &[(&[u32], &[u32])] = &[
     ),
 ];
 
-/// Memory of the thread that follows credentials: one at a time.
+/// Memory of the thread that follows credentials. One thread at a time uses it.
 struct Scratch {
-    /// The filter that is looked at, and then installed.
+    /// The filter that is checked, and then installed.
     program: [Instruction; INSTRUCTIONS_MAX],
     length: usize,
     evaluator: Evaluator,
@@ -181,7 +184,8 @@ struct Scratch {
 
 struct Shared(UnsafeCell<Scratch>);
 
-// SAFETY: used by the holder of `credentials::FOLLOWING`; engine threads read `program` while that waits for their answers.
+// SAFETY: only the holder of `credentials::FOLLOWING` uses it. Engine threads read `program` while the holder
+// waits for their answers.
 unsafe impl Sync for Shared {}
 
 static SCRATCH: Shared = Shared(UnsafeCell::new(Scratch {
@@ -191,12 +195,14 @@ static SCRATCH: Shared = Shared(UnsafeCell::new(Scratch {
     marks: [0; INSTRUCTIONS_MAX],
 }));
 
-/// Filters that the program's first thread is known to have.
+/// Number of filters that the program's first thread is known to have.
 static KNOWN: AtomicU32 = AtomicU32::new(0);
-/// Whether engine threads have a filter that they have installed themselves: they can't get one with all others any more.
+/// Whether engine threads have a filter that they have installed themselves. Then they can no longer get one
+/// together with all other threads.
 static ARE_APART: AtomicBool = AtomicBool::new(false);
 
-/// Before there is an engine thread: those that are made have what the calling thread has.
+/// Notes the filters that the calling thread has. Called before there is an engine thread, because new
+/// threads have the filters of their maker.
 pub fn begin() {
     let found = number_of(own_thread());
     KNOWN.store(found.unwrap_or(0), Ordering::Relaxed);
@@ -204,11 +210,11 @@ pub fn begin() {
 }
 
 fn own_thread() -> u32 {
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no argument.
     unsafe { sys::call(number::GETTID, [0; 6]) as u32 }
 }
 
-/// How many filters a thread of this process has, if that can be said.
+/// Returns how many filters a thread of this process has, if /proc says so.
 fn number_of(thread: u32) -> Option<u32> {
     let mut text = [0; 4096];
     proc::status_of(thread, &mut text).and_then(seccomp::filters_of)
@@ -219,13 +225,14 @@ pub fn is_about(call: usize, arguments: &Arguments) -> bool {
     seccomp::asked(call, arguments).is_some()
 }
 
-/// The calling thread is about to make a call that asks for a filter. Returns what the kernel answered, or none if the thread is to
-/// make the call itself. Runs on an engine's stack, with signals blocked and no lock held.
+/// Called when the calling thread is about to make a call that asks for a filter. Returns the kernel's
+/// answer, or none if the thread is to make the call itself. Runs on an engine's stack, with signals blocked
+/// and no lock held.
 pub fn install(engine: &Engine, call: usize, arguments: &Arguments) -> Option<isize> {
     let asked = seccomp::asked(call, arguments)?;
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no argument.
     let process = unsafe { sys::call(number::GETPID, [0; 6]) } as u32;
-    // A child of vfork has its own.
+    // A child of vfork has filters of its own.
     if process != engine.process {
         return None;
     }
@@ -234,14 +241,16 @@ pub fn install(engine: &Engine, call: usize, arguments: &Arguments) -> Option<is
             engine.retire(Retired::Strict);
             return None;
         };
-        // SAFETY: nobody else is here, and no engine thread was asked that hasn't answered.
+        // SAFETY: the lock that `alone` takes keeps other threads out. Every engine thread that was asked has
+        // answered.
         let scratch = unsafe { &mut *SCRATCH.0.get() };
         if engine.has_ended() || !seccomp::may_install() {
-            // The kernel refuses it, or nobody is left to follow.
+            // The kernel refuses the filter, or no engine thread is left to follow.
             return None;
         }
         if !scratch.copy(program) {
-            // The kernel refuses what can't be read, or isn't valid. Where it doesn't, nobody knows what it got.
+            // The kernel refuses a filter that can't be read, or isn't valid. If it accepts the filter all
+            // the same, nobody knows which filter it got.
             // SAFETY: the program's own call, unchanged.
             let answer = unsafe { sys::call(call, *arguments) };
             if answer >= 0 {
@@ -265,7 +274,8 @@ pub fn install(engine: &Engine, call: usize, arguments: &Arguments) -> Option<is
         let copied = Program::of(&scratch.program[..scratch.length]);
         let mut with_copy = *arguments;
         with_copy[argument] = &raw const copied as usize;
-        // SAFETY: the program's own call, with a copy of what it has given; the copy stays until the call is over.
+        // SAFETY: the call is the program's own, with a copy of the filter that it has given. The copy stays
+        // until the call is over.
         let answer = unsafe { sys::call(call, with_copy) };
         number_of(process).into_iter().for_each(|found| KNOWN.store(found, Ordering::Relaxed));
         Some(answer)
@@ -273,13 +283,13 @@ pub fn install(engine: &Engine, call: usize, arguments: &Arguments) -> Option<is
 }
 
 impl Scratch {
-    /// Copies the program's filter. Whether it is one that the kernel takes.
+    /// Copies the program's filter. Returns whether the kernel would take it.
     fn copy(&mut self, place: usize) -> bool {
         let Some(head) = peek::read::<16>(place) else { return false };
         let word = |at: usize| u64::from_ne_bytes(head[at..at + 8].try_into().unwrap_or_default());
         self.length = usize::from(word(0) as u16);
         let Some(program) = self.program.get_mut(..self.length) else { return false };
-        // SAFETY: instructions are whole numbers without gaps, and any bytes are valid for them.
+        // SAFETY: instructions are whole numbers without gaps. Any bytes are valid for them.
         let bytes = unsafe {
             core::slice::from_raw_parts_mut(program.as_mut_ptr().cast::<u8>(), size_of_val(program))
         };
@@ -287,7 +297,7 @@ impl Scratch {
     }
 }
 
-/// The engine's first call that the filter in `scratch` doesn't allow in every case.
+/// Returns the engine's first call that the filter in `scratch` doesn't allow in every case.
 fn first_denied(scratch: &mut Scratch) -> Option<u32> {
     let program = &scratch.program[..scratch.length];
     let evaluator = &mut scratch.evaluator;
@@ -318,15 +328,16 @@ fn first_denied(scratch: &mut Scratch) -> Option<u32> {
     None
 }
 
-/// In an engine thread that is asked: the thread gets the filter that was looked at last. Returns whether it has the filter.
+/// Gives the calling engine thread the filter that was looked at last. Returns whether the thread has the
+/// filter. Called when the thread is asked.
 pub fn take() -> bool {
-    // SAFETY: who has written it waits for this thread's answer.
+    // SAFETY: the thread that wrote the filter waits for this thread's answer.
     let scratch = unsafe { &*SCRATCH.0.get() };
     seccomp::install(&scratch.program[..scratch.length]).is_ok()
 }
 
-/// In the keeper, with the lock of who follows credentials held: whether the program's first thread, whose `status` this is, has a
-/// filter that nobody saw.
+/// Asks for the end of the engine if the program's first thread has a filter that nobody saw. `status` is
+/// that thread's. Called by the keeper, with the lock of `credentials` held.
 pub fn look(engine: &Engine, status: &[u8]) {
     let found = seccomp::filters_of(status).unwrap_or(0);
     if found > KNOWN.load(Ordering::Relaxed) && !engine.is_to_retire() {

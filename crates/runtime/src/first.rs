@@ -1,8 +1,9 @@
-//! The end of a run's first process whose supervisor isn't its parent, but stands beside it.
+//! How a run's first process ends when its supervisor isn't its parent, but stands beside it.
 //!
-//! Nobody but the parent can wait for a process. So the process says its status before it ends. Then it waits until the supervisor has
-//! printed the summary: when the parent hears of the end, the summary is there. A process with several threads executes what waits
-//! ([`last`]). A process that is killed says nothing.
+//! Nobody but the parent can wait for a process. So the process says its status before it ends. Then the
+//! process waits until the supervisor has printed the summary, so that the summary is there when the parent
+//! hears of the end. A process with several threads executes the program that waits ([`last`]). A process
+//! that is killed says nothing.
 
 use crate::last;
 use crate::session::Session;
@@ -15,56 +16,59 @@ use linux_raw_sys::general as raw;
 /// The status of a program that Farpage ends.
 pub const STATUS_FAILED: i32 = 125;
 
-/// The longest wait for the supervisor, which may be stopped, or have no CPU.
+/// Nanoseconds that the process waits at most for the supervisor, which may be stopped or have no CPU.
 pub const PATIENCE_NS: u64 = 2_000_000_000;
 
-/// What the process and its supervisor say to each other.
+/// The words by which the process and its supervisor talk to each other.
 #[repr(C)]
 pub struct First {
     /// The process's number; 0 if its supervisor is its parent.
     pub pid: AtomicU32,
     /// Not 0 once the process has said how it ends. The supervisor waits for this word.
     pub has_told: AtomicU32,
-    /// Not 0 once a thread has begun to say that.
+    /// Not 0 once a thread has begun to say how the process ends.
     is_said: AtomicU32,
-    /// With which status, as far as the process knows.
+    /// The status with which the process ends, as far as the process knows.
     pub status: AtomicU32,
-    /// Not 0: the process waits for `is_seen`.
+    /// Not 0 if the process waits for `is_seen`.
     pub waits: AtomicU32,
     /// Not 0 once the summary is printed. The process waits for this word.
     pub is_seen: AtomicU32,
     /// Not 0 once the supervisor wants the process to end with status 125.
     pub is_to_end: AtomicU32,
-    /// How many filters of seccomp the process has when it begins.
+    /// Number of seccomp filters that the process has when it begins.
     pub filters: AtomicU32,
-    /// What getrusage said of this process and of its children before it became the program, in bytes: the launcher's memory counts there.
+    /// Peaks in bytes, by getrusage, of this process and of its children, before it became the program. The
+    /// launcher's memory counts there.
     pub peaks_before: [AtomicU64; 2],
-    /// The most memory in RAM that the process is known to have had since, or one of the processes that it waited for, in bytes.
+    /// The most bytes that this process, or one process that it waited for, is known to have had in RAM since
+    /// then.
     pub resident_peak: AtomicU64,
-    /// What the process itself may have had at most, and those that it waited for: getrusage doesn't tell of peaks below what was there
-    /// before.
+    /// Upper bounds in bytes of what the process itself may have had, and the processes that it waited for.
+    /// getrusage doesn't report peaks below `peaks_before`.
     pub resident_most: [AtomicU64; 2],
-    /// How many programs the process has executed.
+    /// Number of programs that the process has executed.
     pub programs: AtomicU64,
 }
 
 impl First {
-    /// Whether the calling process is the first of the run, and the supervisor isn't its parent. Other pid namespaces have a process of
-    /// the same number.
+    /// Whether the calling process is the first of the run, and the supervisor isn't its parent. Another pid
+    /// namespace may have a process of the same number.
     pub fn is_here(session: &Session) -> bool {
         session.first.pid.load(Ordering::Relaxed) == own_process()
             && proc::pid_namespace().is_ok_and(|own| own == session.head.pid_namespace())
     }
 
-    /// The process has executed a program.
+    /// Counts a program that the process has executed.
     pub fn begins(session: &Session) {
         if First::is_here(session) {
             session.first.programs.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// The calling process ends next, with the status that is returned: `status`, or another one that its supervisor wants. Waits until
-    /// the supervisor has seen that, or doesn't. Signals stay blocked: no handler of the program's runs any more.
+    /// Says how the calling process is about to end. Returns the status to end with: `status`, or another one
+    /// that the supervisor wants. Waits a limited time until the supervisor has seen the status. Signals stay
+    /// blocked, so no handler of the program's runs any more.
     pub fn tell(session: &Session, status: i32) -> i32 {
         if !First::is_here(session) {
             return status;
@@ -84,14 +88,15 @@ impl First {
         if first.is_to_end.load(Ordering::Relaxed) == 0 { status } else { STATUS_FAILED }
     }
 
-    /// The same where nothing may be waited for.
+    /// Says how the process is about to end, where nothing may be waited for.
     pub fn tell_at_once(session: &Session, status: i32) {
         if First::is_here(session) && session.first.begins_to_say(status) {
             session.first.say(false);
         }
     }
 
-    /// Notes what is to be said. The first word counts: of several threads that end the process at once the kernel takes one.
+    /// Notes what is to be said. Returns whether this is the first call. Only the first one counts: of
+    /// several threads that end the process at once the kernel takes one.
     fn begins_to_say(&self, status: i32) -> bool {
         let begins = self.is_said.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if begins {
@@ -101,7 +106,7 @@ impl First {
         begins
     }
 
-    /// Says what was noted.
+    /// Publishes what was noted.
     fn say(&self, waits: bool) {
         self.waits.store(u32::from(waits), Ordering::Relaxed);
         // Ordering: Release publishes what was said.
@@ -115,7 +120,7 @@ impl First {
         let [own, children] = peaks;
         let of_this_program = if own > own_before { Some(own) } else { proc::resident_peak() };
         let waited_for = if children > children_before { children } else { 0 };
-        // Of one program the kernel tells the peak, whatever was before.
+        // The kernel reports the peak of a single program, whatever was before.
         let is_one = self.programs.load(Ordering::Relaxed) == 1;
         let own_most = of_this_program.filter(|_| is_one).unwrap_or(own);
         self.resident_peak.store(of_this_program.unwrap_or(0).max(waited_for), Ordering::Relaxed);
@@ -137,12 +142,13 @@ impl First {
 
 /// Whether the calling thread is the program's only one.
 fn is_alone() -> bool {
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no argument.
     let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
     let is_ours = |thread| thread::all().any(|ours| ours.number() == Some(thread));
     let mut others = 0;
     let seen = proc::for_each_thread(|thread| {
-        // One is enough: each is a look at /proc, and the program's other threads go on meanwhile.
+        // One other thread is enough. Each check reads /proc, and the program's other threads go on
+        // meanwhile.
         others +=
             u32::from(others == 0 && thread != own && !is_ours(thread) && !proc::runs_no_program(thread));
     });
@@ -150,14 +156,14 @@ fn is_alone() -> bool {
 }
 
 fn own_process() -> u32 {
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no argument.
     unsafe { sys::call(number::GETPID, [0; 6]) as u32 }
 }
 
-/// Of this process and of those that it waited for, in bytes, as getrusage has it.
+/// Returns the peaks of this process and of those that it waited for, in bytes, by getrusage.
 fn peaks() -> [u64; 2] {
     const WHO: [usize; 2] = [raw::RUSAGE_SELF as usize, raw::RUSAGE_CHILDREN as usize];
-    /// Where the peak lies in a `rusage`, in words. The kernel counts KiB.
+    /// Index of the peak's word in a `rusage`. The kernel counts KiB.
     const PEAK: usize = 4;
     WHO.map(|who| {
         let mut usage = [0_u64; 18];

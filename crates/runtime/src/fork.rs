@@ -1,21 +1,25 @@
-//! The program makes a copy of itself.
+//! Fork: the program makes a copy of itself.
 //!
-//! A child must see every byte as of the fork, and goes on by itself, with an engine of its own. What is in memory the
-//! kernel copies on write. For what is out, the child keeps its parent's books as they were (`core/src/pager/inherit.rs`):
-//! tables, pool and frames are copied on write, too, and slots that were in use stay as they are while the child may read
-//! them. Nothing else of the parent's engine is there: its threads aren't, and a userfaultfd doesn't follow a fork. So
-//! before the child runs any code of the program or of libc, its new engine has registered everything anew. That is why
-//! libc's functions are entered where they make the system call (`preload/src/fork.rs`): behind it they touch the heap.
+//! A child must see every byte as of the fork, and goes on with an engine of its own. The kernel copies on
+//! write what is in memory. For what is out, the child keeps its parent's books as they were
+//! (`core/src/pager/inherit.rs`). Tables, pool and frames are copied on write, too. Slots that were in use
+//! stay as they are while the child may read them.
 //!
-//! How the parent hears that a child is gone, or runs another program: both map one page of a file, of which the parent
-//! forgets its own at once, so that the child has the last. The file is locked, and the lock goes with its last user
-//! ([`Membership::token`](crate::record::Membership::token)). The same lock keeps other processes from taking the slots of
-//! a parent that has died.
+//! The child has no other part of the parent's engine: it doesn't get the threads, and a userfaultfd doesn't
+//! follow a fork. So before the child runs any code of the program or of libc, its new engine has registered
+//! everything anew. For that reason libc's functions are entered where they make the system call
+//! (`preload/src/fork.rs`): after the call they touch the heap.
 //!
-//! Children of vfork and posix_spawn use the parent's memory, and its engine threads serve them: in `signal` and `segv` mode by
-//! way of `guard/errands.rs`. A child that was made behind our back (a bare clone) finds managed memory missing, not zeroed:
-//! registered ranges are kept from children except during a fork that we make ourselves. (One made by another thread just then
-//! finds zeros.)
+//! The parent hears that a child is gone, or runs another program, as follows. Both map one page of a file.
+//! The parent unmaps the page at once, so that the child has the last mapping. The file is locked, and the
+//! lock goes with the file's last user ([`Membership::token`](crate::record::Membership::token)). The same
+//! lock keeps other processes from taking the slots of a parent that has died.
+//!
+//! Children of vfork and posix_spawn use the parent's memory, and the parent's engine threads serve them. In
+//! `signal` and `segv` mode that goes by way of `guard/errands.rs`. Registered ranges are kept from children
+//! except during a fork that the engine makes. So a child that was made without our hooks (a bare clone)
+//! finds managed memory missing, not zeroed. A child that another thread makes by a bare clone during the
+//! engine's fork finds zeros.
 
 use crate::changes::EVERYTHING;
 use crate::engine::Engine;
@@ -29,29 +33,30 @@ use farpage_core::units::{PAGE_BYTES, PageRange};
 use farpage_os::memory;
 use farpage_os::sys::{self, Errno, number};
 
-/// What one process knows of its children, and of itself as a child.
+/// One process's knowledge of its children, and of itself as a child.
 #[derive(Default)]
 pub struct Heirs {
     /// Bit n: there may be children of generation n.
     generations: AtomicU32,
     /// The generation of the last fork.
     last: AtomicU32,
-    /// During a fork: the page that says that the child lives; 0 if nothing is out. A child finds it here.
+    /// During a fork, the address of the page that says that the child lives. 0 if nothing is out. A child
+    /// finds the page here.
     token: AtomicUsize,
 }
 
 impl Heirs {
-    /// Whether pages were out at the fork that this is the child's copy of.
+    /// Whether pages were out at the fork that made this copy.
     pub fn are_left_pages(&self) -> bool {
         self.token.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether there may be children that live on with what was out at their fork.
+    /// Whether there may be children that still need what was out at their fork.
     pub fn are_any(&self) -> bool {
         self.generations.load(Ordering::Relaxed) != 0
     }
 
-    /// The generation of the next child: one of its own if there is one.
+    /// Returns the generation of the next child: a free one if there is one, otherwise the last one.
     fn next(&self) -> usize {
         let live = self.generations.load(Ordering::Relaxed);
         match live.trailing_ones() as usize {
@@ -61,8 +66,9 @@ impl Heirs {
     }
 }
 
-/// Makes a fork: `clone` is the system call. Returns the kernel's word: twice, as that does. In the child nothing of the
-/// engine may be used any more, but by [`child`]. A child that needs its parent's books isn't made unless one may join the session.
+/// Makes a fork. `clone` is the system call. Returns the kernel's result, in the parent and in the child. The
+/// child may use nothing of the engine but [`child`]. If the child needs its parent's books, the fork is
+/// refused unless `may_join` says that a process may join the session.
 pub fn fork(
     engine: &'static Engine,
     may_join: impl FnOnce() -> bool,
@@ -79,9 +85,10 @@ pub fn fork(
         }
         return result;
     }
-    // Else the child would have what it has no use for, and keep it for good.
+    // Otherwise the child would get books of the parent's elders that nobody needs any more, and would keep
+    // them for good.
     forget_elders_here(engine);
-    // As pieces, the child could never put them together again.
+    // The ranges are joined before the fork. A child could never join their pieces again.
     join(engine);
     let shown = show(engine, may_join);
     let result = match shown {
@@ -104,13 +111,13 @@ pub fn fork(
     result
 }
 
-/// Counts and tells of a fork that is refused.
+/// Counts a fork that is refused, and tells the user of it.
 fn refused(engine: &Engine) {
     engine.pager.stats().count(Counter::ForkRefused);
     engine.record.notice(Notice::ForkRefused, engine.pager.evicted());
 }
 
-/// Where what is out may not be touched: makes one mapping of each range.
+/// Makes one mapping of each registered range, where a page that is out may not be touched.
 fn join(engine: &Engine) {
     let Some(protections) = engine.protections else { return };
     for_each_registered(engine, |range| {
@@ -119,7 +126,7 @@ fn join(engine: &Engine) {
     });
 }
 
-/// Undoes that.
+/// Undoes [`join`].
 fn part(engine: &Engine) {
     let Some(protections) = engine.protections else { return };
     for_each_registered(engine, |range| protections.part(range));
@@ -135,7 +142,7 @@ fn for_each_registered(engine: &Engine, mut visit: impl FnMut(PageRange) -> Resu
     }
 }
 
-/// Lets the child have what it needs.
+/// Lets the child have the memory and the tables that it needs.
 fn show(engine: &Engine, may_join: impl FnOnce() -> bool) -> Result<(), Errno> {
     if engine.pager.evicted() > 0 || engine.pager.has_lost() {
         if !may_join() {
@@ -152,9 +159,10 @@ fn show(engine: &Engine, may_join: impl FnOnce() -> bool) -> Result<(), Errno> {
     engine.show_to_children(true)
 }
 
-/// After a fork, whether there was one or not.
+/// Undoes [`show`] after a fork, whether the fork was made or not.
 fn hide(engine: &Engine) {
-    // What can't be hidden again a child sees that we don't make: it would find zeros.
+    // Memory that can't be hidden again would be seen by a child that the engine doesn't make. That child
+    // would find zeros.
     if engine.show_to_children(false).is_err() {
         engine.stop_program(crate::session::StopReason::Tables);
     }
@@ -165,27 +173,27 @@ fn hide(engine: &Engine) {
     }
 }
 
-/// In a fork's child, before it has an engine of its own: `engine` is its parent's, `maker` the thread that made it, with
-/// the program's stack pointer at `stack_pointer`.
+/// Prepares a fork's child, before it has an engine of its own. `engine` is its parent's. `maker` is the
+/// thread that made the child, with the program's stack pointer at `stack_pointer`.
 pub fn child(engine: &Engine, maker: u32, stack_pointer: usize) {
     if engine.handover.is_some() {
         guard::leave_in_child(maker, stack_pointer);
-        // The new engine arms this thread while it waits.
+        // The new engine arms this thread while the thread waits.
         sys::keep_open(guard::UNTIL_ARMED);
         sys::open_what_is_kept_open();
     }
     engine.pager.forget_holders();
     if let Some(protections) = engine.protections.filter(|_| engine.is_active()) {
         for_each_registered(engine, |range| match protections.part_in_child(range) {
-            // It was to be kept from children.
+            // The range was to be kept from children.
             Err(Errno(errno)) if errno == linux_raw_sys::errno::ENOMEM as i32 => Ok(()),
             result => result,
         });
     }
 }
 
-/// Frees what was kept for children that are all gone by now. Under the map lock, in an engine thread. Whether there were
-/// any.
+/// Frees what was kept for children that are all gone by now. Returns whether there was a generation without
+/// children. Under the map lock, in an engine thread.
 pub fn forget_heirless(engine: &Engine) -> bool {
     let mut any = false;
     let live = engine.heirs.generations.load(Ordering::Relaxed);
@@ -199,23 +207,24 @@ pub fn forget_heirless(engine: &Engine) -> bool {
     any
 }
 
-/// Gives the copy of the parent's books back once nothing is only there. In the keeper, without the map lock.
+/// Releases the copy of the parent's books once no page has its bytes only there. In the keeper, without the
+/// map lock.
 pub fn forget_elders(engine: &Engine) {
     if engine.elder.load(Ordering::Relaxed).is_null() || engine.pager.inherited() > 0 {
         return;
     }
-    // Whoever has seen a page that was inherited has looked it up by now.
+    // A thread that has seen an inherited page has looked it up by the time that the lock is exclusive.
     let _exclusive = engine.map.exclusive();
     forget_elders_here(engine);
 }
 
-/// The same under the exclusive map lock.
+/// Does the same under the exclusive map lock.
 fn forget_elders_here(engine: &Engine) {
     if engine.pager.inherited() > 0 {
         return;
     }
     let mut at = engine;
-    // SAFETY: null, or an engine that was placed for good.
+    // SAFETY: the pointer is null, or points to an engine that was placed for good.
     while let Some(elder) = unsafe { at.elder.swap(core::ptr::null_mut(), Ordering::Relaxed).as_ref() } {
         elder
             .for_each_table(|base, bytes| {
@@ -229,16 +238,16 @@ fn forget_elders_here(engine: &Engine) {
 }
 
 fn unmap(base: usize, bytes: usize) {
-    // SAFETY: a mapping of ours that nobody refers to any more.
+    // SAFETY: the mapping is ours, and nobody refers to it any more.
     unsafe { sys::call(number::MUNMAP, [base, bytes.next_multiple_of(PAGE_BYTES), 0, 0, 0, 0]) };
 }
 
 /// Lets children have a mapping of ours, or keeps it from them.
 ///
 /// # Safety
-/// A child's own engine may not use it but as a copy of its parent's.
+/// A child's own engine may use the mapping only as a copy of its parent's.
 pub unsafe fn show_mapping(base: *mut u8, bytes: usize, show: bool) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller promises what this function's `# Safety` asks for.
     unsafe {
         if show { memory::give_to_children(base, bytes) } else { memory::keep_from_children(base, bytes) }
     }

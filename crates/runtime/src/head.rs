@@ -1,9 +1,10 @@
-//! The head of a session: what the supervisor writes before the first program starts, and nobody after that.
+//! The head of a session. The supervisor writes it before the first program starts, and nobody writes it
+//! after that.
 //!
-//! Every process of a run can write to shared memory, by mistake too. So nobody works with the head where it lies. Each
-//! process takes a copy when it joins, and checks the copy ([`HeadCopy::check`]); the supervisor keeps the one that it
-//! has written, and compares. A head is integers throughout: any bytes are a valid one, and the check finds out whether
-//! they make sense.
+//! Every process of a run can write to shared memory, by mistake too. So nobody works with the head where it
+//! lies. Each process takes a copy when it joins, and checks the copy ([`HeadCopy::check`]). The supervisor
+//! keeps the copy that it has written, and compares. A head consists of integers only, so any bytes are a
+//! valid head. The check finds out whether the integers make sense.
 // UNSAFETY: the head lies in memory that other processes may write. It is read as atomic words.
 
 use crate::session::{AreaDescription, MAGIC, Session, Settings, UffdSource};
@@ -14,37 +15,38 @@ use farpage_core::config::{AreaOrder, Codec, Install, IoEngine, Readahead, SlotP
 use farpage_core::units::{AREAS_MAX, CLUSTER_SLOTS, NODES_MAX, SLOTS_PER_AREA_MAX};
 use rustix::fd::OwnedFd;
 
-/// What the supervisor has written.
+/// The part of a session that only the supervisor writes.
 #[repr(C)]
 pub struct SessionHead {
     /// [`MAGIC`].
     pub magic: u64,
     /// Size of the whole shared memory in bytes.
     pub bytes: u64,
-    /// The pid namespace of the supervisor, as /proc numbers them; 0 if that isn't known.
+    /// The pid namespace of the supervisor, as /proc numbers namespaces. 0 if that isn't known.
     pub pid_namespace: u64,
     /// The supervisor's process id.
     pub supervisor_pid: u32,
     /// Areas in `areas` that are on.
     pub areas_count: u32,
-    /// What was asked for on the command line.
+    /// The settings of the command line.
     pub settings: SettingsWords,
     /// The swap areas.
     pub areas: [AreaDescription; AREAS_MAX],
 }
 
-/// What a process looks at before it joins.
+/// The numbers of the head that a process looks at before it joins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Glance {
     /// The run's budget in bytes.
     pub budget_bytes: u64,
-    /// Of the supervisor.
+    /// The supervisor's pid namespace.
     pub pid_namespace: u64,
     /// The supervisor's process id.
     pub supervisor_pid: u32,
 }
 
-/// Reads that from the file of a session of this layout. A program of the run may have written any numbers there.
+/// Reads a [`Glance`] from the file of a session of this layout. None if the file's start isn't the head of
+/// one. A program of the run may have written any numbers there.
 pub fn glance_at(file: &OwnedFd) -> Option<Glance> {
     const RAM: usize = offset_of!(SessionHead, settings) + offset_of!(SettingsWords, ram_bytes);
     let mut head = [0_u8; RAM + size_of::<u64>()];
@@ -71,22 +73,22 @@ const _: () = assert!(
 #[repr(transparent)]
 pub struct SharedHead(UnsafeCell<SessionHead>);
 
-// SAFETY: behind a shared reference it is read and written as atomic words only.
+// SAFETY: behind a shared reference the head is read and written as atomic words only.
 unsafe impl Sync for SharedHead {}
 
 impl SharedHead {
-    /// To be filled in while nobody else knows of it.
+    /// The head, to be filled in while nobody else knows of it.
     pub const fn get_mut(&mut self) -> &mut SessionHead {
         self.0.get_mut()
     }
 
     fn words(&self) -> &[AtomicU64; HEAD_WORDS] {
-        // SAFETY: as large as the head and aligned like it (asserted above); all bytes of a mapping are initialized, and
-        // atomics of integers may change under a shared reference.
+        // SAFETY: the array is as large as the head, and aligned like it (asserted above). All bytes of a
+        // mapping are initialized. Atomics of integers may change under a shared reference.
         unsafe { &*self.0.get().cast() }
     }
 
-    /// Copies it. Words that are right already aren't written, so zeros cost no memory in a copy that is new.
+    /// Copies the head. Words that are right already aren't written, so zeros cost no memory in a new copy.
     pub fn copy_to(&self, copy: &mut HeadCopy) {
         for (to, from) in copy.0.iter_mut().zip(self.words()) {
             let word = from.load(Ordering::Relaxed);
@@ -96,19 +98,19 @@ impl SharedHead {
         }
     }
 
-    /// The pid namespace of the supervisor, as it stands there.
+    /// Returns the pid namespace of the supervisor, as it stands in shared memory.
     pub fn pid_namespace(&self) -> u64 {
         const AT: usize = offset_of!(SessionHead, pid_namespace) / size_of::<u64>();
         self.words()[AT].load(Ordering::Relaxed)
     }
 
-    /// The budget in bytes, likewise.
+    /// Returns the budget in bytes, as it stands in shared memory.
     pub fn ram_bytes(&self) -> u64 {
         const AT: usize = offset_of!(SessionHead, settings) + offset_of!(SettingsWords, ram_bytes);
         self.words()[AT / size_of::<u64>()].load(Ordering::Relaxed)
     }
 
-    /// Whether it is still what was copied.
+    /// Whether the head in shared memory still equals the copy.
     pub fn is_as(&self, copy: &HeadCopy) -> bool {
         copy.0.iter().zip(self.words()).all(|(was, is)| *was == is.load(Ordering::Relaxed))
     }
@@ -118,23 +120,24 @@ impl SharedHead {
 pub struct HeadCopy([u64; HEAD_WORDS]);
 
 impl HeadCopy {
-    /// Nothing yet.
+    /// An empty copy.
     pub const EMPTY: HeadCopy = HeadCopy([0; HEAD_WORDS]);
 
-    /// Its words, as they stand in the session.
+    /// The copy's words, as they stand in the session.
     #[cfg(test)]
     pub(crate) const fn words(&self) -> &[u64] {
         &self.0
     }
 
-    /// What it says, which need not make sense.
+    /// The copied head. Its values need not make sense.
     pub const fn head(&self) -> &SessionHead {
-        // SAFETY: as large and aligned as a head, initialized, and a head is integers throughout.
+        // SAFETY: the words are as large as a head, aligned like it, and initialized. A head consists of
+        // integers only.
         unsafe { &*self.0.as_ptr().cast() }
     }
 
-    /// The settings, if the head makes sense for a session of `bytes` bytes: whoever follows it stays inside of the
-    /// session and finds values that exist.
+    /// Returns the settings, if the head makes sense for a session of `bytes` bytes. A process that follows a
+    /// checked head stays inside of the session, and finds values that exist.
     pub fn check(&self, bytes: usize) -> Option<Settings> {
         let head = self.head();
         let is_sound = head.magic == MAGIC
@@ -152,7 +155,8 @@ impl HeadCopy {
     }
 }
 
-/// Whether a table of `length` bytes, whose elements have `size`, lies behind the head and inside of `bytes` bytes.
+/// Whether a table of `length` bytes at `offset` lies behind the head and inside of `bytes` bytes. The
+/// table's elements have `size` bytes.
 const fn lies_inside(offset: u64, length: u64, size: usize, bytes: usize) -> bool {
     let behind_head = offset >= size_of::<Session>() as u64;
     let end = offset.checked_add(length);
@@ -183,7 +187,7 @@ pub struct SettingsWords {
 
 impl From<Settings> for SettingsWords {
     fn from(settings: Settings) -> SettingsWords {
-        // Without `..`: a setting that is forgotten here doesn't compile.
+        // There is no `..`, so that a setting that is forgotten here doesn't compile.
         let Settings {
             ram_bytes,
             pool_bytes_max,
@@ -219,7 +223,7 @@ impl From<Settings> for SettingsWords {
 }
 
 impl SettingsWords {
-    /// What they mean; none if one of them means nothing.
+    /// Returns the settings that the words mean. None if one of the words has no meaning.
     pub fn checked(&self) -> Option<Settings> {
         let SettingsWords { ram_bytes, pool_bytes_max, others } = *self;
         let [
@@ -272,10 +276,10 @@ fn one_of<T: Copy, const N: usize>(all: [T; N], number: fn(T) -> u32, word: u32)
 pub(crate) mod tests {
     use super::*;
 
-    /// A head that makes sense, of a session of these bytes, with one area.
+    /// A head that makes sense, of a session of `bytes` bytes, with one area.
     pub(crate) fn sound(bytes: usize) -> HeadCopy {
         let mut shared = SharedHead(UnsafeCell::new(
-            // SAFETY: a head is integers throughout.
+            // SAFETY: a head consists of integers only, and all zeros are valid for them.
             unsafe { core::mem::zeroed() },
         ));
         fill(shared.get_mut(), bytes);
@@ -284,7 +288,7 @@ pub(crate) mod tests {
         copy
     }
 
-    /// The same without an area, with faults that arrive in this way.
+    /// A head that makes sense, without an area. Faults arrive by `source`.
     pub(crate) fn without_areas(bytes: usize, source: UffdSource) -> HeadCopy {
         // SAFETY: as in `sound`.
         let mut shared = SharedHead(UnsafeCell::new(unsafe { core::mem::zeroed() }));
@@ -305,7 +309,7 @@ pub(crate) mod tests {
         (area.owners_offset, area.bad_offset) = (tables, tables + 400);
     }
 
-    /// Of 100 clusters, and 3 bad slots.
+    /// Bytes of the tables for 100 clusters and 3 bad slots.
     pub(crate) const TABLES_BYTES: usize = 412;
 
     fn settings() -> Settings {
@@ -346,12 +350,12 @@ pub(crate) mod tests {
         assert!(no_node.checked().is_none());
     }
 
-    /// Whoever followed such a head read and wrote outside of the session, or beside its words.
+    /// A process that followed a wrong head read and wrote outside of the session, or between its words.
     #[test]
     fn head_that_leads_out_of_the_session_is_refused() {
         let bytes = (size_of::<Session>() + TABLES_BYTES).next_multiple_of(4);
         let is_sound = |change: fn(&mut SessionHead)| {
-            // SAFETY: a head is integers throughout.
+            // SAFETY: as in `sound`.
             let mut shared = SharedHead(UnsafeCell::new(unsafe { core::mem::zeroed() }));
             fill(shared.get_mut(), bytes);
             change(shared.get_mut());

@@ -1,86 +1,99 @@
-//! Which process pays for memory that is shared since a fork. The numbers of all processes add up to the memory of the tree.
+//! Which process pays for memory that is shared since a fork. The numbers of all processes add up to the
+//! memory of the tree.
 //!
-//! Each page has one payer. After a fork that is the parent; the child's *unpaid* bytes are all that it began with. A process that
-//! evicts or writes a page that others have, too, gives up one mapping of it: its unpaid bytes fall by a page. Below zero they say
-//! what it has left to the others, who then pay for that much more ([`resolve`]). So a fork takes no memory, a child that ends
-//! gives none back, and evicting a shared page frees none until the last process has evicted it.
+//! Each page has one payer. After a fork the payer is the parent: the child's *unpaid* bytes are all that it
+//! began with. A process that evicts or writes a shared page gives up one mapping of the page, and its unpaid
+//! bytes fall by a page. Negative unpaid bytes say how much the process has left to the other processes,
+//! which then pay for that much more ([`resolve`]). So a fork takes no memory, and a child that ends gives
+//! none back. Evicting a shared page frees no memory until the last process has evicted it.
 //!
-//! Faults say only about how much was written, and no process hears of every other's end. So now and then all of them ask the kernel in one
-//! *round*; once the last has asked, the round is *settled*: what the kernel said counts for all of them at once (`Pss_Anon`).
+//! Faults only say about how much was written, and no process hears of the end of every other process. So now
+//! and then all processes ask the kernel in one *round*. Once the last process has asked, the round is
+//! *settled*. From then on what the kernel said (`Pss_Anon`) counts for all of them at once.
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-/// What a process says of itself.
+/// What a process says of itself in the session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stated {
-    /// Its anonymous memory in bytes, including shared pages that other processes pay for.
+    /// Bytes of its anonymous memory, including shared pages that other processes pay for.
     pub anonymous: u64,
-    /// What it would like to have soon beside what it has.
+    /// Bytes that it would like to have soon, beyond what it has.
     pub more: u64,
-    /// What of its memory can't be evicted.
+    /// Bytes of its memory that can't be evicted.
     pub floor: u64,
-    /// Bytes of its memory that others pay for, as reckoned since the last round; less than nothing if it left some to them.
+    /// Bytes of its memory that other processes pay for, as reckoned since the last round. Negative if it
+    /// left bytes to other processes.
     pub unpaid: i64,
-    /// Bytes of its memory that others pay for, as the kernel said in the round `round`, and as reckoned since.
+    /// Bytes of its memory that other processes pay for: as the kernel said in the round `round`, and as
+    /// reckoned since.
     pub asked: i64,
-    /// Bytes of its memory that others have, too, as reckoned. This process or others pay for them.
+    /// Bytes of its memory that other processes have, too, as reckoned. This process or another one pays for
+    /// them.
     pub with_others: u64,
-    /// See `asked`. [`ALONE`] if it shares nothing, [`UNASKED`] if it has not asked yet.
+    /// The last round in which the process has asked. [`ALONE`] if it shares nothing, [`UNASKED`] if it
+    /// hasn't asked yet.
     pub round: u64,
 }
 
-/// See [`Stated::round`].
+/// A [`Stated::round`]: the process shares nothing.
 pub const ALONE: u64 = 0;
-/// See [`Stated::round`].
+/// A [`Stated::round`]: the process shares memory and hasn't asked yet.
 pub const UNASKED: u64 = 1;
-/// The round that a run begins with.
+/// The number of a run's first round.
 const FIRST_ROUND: u64 = 2;
 
-/// Rounds, and what the dead have left since the last one that was settled. All zero is a run's beginning.
+/// The rounds, and what dead processes have left since the last settled round. All zero is the state at a
+/// run's beginning.
 #[repr(C)]
 #[derive(Default)]
 pub struct Rounds {
-    /// The round that is open and the last one that was settled, in one word: a round can be settled only while it is open, and
-    /// nobody asks in the next one before that is open.
+    /// The open round and the last settled round, in one word. So a round can be settled only while it is
+    /// open, and no process asks in the next round before that round is open.
     word: AtomicU64,
-    /// Bytes that dead processes paid for and others have, too.
+    /// Bytes that dead processes paid for and that other processes have, too.
     left_by_dead: AtomicU64,
 }
 
 impl Rounds {
-    /// The round that is open, and the last one that was settled.
+    /// Returns the open round, and the last settled round.
     pub fn now(&self) -> (u64, u64) {
         let word = self.word.load(Ordering::Acquire);
         (FIRST_ROUND + (word >> 32), word & 0xffff_ffff)
     }
 
-    /// Opens another.
+    /// Opens the next round.
     pub fn open_next(&self) {
         self.word.fetch_add(1 << 32, Ordering::AcqRel);
     }
 
-    /// A process that said this has died: all ask again. Until they have, those who share memory pay for what it paid for. A stopped
-    /// process may keep them from settling a round, and nobody would pay meanwhile.
+    /// Notes the death of a process that said `stated`. All processes ask again in a new round. Until they
+    /// have asked, those that share memory pay for what the dead process paid for. Otherwise nobody would pay
+    /// while a stopped process keeps the round from being settled.
     pub fn has_died(&self, stated: &Stated) {
         let (_, settled) = self.now();
         self.open_next();
-        // After that. The process that settles the open round has seen these bytes, or they count beyond that round.
+        // The bytes are added after the round is opened. Either the process that settles the open round has
+        // seen these bytes, or they count beyond that round.
         self.left_by_dead.fetch_add(left_by(stated, settled), Ordering::AcqRel);
     }
 
-    /// What the dead have left, which others pay for. Any process can write anything there.
+    /// Returns the bytes that dead processes have left, and that other processes pay for. Bounded, because
+    /// any process of the run can write any number there.
     pub fn left_by_dead(&self) -> u64 {
         self.left_by_dead.load(Ordering::Acquire).min(LEFT_MAX)
     }
 
-    /// All have asked in this round, and the dead had left so much before. Whether it counts: it doesn't if another is open by now.
+    /// Settles a round in which all processes have asked. Before, the dead had left `left_by_dead` bytes.
+    /// Returns whether what the kernel said in the round counts. The kernel's word doesn't count if the next
+    /// round is open by now.
     pub fn settle(&self, round: u64, left_by_dead: u64) -> bool {
         let settle = |word: u64| {
             let is_open = FIRST_ROUND + (word >> 32) == round;
             is_open.then_some(word >> 32 << 32 | round & 0xffff_ffff)
         };
         let before = self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, settle);
-        // Only who is the first.
+        // Several processes may settle one round. Only the first one removes the bytes of the dead.
         if before.is_ok_and(|word| word & 0xffff_ffff != round & 0xffff_ffff) {
             let rest = |left: u64| Some(left.min(LEFT_MAX).saturating_sub(left_by_dead));
             let _ = self.left_by_dead.fetch_update(Ordering::AcqRel, Ordering::Acquire, rest);
@@ -92,26 +105,26 @@ impl Rounds {
 /// Bytes that the dead of no tree have left.
 const LEFT_MAX: u64 = 1 << 50;
 
-/// What a process has, seen together with the others.
+/// What a process has, reckoned together with all other processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Claimed {
-    /// Bytes that it pays for.
+    /// Bytes that the process pays for.
     pub has: u64,
-    /// The same and what it would like to have soon.
+    /// Bytes that it pays for, and those that it would like to have soon.
     pub needs: u64,
-    /// See [`Stated`].
+    /// See [`Stated::floor`].
     pub floor: u64,
-    /// Bytes that it has and others pay for.
+    /// Bytes that it has and that other processes pay for.
     pub shared: u64,
 }
 
-/// Whether all who share memory have asked in this round.
+/// Whether all processes that share memory have asked in this round.
 pub fn have_all_asked(all: &[Stated], round: u64) -> bool {
     all.iter().all(|stated| stated.round == ALONE || stated.round == round)
 }
 
-/// What each of them has, if all have asked in the round `settled`. What some have left to the others, and what the dead have, is
-/// divided among those that have unpaid memory.
+/// Visits what each process has, if all have asked in the round `settled`. The bytes that some processes and
+/// the dead have left are divided among the processes that have unpaid bytes.
 pub fn resolve(all: &[Stated], settled: u64, left_by_dead: u64, mut visit: impl FnMut(usize, Claimed)) {
     let own = |stated: &Stated| unpaid(stated, settled).max(0) as u64;
     let of_all = all.iter().map(own).sum::<u64>();
@@ -125,17 +138,18 @@ pub fn resolve(all: &[Stated], settled: u64, left_by_dead: u64, mut visit: impl 
     }
 }
 
-/// What all of them have left to others since the round `settled`.
+/// Returns the bytes that all of these processes have left to other processes since the round `settled`.
 pub fn left(all: &[Stated], settled: u64) -> u64 {
     all.iter().map(|stated| unpaid(stated, settled).min(0).unsigned_abs()).sum()
 }
 
-/// What others have, too, of what a process pays for, or has left to them.
+/// Returns the bytes that a process leaves when it dies. It leaves the bytes that it pays for and that other
+/// processes have, too, and those that it has left to them already.
 fn left_by(stated: &Stated, settled: u64) -> u64 {
     (stated.with_others as i64).saturating_sub(unpaid(stated, settled)).max(0) as u64
 }
 
-/// What others pay for, or less than nothing.
+/// Returns the bytes that other processes pay for, or less than 0.
 const fn unpaid(stated: &Stated, settled: u64) -> i64 {
     match stated.round {
         ALONE => 0,
@@ -144,40 +158,42 @@ const fn unpaid(stated: &Stated, settled: u64) -> i64 {
     }
 }
 
-/// What one process knows of what it shares. All numbers are bytes; what it has given up is counted in one place, and the others
-/// are what they were before all of that.
+/// What one process knows of the memory that it shares, in bytes. Bytes that are given up are counted only in
+/// `given_up`. The other numbers have them added, so that they stay as they are when bytes are given up.
 #[derive(Default)]
 pub struct Ledger {
-    /// Given up since the process began, of what it shared: written or evicted.
+    /// Shared bytes that were given up since the process began: written or evicted.
     given_up: AtomicU64,
-    /// Of that what was written, which is growth.
+    /// The part of `given_up` that was written, which is growth.
     written: AtomicU64,
     written_when_asked: AtomicU64,
-    /// What others have, too, and `given_up`.
+    /// Bytes that other processes have, too, plus `given_up`.
     with_others: AtomicU64,
-    /// What others pay for, and `given_up`.
+    /// Bytes that other processes pay for, plus `given_up`.
     unpaid: AtomicI64,
-    /// What others pay for by the kernel's word, and `given_up`.
+    /// Bytes that other processes pay for by the kernel's word, plus `given_up`.
     asked: AtomicI64,
     round: AtomicU64,
-    /// Minor faults until now, and those among them that were evictions.
+    /// Minor faults counted so far, and those that evictions have taken and that aren't subtracted yet.
     faults: AtomicU64,
     faults_known: AtomicU64,
 }
 
 impl Ledger {
-    /// This process is a child that shares all of these bytes with its parent, who pays for them.
+    /// Begins as a child that shares `bytes` with its parent. The parent pays for them. `faults` counts the
+    /// minor faults until now.
     pub fn begin_as_child(&self, bytes: u64, faults: u64) {
         self.unpaid.store(bytes as i64, Ordering::Relaxed);
         self.has_forked(bytes, faults);
     }
 
-    /// A fork has been made: others have all of these bytes, too.
+    /// Notes a fork: another process has these `bytes`, too. `faults` counts the minor faults until now.
     pub fn has_forked(&self, bytes: u64, faults: u64) {
         if !self.has_kin() {
             self.faults.store(faults, Ordering::Relaxed);
         }
-        // Ordering: SeqCst: the keeper that finds nothing shared looks once more, or finds this round.
+        // Ordering: SeqCst pairs with `is_alone_with_less`. The keeper that finds nothing shared looks once
+        // more, or finds the new value of `round`.
         self.with_others.fetch_max(self.given_up() + bytes, Ordering::SeqCst);
         let _ = self.round.compare_exchange(ALONE, UNASKED, Ordering::SeqCst, Ordering::SeqCst);
     }
@@ -186,7 +202,7 @@ impl Ledger {
         self.given_up.load(Ordering::Relaxed)
     }
 
-    /// The round in which this process has asked last.
+    /// Returns the round in which this process has asked last.
     pub fn round(&self) -> u64 {
         self.round.load(Ordering::Relaxed)
     }
@@ -196,17 +212,17 @@ impl Ledger {
         self.round() != ALONE
     }
 
-    /// Bytes of this process's memory that others have, too.
+    /// Returns the bytes of this process's memory that other processes have, too.
     pub fn with_others(&self) -> u64 {
         self.with_others.load(Ordering::Relaxed).saturating_sub(self.given_up())
     }
 
-    /// All that this process shared once and has written since.
+    /// Returns all bytes that this process shared once and has written since.
     pub fn all_written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// Of that what was written since the kernel was asked.
+    /// Returns the bytes among [`Ledger::all_written`] that were written since the kernel was asked.
     pub fn written_since_asked(&self) -> u64 {
         self.all_written().saturating_sub(self.written_when_asked.load(Ordering::Relaxed))
     }
@@ -220,13 +236,14 @@ impl Ledger {
         before.map_or(0, can_be)
     }
 
-    /// This process has evicted `bytes` that others have, too. It took `faults` minor faults to make them its own before.
+    /// Notes that this process has evicted `bytes` that other processes have, too. Before the eviction it
+    /// took `faults` minor faults to make them this process's own.
     pub fn have_evicted(&self, bytes: u64, faults: u64) {
         self.faults_known.fetch_add(faults, Ordering::Relaxed);
         self.give_up(bytes);
     }
 
-    /// `faults` counts the minor faults until now. Each may have been a write to a shared page.
+    /// Notes the minor faults until now, `faults`. Each new one may have been a write to a shared page.
     pub fn note_faults(&self, faults: u64, page_bytes: u64) {
         let since = faults.saturating_sub(self.faults.swap(faults, Ordering::Relaxed));
         let known = self.faults_known.load(Ordering::Relaxed).min(since);
@@ -237,21 +254,23 @@ impl Ledger {
         }
     }
 
-    /// The bytes given up so far. The caller notes them before the kernel is asked, and hands them to [`Ledger::have_asked`].
+    /// Returns the bytes given up so far. The caller notes them before the kernel is asked, and hands them to
+    /// [`Ledger::have_asked`].
     pub fn before_asking(&self) -> u64 {
         self.given_up()
     }
 
-    /// The kernel says that others have so much of this process's memory, too, and that so much of it counts for them.
-    /// `given_up` is from before; `left` is what all processes have left to others, at least.
+    /// Notes the kernel's answer: other processes have `with_others` bytes of this process's memory, too, and
+    /// pay for `counts_for_others` bytes. `given_up` is from before the kernel was asked. `left` is the least
+    /// that all processes have left to other processes.
     pub fn have_asked(&self, with_others: u64, counts_for_others: u64, given_up: u64, left: u64, round: u64) {
-        // Bytes that were taken for written, but the kernel still calls them shared.
+        // Some bytes were taken for written, but the kernel still calls them shared.
         let reckoned = self.with_others.load(Ordering::Relaxed).saturating_sub(given_up);
         let too_much = with_others.saturating_sub(reckoned).min(self.all_written());
         let written = self.written.fetch_sub(too_much, Ordering::Relaxed) - too_much;
         self.written_when_asked.store(written, Ordering::Relaxed);
         let unpaid = self.unpaid.load(Ordering::Relaxed) - given_up as i64 + too_much as i64;
-        // If the reckoning has more unpaid bytes, the processes that paid for them have ended.
+        // If the reckoning has more unpaid bytes than this, the processes that paid for them have ended.
         let most = with_others.saturating_add(left).min(i64::MAX as u64 / 2) as i64;
         self.unpaid.store(unpaid.min(most) + given_up as i64, Ordering::Relaxed);
         self.with_others.store(with_others + given_up, Ordering::Relaxed);
@@ -259,14 +278,16 @@ impl Ledger {
         self.round.store(round, Ordering::Relaxed);
     }
 
-    /// All have asked in the round `settled`: what the kernel said in that counts. Before the kernel is asked again.
+    /// If the round `settled` is the one in which this process asked last, makes the kernel's word of that
+    /// round the reckoning. Called before the kernel is asked again.
     pub fn settle(&self, settled: u64) {
         if self.round() == settled {
             self.unpaid.store(self.asked.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }
 
-    /// Nothing is shared any more, if that is less than `bytes`. Whether that is so. In the keeper, beside forks.
+    /// Notes that nothing is shared any more, if less than `bytes` is shared. Returns whether that is so. In
+    /// the keeper, beside forks.
     pub fn is_alone_with_less(&self, bytes: u64) -> bool {
         let (round, shared) = (self.round(), self.with_others());
         // Ordering: SeqCst: as in `has_forked`.
@@ -277,19 +298,19 @@ impl Ledger {
         }
         self.unpaid.store(self.given_up() as i64, Ordering::Relaxed);
         if self.with_others.load(Ordering::SeqCst).saturating_sub(self.given_up()) >= bytes {
-            // A fork meanwhile.
+            // A fork has happened meanwhile.
             let _ = self.round.compare_exchange(ALONE, UNASKED, Ordering::SeqCst, Ordering::SeqCst);
         }
         true
     }
 
-    /// From now on this process states that it shares nothing.
+    /// Makes this process state from now on that it shares nothing.
     pub fn leave(&self) {
         self.round.store(ALONE, Ordering::Relaxed);
         self.unpaid.store(self.given_up() as i64, Ordering::Relaxed);
     }
 
-    /// Adds what it knows to what the process says.
+    /// Adds the ledger's numbers to what the process says.
     pub fn state(&self, stated: Stated) -> Stated {
         let given_up = self.given_up() as i64;
         Stated {
@@ -308,10 +329,10 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// Divides among up to six.
+    /// Bytes of a page: divisible among up to six processes.
     const PAGE: u64 = 60;
 
-    /// Processes, the pages that each has, and what it knows.
+    /// Processes, the pages that each process has, and what it knows.
     #[derive(Default)]
     struct Tree {
         pages: Vec<BTreeSet<u32>>,
@@ -321,9 +342,9 @@ mod tests {
         round: u64,
         settled: u64,
         left_by_dead: u64,
-        /// All who asked last have.
+        /// Whether all processes that share memory have asked in the last round.
         is_settled: bool,
-        /// A process that is stopped never asks, and does nothing else.
+        /// Whether a process is stopped. A stopped process never asks, and does nothing at all.
         is_stopped: Vec<bool>,
     }
 
@@ -371,7 +392,7 @@ mod tests {
                 self.new_page(process);
                 self.faults += 1;
                 let others = self.ledgers.iter().enumerate().filter(|(at, _)| *at != process);
-                // Each counts its own.
+                // Each process counts its own faults.
                 others.for_each(|(_, ledger)| ledger.faults.store(self.faults, Ordering::Relaxed));
                 self.ledgers[process].note_faults(self.faults, PAGE);
             }
@@ -420,7 +441,8 @@ mod tests {
             self.ledgers.iter().enumerate().map(state).collect()
         }
 
-        /// What each pays for, and whether that is all it has less what the others pay for.
+        /// Returns what each process pays for, and whether every process has at least the bytes that other
+        /// processes are reckoned to pay for.
         fn pays(&self) -> (Vec<u64>, bool) {
             let all = self.all();
             let (mut pays, mut is_whole) = (vec![0; all.len()], true);
@@ -462,8 +484,8 @@ mod tests {
         assert_eq!(tree.pays().0, [10 * PAGE]);
     }
 
-    /// One that had not heard of the end of a round paid for all while the others paid for their part: five readers of 40 MiB were
-    /// reckoned with 74.
+    /// A process had not heard of the end of a round. It paid for all of its memory, while the other
+    /// processes paid for their part. Five readers of 40 MiB were reckoned with 74 MiB.
     #[test]
     fn round_counts_for_all_at_once_also_when_the_next_has_begun() {
         let mut tree = Tree::begin(10);
@@ -475,7 +497,7 @@ mod tests {
         assert_eq!(tree.pays().0, [5 * PAGE, 5 * PAGE]);
     }
 
-    /// What was taken for written, and was something else, is given back by the kernel's word.
+    /// Faults that were taken for writes, and weren't, are given back by the kernel's word.
     #[test]
     fn faults_that_were_for_something_else_count_until_the_kernel_is_asked() {
         let mut tree = Tree::begin(10);
@@ -487,7 +509,8 @@ mod tests {
         assert_eq!(tree.ledgers[1].all_written(), 0);
     }
 
-    /// Each thread looked how much is shared before it gave up its own: together they gave up more than that.
+    /// Each thread looked how much is shared before it gave up its own bytes. Together the threads gave up
+    /// more than that.
     #[test]
     fn threads_that_give_up_at_once_give_up_no_more_than_is_shared() {
         let ledgers: Vec<_> = (0..10_000).map(|_| Ledger::default()).collect();
@@ -498,7 +521,7 @@ mod tests {
                 scope.spawn(|| {
                     for (at, ledger) in ledgers.iter().enumerate() {
                         arrived.fetch_add(1, Ordering::Relaxed);
-                        // Both meet at each of them, unless one has lost its CPU.
+                        // Both threads meet at each ledger, unless one of them has lost its CPU.
                         let mut turns = 0;
                         while arrived.load(Ordering::Relaxed) < 2 * (at as u64 + 1) && turns < 20_000 {
                             core::hint::spin_loop();
@@ -512,7 +535,8 @@ mod tests {
         assert!(ledgers.iter().all(|ledger| ledger.given_up() == PAGE));
     }
 
-    /// Nobody paid for what a dead parent had paid for, until all had asked, and a stopped child never asks.
+    /// Nobody paid for what a dead parent had paid for until all processes had asked. A stopped child never
+    /// asks.
     #[test]
     fn what_the_dead_paid_for_is_paid_while_a_stopped_process_keeps_rounds_open() {
         let mut tree = Tree::begin(10);
@@ -520,16 +544,17 @@ mod tests {
         tree.is_stopped[1] = true;
         tree.end(0);
         assert_eq!(tree.pays().0, [5 * PAGE, 5 * PAGE]);
-        // One of them gives its part up: the stopped one has that alone.
+        // One process gives up its part. The stopped process has that part alone.
         (0..10).for_each(|page| tree.evict(1, page));
         assert_eq!(tree.pays().0, [10 * PAGE, 0]);
-        // It goes on, and the kernel's word is that of all again.
+        // The stopped process goes on, and the kernel's word counts for all again.
         tree.is_stopped[0] = false;
         tree.all_ask();
         assert_eq!((tree.pays().0, tree.left_by_dead), (vec![10 * PAGE, 0], 0));
     }
 
-    /// One that dies after the kernel's word counts leaves its part of what it shares, and what it had left before.
+    /// A process that dies after the kernel's word counts leaves its part of what it shares, and what it had
+    /// left before.
     #[test]
     fn dead_process_leaves_its_part_by_the_last_settled_round() {
         let mut tree = Tree::begin(12);
@@ -551,7 +576,7 @@ mod tests {
         assert_eq!(rounds.left_by_dead(), 60);
         assert!(rounds.settle(first + 1, 60) && rounds.settle(first + 1, 60), "two may settle it at once");
         assert_eq!(rounds.left_by_dead(), 0);
-        // One that pays for less than it has left.
+        // This process pays for less than it has left.
         rounds.has_died(&Stated { with_others: 0, unpaid: -30, round: UNASKED, ..Stated::default() });
         rounds.has_died(&Stated { with_others: 10, unpaid: 30, round: UNASKED, ..Stated::default() });
         assert_eq!(rounds.left_by_dead(), 30);
@@ -596,8 +621,8 @@ mod tests {
                 let ((pays, is_whole), distinct) = (tree.pays(), tree.distinct());
                 let sum = pays.iter().sum::<u64>();
                 prop_assert!(sum + count as u64 * PAGE / 10 >= distinct, "{pays:?} of {distinct}");
-                // One that has less than is taken to be unpaid pays nothing, and the others a little too much.
-                // Beside a stopped process, too.
+                // A process that has less than its unpaid bytes pays nothing, and the other processes pay a
+                // little too much. The same holds beside a stopped process.
                 let is_exact = is_whole && tree.is_settled;
                 prop_assert!(!is_exact || sum <= distinct + 6, "{pays:?} of {distinct}");
             }

@@ -1,9 +1,11 @@
-//! The end of a run's first process that has several threads: the process executes a program that waits for the summary.
+//! How a run's first process ends if it has several threads: the process executes a program that waits for
+//! the summary.
 //!
-//! The other threads would go on while one waits, though destructors have run. exec ends these threads, and not the process. The program
-//! is this very library, whose entry point needs no loader. A debugger or a filter of the program's would see the exec, and limits can
-//! make it fail after the point of no return. There the process ends at once, and the summary comes later.
-// UNSAFETY: the entry point of a program is code for the kernel's way of starting one.
+//! The other threads would go on while one thread waits, though destructors have run. exec ends these
+//! threads, and not the process. The program is this library, whose entry point needs no loader. A debugger
+//! or a filter of the program's would see the exec, and limits can make exec fail after the point of no
+//! return. In these cases the process ends at once, and the summary comes later.
+// UNSAFETY: a program's entry point is called in the kernel's way of starting a program.
 
 use crate::first::{First, PATIENCE_NS, STATUS_FAILED};
 use crate::session::Session;
@@ -23,14 +25,15 @@ use rustix::process::{Resource, getrlimit};
 
 /// Paths of this library and of the session.
 static PATHS: [AtomicPtr<c_char>; 2] = [const { AtomicPtr::new(null_mut()) }; 2];
-/// Which file the library was when it was loaded: device, inode and time of its last change. 0: unknown.
+/// Identity of the library's file when the library was loaded: device, inode, and time of its last change. 0
+/// if unknown.
 static FILE: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
 
-/// Remembers where this library and the session are.
+/// Remembers the paths of this library and of the session.
 pub fn prepare(library: &'static CStr, session: &'static CStr) {
     let found = rustix::fs::stat(library).map(|stat| identity(&stat)).unwrap_or_default();
     FILE.iter().zip(found).for_each(|(word, found)| word.store(found, Ordering::Relaxed));
-    // Ordering: Release publishes the paths, and which file it was.
+    // Ordering: Release publishes the path, and the identity of the file.
     PATHS[0].store(library.as_ptr().cast_mut(), Ordering::Release);
     PATHS[1].store(session.as_ptr().cast_mut(), Ordering::Release);
 }
@@ -39,18 +42,19 @@ fn identity(stat: &Stat) -> [u64; 4] {
     [stat.st_dev, stat.st_ino, stat.st_ctime as u64, stat.st_ctime_nsec]
 }
 
-/// The calling process becomes the program that waits and ends with `status`. Returns if that isn't possible.
+/// Turns the calling process into the program that waits and ends with `status`. Returns only if that isn't
+/// possible.
 pub fn execute(first: &First, status: i32) {
     // Ordering: Acquire pairs with the Release in `prepare`.
     let [library, session] = [0, 1].map(|path: usize| PATHS[path].load(Ordering::Acquire));
     if library.is_null() || session.is_null() || holds_robust_locks() || !is_unseen(first) || !has_room() {
         return;
     }
-    // SAFETY: both were stored by `prepare`, are strings, and live for good.
+    // SAFETY: `prepare` has stored both. Both are strings, and live for good.
     let (library, session) = unsafe { (CStr::from_ptr(library), CStr::from_ptr(session)) };
-    // What the new program opens can be opened.
+    // The exec is made only if the new program can open the files that it needs.
     let Some(file) = open_library(library).filter(|_| is_open_to_us(session)) else { return };
-    // A word may have any bytes but zero. That of status 0 is empty.
+    // An argument may have any bytes but zero. The argument for status 0 is empty.
     let status = [status as u8, 0];
     let words = [library.as_ptr().addr(), session.as_ptr().addr(), status.as_ptr().addr(), 0];
     let environment = [0_usize];
@@ -59,8 +63,9 @@ pub fn execute(first: &First, status: i32) {
         [file.as_raw_fd() as usize, c"".as_ptr().addr(), lists[0], lists[1], raw::AT_EMPTY_PATH as usize, 0];
     // A signal that arms a thread would end the new program, which has no handler.
     let before = sys::block_all_signals();
-    // SAFETY: the words end with NUL, the lists with a null pointer, and all live until the call returns. The kernel clears no word at
-    // this thread's end any more: nobody waits for that end, and the word's page could be out.
+    // SAFETY: the words end with NUL, and the lists with a null pointer. All live until the call returns.
+    // After the first call the kernel no longer clears a word at this thread's end. Nobody waits for that
+    // end, and the word's page could be out.
     unsafe {
         sys::call(raw::__NR_set_tid_address as usize, [0; 6]);
         sys::call(raw::__NR_execveat as usize, arguments);
@@ -68,8 +73,8 @@ pub fn execute(first: &First, status: i32) {
     sys::restore_signals(before);
 }
 
-/// The library's file, if it is the one that was loaded. After a change of the root directory, or once the library was replaced,
-/// anything else may lie there, and root would execute it.
+/// Opens the library's file, if it is the one that was loaded. After a change of the root directory, or once
+/// the library was replaced, anything may lie at that path, and root would execute it.
 fn open_library(path: &CStr) -> Option<OwnedFd> {
     let file = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let known = FILE.each_ref().map(|word| word.load(Ordering::Relaxed));
@@ -81,36 +86,38 @@ fn is_open_to_us(session: &CStr) -> bool {
     rustix::fs::open(session, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).is_ok()
 }
 
-/// Whether the calling thread holds robust locks. exec walks their list when the threads that serve faults are gone. A page of it that
-/// is out must not be waited for then: the userfaultfd is closed with these threads, but the walk is left to an end without exec.
+/// Whether the calling thread holds robust locks. exec walks their list when the threads that serve faults
+/// are gone. The walk must not wait for a page that is out then. The userfaultfd is closed with these
+/// threads, so the walk wouldn't wait. Even so, the walk is left to an end without exec.
 fn holds_robust_locks() -> bool {
     let (mut head, mut bytes) = (0_usize, 0_usize);
     let arguments = [0, (&raw mut head).addr(), (&raw mut bytes).addr(), 0, 0, 0];
-    // SAFETY: the kernel writes two words.
+    // SAFETY: the kernel writes two words, to variables that live until the call returns.
     if sys::check(unsafe { sys::call(raw::__NR_get_robust_list as usize, arguments) }).is_err() {
         return true;
     }
     if head == 0 {
         return false;
     }
-    // Of a `robust_list_head` the first word is the list's first entry, the head itself if there is none, and the third is a lock
-    // that is just taken.
+    // The first word of a `robust_list_head` is the list's first entry, or the head itself if the list is
+    // empty. The third word is a lock that is just being taken.
     // SAFETY: libc has registered the head, which lies in the thread's control block.
     let [first, _, pending] = unsafe { (head as *const [usize; 3]).read_volatile() };
     first != head || pending != 0
 }
 
-/// Neither a debugger nor a filter of seccomp that the program has installed sees what the process does.
+/// Whether neither a debugger nor a filter of seccomp that the program has installed sees what the process
+/// does.
 fn is_unseen(first: &First) -> bool {
     let mut text = [0; 4096];
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no argument.
     let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
     let Some(status) = proc::status_of(own, &mut text) else { return false };
     let is_traced = !status.split(|byte| *byte == b'\n').any(|line| line == b"TracerPid:\t0");
     !is_traced && seccomp::filters_of(status) == Some(first.filters.load(Ordering::Relaxed))
 }
 
-/// The limits leave room for the new program. Where they don't, exec ends the process by SIGKILL.
+/// Whether the limits leave room for the new program. Without room, exec ends the process by SIGKILL.
 fn has_room() -> bool {
     const ENOUGH: u64 = 16 << 20;
     const ENOUGH_STACK: u64 = 256 << 10;
@@ -118,15 +125,16 @@ fn has_room() -> bool {
     limits.into_iter().all(|(limit, enough)| getrlimit(limit).current.is_none_or(|bytes| bytes >= enough))
 }
 
-/// Where a word of [`First`] lies in the session.
+/// Returns the offset of a word of [`First`] in the session.
 const fn at(word: usize) -> usize {
     offset_of!(Session, first) + word
 }
 
-/// The entry point of this library as a program. Its words are the library, the session and the status, a byte.
+/// The entry point of this library as a program. The arguments are the library, the session and the status, a
+/// byte.
 ///
-/// It maps the session, says that the process ends and waits, and waits for [`First::is_seen`]. It touches no memory but its stack and the
-/// session: nobody has relocated the library.
+/// The entry point maps the session, says that the process ends and waits, and waits for [`First::is_seen`].
+/// It touches no memory but its stack and the session, because nobody has relocated the library.
 ///
 /// # Safety
 /// Only the kernel may call this.
@@ -134,7 +142,7 @@ const fn at(word: usize) -> usize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn farpage_last() -> ! {
     naked_asm!(
-        // A library that is executed by hand has other words.
+        // A library that is executed by hand has other arguments.
         "mov r12d, {failed}",
         "cmp qword ptr [rsp], 3",
         "jne 5f",
@@ -161,7 +169,7 @@ pub unsafe extern "C" fn farpage_last() -> ! {
         "cmp rax, -4096",
         "ja 5f",
         "mov rbx, rax",
-        // The process waits, and has told: stores are seen in their order.
+        // The process waits, and has told. The supervisor sees the stores in this order.
         "mov dword ptr [rbx + {waits}], 1",
         "mov dword ptr [rbx + {has_told}], 1",
         "lea rdi, [rbx + {has_told}]",

@@ -1,12 +1,13 @@
 //! The live engine: threads, budget, life cycle, and what the supervisor and its programs share.
 //!
-//! A run: [`session`], [`head`], [`record`], [`started`], [`devices`], [`first`], [`last`]. A process in it: [`dormant`], [`start`], [`engine`].
-//! A page: [`worker`] serves faults and evicts, [`ahead`] reads early; [`takes`], [`lull`] and [`polling`] say who acts and who waits.
-//! The program's calls: [`guard`], [`changes`], [`locked`], [`credentials`], [`limits`], [`fork`]. [`map_lock`] and [`registrar`] keep mappings and
-//! table the same. The budget: [`budget`], [`share`], [`kin`], [`child_room`], [`pool_share`].
+//! A run: [`session`], [`head`], [`record`], [`started`], [`devices`], [`first`], [`last`]. A process in it:
+//! [`dormant`], [`start`], [`engine`]. A page: [`worker`] serves faults and evicts, and [`ahead`] reads
+//! early. [`takes`], [`lull`] and [`polling`] say who acts and who waits. The program's calls: [`guard`],
+//! [`changes`], [`locked`], [`credentials`], [`limits`], [`fork`]. [`map_lock`] and [`registrar`] keep
+//! mappings and table the same. The budget: [`budget`], [`share`], [`kin`], [`child_room`], [`pool_share`].
 #![cfg_attr(not(test), no_std)]
 
-/// What `farpage doctor` asks about this kernel.
+/// Checks that `farpage doctor` makes of this kernel.
 pub use farpage_fault::keeps_pinned_pages;
 pub use farpage_fault::segv::keeps_pinned_pages as keeps_pinned_pages_in_segv;
 

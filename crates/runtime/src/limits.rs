@@ -1,8 +1,9 @@
 //! Resource limits that the program gives itself (setrlimit, prlimit).
 //!
-//! The kernel counts an engine's threads, descriptors, signals and tables as the program's. An engine takes most of them when memory
-//! reaches the budget. So before a limit holds that could refuse them, the engine takes them: it becomes active.
-// UNSAFETY: the kernel says which limit holds.
+//! The kernel counts an engine's threads, descriptors, signals and tables as the program's. An engine takes
+//! most of them when memory reaches the budget. A limit could refuse them by then. So the engine becomes
+//! active, and takes them, before the limit holds.
+// UNSAFETY: the kernel writes the current limit to a raw address.
 
 use crate::changes::Arguments;
 use crate::engine::Engine;
@@ -12,10 +13,12 @@ use farpage_os::proc::Statm;
 use farpage_os::sys::{self, number};
 use linux_raw_sys::general as raw;
 
-/// Descriptors below which an engine may lack one. An engine has some ten of its own, and one for each swap area.
+/// Descriptors below which an engine may lack one. An engine has some ten of its own, and one for each swap
+/// area.
 const DESCRIPTORS: u64 = 64;
 
-/// Which limit a call sets, and where its new value is. None: the call only asks, or is about another process.
+/// Returns which limit a call sets, and the address of its new value. None if the call only asks, or is about
+/// another process.
 fn asked(call: usize, arguments: &Arguments) -> Option<(u32, usize)> {
     let [first, second, third, ..] = *arguments;
     match call as u32 {
@@ -28,16 +31,16 @@ fn asked(call: usize, arguments: &Arguments) -> Option<(u32, usize)> {
 }
 
 fn own_process() -> u32 {
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no argument.
     unsafe { sys::call(number::GETPID, [0; 6]) as u32 }
 }
 
-/// Which limit of this process a call sets.
+/// Returns which limit of this process a call sets.
 pub fn set_by(call: usize, arguments: &Arguments) -> Option<u32> {
     asked(call, arguments).map(|(resource, _)| resource)
 }
 
-/// Whether a call sets a limit of what an engine takes.
+/// Whether a call sets a limit on something that an engine takes.
 pub fn is_about(call: usize, arguments: &Arguments) -> bool {
     matches!(
         set_by(call, arguments),
@@ -51,7 +54,7 @@ pub fn is_about(call: usize, arguments: &Arguments) -> bool {
     )
 }
 
-/// What holds now: the lower of the two values of a limit.
+/// Returns the value of a limit that holds now: the lower of its two values.
 fn current(resource: u32) -> u64 {
     let mut limit = [u64::MAX; 2];
     let arguments = [0, resource as usize, 0, (&raw mut limit).addr(), 0, 0];
@@ -60,12 +63,13 @@ fn current(resource: u32) -> u64 {
     limit[0]
 }
 
-/// The calling thread is about to make a call. It is on one of Farpage's stacks, has signals blocked, and holds no lock.
+/// Prepares the engine for a call that sets a limit. The calling thread is about to make the call. The thread
+/// is on one of Farpage's stacks, has signals blocked, and holds no lock.
 pub fn prepare(engine: &Engine, call: usize, arguments: &Arguments) {
     let Some((resource, place)) = asked(call, arguments).filter(|_| is_about(call, arguments)) else {
         return;
     };
-    // A child of vfork has limits of its own. The kernel refuses what can't be read.
+    // A child of vfork has limits of its own. The kernel refuses a value that can't be read.
     let Some(new) = peek::read::<8>(place).filter(|_| own_process() == engine.process) else { return };
     let new = u64::from_ne_bytes(new);
     let may_lack = match resource {
@@ -75,14 +79,15 @@ pub fn prepare(engine: &Engine, call: usize, arguments: &Arguments) {
     if !may_lack {
         return;
     }
-    // The kernel counts an evicted page no more in `segv` mode, and could refuse the page when it comes back.
+    // In `segv` mode the kernel no longer counts an evicted page, and could refuse the page when it comes
+    // back.
     if resource == raw::RLIMIT_DATA && engine.protections.is_some() {
         return engine.retire(Retired::DataLimit);
     }
     engine.activate_now();
 }
 
-/// Whether the program can't get another page with a protection of its own, by RLIMIT_DATA.
+/// Whether RLIMIT_DATA keeps the program from getting another page with a protection of its own.
 pub(crate) fn is_data_full(statm: &Statm) -> bool {
     let most = current(raw::RLIMIT_DATA);
     most != u64::MAX && statm.sizes().is_ok_and(|sizes| sizes.writable_bytes >= most)

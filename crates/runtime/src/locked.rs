@@ -1,6 +1,8 @@
-//! The program locks its memory: mlock, mlock2, munlock, mlockall, munlockall; and what must stay for other reasons.
+//! Memory locks of the program (mlock, mlock2, munlock, mlockall, munlockall), and memory that must stay
+//! resident for other reasons.
 //!
-//! Like [`changes`](crate::changes), which calls these. What is locked is brought in through faults, without any lock.
+//! [`changes`](crate::changes) calls these functions, and what its head says of its own functions applies to
+//! them. Locked pages come in through faults, while the calling thread holds no lock.
 
 use crate::changes::{Arguments, EVERYTHING, HOLE, pages_of, pass_on};
 use crate::engine::Engine;
@@ -14,15 +16,15 @@ use linux_raw_sys::general as raw;
 
 const EPERM: isize = -(linux_raw_sys::errno::EPERM as isize);
 
-/// Value of `Engine::lock_future`: new mappings are locked, and filled.
+/// Value of `Engine::lock_future`: new mappings are locked and filled.
 pub const LOCK_AND_FILL: u32 = 1;
 /// Value of `Engine::lock_future`: new mappings are locked as they are touched.
 const LOCK: u32 = 2;
-/// For mlock2: pages are locked as they are touched.
+/// Flag of mlock2: pages are locked as they are touched.
 pub const ON_TOUCH: usize = raw::MLOCK_ONFAULT as usize;
 
 impl Engine {
-    /// Where the first locked part of `range` begins.
+    /// Returns where the first locked part of `range` begins.
     pub(crate) fn first_locked(&self, range: PageRange) -> Option<PageIndex> {
         let ranges = self.pager.ranges.lock();
         let inside = ranges.as_slice().iter().filter(|known| !known.pages.intersection(range).is_empty());
@@ -33,8 +35,9 @@ impl Engine {
     }
 }
 
-/// `mlock(address, bytes)` and `mlock2`. Whether it may be locked the kernel says before anything is filled: a limit that refuses
-/// a sparse mapping would have it all in memory first.
+/// Locks memory as `mlock(address, bytes)` or `mlock2` does. The kernel checks whether the range may be
+/// locked before any page is filled. Otherwise a sparse mapping that RLIMIT_MEMLOCK refuses would be all in
+/// memory first.
 pub fn mlock(engine: &'static Engine, call: usize, arguments: Arguments) -> isize {
     let [address, bytes, ..] = arguments;
     let flags = if call == number::MLOCK2 { arguments[2] } else { 0 };
@@ -42,32 +45,34 @@ pub fn mlock(engine: &'static Engine, call: usize, arguments: Arguments) -> isiz
         return pass_on(call, arguments);
     };
     if flags == 0 {
-        // What is locked before that isn't registered.
+        // Registration comes first if this call could exceed the budget: a locked range isn't registered.
         engine.prepare_to_fill(range.bytes() as u64);
     }
     let was_locked = engine.first_locked(range).is_some();
     let mut result = lock_on_touch(engine, range, flags == ON_TOUCH);
     if result == 0 && flags == 0 {
-        // The pages come in through faults, so no lock is held meanwhile.
+        // The pages come in through faults, so this thread holds no lock meanwhile.
         engine.bring_in(range, true);
         result = pass_on(call, arguments);
     }
     if result != 0 && !was_locked {
-        // The kernel may have locked part of it. Whether or not: now none of it is.
+        // The kernel may have locked a part of the range. In either case no page of the range is locked now.
         pass_on(number::MUNLOCK, [address, bytes, 0, 0, 0, 0]);
         mark_locked(engine, range, false);
     }
     result
 }
 
-/// Has what is there locked, and the rest when it is touched.
+/// Has the kernel lock the resident pages of `range`, and the other pages when they are touched. `for_good`
+/// says that the program asked for MLOCK_ONFAULT.
 fn lock_on_touch(engine: &Engine, range: PageRange, for_good: bool) -> isize {
     let nothing = PageRange::of(range.start, 0);
     let _exclusive = engine.map.exclusive();
     let result = pass_on(number::MLOCK2, [range.start.address(), range.bytes(), ON_TOUCH, 0, 0, 0]);
     let locked = match result {
         0 => range,
-        // What lies before the hole. If there is none, it would be more than may be locked, and nothing is.
+        // ENOMEM has two causes. At a hole, the kernel has locked the part before the hole. Without a hole,
+        // the range exceeds RLIMIT_MEMLOCK and nothing is locked.
         HOLE => Some(memory::mapped_before_a_hole(range)).filter(|part| *part != range).unwrap_or(nothing),
         _ => nothing,
     };
@@ -77,7 +82,7 @@ fn lock_on_touch(engine: &Engine, range: PageRange, for_good: bool) -> isize {
     result
 }
 
-/// `munlock(address, bytes)`.
+/// Unlocks memory as `munlock(address, bytes)` does.
 pub fn munlock(engine: &'static Engine, arguments: Arguments) -> isize {
     let [address, bytes, ..] = arguments;
     let result = pass_on(number::MUNLOCK, arguments);
@@ -93,23 +98,25 @@ fn mark_locked(engine: &'static Engine, range: PageRange, locked: bool) {
     let change = |f: Flags| if locked { unlocked(f).with(Flags::LOCKED) } else { unlocked(f) };
     let _ = engine.pager.ranges.lock().update(range, change);
     if !locked && engine.is_active() {
-        // What was locked when it could have been registered wasn't.
+        // Ranges that were locked when their mapping was taken over have not been registered.
         engine.take_over_all(range, |range| engine.registrar.ask(range));
-        // It was counted as somebody else's until now.
+        // The budget has counted this memory as unmanaged until now.
         engine.budget.ring();
     }
 }
 
-/// What is in `range` stays in memory, or stays there once it is touched, until it is unmapped.
+/// Keeps the pages in `range` in memory until they are unmapped. A page that isn't there yet stays once it is
+/// touched.
 pub fn hold(engine: &'static Engine, range: PageRange) {
     let _exclusive = engine.settled([range]);
     let _ = engine.pager.ranges.lock().update(range, |flags| flags.with(Flags::HELD));
 }
 
-/// `mlockall(flags)`.
+/// Locks all memory as `mlockall(flags)` does.
 ///
-/// The kernel would fill everything that there is, our tables and frames too: gigabytes, and pages where we know of
-/// holes. So it only marks (MCL_ONFAULT), and we fill what we know of the program's.
+/// By itself the kernel would fill every mapping, the engine's tables and frames too. These are gigabytes,
+/// and some of their pages are holes to the engine. The kernel therefore only marks the mappings
+/// (MCL_ONFAULT), and the engine fills the program's known ranges.
 pub fn mlockall(engine: &'static Engine, mut arguments: Arguments) -> isize {
     let asked = arguments[0] as u32;
     let has = |flag: u32| asked & flag != 0;
@@ -145,7 +152,7 @@ pub fn mlockall(engine: &'static Engine, mut arguments: Arguments) -> isize {
     result
 }
 
-/// Every known page is there afterwards. Without any lock: the pages come in through faults.
+/// Makes every known page resident. The caller holds no lock, because the pages come in through faults.
 fn fill_all(engine: &'static Engine) {
     let mut from = PageIndex(0);
     while let Some(range) = { engine.pager.ranges.lock().at_or_after(from) } {
@@ -154,10 +161,11 @@ fn fill_all(engine: &'static Engine) {
     }
 }
 
-/// Every page of `range` is there afterwards, if it can be written; else all that was. Without any lock.
+/// Makes every page of a writable `range` resident. In a protected range, only pages that have been used come
+/// in. The caller holds no lock.
 pub fn fill(engine: &'static Engine, range: PageRange, flags: Flags) {
     if flags.has(Flags::PROTECTED) {
-        // A reservation may have terabytes, and stays one.
+        // A reservation may span terabytes, so its untouched pages stay unfilled.
         let mut rest = range;
         while let Some((page, _)) = engine.pager.table().next(rest, Walk::Used) {
             rest.start = PageIndex(page.0 + 1);
@@ -166,11 +174,11 @@ pub fn fill(engine: &'static Engine, range: PageRange, flags: Flags) {
         return;
     }
     engine.bring_in(range, true);
-    // SAFETY: it changes no byte.
+    // SAFETY: MADV_POPULATE_WRITE discards no page and changes no byte.
     let _ = unsafe { memory::advise(range, raw::MADV_POPULATE_WRITE) };
 }
 
-/// `munlockall()`.
+/// Unlocks all memory as `munlockall()` does.
 pub fn munlockall(engine: &'static Engine, arguments: Arguments) -> isize {
     let result = pass_on(number::MUNLOCKALL, arguments);
     unlock_all(engine);

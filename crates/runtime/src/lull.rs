@@ -1,91 +1,94 @@
-//! A lull: while a thread of ours moves pages out, threads of the program that run into a fault wait for its end. (`signal` mode.)
+//! A *lull*: while an engine thread takes pages out, threads of the program that fault wait until the engine
+//! thread is done (`signal` mode).
 //!
-//! A page that is moved out must go from the translations of each CPU that runs a thread of the program, and each stretch of
-//! victims interrupts those CPUs. Waiting for the other CPU takes 16 µs on a virtual machine (`farpage bench faults`), more than
-//! all else about a page, and where several threads fault nobody can move pages without interrupting the others
-//! ([`takes`](crate::takes)). But a CPU that sleeps needn't be told. Threads that fault come to us by themselves, every few
-//! microseconds: if they stay for the time that it takes to move a few hundred pages, most of those interrupt nobody. (Two
-//! threads, touches from the pool: 1.16 times as many at random, 1.3 times with Zipf's distribution: `farpage load touch`,
-//! 256 MiB under 200M.)
+//! A page that leaves needs a TLB shootdown on each CPU that runs a thread of the program, and each stretch
+//! of victims interrupts these CPUs. The wait for another CPU costs more than all other work on a page. Where
+//! several threads fault, none of them can evict without interrupting the others ([`takes`](crate::takes)). A
+//! CPU that sleeps needs no shootdown. Threads fault every few microseconds. If they wait while a few hundred
+//! pages are taken out, most of these pages interrupt nobody.
 //!
-//! So they do where there are somewhat more threads than CPUs: all of them come, and the CPU sleeps (same load, three threads
-//! on two CPUs: random 1.33 times, Zipf's distribution 1.2 times; four of `farpage bench scale` 1.5 times the touches). With
-//! many more it sleeps too late, and all are woken for nothing (16 threads: random 0.56 times).
+//! Lulls pay off even with somewhat more threads than CPUs: all threads arrive, and the CPUs sleep. With many
+//! more threads, a CPU goes to sleep too late, and all threads are woken for nothing. Sixteen threads on two
+//! CPUs do about half as many touches with lulls.
 //!
-//! At the limit such threads wait for *room*, too: the engine thread is at work and has too little of the CPUs, and another one
-//! that evicts beside it interrupts it with every stretch. (Same load, random: 1.05 times the touches with two threads, 4,400
-//! interrupts a second instead of 7,500, `perf stat -a -e ipi:ipi_send_cpu`. Where there are no lulls it gains nothing: 16
-//! threads 1.00.) Victims without neighbours are cheap in a lull
-//! ([`Lone`](farpage_core::reclaim::recency::Lone)): 1.06 times.
+//! At the limit, faulting threads also wait for *room*, which is free budget. The keeper is evicting already
+//! and gets too little CPU time. A thread that evicts beside the keeper would interrupt it with every
+//! stretch. Where there are no lulls, this wait gains nothing. Victims without neighbours are cheap in a lull
+//! ([`Lone`](farpage_core::reclaim::recency::Lone)).
 //!
-//! It is a matter of speed alone: who waits holds nothing, and goes on after [`WAIT_NS`] or [`ROOM_WAIT_NS`] in any case.
+//! Lulls change speed only. A waiting thread holds nothing, and goes on after [`WAIT_NS`] or [`ROOM_WAIT_NS`]
+//! in any case.
 
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_os::clock::now_ns;
 use farpage_os::futex;
 
-/// Victims that are taken in one lull, at most. (128 and 512: 0.96 and 0.89 of the random touches with two threads; see above.)
+/// Victims taken in one lull, at most. Half and twice as many give fewer random touches with two threads.
 pub const PAGES: usize = 256;
-/// Batches of them: a thread that serves a fault takes smaller ones.
+/// Batches of victims in one lull, at most. The limit takes effect for a thread that serves a fault: its
+/// batches are smaller.
 pub const BATCHES: usize = 4;
-/// Nanoseconds that a thread waits for the end of a lull, at most: somewhat longer than its batches take.
+/// Nanoseconds that a thread waits for the end of a lull, at most. The batches of a lull take somewhat less.
 const WAIT_NS: u64 = 500_000;
-/// Nanoseconds for which threads that were served at the same time are expected to go on so.
+/// Nanoseconds for which several threads are expected to fault again after they were served at the same time.
 const SEVERAL_NS: u64 = 100_000_000;
-/// Nanoseconds that a thread waits for room, at most. An engine thread places some hundred pages meanwhile.
+/// Nanoseconds that a thread waits for room, at most. The keeper places some hundred pages meanwhile.
 const ROOM_WAIT_NS: u64 = 1_000_000;
-/// Nanoseconds after a vain wait for room in which no thread waits for it again: there may be none to be had.
+/// Nanoseconds after a wait for room that failed, in which no thread waits for room again. There may be none
+/// to be had.
 const NO_ROOM_NS: u64 = 100_000_000;
-/// On one CPU nobody is interrupted. With more, more of them would sleep each time, and it is not known whether that pays.
+/// CPUs of the program with which lulls are used. With one CPU, an eviction interrupts nobody. With more than
+/// four, more CPUs would sleep in each lull, and it is not known whether that pays.
 const CPUS: RangeInclusive<u32> = 2..=4;
 /// Threads per CPU up to which a lull pays off.
 const THREADS_BY_CPU: u32 = 2;
 
-/// Who waits for whom.
+/// The threads that take pages out in lulls, and the threads that wait for them.
 #[derive(Default)]
 pub struct Lull {
-    /// Threads that take pages out in a lull just now.
+    /// Threads that take pages out in a lull now.
     takers: AtomicU32,
-    /// Threads that wait for them.
+    /// Threads that wait for the takers.
     waiting_for_takers: AtomicU32,
     cpus: AtomicU32,
-    /// Until then several threads of the program are taken to fault again and again.
+    /// Until this time, several threads of the program are expected to fault again and again.
     several_until_ns: AtomicU64,
-    /// And until then too many for the CPUs.
+    /// Until this time, too many threads for the CPUs are expected to fault.
     many_until_ns: AtomicU64,
-    /// Threads that wait for room, and a number that changes when there is some.
+    /// Threads that wait for room.
     waiting_for_room: AtomicU32,
+    /// Changes when there is room: the futex word of the threads that wait.
     room: AtomicU32,
-    /// Until then nobody does.
+    /// Until this time, no thread waits for room.
     no_room_until_ns: AtomicU64,
 }
 
 impl Lull {
-    /// The program may run on so many CPUs.
+    /// Notes that the program may run on `cpus` CPUs.
     pub fn runs_on(&self, cpus: u32) {
         self.cpus.store(cpus, Ordering::Relaxed);
     }
 
-    /// So many threads of the program are served at once, at least.
+    /// Notes that at least `threads` threads of the program are served at once.
     pub fn are_served(&self, threads: usize, now_ns: u64) {
         let is_many = threads > (THREADS_BY_CPU * self.cpus.load(Ordering::Relaxed)) as usize;
         for (until, is_so) in [(&self.several_until_ns, threads > 1), (&self.many_until_ns, is_many)] {
-            // Each fault says so: written now and then.
+            // Each fault comes here, so the words are written only now and then.
             if is_so && until.load(Ordering::Relaxed) < now_ns + SEVERAL_NS / 2 {
                 until.store(now_ns + SEVERAL_NS, Ordering::Relaxed);
             }
         }
     }
 
-    /// Whether pages should be taken out in lulls.
+    /// Returns whether pages should be taken out in lulls.
     pub fn is_worthwhile(&self, now_ns: u64) -> bool {
         let is_now = |until: &AtomicU64| now_ns < until.load(Ordering::Relaxed);
         let are_few = CPUS.contains(&self.cpus.load(Ordering::Relaxed));
         are_few && is_now(&self.several_until_ns) && !is_now(&self.many_until_ns)
     }
 
-    /// Has whoever faults from now on wait until `take` is done.
+    /// Calls `take`, and has each thread that faults meanwhile wait until `take` is done.
     pub fn during<T>(&self, take: impl FnOnce() -> T) -> T {
         self.takers.fetch_add(1, Ordering::Relaxed);
         let took = take();
@@ -95,13 +98,13 @@ impl Lull {
         took
     }
 
-    /// In a thread that has run into a fault: waits for the end of the lull, if there is one.
+    /// Waits for the end of the lull, if there is one. Called by a thread that has faulted.
     pub fn wait(&self) {
         let takers = self.takers.load(Ordering::Relaxed);
         if takers != 0 {
             let now = now_ns();
             let waiting = self.waiting_for_takers.fetch_add(1, Ordering::Relaxed) + 1;
-            // They are served in a moment, all at once.
+            // The waiting threads will all be served at once, in a moment.
             self.are_served(waiting as usize, now);
             self.wait_until(now + WAIT_NS, takers);
             self.waiting_for_takers.fetch_sub(1, Ordering::Relaxed);
@@ -118,13 +121,14 @@ impl Lull {
         }
     }
 
-    /// Whether room can be waited for: it has not been in vain lately.
+    /// Returns whether waiting for room may help: no such wait has failed lately.
     pub fn expects_room(&self, now_ns: u64) -> bool {
         now_ns >= self.no_room_until_ns.load(Ordering::Relaxed)
     }
 
-    /// In a thread that needs memory: waits while there `is_none`, for the engine thread that is at work to make some. If it made
-    /// some itself, it would interrupt that thread, and take CPU time from it. False if it took too long.
+    /// Waits while `is_none`, until the keeper has made room. Called by a thread that needs memory. If this
+    /// thread evicted instead, it would interrupt the keeper and take CPU time from it. Returns false if the
+    /// wait took too long.
     pub fn wait_for_room(&self, is_none: impl Fn() -> bool) -> bool {
         let now = now_ns();
         self.waiting_for_room.fetch_add(1, Ordering::Relaxed);
@@ -134,7 +138,8 @@ impl Lull {
                 break true;
             }
             let Some(left_ns) = (now + ROOM_WAIT_NS).checked_sub(now_ns()) else { break false };
-            // Somebody who didn't see us waiting wakes nobody; then it is the next who does.
+            // A thread that makes room without having seen this waiter wakes nobody. Then the next thread
+            // that makes room does.
             futex::wait_for(&self.room, seen, left_ns);
         };
         self.waiting_for_room.fetch_sub(1, Ordering::Relaxed);
@@ -144,12 +149,12 @@ impl Lull {
         has_room
     }
 
-    /// Whether somebody waits for room.
+    /// Returns whether a thread waits for room.
     pub fn is_waited_for(&self) -> bool {
         self.waiting_for_room.load(Ordering::Relaxed) > 0
     }
 
-    /// There is room: whoever waits for it goes on.
+    /// Wakes all threads that wait for room. There is some now.
     pub fn made_room(&self) {
         self.room.fetch_add(1, Ordering::Relaxed);
         futex::wake(&self.room, u32::MAX >> 1);
@@ -190,7 +195,7 @@ mod tests {
         let began_ns = now_ns();
         let waits = || {
             lull.wait();
-            // If this thread got no CPU for so long the others had their time.
+            // If the threads got no CPU for that long, the wait may have run out before the lull ended.
             let is_over = now_ns() - began_ns >= WAIT_NS;
             assert!(are_done.load(Ordering::Relaxed) || is_over);
         };
@@ -213,12 +218,13 @@ mod tests {
             lull.during(|| {
                 std::thread::scope(|scope| {
                     (0..threads).for_each(|_| _ = scope.spawn(|| lull.wait()));
-                    // Nobody ends the lull while they are waited for: they go on because their time is over.
+                    // Nothing ends the lull while the scope waits for the threads. They go on because their
+                    // time is over.
                 });
             });
             assert_eq!(lull.waiting_for_takers.load(Ordering::Relaxed), 0);
         };
-        // Whoever gets no CPU in time waits later than the others.
+        // A thread that gets no CPU in time may wait later than the others.
         assert!((0..100).any(|_| {
             waits(2);
             lull.is_worthwhile(now_ns())
@@ -232,7 +238,7 @@ mod tests {
     #[test]
     fn who_needs_room_waits_until_there_is_some() {
         assert!(Lull::default().wait_for_room(|| false), "there is");
-        // If a thread gets no CPU in time, the wait is over before there is room: seldom.
+        // If a thread gets no CPU in time, its wait ends before there is room. This is rare.
         let was_woken = || {
             let (lull, has_room, began_ns) = (Lull::default(), AtomicBool::new(false), now_ns());
             let has = std::thread::scope(|scope| {

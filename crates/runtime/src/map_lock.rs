@@ -1,11 +1,12 @@
-//! The map lock, rank 1: program mappings and our table say the same.
+//! The map lock, rank 1: keeps the program's mappings and the engine's table of them in agreement.
 //!
-//! Engine threads, and threads of the program that serve their own faults, hold it shared from locking a page's entry until
-//! it is settled (but not while they wait for a device). A hook that changes mappings holds it exclusively across its system
-//! call and the change of the table. So nothing is installed into, or taken out of, a mapping that is just being changed.
+//! Engine threads, and threads of the program that serve their own faults, hold the lock shared. They hold it
+//! from locking a page's entry until the entry is settled, but not while they wait for a device. A hook that
+//! changes mappings holds the lock exclusively across its system call and the change of the table. Therefore
+//! no page is installed into, or taken out of, a mapping that is being changed.
 //!
-//! Each engine thread, and each of those places, has a word of its own, in a cache line of its own, so taking the lock shared
-//! costs no traffic between CPUs. The exclusive side pays: it looks at every word.
+//! Each engine thread, and each server (`SERVERS`), has a word of its own in its own cache line. Taking the
+//! lock shared therefore costs no traffic between CPUs. The exclusive side pays: it looks at every word.
 
 use crate::guard::direct::SERVERS;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -13,27 +14,27 @@ use farpage_os::futex;
 
 /// Engine threads that can take the lock shared.
 pub const ENGINE_THREADS_MAX: usize = 72;
-/// Index of the first of those in which threads of the program serve their own faults.
+/// Reader index of the first server, in which a thread of the program serves its own faults.
 pub const DIRECT: ReaderIndex = ReaderIndex(ENGINE_THREADS_MAX);
 const READERS_MAX: usize = ENGINE_THREADS_MAX + SERVERS;
 
 const OPEN: u32 = 0;
 const CLOSED: u32 = 1;
-/// Closed, and more than the holder may be asleep on it.
+/// Closed, and threads may sleep until the gate is open.
 const CONTENDED: u32 = 2;
 
 #[repr(align(64))]
 struct Reader(AtomicU32);
 
-/// The lock.
+/// The lock: a gate for the exclusive side, and one word for each reader.
 pub struct MapLock {
     gate: AtomicU32,
-    /// Changes of mappings that are over.
+    /// Exclusive holds that are over: changes of mappings.
     changes: AtomicU32,
     readers: [Reader; READERS_MAX],
 }
 
-/// Index of an engine thread, or of a place where threads serve their own faults.
+/// Index of an engine thread, or of a server (`guard/direct.rs`).
 #[derive(Clone, Copy, Debug)]
 pub struct ReaderIndex(pub usize);
 
@@ -44,7 +45,7 @@ impl Default for MapLock {
 }
 
 impl MapLock {
-    /// Open.
+    /// Returns an open lock.
     pub const fn new() -> MapLock {
         MapLock {
             gate: AtomicU32::new(OPEN),
@@ -53,19 +54,19 @@ impl MapLock {
         }
     }
 
-    /// Takes the lock shared. Not twice by one thread.
+    /// Takes the lock shared. A thread must not take it twice.
     pub fn shared(&self, index: ReaderIndex) -> Shared<'_> {
         let reader = &self.readers[index.0].0;
         loop {
-            // Ordering: SeqCst store then load here, and the same on the other side (gate, then readers):
-            // at least one of the two sees the other.
+            // Ordering: SeqCst. This side stores the reader's word and then loads the gate. The exclusive
+            // side stores the gate and then loads the readers. At least one of the two sees the other.
             reader.store(1, Ordering::SeqCst);
             let gate = self.gate.load(Ordering::SeqCst);
             if gate == OPEN {
                 return Shared { lock: self, reader };
             }
             self.leave(reader);
-            // Mark the gate, so that opening it wakes us.
+            // Mark the gate, so that the thread that opens it wakes this thread.
             if self.gate.compare_exchange(gate, CONTENDED, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
                 futex::wait(&self.gate, CONTENDED);
             }
@@ -73,21 +74,21 @@ impl MapLock {
     }
 
     fn leave(&self, reader: &AtomicU32) {
-        // Ordering: SeqCst as in `shared`; also publishes what was done under the lock.
+        // Ordering: SeqCst as in `shared`. The store also publishes what was done under the lock.
         reader.store(0, Ordering::SeqCst);
         if self.gate.load(Ordering::SeqCst) != OPEN {
             futex::wake(reader, 1);
         }
     }
 
-    /// Waits while mappings are being changed. Returns how many changes are over.
+    /// Waits while mappings are being changed. Returns the number of changes that are over.
     pub fn wait_for_changes(&self) -> u32 {
         loop {
             let gate = self.gate.load(Ordering::SeqCst);
             if gate == OPEN {
                 return self.changes.load(Ordering::SeqCst);
             }
-            // As in `shared`.
+            // Marks the gate, as in `shared`.
             if gate == CONTENDED
                 || self.gate.compare_exchange(gate, CONTENDED, Ordering::SeqCst, Ordering::SeqCst).is_ok()
             {
@@ -113,7 +114,7 @@ impl MapLock {
     }
 }
 
-/// Held shared until dropped.
+/// Holds the lock shared until dropped.
 pub struct Shared<'l> {
     lock: &'l MapLock,
     reader: &'l AtomicU32,
@@ -125,7 +126,7 @@ impl Drop for Shared<'_> {
     }
 }
 
-/// Held exclusively until dropped.
+/// Holds the lock exclusively until dropped.
 pub struct Exclusive<'l> {
     lock: &'l MapLock,
 }
@@ -133,7 +134,7 @@ pub struct Exclusive<'l> {
 impl Drop for Exclusive<'_> {
     fn drop(&mut self) {
         self.lock.changes.fetch_add(1, Ordering::SeqCst);
-        // Ordering: SeqCst as in `shared`; publishes the change of the table.
+        // Ordering: SeqCst as in `shared`. The swap also publishes the change of the table.
         if self.lock.gate.swap(OPEN, Ordering::SeqCst) == CONTENDED {
             futex::wake(&self.lock.gate, i32::MAX as u32);
         }
@@ -150,9 +151,10 @@ mod tests {
         lock: MapLock,
         pair: UnsafeCell<(u64, u64)>,
     }
-    // SAFETY: `pair` is read under the lock shared and written under it exclusively: what is tested.
+    // SAFETY: `pair` is read only under the shared lock and written only under the exclusive lock. The test
+    // checks just that.
     unsafe impl Sync for Both {}
-    // SAFETY: as above.
+    // SAFETY: as for `Sync`.
     unsafe impl Send for Both {}
 
     #[test]
@@ -164,7 +166,7 @@ mod tests {
             threads.push(std::thread::spawn(move || {
                 for _ in 0..20_000 {
                     let _shared = both.lock.shared(ReaderIndex(index));
-                    // SAFETY: held shared, so nobody writes.
+                    // SAFETY: this thread holds the lock shared, so no thread writes.
                     let (a, b) = unsafe { *both.pair.get() };
                     assert_eq!(a, b);
                 }
@@ -175,7 +177,7 @@ mod tests {
             threads.push(std::thread::spawn(move || {
                 for _ in 0..5_000 {
                     let _exclusive = both.lock.exclusive();
-                    // SAFETY: held exclusively.
+                    // SAFETY: this thread holds the lock exclusively, so no other thread reads or writes.
                     let pair = unsafe { &mut *both.pair.get() };
                     pair.0 += 1;
                     std::hint::black_box(&pair);

@@ -1,15 +1,21 @@
-//! A thread that needs a page of an area looks for it again and again until it is there, instead of sleeping: *polling*.
+//! Polling: a thread that needs a page of an area looks for the page again and again until it is there,
+//! instead of sleeping.
 //!
-//! A device that takes 36 µs for a page takes 48 as seen by a thread that sleeps: its CPU goes to sleep, too, must be woken by an
-//! interrupt, and the thread finds its way back through the scheduler. (A virtual machine, 2 CPUs, November 2026, `fio --rw=randread
-//! --bs=4k --direct=1`: `--ioengine=psync` 48 to 50 µs, `--ioengine=libaio --userspace_reap --iodepth_batch_complete_min=0` 35 to 37.)
-//! What that makes of faults: ARCHITECTURE.md, "Areas".
+//! A read takes longer for a thread that sleeps. The thread's CPU goes to sleep too, an interrupt must wake
+//! it, and the thread must be scheduled again. On a virtual machine this adds a third to the device's time.
+//! `docs/internals/areas.md` has the details.
 //!
-//! It costs CPU time that would have been slept. So at most one thread of a whole run does it at a time; none where more than two wait, who
-//! have work for each other's CPUs; and for a while none where more was lost by it than gained: where reads take longer than any
-//! looking is worth, or where somebody else wanted the CPU. `--wait sleep` does without.
+//! Polling costs CPU time that would have been slept, so it is limited:
+//!
+//! - At most one thread of a whole run polls at a time.
+//! - No thread polls while more than two threads wait for pages. These have work for each other's CPUs.
+//! - No thread polls for a while after polling has lost more than it gained. Losses come from reads that take
+//!   longer than polling is worth, and from other threads that want the CPU.
+//!
+//! `--wait sleep` turns polling off.
 
-// UNSAFETY: a context is used by whoever has claimed it, and what it reads into is an address to the kernel.
+// UNSAFETY: a context is used only by the thread that has claimed it. The buffer of a read is a raw address
+// to the kernel.
 
 use crate::engine::Engine;
 use crate::map_lock::MapLock;
@@ -22,30 +28,34 @@ use farpage_os::aio::Aio;
 use farpage_os::clock::now_ns;
 use rustix::fd::BorrowedFd;
 
-/// Reads that were waited for before a context is worth its price: with one the process takes 30 ms longer to end, or to become
-/// another program.
+/// Reads of areas that threads of the program have waited for, before a context is worth its price. A process
+/// with a context takes 30 ms longer to end or to exec another program.
 const READS_MIN: u64 = 4096;
 /// Threads that wait for a page each, at most, for one of them to poll.
 const WAITING_MAX: u32 = 2;
-/// Nanoseconds that a thread polls for one page. A disk that is worth polling takes half of that.
+/// Nanoseconds that a thread polls for one page. A disk that is worth polling takes half of this time.
 const LOOK_NS: u64 = 100_000;
-/// Nobody looks for longer than this without having lost its CPU in between.
+/// Nanoseconds of a lease. A thread polls for longer only if it loses its CPU in between.
 const LEASE_NS: u64 = 2 * LOOK_NS;
-/// No lease ends so late.
+/// Nanoseconds from now to the end of a lease, beyond which the lease comes from another clock.
 const ANOTHER_CLOCK_NS: u64 = 1_000_000_000;
-/// A page that is there at the first look, and so late, was read in the call that begins to, as without O_DIRECT: that is no better
-/// than sleeping. And nothing is gained where somebody else had the CPU for so long between two looks.
+/// Nanoseconds between two looks, up to which finding the page counts as gained. A longer time has one of two
+/// causes. At the first look, the call that begins the read has done the read itself, as without O_DIRECT,
+/// which is no better than sleeping. At a later look, another thread had the CPU in between, and nothing is
+/// gained.
 const SHORT_NS: u64 = 20_000;
-/// Who hasn't had the CPU for so long has lost it to somebody who wants it for a scheduler's turn (some milliseconds). The keeper,
-/// or an interrupt, takes it for less than 100 µs; counting that as lost took two threads half of what they gain.
+/// Nanoseconds between two looks, beyond which the CPU counts as lost to a thread that takes a scheduler's
+/// turn of some milliseconds. The keeper or an interrupt takes the CPU for less than 100 µs. Counting those
+/// short times as lost would cost two threads half of their gain.
 const LOST_NS: u64 = 500_000;
-/// What a page that was seen is worth: so much sooner is it there.
+/// Nanoseconds by which a page is there sooner if polling sees it.
 const GAIN_NS: u64 = 10_000;
-/// Lost so much more than gained, and nobody polls for so long.
+/// Nanoseconds of losses beyond the gains, after which polling pauses.
 const LOSS_MAX_NS: u64 = 2_000_000;
+/// Nanoseconds that one pause lasts.
 const PAUSE_NS: u64 = 200_000_000;
 
-/// What a process has for it.
+/// The polling state of one process.
 #[derive(Default)]
 pub struct Polling {
     state: AtomicU32,
@@ -53,38 +63,42 @@ pub struct Polling {
     worth: Worth,
 }
 
-/// The states: it wasn't tried to make a context; the kernel has refused one; nobody polls; a thread does, and the context is its.
+/// States: no context has been tried; the kernel has refused one; no thread polls; a thread polls and owns
+/// the context.
 const UNTRIED: u32 = 0;
 const REFUSED: u32 = 1;
 const FREE: u32 = 2;
 const TAKEN: u32 = 3;
 
-// SAFETY: the context is made by the keeper before the state is FREE, and then used by whoever has made that TAKEN.
+// SAFETY: the keeper makes the context before the state is FREE. Afterwards only the thread that has made the
+// state TAKEN uses the context. All other fields are atomics.
 unsafe impl Sync for Polling {}
 
-/// How a page came that was polled for.
+/// How a page came for which a thread polled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Came {
-    /// It was seen.
+    /// Polling saw the page.
     Seen,
-    /// Looking wasn't worth it any more: it was slept for.
+    /// Polling stopped paying off, so the thread slept until the page came.
     Late,
 }
 
 impl Polling {
-    /// Makes what it takes, once. In the keeper, with no lock held.
+    /// Makes the context, once. Called in the keeper, with no lock held.
     fn prepare(&self, map: &MapLock) {
-        // The kernel maps the context where it likes. That may be a hole that the program has made and counts on, for a moment.
+        // The kernel maps the context at an address of its own choice. For a moment, this may be a hole that
+        // the program has made and counts on.
         let _exclusive = map.exclusive();
         let context = Aio::new().ok();
         let state = if context.is_some() { FREE } else { REFUSED };
-        // SAFETY: nobody looks before the state is FREE.
+        // SAFETY: no thread looks at the context before the state is FREE.
         unsafe { *self.context.get() = context };
         // Ordering: Release pairs with the Acquire in `claim`.
         self.state.store(state, Ordering::Release);
     }
 
-    /// The right to poll for one page, beside so many threads that are `waiting` for one, if it is worth it.
+    /// Returns the right to poll for one page, if polling is worth it beside the threads that are `waiting`
+    /// for pages.
     fn claim<'p>(&'p self, lease: &'p AtomicU64, waiting: &AtomicU32) -> Option<Turn<'p>> {
         if self.state.load(Ordering::Relaxed) != FREE || waiting.load(Ordering::Relaxed) > WAITING_MAX {
             return None;
@@ -94,26 +108,27 @@ impl Polling {
             return None;
         }
         let lease = Lease::take(lease, now)?;
-        // Ordering: Acquire pairs with the Release of whoever had it before, or has made it.
+        // Ordering: Acquire pairs with the Release of the thread that made the context or used it last.
         self.state.compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
         Some(Turn { polling: self, _lease: lease })
     }
 }
 
-/// A thread that polls has it.
+/// The right to poll for one page, and the claim to the context.
 struct Turn<'p> {
     polling: &'p Polling,
     _lease: Lease<'p>,
 }
 
 impl Turn<'_> {
-    /// Reads whole pages. None if they didn't come: whoever reads them in another way finds out why.
+    /// Reads whole pages. Returns None if they did not come. Another way of reading then finds out why.
     fn read(self, waiting: &AtomicU32, file: BorrowedFd<'_>, offset: u64, buffer: &mut [u8]) -> Option<Came> {
         let worth = &self.polling.worth;
-        // SAFETY: the state is TAKEN, by this thread.
+        // SAFETY: this thread has made the state TAKEN.
         let context = unsafe { &mut *self.polling.context.get() }.as_mut()?;
         let begun = now_ns();
-        // SAFETY: the buffer is borrowed until the read is over, below.
+        // SAFETY: the buffer is borrowed until the read is over: `look` has found the end, or `wait` returns
+        // it.
         if unsafe { context.begin(file, offset, buffer.as_mut_ptr(), buffer.len()) }.is_err() {
             worth.book(Some(LOOK_NS), now_ns());
             return None;
@@ -134,15 +149,15 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// What came of looking.
+/// Result of looking for the end of a read.
 struct Looked<T> {
     found: Option<T>,
-    /// Time that was lost by it; none if it was gained.
+    /// Nanoseconds lost by polling; None if polling gained time.
     lost_ns: Option<u64>,
     now_ns: u64,
 }
 
-/// Looks for the end of what began at `begun_ns`, as long as that is worth it.
+/// Looks for the end of what began at `begun_ns`, as long as polling is worth it.
 fn look_for<T>(
     begun_ns: u64,
     mut look: impl FnMut() -> Option<T>,
@@ -155,7 +170,7 @@ fn look_for<T>(
         let now_ns = clock();
         let since = now_ns - last;
         let lost_ns = match &found {
-            // Somebody had the CPU. Who sleeps gets it back at once.
+            // Another thread had the CPU. A thread that sleeps gets the CPU back at once.
             _ if since > LOST_NS => Some(since),
             Some(_) if since > SHORT_NS => Some(if is_first { since } else { 0 }),
             Some(_) => None,
@@ -171,8 +186,8 @@ fn look_for<T>(
     }
 }
 
-/// The right to poll: of one thread of a run at a time, and not for longer than [`LEASE_NS`], should it die. No more than that:
-/// what the thread uses is its process's.
+/// The right to poll, for one thread of a run at a time. The lease ends after [`LEASE_NS`] even if its thread
+/// has died. A lease protects no data: the context belongs to the thread's process.
 struct Lease<'s> {
     until_ns: &'s AtomicU64,
     own: u64,
@@ -181,7 +196,7 @@ struct Lease<'s> {
 impl Lease<'_> {
     fn take(until_ns: &AtomicU64, now_ns: u64) -> Option<Lease<'_>> {
         let before = until_ns.load(Ordering::Relaxed);
-        // One that ends much later is of another clock's (a time namespace).
+        // A lease that ends much later comes from another clock (a time namespace).
         let is_free = before <= now_ns || before > now_ns + ANOTHER_CLOCK_NS;
         let own = now_ns + LEASE_NS;
         let is_taken =
@@ -192,15 +207,15 @@ impl Lease<'_> {
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
-        // Unless it has run out, and is somebody else's.
+        // Leave the word alone if this lease has run out and another thread has taken it.
         let _ = self.until_ns.compare_exchange(self.own, 0, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
-/// Whether there is anything to be gained by polling. Written by one thread at a time.
+/// Whether polling gains time. Written by one thread at a time.
 #[derive(Default)]
 struct Worth {
-    /// How much more was lost than gained lately.
+    /// Nanoseconds lost more than gained lately.
     loss_ns: AtomicU64,
     pause_until_ns: AtomicU64,
 }
@@ -210,20 +225,21 @@ impl Worth {
         now_ns < self.pause_until_ns.load(Ordering::Relaxed)
     }
 
-    /// A page was seen, or so much time was lost.
+    /// Books a read: a page that polling saw, or the time that was lost.
     fn book(&self, lost_ns: Option<u64>, now_ns: u64) {
         let before = self.loss_ns.load(Ordering::Relaxed);
         let after = lost_ns.map_or(before.saturating_sub(GAIN_NS), |lost| before + lost);
         if after > LOSS_MAX_NS {
             self.pause_until_ns.store(now_ns + PAUSE_NS, Ordering::Relaxed);
         }
-        // The next pause comes sooner, if nothing has changed.
+        // The next pause comes sooner if nothing has changed.
         self.loss_ns.store(if after > LOSS_MAX_NS { LOSS_MAX_NS / 2 } else { after }, Ordering::Relaxed);
     }
 }
 
 impl Engine {
-    /// Once a program has waited for many pages of areas: from now on it may poll for them. In the keeper, with no lock held.
+    /// Allows polling once the program has waited for [`READS_MIN`] pages of areas. Called in the keeper,
+    /// with no lock held.
     pub(crate) fn prepare_to_poll(&self) {
         let polling = &self.polling;
         if polling.state.load(Ordering::Relaxed) == UNTRIED
@@ -234,7 +250,7 @@ impl Engine {
         }
     }
 
-    /// Reads a page that a thread waits for.
+    /// Reads a page that a thread waits for, by polling or by `pread`.
     pub(crate) fn read_for_fault(
         &self,
         file: BorrowedFd<'_>,
@@ -268,7 +284,7 @@ mod tests {
     #[repr(align(4096))]
     struct Page([u8; PAGE_BYTES]);
 
-    /// A file of three pages, for direct reads where its file system has them.
+    /// Returns a file of three pages, opened for direct reads where its file system has them.
     fn three_pages() -> OwnedFd {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -287,13 +303,14 @@ mod tests {
         polling
     }
 
-    /// A CPU that somebody else had meanwhile is nothing that a test is about.
+    /// Forgets losses from a CPU that another thread had meanwhile. No test here is about those.
     fn forget_losses(polling: &Polling) {
         polling.worth.loss_ns.store(0, Ordering::Relaxed);
         polling.worth.pause_until_ns.store(0, Ordering::Relaxed);
     }
 
-    /// What was read of a page, beside `others` that wait; none if it was for this thread to read it otherwise.
+    /// Returns the byte that fills the page, as read beside `others` waiting threads. None if the thread has
+    /// to read the page in another way.
     fn polled(polling: &Polling, lease: &AtomicU64, others: u32, file: &OwnedFd, page: u64) -> Option<u8> {
         let (mut buffer, waiting) = (Page([0; PAGE_BYTES]), AtomicU32::new(others + 1));
         let turn = polling.claim(lease, &waiting)?;
@@ -320,7 +337,8 @@ mod tests {
         assert_eq!(polled(&polling, &lease, 0, &file, 0), None, "it isn't worth it");
     }
 
-    /// Who polls only says that nothing was read: pread finds out why, and knows what to do about it.
+    /// Polling only says that nothing was read. `pread` finds out why, and its caller knows what to do about
+    /// it.
     #[test]
     fn what_cant_be_read_is_left_to_others_and_the_next_page_comes() {
         let (polling, lease, file) = (ready(), AtomicU64::new(0), three_pages());
@@ -335,7 +353,7 @@ mod tests {
         assert_eq!(polled(&polling, &lease, 0, &file, 2), None, "it would be tried in vain");
     }
 
-    /// Each of four threads has a lease, but one at a time has the context.
+    /// Each of the four threads has a lease of its own, but only one at a time has the context.
     #[test]
     fn threads_never_get_each_others_pages() {
         let (polling, file) = (&ready(), &three_pages());
@@ -351,8 +369,8 @@ mod tests {
         assert!(all > 0);
     }
 
-    /// What came of looking where each look takes 100 ns, the end is there at one of them, and other threads wait from another one
-    /// on; after so many looks the CPU is lost for a while.
+    /// Returns what looking yields. Each look takes 100 ns, and look number `end_at` finds the end. Other
+    /// threads wait from look `others_from` on. At look `lost_after`, the CPU is lost for `lost_ns`.
     fn looked(end_at: u64, (lost_after, lost_ns): (u64, u64), others_from: u64) -> (bool, Option<u64>) {
         let (looks, clock) = (core::cell::Cell::new(0), core::cell::Cell::new(1_000));
         let look = || {
@@ -404,12 +422,13 @@ mod tests {
         assert!(Lease::take(&word, 1_000 + LEASE_NS).is_none(), "it is still the second's");
         drop(second);
         assert_eq!(word.load(Ordering::Relaxed), 0);
-        // Of a process whose clock is a year ahead.
+        // The word of a process whose clock is a year ahead.
         word.store(1 << 55, Ordering::Relaxed);
         assert!(Lease::take(&word, 1_000).is_some());
     }
 
-    /// A CPU that somebody else wants is lost for milliseconds at a time, of which each page makes up for 10 µs.
+    /// A CPU that another thread wants is lost for milliseconds at a time. Each page seen makes up for 10 µs
+    /// of this.
     #[test]
     fn polling_pauses_where_it_loses_more_than_it_gains() {
         let worth = Worth::default();
@@ -420,7 +439,7 @@ mod tests {
             now += 1_000_000;
         }
         assert!(!worth.is_pause(now));
-        // A slow disk: each look is in vain.
+        // On a slow disk, each look is in vain.
         let in_vain = std::iter::repeat(()).take_while(|()| {
             worth.book(Some(LOOK_NS), now);
             !worth.is_pause(now)

@@ -1,5 +1,6 @@
-//! How much of the budget the pool may have: its limit, which follows the process's part of the budget, and within that what is of
-//! more use there than with the program ([`farpage_core::reclaim::balance`]). The keeper's, between two rounds.
+//! The pool's share of the budget, which the keeper adjusts between two rounds. The pool's limit follows the
+//! process's part of the budget. Within that limit, memory goes where it is of more use, to the pool or to
+//! the program ([`farpage_core::reclaim::balance`]).
 
 use crate::engine::Engine;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -9,28 +10,32 @@ use farpage_core::stats::{Gauge, Latency, LatencySummary};
 use farpage_core::units::PAGE_BYTES;
 use farpage_core::zswap::pool::PoolUsage;
 
-/// One step is this part of the limit; down, of what is there, and no more bytes of that than an area can write until the next one.
+/// Steps that a limit is made of: each step is an eighth. A step down is an eighth of what the pool has, and
+/// at most [`DOWN_BYTES_MAX`].
 const STEP: u64 = 8;
+/// Bytes of one step down, at most: what an area can write until the next step.
 const DOWN_BYTES_MAX: u64 = 4 << 20;
-/// The least that is left to the pool, of the budget: it is where pages wait to be written together.
+/// Part of the budget that is always left to the pool: 1/64. The pool is where pages wait to be written
+/// together.
 const LEAST: u64 = 64;
-/// And so many of its blocks: each size of objects has blocks of its own.
+/// Blocks that are always left to the pool. Each size of objects has blocks of its own.
 const LEAST_BLOCKS: u64 = 64;
-/// What faults cost where there have been few: an area's is one of a fast disk.
+/// Nanoseconds that faults are taken to cost while few have been measured. The value for an area is a fast
+/// disk's.
 const COSTS: Costs = Costs { pool_ns: 4_000, area_ns: 60_000 };
-/// So few say nothing yet.
+/// Faults below which their mean latency says nothing yet.
 const FEW: u64 = 64;
 
-/// What the pool may have.
+/// The limits of the pool.
 #[derive(Default)]
 pub struct PoolShare {
-    /// What part of the budget it was last made for, in bytes.
+    /// Bytes of the process's part of the budget, when `most` was last worked out.
     for_bytes: AtomicU64,
-    /// The most that it may have of that.
+    /// Bytes that the pool may have of this part, at most.
     most: AtomicU64,
-    /// What is not for the pool at the moment, of that.
+    /// Bytes of `most` that the pool may not have at the moment.
     withheld: AtomicU64,
-    /// It may not grow beyond this; 0 if it may.
+    /// Bytes beyond which the pool may not grow; 0 if it may.
     held_at: AtomicU64,
 }
 
@@ -39,12 +44,12 @@ impl PoolShare {
         self.held_at.load(Ordering::Relaxed) > 0
     }
 
-    /// The pool may not grow beyond `bytes`; 0: it may grow again.
+    /// Keeps the pool from growing beyond `bytes`. 0 lets the pool grow again.
     fn hold(&self, bytes: u64) {
         self.held_at.store(bytes, Ordering::Relaxed);
     }
 
-    /// What the pool may have now, in bytes.
+    /// Returns the bytes that the pool may have now.
     fn limit(&self) -> u64 {
         let bytes = self.most.load(Ordering::Relaxed).saturating_sub(self.withheld.load(Ordering::Relaxed));
         match self.held_at.load(Ordering::Relaxed) {
@@ -54,12 +59,12 @@ impl PoolShare {
     }
 }
 
-/// The limit after a step, where the pool has so many bytes.
+/// Returns the limit in bytes after a step, where the pool has `has` bytes.
 fn stepped(verdict: Verdict, limit: u64, has: u64, least: u64, most: u64) -> u64 {
     match verdict {
         Verdict::Stay => limit,
         Verdict::SmallerPool => {
-            // What it may have and hasn't is no loss; but it may just be about to fill it.
+            // Memory that the pool may have but doesn't use is no loss. But the pool may be about to fill it.
             let from = has.clamp(limit / 2, limit);
             (from - (from / STEP).min(DOWN_BYTES_MAX)).max(least).min(limit)
         }
@@ -67,13 +72,13 @@ fn stepped(verdict: Verdict, limit: u64, has: u64, least: u64, most: u64) -> u64
     }
 }
 
-/// What is withheld when the most becomes another: the same part of it.
+/// Returns the bytes to withhold when the most changes from `before` to `most`: the same part as before.
 fn rescaled(withheld: u64, before: u64, most: u64) -> u64 {
     (u128::from(withheld) * u128::from(most) / u128::from(before.max(1))) as u64
 }
 
 impl Engine {
-    /// The pool is a part of the budget, and goes with it.
+    /// Scales the pool's limits to a part of the budget of `bytes`, if that has changed noticeably.
     pub(crate) fn fit_pool(&self, bytes: u64) {
         let share = &self.pool_share;
         let before = share.for_bytes.load(Ordering::Relaxed);
@@ -89,8 +94,8 @@ impl Engine {
         self.limit_pool();
     }
 
-    /// The pool may not grow now, or may again. A page that others have, too, frees no memory when it is evicted, and takes some in
-    /// the pool.
+    /// Keeps the pool from growing if `hold`, or lets it grow again. A page that other processes share frees
+    /// no memory when it is evicted, and takes some in the pool.
     pub(crate) fn hold_pool(&self, hold: bool) {
         if hold == self.pool_share.is_held() {
             return;
@@ -104,16 +109,17 @@ impl Engine {
     fn limit_pool(&self) {
         let bytes = self.pool_share.limit();
         let pool = self.pager.pool();
-        // Where there is nothing else it can't be made smaller.
+        // Without areas, pages in the pool have no other place, so the limit stays above what is there.
         let least = if self.pager.areas().count() == 0 { pool.limit_of_what_is_there() } else { 0 };
         pool.set_limit((bytes as usize).max(least));
     }
 
-    /// Gives the pool or the program a step more of the memory, if what came back lately says so.
+    /// Moves memory by one step to the pool or to the program, if the pages that came back lately call for
+    /// it.
     pub(crate) fn balance_pool(&self) {
         let pager = self.pager;
         if !pager.areas().any_writable() {
-            // What is evicted can be nowhere else.
+            // Evicted pages have no other place than the pool.
             if self.pool_share.withheld.load(Ordering::Relaxed) > 0 && pager.pool().over_accept_threshold() {
                 self.step(Verdict::LargerPool, 0);
             }
@@ -124,7 +130,7 @@ impl Engine {
         }
     }
 
-    /// One step, where the pool has so many bytes.
+    /// Makes one step of the limit, where the pool has `has` bytes.
     fn step(&self, verdict: Verdict, has: u64) {
         let share = &self.pool_share;
         let most = share.most.load(Ordering::Relaxed);
@@ -149,7 +155,7 @@ impl Engine {
         }
     }
 
-    /// What faults of both kinds have cost.
+    /// Returns the mean cost of faults from the pool and from areas.
     fn costs(&self) -> Costs {
         let mean_or = |kind, otherwise| {
             let mut summary = LatencySummary::default();
@@ -184,7 +190,8 @@ mod tests {
         assert_eq!((share.limit(), share.is_held()), (18 * MIB, false));
         share.hold(5 * MIB);
         assert_eq!((share.limit(), share.is_held()), (5 * MIB, true));
-        // Neither a step nor a larger part of the budget lets it grow, and it may become smaller.
+        // Neither a step nor a larger part of the budget lets the pool grow. The pool may still become
+        // smaller.
         share.withheld.store(0, Ordering::Relaxed);
         share.most.store(40 * MIB, Ordering::Relaxed);
         assert_eq!(share.limit(), 5 * MIB);
@@ -197,10 +204,10 @@ mod tests {
 
     #[test]
     fn limit_goes_to_either_end_and_back_and_no_further() {
-        // What it may have and hasn't goes faster.
+        // Memory that the pool may have but doesn't use is taken away faster.
         assert_eq!(stepped(Verdict::SmallerPool, 512 * MIB, 16 * MIB, MIB, 512 * MIB), 252 * MIB);
         assert_eq!(stepped(Verdict::SmallerPool, 24 * MIB, 16 * MIB, MIB, 512 * MIB), 14 * MIB);
-        // It may have more than its limit just after that was lowered.
+        // The pool may have more than its limit just after the limit was lowered.
         assert_eq!(stepped(Verdict::SmallerPool, 8 * MIB, 9 * MIB, MIB, 16 * MIB), 7 * MIB);
         for (least, most) in [(MIB, 8 * MIB), (2 * MIB, 64 * MIB), (16 * MIB, 1024 * MIB), (MIB, MIB)] {
             let mut limit = most;

@@ -1,7 +1,8 @@
-//! This process's record in the session, and whether other processes are still there.
+//! This process's record in the session, and the question whether other processes still live.
 //!
-//! A record is claimed by an open-file-description lock on the byte of its number. Whoever can take another
-//! record's lock knows that its process is dead, whatever its pid means where it ran.
+//! A process claims a record by an open-file-description lock on the byte of the record's number. A process
+//! that can take another record's lock knows that the record's process is dead, whatever its pid means in the
+//! pid namespace where it ran.
 
 use crate::head::HeadCopy;
 use crate::kin::{ALONE, Stated};
@@ -32,32 +33,36 @@ struct Flock {
     pid: i32,
 }
 
-/// The byte of the session that the supervisor has locked as long as it lives: behind those of records and heirs.
+/// The byte of the session that the supervisor keeps locked while it lives. It lies behind the bytes of
+/// records and heirs.
 pub const SUPERVISOR_BYTE: u64 = (PROCESSES_MAX + PROCESSES_MAX * GENERATIONS) as u64;
 
 /// The session as one process holds it: mapped, and opened once more for the lock.
 ///
-/// A lock belongs to an open file. The mapped one is held by a forked child too, as long as it has the mapping; the
-/// other one only by our engine's threads, whose descriptors no child gets, and by our rings: it is closed when the
-/// process is dead and its last write is over.
+/// A lock belongs to an open file. A forked child also holds the mapped file, as long as it has the mapping.
+/// The file of the lock is held only by the engine's threads, whose descriptors no child gets, and by the
+/// engine's rings. That file is therefore closed when the process is dead and its last write is over.
 pub struct Membership {
     lock: OwnedFd,
     /// The shared memory.
     pub session: &'static Session,
-    /// Our copy of its head, checked: what others write there later doesn't matter to us.
+    /// The engine's copy of the session's head, checked. What other processes write to the head later doesn't
+    /// matter.
     pub head: &'static HeadCopy,
     /// What the command line asked for.
     pub settings: Settings,
-    /// Index of our record.
+    /// Index of this process's record.
     pub index: usize,
 }
 
 impl Membership {
-    /// Opens, maps and checks the session, and claims a record.
+    /// Opens, maps and checks the session, and claims a record. EINVAL: the head is not sound. EAGAIN: no
+    /// record is free.
     pub fn join(path: &core::ffi::CStr) -> Result<Membership, Errno> {
         let lock = open(path)?;
         let (session, bytes) = map(&open(path)?)?;
-        // SAFETY: new memory of that size, page-aligned, zeroed, which is valid; ours alone for good.
+        // SAFETY: the memory is new, of that size, page-aligned and this process's alone for good. Its bytes
+        // are zero, which is a valid `HeadCopy`.
         let head = unsafe { &mut *memory::reserve(size_of::<HeadCopy>())?.cast::<HeadCopy>() };
         session.head.copy_to(head);
         let settings = head.check(bytes).ok_or(Errno(EINVAL as i32))?;
@@ -67,28 +72,29 @@ impl Membership {
         Ok(Membership { lock, session, head, settings, index })
     }
 
-    /// The file whose lock says that this process lives. Who may write after its end keeps it open until then.
+    /// Returns the file whose lock says that this process lives. A ring whose writes may outlast the process
+    /// keeps the file open until they are over.
     pub fn lock(&self) -> BorrowedFd<'_> {
         self.lock.as_fd()
     }
 
-    /// Our record.
+    /// Returns this process's record.
     pub fn record(&self) -> &'static ProcessRecord {
         &self.session.processes[self.index]
     }
 
-    /// Whether the supervisor is gone and hasn't ended by itself.
+    /// Returns whether the supervisor is gone and hasn't ended by itself.
     pub fn was_supervisor_killed(&self) -> bool {
-        // Ordering: Acquire pairs with the Release in the supervisor, which gives its lock up after that: who finds the lock
-        // free, and no word, finds that there never was one.
+        // Ordering: Acquire pairs with the Release in the supervisor, which gives up its lock after that
+        // store. If the lock is free and the word isn't there, the supervisor never wrote the word.
         let has_ended = || self.session.ended.load(Ordering::Acquire) == ENDED;
         let mut lock = lock_of(SUPERVISOR_BYTE as usize, F_WRLCK);
         let mut is_gone = || fcntl(&self.lock, F_OFD_GETLK, &mut lock).is_ok() && lock.kind == F_UNLCK;
         !has_ended() && is_gone() && !has_ended()
     }
 
-    /// Calls `then` if the process of another record is dead, and holds the record's lock meanwhile, so that no new
-    /// process can claim it. What `then` returns, or false.
+    /// Calls `then` if the process of another record is dead, and holds the record's lock meanwhile, so that
+    /// no new process can claim the record. Returns what `then` returns; false if the process lives.
     pub fn if_dead(&self, index: usize, then: &dyn Fn() -> bool) -> bool {
         if index == self.index || !take(&self.lock, index) {
             return false;
@@ -98,7 +104,8 @@ impl Membership {
         result
     }
 
-    /// Calls `then` if the process of another record has ended, whoever lives on with what it has left; likewise.
+    /// Calls `then` under the record's lock if the process of another record has ended. Unlike
+    /// [`Membership::if_dead`], heirs of the process may live on.
     pub fn if_ended(&self, index: usize, then: impl FnOnce()) {
         let lock = |kind| fcntl(&self.lock, F_OFD_SETLK, &mut lock_of(index, kind));
         if index != self.index && lock(F_WRLCK).is_ok() {
@@ -107,26 +114,28 @@ impl Membership {
         }
     }
 
-    /// Maps a page that keeps a lock for as long as anybody has it mapped: a child, to whom our slots are left. Its address.
-    /// EAGAIN: there is no record for a child, which would be without an engine.
+    /// Maps a page of the session by an open file of its own, which has a lock. The lock stays for as long as
+    /// any process has the page mapped. That process is a child to which this process's slots are left.
+    /// Returns the page's address. EAGAIN: there is no record for a child, which would be without an engine.
     pub fn token(&self, generation: usize) -> Result<usize, Errno> {
         if !self.has_room() {
             return Err(Errno(EAGAIN as i32));
         }
         let fd = proc::reopen(self.lock.as_fd())?;
         fcntl(&fd, F_OFD_SETLK, &mut heirs_of(self.index, generation, 1, F_RDLCK))?;
-        // Where the program has nothing, and won't: it would be gone if the program mapped something over it.
+        // The page lies where the program has nothing mapped and won't map. If the program mapped something
+        // over the page, the lock would be gone.
         Ok(memory::map_shared(fd.as_fd(), PAGE_BYTES, ProtFlags::READ)? as usize)
     }
 
-    /// Whether a record is free for one process more, just now.
+    /// Returns whether a record is free now for one more process.
     fn has_room(&self) -> bool {
         let never_used = |record: &ProcessRecord| record.pid.load(Ordering::Relaxed) == 0;
         self.session.processes.iter().any(never_used)
             || (0..PROCESSES_MAX).any(|index| self.if_dead(index, &|| true))
     }
 
-    /// Whether nobody has a token of this generation any more.
+    /// Returns whether no process has a token of this generation any more.
     pub fn is_heirless(&self, generation: usize) -> bool {
         let lock = |kind| fcntl(&self.lock, F_OFD_SETLK, &mut heirs_of(self.index, generation, 1, kind));
         lock(F_WRLCK).is_ok() && lock(F_UNLCK).is_ok()
@@ -139,21 +148,21 @@ pub(crate) fn open(path: &core::ffi::CStr) -> Result<OwnedFd, Errno> {
     opened.map_err(|error| Errno(error.raw_os_error()))
 }
 
-/// Maps a session for good, and how large it is in bytes.
+/// Maps a session for good. Returns the session and its size in bytes. EINVAL: the file is too small.
 pub(crate) fn map(fd: &OwnedFd) -> Result<(&'static Session, usize), Errno> {
     let stat = rustix::fs::fstat(fd).map_err(|error| Errno(error.raw_os_error()))?;
     let bytes = stat.st_size as usize;
     if bytes < size_of::<Session>() {
         return Err(Errno(EINVAL as i32));
     }
-    // Its size is the file's, which never shrinks.
+    // The mapping is as large as the file, which never shrinks.
     let base = memory::map_shared(fd.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
-    // SAFETY: as large as a `Session` at least (checked above) and page-aligned. Nobody unmaps it who still uses it. Any bytes are
-    // valid for a `Session`, and all of it is atomics or a head.
+    // SAFETY: the mapping is at least as large as a `Session` (checked above) and page-aligned. No code
+    // unmaps it while it is in use. Any bytes are valid for a `Session`, whose fields are atomics or a head.
     Ok((unsafe { &*base.cast::<Session>() }, bytes))
 }
 
-/// Takes a record's lock, if its process is dead and so are all to whom it has left anything.
+/// Takes a record's lock if its process is dead, and all heirs of the process are dead too.
 pub(crate) fn take(fd: &OwnedFd, index: usize) -> bool {
     if fcntl(fd, F_OFD_SETLK, &mut lock_of(index, F_WRLCK)).is_err() {
         return false;
@@ -176,7 +185,8 @@ const fn lock_of(index: usize, kind: i16) -> Flock {
     Flock { kind, whence: 0, start: index as i64, length: 1, pid: 0 }
 }
 
-/// Of `count` generations of a record's heirs. Whoever has a token has it for reading.
+/// Returns the lock on `count` generations of a record's heirs. A process that has a token holds this lock
+/// for reading.
 const fn heirs_of(index: usize, generation: usize, count: usize, kind: i16) -> Flock {
     let start = PROCESSES_MAX + index * GENERATIONS + generation;
     Flock { kind, whence: 0, start: start as i64, length: count as i64, pid: 0 }
@@ -184,12 +194,12 @@ const fn heirs_of(index: usize, generation: usize, count: usize, kind: i16) -> F
 
 fn fcntl(fd: &OwnedFd, command: usize, lock: &mut Flock) -> Result<usize, Errno> {
     let arguments = [fd.as_raw_fd() as usize, command, &raw mut *lock as usize, 0, 0, 0];
-    // SAFETY: both commands read and write one `struct flock`, which this is on x86-64.
+    // SAFETY: both commands read and write one `struct flock`. `Flock` has its layout on x86-64.
     sys::check(unsafe { sys::call(number::FCNTL, arguments) })
 }
 
-/// Claims a fresh record, else one whose process is dead: its counters go on counting. If possible one that has told nothing: what a
-/// record tells is its last holder's.
+/// Claims a fresh record, otherwise one whose process is dead. The record's counters go on counting. Among
+/// dead records, those without notices come first, because a record's notices are its last holder's.
 pub(crate) fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
     let pid = rustix::process::getpid().as_raw_nonzero().get() as u32;
     let is_fresh = |record: &ProcessRecord| record.pid.load(Ordering::Relaxed) == 0;
@@ -200,7 +210,7 @@ pub(crate) fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
             let record = &session.processes[index];
             if wanted(record) && take(fd, index) {
                 record.notices.store(0, Ordering::Relaxed);
-                // What the last holder had at the end is not ours; what it counted stays counted.
+                // The last holder's gauges are not ours. The counters stay.
                 for gauge in Gauge::ALL.iter().filter(|gauge| !gauge.is_peak()) {
                     record.stats.set(*gauge, 0);
                 }
@@ -211,7 +221,7 @@ pub(crate) fn claim(fd: &OwnedFd, session: &Session) -> Option<usize> {
                 session.claims[index].store(Stated::default());
                 record.dormant_bytes.store(0, Ordering::Relaxed);
                 record.slots_used.iter().for_each(|slots| slots.store(0, Ordering::Relaxed));
-                // The lock decides; the number is for people.
+                // The lock decides who holds the record. The pid is for human readers.
                 record.pid.store(pid, Ordering::Relaxed);
                 return Some(index);
             }
@@ -227,7 +237,7 @@ mod tests {
     use rustix::fs::MemfdFlags;
     use std::ffi::CString;
 
-    /// A session of this layout with nothing in it, and where it can be opened.
+    /// Makes an empty session of this layout. Returns the session and the path at which it can be opened.
     fn session() -> (OwnedFd, CString) {
         let fd = rustix::fs::memfd_create("test-session", MemfdFlags::CLOEXEC).unwrap();
         let bytes = (size_of::<Session>() + TABLES_BYTES).next_multiple_of(4);
@@ -238,7 +248,8 @@ mod tests {
         (fd, path)
     }
 
-    /// Whoever had been started by the program went on when the supervisor was killed, and made programs that nobody limited.
+    /// Without this check, programs of a run would go on after the supervisor was killed, and start programs
+    /// that nothing limits.
     #[test]
     fn supervisor_that_is_gone_without_a_word_was_killed() {
         let (_fd, path) = session();
@@ -253,8 +264,8 @@ mod tests {
         assert!(!member.was_supervisor_killed(), "it has ended");
     }
 
-    /// What we have of it is mapped for good, as by a child that lives on: the lock must not depend on it. A parent's
-    /// slots were not found to be free until its last child had gone.
+    /// The mapping of a session stays for good, for example in a child that lives on, and the lock must not
+    /// depend on it. Otherwise a parent's slots would not be found free until its last child is gone.
     #[test]
     fn record_is_free_when_its_lock_is_closed_though_its_mapping_stays() {
         let (_fd, path) = session();

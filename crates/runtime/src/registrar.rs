@@ -1,10 +1,11 @@
-//! The registrar: registers mappings on behalf of hooks.
+//! The registrar: an engine thread that registers mappings on behalf of hooks.
 //!
-//! Hooks run in threads of the program, whose table of descriptors doesn't have ours. So a hook that has made
-//! a mapping asks this engine thread and waits, holding the map lock exclusively on the registrar's behalf.
-//! The registrar itself never takes that lock, so it always answers.
+//! Hooks run in threads of the program, whose descriptor table doesn't have the engine's descriptors. A hook
+//! that has made a mapping therefore asks the registrar and waits. The hook holds the map lock exclusively on
+//! the registrar's behalf. The registrar itself never takes that lock, so it always answers.
 //!
-//! At a fork it makes the page by which the parent hears of its child, for the same reason. It also reads the kernel's event while a registered mapping is being moved: the handlers may all be waiting
+//! For the same reason, the registrar makes the page by which a parent hears of its child at a fork. It also
+//! reads the kernel's event while a registered mapping is being moved, because all handlers may be waiting
 //! for the map lock by then.
 
 use crate::engine::Engine;
@@ -19,14 +20,14 @@ use farpage_os::thread;
 const IDLE: u32 = 0;
 const ASKED: u32 = 1;
 const ANSWERED: u32 = 2;
-/// Somebody is about to fork: what was left to children that are gone is free, and a token is wanted.
+/// A thread is about to fork. The registrar frees what was left to children that are gone, and makes a token.
 const TOKEN: u32 = 5;
-/// A registered mapping is being moved: read the kernel's event.
+/// A registered mapping is being moved: the registrar reads the kernel's event.
 const MOVING: u32 = 3;
-/// It has been moved, or the call has failed.
+/// The mapping has been moved, or the call has failed.
 const MOVED: u32 = 4;
 
-/// One request at a time: whoever asks holds the map lock exclusively.
+/// The request to the registrar, one at a time. The thread that asks holds the map lock exclusively.
 #[derive(Default)]
 pub struct Registrar {
     state: AtomicU32,
@@ -37,15 +38,16 @@ pub struct Registrar {
 }
 
 impl Registrar {
-    /// Has `range` registered. Under the exclusive map lock.
+    /// Has the registrar register `range`. The caller holds the map lock exclusively.
     pub fn ask(&self, range: PageRange) -> Result<(), Errno> {
         self.start.store(range.start.0, Ordering::Relaxed);
         self.end.store(range.end.0, Ordering::Relaxed);
         self.wait_for(ASKED)
     }
 
-    /// Has a page mapped that says to which generation of children its next user belongs: see
-    /// [`Membership::token`](crate::record::Membership::token). Its address. Under the exclusive map lock.
+    /// Has the registrar map a page, the token, and returns its address. The token says to which generation
+    /// of children its next user belongs: see [`Membership::token`](crate::record::Membership::token). The
+    /// caller holds the map lock exclusively.
     pub fn ask_for_token(&self, generation: usize) -> Result<usize, Errno> {
         self.start.store(generation as u64, Ordering::Relaxed);
         self.wait_for(TOKEN)?;
@@ -60,7 +62,8 @@ impl Registrar {
         while self.state.load(Ordering::Acquire) != ANSWERED {
             futex::wait(&self.state, asked);
         }
-        // Ordering: Relaxed: only the registrar looks, and finds nothing to do. The next request has its own Release.
+        // Ordering: Relaxed, because only the registrar looks at IDLE and finds nothing to do. The next
+        // request has its own Release.
         self.state.store(IDLE, Ordering::Relaxed);
         match self.answer.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -68,12 +71,12 @@ impl Registrar {
         }
     }
 
-    /// Has the registrar look whether it is to end.
+    /// Has the registrar look whether the engine has ended.
     pub fn wake(&self) {
         sync::wake_all(&self.state);
     }
 
-    /// Makes a call that may move the registered mapping `from`. Under the exclusive map lock.
+    /// Makes a call that may move the registered mapping `from`. The caller holds the map lock exclusively.
     pub fn while_moving(&self, engine: &Engine, from: PageRange, call: impl FnOnce() -> isize) -> isize {
         let Some(uffd) = engine.uffd else { return call() };
         uffd.move_begins(from);
@@ -81,7 +84,8 @@ impl Registrar {
         self.state.store(MOVING, Ordering::Release);
         sync::wake_all(&self.state);
         let result = call();
-        // Ordering: Release and Acquire as in `ask`: the registrar has read what there was before we go on.
+        // Ordering: Release and Acquire as in `wait_for`. The registrar has read the kernel's event before
+        // this thread goes on.
         self.state.store(MOVED, Ordering::Release);
         while self.state.load(Ordering::Acquire) != IDLE {
             futex::wait(&self.state, MOVED);
@@ -95,13 +99,15 @@ impl Registrar {
             if engine.has_ended() {
                 thread::exit();
             }
-            // Ordering: Acquire pairs with the Release of whoever asks: the range, or the beginning of a move.
+            // Ordering: Acquire pairs with the Release of the thread that asks. It publishes the range, or
+            // the beginning of a move.
             let state = self.state.load(Ordering::Acquire);
             if let Some(uffd) = engine.uffd.filter(|_| state == MOVING || state == MOVED) {
-                // Ordering: Acquire pairs with the Release of MOVED: the call is over, and with it its event was read.
+                // Ordering: Acquire pairs with the Release of MOVED. The call is then over, and its event has
+                // been read.
                 uffd.drain_until(|| self.state.load(Ordering::Acquire) == MOVED);
                 uffd.move_ended();
-                // Ordering: Release publishes the end of the move to whoever waits in `while_moving`.
+                // Ordering: Release publishes the end of the move to the thread that waits in `while_moving`.
                 self.state.store(IDLE, Ordering::Release);
                 sync::wake_all(&self.state);
                 continue;
@@ -119,7 +125,7 @@ impl Registrar {
                 engine.register_here(PageRange::new(PageIndex(start), PageIndex(end)), None)
             };
             self.answer.store(answer.map_or_else(|errno| errno.0 as u32, |()| 0), Ordering::Relaxed);
-            // Ordering: Release publishes the answer and what registering did.
+            // Ordering: Release publishes the answer and what the registrar has done.
             self.state.store(ANSWERED, Ordering::Release);
             sync::wake_all(&self.state);
         }

@@ -1,10 +1,11 @@
-//! The engine ends while the program goes on: when the program asks for something that engine threads can't live under, as a
-//! filter of seccomp.
+//! The end of the engine while the program goes on. The program has asked for something that engine threads
+//! can't live under, such as a seccomp filter.
 //!
-//! The thread that asks waits. The keeper stops evictions, brings every page back into memory, gives the program its mappings
-//! and signals back, and has all engine threads end. From then on the program runs as if Farpage weren't there, but for libc's
-//! functions, which pass every call on. Nothing is told to the program; the user gets a notice.
-// UNSAFETY: mappings of the program's are given back.
+//! The thread that asks waits. The keeper stops evictions, brings every page back into memory, gives the
+//! program its mappings and signals back, and has all engine threads end. Afterwards the program runs as if
+//! Farpage weren't there, except that Farpage's versions of libc's functions stay and pass every call on. The
+//! program is told nothing; the user gets a notice.
+// UNSAFETY: gives mappings back to the program.
 
 use crate::changes::EVERYTHING;
 use crate::engine::Engine;
@@ -27,43 +28,46 @@ use farpage_os::{futex, memory, thread};
 
 /// The engine is at work.
 const RUNS: u32 = 0;
-/// The keeper is asked to end it.
+/// A thread has asked the keeper to end the engine.
 const WANTED: u32 = 1;
-/// Pages come back, and none goes out any more.
+/// Pages come back, and none is evicted any more.
 const BRINGS: u32 = 2;
 /// Nothing is managed any more. Engine threads end as soon as they see it.
 const ENDED: u32 = 3;
 
-/// How long one wait for an engine thread takes at most, until the thread is woken once more.
+/// Nanoseconds that one wait for an engine thread takes at most, until the thread is woken once more.
 const WAKE_AGAIN_NS: u64 = 5_000_000;
-/// Rounds over all pages after which pages without a mapping are given up.
+/// Rounds over all pages after which a page without a mapping is given up.
 const LOOKS_MAX: u32 = 3;
-/// Rounds after which the program is stopped, because some page can't be brought back.
+/// Rounds over all pages after which the program is stopped, because some page can't be brought back.
 const LOOKS_END: u32 = 64;
 
-/// Hooks that are under way. A hook counts from before its look for an engine until after its last system call.
+/// Hooks under way. A hook counts from before its look for an engine until after its last system call.
 static HOOKS: AtomicU32 = AtomicU32::new(0);
-/// The longest wait for hooks and handlers of other threads. One of those may itself wait for the waiting thread.
+/// Nanoseconds of the longest wait for hooks and handlers of other threads. One of these threads may itself
+/// wait for the waiting thread.
 pub(crate) const PATIENCE_NS: u64 = 2_000_000_000;
 
-/// A hook begins. It looks only afterwards whether the engine has ended.
+/// Counts a hook that begins. The hook looks only afterwards whether the engine has ended.
 pub fn hook_begins() {
-    // Ordering: SeqCst: a thread that doesn't find this hook counted ended the engine before. Then this hook finds no engine.
+    // Ordering: SeqCst. If a thread doesn't find this hook counted, that thread has ended the engine before.
+    // Then this hook finds no engine.
     HOOKS.fetch_add(1, Ordering::SeqCst);
 }
 
-/// A hook ends. It makes no system call any more.
+/// Uncounts a hook that ends. The hook makes no further system call.
 pub fn hook_ends() {
     HOOKS.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// In a fork's child, in a hook: there is no other hook.
+/// Resets the count in a fork's child, whose only hook is the calling one.
 pub fn only_this_hook() {
     HOOKS.store(1, Ordering::Relaxed);
 }
 
-/// The calling thread, in no hook, is about to install a filter, perhaps for all threads, and the engine has ended. The filter may
-/// forbid what other threads still do in our hooks and handlers. That is over when this returns, or [`PATIENCE_NS`] are.
+/// Waits until no other thread is in a hook or handler of an ended engine, but at most [`PATIENCE_NS`]. The
+/// calling thread is in no hook. It is about to install a filter, perhaps for all threads, which may forbid
+/// what hooks and handlers still do.
 pub fn let_others_leave(engine: &Engine) {
     let until_ns = now_ns() + PATIENCE_NS;
     while HOOKS.load(Ordering::SeqCst) != 0 && now_ns() < until_ns {
@@ -74,15 +78,15 @@ pub fn let_others_leave(engine: &Engine) {
     }
 }
 
-/// How far the end of the engine is.
+/// The state of the engine's end.
 #[derive(Default)]
 pub struct Retirement {
     state: AtomicU32,
 }
 
 impl Engine {
-    /// Ends the engine, and returns when no engine thread is left. In a thread of the program, with no lock held but that of who
-    /// follows credentials.
+    /// Ends the engine, and returns when no engine thread is left. Called in a thread of the program that
+    /// holds no lock but the one for following credentials.
     pub fn retire(&self, why: Retired) {
         self.ask_to_retire(why);
         while !self.has_ended() {
@@ -93,7 +97,8 @@ impl Engine {
         }
         wait_for_threads(self, 0);
         self.direct.descriptors.still_there().for_each(|number| {
-            // SAFETY: ours, in the program's table; the handlers that used it find nothing to do any more.
+            // SAFETY: the descriptor is the engine's, in the program's table. The handlers that used it find
+            // nothing to do any more.
             unsafe { rustix::io::close(number) };
         });
     }
@@ -102,37 +107,38 @@ impl Engine {
     pub fn ask_to_retire(&self, why: Retired) {
         let state = &self.retirement.state;
         if state.load(Ordering::Acquire) == RUNS {
-            // First of all: should the pages not fit into memory, the user knows why they came back.
+            // The notice comes first: if the pages don't fit into memory, the user knows why they came back.
             self.record.notice(Notice::Retired, why.value());
             let _ = state.compare_exchange(RUNS, WANTED, Ordering::AcqRel, Ordering::Relaxed);
         }
         self.budget.ring();
     }
 
-    /// Whether the keeper is to end the engine, as soon as it can.
+    /// Returns whether the keeper is to end the engine as soon as it can.
     pub fn is_to_retire(&self) -> bool {
         self.retirement.state.load(Ordering::Acquire) != RUNS
     }
 
-    /// Whether no page goes out any more for that reason.
+    /// Returns whether evictions have stopped because the engine ends.
     pub fn keeps_all_in(&self) -> bool {
-        // Ordering: Relaxed: changed under the exclusive map lock.
+        // Ordering: Relaxed, because the state changes to `BRINGS` under the exclusive map lock.
         self.retirement.state.load(Ordering::Relaxed) >= BRINGS
     }
 
-    /// Whether nothing is managed any more.
+    /// Returns whether nothing is managed any more.
     pub fn has_ended(&self) -> bool {
-        // Ordering: Acquire pairs with the Release in `end`: who sees it finds every page in memory.
+        // Ordering: Acquire pairs with the Release in `end`. A thread that sees the end finds every page in
+        // memory.
         self.retirement.state.load(Ordering::Acquire) == ENDED
     }
 
-    /// Whether a page isn't where the program can touch it, though its bytes are somewhere.
+    /// Returns whether a page's bytes exist somewhere, but not where the program can touch them.
     fn is_out(&self, page: PageIndex) -> bool {
         !matches!(self.pager.state(page), State::Absent | State::Lost(_) | State::Resident { .. })
     }
 }
 
-/// In the keeper, which never comes back. `worker` is its own, once it has one.
+/// Ends the engine. Called in the keeper, and never returns. `worker` is the keeper's own, once it has one.
 pub fn end(engine: &'static Engine, worker: Option<&mut Worker>) -> ! {
     let exclusive = match engine.is_active() {
         true => {
@@ -142,24 +148,25 @@ pub fn end(engine: &'static Engine, worker: Option<&mut Worker>) -> ! {
         false => engine.map.exclusive(),
     };
     let_go_of_all(engine);
-    // Hooks and handlers that are under way go on as if the budget had never been reached, and never would be.
+    // Hooks and handlers under way go on as if the budget had never been reached and never would be.
     engine.cant_be_armed.store(true, Ordering::Relaxed);
     engine.active.store(0, Ordering::Release);
     engine.handover.into_iter().for_each(farpage_fault::signal::Handover::close);
     drop(exclusive);
     arm::end(engine);
     engine.publish_gauges();
-    // The other processes of the run reckon with it from now on. Nobody asks the kernel any more what it shares.
+    // From now on, the other processes of the run count all of this process's memory for this process. The
+    // engine no longer asks the kernel how much of it is shared.
     engine.leave_kin();
     engine.take_share();
-    // Ordering: Release publishes that all is done.
+    // Ordering: Release publishes everything done before the end.
     engine.retirement.state.store(ENDED, Ordering::Release);
     futex::wake(&engine.retirement.state, u32::MAX >> 1);
     wait_for_threads(engine, 1);
     thread::exit()
 }
 
-/// Brings every page that is out into the program's memory. None is out under the lock that is returned.
+/// Brings every page that is out into the program's memory. No page is out under the lock that is returned.
 fn bring_all(engine: &'static Engine, worker: &mut Worker) -> Exclusive<'static> {
     {
         let _exclusive = engine.map.exclusive();
@@ -180,17 +187,18 @@ fn bring_all(engine: &'static Engine, worker: &mut Worker) -> Exclusive<'static>
     engine.stop_program(StopReason::Tables)
 }
 
-/// Serves a fault of nobody's. Somebody else may be moving the page: then that is waited for.
+/// Brings in a page that no thread has faulted on. If another thread is moving the page, waits until that is
+/// done.
 fn serve(engine: &Engine, worker: &mut Worker, fault: Fault) {
     worker.serve(fault);
     while let Err(unsettled) = engine.pager.quiet(PageRange::of(fault.page, 1)) {
-        // What this thread has begun to write nobody else completes.
+        // No other thread completes the writes that this thread has begun.
         worker.finish_writes(true);
         sync::wait(engine.pager.settled_word(), unsettled.seen);
     }
 }
 
-/// Calls `visit` for each page that is out, until it answers false. Whether it never did.
+/// Calls `visit` for each page that is out, until `visit` returns false. Returns whether it never did.
 fn for_each_out(engine: &Engine, mut visit: impl FnMut(PageIndex) -> bool) -> bool {
     let mut from = EVERYTHING.start;
     while let Some(range) = engine.next_with(PageRange::new(from, EVERYTHING.end), Flags::REGISTERED) {
@@ -206,7 +214,7 @@ fn for_each_out(engine: &Engine, mut visit: impl FnMut(PageIndex) -> bool) -> bo
     true
 }
 
-/// The program has its mappings for itself again. Under the exclusive map lock, with nothing out.
+/// Gives the program's mappings back to it. The caller holds the map lock exclusively, and no page is out.
 fn let_go_of_all(engine: &Engine) {
     let mut from = EVERYTHING.start;
     while let Some(range) = engine.next_with(PageRange::new(from, EVERYTHING.end), Flags::REGISTERED) {
@@ -219,7 +227,7 @@ fn let_go_of_all(engine: &Engine) {
     let _ = engine.pager.ranges.lock().update(EVERYTHING, |flags| flags.without(Flags::REGISTERED));
 }
 
-/// The same for one range. What is lost stays out of reach: it would read as zeros.
+/// Gives one range back. A lost page stays out of reach, because it would read as zeros.
 fn let_go_of(engine: &Engine, range: PageRange) {
     let mut rest = range;
     while !rest.is_empty() {
@@ -228,7 +236,8 @@ fn let_go_of(engine: &Engine, range: PageRange) {
         rest.start = lost.map_or(rest.end, |page| PageIndex(page.0 + 1));
         lost.into_iter().for_each(|page| {
             let lost = PageRange::of(page, 1);
-            // SAFETY: no byte is there.
+            // SAFETY: the page is lost, so no byte is there. A thread that touches the page is meant to run
+            // into the protection.
             let closed = unsafe { memory::allow(lost, linux_raw_sys::general::PROT_NONE as usize) };
             if closed.is_err() && !memory::mapped_before_a_hole(lost).is_empty() {
                 engine.stop_program(StopReason::Tables);
@@ -239,8 +248,9 @@ fn let_go_of(engine: &Engine, range: PageRange) {
         }
     }
     if let Some(uffd) = engine.uffd {
-        // SAFETY: everything in it that isn't zeros or lost is in memory, and what is lost can't be touched. Where it fails there
-        // is no mapping any more, or part of one: what is left of that is free when the descriptor is closed.
+        // SAFETY: every page of the range that isn't zeros or lost is in memory, and a lost page can't be
+        // touched. If the call fails, the mapping is gone, or a part of it. The registration of the remaining
+        // part ends when the descriptor is closed.
         let _ = unsafe { uffd.unregister(range) };
     }
 }
@@ -256,10 +266,11 @@ fn first_lost(engine: &Engine, range: PageRange) -> Option<PageIndex> {
     None
 }
 
-/// Waits until no more than `left` engine threads are there.
+/// Waits until at most `left` engine threads are there.
 fn wait_for_threads(engine: &Engine, left: usize) {
     while thread::all().count() > left {
-        // The wait for messages ends with a signal, and all others when they are rung. Who has just begun to wait hears the next one.
+        // A signal ends a wait for messages. All other waits end when they are rung. A thread that has just
+        // begun to wait hears the next signal or ring.
         engine.registrar.wake();
         engine.handover.into_iter().for_each(farpage_fault::signal::Handover::ring_all);
         engine.ahead.ring();

@@ -1,19 +1,20 @@
-//! The tree's one budget: how much of it this process may have.
+//! The one budget of a tree of processes: how much of it this process may have.
 //!
-//! Nobody hands it out. Each process says in the session what it *has* and what it *needs*, and works out from everybody's
-//! numbers what it may have itself; since all do the same sum, that adds up. Nothing has to be given back by a process that
-//! is killed: what it said is forgotten by whoever finds it dead.
+//! No process hands out the budget. Each process states in the session what it *has* and what it *needs*.
+//! From the numbers of all processes, each works out what it may have itself. All do the same sum, so the
+//! results add up. A process that is killed need not give anything back: the process that finds it dead
+//! forgets what it stated.
 //!
-//! ```text
-//! all that is needed fits:  has + its part of what nobody has, which is for all that grow
-//! it doesn't:               at most the *level*: those that need less get what they need, all others the same, so that it
-//!                           adds up (max-min fairness). Who has more evicts down to it; who has less grows as memory
-//!                           becomes free, and evicts as it grows until then.
-//! ```
+//! - If all needs fit, a process may have what it has, and its part of what no process has. That rest is
+//!   divided among the processes that grow.
+//! - If they don't fit, a process may have at most the *level* (max-min fairness). A process that needs less
+//!   than the level gets what it needs. All other processes get the level. A process that has more evicts
+//!   down to it. A process that has less grows as memory becomes free, and evicts as it grows until then.
 //!
-//! For the only process of a tree that is the whole budget, always. Of pages that processes share since a fork each pays for a part
-//! ([`kin`](crate::kin)), so that the sum is what the tree takes. The kernel is asked for that only by those that share, and seldom
-//! unless memory is short: it needs milliseconds for each GiB. In between, their minor faults say how much they have written.
+//! The only process of a tree always gets the whole budget. Of pages shared since a fork, each process pays
+//! for a part ([`kin`](crate::kin)), so that the sum is what the tree takes. Only processes that share memory
+//! ask the kernel for these parts, and seldom unless memory is short: the kernel needs milliseconds for each
+//! GiB. In between, minor faults tell how much a process has written.
 
 use crate::child_room::{ChildRoom, Waits};
 use crate::dormant::said_beyond_seen;
@@ -25,36 +26,44 @@ use farpage_core::units::{PAGE_BYTES, PageRange};
 use farpage_os::clock::{now_ns, sleep_ns, thread_cpu_ns};
 use farpage_os::proc::{AnonymousParts, minor_faults};
 
-/// A process with less isn't asked for any of it: most of that can't be evicted. Where there are many in a small budget less is
-/// small, but never as little as libc and an engine take.
+/// Bytes up to which a process isn't asked for memory: most of these can't be evicted.
 pub const SMALL_BYTES: u64 = 8 << 20;
+/// Lower bound of this threshold, where many processes share a small budget. More than libc and an engine
+/// take.
 const SMALL_BYTES_MIN: u64 = 2 << 20;
-/// What a process may have beside what can't be evicted, however short memory is.
+/// Bounds of what a process may have beside what can't be evicted, however short memory is. Between the
+/// bounds, that is a 32nd of the budget.
 const MANAGED_BYTES_MIN: u64 = 512 << 10;
 const MANAGED_BYTES_MAX: u64 = 2 << 20;
-/// Who is close to what it may have says that it needs a 32nd of the budget more; who grows, as much as it has grown.
+/// Divisor of the budget: a process that is close to its allowance states that it needs a 32nd of the budget
+/// more. A process that grows states as much more as it has grown.
 const MORE_SHARE: u64 = 32;
-/// Growth is what was added in so much time, unless it is very little.
+/// Nanoseconds over which growth is measured.
 const GROWTH_NS: u64 = 100_000_000;
+/// Bytes of growth below which growth counts as none.
 const GROWTH_BYTES_MIN: u64 = 256 << 10;
-/// How often dead processes are looked for, by one process for all: while memory is short, and while it isn't.
+/// Nanoseconds between two searches for dead processes, by one process for all: while memory is short, and
+/// while it isn't.
 const REAP_NS: u64 = 10_000_000;
 const REAP_NS_UNHURRIED: u64 = 500_000_000;
-/// How often the kernel is asked for what is shared: after so many times as long as asking takes, while memory is short and
-/// while it isn't, but within these bounds.
+/// Waits before the kernel is asked again what is shared, in multiples of the time that asking took. One is
+/// for the time while memory is short, the other for the time while it isn't.
 const ASK_COST: u64 = 20;
 const ASK_COST_UNHURRIED: u64 = 400;
+/// Bounds of this wait, in nanoseconds.
 const ASK_NS_MIN: u64 = 10_000_000;
 const ASK_NS_MAX: u64 = 2_000_000_000;
-/// Less counts as nothing, and the kernel isn't asked any more, until the next fork.
+/// Shared bytes below which sharing counts as nothing. The kernel isn't asked any more until the next fork.
 const SHARED_BYTES_MIN: u64 = 256 << 10;
-/// Time that a process waits after a fork before it asks, in ns. Most children end soon, or become other programs.
+/// Nanoseconds that a process waits after a fork before it asks. Most children end soon or exec another
+/// program.
 const FIRST_ASK_NS: u64 = 25_000_000;
 
-/// Bytes that no process has. Any process of the run can write any claim, and sums of claims must not overflow.
+/// Upper bound of a claim: more bytes than any process has. Any process of the run can write any claim, and
+/// sums of claims must not overflow.
 const CLAIM_MAX: i64 = 1 << 50;
 
-/// What one process says of itself, for the others: see [`Stated`]. All zero: it is new, or dead.
+/// The claim that one process states for the others: see [`Stated`]. All zero: the process is new or dead.
 #[repr(C)]
 pub struct Claim {
     anonymous: AtomicU64,
@@ -67,7 +76,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// What it says now.
+    /// Returns what the process states now.
     pub fn load(&self) -> Stated {
         let words = [&self.anonymous, &self.more, &self.floor, &self.with_others];
         let [anonymous, more, floor, with_others] =
@@ -78,7 +87,7 @@ impl Claim {
         Stated { anonymous, more, floor, unpaid, asked, with_others, round }
     }
 
-    /// Says it.
+    /// States `stated`.
     pub fn store(&self, stated: Stated) {
         self.anonymous.store(stated.anonymous, Ordering::Relaxed);
         self.more.store(stated.more, Ordering::Relaxed);
@@ -89,14 +98,14 @@ impl Claim {
         self.round.store(stated.round, Ordering::Relaxed);
     }
 
-    /// Says anew what others pay for.
+    /// States anew what other processes pay for.
     fn restate(&self, stated: Stated) {
         self.unpaid.store(stated.unpaid, Ordering::Relaxed);
         self.asked.store(stated.asked, Ordering::Relaxed);
         self.with_others.store(stated.with_others, Ordering::Relaxed);
     }
 
-    /// Says that it shares memory, after a fork.
+    /// States that the process shares memory, after a fork.
     fn say_shared(&self, stated: Stated) {
         self.restate(stated);
         self.round.store(stated.round, Ordering::Relaxed);
@@ -104,37 +113,38 @@ impl Claim {
 }
 
 impl Claimed {
-    /// What it gets where nobody gets more than `level`, but for what can't be evicted.
+    /// Returns the bytes that the process gets where no process gets more than `level`. Memory that can't be
+    /// evicted is granted in any case.
     fn up_to(&self, level: u64) -> u64 {
         self.needs.min(self.floor.max(level))
     }
 }
 
-/// What one process may have, and how many there are to keep room for.
+/// The bytes that one process may have, and the numbers behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance {
-    /// In bytes.
+    /// Bytes that the process may have.
     pub bytes: u64,
-    /// Never less than that.
+    /// Lower bound of `bytes` that always holds.
     pub least: u64,
-    /// Processes among which what is free is divided: this one, and those that grow.
+    /// Processes that divide the free memory: this one, and all that grow.
     pub sharers: u64,
-    /// What all of them have.
+    /// Bytes that all processes have.
     pub all_have: u64,
-    /// What all of them would have if each wrote what it shares.
+    /// Bytes that all processes would have if each wrote all pages that it shares.
     pub all_may_have: u64,
-    /// Less than a quarter of the budget is left.
+    /// Whether less than a quarter of the budget is left.
     pub is_short: bool,
-    /// The number of the round.
+    /// The number of the open round.
     pub round: u64,
-    /// Whether all have asked in it.
+    /// Whether all processes have asked in the open round.
     pub have_all_asked: bool,
-    /// What all have left to others.
+    /// Bytes that all processes have left to others to pay for.
     pub left: u64,
 }
 
-/// What the first of all these processes may have of `total` bytes, if that was `limit` until now, of which it keeps `kept` free.
-/// It may always have its floor.
+/// Returns what the first process of `all` may have of `total` bytes. `limit` is what the process might have
+/// until now, and `kept` bytes of that it keeps free. The process may always have its floor.
 pub fn allowance(total: u64, limit: u64, kept: u64, all: &[Claimed]) -> Allowance {
     let (own, others) = (all[0], &all[1..]);
     let small = small_bytes(total, all.len());
@@ -144,9 +154,10 @@ pub fn allowance(total: u64, limit: u64, kept: u64, all: &[Claimed]) -> Allowanc
     let free = total.saturating_sub(all_have);
     let grows = |other: &&Claimed| other.needs > other.has;
     let sharers = 1 + others.iter().filter(grows).count() as u64;
-    // What is kept free is this process's already. Else each look would lower the limit by `kept`.
+    // The bytes kept free are this process's already. Otherwise each look would lower the limit by `kept`.
     let has = own.has + kept;
-    // While they have too much nobody gets more, also if what it has grows by itself.
+    // While the processes have too much together, no process may have more, even if its memory grows by
+    // itself.
     let within = if all_have > total { has.min(limit) } else { has + free.saturating_sub(kept) / sharers };
     // An active process evicts, so its floor is enough.
     let least = if own.floor > 0 { own.floor } else { small };
@@ -164,24 +175,27 @@ pub fn allowance(total: u64, limit: u64, kept: u64, all: &[Claimed]) -> Allowanc
     }
 }
 
-/// Whether the pool may not grow while all together have `all_have` bytes. What a process evicts and others have, too, frees no memory.
-/// Without an area the pool is the only place.
+/// Returns whether the pool may not grow while all processes have `all_have` bytes. Evicting a page that
+/// other processes have too frees no memory. Without an area, the pool is the only place for evicted pages.
 const fn is_pool_held(has_kin: bool, has_area: bool, total: u64, all_have: u64) -> bool {
     has_kin && has_area && all_have > total
 }
 
-/// A process with less isn't asked for any of it. The more processes there are, the less that is.
+/// Returns the bytes up to which a process isn't asked for memory. The more processes there are, the fewer
+/// bytes.
 fn small_bytes(total: u64, processes: usize) -> u64 {
     (total / (2 * processes as u64)).clamp(SMALL_BYTES_MIN, SMALL_BYTES)
 }
 
-/// What nobody may have more of so that all together have `total`, if each gets what it needs up to that.
+/// Returns the level: the most that each process may have so that all together have `total` bytes, if each
+/// gets what it needs up to the level.
 fn level<I: Iterator<Item = Claimed>>(total: u64, all: impl Fn() -> I) -> u64 {
     let fits = |level: u64| all().map(|claimed| claimed.up_to(level)).sum::<u64>() <= total;
     if fits(u64::MAX) {
         return u64::MAX;
     }
-    // The highest that fits: 0 if only what can't be evicted is too much.
+    // Find the highest level that fits. The level is 0 if the memory that can't be evicted is too much
+    // already.
     let (mut fitting, mut above) = (0, total + 1);
     while above - fitting > 1 {
         let middle = fitting + (above - fitting) / 2;
@@ -190,27 +204,32 @@ fn level<I: Iterator<Item = Claimed>>(total: u64, all: impl Fn() -> I) -> u64 {
     fitting
 }
 
-/// What the keeper remembers from one look at the others to the next.
+/// What the keeper remembers between two looks at the other processes.
 #[derive(Default)]
 pub struct Share {
-    /// What is shared since a fork.
+    /// Memory that is shared since a fork.
     pub ledger: Ledger,
-    /// When this process may ask in the round that is open, in ns; 0 if no round waits for it.
+    /// Time from which this process may ask in the open round, in ns; 0 if no round waits for this process.
     is_due_ns: AtomicU64,
-    /// When the kernel was asked last what is shared, and how long that took.
+    /// Time at which the kernel was last asked what is shared.
     asked_ns: AtomicU64,
+    /// CPU time that asking took, in ns.
     ask_took_ns: AtomicU64,
-    /// Room that is kept for a fork's child.
+    /// Budget that is kept free for a fork's child.
     child_room: ChildRoom,
-    /// When this process's memory was last noted; how much that was, and how much more than the time before.
+    /// Time at which this process's memory was last noted.
     noted_ns: AtomicU64,
+    /// Bytes that were noted, what the process had written included.
     noted_bytes: AtomicU64,
+    /// Bytes of growth since the time before.
     grown_bytes: AtomicU64,
 }
 
 impl Share {
-    /// By how much this process has grown lately, which it is expected to do once more. It now has `bytes`, whoever they
-    /// count for, and what it wrote of them is more of its own; that others have ended isn't growth.
+    /// Returns how many bytes this process has grown by lately. It is expected to grow by as much once more.
+    /// `bytes` is what the process has now, whichever process pays. Shared memory that the process has
+    /// written is more memory of its own. Memory that passes to this process because others have ended is no
+    /// growth.
     fn grown(&self, bytes: u64) -> u64 {
         let bytes = bytes + self.ledger.all_written();
         let now = now_ns();
@@ -224,8 +243,8 @@ impl Share {
         if grown < GROWTH_BYTES_MIN { 0 } else { grown }
     }
 
-    /// Whether to ask the kernel now what is shared. `is_open`: in a round that another process has begun. `is_mistaken`: what was
-    /// reckoned as written is so much that most of it may not be.
+    /// Returns whether to ask the kernel now what is shared. `is_open`: another process has begun a round.
+    /// `is_mistaken`: many bytes are reckoned as written, and most of them may not be.
     fn is_to_ask(&self, is_open: bool, is_mistaken: bool, is_short: bool, now_ns: u64) -> bool {
         if !self.ledger.has_kin() {
             return false;
@@ -239,7 +258,8 @@ impl Share {
         self.may_ask(is_short || is_open, now_ns)
     }
 
-    /// Whether the kernel may be asked again, by what asking took last time and how long a round has been open.
+    /// Returns whether the kernel may be asked again, by the time that asking took last and the time since a
+    /// round was opened.
     fn may_ask(&self, is_short: bool, now_ns: u64) -> bool {
         let took = self.ask_took_ns.load(Ordering::Relaxed);
         let cost = if is_short { ASK_COST } else { ASK_COST_UNHURRIED };
@@ -248,14 +268,14 @@ impl Share {
         now_ns >= (self.asked_ns.load(Ordering::Relaxed) + wait_ns).max(is_due_ns)
     }
 
-    /// The kernel was asked, for `took_ns` of CPU time.
+    /// Notes that the kernel was asked, for `took_ns` of CPU time.
     fn have_asked(&self, took_ns: u64, now_ns: u64) {
         self.is_due_ns.store(0, Ordering::Relaxed);
         self.ask_took_ns.store(took_ns, Ordering::Relaxed);
         self.asked_ns.store(now_ns, Ordering::Relaxed);
     }
 
-    /// Nothing is shared any more, if that is less than `bytes`. No round waits for this process then.
+    /// Ends sharing if less than `bytes` are shared. Then no round waits for this process.
     fn is_alone_with_less(&self, bytes: u64) {
         if self.ledger.is_alone_with_less(bytes) {
             self.is_due_ns.store(0, Ordering::Relaxed);
@@ -263,7 +283,8 @@ impl Share {
     }
 }
 
-/// What each living process of a session has. `is_alive` gets a record's number. For supervisors, which may see claims of two rounds.
+/// Visits what each living process of a session has. `is_alive` gets a record's number. For supervisors,
+/// which may see claims of two rounds.
 pub fn claimed_in(session: &Session, is_alive: impl Fn(usize) -> bool, mut visit: impl FnMut(Claimed)) {
     let mut all = [Stated::default(); PROCESSES_MAX];
     let mut count = 0;
@@ -279,24 +300,24 @@ pub fn claimed_in(session: &Session, is_alive: impl Fn(usize) -> bool, mut visit
     });
 }
 
-/// How often the others are heard again, because a round was settled meanwhile.
+/// Times that the other processes' claims are read again because a round was settled meanwhile.
 const HEAR_AGAIN_MAX: usize = 8;
 
-/// All that say something, this process first.
+/// The claims of all processes that state something, this process first.
 struct Heard {
     all: [Stated; PROCESSES_MAX],
     count: usize,
     round: u64,
-    /// The last round in which all have asked.
+    /// The last round in which all processes have asked.
     settled: u64,
-    /// What the dead have left since.
+    /// Bytes that dead processes have left since that round.
     left_by_dead: u64,
 }
 
 impl Heard {
     fn new(session: &Session, index: usize, own: Stated) -> Heard {
         let mut heard = Heard { all: [own; PROCESSES_MAX], count: 1, round: 0, settled: 0, left_by_dead: 0 };
-        // What one says belongs to what others say in the same round.
+        // A claim belongs to the claims that other processes state in the same round.
         for _ in 0..HEAR_AGAIN_MAX {
             (heard.round, heard.settled) = session.rounds.now();
             heard.left_by_dead = session.rounds.left_by_dead();
@@ -306,7 +327,8 @@ impl Heard {
             }
         }
         let (round, is_new) = (heard.round, heard.settled != heard.round);
-        // Who shares nothing needs no round, but what the dead have left is then nobody's.
+        // A process that shares nothing needs no round for itself. But if no process shares memory, the bytes
+        // that the dead have left belong to nobody. Settling the round removes them.
         let wants = own.round != ALONE || heard.left_by_dead > 0;
         if wants
             && is_new
@@ -318,7 +340,7 @@ impl Heard {
         heard
     }
 
-    /// What the others say.
+    /// Reads the claims of the other processes.
     fn listen(&mut self, session: &Session, index: usize) {
         self.count = 1;
         for (at, claim) in session.claims.iter().enumerate() {
@@ -334,12 +356,12 @@ impl Heard {
         &self.all[..self.count]
     }
 
-    /// What each of them has.
+    /// Visits what each process has.
     fn resolve(&self, visit: impl FnMut(usize, Claimed)) {
         resolve(self.all(), self.settled, self.left_by_dead, visit);
     }
 
-    /// What all of them, and the dead, have left to others.
+    /// Returns the bytes that all processes, the dead included, have left to others.
     fn left(&self) -> u64 {
         left(self.all(), self.settled) + self.left_by_dead
     }
@@ -361,7 +383,7 @@ impl Waits for Engine {
 }
 
 impl Engine {
-    /// This process is a fork's child, which began with `inherited` bytes: its parent pays for them.
+    /// Begins as a fork's child with `inherited` bytes, which the parent pays for.
     pub fn begin_as_child(&self, inherited: u64) {
         self.measure();
         self.share.ledger.begin_as_child(inherited, minor_faults());
@@ -370,30 +392,33 @@ impl Engine {
         self.share.noted_bytes.store(inherited, Ordering::Relaxed);
     }
 
-    /// A fork is to be made: waits until the keeper has evicted what a child takes before other processes count it, 20 ms at most.
-    /// In a thread of the program, without any lock; its signals wait, too.
+    /// Waits before a fork until the keeper has evicted as much as a child takes before other processes count
+    /// it. The wait takes 20 ms at most. Called in a thread of the program that holds no lock. Its signals
+    /// wait, too.
     pub fn make_room_for_child(&self) {
         if self.is_active() {
             self.share.child_room.wait(self.budget.now_bytes(), FIRST_ASK_NS, self);
         }
     }
 
-    /// There was a fork, and now there is a child. In a thread of the program.
+    /// Notes that a fork has made a child. Called in a thread of the program.
     pub fn have_forked(&self) {
         self.share.ledger.has_forked(self.charged() + self.budget.shared(), minor_faults());
-        // A parent that ends before its keeper's next look has said that it shares, too.
+        // The claim is stated here, so it says that the parent shares even if the parent ends before its
+        // keeper's next look.
         self.claim().say_shared(self.share.ledger.state(Stated::default()));
         self.begin_round();
         self.budget.ring();
     }
 
-    /// What was known of what is shared is no longer true: all ask again.
+    /// Opens a round in which all processes ask again. The last answers of the kernel are no longer true.
     fn begin_round(&self) {
         self.membership.session.rounds.open_next();
     }
 
-    /// This process has evicted `pages` that others have, too. It took `faults` minor faults to make them its own before. The pages
-    /// still take memory, for which the others pay from now on.
+    /// Notes that this process has evicted `pages` that other processes have too, and took `faults` minor
+    /// faults to make them its own before. The pages still take memory, for which the other processes pay
+    /// from now on.
     pub fn have_evicted_shared(&self, pages: u64, faults: u64) {
         let bytes = pages * PAGE_BYTES as u64;
         self.share.ledger.have_evicted(bytes, faults);
@@ -401,29 +426,30 @@ impl Engine {
         self.claim().restate(self.share.ledger.state(Stated::default()));
     }
 
-    /// What this process says of itself.
+    /// Returns the claim of this process.
     fn claim(&self) -> &Claim {
         &self.membership.session.claims[self.membership.index]
     }
 
-    /// This process won't say again what it shares: all that it has counts for itself.
+    /// Stops stating what this process shares. All of its memory counts for itself from now on.
     pub fn leave_kin(&self) {
         self.share.ledger.leave();
         self.begin_round();
     }
 
-    /// How many of these pages other processes have, too.
+    /// Returns how many of these pages other processes have too.
     pub fn count_shared(&self, pages: PageRange) -> u64 {
         let (mut count, mut zeros) = (0_u64, 0);
         self.pagemap.for_each_shared(pages, |_| count += 1);
         if count > 0 {
-            // The kernel's page of zeros takes no memory. Before Linux 6.7 it counts.
+            // The kernel's page of zeros takes no memory. Before Linux 6.7, the kernel counts it as shared.
             let _ = self.pagemap.for_each_zero_run(pages, |run| zeros += run.count());
         }
         count.saturating_sub(zeros)
     }
 
-    /// Memory of the engine's own is dropped next: what a fork's child has of it stays there.
+    /// Must be called before memory of the engine's own is dropped. What a fork's child has of this memory
+    /// stays there.
     pub fn about_to_drop(&self, base: *const u8, bytes: usize) {
         if self.share.ledger.has_kin() {
             let pages = self.count_shared(PageRange::covering(base as usize, bytes));
@@ -433,7 +459,8 @@ impl Engine {
         }
     }
 
-    /// Measures this process, says what it has, and works out what it may have. Returns what it has. In the keeper.
+    /// Measures this process, states what it has, and works out what it may have. Returns the bytes that it
+    /// has. Called in the keeper.
     pub fn take_share(&self) -> u64 {
         let (session, budget) = (self.membership.session, &self.budget);
         budget.set_now_bytes(ram_now_within(session.ram_now.load(Ordering::Relaxed), budget.total_bytes()));
@@ -453,7 +480,7 @@ impl Engine {
             allowance = self.say_and_hear();
         }
         if is_exact && is_peak {
-            // What dormant processes say isn't there.
+            // The peak leaves out bytes that dormant processes state but don't have.
             let seen = allowance.all_have.saturating_sub(said_beyond_seen(session));
             peak.fetch_max(seen, Ordering::Relaxed);
         }
@@ -465,7 +492,8 @@ impl Engine {
         self.charged()
     }
 
-    /// Whether to ask the kernel now what is shared: in a round that another process has begun, or in one of its own.
+    /// Returns whether to ask the kernel now what is shared, in a round that another process or this process
+    /// begins.
     fn is_to_ask(&self, allowance: &Allowance, matters: bool) -> bool {
         let (share, total) = (&self.share, self.budget.now_bytes());
         let is_open = share.ledger.round() != allowance.round;
@@ -474,7 +502,7 @@ impl Engine {
         share.is_to_ask(is_open, is_mistaken, is_short, now_ns())
     }
 
-    /// What this process has of the budget, as far as is known. Signal-safe: atomics only.
+    /// Returns the bytes of the budget that this process has, as far as is known. Signal-safe: atomics only.
     pub fn charged(&self) -> u64 {
         self.budget.estimate(self.pager)
     }
@@ -487,7 +515,7 @@ impl Engine {
         let is_close = has >= self.budget.activate_at();
         let more = if is_close { self.budget.now_bytes() / MORE_SHARE } else { 0 };
         let floor = match self.is_active() {
-            // What it shares counts for it only in part.
+            // Memory that the process shares counts for it only in part.
             true => {
                 self.budget.other().saturating_sub(shared)
                     + (self.budget.now_bytes() / 32).clamp(MANAGED_BYTES_MIN, MANAGED_BYTES_MAX)
@@ -513,23 +541,23 @@ impl Engine {
         Allowance { round: heard.round, have_all_asked, left: heard.left(), ..allowance }
     }
 
-    /// Whether this process is the one to look for the dead now.
+    /// Returns whether this process is the one to look for dead processes now.
     fn is_to_reap(&self, matters: bool) -> bool {
         let last = &self.membership.session.claims_reaped_ns;
         let (now, before) = (now_ns(), last.load(Ordering::Relaxed));
         let wait_ns = if matters { REAP_NS } else { REAP_NS_UNHURRIED };
-        // In a time namespace a process may have looked at another clock.
+        // A process in a time namespace may have written the time of another clock.
         (now >= before + wait_ns || before > now + REAP_NS_UNHURRIED)
             && last.compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// What the dead have said counts no more.
+    /// Forgets the claims of dead processes.
     fn forget_the_dead(&self) {
         self.while_nobody_reaps(|| {
             for (index, claim) in self.membership.session.claims.iter().enumerate() {
                 if claim.load() != Stated::default() {
                     self.membership.if_ended(index, || {
-                        // Another process may have taken the record and ended since.
+                        // Another process may have taken the record and ended in the meantime.
                         let stated = claim.load();
                         if stated.round != ALONE {
                             self.membership.session.rounds.has_died(&stated);
@@ -542,14 +570,15 @@ impl Engine {
         });
     }
 
-    /// Finds out how much of this process's memory is also others', and their part of it.
+    /// Asks the kernel how much memory this process shares, and which part of that counts for other
+    /// processes.
     fn ask_what_is_shared(&self, allowance: &Allowance) {
         let (share, session) = (&self.share, self.membership.session);
         let started = thread_cpu_ns();
         if share.ledger.round() == allowance.round && allowance.have_all_asked {
             self.begin_round();
         }
-        // Before the kernel is asked: a fork meanwhile begins another.
+        // The round is read before the kernel is asked: a fork meanwhile begins another round.
         let (round, settled) = session.rounds.now();
         let asks_again = share.ledger.round() == round;
         if asks_again {
@@ -557,12 +586,13 @@ impl Engine {
         }
         share.ledger.settle(settled);
         let given_up = share.ledger.before_asking();
-        // If it doesn't say, nothing counts for others.
+        // If the kernel doesn't answer, nothing counts for other processes.
         let nothing = AnonymousParts { anonymous: 0, own_part: 0, shared: 0 };
         let parts = self.rollup.anonymous().unwrap_or(nothing);
         let for_others = parts.anonymous.saturating_sub(parts.own_part);
-        // Who ends gives its memory back before anybody can find it dead, and is counted until then. So what it paid for counts for
-        // this process only if that is still so the next time.
+        // A process that ends gives its memory back before another process can find it dead, and its claim
+        // counts until then. This process therefore takes over what the ended process paid for only if that
+        // is still so at the next asking.
         let left = if asks_again { allowance.left } else { u64::MAX };
         share.ledger.have_asked(parts.shared, for_others, given_up, left, round);
         share.have_asked(thread_cpu_ns() - started, now_ns());
@@ -580,7 +610,7 @@ mod tests {
         Claimed { has: has * MIB, needs: needs * MIB, ..Claimed::default() }
     }
 
-    /// What each of them may have.
+    /// Returns what each process may have.
     fn allowances(total: u64, all: &[Claimed]) -> Vec<u64> {
         let first = |own: usize| [&all[own..=own], &all[..own], &all[own + 1..]].concat();
         (0..all.len()).map(|own| allowance(total, total, 0, &first(own)).bytes).collect()
@@ -591,7 +621,7 @@ mod tests {
         for has in [0, 1, 100, 127, 128, 300] {
             assert_eq!(allowances(128 * MIB, &[claimed(has, has + 4)]), [128 * MIB]);
         }
-        // But for what small ones have.
+        // Small processes keep what they have.
         assert_eq!(allowances(128 * MIB, &[claimed(100, 104), claimed(2, 2), claimed(1, 1)])[0], 125 * MIB);
     }
 
@@ -602,16 +632,16 @@ mod tests {
         };
         assert_eq!(large, 96 * MIB, "what the other one needs is free soon");
         assert_eq!(small, 28 * MIB, "and then it grows");
-        // Two that both need more have the same.
+        // Two processes that both need more get the same.
         assert_eq!(allowances(128 * MIB, &[claimed(64, 68), claimed(64, 68)]), [64 * MIB; 2]);
     }
 
-    /// What one can't evict is gone for all others in the same measure.
+    /// Memory that one process can't evict is missing for all other processes in the same measure.
     #[test]
     fn who_cannot_evict_leaves_the_rest_to_all_others() {
         let all = [Claimed { floor: 70 * MIB, ..claimed(80, 84) }, claimed(29, 33), claimed(28, 32)];
         assert_eq!(allowances(120 * MIB, &all), [70 * MIB, 25 * MIB, 25 * MIB]);
-        // More than there is.
+        // The floor of one process is more than the budget.
         let all = [
             Claimed { floor: 200 * MIB, ..claimed(200, 204) },
             Claimed { floor: 8 * MIB, ..claimed(30, 34) },
@@ -619,8 +649,8 @@ mod tests {
         assert_eq!(allowances(128 * MIB, &all), [128 * MIB, 8 * MIB]);
     }
 
-    /// As often as all of them look, evict what is too much and grow as they may, they have no more than the budget and
-    /// nobody waits who has less than others.
+    /// The processes look, evict what is too much and grow as they may, again and again. Together they never
+    /// have more than the budget. No process waits that has less than others.
     #[test]
     fn all_who_grow_end_with_the_same() {
         let total = 256 * MIB;
@@ -636,7 +666,8 @@ mod tests {
         assert!(has.iter().all(|has| has.abs_diff(total / 4) <= 3 * MIB), "{has:?}");
     }
 
-    /// A process that had found itself alone asked right after its next fork: a child that ended at once cost a round.
+    /// A process waits after a fork even if it has found itself alone before. Without the wait, a child that
+    /// ends at once would cost a round.
     #[test]
     fn after_each_fork_a_process_waits_before_it_asks() {
         let (share, ms) = (Share::default(), 1_000_000);
@@ -646,7 +677,7 @@ mod tests {
             share.ledger.has_forked(4 * MIB, 0);
             assert!(!asks_at(fork) && !asks_at(fork + 24), "it waits");
             assert!(asks_at(fork + 25));
-            // The last one doesn't come to asking before it finds itself alone.
+            // After the last fork, the process finds itself alone before it asks.
             if fork < 3000 {
                 share.have_asked(ms, (fork + 25) * ms);
             }
@@ -654,7 +685,7 @@ mod tests {
             share.is_alone_with_less(SHARED_BYTES_MIN);
             assert!(!share.ledger.has_kin() && !asks_at(fork + 100));
         }
-        // What was reckoned wrong doesn't wait.
+        // A mistaken reckoning doesn't wait.
         share.ledger.has_forked(4 * MIB, 0);
         assert!(!asks_at(7000) && share.is_to_ask(true, true, true, 7000 * ms));
     }

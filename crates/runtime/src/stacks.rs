@@ -1,19 +1,20 @@
-//! Where the stacks of threads are that exist before the engine: memory that stays in.
+//! The stacks of threads that exist before the engine. This memory stays resident.
 // UNSAFETY: two system calls without arguments.
 
 use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::proc;
 use farpage_os::sys::{self, number};
 
-/// Nanoseconds that all threads together have to say where their stacks are.
+/// Nanoseconds that all threads together have to report where their stacks are.
 const STACKS_NS: u64 = 10_000_000;
 
-/// The stacks of threads that there are when we are loaded: the constructors of libraries come before ours, and some of those make
-/// threads (OpenBLAS). The kernel writes on their stacks, to what each thread has told it of, and can't wait for a page there.
+/// The stacks of the threads that exist when the preload library is loaded. The constructors of libraries run
+/// before ours, and some of them start threads (OpenBLAS does). The kernel writes on the stacks of these
+/// threads, to addresses that each thread has registered, and can't wait for a page there.
 pub struct Stacks {
     pointers: [usize; 256],
     count: usize,
-    /// Whether each thread has said where its stack is.
+    /// Whether the stack of each thread is known.
     pub all_known: bool,
 }
 
@@ -21,10 +22,11 @@ impl Stacks {
     /// Asks /proc for the stack pointer of each thread.
     pub fn find() -> Stacks {
         let mut stacks = Stacks { pointers: [0; 256], count: 0, all_known: true };
-        // SAFETY: takes nothing.
+        // SAFETY: the call takes no arguments.
         let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
-        // Whose stack has a name.
-        // SAFETY: as above.
+        // The first thread's stack has a name in /proc.
+        //
+        // SAFETY: the call takes no arguments.
         let first = unsafe { sys::call(number::GETPID, [0; 6]) } as u32;
         let until_ns = now_ns() + STACKS_NS;
         let all = proc::for_each_thread(|thread| {
@@ -36,7 +38,8 @@ impl Stacks {
         stacks
     }
 
-    /// A thread that runs doesn't say where. Mostly it waits for work soon.
+    /// Adds the stack of a thread. /proc doesn't tell the stack pointer of a thread that runs, but most
+    /// threads soon wait for work.
     fn add(&mut self, thread: u32, until_ns: u64) {
         loop {
             if let Some(pointer) = proc::stack_pointer(thread) {
@@ -57,7 +60,7 @@ impl Stacks {
         }
     }
 
-    /// A place on each stack that is known.
+    /// Returns an address on each stack that is known.
     pub fn known(&self) -> impl Iterator<Item = usize> {
         self.pointers[..self.count].iter().copied()
     }

@@ -1,9 +1,10 @@
 //! Start and life of the engine's threads.
 //!
-//! The program's first thread asks for an engine and waits; the *keeper*, the first engine thread, opens
-//! everything in a descriptor table of its own, builds the engine, and says so. Then it looks after the
-//! budget: first only measuring, later evicting in the background. When the budget is first reached it takes the program's
-//! mappings over, and starts the registrar, a handler thread for each CPU, and two threads that read ahead.
+//! The program's first thread asks for an engine and waits. The *keeper*, the first engine thread, opens
+//! everything in a descriptor table of its own, builds the engine, and reports to the waiting thread. Then
+//! the keeper looks after the budget: first it only measures, later it evicts in the background. When the
+//! budget is first reached, the keeper takes over the program's mappings. It starts the registrar, a handler
+//! thread for each CPU, and two threads that read ahead.
 
 use crate::ahead::{AheadQueue, Reclaim};
 use crate::budget::{Budget, Growth};
@@ -53,79 +54,84 @@ use farpage_os::{futex, image, memory, proc};
 use rustix::fd::AsRawFd;
 use rustix::fs::{Mode, OFlags};
 
-/// Ranges that one process can have: the kernel's own default limit of mappings is 65,530.
+/// Ranges that one process can have, at most. The kernel's own default limit of mappings is 65,530.
 const RANGES_MAX: usize = 1 << 16;
-/// What the engine itself takes at least, beyond what the program has: frames, scratch memory, tables.
+/// Bytes that the engine itself takes at least, beyond what the program has: frames, scratch memory, tables.
 const OWN_BYTES_MIN: u64 = 5 << 20;
-/// Reader index of the keeper; handlers have the numbers after it.
+/// Reader index of the keeper. The handlers have the indices after it.
 pub const KEEPER: ReaderIndex = ReaderIndex(0);
-/// Threads that read ahead: while one waits for a device, the other goes on.
+/// Threads that read ahead. While one waits for a device, the other goes on.
 const AHEAD_THREADS: usize = 2;
-/// Reader index of the first of them; they have the last ones.
+/// Reader index of the first thread that reads ahead. These threads have the last indices.
 const AHEAD: ReaderIndex = ReaderIndex(ENGINE_THREADS_MAX - AHEAD_THREADS);
 
-/// The names of our threads.
+/// Names of the engine's threads.
 const KEEPER_NAME: &core::ffi::CStr = c"farpage-keeper";
 const HANDLER_NAME: &core::ffi::CStr = c"farpage-fault";
 const AHEAD_NAME: &core::ffi::CStr = c"farpage-ahead";
 const MAPS_NAME: &core::ffi::CStr = c"farpage-maps";
 
-/// How often a thread that has nothing else to do looks after its writes.
+/// Nanoseconds between two looks at its writes by a thread that has nothing to do.
 const WRITES_NS: u64 = 1_000_000;
-/// How often a process that has nothing to evict looks whether others are dead, and each whether its own program is.
+/// Nanoseconds between two looks of the keeper for the end of its own program. A keeper that has nothing to
+/// evict then also looks for dead processes.
 const REAP_NS: u64 = 1_000_000_000;
 
-/// How often each process looks whether the supervisor was killed. New processes of the run can't join it any more then.
+/// Nanoseconds between two looks for whether the supervisor was killed. New processes of the run can't join
+/// it after that.
 const SUPERVISOR_NS: u64 = 100_000_000;
 
-/// A process that grows faster fills memory in earnest: then its keeper goes first. Most keepers don't: on Linux 6.18 those of
-/// 60 processes, all of them at -20, kept the kernel's own threads off the CPU for a minute.
+/// Bytes per microsecond of growth above which a process fills memory in earnest. The keeper then takes the
+/// lowest nice value. Most keepers don't: on Linux 6.18, the keepers of 60 processes at nice -20 kept the
+/// kernel's own threads off the CPU for a minute.
 const FAST_BYTES_PER_US: u64 = 100;
 
-/// While memory is shared since a fork nothing holds threads back that write it, so the keeper goes before them, if it may. Not
-/// before all: a kernel thread that looks at shared memory (DAMON, khugepaged) locks it meanwhile, and the keepers of ten
-/// processes, all of them at -20, kept one off the CPU for 200 ms and waited for it (`sched_switch`; two of
-/// `tests/programs/workers.py 100`).
+/// Nice value of the keeper while memory is shared since a fork. Nothing then holds back threads that write
+/// shared memory, so the keeper goes before them, if it may. The keeper doesn't go before all threads. A
+/// kernel thread that looks at shared memory (DAMON, khugepaged) locks this memory meanwhile. Keepers at nice
+/// -20 would keep that thread off the CPU while they wait for it.
 const NICE_BESIDE_SHARERS: i32 = -5;
 
 /// Why there is no engine.
 #[derive(Clone, Copy, Debug)]
 pub enum StartError {
-    /// There is no session any more: the supervisor is gone. Or there can't be an engine, and the program goes on by itself.
+    /// The session is gone, and so is the supervisor. Or there can't be an engine, and the program goes on
+    /// without one.
     Alone,
     /// Something that the engine needs was refused.
     Failed(StartFailure, Errno),
-    /// The budget is below what the program has already, in bytes.
+    /// The budget is below what the program needs, in bytes.
     BudgetTooSmall(u64),
 }
 
-/// What the starting thread hands to the keeper, and what it gets back.
+/// The request of the starting thread to the keeper, and the keeper's answer.
 pub struct Start {
-    /// Where the session is, NUL-terminated.
+    /// Path of the session, NUL-terminated.
     pub session_path: [u8; PATH_BYTES],
     /// The calling thread's control block, which must never be paged; 0 if it doesn't matter.
     pub thread_block: usize,
-    /// In a fork's child: the parent's engine, whose list of mappings is still true.
+    /// In a fork's child: the parent's engine, whose list of mappings is still right.
     pub parent: Option<&'static Engine>,
-    /// The program's own code has run already: the process was dormant.
+    /// Whether the program's own code has run already, because the process was dormant.
     pub is_late: bool,
-    /// Its other record tells of a failure.
+    /// Whether another record of the process tells of a failure.
     pub is_told_elsewhere: bool,
-    /// If it is late: the mapping that held the control block when the library was loaded.
+    /// If `is_late`: the mapping that held the control block when the library was loaded.
     pub block_pages: Option<PageRange>,
-    /// For `signal` mode, opened where the program's threads have it, too.
+    /// A userfaultfd for `signal` mode, opened also in the descriptor table of the program's threads.
     uffd: core::cell::Cell<Option<Uffd>>,
     engine: AtomicPtr<Engine>,
     failure: core::cell::Cell<Option<StartError>>,
     done: AtomicU32,
 }
 
-// SAFETY: `failure` is written by the keeper before `done` and read by the starter after it; `uffd` is written before there
-// is a keeper, and read only by that.
+// SAFETY: the keeper writes `failure` before `done`, and the starting thread reads it after `done`. `uffd` is
+// written before there is a keeper, and only the keeper reads it. The other fields are atomics, or never
+// change.
 unsafe impl Sync for Start {}
 
 impl Start {
-    /// A request.
+    /// Returns a request that no keeper has answered.
     pub const fn new(
         session_path: [u8; PATH_BYTES],
         thread_block: usize,
@@ -149,9 +155,9 @@ impl Start {
     }
 }
 
-/// Whether the program can go on without an engine. A fork's child can that has all of its memory, and so can a program that has run
-/// already. So can a program that may not look at itself (PR_SET_DUMPABLE, a program file that can't be read): its files in /proc are
-/// root's.
+/// Returns whether the program can go on without an engine. A fork's child can if it has all of its memory. A
+/// program whose code has run already can, too. The third case is a program that may not look at itself,
+/// because its files in /proc are root's (PR_SET_DUMPABLE, or a program file that can't be read).
 pub fn can_do_without(parent: Option<&Engine>, is_late: bool, error: StartError) -> bool {
     const ACCES: Errno = Errno(linux_raw_sys::errno::EACCES as i32);
     match (error, parent) {
@@ -169,10 +175,11 @@ pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     let request = &*memory::place(request).map_err(failed(StartFailure::Memory))?;
     credentials::begin();
     if let Some(parent) = request.parent {
-        // The parent's, of which this process has copies.
+        // The parent's descriptors, of which this process has copies.
         parent.direct.descriptors.still_there().for_each(close);
     }
-    // Which mode it is only the keeper finds out. Where this is refused, the mode isn't possible either.
+    // Only the keeper finds out the mode. Where the kernel refuses this userfaultfd, `signal` mode isn't
+    // possible either.
     let uffd = Uffd::for_signals().ok().map(Uffd::out_of_the_way);
     let fd = uffd.as_ref().map(|uffd| uffd.fd().as_raw_fd());
     request.uffd.set(uffd);
@@ -183,7 +190,8 @@ pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     while request.done.load(Ordering::Acquire) == 0 {
         futex::wait(&request.done, 0);
     }
-    // SAFETY: null, or the engine that the keeper placed for good before it set `done`.
+    // SAFETY: the pointer is null, or points to the engine that the keeper placed for good before it set
+    // `done`.
     let engine = unsafe { request.engine.load(Ordering::Relaxed).as_ref() };
     match (engine.filter(|engine| Direct::is_possible(engine)), fd) {
         (Some(engine), Some(fd)) => {
@@ -199,28 +207,30 @@ pub fn start(request: Start) -> Result<&'static Engine, StartError> {
     }
 }
 
-/// Closes a descriptor of the calling thread's table, whatever others have at that number.
+/// Closes a descriptor in the calling thread's table. Other tables may have another file at that number.
 fn close(fd: i32) {
-    // SAFETY: ours; no object in this table's threads uses it any more.
+    // SAFETY: the descriptor is the engine's, and no object in a thread of this table uses it any more.
     unsafe { rustix::io::close(fd) };
 }
 
 fn keeper_main(argument: usize) -> ! {
     thread::set_name(KEEPER_NAME);
-    // Beside threads that fill memory on every CPU it has to come in time; so do the threads that it makes, which inherit this.
+    // The keeper must get a CPU in time beside threads that fill memory on every CPU. The threads that the
+    // keeper starts inherit this setting, and need it as well.
     thread::ask_for_short_turns();
-    // Whoever writes to standard error here must not hit one of our files.
+    // Code that writes to standard error here must not hit one of the engine's files.
     for _ in 0..3 {
         let null = rustix::fs::open(c"/dev/null", OFlags::RDWR, Mode::empty());
         core::mem::forget(null);
     }
-    // SAFETY: `start` placed the request for good and gave us its address.
+    // SAFETY: `start` placed the request for good and passed its address.
     let request = unsafe { &*(argument as *const Start) };
-    // Before the engine takes memory of its own.
+    // Measured before the engine takes memory of its own.
     let inherited =
         request.parent.map(|_| Statm::open().and_then(|statm| statm.anonymous_bytes()).unwrap_or(0));
     let built = build(request);
-    // The program may leave where it was started, and unmount that. Whoever is made from here on is elsewhere, too.
+    // The program may leave the directory where it was started, and unmount that. Threads that the keeper
+    // starts inherit this one.
     let _ = rustix::process::chdir(c"/");
     if let Ok(engine) = built {
         if let Some(bytes) = inherited {
@@ -231,7 +241,7 @@ fn keeper_main(argument: usize) -> ! {
     if let Ok(engine) = built
         && engine.inherits()
     {
-        // What was out at the fork must be there before the program runs.
+        // Pages that were out at the fork must be there before the program runs.
         activate(engine, thread::go_first());
     }
     match built {
@@ -247,7 +257,7 @@ fn keeper_main(argument: usize) -> ! {
     }
 }
 
-/// Watches the budget; once it was reached, evicts in the background.
+/// Watches the budget. Evicts in the background once the budget was reached.
 fn keep(engine: &'static Engine) -> ! {
     if !engine.is_active() {
         let nice = wait_for_budget(engine);
@@ -259,7 +269,7 @@ fn keep(engine: &'static Engine) -> ! {
     let worker =
         Worker::placed(engine, KEEPER, None).unwrap_or_else(|_| engine.stop_program(StopReason::Tables));
     engine.thread_has_started();
-    // How nice this thread was.
+    // The keeper's nice value before memory was shared.
     let mut nice = None;
     let mut rounds = Rounds::begin();
     loop {
@@ -287,7 +297,8 @@ fn keep(engine: &'static Engine) -> ! {
     }
 }
 
-/// What the keeper looks for now and then, whatever else it does: whether this process must end, or has changed what it may do.
+/// The keeper's checks at intervals, beside all other work. The process may have to end, or may have changed
+/// its credentials.
 struct Rounds {
     reap_ns: u64,
     supervisor_ns: u64,
@@ -303,7 +314,7 @@ impl Rounds {
         }
     }
 
-    /// Looks, if it is time. Whether it is time to reap, too.
+    /// Makes the checks that are due. Returns whether it is time to reap, too.
     fn make(&mut self, engine: &Engine) -> bool {
         self.credentials.look(engine);
         let now = now_ns();
@@ -320,7 +331,8 @@ impl Rounds {
     }
 }
 
-/// A run whose supervisor was killed ends. What it starts from now on could not join it, and nothing would limit that.
+/// Ends this process if the supervisor was killed: the run ends then. Programs started from now on could not
+/// join the run, and nothing would limit them.
 fn end_with_the_supervisor(engine: &Engine) {
     const SIGKILL: usize = linux_raw_sys::general::SIGKILL as usize;
     let session = engine.membership.session;
@@ -328,14 +340,15 @@ fn end_with_the_supervisor(engine: &Engine) {
         sys::exit_group(STATUS_FAILED);
     }
     if engine.membership.was_supervisor_killed() {
-        // SAFETY: takes no pointers; the process is this one.
+        // SAFETY: the call takes no pointers, and the process is this one.
         unsafe { sys::call(number::KILL, [engine.process as usize, SIGKILL, 0, 0, 0, 0]) };
-        // Still here: process 1 of a container.
+        // The process survives the signal if it is process 1 of a container.
         sys::exit_group(128 + SIGKILL as i32);
     }
 }
 
-/// Without us a process ends with its last thread, also if that ends by the bare system call.
+/// Ends the process when the program's last thread has ended, even if that thread ended by the bare system
+/// call. Without the engine's threads, the process would have ended with it.
 fn end_with_the_program(engine: &Engine) {
     let ours = [KEEPER_NAME, HANDLER_NAME, AHEAD_NAME, MAPS_NAME].map(core::ffi::CStr::to_bytes);
     if let Some(status) = proc::status_but_for(engine.process, &ours) {
@@ -343,9 +356,11 @@ fn end_with_the_program(engine: &Engine) {
     }
 }
 
-/// Returns when the budget is about to be reached: how nice this thread was. It goes first by then.
+/// Waits until the budget is about to be reached. Returns this thread's nice value before. By then the thread
+/// has the lowest nice value.
 fn wait_for_budget(engine: &'static Engine) -> i32 {
-    // Until all is registered nothing else holds threads back that fill memory on every CPU. How fast they do isn't known yet.
+    // Until everything is registered, nothing else holds back threads that fill memory on every CPU. How fast
+    // the program grows isn't known yet.
     let nice = thread::go_first();
     let mut is_first = true;
     let mut growth = Growth::default();
@@ -354,7 +369,8 @@ fn wait_for_budget(engine: &'static Engine) -> i32 {
         let started_ns = now_ns();
         let charged = engine.take_share();
         let now = now_ns();
-        // What it has of the budget also changes when others write what is shared: that isn't growth. When it does, it is.
+        // The process's part of the budget also changes when other processes write shared memory, which isn't
+        // growth. When this process writes shared memory, that is growth.
         let anonymous = engine.pager.stats().gauge(Gauge::Anonymous) + engine.share.ledger.all_written();
         let growth_bytes_per_us = growth.bytes_per_us(anonymous, started_ns..now);
         let is_wanted = engine.activation_wanted.load(Ordering::Relaxed) != 0 || engine.is_to_retire();
@@ -367,17 +383,17 @@ fn wait_for_budget(engine: &'static Engine) -> i32 {
             thread::be_as_nice_as(if is_first { nice.min(thread::LEAST_NICE) } else { nice });
         }
         if rounds.make(engine) {
-            // Perhaps nobody else is there to do it.
+            // Perhaps no other process is left that would do so.
             engine.reap_dead_processes();
         }
         engine.budget.wait(engine.budget.bell(), engine.budget.look_again_ns(charged, growth_bytes_per_us));
     }
 }
 
-/// The budget is reached: takes over every mapping that is big enough. Then this thread is as `nice` again as it was, and so are
-/// those that it makes.
+/// Takes over every mapping that is big enough, because the budget is reached. Then this thread gets back its
+/// value of `nice`, which the threads that it starts inherit.
 fn activate(engine: &'static Engine, nice: i32) {
-    // The keeper counts, too: it makes its worker afterwards.
+    // The keeper counts, too, because it makes its worker afterwards.
     engine.starting.fetch_add(1, Ordering::Relaxed);
     if engine.handover.is_some() && !guard::arm::all(engine) {
         retire::end(engine, None);
@@ -388,9 +404,10 @@ fn activate(engine: &'static Engine, nice: i32) {
         touch_each_mapping(engine);
     }
     engine.take_inheritance();
-    // First register: from now on the program grows only through us. Its faults wait for the threads below.
+    // Register first. From now on the program grows only through faults, which wait for the threads below.
     engine.take_over_all(changes::EVERYTHING, |range| engine.register_here(range, None));
-    // What was counted as somebody else's memory is ours now. Counted twice, it would have pages evicted for nothing.
+    // The memory just registered was counted as unmanaged. If it were counted twice, pages would be evicted
+    // for nothing.
     engine.measure_anew();
     thread::be_as_nice_as(nice);
     let argument = core::ptr::from_ref(engine) as usize;
@@ -404,26 +421,27 @@ fn activate(engine: &'static Engine, nice: i32) {
     started &= handlers > 0;
     engine.lull.runs_on(handlers as u32);
     if engine.pager.config.readahead != Readahead::Off {
-        // Without them nothing is read ahead, no more.
+        // Without these threads nothing is read ahead. Nothing else depends on them.
         for number in 0..AHEAD_THREADS {
             spawn(engine, ahead_main, 0, ReaderIndex(AHEAD.0 + number));
         }
     }
     if !started {
-        // Without threads nobody would serve a fault.
+        // Without handlers, no thread would serve a fault.
         engine.stop_program(StopReason::Thread);
     }
-    // Ordering: Release: a hook that sees it may ask the registrar.
+    // Ordering: Release. A hook that sees the value may ask the registrar.
     engine.active.store(1, Ordering::Release);
     farpage_core::sync::wake_all(&engine.active);
     engine.pager.stats().set(Gauge::Active, 1);
     drop(exclusive);
 }
 
-/// Has every mapping that we may register written to, without changing a byte: see [`Pages::register`] of
-/// [`ByProtection`]. What we know as one range may be several to the kernel.
+/// Writes to every mapping that may be registered, without changing a byte: see [`Pages::register`] of
+/// [`ByProtection`]. One range of the engine's table may be several mappings to the kernel.
 fn touch_each_mapping(engine: &Engine) {
-    // What the last mapping belonged to: they come in the order of their addresses.
+    // The stretch of ranges that the last mapping belonged to. The mappings come in the order of their
+    // addresses.
     let mut stretch = PageRange::of(PageIndex(0), 0);
     let _ = proc::for_each_mapping(|mapping| {
         if stretch.end <= mapping.pages.start {
@@ -435,7 +453,7 @@ fn touch_each_mapping(engine: &Engine) {
             stretch.count() >= MANAGED_PAGES_MIN && !stretch.intersection(mapping.pages).is_empty();
         if mapping.is_private_data && mapping.is_anonymous && is_managed {
             let first = PageRange::of(mapping.pages.start, 1);
-            // SAFETY: populating changes no byte.
+            // SAFETY: populating changes no byte and discards no page.
             let _ = unsafe { memory::advise(first, linux_raw_sys::general::MADV_POPULATE_WRITE) };
         }
     });
@@ -459,7 +477,7 @@ fn spawn(engine: &'static Engine, main: fn(usize) -> !, cpu: usize, index: Reade
 
 fn handler_main(argument: usize) -> ! {
     thread::set_name(HANDLER_NAME);
-    // SAFETY: `spawn` placed it for good and gave us its address.
+    // SAFETY: `spawn` placed the `Handler` for good and passed its address.
     let handler = unsafe { &*(argument as *const Handler) };
     thread::pin_to_cpu(handler.cpu);
     let node = Some(farpage_os::numa::current_node());
@@ -492,7 +510,7 @@ fn handler_main(argument: usize) -> ! {
 
 fn ahead_main(argument: usize) -> ! {
     thread::set_name(AHEAD_NAME);
-    // SAFETY: `spawn` placed it for good and gave us its address.
+    // SAFETY: `spawn` placed the `Handler` for good and passed its address.
     let Handler { engine, index, .. } = unsafe { &*(argument as *const Handler) };
     let worker = Worker::placed(engine, *index, None);
     engine.thread_has_started();
@@ -514,7 +532,7 @@ fn ahead_main(argument: usize) -> ! {
 
 fn registrar_main(argument: usize) -> ! {
     thread::set_name(MAPS_NAME);
-    // SAFETY: `activate` gave us the address of the engine, which lives as long as the process.
+    // SAFETY: `activate` passed the address of the engine, which lives as long as the process.
     let engine = unsafe { &*(argument as *const Engine) };
     engine.registrar.serve(engine)
 }
@@ -535,7 +553,7 @@ pub(crate) fn build(request: &'static Start) -> Result<&'static Engine, StartErr
     let path = core::ffi::CStr::from_bytes_until_nul(&request.session_path).map_err(|_| StartError::Alone)?;
     let membership = Membership::join(path).map_err(|_| StartError::Alone)?;
     let record = membership.record();
-    // Until it has told why not, the record is ours.
+    // The process keeps its record until the record tells why there is no engine.
     let mut membership = Some(membership);
     let built = build_in(request, &mut membership)
         .and_then(|engine| memory::place(engine).map_err(failed(StartFailure::Memory)));
@@ -552,7 +570,7 @@ pub(crate) fn build(request: &'static Start) -> Result<&'static Engine, StartErr
             }
             StartError::BudgetTooSmall(needed) => (Notice::BudgetTooSmall, needed),
         };
-        // The other record tells, why ever there is no engine.
+        // The other record tells the user, whatever the reason is.
         if request.is_told_elsewhere {
             return error;
         }
@@ -561,7 +579,7 @@ pub(crate) fn build(request: &'static Start) -> Result<&'static Engine, StartErr
     })
 }
 
-/// With the membership, if all goes well.
+/// Builds the engine. On success the engine owns the membership; on failure it stays in `joined`.
 fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<Engine, StartError> {
     let membership = joined.as_ref().ok_or(StartError::Alone)?;
     let (settings, record) = (&membership.settings, membership.record());
@@ -575,7 +593,7 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
     let uffd = open_uffd(request, settings.uffd_source)?;
     let handover = handover_for(settings.uffd_source).map_err(no_memory)?;
     let needed = statm.anonymous_bytes().map_err(failed(StartFailure::Proc))? + OWN_BYTES_MIN;
-    // A fork's child has what its parent had: it goes on, over its budget until pages are evicted.
+    // A fork's child has what its parent had. The child goes on, over its budget until pages are evicted.
     if request.parent.is_none() && !request.is_late && settings.ram_bytes < needed {
         return Err(StartError::BudgetTooSmall(needed));
     }
@@ -591,11 +609,13 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
     // SAFETY: only engine code uses frames, and a child makes an engine of its own.
     let frames = unsafe { memory::reserve_for_threads(frames_bytes) }.map_err(no_memory)?;
     let frames_move = config.install.takes_by_move();
-    // SAFETY: the mapping just made, which only the cache below hands out.
+    // SAFETY: `frames` is the mapping just made, of the size that `config` says, and only the cache below
+    // hands it out.
     let (pages, protections) = unsafe { way_to_pages(uffd, handover, &config, frames) }?;
     let cache_memory = CacheMemory::carve(&mut region, frames.cast::<PageBytes>(), config.frames as usize);
     let backing = if frames_move { Backing::Hole } else { Backing::Memory };
-    // SAFETY: `frames` are as many as `meta` has elements, page-aligned, and nobody else's.
+    // SAFETY: there are as many page-aligned frames as `meta` has elements, and they belong to this cache
+    // alone.
     let cache = unsafe { Cache::new(cache_memory, backing) };
     let (pool, pool_base) = pool_in(&mut region, &pool_layout, &config);
     if areas.count() == 0 && config.codec.densifies() {
@@ -663,9 +683,9 @@ fn build_in(request: &'static Start, joined: &mut Option<Membership>) -> Result<
     })
 }
 
-/// The userfaultfd, if this mode has one.
+/// Opens the userfaultfd, if this mode has one.
 fn open_uffd(request: &'static Start, source: UffdSource) -> Result<Option<&'static Uffd>, StartError> {
-    // In other modes the one that is there already is closed again.
+    // In other modes, dropping this userfaultfd closes it again.
     let at_hand = request.uffd.take();
     let uffd = match source {
         UffdSource::UserMode => at_hand.map_or_else(Uffd::for_signals, Ok),
@@ -678,7 +698,8 @@ fn open_uffd(request: &'static Start, source: UffdSource) -> Result<Option<&'sta
     Ok(Some(&*placed?))
 }
 
-/// Where threads hand over the faults that they have run into, if they hear of them.
+/// Makes the place where threads hand over the faults that they have run into, in modes where these arrive as
+/// signals.
 fn handover_for(source: UffdSource) -> Result<Option<&'static Handover>, Errno> {
     match source {
         UffdSource::Syscall | UffdSource::Device => return Ok(None),
@@ -689,10 +710,11 @@ fn handover_for(source: UffdSource) -> Result<Option<&'static Handover>, Errno> 
     Ok(Some(memory::place(Handover::new())?))
 }
 
-/// How pages get into the program and out of it; without a userfaultfd by protections, which others need to know, too.
+/// Returns the way in which pages get into the program and out of it. Without a userfaultfd this is by
+/// protections, which other parts of the engine need to know, too.
 ///
 /// # Safety
-/// `frames` is a mapping of as many as `config` says, which nobody but the cache of this engine hands out.
+/// `frames` is a mapping of as many frames as `config` says, which only the cache of this engine hands out.
 unsafe fn way_to_pages(
     uffd: Option<&'static Uffd>,
     handover: Option<&'static Handover>,
@@ -708,7 +730,7 @@ unsafe fn way_to_pages(
     };
     let pages = if config.install.takes_by_move() {
         let range = PageRange::covering(frames as usize, config.frames as usize * PAGE_BYTES);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller promises this mapping of frames.
         let by_move = unsafe { ByMove::new(uffd, range, config.install) };
         place_pages(by_move.map_err(failed(StartFailure::Userfaultfd))?, handover)
     } else {
@@ -717,12 +739,13 @@ unsafe fn way_to_pages(
     Ok((pages.map_err(no_memory)?, None))
 }
 
-/// The pool, in memory from `region`, and its first byte.
+/// Returns the pool, in memory from `region`, and its first byte.
 fn pool_in(region: &mut Region<'static>, layout: &PoolLayout, config: &Config) -> (Pool<'static>, *mut u8) {
     let data = &mut region.carve::<PageBytes>(layout.data_bytes.div_ceil(PAGE_BYTES))[..];
     let base = data.as_mut_ptr().cast::<u8>();
     let memory = PoolMemory {
-        // SAFETY: pages are bytes; the slice above is given up for this one.
+        // SAFETY: pages are bytes, the length is within the slice above, and that slice is given up for this
+        // one.
         data: unsafe { core::slice::from_raw_parts_mut(base, layout.data_bytes) },
         objects: region.carve::<ObjectMeta>(layout.objects),
         blocks: region.carve::<BlockMeta>(layout.blocks),
@@ -730,13 +753,13 @@ fn pool_in(region: &mut Region<'static>, layout: &PoolLayout, config: &Config) -
     (Pool::new(layout, memory, config.accept_percent), base)
 }
 
-/// By itself: it is large, and the keeper's stack is not.
+/// Places the pager. A function of its own, because a pager is large and the keeper's stack is not.
 #[inline(never)]
 fn place_pager(parts: Parts<'static>) -> Result<&'static Pager<'static>, Errno> {
     Ok(memory::place(Pager::new(parts))?)
 }
 
-/// A way of moving pages, which wakes those that have handed their faults over.
+/// Places a way of moving pages, which also wakes threads that have handed over their faults.
 fn place_pages<P: Pages + 'static>(
     pages: P,
     handover: Option<&'static Handover>,
@@ -758,7 +781,8 @@ fn config_of(settings: &Settings, features: Option<Features>) -> Config {
     config
 }
 
-/// One mapping for all of core's tables, which no child gets but to look up what it inherits; and where it is.
+/// Makes one mapping for all of core's tables. A child gets it only to look up what it inherits. Returns the
+/// region, and the mapping's address and size.
 fn handed_region(
     membership: &Membership,
     config: &Config,
@@ -773,11 +797,12 @@ fn handed_region(
         + Region::bytes_for::<Watched>(WAYS)
         + Region::bytes_for::<AtomicPtr<Leaf>>(DIRECTORY_LEAVES);
     let base = memory::reserve(bytes)?;
-    // Most of it is the pool.
+    // Most of the region is the pool.
     memory::keep_from_core_files(base, bytes);
     // SAFETY: only engine code uses these tables, and a child makes an engine of its own.
     unsafe { memory::keep_from_children(base, bytes) }?;
-    // SAFETY: the mapping just made: zeroed, and nobody else's for good.
+    // SAFETY: the mapping was just made. It is readable, writable, all zero, and this region's alone for
+    // good.
     Ok((unsafe { Region::new(base, bytes) }, (base, bytes)))
 }
 
@@ -787,7 +812,7 @@ fn open_device() -> Result<Uffd, Errno> {
     Uffd::by_device(&device.map_err(|error| Errno(error.raw_os_error()))?)
 }
 
-/// The program's name, for the summary.
+/// Notes the program's name in its record, for the summary.
 pub(crate) fn name_record(record: &crate::session::ProcessRecord) {
     let mut name = [0_u8; 16];
     if let Ok(comm) = rustix::fs::open(c"/proc/self/comm", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
@@ -799,15 +824,17 @@ pub(crate) fn name_record(record: &crate::session::ProcessRecord) {
     }
 }
 
-/// Memory for a list of ranges. Children get it too: the list is what they start from.
+/// Makes memory for a list of ranges. Children get it too, because they start from the parent's list.
 fn range_list() -> Result<&'static mut [Range], Errno> {
     let bytes = Region::bytes_for::<Range>(RANGES_MAX);
     let base = memory::reserve(bytes)?;
-    // SAFETY: the mapping just made: zeroed, and nobody else's for good.
+    // SAFETY: the mapping was just made. It is readable, writable, all zero, and this region's alone for
+    // good.
     Ok(unsafe { Region::new(base, bytes) }.carve::<Range>(RANGES_MAX))
 }
 
-/// The mappings that the program has already: those of its parent at the fork, else what /proc says.
+/// Returns the mappings that the program has already: those of its parent at the fork, otherwise those in
+/// /proc.
 fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
     let mut ranges = Ranges::new(range_list()?);
     if let Some(parent) = request.parent {
@@ -815,7 +842,7 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
         while let Some(range) = { parent.pager.ranges.lock().at_or_after(from) } {
             from = range.pages.end;
             if !range.flags.has(Flags::DONT_FORK) {
-                // Locks aren't inherited by a child, registrations aren't either.
+                // A child inherits neither locks nor registrations.
                 let flags =
                     range.flags.without(Flags::REGISTERED).without(Flags::LOCKED).without(Flags::ON_TOUCH);
                 let _ = ranges.insert(range.pages, flags);
@@ -832,12 +859,14 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
             MappingName::Stack | MappingName::Other => false,
         };
         let block = PageIndex::of_address(request.thread_block);
-        // The kernel may have joined it with memory of the program's since.
+        // The kernel may have joined the control block's mapping with memory of the program since the library
+        // was loaded.
         let is_known = request.block_pages.is_some_and(|pages| pages.contains(block));
         let holds_thread = mapping.pages.contains(block) && !is_known
             || stacks.known().any(|pointer| mapping.pages.contains(PageIndex::of_address(pointer)));
         let has_place = mapping.pages.end <= changes::EVERYTHING.end;
-        // What a library reserves before we are loaded stays its own affair. What the program has reserved it will use.
+        // A library's reservation from before the preload library was loaded is left alone. The program will
+        // use what it has reserved itself.
         let flags = match mapping {
             Mapping { is_private_data: true, .. } => Some(Flags::NONE),
             Mapping { is_private: true, .. } if request.is_late => Some(changes::flags_of(&mapping)),
@@ -847,7 +876,7 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
             let _ = ranges.insert(mapping.pages, flags);
         }
     };
-    // Calls past libc, which nobody saw, may have asked for anything.
+    // Calls past libc, which no hook saw, may have asked for special treatment of a mapping (such as mlock).
     let read = if request.is_late {
         proc::for_each_plain_mapping(&mut add)
     } else {
@@ -860,7 +889,8 @@ fn known_ranges(request: &Start) -> Result<Ranges<'static>, Errno> {
     if let Some(range) = request.block_pages {
         let _ = ranges.remove(range);
     }
-    // Our own variables and libc's, which the kernel may have as one mapping with what follows.
+    // The variables of the engine and of libc stay out. The kernel may have joined them with what follows to
+    // one mapping.
     image::for_each_segment(|range| {
         let _ = ranges.remove(range);
     });

@@ -1,25 +1,27 @@
-//! Programs that processes of the run execute, until they have joined it. What never joins runs outside of the budget.
+//! Notes about programs that processes of the run exec, until these programs have joined the run. A program
+//! that never joins runs outside of the budget.
 //!
-//! A process that executes a program leaves a note here, and takes it back if the call fails. The new program takes the note
-//! away when it joins. The supervisor finds the notes that are left, and tells of them.
+//! A process that is about to exec a program leaves a note here, and takes the note back if the call fails.
+//! The new program removes the note when it joins. The supervisor finds the notes that are left, and reports
+//! them.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Programs that can be about to join at once.
+/// Notes: programs that can be about to join at the same time.
 const NOTES: usize = 128;
-/// Words of eight bytes that are kept of a path.
+/// Words of eight bytes that a note keeps of a path.
 const WORDS: usize = 15;
-/// Bytes of a path that are kept.
+/// Bytes that a note keeps of a path.
 pub const PATH_BYTES_KEPT: usize = WORDS * 8;
-/// No process, as the one of a note that is being written.
+/// Process number of a note that is being written. No process has this number.
 const WRITING: u32 = u32::MAX;
 
-/// One program.
+/// The note about one program.
 #[repr(C)]
 struct Note {
-    /// The process; 0 if the note is free.
+    /// Number of the process that execs the program; 0 if the note is free.
     process: AtomicU32,
-    /// Length of the path in bytes.
+    /// Length of the kept path in bytes.
     length: AtomicU32,
     path: [AtomicU64; WORDS],
 }
@@ -30,7 +32,7 @@ impl Note {
     }
 }
 
-/// All of them. Any bytes are valid.
+/// All notes of a run. Any bytes are valid.
 #[repr(C)]
 pub struct Started {
     notes: [Note; NOTES],
@@ -41,21 +43,22 @@ pub struct Started {
 /// A program that has not joined.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    /// Its process.
+    /// Number of its process.
     pub process: u32,
     path: [u8; PATH_BYTES_KEPT],
     length: usize,
 }
 
 impl Program {
-    /// Its path, if that is not longer than what is kept; else its beginning.
+    /// Returns the program's path, or the beginning of a path longer than [`PATH_BYTES_KEPT`].
     pub fn path(&self) -> &[u8] {
         &self.path[..self.length]
     }
 }
 
 impl Started {
-    /// A process is about to execute this path: the note's number, if there is room for one.
+    /// Leaves a note that a process is about to exec this path. Returns the note's number, if there was a
+    /// free note.
     pub fn executes(&self, process: u32, path: &[u8]) -> Option<usize> {
         let is_mine = |note: &Note| {
             note.process.compare_exchange(0, WRITING, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -76,19 +79,19 @@ impl Started {
         Some(at)
     }
 
-    /// Nothing was executed, or the supervisor has seen it. False if the process has joined; another one may have the note by
-    /// now, and keeps it.
+    /// Takes a note back, because the exec failed or the supervisor has seen the note. Returns false if the
+    /// process has joined. Another process may have the note by now, and keeps it.
     pub fn take_back(&self, at: usize, process: u32) -> bool {
         self.notes.get(at).is_some_and(|note| note.is_taken_from(process))
     }
 
-    /// A process has joined the run.
+    /// Removes the notes of a process that has joined the run.
     pub fn joins(&self, process: u32) {
         let is_its = |note: &&Note| note.process.load(Ordering::Relaxed) == process;
         self.notes.iter().filter(is_its).for_each(|note| _ = note.is_taken_from(process));
     }
 
-    /// Those that have not joined, by their note's number.
+    /// Returns the programs that have not joined, each with its note's number.
     pub fn waiting(&self) -> impl Iterator<Item = (usize, Program)> {
         self.notes.iter().enumerate().filter_map(|(at, note)| {
             // Ordering: Acquire pairs with the Release in `executes`.
@@ -102,7 +105,7 @@ impl Started {
         })
     }
 
-    /// Programs that found no room for a note.
+    /// Returns how many programs found no free note.
     pub fn missed(&self) -> u64 {
         self.missed.load(Ordering::Relaxed)
     }
@@ -113,7 +116,7 @@ mod tests {
     use super::*;
 
     fn nothing() -> Box<Started> {
-        // SAFETY: integers, for which zeros are valid.
+        // SAFETY: the fields are integers, for which zeros are valid.
         unsafe { Box::new(core::mem::zeroed()) }
     }
 
@@ -142,7 +145,7 @@ mod tests {
         assert_eq!(started.waiting().count(), NOTES, "it is another process's");
         started.waiting().for_each(|(at, program)| _ = started.take_back(at, program.process));
         assert_eq!(started.waiting().count(), 0);
-        // A program of the run can write anything there.
+        // A program of the run can write anything to the notes.
         assert!(!started.take_back(usize::MAX, 0));
         started.notes[0].length.store(u32::MAX, Ordering::Relaxed);
         started.notes[0].process.store(9, Ordering::Relaxed);

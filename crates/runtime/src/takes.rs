@@ -1,58 +1,60 @@
-//! Who takes pages out: the thread of the program that has just been served a fault, or the keeper. (`signal` mode; elsewhere
-//! only engine threads do.)
+//! The choice of the thread that takes pages out (`signal` mode): the keeper, or the thread of the program
+//! that has just been served a fault. In other modes only engine threads take pages out.
 //!
-//! A page that is moved out must go from the translations of each CPU that runs a thread of the program, and ours are such
-//! threads. So where the keeper takes pages while the program runs, every stretch of victims interrupts the program: 10 µs
-//! there and 16 µs here, which is more than all else about it (a virtual machine, 2 CPUs, November 2026; `farpage bench
-//! faults`). While the keeper sleeps, a thread that takes them itself interrupts nobody. Then it takes a few at a time, which
-//! is cheap, and the keeper is woken now and then to find them a place, which is the work. Seldom: each
-//! time that its CPU has gone to sleep it is interrupted twice more, until Linux has taken it off the list of those that may have
-//! translations (6.18; seen in traces of interrupts). (One thread, random touches from
-//! the pool: 1.1 times the touches, and with [`Lone::Cheap`](farpage_core::reclaim::recency::Lone) 1.25 times; Zipf's
-//! distribution 1.2 times. `farpage load touch`, 256 MiB under 200M.)
+//! A page that leaves needs a TLB shootdown on each CPU that runs a thread of the process. Engine threads are
+//! threads of the process, too. While the program runs, each stretch of victims that the keeper takes
+//! therefore interrupts the program. On both CPUs, the interrupt costs more than all other work on a page.
+//! While the keeper sleeps, a thread of the program that takes pages itself interrupts no CPU. Such a thread
+//! takes a few pages at a time, which is cheap. The keeper is woken now and then to place these pages, which
+//! is the larger part of the work. The wakes must be rare: each time the keeper's CPU has gone to sleep, the
+//! CPU is interrupted twice more. Then Linux (seen on 6.18) takes it off the list of CPUs that may have
+//! translations.
 //!
-//! Where other threads of the program run at the same time there is nothing to be gained here, but see [`lull`](crate::lull).
-//! It shows when several are served at once, and else in what a page costs, which is measured on both sides. Nor is there where
-//! one fault of 16 and more waits for a device: a program that sleeps isn't interrupted, so the keeper takes pages meanwhile
-//! (random touches from a disk, together with what [`budget`](crate::budget) says of its gap: 1.07 times, p99 94 µs instead of 118;
-//! `farpage load touch`, 256 MiB under 128M with `--pool 1M`). Whatever these threads don't take in time, the keeper takes as ever
+//! Where other threads of the program run at the same time, taking pages in the served thread gains nothing;
+//! [`lull`](crate::lull) is for that case. Several threads served at once show it, and so does the cost of a
+//! page, which is measured on both sides. Nothing is gained either where one fault in 16, or more, waits for
+//! a device. A program that sleeps isn't interrupted, so the keeper takes pages meanwhile. In any case, the
+//! keeper takes all pages that the threads of the program don't take in time
 //! ([`Worker::reclaim_background`](crate::worker::Worker::reclaim_background)).
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Victims of one batch in a thread that was served.
 pub const BATCH: usize = 16;
-/// Quarters of a page's cost in the keeper that the page may cost such a thread.
+/// Quarters of a page's cost in the keeper, up to which the served thread takes pages.
 const QUARTERS: u64 = 3;
-/// Or this, which is less than an interrupt of another CPU alone, spread over a stretch of usual length. (Without any 0.4 to 0.7 µs,
-/// with them 2.5 to 3; same machine.)
+/// Nanoseconds for a page, up to which the served thread takes pages whatever the keeper's cost. An interrupt
+/// of another CPU alone costs more, even spread over a stretch of usual length.
 const CHEAP_NS: u64 = 1_500;
-/// What it is taken to cost before it is known: so little that no single batch that lost its CPU decides.
+/// Nanoseconds that a page is presumed to cost the served thread before its cost is known. The value is so
+/// low that no single batch that lost its CPU decides.
 const PRESUMED_NS: u64 = CHEAP_NS / 2;
-/// Nanoseconds for which the keeper takes pages where a page costs such a thread more. Then it is tried again.
+/// Nanoseconds for which the keeper takes pages, before the served thread is tried again.
 const KEEPERS_NS: u64 = 100_000_000;
-/// Of so many faults one that waits for a device is many.
+/// Faults among which one that waits for a device counts as many.
 const A_WAIT: u32 = 16;
-/// After so many others it is forgotten that there were many.
+/// Faults without a wait, after which earlier waits are forgotten.
 const WAITS_MAX: u32 = 4 * A_WAIT;
 
-/// What both sides know.
+/// State of the choice, shared by both sides.
 pub struct Takes {
-    /// Whoever sets it may take pages.
+    /// Lock: the thread that sets it may take pages.
     is_taking: AtomicBool,
     keeper_sleeps: AtomicBool,
-    /// Pages taken by threads of the program since the keeper was last woken for them.
+    /// Pages taken by threads of the program since the keeper was last woken to place them.
     parked: AtomicU32,
-    /// What a page costs a thread of the program, and the keeper.
+    /// Cost of a page in a thread of the program.
     here: Cost,
+    /// Cost of a page in the keeper.
     keeper: Cost,
-    /// Until then it is the keeper's.
+    /// Until this time, the keeper takes pages.
     keepers_until_ns: AtomicU64,
-    /// Faults that waited for a device lately: [`A_WAIT`] more for each, one less for each other.
+    /// Measure of recent faults that waited for a device: [`A_WAIT`] is added for each, and one subtracted
+    /// for each other fault.
     waits: AtomicU32,
 }
 
-/// Nanoseconds for a page, on average; 0 while it isn't known.
+/// Mean nanoseconds for a page; 0 while unknown.
 #[derive(Default)]
 struct Cost(AtomicU64);
 
@@ -66,25 +68,25 @@ impl Cost {
             return;
         }
         let (before, this) = (self.ns(), (ns / pages as u64).max(1));
-        // Whoever loses its CPU meanwhile isn't slow.
+        // A batch that lost its CPU meanwhile isn't slow, so its cost is capped.
         let after = if before == 0 { this } else { (7 * before + this.min(2 * before)).div_ceil(8) };
         self.0.store(after, Ordering::Relaxed);
     }
 
-    /// As if it had been so much.
+    /// Sets the cost to `ns`.
     fn presume(&self, ns: u64) {
         self.0.store(ns, Ordering::Relaxed);
     }
 }
 
-/// What became of a batch.
+/// Result of taking a batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Took {
-    /// Pages that were to go: none where no frame is free, or there is nobody.
+    /// Pages chosen as victims: 0 if no frame is free, or no page may go.
     pub victims: usize,
-    /// Pages that went.
+    /// Pages that were taken out.
     pub pages: usize,
-    /// What moving them took.
+    /// Nanoseconds that taking them out took.
     pub ns: u64,
 }
 
@@ -95,7 +97,7 @@ impl Default for Takes {
 }
 
 impl Takes {
-    /// Nobody has taken anything.
+    /// Returns the state before any thread has taken a page.
     pub fn new() -> Takes {
         Takes {
             is_taking: AtomicBool::new(false),
@@ -108,26 +110,27 @@ impl Takes {
         }
     }
 
-    /// Whether threads of the program do it, as far as is known.
+    /// Returns whether threads of the program take pages out, as far as is known.
     pub fn are_here(&self, now_ns: u64) -> bool {
         now_ns >= self.keepers_until_ns.load(Ordering::Relaxed)
     }
 
-    /// Several threads are served at once, so they run on several CPUs: for a while the keeper takes.
+    /// Notes that several threads are served at once, and thus run on several CPUs. For a while the keeper
+    /// takes pages.
     pub fn several_are_served(&self, now_ns: u64) {
         self.are_the_keepers(now_ns, KEEPERS_NS);
     }
 
-    /// A thread was served, and has waited so long for a device. Where many of its faults are of that kind the program sleeps for most
-    /// of the time, and then the keeper interrupts nobody: it takes.
+    /// Notes that a thread was served, and how long it waited for a device. Where many of its faults wait,
+    /// the program sleeps most of the time. Then the keeper interrupts no CPU, so the keeper takes pages.
     pub fn was_served(&self, now_ns: u64, waited_ns: Option<u64>) {
-        // What other threads count at the same time may be lost: it is an estimate.
+        // Concurrent updates of other threads may be lost. The value is only an estimate.
         let waits = self.waits.load(Ordering::Relaxed);
         let after = match waited_ns {
             Some(_) => (waits + A_WAIT).min(WAITS_MAX),
             None => waits.saturating_sub(1),
         };
-        // Each fault reads it: written only when it changes.
+        // Each fault reads the word, so it is written only when it changes.
         if after != waits {
             self.waits.store(after, Ordering::Relaxed);
         }
@@ -136,28 +139,30 @@ impl Takes {
         }
     }
 
-    /// Faults are served by engine threads: for a while the keeper takes.
+    /// Notes that engine threads serve the faults. For a while the keeper takes pages.
     pub fn are_elsewhere(&self, now_ns: u64) {
         self.are_the_keepers(now_ns, KEEPERS_NS);
     }
 
     fn are_the_keepers(&self, now_ns: u64, for_ns: u64) {
-        // Each fault says so: written now and then.
+        // Each fault may come here, so the word is written only now and then.
         if self.keepers_until_ns.load(Ordering::Relaxed) < now_ns + for_ns / 2 {
             self.keepers_until_ns.store(now_ns + for_ns, Ordering::Relaxed);
         }
     }
 
-    /// Whether the keeper sleeps, which it does for some milliseconds by itself. Whoever is told so has to wake it: nobody else is.
+    /// Returns whether the keeper sleeps. The keeper sleeps for some milliseconds by itself. A caller that
+    /// gets true must wake the keeper, because no other caller gets true.
     pub fn claim_waking(&self) -> bool {
         self.keeper_sleeps.load(Ordering::Relaxed) && self.keeper_sleeps.swap(false, Ordering::Relaxed)
     }
 
-    /// In a thread that was just served: has it `take` a few pages, if that is for such threads to do and nobody else does. True if
-    /// the keeper is to be woken: `worth_waking` pages are parked since it last was.
+    /// Calls `take` to take a few pages out, if the served threads take pages now and no other thread does so
+    /// at this moment. Called in a thread that was just served. Returns whether the keeper is to be woken,
+    /// for example because `worth_waking` pages were parked since it last was.
     pub fn take_here(&self, now_ns: u64, worth_waking: u32, take: impl FnOnce() -> Took) -> bool {
         let may = self.keeper_sleeps.load(Ordering::Relaxed) && self.are_here(now_ns);
-        // Ordering: Acquire pairs with the Release below: counts and costs are one thread's at a time.
+        // Ordering: Acquire pairs with the Release below. Counts and costs belong to one thread at a time.
         if !may || self.is_taking.swap(true, Ordering::Acquire) {
             return false;
         }
@@ -165,7 +170,7 @@ impl Takes {
         self.here.add(took.pages, took.ns);
         let (here_ns, keeper_ns) = (self.here.ns(), self.keeper.ns());
         let is_dear = here_ns > CHEAP_NS && keeper_ns > 0 && here_ns * 4 > keeper_ns * QUARTERS;
-        // What can't be moved is for the keeper to look into.
+        // If no victim can be taken out, the keeper has to find out why.
         let is_keepers = took.pages == 0 && took.victims > 0 || is_dear;
         if is_keepers {
             self.keepers_until_ns.store(now_ns + KEEPERS_NS, Ordering::Relaxed);
@@ -175,20 +180,20 @@ impl Takes {
         let wakes = parked >= worth_waking || took.pages == 0 || is_keepers;
         self.parked.store(if wakes { 0 } else { parked }, Ordering::Relaxed);
         if wakes {
-            // It will be a moment before it says so itself.
+            // The keeper clears the flag itself only a moment later.
             self.keeper_sleeps.store(false, Ordering::Relaxed);
         }
-        // Ordering: see above.
+        // Ordering: Release pairs with the Acquire above.
         self.is_taking.store(false, Ordering::Release);
         wakes
     }
 
-    /// The keeper, or whoever evicts beside it, has taken a batch.
+    /// Notes a batch that the keeper, or a thread that evicts beside it, has taken.
     pub fn taken_by_engine(&self, took: Took) {
         self.keeper.add(took.pages, took.ns);
     }
 
-    /// The keeper is about to sleep, or awake.
+    /// Notes that the keeper is about to sleep, or is awake.
     pub fn keeper_sleeps(&self, sleeps: bool) {
         self.keeper_sleeps.store(sleeps, Ordering::Relaxed);
     }
@@ -198,7 +203,7 @@ impl Takes {
 mod tests {
     use super::*;
 
-    /// The engine's batches took 2,500 ns a page, and the keeper sleeps.
+    /// Returns the state after the engine's batches took 2,500 ns a page, while the keeper sleeps.
     fn takes() -> Takes {
         let takes = Takes::new();
         takes.taken_by_engine(Took { victims: 64, pages: 64, ns: 160_000 });
@@ -219,8 +224,8 @@ mod tests {
         assert!(!takes.take_here(0, WORTH, || CHEAP), "one batch since");
     }
 
-    /// It takes a few: the first one after a while often lost its CPU to what was done meanwhile, and made the keeper's of what
-    /// was cheap.
+    /// One dear batch is not enough. The first batch after a while often lost its CPU to other work, and
+    /// would give cheap pages to the keeper.
     #[test]
     fn pages_that_cost_as_much_here_are_the_keepers_for_a_while() {
         let takes = takes();
@@ -239,7 +244,8 @@ mod tests {
         assert!(takes.are_here(KEEPERS_NS));
     }
 
-    /// Beside other programs the keeper is often on the CPU of the thread that faults, and interrupts nobody either.
+    /// Beside other programs, the keeper is often on the CPU of the thread that faults. Then the keeper
+    /// interrupts no CPU either.
     #[test]
     fn pages_that_are_cheap_on_both_sides_are_taken_here() {
         let takes = Takes::new();

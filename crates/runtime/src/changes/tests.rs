@@ -1,8 +1,12 @@
-//! The list of mappings against the kernel's own, and against the simplest model: what each page is.
+//! Compares the list of mappings with the kernel's own, and with the simplest model, which says what each
+//! page is.
 //!
-//! A real engine, without its handlers, follows calls of a program in a window of memory that nobody touches. After each call
-//! every page of the window is compared: whether the kernel has it mapped, and registered (`um` in /proc/self/smaps); whether
-//! the list has it, and calls it registered; whether the table has an entry for it.
+//! A real engine, without its handlers, follows calls of a program in a window of memory that nobody touches.
+//! After each call every page of the window is compared:
+//!
+//! - Does the kernel have it mapped, and registered (`um` in /proc/self/smaps)?
+//! - Does the list have it, and call it registered?
+//! - Does the table have an entry for it?
 
 use super::*;
 use crate::head::tests::without_areas;
@@ -16,9 +20,9 @@ use rustix::fs::MemfdFlags;
 use std::io::{BufRead, BufReader};
 use std::sync::{Mutex, OnceLock};
 
-/// Below whatever else is in the process: the kernel gives out addresses from above.
+/// Address of the window, below all other mappings of the process: the kernel gives out addresses from above.
 const WINDOW: usize = 1 << 44;
-/// Pages where calls begin, and pages that are looked at.
+/// Pages of the window in which calls begin, and pages that are compared.
 const PAGES: usize = 192;
 const SEEN: usize = 2 * PAGES;
 const STEP: usize = 16;
@@ -52,24 +56,24 @@ enum Call {
         at: usize,
         count: usize,
     },
-    /// The program has touched these pages: those that are registered have entries.
+    /// The program touches these pages. Registered pages get entries.
     Touch {
         at: usize,
         count: usize,
     },
 }
 
-/// What a page of the window is.
+/// What the model says of a page of the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Page {
     is_mapped: bool,
-    /// Mapped as what we manage.
+    /// Mapped as memory that the engine manages.
     is_ours: bool,
-    /// The table has an entry for it.
+    /// The table has an entry for the page.
     is_known: bool,
 }
 
-/// What the kernel says of one.
+/// What the kernel says of a page of the window.
 #[derive(Clone, Copy, Default)]
 struct Mapped {
     is_mapped: bool,
@@ -79,7 +83,7 @@ struct Mapped {
 
 fn call() -> impl Strategy<Value = Call> {
     let place = || (0..PAGES / STEP).prop_map(|at| at * STEP);
-    // Mostly whole steps, so that borders meet.
+    // Mostly whole steps, so that the borders of calls meet.
     let count = || prop_oneof![4 => (1..7_usize).prop_map(|steps| steps * STEP), 1 => 1..100_usize];
     let protection = || {
         let read = raw::PROT_READ as usize;
@@ -100,7 +104,7 @@ fn call() -> impl Strategy<Value = Call> {
     ]
 }
 
-/// An active engine whose registrar answers. None where this process gets no userfaultfd.
+/// An active engine whose registrar answers. None if this process gets no userfaultfd.
 fn engine() -> Option<&'static Engine> {
     static ENGINE: OnceLock<Option<&'static Engine>> = OnceLock::new();
     *ENGINE.get_or_init(|| {
@@ -172,7 +176,7 @@ fn make(engine: &'static Engine, call: Call) -> isize {
     }
 }
 
-/// The window as the kernel has it.
+/// The window as the kernel describes it.
 fn kernel() -> Vec<Mapped> {
     let mut window = vec![Mapped::default(); SEEN];
     let mut pages = 0..0;
@@ -193,14 +197,15 @@ fn kernel() -> Vec<Mapped> {
     window
 }
 
-/// Where the mapping that this line begins lies.
+/// First byte and end of the mapping whose description this line begins.
 fn borders(line: &str) -> Option<(usize, usize)> {
     let (first, end) = line.split_once(' ')?.0.split_once('-')?;
     let address = |text| usize::from_str_radix(text, 16).ok();
     Some((address(first)?, address(end)?))
 }
 
-/// What the call makes of the window, by its answer. What a call that failed has unmapped, only the kernel knows.
+/// Applies a call to the model, given the call's result. Only the kernel knows what a failed call has
+/// unmapped.
 fn follow(window: &mut [Page], engine: &Engine, call: Call, result: isize, kernel: &[Mapped]) {
     let is_done = result >= 0;
     match call {
@@ -220,14 +225,14 @@ fn follow(window: &mut [Page], engine: &Engine, call: Call, result: isize, kerne
             let is_one_kind = before.iter().all(|page| page.is_ours == before[0].is_ours);
             for count in 0..new {
                 let grown = || {
-                    // Kernels that join mappings of two kinds may let either grow.
+                    // Kernels that join mappings of two kinds may let either of them grow.
                     let page = range(start + count, 1).start;
                     let listed = || engine.pager.ranges.lock().find(page).is_some();
                     let is_ours = if is_one_kind { before[0].is_ours } else { listed() };
                     Page { is_mapped: true, is_ours, is_known: false }
                 };
                 match before.get(count) {
-                    // Since Linux 6.17: what was mapped opposite a hole stays.
+                    // Since Linux 6.17 what was mapped opposite a hole stays.
                     Some(hole) if !hole.is_mapped => {}
                     Some(page) => window[start + count] = *page,
                     None => window[start + count] = grown(),
@@ -278,7 +283,8 @@ fn compare(window: &[Page], kernel: &[Mapped], engine: &Engine) -> Result<(), Te
     Ok(())
 }
 
-/// Makes the calls one after the other, and compares the window after each. The window is empty before and afterwards.
+/// Makes the calls one after the other, and compares the window after each call. The window is empty before
+/// and afterwards.
 fn in_step(engine: &'static Engine, calls: &[Call]) -> Result<(), TestCaseError> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap();
@@ -297,8 +303,8 @@ fn in_step(engine: &'static Engine, calls: &[Call]) -> Result<(), TestCaseError>
     same
 }
 
-/// The engine forgot all of a move's target. Since Linux 6.17 a move may name holes, and what is mapped opposite a hole stays: its
-/// pages were registered and nobody knew of them.
+/// The engine forgot all of a move's target. Since Linux 6.17 a move may name holes, and what is mapped
+/// opposite a hole stays. The pages there were registered, and the engine didn't know of them.
 #[test]
 fn move_with_a_hole_leaves_what_is_opposite_alone() {
     let Some(engine) = engine() else { return };
@@ -312,8 +318,9 @@ fn move_with_a_hole_leaves_what_is_opposite_alone() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, max_shrink_iters: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A mapping whose first page wasn't managed was shrunk: its end stayed in the list, registered, with nothing behind it. Random
-    /// programs met it once in 400 runs, because only a fork's child believes the list alone.
+    /// A mapping whose first page wasn't managed was shrunk. Its end stayed in the list, registered, with
+    /// nothing behind it. Random programs met this bug rarely, because only a fork's child relies on the list
+    /// alone.
     #[test]
     fn list_says_of_each_page_what_the_kernel_says(calls in prop::collection::vec(call(), 1..25)) {
         let Some(engine) = engine() else { return Ok(()) };

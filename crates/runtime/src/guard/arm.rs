@@ -1,14 +1,18 @@
-//! Arming: from when the engine becomes active, each system call of the program's threads is stopped and looked at.
+//! Arming: from the engine's activation on, each system call of the program's threads is stopped and looked
+//! at.
 //!
-//! Within its budget a program runs as ever, so its threads are armed only then, before anything is registered. The keeper
-//! sends each a signal that no program blocks through libc (libc's own for set-user-id calls), and the thread arms itself
-//! in the handler. A call that this interrupts is made again, through us: what it was given is held like that of any
-//! other. Threads that an armed thread makes are armed before they run code of the program.
+//! A program within its budget runs unchanged: threads are armed only at activation, before any memory is
+//! registered. The keeper sends each thread a signal that no program blocks through libc: libc's own for
+//! set-user-id calls. The thread arms itself in the handler. A call that the signal interrupts is made again,
+//! this time through Farpage, so that its memory is held. Threads that an armed thread makes are armed before
+//! they run code of the program.
 //!
-//! Who is armed waits in the handler until everything is registered. Busy threads take a slice of a CPU each until they
-//! hear of us; if the others went on filling memory meanwhile, a program with eight such threads on two CPUs would be at
-//! 1.7 times its budget before its first page goes out (`filled_by_many` in `tests/programs/threads.c`).
-// UNSAFETY: handlers and stacks are put in place; a thread's registers are changed so that a call is made again.
+//! An armed thread waits in the handler until everything is registered. Busy threads need a slice of a CPU
+//! each until they hear of the signal. If armed threads went on filling memory meanwhile, a program could
+//! reach 1.7 times its budget before its first page goes out (`filled_by_many` in
+//! `tests/programs/threads.c`).
+// UNSAFETY: handlers and stacks are put in place, and a thread's registers are changed so that a call is made
+// again.
 
 use super::WAKES_ONLY;
 use super::handlers::{self, ENGINE, born};
@@ -35,13 +39,13 @@ use farpage_os::sys::{self, Errno, SignalMask, number};
 use farpage_os::thread;
 
 static SELECTOR: Selector = Selector::new();
-/// The range of our own code: system calls from there always pass.
+/// Address range of Farpage's own code. System calls from there always pass.
 static CODE: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
-/// Who else handles the signal that we use: libc, once it was needed.
+/// Disposition of another user of the same signal: libc's, once libc has needed the signal.
 static OTHERS: Others = Others([const { AtomicU64::new(0) }; 4]);
 
-/// A disposition that a handler reads, on top of whoever writes it: a lock would never be free. It has one value only, from when
-/// it has any: libc's.
+/// A disposition that a handler reads on top of the thread that writes it. A lock would never become free
+/// there. Once set, the disposition has only one value, libc's.
 struct Others([AtomicU64; 4]);
 
 impl Others {
@@ -56,33 +60,40 @@ impl Others {
 
 /// Threads that are about to run another program.
 static LEAVING: Lock<[u32; LEAVING_MAX]> = Lock::new([0; LEAVING_MAX]);
-/// More than one only if threads race for who ends the others.
+/// Entries of `LEAVING`. More than one is used only if threads race to run another program, which ends the
+/// rest.
 const LEAVING_MAX: usize = 16;
 
-/// Threads that were armed in a hook, and go on in that.
+/// Threads that were armed in a hook and are still in that hook.
 static IN_HOOKS: AtomicU32 = AtomicU32::new(0);
-/// Our signals that a fork's child believes to block, as its maker did. Until the hook is over that has made it.
+/// Farpage's signals that a fork's child believes to block, as its maker did. Valid until the end of the hook
+/// that has made the child.
 static INHERITED: AtomicU64 = AtomicU64::new(0);
 
-/// How long an armed thread waits for the rest, at most: one of those may be in a call that no signal interrupts.
+/// Nanoseconds that an armed thread waits, at most, until everything is registered. A thread that isn't armed
+/// yet may be in a call that no signal interrupts.
 const PAUSE_NS: u64 = 50_000_000;
 
-/// How long a thread that doesn't answer is given until we look whether it still lives.
+/// Nanoseconds that a thread may leave the signal unanswered before Farpage looks whether the thread still
+/// lives.
 const PATIENCE_NS: u64 = 5_000_000;
 
-/// And a thread that is on a stack of its own, until it is asked again: longer each time. The others wait no longer for it.
+/// Nanoseconds until a thread that is on an alternate stack of its own is asked again. The pause grows each
+/// time, up to the time for which the other threads wait.
 const LATER_NS: core::ops::Range<u64> = 1_000_000..PAUSE_NS;
 
-/// How long a thread blocks the signal until the user is told: see [`Blocking`]. It may still come.
+/// Nanoseconds for which a thread blocks the signal before the user is told (see [`Blocking`]). The thread
+/// may still arm itself later.
 const TELL_AFTER_NS: u64 = 2_000_000_000;
 
-/// How often it is looked at for that.
+/// Nanoseconds between two looks at whether a thread blocks the signal.
 const LOOK_EVERY_NS: u64 = 20_000_000;
 
-/// The engine has ended: nobody is armed any more.
+/// The engine has ended, and no thread is armed any more.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Arms every thread of the program. In the keeper, with no lock held. False if the engine is to end before all are.
+/// Arms every thread of the program. Runs in the keeper, with no lock held. Returns false if the engine is to
+/// end before all threads are armed.
 pub fn all(engine: &'static Engine) -> bool {
     if find_own_code().is_err() {
         engine.stop_program(StopReason::Arming);
@@ -93,11 +104,13 @@ pub fn all(engine: &'static Engine) -> bool {
         ENGINE.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Release);
         take_over();
     });
-    // A hook that arming interrupts has our signals open when it goes on, and so must one that begins then.
+    // A hook that arming interrupts continues with Farpage's signals open. Hooks that begin from now on must
+    // leave them open, too.
     sys::keep_open(open() | bit(SIGSETXID));
     install_arming(engine);
     SELECTOR.set(true);
-    // A thread that isn't armed may make one while we look; one that is armed makes armed ones.
+    // A thread that isn't armed may make another thread while the keeper looks. Armed threads make armed
+    // threads.
     let mut quiet_turns = 0;
     while quiet_turns < 2 {
         if engine.is_to_retire() {
@@ -107,16 +120,17 @@ pub fn all(engine: &'static Engine) -> bool {
     }
     // A thread may have set its own handlers before it was armed.
     unforked(engine, take_over);
-    // The handler of `install_arming` stays: a thread that was asked twice has the signal still waiting.
+    // The handler of `install_arming` stays: for a thread that was asked twice the signal is still pending.
     signals::all_are_armed();
     sys::keep_open(open());
     true
 }
 
-/// The engine ends: nobody's calls are stopped any more, and the program's dispositions are in place. Alternate stacks stay ours. In
-/// the keeper, when no page is missing any more.
+/// Undoes the arming when the engine ends. No calls are stopped any more, and the program's dispositions are
+/// in place again. Alternate stacks stay Farpage's. Runs in the keeper, when no page is missing any more.
 pub fn end(engine: &Engine) {
-    // Ordering: SeqCst: a thread that doesn't see it has begun to arm itself before it is waited for below.
+    // Ordering: SeqCst: a thread that doesn't see the flag has begun to arm itself before the wait below
+    // begins.
     IS_OVER.store(true, Ordering::SeqCst);
     if handlers::engine().is_none() {
         return;
@@ -131,9 +145,9 @@ pub fn end(engine: &Engine) {
     });
 }
 
-/// Waits until no signal of an access is on its way to any thread. The kernel sends such a signal to a thread that runs, and delivers
-/// it before the thread runs the program's code again. A thread that sleeps has none on its way. A thread that has run for long enough
-/// has had it.
+/// Waits until no signal of an access is on its way to any thread. The kernel sends this signal to a running
+/// thread, and delivers it before the thread runs the program's code again. A thread that sleeps has none on
+/// its way. A thread that has run for long enough has had it.
 fn let_threads_pass() -> Result<(), Errno> {
     /// The way from a fault to the end of its handler takes some microseconds.
     const LONG_ENOUGH_NS: u64 = 1_000_000;
@@ -157,7 +171,8 @@ fn let_threads_pass() -> Result<(), Errno> {
     })
 }
 
-/// After the engine's end: waits until no other thread is in an engine's handler, but not longer than until `until_ns`.
+/// Waits, after the engine's end, until no other thread is in a handler of an engine, at most until
+/// `until_ns`.
 pub fn let_others_leave(until_ns: u64) {
     let own = rooms::of_caller();
     let others = rooms::all().filter(|room| own.is_none_or(|own| !core::ptr::eq(*room, own)));
@@ -166,11 +181,12 @@ pub fn let_others_leave(until_ns: u64) {
             sleep_ns(100_000);
         }
     }
-    // Those that have just left go through the kernel once more. What can't be looked at isn't waited for.
+    // Threads that have just left a handler go through the kernel once more. If threads can't be looked at,
+    // this doesn't wait for them.
     let _ = let_threads_pass();
 }
 
-/// The mapping that this function is in: all of our code is in one library.
+/// Finds the mapping that this function is in. All of Farpage's code is in one library.
 fn find_own_code() -> Result<(), Errno> {
     const ENOENT: i32 = 2;
     let here = PageIndex::of_address(find_own_code as *const () as usize);
@@ -185,19 +201,20 @@ fn find_own_code() -> Result<(), Errno> {
     found
 }
 
-/// Does something as one step for children that are forked meanwhile. In the keeper: a child undoes what we have installed by
-/// what was there before, which must be known then.
+/// Does something as one step: no child is forked in its midst. Runs in the keeper. A fork's child replaces
+/// what Farpage has installed by what was there before. The dispositions from before must be known by then.
 fn unforked<T>(engine: &Engine, step: impl FnOnce() -> T) -> T {
     let _shared = engine.map.shared(KEEPER);
     step()
 }
 
-/// Puts the handler in place that arms a thread. True if it was there already.
+/// Installs the handler that arms a thread. Returns true if the handler was in place already.
 fn install_arming(engine: &Engine) -> bool {
-    // On a thread's own stack for handlers, if it has one: Go's other stacks have no room for a signal's frame.
+    // The handler runs on a thread's alternate stack, if there is one. Go's other stacks have no room for a
+    // signal's frame.
     let action = Action::of(on_arm, open());
     unforked(engine, || {
-        // SAFETY: the handler runs on top of anything.
+        // SAFETY: the handler can run on top of anything.
         match unsafe { set_action(SIGSETXID, &action) } {
             Ok(before) if before.handler == action.handler => true,
             Ok(before) => {
@@ -209,36 +226,38 @@ fn install_arming(engine: &Engine) -> bool {
     })
 }
 
-/// Puts the handler of this signal in place, in any thread of the process: for those that ask engine threads.
+/// Installs the handler of this signal from any thread of the process, so that engine threads can be asked.
 pub fn let_threads_be_asked(engine: &Engine) {
     let action = Action::of(on_arm, open()).on_any_stack();
-    // What was there is known before ours is there: a child that is forked meanwhile passes signals on, too.
+    // The old disposition is kept before Farpage's handler is in place. A child that is forked meanwhile
+    // passes signals on, too.
     while let Ok(before) = signal::action_of(SIGSETXID)
         && before.handler != action.handler
     {
         OTHERS.keep(&before);
-        // SAFETY: the handler runs on top of anything.
+        // SAFETY: the handler can run on top of anything.
         if unsafe { set_action(SIGSETXID, &action) }.is_err() {
             engine.stop_program(StopReason::Credentials);
         }
     }
 }
 
-/// Whether a disposition is the handler that arms, which stays in place for good: libc's runs through it.
+/// Returns whether a disposition is the handler that arms. The handler stays in place for good, because
+/// libc's own runs through it.
 pub fn is_for_good(action: &Action) -> bool {
     action.handler == on_arm as *const () as usize
 }
 
-/// Whether the calling thread's system calls are stopped.
+/// Returns whether the calling thread's system calls are stopped.
 pub fn is_caller_armed() -> bool {
     handlers::engine().is_some() && rooms::of_caller().is_some_and(is_armed)
 }
 
-/// One look at all threads. Whether all were armed already.
+/// Looks at all threads once, and has those armed that aren't. Returns whether all were armed already.
 fn arm_those_there_are(engine: &Engine) -> bool {
     let own = current_thread();
     let mut all_armed = true;
-    // All are asked before any is waited for: each has to wait for its turn on a CPU.
+    // All threads are asked before any is waited for. Each has to wait for its turn on a CPU.
     let all = proc::for_each_thread(|thread| {
         let is_done = rooms::of_thread(thread).is_some_and(is_armed) || proc::runs_no_program(thread);
         if thread != own && !is_done {
@@ -248,7 +267,7 @@ fn arm_those_there_are(engine: &Engine) -> bool {
         }
     });
     if all.is_err() {
-        // Calls of whoever isn't armed would find memory missing.
+        // Calls of a thread that isn't armed would find memory missing.
         engine.stop_program(StopReason::Arming);
     }
     rooms::all().for_each(|room| wait_until_armed(engine, room));
@@ -256,66 +275,71 @@ fn arm_those_there_are(engine: &Engine) -> bool {
 }
 
 pub fn is_armed(room: &Room) -> bool {
-    // Ordering: Acquire pairs with the Release in `move_in`.
+    // Ordering: Acquire pairs with the Release in `begin_in`.
     room.state.load(Ordering::Acquire) == ARMED
 }
 
 fn current_thread() -> u32 {
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no arguments.
     unsafe { sys::call(number::GETTID, [0; 6]) as u32 }
 }
 
-/// Asks a thread to arm itself in `room`, which it isn't looking at: it is new, or the thread has put it back.
+/// Asks a thread to arm itself in `room`. The thread must not be looking at the room: the room is new, or the
+/// thread has put the arming off.
 fn ask(engine: &Engine, thread: u32, room: &Room) {
-    // SAFETY: the thread isn't in the handler that reads it.
+    // SAFETY: the thread isn't in the handler that reads the field.
     unsafe { (*room.own.get()).expected = proc::call_under_way(thread) };
-    // Ordering: Release publishes what is expected to the handler.
+    // Ordering: Release publishes the expected call to the handler.
     room.state.store(GIVEN, Ordering::Release);
     if !send(engine, thread, room) {
-        // It has ended, or is about to run another program, or too many signals wait: then it is found again.
+        // The thread has ended, is about to run another program, or has too many signals pending. If the
+        // thread lives on, the next look at all threads finds it.
         sleep_ns(1_000_000);
         room.give_back();
     }
 }
 
-/// Sends the signal to a thread, unless that is about to run another program, which the signal would end. Whether it was sent.
+/// Sends the signal to a thread, unless the thread is about to run another program, which the signal would
+/// end. Returns whether the signal was sent.
 fn send(engine: &Engine, thread: u32, room: &Room) -> bool {
     let leaving = LEAVING.lock();
     !leaving.contains(&thread) && send_to_thread(engine.process, thread, SIGSETXID, room.word()).is_ok()
 }
 
-/// Makes a call that runs another program in the place of this one. The calling thread isn't asked to arm itself meanwhile: a
-/// signal that arrives when its handler is gone ends the new program. What was sent before is delivered before the call.
+/// Makes a call that runs another program in place of this one. The calling thread isn't asked to arm itself
+/// meanwhile, because a signal that arrives when the handler is gone ends the new program. A signal that was
+/// sent earlier is delivered before the call.
 pub fn leave_by<T>(engine: &Engine, call: impl FnOnce() -> T) -> T {
     if engine.handover.is_none() || handlers::is_borrower(Some(engine)) {
         return call();
     }
     let own = current_thread();
     let replace = |from: u32, to: u32| {
-        // A handler of the program's that runs another program would wait for this lock.
+        // Signals are blocked: a handler of the program's that runs another program would wait for this lock.
         signals::with_blocked(!open(), || {
             let mut leaving = LEAVING.lock();
             leaving.iter_mut().find(|thread| **thread == from).map(|thread| *thread = to)
         })
     };
-    // With the table full it is as if nobody had called this.
+    // If the table is full, the call is made without this protection.
     replace(0, own);
     let done = call();
     replace(own, 0);
     done
 }
 
-/// The program goes on over its budget, as long as this thread is as it is.
+/// Tells the user that the program goes on over its budget while this thread can't be armed.
 fn tell(engine: &Engine, thread: u32) {
     engine.cant_be_armed.store(true, Ordering::Relaxed);
     engine.record.notice(Notice::NotArmed, u64::from(thread));
 }
 
-/// For how long a thread was seen to block the signal that arms it.
+/// How long a thread was seen to block the signal that arms it.
 ///
-/// A thread that doesn't answer mostly waits for a CPU, or for a child of vfork or a disk, which no signal interrupts: nothing is
-/// wrong with its mask. And most block signals only for a moment, which is long if there is no CPU for it. So time counts in which
-/// the thread sleeps with the signal blocked, or runs; and each look that finds the signal open begins anew.
+/// A thread that doesn't answer mostly waits for a CPU, or for a child of vfork or a disk, which no signal
+/// interrupts. Nothing is wrong with its mask then. Most threads block signals only for a moment, but the
+/// moment is long if there is no CPU for the thread. Time therefore counts only while the thread runs, or
+/// sleeps with the signal blocked. Each look that finds the signal open begins the count anew.
 #[derive(Default)]
 struct Blocking {
     looked_ns: u64,
@@ -324,7 +348,8 @@ struct Blocking {
 }
 
 impl Blocking {
-    /// Whether it is enough to tell the user. `look` at the thread, now and then.
+    /// Returns whether the thread has blocked the signal for long enough to tell the user. Now and then calls
+    /// `look` to look at the thread.
     fn is_lasting(&mut self, now_ns: u64, look: impl FnOnce() -> Option<WaitingThread>) -> bool {
         let since_ns = now_ns - self.looked_ns;
         if since_ns < LOOK_EVERY_NS {
@@ -344,9 +369,10 @@ impl Blocking {
     }
 }
 
-/// Waits until the thread that was asked to arm itself in `room`, if one was, has done so or ended.
+/// Waits until the thread that was asked to arm itself in `room` has done so or has ended. Returns at once if
+/// no thread was asked.
 fn wait_until_armed(engine: &Engine, room: &Room) {
-    // None: given to a thread that isn't made yet.
+    // The room was given to a thread that isn't made yet.
     let thread = room.thread.load(Ordering::Relaxed);
     if thread == 0 {
         return;
@@ -357,7 +383,7 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
     while !engine.is_to_retire() {
         let since = now_ns();
         let (mut pause_ns, mut state) = (20_000, room.state.load(Ordering::Acquire));
-        // Somebody else's by now: it was a room whose thread is gone.
+        // The loop ends if the room is another thread's by now. The thread that was asked is gone then.
         while state == GIVEN && room.thread.load(Ordering::Relaxed) == thread {
             if engine.is_to_retire() {
                 return;
@@ -370,18 +396,19 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
                 return room.give_back();
             }
             if state == GIVEN && waited_ns > PATIENCE_NS && !install_arming(engine) {
-                // libc has put its own handler there, which doesn't know what we want.
+                // libc had put its own handler there, which doesn't know what Farpage wants.
                 send(engine, thread, room);
             }
-            // Meanwhile it may have changed a handler, and those that are armed have it.
+            // The thread may have changed a handler meanwhile, and armed threads have that handler, too.
             unforked(engine, take_over);
             if blocking.is_lasting(now_ns(), || proc::waiting_thread(thread)) {
                 tell(engine, thread);
             }
         }
         match state {
-            // On a stack of its own just now, as it is for as long as it is in the same call. Each asking interrupts that, and what
-            // it waits for begins anew.
+            // The thread is on an alternate stack of its own, and stays there as long as it is in the same
+            // call. Asking interrupts that call, and its wait begins anew. The thread is therefore asked
+            // again only when it runs, or is in another call than at the last look.
             LATER => {
                 sleep_ns(later_ns);
                 later_ns = (later_ns * 2).min(LATER_NS.end);
@@ -399,57 +426,63 @@ fn wait_until_armed(engine: &Engine, room: &Room) {
     }
 }
 
-/// Puts our handlers in place. What was there is the program's disposition from now on.
+/// Puts Farpage's handlers in place. The dispositions that were there are the program's from now on.
 fn take_over() {
     signals::take_over(handlers::on_fault, handlers::on_sigsys);
 }
 
-/// The same in a child that borrows its maker's memory.
+/// Does the same in a child that borrows its maker's memory.
 pub fn install_handlers_in_borrower() {
     signals::install_in_borrower(handlers::on_fault, handlers::on_sigsys);
 }
 
-/// Stops the calling thread's system calls from now on.
+/// Stops the calling thread's system calls from now on. Returns false if the kernel can't.
 pub fn arm_this_thread() -> bool {
     let code = CODE[0].load(Ordering::Relaxed)..CODE[1].load(Ordering::Relaxed);
-    // SAFETY: `all` has installed the handler; no armed thread blocks SIGSYS, nor does whom it makes.
+    // SAFETY: `all` has installed the handler of SIGSYS, and `handlers::born` does so in a borrowing child.
+    // `on_arm` has opened SIGSYS in this thread; or an armed thread has made this one, and neither blocks
+    // SIGSYS.
     unsafe { dispatch::arm(code, &SELECTOR) }.is_ok()
 }
 
-/// The calling thread, which was just made by an armed one, lives in `room` from now on.
+/// Moves the calling thread into `room`. An armed thread has just made the calling thread.
 pub fn move_in(room: &Room) {
-    // SAFETY: a room's stack is its thread's alone; the thread is on no alternate stack.
+    // SAFETY: a room's stack is its thread's alone, and the thread is on no alternate stack.
     let Ok(before) = (unsafe { set_alternate_stack(&room.stack()) }) else { return };
     if before != room.stack() {
-        // Whoever was just being born may have been told to arm itself, too, and lives in another room already.
+        // The thread may have been told to arm itself while it was being born. Then it lives in another room
+        // already.
         let other = rooms::of_stack(&before);
-        // SAFETY: both are its own thread's.
+        // SAFETY: both rooms are the calling thread's own.
         unsafe { (*room.own.get()).alternate = other.map_or(before, |other| (*other.own.get()).alternate) };
         other.into_iter().for_each(Room::give_back);
     }
-    // What held the stack until here.
+    // Level 0 held the thread's stack until here.
     room.levels[0].holder.release();
     begin_in(room);
 }
 
-/// The calling thread is armed, and says so.
+/// Arms the calling thread, and publishes in the room's state whether that succeeded.
 fn begin_in(room: &Room) {
     let state = if arm_this_thread() { ARMED } else { FAILED };
-    // Ordering: Release: who sees it armed sees its room complete.
+    // Ordering: Release: a thread that sees the state sees the room complete.
     room.state.store(state, Ordering::Release);
 }
 
-/// A thread's stack for handlers that the thread is on, in a hook. What arms it would begin at the top of that, on what the
-/// program has there: so the thread has none while it is on the hook's stack, and isn't asked on the way there and back.
+/// The alternate stack that a thread is on in a hook. A handler that arms the thread would begin at the top
+/// of that stack, over what the program has there. The thread therefore has no alternate stack while it is on
+/// the hook's stack. On the way there and back the thread isn't asked to arm itself.
 #[derive(Clone, Copy)]
 pub struct StackInUse {
     stack: AlternateStack,
     is_asked: bool,
 }
 
-/// In a hook that was called with this stack pointer, before it is on a stack of ours. None: there is nothing to be done.
+/// Returns the alternate stack that the caller is on, in a hook that was called with this stack pointer. Must
+/// run before the hook is on a stack of Farpage's. With `None` there is nothing to be done.
 pub fn stack_in_use(stack_pointer: usize) -> Option<StackInUse> {
-    // Nobody is asked to arm itself in a hook but until then.
+    // Hooks block this signal once all threads are armed. No thread is asked to arm itself in a hook from
+    // then on.
     if !sys::is_kept_open(bit(SIGSETXID)) {
         return None;
     }
@@ -458,10 +491,12 @@ pub fn stack_in_use(stack_pointer: usize) -> Option<StackInUse> {
     Some(StackInUse { stack, is_asked })
 }
 
-/// Does the hook's work on a stack of ours. Whoever restores the thread's mask opens it for what arms the thread.
+/// Does the hook's work on a stack of Farpage's. Afterwards the signal that arms the thread is blocked, until
+/// the caller restores the thread's mask.
 pub fn without_stack<T>(in_use: Option<StackInUse>, work: impl FnOnce() -> T) -> T {
     let Some(StackInUse { stack, is_asked }) = in_use else { return work() };
-    // SAFETY: the thread is on a stack of ours. Nothing begins on none.
+    // SAFETY: the thread is on a stack of Farpage's. No handler begins on an alternate stack that isn't
+    // there.
     let _ = unsafe { set_alternate_stack(&AlternateStack::NONE) };
     if is_asked {
         signals::open_also(bit(SIGSETXID));
@@ -469,15 +504,16 @@ pub fn without_stack<T>(in_use: Option<StackInUse>, work: impl FnOnce() -> T) ->
     let done = work();
     signals::add_blocked(bit(SIGSETXID));
     match rooms::of_caller() {
-        // SAFETY: its own thread's.
+        // SAFETY: the fields are the calling thread's own.
         Some(room) => unsafe { (*room.own.get()).alternate = stack },
-        // SAFETY: the program's own.
+        // SAFETY: the stack is the program's own.
         None => _ = unsafe { set_alternate_stack(&stack) },
     }
     done
 }
 
-/// In a child with a copy of its parent's memory: no other thread is in a hook.
+/// Resets the state of this file in a child with a copy of its parent's memory. No other thread is in a hook
+/// there.
 pub fn reset_in_child() {
     IN_HOOKS.store(0, Ordering::Relaxed);
     IS_OVER.store(false, Ordering::Relaxed);
@@ -488,15 +524,17 @@ pub fn reset_in_child() {
     }
 }
 
-/// In a fork's child, in the hook: its maker, whose room this is, believed to block some of our signals. A maker that was armed in
-/// this very hook seems to block all of them. What the program itself blocks, the hook's end knows then.
+/// Notes, in a fork's child and inside the hook, which of Farpage's signals the child's maker believed to
+/// block. `room` is the maker's. A maker that was armed in this very hook seems to block all of them. In that
+/// case the hook's end knows what the program itself blocks.
 pub fn inherit(room: &Room) {
-    // SAFETY: the child's only thread.
+    // SAFETY: this is the child's only thread.
     let own = unsafe { &*room.own.get() };
     INHERITED.store(if own.is_in_hook { 0 } else { own.claimed }, Ordering::Relaxed);
 }
 
-/// A hook is over, which had blocked all signals that may be blocked; `before` were blocked before that.
+/// Ends a hook, which had blocked all signals that may be blocked. `before` is the mask that the thread had
+/// before the hook.
 pub fn end_hook(before: SignalMask) {
     let inherited = INHERITED.load(Ordering::Relaxed);
     if inherited != 0 {
@@ -505,17 +543,18 @@ pub fn end_hook(before: SignalMask) {
     let before = before.with(inherited);
     forget_block_of_hook(before);
     sys::restore_signals(before);
-    // Armed between the two.
+    // The thread may have been armed between the two calls.
     forget_block_of_hook(before);
 }
 
-/// What only the hook has blocked the program doesn't believe to block.
+/// Removes signals that only the hook has blocked from those that the program believes to block.
 fn forget_block_of_hook(before: SignalMask) {
     if IN_HOOKS.load(Ordering::Relaxed) == 0 {
         return;
     }
     let Some(room) = rooms::of_caller() else { return };
-    // SAFETY: the thread's own; a handler that changes it on top of this returns before the next instruction.
+    // SAFETY: the fields are the thread's own. A handler that changes them on top of this function returns
+    // before the next instruction.
     let own = unsafe { &mut *room.own.get() };
     if core::mem::take(&mut own.is_in_hook) {
         own.claimed &= before.bits();
@@ -523,29 +562,31 @@ fn forget_block_of_hook(before: SignalMask) {
     }
 }
 
-/// Whether a hook of ours was interrupted that had blocked signals: libc lets no program block the signal for cancelling
-/// threads.
+/// Returns whether the signal interrupted a hook of Farpage's that had blocked signals. A hook blocks the
+/// signal that cancels threads, which libc lets no program block.
 fn is_in_hook(context: &Context) -> bool {
     let code = CODE[0].load(Ordering::Relaxed)..CODE[1].load(Ordering::Relaxed);
     code.contains(&context.register(Register::Rip)) && context.blocked & bit(SIGCANCEL) != 0
 }
 
-/// The keeper asks this thread to arm itself, or libc asks for something else.
+/// Handles the signal by which the keeper asks this thread to arm itself, or by which libc asks for a change
+/// of credentials.
 unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context) {
-    // SAFETY: the kernel's own structures, for this call.
+    // SAFETY: the structure is the kernel's own, for this call.
     let word = unsafe { (*info).word() };
     let is_over = IS_OVER.load(Ordering::SeqCst);
     if word.is_some_and(credentials::is_taken) || word == Some(WAKES_ONLY) {
         return;
     }
-    // Afterwards there is no engine thread, and the program may not be allowed to ask.
+    // After the engine's end there is no engine thread, and the program may not be allowed to ask which
+    // thread it is.
     if !is_over && thread::current().is_some() {
         return;
     }
     let Some(room) = word.and_then(rooms::by_word) else {
         let others = OTHERS.kept();
         if others.is_handler() {
-            // SAFETY: libc's handler, with what the kernel told.
+            // SAFETY: this is libc's handler, called with what the kernel passed.
             unsafe { core::mem::transmute::<usize, Handler>(others.handler)(signal, info, context) };
         }
         return;
@@ -553,16 +594,17 @@ unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context)
     if is_over || room.state.load(Ordering::Acquire) != GIVEN {
         return; // A second asking.
     }
-    // SAFETY: as above.
+    // SAFETY: the context is the kernel's own, for this call.
     let context = unsafe { &mut *context };
     let is_made_again = if rooms::is_here() {
-        // It was just being born when it was asked: it lives in another room already.
-        // SAFETY: nobody else's.
+        // The thread was asked while it was just being born, and lives in another room already.
+        // SAFETY: the room was given to this thread, and nobody uses it yet.
         let expected = unsafe { (*room.own.get()).expected.take() };
         room.give_back();
         make_again(context, expected)
     } else {
-        // The thread may block them. This may run on memory of the program's, which may be out soon.
+        // The thread may block Farpage's signals. The handler may run on memory of the program's, which may
+        // be out soon.
         signals::open_also(open());
         be_armed(room, context)
     };
@@ -571,15 +613,17 @@ unsafe extern "C" fn on_arm(signal: i32, info: *mut Info, context: *mut Context)
     }
 }
 
-/// Arms the thread that was interrupted so, and waits for the rest; or not now, if it is on a stack for handlers: the kernel
-/// gives it no other as long as it is. Whether the call that was interrupted is made again.
+/// Arms the thread that was interrupted with this context, and waits for the rest. Puts the arming off if the
+/// thread is on an alternate stack, because the kernel gives it no other stack meanwhile. Returns whether the
+/// interrupted call is made again.
 fn be_armed(room: &Room, context: &mut Context) -> bool {
-    // SAFETY: the thread's own room now.
+    // SAFETY: the room is the calling thread's own now.
     let own = unsafe { &mut *room.own.get() };
     let expected = own.expected.take();
     let is_made_again = make_again(context, expected);
     let is_on_stack_for_handlers = context.alternate().is_in_use(context.register(Register::Rsp));
-    // SAFETY: a room's stack is its thread's alone, and it has interrupted nothing on the one before.
+    // SAFETY: a room's stack is its thread's alone, and nothing on it is in use. The handler has interrupted
+    // nothing on the previous alternate stack.
     if is_on_stack_for_handlers || unsafe { set_alternate_stack_on_top(&room.stack()) }.is_err() {
         room.state.store(LATER, Ordering::Release);
         return is_made_again;
@@ -591,7 +635,7 @@ fn be_armed(room: &Room, context: &mut Context) -> bool {
     }
     context.blocked &= !open();
     context.stack = room.stack();
-    // Another thread may have changed something by a call past libc.
+    // Another thread may have changed a disposition by a call past libc.
     take_over();
     hold_frame(room, context);
     begin_in(room);
@@ -599,31 +643,33 @@ fn be_armed(room: &Room, context: &mut Context) -> bool {
     is_made_again
 }
 
-/// Holds what the kernel reads when a handler returns whose return nobody looks at, until the thread's next call. The frame may lie on a
-/// stack of the program's, in memory that is registered next, and is closed for a moment then. The kernel would end the program.
+/// Holds the frame that the kernel reads when a handler returns, for a return that isn't stopped. The frame
+/// is held until the thread's next call. A frame may lie on a stack of the program's, in memory that is
+/// registered next. The memory is closed for a moment then, and the kernel would end the program.
 pub fn hold_frame(room: &Room, context: &Context) {
-    // SAFETY: of this handler, which has not returned.
+    // SAFETY: the kernel gave the context to a handler that has not returned, and the context is still where
+    // the kernel laid it.
     let frame = unsafe { Frame::of(context) }.place();
     let level = room.level(frame.start);
     level.returns.store(true, Ordering::Relaxed);
     level.holder.hold(PageRange::covering(frame.start, frame.len()));
 }
 
-/// The thread, armed, goes on when there is something to serve its faults, or when that takes too long.
+/// Has an armed thread wait until there is something to serve its faults, or until that takes too long.
 fn wait_for_the_rest(context: &Context) {
-    // Ordering: Relaxed: set before any thread was asked.
+    // Ordering: Relaxed: the range was set before any thread was asked.
     let code = CODE[0].load(Ordering::Relaxed)..CODE[1].load(Ordering::Relaxed);
-    // In a hook of ours it may have the map lock, which activation needs.
+    // A thread in a hook may have the map lock, which activation needs.
     if let Some(engine) = handlers::engine().filter(|_| !code.contains(&context.register(Register::Rip))) {
         futex::wait_for(&engine.active, 0, PAUSE_NS);
     }
 }
 
-/// What a call has returned that a signal has ended.
+/// Result of a call that a signal has ended.
 const EINTR: usize = -(linux_raw_sys::errno::EINTR as isize) as usize;
 
-/// The kernel has ended a call with EINTR for our signal, which the program has nothing to do with: it is made again. Whether
-/// that is so.
+/// Has the thread make a call again that the kernel has ended with EINTR for Farpage's signal. The program
+/// has nothing to do with that signal. Returns whether the call is made again.
 fn make_again(context: &mut Context, expected: Option<CallUnderWay>) -> bool {
     let after = context.register(Register::Rip);
     let is_the_same = |expected: &CallUnderWay| {
@@ -635,8 +681,8 @@ fn make_again(context: &mut Context, expected: Option<CallUnderWay>) -> bool {
         return false;
     }
     let expected = expected.filter(is_the_same).map(|expected| expected.number);
-    // It ran when it was asked, or was in another call, and made this one before it heard of that: poll(2) that doesn't wait, again
-    // and again.
+    // The thread was running, or was in another call, when it was asked. The thread made this call before the
+    // signal arrived, like a program that calls poll(2) without waiting, again and again.
     let number = expected.or_else(|| number_before(after));
     if let Some(number) = number {
         context.call_again(number);
@@ -644,8 +690,8 @@ fn make_again(context: &mut Context, expected: Option<CallUnderWay>) -> bool {
     number.is_some()
 }
 
-/// The number of a call that returns to `after`, if its code is `mov eax, number; syscall`, as libc's mostly is, or
-/// `xor eax, eax; syscall`, which is its read.
+/// Returns the number of a call that returns to `after`. The code before must be `mov eax, number; syscall`,
+/// as it mostly is in libc, or `xor eax, eax; syscall`, as in libc's read.
 fn number_before(after: usize) -> Option<usize> {
     match peek::read::<7>(after.checked_sub(7)?)? {
         [_, _, _, 0x31, 0xc0, 0x0f, 0x05] => Some(number::READ),
@@ -654,8 +700,9 @@ fn number_before(after: usize) -> Option<usize> {
     }
 }
 
-/// A signal of the program's has come meanwhile, whose handler runs as soon as this one returns: it is that which has ended the
-/// call, and not ours. (Made again after the handler, `pause` would wait for the next one.)
+/// Ends the call with EINTR after all. A signal of the program's has come meanwhile, and its handler runs as
+/// soon as this one returns. The program's signal has ended the call, and not Farpage's. (Made again after
+/// the handler, `pause` would wait for the next signal.)
 fn end_after_all(context: &mut Context) {
     context.set_register(Register::Rax, EINTR);
     context.set_register(Register::Rip, context.register(Register::Rip) + Context::CALL_BYTES);
@@ -665,7 +712,8 @@ fn end_after_all(context: &mut Context) {
 mod tests {
     use super::*;
 
-    /// What is seen every 100 ms: signals blocked, asleep, time on a CPU.
+    /// Returns the first look at which the user is told, or `None`. There is a look every 100 ms. `look` says
+    /// whether the thread blocks signals, whether it sleeps, and its time on a CPU in milliseconds.
     fn told_after(seconds: u64, mut look: impl FnMut(u64) -> (bool, bool, u64)) -> Option<u64> {
         const STEP_NS: u64 = 100_000_000;
         let mut blocking = Blocking::default();
@@ -677,7 +725,8 @@ mod tests {
         })
     }
 
-    /// It was told of threads that only waited for a CPU: six programs beside two busy loops.
+    /// The bug: the user was told of threads that only waited for a CPU, in six programs beside two busy
+    /// loops.
     #[test]
     fn only_a_thread_that_goes_on_blocking_is_told_of() {
         assert_eq!(told_after(60, |_| (false, false, 0)), None, "it waits for a CPU, or for a disk");

@@ -1,67 +1,69 @@
-//! From a system call and its arguments to the memory that the kernel will look at or change.
+//! Finds the memory that the kernel will look at or change in a system call, from the call's arguments.
 //!
-//! Some of it is only named in other memory (an `iovec`, a `msghdr`, a list of texts), which may itself be out. So
-//! [`each`] tells of every piece before it looks into it, and looks only through [`Memory`].
+//! Some of the memory is only named in other memory (an `iovec`, a `msghdr`, a list of texts), which may
+//! itself be out. Therefore [`each`] reports every piece before it looks into the piece, and looks only
+//! through [`Memory`].
 
 use super::calls::{How, Pointer, What, pointers};
 use farpage_core::units::PAGE_BYTES;
 use linux_raw_sys::general as raw;
 
-/// Memory that one call is given.
+/// A piece of memory that a call is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    /// Where it begins.
+    /// Address of the first byte.
     pub address: usize,
-    /// How long it is, at most.
+    /// Length in bytes, at most.
     pub bytes: usize,
-    /// What the kernel does with it.
+    /// Use that the kernel makes of the piece.
     pub how: How,
 }
 
-/// The program's memory, as a call is about to be made.
+/// The program's memory, when a call is about to be made.
 pub trait Memory {
-    /// The kernel will look at or change this.
+    /// Reports a piece of memory that the kernel will look at or change.
     fn buffer(&mut self, buffer: Buffer);
 
-    /// The 8 bytes at `address`, which lie in pages of buffers that were told of; none if they can't be read. Then the
-    /// kernel can't either.
+    /// Returns the 8 bytes at `address`, or `None` if they can't be read. The kernel can't read them then,
+    /// either. The bytes must lie in pages of buffers that were reported before.
     fn word(&mut self, address: usize) -> Option<u64>;
 
-    /// Whether a call that names this process or thread means the memory at hand.
+    /// Returns whether a call that names this process or thread means the memory at hand.
     fn is_own_process(&self, number: u32) -> bool;
 }
 
-/// Where a program's addresses end.
+/// Address where a program's memory ends.
 pub const END: usize = 0x7fff_ffff_f000;
-/// Below this there is no memory.
+/// Address below which there is no memory.
 const BEGINNING: usize = PAGE_BYTES;
-/// `iovec`s and `mmsghdr`s that the kernel takes in one call.
+/// `iovec`s and `mmsghdr`s that the kernel takes in one call, at most.
 const VECTORS_MAX: usize = 1024;
-/// `mmsghdr`s of one call that are looked at: recvmmsg has no limit.
+/// `mmsghdr`s of one call that are looked at, at most. recvmmsg has no limit.
 const MESSAGES_MAX: usize = 1 << 16;
-/// `sockaddr_storage`: no address is longer.
+/// Bytes of a `sockaddr_storage`. No address of a socket is longer.
 pub const SOCKET_ADDRESS_BYTES: usize = 128;
-/// Of a `msghdr`.
+/// Bytes of a `msghdr`.
 pub const MSGHDR: usize = 56;
 const MMSGHDR: usize = 64;
-/// `futex_waitv`s that the kernel takes.
+/// `futex_waitv`s that the kernel takes in one call, at most.
 const WAIT_WORDS_MAX: usize = 128;
-/// `iocb`s of one call that are looked at.
+/// `iocb`s of one call that are looked at, at most.
 const CONTROL_BLOCKS_MAX: usize = 1 << 16;
-/// Texts in a list of them.
+/// Texts in one list that are looked at, at most.
 const TEXTS_MAX: usize = 1 << 20;
-/// The longest text that the kernel takes: an argument of execve.
+/// Bytes of the longest text that the kernel takes: an argument of execve.
 const TEXT_BYTES_MAX: usize = 32 * PAGE_BYTES;
-/// The kernel moves no more in one call (MAX_RW_COUNT).
+/// Bytes that the kernel moves in one call, at most (MAX_RW_COUNT).
 const BYTES_MAX: usize = 0x7fff_f000;
-/// How much lies at an address of which nothing else is known: most structures are smaller.
+/// Bytes assumed at an address of which only the address is known. Most structures are smaller.
 const UNKNOWN_BYTES: usize = 2 * PAGE_BYTES;
 
-/// Tells `memory` of what the kernel looks at or changes in this call.
+/// Reports to `memory` what the kernel looks at or changes in this call.
 ///
-/// Not of the stack that the thread is on, which no argument names (signals are delivered there, and `rt_sigreturn` reads
-/// from it), nor of what only the maker of a device or of a filter knows to lie in it: memory that is named in the argument
-/// of most ioctls, of bpf, seccomp, keyctl, in socket filters, and in the queue of an io_uring.
+/// The stack that the thread is on isn't reported, because no argument names it. Signals are delivered there,
+/// and `rt_sigreturn` reads from it. Memory that is named in the argument of most ioctls, of bpf or of keyctl
+/// isn't reported either. Nor is memory that is named in the queue of an io_uring. Only the maker of a device
+/// or of a filter knows what lies there.
 pub fn each(call: usize, arguments: &[usize; 6], memory: &mut impl Memory) {
     let mut walk = Walk { arguments, memory };
     match (pointers(call), call as u32) {
@@ -89,7 +91,7 @@ struct Walk<'a, M> {
 
 impl<M: Memory> Walk<'_, M> {
     fn buffer(&mut self, address: usize, bytes: usize, how: How) {
-        // What goes on beyond the end the kernel refuses, as a whole or when it gets there.
+        // The kernel refuses memory beyond the end: it refuses the whole call, or stops when it gets there.
         let goes_beyond = bytes > END.saturating_sub(address);
         let bytes =
             bytes.min(if goes_beyond { UNKNOWN_BYTES } else { BYTES_MAX }).min(END.saturating_sub(address));
@@ -98,7 +100,7 @@ impl<M: Memory> Walk<'_, M> {
         }
     }
 
-    /// The word at `address`; 0 if it can't be read.
+    /// Returns the word at `address`, or 0 if it can't be read.
     fn word(&mut self, address: usize) -> usize {
         if (BEGINNING..=END - 8).contains(&address) {
             self.memory.word(address).unwrap_or(0) as usize
@@ -111,7 +113,7 @@ impl<M: Memory> Walk<'_, M> {
         self.arguments[number as usize]
     }
 
-    /// The 4 bytes at `address`; 0 if they can't be read.
+    /// Returns the 4 bytes at `address`, or 0 if they can't be read.
     fn half(&mut self, address: usize) -> usize {
         let offset = address % 8;
         let (first, second) = (
@@ -122,13 +124,15 @@ impl<M: Memory> Walk<'_, M> {
         (both >> (offset * 8)) as u32 as usize
     }
 
-    /// A list of `count` elements, which the kernel reads: how many of them there can be.
+    /// Reports a list of `count` elements of `each` bytes, which the kernel reads. Returns `count`, or 0 if
+    /// no list of that size can be there.
     fn list(&mut self, address: usize, count: usize, each: usize) -> usize {
         self.buffer(address, count * each, How::In);
         if (BEGINNING..END).contains(&address) && count * each <= END - address { count } else { 0 }
     }
 
-    /// An argument that the kernel takes as an `int`: it refuses what is negative.
+    /// Returns an argument that the kernel takes as an `int`, or 0 for a negative one, which the kernel
+    /// refuses.
     fn count(&self, number: u8) -> usize {
         usize::try_from(self.argument(number) as i32).unwrap_or(0)
     }
@@ -177,7 +181,7 @@ impl<M: Memory> Walk<'_, M> {
         }
     }
 
-    /// A page at a time, until its end is found.
+    /// Reports a text, a page at a time, until its end is found.
     fn text(&mut self, start: usize) {
         let mut at = start;
         while (BEGINNING..END).contains(&at) && at - start < TEXT_BYTES_MAX {
@@ -190,12 +194,12 @@ impl<M: Memory> Walk<'_, M> {
         }
     }
 
-    /// Whether there is a byte of 0 in these bytes of one page, or they can't be read.
+    /// Returns whether there is a byte of 0 in these bytes of one page, or the bytes can't be read.
     fn ends_within(&mut self, start: usize, end: usize) -> bool {
         let mut at = start & !7;
         while at < end {
             let Some(word) = self.memory.word(at) else { return true };
-            // What lies before the start doesn't count.
+            // Bytes before the start don't count.
             let before = if at < start { (1_u64 << ((start - at) * 8)) - 1 } else { 0 };
             if (word | before).to_ne_bytes().contains(&0) {
                 return true;
@@ -217,7 +221,7 @@ impl<M: Memory> Walk<'_, M> {
     }
 
     fn vectors(&mut self, list: usize, count: usize, how: How) {
-        // A longer list is refused before it is looked at.
+        // The kernel refuses a longer list before it looks at the list.
         let count = if count > VECTORS_MAX { 0 } else { count };
         for at in 0..self.list(list, count, 16) {
             let (start, bytes) = (self.word(list + at * 16), self.word(list + at * 16 + 8));
@@ -225,7 +229,8 @@ impl<M: Memory> Walk<'_, M> {
         }
     }
 
-    /// A `msghdr`, perhaps with a length behind it. Lengths and flags are written back.
+    /// Reports a `msghdr` and what it names. `bytes` may include a length behind the `msghdr`. The kernel
+    /// writes lengths and flags back.
     fn message(&mut self, address: usize, bytes: usize, how: How) {
         self.buffer(address, bytes, How::Both);
         let word = |walk: &mut Self, offset| walk.word(address.saturating_add(offset));
@@ -249,14 +254,15 @@ impl<M: Memory> Walk<'_, M> {
         self.buffer(ids, count.min(VECTORS_MAX) * 4, How::In);
     }
 
-    /// In `clone` the descriptor goes where the id would.
+    /// Reports the memory of `clone`, which puts the descriptor where the parent's id would go.
     fn clone(&mut self) {
         let [flags, _, parent_id, child_id, ..] = *self.arguments;
         let flags = flags as u32;
         self.thread_ids(flags, parent_id, parent_id, child_id);
     }
 
-    /// What is named in another process's memory is that process's to bring.
+    /// Reports the memory of `process_vm_readv` and `process_vm_writev`. Memory that is named in another
+    /// process is that process's to bring in.
     fn process_vm(&mut self, here: How, there: How) {
         let [process, list, count, their_list, their_count, _] = *self.arguments;
         self.vectors(list, count, here);
@@ -267,7 +273,8 @@ impl<M: Memory> Walk<'_, M> {
         }
     }
 
-    /// Where the ids of a new thread are written: its own, also when it ends, and whoever waits for it waits for that.
+    /// Reports where the kernel writes the ids of a new thread. The thread's own word is also written when
+    /// the thread ends, and threads that join it wait for that.
     fn thread_ids(&mut self, flags: u32, pidfd: usize, parent_id: usize, child_id: usize) {
         if flags & raw::CLONE_PIDFD != 0 {
             self.buffer(pidfd, 4, How::Out);
@@ -289,7 +296,8 @@ impl<M: Memory> Walk<'_, M> {
         }
     }
 
-    /// What these name is read and written until the call's completion is collected, which may be never.
+    /// Reports what `iocb`s name. The kernel uses that memory until the call's completion is collected, which
+    /// may be never.
     fn control_blocks(&mut self, list: usize, count: usize) {
         for at in 0..self.list(list, count.min(CONTROL_BLOCKS_MAX), 8) {
             let block = self.word(list + at * 8);
@@ -304,7 +312,8 @@ impl<M: Memory> Walk<'_, M> {
         }
     }
 
-    /// A request says itself how long its argument is; the oldest ones say nothing, and some have a list behind it.
+    /// Reports the argument of an ioctl. A request says how long its argument is. The oldest requests say
+    /// nothing, and some arguments have a list behind them.
     fn ioctl(&mut self) {
         const FIEMAP: u32 = 0xc020_660b;
         const FS_IOC_GETFSMAP: u32 = 0xc0c0_583b;
@@ -322,7 +331,7 @@ impl<M: Memory> Walk<'_, M> {
             let start = self.word(argument.saturating_add(16));
             self.buffer(start, UNKNOWN_BYTES, How::Both);
         }
-        // Structures with as many bytes, or elements, behind them as a word in them says.
+        // Structures with bytes or elements behind them, and a word in the structure says how many.
         let (count, bytes, each) = match request as u32 {
             FIEMAP => (self.half(argument.saturating_add(24)), 32, 56),
             FS_IOC_GETFSMAP => (self.half(argument.saturating_add(8)), 192, 64),
@@ -333,7 +342,7 @@ impl<M: Memory> Walk<'_, M> {
         self.buffer(argument, bytes + count * each, How::Both);
     }
 
-    /// Registers come and go by way of a vector.
+    /// Reports the memory of ptrace. Registers come and go by way of a vector.
     fn ptrace(&mut self) {
         const PTRACE_GETREGSET: usize = 0x4204;
         const PTRACE_SETREGSET: usize = 0x4205;
@@ -346,7 +355,7 @@ impl<M: Memory> Walk<'_, M> {
         }
     }
 
-    /// A `sock_fprog`: as many instructions as its first half-word says.
+    /// Reports a `sock_fprog`, and as many instructions as its first half-word says.
     fn filter(&mut self, address: usize) {
         self.buffer(address, 16, How::In);
         let (count, start) = (self.half(address) & 0xffff, self.word(address.saturating_add(8)));
@@ -357,7 +366,7 @@ impl<M: Memory> Walk<'_, M> {
         const PR_SET_SECCOMP: usize = 22;
         const PR_SET_VMA: usize = 0x5356_4d41;
         match self.arguments[0] {
-            // It names memory, and gives it a name.
+            // PR_SET_VMA gives memory a name, and the kernel reads only that name.
             PR_SET_VMA => self.text(self.arguments[4]),
             PR_SET_SECCOMP => self.filter(self.arguments[2]),
             _ => self.unknown(),
@@ -379,7 +388,7 @@ impl<M: Memory> Walk<'_, M> {
     }
 
     fn get_mempolicy(&mut self) {
-        // The node of a page, which the kernel touches for that.
+        // Flags that ask for the node of a page. The kernel touches the page for that.
         const NODE_OF_ADDRESS: usize = 3;
         let [mode, mask, nodes, address, flags, _] = *self.arguments;
         self.buffer(mode, 4, How::Out);
@@ -389,7 +398,7 @@ impl<M: Memory> Walk<'_, M> {
         }
     }
 
-    /// Newer than we are, or too many things in one call.
+    /// Reports all arguments, for a call that is newer than this table or does too many different things.
     fn unknown(&mut self) {
         for argument in *self.arguments {
             self.buffer(argument, UNKNOWN_BYTES, How::Both);

@@ -1,77 +1,80 @@
-//! The system calls of x86-64 Linux that are given addresses, and what lies there.
+//! The table of the x86-64 Linux system calls that are given addresses, and of what lies at these addresses.
 //!
-//! Calls that only name memory (munmap, madvise, mlock ...) don't look at it: they count as having no addresses, and what
-//! they do to memory is the business of [`crate::changes`]. What [`pointers`] doesn't know is newer than this table, or does
-//! different things by its arguments ([`super::buffers`] knows some of those).
+//! Calls that only name memory (munmap, madvise, mlock ...) don't look at it. For this table they have no
+//! addresses, and [`crate::changes`] deals with what they do to memory. A call that [`pointers`] doesn't know
+//! is newer than this table, or does different things by its arguments. [`super::buffers`] knows some calls
+//! of the second kind.
 
 use linux_raw_sys::general as raw;
 
-/// What the kernel does there.
+/// Use that the kernel makes of the memory at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// It reads.
+    /// The kernel reads the memory.
     In,
-    /// It writes, at least some of it.
+    /// The kernel writes at least some of the memory.
     Out,
-    /// Either, or both.
+    /// The kernel reads the memory, writes it, or both.
     Both,
-    /// Either, at any time from now on, when nobody could bring a page: it has to stay.
+    /// The kernel reads or writes the memory at any time from now on, when nobody could bring a page in. The
+    /// memory has to stay.
     Stays,
 }
 
-/// What lies there. Arguments are counted from 0.
+/// Kind of what lies at an address. Most variants name an argument by its number, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// So many bytes.
+    /// As many bytes as given here.
     Bytes(u16),
-    /// As many bytes as that argument says.
+    /// As many bytes as this argument says.
     Sized(u8),
-    /// The same, by an argument of 32 bits with a sign: none if it is negative.
+    /// As many bytes as this argument says, which is a signed 32-bit number. No byte if it is negative.
     Sized32(u8),
-    /// As many as that argument says, behind a word of 8 bytes.
+    /// As many bytes as this argument says, behind a word of 8 bytes.
     Behind8(u8),
-    /// As many elements as that argument says, of so many bytes each.
+    /// As many elements as this argument says. The second number is the bytes of an element.
     Array(u8, u16),
-    /// A bit for each of as many things as that argument says, in whole words of 8 bytes.
+    /// As many bits as this argument says, in whole words of 8 bytes.
     Bits(u8),
-    /// A byte for each page of as many bytes as that argument says.
+    /// A byte for each page of a range, whose length in bytes is this argument.
     PerPage(u8),
-    /// As many bytes as the 32-bit word says that that argument points to.
+    /// As many bytes as a 32-bit word says, whose address is this argument.
     SizedBy(u8),
-    /// The same for the address of a socket, which has a longest length.
+    /// The address of a socket, as long as in `SizedBy`, but at most as long as the longest address.
     SocketAddress(u8),
     /// Text that ends with a byte of 0.
     Text,
     /// Addresses of texts, up to a null.
     Texts,
-    /// As many `iovec`s as that argument says: the kernel reads them, and does what is said to what they name.
+    /// As many `iovec`s as this argument says. The kernel reads them, and does the given thing with the
+    /// memory that they name.
     Vectors(u8),
     /// A `msghdr`, and what it names.
     Message,
-    /// As many `mmsghdr`s as that argument says, and what they name.
+    /// As many `mmsghdr`s as this argument says, and what they name.
     Messages(u8),
-    /// An address and a length in bytes, both of 8 bytes, and what they name.
+    /// An address and a length in bytes, of 8 bytes each, and the memory that they name.
     SizedAddress,
-    /// `struct xattr_args`: the same with a length of 4 bytes.
+    /// A `struct xattr_args`: like `SizedAddress`, with a length of 4 bytes.
     Attribute,
-    /// `struct clone_args`, as long as that argument says, with two words to write to.
+    /// A `struct clone_args` of as many bytes as this argument says, and what it names.
     CloneArguments(u8),
-    /// As many `futex_waitv`s as that argument says, and the words that they name.
+    /// As many `futex_waitv`s as this argument says, and the words that they name.
     WaitWords(u8),
-    /// Two of them.
+    /// Two `futex_waitv`s, and the words that they name.
     WaitWordPair,
-    /// As many addresses of `iocb`s as that argument says, and what they name.
+    /// As many addresses of `iocb`s as this argument says, and what the `iocb`s name.
     ControlBlocks(u8),
 }
 
 /// An argument that is an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pointer {
-    /// Which one.
+    /// Number of the argument, from 0.
     pub argument: u8,
-    /// What the kernel does there.
+    /// Use that the kernel makes of the memory.
     pub how: How,
-    /// What lies there.
+    /// Kind of what lies at the address.
     pub what: What,
 }
 
@@ -112,12 +115,12 @@ const TIMEX: What = Bytes(208);
 const INT: What = Bytes(4);
 const WORD: What = Bytes(8);
 const TWO_INTS: What = Bytes(8);
-/// `sigevent`, `mq_attr`, `iocb`.
+/// Bytes of a `sigevent`, `mq_attr` or `iocb`.
 const SIXTY_FOUR: What = Bytes(64);
-/// `file_handle` at its longest.
+/// Bytes of the longest `file_handle`.
 const HANDLE: What = Bytes(136);
 
-/// Calls that always do the same with what they are given.
+/// Calls that always do the same with their arguments.
 const TABLE: &[(u32, &[Pointer])] = &[
     (raw::__NR_read, &[writes(1, Sized(2))]),
     (raw::__NR_write, &[reads(1, Sized(2))]),
@@ -207,7 +210,7 @@ const TABLE: &[(u32, &[Pointer])] = &[
     (raw::__NR_chroot, &[text(0)]),
     (raw::__NR_acct, &[text(0)]),
     (raw::__NR_settimeofday, &[reads(0, TIME), reads(1, TWO_INTS)]),
-    // The kernel takes up to a page of options, as far as it can be read.
+    // The kernel takes up to a page of options, as far as the page can be read.
     (raw::__NR_mount, &[text(0), text(1), text(2), reads(4, Bytes(4096))]),
     (raw::__NR_umount2, &[text(0)]),
     (raw::__NR_swapon, &[text(0)]),
@@ -347,7 +350,7 @@ const TABLE: &[(u32, &[Pointer])] = &[
     (raw::__NR_removexattrat, &[text(1), text(3)]),
 ];
 
-/// Calls that have no address among their arguments, or none that they look at.
+/// Calls that have no address among their arguments, or none that the kernel looks at.
 const WITHOUT: &[u32] = &[
     raw::__NR_close,
     raw::__NR_lseek,
@@ -464,7 +467,7 @@ const WITHOUT: &[u32] = &[
     raw::__NR_mseal,
 ];
 
-/// The addresses that a call is given; none if this table doesn't know the call.
+/// Returns the addresses that a call is given, or `None` if this table doesn't know the call.
 pub fn pointers(call: usize) -> Option<&'static [Pointer]> {
     let number = u32::try_from(call).ok()?;
     match TABLE.binary_search_by_key(&number, |(number, _)| *number) {
@@ -473,7 +476,7 @@ pub fn pointers(call: usize) -> Option<&'static [Pointer]> {
     }
 }
 
-// Looked up by halving.
+// The tables are searched by halving.
 const _: () = {
     let mut at = 1;
     while at < TABLE.len() {

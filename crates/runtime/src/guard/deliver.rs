@@ -1,12 +1,16 @@
-//! The program's handlers run where they would without us: on its own alternate stack, or on the stack that was interrupted.
+//! Runs the program's signal handlers where the kernel would: on the program's alternate stack, or on the
+//! interrupted stack.
 //!
-//! Either may be out, and the kernel ends a process to which it can't deliver. So all signals that the program handles
-//! arrive on a room's stack, at [`on_signal`]. From there the frame is moved to where the kernel would have laid it, and the
-//! thread goes on there. Its handler may look at where it is (Go does), go on on yet another stack while it still needs this
-//! one (.NET does), or never come back: nothing of the program's is on a room's stack, where faults and calls go on arriving.
-//! When it returns, that is a call like others (`Stopped::before_return`). Only what a child of vfork installs for itself is
-//! left to the kernel: its dispositions are its own.
-// UNSAFETY: the program's handlers are run as the kernel would.
+//! Either stack may be evicted, and the kernel ends a process to which it can't deliver a signal. Therefore
+//! every signal that the program handles arrives on a room's stack, at [`on_signal`]. From there the frame is
+//! moved to where the kernel would have put it, and the thread continues in the program's handler.
+//!
+//! Nothing of the program's stays on a room's stack, so faults and stopped calls can always arrive there. The
+//! program's handler may inspect its stack (Go), continue on another stack while it still needs this one
+//! (.NET), or never return. A return of the handler is a system call like any other
+//! (`Stopped::before_return`). Only handlers that a child of vfork installs for itself are left to the
+//! kernel, because the child has its own dispositions.
+// UNSAFETY: the program's handlers are run as the kernel would run them.
 
 use super::arm::{self, is_armed};
 use super::handlers::engine;
@@ -19,63 +23,72 @@ use farpage_os::frame::Frame;
 use farpage_os::peek;
 use farpage_os::signal::{Action, AlternateStack, Context, Handler, Info, Register};
 
-/// What lies below a stack pointer is in use so far.
+/// Bytes below a stack pointer that a function may use without moving the pointer (x86-64 ABI).
 const RED_ZONE: usize = 128;
 
-/// A signal that isn't one of ours and that the program handles.
+/// Handles a signal that the program handles and that isn't one of Farpage's own.
 pub unsafe extern "C" fn on_signal(signal: i32, info: *mut Info, context: *mut Context) {
-    // SAFETY: the kernel's own structure.
+    // SAFETY: `info` is the kernel's own structure, valid for this call.
     if Room::if_here().is_some_and(|room| room.at_work.puts_off(unsafe { &*info })) {
         return;
     }
-    // SAFETY: the kernel's own structures, for this call.
+    // SAFETY: both structures are the kernel's own, for this call.
     unsafe { run(signals::disposition(signal as u32), signal, info, context) }
 }
 
-/// Has the program's handler run: when ours returns, or before that on top of it, if that is what was interrupted.
+/// Has the program's handler run. The program's handler starts when Farpage's handler returns. On the
+/// occasions that `call` lists, the program's handler runs at once, on top of Farpage's.
 ///
 /// # Safety
-/// In a handler of ours, with what that was given. It may never return.
+/// The caller must be a handler of Farpage's, and pass what that handler was given. The call may never
+/// return.
 pub unsafe fn run(action: Action, signal: i32, info: *mut Info, context: *mut Context) {
-    // SAFETY: the kernel's own structure.
+    // SAFETY: the context is the kernel's own structure, for this call.
     let interrupted = unsafe { (*context).register(Register::Rsp) };
     match Room::if_here().filter(|room| !room.is_on_stack(interrupted)) {
-        // SAFETY: passed on; nothing of ours lies further up this stack.
+        // SAFETY: the caller's promise is passed on. Nothing of Farpage's lies further up this stack.
         Some(room) => room.at_work.during(context, || unsafe { enter(room, &action, signal, context) }),
-        // SAFETY: passed on.
+        // SAFETY: the caller's promise is passed on.
         None => unsafe { call(&action, signal, info, context) },
     }
 }
 
-/// On top of a handler of ours; or in a thread that isn't armed yet, or in a child any more; or in an armed one as long as others
-/// aren't, and where the program's handler would run.
+/// Calls the program's handler directly, on the current stack. There are four occasions:
+///
+/// - the signal interrupted a handler of Farpage's
+/// - the thread isn't armed yet
+/// - the caller is a child that is no longer armed
+/// - the thread is armed while other threads aren't, and the signal arrived where the program's handler would
+///   run
 unsafe fn call(action: &Action, signal: i32, info: *mut Info, context: *mut Context) {
-    // SAFETY: the kernel's own structure.
+    // SAFETY: the context is the kernel's own structure, for this call.
     let blocked = unsafe { (*context).blocked };
     let room = Room::if_here().or_else(|| rooms::of_caller().filter(|room| is_armed(room)));
-    // SAFETY: the thread's own.
+    // SAFETY: the fields are the thread's own.
     let claimed = room.map_or(0, |room| unsafe { (*room.own.get()).claimed });
     signals::set_blocked(action.blocks(signal as u32, blocked) & !open());
-    // SAFETY: the program's handler, called with what the kernel would call it with: it takes one argument or three.
+    // SAFETY: this is the program's handler, called with what the kernel would pass. Handlers take one
+    // argument or three.
     let handler = unsafe { core::mem::transmute::<usize, Handler>(action.handler) };
-    // SAFETY: as above. It may never return.
+    // SAFETY: as above. The handler may never return.
     unsafe { handler(signal, info, context) };
-    // SAFETY: the kernel's own structure.
+    // SAFETY: the context is the kernel's own structure, for this call.
     let context = unsafe { &mut *context };
-    // Until this one returns: then the context says it.
+    // All signals but Farpage's are blocked until this handler returns. Then the context's mask takes effect.
     signals::set_blocked(!open());
     if let Some(room) = room {
-        // What it wants to be blocked from now on: as with any handler's return, not ours.
+        // The program's handler may have changed the mask in the context. Farpage's signals stay open, as
+        // after any handler's return.
         context.blocked &= !open();
-        // SAFETY: as above.
+        // SAFETY: the fields are the thread's own.
         unsafe { (*room.own.get()).claimed = claimed };
         if !room.is_on_stack(core::ptr::from_ref(context).addr()) {
             arm::hold_frame(room, context);
         }
     } else if let Some(room) = rooms::of_caller().filter(|room| is_armed(room)) {
-        // It was armed meanwhile. Nobody looks at this return.
+        // The thread was armed while the handler ran. Farpage doesn't look at the return from this handler.
         let back = context.register(Register::Rsp);
-        // SAFETY: the thread's own.
+        // SAFETY: the fields are the thread's own.
         unsafe { (*room.own.get()).go_back(context.blocked, context.alternate(), back) };
         context.blocked &= !open();
         context.stack = room.stack();
@@ -83,43 +96,50 @@ unsafe fn call(action: &Action, signal: i32, info: *mut Info, context: *mut Cont
     }
 }
 
-/// Moves the frame to the program's stack, and has the thread begin the handler there.
+/// Moves the frame to the program's stack, and has the thread begin the program's handler there.
 ///
 /// # Safety
-/// In a handler on the room's stack that was given this context, and has interrupted the program.
+/// The caller must be a handler on the room's stack that was given this context and has interrupted the
+/// program.
 unsafe fn enter(room: &Room, action: &Action, signal: i32, context: *mut Context) {
     // SAFETY: the caller's promise.
     let (frame, context) = unsafe { (Frame::of(context), &mut *context) };
-    // SAFETY: the thread's own. Copies: a handler on top of this one uses the room, too.
+    // SAFETY: the fields are the thread's own. The values are copied, because a handler on top of this one
+    // uses the room, too.
     let (alternate, claimed) = unsafe { ((*room.own.get()).alternate, (*room.own.get()).claimed) };
     let interrupted = context.register(Register::Rsp);
     let waited_with = dispatch::ended_call(context).and_then(|stack_pointer| room.waited_with(stack_pointer));
-    // A handler that returns needs its frame until it has, though its stack is put back already.
+    // A handler that is about to return needs its frame until the return is done, though its alternate stack
+    // already counts as restored.
     let is_needed = dispatch::is_about_to_leave(context) && alternate.contains(interrupted);
     let place = place_for(&frame, action, alternate, interrupted, is_needed);
     let Some(place) = place.filter(|place| frame.pages_at(*place).all(can_be_written)) else {
         return signals::has_no_place(signal as u32, context);
     };
-    // SAFETY: it lies below whatever the program has in use there.
+    // SAFETY: the place lies below everything that the program uses on that stack. Faults there run a handler
+    // on top of this one.
     let moved = room.at_work.entering(|| unsafe { frame.copy_to(place, action.restorer) });
-    // SAFETY: as above.
+    // SAFETY: as above, the fields are the thread's own.
     let own = unsafe { &mut *room.own.get() };
-    // What the program believes, as it finds it in the frame and has it again when the handler returns.
+    // The frame shows the alternate stack and the mask that the program believes to have. The handler's
+    // return restores both.
     moved.stack = alternate;
     moved.blocked |= claimed;
     if alternate.is_put_away() {
         (own.alternate, own.put_away) = (AlternateStack::NONE, alternate);
     }
-    // In a call that waits with another mask that is the one.
+    // A call may wait with a mask of its own. Then the handler's mask is based on that mask.
     let blocked = action.blocks(signal as u32, waited_with.unwrap_or(moved.blocked));
     own.claimed = blocked & open();
     context.blocked = blocked & !open();
     context.begin(action.handler, signal, place);
 }
 
-/// Whether there is memory, as far as can be said: what we manage may be out, and is brought in.
+/// Returns whether the page at `place` can be written, as far as Farpage can tell. A managed page may be
+/// evicted and counts as writable, because a touch brings it in.
 fn can_be_written(place: usize) -> bool {
-    // A child of vfork takes no lock, and so isn't told what is managed.
+    // A child of vfork takes no lock, so it can't look up which pages are managed. For it every page counts
+    // as managed.
     let may_be_out = |engine: &Engine| {
         rooms::borrowed(engine).is_some() || engine.is_registered(PageIndex::of_address(place))
     };
@@ -127,13 +147,15 @@ fn can_be_written(place: usize) -> bool {
     is_one_of(|| engine().is_some_and(may_be_out), || unsafe { peek::can_overwrite(place) })
 }
 
-/// Whether a page is managed, or else writable. Both are asked twice. Memory that is registered between the two questions is closed for a
-/// moment. It is managed from before that until it is open again.
+/// Returns whether a page is managed or writable. Both questions are asked twice. Memory that is registered
+/// between the two questions is closed for a moment. From before that moment until it is open again, the
+/// memory counts as managed.
 fn is_one_of(mut is_managed: impl FnMut() -> bool, mut is_writable: impl FnMut() -> bool) -> bool {
     (0..2).any(|_| is_managed() || is_writable())
 }
 
-/// Where the frame goes; none if the alternate stack is too small for it. `is_needed`: so is what that has in use.
+/// Returns where the frame goes, or `None` if the alternate stack is too small for it. `is_needed` says that
+/// the interrupted code still uses the alternate stack, even if that stack counts as free.
 fn place_for(
     frame: &Frame,
     action: &Action,
@@ -157,7 +179,8 @@ mod tests {
     const ALTERNATE: AlternateStack = AlternateStack { start: 0x10000, flags: 0, bytes: 0x4000 };
     const ELSEWHERE: usize = 0x7_0000;
 
-    /// A thread got SIGSEGV in place of its signal: the mapping of its alternate stack was registered just then.
+    /// The bug: a thread got SIGSEGV instead of its signal, because the mapping of its alternate stack was
+    /// just being registered.
     #[test]
     fn memory_that_is_being_registered_is_there() {
         let asked = |managed: [bool; 2], writable: [bool; 2]| {
@@ -171,7 +194,7 @@ mod tests {
 
     fn frame() -> Frame {
         let bytes = Box::leak(Box::new([0_u128; 64]));
-        // SAFETY: zeros: a context without vectors, which begins 8 bytes after its frame.
+        // SAFETY: the bytes are zeros: a context without vector state, which begins 8 bytes after its frame.
         unsafe { Frame::of(core::ptr::from_mut(bytes).cast::<u8>().wrapping_add(8).cast()) }
     }
 

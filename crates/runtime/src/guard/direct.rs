@@ -1,9 +1,10 @@
-//! Faults served where they happen: by the thread of the program that ran into them, in its handler.
+//! Serves a fault where it happens: in the thread of the program that ran into it, in the thread's handler.
 //!
-//! What that takes beside tables and frames is descriptors of ours in the program's table ([`Descriptors`]). Where one isn't there
-//! any more, faults are handed over to engine threads, as those are that need memory. Without a userfaultfd it is
-//! pages of zeros alone, which take no descriptor.
-// UNSAFETY: a worker is used by whoever has claimed it.
+//! Besides tables and frames, the thread needs descriptors of Farpage's in the program's table
+//! ([`Descriptors`]). If a descriptor isn't there any more, the fault is handed over to an engine thread,
+//! like a fault for which memory must be freed. Without a userfaultfd only pages of zeros are served here,
+//! because they take no descriptor.
+// UNSAFETY: a worker is used by the thread that has claimed it.
 
 use super::kept::Descriptors;
 use crate::engine::Engine;
@@ -15,22 +16,22 @@ use farpage_fault::Fault;
 use farpage_fault::signal::Here;
 use farpage_os::clock::{now_ns, sleep_ns};
 
-/// Threads that serve at once; one more hands its fault over.
+/// Threads that serve faults at once, at most. A further thread hands its fault over.
 pub const SERVERS: usize = 16;
 
-/// What one thread needs to serve a fault.
+/// Data that a thread needs to serve a fault.
 #[repr(align(64))]
 struct Server {
-    /// Odd while a thread has claimed it; one more with each claim, and each end of one.
+    /// Counts each claim and each end of one: odd while a thread has claimed the server.
     claims: AtomicU32,
-    /// Made when it is first needed.
+    /// Made when the server is first needed.
     worker: AtomicPtr<Worker>,
 }
 
-/// All of them.
+/// All servers, and their descriptors.
 pub struct Direct {
     servers: [Server; SERVERS],
-    /// What they serve with.
+    /// Descriptors with which the servers serve.
     pub descriptors: Descriptors,
 }
 
@@ -41,7 +42,7 @@ impl Default for Direct {
 }
 
 impl Direct {
-    /// Nobody serves.
+    /// Makes the state in which no thread serves.
     pub const fn new() -> Direct {
         let servers =
             [const { Server { claims: AtomicU32::new(0), worker: AtomicPtr::new(core::ptr::null_mut()) } };
@@ -49,15 +50,16 @@ impl Direct {
         Direct { servers, descriptors: Descriptors::new() }
     }
 
-    /// Whether more than first touches can be served here, as far as the engine goes. Whether a page that was moved has left its
-    /// frame only a descriptor says that isn't in a program's table.
+    /// Returns whether more than first touches can be served here, as far as the engine allows. With moves
+    /// they can't: whether a moved page has left its frame is said only by a descriptor that isn't in a
+    /// program's table.
     pub fn is_possible(engine: &Engine) -> bool {
         engine.uffd.is_some() && engine.handover.is_some() && engine.pager.config.install != Install::Move
     }
 
-    /// Serves a fault if it can. In a handler, with all signals blocked but ours.
+    /// Serves a fault if possible. Runs in a handler, with all signals blocked but Farpage's.
     pub fn serve(&self, engine: &'static Engine, fault: Fault) -> Here {
-        // First of all: what is known of descriptors mustn't be old.
+        // The wait comes first, because what is known of descriptors mustn't be old.
         engine.lull.wait();
         if engine.is_over_limit() && engine.pager.takes_memory(fault.page, fault.access) {
             engine.wait_for_room();
@@ -70,7 +72,7 @@ impl Direct {
         let Some(at) = self.claim() else { return Here::Elsewhere };
         let server = &self.servers[at];
         if engine.protections.is_none() && !self.descriptors.has_userfaultfd() {
-            // Lost meanwhile, by somebody who doesn't wait for us.
+            // The userfaultfd was lost meanwhile, by a thread that doesn't wait for this one.
             server.leave();
             return Here::Elsewhere;
         }
@@ -83,7 +85,7 @@ impl Direct {
             worker = made;
             server.worker.store(worker, Ordering::Relaxed);
         }
-        // SAFETY: placed for good, and this thread has claimed it.
+        // SAFETY: the worker is placed for good, and this thread has claimed it.
         let here = unsafe { &mut *worker }.serve_here(fault);
         server.leave();
         here
@@ -93,10 +95,12 @@ impl Direct {
         self.servers.iter().position(Server::claim)
     }
 
-    /// Waits until nobody uses a number any more that [`Descriptors::lose`] was told of: no longer than it takes to serve one fault.
+    /// Waits until no thread uses a number any more that was given to [`Descriptors::lose`]. The wait is no
+    /// longer than it takes to serve one fault.
     pub fn wait_for_users(&self) {
         for server in &self.servers {
-            // Ordering: SeqCst here and in `claim`, and on the number: whoever has claimed it unseen sees that it was lost.
+            // Ordering: SeqCst here and in `claim`, and on the number: a thread whose claim isn't seen here
+            // sees that the number was lost.
             let seen = server.claims.load(Ordering::SeqCst);
             while is_claimed(seen) && server.claims.load(Ordering::Acquire) == seen {
                 sleep_ns(20_000);
@@ -113,7 +117,8 @@ impl Server {
     fn claim(&self) -> bool {
         let seen = self.claims.load(Ordering::Relaxed);
         let claimed = seen.wrapping_add(1);
-        // Ordering: Acquire (in SeqCst) pairs with the Release of whoever had it before; for the rest see `wait_for_users`.
+        // Ordering: Acquire (in SeqCst) pairs with the Release of the thread that had the server before. For
+        // the rest see `wait_for_users`.
         is_claimed(claimed)
             && self.claims.compare_exchange(seen, claimed, Ordering::SeqCst, Ordering::Relaxed).is_ok()
     }
@@ -129,7 +134,8 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
 
-    /// A number is the program's once those are done that had seen it as ours. Others come and go meanwhile.
+    /// A number is the program's once all threads are done that had seen it as Farpage's. Other threads come
+    /// and go meanwhile.
     #[test]
     fn users_of_a_number_are_waited_for_and_no_others() {
         let direct = Direct::new();
@@ -145,7 +151,7 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(20));
             assert!(!is_over.load(Ordering::Relaxed), "the second is at work");
             direct.servers[second].leave();
-            // It is claimed again at once, by threads that no longer see the number.
+            // The servers are claimed again at once, by threads that no longer see the number.
             assert_eq!((direct.claim(), direct.claim()), (Some(first), Some(second)));
             waiter.join().unwrap();
         });

@@ -1,10 +1,11 @@
-//! A child of vfork needs memory: it asks, and does nothing itself.
+//! Requests of a child of vfork: the child asks for the memory that it needs, and does nothing itself.
 //!
-//! It runs on its maker's memory, in its maker's [`Room`](super::rooms::Room), and may be killed at any instruction while
-//! that waits. A lock that it held then would be held for ever, in a process that lives. So it takes none: what it
-//! needs it writes into the room, rings an engine thread's bell, and waits until that has done it. What it changes of its
-//! mappings (munmap, mprotect) is the exception: that takes the map lock as ever. (When it served its
-//! faults like any thread, its maker stood still after at most 300 kills: `tests/programs/processes.c`, `borrowers_killed`.)
+//! The child runs on its maker's memory, in its maker's [`Room`](super::rooms::Room), while the maker waits.
+//! The child may be killed at any instruction. A lock that it held would then be held for ever, in a process
+//! that lives on. For this reason the child takes no lock. The child writes its request into the room, rings
+//! an engine thread's bell, and waits until the request is done. Changes of mappings (munmap, mprotect) are
+//! the exception, because they take the map lock. If children served their own faults, the maker would hang
+//! after a few hundred kills: `tests/programs/processes.c`, `borrowers_killed`.
 
 use super::rooms;
 use crate::engine::Engine;
@@ -21,7 +22,7 @@ use farpage_os::sys::{self, Errno};
 use linux_raw_sys::errno::ESRCH;
 use linux_raw_sys::general as raw;
 
-/// A child that waits looks so often whether its maker is still there.
+/// Nanoseconds after which a waiting child looks whether its maker is still there.
 const LOOK_NS: u64 = 100_000_000;
 
 const NONE: u32 = 0;
@@ -30,41 +31,43 @@ const UNDER_WAY: u32 = 2;
 const DONE: u32 = 3;
 const NOT_OURS: u32 = 4;
 
-/// What is asked for.
+/// Request of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// This fault is to be served.
+    /// Serve this fault.
     Fault(Fault),
-    /// These pages are to be there, and writable if that is said.
+    /// Bring these pages in, writable if the flag says so.
     Pages(PageRange, bool),
 }
 
-/// One room's. All zero: nothing is asked.
+/// Request of one room's child. All zeros: nothing is asked.
 pub struct Errand {
     state: AtomicU32,
-    /// The child's until it has asked, and then the engine thread's that has taken it on.
+    /// The child's until the child has asked, and then the engine thread's that has taken the request on.
     wanted: UnsafeCell<MaybeUninit<Wanted>>,
 }
 
 fn is_gone(process: u32) -> bool {
-    // SAFETY: signal 0 is only asked about.
+    // SAFETY: the call takes no pointer, and signal 0 sends nothing.
     let asked = unsafe { sys::call(raw::__NR_kill as usize, [process as usize, 0, 0, 0, 0, 0]) };
     sys::check(asked) == Err(Errno(ESRCH as i32))
 }
 
-/// Whether any child has asked for something that nobody does yet.
+/// Returns whether any child has asked for something that no engine thread does yet.
 pub fn is_any_asked() -> bool {
     // Ordering: SeqCst as in `ask`.
     rooms::lent() > 0 && rooms::all().any(|room| room.errand.state.load(Ordering::SeqCst) == ASKED)
 }
 
 impl Errand {
-    /// In the child: returns once it was done. False if none of that is memory that we manage.
+    /// Asks, in the child, and returns once the request was done. Returns false if none of the memory is
+    /// managed, or if the page of the fault is lost.
     pub fn ask(&self, engine: &Engine, wanted: Wanted) -> bool {
         let Some(handover) = engine.handover else { return false };
-        // SAFETY: nothing is asked, so nobody else looks.
+        // SAFETY: nothing is asked, so no engine thread looks.
         unsafe { (*self.wanted.get()).write(wanted) };
-        // Ordering: SeqCst: who doesn't see it when he looks sees that the bell has rung since.
+        // Ordering: SeqCst: an engine thread that looks and doesn't see the request sees that the bell has
+        // rung since.
         self.state.store(ASKED, Ordering::SeqCst);
         handover.ring();
         loop {
@@ -76,22 +79,22 @@ impl Errand {
                 _ => futex::wait_for(&self.state, word, LOOK_NS),
             }
             if engine.has_ended() {
-                // What it wants is there.
+                // After the engine's end all pages are there.
                 return true;
             }
             if self.state.load(Ordering::Relaxed) == word && is_gone(engine.process) {
-                // With it all threads are gone that could do anything.
+                // With the maker's process all threads are gone that could do anything.
                 sys::exit_group(128 + 9);
             }
         }
     }
 
-    /// Nothing is asked, in a fork's child.
+    /// Forgets the request, in a fork's child.
     pub fn reset(&self) {
         self.state.store(NONE, Ordering::Relaxed);
     }
 
-    /// In an engine thread: does what is asked for, if anything is.
+    /// Does what is asked for, if anything is. Runs in an engine thread.
     fn run(&self, engine: &Engine, worker: &mut Worker) {
         // Ordering: SeqCst as in `ask`.
         if self.state.load(Ordering::SeqCst) != ASKED
@@ -99,14 +102,14 @@ impl Errand {
         {
             return;
         }
-        // SAFETY: written before ASKED was, and the child waits.
+        // SAFETY: the request was written before the state was ASKED, and the child waits.
         let wanted = unsafe { (*self.wanted.get()).assume_init() };
         let answer = if do_for_child(engine, worker, wanted) { DONE } else { NOT_OURS };
         self.state.store(answer, Ordering::Release);
         futex::wake(&self.state, u32::MAX >> 1);
     }
 
-    /// In the maker: the child is gone, and whatever it asked for is over.
+    /// Ends the request when the child is gone. Runs in the maker.
     pub fn give_up(&self) {
         loop {
             match self.state.load(Ordering::Acquire) {
@@ -120,7 +123,7 @@ impl Errand {
     }
 }
 
-/// In an engine thread that serves faults: does what children have asked for.
+/// Does what children have asked for. Runs in an engine thread that serves faults.
 pub fn run_all(engine: &Engine, worker: &mut Worker) {
     if rooms::lent() > 0 {
         rooms::all().for_each(|room| room.errand.run(engine, worker));
@@ -128,13 +131,13 @@ pub fn run_all(engine: &Engine, worker: &mut Worker) {
 }
 
 fn do_for_child(engine: &Engine, worker: &mut Worker, wanted: Wanted) -> bool {
-    // A mapping that is being moved is at its new place before we know of it.
+    // A mapping that is being moved is at its new place before Farpage knows that place.
     engine.map.wait_for_changes();
     let pages = match wanted {
         Wanted::Fault(fault) => PageRange::of(fault.page, 1),
         Wanted::Pages(pages, _) => pages,
     };
-    // Somebody else may be moving the page, who would wake a thread that sleeps for it.
+    // Another thread may be moving the page, and would wake only threads that sleep for it.
     let mut serve = |fault: Fault| {
         worker.serve(fault);
         while let Err(unsettled) = engine.pager.quiet(PageRange::of(fault.page, 1)) {

@@ -1,9 +1,10 @@
-//! The two handlers of `signal` and `segv` mode: SIGBUS or SIGSEGV for a page that is out, SIGSYS for a call that was
-//! stopped.
+//! The two handlers of `signal` and `segv` mode. SIGBUS or SIGSEGV arrives for a page that is out, SIGSYS for
+//! a system call that was stopped.
 //!
-//! Both run on a stack of ours with all other signals blocked, in a thread that may be anywhere: no allocation, no libc, no
-//! thread-local storage. They touch memory of the program's with no lock held: that may be out, too, and then a handler runs
-//! on top of this one.
+//! Both handlers run on a room's stack, with all signals blocked except Farpage's two: that of faults, and
+//! SIGSYS. The thread may be anywhere in its code, so the handlers don't allocate, call libc or use
+//! thread-local storage. The handlers hold no lock when they touch the program's memory. The page that they
+//! touch may be out, too, and then a handler runs on top of this one.
 // UNSAFETY: arguments of the program's calls are read and written.
 
 use super::buffers::{self, Buffer, Memory};
@@ -38,13 +39,13 @@ use farpage_os::signal::{
 use farpage_os::sys::{self, number};
 use linux_raw_sys::general as raw;
 
-/// The engine whose memory it is. Null in a child that has a copy of it.
+/// Engine whose memory this process has. Null in a child that has a copy of that memory.
 pub static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(core::ptr::null_mut());
 
-/// The engine, if this process has one that serves faults in this way.
+/// Returns the engine, if this process has one whose faults arrive as signals.
 pub fn engine() -> Option<&'static Engine> {
     // Ordering: Acquire pairs with the Release in `arm::all`.
-    // SAFETY: null, or an engine, placed for good.
+    // SAFETY: the pointer is null, or refers to an engine, which is placed for good.
     unsafe { ENGINE.load(Ordering::Acquire).as_ref() }
 }
 
@@ -55,9 +56,9 @@ const EPERM: isize = -(linux_raw_sys::errno::EPERM as isize);
 const EAGAIN: isize = -(linux_raw_sys::errno::EAGAIN as isize);
 const ENOSYS: isize = -(linux_raw_sys::errno::ENOSYS as isize);
 
-/// A page is out.
+/// Handles the signal for a page that is out.
 pub unsafe extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut Context) {
-    // SAFETY: the kernel's own structures, for this call.
+    // SAFETY: both structures are the kernel's own, for this call.
     let (about, at) = unsafe { (&*info, &*context) };
     let fault = fault_of(about, at).or(forbidden_of(about, at)).or(aside_of(about, at));
     let is_unmapped = about.unmapped_at().is_some();
@@ -69,11 +70,12 @@ pub unsafe extern "C" fn on_fault(signal: i32, info: *mut Info, context: *mut Co
             return;
         }
     }
-    // SAFETY: passed on.
+    // SAFETY: the arguments are passed on as the kernel gave them.
     unsafe { tell(room, signal, info, context) }
 }
 
-/// A touch of a page that has no mapping because it is moved aside for a moment, on its way out (`move_memory`).
+/// Returns the fault of an access to a managed page that has no mapping. In `segv` mode a page may be moved
+/// aside for a moment on its way out (`move_memory`).
 fn aside_of(info: &Info, context: &Context) -> Option<Fault> {
     let is_managed = |fault: &Fault| {
         engine().is_some_and(|engine| engine.protections.is_some() && engine.is_registered(fault.page))
@@ -81,7 +83,8 @@ fn aside_of(info: &Info, context: &Context) -> Option<Fault> {
     unmapped_of(info, context).filter(is_managed)
 }
 
-/// Whether a fault was about a page that is out, and the access is to be tried again.
+/// Serves a fault. Returns whether the fault was about a page that is out, so that the access is to be
+/// retried.
 fn is_served(engine: &'static Engine, fault: Fault, is_unmapped: bool, context: &mut Context) -> bool {
     match (rooms::borrowed(engine), engine.protections) {
         (Some(room), _) => is_served_for_child(engine, room, fault),
@@ -92,22 +95,23 @@ fn is_served(engine: &'static Engine, fault: Fault, is_unmapped: bool, context: 
     }
 }
 
-/// It isn't about us: the program hears of it, at once if neither a hook nor a handler of ours is at work in the thread that
-/// has this room.
+/// Passes a signal that isn't about Farpage on to the program. The program hears of the signal at once,
+/// unless a hook or a handler of Farpage's is at work in the thread.
 unsafe fn tell(room: Option<&'static Room>, signal: i32, info: *mut Info, context: *mut Context) {
-    // SAFETY: the kernel's own structures.
+    // SAFETY: both structures are the kernel's own, for this call.
     let (about, stack_pointer) = unsafe { (&*info, (*context).register(Register::Rsp)) };
     if room.is_some_and(|room| room.at_work.is_entering()) && !about.was_sent() {
-        // Its stack isn't there after all: the kernel would have ended it.
+        // The program's stack isn't there after all. The kernel would have ended the process.
         // SAFETY: as above.
         return signals::end_with(SIGSEGV, unsafe { &mut *context });
     }
     let claims = |room: &Room| {
-        // SAFETY: the thread's own.
+        // SAFETY: the fields are the thread's own.
         unsafe { (*room.own.get()).claimed & bit(signal as u32) != 0 }
     };
     if room.is_some_and(claims) && !about.was_sent() {
-        // It can't be blocked, and the program believes that it is: in its own handler of it, perhaps.
+        // The program believes that it blocks this signal, perhaps because its own handler of the signal
+        // runs. The kernel ends a process whose access raises a blocked signal.
         // SAFETY: as above.
         return signals::end_with(signal as u32, unsafe { &mut *context });
     }
@@ -116,7 +120,7 @@ unsafe fn tell(room: Option<&'static Room>, signal: i32, info: *mut Info, contex
         return;
     }
     let spent = engine().and_then(rooms::spent_by_child);
-    // SAFETY: passed on.
+    // SAFETY: the arguments are passed on as the kernel gave them.
     let hand_on = || unsafe { signals::hand_on(signal, info, context, spent) };
     match room {
         Some(room) => room.at_work.aside(hand_on),
@@ -124,14 +128,15 @@ unsafe fn tell(room: Option<&'static Room>, signal: i32, info: *mut Info, contex
     }
 }
 
-/// Whether a child of vfork is to try the access again. It takes no lock.
+/// Serves a fault of a child of vfork, without taking a lock. Returns whether the child is to retry the
+/// access.
 fn is_served_for_child(engine: &Engine, room: &Room, fault: Fault) -> bool {
     let is_forbidden = |by: &ByProtection| !by.allows(fault.page, fault.access == Access::Write);
     if engine.protections.is_some_and(is_forbidden) {
         return false;
     }
     let seen = (fault.page, engine.map.wait_for_changes());
-    // SAFETY: the thread's own, which waits, and so its child's.
+    // SAFETY: the fields are those of the thread that waits for this child, so the child alone uses them.
     let own = unsafe { &mut *room.own.get() };
     let ask = |fault| room.errand.ask(engine, Wanted::Fault(fault));
     if engine.protections.is_some_and(|by| by.is_open(fault.page)) {
@@ -143,7 +148,8 @@ fn is_served_for_child(engine: &Engine, room: &Room, fault: Fault) -> bool {
     ask(fault) || core::mem::replace(&mut own.strange, seen) != seen
 }
 
-/// Whether the access is to be tried again, where what is out may not be touched: the program may have forbidden it itself.
+/// Serves a fault in `segv` mode, where a page that is out may not be touched. Returns whether the access is
+/// to be retried. The answer is false if the program itself has forbidden the access.
 fn is_forbidden_by_us(
     engine: &'static Engine,
     protections: &ByProtection,
@@ -152,9 +158,9 @@ fn is_forbidden_by_us(
     context: &mut Context,
 ) -> bool {
     if matches!(engine.pager.state(fault.page), State::Lost(_)) {
-        // As from a disk that failed under a mapped file.
+        // The program gets SIGBUS, as for a mapped file whose disk has failed.
         context.blocked &= !bit(SIGBUS);
-        // SAFETY: takes nothing.
+        // SAFETY: the call takes no arguments.
         let thread = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
         return send_to_thread(engine.process, thread, SIGBUS, fault.page.address()).is_ok();
     }
@@ -168,56 +174,59 @@ fn is_forbidden_by_us(
     if !protections.is_open(fault.page) && !is_unmapped {
         return serve(fault);
     }
-    // Opened meanwhile, or the mapping is being changed; or closed behind our back, or what the page allows isn't enough.
+    // The page is open, or has no mapping. Either another thread has opened the page meanwhile, or the
+    // mapping is being changed. Otherwise the page was closed behind Farpage's back, or its protection
+    // doesn't allow this access.
     let seen = (fault.page, engine.map.wait_for_changes());
     let Some(room) = Room::if_here() else { return false };
-    // SAFETY: the thread's own.
+    // SAFETY: the fields are the thread's own.
     let own = unsafe { &mut *room.own.get() };
     match own.try_again(seen) {
         TRIES_ALONE => serve(Fault { access: Access::WriteProtected, ..fault }),
-        // On its way out; or unmapped behind our back.
+        // The page is on its way out, or was unmapped behind Farpage's back.
         tries if is_unmapped => tries < TRIES_MAX && serve(fault),
         tries => tries < TRIES_MAX,
     }
 }
 
-/// How often an access that should be possible is tried again, each time soon after the last, before the page is opened anew.
+/// Retries of an access that should be possible, each soon after the last, before the page is opened anew.
 const TRIES_ALONE: u32 = 50;
-/// And before the program is told.
+/// Retries of the same access before the program is told.
 const TRIES_MAX: u32 = 100;
 
-/// Whether the access is to be tried again: the page was brought, or it can't be said yet that it isn't ours.
+/// Serves a fault in `signal` mode, or on a page that isn't registered. Returns whether the access is to be
+/// retried: the page was brought in, or Farpage can't know yet whether it manages the page.
 fn is_ours(engine: &'static Engine, fault: Fault) -> bool {
     if let Some(handover) = engine.handover.filter(|_| engine.is_registered(fault.page)) {
-        // Lost pages are poisoned: the program is to hear of it.
+        // Lost pages are poisoned. The program is to hear of the fault.
         let is_lost = matches!(engine.pager.state(fault.page), State::Lost(_));
         if !is_lost {
             engine.serve_fault(handover, fault);
         }
         return !is_lost;
     }
-    // A mapping that is being moved is at its new place before we know of it.
+    // A mapping that is being moved is at its new place before Farpage knows that place.
     let seen = (fault.page, engine.map.wait_for_changes());
     let Some(room) = Room::if_here() else { return false };
-    // SAFETY: the thread's own.
+    // SAFETY: the fields are the thread's own.
     let strange = unsafe { &mut (*room.own.get()).strange };
     core::mem::replace(strange, seen) != seen
 }
 
-/// A system call is about to be made.
+/// Handles a system call that was stopped before it is made.
 pub unsafe extern "C" fn on_sigsys(signal: i32, info: *mut Info, context: *mut Context) {
-    // SAFETY: the kernel's own structures, for this call.
+    // SAFETY: the structure is the kernel's own, for this call.
     let stopped = unsafe { (*info).stopped_call() };
     let Some(number) = stopped else {
-        // SAFETY: passed on.
+        // SAFETY: the arguments are passed on as the kernel gave them.
         return unsafe { tell(Room::if_here(), signal, info, context) };
     };
-    // SAFETY: threads are armed once they have a room's stack, which this handler runs on.
+    // SAFETY: threads are armed only once they have a room's stack, and this handler runs on that stack.
     let room = unsafe { Room::here() };
-    // SAFETY: as above.
+    // SAFETY: the context is the kernel's own, for this call.
     let context = unsafe { &mut *context };
     let answer = match number {
-        // 32-bit code, which we don't know how to guard.
+        // A call of 32-bit code, whose memory Farpage doesn't know how to guard.
         None => Some(ENOSYS),
         Some(number) => room.at_work.during(&raw const *context, || answer_to(room, number, context)),
     };
@@ -228,7 +237,7 @@ pub unsafe extern "C" fn on_sigsys(signal: i32, info: *mut Info, context: *mut C
     }
 }
 
-/// The answer, or none if the thread is going to make the call.
+/// Returns the answer, or `None` if the thread is going to make the call.
 fn answer_to(room: &'static Room, number: usize, context: &mut Context) -> Option<isize> {
     let call = Call::stopped(number, context);
     let level = room.level(context.register(Register::Rsp));
@@ -248,7 +257,7 @@ struct Stopped<'a> {
 }
 
 impl Stopped<'_> {
-    /// Gives the answer, or none if the thread is going to make the call when the handler returns.
+    /// Returns the answer, or `None` if the thread is going to make the call when the handler returns.
     fn deal_with(mut self) -> Option<isize> {
         let Some(engine) = self.engine else { return self.make() };
         if let Some(answer) = changes::by_number(engine, self.call.number, self.call.arguments) {
@@ -260,7 +269,8 @@ impl Stopped<'_> {
         if let Some(answer) = self.keep_descriptors(engine) {
             return Some(answer);
         }
-        // Its buffers are named in a queue that we don't see; programs do without, as they must in containers.
+        // io_uring names buffers in a queue that Farpage doesn't see. Programs do without io_uring, as they
+        // must in containers.
         if self.call.number == raw::__NR_io_uring_setup as usize {
             return Some(ENOSYS);
         }
@@ -287,7 +297,7 @@ impl Stopped<'_> {
                 self.call.arguments[0] = First::tell(engine.membership.session, status) as usize;
             }
             call if filters::is_about(call, &self.call.arguments) => {
-                // Which reads what the call is given, and that is held.
+                // `install` reads what the call's arguments point to. The memory is held.
                 if let Some(answer) = filters::install(engine, call, &self.call.arguments) {
                     return Some(answer);
                 }
@@ -306,9 +316,10 @@ impl Stopped<'_> {
         self.make()
     }
 
-    /// Makes the call here, so that it returns to the program when our threads have followed.
+    /// Makes the call here, in the handler. The program gets the answer only when the engine's threads have
+    /// taken on the new credentials.
     fn change_credentials(&self, engine: &'static Engine) -> isize {
-        // SAFETY: the program's own call; what it reads is held.
+        // SAFETY: this is the program's own call, and the memory that it reads is held.
         let answer = unsafe { sys::call(self.call.number, self.call.arguments) };
         if sys::check(answer).is_ok() {
             credentials::follow(engine, self.call.number, &self.call.arguments, Whose::Own);
@@ -316,7 +327,8 @@ impl Stopped<'_> {
         answer
     }
 
-    /// The program closes descriptors, or puts something in place of one: ours aren't among them.
+    /// Keeps Farpage's descriptors out of a call that closes or replaces descriptors. Returns the answer, or
+    /// `None` if the thread is to make the call.
     fn keep_descriptors(&self, engine: &'static Engine) -> Option<isize> {
         let [first, second, flags] = [0, 1, 2].map(|at| self.call.arguments[at] as u32);
         let number = self.call.number as u32;
@@ -338,7 +350,7 @@ impl Stopped<'_> {
             raw::__NR_close_range => {
                 let close = |first: u32, last: u32| {
                     let arguments = [first as usize, last as usize, flags as usize, 0, 0, 0];
-                    // SAFETY: the program's own call, but for our descriptors.
+                    // SAFETY: this is the program's own call, without Farpage's descriptors.
                     if first > last { 0 } else { unsafe { sys::call(self.call.number, arguments) } }
                 };
                 let mut from = from;
@@ -355,12 +367,13 @@ impl Stopped<'_> {
                 }
             }
             _ => {
-                // SAFETY: takes no pointer.
+                // SAFETY: the call takes no pointer.
                 let is_open =
                     unsafe { sys::call(raw::__NR_fcntl as usize, [first as usize, F_GETFD, 0, 0, 0, 0]) };
                 if is_open >= 0 {
-                    // It is the program's from now on; faults that need it are handed over. What it gets there may be a pipe, from
-                    // which a read takes bytes.
+                    // The number is the program's from now on, and faults that need the descriptor are handed
+                    // over. The program may put a pipe there, and a read of Farpage's would take bytes out of
+                    // the pipe.
                     ours.lose(own as i32);
                     engine.direct.wait_for_users();
                 }
@@ -369,7 +382,7 @@ impl Stopped<'_> {
         }
     }
 
-    /// Whether it is a `clone3` whose arguments can't be read.
+    /// Returns whether the call is a `clone3` whose arguments can't be read.
     fn is_clone_of_nothing(&self) -> bool {
         let [address, bytes, ..] = self.call.arguments;
         let is_readable = || {
@@ -379,20 +392,24 @@ impl Stopped<'_> {
         self.call.number == number::CLONE3 && bytes >= size_of::<u64>() && !is_readable()
     }
 
-    /// Sends the thread to make the call. The answer is EAGAIN if there is no room for whom it would make.
+    /// Has the thread make the call when the handler returns. Otherwise returns an answer. EFAULT: the
+    /// arguments of a `clone3` can't be read. EAGAIN: there is no room or no trampoline for the new thread or
+    /// child.
     fn make(self) -> Option<isize> {
         if self.is_clone_of_nothing() {
             return Some(EFAULT);
         }
-        // Its words are in use until the call is done, whether or not it holds memory.
+        // The level's words are in use until the call is done, whether or not the call holds memory.
         self.level.holder.occupy();
-        // SAFETY: `buffers::each` has made sure of the arguments, if they can be read, which was just asked.
+        // SAFETY: `buffers::each` has brought in the arguments of a `clone3`, and `is_clone_of_nothing` has
+        // just seen that they can be read.
         let birth = unsafe { self.call.birth() };
         let is_lent = matches!(birth, Some(Birth::Borrowed | Birth::Elsewhere { waits: true, .. }));
         let newborn = match birth {
             Some(Birth::Elsewhere { end, waits: false }) => {
                 let (Some(room), Some(engine)) = (Room::give(0), self.engine) else { return Some(EAGAIN) };
-                // Until it has an alternate stack, a fault on its own would end the process.
+                // Until the new thread has an alternate stack, a fault on its own stack would end the
+                // process.
                 let mut guarding =
                     Guarding::new(engine, &room.levels[0], self.context.register(Register::Rsp));
                 let address = end.saturating_sub(BIRTH_BYTES);
@@ -403,16 +420,19 @@ impl Stopped<'_> {
                 if !self.room.lend(self.level, self.context.blocked) {
                     return Some(EAGAIN);
                 }
-                // What ends the program may come meanwhile. (A child's own handlers aren't known.)
+                // While the child uses the room, signals that the program handles are blocked. A signal that
+                // ends the program may arrive. If the maker is itself a borrowing child, Farpage doesn't know
+                // its handlers. In that case all signals but Farpage's are blocked.
                 self.context.blocked |= if is_borrower(self.engine) { !open() } else { signals::handled() };
                 0
             }
             Some(Birth::Copy | Birth::CopyElsewhere { .. }) | None => 0,
         };
-        // SAFETY: this thread's own level, whose last call is over.
+        // SAFETY: the level is this thread's own, and its last call is over.
         let room = unsafe { &mut *self.level.room.get() };
         let making = Making { done: self.level.holder.busy_word(), maker: self.room.word(), newborn, room };
-        // SAFETY: this handler's own context; faults on the program's stack run a handler on top of this one.
+        // SAFETY: the call was stopped in this context, which is this handler's own. The arguments of a
+        // `clone3` are readable, as above. Faults on the program's stacks run a handler on top of this one.
         if unsafe { self.call.make(self.context, making) } {
             return None;
         }
@@ -422,13 +442,14 @@ impl Stopped<'_> {
         Some(EAGAIN)
     }
 
-    /// `rt_sigprocmask`: what the thread goes on with is in the context.
+    /// Answers `rt_sigprocmask`. The context has the mask that the thread continues with.
     fn change_mask(&mut self, memory: &mut Guarding<'_>) -> isize {
         let [how, set, before, bytes, ..] = self.call.arguments;
         if bytes != size_of::<u64>() {
             return EINVAL;
         }
-        // What is read may be out, and then a handler on top of this one uses the room.
+        // The set is read first. The set's page may be out, and then a handler on top of this one uses the
+        // room.
         let set = match set {
             0 => None,
             place => match memory.word(place) {
@@ -436,7 +457,7 @@ impl Stopped<'_> {
                 None => return EFAULT,
             },
         };
-        // SAFETY: its own thread's.
+        // SAFETY: the fields are this thread's own.
         let own = unsafe { &mut *self.room.own.get() };
         let blocked = self.context.blocked | own.claimed;
         if let Some(set) = set {
@@ -444,14 +465,14 @@ impl Stopped<'_> {
             own.claimed = after & open();
             self.context.blocked = after & !open();
         }
-        // SAFETY: where the program wants it.
+        // SAFETY: the program expects the old mask at this address.
         if before != 0 && !unsafe { memory.write(before, blocked.to_ne_bytes()) } {
             return EFAULT;
         }
         0
     }
 
-    /// `rt_sigaction`.
+    /// Answers `rt_sigaction`.
     fn change_action(&self, memory: &mut Guarding<'_>) -> isize {
         let [signal, action, before, bytes, ..] = self.call.arguments;
         if bytes != size_of::<u64>() {
@@ -470,18 +491,19 @@ impl Stopped<'_> {
             Ok(old) => old,
             Err(errno) => return -(errno.0 as isize),
         };
-        // SAFETY: where the program wants it.
+        // SAFETY: the program expects the old disposition at this address.
         let is_written = before == 0 || unsafe { memory.write(before, old.to_bytes()) };
         if is_written { 0 } else { EFAULT }
     }
 
-    /// `sigaltstack`: the kernel knows ours; the program has its own, as far as its handlers see (`deliver.rs`).
+    /// Answers `sigaltstack`. The kernel has the room's stack. The program has its own stack, as far as its
+    /// handlers see (`deliver.rs`).
     fn change_stack(&mut self, memory: &mut Guarding<'_>) -> isize {
         let [new, before, ..] = self.call.arguments;
-        // As above.
+        // Read before the room's fields are used, as in `change_mask`.
         let words = if new == 0 { [Some(0); 3] } else { [0, 8, 16].map(|at| memory.word(new + at)) };
         let [Some(start), Some(flags), Some(bytes)] = words else { return EFAULT };
-        // SAFETY: its own thread's.
+        // SAFETY: the fields are this thread's own.
         let own = unsafe { &mut *self.room.own.get() };
         let mut old = own.alternate;
         let is_in_use = old.is_in_use(self.context.register(Register::Rsp));
@@ -497,15 +519,16 @@ impl Stopped<'_> {
                 Err(errno) => return -(errno.0 as isize),
             }
         }
-        // SAFETY: where the program wants it.
+        // SAFETY: the program expects the old stack at this address.
         if before != 0 && !unsafe { memory.write(before, old.to_bytes()) } {
             return EFAULT;
         }
         0
     }
 
-    /// The kernel reads what a handler of the program's returns to from the stack, its mask of signals and its alternate
-    /// stack, too. Those are what the program believes to have from then on.
+    /// Prepares the return from a handler of the program's. The kernel reads from the stack where the thread
+    /// continues, its mask of signals and its alternate stack. The program believes to have that mask and
+    /// that stack from then on. In the frame both are replaced by what the kernel is to have.
     fn before_return(&mut self, memory: &mut Guarding<'_>) {
         self.level.returns.store(true, Ordering::Relaxed);
         let stack_pointer = self.context.register(Register::Rsp);
@@ -529,12 +552,12 @@ impl Stopped<'_> {
             return;
         };
         let ours = self.room.stack();
-        // The frame of a handler that ran on top of ours says nothing about the program.
+        // The frame of a handler that ran on top of Farpage's handler says nothing about the program.
         if start as usize != ours.start {
-            // SAFETY: its own thread's.
+            // SAFETY: the fields are this thread's own.
             let own = unsafe { &mut *self.room.own.get() };
             own.go_back(mask, AlternateStack::from_words([start, flags, bytes]), back as usize);
-            // SAFETY: in the frame, which nobody reads any more but the kernel.
+            // SAFETY: the place is in the frame, which only the kernel reads from now on.
             unsafe { memory.write(places[1], ours.to_bytes()) };
         }
         if mask & open() != 0 {
@@ -544,15 +567,16 @@ impl Stopped<'_> {
     }
 
     fn before_exit(&mut self) {
-        // SAFETY: takes nothing.
+        // SAFETY: the call takes no arguments.
         let thread = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
-        // Not of a child that borrows this stack.
+        // A child that borrows this stack doesn't leave the room.
         if self.room.thread.load(Ordering::Relaxed) == thread {
             self.room.leave();
         }
     }
 
-    /// Calls that change the mask of signals while they wait: a handler that runs meanwhile makes calls, too.
+    /// Opens Farpage's signals in the mask that a call sets while it waits. A handler that runs meanwhile
+    /// makes calls and touches memory, too.
     fn open_mask(&mut self, memory: &mut Guarding<'_>) {
         let (argument, is_sized) = match self.call.number as u32 {
             raw::__NR_rt_sigsuspend => (0, false),
@@ -570,10 +594,10 @@ impl Stopped<'_> {
             (place, bytes) = (found as usize, length as usize);
         }
         let mask = if place == 0 || bytes != size_of::<u64>() { None } else { memory.word(place) };
-        // SAFETY: this thread's own level.
+        // SAFETY: the level is this thread's own.
         unsafe { *self.level.waits_with.get() = mask };
         let Some(mask) = mask.filter(|mask| mask & open() != 0) else { return };
-        // SAFETY: this thread's own level.
+        // SAFETY: the level is this thread's own.
         let (own, sized) = unsafe { (&mut *self.level.mask.get(), &mut *self.level.sized_mask.get()) };
         *own = mask & !open();
         *sized = [core::ptr::from_ref(own) as usize, bytes];
@@ -584,20 +608,22 @@ impl Stopped<'_> {
 const F_GETFD: usize = 1;
 const CLOSE_RANGE_CLOEXEC: u32 = 4;
 
-/// What a new thread may use of its stack before it has an alternate one.
+/// Bytes of its stack that a new thread may use before it has an alternate stack.
 const BIRTH_BYTES: usize = 8 * 1024;
 
-/// A signal's frame at its largest: the state of AMX's tiles is 8 KiB.
+/// Bytes of the largest signal frame. The state of AMX's tiles takes 8 KiB of them.
 const FRAME_BYTES_MAX: usize = 16 * 1024;
 
-/// Whether the calling process isn't the engine's, but one that borrows its memory until it runs another program.
+/// Returns whether the calling process isn't the engine's, but a child that borrows its memory until the
+/// child runs another program.
 pub fn is_borrower(engine: Option<&Engine>) -> bool {
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no arguments.
     let process = unsafe { sys::call(number::GETPID, [0; 6]) } as u32;
     engine.is_some_and(|engine| engine.process != process)
 }
 
-/// What each new thread and child of an armed thread runs before the program's code.
+/// Runs in each new thread and child of an armed thread before the program's code. Also runs in a thread that
+/// has waited for a child of vfork.
 pub extern "C" fn born(newborn: usize) {
     use farpage_os::dispatch::{BACK_AGAIN, BORROWER, COPY};
     match newborn {
@@ -605,16 +631,16 @@ pub extern "C" fn born(newborn: usize) {
         BACK_AGAIN => be_back(),
         // SAFETY: the word names the maker's room.
         copy if copy & COPY != 0 => leave_in_child(unsafe { Room::of_word(newborn & !COPY) }),
-        // SAFETY: it names a room of its own.
+        // SAFETY: the word names the new thread's own room.
         _ => begin_in(unsafe { Room::of_word(newborn) }),
     }
 }
 
-// Apart from each other, so that each takes no more of the program's stack than it needs itself.
+// Separate functions, so that each takes no more of the program's stack than it needs itself.
 
 #[inline(never)]
 fn arm_borrower() {
-    // Perhaps its dispositions were cleared (CLONE_CLEAR_SIGHAND).
+    // The child's dispositions may have been cleared (CLONE_CLEAR_SIGHAND).
     super::arm::install_handlers_in_borrower();
     super::arm::arm_this_thread();
     rooms::of_caller().into_iter().for_each(|room| signals::set_blocked(room.inherited()));
@@ -627,27 +653,30 @@ fn be_back() {
 
 #[inline(never)]
 fn begin_in(room: &Room) {
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no arguments.
     room.thread.store(unsafe { sys::call(number::GETTID, [0; 6]) } as u32, Ordering::Relaxed);
-    // A handler of the program's would find it half moved in; and the keeper may tell it to arm itself in a room of its own.
+    // Signals are blocked meanwhile. A handler of the program's would find the thread half moved in. The
+    // keeper may also tell the thread to arm itself, in another room.
     signals::with_blocked(!open(), || super::arm::move_in(room));
 }
 
-/// A child with a copy of its parent's memory, made by an armed thread.
+/// Undoes the arming in a child that has a copy of its parent's memory and that an armed thread has made.
 #[inline(never)]
 fn leave_in_child(room: &Room) {
-    // SAFETY: the child's only thread; the stack is the program's own, or none.
+    // SAFETY: this is the child's only thread. The stack is the program's own, or none.
     let own = unsafe { &*room.own.get() };
-    // SAFETY: as above; if this is run on the room's stack, on top of a handler of ours, it stays the alternate one.
+    // SAFETY: as above. If this runs on the room's stack, on top of a handler of Farpage's, the room's stack
+    // stays the alternate one.
     let _ = unsafe { set_alternate_stack(&own.alternate) };
     signals::add_blocked(own.claimed);
     leave_unarmed();
 }
 
-/// The same, made by `maker` in code of ours, with the program's stack pointer at `stack_pointer`: armed or not, handlers
-/// of ours may be in place.
+/// Does the same in a child that thread `maker` has made in Farpage's code, with the program's stack pointer
+/// at `stack_pointer`. Handlers of Farpage's may be in place, whether or not `maker` was armed.
 pub fn leave_copy(maker: u32, stack_pointer: usize) {
-    // Whoever was given one, but hasn't come into it yet, has nothing there: its alternate stack is still its own.
+    // A maker that was given a room but isn't armed yet has nothing in the room. The maker's alternate stack
+    // is still the program's.
     let room = rooms::of_thread(maker).filter(|room| super::arm::is_armed(room));
     match room {
         Some(room) => {
@@ -656,7 +685,7 @@ pub fn leave_copy(maker: u32, stack_pointer: usize) {
         }
         None => leave_unarmed(),
     }
-    // A handler of the program's goes on there.
+    // A handler of the program's continues on the room's stack.
     room.filter(|room| room.is_on_stack(stack_pointer)).inspect(|room| room.keep_for_good());
 }
 

@@ -1,22 +1,24 @@
-//! Descriptors of ours in the program's table, with which its threads serve faults: the userfaultfd and the areas' files.
+//! Descriptors of Farpage's in the program's table: the userfaultfd and the areas' files. The program's
+//! threads serve faults with them.
 //!
-//! Once the program's calls are stopped, those are answered or noticed that would close one or put something in its place
-//! (`handlers.rs` `keep_descriptors`). What the program did before nobody has seen. So a number is ours as long as it is the
-//! same file, which is looked at until then.
-// UNSAFETY: descriptors are borrowed from a table that isn't ours.
+//! Once the program's calls are stopped, Farpage answers or notices each call that would close or replace one
+//! of these descriptors (`handlers.rs` `keep_descriptors`). Farpage hasn't seen the calls that the program
+//! made before. Until its calls are stopped, a number counts as Farpage's only while it still refers to the
+//! same file, which is checked before each use.
+// UNSAFETY: descriptors are borrowed from a table that isn't Farpage's.
 
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use farpage_core::units::{AREAS_MAX, AreaId};
 use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
-/// One of them, as long as it is there.
+/// A descriptor, while it is there.
 struct Kept {
     number: AtomicI32,
     /// Device and inode.
     file: [AtomicU64; 2],
 }
 
-/// The number of none.
+/// Number that stands for no descriptor.
 const NONE: RawFd = -1;
 
 impl Kept {
@@ -27,43 +29,43 @@ impl Kept {
     fn keep(&self, number: RawFd) {
         let Some(file) = file_of(number) else { return };
         self.file.iter().zip(file).for_each(|(to, word)| to.store(word, Ordering::Relaxed));
-        // Ordering: Release publishes which file it is.
+        // Ordering: Release publishes which file the number refers to.
         self.number.store(number, Ordering::Release);
     }
 
     fn number(&self) -> Option<RawFd> {
-        // Ordering: Acquire (in SeqCst) pairs with the Release in `keep`; SeqCst with `lose`.
+        // Ordering: Acquire (in SeqCst) pairs with the Release in `keep`; SeqCst pairs with `lose`.
         Some(self.number.load(Ordering::SeqCst)).filter(|number| *number != NONE)
     }
 
-    /// The number, if the calling thread's table still has the same file there.
+    /// Returns the number if the calling thread's table still has the same file there.
     fn number_if_same(&self) -> Option<RawFd> {
         let file = self.file.each_ref().map(|word| word.load(Ordering::Relaxed));
         self.number().filter(|number| file_of(*number) == Some(file))
     }
 
     fn lose(&self) {
-        // Ordering: SeqCst: see `Direct::wait_for_users`.
+        // Ordering: SeqCst, see `Direct::wait_for_users`.
         self.number.store(NONE, Ordering::SeqCst);
     }
 }
 
 fn file_of(number: RawFd) -> Option<[u64; 2]> {
-    // SAFETY: not -1; asked only which file it is, if it is any.
+    // SAFETY: the number isn't -1. The kernel is only asked which file it refers to, if any.
     let status = rustix::fs::fstat(unsafe { BorrowedFd::borrow_raw(number) });
     status.ok().map(|status| [status.st_dev, status.st_ino])
 }
 
-/// All of them.
+/// The userfaultfd and the files of all areas.
 pub struct Descriptors {
     userfaultfd: Kept,
     areas: [Kept; AREAS_MAX],
-    /// Nothing can happen to them unseen any more.
+    /// Nothing can happen to the descriptors unseen any more.
     is_settled: AtomicBool,
 }
 
 impl Descriptors {
-    /// None.
+    /// Makes a table without any descriptor.
     pub const fn new() -> Descriptors {
         Descriptors {
             userfaultfd: Kept::new(),
@@ -72,12 +74,13 @@ impl Descriptors {
         }
     }
 
-    /// The calling thread's table has the userfaultfd there.
+    /// Notes that the calling thread's table has the userfaultfd at `number`.
     pub fn keep_userfaultfd(&self, number: RawFd) {
         self.userfaultfd.keep(number);
     }
 
-    /// The calling thread of the program has opened an area.
+    /// Notes an area that the calling thread of the program has opened. If that succeeds, the file stays
+    /// open.
     pub fn keep_area(&self, area: AreaId, file: OwnedFd) {
         self.areas[area.0 as usize].keep(file.as_raw_fd());
         if self.area(area).is_some() {
@@ -89,30 +92,31 @@ impl Descriptors {
         core::iter::once(&self.userfaultfd).chain(&self.areas)
     }
 
-    /// Whether the program still has the userfaultfd.
+    /// Returns whether the program still has the userfaultfd.
     pub fn has_userfaultfd(&self) -> bool {
         self.userfaultfd.number().is_some()
     }
 
-    /// An area, to be read by a thread of the program.
+    /// Returns the file of an area, for a thread of the program to read.
     pub fn area(&self, area: AreaId) -> Option<BorrowedFd<'_>> {
-        // SAFETY: not -1. What puts another file in its place waits for whoever uses the number (`Direct::wait_for_users`). Should
-        // the program have done so unseen, by a call that nobody stops, that file is read into a frame of ours, and has another
-        // checksum.
+        // SAFETY: the number isn't -1. A thread that is about to give the number to another file waits for
+        // all users of the number (`Direct::wait_for_users`). If the program has replaced the file unseen, by
+        // a call that nobody stops, the wrong file is read into a frame of Farpage's. The checksum doesn't
+        // match then.
         self.areas[area.0 as usize].number().map(|number| unsafe { BorrowedFd::borrow_raw(number) })
     }
 
-    /// The program has closed it, or has something else there.
+    /// Forgets an area's descriptor, which the program has closed or replaced.
     pub fn lose_area(&self, area: AreaId) {
         self.areas[area.0 as usize].lose();
     }
 
-    /// The same for whichever has this number.
+    /// Forgets whichever descriptor has this number.
     pub fn lose(&self, number: RawFd) {
         self.all().filter(|kept| kept.number() == Some(number)).for_each(Kept::lose);
     }
 
-    /// The lowest of their numbers in this range.
+    /// Returns the lowest number of a descriptor within `from..=to`.
     pub fn first_in(&self, from: u32, to: u32) -> Option<u32> {
         self.all()
             .filter_map(Kept::number)
@@ -121,13 +125,13 @@ impl Descriptors {
             .min()
     }
 
-    /// Their numbers, but for those where the calling thread's table has something else.
+    /// Returns all numbers at which the calling thread's table still has the same file.
     pub fn still_there(&self) -> impl Iterator<Item = RawFd> {
         self.all().filter_map(Kept::number_if_same)
     }
 
-    /// Loses those where the calling thread's table, which must be the program's, has something else. Once `are_seen` is true,
-    /// which says that all calls of the program are stopped, that was the last look.
+    /// Forgets the descriptors for which the calling thread's table has another file. The table must be the
+    /// program's. `are_seen` says that all calls of the program are stopped: then this check is the last one.
     pub fn settle(&self, are_seen: bool) {
         if self.is_settled.load(Ordering::Relaxed) {
             return;

@@ -1,11 +1,14 @@
-//! Reads and writes that are too large to hold all of their memory at once: they are made in parts.
+//! Reads and writes that are too large to hold all of their memory at once are made in parts.
 //!
-//! A program reads a whole file into memory that it has no RAM for, or writes it out. From files that happens here, one part
-//! after the other, as the kernel does it: nothing interrupts it. Pipes and sockets may keep a thread waiting, and a signal
-//! must reach it then: writes wait for room with the program's own mask of signals and write what is sure not to wait;
-//! reads just ask for less, which is what such reads must be content with anyway. Reads that don't wait ask for all there is:
-//! who has asked for more than came knows that there is no more, and waits for news (epoll's edges). Lists of buffers are gone
-//! through.
+//! A program may read a whole file into memory for which it has no RAM, or write that memory out. A transfer
+//! from or to a file is made here, one part after the other. As in the kernel, only a signal that ends the
+//! program interrupts the transfer.
+//!
+//! Pipes and sockets may keep a thread waiting, and a signal must reach the thread then. Writes wait for free
+//! space with the program's own mask of signals, and write what is sure not to wait. Reads ask for less, and
+//! their callers must be content with less anyway. Reads that don't wait ask for all there is. A caller that
+//! gets less than it asked for knows that there is no more, and waits for news (epoll's edges). Lists of
+//! buffers are gone through.
 // UNSAFETY: the program's own calls are made, in parts.
 
 use super::buffers::{Buffer, END, MSGHDR, Memory, SOCKET_ADDRESS_BYTES};
@@ -22,20 +25,20 @@ use linux_raw_sys::general as raw;
 use rustix::fd::BorrowedFd;
 use rustix::fs::FileType;
 
-/// Most of a call's memory that is held at once; less with a small budget.
+/// Bytes of a call's memory that are held at once, at most. A small budget means fewer.
 const PART_BYTES_MAX: usize = 1 << 20;
-/// And not less than this, or `PIPE_BUF`s would be torn.
+/// Bytes of a part, at least. Smaller parts would tear writes of `PIPE_BUF` bytes.
 const PART_BYTES_MIN: usize = 64 << 10;
-/// A part of the budget that one call may hold: 1/64.
+/// Divisor of the budget: one call may hold 1/64 of it.
 const BUDGET_SHARE: u64 = 64;
-/// Up to this part of the budget a write to a file is made whole: 1/4.
+/// Divisor of the budget: a write to a file is made whole if it is up to 1/4 of the budget.
 const WHOLE_WRITE_SHARE: u64 = 4;
-/// The kernel moves no more in one call (MAX_RW_COUNT).
+/// Bytes that the kernel moves in one call, at most (MAX_RW_COUNT).
 const BYTES_MAX: usize = 0x7fff_f000;
-/// What a pipe that is ready takes without waiting (`PIPE_BUF`), and a socket, too.
+/// Bytes that a ready pipe or socket takes without waiting (`PIPE_BUF`).
 const READY_BYTES: usize = 4096;
 
-/// Between two tries of who found room and then none.
+/// Nanoseconds between two tries of a writer that was told of free space and then found none.
 const PAUSE_NS: u64 = 100_000;
 
 const READ: usize = raw::__NR_read as usize;
@@ -46,12 +49,12 @@ const SENDTO: usize = raw::__NR_sendto as usize;
 
 /// A call that can be made in parts.
 struct Divisible {
-    /// Makes one part: the call itself, or the one that does the same with one buffer.
+    /// Number of the call that makes one part: the call itself, or one that does the same with one buffer.
     one: usize,
-    /// Where the buffer is among its arguments, with its length behind it.
+    /// Index of the buffer among the arguments. The buffer's length comes next.
     buffer: usize,
     is_write: bool,
-    /// It is given a list of buffers.
+    /// The call is given a list of buffers.
     is_list: bool,
 }
 
@@ -60,10 +63,11 @@ impl Divisible {
         Divisible { one, buffer, is_write, is_list }
     }
 
-    /// Of a plain one.
+    /// Returns how a plain call is divided, or `None` if it must stay whole.
     const fn of(call: &Call) -> Option<Divisible> {
-        /// MSG_DONTWAIT, MSG_NOSIGNAL, MSG_MORE, MSG_CMSG_CLOEXEC. With others it isn't the same in parts: looked at and not taken,
-        /// all or nothing, sent from where it lies.
+        /// MSG_DONTWAIT, MSG_NOSIGNAL, MSG_MORE, MSG_CMSG_CLOEXEC. With any other flag the parts would do
+        /// something different: look without taking, transfer all or nothing, or send from where the bytes
+        /// lie.
         const HARMLESS: usize = 0x40 | 0x4000 | 0x8000 | 0x4000_0000;
         match call.number as u32 {
             raw::__NR_read | raw::__NR_pread64 => Some(Divisible::new(call.number, 1, false, false)),
@@ -87,20 +91,21 @@ impl Divisible {
     }
 }
 
-/// What a descriptor leads to.
+/// Kind of what a descriptor leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Never waits for anybody.
+    /// A file, which never waits for anybody.
     File,
-    /// Bytes in order, perhaps not yet there.
+    /// Bytes in order, which may have to be waited for.
     Stream,
-    /// Nothing is open there, or not for this.
+    /// Nothing is open there, or not for this direction.
     Nothing,
-    /// Each call is a message of its own, or means something else: it is left whole.
+    /// Each call is a message of its own, or means something different. The call is left whole.
     Other,
 }
 
-/// Makes a call in parts and gives its result, or has it ask for less. None if it is to be made, as `call` says now.
+/// Makes a call in parts and returns its result. Returns `None` if the call is to be made as `call` says now,
+/// perhaps with fewer bytes than before.
 pub fn transfer(
     engine: &'static Engine,
     room: &Room,
@@ -124,7 +129,7 @@ pub fn transfer(
         }
         Some(total)
     };
-    // Most calls are small, and their buffers needn't be looked for.
+    // Most calls are small. For these Farpage needn't look up whether the buffers are managed.
     if sum(&|_, bytes| bytes)? <= part {
         return None;
     }
@@ -134,7 +139,7 @@ pub fn transfer(
     }
     let fd = call.arguments[0] as i32;
     let kind = if how.buffer == 0 { Kind::File } else { kind(fd, &how) };
-    // One write is one step for others that write to the same file: it is only torn where it must be.
+    // A whole write is one step for other writers to the same file. The write is torn only where it must be.
     let is_small = managed as u64 <= engine.budget.limit_bytes() / WHOLE_WRITE_SHARE;
     if kind == Kind::File && how.is_write && (is_small || is_appending(fd)) {
         return None;
@@ -150,25 +155,25 @@ pub fn transfer(
         Kind::Stream if Wait::of(fd, &plain).is_not_to && !asks_from_where(&plain) => parts
             .each(&mut buffers, |parts, address, bytes| parts.while_there_is_some(fd, address, bytes, part)),
         Kind::Stream => {
-            // As much as is sure to be had at once, into the first buffer.
+            // Asks for as much as is sure to be had at once, into the first buffer.
             let (address, bytes) = buffers.next(&mut guarding)??;
             *call = Call { number: how.one, ..plain };
             (call.arguments[1], call.arguments[2]) = (address, bytes.min(PART_BYTES_MIN));
             None
         }
-        // The kernel says so before it looks at any memory.
-        // SAFETY: the program's own call.
+        // The kernel refuses the call before it looks at any memory.
+        // SAFETY: this is the program's own call.
         Kind::Nothing => Some(unsafe { sys::call(call.number, call.arguments) }),
         Kind::Other => None,
     }
 }
 
-/// The call without what it could do besides; none if it is asked to. A message becomes its buffers, and the flags that come
-/// with it are where sendto has them.
+/// Returns the call reduced to a plain transfer, or `None` if the call is asked to do more. A `sendmsg`
+/// becomes its list of buffers, with its flags where `sendto` has them.
 fn plain(call: &Call, memory: &mut Guarding<'_>) -> Option<Call> {
     let [fd, place, third, at, _, last] = call.arguments;
     let with = |number: u32| Call { number: number as usize, ..*call };
-    /// Where the file's own offset is.
+    /// Offset that stands for the file's own position.
     const HERE: usize = usize::MAX;
     match call.number as u32 {
         raw::__NR_preadv2 | raw::__NR_pwritev2 if last != 0 => None,
@@ -178,7 +183,7 @@ fn plain(call: &Call, memory: &mut Guarding<'_>) -> Option<Call> {
         raw::__NR_pwritev2 => Some(with(raw::__NR_pwritev)),
         raw::__NR_sendmsg => {
             memory.buffer(Buffer { address: place, bytes: MSGHDR, how: How::In });
-            // To whom, the list, its length, and how much there is besides bytes.
+            // The receiver, the list, the list's length, and the length of what comes with the bytes.
             let words = [0, 16, 24, 40].map(|at| memory.word(place.wrapping_add(at)));
             let [Some(0), Some(list), Some(count), Some(0)] = words else { return None };
             Some(Call { arguments: [fd, list as usize, count as usize, third, 0, 0], ..*call })
@@ -190,14 +195,14 @@ fn plain(call: &Call, memory: &mut Guarding<'_>) -> Option<Call> {
 /// The buffers of a call, one after the other.
 #[derive(Clone, Copy)]
 struct Buffers {
-    /// Of a list of them; else the only one.
+    /// Whether `at` is a list of buffers, and not the only buffer.
     is_list: bool,
     at: usize,
     left: usize,
 }
 
 impl Buffers {
-    /// None if the kernel refuses the call before it does anything.
+    /// Returns `None` if the kernel refuses the call before it does anything.
     fn new(how: &Divisible, start: usize, count: usize) -> Option<Buffers> {
         const VECTORS_MAX: usize = 1024;
         let bytes = if how.is_list { count.checked_mul(16)? } else { count };
@@ -205,7 +210,8 @@ impl Buffers {
         is_sound.then_some(Buffers { is_list: how.is_list, at: start, left: count })
     }
 
-    /// The next one that isn't empty; none inside if there is no more, none at all if the kernel refuses the call.
+    /// Returns the next buffer that isn't empty. The inner `None` means that there is no more, the outer
+    /// `None` that the kernel refuses the call.
     #[expect(clippy::option_option, reason = "said above")]
     fn next(&mut self, memory: &mut Guarding<'_>) -> Option<Option<(usize, usize)>> {
         while self.left > 0 {
@@ -233,7 +239,7 @@ fn part_bytes(engine: &'static Engine) -> usize {
 }
 
 fn flags(fd: i32) -> Option<rustix::fs::OFlags> {
-    // SAFETY: only asked about; what isn't open is an error.
+    // SAFETY: the descriptor is only asked about, and one that isn't open is an error.
     rustix::fs::fcntl_getfl(unsafe { BorrowedFd::borrow_raw(fd) }).ok()
 }
 
@@ -243,7 +249,7 @@ fn is_appending(fd: i32) -> bool {
 
 fn kind(fd: i32, how: &Divisible) -> Kind {
     const MEMORY_DEVICES: u32 = 1;
-    /// Consoles, /dev/tty and the like, and pseudo-terminals.
+    /// Major numbers of consoles, /dev/tty and the like, and pseudo-terminals.
     const TERMINALS: [u32; 10] = [4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
     let Some(flags) = Some(fd).filter(|fd| *fd >= 0).and_then(flags) else { return Kind::Nothing };
     let mode = flags & rustix::fs::OFlags::RWMODE;
@@ -251,7 +257,7 @@ fn kind(fd: i32, how: &Divisible) -> Kind {
         return Kind::Nothing;
     }
     let is_positioned = matches!(how.one, PREAD | PWRITE);
-    // SAFETY: only asked about; what isn't open is an error.
+    // SAFETY: the descriptor is only asked about, and one that isn't open is an error.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let Ok(stat) = rustix::fs::fstat(fd) else { return Kind::Nothing };
     let needs_socket = matches!(how.one as u32, raw::__NR_sendto | raw::__NR_recvfrom);
@@ -261,7 +267,7 @@ fn kind(fd: i32, how: &Divisible) -> Kind {
         // /dev/zero and the like.
         FileType::CharacterDevice if rustix::fs::major(stat.st_rdev) == MEMORY_DEVICES => Kind::File,
         FileType::Fifo | FileType::Socket if is_positioned => Kind::Nothing,
-        // Packets; and a terminal that is ready may wait nevertheless.
+        // Each call on this pipe transfers a packet. A terminal that is ready may wait nevertheless.
         FileType::Fifo if flags.contains(rustix::fs::OFlags::DIRECT) => Kind::Other,
         FileType::CharacterDevice if how.is_write => Kind::Other,
         FileType::CharacterDevice if TERMINALS.contains(&rustix::fs::major(stat.st_rdev)) => Kind::Stream,
@@ -279,23 +285,25 @@ fn is_stream(fd: BorrowedFd<'_>) -> bool {
     const SO_TYPE: usize = 3;
     let arguments =
         [fd.as_raw_fd() as usize, SOL_SOCKET, SO_TYPE, &raw mut value as usize, &raw mut bytes as usize, 0];
-    // SAFETY: the kernel writes 4 bytes, and how many there were.
+    // SAFETY: the kernel writes 4 bytes and their number, both on this function's stack.
     let asked = unsafe { sys::call(raw::__NR_getsockopt as usize, arguments) };
     asked == 0 && value == SOCK_STREAM
 }
 
-/// Who it comes from would have to be told once: such a read asks for less.
+/// Returns whether the call asks for the sender's address, which would have to be told once. A read of this
+/// kind asks for less.
 fn asks_from_where(call: &Call) -> bool {
     call.number == raw::__NR_recvfrom as usize && call.arguments[4] != 0
 }
 
-/// Whether there is an error to be told, or something in the queue of errors (what was sent from where it lies, times): that can't
-/// be told apart without taking the error.
+/// Returns whether poll(2) shows one of `signs`. POLLERR means an error to be reported, or something in the
+/// queue of errors (bytes sent from where they lie, times). The two can't be told apart without taking the
+/// error.
 fn is_broken(fd: i32, signs: u64) -> bool {
     let mut asked = u64::from(fd as u32);
     let at_once = [0_u64; 2];
     let arguments = [&raw mut asked as usize, 1, at_once.as_ptr() as usize, 0, 0, 0];
-    // SAFETY: one `pollfd` and a `timespec`, both on our own stack.
+    // SAFETY: the kernel gets one `pollfd` and a `timespec`, both on this function's stack.
     unsafe { sys::call(raw::__NR_ppoll as usize, arguments) };
     asked >> 48 & signs != 0
 }
@@ -310,14 +318,14 @@ struct Parts<'a> {
     call: &'a Call,
     context: &'a Context,
     how: &'a Divisible,
-    /// Bytes, of all parts so far.
+    /// Bytes of all parts so far.
     done: usize,
 }
 
-/// The call is to be made again, as the kernel says it to itself (`ERESTARTSYS`).
+/// Answer for a call that is to be made again: the kernel's own `ERESTARTSYS`.
 pub const RESTART: isize = -512;
 
-/// A call is over before all of its parts were made; the kernel's last word.
+/// The kernel's last answer to a call that is over before all of its parts were made.
 struct Over(isize);
 
 impl Parts<'_> {
@@ -325,7 +333,7 @@ impl Parts<'_> {
         Guarding::new(self.engine, self.level, self.context.register(Register::Rsp))
     }
 
-    /// One buffer after the other.
+    /// Transfers one buffer after the other. Returns the call's result.
     fn each(
         &mut self,
         buffers: &mut Buffers,
@@ -338,20 +346,20 @@ impl Parts<'_> {
             };
             let bytes = bytes.min(BYTES_MAX - self.done);
             if let Err(Over(last)) = transfer(self, address, bytes) {
-                // An error only if it is all that there is to say.
+                // An error is the result only if nothing was transferred before.
                 return Some(if self.done > 0 { self.done as isize } else { last });
             }
         }
     }
 
-    /// One part, by the call itself.
+    /// Makes one part, by the call itself. Returns the kernel's answer.
     fn part(&mut self, address: usize, bytes: usize) -> isize {
         let number = self.how.one;
-        // SAFETY: the caller's, a part of the program's own call.
+        // SAFETY: this is a part of the program's own call.
         self.part_by(address, bytes, |arguments| unsafe { sys::call(number, arguments) })
     }
 
-    /// One part, with its memory held meanwhile. The kernel's word.
+    /// Makes one part, and holds the part's memory meanwhile. Returns the kernel's answer.
     fn part_by(&mut self, address: usize, bytes: usize, make: impl FnOnce([usize; 6]) -> isize) -> isize {
         let mut arguments = self.call.arguments;
         arguments[self.how.buffer] = address;
@@ -380,7 +388,7 @@ impl Parts<'_> {
         for start in (0..bytes).step_by(part) {
             let wanted = part.min(bytes - start);
             let last = self.part(address + start, wanted);
-            // Nobody may wait for the rest of a long transfer who wants to end the program.
+            // A signal that ends the program must not wait for the rest of a long transfer.
             if last < wanted as isize || signals::is_ending(self.context.blocked) {
                 return Err(Over(last));
             }
@@ -388,7 +396,7 @@ impl Parts<'_> {
         Ok(())
     }
 
-    /// What is there, of a stream that isn't waited for.
+    /// Reads what is there, from a stream that isn't waited for.
     fn while_there_is_some(
         &mut self,
         fd: i32,
@@ -397,7 +405,8 @@ impl Parts<'_> {
         part: usize,
     ) -> Result<(), Over> {
         for start in (0..bytes).step_by(part) {
-            // An error that comes now is the next call's to tell: this one would take it along.
+            // An error that comes now is the next call's to report. The call of this part would take the
+            // error away.
             if self.done > 0 && is_broken(fd, POLLERR) {
                 return Err(Over(0));
             }
@@ -412,17 +421,18 @@ impl Parts<'_> {
             let blocked = self.context.blocked & !open();
             let (waited, came) = self.room.at_work.waiting(|| wait.for_room(blocked));
             if let Some(signal) = came {
-                // Its handler runs now. With nothing written yet the call is made again after it, if both say so.
+                // The signal's handler runs now. If nothing is written yet, the call is made again after the
+                // handler, if both allow that.
                 let restarts = wait.is_patient() && signals::disposition(signal).restarts();
                 return Err(Over(if restarts { RESTART } else { EINTR }));
             }
             match waited.unwrap_or(EINTR) {
                 0 => {}
-                // The thread was stopped, or the like.
+                // The thread was stopped, for example.
                 EINTR => continue,
                 error => return Err(Over(error)),
             }
-            // As above.
+            // An error is the next call's to report, as above.
             if self.done > 0 && wait.is_socket && is_broken(wait.fd, POLLERR | POLLHUP) {
                 return Err(Over(0));
             }
@@ -433,7 +443,7 @@ impl Parts<'_> {
                 false => write_now(arguments),
             };
             let mut last = self.part_by(address + done, now, write);
-            // The latter two: by a filter of the program's that has never heard of this call.
+            // ENOSYS and EPERM come from a filter of the program's that doesn't know this call.
             if matches!(last, EOPNOTSUPP | ENOSYS | EPERM) {
                 last = self.part(address + done, now);
             } else if last == EAGAIN && !wait.is_not_to {
@@ -450,24 +460,25 @@ impl Parts<'_> {
     }
 }
 
-/// Writes what there is room for, and waits for none: here no signal reaches the thread, and whoever else writes to the same pipe may
-/// have been quicker. EOPNOTSUPP where the kernel knows no such thing (pipes before 6.5; named ones, and those that splice was used on).
+/// Writes what there is free space for. Must not wait: no signal reaches the thread here, and another writer
+/// to the same pipe may have been quicker. Returns EOPNOTSUPP where the kernel can't do so: with pipes before
+/// 6.5, with named pipes, and with pipes that splice was used on.
 fn write_now(arguments: [usize; 6]) -> isize {
     let [fd, address, bytes, ..] = arguments;
     let list = [address, bytes];
     let here = usize::MAX;
     let write = [fd, list.as_ptr() as usize, 1, here, 0, raw::RWF_NOWAIT as usize];
-    // SAFETY: a part of the program's own call; the list is on our own stack.
+    // SAFETY: this is a part of the program's own call, and the list is on this function's stack.
     unsafe { sys::call(raw::__NR_pwritev2 as usize, write) }
 }
 
-/// The same to a socket. Who has sent something gets no SIGPIPE for the rest.
+/// Does the same with a socket. A call that has sent something gets no SIGPIPE for the rest.
 fn send_now(number: usize, arguments: [usize; 6], has_begun: bool) -> isize {
     const MSG_NOSIGNAL: usize = 0x4000;
     let [fd, address, bytes, flags, to, to_bytes] = arguments;
     let (flags, to, to_bytes) = if number == SENDTO { (flags, to, to_bytes) } else { (0, 0, 0) };
     let flags = flags | MSG_DONTWAIT | if has_begun { MSG_NOSIGNAL } else { 0 };
-    // SAFETY: a part of the program's own call.
+    // SAFETY: this is a part of the program's own call.
     unsafe { sys::call(SENDTO, [fd, address, bytes, flags, to, to_bytes]) }
 }
 
@@ -478,12 +489,12 @@ const EOPNOTSUPP: isize = -(linux_raw_sys::errno::EOPNOTSUPP as isize);
 const EINTR: isize = -(linux_raw_sys::errno::EINTR as isize);
 const EAGAIN: isize = -(linux_raw_sys::errno::EAGAIN as isize);
 
-/// How a writer waits for room.
+/// How a writer waits for free space.
 struct Wait {
     fd: i32,
-    /// It doesn't: the kernel says EAGAIN instead.
+    /// The writer doesn't wait. The kernel answers EAGAIN instead.
     is_not_to: bool,
-    /// Seconds and microseconds after which it gives up; zeros for never (SO_SNDTIMEO).
+    /// Seconds and microseconds after which the writer gives up; zeros for never (SO_SNDTIMEO).
     limit: [u64; 2],
     is_socket: bool,
 }
@@ -499,17 +510,20 @@ impl Wait {
         let (mut limit, mut bytes) = ([0_u64; 2], 16_u32);
         let place =
             [fd as usize, SOL_SOCKET, SO_SNDTIMEO, &raw mut limit as usize, &raw mut bytes as usize, 0];
-        // SAFETY: the kernel writes a `timeval`, and how long it is. What is no socket leaves it zero.
+        // SAFETY: the kernel writes a `timeval` and its length, on this function's stack. A descriptor that
+        // is no socket leaves the `timeval` zero.
         let is_socket = unsafe { sys::call(raw::__NR_getsockopt as usize, place) } == 0;
         Wait { fd, is_not_to: is_told || is_set, limit, is_socket }
     }
 
-    /// Whether it would wait for ever: with a limit of time a call isn't made again after a handler.
+    /// Returns whether the writer would wait for ever. With a time limit a call isn't made again after a
+    /// handler.
     fn is_patient(&self) -> bool {
         self.limit == [0, 0]
     }
 
-    /// Until something can be written, or a signal of the program's has come. An error if there is nothing to be written to.
+    /// Waits until something can be written, or a signal of the program's has come. Returns 0, EINTR for a
+    /// signal, or EAGAIN when the time limit has passed.
     fn for_room(&self, mask: u64) -> isize {
         const POLLOUT: u64 = 4;
         if self.is_not_to {
@@ -519,7 +533,8 @@ impl Wait {
         let mut limit = [self.limit[0], self.limit[1] * 1000];
         let limit = if self.is_patient() { 0 } else { &raw mut limit as usize };
         let arguments = [&raw mut asked as usize, 1, limit, &raw const mask as usize, size_of::<u64>(), 0];
-        // SAFETY: one `pollfd`, a `timespec` and a mask of 8 bytes, all on our own stack.
+        // SAFETY: the kernel gets one `pollfd`, a `timespec` and a mask of 8 bytes, all on this function's
+        // stack.
         match unsafe { sys::call(raw::__NR_ppoll as usize, arguments) } {
             EINTR => EINTR,
             0 => EAGAIN,

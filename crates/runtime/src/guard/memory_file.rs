@@ -1,8 +1,9 @@
-//! Files that are a process's memory, where what is out may not be touched.
+//! Files that are a process's memory. In `segv` mode the program can't open its own.
 //!
-//! The kernel lets /proc/PID/mem pass over what a mapping allows: that is how we fill pages. A program that read its own
-//! memory there would find zeros for what is out, and what it wrote would be lost. So in `segv` mode it can't open one. (Where
-//! there is a userfaultfd the kernel answers EIO for such pages.)
+//! The kernel lets /proc/PID/mem ignore the protection of a mapping, and Farpage fills pages that way. A
+//! program that read its own memory through this file would see zeros for evicted pages, and would lose what
+//! it wrote there. [`refuse`] therefore answers the open itself. (With a userfaultfd the kernel answers EIO
+//! for evicted pages, and nothing is refused.)
 
 use super::buffers::Memory;
 use crate::engine::Engine;
@@ -13,7 +14,8 @@ use linux_raw_sys::general as raw;
 
 const PATH_BYTES_MAX: usize = 4096;
 
-/// The answer to a call that would open one by the name of `mem`; none if this one doesn't. What it is given is there.
+/// Returns the answer to a call that would open a file of memory under a path that ends in `mem`. Returns
+/// `None` for every other call. The memory that the call's arguments point to must be there.
 pub fn refuse(engine: &Engine, call: &Call, memory: &mut impl Memory) -> Option<isize> {
     engine.protections?;
     let (directory, path) = match call.number as u32 {
@@ -24,25 +26,27 @@ pub fn refuse(engine: &Engine, call: &Call, memory: &mut impl Memory) -> Option<
     if !is_named_mem(memory, path) {
         return None;
     }
-    // Only looked at: it waits for nothing, whatever it is.
+    // `O_PATH` only looks the file up. Opening a file in this way waits for nothing, whatever kind of file it
+    // is.
     let flags = (raw::O_PATH | raw::O_CLOEXEC) as usize;
-    // SAFETY: the program's own path.
+    // SAFETY: the path is the program's own, and the kernel only reads it.
     let looked = unsafe { sys::call(raw::__NR_openat as usize, [directory, path, flags, 0, 0, 0]) };
     if looked < 0 {
         return None;
     }
     let is_memory = is_memory(looked as usize);
-    // SAFETY: the descriptor made just now.
+    // SAFETY: the descriptor was just made, and only this function knows it.
     unsafe { sys::call(raw::__NR_close as usize, [looked as usize, 0, 0, 0, 0, 0]) };
     is_memory.then_some(-(EACCES as isize))
 }
 
-/// Whether a path ends in "mem".
+/// Returns whether a path ends in "mem".
 fn is_named_mem(memory: &mut impl Memory, path: usize) -> bool {
     let mut last = [0_u8; 3];
     let mut at = path;
     while at < path.saturating_add(PATH_BYTES_MAX) {
-        // Where a word would go beyond what can be read, the text ends before that.
+        // A word that reaches into unreadable memory fails as a whole. Then the bytes before that memory are
+        // read one by one.
         let word = memory.word(at).map(u64::to_ne_bytes);
         let byte = if word.is_none() { peek::read::<1>(at) } else { None };
         let bytes = match (&word, &byte) {
@@ -61,7 +65,7 @@ fn is_named_mem(memory: &mut impl Memory, path: usize) -> bool {
     false
 }
 
-/// Whether a descriptor is some process's memory.
+/// Returns whether a descriptor is some process's memory.
 fn is_memory(descriptor: usize) -> bool {
     const PREFIX: &[u8] = b"/proc/thread-self/fd/";
     let mut name = [0_u8; PREFIX.len() + 21];
@@ -77,7 +81,7 @@ fn is_memory(descriptor: usize) -> bool {
     }
     let mut target = [0_u8; 64];
     let arguments = [name.as_ptr() as usize, target.as_mut_ptr() as usize, target.len(), 0, 0, 0];
-    // SAFETY: a text that ends with 0, and room for the answer, on our own stack.
+    // SAFETY: both buffers are on this stack: a text that ends with 0, and room for 64 bytes of answer.
     let length = unsafe { sys::call(raw::__NR_readlink as usize, arguments) };
     let target = &target[..length.clamp(0, 64) as usize];
     target.starts_with(b"/proc/") && target.ends_with(b"/mem")

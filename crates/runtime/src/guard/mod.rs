@@ -1,23 +1,34 @@
-//! What a system call does to the program's memory, and what is done so that it can.
+//! System calls and signals that use the program's memory, and what Farpage does so that evicted memory
+//! doesn't break them.
 //!
-//! In `signal` and `segv` mode the kernel can't wait for a page of ours: a call that meets one answers EFAULT, or less
-//! than was asked for. So before a call is made, everything that it will read or write must be there.
+//! In `signal` and `segv` mode the kernel can't wait until Farpage brings a page in. A call that meets an
+//! evicted page returns EFAULT, or transfers less than was asked for. Farpage therefore has every page in
+//! memory that a call reads or writes, before the call is made.
 //!
-//! [`calls`] the table of calls and of what their arguments point to · [`buffers`] what that means for one call ·
-//! [`resident`] its memory is brought in and held · [`large`] calls that are made in parts · [`memory_file`] files that
-//! are memory · [`handlers`] where faults and stopped calls arrive · [`direct`] faults served there, with [`kept`] descriptors · [`signals`] what
-//! the program does with our signals · [`deliver`] its handlers run · [`sent`] what arrives while we are at work · [`rooms`] what each thread has of
-//! ours · [`errands`] what children of vfork have done for them · [`arm`] how threads come under it
+//! - [`calls`]: the table of system calls, and what their arguments point to
+//! - [`buffers`]: the memory that one particular call uses
+//! - [`resident`]: brings the memory of a call in and holds it
+//! - [`large`]: makes large calls in parts
+//! - [`memory_file`]: files that are memory
+//! - [`handlers`]: where faults and stopped calls arrive
+//! - [`direct`]: serves faults there, with descriptors from [`kept`]
+//! - [`signals`]: what the program does with Farpage's signals
+//! - [`deliver`]: runs the program's handlers
+//! - [`sent`]: signals that arrive while a handler of Farpage's runs
+//! - [`rooms`]: Farpage's data for each thread
+//! - [`errands`]: work that an engine thread does for a child of vfork
+//! - [`arm`]: how threads are armed
 
 use farpage_os::signal::{SIGSETXID, bit};
 
-/// Signals that nothing of ours blocks as long as the program's threads aren't armed: what arms them.
+/// Signals that Farpage's code leaves open until the program's threads are armed: the signal that arms a
+/// thread.
 pub(crate) const UNTIL_ARMED: u64 = bit(SIGSETXID);
-/// What that signal carries if it is to do nothing but end what a thread waits for.
+/// Word sent along with that signal if the signal shall only end what a thread waits for.
 pub(crate) const WAKES_ONLY: usize = 0;
 
 pub use arm::{StackInUse, end_hook, is_caller_armed, leave_by, stack_in_use, without_stack};
-/// In a fork's child, before it has an engine: as if there had never been one.
+/// Resets a fork's child, before it has an engine of its own, as if there had never been an engine.
 pub(crate) use handlers::leave_copy as leave_in_child;
 pub use sent::{HOOKS_MAX, during_hook, forget_in_hooks, hooks_run_on};
 pub use signals::change_by_libc;

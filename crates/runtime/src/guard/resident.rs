@@ -1,6 +1,7 @@
-//! Memory that the kernel is about to use is brought in, and stays until the call is done.
+//! Brings in the memory that the kernel is about to use, and holds it until the call is done.
 //!
-//! In `signal` and `segv` mode, in threads of the program: what is out is brought in like a fault, here or by an engine thread.
+//! Runs in threads of the program, in `signal` and `segv` mode. A page that is out is brought in as for a
+//! fault, by this thread or by an engine thread.
 // UNSAFETY: words of the program's are read where they are.
 
 use super::buffers::{Buffer, Memory};
@@ -20,19 +21,19 @@ use farpage_fault::signal::Handover;
 use farpage_os::clock::{now_ns, sleep_ns};
 use farpage_os::peek;
 
-/// After so many tries a page can't be had: its mapping is gone, or another thread discards it again and again.
+/// Tries after which a page can't be had: its mapping is gone, or another thread discards it again and again.
 const TRIES_MAX: u32 = 1000;
-/// And so long, in a thread that is woken for others' pages, too: there the number by itself says nothing. A slow disk may take half
-/// a minute.
+/// Nanoseconds of further tries in a thread that is also woken for the pages of other threads. The number of
+/// tries by itself says nothing there. A slow disk may take half a minute.
 const PATIENCE_NS: u64 = 40_000_000_000;
-/// From then on it isn't tried more often than that.
+/// Nanoseconds between two of these further tries.
 const PAUSE_NS: u64 = 1_000_000;
 
 impl Engine {
-    /// Sees to it that each page of `pages` that we manage is in the program's memory, to be written if `write`. It may be
-    /// out again at once, unless it is held. In a thread of the program, with no lock held.
+    /// Brings each managed page of `pages` into the program's memory, writable if `write`. A page may be out
+    /// again at once, unless it is held. Runs in a thread of the program, with no lock held.
     pub fn bring_in(&'static self, pages: PageRange, write: bool) {
-        // Else the kernel waits for us.
+        // Without a handover the kernel waits for Farpage.
         let Some(handover) = self.handover else { return };
         let mut from = pages.start;
         while from < pages.end {
@@ -48,12 +49,13 @@ impl Engine {
         }
     }
 
-    /// Whether `page` is in memory that we manage.
+    /// Returns whether `page` is in managed memory.
     pub fn is_registered(&self, page: PageIndex) -> bool {
         self.pager.ranges.lock().find(page).is_some_and(|range| range.flags.has(Flags::REGISTERED))
     }
 
-    /// Whether all that we know of `pages` is marked to stay in memory: also what isn't managed yet, since it may be later.
+    /// Returns whether all known memory in `pages` is marked to stay in memory. Memory that isn't managed yet
+    /// counts, too, since it may be managed later.
     fn is_kept(&self, pages: PageRange) -> bool {
         let ranges = self.pager.ranges.lock();
         let mut from = pages.start;
@@ -66,12 +68,13 @@ impl Engine {
         true
     }
 
-    /// Has a fault served, here or by an engine thread.
+    /// Has a fault served, by this thread or by an engine thread.
     pub fn serve_fault(&'static self, handover: &Handover, fault: Fault) {
         handover.serve(fault, |fault| self.direct.serve(self, fault));
     }
 
-    /// Has one page brought in by `serve`, as often as it takes, and for so long at least.
+    /// Has one page brought in by `serve`, as often as it takes. Gives up after `TRIES_MAX` tries and another
+    /// `patience_ns`.
     pub(crate) fn bring_page(
         &self,
         page: PageIndex,
@@ -89,12 +92,12 @@ impl Engine {
                 }
                 sleep_ns(PAUSE_NS);
             }
-            // None while it is just being registered.
+            // `None` while the page is just being registered.
             let word = self.pager.table().get(page).map(|place| place.entry().load());
             let access = match word.map(|word| (word.state(), word.is_locked())) {
                 Some((State::Lost(_), _)) => return,
                 Some((state @ State::Resident { .. }, false)) => {
-                    // What owns a slot may be write-protected: if it was to be copied out and stayed.
+                    // A page that owns a slot may be write-protected, if it was to be copied out and stayed.
                     if !write || state.slot().is_none() {
                         return;
                     }
@@ -110,7 +113,7 @@ impl Engine {
         }
     }
 
-    /// Serves one fault of a child's. False if its page is lost: the program is to hear of it.
+    /// Serves one fault of a child's. Returns false if the page is lost, and the program is to hear of that.
     pub(super) fn serve_for(&self, fault: Fault, mut serve: impl FnMut(Fault)) -> bool {
         let is_lost = matches!(self.pager.state(fault.page), State::Lost(_));
         if !is_lost {
@@ -119,7 +122,7 @@ impl Engine {
         !is_lost
     }
 
-    /// Bytes of a buffer that lie in memory that we manage.
+    /// Returns how many bytes of a buffer lie in managed memory.
     pub fn managed_bytes(&self, address: usize, bytes: usize) -> usize {
         let Some(pages) = pages_of(address, bytes) else { return 0 };
         let (mut from, mut found) = (pages.start, 0);
@@ -134,20 +137,20 @@ impl Engine {
     }
 }
 
-/// One call's memory, being made ready.
+/// The memory of one call, while it is made ready.
 pub struct Guarding<'a> {
     engine: &'static Engine,
     level: &'a Level,
-    /// The thread's stack pointer: its page is mapped, whatever else isn't.
+    /// The thread's stack pointer. The stack pointer's page is mapped, whether or not other pages are.
     stack_pointer: usize,
-    /// The page that was last found to be readable.
+    /// Number of the page that was last found to be readable.
     readable: Cell<usize>,
-    /// The room in which a child of vfork has it done.
+    /// The room that a child of vfork uses, if one makes the call. An engine thread does the child's work.
     borrowed: Option<&'static Room>,
 }
 
 impl<'a> Guarding<'a> {
-    /// For a call of a thread with this stack pointer.
+    /// Begins with a call of a thread that has this stack pointer.
     pub fn new(engine: &'static Engine, level: &'a Level, stack_pointer: usize) -> Guarding<'a> {
         let readable = Cell::new(stack_pointer / PAGE_BYTES);
         Guarding { engine, level, stack_pointer, readable, borrowed: rooms::borrowed(engine) }
@@ -162,15 +165,17 @@ impl<'a> Guarding<'a> {
         known
     }
 
-    /// Writes to where the kernel would have, in memory that was told of. False where it would have failed.
+    /// Writes where the kernel would have written, in memory that was reported. Returns false where the
+    /// kernel would have failed.
     ///
     /// # Safety
-    /// The program must expect it.
+    /// The program must expect the bytes at this address.
     pub unsafe fn write<const N: usize>(&self, address: usize, bytes: [u8; N]) -> bool {
         if address / PAGE_BYTES == self.stack_pointer / PAGE_BYTES
             && (address + N - 1) / PAGE_BYTES == self.stack_pointer / PAGE_BYTES
         {
-            // SAFETY: on the page that the thread's stack pointer is on, where the program wants it.
+            // SAFETY: the bytes are on the page of the thread's stack pointer, which is mapped, and the
+            // program expects them there.
             unsafe { (address as *mut [u8; N]).write_unaligned(bytes) };
             return true;
         }
@@ -180,21 +185,23 @@ impl<'a> Guarding<'a> {
 }
 
 impl Guarding<'_> {
-    /// For a child of vfork: it takes no lock, and asks only if it must.
+    /// Has pages brought in for a child of vfork. The child takes no lock, and asks an engine thread only if
+    /// it must.
     fn have_brought(&self, room: &Room, pages: PageRange, write: bool) {
         self.level.holder.hold(pages);
-        // Whoever closes memory for a moment leaves alone what is held.
+        // A thread that closes memory for a moment leaves held memory alone.
         let now = self.engine.map.wait_for_changes();
         if self.is_there(pages, write) {
             return;
         }
-        // SAFETY: the room's thread waits, and so this is its child's.
+        // SAFETY: the room's thread waits, so the fields are its child's.
         let known = unsafe { &mut (*room.own.get()).not_ours };
         if known.1 == now && known.0.intersection(pages) == pages {
             return;
         }
         if !room.errand.ask(self.engine, Wanted::Pages(pages, write)) {
-            // posix_spawn asks for one and the same stack more than a hundred times.
+            // posix_spawn asks for the same stack more than a hundred times. Adjoining pages are therefore
+            // kept as one range.
             let touches = known.1 == now && known.0.start <= pages.end && pages.start <= known.0.end;
             let start = if touches { known.0.start.min(pages.start) } else { pages.start };
             let end = if touches { known.0.end.max(pages.end) } else { pages.end };
@@ -202,12 +209,14 @@ impl Guarding<'_> {
         }
     }
 
-    /// Whether the table alone says that nothing has to be done. No lock is taken, also none of the table's: `Table::get` makes
-    /// room for a page that it never heard of under one, and a child that is killed there would keep it for ever.
+    /// Returns whether the table alone says that nothing has to be done. Takes no lock, not even the table's.
+    /// `Table::get` adds an unknown page under a lock, which a child that is killed there would keep for
+    /// ever.
     fn is_there(&self, pages: PageRange, write: bool) -> bool {
         let table = self.engine.pager.table();
         let is_there = |page| match table.known(page) {
-            // Either it is missing, or nothing was ever registered anywhere near.
+            // Without a leaf, nothing was ever registered anywhere near. With a leaf, the page may be
+            // missing.
             None => !table.has_leaf(page),
             Some(place) => {
                 let word = place.entry().load();
@@ -225,17 +234,18 @@ impl Memory for Guarding<'_> {
         if let Some(room) = self.borrowed {
             return self.have_brought(room, pages, buffer.how != How::In);
         }
-        // Also what isn't registered yet: it may be before the call is over.
+        // Memory that isn't registered yet counts, too, because it may be registered before the call is over.
         if !self.engine.pager.ranges.lock().touches(pages) {
             return;
         }
         if buffer.how == How::Stays && !self.engine.is_kept(pages) {
             locked::hold(self.engine, pages);
         }
-        // Before it is looked at whether it is there.
+        // Held before the look at whether the pages are there.
         self.level.holder.hold(pages);
         if self.engine.protections.is_some() {
-            // Whoever closes memory for a moment (a fork) does it under the map lock, and leaves alone what is held.
+            // A thread that closes memory for a moment (a fork) does so under the map lock, and leaves held
+            // memory alone.
             self.engine.map.wait_for_changes();
         }
         self.engine.bring_in(pages, buffer.how != How::In);
@@ -244,7 +254,7 @@ impl Memory for Guarding<'_> {
     fn word(&mut self, address: usize) -> Option<u64> {
         let is_one_page = address / PAGE_BYTES == (address + 7) / PAGE_BYTES;
         let there = if is_one_page { self.is_readable(address) } else { peek::is_readable(address) };
-        // SAFETY: the kernel has just read there, and what is ours is held.
+        // SAFETY: the kernel has just read there, and managed memory is held.
         there.then(|| unsafe { (address as *const u64).read_unaligned() })
     }
     fn is_own_process(&self, number: u32) -> bool {

@@ -1,20 +1,24 @@
-//! Signals like ours that are *sent* while a handler of ours is at work: the program hears of them when that is done.
+//! Signals that are *sent* with the number of one of Farpage's two signals, while a handler of Farpage's is
+//! at work. The program hears of these signals when the handler is done.
 //!
-//! Our signals stay open in our handlers, because those touch memory that may be out. So a SIGBUS that one thread sends to
-//! another can arrive while that serves a fault or deals with a call. Had the program's handler run then, on top of ours, it
-//! would wait for ever for a page that the thread itself is just bringing. It is kept instead, and sent again with all that
-//! it said, so that it arrives when our handler returns. As the kernel does with a signal that waits, it is kept once.
+//! Farpage's two signals stay open in its handlers, because the handlers touch memory that may be out. A
+//! SIGBUS that one thread sends to another can therefore arrive while the other serves a fault or deals with
+//! a call. The program's handler must not run on top of Farpage's then. A touch of the page that its own
+//! thread is bringing in would wait for ever. The signal is therefore kept, and sent again with all that it
+//! said, so it arrives when Farpage's handler returns. As in the kernel, a signal that waits is kept once.
 //!
-//! What can't be mended: to the kernel a signal of its own that isn't delivered yet and one of the same number that is sent
-//! just then are one, and the first to come is the one that the thread hears of. So a sent one can be lost; a fault happens
-//! again; but a SIGSYS that is sent in the moment in which its thread makes a call can have that call left out.
+//! There is a case that can't be mended. The kernel merges a signal of its own that isn't delivered yet with
+//! one of the same number that is sent just then. The thread hears only of the first to come. A sent signal
+//! can be lost in this way. A lost fault happens again. But if a SIGSYS is sent at the moment at which its
+//! thread makes a call, that call may never be made.
 //!
-//! A handler of ours that waits (a large write, for room) does so with the program's own mask, and any signal of the program's
-//! can end that. It is sent again likewise: its handler runs when ours has returned.
+//! A handler of Farpage's that waits (a large write, for free space) does so with the program's own mask. Any
+//! signal of the program's can end the wait. The signal is sent again, too, and its handler runs when
+//! Farpage's has returned.
 //!
-//! Hooks are like handlers here: they leave our signals open, too, and hold the lock of the mappings. They run on stacks of
-//! their own, by which it is seen that one was interrupted.
-// UNSAFETY: what is kept is its thread's alone.
+//! Hooks are like handlers here: they leave both signals open, and hold the lock of the mappings. Hooks run
+//! on stacks of their own, by which an interrupted hook is recognized.
+// UNSAFETY: the kept signals are their thread's alone.
 
 use super::signals;
 use core::cell::UnsafeCell;
@@ -25,28 +29,28 @@ use farpage_os::signal::{Context, Info, send_again};
 /// Threads that can be inside hooks at once.
 pub const HOOKS_MAX: usize = 64;
 static HOOKS: [AtWork; HOOKS_MAX] = [const { AtWork::new() }; HOOKS_MAX];
-/// Where the first of their stacks begins, and how far they are apart.
+/// Address where the first hook stack begins, and bytes from one stack to the next.
 static HOOK_STACKS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
-/// Hooks run on these stacks, of which there are [`HOOKS_MAX`].
+/// Notes where the stacks of hooks are. There are [`HOOKS_MAX`] of them.
 pub fn hooks_run_on(first: usize, apart: usize) {
     HOOK_STACKS[0].store(first, Ordering::Relaxed);
-    // Ordering: Release: who sees the distance sees the place.
+    // Ordering: Release: a thread that sees the distance sees the address.
     HOOK_STACKS[1].store(apart, Ordering::Release);
 }
 
 /// Does the work of a hook, on the stack with this number.
 pub fn during_hook<T>(stack: usize, work: impl FnOnce() -> T) -> T {
-    // Everything runs on top of it.
+    // The highest address stands for the hook's context, so every handler counts as on top of the hook.
     HOOKS[stack].during(core::ptr::without_provenance(usize::MAX), work)
 }
 
-/// In a fork's child: what was kept for its parent's threads.
+/// Forgets, in a fork's child, the signals that were kept for its parent's threads.
 pub fn forget_in_hooks() {
     HOOKS.iter().for_each(AtWork::reset);
 }
 
-/// The hook that was interrupted with this stack pointer, if it was one.
+/// Returns the hook that was interrupted with this stack pointer, if it was one.
 pub fn hook_at(stack_pointer: usize) -> Option<&'static AtWork> {
     // Ordering: Acquire pairs with the Release in `hooks_run_on`.
     let apart = HOOK_STACKS[1].load(Ordering::Acquire);
@@ -54,21 +58,21 @@ pub fn hook_at(stack_pointer: usize) -> Option<&'static AtWork> {
     HOOKS.get(above.checked_div(apart)?)
 }
 
-/// Whether a handler of ours is at work in one thread, and what was sent to that meanwhile. Part of its room; or the same of
-/// a hook.
+/// Whether a handler of Farpage's is at work in one thread, and the signals that were sent to the thread
+/// meanwhile. Part of the thread's room. Each hook's stack has one, too.
 pub struct AtWork {
-    /// Where the context is of the outermost handler of ours that is at work; 0 if none is.
+    /// Address of the context of the outermost handler of Farpage's that is at work; 0 if none is.
     outermost: AtomicUsize,
     /// A signal's frame is being moved to the program's stack.
     is_entering: AtomicBool,
     /// The handler waits with the program's own mask.
     is_waiting: AtomicBool,
-    /// The signal of the program's that came meanwhile; 0 if none did.
+    /// The program's signal that came during the wait; 0 if none did.
     came: AtomicU32,
     kept: [Kept; 2],
 }
 
-/// One signal. Zeros are a good value: rooms are made of them.
+/// A signal that may be kept. Zeros are a valid value, because rooms are made of them.
 struct Kept {
     is_kept: AtomicBool,
     info: UnsafeCell<MaybeUninit<Info>>,
@@ -80,7 +84,8 @@ impl Kept {
     }
 }
 
-// SAFETY: what is kept is used by the thread alone whose room it is in, or who has claimed the hook's stack.
+// SAFETY: kept signals are used by one thread alone: the room's thread, or the thread that has claimed the
+// hook's stack.
 unsafe impl Sync for AtWork {}
 
 impl AtWork {
@@ -106,14 +111,14 @@ impl AtWork {
         let done = work();
         self.set_outermost(0);
         if self.kept.iter().any(Kept::is_there) {
-            // It arrives with the program's own mask, when this handler returns.
+            // Kept signals arrive with the program's own mask, when this handler returns.
             signals::set_blocked(u64::MAX);
             self.send();
         }
         done
     }
 
-    /// Whether a handler is, as another thread sees it.
+    /// Returns whether a handler is at work, as another thread sees it.
     pub fn is_at_work(&self) -> bool {
         self.outermost.load(Ordering::SeqCst) != 0
     }
@@ -126,13 +131,14 @@ impl AtWork {
         copied
     }
 
-    /// Whether that is what was interrupted.
+    /// Returns whether a frame was just being moved.
     pub fn is_entering(&self) -> bool {
         self.is_entering.load(Ordering::Relaxed)
     }
 
-    /// Waits with the program's own mask of signals. Also gives the program's signal that ended it, or that was kept before and
-    /// that the program may be waiting for: its handler runs as soon as ours returns, which it must do now.
+    /// Waits with the program's own mask of signals. Also returns the program's signal that ended the wait.
+    /// If a signal was kept before, there is no wait, because the program may be waiting for that signal. The
+    /// handler of the returned signal runs as soon as Farpage's returns, which must happen now.
     pub fn waiting<T>(&self, wait: impl FnOnce() -> T) -> (Option<T>, Option<u32>) {
         let kept = || signals::ours().into_iter().zip(&self.kept).find(|(_, kept)| kept.is_there());
         if let Some((signal, _)) = kept() {
@@ -146,8 +152,8 @@ impl AtWork {
         (Some(waited), came.or(kept().map(|(signal, _)| signal)))
     }
 
-    /// Whether that is what a signal of the program's has interrupted. Then it is sent again, and arrives when our handler returns:
-    /// until then it is blocked.
+    /// Returns whether a signal of the program's has interrupted a wait. Then the signal is sent again, stays
+    /// blocked until Farpage's handler returns, and arrives then.
     pub fn puts_off(&self, info: &Info) -> bool {
         let puts_off = self.is_waiting.load(Ordering::Relaxed);
         if puts_off {
@@ -158,8 +164,8 @@ impl AtWork {
         puts_off
     }
 
-    /// Code of the program's may run, and never come back: it is as if no handler of ours were at work. What was kept is
-    /// heard first: the program may wait for what its handler does.
+    /// Runs code of the program's, which may never return, as if no handler of Farpage's were at work. Kept
+    /// signals are sent first, because the program may wait for what their handlers do.
     pub fn aside<T>(&self, of_the_program: impl FnOnce() -> T) -> T {
         let outermost = self.outermost.load(Ordering::Relaxed);
         self.set_outermost(0);
@@ -171,20 +177,20 @@ impl AtWork {
         done
     }
 
-    /// Sends what was kept. No handler of ours is at work, so nobody keeps anything meanwhile.
+    /// Sends the kept signals. No handler of Farpage's is at work, so none is kept meanwhile.
     fn send(&self) {
         for kept in &self.kept {
-            // Before the next one can be kept there.
-            // SAFETY: this thread's own; no handler of ours is at work.
+            // Read before the next signal can be kept in the same place.
+            // SAFETY: the place is this thread's own, and no handler of Farpage's is at work.
             let info = unsafe { *kept.info.get() };
             if kept.is_kept.swap(false, Ordering::Relaxed) {
-                // SAFETY: what is kept has been written.
+                // SAFETY: a kept signal has been written.
                 send_again(unsafe { info.assume_init_ref() });
             }
         }
     }
 
-    /// Whether a signal that arrived with this context must wait. Then it is kept.
+    /// Returns whether a signal that arrived with this context must wait. If so, the signal is kept.
     pub fn keeps(&self, info: &Info, context: *const Context) -> bool {
         if !info.was_sent() || !self.is_on_top(context) {
             return false;
@@ -192,46 +198,48 @@ impl AtWork {
         let Some(at) = signals::ours().iter().position(|signal| *signal == info.signal()) else {
             return false;
         };
-        // What ends the process or isn't heard of needn't wait.
+        // A signal needn't wait if it ends the process, or if the program doesn't hear of it.
         if !signals::disposition(info.signal()).is_handler() {
             return false;
         }
         let kept = &self.kept[at];
         if !kept.is_kept.swap(true, Ordering::Relaxed) {
-            // SAFETY: this thread's own; another one that arrives here meanwhile is dropped, and nobody sends it before this
-            // handler and the one below have ended.
+            // SAFETY: the place is this thread's own. Another signal that arrives here meanwhile is dropped.
+            // Nobody sends the kept signal before this handler and the one below have ended.
             unsafe { *kept.info.get() = MaybeUninit::new(*info) };
         }
         true
     }
 
-    /// Nobody is at work, as far as the room's next user is concerned.
+    /// Makes the state that of no handler at work, for the room's next user.
     pub fn reset(&self) {
         self.set_outermost(0);
         self.forget();
     }
 
-    /// Nothing was going on.
+    /// Makes the state that of a thread that neither waits nor moves a frame nor has kept signals.
     pub fn forget(&self) {
         AtWork::set(&self.is_entering, false);
         AtWork::set(&self.is_waiting, false);
         self.kept.iter().for_each(|kept| kept.is_kept.store(false, Ordering::Relaxed));
     }
 
-    /// Whether a handler with this context runs on top of one of ours. Stacks grow downwards; a handler at the same place or
-    /// above the one that we know of says that the program has left that behind.
+    /// Returns whether a handler with this context runs on top of one of Farpage's. Stacks grow downwards. A
+    /// handler at the same place as the outermost known one, or above it, shows that the program has left the
+    /// known one behind.
     fn is_on_top(&self, context: *const Context) -> bool {
         (context as usize) < self.outermost.load(Ordering::Relaxed)
     }
 
-    /// Handlers on top of this thread see it before whatever comes next, and after what came before.
+    /// Sets a flag. Handlers on top of this thread see the change before whatever comes next, and after what
+    /// came before.
     fn set(place: &AtomicBool, value: bool) {
         compiler_fence(Ordering::SeqCst);
         place.store(value, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// As above.
+    /// Sets `outermost`, with the same order as in `set`.
     fn set_outermost(&self, outermost: usize) {
         compiler_fence(Ordering::SeqCst);
         self.outermost.store(outermost, Ordering::Relaxed);

@@ -1,5 +1,6 @@
-//! Evictions: pages out of the program into frames, and from there to where they stay. Who needs memory evicts a batch itself;
-//! the keeper does so in the background, and looks after the pool and the areas.
+//! Evictions: pages leave the program into frames, and from there go to where they stay. A thread that needs
+//! memory evicts a batch itself (direct reclaim). The keeper evicts in the background, and looks after the
+//! pool and the areas.
 
 use super::{Progress, WRITES_MAX, Worker};
 use crate::engine::Engine;
@@ -19,81 +20,85 @@ use farpage_os::memory::Stretch;
 
 /// Victims of one batch in a thread that serves a fault.
 const DIRECT_BATCH: usize = 32;
-/// Pages placed between two returns of the memory that they leave, while threads wait for room.
+/// Pages placed between two trims of the frames that they leave, while threads wait for room.
 const PLACED_FOR_WAITERS: u32 = 32;
 /// Pages that make a write worth sending: 128 KiB.
 const WRITE_WORTHWHILE: u32 = 32;
-/// Frames that are given memory before a page is packed, at most: its own, and the pack's.
+/// Frames that are given memory before a page is packed, at most: one for the page, and one for the pack.
 const PREPARED_MAX: usize = 2;
-/// Free frames that keep their memory, for the next faults to be decompressed into.
+/// Free frames that keep their memory, for the decompression of the next faults.
 const BACKED_KEPT: u32 = 64;
-/// So many with memory that came with pages gather at most before it is given back: each time other CPUs are interrupted. Fewer
-/// where there are few frames or the marks are close together, and near the limit.
+/// Free frames with memory that came with pages, gathered at most before this memory is given back. Each
+/// return interrupts other CPUs. The limit is lower where there are few frames, where the marks are close
+/// together, and near the limit of the budget.
 const TRIMMED_AT_ONCE: u32 = 160;
 const TRIMMED_NEAR_LIMIT: u32 = DIRECT_BATCH as u32;
-/// Stretches of them that are given back by one call.
+/// Stretches of these frames whose memory is given back by one call.
 const STRETCHES_MAX: usize = 32;
-/// Nanoseconds that a thread which needs memory evicts, at most. Then the program goes on over its budget.
+/// Nanoseconds that a thread that needs memory evicts, at most. Then the program goes on over its budget.
 const DIRECT_NS_MAX: u64 = 2_000_000_000;
-/// Nanoseconds that a thread doesn't look again after it has found nothing to evict.
+/// Nanoseconds in which a thread doesn't look again after it has found nothing to evict.
 const GIVE_UP_NS: u64 = 20_000_000;
-/// After looking at all of the program's memory and finding that nothing can be moved, for good, nobody waits for the keeper
-/// for so many times as that took, and it doesn't look again.
+/// Rest after a look at all of the program's memory that found nothing movable, in multiples of the time that
+/// the look took. During the rest the keeper doesn't look again, and no thread waits for the keeper.
 const REST_AFTER_LAP: u64 = 8;
-/// Nanoseconds of evicting after which the keeper looks after the pool and the areas, however much there is to evict.
+/// Nanoseconds of evicting after which the keeper looks after the pool and the areas, however much there is
+/// to evict.
 const EVICT_NS_MAX: u64 = 100_000_000;
-/// Nanoseconds of evicting after which the process's part of the budget is asked for again, however much there is to evict.
+/// Nanoseconds of evicting after which the keeper works out the process's part of the budget again, however
+/// much there is to evict.
 const LOOK_NS: u64 = 5_000_000;
-/// Batches of nothing but pages that calls hold, before a thread finds that there is nothing to evict. After each the hand goes on
-/// behind what holds them.
+/// Batches of nothing but held pages, before a thread finds that there is nothing to evict. After each batch,
+/// the hand goes on behind the range that a call holds.
 const HELD_BATCHES_MAX: usize = 16;
-/// Clusters of an area that are discarded in one go.
+/// Clusters of an area that are discarded in one round.
 const DISCARDS_MAX: usize = 4;
-/// What has been in the pool for one to two of these without being asked for is compressed once more.
+/// Nanoseconds of a turn of the pool. An object that stays in the pool for one to two turns without being
+/// loaded is compressed once more.
 const TURN_NS: u64 = 2_000_000_000;
-/// For so long at a time, and then not for so many times as long.
+/// Nanoseconds that densifying the pool takes at a time.
 const DENSIFY_NS: u64 = 1_000_000;
+/// Rest after densifying, in multiples of the time that it took.
 const DENSIFY_REST: u64 = 10;
-/// Objects in a row that can't be made shorter just now, after which no more is tried.
+/// Objects in a row that can't be made shorter now, after which densifying stops.
 const IN_VAIN_MAX: u32 = 16;
-/// So large a part of the pool's blocks may be waste: less of it isn't worth the moves. (An eighth, a 12th, a 16th and a 24th: 0.457,
-/// 0.453, 0.455, 0.452 faults for each random touch from the pool, and 0.014, 0.033, 0.053, 0.054 moves; `farpage load touch`,
-/// 256 MiB under 200M.)
+/// Divisor of the pool's occupied bytes: a 12th may be waste. To reduce waste further isn't worth the moves.
 const WASTE_PART: usize = 12;
 /// Objects that are moved together by one call.
 const COMPACTED_AT_ONCE: usize = 256;
-/// How often a full area is tried again.
+/// Nanoseconds between two attempts to use full areas again.
 const RETRY_AREAS_NS: u64 = 1_000_000_000;
 
-/// Who takes pages out.
+/// The kind of thread that takes pages out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
-    /// A thread of ours.
+    /// An engine thread.
     Engine,
     /// A thread of the program, in its handler.
     Program,
 }
 
-/// Why no more was made denser.
+/// Why densifying ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum DensifyEnd {
-    /// The time is over, or something else is to be done.
+    /// The time is over, or an eviction is due.
     Time,
-    /// There is nothing that wasn't looked at.
+    /// All objects have been looked at.
     Nothing,
-    /// There is no room for what becomes shorter.
+    /// There is no memory for the shorter objects beside the longer ones.
     InVain,
 }
 
-/// What became of a batch.
+/// Result of a batch.
 struct Out {
     took: Took,
-    /// Those that calls hold.
+    /// Victims that were released because calls hold them.
     spared: usize,
 }
 
 impl Worker {
-    /// Evicts in the thread that needs the memory, until there is some or nothing can be done.
+    /// Evicts in the thread that needs the memory, until there is some or nothing can be done (direct
+    /// reclaim).
     pub(crate) fn make_memory_direct(&mut self) {
         self.engine.budget.ring();
         let deadline = now_ns() + DIRECT_NS_MAX;
@@ -104,12 +109,14 @@ impl Worker {
                 return;
             }
             self.engine.pager.stats().count(Counter::ReclaimDirect);
-            // Asked before: when nothing could be evicted, the room for it may just have been made.
+            // Asked before evicting: if nothing can be evicted, the keeper may have made room in the pool
+            // just then.
             let may_densify = self.engine.may_densify();
             if now > deadline
                 || (self.evict(DIRECT_BATCH) == Progress::None && !self.wait_for_others(may_densify))
             {
-                // There may be nothing because the program has just given it back, and less is needed now.
+                // Perhaps nothing could be evicted because the program has just given memory back. Then less
+                // is needed now.
                 self.engine.measure();
                 if self.engine.is_over_limit() {
                     self.give_up();
@@ -119,8 +126,8 @@ impl Worker {
         }
     }
 
-    /// Nothing could be evicted: waits for who may be able to, or for the keeper if it makes room in the pool. False if nobody
-    /// is and does.
+    /// Waits after nothing could be evicted, for other threads that may be able to evict, or for the keeper
+    /// if it makes room in the pool. Returns false if there is nothing to wait for.
     fn wait_for_others(&mut self, may_densify: bool) -> bool {
         let is_for_good = now_ns() < self.engine.unmovable_until_ns.load(Ordering::Relaxed);
         if (core::mem::take(&mut self.sees_shared) && !is_for_good) || may_densify {
@@ -131,7 +138,8 @@ impl Worker {
         self.wait_for_frames()
     }
 
-    /// Nothing could be evicted because frames are being written or filled: waits for some. False if none is.
+    /// Waits for frames after nothing could be evicted, because frames are being written or filled. Returns
+    /// false if none is.
     fn wait_for_frames(&mut self) -> bool {
         self.send_writes();
         if self.has_writes() {
@@ -151,7 +159,8 @@ impl Worker {
         self.engine.pager.stats().count(Counter::OverBudget);
     }
 
-    /// The background thread's share: below the stop mark, and the pool below its threshold.
+    /// Makes one round of background reclaim. Evicts down to the stop mark, shrinks the pool to its
+    /// threshold, and looks after the pool and the areas.
     pub fn reclaim_background(&mut self) -> Progress {
         let engine = self.engine;
         let now = now_ns();
@@ -180,12 +189,12 @@ impl Worker {
         progress
     }
 
-    /// Batches out of the program, until memory is below the stop mark, or it is better to wait.
+    /// Evicts batches until memory is below the stop mark, or until it is better to wait.
     fn evict_to_stop(&mut self) -> Progress {
         let engine = self.engine;
         let began_ns = now_ns();
         let (mut progress, mut looked_ns) = (Progress::None, began_ns);
-        // Batches of nothing but shared pages, and since when there have been no others.
+        // The number of batches in a row with nothing but shared pages, and the time of the first one.
         let (mut shared_batches, mut since_ns) = (0, 0);
         let batch = engine.background_batch();
         while engine.is_over_stop() {
@@ -197,7 +206,8 @@ impl Worker {
             if !engine.is_near_limit() && engine.pager.is_waiting_for_walks() {
                 return Progress::Some;
             }
-            // What they have taken is ours to place; taking more would interrupt them.
+            // The keeper places the pages that threads of the program have taken. Taking more pages would
+            // interrupt these threads.
             if !engine.is_near_limit() && engine.takes_are_here(now_ns()) {
                 let has_placed = self.place(engine.parked_max()) > 0;
                 self.after_placing();
@@ -212,14 +222,15 @@ impl Worker {
                     since_ns = now_ns();
                 }
                 shared_batches += u64::from(is_shared);
-                // What was shared can be moved at the next look at it, unless a device holds it.
+                // A page that was shared can be moved at the next look, unless a device has pinned it.
                 let is_seen_twice = shared_batches * batch as u64 > 2 * engine.pager.resident();
-                // Both laps have to be done, or nobody would know that all is held by a device.
+                // Go on until all pages were seen twice. Otherwise no thread would know that devices have
+                // pinned all pages.
                 if is_shared && !is_seen_twice {
                     continue;
                 }
                 if self.wait_for_frames() {
-                    // A slow device keeps neither the pool nor the areas waiting.
+                    // A slow device must keep neither the pool nor the areas waiting.
                     if now_ns() >= began_ns + EVICT_NS_MAX {
                         break;
                     }
@@ -248,17 +259,17 @@ impl Worker {
         progress
     }
 
-    /// One batch out of the program, and as many parked pages to where they stay.
+    /// Evicts one batch, and places as many parked pages.
     pub(crate) fn evict(&mut self, max: usize) -> Progress {
         self.engine.evicting.fetch_add(1, Ordering::Relaxed);
-        // What calls hold is passed over, and not chosen again for some time. More than that is somebody else's to wait for:
-        // a program that holds more than its budget goes over it.
+        // Pages that calls hold are passed over, and not chosen again for some time. After some such batches,
+        // the caller decides whether to wait. A program that holds more than its budget goes over the budget.
         let progress = (0..HELD_BATCHES_MAX).find_map(|_| self.evict_batch(max)).unwrap_or(Progress::None);
         self.engine.evicting.fetch_sub(1, Ordering::Relaxed);
         progress
     }
 
-    /// None if there were only pages that calls hold.
+    /// Evicts one batch. Returns `None` if all victims were pages that calls hold.
     fn evict_batch(&mut self, max: usize) -> Option<Progress> {
         let engine = self.engine;
         let out = if engine.takes_in_lulls(now_ns()) {
@@ -280,8 +291,8 @@ impl Worker {
         (spared == 0).then_some(Progress::None)
     }
 
-    /// Takes several batches one after the other, as long as each is whole and there is more to be taken: what they will leave
-    /// when they are placed counts as free. The last one.
+    /// Takes several batches in a row, as long as each batch is full and memory is above the stop mark.
+    /// Memory that the pages give up when they are placed counts as free already. Returns the last batch.
     fn take_batches(&mut self, max: usize) -> Option<Out> {
         let mut last = self.take_batch_in_lull(max)?;
         for _ in 1..(lull::PAGES / max).min(lull::BATCHES) {
@@ -293,23 +304,25 @@ impl Worker {
                     self.engine.takes.taken_by_engine(last.took);
                     last = more;
                 }
-                // No frame is left, or nothing may go any more: those that went are to be placed.
+                // No frame is left, or nothing may be evicted any more. The pages that were taken have to be
+                // placed.
                 _ => break,
             }
         }
-        // Whoever goes on now must know what these pages still take.
+        // Threads that go on now must know how much memory these pages still take.
         self.engine.budget.refresh(self.engine.pager);
         Some(last)
     }
 
-    /// One of them, counted.
+    /// Takes one batch of a lull, and counts it.
     fn take_batch_in_lull(&mut self, max: usize) -> Option<Out> {
         let out = self.take_batch(max, By::Engine)?;
         self.engine.pager.stats().add(Counter::EvictLull, out.took.pages as u64);
         Some(out)
     }
 
-    /// Frames that are free now give their memory back, and what is written is looked after.
+    /// Settles finished writes and gives back memory of free frames. Then lets threads go on that wait for
+    /// room.
     fn after_placing(&mut self) {
         self.collect_writes(Wait::No);
         let cache = self.engine.pager.cache();
@@ -322,8 +335,8 @@ impl Worker {
         self.engine.let_waiters_go_on();
     }
 
-    /// In a thread of the program that was just served: takes a few pages out, if it is for such threads to do. The keeper finds
-    /// them a place.
+    /// Takes a few pages out in a thread of the program that was just served, if the served threads take
+    /// pages now. The keeper places these pages.
     pub(crate) fn take_along(&mut self, now_ns: u64) {
         let engine = self.engine;
         if self.index.0 > DIRECT.0 {
@@ -359,7 +372,7 @@ impl Worker {
         }
     }
 
-    /// Victims out of the program, and parked. None while nothing may go.
+    /// Takes victims out of the program and parks them. Returns `None` while no page may go.
     fn take_batch(&mut self, max: usize, by: By) -> Option<Out> {
         let pager = self.engine.pager;
         let shared = self.engine.map.shared(self.index);
@@ -399,10 +412,11 @@ impl Worker {
         let outgoing = &mut self.outgoing[..count];
         let began_ns = now_ns();
         match by {
-            // SAFETY: `begin_evict` gave each victim a frame of ours and locked its page, which we serve.
+            // SAFETY: `begin_evict` gave each victim a frame of ours and locked its page. Engine threads
+            // serve faults on the page.
             By::Engine => unsafe { self.engine.pages.take(outgoing) },
-            // Where that can't be done all stay.
-            // SAFETY: as above.
+            // If this thread can't take pages, all victims stay.
+            // SAFETY: as for `By::Engine`.
             By::Program => _ = unsafe { self.engine.pages.take_here(outgoing) },
         }
         let ns = now_ns() - began_ns;
@@ -410,13 +424,15 @@ impl Worker {
         for (outgoing, victim) in self.outgoing.iter().zip(self.batch.victims()) {
             (victim.taken, victim.backing) = (outgoing.taken, outgoing.backing);
             taken += usize::from(outgoing.taken != Taken::Busy);
-            // Protected to be copied, and then not taken: where calls of the program's can't wait for us, only what owns a slot
-            // may stay so, because that is looked at before a call.
+            // The victim may have been write-protected for copying, and then not taken. Where system calls of
+            // the program can't wait for the engine, a victim may stay protected only if it owns a slot.
+            // Pages that own a slot are checked before a call.
             let is_protected = outgoing.taken == Taken::Busy && !self.engine.frames_move;
             if is_protected && self.engine.handover.is_some() && !victim.keeps_slot() {
                 self.engine.pages.unprotect(PageRange::of(victim.page, 1));
             }
-            // Shared since a fork, it would stay: what is protected can't be made our own without a fault.
+            // Without this, a page that is shared since a fork would stay: a protected page can't be unshared
+            // without a fault.
             if outgoing.is_shared
                 && victim.keeps_slot()
                 && self.engine.pages.unprotect(PageRange::of(victim.page, 1))
@@ -434,8 +450,8 @@ impl Worker {
         Some(Out { took: Took { victims: count, pages: taken, ns }, spared })
     }
 
-    /// Which of the victims other processes have, too, since a fork: a bit for each. Where pages are moved the kernel refuses those
-    /// ([`Worker::unshare_refused`]).
+    /// Returns which of the victims other processes have too, since a fork: one bit for each. Where pages are
+    /// moved, the kernel refuses shared pages ([`Worker::unshare_refused`]).
     fn shared_among(&self, count: usize) -> u128 {
         let engine = self.engine;
         if engine.frames_move || !engine.share.ledger.has_kin() {
@@ -443,7 +459,7 @@ impl Worker {
         }
         let outgoing = &self.outgoing[..count];
         let (mut bits, mut first) = (0, 0);
-        // Neighbours are asked for together.
+        // Ask about neighbours together.
         while first < count {
             let page = outgoing[first].page;
             let goes_on = |at: &usize| outgoing[*at].page == page.plus((*at - first) as u64);
@@ -453,7 +469,8 @@ impl Worker {
                 bits |= 1 << (first as u64 + (shared.0 - page.0));
             });
             if bits != before {
-                // The kernel's page of zeros takes no memory. Before Linux 6.7 it counts.
+                // The kernel's page of zeros takes no memory. Before Linux 6.7, the kernel counts it as
+                // shared.
                 let _ = engine.pagemap.for_each_zero_run(pages, |zeros| {
                     zeros.iter().for_each(|zero| bits &= !(1 << (first as u64 + (zero.0 - page.0))));
                 });
@@ -463,7 +480,7 @@ impl Worker {
         bits
     }
 
-    /// Makes pages that are shared since a fork the program's own: each is a copy then.
+    /// Makes pages that are shared since a fork the program's own. Each becomes a copy.
     fn unshare(&self, pages: PageRange) {
         let engine = self.engine;
         let has_kin = engine.share.ledger.has_kin();
@@ -474,9 +491,11 @@ impl Worker {
         }
     }
 
-    /// Pages that are shared since a fork, or pinned: what is only shared can be made ours, and goes next, or all of memory
-    /// would be copied before any of it is evicted. What then still can't be moved is left for later. In the keeper, with no
-    /// lock held: the kernel may have to fault them in. Whether there were any.
+    /// Handles victims of the last batch that the kernel refused, because they are shared since a fork or
+    /// pinned. Shared pages become the program's own and are the next victims. Otherwise all of memory would
+    /// be copied before any page is evicted. Pages that can't be moved then are left for later. Returns
+    /// whether there were any refused pages. Called in the keeper with no lock held, because the kernel may
+    /// have to fault the pages in.
     fn unshare_refused(&mut self) -> bool {
         let refused = || self.outgoing.iter().filter(|page| page.is_shared).map(|page| page.page);
         let mut shared = refused();
@@ -505,7 +524,8 @@ impl Worker {
         let (mut left, mut busy, mut told) = (0, 0, 0);
         loop {
             let parked = self.engine.pager.cache().usage().parked;
-            // Each of those that can't be placed now is looked at once: streams have their markers held so often, and no more.
+            // Look only once at each page that can't be placed now. A stream holds its marker for a limited
+            // number of looks.
             if parked <= keep || busy >= parked.min(64) {
                 break;
             }
@@ -533,8 +553,8 @@ impl Worker {
         left
     }
 
-    /// Sends what waits once it makes a write of a decent size. What stays is in frames, where a fault finds
-    /// it; the keeper sends it when it has nothing better to do.
+    /// Sends the waiting writes once they are enough for one request. Until then the pages stay in frames,
+    /// where a fault finds them. This thread sends them in any case when it has nothing better to do.
     fn send_if_worthwhile(&mut self) {
         let frames = self.writes.frames_at_most();
         if self.writes.len() >= WRITE_WORTHWHILE as usize || frames >= self.frames_to_hold() / 2 {
@@ -542,21 +562,24 @@ impl Worker {
         }
     }
 
-    /// Whether what waits must be sent before another page can: all slots of a request are needed for it, or too many frames.
+    /// Returns whether the waiting writes must be sent before another page can join. Either a request has no
+    /// free slot left, or the writes hold too many frames.
     fn holds_enough(&self) -> bool {
         self.writes.is_full() || self.writes.frames_at_most() >= self.frames_to_hold()
     }
 
-    /// Half as many as may be parked, and an eighth of the frames at most. They have memory.
+    /// Returns how many frames writes may hold: half as many as may be parked, and at most an eighth of all
+    /// frames. These frames have memory.
     fn frames_to_hold(&self) -> usize {
         let pager = self.engine.pager;
         (self.engine.parked_max() / 2).max(WRITE_WORTHWHILE).min(pager.cache().count() / 8) as usize
     }
 
-    /// Gives memory that lies behind free frames back, but for what the next faults need. Whether there was any.
+    /// Gives back the memory behind free frames, but for what the next faults need. Returns whether there was
+    /// any.
     fn trim_frames(&self) -> bool {
         let pager = self.engine.pager;
-        // Frames that aren't moved into keep their memory.
+        // Where pages are copied instead of moved, frames keep their memory.
         if !self.engine.frames_move {
             return false;
         }
@@ -581,11 +604,13 @@ impl Worker {
             stretches[..count]
                 .iter()
                 .for_each(|stretch| self.engine.about_to_drop(stretch.base.cast(), stretch.bytes));
-            // SAFETY: the frames were free, and `take_surplus` gave them to us: nobody needs their bytes.
+            // SAFETY: the frames were free, and `take_surplus` gave them to this thread. Their bytes are
+            // needed no more.
             let empty = |stretches| unsafe { self.engine.pages.drop_memory(stretches) }.is_ok();
             let are_empty = empty(&stretches[..count]);
             for ((first, frames), stretch) in runs[..count].iter().zip(&stretches) {
-                // Which of several could not be emptied nobody says; to empty one again does no harm.
+                // The kernel doesn't say which of several stretches it could not empty. To empty one again
+                // does no harm.
                 let is_empty = are_empty || empty(core::slice::from_ref(stretch));
                 let backing = if is_empty { Backing::Hole } else { Backing::Memory };
                 (first.0..first.0 + frames).for_each(|frame| pager.cache().put(FrameIndex(frame), backing));
@@ -598,7 +623,8 @@ impl Worker {
         trimmed
     }
 
-    /// A fault needs a frame and none is free: place parked pages, or wait for a write.
+    /// Frees a frame for a fault that needs one: trims frames, places parked pages, waits for a write, or
+    /// puts a page back into the program.
     pub(super) fn free_a_frame(&mut self) {
         if self.trim_frames() {
             return;
@@ -620,32 +646,34 @@ impl Worker {
             }
         };
         if !put_back {
-            // Other threads have all frames in use and are about to return them.
+            // Other threads use all frames and are about to return them.
             farpage_os::clock::sleep_ns(50_000);
         }
     }
 
-    /// Writes what goes first in the pool to an area until that is as small as it should be; what is only kept there it lets go of.
+    /// Writes the objects that go first from the pool to an area, until the pool is as small as it should be.
+    /// Objects that are only kept are freed.
     fn shrink_pool(&mut self) -> Progress {
         let (mut progress, mut busy, mut starved) = (Progress::None, 0, 0);
         let began_ns = now_ns();
         let mut looked_ns = began_ns;
-        // So many are seconds of a slow device's.
+        // On a slow device, shrinking to the end may take seconds.
         while now_ns() < began_ns + EVICT_NS_MAX {
             if now_ns() >= looked_ns + LOOK_NS {
                 self.release_blocks();
                 self.engine.take_share();
                 looked_ns = now_ns();
-                // Others may need more meanwhile: to take pages out is faster.
+                // Other processes may need more memory meanwhile. Evicting pages frees memory faster.
                 if self.engine.is_over_limit() {
                     break;
                 }
             }
-            // Before anything is waited for: mostly there is nothing to be done.
+            // Checked before any wait. Mostly there is nothing to do.
             if !self.engine.pager.should_shrink() || self.holds_enough() && !self.send_writes() {
                 break;
             }
-            // An object becomes a page until it is written, which is memory that nobody asked for.
+            // An object takes a whole page until it is written. No fault needs this memory, so the number of
+            // frames is limited.
             for _ in 0..WRITES_MAX {
                 if self.frames_under_way() + self.writes.frames_at_most() < self.frames_to_hold() {
                     break;
@@ -653,7 +681,7 @@ impl Worker {
                 self.send_writes();
                 self.collect_writes(Wait::One);
             }
-            // One for the page, too.
+            // One frame is for the pack, one for the page.
             self.prepare_packs(2);
             let shared = self.engine.map.shared(self.index);
             let shrunk = self.engine.pager.shrink(self.writes, self.scratch);
@@ -667,10 +695,10 @@ impl Worker {
                     break;
                 }
                 Shrunk::Queued | Shrunk::Released => (progress, busy, starved) = (Progress::Some, 0, 0),
-                // It may be the only one of its kind, and so the first again.
+                // The object may be the only one of its kind, and thus come first again.
                 Shrunk::Busy if busy == 64 => break,
                 Shrunk::Busy => busy += 1,
-                // Others have them.
+                // Other threads have the frames.
                 Shrunk::NoFrame if starved == 2 => break,
                 Shrunk::NoFrame => {
                     starved += 1;
@@ -686,7 +714,8 @@ impl Worker {
         progress
     }
 
-    /// Pages are packed in frames that have memory of our own: sees to it that there are so many, if they can be had.
+    /// Sees to it that `wanted` free frames have memory that did not come with a page, if possible. Pages are
+    /// packed in such frames.
     fn prepare_packs(&self, wanted: u32) {
         let pager = self.engine.pager;
         let usage = pager.cache().usage();
@@ -694,7 +723,7 @@ impl Worker {
         if !pager.config.packs || own >= wanted || !pager.areas().any_writable() {
             return;
         }
-        // Those with memory come first, so they are all taken before any is put back.
+        // Frames with memory come first, so take all of these before any is put back.
         let mut frames = [None; PREPARED_MAX];
         frames[..wanted as usize].fill_with(|| pager.cache().take());
         frames.into_iter().flatten().for_each(|frame| _ = self.give_memory(frame));
@@ -706,17 +735,19 @@ impl Worker {
         pager.cache().take().or_else(emptied).is_some_and(|frame| self.give_memory(frame))
     }
 
-    /// Puts a frame that was taken back with memory. False if there is none.
+    /// Puts a frame that was taken back into the cache, with memory. Returns false if there is no memory for
+    /// the frame.
     fn give_memory(&self, (frame, backing): (FrameIndex, Backing)) -> bool {
         let cache = self.engine.pager.cache();
-        // SAFETY: the frame was free and is ours.
+        // SAFETY: the frame was free, and this thread has taken it.
         let backed = backing == Backing::Memory
             || unsafe { self.engine.pages.give_memory(cache.pointer(frame)) }.is_ok();
         cache.put(frame, if backed { Backing::Memory } else { Backing::Hole });
         backed
     }
 
-    /// Tells the disks of a few clusters that became empty. Without any lock: it may take milliseconds.
+    /// Tells devices about a few clusters that became empty. The caller holds no lock, because this may take
+    /// milliseconds.
     fn discard_empty_clusters(&self) {
         let pager = self.engine.pager;
         let areas = (0..pager.areas().count()).map(|area| AreaId(area as u8));
@@ -731,8 +762,9 @@ impl Worker {
         }
     }
 
-    /// An area was full; perhaps the disk or another process has made room. What the dead had is free again before it is
-    /// needed: else an area that grows would grow with every process that ever ran.
+    /// Tries full areas again, because the disk or another process may have made room. Also frees what dead
+    /// processes had before it is needed. Otherwise an area that grows would grow with every process that
+    /// ever ran.
     fn retry_full_areas(&mut self) {
         let now = now_ns();
         if now >= self.retry_areas_at_ns {
@@ -745,7 +777,7 @@ impl Worker {
         }
     }
 
-    /// Children may have gone.
+    /// Frees what was left to children that are gone.
     fn forget_heirless(&self) {
         let _shared = self.engine.map.shared(self.index);
         fork::forget_heirless(self.engine);
@@ -755,8 +787,8 @@ impl Worker {
         self.engine.is_due(self.engine.takes_are_here(now_ns))
     }
 
-    /// What has been in the pool for some time is compressed once more. Not while children have a copy of the pool: what
-    /// they share with it would be there twice.
+    /// Compresses objects once more that have been in the pool for some time. Not while children have a copy
+    /// of the pool, because pages that they share with it would be there twice.
     fn densify_old(&mut self) {
         let now = now_ns();
         if now >= self.turn_at_ns {
@@ -770,8 +802,9 @@ impl Worker {
         }
     }
 
-    /// There is no area, and the pool is nearly full: what it has is compressed once more. While the budget is exceeded
-    /// that goes on at the next call, and who needs memory waits for it ([`Engine::may_densify`]).
+    /// Compresses the pool's objects once more, because the pool is nearly full and there is no area. While
+    /// the budget is exceeded, the next call goes on without a rest, and threads that need memory wait for
+    /// this ([`Engine::may_densify`]).
     fn densify_all(&mut self) -> Progress {
         let (engine, now) = (self.engine, now_ns());
         if now < self.densify_at_ns {
@@ -780,7 +813,7 @@ impl Worker {
         let end = self.densify(false, now);
         let is_vain = matches!(end, DensifyEnd::Nothing | DensifyEnd::InVain);
         engine.densify_is_vain.store(is_vain, Ordering::Relaxed);
-        // What became shorter has left holes, and only whole blocks are room.
+        // Shorter objects have left holes, but only whole blocks are free memory.
         self.compact_pool();
         let after = now_ns();
         let rest = if is_vain { DENSIFY_REST } else { u64::from(!engine.is_over_limit()) };
@@ -788,8 +821,8 @@ impl Worker {
         if is_vain { Progress::None } else { Progress::Some }
     }
 
-    /// Compresses the oldest that the pool has once more, for some time; with `is_old` no others, and as long as nothing
-    /// else is to be done.
+    /// Compresses the oldest objects of the pool once more, for some time. With `is_old`, only takes objects
+    /// that are old, and stops when an eviction is due.
     fn densify(&mut self, is_old: bool, began_ns: u64) -> DensifyEnd {
         let mut in_vain = 0;
         loop {
@@ -804,7 +837,7 @@ impl Worker {
                 Densified::Nothing => return DensifyEnd::Nothing,
                 Densified::Shorter => in_vain = 0,
                 Densified::AsItWas => {}
-                // It may be the only one, and so the first again.
+                // The object may be the only one, and thus come first again.
                 Densified::Busy | Densified::NoRoom if in_vain == IN_VAIN_MAX => return DensifyEnd::InVain,
                 Densified::Busy | Densified::NoRoom => in_vain += 1,
             }
@@ -814,7 +847,7 @@ impl Worker {
 
     /// Moves objects together where blocks are sparse.
     fn compact_pool(&self) {
-        // A fork must not find an object half moved: the child would read from where it no longer is.
+        // A fork must not find an object half moved: the child would read from the object's old place.
         let _shared = self.engine.map.shared(self.index);
         let moved = self.engine.pager.pool().compact(COMPACTED_AT_ONCE);
         self.engine.pager.stats().add(Counter::PoolMoved, moved as u64);
@@ -830,26 +863,28 @@ impl Worker {
         self.release_blocks();
     }
 
-    /// Gives back the memory of free blocks, also of those that were inherited.
+    /// Gives back the memory of free blocks, also of blocks that were inherited.
     fn release_blocks(&self) {
-        // No child gets a block half released.
+        // A fork must not find a block half released.
         let _shared = self.engine.map.shared(self.index);
         self.drop_released(self.engine);
         for elder in self.engine.elders() {
-            // Nothing is stored there any more.
+            // No object is stored in an elder's pool any more.
             elder.pager.pool().set_limit(0);
             self.drop_released(elder);
         }
     }
 
-    /// Gives back the memory of blocks that are free in the pool of `books`: this process's engine, or an elder's.
+    /// Gives back the memory of free blocks in the pool of `books`, which is this process's engine or an
+    /// elder's.
     fn drop_released(&self, books: &Engine) {
         let pool = books.pager.pool();
         while let Some(range) = pool.take_released() {
             let base = books.pool_base.wrapping_add(range.start);
             self.engine.about_to_drop(base, range.len());
-            // SAFETY: `take_released` gave us a free block of the pool's data, which starts at `pool_base`;
-            // nobody allocates in it until `released`.
+            // SAFETY: `take_released` gave us a free block of the pool's data, which starts at `pool_base`.
+            // No code needs the block's bytes or refers to them, and the block isn't allocated until
+            // `released`.
             let _ = unsafe { farpage_os::memory::drop_pages(base, range.len()) };
             pool.released(range);
         }

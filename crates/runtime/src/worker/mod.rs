@@ -1,11 +1,11 @@
-//! What one thread has that serves faults, an engine thread or a thread of the program with a fault of its own
-//! (`serve_here`): serves them (here), evicts and places (`evict.rs`), writes (`write.rs`). The driver that does the pager's
-//! waiting.
+//! The worker: everything that one thread needs to serve faults, and the driver that does the pager's
+//! waiting. The thread is an engine thread, or a thread of the program with a fault of its own
+//! (`serve_here`). This file serves faults, `evict.rs` evicts and places pages, `write.rs` writes.
 //!
-//! Each thread has scratch memory, batches, and back ends of its own, so threads meet only in the pager's
-//! short critical sections and in page locks. Everything below runs while the program may be stopped at any
-//! instruction with any of its locks held: no allocation, no libc, no thread-local storage; nothing here
-//! touches program memory except through `fault`.
+//! Each worker has scratch memory, batches, and back ends of its own. Threads therefore meet only in the
+//! pager's short critical sections and in page locks. All of this code runs while the program may be stopped
+//! at any instruction with any of its locks held. Therefore the code makes no allocation, calls no libc, and
+//! uses no thread-local storage. It touches program memory only through the crate `farpage_fault`.
 
 mod evict;
 mod write;
@@ -31,44 +31,46 @@ use farpage_os::memory;
 use farpage_os::sys::Errno;
 use rustix::fd::BorrowedFd;
 
-/// Pages in turn that lack something before it is asked whether that is for good: as many milliseconds at least.
+/// Pages in a row that lack memory before the engine looks whether the lack is for good. Each page waits for
+/// a millisecond.
 const LACKS_MAX: u32 = 1000;
 
-/// Write requests that one thread has under way.
+/// Write requests that one thread has in flight, at most.
 const WRITES_MAX: usize = 16;
-/// Pages of zeros that a run of first touches that read gets at once, at most. They are the kernel's, and take no memory.
+/// Pages of zeros that a run of first touches by reads gets at once, at most. The pages are the kernel's and
+/// take no memory.
 const ZERO_RUN_MAX: u64 = 32;
-/// The same for first touches that write. These pages have memory.
+/// Pages of zeros that a run of first touches by writes gets at once, at most. These pages have memory.
 const WRITTEN_RUN_MAX: u64 = farpage_fault::uffd::ZEROS as u64;
-/// The same while memory is so near the limit that it is evicted: as many threads as there are may do this at once, without
-/// another look at the limit.
+/// Pages of zeros in a run of writes while memory is so near the limit that pages are evicted. All threads
+/// may take a run at the same time, without another look at the limit.
 const WRITTEN_RUN_NEAR_LIMIT: u64 = 4;
 
-/// How long a read that was refused for the moment waits before it is tried again: twice as long each time, at most a tenth of a
-/// second.
+/// Nanoseconds that a read waits before it is tried again after the kernel refused it for the moment. The
+/// wait doubles each time, up to a tenth of a second.
 const PAUSE_NS: core::ops::Range<u64> = 1_000_000..100_000_000;
-/// And how long it is tried.
+/// Nanoseconds for which a refused read is tried again.
 const READ_NS_MAX: u64 = 30_000_000_000;
 
-/// A write under way: what is known of it beside its request.
+/// State of a write in flight, beside its request.
 #[derive(Clone, Copy)]
 struct InFlight {
-    /// When it got its slots.
+    /// Time at which the write got its slots.
     since_ns: u64,
-    /// How it ended; none while the device has it.
+    /// The result of the write; `None` while the device has it.
     result: Option<Result<(), IoError>>,
 }
 
 /// What one batch of evictions did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Pages went out or memory was freed.
+    /// Pages were evicted, or memory was freed.
     Some,
     /// Nothing could be done.
     None,
 }
 
-/// A worker's larger parts, where they stay.
+/// The larger parts of a worker, which never move.
 struct Room {
     scratch: Scratch,
     writes: WriteBatch,
@@ -77,44 +79,45 @@ struct Room {
     readers: BackEndPlaces,
 }
 
-/// The state of one engine thread, or of one place where threads of the program serve their own faults.
+/// The state of one engine thread, or of one server of faults in threads of the program (`guard/direct.rs`).
 pub struct Worker {
     pub(crate) engine: &'static Engine,
     pub(crate) index: ReaderIndex,
-    /// The node of the CPU that this thread is pinned to, if it is.
+    /// The NUMA node of the CPU that this thread is pinned to, if it is pinned.
     node: Option<NodeId>,
     pub(crate) scratch: &'static mut Scratch,
     pub(crate) ahead: AheadMemory,
     batch: Batch,
     outgoing: [Outgoing; BATCH_MAX],
-    /// What waits to be written.
+    /// Pages that wait to be written.
     writes: &'static mut WriteBatch,
-    /// The requests that `in_flight` says something of.
+    /// The requests whose state `in_flight` holds.
     requests: &'static mut [WriteRequest; WRITES_MAX],
     in_flight: [Option<InFlight>; WRITES_MAX],
     back_ends: BackEnds,
-    /// Where the last run of first touches ended, and how long it was: sequential fills get longer ones.
+    /// Page after the last run of first touches, and that run's length. Sequential fills get longer runs.
     zero_end: PageIndex,
     zero_run: u64,
     give_up_until_ns: u64,
     retry_areas_at_ns: u64,
-    /// When the pool's next turn begins, and when what is old there is compressed once more.
+    /// Times at which the pool's next turn begins, and at which old objects are compressed once more.
     turn_at_ns: u64,
     densify_at_ns: u64,
-    /// When completions were last looked for.
+    /// Time of the last look for completions.
     looked_ns: u64,
-    /// Pages in turn for which the kernel lacked something.
+    /// Pages in a row for which the kernel had no memory.
     lacks: u32,
-    /// The last batch was of pages that are shared since a fork: the keeper makes them the program's own.
+    /// Whether the last batch had pages that are shared since a fork. The keeper makes these the program's
+    /// own.
     sees_shared: bool,
-    /// The last batch was looked at anew, because its pages were no longer shared.
+    /// Whether the pages of the last batch were unshared and chosen as victims again.
     has_unshared: bool,
 }
 
 impl Worker {
-    /// A worker for the thread with this index, which stays on that node or (none) moves about. For good. Its larger
-    /// parts are made where they stay: what is moved there takes its size of the thread's stack, too, and all of that
-    /// counts against the budget.
+    /// Places a worker for good, for the thread with this index. The thread stays on `node`, or moves between
+    /// nodes if that is `None`. The larger parts are made in place. A move would take their size of the
+    /// thread's stack as well, and all of that counts against the budget.
     #[expect(clippy::mut_from_ref, reason = "it is new, not borrowed from the engine")]
     pub fn placed(
         engine: &'static Engine,
@@ -128,8 +131,9 @@ impl Worker {
             taken: Taken::Busy,
             is_shared: false,
         };
-        // SAFETY: a new mapping of this size, ours alone, for good; zeros are scratch memory, an empty batch and requests
-        // (`Zeroed`), and the rest may hold anything. A child makes workers of its own.
+        // SAFETY: the mapping is new, of this size, and ours alone for good. Zeros are valid scratch memory,
+        // an empty batch and empty requests (`Zeroed`), and the other parts may hold any bytes. No child uses
+        // it: a child makes workers of its own.
         let room = unsafe { &mut *memory::reserve_for_threads(size_of::<Room>())?.cast::<Room>() };
         memory::place(Worker {
             engine,
@@ -156,9 +160,9 @@ impl Worker {
         })
     }
 
-    /// Serves one fault in the thread of the program that ran into it, if it needs no more than the descriptors that this
-    /// has: no room is made for it here. Afterwards a few pages may be taken out ([`takes`](crate::takes)). Without a userfaultfd
-    /// that is a first touch, no more.
+    /// Serves one fault in the thread of the program that ran into it, if this thread's descriptors are
+    /// enough. No memory is freed for the fault here. Afterwards the thread may take out a few pages
+    /// ([`takes`](crate::takes)). Without a userfaultfd, only first touches are served here.
     pub fn serve_here(&mut self, fault: Fault) -> Here {
         let started = now_ns();
         let pager = self.engine.pager;
@@ -173,7 +177,7 @@ impl Worker {
                 self.zero(ticket, fault.access);
                 (kind, plan)
             }
-            // Bytes are written through a file that isn't in this thread's table.
+            // The bytes would be written through a file that isn't in this thread's descriptor table.
             Step::Install(ticket) | Step::Load(ticket) | Step::Read(ticket)
                 if self.engine.protections.is_some() =>
             {
@@ -216,7 +220,7 @@ impl Worker {
             Step::Present | Step::Lost(_) | Step::NoFrame | Step::Unknown => return Here::Elsewhere,
         };
         drop(shared);
-        // Without the descriptors nothing was done: the program has closed them.
+        // If the page isn't there, the program has closed the descriptors, and nothing was done.
         if !pager.state(fault.page).is_resident() {
             return Here::Elsewhere;
         }
@@ -224,7 +228,8 @@ impl Worker {
         Here::Served
     }
 
-    /// A thread has its page, of this kind: what else is to be done, before it goes on.
+    /// Does the work that remains after a thread has got its page, before the thread goes on. `kind` says
+    /// where the page came from.
     fn after_page(&mut self, kind: Latency, started: u64, plan: Option<Plan>) {
         match plan {
             Some(Plan::CatchUp(window)) => self.catch_up(window),
@@ -237,16 +242,15 @@ impl Worker {
         self.take_along(now);
     }
 
-    /// Serves one fault to its end. Every path either installs the page or sees to it that the thread that
-    /// waits is woken.
+    /// Serves one fault to its end. Every path either installs the page or wakes the waiting thread.
     pub fn serve(&mut self, fault: Fault) {
-        // The map lock is free again before anything is read ahead.
+        // The map lock is free again before pages are read ahead.
         if let Some(plan) = self.serve_page(fault) {
             self.bring(plan, Reclaim::NotHere);
         }
     }
 
-    /// Returns what this thread should read ahead now that the page is served.
+    /// Serves one fault. Returns what this thread should read ahead now that the page is served.
     fn serve_page(&mut self, fault: Fault) -> Option<Plan> {
         let started = now_ns();
         let is_over = self.engine.is_over_limit() && !self.engine.keeps_all_in();
@@ -304,8 +308,9 @@ impl Worker {
                     continue;
                 }
                 Step::Unknown => {
-                    // Registered, but nothing was ever known here: moved by a call that we have not seen. Whoever reads
-                    // that call's event stops the program; until then nothing may be installed.
+                    // The page is registered, but has never been known here: a call that no hook has seen
+                    // moved it here. The thread that reads that call's event stops the program. Until then
+                    // nothing may be installed.
                     drop(shared);
                     farpage_os::clock::sleep_ns(1_000_000);
                     self.engine.pages.wake(fault.page);
@@ -319,13 +324,13 @@ impl Worker {
         }
     }
 
-    /// A first touch, or a page that was all zeros. Neighbours that are touched in order come along.
+    /// Serves a first touch, or a page that was all zeros. Neighbours that are touched in order come along.
     fn zero(&mut self, ticket: Ticket, access: Access) {
         let pager = self.engine.pager;
         let page = ticket.page();
         let follows = page == self.zero_end && ticket.before() == State::Absent;
         self.zero_run = if follows { (self.zero_run * 2).min(ZERO_RUN_MAX) } else { 1 };
-        // What is only read takes no memory yet.
+        // A page that is only read takes no memory yet.
         let has_little_room = match access {
             Access::Read => self.engine.is_due(self.engine.takes_are_here(now_ns())),
             _ => self.engine.is_over_start(),
@@ -354,9 +359,11 @@ impl Worker {
             self.lack();
         }
         let there = match there {
-            // Discarded, but there was no mapping to spare to close it: the program has it already.
+            // The page was discarded, but no mapping was to spare for protecting it, so the program has the
+            // page already.
             Err(InstallError::Present) if self.engine.protections.is_some() => 1,
-            // None: somebody was quicker, or the mapping is gone. The thread tries again and finds out.
+            // If the call has installed no page, another thread was quicker, or the mapping is gone. The
+            // faulting thread tries again and finds out.
             there => there.unwrap_or_default(),
         };
         if access != Access::Write || self.engine.protections.is_some() {
@@ -375,7 +382,8 @@ impl Worker {
         self.zero_end = page.plus(there.max(1));
     }
 
-    /// The kernel lacks something that a page needs: the thread tries again soon. A limit that leaves no room doesn't go away.
+    /// Waits a moment because the kernel has no memory for a page. The faulting thread then tries again. If
+    /// RLIMIT_DATA leaves no memory for good, stops the program.
     fn lack(&mut self) {
         farpage_os::clock::sleep_ns(1_000_000);
         self.lacks += 1;
@@ -385,7 +393,7 @@ impl Worker {
         }
     }
 
-    /// The frame has the bytes: into the program with it.
+    /// Installs the page, whose bytes are in the frame.
     fn install(&mut self, ticket: Ticket) {
         let (page, frame) = (ticket.page(), ticket.frame().expect("a page to install is in a frame"));
         let pager = self.engine.pager;
@@ -400,14 +408,14 @@ impl Worker {
                 if error == InstallError::NoMemory {
                     self.lack();
                 }
-                // The bytes are where they were. The thread tries again.
+                // The bytes are where they were. The faulting thread tries again.
                 pager.give_back(ticket);
                 self.engine.pages.wake(page);
             }
         }
     }
 
-    /// Out of the pool, or out of a word.
+    /// Loads the page out of the pool, or out of a word, and installs it.
     fn load(&mut self, mut ticket: Ticket) {
         if !self.back(&mut ticket) {
             let page = ticket.page();
@@ -420,7 +428,8 @@ impl Worker {
         }
     }
 
-    /// Off an area. Called without the map lock: the page's own lock keeps changes of its mapping waiting.
+    /// Reads the page from an area, and installs it. The caller doesn't hold the map lock. The page's own
+    /// lock delays changes of its mapping.
     fn read(&mut self, mut ticket: Ticket) {
         let page = ticket.page();
         if !self.back(&mut ticket) {
@@ -439,8 +448,8 @@ impl Worker {
         }
     }
 
-    /// The same in a thread of the program, by its own descriptor of the area. Whatever goes wrong, a thread finds out why
-    /// whose descriptors nobody can change.
+    /// Reads the page in a thread of the program, by that thread's own descriptor of the area. If anything
+    /// fails, an engine thread finds out why, whose descriptors the program can't change.
     fn read_here(&mut self, mut ticket: Ticket, file: BorrowedFd<'_>) {
         if !self.back(&mut ticket) {
             return self.engine.pager.give_back(ticket);
@@ -450,7 +459,7 @@ impl Worker {
         if read.is_ok() && self.engine.pager.read_done(&ticket, self.scratch).is_ok() {
             return self.install(ticket);
         }
-        // If the kernel is only short of something the number is still what it was.
+        // If the kernel is only short of something, the number is still the area's.
         if let Some(slot) = ticket.slot()
             && !read.is_err_and(IoError::is_retryable)
         {
@@ -459,8 +468,8 @@ impl Worker {
         self.engine.pager.give_back(ticket);
     }
 
-    /// Reads the ticket's slot into its frame, which has memory. Again and again, for half a minute, if the kernel is only short
-    /// of something: what is on the disk isn't lost.
+    /// Reads the ticket's slot into its frame, which has memory. If the kernel is only short of something,
+    /// tries again for half a minute, because the bytes on the disk aren't lost.
     fn fill_in_the_end(&self, ticket: &Ticket, file: BorrowedFd<'_>) -> Result<(), IoError> {
         let (mut pause_ns, give_up_ns) = (PAUSE_NS.start, now_ns() + READ_NS_MAX);
         loop {
@@ -479,7 +488,7 @@ impl Worker {
         let slot = ticket.slot().expect("a page to read is in a slot");
         let frame = ticket.frame().expect("a page to read has a frame");
         let pointer = self.engine.pager.cache().pointer(frame).cast::<u8>();
-        // SAFETY: the ticket owns the frame and it has memory; nobody else refers to it.
+        // SAFETY: the ticket owns the frame, which has memory, and no other code refers to the frame.
         let bytes = unsafe { core::slice::from_raw_parts_mut(pointer, PAGE_BYTES) };
         self.engine.read_for_fault(file, slot.byte_offset(), bytes)
     }
@@ -504,14 +513,16 @@ impl Worker {
 
     fn poison(&self, page: PageIndex) {
         if matches!(self.engine.pages.poison(page), Err(InstallError::Unmapped)) {
-            // A kernel without UFFDIO_POISON. The page's bytes are gone; never let it read as anything else.
+            // The kernel has no UFFDIO_POISON. The page's bytes are gone, and it must never read as anything
+            // else.
             farpage_os::sys::exit_group(128 + 7);
         }
         self.engine.pages.wake(page);
     }
 
-    /// The page should be there. Usually it is: another thread's fault brought it. If the kernel has dropped
-    /// it (the program discarded it by a call that we don't see), it is zeros now.
+    /// Serves a fault on a page that should be there. Usually the page is there, because another thread's
+    /// fault brought it. If the program discarded the page by a call that no hook sees, the kernel has
+    /// dropped it. Then the page is zeros now.
     fn present(&mut self, fault: Fault) {
         let there = || match self.engine.protections {
             Some(protections) => protections.is_open(fault.page),

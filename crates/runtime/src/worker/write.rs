@@ -1,4 +1,4 @@
-//! Writes to areas: slots for what waits, requests to the devices, and what came of them.
+//! Writes to areas: slots for waiting pages, requests to the devices, and their results.
 
 use super::{InFlight, WRITES_MAX, Worker};
 use crate::fork;
@@ -11,19 +11,20 @@ use farpage_io::{Backend, Completion, IoError, Op, Request, SEGMENTS_MAX, Segmen
 use farpage_os::clock::now_ns;
 use linux_raw_sys::errno::EIO;
 
-/// A call that took longer than this has waited for the device.
+/// Nanoseconds above which a call has waited for the device.
 const BLOCKED_NS: u64 = 20_000;
-/// See `find_slots`.
+/// Sources that `find_slots` knows.
 const SOURCES_OF_SLOTS: u32 = 3;
 
-/// What an area is after a write that failed. One that has no room, or for which the kernel was short of something, is tried
-/// again in a second.
+/// Returns the state of an area after a failed write. The area is tried again in a second if it has no free
+/// space, or if the kernel was short of something.
 fn state_after(error: IoError) -> AreaState {
     if error.is_no_space() || error.is_retryable() { AreaState::Full } else { AreaState::ReadOnly }
 }
 
 impl Worker {
-    /// Sends what waits for slots. False if it could not be: then the pages are parked again.
+    /// Sends the pages that wait for slots. Returns false if this is not possible. Then the pages are parked
+    /// again.
     pub(super) fn send_writes(&mut self) -> bool {
         while !self.writes.is_empty() {
             let Some(at) = self.free_request() else { return false };
@@ -51,7 +52,7 @@ impl Worker {
         true
     }
 
-    /// Where slots may come from when there are none, one source after the other. Whether there may be some now.
+    /// Frees slots from one source, when there are none. Returns whether there may be some now.
     fn find_slots(&self, source: u32) -> bool {
         let pager = self.engine.pager;
         match source {
@@ -91,19 +92,21 @@ impl Worker {
         };
         let area = first.area();
         let back_end = self.back_ends.get_or_make(area, || self.engine.back_end(area));
-        // SAFETY: the frames of a write request are ours until `write_done`, have memory, and nobody writes them.
+        // SAFETY: each segment is a frame of a write request. The frame is ours until `write_done`, has
+        // memory, and no code writes it.
         let sent = unsafe { back_end.submit(&request) };
         back_end.flush();
         if back_end.is_synchronous() {
             self.note_latency(area, at, u64::MAX);
         }
         if sent.is_err() {
-            // Its table is longer than ours: it can't be full. Treat it as a failed write all the same.
+            // The back end's table is longer than this thread's, so it can't be full. Treat this as a failed
+            // write all the same.
             self.ended(at, Err(IoError::EIO));
         }
     }
 
-    /// Collects what the devices have finished, and settles it. Waits only if nothing is finished on any.
+    /// Collects and settles writes that the devices have finished. Waits only if no device has finished any.
     pub(super) fn collect_writes(&mut self, wait: Wait) {
         let is_news = self.has_writes();
         if self.collect_from_all(Wait::No) == 0 && wait != Wait::No {
@@ -117,7 +120,8 @@ impl Worker {
         }
     }
 
-    /// How many are done. Waits for the first area that has any under way, if at all.
+    /// Collects finished writes of all areas, and returns their number. With `wait`, waits for the first area
+    /// that has writes in flight.
     fn collect_from_all(&mut self, mut wait: Wait) -> usize {
         let (mut done, mut all) = ([Completion::EMPTY; WRITES_MAX], 0);
         for area in 0..AREAS_MAX {
@@ -128,7 +132,7 @@ impl Worker {
             let before = now_ns();
             let count = back_end.complete(wait, &mut done);
             let was_noted = back_end.is_synchronous();
-            // Whoever had to wait has found it the moment it was done.
+            // A call that had to wait has found the write at the moment when it was done.
             let looked_ns = if now_ns() - before > BLOCKED_NS { u64::MAX } else { self.looked_ns };
             for completion in done.iter().take(count).filter(|_| !was_noted) {
                 self.note_latency(AreaId(area as u8), completion.token as usize, looked_ns);
@@ -142,8 +146,9 @@ impl Worker {
         all
     }
 
-    /// Tells the order of areas how long a write took that has just been found done. The ring doesn't say when that
-    /// was: after `looked_ns`, and if that is long ago this is only a bound.
+    /// Tells the order of areas how long a write took that was just found done. The ring doesn't say when the
+    /// write was done. The write was done after `looked_ns`, and if that is long ago, the time is only a
+    /// bound.
     fn note_latency(&self, area: AreaId, at: usize, looked_ns: u64) {
         let Some(write) = self.in_flight[at] else { return };
         let now = now_ns();
@@ -180,14 +185,14 @@ impl Worker {
         }
     }
 
-    /// Frames that this thread's requests have.
+    /// Returns the number of frames in this thread's requests.
     pub(super) fn frames_under_way(&self) -> usize {
         let under_way = self.requests.iter().zip(&self.in_flight).filter(|(_, write)| write.is_some());
         under_way.map(|(request, _)| request.frames().count()).sum()
     }
 
-    /// Settles what the devices have finished, if this thread has any writes under way. Once it `is_idle` what waits for
-    /// company is written, too: nobody else does that.
+    /// Settles what the devices have finished, if this thread has any writes in flight. If it `is_idle`, also
+    /// sends the pages that wait for a fuller request, because no other thread sends them.
     pub fn finish_writes(&mut self, is_idle: bool) {
         if is_idle {
             self.send_writes();
@@ -197,9 +202,9 @@ impl Worker {
         }
     }
 
-    /// Whether any page of this thread's is being written, or is going to be. Until that is settled it has a frame and perhaps a
-    /// slot, even if the program has no such page any more: so who has writes doesn't go to sleep for long. (Threads that had
-    /// evicted for a fault did once, until their next fault: 64 slots of memory that was gone were never free.)
+    /// Returns whether any page of this thread is being written, or is going to be. Until the write is
+    /// settled, the page has a frame and perhaps a slot, even if the program no longer has the page. A thread
+    /// that has writes must therefore not sleep for long.
     pub fn has_writes(&self) -> bool {
         !self.writes.is_empty() || self.in_flight.iter().any(Option::is_some)
     }

@@ -1,5 +1,6 @@
-//! The same with memory that is really out: all tests once more under `farpage run`, each call made in every way that a program can
-//! make it. What is pushed out, and how, and who makes the calls, is here; the tests are those of `main.rs`.
+//! Runs the tests of `main.rs` once more under `farpage run`, with memory that is really out. Each call is
+//! made in every way that a program can make it. The file says what is evicted, how, and which thread makes
+//! the calls.
 
 use super::{Arena, LIVE, MAPPED_BYTES, PAGE, PAGES};
 use libc::{c_int, c_long, c_void};
@@ -8,29 +9,29 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicIsize, AtomicU32, AtomicUsize, Ordering};
 
-/// Where the arguments are when the call is made.
+/// State of the arguments' memory when the call is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// All evicted.
+    /// Every page is evicted.
     Out,
-    /// Every second page evicted, and those that are there only to be read.
+    /// Every second page is evicted. The other pages have only been read since they were evicted.
     Half,
-    /// Pages of zeros were never touched; the rest is evicted.
+    /// Pages of zeros were never touched, and the rest is evicted.
     Fresh,
 }
 
-/// Who makes it.
+/// Way in which the call is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// An instruction of the program's.
+    /// By an instruction of the program's.
     Inline,
-    /// libc's `syscall`.
+    /// By libc's `syscall`.
     Libc,
-    /// A thread that libc doesn't know.
+    /// By a thread that libc doesn't know.
     Stranger,
 }
 
-/// What is tried with each call.
+/// Ways in which each call is tried.
 pub const WAYS: [(State, By); 5] = [
     (State::Out, By::Inline),
     (State::Out, By::Libc),
@@ -39,7 +40,7 @@ pub const WAYS: [(State, By); 5] = [
     (State::Fresh, By::Inline),
 ];
 
-/// More than the budget.
+/// Bytes to touch so that the arena is evicted: more than the budget.
 const BALLAST_BYTES: usize = 20 << 20;
 
 pub fn make(arena: &Arena, state: State, by: By, call: c_long, arguments: [usize; 6]) -> isize {
@@ -49,7 +50,7 @@ pub fn make(arena: &Arena, state: State, by: By, call: c_long, arguments: [usize
     push_out(arena);
     if state == State::Half {
         for page in (0..PAGES).step_by(2) {
-            // SAFETY: inside the arena.
+            // SAFETY: the page is inside the arena.
             unsafe { arena.base.add(page * PAGE).read_volatile() };
         }
     }
@@ -64,10 +65,11 @@ pub fn make(arena: &Arena, state: State, by: By, call: c_long, arguments: [usize
         }
         By::Stranger => stranger::make(call, arguments),
     };
-    // Copied, what a pipe refers to now stays in memory. Moved, it goes.
+    // If pages are evicted by a copy, a page that a pipe refers to stays in memory. If pages are moved, the
+    // page goes.
     let stays = call == libc::SYS_vmsplice && std::env::var(LIVE).as_deref() == Ok("segv");
     if by == By::Libc && !stays {
-        // What it wrote survives being evicted again.
+        // The bytes that the call wrote survive another eviction.
         push_out(arena);
     }
     result
@@ -75,7 +77,7 @@ pub fn make(arena: &Arena, state: State, by: By, call: c_long, arguments: [usize
 
 fn discard_zeros(arena: &Arena) {
     for page in 0..MAPPED_BYTES / PAGE {
-        // SAFETY: inside the arena's mapping, which nobody else uses.
+        // SAFETY: the page is inside the arena's mapping, which only this test uses.
         unsafe {
             let start = arena.base.add(page * PAGE);
             let bytes = core::slice::from_raw_parts(start, PAGE);
@@ -86,11 +88,11 @@ fn discard_zeros(arena: &Arena) {
     }
 }
 
-/// Has the arena evicted by touching more than there is room for, going on from where the last time ended. Here and there:
-/// of a walk the pages behind it would go first.
+/// Has the arena evicted by touching more memory than fits. Continues where the last call ended. The touches
+/// are scattered, because pages behind a sequential walk would be evicted first.
 fn push_out(arena: &Arena) {
     const BALLAST_PAGES: usize = BALLAST_BYTES / PAGE;
-    /// Touched before it is looked whether that was enough.
+    /// Pages touched before the arena is looked at.
     const STEP_PAGES: usize = 256;
     static BALLAST: Mutex<(Vec<u8>, usize)> = Mutex::new((Vec::new(), 0));
     let mut ballast = BALLAST.lock().unwrap();
@@ -121,15 +123,15 @@ fn pages_there(arena: &Arena) -> usize {
     words.filter(|word| word & PRESENT != 0).count()
 }
 
-/// A thread made by a bare clone before Farpage became active. It has no thread-local storage of its own, so it does
-/// nothing but make calls.
+/// A thread made by a bare clone before Farpage became active. The thread has no thread-local storage of its
+/// own, so it does nothing but make calls.
 mod stranger {
     use super::*;
 
     static CALL: AtomicUsize = AtomicUsize::new(0);
     static ARGUMENTS: [AtomicUsize; 6] = [const { AtomicUsize::new(0) }; 6];
     static RESULT: AtomicIsize = AtomicIsize::new(0);
-    /// 0: not there yet, 1: it waits, 2: it has something to do.
+    /// 0: the thread isn't there yet. 1: the thread waits. 2: the thread has a call to make.
     static STATE: AtomicU32 = AtomicU32::new(0);
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -145,7 +147,7 @@ mod stranger {
         }
     }
 
-    /// Waits while the state is this, or wakes so many that do.
+    /// Waits while the state is `value`, or wakes up to `value` threads that wait.
     fn futex(operation: c_int, value: usize) {
         let operation = operation | libc::FUTEX_PRIVATE_FLAG;
         super::super::make(libc::SYS_futex, [STATE.as_ptr() as usize, operation as usize, value, 0, 0, 0]);
@@ -161,7 +163,7 @@ mod stranger {
             | libc::CLONE_SYSVSEM;
         let stack = Box::leak(vec![0_u8; STACK_BYTES].into_boxed_slice());
         let top = stack.as_mut_ptr_range().end as usize & !15;
-        // SAFETY: the stack is the thread's for good; it uses atomics only.
+        // SAFETY: the stack is the thread's for good, and the thread uses only atomics.
         let thread = unsafe { libc::clone(main, top as *mut c_void, flags, core::ptr::null_mut()) };
         assert!(thread > 0);
         wait();
@@ -202,10 +204,11 @@ fn live_without_a_userfaultfd_too() {
     }
 }
 
-/// This thread, and what it starts. Without a userfaultfd another thread serves most faults, and to wake a CPU for it that sleeps
-/// takes most of the time: 95 s on two CPUs, 23 on one.
+/// Keeps this thread, and what it starts, on one CPU. Without a userfaultfd another thread serves most
+/// faults, and waking a sleeping CPU for that thread takes most of the time.
 fn stay_on_one_cpu() {
-    // SAFETY: a set of CPUs is integers; the kernel reads and writes that one, whose size it is told.
+    // SAFETY: a set of CPUs consists of integers. The kernel reads and writes this set, whose size it is
+    // told.
     unsafe {
         let mut cpus: libc::cpu_set_t = core::mem::zeroed();
         assert_eq!(libc::sched_getaffinity(0, size_of_val(&cpus), &raw mut cpus), 0);
@@ -218,14 +221,14 @@ fn stay_on_one_cpu() {
 
 fn run_all_under(faults: &str) {
     let here = std::env::current_exe().unwrap();
-    // What `make build` has built.
+    // The program that `make build` has built.
     let built = here.ancestors().nth(3).unwrap().join("release");
     let (farpage, library) = (built.join("farpage"), built.join("libfarpage_preload.so"));
     if !farpage.exists() || !library.exists() {
         assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "CI builds farpage first");
         return eprintln!("skipped: `make build` first");
     }
-    // Where an ordinary user can reach them.
+    // A place where an ordinary user can reach the files.
     let place = std::env::temp_dir().join(format!("farpage-live-{faults}-{}", std::process::id()));
     std::fs::create_dir_all(&place).unwrap();
     let copy = |from: &std::path::Path, to: &str| {
@@ -238,11 +241,13 @@ fn run_all_under(faults: &str) {
     let mut command = Command::new(farpage);
     command.env(LIVE, faults).env("FARPAGE_PRELOAD", library).current_dir(&place);
     command.args(["run", "--faults", faults, "--ram", "8M", "--pool", "1M", "--swap", "/var/tmp"]);
-    // A walk through the ballast would go on into an arena that lies behind it, and bring that in again.
+    // A sequential walk through the ballast would continue into an arena behind it, and bring the arena in
+    // again.
     command.args(["--readahead", "off", "--"]);
-    // One after the other, the one that makes the stranger first: by name.
+    // The tests run one after the other, in the order of their names. The test that makes the stranger comes
+    // first.
     command.arg(tests).args(["--test-threads=1", "--include-ignored"]);
-    // SAFETY: takes no pointers.
+    // SAFETY: the call takes no pointers.
     if unsafe { libc::geteuid() } == 0 {
         use std::os::unix::process::CommandExt;
         command.uid(65_534).gid(65_534);

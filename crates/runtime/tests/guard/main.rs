@@ -1,14 +1,14 @@
-//! The guard's table against the kernel.
+//! Checks the guard's table of system calls against the kernel.
 //!
-//! Each call is made twice with the same arguments in memory of the test's own: once as it is, and once with all of that
-//! memory out of the kernel's reach but what the table says the call needs, and writable only where it says that the
-//! kernel writes. Both must do the same: what the table leaves out is EFAULT. (What the kernel does after the call, or
-//! would do if it went on, this can't show.)
+//! Each call is made twice with the same arguments, in memory of the test's own. The first time all memory is
+//! in reach. The second time the kernel can reach only memory that the table names for the call, and can
+//! write only where the table says so. Both calls must do the same: memory that the table leaves out gives
+//! EFAULT. (The test can't show what the kernel does after the call, or would do if the call went on.)
 //!
-//! The calls are harmless, and so is the test to whoever runs it: no privilege is needed.
+//! The calls are harmless. The test needs no privilege.
 //!
-//! `live_*` runs all of these tests once more under `farpage run --faults signal|segv`, as an ordinary user: there the memory is
-//! really out, and the calls are made in every way that a program can make them.
+//! `live_*` runs all of these tests once more under `farpage run --faults signal|segv`, as an ordinary user.
+//! There the memory is really out, and the calls are made in every way that a program can make them.
 
 use farpage::guard::buffers::{Buffer, Memory, each};
 use farpage::guard::calls::How;
@@ -19,45 +19,45 @@ use std::path::PathBuf;
 
 const PAGE: usize = 4096;
 const PAGES: usize = 128;
-/// What is mapped for an arena: enough for Farpage to manage it.
+/// Bytes that are mapped for an arena: enough for Farpage to manage it.
 const MAPPED_BYTES: usize = 2 << 20;
 /// Set in the program that `live_*` starts.
 const LIVE: &str = "FARPAGE_GUARD_LIVE";
 
-/// The memory that arguments lie in.
+/// Memory in which arguments lie.
 struct Arena {
     base: *mut u8,
-    /// Where the next thing may begin.
+    /// Offset where the next thing may begin.
     next: usize,
 }
 
 impl Arena {
-    /// In memory that Farpage manages, if there is one.
+    /// Maps an arena that Farpage manages, if Farpage is there.
     fn new() -> Arena {
         Arena::mapped(libc::MAP_PRIVATE)
     }
 
-    /// In memory that is none of its business.
+    /// Maps an arena that Farpage doesn't manage.
     fn unmanaged() -> Arena {
         Arena::mapped(libc::MAP_SHARED)
     }
 
     fn mapped(kind: c_int) -> Arena {
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, kind | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping.
+        // SAFETY: this is a new mapping.
         let base = unsafe { libc::mmap(core::ptr::null_mut(), MAPPED_BYTES, protection, flags, -1, 0) };
         assert!(base != libc::MAP_FAILED);
         Arena { base: base.cast(), next: 0 }
     }
 
-    /// Puts bytes on pages of their own, so that the last of them, 8 at most, lie beyond a border: who says that they are
-    /// fewer than they are has the kernel find nothing there.
+    /// Puts bytes on pages of their own. The last bytes, 8 at most, lie beyond a page border. If the table
+    /// names too few bytes, the kernel can't reach them.
     fn put(&mut self, bytes: &[u8]) -> usize {
         let first = self.next.next_multiple_of(PAGE);
         let start = first + PAGE - (bytes.len().saturating_sub(1) / 8 * 8) % PAGE;
         self.next = start + bytes.len() + PAGE;
         assert!(self.next <= PAGES * PAGE, "the arena is too small");
-        // SAFETY: inside the arena, which nobody else uses.
+        // SAFETY: the bytes are inside the arena, which only this test uses.
         unsafe { self.base.add(start).copy_from(bytes.as_ptr(), bytes.len()) };
         self.base as usize + start
     }
@@ -76,25 +76,25 @@ impl Arena {
     }
 
     fn protect(&self, first: usize, pages: usize, protection: c_int) {
-        // SAFETY: inside the arena.
+        // SAFETY: the pages are inside the arena.
         let result = unsafe { libc::mprotect(self.base.add(first * PAGE).cast(), pages * PAGE, protection) };
         assert_eq!(result, 0);
     }
 
     fn content(&self) -> Vec<u8> {
-        // SAFETY: all of the arena, readable, and nobody else writes it.
+        // SAFETY: this is all of the arena, which is readable, and nobody writes it meanwhile.
         unsafe { core::slice::from_raw_parts(self.base, PAGES * PAGE) }.to_vec()
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: nobody refers to it any more.
+        // SAFETY: nobody refers to the mapping any more.
         unsafe { libc::munmap(self.base.cast(), MAPPED_BYTES) };
     }
 }
 
-/// Opens what it is told of to the kernel, and nothing else.
+/// Opens the memory that is reported to it to the kernel, and no other memory.
 struct Opens<'a> {
     arena: &'a Arena,
     is_told: [Option<How>; PAGES],
@@ -119,7 +119,7 @@ impl Memory for Opens<'_> {
     fn word(&mut self, address: usize) -> Option<u64> {
         let at = address.checked_sub(self.arena.base as usize)?;
         assert!(self.is_told[at / PAGE].is_some() && self.is_told[(at + 7) / PAGE].is_some());
-        // SAFETY: inside the arena.
+        // SAFETY: the word is inside the arena.
         (at + 8 <= PAGES * PAGE).then(|| unsafe { self.arena.base.add(at).cast::<u64>().read_unaligned() })
     }
 
@@ -151,20 +151,21 @@ fn make(call: c_long, arguments: [usize; 6]) -> isize {
     unsafe { sys::call(call as usize, arguments) }
 }
 
-/// What both runs must have alike.
+/// Results that both runs must have in common.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Compare {
     /// The call's answer, and every byte.
     All,
-    /// The answer: what is written has the time in it, or a process's number.
+    /// The answer. The bytes that are written contain the time, or a process's number.
     Answer,
 }
 use Compare::{All, Answer};
 
 const EFAULT: isize = -(libc::EFAULT as isize);
 
-/// Prepares the arguments anew for each of the runs, makes the call, and compares; and then without each of the
-/// pointers. What `prepare` returns beside the arguments is kept open as long as the call takes.
+/// Prepares the arguments anew for each run, makes the call, and compares. Then does the same without each of
+/// the pointers. The value that `prepare` returns beside the arguments is kept open as long as the call
+/// takes.
 #[track_caller]
 fn check<K>(name: &str, call: c_long, compare: Compare, prepare: impl Fn(&mut Arena) -> ([usize; 6], K)) {
     let arguments = check_one(name, call, compare, &prepare, None);
@@ -173,7 +174,7 @@ fn check<K>(name: &str, call: c_long, compare: Compare, prepare: impl Fn(&mut Ar
     }
 }
 
-/// Whether the call has no end if that pointer, to a time, is 0.
+/// Returns whether the call never ends if this argument, a pointer to a time, is 0.
 fn waits_for_ever_without(call: c_long, argument: usize) -> bool {
     matches!(
         (call, argument),
@@ -183,7 +184,7 @@ fn waits_for_ever_without(call: c_long, argument: usize) -> bool {
     )
 }
 
-/// One set of arguments, with 0 for one of them. Returns which of them are pointers.
+/// Checks one set of arguments, with 0 for the argument `without`. Returns which arguments are pointers.
 #[track_caller]
 fn check_one<K>(
     name: &str,
@@ -224,7 +225,7 @@ fn check_one<K>(
     pointers
 }
 
-/// What is expected, and what was found.
+/// Asserts that the answer and the memory found are those expected.
 #[track_caller]
 fn same(
     name: &str,
@@ -233,7 +234,7 @@ fn same(
     (free, expected): (&Arena, isize),
     (guarded, found): (&Arena, isize),
 ) {
-    // Descriptors are given out by number, and other tests open some too.
+    // Descriptors are given out by number, and other tests open some, too.
     let is_descriptor = matches!(
         call,
         libc::SYS_accept4
@@ -244,13 +245,14 @@ fn same(
             | libc::SYS_signalfd4
     );
     if is_descriptor && expected >= 0 && found >= 0 {
-        // SAFETY: the call has just made it, and nobody else knows it. What was expected is open for the next comparison.
+        // SAFETY: the call has just made the descriptor, and nobody knows it. The expected descriptor stays
+        // open for the next comparison.
         return drop(unsafe { OwnedFd::from_raw_fd(found as c_int) });
     }
     assert_eq!(found, expected, "{name}");
     if compare == All {
         let places = |arena: &Arena| {
-            // Addresses are of different arenas.
+            // Addresses in the two runs are those of different arenas.
             let base = arena.base as u64;
             let content = arena.content();
             let words = content.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap()));
@@ -296,7 +298,7 @@ fn fd(of: &impl AsRawFd) -> usize {
 
 fn pipe() -> (OwnedFd, OwnedFd) {
     let mut ends = [0; 2];
-    // SAFETY: room for two descriptors, which are new.
+    // SAFETY: there is room for two descriptors, and both are new.
     unsafe {
         assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_NONBLOCK | libc::O_CLOEXEC), 0);
         (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
@@ -361,7 +363,7 @@ fn reads_and_writes_of_files() {
     });
     check("fcntl: lock", libc::SYS_fcntl, All, |arena| {
         let file = file();
-        // F_RDLCK, SEEK_SET, from 10 on, 20 bytes.
+        // F_RDLCK, SEEK_SET, from byte 10 on, 20 bytes.
         ([fd(&file), libc::F_GETLK as usize, arena.words(&[0, 10, 20, 0]), 0, 0, 0], file)
     });
     check("statx", libc::SYS_statx, Answer, |arena| {
@@ -498,7 +500,7 @@ fn waiting_for_descriptors_and_signals() {
     check("poll", libc::SYS_poll, All, |arena| {
         let pipe = pipe();
         let one = |fd: usize| fd | (libc::POLLOUT as usize) << 32;
-        // Numbers of descriptors differ between the runs: only those that can't be open.
+        // Numbers of descriptors differ between the runs, so the test uses only numbers that can't be open.
         ([arena.words(&[one(0x7fff_0000), one(0x7fff_0001)]), 2, 0, 0, 0, 0], pipe)
     });
     check("ppoll", libc::SYS_ppoll, All, |arena| {
@@ -512,16 +514,16 @@ fn waiting_for_descriptors_and_signals() {
         ([64, arena.put(&[0; 8]), 0, 0, arena.words(&[0, 0]), arena.words(&[set, 8])], ())
     });
     check("epoll_pwait", libc::SYS_epoll_pwait, All, |arena| {
-        // SAFETY: a new descriptor.
+        // SAFETY: the descriptor is new.
         let epoll = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
         let pipe = pipe();
         let mut event = libc::epoll_event { events: libc::EPOLLOUT as u32, u64: 77 };
-        // SAFETY: an event to read.
+        // SAFETY: the kernel reads one event.
         unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, pipe.1.as_raw_fd(), &mut event) };
         ([fd(&epoll), arena.room(48), 4, 0, arena.words(&[0]), 8], (epoll, pipe))
     });
     check("epoll_ctl", libc::SYS_epoll_ctl, All, |arena| {
-        // SAFETY: a new descriptor.
+        // SAFETY: the descriptor is new.
         let epoll = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
         let pipe = pipe();
         ([fd(&epoll), 1, fd(&pipe.1), arena.put(&[4, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]), 0, 0], (epoll, pipe))
@@ -550,7 +552,7 @@ fn waiting_for_descriptors_and_signals() {
     });
     check("futex_waitv", libc::SYS_futex_waitv, All, |arena| {
         let word = arena.words(&[5]);
-        // FUTEX2_SIZE_U32; another value than there is, so that it doesn't wait.
+        // FUTEX2_SIZE_U32. The expected value differs from the word, so the call doesn't wait.
         let list = arena.words(&[4, word, 2, 4, word, 2]);
         ([list, 2, 0, arena.words(&[0, 0]), libc::CLOCK_MONOTONIC as usize, 0], ())
     });
@@ -601,13 +603,13 @@ fn times_limits_and_what_the_machine_is() {
     check("getrandom", libc::SYS_getrandom, Answer, |arena| ([arena.room(200), 200, 0, 0, 0, 0], ()));
     check("adjtimex", libc::SYS_adjtimex, Answer, |arena| ([arena.put(&[0; 208]), 0, 0, 0, 0, 0], ()));
     check("waitid", libc::SYS_waitid, All, |arena| {
-        // No such child.
+        // No child has this number.
         ([1, 0x7fff_fff0, arena.room(128), 4 | 1, arena.room(144), 0], ())
     });
-    // The name, which is each thread's own.
+    // The thread's name, which is each thread's own.
     check("prctl", libc::SYS_prctl, Answer, |arena| ([16, arena.room(16), 0, 0, 0, 0], ()));
     check("ioctl by its size", libc::SYS_ioctl, All, |arena| {
-        // FS_IOC_GETFLAGS on a pipe: refused by every file system alike.
+        // FS_IOC_GETFLAGS on a pipe, which every file system refuses alike.
         let pipe = pipe();
         ([fd(&pipe.0), 0x8008_6601, arena.room(8), 0, 0, 0], pipe)
     });
@@ -633,14 +635,14 @@ fn times_limits_and_what_the_machine_is() {
         ([std::process::id() as usize, local, 1, remote, 1, 0], ())
     });
     check("io_submit", libc::SYS_io_submit, Answer, |arena| {
-        // No such context: refused before anything is begun.
+        // No context has this number: the call is refused before anything is begun.
         ([0xdead_0000, 1, arena.words(&[0]), 0, 0, 0], ())
     });
 }
 
 #[test]
 fn programs_and_their_arguments() {
-    // No program, but it may be run: refused once everything was read.
+    // The file is no program, but may be executed. The call is refused once everything was read.
     let place = Place::new("programs");
     let junk = place.name("file");
     std::fs::set_permissions(&junk, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
