@@ -1,10 +1,10 @@
-//! From a swap argument to an opened area: a directory (an unlinked temporary file is made in it), an empty
-//! file, or a file or device that mkswap has prepared.
+//! Opens the area that a swap argument names. The argument may be a directory, an empty file, or a file or
+//! device that mkswap has prepared. In a directory an unlinked temporary file is made.
 //!
-//! Nothing that holds other data is ever written, memory is never taken for a disk, and an area is used
-//! by one owner at a time: the kernel's swap is recognized by its table, another Farpage by its lock. The
-//! files stay open in the supervisor, and programs open them again below /proc. What a header says is looked at in
-//! `areas/prepared.rs`.
+//! Nothing that holds other data is ever written, and memory is never taken for a disk. An area has one
+//! owner at a time: the kernel's swap is recognized by its table, another Farpage by its lock. The files
+//! stay open in the supervisor, and programs open them again below /proc. `areas/prepared.rs` checks
+//! what a header says.
 
 mod mark;
 mod prepared;
@@ -31,49 +31,49 @@ use std::time::{Duration, Instant};
 
 /// Percent of a file system that growing areas leave free.
 const DISK_RESERVE_PERCENT: u64 = 10;
-/// With less than this to grow into, a disk counts as full.
+/// Least bytes for an area to grow into. A disk with less counts as full.
 const GROWTH_BYTES_MIN: u64 = 64 << 20;
-/// What to do about a `$FARPAGE_SWAP_DIR` that can't be used.
+/// Fix for a `$FARPAGE_SWAP_DIR` that can't be used.
 pub const FIX_SWAP_DIR: &str = "point FARPAGE_SWAP_DIR to a directory on a disk, or unset it";
-/// What to do about a place that can't be used for a reason of its own.
+/// Fix for a place that can't be used for a reason of its own.
 const FIX_ANOTHER_PLACE: &str = "name another place: --swap DIRECTORY, or none: --no-disk";
-/// How long to wait for a lock that somebody holds who may have ended already.
+/// How long to wait for a lock whose holder may have ended already.
 const LOCK_WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// An opened area.
 #[derive(Debug)]
 pub struct Area {
-    /// Kept open for as long as the session lasts.
+    /// The file, kept open for as long as the session lasts.
     pub file: File,
-    /// What the user calls it.
+    /// The area's name, as the user gave it.
     pub path: PathBuf,
-    /// What it is.
+    /// Kind of the area.
     pub kind: Kind,
     /// Slots, the header's slot 0 included.
     pub slots: u32,
-    /// What places it among the others.
+    /// The place that orders the area among the other areas.
     pub place: Place,
-    /// Its priority, given by the user or by the order.
+    /// Priority of the area, given by the user or by the order.
     pub priority: i32,
-    /// Whether room on the disk is only taken when it is needed.
+    /// Whether the area takes room on the disk only when it needs the room.
     pub grows: bool,
     /// Whether the disk is told of clusters that became empty.
     pub discards: bool,
-    /// All of it is discarded before its use: when nothing is left that could be refused.
+    /// Whether the whole area is discarded before its use, once nothing is left that could be refused.
     pub discards_first: bool,
     /// Slots that must not be used.
     pub bad_slots: Vec<u32>,
     /// Free bytes that growing must leave on the disk.
     pub disk_reserve_bytes: u64,
-    /// Where its slots lie, if that is known already.
+    /// Where the slots lie, if that is known already.
     pub places: Option<Places>,
-    /// What the user should know about it.
+    /// A warning for the user about the area.
     pub warning: Option<String>,
-    /// What says that the file is this run's, once that is written.
+    /// The mark that says that the file is this run's, once it is written.
     pub mark: Option<Mark>,
 }
 
-/// What an area is.
+/// Kinds of areas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A file without a name.
@@ -87,7 +87,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its name, for the statistics.
+    /// Returns the kind's name, for the statistics.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Temporary => "temporary file",
@@ -99,12 +99,13 @@ impl Kind {
 }
 
 impl Area {
-    /// Bytes that fit into it.
+    /// Returns the bytes that fit into the area.
     pub fn bytes(&self) -> u64 {
         (u64::from(self.slots) - 1 - self.bad_slots.len() as u64) * PAGE_BYTES as u64
     }
 
-    /// Where the file ends, if it has become shorter than it must be with a page at `offset`. (Devices have no such size.)
+    /// Returns where the file ends, if it has become shorter than it must be with a page at `offset`. None
+    /// for a device, whose length doesn't say that.
     pub fn shortened(&self, offset: u64) -> Option<u64> {
         let page = PAGE_BYTES as u64;
         let least = if self.grows { offset.saturating_add(page) } else { u64::from(self.slots) * page };
@@ -112,8 +113,8 @@ impl Area {
         (end < least).then_some(end)
     }
 
-    /// Before the run, when nothing is left that could be refused: what is on a device is lost. As with swapon, a failure is told
-    /// and no more.
+    /// Prepares the area for the run. Called when nothing is left that could be refused, because a device's
+    /// content is lost here. As with swapon, a failed discard is told and changes nothing more.
     pub fn prepare(&mut self) -> Result<(), String> {
         if self.kind == Kind::EmptyFile {
             // Without a mark (a full disk) the next run is refused if this one is killed.
@@ -122,15 +123,16 @@ impl Area {
         if !self.discards_first {
             return Ok(());
         }
-        // All but the header.
+        // The discard leaves out the header.
         let bytes = (u64::from(self.slots) - 1) * PAGE_BYTES as u64;
         sys::discard(&self.file, PAGE_BYTES as u64, bytes).map_err(|error| {
             format!("note: {} could not be discarded before its use: {error}", self.path.display())
         })
     }
 
-    /// After the run: the user's empty file is empty again, and holds nothing of the program's memory. What there is to say if
-    /// it isn't: processes that the program has left behind may have pages there.
+    /// Empties the user's empty file after the run, so that it holds nothing of the program's
+    /// memory. Returns a message if the file can't be emptied: processes that the program has left
+    /// behind may have pages there.
     pub fn close(self) -> Option<String> {
         if self.kind != Kind::EmptyFile {
             return None;
@@ -139,7 +141,7 @@ impl Area {
             .and_then(|is_ours| if is_ours { self.file.set_len(0).map(|()| true) } else { Ok(false) });
         let why = match emptied {
             Ok(true) => return None,
-            // The next run has emptied it, and uses it.
+            // The next run has emptied the file, and uses it.
             Ok(false) if self.mark.is_some_and(|mark| !mark.is_in(&self.file)) => return None,
             Ok(false) => "processes that the program has started use it; when they have ended".to_owned(),
             Err(error) => format!("it can't be emptied: {error}; to do so"),
@@ -159,7 +161,7 @@ pub fn open_all(arguments: &[SwapArgument], machine: &Machine) -> Result<Vec<Are
     Ok(areas)
 }
 
-/// With its place: on the node that the user named, else on that of its disk.
+/// Gives the area its place: on the node that the user named, or on that of its disk.
 fn placed(mut area: Area, argument: &SwapArgument, machine: &Machine) -> Result<Area, Failure> {
     let nodes = machine.nodes();
     if let Some(node) = argument.node.filter(|node| !nodes.contains(node)) {
@@ -177,8 +179,8 @@ fn placed(mut area: Area, argument: &SwapArgument, machine: &Machine) -> Result<
     }
 }
 
-/// With discards: a device is told, a file that grows gets holes. The file of the user's that mkswap has prepared must
-/// keep its blocks: the kernel refuses to swap to a file with holes, and so do we.
+/// Sets up discards: a device is told, a file that grows gets holes. The user's file that mkswap has prepared
+/// must keep its blocks: the kernel refuses to swap to a file with holes, and so do we.
 fn discarding(mut area: Area, discard: Discard, machine: &Machine) -> Result<Area, Failure> {
     let name = area.path.display().to_string();
     match area.kind {
@@ -193,7 +195,7 @@ fn discarding(mut area: Area, discard: Discard, machine: &Machine) -> Result<Are
             return Ok(area);
         }
         Kind::Device => area.discards_first = discard != Discard::Pages,
-        // A file that grows is empty when it is put on.
+        // A file that grows is empty when the run begins to use it, so nothing is discarded first.
         Kind::Temporary | Kind::EmptyFile => {}
     }
     area.discards = discard != Discard::Once;
@@ -231,7 +233,7 @@ pub fn open_default(variable: impl Fn(&str) -> Option<OsString>, machine: &Machi
         .fix("use compressed memory only: farpage run --no-disk ..."))
 }
 
-/// The default directories, in the order in which they are tried, with where they come from.
+/// Returns the default directories and where they come from, in the order in which they are tried.
 pub fn default_directories(variable: impl Fn(&str) -> Option<OsString>) -> Vec<(&'static str, PathBuf)> {
     let mut directories: Vec<(&'static str, PathBuf)> = Vec::new();
     directories.extend(variable("FARPAGE_SWAP_DIR").map(|path| ("$FARPAGE_SWAP_DIR", path.into())));
@@ -240,7 +242,7 @@ pub fn default_directories(variable: impl Fn(&str) -> Option<OsString>) -> Vec<(
     directories
 }
 
-/// Opens a default directory as an area, for `open_default` and to try it out.
+/// Opens a default directory as an area, for `open_default` or to try the directory out.
 pub fn open_directory_of(argument: &SwapArgument) -> Result<Area, Failure> {
     match metadata(&argument.path)? {
         metadata if metadata.is_dir() => open_directory(argument),
@@ -300,7 +302,8 @@ fn open(argument: &SwapArgument, opened: &[Area]) -> Result<Area, Failure> {
         let name = path.display();
         return Err(in_use(path, "the kernel").fix(format!("take it away from the kernel: swapoff {name}")));
     }
-    // Lock first, look then: what another Farpage has written so far is no header and no damage.
+    // The lock is taken before the content is read. Otherwise content that another Farpage is writing could
+    // pass for a header, or for damage.
     let locked = || {
         let file = open_for_swap(path, kind.is_block_device())?;
         take(&file, path).map(|()| file)
@@ -316,7 +319,7 @@ fn is_same(file: &File, other: &fs::Metadata) -> bool {
 }
 
 fn open_for_swap(path: &Path, exclusive: bool) -> Result<File, Failure> {
-    // O_EXCL without O_CREAT: a block device that is mounted or in use otherwise answers EBUSY.
+    // O_EXCL without O_CREAT makes a block device that is mounted or otherwise in use answer EBUSY.
     let flags = if exclusive { libc::O_EXCL } else { 0 };
     OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).map_err(|error| {
         if error.raw_os_error() == Some(libc::EBUSY) {
@@ -351,10 +354,11 @@ fn in_use(path: &Path, owner: &str) -> Failure {
 }
 
 fn take(file: &File, path: &Path) -> Result<(), Failure> {
-    // Exclusive to find out whether it is free, then shared, so that programs can hold it as well and keep
-    // others out should this process be killed.
+    // The lock is exclusive first, to find out whether the area is free. Then it is shared: programs can hold
+    // it as well, and keep other runs out should this process be killed.
     for lock in [Lock::Exclusive, Lock::Shared] {
-        // Who loses the lock while it becomes a shared one (not every file system does that in one step) has lost.
+        // Not every file system turns an exclusive lock into a shared one in one step. A run that loses the
+        // lock meanwhile gives up.
         let locked = if lock == Lock::Exclusive { lock_soon(file, lock) } else { sys::lock(file, lock) };
         match locked {
             Ok(true) => {}
@@ -374,8 +378,8 @@ fn take(file: &File, path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The kernel gives back a program's io_uring, and with it the files, only some time after the program has ended:
-/// 9 of 12 runs left their area locked for 10 to 32 ms (Linux 6.18, 2 busy CPUs, `flock` right after `farpage run`).
+/// Locks the file, and retries for a while if the lock is held. The kernel gives back a program's io_uring,
+/// and with it the files, only some time after the program has ended: 10 to 32 ms later.
 fn lock_soon(file: &File, lock: Lock) -> io::Result<bool> {
     let give_up = Instant::now() + LOCK_WAIT_MAX;
     loop {
@@ -410,11 +414,12 @@ fn disk_of(file: &File, path: &Path) -> Result<FileSystem, Failure> {
     Ok(file_system)
 }
 
-/// A file without a name, or one whose name is gone at once where the file system can't do that.
+/// Makes a file without a name, or a named file whose name is removed at once where the file system
+/// has no unnamed files.
 fn temporary_file(directory: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).mode(0o600);
-    // Without O_EXCL, which would forbid to open it again below /proc.
+    // Without O_EXCL, which would forbid opening the file again below /proc.
     match options.clone().custom_flags(libc::O_TMPFILE).open(directory) {
         Err(error) if is_unsupported(&error) => {}
         result => return result,
@@ -431,12 +436,12 @@ fn temporary_file(directory: &Path) -> io::Result<File> {
     unreachable!("the loop ends with an error after 100 attempts")
 }
 
-/// How a file system says that it has no O_TMPFILE; old kernels take the flag for O_DIRECTORY.
+/// Whether an error means that a file system has no O_TMPFILE. Old kernels take the flag for O_DIRECTORY.
 pub fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL | libc::ENOENT))
 }
 
-/// An area that takes room on the disk as it needs it.
+/// Makes an area that takes room on the disk as it needs it.
 fn growing(argument: &SwapArgument, file: File, disk: FileSystem, kind: Kind) -> Result<Area, Failure> {
     let disk_reserve_bytes = disk.bytes / 100 * DISK_RESERVE_PERCENT;
     let slots =
@@ -462,7 +467,7 @@ fn growing(argument: &SwapArgument, file: File, disk: FileSystem, kind: Kind) ->
     })
 }
 
-/// A warning if less of an area is used than somebody would think.
+/// Returns a warning if less of an area is used than the user would expect.
 fn cut(path: &Path, slots: u32, expected_bytes: u64, why: &str) -> Option<String> {
     let bytes = u64::from(slots) * PAGE_BYTES as u64;
     (bytes < expected_bytes / PAGE_BYTES as u64 * PAGE_BYTES as u64).then(|| {
@@ -470,7 +475,7 @@ fn cut(path: &Path, slots: u32, expected_bytes: u64, why: &str) -> Option<String
     })
 }
 
-/// One warning of several.
+/// Joins several warnings into one.
 fn together(warnings: impl IntoIterator<Item = Option<String>>) -> Option<String> {
     warnings.into_iter().flatten().reduce(|one, other| format!("{one}; {other}"))
 }
@@ -495,7 +500,7 @@ fn slots_to_grow(
             .fix("free some room, or name another disk: --swap DIRECTORY"));
     }
     let bytes = argument.bytes.unwrap_or(u64::MAX).min(room);
-    // Writing beyond RLIMIT_FSIZE would not fail but kill the program (SIGXFSZ).
+    // Writing beyond RLIMIT_FSIZE would kill the program by SIGXFSZ.
     let bytes = bytes.min(file_size_max.unwrap_or(u64::MAX));
     let slots = (bytes / PAGE_BYTES as u64).min(u64::from(SLOTS_PER_AREA_MAX)) as u32;
     if slots < SLOTS_MIN {
@@ -517,9 +522,10 @@ fn too_small(path: &Path, pages: u64) -> Failure {
     ))
 }
 
-/// Whether the file system below `path` can do without the page cache.
+/// Whether the file system below `path` supports direct I/O, without the page cache.
 pub fn has_direct_io(directory: &Path) -> bool {
-    // A second descriptor of the same unnamed file: O_DIRECT is refused at open where there is none.
+    // A second descriptor of the same unnamed file. A file system without direct I/O refuses
+    // O_DIRECT at open.
     temporary_file(directory).is_ok_and(|file| {
         use std::os::fd::AsRawFd;
         let again = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -533,7 +539,7 @@ pub fn has_unnamed_files(directory: &Path) -> bool {
     options.read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(directory).is_ok()
 }
 
-/// The path as a C string of at most `bytes` bytes, its NUL included, for the session.
+/// Returns the path cut to at most `bytes` - 1 bytes, so that a NUL fits behind it in the session.
 pub fn name_bytes(path: &Path, bytes: usize) -> &[u8] {
     let name: &OsStr = path.as_os_str();
     &name.as_bytes()[..name.len().min(bytes - 1)]
@@ -554,7 +560,7 @@ mod tests {
         tempfile::tempdir_in("/var/tmp").unwrap()
     }
 
-    /// What mkswap writes for `pages` pages, in a file of `in_file` pages.
+    /// Writes what mkswap writes for `pages` pages, into a file of `in_file` pages.
     fn swap_file(directory: &Path, name: &str, pages: u32, in_file: u64) -> PathBuf {
         let path = directory.join(name);
         let file = File::create(&path).unwrap();
@@ -603,7 +609,7 @@ mod tests {
         file.set_len(80 * 4096).and_then(|()| file.set_len(100 * 4096)).unwrap();
         let message = open(&argument(&path, None), &[]).unwrap_err().to_string();
         assert!(message.contains("has holes") && message.contains("fallocate -l 409600"), "{message}");
-        // What is asked for ends before it.
+        // The size that is asked for ends before the hole.
         assert_eq!(open(&argument(&path, Some(80 * 4096)), &[]).unwrap().slots, 80);
         assert!(open(&argument(&path, Some(81 * 4096)), &[]).is_err());
     }
@@ -671,7 +677,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().len(), 0);
     }
 
-    /// An area in a file that was empty, with a page in it, and the file as an engine holds it.
+    /// An area with a page in it, in a file that was empty, and the file as an engine holds it.
     fn in_use_by_an_engine(path: &Path) -> (Area, File) {
         File::create(path).unwrap();
         let area = open(&argument(path, Some(1 << 20)), &[]).unwrap();
@@ -681,7 +687,8 @@ mod tests {
         (area, others)
     }
 
-    /// The supervisor was killed, or ends a moment later than the program. The next run was refused.
+    /// The supervisor may have been killed, or end a moment later than the program. The next run
+    /// must not be refused.
     #[test]
     fn next_run_empties_what_a_run_has_left() {
         let place = directory();
@@ -725,7 +732,8 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), page);
     }
 
-    /// It was emptied under a process that the program had left in the background, which lost its pages.
+    /// An empty file must not be emptied under a process that the program has left in the background: the
+    /// process would lose its pages.
     #[test]
     fn empty_file_that_is_still_used_is_left_as_it_is() {
         let place = directory();
@@ -818,7 +826,7 @@ mod tests {
         assert!(full.contains("disk full") && full.contains("10.1 GiB of 100 GiB"), "{full}");
     }
 
-    /// It was made smaller without a word.
+    /// The user must learn that an area is smaller than asked for.
     #[test]
     fn area_that_is_smaller_than_asked_for_says_so() {
         let place = directory();

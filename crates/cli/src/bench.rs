@@ -1,4 +1,5 @@
-//! `farpage bench` and `farpage load`: from the options to `farpage-bench`, and its report to screen and files.
+//! `farpage bench` and `farpage load`: hands the options to `farpage-bench`, and its report to
+//! screen and files.
 
 use crate::failure::Failure;
 use crate::options::{BenchOptions, LoadOptions};
@@ -9,7 +10,7 @@ use farpage_bench::{EXPERIMENTS, Effort, Run};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Runs an experiment and reports; the exit status doesn't depend on what was found.
+/// Runs an experiment and reports. The exit status doesn't depend on what was found.
 pub fn bench(options: &BenchOptions) -> Result<ExitCode, Failure> {
     let experiment = EXPERIMENTS.iter().find(|experiment| experiment.name == options.experiment);
     let experiment = experiment.expect("clap accepts the names in the table only");
@@ -20,7 +21,7 @@ pub fn bench(options: &BenchOptions) -> Result<ExitCode, Failure> {
             Failure::new(format!("`bench {}` is run as a whole", experiment.name)).fix("leave out --only")
         );
     }
-    // Before the minutes that it takes.
+    // The files are tried before the minutes that the experiment takes.
     for file in [&options.json, &options.svg].into_iter().flatten() {
         write(file, "")?;
     }
@@ -49,7 +50,7 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
     })
 }
 
-/// Runs a load. Its JSON goes to standard output.
+/// Runs a load, and prints its result as JSON on standard output.
 pub fn load(options: &LoadOptions) -> Result<ExitCode, Failure> {
     let load = LOADS.iter().find(|load| load.name == options.name);
     let load = load.expect("clap accepts the names in the table only");

@@ -1,8 +1,10 @@
-//! The supervisor beside the program, mostly the default: the program keeps the process that `farpage run` was started as.
+//! The supervisor beside the program, which is the default in most cases. The program keeps the process that
+//! `farpage run` was started as.
 //!
-//! That process parts in two before the program starts. The supervisor is the part that nobody waits for: not the program's child, in a
-//! session of its own. The other part becomes the program. So signals, job control, parents and statuses are the program's own.
-//! The program says how it ends (`farpage::first`). How a killed program ended the kernel says, for sure from Linux 6.15 on.
+//! The process parts in two before the program starts. The supervisor is the part that nobody waits for: it
+//! isn't the program's child, and has a session of its own. The other part becomes the program. So signals,
+//! job control, parents and statuses are the program's own. The program says how it ends (`farpage::first`).
+//! The kernel says how a killed program has ended, for sure from Linux 6.15 on.
 
 use crate::failure::{Failure, STATUS_FAILED};
 use crate::say;
@@ -15,52 +17,54 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a program that is to end with our status may take for that.
+/// How long a program that is to end with our status may take to end before it is killed.
 const BEFORE_KILL: Duration = Duration::from_secs(1);
-/// Pause between two looks at a program that has rung: it ends next, or can't ring.
+/// Pause between two looks at a program that has rung the bell: it ends next, or can't ring.
 const RUNG_LOOK: Duration = Duration::from_millis(10);
-/// The longest wait for the program's word that it ends, in nanoseconds.
+/// Nanoseconds of the longest wait for the program's word that it ends.
 const LISTEN_NS: u64 = 1_000_000_000;
-/// How long the kernel may take to say how a process has ended, between its parent's wait and the process's last moment.
+/// How long the kernel may take to say how a process has ended. Between the wait of the process's parent and
+/// the process's last moment, the kernel has no answer.
 const REAPED: Duration = Duration::from_millis(500);
 
-/// Which part of the process this is.
+/// The part of the process that this is.
 pub enum Side {
-    /// The one that becomes the program.
+    /// The part that becomes the program.
     Program(Started),
     /// The supervisor.
     Supervisor(Starting),
 }
 
-/// What the program's part hears of its supervisor.
+/// The program's ends of the pipes to its supervisor.
 pub struct Started {
     from_supervisor: File,
     /// Closed when the program is executed.
     to_supervisor: File,
 }
 
-/// What the supervisor hears of the program's part.
+/// The supervisor's ends of the pipes to the program's part.
 pub struct Starting {
     /// The program's process id.
     pub program: u32,
-    /// A descriptor of that process: another process may get the number later.
+    /// A descriptor of that process: another process may get its id later.
     process: OwnedFd,
-    /// None once the supervisor has said all: closing it tells the other part so.
+    /// None once the supervisor has said all. Closing the pipe tells the other part so.
     to_program: Option<File>,
     from_program: File,
 }
 
-/// First byte of what the supervisor says: the session's path follows.
+/// First byte of what the supervisor says if the run goes on. The session's path follows.
 const READY: u8 = b'+';
-/// The run is refused, and that is told. The status follows.
+/// First byte if the run is refused, which the supervisor has told the user. The status follows.
 const REFUSED: u8 = b'-';
 
-/// Parts this process in two; None if there may not be two processes more. Above the program, one is enough.
+/// Parts this process in two. None if two more processes can't be made; a supervisor above the
+/// program needs only one.
 pub fn part() -> Result<Option<Side>, Failure> {
     let program = std::process::id();
     let ((from_supervisor, to_program), (from_program, to_supervisor)) =
         io::pipe().and_then(|one| Ok((one, io::pipe()?))).map_err(|error| not_parted(&error))?;
-    // Where it is ignored no status is kept.
+    // If SIGCHLD is ignored, the kernel keeps no status.
     let inherited = sys::disposition(libc::SIGCHLD);
     sys::set_disposition(libc::SIGCHLD, Disposition::Default);
     let forked = sys::fork();
@@ -82,7 +86,8 @@ pub fn part() -> Result<Option<Side>, Failure> {
         Ok(Forked::Child) => {
             drop((from_supervisor, to_supervisor));
             sys::begin_session();
-            // Its parent ends at once, so it is nobody's child whom the program could wait for.
+            // The supervisor's parent ends at once, so the supervisor is no child that the
+            // program could wait for.
             match sys::fork() {
                 Ok(Forked::Child) => {}
                 Ok(Forked::Parent(_)) => sys::end_at_once(0),
@@ -95,7 +100,7 @@ pub fn part() -> Result<Option<Side>, Failure> {
                     let to_program = Some(to_program);
                     Ok(Some(Side::Supervisor(Starting { program, process, to_program, from_program })))
                 }
-                // It was killed meanwhile.
+                // The program's part was killed meanwhile.
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => sys::end_at_once(0),
                 Err(error) => {
                     say::plainly(&no_process(&error).to_string());
@@ -115,7 +120,9 @@ fn not_parted(error: &io::Error) -> Failure {
 }
 
 impl Started {
-    /// Waits until the supervisor is ready. The session's path; or the status with which the run ends, which is told already.
+    /// Waits until the supervisor is ready, and returns the session's path. If the supervisor refuses the
+    /// run, returns the status with which the run ends; the user has been told why. If the supervisor can't
+    /// be heard, returns a failure that the user is still to be told of.
     pub fn session(&mut self) -> Result<String, Result<u8, Failure>> {
         let mut said = Vec::new();
         let read = self.from_supervisor.read_to_end(&mut said);
@@ -129,20 +136,21 @@ impl Started {
         }
     }
 
-    /// The program is executed next.
+    /// Tells the supervisor that the program is executed next.
     pub fn goes_on(&mut self) {
-        // A supervisor that is gone needs no word.
+        // A supervisor that is gone needs no word, so an error is ignored.
         let _ = self.to_supervisor.write_all(b"g");
     }
 
-    /// The program could not be executed, and this process says so.
+    /// Tells the supervisor that the program could not be executed. This process tells the user.
     pub fn give_up(mut self) {
         let _ = self.to_supervisor.write_all(b"x");
     }
 }
 
 impl Starting {
-    /// Lets go of what the program has open. What is printed to standard output goes there still, if `prints` says so.
+    /// Closes what the program has open. Standard output stays open if `prints` says that
+    /// something is printed there.
     pub fn let_go(&self, prints: bool) {
         sys::close_inherited();
         sys::let_go_of(libc::STDIN_FILENO);
@@ -151,7 +159,8 @@ impl Starting {
         }
     }
 
-    /// The session is there. Returns when the program runs, or false: it could not be executed, or that process was killed before.
+    /// Tells the program's part that the session is there. Returns true when the program runs. Returns false
+    /// if the program could not be executed, or its process was killed before.
     pub fn ready(&mut self, session: &str) -> bool {
         let mut said = vec![READY];
         said.extend(session.as_bytes());
@@ -160,18 +169,19 @@ impl Starting {
         self.from_program.read_to_end(&mut words).is_ok() && words == b"g"
     }
 
-    /// The run is refused with that status, and that is told.
+    /// Refuses the run with that status. The caller has told the user.
     pub fn refuse(&mut self, status: u8) {
         self.say(&[REFUSED, status]);
     }
 
     fn say(&mut self, words: &[u8]) {
-        // Should the other part be gone, the supervisor finds out when it looks.
+        // If the other part is gone, the supervisor finds out when it looks.
         self.to_program.take().map(|mut file| file.write_all(words));
     }
 
-    /// Stays with the program until it says that it ends, or ends. `poll` is called again and again; it says after what time at the
-    /// latest it is to be called next. If it fails, so does this, and the program is to be ended.
+    /// Stays with the program until it says that it ends, or ends. `poll` is called repeatedly, and
+    /// returns the longest time until its next call. If `poll` fails, so does `follow`, and the caller
+    /// must end the program.
     pub fn follow(
         &self,
         first: &First,
@@ -181,13 +191,13 @@ impl Starting {
         let is_over = &AtomicBool::new(false);
         std::thread::scope(|threads| {
             let rings = move || {
-                // A program may write over the word at any time: no wait for it is the last one.
+                // A program may write over the word at any time, so no wait for the word may be the last.
                 while first.has_told.load(Ordering::Acquire) == 0 && !is_over.load(Ordering::Acquire) {
                     futex::wait_for_shared(&first.has_told, 0, LISTEN_NS);
                 }
                 drop(ring);
             };
-            // Where there can't be another thread, the bell's other end is closed, and the program is looked at often.
+            // Without another thread the bell's other end is closed, and the program is looked at often.
             let _ = std::thread::Builder::new().spawn_scoped(threads, rings);
             let ended = self.follow_with(&bell, first, &mut poll);
             is_over.store(true, Ordering::Release);
@@ -206,7 +216,7 @@ impl Starting {
         loop {
             resident_peak = resident_peak.max(resident_peak_of(self.program));
             let wait = poll()?;
-            // Looked at before: a program that has told is gone only afterwards.
+            // The process is looked at before the word: a program that has told is gone only afterwards.
             let is_gone = sys::wait_for_any([self.process.as_fd()], Duration::ZERO);
             // Ordering: Acquire pairs with the Release in `First::say`.
             let is_told = first.has_told.load(Ordering::Acquire) != 0;
@@ -222,7 +232,7 @@ impl Starting {
                 })
             };
             if is_gone {
-                // The kernel's word first: of several threads that end a program, one has told.
+                // The kernel's word counts first: of several threads that end a program, one has told.
                 return match self.how_it_ended() {
                     ChildState::Ended if is_told => ended(told()),
                     state => ended(state),
@@ -240,12 +250,12 @@ impl Starting {
         }
     }
 
-    /// Waits until the program is gone, which has said that it ends.
+    /// Waits until a program is gone that has said that it ends.
     pub fn wait_until_gone(&self) {
         while !sys::wait_for_any([self.process.as_fd()], Duration::from_secs(60)) {}
     }
 
-    /// Says why, and ends the program: with our status, if its engine can, else by SIGKILL.
+    /// Says why, and ends the program: with our status if its engine can do that, by SIGKILL otherwise.
     pub fn end(&self, first: &First, why: &Failure) {
         say::plainly(&why.to_string());
         first.is_to_end.store(1, Ordering::Relaxed);
@@ -256,8 +266,8 @@ impl Starting {
         }
     }
 
-    /// What the kernel says of the program, which has ended: as long as its parent hasn't waited for it, and from Linux 6.15 on
-    /// afterwards.
+    /// Returns what the kernel says of the program, which has ended. The kernel knows until the parent has
+    /// waited for the program, and from Linux 6.15 on afterwards, too.
     fn how_it_ended(&self) -> ChildState {
         let until = Instant::now() + REAPED;
         loop {
@@ -276,13 +286,14 @@ fn no_process(error: &io::Error) -> Failure {
         .fix("use --supervisor above")
 }
 
-/// The summary is printed, for which the program waits.
+/// Tells the program that the summary is printed. The program waits for that before it ends.
 pub fn has_seen(first: &First) {
     first.is_seen.store(1, Ordering::Relaxed);
     futex::wake_shared(&first.is_seen, 1);
 }
 
-/// The most memory in RAM that a process has had since it executed its program, in bytes; 0 if it has none any more.
+/// Returns the most memory in RAM that a process has had since it executed its program, in bytes; 0 if it
+/// has none any more.
 fn resident_peak_of(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

@@ -1,8 +1,9 @@
-//! How much memory there is to use: the limits that apply to this process, and the budget made from them.
+//! The memory that there is to use: the limits that apply to this process, and the budget made from them.
 //!
 //! Limits are read below two roots (`/proc` and `/sys/fs/cgroup`), so tests can bring their own. The
-//! default budget is 90 % of what the tightest limit leaves, or less where that is little: the rest is for page tables, file
-//! mappings, and the kernel's memory on the program's behalf, which limits count and the budget doesn't.
+//! default budget is 90 % of what the tightest limit leaves, or less where that is little. The rest is for
+//! page tables, file mappings, and the kernel's memory on the program's behalf: limits count these, and
+//! the budget doesn't.
 
 use crate::failure::Failure;
 use crate::numbers::iec;
@@ -11,13 +12,13 @@ use farpage_core::units::PAGE_BYTES;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// Percent of what the tightest limit leaves that the budget is by default.
+/// The default budget in percent of what the tightest limit leaves.
 const DEFAULT_PERCENT: u64 = 90;
-/// Percent of the budget that the pool may be at most: the program's own pages need room as well.
+/// Largest pool in percent of the budget: the program's own pages need room as well.
 const POOL_PERCENT_MAX: u64 = 90;
-/// Percent of the budget that the pool may be by default, with areas behind it.
+/// Default pool in percent of the budget, with areas behind it.
 const POOL_PERCENT_WITH_AREAS: u64 = 50;
-/// The same without areas: whatever is evicted must fit.
+/// Default pool in percent of the budget, without areas: whatever is evicted must fit.
 const POOL_PERCENT_ALONE: u64 = 80;
 
 /// Divisor of a limit for the reserve that is kept free, and the reserve's bounds in bytes.
@@ -31,7 +32,7 @@ pub const START_BYTES: u64 = 5 << 19;
 /// The limit of all processes of the machine.
 const AVAILABLE: &str = "MemAvailable";
 
-/// Where the kernel tells about limits.
+/// Directories in which the kernel tells about limits.
 pub struct Roots {
     /// `/proc`.
     pub proc: PathBuf,
@@ -40,46 +41,49 @@ pub struct Roots {
 }
 
 impl Roots {
-    /// Those of this machine.
+    /// The directories of this machine.
     pub fn of_this_machine() -> Roots {
         Roots { proc: "/proc".into(), cgroup: "/sys/fs/cgroup".into() }
     }
 }
 
-/// One limit on this process's memory.
+/// A limit on this process's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Who sets it: `cgroup v2 memory.max`, `MemAvailable`, ...
+    /// Name of the limit: `cgroup v2 memory.max`, `MemAvailable`, ...
     pub source: &'static str,
-    /// The file it was read from.
+    /// The file that the limit was read from.
     pub file: PathBuf,
-    /// The limit.
+    /// The limit in bytes.
     pub bytes: u64,
-    /// What counts towards it already and the kernel can't give up: other processes, files in memory, tables.
+    /// Bytes that count towards the limit already and that the kernel can't give up: other processes, files
+    /// in memory, tables.
     pub held_bytes: u64,
-    /// The part of that which other runs of this user hold: they share it.
+    /// The part of `held_bytes` that other runs of this user hold. The runs share it.
     pub runs_bytes: u64,
-    /// What runs can hold below it at the most: claims are what processes say of themselves.
+    /// Most bytes that runs can hold below the limit: a bound for claims, which are what processes
+    /// say of themselves.
     pub runs_bytes_max: u64,
 }
 
 impl Limit {
-    /// What is left below it.
+    /// Returns the bytes left below the limit.
     pub const fn left_bytes(&self) -> u64 {
         self.bytes.saturating_sub(self.held_bytes)
     }
 
-    /// Memory for all runs of this user together.
+    /// Returns the bytes for all runs of this user together.
     pub const fn to_share_bytes(&self) -> u64 {
         self.left_bytes().saturating_add(self.runs_bytes)
     }
 
-    /// Memory of processes that are no run of this user.
+    /// Returns the bytes of processes that are no run of this user.
     pub const fn in_use_bytes(&self) -> u64 {
         self.held_bytes.saturating_sub(self.runs_bytes)
     }
 
-    /// Memory kept free: limits count page tables, kernel memory and mapped files, and budgets don't.
+    /// Returns the bytes that are kept free: limits count page tables, kernel memory and mapped files,
+    /// and budgets don't.
     pub fn reserve_bytes(&self) -> u64 {
         (self.bytes / RESERVE_PARTS).clamp(RESERVE_BYTES_MIN, RESERVE_BYTES_MAX)
     }
@@ -91,7 +95,8 @@ impl Limit {
         self.source == AVAILABLE || groups.iter().any(is_inside)
     }
 
-    /// The memory that others hold, between two words of a message; empty if that is none.
+    /// Returns the memory that other processes hold, between two parts of a message; an empty text
+    /// if they hold none.
     pub fn in_use_words(&self, before: &str, after: &str) -> String {
         match self.in_use_bytes() {
             0 => String::new(),
@@ -100,7 +105,7 @@ impl Limit {
     }
 }
 
-/// Every limit that applies, tightest first.
+/// Returns every limit that applies, tightest first.
 pub fn limits(roots: &Roots) -> Vec<Limit> {
     let mut found = Vec::new();
     for Group { version, mount, inside } in groups(roots) {
@@ -118,15 +123,15 @@ pub fn limits(roots: &Roots) -> Vec<Limit> {
 /// A version of control groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// One hierarchy for each controller.
+    /// Version 1, with one hierarchy for each controller.
     One,
-    /// One hierarchy.
+    /// Version 2, with a single hierarchy.
     Two,
 }
 
 impl Version {
-    /// The files that hold limits, and what they are called in messages. Above memory.high the kernel throttles a process until
-    /// it stands still.
+    /// Returns the files that hold limits, and their names in messages. Above memory.high the kernel
+    /// throttles a process until it stands still.
     const fn limits(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Version::One => &[("memory.limit_in_bytes", "cgroup v1 memory.limit_in_bytes")],
@@ -136,7 +141,7 @@ impl Version {
         }
     }
 
-    /// The file that holds what the group has now.
+    /// Returns the file that holds what the group has now.
     const fn usage(self) -> &'static str {
         match self {
             Version::One => "memory.usage_in_bytes",
@@ -144,7 +149,8 @@ impl Version {
         }
     }
 
-    /// The rows of memory.stat that the kernel gives up before it kills: the group's and all below it.
+    /// Returns the rows of memory.stat for memory that the kernel gives up before it kills: the group's and
+    /// that of all groups below.
     const fn reclaimable(self) -> &'static [&'static str] {
         match self {
             Version::One => &["total_active_file", "total_inactive_file"],
@@ -152,7 +158,7 @@ impl Version {
         }
     }
 
-    /// The file that counts kills of the out-of-memory killer, as `oom_kill`.
+    /// Returns the file that counts kills by the out-of-memory killer, as `oom_kill`.
     pub const fn kills(self) -> &'static str {
         match self {
             Version::One => "memory.oom_control",
@@ -164,39 +170,41 @@ impl Version {
 /// The control group of this process, in one hierarchy.
 #[derive(Debug)]
 pub struct Group {
-    /// Whose names its files have.
+    /// Version whose names the files have.
     pub version: Version,
     mount: PathBuf,
     inside: PathBuf,
 }
 
 impl Group {
-    /// Its directory, or that of the nearest group around it that is there: in a container without its own cgroup namespace
-    /// the path is the host's, and what counts is at the mount's root.
+    /// Returns the group's directory, or that of the nearest group around it that exists. In a
+    /// container without its own cgroup namespace the path is the host's, and the group that counts is
+    /// at the mount's root.
     pub fn directory(&self) -> Option<PathBuf> {
         self.inside.ancestors().map(|inside| self.mount.join(inside)).find(|directory| directory.is_dir())
     }
 
-    /// Its directory as the kernel names it, which a container may not see.
+    /// Returns the group's directory as the kernel names it, which a container may not see.
     fn path(&self) -> PathBuf {
         self.mount.join(&self.inside)
     }
 }
 
-/// The groups of this process that control memory.
+/// Returns the groups that control this process's memory.
 pub fn groups(roots: &Roots) -> Vec<Group> {
     groups_of(roots, "self")
 }
 
-/// The groups that control the memory of another process, of which this process may not see all. `own` are this process's.
+/// Returns the groups that control the memory of another process. Not all of these groups may be visible to
+/// this process. `own` are this process's groups.
 pub fn groups_of_other(roots: &Roots, pid: u32, own: &[Group]) -> Vec<Group> {
     let mut groups = groups_of(roots, &pid.to_string());
-    // A path that can't be seen is another container's, or that of this one.
+    // A path that can't be seen is another container's, or this container's own.
     groups.retain(|group| group.path().is_dir() || own.iter().any(|own| own.path() == group.path()));
     groups
 }
 
-/// The groups that control the memory of a process, by its name in /proc.
+/// Returns the groups that control the memory of a process, by its name in /proc.
 fn groups_of(roots: &Roots, process: &str) -> Vec<Group> {
     let mut found = Vec::new();
     let text = fs::read_to_string(roots.proc.join(process).join("cgroup")).unwrap_or_default();
@@ -205,7 +213,7 @@ fn groups_of(roots: &Roots, process: &str) -> Vec<Group> {
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
         let is_name = |part: &Component| matches!(part, Component::Normal(_));
         if process != "self" && path.split('/').any(|part| part == "..") {
-            // Outside of what can be seen.
+            // The group is outside of what can be seen.
             continue;
         }
         let inside: PathBuf = Path::new(path).components().filter(is_name).collect();
@@ -221,10 +229,10 @@ fn groups_of(roots: &Roots, process: &str) -> Vec<Group> {
     found
 }
 
-/// A limit of the group at `directory`, if it has one.
+/// Reads a limit of the group at `directory`, if the group has it.
 fn limit(version: Version, directory: &Path, name: &str, source: &'static str) -> Option<Limit> {
     let file = directory.join(name);
-    // "max" isn't a number; version 1 says "no limit" with the largest multiple of a page.
+    // "max" isn't a number. Version 1 says "no limit" with the largest multiple of a page.
     let number = |file: &Path| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
     let bytes = number(&file).filter(|bytes| *bytes < 1 << 62)?;
     let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
@@ -233,7 +241,7 @@ fn limit(version: Version, directory: &Path, name: &str, source: &'static str) -
     Some(Limit { source, file, bytes, held_bytes, runs_bytes: 0, runs_bytes_max: held_bytes })
 }
 
-/// The number behind a name in one of the kernel's lists.
+/// Returns the number behind a name in one of the kernel's lists.
 pub fn row_of(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
@@ -245,12 +253,12 @@ fn available(roots: &Roots) -> Option<Limit> {
     Some(Limit { source: AVAILABLE, file, bytes, held_bytes: 0, runs_bytes: 0, runs_bytes_max })
 }
 
-/// Memory of the whole machine, in bytes: no budget can be larger.
+/// Returns the memory of the whole machine, in bytes. No budget can be larger.
 pub fn machine_bytes(roots: &Roots) -> Option<u64> {
     meminfo(roots, "MemTotal:")
 }
 
-/// One row of /proc/meminfo in bytes.
+/// Returns one row of /proc/meminfo in bytes.
 fn meminfo(roots: &Roots, row: &str) -> Option<u64> {
     let text = fs::read_to_string(roots.proc.join("meminfo")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(row))?;
@@ -261,13 +269,13 @@ fn meminfo(roots: &Roots, row: &str) -> Option<u64> {
 /// The budget and how it came about.
 #[derive(Clone, Debug)]
 pub struct Budget {
-    /// Bytes, a multiple of the page size.
+    /// The budget in bytes, a multiple of the page size.
     pub ram_bytes: u64,
-    /// How to name it: `--ram 2G`, or what the default was made from.
+    /// Name of the budget in messages: `--ram 2G`, or what the default was made from.
     pub origin: String,
     /// Limit of the pool in bytes, a multiple of the page size.
     pub pool_bytes_max: u64,
-    /// What was asked for, if the machine hasn't so much memory.
+    /// The budget that was asked for, if the machine has less memory.
     pub asked_bytes: Option<u64>,
     /// The tightest limit, and what the budget would be by default.
     pub limit: Option<(Limit, u64)>,
@@ -278,11 +286,12 @@ pub struct Budget {
 pub enum Behind {
     /// There are areas behind the pool.
     Areas,
-    /// The pool is all there is.
+    /// There is only the pool.
     Nothing,
 }
 
-/// Budget and pool from the options, with `limits` sorted as [`limits`] does, on a machine of `machine_bytes`.
+/// Returns budget and pool from the options. `limits` are sorted as [`limits`] does; the machine
+/// has `machine_bytes`.
 pub fn resolve(
     ram: Option<&Size>,
     pool: Option<&Size>,
@@ -315,7 +324,7 @@ pub fn resolve(
     Ok(Budget { ram_bytes, origin, pool_bytes_max, asked_bytes, limit })
 }
 
-/// The budget that nobody has asked for, and how it came about.
+/// Returns the default budget, and how it came about.
 fn by_default(limits: &[Limit]) -> (u64, String) {
     let tightest = limits.iter().min_by_key(|limit| limit.to_share_bytes());
     let Some(limit) = tightest else { return (0, "no limit".into()) };
@@ -413,7 +422,8 @@ mod tests {
         assert_eq!(machine.tightest(), Some(("cgroup v2 memory.high", 1 << 30)));
     }
 
-    /// A cgroup's files in memory and its other processes were counted as free: the kernel killed the program.
+    /// Memory of a cgroup's files and of its other processes must not count as free: the kernel
+    /// would kill the program.
     #[test]
     fn default_leaves_alone_what_the_cgroup_holds_already() {
         const MIB: u64 = 1 << 20;
@@ -430,7 +440,7 @@ mod tests {
             PLENTY,
             ("proc/self/cgroup", "0::/outer/a\n"),
             ("cgroup/cgroup.controllers", "memory\n"),
-            // Larger, and fuller.
+            // The outer group is larger, and fuller.
             ("cgroup/outer/memory.max", "209715200\n"),
             ("cgroup/outer/memory.current", "152043520\n"),
             ("cgroup/outer/memory.stat", &stat),
@@ -557,7 +567,7 @@ mod tests {
         assert!(with("91%").is_err() && with("91M").is_err() && with("0").is_err());
     }
 
-    /// The tables for 512 TiB were larger than the address space.
+    /// The tables for a budget of 512 TiB would be larger than the address space.
     #[test]
     fn budget_is_at_most_what_the_machine_has() {
         let machine = Machine::new(&[("proc/meminfo", "MemTotal: 1025 kB\n")]);

@@ -1,41 +1,44 @@
 //! Processes below the program that have not joined the run, found from parents to children.
 //!
-//! The notes of `outside.rs` are left by calls that Farpage sees. A bare clone, a static program's children, and forks beyond the
-//! processes that are managed leave none. A process that is an orphan by then isn't found.
+//! Calls that Farpage sees leave notes (`outside.rs`). Three things leave none: a bare clone, the children of
+//! a static program, and forks beyond the processes that are managed. The walk finds processes without a
+//! note, except for a process that is an orphan by then.
 
 use crate::sys;
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// From one walk to the next, and while a process was found that is to be told of.
+/// Pause between two walks, and the pause while a process was found that is still to be told of.
 const PAUSES: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(1)];
-/// How long a process is there before it is told of: on a busy machine a program takes seconds to join.
+/// Age of a process at which it is told of: on a busy machine a program takes seconds to join.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Threads whose children are read in one walk, some 10 µs each, and processes. What is beyond that isn't found.
+/// Most threads whose children are read in one walk, some 10 µs each, and most processes. Processes beyond
+/// these are not found.
 const THREADS_MAX: usize = 512;
 const PROCESSES_MAX: usize = 512;
 /// The kernel's flag of a process that has not executed a program since it was forked.
 const FORKED: u64 = 0x40;
 
-/// Watches them.
+/// Watches the processes below the program.
 #[derive(Default)]
 pub struct Descendants {
     walked: Option<Instant>,
     found: BTreeMap<u32, Found>,
 }
 
-/// A process that isn't known.
+/// A process below the program that isn't known to the run.
 struct Found {
-    /// When it began, for the kernel.
+    /// When the process began, in the kernel's ticks.
     began: u64,
-    /// When it was found.
+    /// When the process was found.
     first: Instant,
     is_told: bool,
 }
 
 impl Descendants {
-    /// Looks once more. What is below `root`, lives for some seconds, has memory of its own, and isn't known.
+    /// Looks once more. Returns processes below `root` that have lived for some seconds, have memory of their
+    /// own, and aren't known.
     pub fn look(&mut self, root: u32, now: Instant, is_known: impl Fn(u32) -> bool) -> Vec<u32> {
         let pause = PAUSES[usize::from(self.found.values().any(|found| !found.is_told))];
         if self.walked.is_some_and(|walked| now < walked + pause) {
@@ -60,7 +63,7 @@ impl Descendants {
     }
 }
 
-/// All processes below one, with their parents; not that one.
+/// Returns all processes below `root` with their parents, without `root` itself.
 fn below(root: u32) -> Vec<(u32, u32)> {
     let (mut found, mut next, mut threads) = (Vec::new(), vec![root], 0);
     while let Some(parent) = next.pop() {
@@ -83,7 +86,8 @@ fn below(root: u32) -> Vec<(u32, u32)> {
     found
 }
 
-/// What a process is called: by us, and in the pid namespaces that it is in. A process of the run says the last one of them.
+/// Returns the ids of a process: ours for it, then its id in each of its pid namespaces. A process of the run
+/// gives the last one as its own.
 pub fn numbers(pid: u32) -> Vec<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
@@ -91,14 +95,14 @@ pub fn numbers(pid: u32) -> Vec<u32> {
     std::iter::once(pid).chain(inner).collect()
 }
 
-/// What /proc/PID/stat says.
+/// Fields of /proc/PID/stat.
 struct Stat {
     flags: u64,
     began: u64,
 }
 
 impl Stat {
-    /// None if the process is gone, or a zombie.
+    /// Reads the fields. None if the process is gone, or a zombie.
     fn of(pid: u32) -> Option<Stat> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let fields: Vec<_> = stat.rsplit(") ").next()?.split(' ').collect();
@@ -106,7 +110,8 @@ impl Stat {
         (!["Z", "X"].contains(&fields[0])).then_some(Stat { flags: field(6)?, began: field(19)? })
     }
 
-    /// A child of vfork lives in its parent's memory, which has a budget.
+    /// Whether the process has memory of its own. A child of vfork lives in its parent's memory,
+    /// which has a budget.
     fn has_own_memory(&self, pid: u32, parent: u32) -> bool {
         self.flags & FORKED == 0 || sys::have_other_memory(pid, parent)
     }
@@ -118,7 +123,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::{Child, Command, Stdio};
 
-    /// A shell with a child, and that one's child, whose number it says.
+    /// A shell with a child and a grandchild. Returns the shell and the grandchild's id.
     fn tree() -> (Child, u32) {
         let text = "sh -c 'sleep 60 & echo $!; wait'; true";
         let mut shell = Command::new("sh").args(["-c", text]).stdout(Stdio::piped()).spawn().unwrap();
@@ -160,7 +165,7 @@ mod tests {
         assert!(numbers(own).len() >= 2 && numbers(own).contains(&own));
     }
 
-    /// The memory of a child that vfork has made is managed: it is its parent's.
+    /// The memory of a child that vfork has made is its parent's, and is managed.
     #[test]
     fn we_have_our_own_memory_and_a_child_has_another() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();

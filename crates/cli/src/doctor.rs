@@ -23,19 +23,19 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// How a check came out.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Verdict {
-    /// As it should be.
+    /// The thing is as it should be.
     Ok,
-    /// Missing.
+    /// The thing is missing.
     No,
-    /// Neither good nor bad: something else does the job, or it only matters sometimes.
+    /// The result is neither good nor bad: another thing does the job, or it matters only sometimes.
     Note,
 }
 
-/// One row of the table.
+/// A row of the table.
 #[derive(Debug, Serialize)]
 struct Check {
     name: String,
@@ -55,7 +55,7 @@ impl Check {
     }
 }
 
-/// What `farpage run` would do.
+/// The choices that `farpage run` would make.
 #[derive(Debug, Default, Serialize)]
 struct Choice {
     faults: Option<&'static str>,
@@ -69,10 +69,10 @@ struct Choice {
 
 const KERNEL: &str = "kernel";
 const FILE_SIZE: &str = "RLIMIT_FSIZE";
-/// Checks that nothing makes up for.
+/// Checks whose failure nothing makes up for.
 const NEEDED: [&str; 2] = [KERNEL, FILE_SIZE];
 
-/// Looks at everything; 0 if this `farpage run` would work, else 1.
+/// Looks at everything. Returns status 0 if this `farpage run` would work, and 1 otherwise.
 pub fn doctor(options: &DoctorOptions) -> Result<ExitCode, Failure> {
     let privileged = kernel::userfaultfd();
     let (signals, without) = (kernel::user_mode(), kernel::without());
@@ -147,7 +147,7 @@ fn user_check() -> Check {
     Check::new("user", Verdict::Note, value)
 }
 
-/// A line of /proc/self/status.
+/// Returns a line of /proc/self/status.
 fn status_field(name: &str) -> Option<String> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -158,7 +158,7 @@ fn setting(path: &str) -> Option<String> {
     Some(fs::read_to_string(Path::new("/proc/sys").join(path)).ok()?.trim().to_owned())
 }
 
-/// Faults as signals, for which no privilege is needed.
+/// Checks for faults as signals, which need no privilege.
 fn signal_check(name: &str, signals: &Result<Userfaultfd, Failure>) -> Check {
     match signals {
         Ok(_) => Check::new(name, Verdict::Ok, "works, without privileges"),
@@ -169,8 +169,8 @@ fn signal_check(name: &str, signals: &Result<Userfaultfd, Failure>) -> Check {
     }
 }
 
-/// The three ways to a userfaultfd for the kernel's faults, too (one is enough, none if they can arrive as signals), and
-/// its features.
+/// Checks the three ways to a userfaultfd for the kernel's faults, too, and its features. One way is enough,
+/// and none is needed if faults can arrive as signals.
 fn userfaultfd_checks(userfaultfd: &Result<Userfaultfd, Refused>, signals: bool) -> Vec<Check> {
     let missing = if userfaultfd.is_ok() || signals { Verdict::Note } else { Verdict::No };
     let way = |name: &str, result: Result<u64, std::io::Error>, fix: Option<&str>| match result {
@@ -181,7 +181,7 @@ fn userfaultfd_checks(userfaultfd: &Result<Userfaultfd, Refused>, signals: bool)
             None => Check::new(name, Verdict::Note, "unknown to this kernel: it came with Linux 6.1"),
         },
     };
-    // The last one not on every kernel.
+    // Not every kernel has the last way.
     let fixes = kernel::ways(&Release::this());
     let mut checks = vec![
         way("userfaultfd system call", sys::userfaultfd_by_syscall(Faults::All), fixes.first().copied()),
@@ -252,7 +252,7 @@ fn seccomp_check() -> Check {
     }
 }
 
-/// What a device or another process writes to a page while that is copied out.
+/// Checks whether a page keeps what a device or another process writes to it while the page is copied out.
 fn pins_check(keeps_them: Result<bool, Errno>, in_segv: Result<bool, Errno>) -> Check {
     const NAME: &str = "pinned pages";
     match keeps_them.and_then(|keeps| Ok((keeps, in_segv?))) {
@@ -330,7 +330,7 @@ fn swap_check(name: String, origin: &str, argument: &SwapArgument) -> Check {
             )
         }
         (Err(failure), _) => {
-            // A TMPDIR in memory is common, and passed over.
+            // A TMPDIR in memory is common, and is passed over.
             let verdict = if origin == "$TMPDIR" { Verdict::Note } else { Verdict::No };
             let check = Check::new(name, verdict, failure.in_one_line());
             let check = failure.fixes().iter().fold(check, |check, fix| check.fix(fix));
@@ -426,7 +426,7 @@ fn preload_check() -> Check {
 
 // ---- the choice ----------------------------------------------------------------------------------------
 
-/// What this `farpage run` would use, and why it would be refused.
+/// Returns what this `farpage run` would use, and why it would be refused.
 fn choose(options: &DoctorOptions) -> (Choice, Option<Failure>) {
     let asked = Asked::of(&options.settings);
     let budget_bytes = asked.as_ref().ok().map(|asked| asked.budget.ram_bytes);
@@ -458,7 +458,7 @@ fn choose(options: &DoctorOptions) -> (Choice, Option<Failure>) {
     (choice, None)
 }
 
-/// Looks for the program, if one is named. A note if it would run without Farpage.
+/// Looks for the program, if one is named. Returns a note if the program would run without Farpage.
 fn find_program(options: &DoctorOptions) -> Result<Option<String>, Failure> {
     if options.program.is_empty() {
         return Ok(None);
@@ -471,7 +471,7 @@ fn find_program(options: &DoctorOptions) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Why something else was chosen than the best there is, and what `run` would say before it starts.
+/// Returns why the best choice was not taken, and what `run` would say before it starts.
 fn reasons(options: &RunSettings, plan: &Plan) -> Vec<String> {
     let mut why = Vec::new();
     if plan.settings.install == Install::Mixed {
@@ -554,7 +554,7 @@ mod tests {
         );
     }
 
-    /// Kernels before 5.18 passed for as good as any other.
+    /// Kernels before 5.18 must not pass for as good as any other.
     #[test]
     fn kernel_that_drops_pinned_pages_is_told_of_with_what_it_means_and_the_fix() {
         let told = |check| table(&[check], &Choice::default(), true);

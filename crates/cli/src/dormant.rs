@@ -1,9 +1,12 @@
-//! Dormant processes, seen by the supervisor. No engine runs in these processes that would report their size, or end them.
+//! Dormant processes, seen by the supervisor. A dormant process has no engine that would report
+//! its size, or end it.
 //!
-//! The supervisor measures them ten times a second. If the supervisor is killed, the kernel kills them: for each of them the supervisor
-//! holds reading ends of two pipes, by which the kernel sends SIGKILL when the last writing end is closed (F_SETSIG). A reading end that
-//! was closed before sends nothing. The kernel closes the files of a dead process in the order of their numbers, up or down. So the
-//! writing end of one pipe has a lower number than its reading ends, and the writing end of the other pipe a higher number.
+//! The supervisor measures dormant processes ten times a second. If the supervisor is killed, the kernel
+//! kills them. For each dormant process the supervisor holds reading ends of two pipes. Through a reading end
+//! the kernel sends SIGKILL when the last writing end is closed (F_SETSIG). A reading end that was closed
+//! before sends nothing. The kernel closes the files of a dead process in the order of their numbers, up or
+//! down. So the writing end of one pipe has a lower number than the reading ends. The writing end of the
+//! other pipe has a higher number.
 
 use crate::neighbours::Holding;
 use crate::outside;
@@ -22,25 +25,26 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Processes that are measured in one look: each takes some 20 µs.
+/// Most processes that are measured in one look. Each takes some 20 µs.
 const LOOK_AT_MAX: usize = 32;
-/// Bytes that a process may have beyond what it has said: the loader maps libraries past our hooks.
+/// Bytes that a process may have beyond what it has announced: the loader maps libraries past our hooks.
 const UNSAID_BYTES_MAX: u64 = 4 << 20;
-/// Lowest descriptor numbers for the writing end of the second pipe. The other one is for a limit of open files below the first.
+/// Lowest descriptor numbers for the writing end of the second pipe. The second number serves where the limit
+/// of open files is below the first.
 const HIGH: [i32; 2] = [900, 200];
-/// Pause between two looks for what dead processes have left.
+/// Pause between two searches for what dead processes have left.
 const REAP: Duration = Duration::from_secs(1);
-/// How long processes that the program has left behind have to start an engine.
+/// How long processes that the program has left behind have for starting an engine.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What is known of them.
+/// The dormant processes of a run.
 #[derive(Default)]
 pub struct Dormants {
     /// The record that is measured next.
     next: usize,
-    /// When it was looked last for what dead processes have left.
+    /// Time of the last search for what dead processes have left.
     reaped: Option<Instant>,
-    /// Reading ends by the process that they end.
+    /// Reading ends, by the process that each pair kills.
     ends: BTreeMap<u32, [File; 2]>,
     pipes: Option<[Pipe; 2]>,
 }
@@ -68,7 +72,8 @@ impl Dormants {
         self.reap(shared, &all);
     }
 
-    /// What dead processes have on disk is given back by engines. If there is none left, one is asked for.
+    /// Has an engine give back what dead processes have on disk. Asks a dormant process for an
+    /// engine if none is left.
     fn reap(&mut self, shared: &Shared, dormant: &[usize]) {
         let is_time = self.reaped.is_none_or(|at| at.elapsed() >= REAP);
         let has_engine = |at: usize| !dormant.contains(&at) && shared.is_alive(at);
@@ -81,7 +86,7 @@ impl Dormants {
         }
     }
 
-    /// The kernel ends that process if we are killed.
+    /// Has the kernel end a process if we are killed.
     fn ends_with_us(&mut self, pid: u32) {
         // Any process of the run can write any number into a record.
         if self.ends.contains_key(&pid) || !outside::is_of_run(pid) {
@@ -92,19 +97,19 @@ impl Dormants {
         }
         let Some([low, high]) = &self.pipes else { return };
         if let (Ok(low), Ok(high)) = (low.end_for(pid), high.end_for(pid))
-            // Still the same process.
+            // The id still means the same process.
             && outside::is_of_run(pid)
         {
             self.ends.insert(pid, [low, high]);
         }
     }
 
-    /// The program has ended, and processes that it has left behind go on. Each gets an engine, which can't be started when the
-    /// supervisor is gone. Returns the names of processes that have none.
+    /// Gives an engine to each process that the program has left behind. Engines can't be started once the
+    /// supervisor is gone. Returns the names of processes that have none. Called when the program has ended.
     pub fn left_behind(&mut self, shared: &Shared) -> Vec<String> {
         self.ends.clear();
         let records = &shared.session().processes;
-        // Nobody joins any more without an engine.
+        // From now on no process joins without an engine.
         shared.session().is_ending.store(1, Ordering::Relaxed);
         let (mut asked, mut left, until) = (BTreeSet::new(), numbers(shared), Instant::now() + PATIENCE);
         while !left.is_empty() && Instant::now() < until {
@@ -119,9 +124,9 @@ impl Dormants {
         left.iter().map(name).collect()
     }
 
-    /// All of them end, as if we had been killed.
+    /// Ends all dormant processes, as if we had been killed.
     pub fn end_all(&mut self) {
-        // The writing ends: the last ones of both pipes.
+        // This closes the last writing ends of both pipes.
         self.pipes = None;
     }
 }
@@ -130,7 +135,7 @@ fn is_dormant(shared: &Shared, at: usize) -> bool {
     shared.session().processes[at].dormant_bytes.load(Ordering::Relaxed) > 0 && shared.is_alive(at)
 }
 
-/// The records of all that are dormant.
+/// Returns the records of all dormant processes.
 fn numbers(shared: &Shared) -> Vec<usize> {
     (0..PROCESSES_MAX).filter(|at| is_dormant(shared, *at)).collect()
 }
@@ -139,18 +144,18 @@ fn pid(record: &ProcessRecord) -> u32 {
     record.pid.load(Ordering::Relaxed)
 }
 
-/// What a process has said that it can have, in bytes.
+/// Returns what a process has announced that it can have, in bytes.
 fn said(record: &ProcessRecord) -> u64 {
     record.dormant_bytes.load(Ordering::Relaxed)
 }
 
-/// What it was seen to have.
+/// Returns what a process was seen to have, in bytes.
 fn seen(record: &ProcessRecord) -> u64 {
     record.stats.gauge(Gauge::Anonymous)
 }
 
 fn measure(record: &ProcessRecord) {
-    // In another pid namespace the number is somebody else's.
+    // In another pid namespace the id belongs to another process.
     let pid = Some(pid(record)).filter(|pid| outside::is_of_run(*pid));
     let look = || {
         let before = said(record);
@@ -163,7 +168,7 @@ fn measure(record: &ProcessRecord) {
     record.stats.set(Gauge::Anonymous, bytes);
     record.stats.raise(Gauge::AnonymousPeak, bytes);
     record.stats.raise(Gauge::ProgramPeak, bytes);
-    // It may have mapped much and unmapped it between the two words.
+    // The process may have mapped much and unmapped it between the reads of the two words.
     let is_again = || look().is_some_and(|(bytes, said)| is_unsaid(bytes, said));
     if is_unsaid(bytes, said) && is_again() && record.noticed(Notice::Alone).is_none() {
         record.notice(Notice::Grew, bytes);
@@ -171,7 +176,8 @@ fn measure(record: &ProcessRecord) {
     }
 }
 
-/// Whether a process has more than it has `said` before it was measured and after that. It says 0 when it starts an engine.
+/// Whether a process has more than it has announced. `said` is what it announced before it was measured and
+/// after. A process announces 0 when it starts an engine.
 fn is_unsaid(bytes: u64, said: [u64; 2]) -> bool {
     !said.contains(&0) && bytes.saturating_sub(said[0].max(said[1])) > UNSAID_BYTES_MAX
 }
@@ -179,7 +185,7 @@ fn is_unsaid(bytes: u64, said: [u64; 2]) -> bool {
 /// Asks a process to start an engine.
 fn ask(record: &ProcessRecord) {
     let pid = pid(record);
-    // The descriptor means this process even if another gets its number meanwhile.
+    // The descriptor means this process even if another process gets its id meanwhile.
     if let Ok(process) = sys::open_process(pid)
         && outside::is_of_run(pid)
         && expects_the_signal(pid)
@@ -209,11 +215,11 @@ fn anonymous_bytes(pid: u32) -> Option<u64> {
 /// A pipe that nobody writes to.
 struct Pipe {
     reads: OwnedFd,
-    /// The last writing end, closed by our end.
+    /// The last writing end, which is closed when this process ends or the value is dropped.
     _writes: OwnedFd,
 }
 
-/// The two: see above.
+/// Makes the two pipes that the head of this file describes.
 fn pipes() -> io::Result<[Pipe; 2]> {
     let (reads, writes) = io::pipe()?;
     let low = Pipe { reads: reads.into(), _writes: writes.into() };
@@ -224,7 +230,7 @@ fn pipes() -> io::Result<[Pipe; 2]> {
 }
 
 impl Pipe {
-    /// A reading end that ends a process when it outlives the writing end.
+    /// Returns a reading end that ends a process when the reading end outlives the writing end.
     fn end_for(&self, pid: u32) -> io::Result<File> {
         let end = File::open(format!("/proc/self/fd/{}", self.reads.as_raw_fd()))?;
         sys::signal_at_events(&end, pid, libc::SIGKILL)?;
@@ -236,7 +242,8 @@ impl Pipe {
 mod tests {
     use super::*;
 
-    /// "it had 4.1 MiB in memory before Farpage limited that: more than it had asked libc for", of a process that just started an engine.
+    /// A process that just starts an engine must not be told of as one that has more memory than it
+    /// had asked libc for.
     #[test]
     fn process_that_starts_an_engine_meanwhile_has_not_grown_unsaid() {
         const MIB: u64 = 1 << 20;

@@ -1,29 +1,29 @@
-//! What an executable file says about how it wants to be run: just enough of ELF to tell whether a
-//! preload library would be loaded into it.
+//! Reads from an executable file how it wants to be run. The module knows just enough of ELF to tell whether
+//! a preload library would be loaded into a program.
 
 use std::io;
 
-/// What kind of program an ELF file is.
+/// Kinds of programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Elf {
     /// Not ELF at all.
     Other,
     /// For 32-bit machines.
     Bits32,
-    /// For another machine; its number in the ELF standard.
+    /// For another machine, with its number in the ELF standard.
     OtherMachine(u16),
     /// Cut off or contradictory.
     Damaged,
     /// Loads no libraries.
     Static,
-    /// Is loaded by this dynamic loader.
+    /// Loaded by this dynamic loader.
     Dynamic(Vec<u8>),
-    /// The same, with a sanitizer in it, by this name.
+    /// Loaded by a dynamic loader, with the sanitizer of this name in it.
     Sanitized(&'static str),
 }
 
-/// Sanitizers that keep books about all memory, or must be the first library; and names that only programs with them have:
-/// their library's, or a function's if they are linked in.
+/// Sanitizers that keep books about all memory, or must be the first library. Each has two names that only
+/// programs with it have: its library, and a function if it is linked in.
 const SANITIZERS: [(&str, [&str; 2]); 5] = [
     ("AddressSanitizer", ["libasan.so", "__asan_init"]),
     ("ThreadSanitizer", ["libtsan.so", "__tsan_init"]),
@@ -42,12 +42,12 @@ const PT_INTERP: u32 = 3;
 /// Bytes of a section header, and the type of sections that hold names.
 const SECTION_HEADER_BYTES: usize = 64;
 const SHT_STRTAB: u32 = 3;
-/// Of more names than this only so many are looked at: 64 MiB.
+/// Most bytes of names that are looked at.
 const NAMES_BYTES_MAX: u64 = 64 << 20;
-/// No loader's path is longer than this.
+/// Most bytes of a loader's path.
 const INTERP_BYTES_MAX: u64 = 4096;
 
-/// Reads a file through `read_at(offset, buffer)`, which answers how many bytes it got.
+/// Reads a file through `read_at(offset, buffer)`, which returns how many bytes it got.
 pub fn inspect(read_at: impl Fn(u64, &mut [u8]) -> io::Result<usize>) -> io::Result<Elf> {
     let mut header = [0; HEADER_BYTES];
     let got = read_fully(&read_at, 0, &mut header)?;
@@ -112,7 +112,7 @@ fn interpreter(
     Ok(Elf::Static)
 }
 
-/// Whether a 64-bit ELF file has this name among those that it exports, needs, or is made of.
+/// Whether a 64-bit ELF file has this name among the names that it exports, needs, or is made of.
 pub fn has_name(read_at: impl Fn(u64, &mut [u8]) -> io::Result<usize>, wanted: &str) -> io::Result<bool> {
     let mut header = [0; HEADER_BYTES];
     if read_fully(&read_at, 0, &mut header)? < HEADER_BYTES || header[..6] != *b"\x7fELF\x02\x01" {
@@ -122,8 +122,8 @@ pub fn has_name(read_at: impl Fn(u64, &mut [u8]) -> io::Result<usize>, wanted: &
     Ok(find_name(&read_at, &header, is_it)?.is_some())
 }
 
-/// The first that `of` makes of the names in the file's sections. None in a file without sections, which the loader doesn't
-/// need.
+/// Returns the first answer that `of` gives for the names in the file's sections. None in a file without
+/// sections, which the loader doesn't need.
 fn find_name<T>(
     read_at: &impl Fn(u64, &mut [u8]) -> io::Result<usize>,
     header: &[u8; HEADER_BYTES],
@@ -191,7 +191,7 @@ mod tests {
         .unwrap()
     }
 
-    /// A file of one program header of the given type, whose content is `content`.
+    /// A file with one program header of the given type, whose content is `content`.
     fn file(kind: u32, content: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; HEADER_BYTES + PROGRAM_HEADER_BYTES];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");

@@ -1,5 +1,6 @@
-//! Why Farpage stops before or instead of running a program: what happened, the likely cause, and the
-//! command that fixes it. One type for the whole command; only `main` prints it.
+//! Failures: why Farpage stops before it runs a program, or instead of running it. A failure has what
+//! happened, the likely cause, and the command that fixes it. The whole command uses one type, which only
+//! `main` prints.
 
 use std::fmt;
 use std::path::Path;
@@ -11,7 +12,8 @@ pub const STATUS_CANT_RUN: u8 = 126;
 /// The program isn't there.
 pub const STATUS_NOT_FOUND: u8 = 127;
 
-/// A path as a shell takes it: what is offered as a command is pasted, and `truncate -s 0 /mnt/my swap` empties two other files.
+/// Returns a path as a shell takes it. Commands that are offered get pasted, and `truncate -s 0 /mnt/my swap`
+/// empties two other files.
 pub fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+,:@%=".contains(&byte);
@@ -33,42 +35,42 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// What happened, as one sentence without a full stop. The status is 125 unless changed.
+    /// A failure with what happened, as one sentence without a full stop. The status is 125 unless changed.
     pub fn new(what: impl Into<String>) -> Failure {
         Failure { status: STATUS_FAILED, what: what.into(), causes: Vec::new(), fixes: Vec::new() }
     }
 
-    /// The likely cause.
+    /// Adds a likely cause.
     pub fn because(mut self, cause: impl Into<String>) -> Failure {
         self.causes.push(cause.into());
         self
     }
 
-    /// What to do about it; several are alternatives.
+    /// Adds a fix. Several fixes are alternatives.
     pub fn fix(mut self, fix: impl Into<String>) -> Failure {
         self.fixes.push(fix.into());
         self
     }
 
-    /// The same status for a better reason: its causes and fixes are still to be said.
+    /// Returns a failure with the same status and a better reason. The caller adds causes and fixes anew.
     pub fn instead(self, what: impl Into<String>) -> Failure {
         Failure::new(what).status(self.status)
     }
 
-    /// Another exit status.
+    /// Sets another exit status.
     pub fn status(mut self, status: u8) -> Failure {
         self.status = status;
         self
     }
 
-    /// The first sentence and the causes in one line, for a list of reasons.
+    /// Returns the first sentence and the causes in one line, for a list of reasons.
     pub fn in_one_line(&self) -> String {
         let mut parts = vec![self.what.as_str()];
         parts.extend(self.causes.iter().map(String::as_str));
         parts.join(": ")
     }
 
-    /// The fixes, for a table.
+    /// Returns the fixes, for a table.
     pub fn fixes(&self) -> &[String] {
         &self.fixes
     }

@@ -1,14 +1,14 @@
 //! The header of a swap area as `mkswap` writes it: one page, version 1, "SWAPSPACE2" at its end.
 //!
-//! Pure: bytes in, an answer out. The checks and their order are those of the kernel's swapon, except that
-//! areas from machines of the other byte order are refused by name.
+//! The parser is pure: bytes in, an answer out. The checks and their order are those of the kernel's swapon.
+//! In addition, an area from a machine of the other byte order is refused by name.
 
 use farpage_core::units::PAGE_BYTES;
 use std::fmt;
 
-/// `mkswap` makes no smaller area, and neither do we.
+/// Least slots of an area. `mkswap` makes no smaller area, and neither do we.
 pub const SLOTS_MIN: u32 = 10;
-/// Where the version, the last page, the count of bad pages and their list are.
+/// Offsets of the version, the last page, the count of bad pages and their list.
 const VERSION_AT: usize = 1024;
 const LAST_PAGE_AT: usize = 1028;
 const BAD_COUNT_AT: usize = 1032;
@@ -16,31 +16,31 @@ const BAD_LIST_AT: usize = 1536;
 /// The signature fills the last ten bytes of the page.
 const SIGNATURE_BYTES: usize = 10;
 pub const SIGNATURE_AT: usize = PAGE_BYTES - SIGNATURE_BYTES;
-/// That of a file which a run of ours has as an area (`areas/mark.rs`).
+/// Signature of a file that a run of ours has as an area (`areas/mark.rs`).
 pub const SIGNATURE_OF_A_RUN: &[u8; SIGNATURE_BYTES] = b"FARPAGE-01";
-/// As many as fit between the list's place and the signature.
+/// Bad pages whose numbers fit between the list's place and the signature.
 const BAD_PAGES_MAX: u32 = ((SIGNATURE_AT - BAD_LIST_AT) / 4) as u32;
 const _: () = assert!(BAD_PAGES_MAX == 637);
 
 /// A valid header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The last page of the area that may be used.
+    /// Number of the last page of the area that may be used.
     pub last_page: u32,
     /// Pages that must not be used: sorted, without duplicates, never page 0.
     pub bad_pages: Vec<u32>,
 }
 
-/// Why a page isn't a header we accept.
+/// Why a page isn't a header that we accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderError {
-    /// No signature: whatever this is, it isn't a swap area.
+    /// No signature: whatever the page is, it isn't part of a swap area.
     Missing,
     /// The signature of version 0, which Linux has refused since 2.5.22.
     Version0,
     /// A hibernation image.
     Hibernation,
-    /// Pages of a run of ours that didn't empty its file.
+    /// Pages of a run of ours that didn't empty its file at its end.
     OfARun,
     /// Made on a machine with the other byte order.
     OtherByteOrder,
@@ -59,7 +59,7 @@ pub enum HeaderError {
 }
 
 impl HeaderError {
-    /// Whether the page was meant to be a header: someone else's data isn't damage.
+    /// Whether the page was meant to be a header. Data of another program isn't damage.
     pub fn is_damage(self) -> bool {
         !matches!(
             self,

@@ -1,8 +1,9 @@
-//! The budget follows the limits: while other processes fill the memory below a limit, the run has less.
+//! Makes the budget follow the limits: while other processes fill the memory below a limit, the run has less.
 //!
-//! The supervisor reads every limit 10 to 200 times a second. It adds what the limit leaves to what this user's runs have below it,
-//! and divides the sum among the runs, as a run divides its budget among its processes. Keepers read the result in the session, and
-//! evict before the kernel's out-of-memory killer has to act.
+//! The supervisor reads every limit 10 to 200 times a second. The supervisor adds the memory that the limit
+//! leaves to the memory that this user's runs have below the limit. Then it divides the sum among the runs,
+//! as a run divides its budget among its processes. Keepers read the result in the session, and evict before
+//! the kernel's out-of-memory killer has to act.
 
 use crate::budget::{self, Limit, PROCESS_BYTES, Roots, START_BYTES};
 use crate::neighbours::{Holding, Neighbours};
@@ -15,10 +16,11 @@ use farpage::share::allowance;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Looks of which the lowest counts. A look reads usage and claims one after the other, so memory that is freed in between counts
-/// twice.
+/// Recent looks of which the lowest counts. A look reads usage and claims one after the other, so memory that
+/// is freed in between counts twice.
 const LOOKS: usize = 8;
-/// Bytes that several processes fill in a nanosecond, at the most. The next look comes before they could fill what a limit leaves.
+/// Most bytes that several processes fill in a nanosecond. The next look comes before the processes could
+/// fill what a limit leaves.
 const FILL_BYTES_PER_NS: u64 = 4;
 /// Bounds of the pause between two looks.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
@@ -27,9 +29,9 @@ const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// The result of one look at one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Look {
-    /// Memory that the run may have.
+    /// Memory in bytes that the run may have.
     bytes: u64,
-    /// Memory that is free below the limit, without the reserve.
+    /// Bytes that are free below the limit, without the reserve.
     free_bytes: u64,
 }
 
@@ -46,14 +48,14 @@ pub struct Headroom {
     least_bytes: u64,
     /// Time of the next look; none before the first.
     next_look: Option<Instant>,
-    /// Whether the user knows that the budget is less.
+    /// Whether the user has been told that the budget is less.
     is_told: bool,
-    /// The limit that left least at the last look.
+    /// The limit that left the least memory at the last look.
     tightest: Option<Limit>,
 }
 
 impl Headroom {
-    /// For a budget of `ram_bytes`.
+    /// A follower for a budget of `ram_bytes`.
     pub fn new(roots: Roots, ram_bytes: u64, neighbours: Neighbours) -> Headroom {
         let looks = [ram_bytes; LOOKS];
         Headroom {
@@ -69,7 +71,8 @@ impl Headroom {
         }
     }
 
-    /// Reads the limits if it is time, and writes the budget into the session. Returns the pause until the next look.
+    /// Reads the limits if it is time, and writes the budget into the session. Returns the pause
+    /// until the next look.
     pub fn look(&mut self, shared: &Shared) -> Duration {
         let now = Instant::now();
         if self.next_look.is_none_or(|at| now >= at) {
@@ -100,7 +103,7 @@ impl Headroom {
         Duration::from_nanos(least.free_bytes / FILL_BYTES_PER_NS).clamp(PAUSE_MIN, PAUSE_MAX)
     }
 
-    /// The lowest result of the recent looks, within the bounds of a budget.
+    /// Notes a result. Returns the lowest result of the recent looks, within the bounds of a budget.
     fn lowest_recent(&mut self, bytes: u64) -> u64 {
         self.looks[self.next] = bytes;
         self.next = (self.next + 1) % LOOKS;
@@ -108,12 +111,12 @@ impl Headroom {
         ram_now_within(least.max(1), self.ram_bytes)
     }
 
-    /// The lowest budget so far, in bytes.
+    /// Returns the lowest budget so far, in bytes.
     pub const fn least_bytes(&self) -> u64 {
         self.least_bytes
     }
 
-    /// A note for the user, once: the budget is much less.
+    /// Returns a note for the user, once, if the budget is much less.
     pub fn news(&mut self) -> Option<String> {
         let is_news = !self.is_told && is_much_less(self.least_bytes, self.ram_bytes);
         let limit = self.tightest.as_ref().filter(|_| is_news)?;
@@ -129,7 +132,8 @@ impl Headroom {
     }
 }
 
-/// Divides what a limit leaves among these runs, for the first of them, whose budget was `before` bytes until now.
+/// Divides what a limit leaves among these runs. Returns the part of the first run, whose budget was
+/// `before` bytes until now.
 fn look_at(limit: &Limit, before: u64, all: &[Holding]) -> Look {
     let has =
         all.iter().fold(0_u64, |sum, run| sum.saturating_add(run.claimed.has)).min(limit.runs_bytes_max);
@@ -140,7 +144,8 @@ fn look_at(limit: &Limit, before: u64, all: &[Holding]) -> Look {
     Look { bytes: allowance(total, before, 0, &claimed).bytes, free_bytes: total.saturating_sub(has) }
 }
 
-/// What the runs claim. A run whose budget is less than its part of what is free has all of that budget here, and no part in the rest.
+/// Returns what the runs claim. A run whose budget is less than its part of the free memory claims all of
+/// that budget, and has no part in the rest.
 fn set_aside(total: u64, all: &[Holding]) -> Vec<Claimed> {
     let mut claimed: Vec<_> = all.iter().map(|run| run.claimed).collect();
     loop {
@@ -186,7 +191,7 @@ mod tests {
         Holding { claimed: Claimed { has, needs, ..Claimed::default() }, processes, is_active: true, most: 0 }
     }
 
-    /// What a limit of 128 MiB leaves to the first run, in KiB.
+    /// Returns what a limit of 128 MiB leaves to the first run, in KiB.
     fn leaves_kib(held_mib: u64, all: &[Holding]) -> u64 {
         look_at(&limit(128 * MIB, held_mib * MIB), 128 * MIB, all).bytes / 1024
     }
@@ -202,28 +207,29 @@ mod tests {
         assert_eq!(leaves_kib(300, &[run(0, 0, 1)]), 0, "a limit that was lowered");
     }
 
-    /// Each took 90 % of the group, and the kernel killed one of them.
+    /// If each run took 90 % of the group, the kernel would kill one of them.
     #[test]
     fn runs_share_what_they_have_below_a_limit() {
         let both = [run(60, 8, 1), run(60, 8, 1)];
         let half = (128 - 8) * 1024 / 2 - 256;
         assert_eq!(leaves_kib(120, &both), half);
-        // One that needs little leaves the rest to the other.
+        // A run that needs little leaves the rest to the other run.
         assert_eq!(leaves_kib(120, &[run(100, 8, 1), run(20, 0, 1)]), (128 - 8 - 20) * 1024 - 512);
-        // A new one gets room from one that has more, at once.
+        // A new run gets memory from a run that has more, at once.
         let small = leaves_kib(110, &[run(10, 8, 1), run(100, 8, 1)]);
         let large = leaves_kib(110, &[run(100, 8, 1), run(10, 8, 1)]);
         assert!(small >= 10 * 1024 && large <= 102 * 1024, "{small} {large}");
     }
 
-    /// Eleven runs of 10 MiB left 2 of the 22 GiB of a machine to a run of 6 GiB.
+    /// Many runs with little budgets must not leave only a small part of the machine to a run with a large
+    /// budget.
     #[test]
     fn runs_with_little_budgets_have_no_part_in_what_they_may_not_have() {
         let little = Holding { most: 10 * MIB, ..run(6, 4, 1) };
         let large = run(20, 8, 1);
         let all = [large, little, little];
         assert_eq!(leaves_kib(32, &all), (128 - 8 - 20) * 1024 - 3 * 256);
-        // What they have beyond that is theirs, and one whose budget isn't little takes part.
+        // Memory that a run has beyond its budget is its own. A run whose budget isn't little takes part.
         let over = Holding { most: 10 * MIB, ..run(14, 4, 1) };
         assert_eq!(leaves_kib(34, &[large, over]), (128 - 8 - 14) * 1024 - 2 * 256);
         let other = Holding { most: 100 * MIB, ..run(20, 8, 1) };
@@ -238,7 +244,7 @@ mod tests {
         assert_eq!(free(1 << 30), 0);
     }
 
-    /// A machine made of files, whose cgroup has a limit and holds something.
+    /// A machine made of files, whose cgroup has a limit and holds some memory.
     struct Machine(tempfile::TempDir);
 
     impl Machine {
@@ -266,7 +272,7 @@ mod tests {
         }
     }
 
-    /// A session with a process that evicts, and the descriptor by which that holds its record.
+    /// A session with a process that evicts, and the descriptor by which the process holds its record.
     fn shared() -> (Shared, File) {
         let shared = Shared::new(settings(), &[]).unwrap();
         let process = File::options().read(true).write(true).open(shared.path()).unwrap();
@@ -296,7 +302,8 @@ mod tests {
         assert_eq!(headroom.least_bytes(), 8 * MIB);
     }
 
-    /// Usage and claims are read one after the other: a look that found more was wrong, and the kernel killed the program.
+    /// Usage and claims are read one after the other, so a look that finds more may be wrong. If that look
+    /// were believed, the kernel would kill the program.
     #[test]
     fn one_look_that_finds_more_is_not_believed() {
         let (machine, (shared, _process)) = (Machine::new(128), shared());

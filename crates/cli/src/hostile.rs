@@ -1,4 +1,5 @@
-//! Every reader of a session beside every kind of damage: each must end soon, with output that is bounded and printable.
+//! Runs every reader of a session on every kind of damage. Each reader must end soon, with output that is
+//! bounded and printable.
 
 use crate::budget::{Budget, Roots};
 use crate::headroom::Headroom;
@@ -22,20 +23,20 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of one line: as much as two long names and a sentence, each character escaped.
+/// Most bytes of one line: two long names and a sentence, each character escaped.
 const LINE_BYTES_MAX: usize = 8 << 10;
-/// Lines of a summary.
+/// Most lines of a summary.
 const LINES_MAX: usize = 60;
-/// What is told of 256 processes as JSON.
+/// Most bytes of the JSON about 256 processes.
 const JSON_BYTES_MAX: usize = 8 << 20;
-/// What one look at a session may take, in a build without optimisation beside other tests.
+/// Longest time that one look at a session may take, in a build without optimisation beside other tests.
 const LOOK_MAX: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Damage {
-    /// All of it is one byte.
+    /// The session is filled with one byte.
     Filled(u8),
-    /// All of it is noise.
+    /// The session is filled with noise.
     Noise,
     /// The head is as it was, the rest is noise.
     NoiseBehindTheHead,
@@ -47,7 +48,7 @@ enum Damage {
     Plausible,
 }
 
-/// xorshift64: all that is asked of it is to be the same each time.
+/// xorshift64. The numbers need only be the same in each run.
 struct Noise(u64);
 
 impl Noise {
@@ -105,7 +106,7 @@ fn are_lines(lines: &[String], count_max: usize) {
     }
 }
 
-/// All that the supervisor and `farpage show` do with a session.
+/// Does all that the supervisor and `farpage show` do with a session.
 fn read_everything(shared: &Shared) {
     let session = shared.session();
     let budget = Budget {
@@ -157,7 +158,8 @@ fn read_everything(shared: &Shared) {
     }
 }
 
-/// A program that overwrote the session had the supervisor print control characters and nonsense without end.
+/// A program that overwrites the session must not have the supervisor print control characters, or
+/// nonsense without end.
 #[test]
 fn whatever_a_session_holds_its_readers_end_soon_and_print_little() {
     let kinds = [
@@ -184,7 +186,7 @@ fn whatever_a_session_holds_its_readers_end_soon_and_print_little() {
     }
 }
 
-/// Writes noise, what could be, and what was there at first, over and over, in pieces of any size, until `is_over`.
+/// Writes noise, plausible values and the first content in turn, in pieces of any size, until `is_over`.
 fn write_until(path: &str, session: &Session, seed: u64, is_over: &AtomicBool) -> u64 {
     let (first, mut noise) = (std::fs::read(path).unwrap(), Noise(seed | 1));
     let file = File::options().read(true).write(true).open(path).unwrap();
@@ -213,7 +215,8 @@ fn write_until(path: &str, session: &Session, seed: u64, is_over: &AtomicBool) -
     writes
 }
 
-/// What was looked at is something else by the time it is used: a record had a process, and has none.
+/// A value that was looked at may be another one by the time it is used: a record had a process,
+/// and has none.
 #[test]
 fn session_that_is_written_while_it_is_read_is_told_of_in_bounds() {
     const LOOKS: usize = 20;
@@ -226,7 +229,7 @@ fn session_that_is_written_while_it_is_read_is_told_of_in_bounds() {
             let _ended = Ending(&is_over);
             for _ in 0..LOOKS {
                 read_everything(&shared);
-                // Much more often what takes little time: a moment between two reads is short.
+                // The shorter call runs much more often, because a moment between two reads is short.
                 (0..1_000).for_each(|_| _ = Totals::of(session));
             }
             is_over.store(true, Ordering::Relaxed);

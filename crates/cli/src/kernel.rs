@@ -1,6 +1,6 @@
-//! What the kernel offers to this user: userfaultfd and its features, io_uring; and what follows from it.
+//! The kernel's offers to this user, userfaultfd with its features and io_uring, and the choices that follow.
 //!
-//! Probed by doing it, since seccomp, capabilities, settings and build options all have a say.
+//! Each offer is probed by using it, since seccomp, capabilities, settings and build options all have a say.
 
 use crate::failure::Failure;
 use crate::sys::{self, Faults};
@@ -9,8 +9,8 @@ use farpage_core::config::{Install, IoEngine};
 use std::fmt;
 use std::io;
 
-/// The oldest kernel that has everything Farpage can't do without: close_range came with 5.9,
-/// write-protection by userfaultfd with 5.7.
+/// The oldest kernel that has everything that Farpage needs: close_range came with 5.9, write-protection by
+/// userfaultfd with 5.7.
 pub const VERSION_MIN: (u32, u32) = (5, 9);
 /// Write-protected pages are reported.
 pub const FEATURE_WRITE_PROTECT: u64 = 1 << 0;
@@ -21,16 +21,16 @@ pub const FEATURE_POISON: u64 = 1 << 14;
 /// Pages can be moved.
 pub const FEATURE_MOVE: u64 = 1 << 16;
 
-/// What the user asks for.
+/// The way in which faults arrive, as the user asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultsAsked {
-    /// What works here.
+    /// The best way that works here.
     Best,
-    /// Messages.
+    /// Faults as messages.
     Thread,
-    /// Signals.
+    /// Faults as signals.
     Signal,
-    /// Forbidden accesses.
+    /// Faults as forbidden accesses.
     Segv,
 }
 
@@ -40,24 +40,24 @@ const FEATURE_SIGBUS: u64 = 1 << 7;
 /// A userfaultfd, and how it reports faults.
 #[derive(Clone, Copy, Debug)]
 pub struct Userfaultfd {
-    /// Where it came from.
+    /// Where the userfaultfd came from.
     pub source: UffdSource,
-    /// What it can do.
+    /// Features of the userfaultfd.
     pub features: u64,
 }
 
-/// Why there is none.
+/// Why there is no userfaultfd.
 #[derive(Debug)]
 pub struct Refused {
-    /// What the system call said.
+    /// Error of the system call.
     pub syscall: io::Error,
-    /// What the device said.
+    /// Error of the device.
     pub device: io::Error,
-    /// What the system call said when asked for the program's own faults only, which needs no privilege.
+    /// Error of the system call when asked for the program's own faults only, which needs no privilege.
     pub user_only: Option<io::Error>,
 }
 
-/// Tries the system call, then the device.
+/// Gets a userfaultfd by the system call, or by the device if the call fails.
 pub fn userfaultfd() -> Result<Userfaultfd, Refused> {
     let syscall = match sys::userfaultfd_by_syscall(Faults::All) {
         Ok(features) => return Ok(Userfaultfd { source: UffdSource::Syscall, features }),
@@ -72,7 +72,8 @@ pub fn userfaultfd() -> Result<Userfaultfd, Refused> {
     }
 }
 
-/// A userfaultfd for the program's own faults, and what guarding its system calls takes. Needs no privilege.
+/// Gets a userfaultfd for the program's own faults, and checks that the program's system calls can be
+/// guarded. Needs no privilege.
 pub fn user_mode() -> Result<Userfaultfd, Failure> {
     let refused = |error: io::Error| user_mode_refused(&error, &Release::this());
     let features = sys::userfaultfd_by_syscall(Faults::UserOnly).map_err(refused)?;
@@ -83,14 +84,15 @@ pub fn user_mode() -> Result<Userfaultfd, Failure> {
     Ok(Userfaultfd { source: UffdSource::UserMode, features })
 }
 
-/// No userfaultfd, and what doing without takes. Needs no privilege, and nothing that containers refuse.
+/// Checks what doing without a userfaultfd takes. Needs no privilege, and nothing that containers refuse.
 pub fn without() -> Result<Userfaultfd, Failure> {
     sys::writes_what_may_not_be_touched().or_else(filled_aside)?;
     can_guard()?;
     Ok(Userfaultfd { source: UffdSource::Nothing, features: 0 })
 }
 
-/// Where nobody may write what may not be touched, pages are filled elsewhere and moved, if the kernel keeps pinned pages.
+/// Checks for the second way to fill memory that may not be touched, if writing there is refused: pages are
+/// filled elsewhere and moved. The second way needs a kernel that keeps pinned pages.
 fn filled_aside(refused: io::Error) -> Result<(), Failure> {
     match farpage::keeps_pinned_pages_in_segv() {
         Ok(true) if refused.raw_os_error() == Some(libc::EIO) => Ok(()),
@@ -102,7 +104,7 @@ fn filled_aside(refused: io::Error) -> Result<(), Failure> {
     }
 }
 
-/// Whether the program's system calls can be stopped and looked at.
+/// Checks that the program's system calls can be intercepted.
 fn can_guard() -> Result<(), Failure> {
     sys::syscall_user_dispatch().map_err(|error| guard_refused(&error, &Release::this()))
 }
@@ -111,24 +113,24 @@ fn can_guard() -> Result<(), Failure> {
 pub struct Release(String);
 
 impl Release {
-    /// Of this machine.
+    /// The release of this machine.
     pub fn this() -> Release {
         Release(sys::kernel_release())
     }
 
-    /// One that this isn't.
+    /// Another release than this machine's.
     #[cfg(test)]
     pub fn of(text: &str) -> Release {
         Release(text.into())
     }
 
-    /// Its first two numbers, if it begins with numbers.
+    /// Returns the first two numbers, if the release begins with numbers.
     pub fn version(&self) -> Option<(u32, u32)> {
         let mut numbers = self.0.split(|c: char| !c.is_ascii_digit()).map(str::parse);
         Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
     }
 
-    /// Whether it is surely older than that.
+    /// Whether the release is surely older than `version`.
     fn is_before(&self, version: (u32, u32)) -> bool {
         self.version().is_some_and(|own| own < version)
     }
@@ -140,15 +142,15 @@ impl fmt::Display for Release {
     }
 }
 
-/// UFFD_USER_MODE_ONLY and Syscall User Dispatch.
+/// First version with UFFD_USER_MODE_ONLY and Syscall User Dispatch.
 const VERSION_OF_SIGNALS: (u32, u32) = (5, 11);
-/// /dev/userfaultfd.
+/// First version with /dev/userfaultfd.
 const VERSION_OF_DEVICE: (u32, u32) = (6, 1);
 const SECCOMP_FIX: &str =
     "docker run --security-opt seccomp=unconfined, or a profile that allows userfaultfd";
 
-/// Why there is no userfaultfd for the program's own faults. An older kernel checks the privilege before it looks at the flag
-/// that it doesn't know, so there it is EPERM, too.
+/// Explains why there is no userfaultfd for the program's own faults. An older kernel checks the privilege
+/// before it looks at the flag that it doesn't know, so there EPERM is an answer, too.
 fn user_mode_refused(error: &io::Error, release: &Release) -> Failure {
     let failure = Failure::new(format!("faults can't arrive as signals here: userfaultfd: {error}"));
     let errno = error.raw_os_error().unwrap_or(0);
@@ -172,7 +174,7 @@ fn user_mode_refused(error: &io::Error, release: &Release) -> Failure {
     }
 }
 
-/// Errors that are about neither kernel nor sandbox.
+/// Explains errors that are about neither kernel nor sandbox.
 fn lack(errno: i32, failure: &Failure) -> Option<Failure> {
     let (cause, fix) = match errno {
         libc::EMFILE | libc::ENFILE => {
@@ -193,7 +195,7 @@ fn missing(failure: Failure) -> Failure {
         .fix("else use a kernel with CONFIG_USERFAULTFD=y (those of all large distributions have it)")
 }
 
-/// Why system calls can't be stopped.
+/// Explains why system calls can't be intercepted.
 fn guard_refused(error: &io::Error, release: &Release) -> Failure {
     let failure = Failure::new(format!("the program's system calls can't be guarded here: {error}"));
     let failure = if release.is_before(VERSION_OF_SIGNALS) {
@@ -206,7 +208,7 @@ fn guard_refused(error: &io::Error, release: &Release) -> Failure {
     failure.fix("--faults thread, with one of the ways that `farpage doctor` shows")
 }
 
-/// The userfaultfd that `farpage run` uses.
+/// Gets the userfaultfd that `farpage run` uses.
 pub fn faults(asked: FaultsAsked) -> Result<Userfaultfd, Failure> {
     match asked {
         FaultsAsked::Signal => user_mode(),
@@ -218,7 +220,7 @@ pub fn faults(asked: FaultsAsked) -> Result<Userfaultfd, Failure> {
     }
 }
 
-/// The ways to get a userfaultfd for the kernel's faults, too, most convenient first.
+/// Ways to get a userfaultfd for the kernel's faults, too, most convenient first.
 pub const WAYS: [&str; 3] = [
     "run as root, or with the capability CAP_SYS_PTRACE (docker run --cap-add=SYS_PTRACE --security-opt seccomp=unconfined; systemd: AmbientCapabilities=)",
     "allow it to everyone: sudo sysctl vm.unprivileged_userfaultfd=1",
@@ -226,12 +228,12 @@ pub const WAYS: [&str; 3] = [
 ];
 
 impl Refused {
-    /// Whether the kernel has no userfaultfd, rather than not for us.
+    /// Whether the kernel has no userfaultfd, instead of refusing it to us.
     fn is_missing(&self) -> bool {
         self.syscall.raw_os_error() == Some(libc::ENOSYS)
     }
 
-    /// The error for the user.
+    /// Returns the error for the user.
     pub fn failure(&self) -> Failure {
         self.failure_on(&Release::this())
     }
@@ -249,7 +251,8 @@ impl Refused {
         if let Some(failure) = lack(self.syscall.raw_os_error().unwrap_or(0), &failure) {
             return failure;
         }
-        // An older kernel refuses the unprivileged form because it doesn't know it: that says nothing of sandboxes.
+        // An older kernel refuses the unprivileged form because it doesn't know it, so the refusal says
+        // nothing of sandboxes.
         if self.user_only.is_some() && !release.is_before(VERSION_OF_SIGNALS) {
             let failure = failure
                 .because(
@@ -262,13 +265,13 @@ impl Refused {
     }
 }
 
-/// Those of [`WAYS`] that this kernel has.
+/// Returns the ways of [`WAYS`] that this kernel has.
 pub fn ways(release: &Release) -> &'static [&'static str] {
     const ALL: &[&str] = &WAYS;
     if release.is_before(VERSION_OF_DEVICE) { &ALL[..2] } else { ALL }
 }
 
-/// How pages will move, and what the user should know about it.
+/// Returns how pages will move, and what the user should know about it.
 pub fn choose_install(
     asked: Option<Install>,
     Userfaultfd { source, features }: Userfaultfd,
@@ -311,7 +314,7 @@ pub fn choose_install(
     }
 }
 
-/// How areas will be written, given what io_uring_setup said.
+/// Returns how areas will be written, given the result of io_uring_setup.
 pub fn choose_io(asked: Option<IoEngine>, io_uring: &io::Result<()>) -> Result<IoEngine, Failure> {
     match (asked, io_uring) {
         (Some(IoEngine::Psync), _) => Ok(IoEngine::Psync),
@@ -333,7 +336,8 @@ pub fn choose_io(asked: Option<IoEngine>, io_uring: &io::Result<()>) -> Result<I
     }
 }
 
-/// Whether a thread may look for a page of an area instead of sleeping: where there are so many CPUs, and given what io_setup said.
+/// Returns whether a thread may poll for a page of an area instead of sleeping, given the number of CPUs and
+/// the result of io_setup.
 pub fn choose_wait(asked: Option<bool>, cpus: usize, aio: &io::Result<()>) -> Result<bool, Failure> {
     match (asked, aio) {
         (Some(true), Err(error)) => {
@@ -418,7 +422,7 @@ mod tests {
         );
     }
 
-    /// Linux 5.10 was told that a container's seccomp profile hides what it doesn't have.
+    /// Linux 5.10 must not be told that a container's seccomp profile hides what the kernel doesn't have.
     #[test]
     fn signals_are_refused_for_the_reason_that_errno_and_version_have() {
         for (number, release, words, not) in [
@@ -453,7 +457,7 @@ mod tests {
         }
     }
 
-    /// /dev/userfaultfd was recommended where there is none.
+    /// /dev/userfaultfd must not be recommended where the kernel has none.
     #[test]
     fn privileged_faults_are_refused_for_the_reason_that_errno_and_version_have() {
         for (syscall, user_only, release, words, not) in [

@@ -1,4 +1,5 @@
-//! What the kernel itself swaps to, from /proc/swaps: an area has one owner.
+//! The files and devices that the kernel itself swaps to, from /proc/swaps. None of them is an area for us:
+//! an area has one owner.
 
 use std::ffi::OsString;
 use std::fs;
@@ -22,7 +23,7 @@ pub fn is_on(metadata: &fs::Metadata) -> bool {
     swaps(&table).iter().any(same)
 }
 
-/// The paths in /proc/swaps.
+/// Returns the paths in /proc/swaps.
 fn swaps(table: &[u8]) -> Vec<PathBuf> {
     let lines = table.split(|byte| *byte == b'\n').skip(1);
     lines
@@ -33,7 +34,7 @@ fn swaps(table: &[u8]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Blanks and backslashes are written as three octal digits.
+/// Decodes a path: the kernel writes blanks and backslashes as three octal digits.
 fn unescape(text: &[u8]) -> PathBuf {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text;

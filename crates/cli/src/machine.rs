@@ -1,4 +1,4 @@
-//! The machine's nodes and where its block devices are, from sysfs.
+//! The machine's nodes, and the nodes of its block devices, from sysfs.
 
 use farpage_core::areas::Place;
 use farpage_core::units::{NODES_MAX, NodeId};
@@ -6,38 +6,38 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// What sysfs says, below some root.
+/// A view of sysfs below some root.
 pub struct Machine {
     root: PathBuf,
 }
 
 impl Machine {
-    /// This one.
+    /// This machine.
     pub fn this() -> Machine {
         Machine::below("/sys")
     }
 
-    /// The one whose sysfs is at `root`.
+    /// A machine whose sysfs is at `root`.
     pub fn below(root: impl Into<PathBuf>) -> Machine {
         Machine { root: root.into() }
     }
 
-    /// The nodes that are online, in rising order; node 0 if nothing is known.
+    /// Returns the nodes that are online, in rising order; node 0 if nothing is known.
     pub fn nodes(&self) -> Vec<NodeId> {
         let online = fs::read_to_string(self.root.join("devices/system/node/online")).unwrap_or_default();
         let nodes: Vec<NodeId> = online.trim().split(',').filter_map(span).flatten().map(NodeId).collect();
         if nodes.is_empty() { vec![NodeId(0)] } else { nodes }
     }
 
-    /// How far `to` is from `from`, where 10 is no distance.
+    /// Returns the distance from `from` to `to`, where 10 is no distance.
     fn distance(&self, from: NodeId, to: NodeId) -> Option<u8> {
         let path = self.root.join(format!("devices/system/node/node{}/distance", from.0));
-        // One number for each node that is online.
+        // The file has one number for each node that is online.
         let at = self.nodes().iter().position(|node| *node == to)?;
         fs::read_to_string(path).ok()?.split_whitespace().nth(at)?.parse().ok()
     }
 
-    /// The node that a file's disk, or a block device, is attached to; none where nobody knows.
+    /// Returns the node that a file's disk, or a block device, is attached to; none if no file says it.
     pub fn node_of(&self, metadata: &fs::Metadata) -> Option<NodeId> {
         let is_device = metadata.file_type().is_block_device();
         let device = if is_device { metadata.rdev() } else { metadata.dev() };
@@ -49,20 +49,20 @@ impl Machine {
     pub fn can_discard(&self, device: &fs::Metadata) -> bool {
         let name = format!("dev/block/{}:{}", libc::major(device.rdev()), libc::minor(device.rdev()));
         let Ok(entry) = self.root.join(name).canonicalize() else { return false };
-        // A partition has the queue of the disk that it lies in.
+        // A partition uses the queue of the disk that it lies in.
         let places = [entry.as_path(), entry.parent().unwrap_or(&entry)];
         let mut found = places.into_iter().map(|path| path.join("queue/discard_max_bytes"));
         found.find_map(|path| fs::read_to_string(path).ok()).is_some_and(|most| most.trim() != "0")
     }
 
-    /// A disk says it below `device`, a partition has it from the disk that it lies in, a virtual device from the
-    /// ones it is made of, or from its paths, if they agree.
+    /// Returns the node of a device in sysfs. A disk has the node below `device`, a partition has it from its
+    /// disk. A virtual device has it from the devices it is made of, or from its paths, if they agree.
     fn node_of_entry(&self, entry: &Path) -> Option<NodeId> {
         let root = self.root.canonicalize().ok()?;
         let above = entry.ancestors().take_while(|path| *path != root);
         let found = above.flat_map(|path| [path.join("device/numa_node"), path.join("numa_node")]);
         if let Some(text) = found.filter_map(|path| fs::read_to_string(path).ok()).next() {
-            // -1: it is nowhere in particular.
+            // -1 means that the device is nowhere in particular.
             return text.trim().parse().ok().filter(|node| (*node as usize) < NODES_MAX).map(NodeId);
         }
         let disk = if entry.join("partition").exists() { entry.parent()? } else { entry };
@@ -72,26 +72,27 @@ impl Machine {
         nodes.all(|node| node == Some(first)).then_some(first)
     }
 
-    /// The place of an area on a device of this node; the priority is the user's, if there is one.
+    /// Returns the place of an area on a device of this node. The priority is the user's, if there is one.
     pub fn place(&self, node: Option<NodeId>, priority: Option<i32>) -> Place {
         let place = priority.map_or(Place::default(), |priority| Place::default().with_priority(priority));
         node.map_or(place, |node| place.at(node, |from| self.distance(from, node)))
     }
 }
 
-/// What is in a directory, links followed; nothing if there is none.
+/// Returns the entries of a directory, links followed; nothing if there is no directory.
 fn entries(directory: &Path) -> Vec<PathBuf> {
     let found = fs::read_dir(directory).into_iter().flatten().flatten();
     found.filter_map(|entry| entry.path().canonicalize().ok()).collect()
 }
 
-/// The devices that a virtual one is made of.
+/// Returns the devices that a virtual device is made of.
 fn slaves(disk: &Path) -> Vec<PathBuf> {
     entries(&disk.join("slaves"))
 }
 
-/// The paths to an NVMe disk that has several: `nvme0n1` lies in a subsystem, which is nowhere. Beside it are its controllers,
-/// each with a path `nvme0c3n1`: the subsystem's number, the controller's, and the disk's.
+/// Returns the paths to an NVMe disk that has several paths. The disk `nvme0n1` lies in a subsystem, which is
+/// on no node. The subsystem's controllers lie beside the disk, each with a path `nvme0c3n1`: the subsystem's
+/// number, the controller's, and the disk's.
 fn multipath(disk: &Path) -> Vec<PathBuf> {
     let name = |path: &Path| path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
     let disk_name = name(disk);
@@ -108,7 +109,7 @@ fn multipath(disk: &Path) -> Vec<PathBuf> {
     controllers.flat_map(|controller| entries(&controller)).filter(is_path).collect()
 }
 
-/// `3` or `0-3`.
+/// Reads `3` or `0-3`.
 fn span(text: &str) -> Option<std::ops::RangeInclusive<u8>> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let last: usize = last.parse().ok()?;
@@ -173,8 +174,9 @@ pub mod tests {
         assert_eq!(machine.node_of_entry(&whole), None);
     }
 
-    /// A subsystem with two controllers, and two disks with a path by each. `nodes` are the controllers'. As Linux 6.x has it:
-    /// the subsystem links to its controllers, and a path's `device` is its controller.
+    /// A subsystem with two controllers, and two disks with a path by each controller. `nodes` are the
+    /// controllers'. The files are as Linux 6.x has them: the subsystem links to its controllers, and a
+    /// path's `device` is its controller.
     fn multipath_disks(nodes: [&str; 2]) -> (tempfile::TempDir, PathBuf) {
         let root = tempfile::tempdir().unwrap();
         let top = root.path().canonicalize().unwrap();
@@ -192,7 +194,7 @@ pub mod tests {
                 fs::create_dir_all(&path).unwrap();
                 std::os::unix::fs::symlink(&controller, path.join("device")).unwrap();
             }
-            // A disk with one path only, on no subsystem's list.
+            // A disk with one path only, which no subsystem lists.
             fs::create_dir_all(controller.join("ng0n1")).unwrap();
             fs::write(controller.join("numa_node"), node).unwrap();
             std::os::unix::fs::symlink(&controller, subsystem.join(format!("nvme{at}"))).unwrap();
@@ -200,7 +202,8 @@ pub mod tests {
         (root, subsystem)
     }
 
-    /// `--order numa` and `weighted` took such a disk for one that is equally far from all nodes.
+    /// `--order numa` and `weighted` must not take a disk with several paths for one that is equally
+    /// far from all nodes.
     #[test]
     fn disk_with_several_paths_is_where_they_are_if_they_agree() {
         let (root, subsystem) = multipath_disks(["1\n", "1\n"]);

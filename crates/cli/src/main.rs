@@ -1,27 +1,30 @@
 //! `farpage`: the command line.
 //!
-//! `farpage run` puts Farpage's library into a program and stays beside it as its supervisor; `farpage
-//! doctor` says what this machine offers; `farpage show` looks at a run; `farpage bench` measures. Nothing here serves a fault: that happens
-//! inside the program.
+//! `farpage run` puts Farpage's library into a program and stays beside it as its supervisor.
+//! `farpage doctor` says what this machine offers, `farpage show` looks at a run, and `farpage bench`
+//! measures. No fault is served here: faults are served inside the program.
 //!
 //! A run, in the order of the modules:
 //!
-//! 1. [`options`] reads the command line; [`size`] reads sizes; [`tips`] says what a word that is wrong was meant to be.
-//! 2. [`budget`] finds the limits that apply and makes the budget from them; [`neighbours`] are this user's other runs.
+//! 1. [`options`] reads the command line; [`size`] reads sizes; [`tips`] guesses what a wrong word
+//!    was meant to be.
+//! 2. [`budget`] finds the limits that apply and makes the budget from them; [`neighbours`] are this
+//!    user's other runs.
 //! 3. [`program`] finds the program and checks with [`elf`] that Farpage can get into it.
-//! 4. [`areas`] opens the swap areas; [`header`] reads what mkswap wrote, [`places`] asks where a
-//!    file lies, [`machine`] which node its device is on.
+//! 4. [`areas`] opens the swap areas; [`header`] reads what mkswap wrote, [`places`] asks where a file lies,
+//!    [`machine`] which node its device is on.
 //! 5. [`preload`] finds the library; [`kernel`] tries what the kernel offers, and chooses.
 //! 6. [`session`] fills the memory shared with the programs; [`run`] starts the first of them.
-//! 7. [`signals`] stays with it; [`headroom`] makes the budget smaller while limits leave less; [`notices`] tells what happens meanwhile,
-//!    through a [`valve`].
-//!    [`dormant`] is about processes that are too small to have an engine.
-//! 8. [`over_budget`] ends a run that stays above its budget, if that was asked for.
-//! 9. [`outside`] finds processes without a budget, [`oom`] whether the kernel killed one; [`totals`] collects what was counted; [`summary`] prints it, and writes
-//!    it as JSON.
+//! 7. [`signals`] supervises the program; [`headroom`] makes the budget smaller while limits leave less;
+//!    [`notices`] tells what happens meanwhile, through a [`valve`]. [`dormant`] is about processes that are
+//!    too small to have an engine.
+//! 8. [`over_budget`] ends a run that stays above its budget, if the user asked for that.
+//! 9. [`outside`] finds processes without a budget, [`oom`] whether the kernel killed one; [`totals`]
+//!    collects what was counted; [`summary`] prints the totals, and writes them as JSON.
 //!
-//! [`show`] looks on from outside. [`doctor`] asks the same modules without running anything; [`bench`] hands on to `farpage-bench`. [`failure`] is every error's form, [`say`] and
-//! [`numbers`] are how Farpage talks, [`sys`] wraps system calls.
+//! [`show`] looks at a run from outside. [`doctor`] asks the same modules without running anything; [`bench`]
+//! hands on to `farpage-bench`. [`failure`] is the form of every error, [`say`] and [`numbers`] are how
+//! Farpage talks, [`sys`] wraps system calls.
 
 mod areas;
 mod bench;

@@ -1,8 +1,9 @@
 //! Other runs of this user on this machine, and the memory that their processes hold.
 //!
-//! Runs below one limit share what it leaves, so each supervisor reads the claims in the sessions of the other runs. A new run tells
-//! them to look for it, and writes nothing else there. A run of another user, or in another pid namespace, can't be seen: its
-//! memory counts like that of any other process.
+//! Runs below one limit share what it leaves, so each supervisor reads the claims in the sessions of the
+//! other runs. A new run tells the other runs to look for it, and writes nothing more into their
+//! sessions. A run of another user, or in another pid namespace, can't be seen: its memory counts like
+//! that of any other process.
 
 use crate::budget::{Group, Limit, Roots, groups, groups_of_other};
 use crate::session::{own_session, session_in};
@@ -21,19 +22,20 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Pause between two searches for other runs, if none tells that it begins: a new run may fail to.
+/// Pause between two searches for other runs while no run tells that it begins. A new run may fail to tell.
 const FIND_AGAIN: Duration = Duration::from_secs(10);
 /// Shortest pause between two searches. A search reads all of /proc.
 const FIND_MIN: Duration = Duration::from_millis(100);
-/// Other runs that are followed. Each costs a descriptor.
+/// Most other runs that are followed. Each costs a descriptor.
 const FOUND_MAX: usize = 128;
-/// Bytes that no run holds. Programs of a run can write any claim, and sums over runs must not overflow.
+/// Bytes that no run holds, used as a bound. Programs of a run can write any claim, and sums over runs
+/// must not overflow.
 const HELD_BYTES_MAX: u64 = 1 << 50;
 
 /// Memory that the processes of one run hold together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
-    /// Their claims in one sum.
+    /// Sum of their claims.
     pub claimed: Claimed,
     /// Number of processes.
     pub processes: u64,
@@ -56,7 +58,7 @@ impl AddAssign<Claimed> for Holding {
 }
 
 impl Holding {
-    /// The sum over a session's living processes: each holds its record's lock in `file`.
+    /// Returns the sum over a session's living processes. A living process holds its record's lock in `file`.
     pub fn of(session: &Session, file: &File) -> Holding {
         let mut sum = Holding::default();
         let is_alive = |at: usize| sys::is_locked(file, at as u64);
@@ -67,7 +69,7 @@ impl Holding {
         sum
     }
 
-    /// The same, bounded by what a limit can hold.
+    /// Returns the holding bounded by what a limit can hold.
     pub fn below(mut self, limit: &Limit) -> Holding {
         let Claimed { has, needs, floor, .. } = &mut self.claimed;
         let more = needs.saturating_sub(*has);
@@ -78,19 +80,19 @@ impl Holding {
     }
 }
 
-/// One of the other runs.
+/// Another run.
 struct Neighbour {
     memory: SharedMemory,
     groups: Vec<Group>,
 }
 
 impl Neighbour {
-    /// The run of the supervisor `pid`, if its session can be opened and has this version's layout.
+    /// Opens the run of the supervisor `pid`, if its session can be opened and has this version's layout.
     fn of(roots: &Roots, pid: u32, own: &[Group]) -> Option<Neighbour> {
         let path = own_session(&roots.proc, pid).ok()??;
         let file = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
         if file.metadata().ok()?.blksize() != PAGE_BYTES as u64 {
-            // Memory in huge pages, which can vanish.
+            // The memory is in huge pages, which can vanish.
             return None;
         }
         let memory = SharedMemory::open(file, Access::Write).ok()?;
@@ -100,7 +102,7 @@ impl Neighbour {
         Some(Neighbour { memory, groups: groups_of_other(roots, pid, own) })
     }
 
-    /// Its memory; none once its supervisor is gone, because then the run follows no limit.
+    /// Returns the run's memory; none once its supervisor is gone, because then the run follows no limit.
     fn holding(&self) -> Option<Holding> {
         let file = self.memory.file();
         let session = session_in(&self.memory).filter(|_| sys::is_locked(file, SUPERVISOR_BYTE))?;
@@ -114,12 +116,13 @@ pub struct Neighbours {
     found: Vec<Neighbour>,
     /// Time of the last search; none before the first.
     found_at: Option<Instant>,
-    /// Number of runs that had told that they begin.
+    /// Runs that had told that they begin, at the last search.
     count: u32,
 }
 
 impl Neighbours {
-    /// Tells the other runs that this run begins. If two runs begin at once, the run with the younger session finds the other.
+    /// Tells the other runs that this run begins. If two runs begin at once, the run with the younger
+    /// session finds the other.
     pub fn tell(&mut self, roots: &Roots) {
         self.found_at = None;
         self.find(roots, self.count);
@@ -127,8 +130,8 @@ impl Neighbours {
         sessions.for_each(|session| _ = session.neighbours.fetch_add(1, Ordering::Relaxed));
     }
 
-    /// Searches for other runs, if the last search is long ago or `count` has changed: the number of runs that have told that they
-    /// begin.
+    /// Searches for other runs if the last search is long ago or `count` has changed. `count` is the number
+    /// of runs that have told that they begin.
     pub fn find(&mut self, roots: &Roots, count: u32) {
         let pause = if self.count == count { FIND_AGAIN } else { FIND_MIN };
         if self.found_at.is_some_and(|at| at.elapsed() < pause) {
@@ -140,12 +143,12 @@ impl Neighbours {
         (self.found_at, self.count) = (Some(Instant::now()), count);
     }
 
-    /// The memory of each run, and the groups that it is in.
+    /// Returns the memory of each run, and the groups that the run is in.
     pub fn holdings(&self) -> Vec<(&[Group], Holding)> {
         self.found.iter().filter_map(|run| Some((run.groups.as_slice(), run.holding()?))).collect()
     }
 
-    /// Notes in each limit how much of the memory below it is theirs.
+    /// Notes in each limit how much of the memory below it belongs to the other runs.
     pub fn note_in(&self, limits: &mut [Limit]) {
         let runs = self.holdings();
         for limit in limits {
@@ -156,7 +159,7 @@ impl Neighbours {
     }
 }
 
-/// The numbers of processes that have this process's name and user, but for its own.
+/// Yields the ids of processes with this process's name and user, without its own id.
 fn supervisors(proc: &Path) -> impl Iterator<Item = u32> {
     let (own, user, proc) = (std::process::id(), sys::effective_user(), proc.to_owned());
     let name = fs::read(proc.join("self/comm")).unwrap_or_default();
@@ -175,7 +178,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A process can write any claim into its session, and its run is another one's neighbour.
+    /// A process can write any claim into its session, and its run is a neighbour of other runs.
     #[test]
     fn claims_are_bounded_by_what_a_limit_can_hold() {
         let limit = Limit {

@@ -1,4 +1,4 @@
-//! What programs have to tell while they run: each kind once per process, as one line with what to do.
+//! Notices of programs while they run: each kind is told once per process, as one line with what to do.
 
 use crate::areas::Area;
 use crate::budget::Budget;
@@ -16,27 +16,27 @@ use std::time::Instant;
 /// How much a notice matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 pub enum Weight {
-    /// Good to know; --quiet leaves it out.
+    /// Good to know; --quiet leaves the notice out.
     Information,
     /// Data was lost, the disk fails, or the program ended because of us.
     Serious,
 }
 
-/// What notices are about, beside the program.
+/// The things that notices are about, beside the program.
 pub struct About<'a> {
-    /// The names of the areas as they may be printed, in their order.
+    /// The names of the areas as they may be printed, in the order of the areas.
     pub areas: &'a [String],
     /// The areas themselves.
     pub files: &'a [Area],
-    /// What the run may have.
+    /// The budget of the run.
     pub budget: &'a Budget,
 }
 
-/// Which notices were told already, and how many may be told.
+/// Knows which notices were told already, and how many may still be told.
 pub struct Watcher {
-    /// For each record, whose it was and which bits were told: records are reused.
+    /// For each record, the process that had it and the bits that were told: records are reused.
     told: Vec<(u32, u32)>,
-    /// What matters less isn't told.
+    /// Least weight of a notice that is told.
     least: Weight,
     /// Whether last words were told.
     is_last_told: bool,
@@ -44,7 +44,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Nothing was told yet.
+    /// A watcher that has told nothing yet.
     pub fn new(session: &Session, least: Weight) -> Watcher {
         Watcher {
             told: vec![(0, 0); session.processes.len()],
@@ -54,7 +54,7 @@ impl Watcher {
         }
     }
 
-    /// The lines for everything that is new, and for what was held back before.
+    /// Returns the lines for everything that is new, and for what was held back before.
     pub fn news(&mut self, session: &Session, about: &About, now: Instant) -> Vec<String> {
         let mut lines: Vec<String> = self.valve.turn(now).map(held_back).into_iter().collect();
         for (record, told) in session.processes.iter().zip(&mut self.told) {
@@ -74,20 +74,20 @@ impl Watcher {
         lines
     }
 
-    /// The last words of a process that ended by a bug in Farpage, once.
+    /// Returns the last words of a process that ended by a bug in Farpage. Later calls return none.
     pub fn last_words(&mut self, session: &Session) -> Option<String> {
         let words = last_words(session).filter(|_| !self.is_last_told)?;
         self.is_last_told = true;
         Some(words)
     }
 
-    /// At the end: the line for what was held back and never told.
+    /// Returns the line for what was held back and never told. Called at the end.
     pub fn rest(&mut self) -> Option<String> {
         self.valve.rest().map(held_back)
     }
 }
 
-/// The last words of the first process that ended by a bug in Farpage.
+/// Returns the last words of the first process that ended by a bug in Farpage.
 pub fn last_words(session: &Session) -> Option<String> {
     let mut buffer = [0; 512];
     let (pid, text) = session.last_words.read(&mut buffer)?;
@@ -148,10 +148,10 @@ fn budget_too_small(command: &str, needed: u64, budget: &Budget) -> String {
     )
 }
 
-/// Reasons that are told for a run that stays above its budget.
+/// Reasons that are named for a run that stays above its budget.
 const REASONS_MAX: usize = 3;
 
-/// Why living processes don't stay within the budget, as they have told.
+/// Returns why living processes don't stay within the budget, as they have told.
 pub fn over_budget(shared: &Shared, about: &About) -> Vec<String> {
     let records = shared.session().processes.iter().enumerate();
     let told = records.flat_map(|(at, record)| {
@@ -179,7 +179,7 @@ const fn keeps_memory(notice: Notice) -> bool {
     )
 }
 
-/// What a notice says, without the program it is about.
+/// Returns what a notice says, without the program that it is about.
 pub fn describe(notice: Notice, value: u64, about: &About) -> String {
     let budget = about.budget;
     match notice {
@@ -217,7 +217,8 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
             "{} of its memory can't be evicted (locked or executable memory, stacks, small mappings), out of a budget of {}; use --ram {} or more",
             iec(value),
             iec(budget.ram_bytes),
-            // It is told from half of the budget on: a quarter more could be less than there is now.
+            // The notice is told from half of the budget on: a quarter more could be less than
+            // the budget is now.
             suggestion(value.saturating_mul(2))
         ),
         Notice::Locked => "it locked all its memory (mlockall): nothing can be evicted; have that refused with --mlockall refuse, or switch it off in the program".into(),
@@ -253,7 +254,7 @@ pub fn describe(notice: Notice, value: u64, about: &About) -> String {
     }
 }
 
-/// Area, offset and reason of a failed request.
+/// Returns area, offset and reason of a failed request.
 fn place(packed: u64, about: &About) -> String {
     let (area, slot, errno) = unpack_io_error(packed);
     let name = about.areas.get(usize::from(area)).map_or("?", String::as_str);
@@ -261,7 +262,7 @@ fn place(packed: u64, about: &About) -> String {
     if errno == 0 { place } else { format!("{place}: {}", error_text(errno)) }
 }
 
-/// Why a page can't be read, if it is the area's file.
+/// Returns why a page can't be read, if the area's file is the reason.
 fn cause(packed: u64, about: &About) -> Option<String> {
     let (area, slot, _) = unpack_io_error(packed);
     let end = about.files.get(usize::from(area))?.shortened(u64::from(slot) << PAGE_SHIFT)?;
@@ -423,7 +424,7 @@ mod tests {
         let mut watcher = self::watcher(session);
         session.processes[0].notice(Notice::Locked, 0);
         assert_eq!(news(&mut watcher, session).len(), 1);
-        // As a new process claims it, which has nothing to tell yet.
+        // A new process claims the record in this way, and has nothing to tell yet.
         session.processes[0].notices.store(0, Ordering::Relaxed);
         session.processes[0].pid.store(999, Ordering::Release);
         assert!(self::news(&mut watcher, session).is_empty());
@@ -443,7 +444,8 @@ mod tests {
         assert!(news.len() == 1 && news[0].contains("STOPPED"), "{news:?}");
     }
 
-    /// Each number that a program wrote over its own made all of its notices new, ten times a second.
+    /// A program may write other ids over its own in its record. Each new id makes all of its notices
+    /// new. The supervisor looks ten times a second, and must not print them all.
     #[test]
     fn flood_of_notices_is_counted_and_told_in_one_line() {
         let shared = two_programs();
@@ -472,7 +474,7 @@ mod tests {
         );
     }
 
-    /// It was called more than the budget, but is told from half of the budget on.
+    /// The text must not say "more than the budget": the notice is told from half of the budget on.
     #[test]
     fn memory_that_can_not_be_evicted_is_compared_with_the_budget() {
         let about = About { areas: &[], files: &[], budget: &budget_of(100 << 20) };
@@ -481,7 +483,7 @@ mod tests {
         assert!(text.ends_with("out of a budget of 100 MiB; use --ram 192M or more"), "{text}");
     }
 
-    /// The user was sent to look at the disk.
+    /// Without this cause the user would be sent to look at the disk.
     #[test]
     fn file_that_was_shortened_is_told_as_that() {
         let told = |grows, bytes, notice| {

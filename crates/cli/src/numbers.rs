@@ -1,6 +1,6 @@
-//! How numbers are printed: sizes in IEC units, counts in groups of three, times in the unit that fits.
+//! Printing of numbers: sizes in IEC units, counts in groups of three, times in the unit that fits.
 
-/// `23.4 MiB`: one decimal, none where it would be zero.
+/// `23.4 MiB`: one decimal, left out if it is zero.
 pub fn iec(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut tenths = u128::from(bytes) * 10;
@@ -33,14 +33,14 @@ pub fn grouped(number: u64) -> String {
 pub fn duration(ns: u64) -> String {
     match ns {
         0..1_000 => format!("{ns} ns"),
-        // What would be 1000.0 when rounded is the next unit's.
+        // A value that would be rounded to 1000.0 is printed in the next unit.
         1_000..999_950 => format!("{:.1} µs", ns as f64 / 1e3),
         999_950..999_950_000 => format!("{:.1} ms", ns as f64 / 1e6),
         _ => format!("{:.1} s", ns as f64 / 1e9),
     }
 }
 
-/// A size that can be typed and is comfortably above `bytes`: a quarter more, on a round number.
+/// Returns a size that can be typed and is comfortably above `bytes`: a quarter more, on a round number.
 pub fn suggestion(bytes: u64) -> String {
     const MIB: u64 = 1 << 20;
     let wanted = bytes.saturating_add(bytes / 4).max(MIB);
@@ -52,7 +52,8 @@ pub fn suggestion(bytes: u64) -> String {
     if round.is_multiple_of(1024) { format!("{}G", round / 1024) } else { format!("{round}M") }
 }
 
-/// A size that can be typed and is at most `bytes`, but for what is less than a MiB: on a round number.
+/// Returns a size that can be typed, on a round number, and at most `bytes`; 1M if `bytes` is
+/// less than a MiB.
 pub fn suggestion_below(bytes: u64) -> String {
     let mib = (bytes >> 20).max(1);
     let step = match mib {
@@ -117,7 +118,7 @@ mod tests {
         #[test]
         fn printed_size_is_within_a_twentieth(bytes: u64) {
             let text = iec(bytes);
-            // `16 EiB` is one more than fits.
+            // `16 EiB` is one byte more than fits.
             if let Ok(size) = crate::size::parse(&text) {
                 prop_assert!(size.of(0).abs_diff(bytes) <= bytes / 20 + 1, "{}", text);
             } else {

@@ -1,8 +1,8 @@
-//! Whether the kernel's out-of-memory killer was at work: its counters before the run and after it.
+//! Whether the kernel's out-of-memory killer was at work, by its counters before the run and after it.
 //!
-//! The killer's victims end like anybody who is sent SIGKILL, and nobody is told why. So the kernel's counts are compared: of
-//! the cgroup that the run is in, and of the whole machine. Which processes of the run have ended when a count rises is
-//! the only trace of who it was.
+//! The killer's victims end like any process that is sent SIGKILL, and the kernel tells nobody why. So the
+//! kernel's counts are compared: of the cgroup that the run is in, and of the whole machine. The only trace
+//! of the victims is which processes of the run have ended when a count rises.
 
 use crate::budget::{self, Roots, row_of};
 use crate::sys;
@@ -12,13 +12,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 
-/// The row that counts kills, in every list of the kernel.
+/// Name of the row that counts kills, in every list of the kernel.
 const KILLS: &str = "oom_kill";
 
-/// Looks after the kill count rises in which a process that disappears counts as a victim. On a busy machine its end takes most of a
-/// second.
+/// Looks after the kill count rises in which a process that disappears counts as a victim. On a busy machine
+/// a process takes most of a second to end.
 const LOOKS: u32 = 10;
-/// Victims that are remembered.
+/// Most victims that are remembered.
 const VICTIMS_MAX: usize = 16;
 
 /// Watches the counters beside the processes of the run.
@@ -26,16 +26,16 @@ pub struct Witness {
     before: Before,
     kills: Kills,
     looks: u32,
-    /// Processes that were there, by their numbers.
+    /// Ids of processes that were there.
     seen: BTreeSet<u32>,
-    /// Processes that are gone.
+    /// Ids of processes that are gone.
     ended: BTreeSet<u32>,
-    /// Those of them that may be victims.
+    /// Processes among the ended ones that may be victims.
     victims: Vec<(u32, Member)>,
 }
 
 impl Witness {
-    /// Before the program starts.
+    /// A witness with the counts before the program starts.
     pub fn new(roots: Roots) -> Witness {
         let before = Before::now(roots);
         let kills = before.kills();
@@ -43,18 +43,20 @@ impl Witness {
         Witness { before, kills, looks: 0, seen, ended, victims: Vec::new() }
     }
 
-    /// Looks once more: ten times a second, and at the end. How `program`, the first of the run, ends is known anyway.
+    /// Looks once more: ten times a second, and at the end. `program` is the first process of the run. How it
+    /// ends is known anyway.
     pub fn look(&mut self, members: &BTreeMap<u32, Member>, program: u32) {
         let kills = self.before.kills();
         if kills != self.kills {
             (self.kills, self.looks) = (kills, LOOKS);
         }
-        // A number may be another process's later.
+        // An id may belong to another process later.
         self.seen.retain(|pid| members.contains_key(pid));
         self.ended.retain(|pid| members.get(pid).is_some_and(|member| !member.is_alive));
         for (pid, member) in members {
-            // A process gives its record up before it is gone, or after: its rings keep the record for a while. A process of another pid
-            // namespace was never there, and only the record says that it lives.
+            // A process may give its record up before it is gone, or after, because its rings keep the
+            // record for a while. A process of another pid namespace was never there, and only its
+            // record says that it lives.
             let was_there = self.seen.contains(pid);
             if member.is_alive && was_there && self.looks == 0 {
                 continue;
@@ -72,12 +74,12 @@ impl Witness {
             }
         }
         self.looks = self.looks.saturating_sub(1);
-        // The killer takes the largest. Others end by themselves meanwhile.
+        // The killer takes the largest processes. Other processes end by themselves meanwhile.
         self.victims.sort_by_key(|(_, member)| Reverse(member.anonymous_bytes));
         self.victims.truncate(VICTIMS_MAX);
     }
 
-    /// What was seen.
+    /// Returns what was seen.
     pub fn report(&self) -> Report {
         let kills = match self.kills.group {
             0 => self.kills.machine.unwrap_or(0),
@@ -88,34 +90,35 @@ impl Witness {
     }
 }
 
-/// What the out-of-memory killer did during the run.
+/// The acts of the out-of-memory killer during the run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// How often it struck.
+    /// Kills by the out-of-memory killer.
     pub kills: Kills,
-    /// Number and name of the largest processes of the run that ended at that time. They may have ended by themselves.
+    /// Id and name of the largest processes of the run that ended at that time. The processes may
+    /// have ended by themselves.
     pub victims: Vec<(u32, String)>,
 }
 
 /// The counters when the run began.
 struct Before {
     roots: Roots,
-    /// Each cgroup's file, and what stood there.
+    /// Each cgroup's file, and the count in it.
     groups: Vec<(PathBuf, u64)>,
     machine: Option<u64>,
 }
 
-/// Processes that the killer ended meanwhile.
+/// Numbers of processes that the killer ended during the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kills {
     /// In the cgroup of the run, whether for a limit or because the machine had no memory left.
     pub group: u64,
-    /// On the machine, those of the cgroup included; none if that can't be read.
+    /// On the machine, the cgroup's included; none if the count can't be read.
     pub machine: Option<u64>,
 }
 
 impl Before {
-    /// Reads them. A counter that is not there (Linux before 4.13) counts nothing.
+    /// Reads the counters. A counter that doesn't exist (Linux before 4.13) counts nothing.
     fn now(roots: Roots) -> Before {
         let files = budget::groups(&roots).into_iter().filter_map(|group| {
             let file = group.directory()?.join(group.version.kills());
@@ -124,7 +127,7 @@ impl Before {
         Before { groups: files.collect(), machine: count(&roots.proc.join("vmstat")), roots }
     }
 
-    /// What has happened since.
+    /// Returns the kills since the run began.
     fn kills(&self) -> Kills {
         let since = |file: &PathBuf, before: u64| count(file).unwrap_or(before).saturating_sub(before);
         Kills {
@@ -168,7 +171,7 @@ mod tests {
         let others = fs::File::options().read(true).write(true).open(shared.path()).unwrap();
         for at in 0..7 {
             let record = &shared.session().processes[at];
-            // Larger than any real one.
+            // An id larger than any real one.
             record.pid.store(PID + at as u32, Ordering::Release);
             record.command[0].store(u64::from_ne_bytes(*b"grow\0\0\0\0"), Ordering::Relaxed);
             record.stats.set(Gauge::AnonymousPeak, 10 - at as u64);
@@ -177,21 +180,21 @@ mod tests {
         let ends = |at: u64| sys::lock_byte(&others, at, false).unwrap();
         let mut witness = Witness::new(roots(&place));
         witness.look(&members(&shared), PID + 4);
-        // By itself.
+        // The process ends by itself.
         ends(0);
         witness.look(&members(&shared), PID + 4);
         put(&place, counter, "oom_kill 2\n");
         ends(1);
         witness.look(&members(&shared), PID + 4);
-        // Dying took a moment.
+        // The process took a moment to die.
         ends(2);
-        // The first program, and one that only became another one: this process lives.
+        // The first program ends. A record only became another process's: that of this test, which lives.
         ends(4);
         let record = &shared.session().processes[5];
         record.pid.store(std::process::id(), Ordering::Release);
         witness.look(&members(&shared), PID + 4);
         ends(5);
-        // A small one, by itself.
+        // A small process, which ends by itself.
         ends(6);
         witness.look(&members(&shared), PID + 4);
         (0..LOOKS).for_each(|_| witness.look(&members(&shared), PID + 4));
@@ -202,7 +205,8 @@ mod tests {
         assert_eq!(report.victims, [(PID + 1, "grow".into()), (PID + 2, "grow".into())]);
     }
 
-    /// It had given its record up when the count had risen, was not gone yet, and was forgotten: a smaller process was named.
+    /// A process may give its record up when the count has risen, and be gone only later. A smaller process
+    /// must not be named instead.
     #[test]
     fn process_whose_end_takes_long_is_a_victim() {
         let place = tempfile::tempdir().unwrap();
@@ -233,7 +237,7 @@ mod tests {
         for (groups, file) in [
             ("0::/a\n", "cgroup/a/memory.events"),
             ("4:memory:/a\n", "cgroup/memory/a/memory.oom_control"),
-            // In a container: the path is the host's.
+            // In a container the path is the host's.
             ("4:memory:/docker/0123\n0::/\n", "cgroup/memory/memory.oom_control"),
         ] {
             let place = tempfile::tempdir().unwrap();

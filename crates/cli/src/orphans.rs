@@ -1,7 +1,8 @@
-//! Whether the supervisor may stand beside the program, as an orphan: the kernel gives it to an ancestor.
+//! Whether the supervisor may stand beside the program, as an orphan: the kernel gives an orphan
+//! to an ancestor.
 //!
-//! Looked at before the process parts in two (`beside.rs`). Where an orphan can't be, or costs the user something that was not asked
-//! for, the supervisor is the program's parent.
+//! The question is asked before the process parts in two (`beside.rs`). If an orphan is impossible, or costs
+//! the user something that was not asked for, the supervisor is the program's parent.
 
 use crate::outside::parent;
 use crate::sys;
@@ -11,17 +12,20 @@ use std::path::Path;
 
 /// The pid namespace that the machine was started with, as the kernel writes its name.
 const FIRST_NAMESPACE: &str = "pid:[4026531836]";
-/// There while systemd is process 1.
+/// Exists while systemd is process 1.
 const SYSTEMD: &str = "/run/systemd/system";
-/// So many supervisors that an ancestor leaves as zombies are enough. A process 1 that is slow has some for a moment.
+/// Zombies of supervisors among an ancestor's children which show that the ancestor doesn't wait for orphans.
+/// A slow process 1 has some for a moment.
 const ZOMBIES_MAX: usize = 64;
-/// With so many other children behind them they don't count: each child takes some 10 µs to look at.
+/// Other children behind the zombies at which the search stops: then the zombies don't count. Looking at a
+/// child takes some 10 µs.
 const OTHERS_MAX: usize = 32;
 /// Ancestors that are looked at.
 const ANCESTORS_MAX: usize = 64;
 
-/// Why the supervisor is the program's parent; None if it stands beside the program. `is_asked_for` says whether the user wants it
-/// there: then only what makes it impossible counts.
+/// Returns why the supervisor is the program's parent; None if it stands beside the program.
+/// `is_asked_for` says whether the user wants the supervisor beside the program: then only what makes that
+/// impossible counts.
 pub fn why_above(is_asked_for: bool) -> Option<&'static str> {
     why_impossible().or_else(|| if is_asked_for { None } else { why_unwelcome() })
 }
@@ -40,7 +44,8 @@ fn why_impossible() -> Option<&'static str> {
 }
 
 fn why_unwelcome() -> Option<&'static str> {
-    // The kernel, or a container's runtime, kills what is left. A killed program's summary comes a moment after the program's end.
+    // The kernel, or a container's runtime, kills the processes that are left. The summary of a killed
+    // program comes a moment after its end.
     if is_main_process_of_a_container() {
         return Some("the container ends with the program, and the supervisor would with it");
     }
@@ -51,7 +56,8 @@ fn why_unwelcome() -> Option<&'static str> {
         .then_some("a process keeps zombies of earlier supervisors, for it waits for no orphans")
 }
 
-/// Whether it most likely is: a child of process 1, or of a process outside of its namespace.
+/// Whether this process most likely is the main process of a container: a child of process 1, or of a process
+/// outside of its namespace.
 fn is_main_process_of_a_container() -> bool {
     let is_first = fs::read_link("/proc/self/ns/pid").is_ok_and(|name| name.as_os_str() == FIRST_NAMESPACE);
     match parent_id() {
@@ -61,19 +67,21 @@ fn is_main_process_of_a_container() -> bool {
     }
 }
 
-/// From the parent up to process 1. An orphan is given to the first of them that is a subreaper, else to process 1.
+/// Yields the ancestors from the parent up to process 1. The kernel gives an orphan to the first subreaper
+/// among them, or to process 1.
 fn ancestors() -> impl Iterator<Item = u32> {
     std::iter::successors(Some(parent_id()), |pid| parent(*pid))
         .take_while(|pid| *pid != 0)
         .take(ANCESTORS_MAX)
 }
 
-/// The children of a process's first thread, in the order in which it was given them.
+/// Returns the children of a process's first thread, in the order in which it got them.
 fn children(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default()
 }
 
-/// Whether many of the last children are supervisors that nobody waits for. `zombie` is how the kernel writes that.
+/// Whether many of the last children are supervisors that nobody waits for. `zombie` is the
+/// kernel's text for one.
 fn keeps_zombies(children: &str, zombie: &str) -> bool {
     let (mut zombies, mut others) = (0, 0);
     for pid in children.split_whitespace().rev() {
@@ -99,7 +107,7 @@ mod tests {
         assert!(all.len() == ANCESTORS_MAX || parent(*all.last().unwrap()).is_none_or(|pid| pid == 0));
     }
 
-    /// A process 1 that was slow made the supervisor's place a matter of luck.
+    /// A slow process 1 must not make the supervisor's place a matter of luck.
     #[test]
     fn many_zombies_behind_few_others_count() {
         let mut all: Vec<Child> = (0..ZOMBIES_MAX).map(|_| Command::new("true").spawn().unwrap()).collect();

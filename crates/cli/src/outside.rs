@@ -1,7 +1,8 @@
 //! Processes of the run that have no budget: programs that were executed and have not joined.
 //!
-//! A process that executes a program leaves a note in the session, and the program takes the note away when it joins. A note that
-//! is left after five seconds, or by a process that has ended, is told of with the reason, if one was found, and the size.
+//! A process that executes a program leaves a note in the session. The program takes the note away when it
+//! joins. A note that stays for five seconds, or whose process has ended, is told of with the size and, if
+//! one was found, the reason.
 
 use crate::descendants::{self, Descendants};
 use crate::program;
@@ -20,60 +21,62 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-/// Looks, ten a second, after which a program that lives has had the time to join: on a busy machine some take seconds.
+/// Looks, ten a second, after which a living program has had the time to join: on a busy machine
+/// some take seconds.
 const PATIENCE: u32 = 50;
 /// Ancestors of a process that are looked at.
 const ANCESTORS_MAX: usize = 64;
-/// Processes that are remembered.
+/// Most processes that are remembered.
 const KNOWN_MAX: usize = 256;
-/// What is said of a process that was found below the program, and has no other reason.
+/// Reasons given for a process that was found below the program, if there is no other reason.
 const ELSEWHERE: &str = "in a pid namespace of its own";
 const BEYOND: &str = "one of more than 256 processes, or made by a bare clone";
 const NO_NOTE: &str = "made by a bare clone, or in another way that Farpage doesn't see";
-/// Characters of a program's name that the kernel keeps.
+/// Characters of a program's name that the kernel keeps in `comm`.
 const COMM_BYTES: usize = 15;
 
-/// One process without a budget.
+/// A process without a budget.
 #[derive(Clone, Debug, Default)]
 pub struct Process {
-    /// Its number.
+    /// The process's id.
     pub pid: u32,
-    /// What it executed: as it was called.
+    /// Path of the program, as the process executed it.
     pub path: String,
-    /// Why it has no budget, if that was found.
+    /// Why the process has no budget, if the reason was found.
     pub why: Option<String>,
-    /// The most memory in RAM that it was seen with, in bytes; 0 if it ended before anybody looked.
+    /// The most memory in RAM that the process was seen with, in bytes; 0 if it ended before anybody looked.
     pub peak: u64,
-    /// The anonymous memory in RAM that it has, in bytes.
+    /// The anonymous memory in RAM that the process has, in bytes.
     anonymous: u64,
-    /// When it began, for the kernel; 0 if it was never seen.
+    /// When the process began, in the kernel's ticks; 0 if it was never seen.
     began: u64,
 }
 
 /// Watches the notes.
 #[derive(Default)]
 pub struct Outside {
-    /// By note: the process, and how often it was looked at.
+    /// The process of each note, and how often it was looked at.
     waiting: BTreeMap<usize, (Process, u32)>,
     known: BTreeMap<u32, Process>,
     more: u64,
     descendants: Descendants,
-    /// Numbers in their namespaces of those that were found: notes have these.
+    /// Ids, in their own namespaces, of processes that were found. Notes have these ids.
     inner: BTreeSet<u32>,
-    /// There was a look that found as many processes as the session has records.
+    /// Whether a look found as many processes as the session has records.
     was_full: bool,
 }
 
-/// All that was found.
+/// The result of all looks.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// The largest first.
+    /// The processes, the largest first.
     pub processes: Vec<Process>,
-    /// Others, of which no more is known.
+    /// Further processes, of which no more is known.
     pub more: u64,
-    /// Programs that were not followed, too many at once: most of them have joined.
+    /// Programs that were not followed, because too many started at once. Most of them have joined.
     pub missed: u64,
-    /// There were as many processes at once as can be managed. A fork's child beyond that has no budget, and leaves no note.
+    /// Whether there were as many processes at once as can be managed. A fork's child beyond that has no
+    /// budget, and leaves no note.
     pub was_full: bool,
 }
 
@@ -83,31 +86,31 @@ impl Outside {
         self.was_full |= members.values().filter(|member| member.is_alive).count() >= PROCESSES_MAX;
         let started = &shared.session().started;
         let notes: BTreeMap<usize, Program> = started.waiting().collect();
-        // It has joined, or the call has failed.
+        // The note is gone: the program has joined, or the call has failed.
         self.waiting.retain(|at, (process, _)| notes.get(at).is_some_and(|note| note.process == process.pid));
         for (at, note) in notes {
             let (process, looks) = self.waiting.entry(at).or_insert_with(|| (Process::of(&note), 0));
             process.look();
             *looks += 1;
-            // One that was never seen may have another number here: it gets the time to join.
+            // A process that was never seen may have another id here, so it gets the time to join.
             let has_ended = process.began != 0 && !process.is_there();
             if *looks > PATIENCE || has_ended {
                 let process = std::mem::take(process);
                 self.waiting.remove(&at);
-                // Else it has joined meanwhile.
+                // If the note is gone, the program has joined meanwhile.
                 if started.take_back(at, note.process) {
                     self.keep(process);
                 }
             }
         }
-        // On a busy machine it may join late.
+        // On a busy machine a process may join late.
         self.known.retain(|pid, process| {
             !(members.get(pid).is_some_and(|member| member.is_alive) && process.is_there())
         });
         self.known.values_mut().for_each(Process::measure);
     }
 
-    /// Looks once more below the program, for what has left no note.
+    /// Looks once more below the program, for processes that have left no note.
     pub fn look_below(&mut self, program: u32, members: &BTreeMap<u32, Member>) {
         let is_noted = |pid| self.waiting.values().any(|(process, _)| process.pid == pid);
         let is_known = |pid| {
@@ -116,7 +119,8 @@ impl Outside {
                 || self.known.get(&pid).is_some_and(Process::is_there)
         };
         for pid in self.descendants.look(program, Instant::now(), is_known) {
-            // In another namespace its note has another number, under which it can't be found.
+            // In another namespace the note of the process has another id, under which the process
+            // can't be found here.
             let inner = descendants::numbers(pid).into_iter().next_back().unwrap_or(pid);
             if inner != pid {
                 self.inner.insert(inner);
@@ -133,12 +137,12 @@ impl Outside {
         }
     }
 
-    /// Anonymous memory of all that live, in bytes.
+    /// Returns the anonymous memory of all living processes without a budget, in bytes.
     pub fn anonymous_bytes(&self) -> u64 {
         self.alive().map(|process| process.anonymous).sum()
     }
 
-    /// Names of some that live, and the number of the rest.
+    /// Returns the names of some living processes, and the number of the rest.
     pub fn names(&self) -> String {
         const NAMES_MAX: usize = 3;
         let name = |process: &Process| format!("{} (pid {})", say::harmless(&process.path), process.pid);
@@ -153,7 +157,7 @@ impl Outside {
     /// Kills every known process without a budget that still runs.
     pub fn kill(&self) {
         for process in self.alive() {
-            // The descriptor means this process even if another gets its number meanwhile.
+            // The descriptor means this process even if another process gets its id meanwhile.
             let opened = sys::open_process(process.pid);
             if process.is_there() && is_of_run(process.pid) {
                 match opened {
@@ -164,12 +168,13 @@ impl Outside {
         }
     }
 
-    /// Those that live and are of this run. A note says only what some process of the run has written.
+    /// Yields processes that live and are of this run. A note says only what some process of the
+    /// run has written.
     fn alive(&self) -> impl Iterator<Item = &Process> {
         self.known.values().filter(|process| process.is_there() && is_of_run(process.pid))
     }
 
-    /// The largest are kept, and those that live.
+    /// Remembers a process. The largest are kept, and those that live.
     fn keep(&mut self, process: Process) {
         if process.began == 0 && self.inner.contains(&process.pid) {
             return;
@@ -184,7 +189,8 @@ impl Outside {
         }
     }
 
-    /// What was seen. A process that lives and may still join is left out: the program has left it behind. One with a reason never joins.
+    /// Returns what was seen. A process that lives and may still join is left out: the program has left it
+    /// behind. A process with a reason never joins.
     pub fn report(&mut self, shared: &Shared) -> Report {
         let waiting = std::mem::take(&mut self.waiting).into_values().map(|(process, _)| process);
         let is_outside = |process: &Process| process.why.is_some() || sys::is_gone(process.pid);
@@ -202,7 +208,7 @@ impl Process {
         Process { pid: note.process, path, ..Process::default() }
     }
 
-    /// One that has left no note. `unknown` is said of a process for which there is no other reason.
+    /// Returns a process that has left no note. `unknown` is the reason if no other is found.
     fn found(pid: u32, unknown: &str) -> Option<Process> {
         let mut process = Process { pid, began: began(pid)?, ..Process::default() };
         let executable = fs::read_link(process.place().join("exe")).map(PathBuf::into_os_string);
@@ -214,7 +220,7 @@ impl Process {
         Some(process)
     }
 
-    /// One that was seen, for tests of the summary.
+    /// A process that was seen, for tests of the summary.
     #[cfg(test)]
     pub fn seen(pid: u32, path: &str, why: Option<&str>, peak: u64) -> Process {
         Process { pid, path: path.into(), why: why.map(str::to_owned), peak, began: 1, anonymous: 0 }
@@ -224,7 +230,7 @@ impl Process {
         PathBuf::from(format!("/proc/{}", self.pid))
     }
 
-    /// Looks for the reason, and at its memory.
+    /// Looks for the reason, and at the memory of the process.
     fn look(&mut self) {
         if self.began == 0 && self.executes_it() {
             self.began = began(self.pid).unwrap_or(0);
@@ -235,11 +241,12 @@ impl Process {
         }
     }
 
-    /// Whether the process of that number executes the program now. In another pid namespace the number is somebody else's.
+    /// Whether the process with that id executes the program now. In another pid namespace the id belongs
+    /// to another process.
     fn executes_it(&self) -> bool {
         let name = self.path.rsplit('/').next().unwrap_or_default().as_bytes();
         let comm = fs::read(self.place().join("comm")).unwrap_or_default();
-        // Of a longer path only the beginning is noted.
+        // A note has only the beginning of a longer path.
         if self.path.len() >= PATH_BYTES_KEPT {
             let file = fs::read_link(self.place().join("exe")).unwrap_or_default();
             return file.as_os_str().as_encoded_bytes().starts_with(self.path.as_bytes());
@@ -247,7 +254,7 @@ impl Process {
         !name.is_empty() && comm.strip_suffix(b"\n") == Some(&name[..name.len().min(COMM_BYTES)])
     }
 
-    /// Whether it lives: the same process, not another one of its number.
+    /// Whether the process lives: the same process, not another one with its id.
     fn is_there(&self) -> bool {
         self.began != 0 && began(self.pid) == Some(self.began) && !sys::is_gone(self.pid)
     }
@@ -260,13 +267,13 @@ impl Process {
         program::kind(&place.join("exe")).or_else(|| self.chosen(&fs::read(place.join("environ")).ok()?))
     }
 
-    /// What its variables say.
+    /// Returns the reason that the variables of the process give.
     fn chosen(&self, environment: &[u8]) -> Option<String> {
         let value = |name: &str| {
             let entries = environment.split(|byte| *byte == 0);
             let mut values =
                 entries.filter_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
-            // As the loader has it.
+            // The loader, too, takes the last one.
             values.next_back()
         };
         match (value("LD_PRELOAD"), value(SESSION_ENV)) {
@@ -294,15 +301,17 @@ impl Process {
     }
 }
 
-/// The process that all others of the run descend from, if it isn't this supervisor; else 0.
+/// Id of the process from which all other processes of the run descend, if that isn't this
+/// supervisor; 0 otherwise.
 static FIRST: AtomicU32 = AtomicU32::new(0);
 
-/// This supervisor stands beside the program.
+/// Notes that this supervisor stands beside the program.
 pub fn is_beside(program: u32) {
     FIRST.store(program, Ordering::Relaxed);
 }
 
-/// Whether a process descends from this supervisor or from the program beside it, or has the run's session among its variables.
+/// Whether a process is of this run: it descends from this supervisor or the program beside it, or has the
+/// run's session in its variables.
 pub fn is_of_run(pid: u32) -> bool {
     let has_session = || {
         let variables = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -315,20 +324,20 @@ pub fn is_of_run(pid: u32) -> bool {
     pid != 0 && pid == first || ancestors.any(is_root) || has_session()
 }
 
-/// The number of a process's parent.
+/// Returns the id of a process's parent.
 pub fn parent(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()
 }
 
-/// When a process began, in the kernel's ticks since its start.
+/// Returns when a process began, in ticks since the kernel's start.
 fn began(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the name, which may contain anything, it is the 20th field.
+    // The 20th field behind the name, which may contain anything.
     stat.rsplit(") ").next()?.split(' ').nth(19)?.parse().ok()
 }
 
-/// How the paths of this supervisor's sessions begin.
+/// Returns how the paths of this supervisor's sessions begin.
 fn own_sessions() -> String {
     format!("/proc/{}/", std::process::id())
 }
@@ -344,13 +353,13 @@ mod tests {
         Shared::new(session::tests::settings(), &[]).unwrap()
     }
 
-    /// Told of though it had joined and ended while it was looked at.
+    /// A program that joins and ends while it is looked at must not be told of.
     #[test]
     fn program_that_joins_is_not_outside_however_soon_it_ends() {
         let shared = shared();
         let started = &shared.session().started;
         let mut outside = Outside::default();
-        // Numbers that no process has.
+        // Ids that no process has.
         let [joined, ended] = [1 << 30, (1 << 30) + 1];
         started.executes(joined, b"/bin/joins").unwrap();
         started.executes(ended, b"/bin/ends").unwrap();
@@ -363,7 +372,7 @@ mod tests {
         assert_eq!(started.waiting().count(), 0, "the note is free for another");
     }
 
-    /// A number that another process has by now said how large that was.
+    /// Another process that has got the id by now must not be measured in place of the one that had it.
     #[test]
     fn process_is_measured_while_it_is_the_same_and_named_with_the_reason() {
         let shared = shared();

@@ -1,31 +1,33 @@
 //! `--over-budget kill`: ends a run whose memory stays above its budget.
 //!
-//! Claims give the memory of processes with a budget, /proc that of the others. A run may exceed its budget briefly, because eviction
-//! takes time. So only memory that stays above counts.
+//! The claims in the session give the memory of processes with a budget; /proc gives that of the other
+//! processes. A run may exceed its budget briefly, because eviction takes time. So only memory that stays
+//! above the budget counts.
 
 use crate::failure::Failure;
 use crate::numbers::{iec, suggestion};
 
-/// Divisor of the budget for the memory that may be above it.
+/// Divisor of the budget that gives the memory the run may have above it.
 const TOLERANCE_PARTS: u64 = 20;
-/// Looks in a row, ten a second, with more than that.
+/// Looks in a row, at ten a second, with more memory than the tolerance allows, after which the run ends.
 const LOOKS: u32 = 10;
 
 /// Watches one run.
 pub struct OverBudget {
     ram_bytes: u64,
-    /// Looks in a row with too much memory, and the least of that.
+    /// Looks in a row with too much memory, and the least memory in these looks.
     looks: u32,
     least_bytes: u64,
 }
 
 impl OverBudget {
-    /// For a budget of `ram_bytes`.
+    /// A watcher for a budget of `ram_bytes`.
     pub const fn new(ram_bytes: u64) -> OverBudget {
         OverBudget { ram_bytes, looks: 0, least_bytes: u64::MAX }
     }
 
-    /// The run has `bytes` of anonymous memory. An error once it has stayed above the budget, for the reasons given.
+    /// Takes note that the run has `bytes` of anonymous memory. Fails once the memory has stayed above the
+    /// budget, for the reasons given.
     pub fn look(&mut self, bytes: u64, reasons: impl FnOnce() -> Vec<String>) -> Result<(), Failure> {
         if bytes <= self.ram_bytes.saturating_add(self.ram_bytes / TOLERANCE_PARTS) {
             *self = OverBudget::new(self.ram_bytes);

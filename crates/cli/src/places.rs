@@ -1,7 +1,8 @@
-//! Where the slots of a prepared area lie on the disk, asked for once when the area is opened: so many extents, so
-//! far apart. What has no fixed place is refused with the reason, as swapon does.
+//! Where the slots of a prepared area lie on the disk: the extents, and how far apart they are. The file
+//! system is asked once, when the area is opened. A file without fixed places is refused with the
+//! reason, as swapon does.
 //!
-//! Temporary files and empty ones take room while the program runs, so there is nothing to ask yet.
+//! Temporary files and empty ones get their blocks while the program runs, so there is nothing to ask yet.
 
 use crate::failure::{Failure, quoted};
 use crate::sys::FileSystem;
@@ -17,12 +18,13 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// Places, or why they aren't known.
 pub type Found = Result<Places, String>;
 
-/// What is known about an area's places.
+/// Knowledge about an area's places.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
-    /// Pieces, of slots that lie side by side, in the order of their slots.
+    /// Extents: runs of slots that lie side by side, in the order of their slots.
     pub extents: Vec<Extent>,
-    /// From the first byte of the lowest to the last of the highest slot, the header's not counted.
+    /// Bytes from the first byte of the lowest slot to the last byte of the highest, the header's
+    /// slot not counted.
     pub span_bytes: u64,
 }
 
@@ -36,15 +38,15 @@ impl Places {
         self.span_bytes = tally.span() * PAGE;
     }
 
-    /// A device is one piece.
+    /// Returns the places of a device, which is one extent.
     pub fn of_device(slots: u32) -> Places {
         let mut places = Places::default();
         places.add(&mut Tally::default(), Extent { slot: 0, count: slots, block: 0 });
         places
     }
 
-    /// Of a swap file with this many slots. Where they aren't known the file can be used nevertheless; an error
-    /// says why it can't.
+    /// Returns the places of a swap file with this many slots. If the places aren't known, the file can be
+    /// used nevertheless. An error says why the file can't be used.
     pub fn of_file(file: &File, path: &Path, disk: FileSystem, slots: u32) -> Result<Found, Failure> {
         if disk.name() == "btrfs" && fiemap::is_copy_on_write(file.as_raw_fd()) == Some(true) {
             return Err(copied_on_write(path, slots));
@@ -73,8 +75,8 @@ fn in_whole_pages(mapped: &[Mapped], path: &Path, slots: u32) -> Result<Found, F
     let add = |extent| places.add(&mut tally, extent);
     let found = whole_pages(mapped, u64::from(slots) * PAGE, slots, add)
         .map_err(|hole| with_a_hole(path, slots, hole))?;
-    // Pages that are scattered in smaller blocks are no slots for the kernel. We reach slots through the file
-    // system, which puts them together.
+    // The kernel can't use a page that is scattered in smaller blocks as a slot. We reach slots through the
+    // file system, which puts the blocks together.
     Ok(if found == slots {
         Ok(places)
     } else {
@@ -129,7 +131,7 @@ fn without_a_place(path: &Path, slots: u32, unfit: Unfit) -> Failure {
     }
 }
 
-/// How to make a file that stays where it is, on file systems that copy on write too.
+/// Returns how to make a file that stays where it is, on file systems that copy on write, too.
 fn anew(path: &Path, slots: u32) -> String {
     let (name, bytes) = (quoted(path), u64::from(slots) * PAGE);
     format!(

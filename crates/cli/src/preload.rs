@@ -1,4 +1,4 @@
-//! Where the library is that gets into the program, and how the program is told to load it.
+//! Finds the library that gets into the program, and tells the program to load it.
 
 use crate::elf;
 use crate::failure::Failure;
@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 const NAME: &str = "libfarpage_preload.so";
-/// What to do about a library that was named and is none.
+/// Fix for a library that was named and isn't one.
 const FIX_NAME: &str = "correct or unset FARPAGE_PRELOAD";
 
 /// Finds the library: `$FARPAGE_PRELOAD`, beside this executable, or in `../lib/farpage` from there.
@@ -21,11 +21,12 @@ pub fn find() -> Result<PathBuf, Failure> {
     let is_named = named.is_some();
     let executable = std::env::current_exe().ok();
     let path = find_in(named, executable.as_deref().and_then(Path::parent))?;
-    // A name outlives the version that it was right for.
+    // The name may outlive the version that it was right for.
     of_our_version(path).map_err(|failure| if is_named { failure.fix(FIX_NAME) } else { failure })
 }
 
-/// A copy that was left behind when `farpage` was replaced would not know this version's sessions.
+/// Refuses a library of another version. A copy that was left behind when `farpage` was replaced doesn't know
+/// this version's sessions.
 fn of_our_version(path: PathBuf) -> Result<PathBuf, Failure> {
     let file = File::open(&path).map_err(|error| unreadable(&path, &error))?;
     match elf::has_name(|offset, buffer| file.read_at(buffer, offset), LAYOUT_NAME) {
@@ -82,12 +83,13 @@ fn find_in(named: Option<OsString>, directory: Option<&Path>) -> Result<PathBuf,
     )
 }
 
-/// The program may change its directory before it starts others.
+/// Makes a path absolute, because the program may change its directory before it starts other programs.
 fn absolute(path: &Path) -> PathBuf {
     path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.into())
 }
 
-/// The loader splits LD_PRELOAD at colons and blanks, expands `$`, and there is no way to quote them.
+/// Refuses a path that LD_PRELOAD can't hold. The loader splits LD_PRELOAD at colons and blanks, expands `$`,
+/// and has no way to quote them.
 fn loadable(path: PathBuf) -> Result<PathBuf, Failure> {
     if path
         .as_os_str()
@@ -102,8 +104,9 @@ fn loadable(path: PathBuf) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// LD_PRELOAD for the program: ours first, whatever was there kept, but not another copy of ours: that of a run that we are started
-/// under. Two can't both replace libc's functions.
+/// Returns LD_PRELOAD for the program: our library first, then the entries that were there. Another copy of
+/// our library is left out. A run that is started under another run finds one, and two copies can't both
+/// replace libc's functions.
 pub fn with_existing(ours: &Path, existing: Option<&OsStr>) -> OsString {
     let mut value = ours.as_os_str().as_bytes().to_vec();
     let entries = existing.unwrap_or_default().as_bytes().split(|byte| matches!(byte, b':' | b' '));

@@ -1,7 +1,7 @@
-//! Which file a program's name means, and whether Farpage can work inside it.
+//! Finds the file that a program's name means, and checks whether Farpage can work inside it.
 //!
-//! Found the way execvp finds it. A program whose loader would ignore our library is refused before it
-//! starts: it would run without Farpage and nobody would notice until its memory ran out.
+//! The search is execvp's. A program whose loader would ignore our library is refused before it starts.
+//! Otherwise it would run without Farpage, and nobody would notice until its memory ran out.
 
 use crate::elf::{self, Elf};
 use crate::failure::{Failure, STATUS_CANT_RUN, STATUS_NOT_FOUND, quoted};
@@ -13,21 +13,22 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// A script whose interpreter is a script, and so on: the kernel gives up after four as well.
+/// Interpreters in a row, where a script's interpreter is a script: the kernel, too, gives up after four.
 const INTERPRETERS_MAX: usize = 4;
-/// The kernel reads this much of a script's first line.
+/// Bytes of a script's first line that the kernel reads.
 const FIRST_LINE_BYTES: usize = 256;
-/// What execvp searches if there is no PATH.
+/// Directories that execvp searches if there is no PATH.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
-/// The file that `name` means, checked.
+/// Returns the file that `name` means, checked.
 pub fn resolve(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure> {
     let path = find(name, search)?;
     check(&path, search, INTERPRETERS_MAX)?;
     Ok(path)
 }
 
-/// Why Farpage can't get into a program that runs, by its file; none if it can, or nobody knows.
+/// Returns why Farpage can't get into a running program, by its file. None if it can, or if the
+/// reason isn't known.
 pub fn kind(executable: &Path) -> Option<String> {
     let file = File::open(executable).ok()?;
     let kind = elf::inspect(|offset, buffer| file.read_at(buffer, offset)).ok()?;
@@ -47,8 +48,8 @@ pub fn kind(executable: &Path) -> Option<String> {
     }
 }
 
-/// Searches like execvp: a name with a slash is a path; a file in PATH that may not be executed is passed
-/// over, but remembered as the reason if there is no other.
+/// Searches like execvp. A name with a slash is a path. A file in PATH that may not be executed is passed
+/// over, but remembered as the reason if no other file is found.
 fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure> {
     if name.is_empty() {
         return Err(
@@ -76,7 +77,7 @@ fn find(name: &OsStr, search: Option<&OsStr>) -> Result<PathBuf, Failure> {
     }))
 }
 
-/// Whether `path` is a file that may be executed.
+/// Checks that `path` is a file that may be executed.
 fn executable(path: &Path) -> Result<(), Failure> {
     let metadata = fs::metadata(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
@@ -101,7 +102,7 @@ fn not_seen(path: &Path, error: &io::Error) -> Failure {
     let failure = cant_run(format!("{} can't be looked at: {error}", path.display()));
     let failure = match error.kind() {
         io::ErrorKind::PermissionDenied => failure.because("a directory on its path is closed to this user"),
-        // A loop of links, a name that is too long: the error is the cause.
+        // For a loop of links or a name that is too long, the error is the cause.
         _ => failure,
     };
     failure.fix(format!("`namei -l {}` shows which part of its path it is", quoted(path)))
@@ -120,7 +121,7 @@ fn not_executable(path: &Path, mode: u32) -> Failure {
         .fix(format!("look at `ls -l {0}` and `findmnt -T {0}`", quoted(path)))
 }
 
-/// Follows a script to its interpreter, and looks at the ELF file in the end.
+/// Follows a script to its interpreter, and checks the ELF file at the end.
 fn check(path: &Path, search: Option<&OsStr>, levels: usize) -> Result<(), Failure> {
     let file = File::open(path).map_err(|error| {
         cant_run(format!("{} can't be read: {error}", path.display()))
@@ -141,7 +142,8 @@ fn check(path: &Path, search: Option<&OsStr>, levels: usize) -> Result<(), Failu
 fn check_elf(path: &Path, kind: &Elf) -> Result<(), Failure> {
     let name = path.display();
     match kind {
-        // glibc's loader, which is given the program: it heeds LD_PRELOAD, though it needs no loader itself.
+        // The file is glibc's loader, which is given the program. The loader heeds LD_PRELOAD, though it
+        // needs no loader itself.
         Elf::Static if path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld-linux")) => Ok(()),
         Elf::Static => Err(cant_run(format!("{name} is a static program"))
             .because(
@@ -181,7 +183,7 @@ fn check_loader(path: &Path, loader: &[u8]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The loader ignores LD_PRELOAD in programs that get privileges from their file.
+/// Refuses a program that gets privileges from its file, because the loader ignores LD_PRELOAD in it.
 fn check_privileges(path: &Path, file: &File) -> Result<(), Failure> {
     let mode = file.metadata().map_or(0, |metadata| metadata.permissions().mode());
     let what = if mode & 0o4000 != 0 {
@@ -198,7 +200,7 @@ fn check_privileges(path: &Path, file: &File) -> Result<(), Failure> {
         .fix("run the program it starts, not it: `sudo farpage run ...` instead of `farpage run sudo ...`"))
 }
 
-/// A script runs in its interpreter; a text without `#!` runs in /bin/sh, as execvp has it.
+/// Checks a script. A script runs in its interpreter; a text without `#!` runs in /bin/sh, as execvp has it.
 fn check_script(path: &Path, file: &File, search: Option<&OsStr>, levels: usize) -> Result<(), Failure> {
     let mut head = [0; FIRST_LINE_BYTES];
     let got = file.read_at(&mut head, 0).unwrap_or(0);
@@ -236,12 +238,12 @@ fn broken_script(script: &Path, interpreter: &OsStr, failure: &Failure) -> Failu
         .fix("install that interpreter or correct the script's first line")
 }
 
-/// What a script's first line asks for.
+/// The interpreter that a script's first line asks for.
 #[derive(Debug, PartialEq, Eq)]
 enum FirstLine {
     None,
     Interpreter(OsString),
-    /// `#!/usr/bin/env PROGRAM`: env has only to be there, it hands its environment on.
+    /// `#!/usr/bin/env PROGRAM`: env need only be there, because it hands its environment on.
     Env(OsString, OsString),
 }
 
@@ -258,8 +260,9 @@ fn first_line(head: &[u8]) -> FirstLine {
     FirstLine::Interpreter(interpreter.into())
 }
 
-/// The program among env's words: options, some with a word of their own, and assignments come before it. None, too, if a word
-/// isn't what it looks like (`-S` knows quotes and variables): then env is looked at alone.
+/// Returns the program among env's words. Options, some with a word of their own, and assignments come before
+/// it. None if there is no program, or if a word isn't what it looks like (`-S` knows quotes and variables).
+/// In that case only env itself is checked.
 fn program_of_env<'a>(mut words: impl Iterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
     loop {
         let word = words.next()?;
@@ -268,7 +271,8 @@ fn program_of_env<'a>(mut words: impl Iterator<Item = &'a [u8]>) -> Option<&'a [
         }
         match word {
             b"-u" | b"-a" | b"--unset" | b"--argv0" => _ = words.next()?,
-            // The program follows at once, or is looked for elsewhere.
+            // With `-S` alone the program follows as a word. With the next options it is in the same word,
+            // or env looks for it in another directory or by another PATH.
             b"-S" => {}
             [b'-', b'S' | b'C', ..] => return None,
             word if [&b"--split"[..], b"--chdir", b"PATH="].iter().any(|start| word.starts_with(start)) => {

@@ -1,7 +1,7 @@
-//! `farpage run`: from the options to the program's end.
+//! `farpage run`: everything from the options to the program's end.
 //!
-//! First everything the user said is checked, then what the machine offers, then the session is made and the
-//! program started; so an error comes before anything has happened.
+//! First everything that the user said is checked, then what the machine offers. Only then the session is
+//! made and the program started, so an error comes before anything has happened.
 
 use crate::areas::{self, Area};
 use crate::beside::{self, Side};
@@ -41,30 +41,30 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// What the options and variables ask for, found to make sense together.
+/// The demands of the options and variables, found to make sense together.
 pub struct Asked {
-    /// Memory in RAM.
+    /// Budget of memory in RAM.
     pub budget: Budget,
     disk: Disk,
     limits: Vec<Limit>,
     neighbours: Neighbours,
 }
 
-/// What was decided before the program starts.
+/// The decisions before the program starts.
 pub struct Plan {
-    /// Memory in RAM.
+    /// Budget of memory in RAM.
     pub budget: Budget,
-    /// What the programs are told.
+    /// Settings that the programs are told.
     pub settings: Settings,
-    /// Where pages go.
+    /// Areas for evicted pages.
     pub areas: Vec<Area>,
-    /// What the user should know before.
+    /// Notes for the user before the program starts.
     pub notes: Vec<String>,
     preload: PathBuf,
     neighbours: Neighbours,
 }
 
-/// Runs the program; the exit status is the program's.
+/// Runs the program. The exit status is the program's.
 pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     refuse_privileged_executable()?;
     let asked = Asked::of(&options.settings)?;
@@ -76,7 +76,7 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
         }
         prepared => prepared?,
     };
-    // Last: a run that is refused leaves no empty file.
+    // The file is opened last: a run that is refused leaves no empty file.
     let stats = options.settings.stats.as_deref().map(open_stats).transpose()?;
     let notes = plan.notes.iter().filter(|_| !options.settings.quiet);
     notes.for_each(|note| say::line(&format!("note: {note}")));
@@ -95,7 +95,7 @@ pub fn run(options: &RunOptions) -> Result<ExitCode, Failure> {
     run_above(options, &program, plan, stats)
 }
 
-/// As the program's parent.
+/// Runs the program with this process as its parent.
 fn run_above(
     options: &RunOptions,
     program: &Path,
@@ -116,10 +116,11 @@ fn run_above(
     Ok(pass_on(state))
 }
 
-/// What this process may touch more until it executes the program.
+/// Bytes that this process may still touch until it executes the program.
 const BEFORE_EXEC_BYTES: u64 = 2 << 20;
 
-/// Beside the program, which keeps this process. `before` is what this process and its children had in RAM before it parted.
+/// Runs the program in this process, with the supervisor beside it. `before` is what this process and its
+/// children had in RAM before it parted.
 fn run_beside(
     side: Side,
     before: [u64; 2],
@@ -158,13 +159,13 @@ fn run_beside(
     outside::is_beside(pid);
     let first = &run.shared.session().first;
     first.pid.store(pid, Ordering::Relaxed);
-    // The process between the two was as large as this one.
+    // The process between the two was as large as this process.
     for (peak, before) in first.peaks_before.iter().zip([before[0], before[0].max(before[1])]) {
         peak.store(before + BEFORE_EXEC_BYTES, Ordering::Relaxed);
     }
     let status = fs::read("/proc/thread-self/status").unwrap_or_default();
     first.filters.store(seccomp::filters_of(&status).unwrap_or(u32::MAX), Ordering::Relaxed);
-    // Numbers of a former run would be taken for this one's.
+    // Without this, numbers of a former run would be taken for this run's.
     stats.iter().filter(|file| standard_output(file).is_none()).for_each(|file| _ = file.set_len(0));
     if !starting.ready(&run.shared.path()) {
         return Ok(ExitCode::SUCCESS);
@@ -191,7 +192,7 @@ fn run_beside(
     Ok(ExitCode::SUCCESS)
 }
 
-/// A run, in its supervisor.
+/// A run, as its supervisor holds it.
 struct Supervised<'o> {
     options: &'o RunOptions,
     plan: Plan,
@@ -220,7 +221,7 @@ impl<'o> Supervised<'o> {
         Ok(Supervised { options, plan, shared: Rc::new(shared), others, started: Instant::now() })
     }
 
-    /// Tells how the run has ended, or ends what is left of it.
+    /// Tells how the run has ended. If the run has failed, ends what is left of it.
     fn finish(&mut self, ended: Result<Child, Failure>, stats: Option<File>) -> Result<Child, Failure> {
         if let Ok(child) = ended {
             let end = End {
@@ -234,13 +235,13 @@ impl<'o> Supervised<'o> {
         } else {
             self.shared.give_up();
             self.others.dormants.end_all();
-            // Numbers of a former run would be taken for this one's.
+            // Without this, numbers of a former run would be taken for this run's.
             stats.filter(|file| standard_output(file).is_none()).map(|file| file.set_len(0));
         }
         ended
     }
 
-    /// The program is gone: what it has left behind goes on.
+    /// Lets processes go on that the program has left behind. Called when the program is gone.
     fn let_go(&mut self) {
         for left in self.others.dormants.left_behind(&self.shared) {
             say::line(&format!("note: {left} goes on without a budget: nothing could be started in it"));
@@ -253,7 +254,7 @@ impl<'o> Supervised<'o> {
     }
 }
 
-/// The file of the program that the command line names.
+/// Returns the file of the program that the command line names.
 pub fn find_program(program: &[OsString]) -> Result<PathBuf, Failure> {
     program::resolve(&program[0], std::env::var_os("PATH").as_deref()).map_err(|failure| {
         match failure.status {
@@ -263,7 +264,7 @@ pub fn find_program(program: &[OsString]) -> Result<PathBuf, Failure> {
     })
 }
 
-/// What is looked for beside what the programs tell.
+/// Watchers beside the notices of the programs.
 struct Watch {
     oom: Witness,
     outside: Outside,
@@ -275,12 +276,13 @@ struct Watch {
 /// Pause between two looks for news from the programs.
 const NEWS: Duration = Duration::from_millis(100);
 
-/// What is to be done again and again; it says after what time at the latest it is to be done next.
+/// A task that is done repeatedly. Each call returns the longest time until the next call.
 type Poll<'p> = &'p mut dyn FnMut() -> Result<Duration, Failure>;
 
 impl Supervised<'_> {
-    /// Stays with the program, by `follow`, until it ends, and tells what its processes tell. If these have damaged what they share, it
-    /// is ended: nothing keeps them within the budget then, nor one's evicted pages from another's.
+    /// Stays with the program, by `follow`, until it ends, and tells the notices of its processes. If
+    /// processes have damaged the memory that they share, the run is ended. Nothing keeps the processes
+    /// within the budget then, and nothing keeps the evicted pages of two processes apart.
     fn watch(
         &mut self,
         pid: u32,
@@ -304,7 +306,8 @@ fn watch(
     let about = About { areas: &names, files: &plan.areas, budget: &plan.budget };
     let mut tell_news = |is_last: bool| {
         let news = watcher.news(shared.session(), &about, Instant::now());
-        // After that: what was read while the session was overwritten isn't told.
+        // The damage check comes after the notices were read: what was read while the session was
+        // overwritten isn't told.
         shared.damage().map_or(Ok(()), |what| Err(damaged(what)))?;
         news.iter().chain(&watcher.last_words(shared.session())).for_each(|text| say::line(text));
         let members = totals::members(shared);
@@ -312,7 +315,7 @@ fn watch(
         others.outside.look_below(pid, &members);
         others.dormants.look(shared);
         others.oom.look(&members, pid);
-        // A program that has ended isn't ended for its memory, nor is one that can't evict because it is stopped.
+        // A program that has ended isn't killed for its memory. Nor is a stopped one, because it can't evict.
         match &mut others.over_budget {
             Some(over) if !is_last && !sys::is_stopped(pid) => {
                 end_if_over(over, shared, &others.outside, &about)
@@ -336,7 +339,8 @@ fn watch(
     ended
 }
 
-/// Fails if the run has stayed above its budget, and kills processes without a budget, because no keeper does.
+/// Fails if the run has stayed above its budget. Then it also kills processes without a budget,
+/// because no keeper does.
 fn end_if_over(
     over: &mut OverBudget,
     shared: &Shared,
@@ -359,12 +363,12 @@ fn damaged(what: &str) -> Failure {
         .fix("run programs that may harm each other by a `farpage run` of their own")
 }
 
-/// The areas' names, as they may be printed.
+/// Returns the areas' names, as they may be printed.
 fn names(areas: &[Area]) -> Vec<String> {
     areas.iter().map(|area| say::harmless(&area.path.display().to_string())).collect()
 }
 
-/// Becomes the program, without Farpage. Returns why there is none if that fails, too.
+/// Becomes the program, without Farpage. If that fails, too, returns why Farpage can't run it.
 fn run_without(options: &RunOptions, why: Failure) -> Failure {
     if !options.settings.quiet {
         let name = options.program[0].display();
@@ -379,8 +383,9 @@ fn run_without(options: &RunOptions, why: Failure) -> Failure {
     why
 }
 
-/// Capabilities of the farpage file itself would not reach the program; making them reach it would give
-/// every user who may run farpage a program of their choice with these capabilities.
+/// Refuses an executable with privileges of its own. Capabilities of the farpage file itself would not
+/// reach the program. If they did, every user who may run farpage would get a program of their choice with
+/// these capabilities.
 fn refuse_privileged_executable() -> Result<(), Failure> {
     if !sys::is_privileged_executable() {
         return Ok(());
@@ -394,7 +399,8 @@ fn refuse_privileged_executable() -> Result<(), Failure> {
 }
 
 impl Asked {
-    /// Reads the limits of this machine, too: the budget is made from them.
+    /// Checks the options together, and reads the limits of this machine, because the budget is
+    /// made from them.
     pub fn of(settings: &RunSettings) -> Result<Asked, Failure> {
         let disk = options::disk(settings, sys::environment)?;
         let machine = Roots::of_this_machine();
@@ -448,12 +454,12 @@ impl Plan {
     }
 }
 
-/// CPUs that the program may use: by its affinity, and by the quota of its cgroups.
+/// Returns the CPUs that the program may use: by its affinity, and by the quota of its cgroups.
 fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The program starts anyway, but what stops it later has a name already.
+/// Returns notes on limits. The program starts anyway, but a limit that stops it later has been named.
 fn notes_on_limits(budget: &Budget, limits: &[Limit]) -> Vec<String> {
     let clamped = budget.asked_bytes.map(|asked| {
         format!(
@@ -480,7 +486,7 @@ fn notes_on_limits(budget: &Budget, limits: &[Limit]) -> Vec<String> {
     clamped.into_iter().chain(above).chain(address_space).collect()
 }
 
-/// Whether that file can be written, for `farpage doctor`: none is made.
+/// Checks that the statistics file can be written, for `farpage doctor`. No file is made.
 pub fn check_stats(path: &Path) -> Result<(), Failure> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let checked = match OpenOptions::new().write(true).open(path) {
@@ -495,7 +501,8 @@ fn no_stats(path: &Path, error: &io::Error) -> Failure {
         .fix("name a file in a directory that exists and is yours: --stats FILE")
 }
 
-/// Before the program starts, so that its work isn't lost to a typing error. Emptied when it is written.
+/// Opens the statistics file before the program starts, so that the program's work isn't lost to a typing
+/// error. The file is emptied when it is written.
 fn open_stats(path: &Path) -> Result<File, Failure> {
     if path == Path::new("-") {
         return io::stdout().as_fd().try_clone_to_owned().map(File::from).map_err(|error| {
@@ -508,8 +515,8 @@ fn open_stats(path: &Path) -> Result<File, Failure> {
     Ok(standard_output(&opened).unwrap_or(opened))
 }
 
-/// Standard output, or that for errors, if it is that file (`--stats /dev/stdout`): opened anew it is written from its beginning on,
-/// where the program's own output is.
+/// Returns standard output or standard error if `file` is the same file (`--stats /dev/stdout`). A file that
+/// is opened anew would be written from its beginning on, over the program's own output.
 fn standard_output(file: &File) -> Option<File> {
     let identity = |file: &File| file.metadata().ok().map(|file| (file.dev(), file.ino()));
     let (out, err) = (io::stdout(), io::stderr());
@@ -517,7 +524,7 @@ fn standard_output(file: &File) -> Option<File> {
     open.map(File::from).find(|open| identity(open) == identity(file))
 }
 
-/// The program with its arguments and variables.
+/// Returns the program with its arguments and variables as a command.
 fn command(program: &Path, options: &RunOptions, plan: &Plan, session: &str) -> Command {
     let mut command = Command::new(program);
     command.arg0(&options.program[0]).args(&options.program[1..]);
@@ -527,7 +534,8 @@ fn command(program: &Path, options: &RunOptions, plan: &Plan, session: &str) -> 
     command
 }
 
-/// The program was checked before: what is left is the machine's limits, or that it has changed since.
+/// Explains why the program can't be started. The program was checked before, so the reason is a limit of the
+/// machine, or the program has changed since.
 fn not_started(program: &Path, error: &io::Error) -> Failure {
     let failure = Failure::new(format!("{} can't be started: {error}", program.display()));
     match error.raw_os_error() {
@@ -549,7 +557,7 @@ fn not_started(program: &Path, error: &io::Error) -> Failure {
     }
 }
 
-/// How the program ended.
+/// The end of the program.
 struct End {
     child: Child,
     wall: Duration,
@@ -566,7 +574,7 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, end: End, stats: O
         program: &program,
         exit: end.child.state,
         resident_peak: end.child.resident_peak,
-        // A process that is alone waited for none.
+        // A process that is alone has waited for no other.
         resident_most: end
             .child
             .resident_most
@@ -586,7 +594,7 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, end: End, stats: O
     }
     if let Some(mut file) = stats {
         if standard_output(&file).is_none() {
-            // A pipe can't be cut; what is written to it begins at its end anyway.
+            // A pipe can't be cut. Text for a pipe begins at its end anyway.
             let _ = file.set_len(0);
         }
         if let Err(error) = file.write_all(say::json(&summary::json(&run)).as_bytes()) {
@@ -598,13 +606,14 @@ fn report(options: &RunOptions, plan: &Plan, shared: &Shared, end: End, stats: O
     }
 }
 
-/// The program's end becomes ours.
+/// Makes this process end as the program did.
 fn pass_on(exit: ChildState) -> ExitCode {
     match exit {
         ChildState::Exited(status) => ExitCode::from(status),
         ChildState::Killed(signal) => {
             sys::die_of(signal);
-            // Still here: process 1 of a container. What a shell would answer.
+            // This process still runs, so it is process 1 of a container. The status is the one that
+            // a shell would give.
             ExitCode::from(128 + signal as u8)
         }
         ChildState::Running | ChildState::Stopped(_) | ChildState::Ended => {

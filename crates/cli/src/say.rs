@@ -1,5 +1,6 @@
-//! Farpage's own words: on standard error, each line prefixed `farpage: `; clap's own texts only in their
-//! first line. The program's output is never touched. Nobody listening isn't an error.
+//! Farpage's own messages, on standard error, each line with the prefix `farpage: `. clap's own
+//! texts have the prefix only in their first line. The program's output is never touched. A reader
+//! that is gone is no error.
 
 use crate::failure::Failure;
 use serde_json::Value;
@@ -8,18 +9,19 @@ use std::io::Write;
 /// Characters of a name that are printed; the rest is cut. A file's name has at most 255 bytes.
 const NAME_CHARS_MAX: usize = 255;
 
-/// One message; further lines of it are prefixed too.
+/// Prints a message. Further lines of it have the prefix, too.
 pub fn line(text: &str) {
     let lines: String = text.lines().map(|line| format!("farpage: {line}\n")).collect();
     write(&lines);
 }
 
-/// A message that has its prefix already.
+/// Prints a message that has its prefix already.
 pub fn plainly(text: &str) {
     write(&format!("{text}\n"));
 }
 
-/// What the user asked for: help, a table. A disk without room is an error; a reader that has gone away (`| head`) is none.
+/// Prints what the user asked for: help, a table. A disk without room is an error; a reader that has gone
+/// away (`| head`) is none.
 pub fn to_stdout(text: &str) -> Result<(), Failure> {
     let mut output = std::io::stdout();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
@@ -31,8 +33,8 @@ pub fn to_stdout(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// A name as part of a line: one line, no control characters, no invisible ones, bounded. What is escaped begins with a
-/// backslash.
+/// Returns a name for use in a line: one line, no control characters, no invisible characters, bounded
+/// length. An escaped character begins with a backslash.
 pub fn harmless(name: &str) -> String {
     let mut text = String::new();
     for (at, character) in name.chars().enumerate() {
@@ -48,7 +50,8 @@ pub fn harmless(name: &str) -> String {
     text
 }
 
-/// A JSON text that a terminal can show: JSON itself leaves DEL, C1 controls and invisible characters as they are.
+/// Returns a JSON text that a terminal can show: JSON itself leaves DEL, C1 controls and invisible
+/// characters as they are.
 pub fn json(value: &Value) -> String {
     let mut text = String::new();
     for character in format!("{value:#}").chars() {
@@ -64,7 +67,7 @@ pub fn json(value: &Value) -> String {
     text
 }
 
-/// In one write, so that lines of the program don't get in between.
+/// Writes in one write, so that lines of the program don't get in between.
 fn write(text: &str) {
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
@@ -74,7 +77,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// The name of a program of the run was printed as it was: an escape sequence of it reached the terminal.
+    /// A program's name may hold an escape sequence, which must not reach the terminal.
     #[test]
     fn name_is_one_printable_line_of_bounded_length() {
         for (name, text) in [

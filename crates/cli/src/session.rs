@@ -1,7 +1,7 @@
-//! The memory that the supervisor and the programs share: made, laid out and filled in here, before the
-//! first program starts. Its layout is `farpage::session`'s; behind the head come, for each area, its
-//! extents, the list of its bad slots and one word for each of its clusters.
-// UNSAFETY: shared memory has no type. It is given one here, once, and handed out as a reference.
+//! The memory that the supervisor and the programs share. The memory is made, laid out and filled in here,
+//! before the first program starts. The layout is `farpage::session`'s. Behind the head follow the tables of
+//! each area: its extents, the list of its bad slots and one word for each of its clusters.
+// UNSAFETY: shared memory has no type. Here the memory gets a type, once, and is handed out as a reference.
 
 use crate::areas::{self, Area, Kind};
 use crate::failure::Failure;
@@ -27,11 +27,11 @@ use std::sync::atomic::Ordering;
 /// The shared memory of one run.
 pub struct Shared {
     memory: SharedMemory,
-    /// The head as we have written it: who still finds that there has nothing to fear.
+    /// The head as the supervisor has written it. A head that still equals this copy is undamaged.
     written: Box<HeadCopy>,
 }
 
-/// Where an area's tables are.
+/// Offsets of an area's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tables {
     extents_offset: usize,
@@ -39,7 +39,7 @@ struct Tables {
     owners_offset: usize,
 }
 
-/// What decides how large an area's tables are.
+/// The numbers that decide how large an area's tables are.
 #[derive(Clone, Copy)]
 struct Sizes {
     slots: u32,
@@ -57,10 +57,12 @@ fn extents_of(area: &Area) -> &[Extent] {
     area.places.as_ref().map_or(&[], |places| &places.extents)
 }
 
-/// A file may be so large at least, or there is no session: the head, and the tables of what area there can be then.
+/// Least RLIMIT_FSIZE in bytes with which a session can be made: the head, and the tables of an area that can
+/// exist under that limit.
 pub const FILE_BYTES_MIN: u64 = size_of::<Session>() as u64 + (64 << 10);
 
-/// Places the tables behind the head, extents in double words, the others in words; and the size of it all.
+/// Places the tables behind the head: extents in double words, the other tables in words. Returns the tables
+/// and the size of the whole.
 fn lay_out(areas: impl Iterator<Item = Sizes>) -> (Vec<Tables>, usize) {
     let mut end = size_of::<Session>();
     let tables = areas
@@ -77,10 +79,10 @@ fn lay_out(areas: impl Iterator<Item = Sizes>) -> (Vec<Tables>, usize) {
 }
 
 impl Shared {
-    /// Makes and fills it.
+    /// Makes the session's memory and fills it.
     pub fn new(settings: Settings, areas: &[Area]) -> Result<Shared, Failure> {
         let (tables, bytes) = lay_out(areas.iter().map(Sizes::of));
-        // Making it larger than RLIMIT_FSIZE would not fail but kill us (SIGXFSZ).
+        // Making the memory larger than RLIMIT_FSIZE would kill this process by SIGXFSZ.
         if let Some(limit) =
             sys::resource_limit(sys::Resource::FileSize).filter(|limit| *limit < bytes as u64)
         {
@@ -114,8 +116,8 @@ impl Shared {
         head.settings = settings.into();
         for ((description, area), tables) in head.areas.iter_mut().zip(areas).zip(&tables) {
             describe(description, area, tables);
-            // SAFETY: `lay_out` gave this area's extents memory there, aligned to 8 bytes, zeroed, and behind the head
-            // that `session` refers to; nobody else has a reference into it.
+            // SAFETY: `lay_out` gave this area's extents memory there: aligned to 8 bytes, zeroed, and behind
+            // the head that `session` refers to. No other reference points into it.
             description.extents = unsafe { build(extents_of(area), device_of(area), &memory, tables) };
         }
         for (area, tables) in areas.iter().zip(&tables) {
@@ -130,57 +132,58 @@ impl Shared {
         Ok(Shared { memory, written })
     }
 
-    /// What the programs see.
+    /// Returns the session as the programs see it.
     pub fn session(&self) -> &Session {
-        // SAFETY: mapped as long as `self` lives, and can't be shrunk. Any bytes are valid for a `Session`, whoever has
-        // written them.
+        // SAFETY: the memory is mapped as long as `self` lives, and can't be shrunk. Any bytes are valid for
+        // a `Session`, no matter which process wrote them.
         unsafe { &*self.memory.start().cast::<Session>() }
     }
 
-    /// All of it, as anybody may map it.
+    /// Returns the memory, as any process may map it.
     #[cfg(test)]
     pub fn memory(&self) -> &SharedMemory {
         &self.memory
     }
 
-    /// The program has ended: processes that it has left behind go on when we are gone.
+    /// Notes that the program has ended. Processes that it has left behind go on after this supervisor's end.
     pub fn end(&self) {
         // Ordering: Release pairs with the Acquire in `Membership::was_supervisor_killed`.
         self.session().ended.store(ENDED, Ordering::Release);
     }
 
-    /// Whether the process lives that holds the record of this number.
+    /// Whether the process lives that holds the record of this index.
     pub fn is_alive(&self, record: usize) -> bool {
         sys::is_locked(self.memory.file(), record as u64)
     }
 
-    /// Its descriptor, in which processes hold the locks of their records.
+    /// Returns the memory's descriptor, in which processes hold the locks of their records.
     pub fn file(&self) -> &fs::File {
         self.memory.file()
     }
 
-    /// Whether processes have clusters of any area, dead ones included.
+    /// Whether processes have leased clusters of any area. Dead processes count, too.
     pub fn has_leases(&self) -> bool {
         self.written.areas().iter().any(|area| show::leased(&self.memory, area) > 0)
     }
 
-    /// What the budget is now, as it stands in the session: 0 if nobody has said.
+    /// Returns the present budget as it stands in the session, in bytes; 0 if it was never set.
     pub fn ram_now(&self) -> u64 {
         self.session().ram_now.load(Ordering::Relaxed)
     }
 
-    /// The budget is `bytes` for now.
+    /// Sets the present budget to `bytes`.
     pub fn set_ram_now(&self, bytes: u64) {
         self.session().ram_now.store(bytes, Ordering::Relaxed);
     }
 
-    /// Has all processes of the run end, as if we had been killed.
+    /// Has all processes of the run end, as if the supervisor had been killed.
     pub fn give_up(&self) {
-        // It can't fail: what is held is given up. Our end gives it up anyway.
+        // An error doesn't matter: the lock is held, and the end of this process gives it up anyway.
         let _ = sys::lock_byte(self.memory.file(), SUPERVISOR_BYTE, false);
     }
 
-    /// What is wrong with it, if somebody has written what nobody who keeps to the rules writes.
+    /// Returns what is wrong with the session, if a process has written what no process that keeps
+    /// to the rules writes.
     pub fn damage(&self) -> Option<&'static str> {
         let session = self.session();
         if !session.head.is_as(&self.written) {
@@ -190,13 +193,14 @@ impl Shared {
         is_damaged.then_some("it says of a process what no process can be")
     }
 
-    /// Where programs open it.
+    /// Returns the path by which programs open the session.
     pub fn path(&self) -> String {
         descriptor_path(self.memory.file())
     }
 }
 
-/// The session that a process has made, among its open files. A supervisor has those of the user's other runs open, too.
+/// Returns the session that a process has made, among its open files. A supervisor has the sessions of the
+/// user's other runs open, too.
 pub fn own_session(proc: &Path, pid: u32) -> io::Result<Option<PathBuf>> {
     let maker = number_in_its_namespace(proc, pid).unwrap_or(pid);
     let name = [b"/memfd:", session_name(maker).as_bytes(), b" (deleted)"].concat();
@@ -209,28 +213,29 @@ pub fn own_session(proc: &Path, pid: u32) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// The memory's name. It says who has made the session: the supervisor of that number in its pid namespace. No program
-/// can write over a name.
+/// Returns the memory's name, which says who has made the session: the supervisor with that id in its pid
+/// namespace. No program can write over a name.
 fn session_name(maker: u32) -> CString {
     CString::new(format!("farpage-session-{maker}")).expect("a number has no NUL")
 }
 
-/// The number of a process in its own pid namespace.
+/// Returns the id of a process in its own pid namespace.
 fn number_in_its_namespace(proc: &Path, pid: u32) -> Option<u32> {
     let status = fs::read_to_string(proc.join(format!("{pid}/status"))).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
     line.split_whitespace().next_back()?.parse().ok()
 }
 
-/// The session in another run's memory, if that is large enough for one. What it says need not make sense.
+/// Returns the session in another run's memory, if the memory is large enough for one. The content
+/// need not make sense.
 pub fn session_in(memory: &SharedMemory) -> Option<&Session> {
     let is_large_enough = memory.bytes() >= size_of::<Session>();
-    // SAFETY: the memory is as large as a `Session`, mapped as long as `memory` lives, and can't be shrunk; any bytes are
-    // valid, and what changes is atomic.
+    // SAFETY: the memory is as large as a `Session`, mapped as long as `memory` lives, and can't be shrunk.
+    // Any bytes are valid, and everything that changes is atomic.
     is_large_enough.then(|| unsafe { &*memory.start().cast::<Session>() })
 }
 
-/// Where other processes of this user open one of our files.
+/// Returns the path by which other processes of this user open one of our files.
 fn descriptor_path(file: &impl AsRawFd) -> String {
     format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd())
 }
@@ -253,10 +258,10 @@ fn describe(description: &mut AreaDescription, area: &Area, tables: &Tables) {
     description.disk_reserve_bytes = area.disk_reserve_bytes;
 }
 
-/// Puts an area's extents where programs find them.
+/// Puts an area's extents where programs find them. Returns their head.
 ///
 /// # Safety
-/// Their memory in `tables` must be zeroed, aligned to 8 bytes, and nobody else's meanwhile.
+/// The extents' memory in `tables` must be zeroed, aligned to 8 bytes, and used by nobody else meanwhile.
 unsafe fn build(extents: &[Extent], device: u64, memory: &SharedMemory, tables: &Tables) -> Head {
     if extents.is_empty() {
         return Head::default();
@@ -271,23 +276,24 @@ unsafe fn build(extents: &[Extent], device: u64, memory: &SharedMemory, tables: 
     built.head()
 }
 
-/// The number of the device that an area lies on.
+/// Returns the number of the device that an area lies on.
 fn device_of(area: &Area) -> u64 {
     let metadata = area.file.metadata().ok();
     metadata.map_or(0, |metadata| if area.kind == Kind::Device { metadata.rdev() } else { metadata.dev() })
 }
 
-/// Whether a record says what no program's library has written.
+/// Whether a record has content that no program's library has written.
 fn is_damaged(record: &ProcessRecord) -> bool {
     /// PID_MAX_LIMIT of Linux on 64-bit machines.
     const PID_MAX: u32 = 1 << 22;
-    // Ordering: Acquire pairs with the Release in `ProcessRecord::notice`: whoever tells has stored its number before.
+    // Ordering: Acquire pairs with the Release in `ProcessRecord::notice`: a process that tells has
+    // stored its id before.
     let notices = record.notices.load(Ordering::Acquire);
     let pid = record.pid.load(Ordering::Relaxed);
     pid > PID_MAX || notices >> Notice::ALL.len() != 0 || pid == 0 && notices != 0
 }
 
-/// The text before the first NUL.
+/// Returns the text before the first NUL.
 pub fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
@@ -371,13 +377,14 @@ pub mod tests {
         std::fs::File::options().read(true).write(true).open(text(&second.open_path)).unwrap();
     }
 
-    /// `farpage show` printed the areas of another run, and runs counted one run's memory twice.
+    /// A session of another run must not pass for the own one. Otherwise `farpage show` would print the other
+    /// run's areas, and runs would count one run's memory twice.
     #[test]
     fn session_of_another_run_is_not_taken_for_its_own() {
         let own = || own_session(Path::new("/proc"), std::process::id()).unwrap();
         let number = std::process::id();
         let mut others = Vec::new();
-        // Numbers that are easily taken for ours: longer by a digit, and shorter.
+        // Numbers that are easily taken for this process's: longer by a digit, and shorter.
         for other in [number * 10, number / 10] {
             others.push(SharedMemory::new(&session_name(other), size_of::<Session>()).unwrap());
         }

@@ -1,8 +1,9 @@
 //! `farpage show PID`: the swap areas of a run while it runs, as `swapon --show` has them.
 //!
-//! The supervisor has the session open; programs have its path in their environment. It is mapped for reading only:
-//! looking on changes nothing. What is used is summed over the processes that live, which hold their record's lock.
-// UNSAFETY: tables of areas are read where the session says that they lie, which was checked before.
+//! The supervisor has the session open; programs have its path in their environment. The session is mapped
+//! for reading only, so looking on changes nothing. The used bytes are summed over living processes, which
+//! hold their records' locks.
+// UNSAFETY: tables of areas are read where the session says that they lie. The offsets were checked before.
 
 use crate::failure::Failure;
 use crate::numbers::iec;
@@ -38,7 +39,7 @@ pub fn show(options: &ShowOptions) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What there is to print of a session; none if its head makes no sense.
+/// Returns the text to print for a session; none if its head makes no sense.
 pub fn look(memory: &SharedMemory, options: &ShowOptions) -> Option<String> {
     let session = session_in(memory)?;
     let mut head = Box::new(HeadCopy::EMPTY);
@@ -47,7 +48,7 @@ pub fn look(memory: &SharedMemory, options: &ShowOptions) -> Option<String> {
     Some(output(options, &View { session, memory, head: &head, order: settings.order }))
 }
 
-/// A session, and what was true of its head when it was looked at.
+/// A session, and its head as it was when it was checked.
 struct View<'a> {
     session: &'a Session,
     memory: &'a SharedMemory,
@@ -75,8 +76,9 @@ fn damaged(pid: u32) -> Failure {
 
 // ---- finding the session -------------------------------------------------------------------------------
 
-/// Where the session of a process can be opened: among its own files if it is the supervisor, else where its
-/// environment says, else among the files of the processes that it descends from.
+/// Returns the path by which the session of a process can be opened. A supervisor has the session among its
+/// own files. For other processes the environment names it. If the environment doesn't, a process that they
+/// descend from has the session among its files.
 fn find(proc: &Path, pid: u32) -> Result<PathBuf, Failure> {
     if !proc.join(pid.to_string()).exists() {
         return Err(Failure::new(format!("there is no process {pid}"))
@@ -94,7 +96,7 @@ fn find(proc: &Path, pid: u32) -> Result<PathBuf, Failure> {
     if let Some(path) = variable(&environment) {
         return Ok(path.into());
     }
-    // A program whose environment was emptied.
+    // The program's environment was emptied.
     let mut next = parent(proc, pid);
     while let Some(above) = next.filter(|pid| *pid > 1) {
         if let Ok(Some(path)) = own_session(proc, above) {
@@ -125,7 +127,7 @@ fn parent(proc: &Path, pid: u32) -> Option<u32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
-/// Opens and maps a session, and makes sure that it is one that this version can read.
+/// Opens and maps a session, and checks that this version can read it.
 fn open(path: &Path, pid: u32) -> Result<SharedMemory, Failure> {
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::PermissionDenied => closed(pid),
@@ -142,8 +144,8 @@ fn open(path: &Path, pid: u32) -> Result<SharedMemory, Failure> {
     Ok(memory)
 }
 
-/// Opens an ordinary file. What the variable names may be anything, and only to open a device can do something (a tape is
-/// wound, a watchdog is set): so nothing is opened that wasn't looked at.
+/// Opens an ordinary file. The variable may name anything, and opening a device can already do something:
+/// wind a tape, set a watchdog. So only a file that was looked at is opened.
 fn open_file(path: &Path) -> io::Result<File> {
     let found = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path)?;
     if !found.metadata()?.is_file() {
@@ -156,7 +158,7 @@ fn open_file(path: &Path) -> io::Result<File> {
 fn check(memory: &SharedMemory, pid: u32) -> Result<(), Failure> {
     let mut head = [0; 8];
     if memory.bytes() >= head.len() {
-        // SAFETY: the memory has so many bytes, and any bytes are an array of them.
+        // SAFETY: the memory has at least that many bytes, and any bytes are a valid array.
         head = unsafe { memory.start().cast::<[u8; 8]>().read() };
     }
     if u64::from_le_bytes(head) == MAGIC && memory.bytes() >= size_of::<Session>() {
@@ -183,7 +185,7 @@ fn no_session(pid: u32) -> Failure {
 
 // ---- what is in it -------------------------------------------------------------------------------------
 
-/// The records of the processes that live.
+/// Returns the records of living processes.
 fn live(session: &Session, file: &File) -> Vec<usize> {
     let is_live = |at: &usize| {
         session.processes[*at].pid.load(Ordering::Acquire) != 0 && sys::is_locked(file, *at as u64)
@@ -196,7 +198,8 @@ fn used(session: &Session, live: &[usize], area: usize) -> u64 {
     slots.map(u64::from).sum::<u64>() * PAGE
 }
 
-/// What processes have leased of an area, in bytes: whole clusters, also of those who are dead until somebody needs them.
+/// Returns the bytes that processes have leased of an area: whole clusters. Clusters of dead processes count
+/// until another process needs them.
 pub fn leased(memory: &SharedMemory, area: &AreaDescription) -> u64 {
     let clusters = area.slots.div_ceil(CLUSTER_SLOTS) as usize;
     let end = (area.owners_offset as usize).saturating_add(clusters * size_of::<u32>());
@@ -204,13 +207,14 @@ pub fn leased(memory: &SharedMemory, area: &AreaDescription) -> u64 {
         return 0;
     }
     let first = memory.start().wrapping_add(area.owners_offset as usize).cast::<AtomicU32>();
-    // SAFETY: inside the memory, which stays mapped, and aligned; atomics may be anything.
+    // SAFETY: the table lies inside the memory, which stays mapped, and is aligned. Atomics may
+    // have any value.
     let holders = unsafe { core::slice::from_raw_parts(first, clusters) };
     let leased = holders.iter().filter(|holder| holder.load(Ordering::Relaxed) != 0).count();
     leased as u64 * u64::from(CLUSTER_SLOTS) * PAGE
 }
 
-/// One area.
+/// An area's row of the table.
 struct Row {
     name: String,
     kind: &'static str,
@@ -225,7 +229,7 @@ impl Row {
     fn of(area: &AreaDescription, used: u64, leased: u64) -> Row {
         Row {
             name: text(&area.name),
-            // The kernel's words, whatever the device is.
+            // The kernel's words, whatever kind of device it is.
             kind: if area.is_device != 0 { "partition" } else { "file" },
             size: u64::from(area.slots.saturating_sub(area.bad_count).saturating_sub(1)) * PAGE,
             used,
@@ -238,7 +242,7 @@ impl Row {
     fn cell(&self, column: Column, options: &ShowOptions) -> String {
         let size = |bytes: u64| if options.bytes { bytes.to_string() } else { short(bytes) };
         match column {
-            // A name can hold anything, a table must not.
+            // A name can hold anything; a cell of the table must not.
             Column::Name => self.name.escape_debug().to_string().replace(' ', "\\x20"),
             Column::Type => self.kind.into(),
             Column::Size => size(self.size),
@@ -373,7 +377,7 @@ mod tests {
         assert!(message.contains("no session"), "{message}");
     }
 
-    /// Opened to be looked at, the other end of the pipe would hear of somebody who reads.
+    /// A pipe must not be opened to look at it: its other end would learn of a reader.
     #[test]
     fn what_the_variable_names_is_not_opened_unless_it_is_a_file() {
         let place = tempfile::tempdir().unwrap();

@@ -1,8 +1,9 @@
-//! Signals of a supervisor above the program: they go on to the program, its stopping and ending become ours.
+//! Signals of a supervisor above the program. Farpage passes signals on to the program, and stops and
+//! ends as the program does.
 //!
-//! Signals are taken one by one from the blocked set, not by handlers, so nothing here runs at an odd
-//! moment. The program starts in our process group and session: what the terminal sends reaches it without
-//! us, so only what it wasn't sent, too, is passed on.
+//! Signals are taken one by one from the blocked set, not by handlers, so nothing here runs at an odd moment.
+//! The program starts in our process group and session, so a signal from the terminal reaches it without us.
+//! Only signals that the program wasn't sent, too, are passed on.
 
 use crate::failure::Failure;
 use crate::sys::{self, Child, ChildState, Disposition, SignalSet};
@@ -12,21 +13,21 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How signals were set when Farpage was started, which is how the program gets them.
+/// Signal settings at Farpage's start, which the program gets.
 pub struct Inherited {
     blocked: SignalSet,
     child: Disposition,
 }
 
-/// Blocks every signal from now on: they wait until [`supervise`] or [`Unheeded`] takes them.
+/// Blocks every signal from now on. Signals wait until [`supervise`] or [`Unheeded`] takes them.
 pub fn block_all() -> Inherited {
     let inherited = Inherited { blocked: SignalSet::all().block(), child: sys::disposition(libc::SIGCHLD) };
-    // If it were ignored the kernel would throw the program's exit status away.
+    // If SIGCHLD were ignored, the kernel would throw the program's exit status away.
     sys::set_disposition(libc::SIGCHLD, Disposition::Default);
     inherited
 }
 
-/// Makes a command start with the signals as we got them, and die if we are killed.
+/// Makes a command start with the signal settings that Farpage got, and die if Farpage is killed.
 pub fn hand_down(command: &mut Command, inherited: &Inherited) {
     let (blocked, child, pipe) = (inherited.blocked, inherited.child, sys::sigpipe_at_start());
     let supervisor = std::process::id();
@@ -39,29 +40,29 @@ pub fn hand_down(command: &mut Command, inherited: &Inherited) {
         blocked.block();
         Ok(())
     };
-    // SAFETY: runs between fork and exec of a process with one thread, and calls only functions that are
-    // async-signal-safe; it neither allocates nor takes a lock.
+    // SAFETY: runs between fork and exec of a process with one thread. The closure calls only functions that
+    // are async-signal-safe, and neither allocates nor takes a lock.
     unsafe { command.pre_exec(prepare) };
 }
 
-/// Makes a command that takes our place start with the pipe's signal as we got it.
+/// Makes a command that takes Farpage's place start with the disposition of SIGPIPE that Farpage got.
 pub fn hand_down_pipe(command: &mut Command) {
     let pipe = sys::sigpipe_at_start();
     let prepare = move || {
         sys::set_disposition(libc::SIGPIPE, pipe);
         Ok(())
     };
-    // SAFETY: sets a disposition, in a process with one thread.
+    // SAFETY: the closure only sets a disposition, in a process with one thread.
     unsafe { command.pre_exec(prepare) };
 }
 
-/// How long a program that was killed may take to be gone: it may be in the middle of a system call.
+/// How long a killed program may take to be gone: it may be in the middle of a system call.
 const DEATH: Duration = Duration::from_secs(10);
-/// How often it is looked at meanwhile.
+/// Pause between two looks at a killed program.
 const DEATH_LOOK: Duration = Duration::from_millis(100);
 
-/// Stays with the program until it ends. `poll` is called again and again; it says after what time at the latest it is to be
-/// called next. If it fails the program is killed.
+/// Stays with the program until it ends. `poll` is called repeatedly, and returns the longest time until its
+/// next call. If `poll` fails, the program is killed.
 pub fn supervise(
     program: u32,
     mut poll: impl FnMut() -> Result<Duration, Failure>,
@@ -77,24 +78,26 @@ pub fn supervise(
         sys::reap_orphans(program);
         let child = sys::child(program).map_err(|error| lost(&error))?;
         match child.state {
-            // Whoever waits for us (a shell with job control) must see that the job has stopped. Stopping would lose what has come
-            // meanwhile to continue it.
+            // A process that waits for us (a shell with job control) must see that the job has stopped. But
+            // stopping would lose a SIGCONT that has come meanwhile.
             ChildState::Stopped(libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU)
                 if !sys::is_pending(libc::SIGCONT) =>
             {
                 sys::stop_self();
             }
-            // Stopped otherwise, the program is: who does that, and continues it, doesn't know of us.
+            // The program was stopped by another signal. The process that stops and continues it
+            // doesn't know of us.
             ChildState::Running | ChildState::Stopped(_) => {}
             ChildState::Exited(_) | ChildState::Killed(_) | ChildState::Ended => return Ok(child),
         }
     }
 }
 
-/// From such a signal to the note. The program may have been sent the signal, too, and takes a while to end.
+/// Time from an unheeded signal to the note. The program may have been sent the signal, too, and
+/// takes a while to end.
 const HEEDED: Duration = Duration::from_secs(10);
 
-/// Signals that are to end something, and reach a supervisor beside the program, which they don't end: `pkill farpage`.
+/// Watches for signals that are meant to end a supervisor beside the program (`pkill farpage`), and don't.
 #[derive(Default)]
 pub struct Unheeded {
     first: Option<(c_int, Instant)>,
@@ -102,7 +105,7 @@ pub struct Unheeded {
 }
 
 impl Unheeded {
-    /// What the user should know, once, if the program still runs a while after such a signal.
+    /// Returns a note for the user, once, if the program still runs a while after an unheeded signal.
     pub fn look(&mut self, program: u32) -> Option<String> {
         while let Some(arrival) = sys::next_signal(&SignalSet::all(), Duration::ZERO) {
             let ends = matches!(arrival.signal, libc::SIGTERM | libc::SIGINT | libc::SIGQUIT);
@@ -131,7 +134,7 @@ fn kill(program: u32) {
     let is_running = |child: Child| matches!(child.state, ChildState::Running | ChildState::Stopped(_));
     let is_there = || sys::child(program).is_ok_and(is_running);
     while is_there() && Instant::now() < until {
-        // Its end is a signal, too.
+        // The program's end is a signal, too.
         sys::next_signal(&SignalSet::all(), DEATH_LOOK);
     }
 }

@@ -1,18 +1,18 @@
 //! Sizes as users type them: `2G`, `2GiB`, `1.5g`, `2GB`, `4096`, `50%`.
 //!
-//! `2G` and `2GiB` are 2^31, `2GB` is 2 * 10^9, a plain number is bytes, a percentage is of whatever the
-//! option says. Fractions are exact, then rounded down to a byte: no floating point is involved.
+//! `2G` and `2GiB` are 2^31, `2GB` is 2 * 10^9, a plain number is bytes. A percentage is a share of the whole
+//! that the option names. Fractions are exact, then rounded down to a byte: no floating point is involved.
 
-/// A size or a share, with the text it came from (errors quote what the user typed).
+/// A size or a share, with the text it came from, because errors quote what the user typed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Size {
     /// As typed, without surrounding blanks.
     pub text: String,
-    /// What it means.
+    /// The size or share that the text means.
     pub amount: Amount,
 }
 
-/// What a size means.
+/// Meaning of a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
     /// Bytes.
@@ -25,11 +25,11 @@ pub enum Amount {
 const PERCENT: u64 = 1_000_000;
 
 impl Size {
-    /// The size in bytes, where a percentage is of `whole`.
+    /// Returns the size in bytes. A percentage is a share of `whole`.
     pub fn of(&self, whole: u64) -> u64 {
         match self.amount {
             Amount::Bytes(bytes) => bytes,
-            // Fits: a share is at most 100 %, so the result is at most `whole`.
+            // The cast can't truncate: a share is at most 100 %, so the result is at most `whole`.
             Amount::Share(share) => {
                 (u128::from(whole) * u128::from(share) / u128::from(100 * PERCENT)) as u64
             }
@@ -37,7 +37,7 @@ impl Size {
     }
 }
 
-/// Reads a size. The error is a sentence that begins with what was typed.
+/// Reads a size. The error is a sentence that begins with the text that was typed.
 pub fn parse(typed: &str) -> Result<Size, String> {
     let text = typed.trim();
     let refuse = |why: &str| Err(format!("`{text}` is not a size: {why}"));
@@ -67,7 +67,7 @@ pub fn parse(typed: &str) -> Result<Size, String> {
     Ok(Size { text: text.to_owned(), amount: Amount::Share(value) })
 }
 
-/// What one unit is worth, in bytes or in millionths of a percent.
+/// Returns the value of one unit, in bytes or in millionths of a percent; none for an unknown unit.
 fn multiple_of(unit: &str) -> Option<u64> {
     let unit = unit.to_ascii_uppercase();
     let prefixes = ["K", "M", "G", "T", "P", "E"];
@@ -84,14 +84,14 @@ fn multiple_of(unit: &str) -> Option<u64> {
     }
 }
 
-/// The digits before and after the point; at least one digit in all, and at most one point.
+/// Splits a number into the digits before and after the point. None without a digit, or with a second point.
 fn split_number(number: &str) -> Option<(&str, &str)> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let digits = whole.len() + fraction.len();
     (digits > 0 && !fraction.contains('.')).then_some((whole, fraction))
 }
 
-/// `whole.fraction * multiple`, rounded down; none if it doesn't fit.
+/// Returns `whole.fraction * multiple`, rounded down; none if the result doesn't fit.
 fn scaled(whole: &str, fraction: &str, multiple: u64) -> Option<u64> {
     let whole = if whole.is_empty() { 0 } else { whole.parse::<u64>().ok()? };
     // Digits beyond the 18th are worth less than a byte even of an exbibyte: 2^60 / 10^18 is about 1.

@@ -1,4 +1,4 @@
-//! The result of a run: a dozen lines for people; [`json`] is the same for programs.
+//! The result of a run, in a dozen lines for people. [`json`] says the same for programs.
 
 mod json;
 
@@ -22,47 +22,47 @@ use std::time::Duration;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// Problems of single processes that are told; the rest is counted.
+/// Problems of single processes that are printed. Further problems are counted.
 const PROBLEMS_MAX: usize = 20;
 
-/// Processes without a budget that are named; the rest is counted.
+/// Processes without a budget that are named. Further processes are counted.
 const OUTSIDE_MAX: usize = 8;
 
-/// Divisor of the budget for what a run may have above it without a word.
+/// Divisor of the budget that gives what a run may have above it without a word.
 const OVER_PARTS: u64 = 20;
 
-/// What the summary is about.
+/// The run that a summary is about.
 pub struct Run<'a> {
     /// The command line of the program.
     pub program: &'a [String],
-    /// How it ended.
+    /// How the program ended.
     pub exit: ChildState,
-    /// The most memory in RAM that it or one of its children had, in bytes, files included.
+    /// The most memory in RAM that the program or one of its children had, in bytes, files included.
     pub resident_peak: u64,
-    /// What that may have been at most; none if nobody knows.
+    /// Upper bound in bytes of the true peak, which may be above `resident_peak`; none if nobody knows.
     pub resident_most: Option<u64>,
-    /// How long it took.
+    /// How long the program took.
     pub wall: Duration,
-    /// What it was allowed.
+    /// The budget of the run.
     pub budget: &'a Budget,
-    /// The least that the budget was meanwhile, by what limits left.
+    /// The smallest budget meanwhile, by what limits left, in bytes.
     pub least_bytes: u64,
-    /// What was chosen.
+    /// The settings that were chosen.
     pub settings: &'a Settings,
-    /// Its areas.
+    /// The areas of the run.
     pub areas: &'a [Area],
-    /// What it reported.
+    /// Counts that the programs reported.
     pub totals: &'a Totals,
-    /// Their names, as they may be printed.
+    /// Names of the areas, as they may be printed.
     pub names: &'a [String],
-    /// What the kernel's out-of-memory killer did meanwhile.
+    /// Acts of the kernel's out-of-memory killer meanwhile.
     pub oom: &'a oom::Report,
     /// Processes without a budget.
     pub outside: &'a outside::Report,
 }
 
 impl Run<'_> {
-    /// Whether the peak is the kernel's word; else there may have been a higher one.
+    /// Whether the peak is exact. Otherwise there may have been a higher one.
     fn is_peak_known(&self) -> bool {
         self.resident_most.is_some_and(|most| most <= self.resident_peak)
     }
@@ -70,7 +70,7 @@ impl Run<'_> {
 
 // ---- for people ----------------------------------------------------------------------------------------
 
-/// The lines, without their prefix.
+/// Returns the lines, without their prefix.
 pub fn text(run: &Run) -> Vec<String> {
     let mut lines = if run.totals.processes.is_empty() && run.exit == ChildState::Exited(STATUS_FAILED) {
         vec![
@@ -86,7 +86,7 @@ pub fn text(run: &Run) -> Vec<String> {
         lines.extend(details(run));
         lines
     } else if ended_by_us(run) || run.totals.last_words.is_some() {
-        // The problem below says why. It did not run as it does without Farpage.
+        // The problem below says why. The program did not run as it does without Farpage.
         vec![headline(run)]
     } else if was_over(run) || tells(run, is_unlimited) || was_short(run) || has_outside(run) {
         vec![headline(run), budget_row(run)]
@@ -105,7 +105,7 @@ fn has_outside(run: &Run) -> bool {
     !run.outside.processes.is_empty() || run.outside.missed > 0 || run.outside.was_full
 }
 
-/// Processes that nothing limits.
+/// Returns the row about processes that nothing limits.
 fn outside_row(run: &Run) -> Option<String> {
     let outside = run.outside;
     let missed = match outside.missed {
@@ -130,7 +130,7 @@ fn outside_row(run: &Run) -> Option<String> {
         more => format!(" and {} more", grouped(more)),
     };
     let processes = if count == 1 { "1 process".into() } else { format!("{} processes", grouped(count)) };
-    // Of processes that have ended the kernel knows the largest, if they were waited for.
+    // The kernel knows the largest of the processes that have ended, if they were waited for.
     let seen = outside.processes.iter().map(|process| process.peak).max().unwrap_or(0);
     let largest = iec(run.resident_peak.max(seen));
     let named = named.join(", ");
@@ -144,7 +144,7 @@ fn outside_row(run: &Run) -> Option<String> {
     (!texts.is_empty()).then(|| row("outside", &texts.join("; ")))
 }
 
-/// Whether a process ran on, and nothing of it was evicted from some time on.
+/// Whether a notice says that a process ran on, and that nothing of it was evicted any more.
 const fn is_unlimited(notice: Notice) -> bool {
     matches!(notice, Notice::NotArmed | Notice::Alone | Notice::Retired)
 }
@@ -159,12 +159,12 @@ fn tells(run: &Run, is_meant: impl Fn(Notice) -> bool) -> bool {
     notices.any(|(notice, _)| is_meant(*notice))
 }
 
-/// Whether all processes together had more than the budget, though none of them had so much that it was managed.
+/// Whether all processes together had more than the budget, though none of them had enough to be managed.
 fn was_over(run: &Run) -> bool {
     !run.totals.was_active() && run.totals.anonymous_peak > run.budget.ram_bytes
 }
 
-/// Why a run was over its budget, if none of its processes has counted that it was.
+/// Returns why a run was over its budget, if none of its processes has counted that.
 fn over(run: &Run) -> Option<String> {
     let (budget, peak) = (run.budget.ram_bytes, run.totals.anonymous_peak);
     if was_over(run) {
@@ -172,7 +172,7 @@ fn over(run: &Run) -> Option<String> {
         let unmanaged = "memory was over the budget while no process was managed";
         return (!is_told_below).then(|| unmanaged.into());
     }
-    // Eviction takes time, so a run may be a little over its budget.
+    // Eviction takes time, so a run may be a little over its budget without a word.
     let is_over = run.totals.was_active() && peak > budget.saturating_add(budget / OVER_PARTS);
     is_over.then(|| {
         let which = match run.totals.count {
@@ -183,7 +183,7 @@ fn over(run: &Run) -> Option<String> {
     })
 }
 
-/// Whether the kernel killed for memory, as far as that can be known: of the program itself, or in its cgroup.
+/// Whether the kernel killed for memory, as far as that can be known: the program itself, or in its cgroup.
 fn was_short(run: &Run) -> bool {
     let kills = run.oom.kills;
     kills.group > 0 || kills.machine > Some(0) && run.exit == ChildState::Killed(SIGKILL)
@@ -211,12 +211,13 @@ fn headline(run: &Run) -> String {
     }
 }
 
-/// Whether there may have been more processes than are counted: later ones take over the records of those that have ended.
+/// Whether there may have been more processes than are counted. Later processes take over the records of
+/// processes that have ended.
 fn may_be_more(run: &Run) -> bool {
     run.totals.processes.len() == PROCESSES_MAX
 }
 
-/// How many processes there were.
+/// Returns how many processes there were.
 fn processes(run: &Run) -> String {
     let more = if may_be_more(run) { " or more" } else { "" };
     match run.totals.count {
@@ -231,17 +232,18 @@ fn name(run: &Run) -> String {
 }
 
 fn never_reached(run: &Run) -> Vec<String> {
-    // Whatever else ended it must still be told: a signal, an error of its own.
+    // Another reason for the program's end must still be told: a signal, or an error of its own.
     let mut lines = Vec::new();
     lines.extend((run.exit != ChildState::Exited(0)).then(|| headline(run)));
     lines.push(within(run));
-    // A program that ended while it was taken over has registered memory.
+    // A program that ended during activation has registered memory.
     let is_untouched = run.totals.sum.counter(Counter::Registered) == 0;
     lines.extend(is_untouched.then(|| "nothing was registered: no fault went through Farpage".into()));
     lines
 }
 
-/// That the budget wasn't reached. Only of one process does the kernel know the peak; what several have together is sampled.
+/// Returns the line that the budget wasn't reached. The kernel knows the exact peak of one process only; the
+/// peak of several together is sampled.
 fn within(run: &Run) -> String {
     let (name, budget) = (name(run), format!("{}{}", iec(run.budget.ram_bytes), less(run)));
     let sampled = iec(run.totals.anonymous_peak);
@@ -269,7 +271,8 @@ fn several(run: &Run, budget: &str) -> String {
     )
 }
 
-/// 134 is also what a shell answers for a program that aborted: only a silent one is suspicious.
+/// Returns a note on status 134. A shell answers 134 for a program that aborted, too, so only a silent
+/// program is suspicious.
 fn note_on_status(run: &Run) -> Option<String> {
     let text = "status 134 without a message of the program's own may be a bug in Farpage: please report it \
                 with this summary";
@@ -299,7 +302,7 @@ fn budget_row(run: &Run) -> String {
     )
 }
 
-/// How much less the budget was at times.
+/// Returns how much less the budget was at times.
 fn less(run: &Run) -> String {
     if is_much_less(run.least_bytes, run.budget.ram_bytes) {
         format!(", down to {} as a limit left no more", iec(run.least_bytes))
@@ -308,7 +311,7 @@ fn less(run: &Run) -> String {
     }
 }
 
-/// Whether the budget became so much less that a user notices.
+/// Whether the budget became smaller by enough for a user to notice.
 pub const fn is_much_less(bytes: u64, budget_bytes: u64) -> bool {
     bytes < budget_bytes - budget_bytes / 32
 }
@@ -331,7 +334,7 @@ fn pool_row(run: &Run, n: &Numbers) -> String {
     row("pool", &format!("{} seen of {limit} at most, for {pages} pages ({codec}{ratio}){denser}", iec(peak)))
 }
 
-/// Where evicted pages went: the parts add up to the pages.
+/// Returns the row on where evicted pages went. The parts add up to the pages.
 fn evicted_row(n: &Numbers) -> String {
     let counter = |counter| n.counter(counter);
     let pages = counter(Counter::EvictTaken);
@@ -358,13 +361,13 @@ fn to_areas_row(run: &Run, n: &Numbers) -> String {
     let (pages, writes) = (n.counter(Counter::Pswpout), n.counter(Counter::AreaWrites));
     let slots = n.counter(Counter::AreaSlots);
     let names: Vec<_> = run.areas.iter().map(|area| area.path.display().to_string()).collect();
-    // Each process counts what it writes, not where.
+    // Each process counts the pages that it writes, not the area.
     let to = if names.len() == 1 { "to" } else { "to some or all of" };
     let mean = match writes {
         0 => String::new(),
         _ => format!(" in {} writes of {}", grouped(writes), iec(slots.saturating_mul(PAGE) / writes)),
     };
-    // Counted when they are sent; some may not have arrived when the program ended.
+    // Pages are counted when they are sent. Some may not have arrived when the program ended.
     let from_pool = match n.counter(Counter::Zswpwb).min(pages) {
         0 => String::new(),
         from_pool => format!("; {} of them from the pool", grouped(from_pool)),
@@ -382,7 +385,7 @@ fn from_areas_row(n: &Numbers) -> String {
     row("read", &format!("{} pages", grouped(pages)))
 }
 
-/// The kinds of fault, with the words for them.
+/// Kinds of faults, with the words for them.
 const FAULTS: [(Counter, &str); 8] = [
     (Counter::FaultFirst, "first touch"),
     (Counter::FaultParked, "parked"),
@@ -411,8 +414,8 @@ fn latency_row(n: &Numbers) -> String {
     row("latency", &text)
 }
 
-/// Threads may wait at the same time. What eviction and system calls cost isn't measured. So the sum is no bound of the time by which the
-/// run was longer.
+/// Returns the row on time lost. Threads may wait at the same time, and the cost of eviction and system calls
+/// isn't measured. So the sum is no bound of the time by which the run was longer.
 fn time_row(run: &Run, n: &Numbers) -> String {
     let (lost, wall) = (n.all_latencies().sum_ns, run.wall.as_nanos() as u64);
     let share = if lost <= wall {
@@ -423,7 +426,7 @@ fn time_row(run: &Run, n: &Numbers) -> String {
     row("time lost", &format!("{} to faults, summed over threads: {share}", duration(lost)))
 }
 
-/// `: 5 of this, 7 of that`, without what didn't happen.
+/// Returns `: 5 of this, 7 of that`, without kinds that didn't happen.
 fn parts(n: &Numbers, kinds: &[(Counter, &str)]) -> String {
     let happened = kinds.iter().filter(|(counter, _)| n.counter(*counter) > 0);
     let parts: Vec<_> =
@@ -435,14 +438,14 @@ fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "0 %".into() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
 }
 
-/// The killer, as the rows name it.
+/// Name of the killer in the rows.
 const KILLER: &str = "the kernel's out-of-memory killer";
 
 fn victims_count(count: u64) -> String {
     if count == 1 { "a process".into() } else { format!("{} processes", grouped(count)) }
 }
 
-/// Kills on the machine that aren't known to have anything to do with the run.
+/// Returns the kills on the machine that aren't known to have anything to do with the run.
 fn kills_elsewhere(run: &Run) -> Option<u64> {
     let kills = run.oom.kills;
     let may_be_ours =
@@ -457,7 +460,7 @@ fn note_on_killer(run: &Run) -> Option<String> {
     Some(row("note", &text))
 }
 
-/// Who was sent SIGKILL, and by whom, as far as that can be known.
+/// Returns who was sent SIGKILL, and by whom, as far as that can be known.
 fn killed(run: &Run) -> Option<String> {
     let (kills, is_killed) = (run.oom.kills, run.exit == ChildState::Killed(SIGKILL));
     if kills_elsewhere(run).is_some() {
@@ -481,7 +484,7 @@ fn killed(run: &Run) -> Option<String> {
     })
 }
 
-/// The largest processes of the run that ended when the killer struck.
+/// Returns the largest processes of the run that ended when the killer struck.
 fn victims(run: &Run) -> String {
     let names =
         run.oom.victims.iter().map(|(pid, command)| format!("{} (pid {pid})", say::harmless(command)));
@@ -489,7 +492,7 @@ fn victims(run: &Run) -> String {
     if names.is_empty() { String::new() } else { format!("; of the run ended at that time {names}") }
 }
 
-/// The limit, and the budget that would most likely have fit.
+/// Returns the limit, and the budget that would most likely have fit.
 fn fitting(run: &Run) -> String {
     let Some((limit, by_default)) = &run.budget.limit else { return String::new() };
     let lower = run.budget.ram_bytes / 4 * 3;
@@ -504,7 +507,8 @@ fn fitting(run: &Run) -> String {
     )
 }
 
-/// What went wrong, once more in one place: notices may have scrolled away.
+/// Returns the rows on problems. Notices may have scrolled away, so problems are printed once
+/// more in one place.
 fn problems(run: &Run) -> Vec<String> {
     let n = &run.totals.sum;
     let mut rows = Vec::new();
@@ -526,7 +530,7 @@ fn problems(run: &Run) -> Vec<String> {
     let mut more = 0;
     for process in &run.totals.processes {
         for (notice, value) in &process.notices {
-            // Such a process is managed from then on.
+            // A process that grew is managed from then on, so it is no problem.
             if *notice != Notice::Grew {
                 if rows.len() - before == PROBLEMS_MAX {
                     more += 1;

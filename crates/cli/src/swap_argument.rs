@@ -1,5 +1,5 @@
-//! One `--swap`: a path, how much of it is used, and what places it among others. A path that exists as it stands is a
-//! path, whatever is in it.
+//! The argument of `--swap`: a path, how much of it is used, and what places the area among other areas. A
+//! path that exists as it stands is a path, whatever is in it.
 
 use crate::failure::Failure;
 use crate::size::{self, Amount};
@@ -11,18 +11,18 @@ use std::path::{Path, PathBuf};
 /// Priorities that `--swap PATH,prio=N` accepts, as swapon does.
 const PRIORITY_MAX: i32 = 32_767;
 
-/// One `--swap`.
+/// The parts of a `--swap`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SwapArgument {
     /// The directory, file or device.
     pub path: PathBuf,
-    /// How much of it to use at most.
+    /// Most bytes of it to use, if the user gave a size.
     pub bytes: Option<u64>,
-    /// Its priority, if the user gave one.
+    /// The area's priority, if the user gave one.
     pub priority: Option<i32>,
-    /// The node of its device, if the user knows better.
+    /// The node of the area's device, if the user knows better.
     pub node: Option<NodeId>,
-    /// When what isn't needed any more is discarded, if ever.
+    /// When the device is told that content isn't needed any more, if ever.
     pub discard: Option<Discard>,
 }
 
@@ -37,7 +37,8 @@ pub enum Discard {
     Pages,
 }
 
-/// Reads `PATH[:SIZE][,prio=N][,node=N][,discard[=once|pages]]`. A path that exists as it stands is a path, whatever is in it.
+/// Reads `PATH[:SIZE][,prio=N][,node=N][,discard[=once|pages]]`. A path that exists as it stands is a path,
+/// whatever is in it.
 pub fn swap_argument(argument: &OsStr, exists: impl Fn(&Path) -> bool) -> Result<SwapArgument, Failure> {
     let whole = argument.to_string_lossy().into_owned();
     let mut rest = argument.as_bytes();
@@ -67,7 +68,7 @@ fn bad_swap(argument: &str, why: &str) -> Failure {
         .fix("write --swap PATH[:SIZE][,prio=N][,node=N][,discard[=once|pages]], for example --swap /var/tmp:8G,prio=5")
 }
 
-/// One option behind the path.
+/// Reads one option behind the path.
 fn read_area_option(option: &str, whole: &str, area: &mut SwapArgument) -> Result<(), Failure> {
     let (name, value) = option.split_once('=').unwrap_or((option, ""));
     let was_given = match name {
@@ -100,7 +101,7 @@ fn number(value: &str, most: i32, what: &str, whole: &str) -> Result<i32, Failur
     number.ok_or_else(|| bad_swap(whole, &format!("`{value}` is not {what} from 0 to {most}")))
 }
 
-/// Where a size may begin: the last colon that no slash follows.
+/// Returns where a size may begin: the last colon that no slash follows.
 fn last_colon(text: &[u8]) -> Option<usize> {
     text.iter().rposition(|byte| *byte == b':').filter(|at| !text[*at..].contains(&b'/'))
 }

@@ -1,7 +1,7 @@
-//! System calls that std has no safe function for, each wrapped once; errno becomes `io::Error` here.
+//! System calls that std has no safe function for, each wrapped once. errno becomes `io::Error` here.
 //!
-//! The command line is an ordinary program with an allocator, so it uses libc; what runs inside somebody
-//! else's program uses `farpage-os`.
+//! The command line is an ordinary program with an allocator, so it uses libc. Code that runs inside another
+//! program uses `farpage-os`.
 // UNSAFETY: libc's functions are foreign. Each wrapper below is safe for every argument its type allows.
 
 use std::ffi::{CStr, CString, c_int, c_uint, c_ulong};
@@ -25,18 +25,18 @@ fn c_path(path: &Path) -> io::Result<CString> {
 
 // ---- file systems and files --------------------------------------------------------------------------
 
-/// What the file system of an open file says about itself.
+/// Data of the file system that an open file is on.
 #[derive(Clone, Copy, Debug)]
 pub struct FileSystem {
     magic: u64,
-    /// Its size in bytes.
+    /// Size of the file system in bytes.
     pub bytes: u64,
     /// Bytes that this user may still write.
     pub available: u64,
 }
 
 impl FileSystem {
-    /// Its name, for messages.
+    /// Returns the file system's name, for messages.
     pub fn name(self) -> &'static str {
         match self.magic {
             0x0102_1994 => "tmpfs",
@@ -56,18 +56,19 @@ impl FileSystem {
         }
     }
 
-    /// Whether its files are memory themselves.
+    /// Whether the file system's files are memory themselves.
     pub fn is_memory(self) -> bool {
         matches!(self.name(), "tmpfs" | "ramfs" | "hugetlbfs")
     }
 }
 
-/// The file system that an open file is on.
+/// Returns the file system that an open file is on.
 pub fn file_system(file: &File) -> io::Result<FileSystem> {
     let mut buffer = MaybeUninit::<libc::statfs64>::zeroed();
     // SAFETY: `buffer` has room for one `statfs64`, which is all that the call writes.
     answer(unsafe { libc::fstatfs64(file.as_raw_fd(), buffer.as_mut_ptr()) })?;
-    // SAFETY: the call succeeded and filled the structure, which was zeroed (valid) before anyway.
+    // SAFETY: the call succeeded and filled the structure. The structure was zeroed before, which
+    // is valid, too.
     let stat = unsafe { buffer.assume_init() };
     let unit = stat.f_frsize.max(1) as u64;
     Ok(FileSystem {
@@ -78,16 +79,16 @@ pub fn file_system(file: &File) -> io::Result<FileSystem> {
     })
 }
 
-/// What a lock allows others.
+/// Kinds of locks, by what they allow other holders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lock {
-    /// Nothing.
+    /// Allows no other lock.
     Exclusive,
-    /// Shared locks, for instance of the programs that use the area.
+    /// Allows other shared locks, for instance of the programs that use the area.
     Shared,
 }
 
-/// Locks a whole file for as long as it is open; `Ok(false)` if somebody else's lock is in the way.
+/// Locks a whole file for as long as it is open. Returns `Ok(false)` if another holder's lock is in the way.
 pub fn lock(file: &File, lock: Lock) -> io::Result<bool> {
     let operation = match lock {
         Lock::Exclusive => libc::LOCK_EX,
@@ -101,7 +102,7 @@ pub fn lock(file: &File, lock: Lock) -> io::Result<bool> {
     }
 }
 
-/// Whether somebody holds an open-file-description lock on a byte of a file; that is how a process of a session
+/// Whether an open-file-description lock is held on a byte of a file. By this lock a process of a session
 /// says that it lives.
 pub fn is_locked(file: &File, byte: u64) -> bool {
     // SAFETY: a `flock` is integers, for which zeros are valid.
@@ -114,7 +115,7 @@ pub fn is_locked(file: &File, byte: u64) -> bool {
     asked.is_ok() && i32::from(lock.l_type) != libc::F_UNLCK
 }
 
-/// Takes such a lock, or gives it up.
+/// Takes a lock on a byte of a file, or gives the lock up.
 pub fn lock_byte(file: &File, byte: u64, is_held: bool) -> io::Result<()> {
     // SAFETY: a `flock` is integers, for which zeros are valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -125,17 +126,17 @@ pub fn lock_byte(file: &File, byte: u64, is_held: bool) -> io::Result<()> {
     answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }).map(|_| ())
 }
 
-/// `_IO(0x12, 119)`: start and length in bytes.
+/// `_IO(0x12, 119)`. The request takes start and length in bytes.
 const BLKDISCARD: c_ulong = 0x1277;
 
-/// Tells a block device that a range of it isn't needed any more: what is there is gone.
+/// Tells a block device that a range of it isn't needed any more. The content of the range is gone.
 pub fn discard(device: &File, start: u64, bytes: u64) -> io::Result<()> {
     let range = [start, bytes];
     // SAFETY: the request reads two u64.
     answer(unsafe { libc::ioctl(device.as_raw_fd(), BLKDISCARD, range.as_ptr()) }).map(|_| ())
 }
 
-/// Bytes of a block device (or of any file whose end can be sought).
+/// Returns the bytes of a block device (or of any file whose end can be sought).
 pub fn length(file: &File) -> io::Result<u64> {
     // SAFETY: takes no pointers.
     let end = unsafe { libc::lseek64(file.as_raw_fd(), 0, libc::SEEK_END) };
@@ -168,25 +169,25 @@ pub fn has_attribute(path: &Path, name: &CStr) -> bool {
 
 // ---- shared memory -----------------------------------------------------------------------------------
 
-/// Zeroed memory that other processes can map too.
+/// Zeroed memory that other processes can map, too.
 pub struct SharedMemory {
     file: File,
     start: *mut u8,
     bytes: usize,
 }
 
-/// What somebody else's shared memory is opened for.
+/// The purpose for which another process's shared memory is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Looking on.
+    /// Looking only.
     Read,
-    /// Telling something, too.
+    /// Looking and writing.
     Write,
 }
 
 impl SharedMemory {
-    /// Makes one of `bytes` bytes, which only this user (and root) may open. Nobody can shrink it, so no access through
-    /// `start` can fail.
+    /// Makes shared memory of `bytes` bytes, which only this user (and root) may open. Nobody can shrink the
+    /// memory, so no access through `start` can fail.
     pub fn new(name: &CStr, bytes: usize) -> io::Result<SharedMemory> {
         // SAFETY: `name` is NUL-terminated.
         let fd = answer(unsafe {
@@ -194,7 +195,7 @@ impl SharedMemory {
         })?;
         // SAFETY: the call returned a new descriptor that nobody else owns.
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        // The kernel makes it for everybody: 0777.
+        // The kernel makes the file for everybody: 0777.
         file.set_permissions(Permissions::from_mode(0o600))?;
         file.set_len(bytes as u64)?;
         let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
@@ -210,8 +211,9 @@ impl SharedMemory {
         Ok(SharedMemory { file, start: start.cast(), bytes })
     }
 
-    /// Maps all of somebody else's: with `Access::Read` nothing may be written through `start`, and with `Access::Write` the file
-    /// must be open for that. Refused if it could be shrunk, or isn't such memory at all.
+    /// Maps all of another process's shared memory. With `Access::Read` nothing may be written through
+    /// `start`. With `Access::Write` the file must be open for writing. Refused if the file could be shrunk,
+    /// or isn't memory of this kind at all.
     pub fn open(file: File, access: Access) -> io::Result<SharedMemory> {
         let fd = file.as_raw_fd();
         // SAFETY: takes no pointers.
@@ -232,17 +234,17 @@ impl SharedMemory {
         Ok(SharedMemory { file, start: start.cast(), bytes })
     }
 
-    /// Its size.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Its first byte; page-aligned, valid for its size as long as `self` lives.
+    /// Returns the first byte: page-aligned, valid for the whole size as long as `self` lives.
     pub fn start(&self) -> *mut u8 {
         self.start
     }
 
-    /// Its descriptor.
+    /// Returns the descriptor.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -250,7 +252,7 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: the range is the mapping made in `new`; every reference into it borrows `self`.
+        // SAFETY: the range is the mapping made in `new` or `open`; every reference into it borrows `self`.
         unsafe { libc::munmap(self.start.cast(), self.bytes) };
     }
 }
@@ -261,19 +263,20 @@ impl Drop for SharedMemory {
 const UFFDIO_API: c_ulong = 0xc018_aa3f;
 /// `_IO(0xAA, 0x00)`.
 const USERFAULTFD_IOC_NEW: c_ulong = 0xaa00;
-/// UFFD_USER_MODE_ONLY: faults of the kernel on the program's behalf aren't reported. Needs no privilege.
+/// UFFD_USER_MODE_ONLY: faults of the kernel on the program's behalf aren't reported. The mode
+/// needs no privilege.
 const USER_MODE_ONLY: c_int = 1;
 
-/// Which faults a userfaultfd reports.
+/// Faults that a userfaultfd reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Faults {
-    /// Those of the program and of system calls it makes.
+    /// Faults of the program and of the system calls that it makes.
     All,
-    /// Those of the program only.
+    /// Faults of the program only.
     UserOnly,
 }
 
-/// A userfaultfd from the system call; its features.
+/// Gets a userfaultfd from the system call. Returns its features.
 pub fn userfaultfd_by_syscall(faults: Faults) -> io::Result<u64> {
     let mode = if faults == Faults::UserOnly { USER_MODE_ONLY } else { 0 };
     // SAFETY: takes no pointers.
@@ -281,7 +284,7 @@ pub fn userfaultfd_by_syscall(faults: Faults) -> io::Result<u64> {
     userfaultfd_features(answer(fd as c_int)?)
 }
 
-/// A userfaultfd from /dev/userfaultfd; its features.
+/// Gets a userfaultfd from /dev/userfaultfd. Returns its features.
 pub fn userfaultfd_by_device() -> io::Result<u64> {
     let device = File::options().read(true).write(true).open("/dev/userfaultfd")?;
     // SAFETY: this request takes flags, not a pointer.
@@ -290,15 +293,15 @@ pub fn userfaultfd_by_device() -> io::Result<u64> {
     userfaultfd_features(answer(fd)?)
 }
 
-/// Whether a thread's system calls can be stopped and looked at.
+/// Checks that a thread's system calls can be intercepted.
 pub fn syscall_user_dispatch() -> io::Result<()> {
     const PR_SET_SYSCALL_USER_DISPATCH: c_int = 59;
     const OFF: usize = 0;
-    // SAFETY: takes no pointers, and switches off what is off.
+    // SAFETY: takes no pointers, and switches off a mode that is off.
     answer(unsafe { libc::prctl(PR_SET_SYSCALL_USER_DISPATCH, OFF, 0_usize, 0_usize, 0_usize) }).map(|_| ())
 }
 
-/// Whether private memory that no instruction may touch can be written through /proc/self/mem.
+/// Checks that private memory that no instruction may touch can be written through /proc/self/mem.
 pub fn writes_what_may_not_be_touched() -> io::Result<()> {
     use std::os::unix::fs::FileExt;
     const BYTES: usize = 4096;
@@ -315,7 +318,7 @@ pub fn writes_what_may_not_be_touched() -> io::Result<()> {
     result
 }
 
-/// Asks a new userfaultfd what it can do, and closes it.
+/// Asks a new userfaultfd for its features, and closes it.
 fn userfaultfd_features(fd: c_int) -> io::Result<u64> {
     // struct uffdio_api: api, features, ioctls.
     let mut api = [0xaa_u64, 0, 0];
@@ -326,7 +329,7 @@ fn userfaultfd_features(fd: c_int) -> io::Result<u64> {
     Ok(api[1])
 }
 
-/// Whether the kernel lets this process have an io_uring.
+/// Checks that the kernel lets this process have an io_uring.
 pub fn io_uring() -> io::Result<()> {
     // struct io_uring_params is 120 bytes; all zero asks for the defaults.
     let mut parameters = [0_u64; 15];
@@ -339,10 +342,11 @@ pub fn io_uring() -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the kernel lets this process have a context for AIO.
+/// Checks that the kernel lets this process have a context for AIO.
 pub fn aio() -> io::Result<()> {
     let mut context: c_ulong = 0;
-    // None is made: the call is refused for what it asks for, no event, unless it is refused before that.
+    // No context is made. The call asks for no event, which is refused with EINVAL, unless the call is
+    // refused before that.
     // SAFETY: the call reads one word.
     match answer(unsafe { libc::syscall(libc::SYS_io_setup, 0, &raw mut context) } as c_int) {
         Err(error) if error.raw_os_error() != Some(libc::EINVAL) => Err(error),
@@ -350,7 +354,7 @@ pub fn aio() -> io::Result<()> {
     }
 }
 
-/// The kernel's release, as `uname -r` prints it.
+/// Returns the kernel's release, as `uname -r` prints it.
 pub fn kernel_release() -> String {
     std::fs::read_to_string("/proc/sys/kernel/osrelease")
         .map_or_else(|_| "?".into(), |text| text.trim().into())
@@ -362,13 +366,13 @@ pub fn is_privileged_executable() -> bool {
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
-/// The effective user.
+/// Returns the effective user.
 pub fn effective_user() -> u32 {
     // SAFETY: takes no pointers and always succeeds.
     unsafe { libc::geteuid() }
 }
 
-/// A resource limit that Farpage looks at.
+/// A resource limit that Farpage reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// Address space.
@@ -379,7 +383,7 @@ pub enum Resource {
     FileSize,
 }
 
-/// The soft limit; none if unlimited.
+/// Returns the soft limit; none if unlimited.
 pub fn resource_limit(resource: Resource) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let which = match resource {
@@ -406,7 +410,7 @@ pub fn be_inspectable() {
 pub struct SignalSet(libc::sigset_t);
 
 impl SignalSet {
-    /// Every signal (those that can't be blocked don't matter).
+    /// Returns every signal. Signals that can't be blocked don't matter.
     pub fn all() -> SignalSet {
         let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
         // SAFETY: writes one set.
@@ -415,7 +419,8 @@ impl SignalSet {
         SignalSet(unsafe { set.assume_init() })
     }
 
-    /// Makes this the set of blocked signals of the calling thread; the one before. Async-signal-safe.
+    /// Makes this the set of blocked signals of the calling thread. Returns the set before.
+    /// Async-signal-safe.
     pub fn block(&self) -> SignalSet {
         let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
         // SAFETY: reads one set and writes one; SIG_SETMASK and valid pointers can't fail.
@@ -428,26 +433,30 @@ impl SignalSet {
 /// A signal that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// Its number.
+    /// The signal's number.
     pub signal: c_int,
     from: Sender,
 }
 
-/// Who sends signals.
+/// Senders of signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sender {
-    /// Another process, by its number.
+    /// Another process, by its id.
     Process(libc::pid_t),
-    /// We did something that is answered with it: nobody reads what we write.
+    /// The present process, by an act that the kernel answers with the signal: a write that nobody reads.
     Ourselves,
     /// The kernel, for a terminal, a child, or a timer.
     Kernel,
 }
 
 impl Arrival {
-    /// Whether the program doesn't have it, too, and is to: what another process sent (what the program itself sends to its parent,
-    /// or to everybody else, isn't for it), an alarm set before we were executed, and the terminal's end, of which the kernel tells
-    /// the session's leader; and from the terminal all, if the program has left our process group.
+    /// Whether the signal is to be passed on: the program is to have it, too, and hasn't got it by itself.
+    ///
+    /// - From another process: yes, unless the program sent it. A signal that the program sends to its
+    ///   parent, or to everybody, isn't for the program itself.
+    /// - An alarm: yes. The alarm was set before this process was executed.
+    /// - The terminal's end: yes if this process leads the session, because the kernel tells only the leader.
+    /// - Any signal of the terminal: yes if the program has left our process group.
     pub fn is_for(&self, program: u32) -> bool {
         // SAFETY: take and change nothing.
         let is_leader = || unsafe { libc::getsid(0) == libc::getpid() };
@@ -472,8 +481,10 @@ pub fn next_signal(set: &SignalSet, timeout: Duration) -> Option<Arrival> {
     let signal = unsafe { libc::sigtimedwait(&set.0, info.as_mut_ptr(), &timeout) };
     // SAFETY: zeroed before, which is valid for a structure of integers.
     let info = unsafe { info.assume_init() };
-    // Codes of 0 and below are kill, sigqueue, tgkill and the like; a write that nobody reads is answered as if by kill.
-    // SAFETY: such a signal has a sender; of all others the number is looked at and no more.
+    // Codes of 0 and below are those of kill, sigqueue, tgkill and the like. A write that nobody reads is
+    // answered as if by kill.
+    // SAFETY: a signal with a code of 0 or below has a sender. For other signals the field is
+    // only read as an integer.
     let sender = unsafe { info.si_pid() };
     let from = match info.si_code {
         ..=0 if sender == std::process::id() as libc::pid_t => Sender::Ourselves,
@@ -483,13 +494,13 @@ pub fn next_signal(set: &SignalSet, timeout: Duration) -> Option<Arrival> {
     (signal > 0).then_some(Arrival { signal, from })
 }
 
-/// What a signal does when it arrives.
+/// Dispositions of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Disposition {
     /// The system's default.
     Default = 0,
-    /// Nothing.
+    /// The signal is ignored.
     Ignore = 1,
 }
 
@@ -503,7 +514,7 @@ pub fn set_disposition(signal: c_int, disposition: Disposition) {
     unsafe { libc::signal(signal, handler) };
 }
 
-/// What a signal does now (a handler counts as the default: exec resets it to that).
+/// Returns what a signal does now. A handler counts as the default, because exec resets it to that.
 pub fn disposition(signal: c_int) -> Disposition {
     let mut action = MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: a null new action changes nothing; writes one sigaction.
@@ -513,13 +524,14 @@ pub fn disposition(signal: c_int) -> Disposition {
     if action.sa_sigaction == libc::SIG_IGN { Disposition::Ignore } else { Disposition::Default }
 }
 
-/// Sends a signal to a process; that it is gone already doesn't matter.
+/// Sends a signal to a process. Does nothing if the process is gone already.
 pub fn send_signal(pid: u32, signal: c_int) {
     // SAFETY: takes no pointers. `pid` came from a child, so it is positive and means one process.
     unsafe { libc::kill(pid as libc::pid_t, signal) };
 }
 
-/// A descriptor that means this process for good (Linux 5.3).
+/// Opens a descriptor of the process that has this id now. The descriptor never means another process. Linux
+/// has the call from 5.3 on.
 pub fn open_process(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.
     let fd = answer(unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) } as c_int)?;
@@ -527,21 +539,21 @@ pub fn open_process(pid: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Sends a signal to the process of such a descriptor; that it is gone already doesn't matter.
+/// Sends a signal to the process of a descriptor. Does nothing if the process is gone already.
 pub fn send_signal_to(process: &OwnedFd, signal: c_int) {
     let none = std::ptr::null::<libc::siginfo_t>();
     // SAFETY: a null siginfo is as if sent by kill.
     unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal, none, 0) };
 }
 
-/// Whether two processes have memory of their own each; no if nobody says.
+/// Whether each of two processes has memory of its own. False if the kernel doesn't say.
 pub fn have_other_memory(one: u32, other: u32) -> bool {
     const KCMP_VM: c_int = 1;
     // SAFETY: takes no pointers.
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0 as c_ulong, 0 as c_ulong) > 0 }
 }
 
-/// The same open file by another number: the first that is free from `least` on.
+/// Duplicates an open file to another number: the first that is free from `least` on.
 pub fn duplicate_from(file: &OwnedFd, least: c_int) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointers.
     let fd = answer(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) })?;
@@ -549,20 +561,21 @@ pub fn duplicate_from(file: &OwnedFd, least: c_int) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Has the kernel send a process this signal when something happens to a file: for a pipe's reading end, when the last writing end
-/// is closed.
+/// Has the kernel send a process this signal at each event of a file. At a pipe's reading end, the closing of
+/// the last writing end is an event.
 pub fn signal_at_events(file: &File, pid: u32, signal: c_int) -> io::Result<()> {
     #[repr(C)]
     struct Owner {
         kind: c_int,
         pid: libc::pid_t,
     }
-    // Not in libc's bindings.
+    // libc's bindings don't have these constants.
     const F_SETSIG: c_int = 10;
     const F_SETOWN_EX: c_int = 15;
     const F_OWNER_PID: c_int = 1;
     let (fd, owner) = (file.as_raw_fd(), Owner { kind: F_OWNER_PID, pid: pid as libc::pid_t });
-    // SAFETY: the first reads an `Owner`, which is a `struct f_owner_ex`; the others take no pointers.
+    // SAFETY: the first call reads an `Owner`, which is a `struct f_owner_ex`. The other calls
+    // take no pointers.
     unsafe {
         answer(libc::fcntl(fd, F_SETOWN_EX, &raw const owner))?;
         answer(libc::fcntl(fd, F_SETSIG, signal))?;
@@ -575,19 +588,20 @@ pub fn is_stopped(pid: u32) -> bool {
     state_of(pid).is_some_and(|state| matches!(state, 'T' | 't'))
 }
 
-/// Whether a process is gone, or only waits to be asked for its status.
+/// Whether a process is gone, or is a zombie.
 pub fn is_gone(pid: u32) -> bool {
     state_of(pid).is_none_or(|state| matches!(state, 'Z' | 'X'))
 }
 
-/// The letter for the state of a process's first thread; none if there is no such process.
+/// Returns the letter for the state of a process's first thread; none if there is no such process.
 fn state_of(pid: u32) -> Option<char> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Its name is in parentheses, and may contain any character.
+    // The name is in parentheses, and may contain any character.
     stat.rsplit(") ").next()?.chars().next()
 }
 
-/// Called in a child: dies with its parent. False if that parent is gone already. Async-signal-safe.
+/// Makes this process, a child, die with its parent. Returns false if that parent is gone already.
+/// Async-signal-safe.
 pub fn die_with_parent(parent: u32) -> bool {
     // SAFETY: takes no pointers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as c_ulong, 0, 0, 0) };
@@ -595,36 +609,37 @@ pub fn die_with_parent(parent: u32) -> bool {
     unsafe { libc::getppid() as u32 == parent }
 }
 
-/// How a child fares.
+/// State of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChildState {
-    /// It runs.
+    /// The child runs.
     Running,
-    /// It was stopped by this signal.
+    /// The child was stopped by this signal.
     Stopped(c_int),
-    /// It ended with this status.
+    /// The child ended with this status.
     Exited(u8),
-    /// It was killed by this signal.
+    /// The child was killed by this signal.
     Killed(c_int),
-    /// It ended, and nobody can say how.
+    /// The child ended, and nobody can say how.
     Ended,
 }
 
 /// A child as one look found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Child {
-    /// How it fares.
+    /// State of the child.
     pub state: ChildState,
-    /// Once it has ended, the most memory in RAM that it had, or one of the processes that it waited for, in bytes, files
-    /// included, as far as that is known.
+    /// Once the child has ended: the most memory in RAM that the child had, or one of the processes that it
+    /// waited for. In bytes, files included, as far as that is known.
     pub resident_peak: u64,
-    /// What the child itself may have had at most; none if it was only seen from time to time.
+    /// Most memory that the child itself may have had; none if the child was only seen from time to time.
     pub resident_most: Option<u64>,
-    /// The same of the processes that it waited for.
+    /// Most memory that the processes that the child waited for may have had.
     pub waited_for_most: u64,
 }
 
-/// The most memory in RAM that this process had, and the largest of the children that it waited for, in bytes.
+/// Returns the most memory in RAM, in bytes, that this process had, and that the largest of its children had.
+/// Only children that it waited for count.
 pub fn resident_peaks() -> [u64; 2] {
     [libc::RUSAGE_SELF, libc::RUSAGE_CHILDREN].map(|who| {
         let mut usage = MaybeUninit::<libc::rusage>::zeroed();
@@ -658,16 +673,17 @@ pub fn child(pid: u32) -> io::Result<Child> {
     Ok(Child { state, resident_peak: peak, resident_most: Some(peak), waited_for_most: peak })
 }
 
-/// How a child of this process is made that goes on in the same code.
+/// Result of a fork whose child goes on in the same code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forked {
-    /// This is the parent, and the child has this number.
+    /// This process is the parent, and the child has this id.
     Parent(u32),
-    /// This is the child.
+    /// This process is the child.
     Child,
 }
 
-/// Makes a child. Of a process with one thread: others would hold what the child can never get.
+/// Makes a child. The caller must have one thread: other threads would hold locks that the child
+/// can never get.
 pub fn fork() -> io::Result<Forked> {
     // SAFETY: this process has one thread, so the child finds no lock held.
     match answer(unsafe { libc::fork() })? {
@@ -676,7 +692,7 @@ pub fn fork() -> io::Result<Forked> {
     }
 }
 
-/// Waits until a child has ended. Whether its status was 0.
+/// Waits until a child has ended. Returns whether its status was 0.
 pub fn wait_for_end(child: u32) -> bool {
     let mut status: c_int = 0;
     // SAFETY: writes one integer.
@@ -686,7 +702,7 @@ pub fn wait_for_end(child: u32) -> bool {
     status == 0
 }
 
-/// Ends this process without anything that its parent would do at the end.
+/// Ends this process at once, without anything that its parent would do at the end.
 pub fn end_at_once(status: c_int) -> ! {
     // SAFETY: never returns.
     unsafe { libc::_exit(status) }
@@ -708,15 +724,17 @@ pub fn is_subreaper() -> bool {
     is_one != 0
 }
 
-/// Standard input, or output, is nothing any more: who waits for its end doesn't wait for this process.
+/// Replaces standard input or output by /dev/null: a process that waits for the file's end doesn't
+/// wait for this process.
 pub fn let_go_of(descriptor: c_int) {
     if let Ok(nothing) = File::options().read(true).write(true).open("/dev/null") {
-        // SAFETY: takes no pointers; what refers to the number finds another file there.
+        // SAFETY: takes no pointers. Whatever refers to the number finds another file there.
         unsafe { libc::dup2(nothing.as_raw_fd(), descriptor) };
     }
 }
 
-/// Closes what this process was started with, but for its input and output: what Farpage opens itself no executed program gets.
+/// Closes the files that this process was started with, except for standard input, output and error. Files
+/// that Farpage opens itself stay open: they are closed on exec, so no executed program gets them.
 pub fn close_inherited() {
     let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<c_int>().ok());
@@ -724,29 +742,33 @@ pub fn close_inherited() {
         // SAFETY: takes no pointers; a number that isn't open any more is answered with an error.
         let flags = unsafe { libc::fcntl(number, libc::F_GETFD) };
         if flags >= 0 && flags & libc::FD_CLOEXEC == 0 {
-            // SAFETY: nothing of this process refers to it: all of that is closed by an exec.
+            // SAFETY: nothing of this process refers to the number: every file of its own is closed on exec,
+            // and this one isn't.
             unsafe { libc::close(number) };
         }
     }
 }
 
-/// Waits, at most for `timeout`, until one of `files` can be read or its other end is closed. Returns whether one can.
+/// Waits, at most for `timeout`, until one of `files` can be read or its other end is closed. Returns
+/// whether one of them can.
 pub fn wait_for_any<const COUNT: usize>(files: [BorrowedFd<'_>; COUNT], timeout: Duration) -> bool {
     let mut asked = files.map(|file| libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLIN, revents: 0 });
     let timeout =
         libc::timespec { tv_sec: timeout.as_secs() as libc::time_t, tv_nsec: timeout.subsec_nanos().into() };
-    // SAFETY: the call reads and writes `COUNT` entries of `asked`, and reads `timeout`. A null mask changes no mask.
+    // SAFETY: the call reads and writes `COUNT` entries of `asked`, and reads `timeout`. A null
+    // mask changes no mask.
     let ready = unsafe { libc::ppoll(asked.as_mut_ptr(), COUNT as libc::nfds_t, &timeout, std::ptr::null()) };
     ready > 0
 }
 
-/// How the process of a descriptor has ended, if the kernel says so: Linux 6.15, once its parent has waited for it.
+/// Returns how the process of a descriptor has ended. The kernel says so from Linux 6.15 on, once the
+/// process's parent has waited for it.
 pub fn status_of_ended(process: &OwnedFd) -> Option<ChildState> {
     /// `_IOWR(0xFF, 11, struct pidfd_info)`, of the first size: 64 bytes.
     const PIDFD_GET_INFO: c_ulong = 0xc040_ff0b;
-    /// The status is wanted, and was given.
+    /// Asks for the status, and says that it was given.
     const PIDFD_INFO_EXIT: u64 = 1 << 3;
-    /// Where the status stands, in words of 4 bytes.
+    /// Index of the status, in words of 4 bytes.
     const STATUS: usize = 15;
     let mut info = [0_u32; 16];
     info[0] = PIDFD_INFO_EXIT as u32;
@@ -757,13 +779,15 @@ pub fn status_of_ended(process: &OwnedFd) -> Option<ChildState> {
     is_given.then(|| state_of_status(status))
 }
 
-/// How a process has ended that nobody has waited for yet, if that can be told.
+/// Returns how a process has ended that nobody has waited for yet, if the kernel tells this process.
 pub fn status_of_zombie(pid: u32) -> Option<ChildState> {
-    /// Where the status stands behind the name.
+    /// Index of the status behind the name.
     const STATUS: usize = 49;
     let place = format!("/proc/{pid}");
-    // The kernel writes 0 for a reader who may not know, root without CAP_SYS_PTRACE, say. It asks the same before it follows this
-    // link, which a zombie has no more. Followed before: a zombie that is there afterwards was there then.
+    // The kernel writes 0 for a reader that may not know: root without CAP_SYS_PTRACE, say. The kernel makes
+    // the same check before it follows this link, which a zombie no longer has. The link is read before the
+    // status. A zombie that is there for the status was there for the link, so NotFound doesn't mean that
+    // the process was gone.
     let may_know = std::fs::read_link(format!("{place}/exe"))
         .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
     let stat = std::fs::read_to_string(format!("{place}/stat")).ok()?;
@@ -772,7 +796,7 @@ pub fn status_of_zombie(pid: u32) -> Option<ChildState> {
     (status != 0 || may_know).then(|| state_of_status(status))
 }
 
-/// What a status of wait(2) says of a child that has ended.
+/// Returns what a status of wait(2) says of a child that has ended.
 fn state_of_status(status: c_int) -> ChildState {
     if libc::WIFSIGNALED(status) {
         ChildState::Killed(libc::WTERMSIG(status))
@@ -781,8 +805,8 @@ fn state_of_status(status: c_int) -> ChildState {
     }
 }
 
-/// As process 1 of a container we are given what its processes leave behind, and nobody else asks how those ended: they would stay
-/// as zombies.
+/// Reaps orphans if this process is process 1 of a container. Process 1 gets the processes that lose their
+/// parents. No other process asks how they ended, so they would stay zombies.
 pub fn reap_orphans(program: u32) {
     if std::process::id() != 1 {
         return;
@@ -793,7 +817,8 @@ pub fn reap_orphans(program: u32) {
         let found = unsafe {
             libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), libc::WEXITED | libc::WNOHANG | libc::WNOWAIT)
         };
-        // SAFETY: zeroed before; of a child that has ended its number is told, and else none.
+        // SAFETY: zeroed before. The call fills in the id of a child that has ended, and nothing
+        // if there is none.
         let ended = unsafe { info.assume_init().si_pid() };
         if found != 0 || ended == 0 || ended == program as libc::pid_t {
             return;
@@ -803,11 +828,12 @@ pub fn reap_orphans(program: u32) {
     }
 }
 
-/// Takes a blocked signal that waits.
+/// Takes a blocked signal that is pending.
 pub fn forget_pending(signal: c_int) {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the first two write the set, which the last one reads beside a timespec; a null siginfo isn't written.
+    // SAFETY: the first two calls write the set, which the last call reads beside a timespec. A null
+    // siginfo isn't written.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), signal);
@@ -815,14 +841,14 @@ pub fn forget_pending(signal: c_int) {
     }
 }
 
-/// Whether a blocked signal waits to be taken.
+/// Whether a blocked signal is pending.
 pub fn is_pending(signal: c_int) -> bool {
     let mut pending = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: writes one set, which lives here; then it is read.
+    // SAFETY: the first call writes one set, which lives here; the second reads it.
     unsafe { libc::sigpending(pending.as_mut_ptr()) == 0 && libc::sigismember(pending.as_ptr(), signal) == 1 }
 }
 
-/// Stops this process until somebody continues it.
+/// Stops this process until another process continues it.
 pub fn stop_self() {
     // SAFETY: takes no pointers; SIGSTOP runs no handler.
     unsafe { libc::raise(libc::SIGSTOP) };
@@ -834,14 +860,14 @@ pub fn die_of(signal: c_int) {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: reads one `rlimit`.
     unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) };
-    // A core pattern that is a pipe doesn't care for the limit.
+    // A core pattern that is a pipe ignores the limit.
     // SAFETY: takes no pointers.
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0 as c_ulong, 0, 0, 0) };
     set_disposition(signal, Disposition::Default);
     // SAFETY: takes no pointers; the default disposition runs no code of ours.
     unsafe { libc::raise(signal) };
     let mut only = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: both write one set, which lives here; then it is read.
+    // SAFETY: the first two calls write one set, which lives here; the last call reads it.
     unsafe {
         libc::sigemptyset(only.as_mut_ptr());
         libc::sigaddset(only.as_mut_ptr(), signal);
@@ -849,7 +875,7 @@ pub fn die_of(signal: c_int) {
     }
 }
 
-/// What SIGPIPE did when this process was started: the Rust runtime changes it before `main`.
+/// Returns what SIGPIPE did when this process was started: the Rust runtime changes it before `main`.
 pub fn sigpipe_at_start() -> Disposition {
     if AT_START.load(std::sync::atomic::Ordering::Relaxed) == Disposition::Ignore as u8 {
         Disposition::Ignore
@@ -862,8 +888,8 @@ static AT_START: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(
 
 /// Runs before the Rust runtime starts.
 #[used]
-// SAFETY: the loader calls what this section points to once, with arguments that C functions may ignore;
-// the function uses nothing that the Rust runtime would have to set up.
+// SAFETY: the loader calls the function that this section points to once, with arguments that C functions may
+// ignore. The function uses nothing that the Rust runtime would have to set up.
 #[unsafe(link_section = ".init_array")]
 static REMEMBER: extern "C" fn() = {
     extern "C" fn remember() {
@@ -872,7 +898,7 @@ static REMEMBER: extern "C" fn() = {
     remember
 };
 
-/// The name of a signal, as `kill -l` has it.
+/// Returns the name of a signal, as `kill -l` has it.
 pub fn signal_name(signal: c_int) -> String {
     const NAMES: [&str; 32] = [
         "0", "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",

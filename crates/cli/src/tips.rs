@@ -1,5 +1,5 @@
-//! What a wrong word was meant to be: an option that is misspelt, misplaced or another tool's, a program that is none,
-//! a variable that does not exist.
+//! Guesses what a wrong word was meant to be. The word may be an option that is misspelt, misplaced or
+//! another tool's, a program that isn't one, or a variable that does not exist.
 //!
 //! A fix is the user's own command line, corrected, as a shell takes it.
 
@@ -11,7 +11,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-/// How other tools call what Farpage has under another name.
+/// Names that other tools have for options of Farpage.
 const ELSEWHERE: [(&str, &str); 12] = [
     ("-m", "--ram"),
     ("-M", "--ram"),
@@ -27,19 +27,21 @@ const ELSEWHERE: [(&str, &str); 12] = [
     ("--json", "--stats"),
 ];
 
-/// Likeness of two words, from 0 to 1, from which on one is taken for the other: `rma` and `ram` have 0.67.
+/// Likeness of two words, from 0 to 1, from which on one word is taken for the other: `rma` and
+/// `ram` have 0.67.
 const ALIKE: f64 = 0.6;
 
-/// Variables of `farpage run` that clap doesn't know: they are read by us, or set for the program.
+/// Variables of `farpage run` that clap doesn't know: Farpage reads them itself, or sets them for
+/// the program.
 const VARIABLES: [&str; 5] =
     ["FARPAGE_SWAP", "FARPAGE_NO_DISK", "FARPAGE_SWAP_DIR", "FARPAGE_PRELOAD", "FARPAGE_SESSION"];
-/// Variables of the project's own tests begin so.
+/// Prefix of the variables of the project's own tests.
 const TESTS: &str = "FARPAGE_TEST_";
 
-/// What a shell would do something with.
+/// Characters that a shell treats specially.
 const SHELL: &[u8] = b"|&;<>()$`*?\n";
 
-/// An option or a command that does not exist.
+/// Makes the error for an option or a command that does not exist.
 pub fn unknown_word(word: &str, arguments: &[OsString]) -> Failure {
     let root = CommandLine::command();
     let names =
@@ -80,7 +82,7 @@ fn unknown_option(word: &str, command: &clap::Command, arguments: &[OsString]) -
     }
 }
 
-/// `farpage --ram 2G -- true`.
+/// Makes the error for an option in the place of the command, as in `farpage --ram 2G -- true`.
 fn option_without_command(given: &str, run: &clap::Command, arguments: &[OsString]) -> Failure {
     let name = given.split('=').next().unwrap_or(given);
     let failure = Failure::new(format!("`{name}` stands where a command should"));
@@ -100,7 +102,7 @@ fn is_option(argument: &OsStr, option: &str) -> bool {
     rest.is_empty() || rest.starts_with(b"=") || !option.starts_with("--")
 }
 
-/// The option of a command that a word most likely means.
+/// Returns the option of a command that a word most likely means.
 fn meant(word: &str, command: &clap::Command) -> Option<String> {
     let own =
         command.get_arguments().filter_map(|argument| argument.get_long()).map(|name| format!("--{name}"));
@@ -115,7 +117,7 @@ fn meant(word: &str, command: &clap::Command) -> Option<String> {
     Some(ours.map_or(found, str::to_owned))
 }
 
-/// The name that is most like `word`, if one is like it at all.
+/// Returns the name that is most like `word`, if any name is like it at all.
 fn closest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
     let bare = |name: &str| name.trim_start_matches('-').to_ascii_lowercase();
     let rated = names.map(|name| (strsim::normalized_damerau_levenshtein(&bare(word), &bare(name)), name));
@@ -123,7 +125,8 @@ fn closest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<Strin
     (likeness >= ALIKE).then(|| name.to_owned())
 }
 
-/// Another name for a command or an option, with the option's value: `--rma=2G` as `--ram=2G`, and `-m2G`.
+/// Returns an argument with another name for its command or option, and with the option's value: `--rma=2G`
+/// as `--ram=2G`, and `-m2G`.
 fn with_name(argument: &OsStr, name: &str) -> OsString {
     let bytes = argument.as_bytes();
     let value = match bytes.iter().position(|byte| *byte == b'=') {
@@ -135,14 +138,14 @@ fn with_name(argument: &OsStr, name: &str) -> OsString {
     OsString::from_vec(parts.concat())
 }
 
-/// The command line with another name for the word at `at`.
+/// Returns the command line with another name for the word at `at`.
 fn replaced(arguments: &[OsString], at: usize, name: &str) -> String {
     let mut words = arguments.to_vec();
     words[at] = with_name(&arguments[at], name);
     line(&words[1..])
 }
 
-/// The command line with the command `run` in it.
+/// Returns the command line with the command `run` in it.
 fn with_run(arguments: &[OsString]) -> String {
     let words = [&["run".into()], &arguments[1..]].concat();
     line(&words)
@@ -153,7 +156,8 @@ fn line(words: &[OsString]) -> String {
     ["farpage".into()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
 }
 
-/// A program that is not there: is it a budget, or a line for a shell? `arguments` end with the program's words.
+/// Makes a better error for a program that is not there, if it is a budget or a line for a shell. `arguments`
+/// end with the program's words.
 pub fn no_program(failure: Failure, program: &[OsString], arguments: &[OsString]) -> Failure {
     let own = &arguments[1..arguments.len() - program.len()];
     let own = own.strip_suffix(&["--".into()]).unwrap_or(own);
@@ -182,7 +186,7 @@ pub fn no_program(failure: Failure, program: &[OsString], arguments: &[OsString]
     failure.instead(what).fix(line(&[own, &["--".into()], &words, rest].concat()))
 }
 
-/// Variables that look like Farpage's and are none: what they were set for doesn't happen.
+/// Returns tips about variables that look like Farpage's but do nothing.
 pub fn unknown_variables(names: impl Iterator<Item = OsString>) -> Vec<String> {
     let root = CommandLine::command();
     let run = root.find_subcommand("run").expect("there is a command `run`");

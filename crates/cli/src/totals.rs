@@ -1,4 +1,4 @@
-//! What the programs counted, copied out of the session: per process and in total.
+//! The counts of the programs, copied out of the session: per process and in total.
 
 use crate::notices;
 use crate::session::{self, Shared};
@@ -38,7 +38,7 @@ impl Numbers {
         numbers
     }
 
-    /// Adds another process: peaks are the highest of any process, everything else is a sum.
+    /// Adds another process: peaks are the highest of any process, the other numbers are sums.
     fn add(&mut self, other: &Numbers) {
         for (sum, counter) in self.counters.iter_mut().zip(&other.counters) {
             *sum = sum.saturating_add(*counter);
@@ -72,41 +72,41 @@ impl Numbers {
     }
 }
 
-/// One program that a process ran.
+/// A program that a process ran.
 pub struct Process {
-    /// Its process id.
+    /// The process's id.
     pub pid: u32,
-    /// Its name, as it stands in its record: anything.
+    /// The program's name, as it stands in its record: any bytes.
     pub command: String,
-    /// What it counted.
+    /// Numbers that the program counted.
     pub numbers: Numbers,
-    /// What it had to tell.
+    /// Notices of the program, with their values.
     pub notices: Vec<(Notice, u64)>,
 }
 
 /// Everything that was counted in a session.
 pub struct Totals {
-    /// What reported: programs, for a process that executes another program reports anew.
+    /// Programs that reported. A process that executes another program reports anew.
     pub processes: Vec<Process>,
-    /// How many processes that were.
+    /// Number of processes that ran these programs.
     pub count: usize,
-    /// All of them together.
+    /// The sum over all of them.
     pub sum: Numbers,
-    /// The most anonymous memory that they had at once, in bytes.
+    /// The most anonymous memory that the processes had at once, in bytes.
     pub anonymous_peak: u64,
     /// The last words of the first process that ended by a bug in Farpage.
     pub last_words: Option<String>,
 }
 
 impl Totals {
-    /// Copies it out of a session.
+    /// Copies the totals out of a session.
     pub fn of(session: &Session) -> Totals {
         let used = session.processes.iter().filter(|record| record.pid.load(Ordering::Acquire) != 0);
         let processes: Vec<Process> = used.map(process).collect();
         let mut sum = Numbers::default();
         processes.iter().for_each(|process| sum.add(&process.numbers));
         let count = processes.iter().map(|process| process.pid).collect::<BTreeSet<_>>().len();
-        // Of one process it is known more exactly.
+        // The peak of one process is known more exactly.
         let anonymous_peak = match count {
             0 | 1 => sum.gauge(Gauge::AnonymousPeak),
             _ => session.claims_peak.load(Ordering::Relaxed).max(sum.gauge(Gauge::AnonymousPeak)),
@@ -135,16 +135,16 @@ fn process(record: &ProcessRecord) -> Process {
 /// A process of the run.
 #[derive(Clone)]
 pub struct Member {
-    /// Its name, as it stands in its record: anything.
+    /// The process's name, as it stands in its record: any bytes.
     pub command: String,
-    /// The most anonymous memory that it had.
+    /// The most anonymous memory that the process had, in bytes.
     pub anonymous_bytes: u64,
-    /// Whether it holds its record.
+    /// Whether the process holds its record.
     pub is_alive: bool,
 }
 
-/// Processes of the run by pid. A process that has ended stays until another takes its record. After an exec the entry is the
-/// program with more memory.
+/// Returns the processes of the run by pid. A process that has ended stays until another process takes its
+/// record. After an exec the entry is the program with more memory.
 pub fn members(shared: &Shared) -> BTreeMap<u32, Member> {
     let mut members = BTreeMap::new();
     for (at, record) in shared.session().processes.iter().enumerate() {
@@ -164,7 +164,7 @@ pub fn members(shared: &Shared) -> BTreeMap<u32, Member> {
     members
 }
 
-/// The name in a record: at most 16 bytes, of any kind.
+/// Returns the name in a record: at most 16 bytes, of any kind.
 pub fn command(record: &ProcessRecord) -> String {
     let words = record.command.each_ref().map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
     session::text(words.as_flattened())
@@ -193,19 +193,19 @@ pub mod tests {
             record.stats.add(Counter::FaultPool, n);
             record.stats.latency(Latency::Pool).record(n * 10_000);
         }
-        // Not at the same time.
+        // The two peaks were not at the same time.
         shared.session().claims_peak.store(250 << 20, Ordering::Relaxed);
         shared
     }
 
-    /// `sh -c 'exec ./grow'` was two processes.
+    /// `sh -c 'exec ./grow'` must count as one process.
     #[test]
     fn process_that_executes_another_program_is_one() {
         let shared = two_programs();
         shared.session().processes[1].pid.store(101, Ordering::Release);
         let totals = Totals::of(shared.session());
         assert_eq!((totals.processes.len(), totals.count), (2, 1));
-        // Of one process its own peak is known.
+        // The peak of a single process is its own.
         assert_eq!(totals.anonymous_peak, 200 << 20);
     }
 

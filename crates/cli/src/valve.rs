@@ -1,4 +1,5 @@
-//! How many lines a run may print while its program runs, whatever the programs tell: the rest is counted.
+//! Bounds the lines that a run prints while its program runs, whatever the programs tell. The other
+//! lines are counted.
 
 use std::time::{Duration, Instant};
 
@@ -6,10 +7,10 @@ use std::time::{Duration, Instant};
 pub const LINES_MAX: u32 = 10;
 /// The first period. Each period that had to hold lines back makes the next one twice as long.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// The longest.
+/// The longest period.
 const LONGEST: Duration = Duration::from_secs(64);
 
-/// Lets some lines pass.
+/// Lets a number of lines pass in each period.
 pub struct Valve {
     /// When the present period began; none if the last one is over.
     began: Option<Instant>,
@@ -19,12 +20,12 @@ pub struct Valve {
 }
 
 impl Valve {
-    /// Nothing has passed yet.
+    /// A valve that nothing has passed yet.
     pub const fn new() -> Valve {
         Valve { began: None, length: SHORTEST, passed: 0, held: 0 }
     }
 
-    /// Ends a period that is over. Returns how many lines it held back, if any.
+    /// Ends the present period if its time is over. Returns how many lines the period held back, if any.
     pub fn turn(&mut self, now: Instant) -> Option<u64> {
         let began = self.began?;
         if now.saturating_duration_since(began) < self.length {
@@ -36,7 +37,7 @@ impl Valve {
         held
     }
 
-    /// Whether a line may pass; counts it if not.
+    /// Whether a line may pass. A line that may not is counted.
     pub fn passes(&mut self, now: Instant) -> bool {
         self.began.get_or_insert(now);
         let passes = self.passed < LINES_MAX;
@@ -48,7 +49,7 @@ impl Valve {
         passes
     }
 
-    /// Lines held back that nobody has heard of; none if there are none.
+    /// Returns the number of lines held back that nobody has heard of, and resets it; none if there are none.
     pub fn rest(&mut self) -> Option<u64> {
         let held = std::mem::take(&mut self.held);
         (held > 0).then_some(held)

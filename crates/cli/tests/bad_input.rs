@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
-/// What must not run.
+/// A program that must not run.
 const PROGRAM: [&str; 2] = ["echo", "it ran"];
 
 fn refused_with(own: &[&str], status: i32, words: &[&str]) {
@@ -83,15 +83,16 @@ fn typing_error_is_not_blamed_on_a_variable() {
     let typed = with(&["--ram", "lots"], &PROGRAM);
     typed.refused(125, &["lots", "is not a size"]);
     assert!(!typed.stderr.contains("FARPAGE_RAM"), "{}", typed.stderr);
-    // Here the option is the program's.
+    // In this line the option is the program's.
     with(&[], &["echo", "--ram", "lots"]).refused(125, &["much", "it comes from FARPAGE_RAM"]);
-    // There is no such option, so there is no such variable. (It was blamed on FARPAGE_DSK.)
+    // There is no option of this name, so there is no variable either. The error must not be
+    // blamed on FARPAGE_DSK.
     let misspelt = run(&[&["--dsk", "/var/tmp"][..], &PROGRAM].concat());
     misspelt.refused(125, &["--dsk"]);
     assert!(!misspelt.stderr.contains("FARPAGE_"), "{}", misspelt.stderr);
 }
 
-/// clap's tip was to give `--rma` to the program, or none at all.
+/// clap's own tip would be to give `--rma` to the program, or there would be none at all.
 #[test]
 fn words_in_the_wrong_place_are_answered_with_the_right_line() {
     for (words, status, fix) in [
@@ -133,7 +134,7 @@ fn empty_variable_is_an_unset_one_and_an_unknown_one_is_named() {
     assert!(ended.stderr.contains(note), "{}", ended.stderr);
 }
 
-/// Each ended with status 0, and the text was nowhere.
+/// Without the check each command would end with status 0, and the text would be nowhere.
 #[test]
 fn output_that_finds_no_room_is_an_error() {
     for words in [
@@ -157,7 +158,7 @@ fn output_that_finds_no_room_is_an_error() {
     }
 }
 
-/// It judged a run without options: `FARPAGE_FAULTS=foo farpage doctor` said that all was well.
+/// doctor must judge the run with its options: with `FARPAGE_FAULTS=foo` not all is well.
 #[test]
 fn doctor_judges_the_run_that_it_is_asked_about() {
     if !farpage::can_run() {
@@ -210,7 +211,8 @@ fn help_and_version_are_no_errors() {
     }
 }
 
-/// It said that all was well: an area has room in so small a file, but what we share with the program hasn't.
+/// An area has room in a file of that size, but the memory shared with the program hasn't. doctor
+/// must say so.
 #[test]
 fn doctor_says_no_where_no_run_can_begin() {
     if !farpage::can_run() {
@@ -232,7 +234,7 @@ fn doctor_says_no_where_no_run_can_begin() {
 fn statistics_file_that_can_not_be_written_is_refused_before_the_program_runs() {
     refused_with(&["--stats", "/no/such/directory/stats.json"], 125, &["/no/such/directory/stats.json"]);
     refused_with(&["--stats", "/var/tmp"], 125, &["/var/tmp"]);
-    // A run that is refused for something else leaves no empty one.
+    // A run that is refused for another reason leaves no empty file.
     let place = directory();
     let file = place.path().join("stats.json");
     let stats = ["--stats", file.to_str().unwrap()];
@@ -242,7 +244,7 @@ fn statistics_file_that_can_not_be_written_is_refused_before_the_program_runs() 
 
 // ---- swap paths ----------------------------------------------------------------------------------------
 
-/// What mkswap writes for `pages` pages, in a file of `in_file` pages.
+/// Writes what mkswap writes for `pages` pages, into a file of `in_file` pages.
 fn swap_file(directory: &Path, name: &str, pages: u32, in_file: u64) -> String {
     let path = put(directory, name, &vec![0; in_file as usize * 4096], 0o600);
     let file = File::options().write(true).open(&path).unwrap();
@@ -261,7 +263,7 @@ fn patch(path: &str, at: u64, word: u32) {
 #[test]
 fn swap_path_that_does_not_exist() {
     refused_with(&["--swap", "/no/such/place"], 125, &["/no/such/place does not exist", "mkswap"]);
-    // The advice was `mkdir -p /var/tmp;/tmp`.
+    // The advice must not be `mkdir -p /var/tmp;/tmp`.
     for several in ["/var/tmp;/tmp", "/var/tmp,/tmp"] {
         let words = [several, "does not exist", "several areas", "--swap A --swap B"];
         refused_with(&["--swap", several], 125, &words);
@@ -318,7 +320,8 @@ fn swap_file_in_use_by_somebody_else() {
     let other = File::open(&path).unwrap();
     other.lock_shared().unwrap();
     refused_with(&["--swap", &path], 125, &[&path, "already in use", "another farpage"]);
-    // Another file: a child that another test forks just now would keep this one's lock for a moment.
+    // The test uses another file, because a child that another test forks just now would keep the first
+    // file's lock for a moment.
     let path = swap_file(place.path(), "twice", 100, 100);
     refused_with(&["--swap", &path, "--swap", &path], 125, &["given twice"]);
 }
@@ -368,7 +371,7 @@ fn swap_file_with_a_damaged_header() {
     refused(&bad, &["638 bad pages"]);
 }
 
-/// It was accepted, and grew while the program ran.
+/// A file with holes must be refused: it would grow while the program runs.
 #[test]
 fn swap_file_with_holes() {
     let place = directory();
@@ -376,7 +379,7 @@ fn swap_file_with_holes() {
     File::options().write(true).open(&path).unwrap().set_len(400 << 10).unwrap();
     let fix = format!("`fallocate -l 409600 {path}`");
     refused_with(&["--swap", &path], 125, &[&path, "has holes", "at byte 4096", "swapon refuses it", &fix]);
-    // The first fix works, and leaves the header.
+    // The first fix works, and keeps the header.
     if Command::new("fallocate").args(["-l", "409600", &path]).status().is_ok_and(|status| status.success()) {
         let ended = run(&["--ram", "256M", "--swap", &path, "/bin/true"]);
         assert!(!ended.stderr.contains("has holes"), "{}", ended.stderr);
@@ -423,7 +426,7 @@ fn disk_without_room() {
     ended.refused(125, &["disk full", "64 MiB", "10 %"]);
 }
 
-/// They ended in a panic, with the status of a bug.
+/// A load that can't be carried must not end in a panic, with the status of a bug.
 #[test]
 fn loads_that_nobody_can_carry_are_refused() {
     for (words, wanted) in [
@@ -467,7 +470,8 @@ fn library_of_another_version() {
     let output = command.arg("run").args(PROGRAM).env_remove("FARPAGE_PRELOAD").output().unwrap();
     let wrong = "is not the library of this farpage's version";
     farpage::Ended::of(output).refused(125, &["libfarpage_preload.so", wrong, "cargo build"]);
-    // One that is named was believed: the program ran without a budget, and `--quiet` said nothing.
+    // A library that is named must be checked, too: the program would run without a budget, and
+    // `--quiet` would say nothing.
     let mut command = farpage::farpage();
     command.env("FARPAGE_PRELOAD", farpage::libc_library()).args(["run", "--quiet"]).args(PROGRAM);
     let named = farpage::Ended::of(command.output().unwrap());
@@ -516,11 +520,11 @@ fn program_that_is_static_runs_without_a_budget_if_that_is_asked_for() {
         ended.stderr
     );
     assert_eq!(run(&["--unsupported", "run", "--quiet", &program]).stderr, "");
-    // What can't run at all is refused as ever.
+    // A program that can't run at all is refused as without the option.
     run(&["--unsupported", "run", "/var/tmp"]).refused(126, &["/var/tmp is a directory"]);
 }
 
-/// It would end by itself, or fill its books of all memory and not get far.
+/// A program with a sanitizer would end by itself, or fill its books of all memory and not get far.
 #[test]
 fn program_with_a_sanitizer() {
     let place = directory();

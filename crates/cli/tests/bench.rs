@@ -1,5 +1,5 @@
-//! `farpage bench NAME --quick`: every experiment can be run, and its JSON has what it promises. What it found is
-//! no test: figures depend on the machine.
+//! `farpage bench NAME --quick`: every experiment can be run, and its JSON has what it promises. The results
+//! are not tested, because figures depend on the machine.
 
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
@@ -12,13 +12,13 @@ use std::process::{Child, Stdio};
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-/// Runs an experiment, looks for its tables, targets and plot, and gives its JSON.
+/// Runs an experiment, and checks its tables, targets and plot. Returns its JSON.
 #[track_caller]
 fn shows_what_it_found(experiment: &str, tables: usize) -> Value {
     let directory = directory();
     let [json, svg] = ["found.json", "found.svg"].map(|name| directory.path().join(name));
     let mut command = farpage();
-    // Live experiments run programs for real.
+    // Live experiments run real programs.
     command.env("FARPAGE_PRELOAD", farpage::budgeted::library());
     command.args(["bench", experiment, "--quick"]).arg("--json").arg(&json).arg("--svg").arg(&svg);
     let ended = Ended::of(command.output().unwrap());
@@ -46,7 +46,7 @@ fn codec_shows_what_it_found() {
             let row = rows.iter().find(|row| row["pages"] == pages && row["codec"] == codec);
             row.unwrap()["size"].as_f64().unwrap()
         };
-        // Sizes don't depend on the machine, only on what interpreter there is.
+        // Sizes depend only on the interpreter, not on the machine.
         assert!(
             size("integers", "auto") < 0.35 && size("heap", "auto") < 1.2 * size("heap", "lz4"),
             "{rows:?}"
@@ -121,8 +121,8 @@ fn scale_shows_what_it_found() {
         return;
     }
     let found = shows_what_it_found("scale", 2);
-    // In 1 and in 16 GiB 16,384 pages are touched, each with a line of eight words for it and its neighbours, 1 MiB in all; and what
-    // is needed once. A word for each page of the space would be 8 bytes.
+    // In 1 and in 16 GiB, 16,384 pages are touched. Each takes a line of eight words for it and its
+    // neighbours, 1 MiB in all. The rest is needed once. A word for each page of the space would be 8 bytes.
     for (row, (least, most)) in
         found["tables"][1]["rows"].as_array().unwrap().iter().zip([(4.0, 100.0), (0.25, 4.0)])
     {
@@ -131,7 +131,7 @@ fn scale_shows_what_it_found() {
     }
 }
 
-/// What `bench kernel` changes.
+/// Returns the settings that `bench kernel` changes.
 fn settings_of_the_kernel() -> Vec<String> {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let mut all: Vec<String> =
@@ -150,10 +150,11 @@ fn settings_of_the_kernel() -> Vec<String> {
     all
 }
 
-/// What has yet to be undone.
+/// File that lists what has yet to be undone.
 const JOURNAL: &str = "/run/farpage-bench-kernel";
 
-/// If the kernel can swap here, and we may say how. One at a time, and none that was killed has left anything.
+/// Returns a lock if the kernel can swap here, and this process may say how. Tests with the lock run one at a
+/// time. The remains of a killed run are undone before.
 fn alone_with_the_kernel() -> Option<MutexGuard<'static, ()>> {
     if !farpage::is_root() {
         farpage::skip("`bench kernel` takes root");
@@ -169,7 +170,7 @@ fn alone_with_the_kernel() -> Option<MutexGuard<'static, ()>> {
     None
 }
 
-/// The next run does, whatever it runs.
+/// Undoes what a killed run has left. The next run does so, whatever it runs.
 fn undo_what_was_left() {
     let mut command = farpage();
     command.env("FARPAGE_PRELOAD", farpage::budgeted::library());
@@ -178,13 +179,14 @@ fn undo_what_was_left() {
     assert_eq!(ended.status, Some(0), "{}", ended.stderr);
 }
 
-/// `farpage bench kernel` in the middle of its work: everything it undoes is done.
+/// Starts `farpage bench kernel`. Returns in the middle of its work, when everything is done that
+/// the benchmark undoes.
 fn begun(before: &[String]) -> Child {
     let mut command = farpage();
     command.env("FARPAGE_PRELOAD", farpage::budgeted::library()).args(["bench", "kernel"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let began = Instant::now();
-    // It has a cgroup once everything else is made.
+    // The cgroup is made last.
     while settings_of_the_kernel().len() < before.len() + 4 {
         assert!(began.elapsed() < Duration::from_secs(60), "it has not begun");
         std::thread::sleep(Duration::from_millis(20));
@@ -203,7 +205,7 @@ fn kernel_shows_what_it_found_and_leaves_everything_as_it_was() {
         let rows = table["rows"].as_array().unwrap();
         let rate = |at: usize| rows[at]["touches/s"]["median"].as_f64().unwrap();
         assert!((0..3).all(|at| rate(at) > 0.0), "{table}");
-        // Both were made to swap.
+        // The kernel was made to swap.
         assert!(rows[0]["major faults"].as_f64() > Some(0.0), "{table}");
     }
 }
@@ -216,7 +218,7 @@ fn programs_shows_what_it_found_and_leaves_everything_as_it_was() {
     assert_eq!(settings_of_the_kernel(), before);
     let rows = found["tables"][0]["rows"].as_array().unwrap();
     let number = |at: usize, column: &str| rows[at][column].as_f64().unwrap();
-    // Both were made to swap.
+    // The kernel and Farpage were both made to swap.
     assert!(number(0, "major faults") > 0.0 && number(1, "pool MiB") > 1.0, "{rows:?}");
 }
 
@@ -241,7 +243,8 @@ fn kernel_that_is_interrupted_leaves_everything_as_it_was() {
     assert_eq!(settings_of_the_kernel(), before);
 }
 
-/// A benchmark was killed with the session it ran in, and a test took what it had left for how things were.
+/// A benchmark may be killed with the session that it runs in. A test must not take what it has left
+/// for the state before.
 #[test]
 fn kernel_that_is_killed_is_undone_by_the_next_run() {
     let Some(_alone) = alone_with_the_kernel() else { return };

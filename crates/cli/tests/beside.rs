@@ -1,5 +1,6 @@
-//! `--supervisor beside`: the program keeps the process that `farpage run` was started as. What launchers, shells and programs rely on
-//! is as without Farpage, and the summary is there when the program has ended.
+//! `--supervisor beside`: the program keeps the process that `farpage run` was started as. Everything
+//! that launchers, shells and programs rely on is as without Farpage. The summary is there when the
+//! program has ended.
 
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
@@ -48,14 +49,14 @@ fn send(pid: i32, signal: i32) {
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
 }
 
-/// The letter in /proc/PID/stat, the parent, and the session.
+/// Returns the letter in /proc/PID/stat, the parent, and the session.
 fn state(pid: u32) -> Option<(char, u32, u32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let words: Vec<_> = stat.rsplit(") ").next()?.split(' ').map(str::to_owned).collect();
     Some((words[0].chars().next()?, words[1].parse().ok()?, words[3].parse().ok()?))
 }
 
-/// The supervisor of a program, from where the program has its session.
+/// Returns the supervisor of a program, by the path of the program's session.
 fn supervisor_of(program: u32) -> u32 {
     let variables = fs::read(format!("/proc/{program}/environ")).unwrap();
     let session =
@@ -85,7 +86,8 @@ fn show_finds_the_run_by_its_program() {
     assert_eq!(running.end().succeeded().text(), "all right\n");
 }
 
-/// 53 of 150 were refused: the file of the run before was not empty yet. After `kill -9` of the supervisor all were.
+/// A run must not be refused because the file of the run before is not empty yet, or because its
+/// supervisor was killed.
 #[test]
 fn runs_after_each_other_have_the_same_swap_file() {
     if !can_run() || !able("cc") {
@@ -134,7 +136,8 @@ fn program_has_our_process_and_its_supervisor_stands_aside() {
     wait_until("the supervisor's end", || state(supervisor).is_none());
 }
 
-/// Each way to end that a program can choose. The summary and the statistics are complete when the program's parent goes on.
+/// Each way to end that a program can choose. The summary and the statistics are complete when the
+/// program's parent goes on.
 #[test]
 fn summary_is_there_when_the_program_has_ended() {
     if !able("python3") {
@@ -163,8 +166,9 @@ fn ended_with(outcome: &Outcome, status: i32) {
     assert!(stderr.contains(&format!("ended with status {status}")), "{stderr}");
 }
 
-/// The first of 36 of 80 such programs came too early: `farpage run --stats FILE -- node ...; jq . FILE` read half a file. Now the process
-/// executes what waits, by which its other threads end.
+/// A program with threads must not end before its summary is complete:
+/// `farpage run --stats FILE -- node ...; jq . FILE` would read half a file. The process therefore executes a
+/// program that waits, which ends its other threads.
 #[test]
 fn summary_is_there_when_a_program_with_threads_has_ended() {
     if !able("python3") {
@@ -198,8 +202,8 @@ fn summary_is_there_when_a_program_with_threads_has_ended() {
     }
 }
 
-/// The kernel tells nobody but those who may trace a process how a zombie ended, and writes 0: "ended with status 0". Root may not in
-/// containers.
+/// The kernel tells only those who may trace a process how a zombie ended, and writes 0 for all readers that
+/// may not. Root may not trace in containers. The summary must not say "ended with status 0" then.
 #[test]
 fn death_that_the_supervisor_may_not_see_is_not_told_as_status_0() {
     if !able("setpriv") || !farpage::is_root() {
@@ -220,7 +224,8 @@ fn death_that_the_supervisor_may_not_see_is_not_told_as_status_0() {
     assert!(is_told && !stderr.contains("ended with status 0"), "{stderr}");
 }
 
-/// `true` had a peak of 313 MiB: getrusage goes on with what a process had before exec, and the one that it was made by with vfork.
+/// getrusage includes what a process had before exec, and what the process had that made it with vfork.
+/// Neither is the program's peak.
 #[test]
 fn peak_is_the_programs_and_not_its_launchers() {
     if !able("python3") {
@@ -250,14 +255,14 @@ words = [sys.argv[1], 'run', '--ram', '1G', '--supervisor', 'beside', '--stats',
             let peak = stats["resident_peak"].as_u64().unwrap();
             assert!((MIB..most).contains(&peak), "{program} {begins}: {peak}: {stderr}");
             assert!(program != "burst" || peak > 100 * MIB, "{begins}: {peak}: {stderr}");
-            // The largest of several may have been hidden by what was before.
+            // The peak of the largest of several processes may be hidden by what was there before.
             let is_known = stats["resident_peak_is_known"].as_bool().unwrap();
             assert!(is_known || program.starts_with("sh "), "{program} {begins}: {stderr}");
         }
     }
 }
 
-/// Where the process can't execute anything, or somebody would see that, it ends as it is.
+/// If the process can't execute anything, or another process would see the exec, the process ends as it is.
 #[test]
 fn program_with_threads_that_may_execute_nothing_ends_with_its_status() {
     if !able("python3") {
@@ -273,9 +278,9 @@ def forbid(call):
     assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
 ";
     for forbids in [
-        // Execve would be killed: the filter's answer is SECCOMP_RET_KILL_THREAD.
+        // execve would be killed: the filter's answer is SECCOMP_RET_KILL_THREAD.
         "forbid(59)",
-        // What the new program would need.
+        // The new program would need this call.
         "forbid(257)",
         "resource.setrlimit(resource.RLIMIT_DATA, (0, 0))",
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))",
@@ -293,7 +298,8 @@ def forbid(call):
     }
 }
 
-/// The kernel walks a list of such locks when nobody serves faults any more, and one lock's page is out.
+/// The kernel walks the list of robust locks when nobody serves faults any more, and one lock's
+/// page is evicted.
 #[test]
 fn program_with_threads_that_holds_a_robust_lock_ends() {
     if !able("cc") {
@@ -311,7 +317,7 @@ fn program_with_threads_that_holds_a_robust_lock_ends() {
     }
 }
 
-/// What lies in the library's place by then may be anything.
+/// The file in the library's place may be any file by then.
 #[test]
 fn program_with_threads_executes_no_other_file() {
     if !able("python3") {
@@ -331,7 +337,7 @@ os._exit(9)";
     assert_eq!(done.status.code(), Some(9), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// strace and gdb would show an exec that the program hasn't made.
+/// strace and gdb would show an exec that the program has not made.
 #[test]
 fn program_with_threads_that_is_traced_executes_nothing() {
     if !able("python3") || !able("strace") {
@@ -351,7 +357,8 @@ fn program_with_threads_that_is_traced_executes_nothing() {
     assert!(!calls.contains(".so\""), "{calls}");
 }
 
-/// While such a program waited for the summary, threads used what was freed at its end.
+/// While a program waits for the summary, its threads must not get the time to use what is freed at its end.
+/// A thread that does ends the program by SIGSEGV.
 #[test]
 fn program_whose_threads_use_what_is_freed_ends_and_is_told_of() {
     if !able("cc") {
@@ -373,7 +380,7 @@ fn program_whose_threads_use_what_is_freed_ends_and_is_told_of() {
     assert!(killed <= 2, "{killed} of 10");
 }
 
-/// Of several threads that end a program at once the kernel takes one, and the summary the same.
+/// Of several threads that end a program at once the kernel takes one status. The summary must give the same.
 #[test]
 fn status_is_the_one_that_the_program_ended_with() {
     if !able("python3") {
@@ -403,7 +410,8 @@ threading.Event().wait()
     }
 }
 
-/// A handler of the program's that runs while the program waits for its summary could go on with it.
+/// A handler of the program's must not run while the program waits for its summary: the handler could
+/// go on with the program.
 #[test]
 fn no_handler_runs_once_the_program_ends() {
     if !able("python3") {
@@ -429,7 +437,8 @@ ctypes.CDLL(None)._exit(3)
     assert_eq!((outcome.status, outcome.text().as_str()), (Some(3), "ends "), "{}", outcome.stderr);
 }
 
-/// What a program has closed is closed: a lock on a file of its launcher's is free then.
+/// The supervisor must not keep a file open that the program has closed: a lock on a file of the
+/// launcher's must become free.
 #[test]
 fn supervisor_keeps_no_descriptor_of_the_launchers() {
     if !can_run() {
@@ -454,7 +463,7 @@ fn supervisor_keeps_no_descriptor_of_the_launchers() {
     assert!(is_free, "somebody holds the lock");
 }
 
-/// Over the budget, in each mode: by exit(3), by the program's own instruction, and by Farpage.
+/// A program over its budget ends right, and its summary is there, in each mode.
 #[test]
 fn program_over_its_budget_is_right_and_told_of() {
     if !able("cc") {
@@ -472,7 +481,7 @@ fn program_over_its_budget_is_right_and_told_of() {
     }
 }
 
-/// A killed program says nothing: the supervisor finds out, a moment later.
+/// A killed program says nothing. The supervisor finds out a moment later.
 #[test]
 fn death_by_a_signal_is_the_programs_own_and_told() {
     if !can_run() {
@@ -500,7 +509,7 @@ fn death_by_a_signal_is_the_programs_own_and_told() {
         let told = || fs::read_to_string(&path).unwrap_or_default();
         wait_until("the summary", || told().contains("farpage: sh "));
         let is_told = told().contains(&format!("sh was killed by {name}"));
-        // Before Linux 6.15 a parent that is quicker leaves nothing to be found.
+        // Before Linux 6.15, a parent that waits sooner leaves nothing for the supervisor to find.
         assert!(is_told || told().contains("only its parent knows"), "{}", told());
     }
 }
@@ -522,7 +531,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(os.spawnlp(os.P_NOWAIT, 'true', 'true
     assert_eq!((outcome.status, outcome.text().as_str()), (Some(0), "no child\n0\n"), "{}", outcome.stderr);
 }
 
-/// `kill $!`, `timeout` and a terminal's group: once each, and nobody else has them.
+/// `kill $!`, `timeout` and a terminal's group: the program gets each signal once, and no other
+/// process gets them.
 #[test]
 fn signals_arrive_once_wherever_they_are_sent_to() {
     if !can_run() {
@@ -559,7 +569,8 @@ fn signals_arrive_once_wherever_they_are_sent_to() {
     assert_eq!(told(), "ready\nINT\nINT\nINT\nUSR1\nTERM\n");
 }
 
-/// A process between the two ends before the program begins: a program that was started with SIGCHLD blocked found that waiting.
+/// A process between the two ends before the program begins. A program that was started with SIGCHLD blocked
+/// must not find that signal pending.
 #[test]
 fn program_has_no_signal_of_ours() {
     if !can_run() {
@@ -585,7 +596,7 @@ fn program_has_no_signal_of_ours() {
     assert_eq!(values, ["0000000000000000", "0000000000000000", "0000000000010000"], "{words}");
 }
 
-/// Ctrl-Z and `fg`: who waits for the job sees it stop, and nothing of it goes on meanwhile.
+/// Ctrl-Z and `fg`: a process that waits for the job sees it stop, and nothing of the job goes on meanwhile.
 #[test]
 fn job_stops_and_goes_on_as_one_process() {
     if !can_run() {
@@ -616,7 +627,8 @@ fn program_dies_with_its_supervisor() {
     assert_eq!(running.end().signal, Some(libc::SIGKILL));
 }
 
-/// A process that is given orphans would be given the supervisor, and the program could wait for it: so it isn't beside there.
+/// A subreaper would be given the supervisor, and the program could wait for it. There the supervisor isn't
+/// beside the program.
 #[test]
 fn supervisor_of_a_subreaper_is_its_parent_and_says_so() {
     if !can_run() {
@@ -644,7 +656,8 @@ fn supervisor_of_a_subreaper_is_its_parent_and_says_so() {
     }
 }
 
-/// What a Python program prints that is process 1 of a namespace, and whose first word is our executable.
+/// Returns the output of a Python program that is process 1 of a namespace. The program's first argument is
+/// the farpage executable.
 #[track_caller]
 fn said_by_process_1(text: &str) -> Option<(String, String)> {
     let inside = ["-rpf", "--mount-proc"];
@@ -666,8 +679,8 @@ fn said_by_process_1(text: &str) -> Option<(String, String)> {
     Some((out, err))
 }
 
-/// The supervisor is beside the program by default, and where it is asked for. A container whose process 1 is `sleep infinity` kept a
-/// zombie of each run.
+/// The supervisor is beside the program by default, and where the user asks for it. A container whose process
+/// 1 is `sleep infinity` would keep a zombie of each run. With many zombies the default is therefore above.
 #[test]
 fn process_1_that_waits_for_no_orphans_keeps_no_more_than_some_zombies() {
     if !able("python3") {
@@ -693,7 +706,8 @@ fn process_1_that_waits_for_no_orphans_keeps_no_more_than_some_zombies() {
     assert_eq!(lines, ["beside", "above", "above", "beside"], "{err}");
 }
 
-/// `tini -- farpage run`: the container ends with the program, and so did the supervisor of one that was killed, without a summary.
+/// `tini -- farpage run`: the container ends with the program, and so would the supervisor of a killed
+/// program, without a summary.
 #[test]
 fn run_that_a_container_ends_with_has_its_supervisor_above() {
     if !able("python3") {
@@ -708,7 +722,7 @@ fn run_that_a_container_ends_with_has_its_supervisor_above() {
     assert!(err.contains("was killed by SIGKILL"), "{err}");
 }
 
-/// `pkill farpage` reaches the supervisor, and ends nothing. Whoever sent it reads so, ten seconds later.
+/// `pkill farpage` reaches the supervisor, and ends nothing. A note tells the sender so ten seconds later.
 #[test]
 fn signal_to_the_supervisor_ends_nothing_and_is_told_of_once() {
     if !can_run() {
@@ -740,7 +754,8 @@ fn signal_to_the_supervisor_ends_nothing_and_is_told_of_once() {
     assert!(outcomes[0].stderr.contains(&whom), "{}", outcomes[0].stderr);
 }
 
-/// Where one process more is all that a user may have, the supervisor is that one's parent. The run was refused.
+/// Where the user may have only one process more, the supervisor is the program's parent. The run
+/// must not be refused.
 #[test]
 fn supervisor_is_above_where_it_takes_one_process_too_many() {
     // SAFETY: takes no pointers.
@@ -752,11 +767,11 @@ fn supervisor_is_above_where_it_takes_one_process_too_many() {
     farpage::install(Path::new(env!("CARGO_BIN_EXE_farpage")), &place.path().join("farpage"), 0o755);
     fs::set_permissions(place.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let mut command = Command::new(place.path().join("farpage"));
-    // So much that the shell needs no thread of ours.
+    // The budget is large enough for the shell to need no thread of ours.
     command
         .args(["run", "--ram", "640M", "--no-disk", "--supervisor", "beside", "--", "sh", "-c", "echo ran"])
         .current_dir("/");
-    // Nobody else has this number, so the limit counts these processes alone.
+    // No other process has this user's number, so the limit counts these processes alone.
     let user = 100_000 + std::process::id();
     command.uid(user).gid(user);
     let limit = libc::rlimit { rlim_cur: 2, rlim_max: 2 };
@@ -773,7 +788,7 @@ fn supervisor_is_above_where_it_takes_one_process_too_many() {
     assert!(told.contains("not beside it: there may be one process more"), "{told}");
 }
 
-/// What can't begin has the status and the message that it has otherwise, once.
+/// A run that can't begin has the same status and message as otherwise, once.
 #[test]
 fn run_that_is_refused_says_so_once() {
     if !can_run() {
@@ -785,7 +800,7 @@ fn run_that_is_refused_says_so_once() {
     };
     let (status, fixes, text) = refused(&[], &["no-such-program"]);
     assert!((status, fixes > 0) == (Some(127), true), "{text}");
-    // Found out by the supervisor, which makes the session.
+    // The supervisor finds this out, when it makes the session.
     let outcome = beside(
         RAM,
         &[],
@@ -801,7 +816,7 @@ fn run_that_is_refused_says_so_once() {
     assert_eq!(outcome.stderr.matches("files may not be larger than").count(), 1, "{}", outcome.stderr);
 }
 
-/// A run that is ended for its memory has our status.
+/// A run that is ended for its memory has Farpage's status.
 #[test]
 fn run_over_its_budget_ends_with_our_status() {
     if !able("python3") {
@@ -813,7 +828,7 @@ fn run_over_its_budget_ends_with_our_status() {
     assert!(outcome.stderr.contains("above its budget"), "{}", outcome.stderr);
 }
 
-/// Launchers see one process: what they start, wait for and end is the program.
+/// Launchers see one process: the process that they start, wait for and end is the program.
 #[test]
 fn launchers_have_the_program_itself() {
     if !can_run() {
@@ -857,7 +872,7 @@ fn launchers_have_the_program_itself() {
     }
 }
 
-/// `script` ends what it has begun; nothing of it is left.
+/// A run leaves nothing behind.
 #[test]
 fn nothing_is_left_behind() {
     if !can_run() {

@@ -1,5 +1,5 @@
-//! Programs that install filters of seccomp, in each mode: none of our threads is without the filter, or none is left
-//! (`tests/programs/filters.c`).
+//! Programs that install filters of seccomp, in each mode: no thread of ours is without the filter, or no
+//! thread of ours is left (`tests/programs/filters.c`).
 
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
@@ -8,7 +8,7 @@ use farpage::budgeted::{Job, MIB, Under, able, compiled};
 
 const RAM: u64 = 32 * MIB;
 
-/// The engine after the program's filter.
+/// State of the engine after the program's filter.
 #[derive(Clone, Copy, PartialEq)]
 enum Engine {
     Stays,
@@ -55,7 +55,7 @@ cases! {
 }
 
 mod own_code {
-    /// Threads that are armed are seen.
+    /// Filters of armed threads are seen.
     mod armed {
         #[test]
         fn signal() {
@@ -67,7 +67,7 @@ mod own_code {
         }
     }
 
-    /// Others are noticed.
+    /// Filters of threads that aren't armed are noticed later.
     #[test]
     fn unarmed() {
         crate::check("thread", "denies_by_own_code", crate::Engine::Ends);

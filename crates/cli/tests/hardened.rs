@@ -1,5 +1,5 @@
-//! Programs that have been shut off: from others' looks, from changing code, from more descriptors. They run on, and what can be
-//! managed is.
+//! Programs that have been shut off from the looks of other processes, from changing code, or from more
+//! descriptors. The programs run on, and Farpage manages what it can.
 
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
@@ -9,8 +9,9 @@ use farpage::{install, is_root, skip};
 
 const RAM: u64 = 32 * MIB;
 
-/// A process that nobody may look at can't look at itself, and has no engine of its own: its children ended with 125, whether or
-/// not anything was out, and so did a program that can't be read.
+/// A process that nobody may look at can't look at itself, and has no engine of its own. Farpage must not end
+/// its children, nor a program that can't be read. Without evicted pages a fork's child goes on. With evicted
+/// pages the fork is refused, and the parent goes on.
 #[test]
 fn processes_that_nobody_may_look_at_go_on() {
     const SCRIPT: &str = "
@@ -49,7 +50,8 @@ print(all(page == bytes([at % 256]) * 4000 for at, page in enumerate(data)))
     assert!(outcome.stderr.contains("keeps others from looking at its memory"), "{}", outcome.stderr);
 }
 
-/// A child has all that its parent has, if nothing is out: without a free descriptor for an engine it ended with 125.
+/// If nothing is evicted, a child has all that its parent has. Without a free descriptor for an engine
+/// the child must go on.
 #[test]
 fn child_that_can_have_no_engine_goes_on() {
     const SCRIPT: &str = "
@@ -67,8 +69,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert!(outcome.stderr.contains("no file descriptor is free"), "{}", outcome.stderr);
 }
 
-/// Where code may never have been writable (PR_SET_MDWE, systemd's MemoryDenyWriteExecute) libc's functions could not be replaced:
-/// each program that was started there ended with 125.
+/// Where code may never have been writable (PR_SET_MDWE, systemd's MemoryDenyWriteExecute), libc's functions
+/// can't be replaced as usual. Programs that are started there must run.
 #[test]
 fn programs_that_may_not_change_code_are_managed() {
     const SCRIPT: &str = "

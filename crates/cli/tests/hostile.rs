@@ -1,5 +1,5 @@
-//! A program that writes over what the processes of its run share: one message, text that a terminal can show, and nobody
-//! else is harmed.
+//! A program that writes over the memory that the processes of its run share. The result is one message, text
+//! that a terminal can show, and no harm to other processes.
 
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
@@ -22,12 +22,12 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The program's parent, which can end with a status of its own.
+/// A supervisor that is the program's parent, which can end with a status of its own.
 fn above(options: &[&str]) -> Under {
     Under::budget(RAM, &[&["--supervisor", "above"], options].concat())
 }
 
-/// A case of `tests/programs/hostile.c`, which is told where things are in a session.
+/// Returns a case of `tests/programs/hostile.c`, which is told where things are in a session.
 fn hostile(case: &str, options: &[&str]) -> Job {
     let program = compiled("hostile");
     with_layout(Job::new(&above(options), &[program.to_str().unwrap(), case]))
@@ -47,7 +47,7 @@ fn with_layout(job: Job) -> Job {
     job
 }
 
-/// Everything is Farpage's, in whole lines, and a terminal can show it.
+/// Checks that everything is Farpage's, in whole lines, and that a terminal can show it.
 #[track_caller]
 fn is_printable(stderr: &str) {
     let bad = stderr.chars().find(|c| *c != '\n' && c.is_control());
@@ -77,7 +77,8 @@ fn session_that_was_overwritten_ends_the_run_with_one_message() {
     }
 }
 
-/// Nobody but the program's parent hears how it has ended. So the supervisor kills it, or its keeper ends it.
+/// Only the program's parent hears how the program has ended. So the supervisor beside it kills the program,
+/// or its keeper ends it.
 #[test]
 fn session_that_was_overwritten_ends_the_run_that_has_its_supervisor_beside_it() {
     if !able("cc") {
@@ -85,7 +86,8 @@ fn session_that_was_overwritten_ends_the_run_that_has_its_supervisor_beside_it()
     }
     let program = compiled("hostile");
     let beside = Under::budget(RAM, &["--supervisor", "beside"]);
-    // Noise over the first process's words said at times that the program had ended, and that the run's end was told already.
+    // Noise over the first process's words may say that the program has ended, and that the run's
+    // end was told already.
     for case in ["zeros", "noise", "told"] {
         let outcome = with_layout(Job::new(&beside, &[program.to_str().unwrap(), case])).run();
         assert!(
@@ -102,7 +104,7 @@ fn session_that_was_overwritten_ends_the_run_that_has_its_supervisor_beside_it()
     }
 }
 
-/// Noise and what was there before by turns, while Farpage looks.
+/// The program writes noise and the content of before by turns, while Farpage looks.
 #[test]
 fn session_that_is_overwritten_while_it_is_read_ends_the_run_with_one_message() {
     if !able("cc") {
@@ -113,18 +115,19 @@ fn session_that_is_overwritten_while_it_is_read_ends_the_run_with_one_message() 
     assert_eq!((outcome.status, outcome.signal), (Some(125), None), "{stderr}");
     is_printable(stderr);
     assert_eq!(stderr.matches("was overwritten; the run was ended").count(), 1, "{stderr}");
-    // The message, and what few looks told that found the session whole.
+    // The lines are the message, and notices from the few looks that found the session whole.
     assert!(stderr.lines().count() <= 12 + 4 * 11, "{stderr}");
     assert!(outcome.seconds < 60.0, "it took {} s", outcome.seconds);
 }
 
-/// Evicted pages of all processes are kept apart by what was overwritten.
+/// The overwritten memory keeps the evicted pages of all processes apart, so all processes must end.
 #[test]
 fn session_that_was_overwritten_ends_the_other_processes_too() {
     if !able("cc") {
         return;
     }
-    // A program that finds the session overwritten when it starts runs without an engine. The other one has started when it says so.
+    // A program that finds the session overwritten when it starts runs without an engine. The other program
+    // must have started before, and says when it has.
     let script = "mkfifo never; sh -c ': >ready; read line <never' & until [ -e ready ]; do :; done; \
                   echo $!; exec \"$0\" zeros";
     let program = compiled("hostile");
@@ -137,7 +140,7 @@ fn session_that_was_overwritten_ends_the_other_processes_too() {
     wait_until("the other's end", is_gone);
 }
 
-/// 256 processes that have four things to tell, 40 times over: 39,680 lines.
+/// 256 processes have four things to tell, 40 times over. That would be 39,680 lines.
 #[test]
 fn flood_of_notices_is_some_lines_that_a_terminal_can_show() {
     if !able("cc") {
@@ -170,7 +173,7 @@ fn show_tells_of_a_session_that_was_overwritten() {
     if !able("cc") {
         return;
     }
-    // Farpage itself stands still, or it would end the run.
+    // Farpage itself is stopped, or it would end the run.
     let mut job = hostile("noise", &[]);
     job.environment("WAITS", "1");
     let running = job.start();

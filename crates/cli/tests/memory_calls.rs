@@ -1,8 +1,9 @@
-//! Everything a program can do to its memory while pages of it are out: C programs that know every byte.
+//! Everything that a program can do to its memory while pages of it are evicted. The programs are in C
+//! and know every byte.
 //!
-//! The programs are in `tests/programs`; each takes the name of a case, works on three times its budget and
-//! ends with 0 if every byte was right. There are three ways for pages to get in and out: each case runs with
-//! one of them, and with all under FARPAGE_TEST_SIZE=full (`make test-full`).
+//! The programs are in `tests/programs`. Each takes the name of a case, works on three times its budget and
+//! ends with 0 if every byte was right. Pages get in and out in one of three ways. Each case runs with one of
+//! these, and with all under FARPAGE_TEST_SIZE=full (`make test-full`).
 
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
@@ -11,14 +12,15 @@ use farpage::budgeted::{Job, MIB, Under, able, compiled, compiled_in_units, is_f
 use std::process::Command;
 use std::sync::{PoisonError, RwLock};
 
-/// What the programs take for a MiB: half of one, for every day. The engine's work, and so the time, goes with the size.
+/// Returns the bytes that the programs take for a MiB: usually half of one. The engine's work, and so the
+/// time, goes with the size.
 fn unit_bytes() -> u64 {
     if is_full_size() { MIB } else { MIB / 2 }
 }
 
 const WAYS: [&str; 3] = ["mixed", "move", "copy"];
 
-/// Programs for which it matters how pages go out.
+/// Programs for which the way matters in which pages go out.
 const IN_EVERY_WAY: [&str; 1] = ["peer_writes"];
 
 fn check(name: &str, case: &str) {
@@ -26,7 +28,7 @@ fn check(name: &str, case: &str) {
         return;
     }
     let ways = match std::env::var("FARPAGE_TEST_FAULTS").as_deref() {
-        // There is only one.
+        // In `segv` mode there is only one way.
         Ok("segv") => &["copy"],
         Ok("signal") => &WAYS[..],
         _ => &WAYS,
@@ -34,12 +36,12 @@ fn check(name: &str, case: &str) {
     if is_full_size() || IN_EVERY_WAY.contains(&name) {
         return ways.iter().for_each(|way| check_way(name, case, way));
     }
-    // Which one depends on the name alone, so that a failure is one that comes back.
+    // The way depends on the case's name alone, so that a failure comes back.
     let number: usize = case.bytes().map(usize::from).sum();
     check_way(name, case, ways[number % ways.len()]);
 }
 
-/// Cases that look at how much memory there is run alone; of the others two at a time (`make test-e2e`).
+/// Cases that measure memory, and run alone. Other cases run two at a time (`make test-e2e`).
 const MEASURED: [&str; 1] = ["zeros_read_and_then_written"];
 
 fn check_way(name: &str, case: &str, way: &str) {

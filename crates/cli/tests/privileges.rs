@@ -1,4 +1,4 @@
-//! Programs that give up what they may do, in each mode: no thread that we have put into them keeps it
+//! Programs that give up privileges, in each mode: no thread that Farpage has put into them keeps a privilege
 //! (`tests/programs/privileges.c`).
 
 #[expect(dead_code, reason = "each test file uses its own part of it")]
@@ -8,7 +8,7 @@ use farpage::budgeted::{Job, MIB, Under, able, alone_with, compiled};
 use farpage::{is_root, skip};
 
 const RAM: u64 = 32 * MIB;
-/// The program's own word for what a container forbids even root.
+/// Status by which the program says that a container forbids even root to do this.
 const NOT_ALLOWED: i32 = 77;
 
 fn check(faults: &str, case: &str) {
@@ -50,7 +50,7 @@ cases! {
     }
 }
 
-/// `su`, as operators use it: what it starts as another user is managed, or says that it isn't.
+/// `su`, as operators use it: a program that is started as another user is managed, or says that it isn't.
 #[test]
 fn program_that_changes_its_user_starts_another() {
     let Some(_alone) = alone_with("setpriv") else { return };

@@ -1,10 +1,10 @@
-//! Real programs within at most 40 % of the memory they need: the same result as without Farpage, and a budget
-//! that holds when it is measured from outside.
+//! Real programs within at most 40 % of the memory that they need. The result is the same as without Farpage,
+//! and the budget holds when it is measured from outside.
 //!
-//! Each program runs once without Farpage, which tells its result and what it needs; then with pages moved
-//! (the default), copied, without a disk, and as an ordinary user whom a container's filter leaves neither userfaultfd nor
-//! io_uring. `FARPAGE_TEST_SIZE=full` takes the large
-//! sizes (`make test-full`); the usual ones are about an eighth of that, so that `make test` stays short.
+//! Each program runs once without Farpage, which tells its result and its need. Then it runs with pages moved
+//! (the default), copied, and without a disk. In a last variant the program runs as an ordinary user, without
+//! userfaultfd and io_uring, as under a container's filter. `FARPAGE_TEST_SIZE=full` takes the large sizes
+//! (`make test-full`). The usual sizes are about an eighth of these, so that `make test` stays short.
 
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
@@ -21,33 +21,33 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a program works on.
+/// The data that a program works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Data {
-    /// Compresses well, as most programs' memory does.
+    /// Data that compresses well, as most programs' memory does.
     Plain,
-    /// Has noise in it: the pool is not enough.
+    /// Data with noise in it: the pool is not enough.
     Noisy,
 }
 
-/// Where evicted pages went in the end.
+/// Where evicted pages went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Went {
-    /// Some reached the area.
+    /// Some pages reached the area.
     ToTheArea,
-    /// All stayed in the pool, although there was an area.
+    /// All pages stayed in the pool, although there was an area.
     ToThePool,
-    /// Not asked.
+    /// The test doesn't ask.
     Anywhere,
 }
 
-/// How Farpage is told to work.
+/// Options of Farpage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Variant {
     Default,
     Copy,
     NoDisk,
-    /// It isn't: an ordinary user without userfaultfd and io_uring.
+    /// No options: an ordinary user without userfaultfd and io_uring.
     Container,
 }
 
@@ -62,20 +62,21 @@ impl Variant {
     }
 }
 
-/// The large size, or the usual one.
+/// Returns the large size, or the usual one.
 fn size(full: u64, usual: u64) -> u64 {
     if is_full_size() { full } else { usual }
 }
 
-/// A program run to its end: its result is what must be the same.
+/// Runs a program to its end. The result must be the same in all variants.
 type Run = fn(&Under, Data) -> (String, Outcome);
 
-/// Runs without and with a budget, and compares.
+/// Runs a program without and with a budget, and compares the results.
 fn compare(name: &'static str, run: Run, data: Data, variant: Variant, went: Went) {
-    // Who waits for the disk leaves the processors to another; at full size there is memory for one.
+    // A program that waits for the disk leaves the processors to another program. At full size there is
+    // memory for one only.
     let _alone = is_full_size().then(alone);
     let (expected, need) = unlimited(name, run, data);
-    // At most 40 % of what it needs, in whole MiB.
+    // The budget is at most 40 % of the need, in whole MiB.
     let ram = need * 2 / 5 / MIB * MIB;
     let (result, outcome) = run(&variant.under(ram), data);
     eprintln!(
@@ -102,7 +103,7 @@ fn compare(name: &'static str, run: Run, data: Data, variant: Variant, went: Wen
     }
 }
 
-/// Result and need of a run without Farpage, which all variants are compared with.
+/// Returns result and need of a run without Farpage, with which all variants are compared.
 fn unlimited(name: &'static str, run: Run, data: Data) -> (String, u64) {
     type Known = HashMap<(&'static str, Data), (String, u64)>;
     static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
@@ -130,7 +131,7 @@ fn run_python(under: &Under, data: Data) -> (String, Outcome) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/programs/objects.py");
     let kind = if data == Data::Plain { "plain" } else { "mixed" };
     let megabytes = size(1024, 120).to_string();
-    // The one that is looked for may be closed to an ordinary user.
+    // An interpreter that a script finds may be closed to an ordinary user.
     let executable = match under {
         Under::Container { .. } => "/usr/bin/python3".into(),
         _ => python(),
@@ -170,8 +171,9 @@ fn python_objects_without_disk() {
     python_with(Variant::NoDisk, Data::Plain, Went::Anywhere);
 }
 
-/// Without a disk, and more than the pool holds as pages are compressed at first: it took nearly twice its budget. They are
-/// compressed once more, and who needs memory waits for that.
+/// There is no disk, and there are more records than the pool holds as they are compressed at first. The
+/// pool must compress them once more. A thread that needs memory waits for that, or the program would go
+/// far over its budget.
 #[test]
 fn python_records_that_only_fit_once_they_are_denser() {
     if !able("python3") {
@@ -189,8 +191,8 @@ fn python_records_that_only_fit_once_they_are_denser() {
     }
 }
 
-/// The first that is old is what can't become denser, for longer than anybody looks in one go. That there was nothing to be
-/// had was taken from it once, and the program went over its budget.
+/// The oldest pages can't become denser, and there are more of them than one search looks at. The search must
+/// not conclude that nothing can become denser, or the program would go over its budget.
 #[test]
 fn python_records_behind_columns_are_made_denser() {
     if !able("python3") {
@@ -217,14 +219,14 @@ fn records(under: &Under, words: &[&str]) -> Outcome {
     Job::new(under, &[&[python().as_str(), script], words].concat()).within(300).run()
 }
 
-/// What isn't asked for becomes denser without any need, and is asked for in the end.
+/// Pages that aren't asked for become denser without any need, and are asked for in the end.
 #[test]
 fn python_records_that_wait_become_denser() {
     if !able("python3") {
         return;
     }
     let _alone = is_full_size().then(alone);
-    // The first half of the time is until they are old.
+    // The records become old in the first half of the time.
     let words = ["200000", "20000", "8"];
     let expected = records(&Under::Nothing, &["200000"]);
     let run = |codec| records(&Under::budget(64 * MIB, &["--no-disk", "--codec", codec]), &words);
@@ -233,19 +235,19 @@ fn python_records_that_wait_become_denser() {
         assert_eq!(outcome.succeeded().text(), expected.succeeded().text(), "{}", outcome.stderr);
         outcome.held_its_budget();
     }
-    // Few of them if other programs leave no time for more.
+    // Only few pages become denser if other programs leave no time for more.
     assert!(outcome.counter("pool_densified") > 500, "{}", outcome.stderr);
     assert_eq!(fast.counter("pool_densified"), 0, "{}", fast.stderr);
 }
 
-/// Pages that compress share slots, and come back from there one by one and in order.
+/// Pages that compress share slots, and come back from the slots one by one and in order.
 #[test]
 fn python_records_share_slots() {
     if !able("python3") {
         return;
     }
     let _alone = is_full_size().then(alone);
-    // All of them are read in order in the end; what is used between that is anywhere in the first third.
+    // All records are read in order at the end. The accesses before that are anywhere in the first third.
     let words = ["200000", "60000", "4"];
     let expected = records(&Under::Nothing, &["200000"]);
     for pack in ["on", "off"] {
@@ -261,7 +263,8 @@ fn python_records_share_slots() {
     }
 }
 
-/// Forked workers that each read what their parent had put out, and change it, while the parent does.
+/// Runs forked workers. Each reads the memory of its parent that was evicted, and changes it, while the
+/// parent changes it, too.
 fn run_workers(under: &Under, _: Data) -> (String, Outcome) {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/programs/workers.py");
     let outcome = Job::new(under, &[&python(), script, &size(512, 100).to_string()]).within(900).run();
@@ -277,7 +280,7 @@ fn python_workers_have_what_was_out_at_the_fork() {
 
 // ---- sort ----------------------------------------------------------------------------------------------
 
-/// A generator that is the same everywhere (splitmix64).
+/// A generator of the same numbers everywhere (splitmix64).
 struct Random(u64);
 
 impl Random {
@@ -290,7 +293,7 @@ impl Random {
     }
 }
 
-/// `bytes` of text: all noise, or mostly not.
+/// Returns `bytes` of text: all noise, or mostly not.
 fn text(random: &mut Random, bytes: usize, data: Data) -> String {
     let mut line = String::with_capacity(bytes + 16);
     while line.len() < bytes {
@@ -307,7 +310,8 @@ fn text(random: &mut Random, bytes: usize, data: Data) -> String {
 fn lines(path: &Path, bytes: u64, data: Data) {
     let mut random = Random(7);
     let mut file = BufWriter::with_capacity(1 << 20, File::create(path).unwrap());
-    // Merging touches lines in random order: from the area each costs a read. Longer ones are fewer.
+    // Merging touches lines in random order, and each line costs a read from the area. Longer
+    // lines mean fewer reads.
     let line_bytes = size(1000, 500);
     for _ in 0..bytes / line_bytes {
         let mut line = text(&mut random, line_bytes as usize - 1, data);
@@ -330,7 +334,7 @@ fn run_sort(under: &Under, data: Data) -> (String, Outcome) {
         if got == 0 {
             return (format!("{bytes} bytes, {:x}", hasher.finish()), outcome);
         }
-        // `write` and not `hash`: how the reads were cut must not matter.
+        // `write` and not `hash`, because the sizes of the reads must not matter.
         hasher.write(&buffer[..got]);
         bytes += got;
     }
@@ -404,13 +408,13 @@ impl Redis {
         self.to.flush().unwrap();
     }
 
-    /// Its answer, if that is one line.
+    /// Returns the server's answer, if the answer is one line.
     fn ask(&mut self, words: &[&str]) -> String {
         self.say(words);
         self.line()
     }
 
-    /// A line of INFO persistence.
+    /// Returns a value of INFO persistence.
     fn persistence(&mut self, name: &str) -> String {
         self.say(&["INFO", "persistence"]);
         let info = String::from_utf8(self.bulk()).unwrap();
@@ -447,10 +451,11 @@ impl Redis {
         }
     }
 
-    /// Every value in an order that has nothing to do with how they were written; a digest of them all.
+    /// Reads every value in an order that has nothing to do with the order of writing. Returns a
+    /// digest of all values.
     fn digest(&mut self, keys: u64, data: Data) -> u64 {
         let mut sum = 0_u64;
-        // Odd and without a common factor with the number of keys: each key comes once.
+        // The stride is odd and has no common factor with the number of keys, so each key comes once.
         let stride = (1..).map(|i| 7919 + 2 * i).find(|stride| gcd(*stride, keys) == 1).unwrap();
         for first in (0..keys).step_by(AT_ONCE as usize) {
             let batch: Vec<_> = (first..(first + AT_ONCE).min(keys)).map(|i| i * stride % keys).collect();
@@ -486,8 +491,8 @@ fn run_redis(under: &Under, data: Data) -> (String, Outcome) {
     (format!("{count} {digests:x?}"), running.end())
 }
 
-/// Saves in the background while half of the values change, and reads the file in a server without Farpage: it has
-/// everything as of the fork.
+/// Saves in the background while half of the values change. Then a server without Farpage reads the file,
+/// which has everything as of the fork.
 fn run_redis_that_saves(under: &Under, data: Data) -> (String, Outcome) {
     let keys = size(400_000_000, 60_000_000) / VALUE_BYTES as u64;
     let words = ["redis-server", "--port", "0", "--unixsocket", "socket", "--save", "", "--appendonly", "no"];
@@ -614,12 +619,12 @@ fn sqlite_without_disk() {
 
 // ---- stress-ng -----------------------------------------------------------------------------------------
 
-/// Its result is its verdict: every pattern it wrote was found again. The budget holds for each of its two
-/// workers, which have half of the memory each.
+/// Runs stress-ng. The result is the program's verdict that every pattern was found again. The budget holds
+/// for each of its two workers, which have half of the memory each.
 fn run_stress(under: &Under, data: Data) -> (String, Outcome) {
     let bytes = size(512, 160).to_string() + "M";
     let seconds = size(60, 6).to_string();
-    // Without a disk, a pattern that compresses.
+    // Without a disk the pattern must compress.
     let method = if data == Data::Plain { "zero-one" } else { "all" };
     let words = [
         "stress-ng",

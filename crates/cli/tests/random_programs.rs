@@ -1,7 +1,9 @@
-//! Programs that do anything to their memory: `tests/programs/random.c`, which knows every byte, in each way of serving faults.
+//! Programs that do anything to their memory, in each way of serving faults: `tests/programs/random.c`,
+//! which knows every byte.
 //!
-//! `make test` runs a few seeds, always the same. `make fuzz-programs DURATION=2h` runs new ones from the clock for so long
-//! (FARPAGE_TEST_DURATION). Each seed is printed; a failure prints the command that does the same again.
+//! `make test` runs a few seeds, always the same. `make fuzz-programs DURATION=2h` runs new seeds from the
+//! clock for that time (FARPAGE_TEST_DURATION). Each seed is printed. A failure prints the command that
+//! does the same again.
 
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
@@ -19,10 +21,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Seeds of each way in `make test`, and seconds of each run.
 const SEEDS: u64 = 2;
 const SECONDS: u64 = 4;
-/// Seconds after which a run hangs. The program gives up by itself a little later, should nobody be there to end it.
-/// With eleven runs on two CPUs, one that was right has taken more than a minute.
+/// Seconds after which a run counts as hanging. The program gives up by itself a little later, should nobody
+/// be there to end it. On a busy machine a run that is right may take more than a minute.
 const PATIENCE: u64 = 240;
-/// Seeds of a long search for each one that may evict nothing. A keeper without a CPU comes too late for a short run.
+/// Seeds of a long search for each seed that may evict nothing. A keeper without a CPU comes too
+/// late for a short run.
 const SEEDS_FOR_ONE_IDLE: usize = 10;
 const NOBODY: u32 = 65_534;
 
@@ -31,9 +34,10 @@ const NOBODY: u32 = 65_534;
 struct Way {
     faults: &'static str,
     install: &'static str,
-    /// As an ordinary user, where the tests run as root.
+    /// Whether the run is an ordinary user's, where the tests run as root.
     ordinary: bool,
-    /// The kernel reclaims memory from it all the time: pages that it may drop are gone at once, not some day.
+    /// Whether the kernel reclaims memory from the run all the time: pages that it may drop are
+    /// then gone at once.
     is_reclaimed: bool,
 }
 
@@ -50,7 +54,7 @@ impl Way {
         Way { is_reclaimed: true, ..self }
     }
 
-    /// The words of one run, with the files in `place`.
+    /// Returns the words of one run, with the files in `place`.
     fn words(self, place: &Path, seed: u64) -> Vec<String> {
         let name = |name: &str| place.join(name).to_str().unwrap().to_owned();
         let mut words = vec![name("farpage"), "run".into(), "--faults".into(), self.faults.into()];
@@ -61,14 +65,14 @@ impl Way {
         words.extend(options.map(String::from));
         words.extend([name("random"), seed.to_string(), SECONDS.to_string(), "4".into(), "1500".into()]);
         if self.faults == "segv" {
-            // What a debugger writes to a page that is out is lost there: docs/user/limits.md.
+            // A debugger's write to a page that is out would be lost: docs/user/limits.md.
             words.push("poke".into());
         }
         words
     }
 }
 
-/// What is run, where an ordinary user reaches it.
+/// Copies the files of a run to where an ordinary user reaches them.
 fn prepare() -> tempfile::TempDir {
     let place = directory();
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -78,7 +82,7 @@ fn prepare() -> tempfile::TempDir {
     place
 }
 
-/// Waits for its end. If it doesn't come, what each thread does instead.
+/// Waits for the child's end. If the end doesn't come, returns what each thread does.
 fn end_of(child: &mut Child, seconds: u64) -> Result<ExitStatus, String> {
     let start = Instant::now();
     loop {
@@ -90,7 +94,7 @@ fn end_of(child: &mut Child, seconds: u64) -> Result<ExitStatus, String> {
     }
 }
 
-/// Runs one seed. How many pages were evicted, or what went wrong.
+/// Runs one seed. Returns how many pages were evicted, or what went wrong.
 fn run(way: Way, place: &Path, group: Option<&Group>, seed: u64) -> Result<u64, String> {
     let words = way.words(place, seed);
     let mut command = Command::new(&words[0]);
@@ -104,7 +108,7 @@ fn run(way: Way, place: &Path, group: Option<&Group>, seed: u64) -> Result<u64, 
     let _ = fs::remove_file(place.join("stats.json"));
     command.env("FARPAGE_PRELOAD", place.join("libfarpage_preload.so")).env_remove("TMPDIR");
     command.args(&words[1..]).current_dir(place).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
-    // Whatever is left of it is killed together.
+    // The processes have a group, so that whatever is left of them is killed together.
     command.process_group(0);
     if way.ordinary {
         command.uid(NOBODY).gid(NOBODY);
@@ -114,7 +118,7 @@ fn run(way: Way, place: &Path, group: Option<&Group>, seed: u64) -> Result<u64, 
     }
     let mut child = command.spawn().unwrap();
     let status = end_of(&mut child, SECONDS + PATIENCE);
-    // SAFETY: takes no pointers; the group of the process that was started here.
+    // SAFETY: takes no pointers. The group is that of the process that was started here.
     unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
     let _ = child.wait();
     let read = |path: &PathBuf| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned();
@@ -135,7 +139,7 @@ fn run(way: Way, place: &Path, group: Option<&Group>, seed: u64) -> Result<u64, 
     ))
 }
 
-/// The command that does the same again, from the top of the repository.
+/// Returns the command that does the same again, from the top of the repository.
 fn again(way: Way, group: Option<&Group>, seed: u64) -> String {
     let place = Path::new("$D");
     let reclaim = group.map(Group::again).unwrap_or_default();
@@ -147,7 +151,7 @@ fn again(way: Way, group: Option<&Group>, seed: u64) -> String {
     )
 }
 
-/// How long new seeds are to be tried, if they are: seconds, or a number with `s`, `m` or `h`.
+/// Returns how long new seeds are to be tried, if they are: seconds, or a number with `s`, `m` or `h`.
 fn duration() -> Option<Duration> {
     let text = std::env::var("FARPAGE_TEST_DURATION").ok()?;
     let (number, unit) = match text.strip_suffix(['s', 'm', 'h']) {
@@ -245,8 +249,8 @@ fn segv_as_ordinary_user() {
     check(Way::of("segv", "").ordinary(), 700);
 }
 
-/// Lazily freed pages are lost when the kernel is short of memory, and only then.
-/// Random programs were wrong here that had been right for months on machines with room.
+/// Lazily freed pages are lost when the kernel is short of memory, and only then. On a machine with free
+/// memory random programs don't find errors of this kind.
 #[test]
 fn thread_copying_beside_reclaim() {
     check(Way::of("thread", "copy").reclaimed(), 800);

@@ -1,5 +1,5 @@
-//! Several areas at once, in the order that was asked for, and `farpage show` beside the program: it says so while
-//! the program runs, and why if it can't.
+//! Several areas at once, in the order that was asked for. `farpage show` tells their use while the program
+//! runs, or why it can't.
 
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
@@ -40,7 +40,7 @@ fn show(pid: u32, words: &[&str]) -> Ended {
     Ended::of(farpage().arg("show").args(words).arg(pid.to_string()).output().unwrap())
 }
 
-/// What `show --json` says.
+/// Returns what `show --json` says.
 #[track_caller]
 fn shown(pid: u32) -> Value {
     let ended = show(pid, &["--json"]);
@@ -48,7 +48,7 @@ fn shown(pid: u32) -> Value {
     serde_json::from_str(&ended.stdout).unwrap()
 }
 
-/// MiB in use of each area, once everything that must be out is out: at least 60 MiB.
+/// Returns the MiB in use of each area, once everything that must be evicted is: at least 60 MiB.
 fn used_mib(pid: u32) -> Vec<u64> {
     let used = || -> Vec<u64> {
         let areas = shown(pid)["areas"].as_array().unwrap().clone();
@@ -58,7 +58,7 @@ fn used_mib(pid: u32) -> Vec<u64> {
     used()
 }
 
-/// Areas take turns by writes, which are not all of one size.
+/// Whether the areas are shared. Areas take turns by writes, which are not all of one size.
 fn are_shared(used: &[u64]) -> bool {
     used.iter().all(|used| *used >= 15)
 }
@@ -92,7 +92,7 @@ fn higher_priority_is_filled_first_and_then_the_next_and_show_says_so() {
     assert_eq!((lines[2][2], lines[2][4], lines.len()), ("16M", "7", 3));
     let plain = show(pid, &["--noheadings", "--bytes", "-o", "SIZE,prio"]);
     assert_eq!(plain.stdout, "209711104 3\n 16773120 7\n");
-    // From the program's side it is the same run.
+    // The program's process shows the same run.
     let json = shown(descendants(pid)[0]);
     assert_eq!((&json["supervisor"], &json["order"]), (&pid.into(), &"weighted".into()));
     assert_eq!(json["processes"][0]["command"], "waits");
@@ -117,7 +117,7 @@ fn areas_without_priority_are_used_as_the_order_says() {
     for (order, priorities, first_only) in
         [("global", [-1, -2], true), ("numa", [-2, -3], true), ("round-robin", [-1, -1], false)]
     {
-        // Only one of them could be local to us, and that is the first.
+        // Only one of the areas could be local to this process, and that is the first.
         let areas = [":200M,node=0", ":200M"];
         let running = in_areas(place.path(), &areas, &["--order", order]);
         let used = used_mib(running.pid());
@@ -128,7 +128,8 @@ fn areas_without_priority_are_used_as_the_order_says() {
         assert!(first_only || are_shared(&used), "{order}: {used:?}");
         ends_well(running);
     }
-    // Which of two gets more is a matter of how long writes took: the core's own tests measure without a clock.
+    // The area that gets more depends on how long writes took. The core's own tests measure that
+    // without a clock.
     let running = in_areas(place.path(), &[":200M", ":200M"], &[]);
     used_mib(running.pid());
     let json = shown(running.pid());

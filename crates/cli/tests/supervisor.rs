@@ -1,5 +1,5 @@
-//! The supervisor above a program, its parent: what goes in and out of the program is untouched, its end is ours,
-//! signals reach it, and nothing is left behind. A harmless library stands in for the engine.
+//! The supervisor above a program, its parent. Input and output of the program are untouched, its end becomes
+//! Farpage's end, signals reach it, and nothing is left behind. A harmless library stands in for the engine.
 
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 mod farpage;
@@ -22,7 +22,7 @@ fn ended(mut command: Command) -> Ended {
     Ended::of(command.output().unwrap())
 }
 
-/// Waits for something that other processes do; a test that waits in vain fails after ten seconds.
+/// Waits for something that other processes do. A test that waits in vain fails after ten seconds.
 fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -36,8 +36,8 @@ fn start(script: &str) -> (Child, u32, BufReader<std::process::ChildStdout>) {
     let script = format!("echo $$\n{script}");
     let mut command = farpage_run();
     command.args(["--quiet", "sh", "-c", &script]).stdout(Stdio::piped());
-    // A group of its own. The tests' group may be orphaned (started in the background by a shell that is gone), and
-    // there the kernel drops a terminal's stop.
+    // The child gets a process group of its own. The tests' group may be orphaned, if a shell that is gone
+    // started it in the background. The kernel drops a terminal's stop in an orphaned group.
     command.process_group(0);
     // SAFETY: between fork and exec only async-signal-safe calls that take no memory of ours.
     unsafe { command.pre_exec(hear_signals) };
@@ -48,7 +48,8 @@ fn start(script: &str) -> (Child, u32, BufReader<std::process::ChildStdout>) {
     (child, line.trim().parse().unwrap(), output)
 }
 
-/// A shell that starts the tests in the background ignores these signals, as nohup does, and so would whoever the tests start.
+/// Resets signals that a shell ignores when it starts the tests in the background, as nohup does. The
+/// programs that the tests start would ignore them, too.
 fn hear_signals() -> std::io::Result<()> {
     for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT] {
         // SAFETY: the default is no code of ours.
@@ -62,13 +63,14 @@ fn send(pid: u32, signal: i32) {
     assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
 }
 
-/// The letter in /proc/PID/stat: R, S, T, Z ...
+/// Returns the letter in /proc/PID/stat: R, S, T, Z ...
 fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit(") ").next()?.chars().next()
 }
 
-/// What of the library is C could bring in what a fault must not reach: a program's hooks, a canary in thread-local storage.
+/// Parts of the library in C could refer to what a fault must not reach: a program's hooks, a canary in
+/// thread-local storage.
 #[test]
 fn library_refers_to_nothing_that_a_fault_may_not_reach() {
     let bytes = fs::read(farpage::budgeted::library()).unwrap();
@@ -143,7 +145,8 @@ fn signals_sent_to_us_reach_the_program() {
     }
 }
 
-/// `listen` prepares the process that becomes farpage; then `cause` has the kernel send it the signal, and nobody else.
+/// Sends a signal from the kernel. `listen` prepares the process that becomes farpage; `cause` then has the
+/// kernel send the signal to that process alone.
 fn kernels_signal_reaches_the_program(
     signal: &str,
     wrapper: &[&str],
@@ -182,9 +185,10 @@ fn alarm_set_before_us_reaches_the_program() {
     kernels_signal_reaches_the_program("ALRM", &[], listen, || ());
 }
 
-/// A terminal, in whose session farpage is the leader: its two ends, and what a process does to become that.
+/// A terminal, in whose session farpage is the leader: its two ends, and what a process does to
+/// become the leader.
 fn terminal() -> (i32, i32, impl FnMut() -> std::io::Result<()> + Send + Sync + 'static) {
-    // Whoever else the tests start at this moment must not keep it open.
+    // Other processes that the tests start at this moment must not keep the terminal open.
     let mut name = [0; 64];
     // SAFETY: the name is written to 64 bytes, and read from them.
     let (terminal, ours) = unsafe {
@@ -195,7 +199,8 @@ fn terminal() -> (i32, i32, impl FnMut() -> std::io::Result<()> + Send + Sync + 
     };
     assert!(ours >= 0);
     let lead = move || {
-        // SAFETY: take no pointers. What a shell that starts the tests in the background ignores would be ignored.
+        // SAFETY: the calls take no pointers. The signal is reset because a shell that starts the tests in
+        // the background ignores it.
         unsafe {
             libc::signal(libc::SIGINT, libc::SIG_DFL);
             libc::setsid();
@@ -206,7 +211,8 @@ fn terminal() -> (i32, i32, impl FnMut() -> std::io::Result<()> + Send + Sync + 
     (terminal, ours, lead)
 }
 
-/// Of a terminal that is closed the kernel tells the leader of its session, which we are in `xterm -e farpage run ...`.
+/// The kernel tells the leader of a session that its terminal is closed. Farpage is the leader in
+/// `xterm -e farpage run ...`.
 #[test]
 fn end_of_the_terminal_reaches_the_program() {
     if !can_run() {
@@ -221,7 +227,8 @@ fn end_of_the_terminal_reaches_the_program() {
     unsafe { libc::close(ours) };
 }
 
-/// Control-C under `farpage run timeout 600 ...`: timeout makes a process group of its own, which isn't the terminal's.
+/// Control-C under `farpage run timeout 600 ...`: timeout makes a process group of its own, which
+/// isn't the terminal's.
 #[test]
 fn terminal_reaches_a_program_that_has_left_its_group() {
     if !can_run() {
@@ -249,7 +256,7 @@ fn stopped_program_stops_us_and_both_go_on() {
     wait_until("stopping", || state(child.id()) == Some('T'));
     send(child.id(), libc::SIGCONT);
     wait_until("going on", || state(program).is_some_and(|state| state != 'T'));
-    // A terminal's stop, sent to us alone.
+    // A terminal's stop, sent to Farpage alone.
     send(child.id(), libc::SIGTSTP);
     wait_until("stopping again", || state(child.id()) == Some('T') && state(program) == Some('T'));
     send(child.id(), libc::SIGCONT);
@@ -258,7 +265,8 @@ fn stopped_program_stops_us_and_both_go_on() {
     assert_eq!(child.wait().unwrap().signal(), Some(15));
 }
 
-/// Who stops a program by its number continues it alone (`cpulimit`): we stayed stopped, and never told its end.
+/// A process that stops a program by its id continues it alone (`cpulimit`). Farpage must not stay stopped,
+/// and must tell the program's end.
 #[test]
 fn program_that_is_stopped_and_continued_alone_has_its_end_told() {
     if !can_run() {
@@ -267,13 +275,13 @@ fn program_that_is_stopped_and_continued_alone_has_its_end_told() {
     let (mut child, program, _output) = start("sleep 0.5; exit 7");
     send(program, libc::SIGSTOP);
     wait_until("stopping", || state(program) == Some('T'));
-    // So long news may wait, and twice.
+    // The pause is longer than twice the time that news may wait.
     std::thread::sleep(Duration::from_millis(300));
     send(program, libc::SIGCONT);
     assert_eq!(child.wait().unwrap().code(), Some(7));
 }
 
-/// Its parent is Farpage, which sent it back.
+/// The program's parent is Farpage, which must not send the signal back.
 #[test]
 fn what_the_program_sends_to_its_parent_does_not_come_back() {
     if !can_run() {
@@ -284,7 +292,7 @@ fn what_the_program_sends_to_its_parent_does_not_come_back() {
     assert_eq!(ended(command).stdout, "it lives\n");
 }
 
-/// Where output goes to a file, statistics that are to go there, too, replaced it.
+/// If the output goes to a file, statistics that go there, too, must not replace it.
 #[test]
 fn statistics_on_standard_output_come_behind_what_the_program_wrote() {
     if !can_run() {
@@ -300,7 +308,7 @@ fn statistics_on_standard_output_come_behind_what_the_program_wrote() {
     assert!(serde_json::from_str::<serde_json::Value>(stats).is_ok(), "{stats}");
 }
 
-/// As process 1 of a container we are the parent of all who have lost theirs.
+/// As process 1 of a container Farpage is the parent of all orphans.
 #[test]
 fn orphans_of_process_1_do_not_stay() {
     let inside = ["-rpf", "--mount-proc"];
@@ -457,7 +465,7 @@ fn script_and_relative_program_run() {
     }
 }
 
-/// It did nothing, and said nothing.
+/// Without a run the library does nothing, and must say so.
 #[test]
 fn library_without_a_run_says_what_to_do() {
     let library = farpage::budgeted::library();
@@ -470,11 +478,11 @@ fn library_without_a_run_says_what_to_do() {
     let told = with(None);
     assert_eq!(told.status, Some(0));
     assert!(told.stderr.starts_with("farpage: ") && told.stderr.contains("`farpage run`"), "{}", told.stderr);
-    // Outside of the run on purpose, or left behind by one.
+    // The program is outside of the run on purpose, or was left behind by one.
     assert_eq!((with(Some("")).stderr, with(Some("/proc/1/fd/999")).stderr), (String::new(), String::new()));
 }
 
-/// A file of the name `-` was written.
+/// A file of the name `-` must not be written.
 #[test]
 fn statistics_go_to_standard_output_if_that_is_asked_for() {
     if !can_run() {

@@ -1,7 +1,7 @@
-//! libc's sigaction(3) leads to ours: `signal` and its relatives in libc call it, too.
+//! Makes libc's sigaction(3) lead to ours: `signal` and its relatives in libc call it, too.
 //!
-//! While threads are being armed, one that isn't yet may change what a signal does in those that are already. So what is
-//! changed by libc is kept like an armed thread's changes (`farpage::guard::change_by_libc`).
+//! While threads are being armed, a thread that isn't armed yet may change what a signal does in armed
+//! threads. So a change by libc is kept like an armed thread's change (`farpage::guard::change_by_libc`).
 // UNSAFETY: libc's structures and its restorer are used.
 
 use crate::init::engine;
@@ -18,22 +18,22 @@ use linux_raw_sys::errno::EINVAL;
 #[derive(Clone, Copy)]
 pub struct LibcAction {
     handler: usize,
-    /// Of 1,024 bits. The kernel knows the first 64.
+    /// Signal mask of 1,024 bits, of which the kernel knows the first 64.
     mask: [u64; 16],
     flags: c_int,
     restorer: usize,
 }
 
 const SA_RESTORER: u64 = 0x0400_0000;
-/// The last signal, which is nobody's.
+/// The last signal, which nothing uses.
 const LAST: c_int = 64;
-/// libc's own two signals: of thread cancellation, and of set-user-id calls.
+/// libc's own two signals: for thread cancellation, and for set-user-id calls.
 const INTERNAL: core::ops::RangeInclusive<c_int> = 32..=33;
 
-/// Where libc's handlers return to; 0 if it isn't known.
+/// Address that libc's handlers return to; 0 if unknown.
 static RESTORER: AtomicUsize = AtomicUsize::new(0);
 
-/// Finds that. Whether libc's function can be replaced.
+/// Finds libc's restorer. Returns whether libc's function can be replaced.
 pub fn prepare() -> bool {
     type Function = unsafe extern "C" fn(c_int, *const LibcAction, *mut LibcAction) -> c_int;
     let function = libc_symbol(c"sigaction");
@@ -44,7 +44,8 @@ pub fn prepare() -> bool {
     let function = unsafe { core::mem::transmute::<*mut c_void, Function>(function) };
     let mut action = LibcAction { handler: 0, mask: [0; 16], flags: 0, restorer: 0 };
     let place = &raw mut action;
-    // libc gives its restorer to the kernel with any disposition: the one that is there already.
+    // libc gives its restorer to the kernel with any disposition, so this sets the disposition
+    // that is there already.
     // SAFETY: both are libc's structure; nothing changes.
     let is_set = unsafe {
         function(LAST, core::ptr::null(), place) == 0 && function(LAST, place, core::ptr::null_mut()) == 0
@@ -63,7 +64,7 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const LibcAction, old: *
         set_errno(EINVAL as i32);
         return -1;
     }
-    // Copies: they may be memory of the program's that is out.
+    // Copies, because the originals may lie in memory of the program's that is evicted.
     // SAFETY: null, or libc's structure: the caller's promise.
     let new = unsafe { new.as_ref() }.map(|new| Action {
         handler: new.handler,
@@ -94,7 +95,7 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const LibcAction, old: *
     }
 }
 
-/// The kernel's call, made where an armed thread's calls are looked at.
+/// Makes the kernel's call where an armed thread's calls are intercepted.
 fn by_kernel(signal: c_int, new: Option<Action>) -> Result<Action, Errno> {
     let (words, mut found) = (new.map(|new| new.to_words()), [0_u64; 4]);
     let place = words.as_ref().map_or(0, |words| words.as_ptr() as usize);

@@ -1,8 +1,9 @@
-//! libc's functions that change what the program may do: our threads, which libc doesn't know, follow before they return.
+//! Replaces libc's functions that change what the program may do. Our threads, which libc doesn't know,
+//! follow before the functions return.
 //!
-//! libc has all of its threads make the same call, so its functions can't be replaced: ours, exported under the same names,
-//! call them. libc's own calls of each other (`initgroups` sets groups) don't come here, so those that others make are exported,
-//! too.
+//! libc has all of its threads make the same call, so its functions can't be replaced. Functions of ours are
+//! exported under the same names and call libc's. libc's calls of its own functions don't come here
+//! (`initgroups` sets groups). So functions that make these inner calls are exported, too.
 
 use crate::dormant;
 use crate::hooks;
@@ -19,15 +20,16 @@ use farpage::limits;
 use farpage::retire;
 use linux_raw_sys::general as raw;
 
-/// Our threads follow a call that was made with success.
+/// Has our threads follow a call that succeeded.
 pub fn follow_call(call: usize, arguments: Arguments, whose: Whose) {
     if let Some(engine) = engine().filter(|_| is_about(call, &arguments)) {
         perform(engine, Task::Follow(call, arguments, whose));
     }
 }
 
-/// A call is about to be made. Returns the kernel's answer to a call that asks for a filter of seccomp, or none if the caller is to make
-/// the call. The call of an armed thread is looked at when it is made. A dormant process gets an engine as long as it can have one.
+/// Prepares for a call. Returns the kernel's answer to a call that asks for a seccomp filter, or none if the
+/// caller is to make the call. An armed thread's call is handled when it is made. A dormant process gets an
+/// engine as long as it can have one.
 pub fn before_call(call: usize, arguments: Arguments) -> Option<isize> {
     dormant::before_change(call, &arguments);
     let engine = engine().filter(|_| !is_caller_armed())?;
@@ -52,7 +54,7 @@ struct Hidden {
     whose: Whose,
 }
 
-/// Up to five whole numbers or addresses. Who takes fewer doesn't look at the rest.
+/// Up to five whole numbers or addresses. A function with fewer parameters doesn't look at the rest.
 type Function = unsafe extern "C" fn(usize, usize, usize, usize, usize) -> c_int;
 
 impl Hidden {
@@ -69,7 +71,7 @@ impl Hidden {
     fn call(&self, [a, b, c, d, e]: [usize; 5]) -> c_int {
         let mut function = self.function.load(Ordering::Relaxed);
         if function.is_null() {
-            // A library that was initialised before ours.
+            // The caller is a library that was initialised before ours.
             function = self.find();
         }
         // SAFETY: libc's function of this name, whose arguments are these.
@@ -86,7 +88,8 @@ impl Hidden {
     }
 }
 
-/// Exports functions, each with the system call that it comes down to, and whose credentials that changes.
+/// Exports functions, each with the system call that it comes down to, and whose credentials the
+/// call changes.
 macro_rules! hidden {
     ($($name:ident: $call:ident, $whose:ident;)*) => {
         #[expect(non_upper_case_globals, reason = "each is named as its function")]
@@ -103,7 +106,7 @@ macro_rules! hidden {
         }
 
         $(
-            /// As its name says.
+            /// Calls libc's function of this name. Our threads follow.
             #[unsafe(no_mangle)]
             pub extern "C" fn $name(a: usize, b: usize, c: usize, d: usize, e: usize) -> c_int {
                 all::$name.call([a, b, c, d, e])

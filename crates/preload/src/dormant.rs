@@ -1,11 +1,13 @@
-//! While the process is dormant: which of its calls need an engine first.
+//! Decides, while the process is dormant, which of its calls need an engine first.
 //!
-//! Most calls are made as they are. A call after which the process could have more memory than it has said starts an engine first.
-//! So does a call whose effect an engine must know from the beginning, and a call after which no engine could be started.
+//! Most calls are made unchanged. Three kinds of calls start an engine first. After the first kind the
+//! process could have more memory than it has announced. The second has an effect that an engine must know
+//! from the beginning. After the third no engine could be started.
 //!
-//! The work is done on a stack of ours, because the program's stack may be small. Signals are blocked meanwhile: the program's handler
-//! could start an engine in the middle of a call, and the engine would not see the call.
-// UNSAFETY: what is known of the process lies on a page that is wiped in a child; stacks are changed.
+//! The work is done on a stack of ours, because the program's stack may be small. Signals are blocked
+//! meanwhile: the program's handler could start an engine in the middle of a call, and the engine
+//! would not see the call.
+// UNSAFETY: the state of the process lies on a page that is wiped in a child, and the code switches stacks.
 
 use crate::hooks;
 use crate::init::{begin_late, session_path, thread_block};
@@ -23,23 +25,24 @@ use farpage_os::sys::{self, Errno, number};
 use farpage_os::{memory, proc};
 use linux_raw_sys::{general as raw, ioctl, prctl};
 
-/// Zero also in a child, which isn't dormant until it has joined by itself.
+/// The process isn't dormant. The value is zero, because a child reads zero from the wiped page until it has
+/// joined by itself.
 const NOT: u32 = 0;
 const IS: u32 = 1;
-/// An engine was started, or can't be.
+/// An engine was started, or can't be started.
 const WAS: u32 = 2;
 
-/// On a page of its own.
+/// State of the process, on a page of its own.
 struct Page {
     state: AtomicU32,
-    /// Which process that is: a child of vfork has the same memory.
+    /// Id of the process that the state is about: a child of vfork has the same memory.
     process: AtomicU32,
     dormant: UnsafeCell<MaybeUninit<Dormant>>,
 }
 
 static PAGE: AtomicPtr<Page> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Bytes of the stack on which work is done for a dormant process. A start of an engine takes some 6 KiB of it.
+/// Bytes of the stack on which work is done for a dormant process. Starting an engine takes some 6 KiB.
 const STACK_BYTES: usize = 32 << 10;
 
 #[repr(C, align(64))]
@@ -51,11 +54,11 @@ unsafe impl Sync for Stack {}
 static STACK: Stack = Stack(UnsafeCell::new([0; STACK_BYTES]));
 static IS_BUSY: AtomicBool = AtomicBool::new(false);
 
-/// The process has entered a user namespace: from there nobody can open the session.
+/// Set once the process has entered a user namespace: from there nobody can open the session.
 static IS_OUT_OF_REACH: AtomicBool = AtomicBool::new(false);
 
-/// First page and end of the mapping that held the thread's control block when the library was loaded; 0 if that isn't known. The
-/// kernel joins the mapping with memory that the program maps beside it.
+/// First page and end of the mapping that held the thread's control block when the library was loaded; 0 if
+/// that isn't known. The kernel merges this mapping with memory that the program maps beside it.
 static BLOCK: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 fn find_block() {
@@ -68,7 +71,7 @@ fn find_block() {
     });
 }
 
-/// Those pages.
+/// Returns those pages; none if they aren't known.
 pub fn block_pages() -> Option<PageRange> {
     let [start, end] = [0, 1].map(|at: usize| PageIndex(BLOCK[at].load(Ordering::Relaxed)));
     (end.0 > 0).then(|| PageRange::new(start, end))
@@ -84,13 +87,13 @@ fn current() -> Option<&'static Page> {
     page().filter(|page| page.state.load(Ordering::Acquire) == IS)
 }
 
-/// What this process has said of itself, and where; none if it isn't dormant.
+/// Returns what this process has announced of itself, and where; none if it isn't dormant.
 fn dormant() -> Option<&'static Dormant> {
     // SAFETY: written before the state was, and taken by `start` only after it has changed the state.
     current().map(|page| unsafe { (*page.dormant.get()).assume_init_ref() })
 }
 
-/// The session, of a dormant process.
+/// Returns the session of a dormant process.
 pub fn session() -> Option<&'static Session> {
     dormant().map(Dormant::session)
 }
@@ -105,7 +108,8 @@ pub fn is_out_of_reach() -> bool {
     IS_OUT_OF_REACH.load(Ordering::Relaxed)
 }
 
-/// Joins the run without an engine. False if that can't be. The program's signals are blocked, those in `blocked` by itself.
+/// Joins the run without an engine. Returns false if that can't be. The caller has blocked all signals;
+/// `blocked` has those that the program itself blocks.
 pub fn join(blocked: u64) -> bool {
     if page().is_none() {
         let (state, process) = (AtomicU32::new(NOT), AtomicU32::new(0));
@@ -118,10 +122,12 @@ pub fn join(blocked: u64) -> bool {
         }
         PAGE.store(base.cast(), Ordering::Release);
     }
-    // A program that was started to ignore the signal can't be asked for an engine, nor one that blocks it.
+    // A program that was started with the signal ignored, or that blocks the signal, can't be
+    // asked for an engine.
     let hears =
         matches!(signal::action_of(WAKES), Ok(Action { handler: 0, .. })) && blocked & bit(WAKES) == 0;
-    // Threads make calls beside the one that starts an engine, and have stacks that an engine must know.
+    // Other threads would make calls beside the thread that starts an engine, and an engine must
+    // know their stacks.
     if !hears || proc::count_threads() != Ok(1) {
         return false;
     }
@@ -132,7 +138,8 @@ pub fn join(blocked: u64) -> bool {
         return false;
     }
     let (Some(page), Some(dormant)) = (page(), Dormant::join(session_path())) else { return false };
-    // On the stack that the thread is on: the alternate one of a program may be too small even for the kernel's part.
+    // The handler runs on the thread's present stack. A program's alternate stack may be too small even
+    // for the kernel's part.
     let action = Action::of(on_wake, 0).on_any_stack();
     // SAFETY: a handler of ours, which does nothing before the state is `IS`.
     if unsafe { set_action(WAKES, &action) }.is_err() {
@@ -142,7 +149,7 @@ pub fn join(blocked: u64) -> bool {
     // SAFETY: the state says that nobody reads it.
     unsafe { (*page.dormant.get()).write(dormant) };
     page.process.store(own_process(), Ordering::Relaxed);
-    // Ordering: Release publishes what was written.
+    // Ordering: Release pairs with the Acquire in `current` and publishes `dormant` and the process id.
     page.state.store(IS, Ordering::Release);
     true
 }
@@ -155,19 +162,19 @@ fn is_ours(action: &Action) -> bool {
     action.handler == on_wake as *const () as usize
 }
 
-/// The program asks what a signal does, or changes that.
+/// Starts an engine before the program changes the disposition of the wake-up signal.
 pub fn before_action(signal: u32, is_new: bool) {
     if signal == WAKES && is_new {
         start_engine();
     }
 }
 
-/// A signal's disposition as the program sees it: the default in the place of our handler.
+/// Returns a signal's disposition as the program sees it: the default in the place of our handler.
 pub fn seen(found: Action) -> Action {
     if is_ours(&found) { Action::DEFAULT } else { found }
 }
 
-/// The default again, if it is still ours.
+/// Restores the signal's default disposition, if the present one is still ours.
 fn forget_signal() {
     if signal::action_of(WAKES).is_ok_and(|action| is_ours(&action)) {
         // SAFETY: the default is no handler.
@@ -187,7 +194,7 @@ pub fn tell(notice: Notice, failure: StartFailure) {
 
 // ---- on a stack of ours --------------------------------------------------------------------------------
 
-/// What is to be done.
+/// Work for `perform`.
 #[derive(Clone, Copy)]
 enum Task {
     Start,
@@ -205,7 +212,7 @@ struct Work {
     word: Option<isize>,
 }
 
-/// Does it, with signals blocked. In a child, too.
+/// Does a task on our stack, with signals blocked. Works in a child, too.
 fn perform(task: Task) -> Option<isize> {
     let signals = sys::block_all_signals();
     while IS_BUSY.swap(true, Ordering::Acquire) {
@@ -223,7 +230,7 @@ fn perform(task: Task) -> Option<isize> {
 }
 
 extern "C" fn run(work: *mut u8) {
-    // SAFETY: `perform` gives us its own.
+    // SAFETY: `perform` passes its own `Work`.
     let work = unsafe { &mut *work.cast::<Work>() };
     work.word = match work.task {
         Task::Start => {
@@ -235,7 +242,7 @@ extern "C" fn run(work: *mut u8) {
     };
 }
 
-/// Starts an engine, but not in a child of vfork, whose parent has the memory.
+/// Starts an engine. Does nothing in a child of vfork, because the memory is its parent's.
 fn start() {
     let Some(page) = current().filter(|page| page.process.load(Ordering::Relaxed) == own_process()) else {
         return;
@@ -251,10 +258,10 @@ fn start() {
     } else {
         end_with_the_supervisor(&dormant);
     }
-    // Else its record stays, by which the supervisor knows of it.
+    // Without an engine the record stays: by it the supervisor knows of the process.
 }
 
-/// A run whose supervisor was killed ends. Mostly the kernel has seen to that.
+/// Ends the process if the run's supervisor was killed. Mostly the kernel has seen to that already.
 fn end_with_the_supervisor(dormant: &Dormant) {
     const SIGKILL: usize = raw::SIGKILL as usize;
     if dormant.was_supervisor_killed() {
@@ -263,7 +270,8 @@ fn end_with_the_supervisor(dormant: &Dormant) {
     }
 }
 
-/// Makes a call that changes memory, unless an engine is there for it.
+/// Makes a call that changes memory, if no engine is needed for it. Otherwise starts an engine and returns
+/// none: the caller makes the call.
 fn pass(call: usize, arguments: &Arguments) -> Option<isize> {
     let is_small = match effect_of(call, arguments) {
         Effect::Nothing => true,
@@ -274,7 +282,7 @@ fn pass(call: usize, arguments: &Arguments) -> Option<isize> {
     if !is_small {
         start();
     }
-    // A child of vfork can't have one.
+    // A child of vfork can't have an engine, so its call is made anyway.
     let is_left_alone = is_small || is_dormant();
     // SAFETY: the program's own call, unchanged.
     is_left_alone.then(|| unsafe { sys::call(call, *arguments) })
@@ -298,14 +306,15 @@ fn fork(arguments: Arguments, blocked: u64) -> Option<isize> {
 
 // ---- what the program does -----------------------------------------------------------------------------
 
-/// The dormant process needs an engine from now on.
+/// Starts an engine in a dormant process.
 pub fn start_engine() {
     if is_dormant() {
         perform(Task::Start);
     }
 }
 
-/// Makes a call of a dormant process that changes memory. None if the process isn't dormant: the caller makes the call.
+/// Makes a call of a dormant process that changes memory. Returns none if the process isn't dormant: the
+/// caller makes the call.
 pub fn call(call: usize, arguments: Arguments) -> Option<isize> {
     if is_dormant() { perform(Task::Call(call, arguments)) } else { None }
 }
@@ -315,12 +324,13 @@ pub fn forked(arguments: Arguments) -> Option<isize> {
     if is_dormant() { perform(Task::Fork(arguments)) } else { None }
 }
 
-/// A dormant process runs another program.
+/// Ends a dormant process whose supervisor was killed, before the process runs another program.
 pub fn before_exec() {
     dormant().inspect(|dormant| end_with_the_supervisor(dormant));
 }
 
-/// A call that changes what the process may do is about to be made.
+/// Prepares for a call that changes what the process may do. Starts an engine if none could be
+/// started after the call.
 pub fn before_change(call: usize, arguments: &Arguments) {
     if !is_dormant() {
         return;
@@ -332,12 +342,13 @@ pub fn before_change(call: usize, arguments: &Arguments) {
     }
 }
 
-/// What a call means for a dormant process.
+/// Meaning of a call for a dormant process.
 #[derive(Debug, PartialEq, Eq)]
 enum Effect {
     Nothing,
     Adds(Added),
-    /// An engine that starts later doesn't see it in /proc.
+    /// An engine must know the effect from the beginning: an engine that starts later doesn't see
+    /// it in /proc.
     MustBeKnown,
 }
 
@@ -368,7 +379,7 @@ const fn effect_of_advice(advice: usize) -> Effect {
     match advice as u32 {
         raw::MADV_NORMAL..=raw::MADV_DONTNEED
         | raw::MADV_FREE
-        // An engine that starts later sees these in /proc, and leaves such memory alone.
+        // An engine that starts later sees these properties in /proc, and leaves the memory alone.
         | raw::MADV_DONTFORK
         | raw::MADV_DOFORK
         | raw::MADV_WIPEONFORK
@@ -378,14 +389,15 @@ const fn effect_of_advice(advice: usize) -> Effect {
         | raw::MADV_DONTDUMP
         | raw::MADV_DODUMP
         | raw::MADV_COLD..=raw::MADV_POPULATE_WRITE => Effect::Nothing,
-        // No kernel takes such advice: BoringSSL asks for that.
+        // No kernel accepts negative advice. BoringSSL gives it to check for that.
         NEGATIVE.. => Effect::Nothing,
         _ => Effect::MustBeKnown,
     }
 }
 
-/// libc has the stack of a thread inaccessible at first, and takes another one, small and accessible, for the moment in which it runs
-/// another program (posix_spawn, system).
+/// Most bytes of a writable stack mapping that needs no engine. libc maps the stack of a thread
+/// inaccessible at first. For the moment in which libc runs another program (posix_spawn, system), it maps
+/// a small accessible stack.
 const SPAWN_BYTES_MAX: usize = 256 << 10;
 
 fn effect_of_mmap(bytes: usize, protection: usize, flags: usize) -> Effect {
@@ -401,8 +413,8 @@ fn effect_of_mmap(bytes: usize, protection: usize, flags: usize) -> Effect {
     }
 }
 
-/// Whether the process is about to enter a user namespace. The kernel refuses that to a process with a second thread. Afterwards no
-/// engine can be started in the process.
+/// Whether the process is about to enter a user namespace. The kernel refuses that call to a process with a
+/// second thread. After the call no engine can be started in the process.
 fn enters_user_namespace(call: usize, arguments: &Arguments) -> bool {
     let [first, second, ..] = arguments.map(|argument| argument as u32);
     // SAFETY: takes no pointers.
@@ -417,18 +429,19 @@ fn enters_user_namespace(call: usize, arguments: &Arguments) -> bool {
     }
 }
 
-/// Whether no engine could be started after a call: the session or /proc would be out of reach, or a thread refused.
+/// Whether no engine could be started after a call. The session or /proc would be out of reach, or the kernel
+/// would refuse a thread.
 fn forbids_engines(call: usize, arguments: &Arguments) -> bool {
     let first = arguments[0] as u32;
     match call as u32 {
         // The kernel makes no thread in a process whose children go to another pid namespace.
         raw::__NR_unshare => first & raw::CLONE_NEWPID != 0 || credentials::is_about(call, arguments),
         raw::__NR_prctl => first == prctl::PR_SET_DUMPABLE || filters::is_about(call, arguments),
-        // Of its stack the process has said how large it may become.
+        // The process has announced how large its stack may become.
         raw::__NR_setrlimit | raw::__NR_prlimit64 => {
             limits::is_about(call, arguments) || limits::set_by(call, arguments) == Some(raw::RLIMIT_STACK)
         }
-        // The program asks past libc's sigaction, and may change what it finds.
+        // The program bypasses libc's sigaction, and may change the disposition that it finds.
         raw::__NR_rt_sigaction => first == WAKES,
         _ => credentials::is_about(call, arguments) || filters::is_about(call, arguments),
     }

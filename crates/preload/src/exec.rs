@@ -1,9 +1,11 @@
-//! What a program starts stays in the run: where the program has dropped our variables, exec puts them back.
+//! Keeps the programs that a program starts in the run: where the program has dropped our
+//! variables, exec puts them back.
 //!
-//! `env -i`, `unset LD_PRELOAD`, an LD_PRELOAD of a script's own and an emptied environment left the new program without a
-//! budget, and nobody was told. An environment with an empty LD_PRELOAD or FARPAGE_SESSION, or with another run's session, is
-//! left alone. So is one that can't be read: the kernel answers for that.
-// UNSAFETY: the environment is the program's. Each page of it is looked at before it is read.
+//! A program drops them by `env -i`, `unset LD_PRELOAD`, an LD_PRELOAD of a script's own or an emptied
+//! environment. Without the repair the new program would have no budget, and nobody would be told. Three
+//! kinds of environments are left alone. In the first, LD_PRELOAD or FARPAGE_SESSION is empty. The second has
+//! another run's session. The third can't be read, and the kernel answers for that.
+// UNSAFETY: the environment is the program's memory. Each page of it is probed before it is read.
 
 use crate::dormant;
 use crate::init::parents_engine;
@@ -18,25 +20,26 @@ use farpage::started::PATH_BYTES_KEPT;
 use farpage_core::units::PAGE_BYTES;
 use farpage_os::{peek, sys};
 
-/// Entries of an environment that is mended: its list is copied to the stack of the thread, which may be small.
+/// Most entries of an environment that is mended. The mended list lies on the thread's
+/// stack, which may be small.
 const ENTRIES_MAX: usize = 256;
-/// Bytes of a value of LD_PRELOAD, ours included.
+/// Bytes of the entry LD_PRELOAD, our library included.
 const VALUE_BYTES: usize = 1024;
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const SESSION: &[u8] = SESSION_ENV.as_bytes();
-/// How the loader separates libraries.
+/// Separators of libraries in the list that the loader reads.
 const SEPARATORS: [u8; 2] = [b':', b' '];
 
-/// Our variables, as they must be.
+/// Our variables, as the new program must have them.
 struct Own {
     /// `FARPAGE_SESSION=PATH`, NUL-terminated.
     session: UnsafeCell<[u8; PATH_BYTES + SESSION.len() + 1]>,
-    /// Where this library is.
+    /// Path of this library.
     library: UnsafeCell<&'static CStr>,
     is_known: AtomicBool,
 }
 
-// SAFETY: written once, before the program has a second thread and before `is_known` is.
+// SAFETY: written once, before the program has a second thread and before `is_known` is set.
 unsafe impl Sync for Own {}
 
 static OWN: Own = Own {
@@ -45,18 +48,18 @@ static OWN: Own = Own {
     is_known: AtomicBool::new(false),
 };
 
-/// Remembers where the session and this library are. Before the program has a second thread.
+/// Remembers where the session and this library are. Must run before the program has a second thread.
 pub fn prepare(session_path: &CStr) {
     let Some(library) = file_of(prepare as *const c_void) else { return };
     let path = session_path.to_bytes();
-    // SAFETY: nobody reads it yet; the path fits, which the caller has looked at.
+    // SAFETY: nobody reads `session` yet. The path fits: the caller has checked its length.
     let session = unsafe { &mut *OWN.session.get() };
     session[..SESSION.len()].copy_from_slice(SESSION);
     session[SESSION.len()] = b'=';
     session[SESSION.len() + 1..][..path.len()].copy_from_slice(path);
     // SAFETY: as above.
     unsafe { *OWN.library.get() = library };
-    // The path's NUL is there: the place was zeroed.
+    // The path's NUL is there: the buffer was zeroed.
     if let Ok(path) = CStr::from_bytes_until_nul(&session[SESSION.len() + 1..]) {
         last::prepare(library, path);
     }
@@ -64,19 +67,21 @@ pub fn prepare(session_path: &CStr) {
     OWN.is_known.store(true, Ordering::Release);
 }
 
-/// Calls `make` with the address of the environment that the new program gets, and leaves a note of the program's `path` meanwhile.
+/// Calls `make` with the address of the environment that the new program gets. A note of the program's `path`
+/// stands in the session meanwhile.
 pub fn executing(path: usize, environment: usize, make: impl FnOnce(usize) -> isize) -> isize {
     let engine = parents_engine();
-    // A filter of seccomp may be why it has ended, and forbid the calls that are made here.
+    // A filter of seccomp may be why the engine has ended. The filter may also forbid the
+    // calls that are made here.
     if engine.is_some_and(Engine::has_ended) {
         return make(environment);
     }
     dormant::before_exec();
     let Some(session) = engine.map(|engine| engine.membership.session).or_else(dormant::session) else {
-        // A child that nobody has seen, of a process without an engine.
+        // A child that was made without our knowledge, of a process without an engine.
         return with_environment(environment, make);
     };
-    // Not the engine's: this may be a child that has none.
+    // The kernel's answer, not the engine's: this may be a child without an engine.
     let process = rustix::process::getpid().as_raw_nonzero().get() as u32;
     let note = leave_note(session, process, path);
     let word = with_environment(environment, make);
@@ -86,7 +91,8 @@ pub fn executing(path: usize, environment: usize, make: impl FnOnce(usize) -> is
     word
 }
 
-/// What never joins the run is told of by its supervisor.
+/// Leaves a note of the program, so that the supervisor can tell of a program that never joins the
+/// run. Returns the note's place.
 fn leave_note(session: &Session, process: u32, path: usize) -> Option<usize> {
     let mut reader = Reader { page: 0 };
     let (mut bytes, mut length) = ([0; PATH_BYTES_KEPT], 0);
@@ -104,7 +110,7 @@ fn with_environment(environment: usize, make: impl FnOnce(usize) -> isize) -> is
     if !OWN.is_known.load(Ordering::Acquire) {
         return make(environment);
     }
-    // SAFETY: written before, as `is_known` says, and not any more.
+    // SAFETY: written before `is_known` was set, and never again.
     let (session, library) = unsafe { (&*OWN.session.get(), *OWN.library.get()) };
     match lacks(environment, session, library) {
         Some(Lacks { preload: None, session: false, .. }) | None => make(environment),
@@ -112,18 +118,19 @@ fn with_environment(environment: usize, make: impl FnOnce(usize) -> isize) -> is
     }
 }
 
-/// What is wrong with an environment.
+/// Lists what is wrong with an environment.
 #[derive(Debug, PartialEq, Eq)]
 struct Lacks {
-    /// Its entries.
+    /// Entries of the environment.
     count: usize,
-    /// LD_PRELOAD is missing (the index is `count`), or at this index and without our library.
+    /// Index of the entry to be written: `count` if LD_PRELOAD is missing, or the entry of
+    /// LD_PRELOAD that lacks our library.
     preload: Option<usize>,
     /// The session's variable is missing.
     session: bool,
 }
 
-/// None if it is to be left alone.
+/// Returns what the environment lacks. None if the environment is to be left alone.
 fn lacks(environment: usize, own_session: &[u8], library: &CStr) -> Option<Lacks> {
     let mut reader = Reader { page: 0 };
     let (mut preload, mut has_session) = (None, false);
@@ -140,12 +147,12 @@ fn lacks(environment: usize, own_session: &[u8], library: &CStr) -> Option<Lacks
             return None;
         }
         if reader.begins_with(entry, PRELOAD)? {
-            // The loader takes the last one.
+            // The loader uses the last LD_PRELOAD.
             has_library = reader.names_library(entry + PRELOAD.len(), library.to_bytes())?;
             is_empty = reader.byte(entry + PRELOAD.len())? == 0;
             preload = Some(count);
         } else if reader.begins_with(entry, SESSION)? && reader.byte(entry + SESSION.len())? == b'=' {
-            // Another run's, or none on purpose.
+            // Another run's session, or none on purpose.
             if !reader.is(entry, own_session)? {
                 return None;
             }
@@ -153,7 +160,7 @@ fn lacks(environment: usize, own_session: &[u8], library: &CStr) -> Option<Lacks
         }
         count += 1;
     }
-    // Empty on purpose, as for a program with a sanitizer in it.
+    // LD_PRELOAD is empty on purpose, as for a program with a sanitizer in it.
     if is_empty {
         return None;
     }
@@ -161,7 +168,8 @@ fn lacks(environment: usize, own_session: &[u8], library: &CStr) -> Option<Lacks
     Some(Lacks { count, preload, session: !has_session })
 }
 
-/// With a list on this stack. Not inlined: an exec that needs none must not have its frame.
+/// Makes the call with a mended list on this stack. Not inlined: an exec that needs no
+/// list must not have this frame.
 #[inline(never)]
 fn with_mended(
     environment: usize,
@@ -186,7 +194,7 @@ fn with_mended(
     }
     let mut count = lacks.count;
     if let Some(at) = lacks.preload {
-        // Another thread may have changed it since.
+        // Another thread may have changed the entry since.
         let is_there = at < count && reader.begins_with(list[at], PRELOAD) == Some(true);
         let existing = if is_there { list[at] + PRELOAD.len() } else { 0 };
         if reader.write_preload(&mut value, library.to_bytes(), existing).is_none() {
@@ -207,18 +215,19 @@ fn is_readable(path: &CStr) -> bool {
     open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).is_ok()
 }
 
-/// Whether there is a mapping of which pages may be out: then a touch brings them in. Where the mapping may not be read, which no
-/// environment is, the touch ends the program; the kernel would have answered EFAULT.
+/// Whether the page lies in a mapping whose pages may be evicted, so that a touch brings the page in. If the
+/// mapping may not be read, the touch ends the program, where the kernel would have answered EFAULT. No
+/// environment lies in unreadable memory.
 fn may_be_out(page: usize) -> bool {
     let mut byte = 0_u8;
     let arguments = [page * PAGE_BYTES, PAGE_BYTES, &raw mut byte as usize, 0, 0, 0];
     let is_active = parents_engine().is_some_and(|engine| engine.is_active() && !engine.has_ended());
-    // SAFETY: writes one byte for one page.
+    // SAFETY: mincore(2) writes one byte for each page: one byte, into `byte`.
     let is_mapped = || unsafe { sys::call(linux_raw_sys::general::__NR_mincore as usize, arguments) };
     is_active && sys::check(is_mapped()).is_ok()
 }
 
-/// Reads what may not be there.
+/// Reads memory that may not be there.
 struct Reader {
     /// A page that can be read, by its number; 0 if none is known.
     page: usize,
@@ -236,8 +245,8 @@ impl Reader {
     }
 
     fn byte(&mut self, address: usize) -> Option<u8> {
-        // SAFETY: the kernel could read it, or there is a mapping whose pages may be out. A thread that unmaps the arguments of an
-        // exec meanwhile ends the program.
+        // SAFETY: the kernel could read the byte, or there is a mapping whose pages may be out. A thread that
+        // unmaps the arguments of an exec meanwhile ends the program.
         self.can_read(address).then(|| unsafe { (address as *const u8).read() })
     }
 
@@ -258,13 +267,13 @@ impl Reader {
         Some(true)
     }
 
-    /// Whether a text is this one, which has zeros behind it.
+    /// Whether the text equals `wanted` up to the first zero in `wanted`.
     fn is(&mut self, text: usize, wanted: &[u8]) -> Option<bool> {
         let length = wanted.iter().position(|byte| *byte == 0).unwrap_or(wanted.len());
         Some(self.begins_with(text, &wanted[..length])? && self.byte(text + length)? == 0)
     }
 
-    /// Whether a list of libraries has ours in it.
+    /// Whether the list of libraries has `library` in it.
     fn names_library(&mut self, list: usize, library: &[u8]) -> Option<bool> {
         let mut at = list;
         loop {
@@ -287,7 +296,8 @@ impl Reader {
         }
     }
 
-    /// Our library, and what is at `existing`; 0 is nothing. None if that can't be read, or is too long.
+    /// Writes the entry: our library, and the list at `existing` unless that is 0. None if the list can't be
+    /// read, or the entry is too long.
     fn write_preload(
         &mut self,
         value: &mut [u8; VALUE_BYTES],
@@ -312,7 +322,7 @@ impl Reader {
             push(byte)?;
             at += 1;
         }
-        // It is zeroed behind this; the last byte must stay so.
+        // The buffer is zeroed behind the entry; its last byte must stay zero.
         (length < VALUE_BYTES).then_some(())
     }
 }

@@ -1,7 +1,7 @@
 //! fork(2) and its relatives: the child has an engine of its own before it runs any code but ours.
 //!
-//! libc's `fork` touches the heap as soon as it is in the child, so the place to stand is its system call itself. There,
-//! in libc's code, a call to ours takes its place.
+//! libc's `fork` touches the heap as soon as it runs in the child. So only the system call itself is early
+//! enough. There, in libc's code, a call to ours replaces the system call's instruction.
 // UNSAFETY: libc's registers are kept as a system call keeps them.
 
 use crate::dormant;
@@ -16,8 +16,9 @@ use farpage::guard;
 use farpage_os::report;
 use farpage_os::sys::{self, number};
 
-/// What libc's code is searched for, how much of it we replace by a call, and where it begins in that. Whatever the
-/// compiler has put between the number and the call, errors are looked for at once.
+/// Code that libc's functions are searched for. A call replaces the bytes that match. The second pattern
+/// serves where the compiler has put other instructions between the number and the system call: libc
+/// checks for errors at once.
 const PATTERNS: [&[u8]; 2] = [
     // mov eax, 56; syscall
     &[0xb8, number::CLONE as u8, 0, 0, 0, 0x0f, 0x05],
@@ -25,7 +26,8 @@ const PATTERNS: [&[u8]; 2] = [
     &[0x0f, 0x05, 0x48, 0x3d, 0x00, 0xf0, 0xff, 0xff],
 ];
 
-/// Has libc's forks come here. Which function has the call is libc's affair.
+/// Makes libc's forks come here. Both functions are searched, because libc decides which
+/// of them has the system call.
 pub fn patch() -> Result<(), Refused> {
     let mut found = false;
     for name in [c"_Fork", c"fork"] {
@@ -49,7 +51,7 @@ fn patch_in(function: *mut u8) -> Result<bool, Refused> {
     let place = function.wrapping_add(at);
     let target = [entrance_for_clone as *const (), entrance as *const ()][which];
     let distance = (target as isize).wrapping_sub(place as isize + CALL_BYTES as isize);
-    // `call rel32`, and no-ops.
+    // `call rel32`, then no-ops.
     let mut call = [0x90; 8];
     call[0] = 0xe8;
     call[1..CALL_BYTES].copy_from_slice(&i32::try_from(distance).map_err(|_| Refused)?.to_le_bytes());
@@ -59,14 +61,15 @@ fn patch_in(function: *mut u8) -> Result<bool, Refused> {
 
 const CALL_BYTES: usize = 5;
 
-/// The same as below, with the number of clone(2).
+/// Sets the number of clone(2), then goes on as [`entrance`].
 #[unsafe(naked)]
 unsafe extern "C" fn entrance_for_clone() {
     naked_asm!("mov eax, {clone}", "jmp {entrance}", clone = const number::CLONE, entrance = sym entrance)
 }
 
-/// Called in the place of the system call: a system call keeps all registers but rax, rcx and r11. Where the comparison with
-/// -4096 was replaced, too, its flags are wanted.
+/// Called in the place of the system call, which keeps all registers but rax, rcx and r11. This
+/// function must do the same. Where the patch also replaced libc's comparison with -4096, libc wants
+/// the flags of that comparison.
 #[unsafe(naked)]
 unsafe extern "C" fn entrance() {
     naked_asm!(
@@ -130,7 +133,7 @@ unsafe extern "C" fn entrance() {
 }
 
 extern "C" fn by_libc(arguments: *const [usize; 6], call: usize) -> isize {
-    // SAFETY: `entrance` has put them there.
+    // SAFETY: `entrance` has put the six arguments there.
     let arguments = unsafe { *arguments };
     match call {
         number::CLONE => forked(arguments),
@@ -139,7 +142,8 @@ extern "C" fn by_libc(arguments: *const [usize; 6], call: usize) -> isize {
     }
 }
 
-/// Makes a fork, with the arguments of clone(2). Returns the kernel's word: twice.
+/// Makes a fork, with the arguments of clone(2). Returns the kernel's word, once in the
+/// parent and once in the child.
 pub fn forked(arguments: [usize; 6]) -> isize {
     if let Some(word) = dormant::forked(arguments) {
         return word;
@@ -151,7 +155,7 @@ pub fn forked(arguments: [usize; 6]) -> isize {
     }
 }
 
-/// The fork itself, on a stack of ours, with signals blocked.
+/// Makes the fork itself, on a stack of ours, with signals blocked.
 pub fn make(engine: &'static Engine, arguments: [usize; 6], stack_pointer: usize) -> isize {
     // SAFETY: takes nothing.
     let maker = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
@@ -160,7 +164,7 @@ pub fn make(engine: &'static Engine, arguments: [usize; 6], stack_pointer: usize
     if result == 0 {
         stack::only_this_one();
         farpage::fork::child(engine, maker, stack_pointer);
-        // Nobody asks before it begins.
+        // Nobody asks this thread to arm itself before the child's engine begins.
         let in_use = guard::stack_in_use(stack_pointer);
         let begins = guard::without_stack(in_use, || begin(parents_engine()));
         if !begins && engine.heirs.are_left_pages() {

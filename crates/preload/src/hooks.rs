@@ -1,4 +1,4 @@
-//! What libc's functions do now: the same calls, with the engine's knowledge changing along.
+//! The functions that replace libc's: they make the same calls and keep the engine's knowledge up to date.
 
 use crate::init::engine;
 use crate::patch::JUMP_BYTES;
@@ -14,11 +14,11 @@ use farpage::guard;
 use farpage_os::sys::{self, Errno, number};
 use linux_raw_sys::errno::{EINVAL, ENOMEM};
 
-/// Of clone(2)'s flags: the signal at the child's end.
+/// Bits of clone(2)'s flags that hold the signal at the child's end.
 const SIGNAL: usize = 0xff;
 const SIGCHLD: usize = 17;
 
-/// Makes the call through the engine; by itself where there is none. Returns the kernel's word.
+/// Makes the call through the engine, or directly where there is no engine. Returns the kernel's word.
 fn kernel(call: usize, arguments: Arguments) -> isize {
     if let Some(word) = dormant::call(call, arguments) {
         return word;
@@ -30,7 +30,7 @@ fn kernel(call: usize, arguments: Arguments) -> isize {
     }
 }
 
-/// The kernel's word as C sees it: -1 and errno for an error.
+/// Converts the kernel's word to C's convention: -1 and errno for an error.
 pub fn result(word: isize) -> isize {
     match sys::check(word) {
         Ok(_) => word,
@@ -124,7 +124,7 @@ pub extern "C" fn process_madvise(fd: c_int, list: usize, count: usize, advice: 
     result(kernel(number::PROCESS_MADVISE, arguments))
 }
 
-/// glibc's own idea of the break, which its `sbrk` reads.
+/// glibc's variable for the break, which its `sbrk` reads.
 static CURRENT_BREAK: AtomicPtr<*mut c_void> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Finds glibc's variable for the break.
@@ -132,7 +132,7 @@ pub fn find_break() {
     CURRENT_BREAK.store(libc_symbol(c"__curbrk").cast(), Ordering::Relaxed);
 }
 
-/// The break, as glibc knows it; `otherwise` if that isn't known.
+/// Returns the break as glibc knows it; `otherwise` if glibc's variable isn't known.
 pub fn current_break(otherwise: usize) -> usize {
     // SAFETY: null, or glibc's variable.
     unsafe { CURRENT_BREAK.load(Ordering::Relaxed).as_ref() }.map_or(otherwise, |place| *place as usize)
@@ -153,10 +153,11 @@ pub extern "C" fn brk(address: usize) -> c_int {
     0
 }
 
-/// Where libc's `syscall` makes its system call, errno and return behind it; 0 if it isn't known.
+/// Address of the system call instruction in libc's `syscall`, behind which libc sets errno and
+/// returns; 0 if unknown.
 static INSTRUCTION: AtomicUsize = AtomicUsize::new(0);
 
-/// Finds that place, in a function of so many bytes.
+/// Finds that instruction in a function of `bytes` bytes.
 pub fn find_system_call(function: *const u8, bytes: usize) {
     // SAFETY: libc's code, which can be read.
     let code = unsafe { core::slice::from_raw_parts(function, bytes) };
@@ -165,14 +166,15 @@ pub fn find_system_call(function: *const u8, bytes: usize) {
     }
 }
 
-/// Makes a system call in libc's `syscall`, from its instruction on: it sets errno and returns.
+/// Makes a system call at the instruction in libc's `syscall`. libc's code behind the instruction sets
+/// errno and returns.
 ///
 /// # Safety
 /// As the call itself demands.
 unsafe fn from_libc(instruction: usize, call: usize, arguments: Arguments) -> isize {
     let [a, b, c, d, e, f] = arguments;
     let result;
-    // SAFETY: what follows the instruction in libc changes errno, rcx and r11, and returns.
+    // SAFETY: libc's code behind the instruction changes errno, rcx and r11, and returns.
     unsafe {
         core::arch::asm!("call {at}", at = in(reg) instruction, inlateout("rax") call => result, in("rdi") a,
             in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _,
@@ -181,7 +183,8 @@ unsafe fn from_libc(instruction: usize, call: usize, arguments: Arguments) -> is
     result
 }
 
-/// Makes a system call of the program's in libc's code, where it is looked at. Changes errno if it fails.
+/// Makes a system call of the program's from libc's code, where an armed thread's calls are intercepted.
+/// Changes errno if the call fails.
 ///
 /// # Safety
 /// As the call itself demands.
@@ -197,7 +200,7 @@ pub unsafe fn by_libc(call: usize, arguments: Arguments) -> Result<usize, Errno>
     }
 }
 
-/// A call that runs another program, which stays in the run. It returns only if it fails.
+/// Makes a call that runs another program, which stays in the run. Returns only if the call fails.
 fn leave(call: usize, arguments: Arguments) -> isize {
     let (path, place) = if call == number::EXECVE { (0, 2) } else { (1, 3) };
     exec::executing(arguments[path], arguments[place], |environment| {
@@ -250,7 +253,7 @@ pub extern "C" fn fexecve(file: c_int, words: usize, environment: usize) -> c_in
     leave(number::EXECVEAT, [file as usize, path, words, environment, AT_EMPTY_PATH, 0]) as c_int
 }
 
-/// syscall(2): the same calls by number.
+/// syscall(2): routes the same calls by number.
 pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
     let arguments = [a, b, c, d, e, f];
     match call {
@@ -271,10 +274,10 @@ pub extern "C" fn syscall(call: usize, a: usize, b: usize, c: usize, d: usize, e
         number::FORK => result(fork::forked([SIGCHLD, 0, 0, 0, 0, 0])),
         number::EXECVE | number::EXECVEAT => leave(call, arguments),
         number::EXIT_GROUP => exit_now(a as c_int),
-        // As fork makes it: nothing but the signal at its end.
+        // A clone as fork makes it: no flag but the signal at the child's end.
         number::CLONE if a & !SIGNAL == 0 && b == 0 => result(fork::forked([a, 0, 0, 0, 0, 0])),
-        // Not from code of ours, whose calls nobody looks at. A child made in this way doesn't get managed memory once
-        // anything is registered: it can't read a wrong byte.
+        // The call must not come from code of ours, whose calls nobody intercepts. A child made in this way
+        // doesn't get managed memory once anything is registered, so the child can't read a wrong byte.
         _ => {
             if let Some(word) = credentials::before_call(call, arguments) {
                 return result(word);

@@ -1,4 +1,4 @@
-//! When the library is loaded: find the session, join it or start an engine, hook libc.
+//! Loading of the library: it finds the session, joins it or starts an engine, and hooks libc.
 
 use crate::{dormant, patch, stack};
 use core::ffi::{CStr, c_char, c_int};
@@ -17,28 +17,30 @@ use linux_raw_sys::errno::EACCES;
 /// Exit status of "Farpage itself failed".
 pub const FAILED: i32 = 125;
 
-/// How the names of the libraries begin that valgrind puts into a program.
+/// Prefix of the names of the libraries that valgrind puts into a program.
 const VALGRIND: &[u8] = b"vgpreload_";
 
 static ENGINE: AtomicPtr<Engine> = AtomicPtr::new(core::ptr::null_mut());
-/// A word that the kernel turns to zero in every child: whoever reads zero has no engine threads.
+/// A word that the kernel zeroes in every child. A process that reads zero has no engine threads.
 static ALIVE: AtomicPtr<AtomicU32> = AtomicPtr::new(core::ptr::null_mut());
-/// The session's path, for children.
+/// The session's path, kept for children.
 static mut SESSION_PATH: [u8; PATH_BYTES] = [0; PATH_BYTES];
 
-/// This process's engine; none if there is none, if it has ended, or if this is a child that we have not heard of.
+/// Returns this process's engine. None if the process has no engine, if the engine has ended, or in a child
+/// that was made without our knowledge.
 pub fn engine() -> Option<&'static Engine> {
-    // Ordering: Acquire pairs with the Release in `begin`.
+    // Ordering: Acquire pairs with the Release in `try_to_begin`.
     let alive = ALIVE.load(Ordering::Acquire);
-    // SAFETY: null, or a page that `begin` reserved for good.
+    // SAFETY: null, or a page that `try_to_begin` reserved for good.
     let is_alive = unsafe { alive.as_ref() }.is_some_and(|word| word.load(Ordering::Relaxed) != 0);
-    // Ordering: Acquire pairs with the Release in `begin`, as above.
-    // SAFETY: null, or an engine, placed for good.
+    // Ordering: Acquire pairs with the Release in `try_to_begin`, as above.
+    // SAFETY: null, or an engine that was placed for good.
     let engine = is_alive.then(|| unsafe { ENGINE.load(Ordering::Acquire).as_ref() }).flatten();
     engine.filter(|engine| !engine.has_ended())
 }
 
-/// The engine of this process, whether it has ended or not; of the parent, in a fresh child.
+/// Returns the engine of this process, even if the engine has ended. In a fresh child,
+/// returns the parent's engine.
 pub fn parents_engine() -> Option<&'static Engine> {
     // Ordering: Acquire as in `engine`.
     // SAFETY: as in `engine`; the parent's engine structure is inherited.
@@ -68,7 +70,7 @@ extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *con
     if bytes.len() >= PATH_BYTES {
         return;
     }
-    // SAFETY: the process has one thread that runs this code, and nobody has read it yet.
+    // SAFETY: the process has one thread, which runs this code, and nobody has read the path yet.
     unsafe { (&raw mut SESSION_PATH).cast::<u8>().copy_from(bytes.as_ptr(), bytes.len()) };
     let signals = sys::block_all_signals();
     let is_dormant = dormant::join(signals.bits());
@@ -86,7 +88,7 @@ extern "C" fn loaded(_: c_int, _: *const *const c_char, environment: *const *con
     }
 }
 
-/// libc's functions can't be replaced.
+/// Tells the supervisor that libc's functions can't be replaced.
 fn tell_of_hooks() {
     match engine() {
         Some(engine) => engine.record.notice(Notice::NotStarted, StartFailure::Hooks as u64),
@@ -94,41 +96,43 @@ fn tell_of_hooks() {
     }
 }
 
-/// Where the session is.
+/// Returns the session's path.
 pub fn session_path() -> &'static CStr {
     let path = &raw const SESSION_PATH;
     // SAFETY: written once, before any other thread could be here.
     CStr::from_bytes_until_nul(unsafe { &*path }).unwrap_or(c"")
 }
 
-/// Whether this process could still have an engine: after a chroot, or as another user, it can't reach the session, and where it
-/// keeps others from looking at its memory it can't either.
+/// Whether this process could still have an engine. After a chroot, or as another user, the process can't
+/// reach the session. A process that lets nobody look at its memory (its pagemap answers EACCES) can't
+/// have an engine either.
 pub fn can_join() -> bool {
     farpage::session::is_reachable(session_path())
         && !matches!(Pagemap::open(), Err(Errno(errno)) if errno == EACCES as i32)
 }
 
-/// Starts an engine. False if there can be none, and the program runs by itself: there is no session any more, or as
-/// [`can_do_without`] says.
+/// Starts an engine. Returns false if no engine can start and the program runs by itself: the session is
+/// gone, or [`can_do_without`] allows that. Ends the process if the program can't go on.
 pub fn begin(parent: Option<&'static Engine>) -> bool {
     let Err(error) = try_to_begin(parent, false, false) else { return true };
     let goes_on = can_do_without(parent, false, error);
     if matches!(error, StartError::Failed(StartFailure::Thread, _)) {
-        // Nobody was there yet who could have told the supervisor.
+        // No thread existed yet that could have told the supervisor.
         report::say(if goes_on {
             "there can't be another thread here (see ulimit -u, and the container's limit of processes): this process runs without Farpage"
         } else {
             "there can't be another thread here (see ulimit -u, and the container's limit of processes)"
         });
     }
-    // The supervisor says why: it was told, unless not even the request could be made.
+    // The supervisor prints the reason, unless not even the request to it could be made.
     if !goes_on {
         sys::exit_group(FAILED);
     }
     false
 }
 
-/// Starts an engine in a process that was dormant, or whose parent was. False if there can be none, and the process goes on by itself.
+/// Starts an engine in a process that was dormant, or whose parent was. Returns false if no engine can start,
+/// and the process goes on by itself.
 pub fn begin_late(own: Option<&Dormant>) -> bool {
     let Err(error) = try_to_begin(None, true, own.is_some()) else { return true };
     let (failure, errno) = match error {
@@ -152,18 +156,18 @@ fn try_to_begin(
     let engine =
         start(Start::new(path, thread_block(), parent, is_late, is_told_elsewhere, dormant::block_pages()))?;
     let Ok(alive) = memory::place(AtomicU32::new(1)) else { sys::exit_group(FAILED) };
-    // SAFETY: `engine` expects zero there in a child.
+    // SAFETY: the word is the page's only content, and `engine` expects zero there in a child.
     if unsafe { memory::wipe_in_children(alive.as_ptr().cast(), farpage_core::units::PAGE_BYTES) }.is_err() {
         sys::exit_group(FAILED);
     }
     // Ordering: Release publishes the engine to the Acquire loads in `engine` and `parents_engine`.
     ENGINE.store(core::ptr::from_ref(engine).cast_mut(), Ordering::Release);
-    // Ordering: Release, so that who sees that we are alive sees the engine, too.
+    // Ordering: Release, so that a thread that sees the process alive sees the engine, too.
     ALIVE.store(alive, Ordering::Release);
     Ok(())
 }
 
-/// Address of the calling thread's control block.
+/// Returns the address of the calling thread's control block.
 pub fn thread_block() -> usize {
     let block: usize;
     // SAFETY: on x86-64 the first word of the block holds its own address.
@@ -171,14 +175,14 @@ pub fn thread_block() -> usize {
     block
 }
 
-/// The value of an environment variable.
+/// Returns the value of an environment variable, or none if the variable isn't set.
 ///
 /// # Safety
 /// `environment` must be a null-terminated array of NUL-terminated strings that live as long as the process.
 unsafe fn find(environment: *const *const c_char, name: &[u8]) -> Option<&'static CStr> {
     let mut at = environment;
     loop {
-        // SAFETY: not past the null that ends the array.
+        // SAFETY: `at` has not passed the null that ends the array.
         let entry = unsafe { at.as_ref() }.copied().filter(|entry| !entry.is_null())?;
         // SAFETY: the caller's promise.
         let entry = unsafe { CStr::from_ptr(entry) };

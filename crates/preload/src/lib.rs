@@ -1,11 +1,17 @@
 //! The shared library that `farpage run` puts into a program.
 //!
-//! It is loaded before the program's own code runs, starts an engine, and puts itself in the place of libc's
-//! calls that change memory. From then on everything happens in the runtime; here is only the door.
+//! The loader loads the library before the program's own code runs. The library starts an engine
+//! and replaces libc's calls that change memory. Everything after that happens in the runtime;
+//! this crate is only the door.
 //!
-//! [`init`] when the library is loaded · [`dormant`] what it may do without an engine · [`patch`] libc's functions lead to ours · [`hooks`] what they do ·
-//! [`actions`] what signals do · [`stack`] on which stack · [`fork`] copies of the process · [`exec`] what it starts ·
-//! [`threads`] stacks of the program's choice · [`credentials`] what it may do
+//! - [`init`] runs when the library is loaded.
+//! - [`dormant`] decides which calls of a dormant process need an engine first.
+//! - [`patch`] makes libc's functions lead to ours; [`hooks`] are those functions.
+//! - [`actions`] keeps what signals do; [`stack`] gives hooks stacks of their own.
+//! - [`fork`] gives each copy of the process its engine; [`exec`] keeps started programs in the run.
+//! - [`threads`] keeps stacks of the program's choice in memory.
+//! - [`credentials`] has our threads follow a change of what the program may do.
+//! - [`peers`] tells of failed transfers between processes.
 #![no_std]
 
 mod actions;
@@ -29,43 +35,44 @@ unsafe extern "C" {
     fn __errno_location() -> *mut c_int;
 }
 
-/// `dlsym(RTLD_NEXT, name)`: the function that ours hides, or null.
+/// `dlsym(RTLD_NEXT, name)`: returns the function that ours hides, or null.
 fn next_symbol(name: &core::ffi::CStr) -> *mut c_void {
     const RTLD_NEXT: *mut c_void = -1_isize as *mut c_void;
     // SAFETY: the name is NUL-terminated; called while the library is initialised, when libc is ready.
     unsafe { dlsym(RTLD_NEXT, name.as_ptr()) }
 }
 
-/// A function or variable of libc itself, or null. Not the next one of that name: another library may export
-/// a wrapper, and libc's own callers (realloc, say) don't go through that.
+/// Returns a function or variable of libc itself, or null. The next symbol of that name would not do: another
+/// library may export a wrapper, and libc's own callers (realloc, say) bypass the wrapper.
 fn libc_symbol(name: &core::ffi::CStr) -> *mut c_void {
     const RTLD_LAZY: c_int = 1;
     const RTLD_NOLOAD: c_int = 4;
-    // SAFETY: libc.so.6 is loaded, we are linked to it; the names are NUL-terminated.
+    // SAFETY: libc.so.6 is loaded, because this library is linked to it. The names are NUL-terminated.
     unsafe {
         let libc = dlopen(c"libc.so.6".as_ptr(), RTLD_LAZY | RTLD_NOLOAD);
         if libc.is_null() { libc } else { dlsym(libc, name.as_ptr()) }
     }
 }
 
-/// Sets the calling thread's errno. Only in threads of the program.
+/// Sets the calling thread's errno. Only threads of the program may call this.
 fn set_errno(errno: i32) {
     // SAFETY: libc's threads have an errno at that place.
     unsafe { *__errno_location() = errno };
 }
 
-/// The calling thread's errno. Likewise.
+/// Returns the calling thread's errno. Only threads of the program may call this.
 fn errno() -> i32 {
     // SAFETY: as above.
     unsafe { *__errno_location() }
 }
 
-/// A bug of ours. There is nobody to unwind to: end the process, where the program stands.
+/// Reports a bug of ours. There is nobody to unwind to, so the process ends where the program stands.
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
     farpage_os::report::panic(info)
 }
 
-/// Demanded by precompiled `core` where a build isn't optimised; never called, since panics abort.
+/// Exists because precompiled `core` demands the symbol in a build that isn't optimised. Never
+/// called, since panics abort.
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}

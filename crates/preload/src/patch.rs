@@ -1,9 +1,10 @@
-//! libc's functions lead to ours: also when libc itself calls them.
+//! Makes libc's functions lead to ours, even when libc itself calls them.
 //!
-//! malloc, realloc, thread creation and the rest of libc call mmap, mremap, brk and so on directly, past
-//! whatever a preloaded library exports under these names. A moved mapping whose registration is lost
-//! without our knowledge would read as zeros. So the first bytes of the functions themselves become a jump.
-//! They are small wrappers around one system call, which ours make too, so nothing of them is needed.
+//! malloc, realloc, thread creation and the rest of libc call mmap, mremap, brk and so on directly. These
+//! calls bypass whatever a preloaded library exports under these names. A mapping that is moved without our
+//! knowledge loses its registration, and would read as zeros. So the first bytes of the functions themselves
+//! become a jump. Each function is a small wrapper around one system call, and our function makes that call,
+//! too, so nothing of the wrapper is needed.
 
 use crate::actions;
 use crate::hooks;
@@ -15,7 +16,7 @@ use farpage_os::sys::{self, number};
 /// `movabs r11, address; jmp r11`. r11 is free at a function's entry, and a system call destroys it anyway.
 pub const JUMP_BYTES: usize = 13;
 
-/// libc's functions, and what they become.
+/// Returns libc's functions, and the functions that replace them.
 fn table() -> [(&'static CStr, *const c_void); 19] {
     [
         (c"mmap", hooks::mmap as *const c_void),
@@ -44,17 +45,18 @@ fn table() -> [(&'static CStr, *const c_void); 19] {
 #[derive(Debug)]
 pub struct Refused;
 
-/// Replaces every function of the table. Before the program has a second thread.
+/// Replaces every function of the table. Must run before the program has a second thread.
 pub fn all() -> Result<(), Refused> {
     hooks::find_break();
     for (name, replacement) in table() {
         let function = libc_symbol(name);
-        // Not every libc has all of them; what isn't there can't be called.
+        // Not every libc has all of these functions. A missing function can't be called.
         if !function.is_null() {
             replace(function, replacement)?;
         }
     }
-    // What makes the call in its place is found by now. A libc whose function can't be replaced goes on as it is.
+    // `actions::sigaction` makes its call through libc's `syscall`, which is found by now. A libc whose
+    // `sigaction` or `_exit` can't be replaced keeps its own.
     if actions::prepare() {
         let _ = replace(libc_symbol(c"sigaction"), actions::sigaction as *const c_void);
     }
@@ -68,7 +70,7 @@ fn replace(function: *mut c_void, replacement: *const c_void) -> Result<(), Refu
         return Err(Refused);
     }
     if replacement == hooks::syscall as *const c_void {
-        // What we put there ends before it.
+        // The jump ends before the system call instruction.
         hooks::find_system_call(function.cast_const().cast(), size);
     }
     replace_bytes(function.cast(), &jump_to(replacement))
@@ -82,21 +84,21 @@ fn jump_to(replacement: *const c_void) -> [u8; JUMP_BYTES] {
     jump
 }
 
-/// Puts code in the place of libc's. Before the program has a second thread.
+/// Writes `code` over libc's. Must run before the program has a second thread.
 pub fn replace_bytes(place: *mut u8, code: &[u8]) -> Result<(), Refused> {
     let start = place as usize & !0xfff;
     let bytes = (place as usize + code.len()).next_multiple_of(4096) - start;
     const READ_WRITE_EXECUTE: usize = 7;
     const READ_EXECUTE: usize = 5;
     if protect(start, bytes, READ_WRITE_EXECUTE).is_err() {
-        // What can be executed must never be writable here (PR_SET_MDWE, which all get that such a program starts). As a debugger
-        // does it, then.
+        // Executable memory must never be writable in this process: PR_SET_MDWE is set, which a process
+        // inherits from the program that starts it. So the code is written as a debugger writes it.
         let memory = OwnMemory::open().map_err(|_| Refused)?;
         // SAFETY: as below; none of our own code is there.
         return unsafe { memory.write_code(place as usize, code) }.map_err(|_| Refused);
     }
-    // SAFETY: the function has at least so many bytes, writable now; no thread executes them: the library is
-    // being loaded, and this code makes its system calls itself.
+    // SAFETY: the function has at least `code.len()` bytes, which are writable now. No thread executes them:
+    // the library is being loaded, and this code makes its system calls itself.
     unsafe { place.copy_from_nonoverlapping(code.as_ptr(), code.len()) };
     protect(start, bytes, READ_EXECUTE)
 }
@@ -130,18 +132,18 @@ unsafe extern "C" {
     fn dladdr1(address: *const c_void, info: *mut DlInfo, extra: *mut *const Symbol, flags: c_int) -> c_int;
 }
 
-/// The file that this code was loaded from, as the loader was told.
+/// Returns the file that this code was loaded from, as the loader was told.
 pub fn file_of(code: *const c_void) -> Option<&'static CStr> {
     let null = core::ptr::null();
     let mut info = DlInfo { file: null, base: null, name: null, address: null };
     let mut symbol = core::ptr::null();
-    // SAFETY: both results are ours to write. 0 asks for no more than the first.
+    // SAFETY: both results are ours to write. Flag 0 asks for no more than the first.
     let found = unsafe { dladdr1(code, &raw mut info, &raw mut symbol, 0) };
-    // SAFETY: the loader's text, which stays as long as the library.
+    // SAFETY: the text is the loader's, and stays as long as the library.
     (found != 0 && !info.file.is_null()).then(|| unsafe { CStr::from_ptr(info.file.cast()) })
 }
 
-/// How long libc's symbol table says that the function is; 0 if it doesn't know it.
+/// Returns the size in bytes that libc's symbol table gives for the function; 0 if the table doesn't have it.
 pub fn size_of_function(function: *const c_void) -> usize {
     const RTLD_DL_SYMENT: c_int = 1;
     let null = core::ptr::null();

@@ -1,5 +1,6 @@
-//! Calls that read or write another process's memory. Where faults aren't messages, the kernel can't bring a page back for another
-//! process: such a call fails. The user is told, because the program's own message names no cause.
+//! Calls that read or write another process's memory. Where faults aren't messages, the kernel can't bring
+//! a page back for another process, and the call fails. The user is told, because the program's own
+//! message names no cause.
 
 use crate::hooks::{by_libc, result};
 use crate::init::engine;
@@ -8,7 +9,7 @@ use farpage::changes::Arguments;
 use farpage_os::sys::number;
 use linux_raw_sys::errno::EFAULT;
 
-/// Notes that a call has failed, if it is about another process's memory.
+/// Notes that a call has failed, if the call is about another process's memory.
 pub fn note_failure(call: usize, arguments: Arguments, errno: i32) {
     let is_meant = matches!(call, number::PROCESS_VM_READV | number::PROCESS_VM_WRITEV);
     if let Some(engine) = engine().filter(|_| is_meant && errno == EFAULT as i32) {
@@ -16,7 +17,7 @@ pub fn note_failure(call: usize, arguments: Arguments, errno: i32) {
     }
 }
 
-/// The call as the program makes it.
+/// Makes the call as the program makes it, and notes a failure.
 fn transfer(call: usize, arguments: Arguments) -> isize {
     // SAFETY: the program's own call, unchanged.
     let done = unsafe { by_libc(call, arguments) };

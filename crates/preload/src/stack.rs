@@ -1,9 +1,9 @@
-//! Hooks run on stacks of ours.
+//! Runs hooks on stacks of ours.
 //!
-//! A program's stack may itself be managed memory (a coroutine's, say). A hook that holds the map lock and
-//! touches an evicted page of its own stack would wait for a handler that waits for the lock. So the
-//! arguments are put into a slot of ours, the stack pointer is moved there, and only then the lock is taken.
-//! Signals are blocked meanwhile: a handler of the program could call a hook again, or never return.
+//! A program's stack may itself be managed memory (a coroutine's, say). Suppose a hook holds the map lock and
+//! touches an evicted page of its own stack. The hook would wait for a handler, and the handler for the lock.
+//! So a hook puts its arguments into a slot of ours, moves the stack pointer there, and only then takes the
+//! lock. Signals are blocked meanwhile: a handler of the program could call a hook again, or never return.
 // UNSAFETY: changing stacks is assembly.
 
 use core::arch::naked_asm;
@@ -21,12 +21,12 @@ use farpage_core::units::PageRange;
 use farpage_os::memory;
 use farpage_os::sys::{self, Errno};
 
-/// Threads that can be inside hooks at once; more wait.
+/// Threads that can be inside hooks at once. Further threads wait.
 const SLOTS: usize = guard::HOOKS_MAX;
-/// Enough for the deepest hook: where a worker is made in it, it takes some 20 KiB.
+/// Bytes of a hook's stack. The deepest hook makes a worker, which takes some 20 KiB.
 const STACK_BYTES: usize = 32 * 1024;
 
-/// What to do, and the stack to do it on.
+/// A task, and the stack on which it is done.
 #[repr(C, align(4096))]
 struct Slot {
     stack: UnsafeCell<[u8; STACK_BYTES]>,
@@ -39,32 +39,32 @@ pub enum Task {
     Call(usize, Arguments),
     /// A fork, with the arguments of clone(2), and a place on the program's stack.
     Fork([usize; 6], usize),
-    /// These pages stay in memory from now on.
+    /// Pages that stay in memory from now on.
     Hold(PageRange),
     /// A call that asks for a filter of seccomp.
     Filter(usize, Arguments),
-    /// A call is about to set a limit of what an engine takes.
+    /// A call that is about to limit a resource that an engine needs.
     Limit(usize, Arguments),
-    /// A call has changed what the program may do.
+    /// A call that has changed what the program may do.
     Follow(usize, Arguments, Whose),
 }
 
-/// No answer of the kernel: the call is still to be made.
+/// Answer of a task whose call is still to be made. The kernel never gives this answer.
 pub const TO_BE_MADE: isize = isize::MIN;
 
 struct Work {
     engine: Option<&'static Engine>,
     task: Task,
-    /// What is to be put away meanwhile.
+    /// The alternate signal stack that the thread is on. The thread has none during the task.
     in_use: Option<StackInUse>,
     result: isize,
 }
 
 static POOL: AtomicPtr<Slot> = AtomicPtr::new(core::ptr::null_mut());
-/// One bit for each slot in use.
+/// Bits of the slots that are in use.
 static IN_USE: AtomicU64 = AtomicU64::new(0);
 
-/// Reserves the stacks, if they aren't inherited. Before there is an engine.
+/// Reserves the stacks, unless they are inherited. Must run before there is an engine.
 pub fn prepare() -> Result<(), Errno> {
     if !POOL.load(Ordering::Relaxed).is_null() {
         return Ok(());
@@ -75,7 +75,8 @@ pub fn prepare() -> Result<(), Errno> {
     Ok(())
 }
 
-/// In a child, on one of these stacks: no other thread of the parent is in a hook here.
+/// Forgets the parent's other threads. Runs in a child, on one of these stacks: no other thread
+/// is in a hook here.
 pub fn only_this_one() {
     let here = 0_u8;
     let from_base = (&raw const here as usize).wrapping_sub(POOL.load(Ordering::Relaxed) as usize);
@@ -98,7 +99,7 @@ pub fn perform(engine: &'static Engine, task: Task) -> isize {
     }
     let before = sys::block_signals();
     let at = claim();
-    // SAFETY: `claim` gives out numbers below SLOTS, and the pool has so many.
+    // SAFETY: `claim` returns numbers below SLOTS, and the pool has SLOTS slots.
     let slot = unsafe { &*POOL.load(Ordering::Acquire).add(at) };
     // SAFETY: the claimed slot is this thread's alone until `IN_USE` says otherwise.
     let result = guard::during_hook(at, || unsafe {
@@ -107,14 +108,14 @@ pub fn perform(engine: &'static Engine, task: Task) -> isize {
         call_on_stack(slot.work.get().cast(), slot.stack.get().cast::<u8>().add(STACK_BYTES), run);
         (*slot.work.get()).result
     });
-    // Ordering: Release: our use of the slot is over before the next one's.
+    // Ordering: Release pairs with the Acquire in `claim`: our use of the slot is over before the next one's.
     IN_USE.fetch_and(!(1 << at), Ordering::Release);
     guard::end_hook(before);
     retire::hook_ends();
     result
 }
 
-/// The same where the engine has just ended.
+/// Does a task where the engine has just ended.
 fn perform_without(task: Task) -> isize {
     match task {
         // SAFETY: the program's own call, unchanged.
@@ -134,7 +135,7 @@ fn claim() -> usize {
             rustix::thread::sched_yield();
             continue;
         }
-        // Ordering: Acquire pairs with the Release of whoever had it before.
+        // Ordering: Acquire pairs with the Release of the slot's last user.
         let claimed =
             IN_USE.compare_exchange_weak(in_use, in_use | 1 << at, Ordering::Acquire, Ordering::Relaxed);
         if claimed.is_ok() {
@@ -146,14 +147,14 @@ fn claim() -> usize {
 /// Calls `run(work)` with the stack pointer at `top`.
 ///
 /// # Safety
-/// `top` is 16-byte aligned, and below it is room for what `run` needs. `run` may be given `work`.
+/// `top` is 16-byte aligned, and the memory below it suffices for `run`. `run` may be given `work`.
 #[unsafe(naked)]
 pub unsafe extern "C" fn call_on_stack(work: *mut u8, top: *mut u8, run: extern "C" fn(*mut u8)) {
     naked_asm!("push rbp", "mov rbp, rsp", "mov rsp, rsi", "call rdx", "mov rsp, rbp", "pop rbp", "ret")
 }
 
 extern "C" fn run(work: *mut u8) {
-    // SAFETY: of the slot that `perform` has claimed and filled.
+    // SAFETY: `work` lies in the slot that `perform` has claimed and filled.
     let work = unsafe { &mut *work.cast::<Work>() };
     let Some(engine) = work.engine else { return };
     work.result = guard::without_stack(work.in_use, || match work.task {

@@ -1,8 +1,8 @@
-//! Threads whose stack the program chose: it stays in memory.
+//! Keeps thread stacks of the program's choice in memory.
 //!
 //! libc puts a thread's control block at the end of its stack. When the thread ends, the kernel clears a word
-//! there, and doesn't wait for a fault any more: were that page out, whoever joins the thread would wait for
-//! ever. Stacks that libc makes itself (MAP_STACK) are never managed.
+//! there, and no longer waits for a fault. If that page were out, a thread that joins the ended one would
+//! wait for ever. Stacks that libc makes itself (MAP_STACK) are never managed.
 
 use crate::dormant;
 use crate::init::engine;

@@ -1,7 +1,9 @@
-//! The mark in the first page of a file that was empty, while a run has it as an area. No page of a program is ever there.
+//! The mark in the first page of a file that was empty, while a run has the file as an area. No page of a
+//! program is ever there.
 //!
-//! The supervisor empties the file at the end of its run. One that is killed doesn't. By the mark the next run knows whose the
-//! content is, and empties the file. The mark names the file: below another mount it may be another one, with a lock of its own.
+//! The supervisor empties the file at the end of its run, unless it is killed. The mark tells the next run
+//! that the content is a run's, and the next run empties the file. The mark names the file: seen below
+//! another mount, the same content may belong to another file, with a lock of its own.
 
 use crate::header;
 use farpage_core::units::PAGE_BYTES;
@@ -10,7 +12,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::SystemTime;
 
-/// Another number at each start of the machine. Locks of other machines aren't seen on every file system.
+/// File with an id that changes at each start of the machine. The locks of other machines aren't seen on
+/// every file system.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The mark of one run.
@@ -40,13 +43,14 @@ impl Mark {
         Ok(Mark(page))
     }
 
-    /// Whether it is what the file has.
+    /// Whether the file has this mark.
     pub fn is_in(&self, file: &File) -> bool {
         first_page(file).is_some_and(|page| page == self.0)
     }
 }
 
-/// Whether a run has left the file, since this machine was started. It goes on unless the caller has the file's lock.
+/// Whether a run has left its mark in the file since this machine was started. The run may still go on unless
+/// the caller has the file's lock.
 pub fn was_left(file: &File) -> bool {
     let is_of_here = |page: &[u8]| place_of(file).is_ok_and(|place| page.starts_with(place.as_bytes()));
     first_page(file).is_some_and(|page| page.ends_with(header::SIGNATURE_OF_A_RUN) && is_of_here(&page[..]))
@@ -57,7 +61,7 @@ fn first_page(file: &File) -> Option<Box<[u8; PAGE_BYTES]>> {
     file.read_exact_at(&mut page[..], 0).is_ok().then_some(page)
 }
 
-/// The start of the machine, the file system and the file, as a line.
+/// Returns the start of the machine, the file system and the file, as a line.
 fn place_of(file: &File) -> io::Result<String> {
     let (id, metadata) = (fs::read_to_string(BOOT_ID)?, file.metadata()?);
     match id.trim() {
@@ -89,7 +93,8 @@ mod tests {
         assert!(!was_left(&file), "nothing");
     }
 
-    /// Below an overlay a file has another lock than below the overlay's upper directory: the file of a run that went on was emptied.
+    /// Below an overlay a file has another lock than below the overlay's upper directory. The file of a run
+    /// that goes on must not be emptied.
     #[test]
     fn mark_counts_in_its_own_file_alone() {
         let [one, copy] = [tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap()];

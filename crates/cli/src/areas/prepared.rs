@@ -1,5 +1,5 @@
-//! Areas that the user has made: files and devices that mkswap has prepared, and empty files. What their header says is
-//! believed only as far as there is room for it, and nothing else is ever taken for swap.
+//! Areas that the user has made: files and devices that mkswap has prepared, and empty files. A header is
+//! believed only as far as there is room for what it says. No other file or device is ever taken for swap.
 
 use super::{
     Area, DISK_RESERVE_PERCENT, FIX_ANOTHER_PLACE, Kind, cut, disk_of, growing, mark, not_seen, together,
@@ -17,7 +17,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-/// A file: prepared, or empty, which grows.
+/// Opens a file as an area: a prepared file, or an empty one, which grows.
 pub fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
     let path = &argument.path;
     let mut disk = disk_of(&file, path)?;
@@ -30,7 +30,7 @@ pub fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
             metadata.mode() & 0o7777
         )
     });
-    // What a run has left goes when the next one begins: this may be none.
+    // Content that a run has left is removed only when the next run begins: this process may not begin one.
     if metadata.len() == 0 || mark::was_left(&file) {
         disk.available = disk.available.saturating_add(metadata.blocks() * 512);
         let area = growing(argument, file, disk, Kind::EmptyFile)?;
@@ -45,14 +45,15 @@ pub fn open_file(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
         Ok(places) => (Some(places), None),
         Err(why) => (None, Some(why)),
     };
-    // Where nobody says where the file lies it may have holes, which take room when they are written to.
+    // If the file system doesn't say where the file lies, the file may have holes, which take room when
+    // they are written to.
     let grows = places.is_none() && metadata.blocks() * 512 < metadata.len();
     let disk_reserve_bytes = if grows { disk.bytes / 100 * DISK_RESERVE_PERCENT } else { 0 };
     let warning = together([warning, unknown, area.warning]);
     Ok(Area { grows, disk_reserve_bytes, places, warning, ..area })
 }
 
-/// A block device, which must be prepared.
+/// Opens a block device as an area. The device must be prepared.
 pub fn open_device(argument: &SwapArgument, file: File) -> Result<Area, Failure> {
     let path = &argument.path;
     let bytes = sys::length(&file).map_err(|error| {
@@ -91,8 +92,8 @@ fn foreign(path: &Path, error: HeaderError, kind: Kind) -> Failure {
     match kind {
         _ if error == HeaderError::Hibernation => failure.fix(elsewhere),
         Kind::Device => failure.fix(format!("if its content can be given up: `mkswap {name}`")),
-        // Most likely the wrong name was typed, so this comes first. An emptied file holds nothing that
-        // mkswap could leave behind, and needs no size.
+        // Most likely the user typed the wrong name, so this fix comes first. An emptied file holds nothing
+        // that mkswap could leave behind, and needs no size.
         Kind::Temporary | Kind::EmptyFile | Kind::SwapFile => failure.fix(elsewhere).fix(format!(
             "if its content can be given up: `truncate -s 0 {name}` (Farpage then uses it as an empty file)"
         )),
@@ -155,7 +156,8 @@ enum SizeError {
     Asked { there: u64 },
 }
 
-/// Slots to use of an area with a header, in a file or device of `bytes`, of which `asked` were asked for.
+/// Returns the slots to use of an area with a header, in a file or device of `bytes`. `asked` is the size
+/// that the user asked for.
 fn slots_of_header(header: &Header, bytes: u64, asked: Option<u64>) -> Result<u32, SizeError> {
     let (pages, needed) = (bytes / PAGE_BYTES as u64, u64::from(header.last_page) + 1);
     if pages < needed {
@@ -175,7 +177,8 @@ fn slots_of_header(header: &Header, bytes: u64, asked: Option<u64>) -> Result<u3
 mod tests {
     use super::*;
 
-    /// The same advice for both was to allocate 8 GiB in a device, and to spoil what is in a file.
+    /// The advice depends on the kind: one advice for both would allocate 8 GiB in a device, or spoil
+    /// what is in a file.
     #[test]
     fn what_is_not_swap_is_fixed_by_its_kind() {
         let text = |error, kind| foreign(Path::new("/x"), error, kind).to_string();

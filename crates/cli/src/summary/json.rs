@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 /// Version of the JSON's layout.
 const SCHEMA: u32 = 1;
 
-/// The same as JSON.
+/// Returns the summary as JSON.
 pub fn json(run: &Run) -> Value {
     let about = About { areas: run.names, files: run.areas, budget: run.budget };
     let processes = run.totals.processes.iter().map(|process| {
@@ -67,7 +67,7 @@ fn oom_kills(oom: &oom::Report) -> Value {
     })
 }
 
-/// What the counters and gauges mean, so that the file explains itself.
+/// Returns what the counters and gauges mean, so that the file explains itself.
 fn legend() -> Value {
     let row =
         |name: &str, unit: &str, help: &str| (name.to_owned(), json!({ "unit": unit, "help": help.trim() }));
@@ -182,7 +182,7 @@ fn settings(run: &Run) -> Value {
     })
 }
 
-/// As `--codec` has it.
+/// Returns the codec's name in `--codec`.
 pub const fn codec_name(codec: Codec) -> &'static str {
     match codec {
         Codec::Auto => "auto",
@@ -192,7 +192,7 @@ pub const fn codec_name(codec: Codec) -> &'static str {
     }
 }
 
-/// As `--install` has it.
+/// Returns the way's name in `--install`.
 pub const fn install_name(install: Install) -> &'static str {
     match install {
         Install::Move => "move",
@@ -201,7 +201,7 @@ pub const fn install_name(install: Install) -> &'static str {
     }
 }
 
-/// As `--readahead` has it.
+/// Returns the policy's name in `--readahead`.
 const fn readahead_name(readahead: Readahead) -> &'static str {
     match readahead {
         Readahead::Streams => "streams",
@@ -211,7 +211,7 @@ const fn readahead_name(readahead: Readahead) -> &'static str {
     }
 }
 
-/// As `--io` has it.
+/// Returns the engine's name in `--io`.
 pub const fn io_name(io: IoEngine) -> &'static str {
     match io {
         IoEngine::Uring => "uring",
@@ -219,7 +219,7 @@ pub const fn io_name(io: IoEngine) -> &'static str {
     }
 }
 
-/// Where the userfaultfd comes from.
+/// Returns where the userfaultfd comes from.
 pub const fn uffd_name(source: UffdSource) -> &'static str {
     match source {
         UffdSource::Syscall => "system call",
@@ -229,7 +229,7 @@ pub const fn uffd_name(source: UffdSource) -> &'static str {
     }
 }
 
-/// As `--faults` has it.
+/// Returns the mode's name in `--faults`.
 pub const fn faults_name(source: UffdSource) -> &'static str {
     match source {
         UffdSource::Syscall | UffdSource::Device => "thread",

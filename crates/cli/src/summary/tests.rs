@@ -1,4 +1,4 @@
-//! Each sentence of the summary, and when it is printed.
+//! Tests of each sentence of the summary, and of when it is printed.
 
 use super::*;
 use crate::session::Shared;
@@ -72,7 +72,8 @@ fn run_within_its_budget_gets_two_lines() {
     assert_eq!(alone(300 << 20), larger);
 }
 
-/// `true` that was started by a program of 300 MiB had a peak of 300 MiB: getrusage goes on with what was there before.
+/// getrusage includes the peak of the launcher: `true`, started by a program of 300 MiB, has a
+/// peak of 300 MiB.
 #[test]
 fn peak_of_a_launcher_is_not_the_programs() {
     let shared = two_programs();
@@ -84,7 +85,7 @@ fn peak_of_a_launcher_is_not_the_programs() {
             (text(&run)[0].clone(), run.is_peak_known())
         })
     };
-    // A program and what it executed: the first one's peak may be hidden.
+    // A process ran a program, and then another one by exec: the first program's peak may be hidden.
     let (line, is_known) = told(Some(300 << 20));
     assert!(
         line.contains("was not seen above") && line.contains("at least 9 MiB in RAM") && !is_known,
@@ -98,7 +99,7 @@ fn peak_of_a_launcher_is_not_the_programs() {
     assert!(line.contains("stayed within its budget of 256 MiB (peak 9 MiB in RAM") && is_known, "{line}");
 }
 
-/// 8,764 of 718,780 evicted pages were in no part, and "time lost" was 240 % of the run.
+/// Each evicted page must be in a part, and "time lost" must not be told as more than 100 % of the run.
 #[test]
 fn parts_add_up_and_nothing_is_more_than_all() {
     let shared = two_programs();
@@ -109,7 +110,7 @@ fn parts_add_up_and_nothing_is_more_than_all() {
         (Counter::StoredIncompressible, 20),
         (Counter::SwpoutZero, 7),
         (Counter::EvictClean, 30),
-        // In the pool before they were written: 960 - 950 pages were not.
+        // Pages that were in the pool before they were written: 960 - 950 pages were not.
         (Counter::Zswpwb, 950),
     ] {
         stats.add(counter, count);
@@ -128,7 +129,8 @@ fn parts_add_up_and_nothing_is_more_than_all() {
     }
 }
 
-/// The summary said 121 % of the budget, and "problems none": 150 processes had less each than an engine needs.
+/// A run over its budget must not have "problems none": many processes may each have less than an
+/// engine needs.
 #[test]
 fn run_that_was_over_its_budget_has_a_problem() {
     let told = |peak_mib: u64, over: u64| {
@@ -167,7 +169,7 @@ fn run_that_failed_within_its_budget_keeps_its_headline() {
     }
 }
 
-/// "python3 was killed by SIGKILL" stood there, and "stayed within its budget".
+/// A kill by SIGKILL must not stand beside "stayed within its budget".
 #[test]
 fn kill_for_memory_is_told_with_the_limit_and_a_budget_that_fits() {
     use crate::budget::Limit;
@@ -223,7 +225,7 @@ fn kill_for_memory_is_told_with_the_limit_and_a_budget_that_fits() {
             "{lines:#?}"
         );
     }
-    // The others of the machine need not be ours, and nobody's SIGKILL is the kernel's.
+    // Other kills on the machine need not be ours, and not every SIGKILL is the kernel's.
     for (victims, label, words) in [
         (&[][..], "note", "on this machine meanwhile, none that is known to be of the run"),
         (&[(7, "grow")], "problem", "on this machine meanwhile; of the run ended at that time grow (pid 7)"),
@@ -237,7 +239,8 @@ fn kill_for_memory_is_told_with_the_limit_and_a_budget_that_fits() {
     assert!(!lines(ended, 0, Some(0), &[]).iter().any(|line| line.contains("problem")));
 }
 
-/// What could not be managed, and many processes that each had too little for that, had stayed within the budget, too.
+/// A run has not stayed within its budget if its processes could not be managed, or had too little
+/// each to be managed.
 #[test]
 fn run_that_went_over_its_budget_unmanaged_says_so() {
     for (notice, peak, words) in [
@@ -259,7 +262,7 @@ fn run_that_went_over_its_budget_unmanaged_says_so() {
     }
 }
 
-/// `--ram 2M` ended python3 with 125, and the summary said that it had stayed within its budget.
+/// A program that `--ram 2M` has ended with 125 has not stayed within its budget.
 #[test]
 fn run_that_farpage_ended_did_not_stay_within_its_budget() {
     for (notice, words) in [
@@ -288,7 +291,7 @@ fn stop_of_a_busy_run_is_a_problem() {
     assert!(lines.iter().any(|line| line.starts_with("  evicted")), "{lines:#?}");
 }
 
-/// Where no thread could be made for us the summary said that the program had run.
+/// If no thread could be made for Farpage, the summary must not say that the program ran.
 #[test]
 fn status_125_of_nobody_is_a_start_that_failed() {
     let nobody =
@@ -297,7 +300,7 @@ fn status_125_of_nobody_is_a_start_that_failed() {
     assert!(nobody(0).contains("what ran had no budget"), "{}", nobody(0));
 }
 
-/// Status 134 without a word.
+/// Status 134 needs an explanation: the last words of the engine.
 #[test]
 fn last_words_of_an_engine_are_a_problem_in_one_harmless_line() {
     for active in [0, 1] {
@@ -315,7 +318,7 @@ fn last_words_of_an_engine_are_a_problem_in_one_harmless_line() {
     }
 }
 
-/// "stayed within its budget of 24 MiB (peak 428 KiB)", of a static child of 60 MiB.
+/// A run with a static child, which has no budget, must not be called "within its budget".
 #[test]
 fn processes_without_a_budget_are_named_and_nothing_is_claimed_of_the_run() {
     for active in [0, 1] {
@@ -344,7 +347,8 @@ fn processes_without_a_budget_are_named_and_nothing_is_claimed_of_the_run() {
     }
 }
 
-/// A script that starts 600 programs was told to have had 256 processes in all, and no more.
+/// A script may start more programs than there are records. The summary must not give the number of records
+/// as the number of processes.
 #[test]
 fn processes_beyond_the_records_may_have_been_there() {
     let shared = two_programs();
@@ -358,14 +362,14 @@ fn processes_beyond_the_records_may_have_been_there() {
         lines[1].contains("python3 and its processes, 250 or more in all, were not seen above"),
         "{lines:#?}"
     );
-    // One that executes itself again and again.
+    // A process that executes itself again and again.
     let records = &shared.session().processes;
     records.iter().for_each(|record| record.pid.store(1000, std::sync::atomic::Ordering::Relaxed));
     let lines = with(&shared, ChildState::Exited(1), text);
     assert!(lines[0].contains("(1 process or more; "), "{lines:#?}");
 }
 
-/// A limit left less meanwhile, and the run "stayed within its budget of 256 MiB".
+/// If a limit left less meanwhile, "stayed within its budget of 256 MiB" is not the whole truth.
 #[test]
 fn budget_that_became_smaller_is_told_of_a_run_within_it() {
     let shared = two_programs();
@@ -379,7 +383,8 @@ fn budget_that_became_smaller_is_told_of_a_run_within_it() {
     );
 }
 
-/// Whatever keeps a run from its budget, or a program from what it asked for, was a notice long ago: and in the end "problems none".
+/// A notice that something keeps a run from its budget, or a program from what it asked for, is a problem in
+/// the end. "problems none" would be wrong.
 #[test]
 fn notices_of_what_went_wrong_are_problems() {
     for notice in Notice::ALL {
@@ -396,7 +401,7 @@ fn notices_of_what_went_wrong_are_problems() {
     }
 }
 
-/// Pages in one of two areas were written "to" both.
+/// Pages that lie in one of two areas must not be said to be written "to" both.
 #[test]
 fn areas_that_may_have_got_nothing_are_told_as_that() {
     let lines = with(&two_programs(), ChildState::Exited(0), |run| {
@@ -406,7 +411,7 @@ fn areas_that_may_have_got_nothing_are_told_as_that() {
     assert!(lines.iter().any(|line| line.ends_with(", to some or all of /first, /second")), "{lines:#?}");
 }
 
-/// A program that ended while it was taken over had registered memory.
+/// A program that ended during activation has registered memory.
 #[test]
 fn nothing_was_registered_only_if_nobody_has_registered_anything() {
     let shared = two_programs();
@@ -417,7 +422,7 @@ fn nothing_was_registered_only_if_nobody_has_registered_anything() {
     assert!(!told().contains("nothing was registered"), "{}", told());
 }
 
-/// A program's name can be anything, and a terminal obeyed it.
+/// A program's name can be anything, and a terminal must not obey it.
 #[test]
 fn name_of_the_program_is_printed_harmless() {
     let lines = with(&two_programs(), ChildState::Exited(1), |run| {

@@ -1,7 +1,7 @@
-//! Running real programs under a budget with the real library, and watching their memory from outside.
+//! Runs real programs under a budget with the real library, and watches their memory from outside.
 //!
-//! The watcher is a thread of the test that reads `Anonymous` of every process of the program 20 times a
-//! second, from the kernel and not from us: what the budget promises is what anybody can check.
+//! The watcher, a thread of the test, reads `Anonymous` of every process of the program 20 times a second.
+//! The numbers come from the kernel and not from Farpage: the budget's promise is one that anybody can check.
 
 use super::group::Group;
 use super::{can_run, directory, skip};
@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 
 /// One MiB.
 pub const MIB: u64 = 1 << 20;
-/// 20 Hz.
+/// Pause between two samples.
 const SAMPLE_EVERY: Duration = Duration::from_millis(50);
 
-/// The library as `make build` leaves it, beside the profile that these tests are built in.
+/// Returns the library as `make build` leaves it, beside the profile that these tests are built in.
 pub fn library() -> PathBuf {
     if let Some(path) = std::env::var_os("FARPAGE_PRELOAD") {
         return path.into();
@@ -32,19 +32,19 @@ pub fn library() -> PathBuf {
     library
 }
 
-/// Whether tests run at the sizes of the promise, or those that are for every day.
+/// Whether tests run at the sizes of the promise, or at the usual ones.
 pub fn is_full_size() -> bool {
     std::env::var_os("FARPAGE_TEST_SIZE").is_some_and(|size| size == "full")
 }
 
-/// Memory and processors are shared: whoever asks for this runs one at a time.
+/// Locks memory and processors, which the tests share: tests that ask for the lock run one at a time.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     // A test that failed says nothing about the next one.
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What [`alone`] gives, if these tests can run here at all and with this program.
+/// Returns the lock of [`alone`], if these tests can run here at all and with this program.
 #[track_caller]
 pub fn alone_with(program: &str) -> Option<MutexGuard<'static, ()>> {
     able(program).then(alone)
@@ -56,7 +56,7 @@ pub fn able(program: &str) -> bool {
     can_run() && has(program)
 }
 
-/// Whether a program is installed; says so if it isn't.
+/// Whether a program is installed. Reports a skip if it isn't.
 #[track_caller]
 pub fn has(program: &str) -> bool {
     if find(program).is_none() {
@@ -66,12 +66,12 @@ pub fn has(program: &str) -> bool {
     true
 }
 
-/// A program of `tests/programs`, compiled: once in this process.
+/// Returns a program of `tests/programs`, compiled once in this process.
 pub fn compiled(name: &str) -> PathBuf {
     compiled_in_units(name, MIB)
 }
 
-/// The same with another size for what the program takes for a MiB.
+/// Returns a compiled program with another size for what it takes for a MiB.
 pub fn compiled_in_units(name: &str, unit_bytes: u64) -> PathBuf {
     static DONE: Mutex<BTreeMap<(String, u64), PathBuf>> = Mutex::new(BTreeMap::new());
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -95,28 +95,29 @@ pub fn compiled_in_units(name: &str, unit_bytes: u64) -> PathBuf {
     executable
 }
 
-/// Where a program is; also where only root looks.
+/// Returns where a program is, also in directories where only root looks.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
     places.map(|place| place.join(program)).find(|file| file.is_file())
 }
 
-/// Under what a program runs.
+/// The way in which a program runs.
 #[derive(Clone, Debug)]
 pub enum Under {
-    /// As it is.
+    /// Without Farpage.
     Nothing,
-    /// `farpage run --ram` so many bytes, with these options.
+    /// Under `farpage run --ram`, with these options.
     Budget {
-        /// Bytes.
+        /// The budget in bytes.
         ram: u64,
         /// Further options.
         options: Vec<String>,
     },
-    /// The same as an ordinary user, with what containers forbid refused: userfaultfd and io_uring.
+    /// Under `farpage run` as an ordinary user, with the calls refused that containers forbid:
+    /// userfaultfd and io_uring.
     Container {
-        /// Bytes.
+        /// The budget in bytes.
         ram: u64,
     },
 }
@@ -128,7 +129,7 @@ impl Under {
     }
 }
 
-/// A program to be run, in a directory of its own.
+/// A program to be run in a directory of its own.
 pub struct Job {
     /// Its scratch directory, which is its current directory.
     pub place: tempfile::TempDir,
@@ -149,53 +150,53 @@ pub struct Running {
     is_beside: bool,
 }
 
-/// What came of it.
+/// The result of a run.
 pub struct Outcome {
     pub status: Option<i32>,
     pub signal: Option<i32>,
     pub stdout: Vec<u8>,
     pub stderr: String,
     pub seconds: f64,
-    /// What `--stats` said; null without Farpage, or if there was none.
+    /// Statistics of `--stats`; null without Farpage, or if there were none.
     pub stats: serde_json::Value,
     pub samples: Samples,
-    /// The statistics were not complete when the program's parent heard of its end.
+    /// Whether the statistics were incomplete when the program's parent heard of its end.
     pub is_late: bool,
     under: Under,
-    /// Where it ran, with what it has left there.
+    /// The directory in which the program ran, with the files that it has left there.
     pub place: tempfile::TempDir,
 }
 
-/// Anonymous memory in bytes, in the order of time.
+/// Samples of anonymous memory in bytes, in the order of time.
 #[derive(Default)]
 pub struct Samples {
     /// `Anonymous` of each process.
     of: BTreeMap<u32, Vec<u64>>,
-    /// Of all of them together: `Pss_Anon`, where what is shared since a fork counts once.
+    /// `Pss_Anon` of all processes together, where memory that is shared since a fork counts once.
     together: Vec<u64>,
-    /// What the threads did when the time was over.
+    /// State of the threads when the time was over.
     timed_out: Option<String>,
 }
 
 impl Samples {
-    /// The most that one process had.
+    /// Returns the most that one process had.
     pub fn peak(&self) -> u64 {
         self.peaks().into_iter().max().unwrap_or(0)
     }
 
-    /// The most that each process had.
+    /// Returns the most that each process had.
     pub fn peaks(&self) -> Vec<u64> {
         self.of.values().filter_map(|list| list.iter().copied().max()).collect()
     }
 
-    /// The most that all had together.
+    /// Returns the most that all processes had together.
     pub fn peak_together(&self) -> u64 {
         self.together.iter().copied().max().unwrap_or(0)
     }
 }
 
 impl Job {
-    /// `words` under `under`.
+    /// A job that runs `words` under `under`.
     pub fn new(under: &Under, words: &[&str]) -> Job {
         let place = directory();
         let mut command = match under {
@@ -210,7 +211,7 @@ impl Job {
                 let mut command = super::farpage();
                 command.env("FARPAGE_PRELOAD", library()).arg("run").args(["--ram", &ram.to_string()]);
                 command.arg("--stats").arg(place.path().join("stats.json")).args(options);
-                // Every test once more in another mode: `make test-e2e`.
+                // `make test-e2e` runs every test once more in another mode.
                 if let Some(faults) = std::env::var_os("FARPAGE_TEST_FAULTS") {
                     command.arg("--faults").arg(faults);
                 }
@@ -224,24 +225,24 @@ impl Job {
         Job { place, under: under.clone(), command, timeout: Duration::from_secs(300) }
     }
 
-    /// A variable more for the program.
+    /// Sets one more variable for the program.
     pub fn environment(&mut self, name: &str, value: &str) {
         self.command.env(name, value);
     }
 
-    /// Another limit of time.
+    /// Sets another time limit.
     pub fn within(mut self, seconds: u64) -> Job {
         self.timeout = Duration::from_secs(seconds);
         self
     }
 
-    /// It begins in this cgroup.
+    /// Makes the program begin in this cgroup.
     pub fn in_group(mut self, group: &Group) -> Job {
         group.enter(&mut self.command);
         self
     }
 
-    /// Starts it. Its output goes to files, so nobody has to read pipes.
+    /// Starts the job. The output goes to files, so nobody has to read pipes.
     pub fn start(mut self) -> Running {
         let out = |name| Stdio::from(File::create(self.place.path().join(name)).unwrap());
         let (stdout, stderr) = (out("stdout"), out("stderr"));
@@ -249,7 +250,7 @@ impl Job {
         let place = asked.map(ToOwned::to_owned).or_else(|| std::env::var_os("FARPAGE_SUPERVISOR"));
         let is_ours = !matches!(self.under, Under::Nothing);
         let is_beside = is_ours && place.is_none_or(|place| place == "beside");
-        // The default, whatever other tests have left to a slow process 1.
+        // The default place is set explicitly: other tests may have left zombies to a slow process 1.
         self.command.env("FARPAGE_SUPERVISOR", if is_beside { "beside" } else { "above" });
         let child = self.command.stdout(stdout).stderr(stderr).spawn().unwrap();
         let over = Arc::new(AtomicBool::new(false));
@@ -260,13 +261,13 @@ impl Job {
         Running { place: self.place, under: self.under, child, watcher, over, start, is_beside }
     }
 
-    /// Runs it to its end.
+    /// Runs the job to its end.
     pub fn run(self) -> Outcome {
         self.start().end()
     }
 }
 
-/// Farpage as it is started in a container, in a directory that is its user's.
+/// Returns Farpage's command as it is started in a container, in a directory that belongs to its user.
 fn confined(place: &Path) -> Command {
     use std::os::unix::process::CommandExt;
     const NOBODY: u32 = 65_534;
@@ -287,7 +288,7 @@ fn confined(place: &Path) -> Command {
     command
 }
 
-/// userfaultfd and io_uring answer EPERM from now on, as under Docker's profile.
+/// Makes userfaultfd and io_uring answer EPERM from now on, as under Docker's profile.
 fn forbid_what_containers_forbid() -> std::io::Result<()> {
     const fn step(code: u32, jump: u8, value: u32) -> libc::sock_filter {
         libc::sock_filter { code: code as u16, jt: jump, jf: 0, k: value }
@@ -296,7 +297,7 @@ fn forbid_what_containers_forbid() -> std::io::Result<()> {
     const IS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     const ANSWER: u32 = libc::BPF_RET | libc::BPF_K;
     static FILTER: [libc::sock_filter; 7] = [
-        // The call's number comes first.
+        // The call's number is the first word.
         step(LOAD, 0, 0),
         step(IS, 4, libc::SYS_userfaultfd as u32),
         step(IS, 3, libc::SYS_io_uring_setup as u32),
@@ -308,23 +309,23 @@ fn forbid_what_containers_forbid() -> std::io::Result<()> {
     let program = libc::sock_fprog { len: FILTER.len() as u16, filter: FILTER.as_ptr().cast_mut() };
     // SAFETY: takes no pointers.
     let is_allowed = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-    // SAFETY: a filter of that length, for good.
+    // SAFETY: `program` has a filter of the length that it says, which lives for good.
     let filters = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) };
     if (is_allowed, filters) == (0, 0) { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
 impl Running {
-    /// The directory it runs in.
+    /// Returns the directory in which the program runs.
     pub fn place(&self) -> &Path {
         self.place.path()
     }
 
-    /// The process that was started: Farpage, or the program itself.
+    /// Returns the process that was started: Farpage, or the program itself.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Farpage's supervisor, once the program is started.
+    /// Returns Farpage's supervisor, once the program is started.
     pub fn supervisor(&self) -> u32 {
         if !self.is_beside {
             return self.pid();
@@ -332,14 +333,15 @@ impl Running {
         self.supervisor_beside().expect("the program isn't started, or has ended")
     }
 
-    /// The supervisor that the program was told of.
+    /// Returns the supervisor that the program was told of.
     fn supervisor_beside(&self) -> Option<u32> {
         let environment = fs::read_to_string(format!("/proc/{}/environ", self.pid())).ok()?;
         let session = environment.split('\0').find_map(|line| line.strip_prefix("FARPAGE_SESSION=/proc/"));
         session?.split('/').next()?.parse().ok()
     }
 
-    /// All processes of the run but the supervisor, the program first; none before the program is started.
+    /// Returns all processes of the run except the supervisor, the program first; none before the
+    /// program is started.
     pub fn processes(&self) -> Vec<u32> {
         let own = self.is_beside.then_some(self.pid());
         if self.is_beside && self.supervisor_beside().is_none() {
@@ -348,7 +350,7 @@ impl Running {
         own.into_iter().chain(descendants(self.pid())).collect()
     }
 
-    /// Waits for its end.
+    /// Waits for the program's end.
     pub fn end(mut self) -> Outcome {
         let supervisor = self.supervisor_beside();
         let status = self.child.wait().unwrap();
@@ -361,7 +363,8 @@ impl Running {
         let is_late = !has_told();
         self.over.store(true, Ordering::Release);
         let samples = self.watcher.join().unwrap();
-        // The supervisor beside a program that didn't say that it ends tells how it ended some milliseconds later.
+        // If a program didn't say that it ends, the supervisor beside it tells how it ended some
+        // milliseconds later.
         let is_to_tell = self.is_beside && !matches!(status.code(), Some(125..=127));
         let was_ended = || String::from_utf8_lossy(&read("stderr")).contains("the run was ended");
         let is_there = || supervisor.is_none_or(|pid| Path::new(&format!("/proc/{pid}")).exists());
@@ -393,7 +396,7 @@ impl Running {
     }
 }
 
-/// Samples until it is over. A program that doesn't end in time is killed, and with it the test fails.
+/// Takes samples until the run is over. A program that doesn't end in time is killed, and the test fails.
 fn watch(root: u32, own: Option<u32>, timeout: Duration, over: &AtomicBool) -> Samples {
     let start = Instant::now();
     let mut samples = Samples::default();
@@ -416,7 +419,8 @@ fn watch(root: u32, own: Option<u32>, timeout: Duration, over: &AtomicBool) -> S
     samples
 }
 
-/// What each thread below `root` does, twice, a second apart: who waits for whom, and who gets on.
+/// Returns what each thread below `root` does, twice, a second apart. The text shows which threads wait for
+/// which, and which get on.
 pub fn threads_below(root: u32) -> String {
     let mut text = String::new();
     for _ in 0..2 {
@@ -433,7 +437,7 @@ pub fn threads_below(root: u32) -> String {
     text
 }
 
-/// All processes below `root`.
+/// Returns all processes below `root`.
 pub fn descendants(root: u32) -> Vec<u32> {
     let mut list = Vec::new();
     let mut next = vec![root];
@@ -450,12 +454,12 @@ pub fn descendants(root: u32) -> Vec<u32> {
     list
 }
 
-/// `Anonymous` of a process, and its part of that where it is shared, in bytes.
+/// Returns `Anonymous` of a process, and its part of that where it is shared, in bytes.
 ///
-/// smaps_rollup walks through the memory, and the program runs on meanwhile: what moves from where the walk is still
-/// to come from where it has been is counted twice. On a busy machine one walk was held up so long that it found
-/// 93 MiB more than the process ever had. The kernel's own counter (RssAnon) is true at one moment, so what it says
-/// before and after tells how much there can have been.
+/// smaps_rollup walks through the memory while the program runs on. Memory that moves from behind the walk to
+/// ahead of it is counted twice. A walk that is held up on a busy machine may find far more than the process
+/// ever had. The kernel's own counter (RssAnon) is exact at one moment. So its values before and after the
+/// walk bound the result.
 fn anonymous(pid: u32) -> Option<(u64, u64)> {
     let counted = || kib(&fs::read_to_string(format!("/proc/{pid}/status")).ok()?, "RssAnon:");
     let before = counted()?;
@@ -465,25 +469,25 @@ fn anonymous(pid: u32) -> Option<(u64, u64)> {
     Some((bytes("Anonymous:")?, bytes("Pss_Anon:")?))
 }
 
-/// A line of a file in /proc, in KiB.
+/// Returns a line of a file in /proc, in KiB.
 fn kib(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix(" kB")?.parse().ok()
 }
 
 impl Outcome {
-    /// Its standard output as text.
+    /// Returns the standard output as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    /// One counter of `--stats`.
+    /// Returns a counter of `--stats`.
     #[track_caller]
     pub fn counter(&self, name: &str) -> u64 {
         self.stats["counters"][name].as_u64().unwrap_or_else(|| panic!("no counter {name}: {}", self.stderr))
     }
 
-    /// It ended with 0 and lost nothing.
+    /// Checks that the program ended with 0 and lost nothing.
     #[track_caller]
     pub fn succeeded(&self) -> &Outcome {
         assert_eq!((self.status, self.signal), (Some(0), None), "{}\n{}", self.text(), self.stderr);
@@ -493,11 +497,11 @@ impl Outcome {
         self
     }
 
-    /// Every sample after the budget was first reached was within budget + 5 %; and it was reached.
+    /// Checks that the budget was reached, and that every sample after that was within the budget + 5 %.
     ///
-    /// That is checked to the letter at the sizes of the promise (FARPAGE_TEST_SIZE=full). The budgets of the small
-    /// sizes are tens of MiB: a program fills 5 % of that in half a millisecond, less than a busy machine may take to
-    /// let our first thread run. So there the slack is 4 MiB at least.
+    /// The 5 % hold to the letter at the sizes of the promise (FARPAGE_TEST_SIZE=full). The budgets of the
+    /// small sizes are tens of MiB. A program fills 5 % of that in half a millisecond, less than a busy
+    /// machine may take to let the keeper run. So at small sizes the slack is 4 MiB at least.
     #[track_caller]
     pub fn held_its_budget(&self) -> &Outcome {
         let (Under::Budget { ram, .. } | Under::Container { ram }) = self.under else {
@@ -508,11 +512,12 @@ impl Outcome {
         let first = first_at(together, ram);
         assert!(first < together.len(), "the budget was never reached: {:?}", together.iter().max());
         let is_tree = self.samples.of.len() > 1;
-        // A fork's child has an engine before its parent has made room for that.
+        // A fork's child has an engine before its parent has made room for the engine.
         let most = ram + slack(if is_tree { 8 * MIB } else { 4 * MIB });
         let is_over = |at: usize| together.get(at).is_some_and(|bytes| *bytes > most);
-        // Processes are looked at one after the other: what one shares with a child that is made meanwhile counts for it
-        // alone, and for the child in part once more. Not at the next look.
+        // Processes are looked at one after the other. If a child is made meanwhile, the memory
+        // that it shares counts fully for its parent, and in part once more for the child. The
+        // next look counts right.
         let over = (first..together.len())
             .filter(|at| is_over(*at) && (!is_tree || is_over(at.wrapping_sub(1)) || is_over(at + 1)));
         self.assert_none("all together", together, first, most, over.collect());
@@ -525,10 +530,11 @@ impl Outcome {
         self
     }
 
-    /// Fails if there are samples that were `over` the `most` there may be. The `first` was the first to reach the budget.
+    /// Fails if there are samples `over` the `most` that is allowed. The sample `first` was the first
+    /// to reach the budget.
     #[track_caller]
     fn assert_none(&self, who: &str, list: &[u64], first: usize, most: u64, over: Vec<usize>) {
-        // What was before and after each says whether it was the take-over, a moment, or for good.
+        // The neighbours of a sample show whether the excess was that of the activation, short, or for good.
         let around = |at: &usize| {
             let near = &list[at.saturating_sub(2)..list.len().min(at + 3)];
             (*at, near.iter().map(|bytes| bytes / MIB).collect::<Vec<_>>())
@@ -547,7 +553,7 @@ impl Outcome {
     }
 }
 
-/// Which sample was the first to reach a budget; their number if none did.
+/// Returns the index of the first sample that reached a budget; the number of samples if none did.
 fn first_at(list: &[u64], ram: u64) -> usize {
     list.iter().position(|bytes| *bytes >= ram / 100 * 85).unwrap_or(list.len())
 }

@@ -1,6 +1,7 @@
-//! A memory cgroup of a test's own: it measures what processes have together, limits it, or has the kernel reclaim from them.
+//! A memory cgroup of a test's own. The group measures what processes have together, limits it, or has the
+//! kernel reclaim from them.
 //!
-//! Version 1 and version 2. Where none can be made, the test is a reported skip.
+//! The cgroup is of version 1 or 2. Where none can be made, the test is a reported skip.
 
 use super::skip;
 use std::fs::{self, File};
@@ -14,14 +15,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Between two calls for reclaim: each goes through all that the group has.
+/// Pause between two calls for reclaim. Each call goes through all memory of the group.
 const RECLAIM_PAUSE: Duration = Duration::from_millis(1);
 
-/// A memory cgroup, which counts each page once, also one that processes share, and at one moment.
+/// A memory cgroup. The group counts each page once, also a page that processes share, and all
+/// pages at one moment.
 pub struct Group(PathBuf);
 
 impl Group {
-    /// None if there can't be one here.
+    /// Makes a group. None if no group can be made here.
     #[track_caller]
     pub fn new() -> Option<Group> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -42,7 +44,7 @@ impl Group {
         found.map(Group)
     }
 
-    /// It has no more than this from now on. False if that can't be had.
+    /// Limits the group to `bytes` from now on. Returns false if no limit can be set.
     #[track_caller]
     pub fn limit(&self, bytes: u64) -> bool {
         let files = ["memory.limit_in_bytes", "memory.max"].map(|name| self.0.join(name));
@@ -53,11 +55,11 @@ impl Group {
         is_set
     }
 
-    /// The command begins in it.
+    /// Makes a command begin in the group.
     pub fn enter(&self, command: &mut Command) {
         let processes = File::options().write(true).open(self.0.join("cgroup.procs")).unwrap();
         let enter = move || {
-            // SAFETY: one byte; "0" names the process that writes it. The file is open.
+            // SAFETY: writes one byte to an open file; "0" names the process that writes it.
             let written = unsafe { libc::write(processes.as_raw_fd(), b"0".as_ptr().cast(), 1) };
             if written == 1 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
         };
@@ -65,7 +67,7 @@ impl Group {
         unsafe { command.pre_exec(enter) };
     }
 
-    /// Anonymous memory of all processes together, in bytes.
+    /// Returns the anonymous memory of all processes together, in bytes.
     pub fn anonymous(&self) -> u64 {
         let stat = fs::read_to_string(self.0.join("memory.stat")).unwrap_or_default();
         let bytes =
@@ -73,7 +75,7 @@ impl Group {
         stat.lines().find_map(bytes).unwrap_or(0)
     }
 
-    /// Processes of the group that the kernel has killed for memory.
+    /// Returns how many processes of the group the kernel has killed for memory.
     pub fn kills(&self) -> u64 {
         let texts = ["memory.oom_control", "memory.events"].map(|name| fs::read_to_string(self.0.join(name)));
         let mut lines = texts.iter().flatten().flat_map(|text| text.lines());
@@ -81,8 +83,8 @@ impl Group {
         kills.expect("the kernel counts kills since Linux 4.13")
     }
 
-    /// The kernel reclaims from the group again and again, as on a machine that is short of memory.
-    /// None where the kernel can't be asked (version 2 before Linux 5.19).
+    /// Has the kernel reclaim from the group repeatedly, as on a machine that is short of memory. None if the
+    /// kernel can't be asked (version 2 before Linux 5.19).
     #[track_caller]
     pub fn reclaim(&self) -> Option<Reclaim> {
         let Some((name, word)) = self.reclaim_file() else {
@@ -95,7 +97,8 @@ impl Group {
         let thread = std::thread::spawn(move || {
             while !is_over.load(Ordering::Relaxed) {
                 let has_processes = fs::read(&processes).is_ok_and(|pids| !pids.is_empty());
-                // EAGAIN: less could be reclaimed than was asked for, as always while processes run.
+                // EAGAIN means that less could be reclaimed than was asked for, as always while
+                // processes run.
                 let asked = fs::write(&file, word).map_or_else(|error| error.kind() == WouldBlock, |()| true);
                 let is_done = asked && has_processes;
                 count.fetch_add(u64::from(is_done), Ordering::Relaxed);
@@ -105,13 +108,13 @@ impl Group {
         Some(Reclaim { ends, rounds, thread: Some(thread) })
     }
 
-    /// The file by which the kernel is asked to reclaim, and what is written to it.
+    /// Returns the file by which the kernel is asked to reclaim, and the text to write to it.
     fn reclaim_file(&self) -> Option<(&'static str, &'static str)> {
         let files = [("memory.force_empty", "0"), ("memory.reclaim", "1G")];
         files.into_iter().find(|(name, _)| self.0.join(name).exists())
     }
 
-    /// What a shell must do to be in such a group, with [`Group::reclaim`] at work.
+    /// Returns the shell commands that enter a group of the same kind, with [`Group::reclaim`] at work.
     pub fn again(&self) -> String {
         let (name, word) = self.reclaim_file().unwrap();
         let group = self.0.display();
@@ -134,7 +137,7 @@ impl Drop for Group {
     }
 }
 
-/// Reclaim that goes on until this is dropped.
+/// Reclaim that goes on until this value is dropped.
 pub struct Reclaim {
     ends: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
@@ -142,7 +145,7 @@ pub struct Reclaim {
 }
 
 impl Reclaim {
-    /// Times that the kernel reclaimed what it could of processes in the group.
+    /// Returns how many times the kernel reclaimed what it could from processes in the group.
     pub fn rounds(&self) -> u64 {
         self.rounds.load(Ordering::Relaxed)
     }

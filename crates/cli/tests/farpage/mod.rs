@@ -1,5 +1,5 @@
-//! Running the built `farpage` from tests: with a clean environment, and with a library that does nothing in
-//! the place of the real one, so that these tests need no engine.
+//! Runs the built `farpage` in tests, with a clean environment. A library that does nothing replaces the real
+//! one, so that these tests need no engine.
 
 pub mod budgeted;
 pub mod group;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-/// What came out of a run.
+/// The result of a run.
 pub struct Ended {
     pub status: Option<i32>,
     pub signal: Option<i32>,
@@ -29,7 +29,7 @@ impl Ended {
         }
     }
 
-    /// The status, and one clear message: every line ours, and each of `words` in it.
+    /// Checks the status and the one clear message: every line is Farpage's, and each of `words` is in it.
     #[track_caller]
     pub fn refused(&self, status: i32, words: &[&str]) {
         assert_eq!(self.status, Some(status), "{}", self.stderr);
@@ -41,7 +41,8 @@ impl Ended {
     }
 }
 
-/// A library that every dynamic program can load and that does nothing, but says that it is of this version.
+/// Returns a library that every dynamic program can load. The library does nothing, but says that
+/// it is of this version.
 pub fn harmless_library() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(build_harmless_library).clone()
@@ -57,19 +58,19 @@ fn build_harmless_library() -> PathBuf {
         Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&draft).arg(&source).output().unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     fs::remove_file(source).unwrap();
-    // In one step: several test programs may be doing this.
+    // The rename makes the library appear in one step, because several test programs may build it at once.
     fs::rename(draft, &path).unwrap();
     path
 }
 
-/// The C library: no library of ours.
+/// Returns the C library, which is not a library of ours.
 pub fn libc_library() -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| line.contains("/libc.so") || line.contains("/libc-"));
     line.and_then(|line| line.split_whitespace().last()).expect("this test is linked against libc").into()
 }
 
-/// `farpage` with a clean environment.
+/// Returns a `farpage` command with a clean environment.
 pub fn farpage() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farpage"));
     clean(&mut command);
@@ -89,19 +90,19 @@ fn clean(command: &mut Command) {
     command.env("FARPAGE_PRELOAD", harmless_library()).stdin(Stdio::null());
 }
 
-/// `farpage run` with these words.
+/// Runs `farpage run` with these words.
 pub fn run(words: &[&str]) -> Ended {
     Ended::of(farpage().arg("run").args(words).output().unwrap())
 }
 
-/// A directory on a disk, not in memory.
+/// Makes a directory on a disk, not in memory.
 pub fn directory() -> tempfile::TempDir {
     let directory = tempfile::tempdir_in("/var/tmp").unwrap();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
     directory
 }
 
-/// A file with this content and mode.
+/// Makes a file with this content and mode. Returns its path.
 pub fn put(directory: &Path, name: &str, content: &[u8], mode: u32) -> String {
     let path = directory.join(name);
     if mode & 0o111 != 0 {
@@ -116,8 +117,9 @@ pub fn put(directory: &Path, name: &str, content: &[u8], mode: u32) -> String {
     path.to_str().unwrap().into()
 }
 
-/// Copies an executable by another process. If this one wrote it, a child that another test forks in
-/// between would hold it open for writing for a moment, and executing it would answer "text file busy".
+/// Copies an executable by another process. If this process wrote the file, a child that another
+/// test forks meanwhile would hold it open for writing for a moment. Executing the file would then
+/// answer "text file busy".
 pub fn install(from: &Path, to: &Path, mode: u32) {
     let mode = format!("{mode:o}");
     let done = Command::new("install").args(["-m", &mode]).arg(from).arg(to).status().unwrap();
@@ -129,8 +131,8 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// `farpage run` as an ordinary user: as user 65534 if the tests run as root. Executable and library are copied
-/// to where that user can reach them.
+/// Runs `farpage run` as an ordinary user: as user 65534 if the tests run as root. Executable and library are
+/// copied to where that user can reach them.
 pub fn run_as_ordinary_user(place: &Path, words: &[&str]) -> Ended {
     if !is_root() {
         return run(words);
@@ -149,19 +151,21 @@ pub fn run_as_ordinary_user(place: &Path, words: &[&str]) -> Ended {
 }
 
 fn drop_groups() -> std::io::Result<()> {
-    // SAFETY: no groups are read from a null list of length 0. Fails harmlessly once the user has changed.
+    // SAFETY: no groups are read from a null list of length 0. The call fails harmlessly once the
+    // user has changed.
     unsafe { libc::setgroups(0, std::ptr::null()) };
     Ok(())
 }
 
-/// A test that can't run here says why; in CI that is a failure, so nothing is skipped unseen.
+/// Skips a test that can't run here, and says why. In CI a skip is a failure, so that nothing is
+/// skipped unseen.
 #[track_caller]
 pub fn skip(why: &str) {
     assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "CI must be able to test this: {why}");
     eprintln!("skipped: {why}");
 }
 
-/// A userfaultfd for kernel faults is what `farpage run` needs before it starts a program.
+/// Whether `farpage run` can start a program here, as `farpage doctor` says. Reports a skip if it can't.
 #[track_caller]
 pub fn can_run() -> bool {
     let doctor = farpage().args(["doctor", "--json"]).output().unwrap();
@@ -173,7 +177,7 @@ pub fn can_run() -> bool {
     able
 }
 
-/// A C compiler is part of what the tests need.
+/// Compiles an empty program. None if the C compiler, which the tests need, doesn't work.
 #[track_caller]
 pub fn compile(directory: &Path, name: &str, flags: &[&str]) -> Option<String> {
     let source = put(directory, &format!("{name}.c"), b"int main(void) { return 0; }\n", 0o644);

@@ -1,4 +1,5 @@
-//! Budgets: one that is too small, what is refused or told near one, and the budget that all processes of a tree share.
+//! Budgets: one that is too small, calls that are refused or told near a budget, and the budget that all
+//! processes of a tree share.
 
 use super::{RAM, is_gone};
 use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled};
@@ -22,8 +23,8 @@ fn budget_below_what_the_process_needs_names_the_number() {
     assert!(!outcome.place.path().join("ready").exists(), "the program ran");
 }
 
-/// docs/user/limits.md: a mapping that is moved past libc is noticed, and the program is stopped; where its system calls are guarded, it
-/// is seen and followed.
+/// docs/user/limits.md: a mapping that is moved past libc is noticed, and the program is stopped. Where its
+/// system calls are guarded, the move is seen and followed.
 #[test]
 fn memory_that_is_moved_past_libc_stops_the_program_or_is_followed() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -48,7 +49,8 @@ fn memory_that_is_moved_past_libc_stops_the_program_or_is_followed() {
     }
 }
 
-/// It wasn't held as long as it was locked, since it wasn't managed then; unlocked it is.
+/// Memory isn't managed while it is locked, so it isn't held for AIO then. Once unlocked it is managed, and
+/// must stay.
 #[test]
 fn memory_for_aio_stays_after_it_was_unlocked() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -60,7 +62,8 @@ fn memory_for_aio_stays_after_it_was_unlocked() {
     }
 }
 
-/// Its child could not get at what is out. It was refused without a word.
+/// The child of a fork after a change of user could not get at the evicted pages, so the fork is refused. The
+/// refusal must be told.
 #[test]
 fn fork_after_a_change_of_user_is_refused_and_told() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -75,7 +78,7 @@ fn fork_after_a_change_of_user_is_refused_and_told() {
     assert!(outcome.stderr.contains("a fork was refused"), "{}", outcome.stderr);
 }
 
-/// The swap file was called full, and room on the disk the remedy.
+/// The program's limit must be named as the cause, not a full swap file with room on the disk as the remedy.
 #[test]
 fn program_that_limits_its_files_is_told_of_with_the_cause() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -102,9 +105,9 @@ fn mlockall_is_refused_if_that_is_asked_for() {
     assert!(!outcome.stderr.contains("locked"), "{}", outcome.stderr);
 }
 
-/// Each of eight busy threads gets Farpage's signal only when it has a CPU. When the threads were asked one after the other, they
-/// filled memory meanwhile: the program reached 1.7 times its budget before the first page went out. When all were asked at once,
-/// but not stopped until all were registered, it reached 1.24 times in one of five runs. It stays at 1.00 since.
+/// Each of eight busy threads gets Farpage's signal only when it has a CPU. Threads that were asked one after
+/// the other would fill memory meanwhile. Threads that were all asked at once, but ran on until all were
+/// registered, would also fill too much before the first page goes out.
 #[test]
 fn eight_threads_that_fill_memory_are_taken_over_in_time() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -118,8 +121,8 @@ fn eight_threads_that_fill_memory_are_taken_over_in_time() {
     }
 }
 
-/// The keepers of 60 processes at nice -20 kept the kernel's own threads off the CPU, and with them every disk, for a minute. Where
-/// nothing grows the keeper waits for its turn like others.
+/// Keepers of many processes at nice -20 keep the kernel's own threads off the CPU, and with them every disk.
+/// A keeper therefore waits for its turn like other threads while nothing grows.
 #[test]
 fn keeper_of_a_quiet_program_does_not_go_first() {
     let script =
@@ -133,7 +136,7 @@ fn keeper_of_a_quiet_program_does_not_go_first() {
     assert!(seen.iter().any(|nice| nice == "0"), "{seen:?}");
 }
 
-/// What a case of share.c comes to in one mode.
+/// Runs a case of share.c in one mode.
 fn shared_budget(case: &str, faults: &str, ram: u64) -> Outcome {
     let program = compiled("share");
     let under = Under::budget(ram, &["--faults", faults]);
@@ -149,7 +152,7 @@ fn processes_of_a_tree_have_one_budget_together() {
         let outcome = shared_budget("growers", faults, 64 * MIB);
         outcome.held_its_budget();
         assert!(outcome.counter("evict_taken") > 10_000, "{}", outcome.stderr);
-        // The first had filled it, and the last got as much as the others.
+        // The first process had filled the budget, and the last one got as much as the rest.
         let peaks = outcome.samples.peaks();
         let workers: Vec<_> = peaks.iter().filter(|peak| **peak > 10 * MIB).collect();
         assert_eq!(workers.len(), 4, "{peaks:?}");
@@ -169,7 +172,8 @@ fn nothing_is_evicted_while_all_that_processes_have_fits() {
     }
 }
 
-/// The most anonymous memory that a case of share.c had at once after its second process began, in parts of its budget.
+/// Returns the most anonymous memory that a case of share.c had at once after its second process began, as a
+/// fraction of its budget.
 fn peak_in_group(group: &Group, case: &str, faults: &str, ram: u64) -> f64 {
     let program = compiled("share");
     let under = Under::budget(ram, &["--faults", faults]);
@@ -190,10 +194,12 @@ fn peak_in_group(group: &Group, case: &str, faults: &str, ram: u64) -> f64 {
     peak as f64 / ram as f64
 }
 
-/// What parent and child share was granted twice while both gave it back: a tree had 1.4 to 1.9 times its budget after each fork,
-/// and small processes 8 MiB each, however small the budget.
+/// Memory that parent and child share must not be granted twice while both give it back. Otherwise a
+/// tree would have nearly twice its budget after each fork. Nor may small processes have 8 MiB each,
+/// however small the budget.
 ///
-/// A process may lose its CPU with memory in its hands, so a peak above the bound is measured up to twice more.
+/// A process may lose its CPU with memory in its hands, so a peak above the bound is measured up
+/// to twice more.
 #[test]
 fn children_and_their_parent_stay_within_their_budget_together() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -212,8 +218,8 @@ fn children_and_their_parent_stay_within_their_budget_together() {
     }
 }
 
-/// A stopped child never asks the kernel what is shared, and nobody paid for what a dead parent had paid for until all had asked:
-/// the tree had up to its budget and that.
+/// A stopped child never asks the kernel what is shared. Memory that a dead parent had paid for must be paid
+/// for before that child asks. Otherwise the tree would have up to its budget and that memory.
 #[test]
 fn what_a_dead_parent_paid_for_is_paid_beside_a_stopped_child() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -228,12 +234,13 @@ fn what_a_dead_parent_paid_for_is_paid_beside_a_stopped_child() {
     }
 }
 
-/// The peak was a sample of what is anonymous: 75 to 91 MiB of 100. `exec` made two processes of one.
+/// The peak must be the kernel's number, because a sample of anonymous memory is too low. A process that
+/// executes another program is one process.
 #[test]
 fn peak_is_the_kernels_and_a_process_is_one_whatever_it_executes() {
     let Some(_alone) = alone_with("python3") else { return };
     let burst = "import resource; b = b'x' * (100 << 20); del b; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)";
-    // Not a script that finds it.
+    // The interpreter itself, not a script that finds it.
     let python =
         Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap().stdout;
     let python = String::from_utf8(python).unwrap();
@@ -252,7 +259,7 @@ fn peak_is_the_kernels_and_a_process_is_one_whatever_it_executes() {
     assert_eq!(outcome.stats["process_count"], 1, "{}", outcome.stderr);
 }
 
-/// It ended with 134, without a word.
+/// A budget above the machine's memory must not end the program.
 #[test]
 fn budget_of_512_tib_is_that_of_the_machine() {
     let Some(_alone) = alone_with("true") else { return };

@@ -1,17 +1,18 @@
-//! Small processes have nothing of Farpage's running in them, and are managed before they are large.
+//! Small processes have nothing of Farpage running in them, and are managed before they are large.
 
 use super::{is_gone, modes, wait_until};
 use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled};
 use crate::farpage::{is_root, skip};
 use std::fs;
 
-/// Dormant processes may have a 16th of it, and one is allowed a stack of 8 MiB.
+/// Budget in bytes. Dormant processes may have a 16th of it together, and the stack that is allowed to one
+/// process is 8 MiB of that.
 const RAM: u64 = 256 * MIB;
 
-/// In bytes.
+/// Returns the budget of a case in bytes.
 fn budget(case: &str) -> u64 {
     match case {
-        // Several processes are dormant at once there.
+        // In these cases several processes are dormant at once.
         "forks" | "clones_and_executes" => 2 * RAM,
         _ => RAM,
     }
@@ -27,7 +28,7 @@ fn run(faults: &str, case: &str) -> Outcome {
     Job::new(&Under::budget(budget(case), &["--faults", faults]), &words).within(120).run()
 }
 
-/// Each case looks by itself whether there are threads when there may be some.
+/// Runs cases. Each case checks by itself whether there are threads when there may be some.
 fn is_right(cases: &[&str]) {
     let Some(_alone) = alone_with("cc") else { return };
     for (faults, case) in modes().iter().flat_map(|faults| cases.iter().map(move |case| (faults, case))) {
@@ -39,44 +40,45 @@ fn is_right(cases: &[&str]) {
     }
 }
 
-/// chromium ended itself because it found a second thread; `unshare -Ur`, gdb and valgrind failed of it.
+/// chromium ends itself if it finds a second thread; `unshare -Ur`, gdb and valgrind fail because of it.
 #[test]
 fn small_process_has_one_thread() {
     is_right(&["stays", "spawns", "user_namespace"]);
 }
 
-/// However it comes to have more memory than it has said: also memory that it has reserved while nobody looked, and the child of a
-/// child of such a process.
+/// The process is managed however it comes to have more memory than it has announced. The cases include
+/// memory that it reserved while nobody looked, and the child of a child of a dormant process.
 #[test]
 fn process_that_grows_is_managed() {
     is_right(&["maps", "heap", "remaps", "reserves", "keeps_what_it_moves", "vforks", "forks"]);
 }
 
-/// Locked, read-only or executable memory is there though the kernel doesn't count it as data.
+/// Locked, read-only or executable memory exists, though the kernel doesn't count it as data.
 #[test]
 fn memory_that_may_not_be_written_any_more_counts() {
     is_right(&["seals"]);
 }
 
-/// Chromium ends itself where its zygote has a second thread, and the zygote gives such advice before that.
+/// Chromium ends itself if its zygote has a second thread, and the zygote gives this advice
+/// before that check.
 #[test]
 fn advice_about_children_starts_no_engine() {
     is_right(&["advises"]);
 }
 
-/// What a program has asked for past libc while it was dormant is seen when an engine starts.
+/// An engine that starts sees what a program has asked for past libc while it was dormant.
 #[test]
 fn memory_that_is_wiped_in_children_stays_so() {
     is_right(&["wiped_in_children"]);
 }
 
-/// The handler of the supervisor's signal wrote below a small stack for handlers.
+/// The handler of the supervisor's signal must not write below a small stack for handlers.
 #[test]
 fn signal_of_the_supervisor_overwrites_nothing() {
     is_right(&["is_asked"]);
 }
 
-/// A child by a bare clone was neither in the run nor told of.
+/// A child by a bare clone must be in the run or be told of.
 #[test]
 fn children_of_dormant_processes_stay_in_the_run_or_are_told_of() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -94,7 +96,7 @@ fn children_of_dormant_processes_stay_in_the_run_or_are_told_of() {
     assert_eq!(outcome.status, Some(0), "{}", outcome.stderr);
 }
 
-/// What a process can do later it must be managed before: nothing could be started in it afterwards.
+/// A process must be managed before a call after which nothing could be started in it.
 #[test]
 fn process_is_managed_before_it_gives_up_what_an_engine_needs() {
     is_right(&["has_threads", "keeps_others_out", "limits", "handles_it"]);
@@ -104,7 +106,7 @@ fn process_is_managed_before_it_gives_up_what_an_engine_needs() {
     is_right(&["other_user", "other_pid_namespace"]);
 }
 
-/// Nobody sees it grow but the supervisor.
+/// Only the supervisor sees the process grow.
 #[test]
 fn process_that_grows_past_libc_is_told_of_and_managed() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -116,7 +118,8 @@ fn process_that_grows_past_libc_is_told_of_and_managed() {
     }
 }
 
-/// It has put the run out of its reach, and its memory isn't limited. The summary said that its peak was 4 MiB.
+/// The process has put the run out of its reach, and its memory isn't limited. The summary must
+/// give its size.
 #[test]
 fn process_that_can_no_longer_be_managed_is_told_of_with_its_size() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -128,7 +131,7 @@ fn process_that_can_no_longer_be_managed_is_told_of_with_its_size() {
     assert!(budget.contains("peak 30") && budget.contains(" MiB anonymous"), "{budget}");
 }
 
-/// The threads of a process.
+/// Returns the number of threads of a process.
 fn threads(pid: u32) -> usize {
     fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count)
 }
@@ -137,7 +140,7 @@ fn has_joined(pid: &u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("farpage-session"))
 }
 
-/// Where there is an engine, it ends its process itself.
+/// A process with an engine is ended by its engine; a dormant process has none.
 #[test]
 fn dormant_processes_end_with_a_supervisor_that_is_killed() {
     let Some(_alone) = alone_with("sh") else { return };
@@ -146,7 +149,7 @@ fn dormant_processes_end_with_a_supervisor_that_is_killed() {
     let members = || running.processes();
     // sh, a sleep, a subshell and its sleep.
     wait_until("the tree's growth", || members().len() == 4 && members().iter().all(has_joined));
-    // Several looks of the supervisor.
+    // The supervisor looks several times meanwhile.
     std::thread::sleep(std::time::Duration::from_millis(500));
     let members = members();
     assert!(members.iter().all(|pid| threads(*pid) == 1), "some aren't dormant");
@@ -156,7 +159,8 @@ fn dormant_processes_end_with_a_supervisor_that_is_killed() {
     assert_eq!(running.end().signal, Some(libc::SIGKILL));
 }
 
-/// It couldn't start an engine when the supervisor is gone, and would grow without a limit.
+/// A process left behind couldn't start an engine when the supervisor is gone, and would grow
+/// without a limit.
 #[test]
 fn what_is_left_behind_is_managed_when_the_run_ends() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -171,7 +175,7 @@ fn what_is_left_behind_is_managed_when_the_run_ends() {
     assert!(!outcome.stderr.contains("without a budget"), "{}", outcome.stderr);
 }
 
-/// Its library for threads stumbled over ours, which it can't know.
+/// The debugger's library for threads must not find threads of ours, which it can't know.
 #[test]
 fn debugger_sees_the_program_as_it_is() {
     let Some(_alone) = alone_with("gdb") else { return };
@@ -190,7 +194,7 @@ fn debugger_sees_the_program_as_it_is() {
     }
 }
 
-/// It ended with "Unsupported clone() flags", and its program never ran.
+/// valgrind must not end with "Unsupported clone() flags": its program would never run.
 #[test]
 fn valgrinds_program_runs_without_farpage_and_that_is_told() {
     let Some(_alone) = alone_with("valgrind") else { return };

@@ -1,4 +1,5 @@
-//! A program, a member of its tree or the supervisor ends or is killed: no file, memory, slot or process is left behind.
+//! The program, a member of its tree or the supervisor ends or is killed: no file, memory, slot or
+//! process is left behind.
 
 use super::{RAM, go, is_gone, modes, start_waiting, wait_until, wait_within};
 use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled, is_full_size};
@@ -13,7 +14,7 @@ fn shared_memory() -> Vec<std::ffi::OsString> {
     names
 }
 
-/// Starts a program that has pages in the swap directory, kills one side of it, and looks what is left.
+/// Starts a program that has pages in the swap directory, kills one side of it, and checks what is left.
 fn nothing_is_left_after(kill: impl FnOnce(u32, u32)) -> Outcome {
     let before = shared_memory();
     let swap = directory();
@@ -45,8 +46,8 @@ fn has_joined(pid: &u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("farpage-session"))
 }
 
-/// The program died with Farpage, but what it had started went on, and what that started was limited by nobody. Here are a
-/// process over its budget, one within it, and one that isn't the program's own child.
+/// If the supervisor is killed, the program and all that it has started must end, or nobody would limit them.
+/// The tree has a process over its budget, one within it, and one that isn't the program's own child.
 #[test]
 fn supervisor_killed_ends_all_of_the_run() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -57,7 +58,7 @@ fn supervisor_killed_ends_all_of_the_run() {
         let running = Job::new(&Under::budget(RAM, &["--faults", faults]), &words).within(150).start();
         let ready = running.place().join("ready");
         wait_until("the program's readiness", || ready.exists());
-        // sh, the program, the first sleep, a subshell and its sleep.
+        // The tree is sh, the program, the first sleep, a subshell and its sleep.
         let members = || running.processes();
         wait_until("the tree's growth", || members().len() >= 5 && members().iter().all(has_joined));
         let members = members();
@@ -69,7 +70,7 @@ fn supervisor_killed_ends_all_of_the_run() {
     }
 }
 
-/// A run that stays above its budget, and what it says.
+/// Runs a program that stays above its budget, and checks what is said. Returns its output.
 #[track_caller]
 fn is_ended_over_budget(options: &[&str], words: &[&str], reason: &str) -> Vec<u8> {
     let options = [options, &["--over-budget", "kill"]].concat();
@@ -81,7 +82,8 @@ fn is_ended_over_budget(options: &[&str], words: &[&str], reason: &str) -> Vec<u
     outcome.stdout
 }
 
-/// Where a budget is a promise to others, a job that breaks it is to end rather than to go on with a warning.
+/// A budget may be a promise to other users. A job that breaks it is then to end, not to go on
+/// with a warning.
 #[test]
 fn run_that_stays_above_its_budget_is_killed_if_asked_for() {
     let Some(_alone) = alone_with("python3") else { return };
@@ -109,7 +111,7 @@ fn what_a_program_leaves_behind_goes_on_when_the_program_has_ended() {
     let outcome = Job::new(&Under::budget(RAM, &[]), &["sh", "-c", script]).within(60).run();
     let left: u32 = outcome.succeeded().text().trim().parse().unwrap();
     let _end = AtEnd(|| send(left, libc::SIGKILL));
-    // Several looks at the supervisor.
+    // Time for several looks at the supervisor.
     std::thread::sleep(Duration::from_millis(500));
     assert!(!is_gone(left), "it was ended");
 }
@@ -130,13 +132,14 @@ fn program_that_ends_leaves_nothing() {
     assert_eq!(outcome.signal, Some(libc::SIGTERM));
 }
 
-/// What of our memory a core file would have is there twice, or is nothing that a debugger knows: gigabytes of it.
+/// Our memory must not be in a core file: its content is there already, or means nothing to a debugger,
+/// and it is gigabytes.
 #[test]
 fn core_file_has_the_programs_pages_and_not_the_pool() {
     let Some(_alone) = alone_with("cc") else { return };
     let running = start_waiting("read_after", &["--pool", "16M"]);
     let smaps = fs::read_to_string(format!("/proc/{}/smaps", running.processes()[0])).unwrap();
-    // Bytes of mappings, the engine's own and the program's.
+    // Sizes in bytes of the engine's own mappings, kept out or dumped, and bytes of the program's mappings.
     let (mut kept_out, mut dumped, mut program) = (Vec::new(), Vec::new(), 0);
     let (mut bytes, mut is_ours) = (0, false);
     for line in smaps.lines() {
@@ -144,7 +147,7 @@ fn core_file_has_the_programs_pages_and_not_the_pool() {
         let mut bounds = words[0].split('-').map(|word| u64::from_str_radix(word, 16));
         if let (Some(Ok(start)), Some(Ok(end))) = (bounds.next(), bounds.next()) {
             bytes = end - start;
-            // Where the engine maps its own memory: far below all else, and above programs.
+            // The engine maps its own memory far below all else, and above programs.
             is_ours = (0x1000_0000_0000..0x5000_0000_0000).contains(&start) && words.len() == 5;
         } else if words[0] == "VmFlags:" {
             match (is_ours, words.contains(&"dd")) {
@@ -157,13 +160,13 @@ fn core_file_has_the_programs_pages_and_not_the_pool() {
     }
     go(&running);
     assert_eq!(running.end().succeeded().text(), "all right\n");
-    // The pool with the tables beside it, and the frames: a mapping each.
+    // The pool with the tables beside it, and the frames, have a mapping each.
     assert!(kept_out.len() >= 2 && kept_out.iter().any(|bytes| *bytes >= 16 * MIB), "{kept_out:?}");
     assert!(!dumped.is_empty() && dumped.iter().all(|bytes| *bytes < 4 * MIB), "{dumped:?}");
     assert!(program >= 96 * MIB, "the program's memory would not be dumped");
 }
 
-/// The areas of a run as `farpage show --json` has them: what is used and what is leased, in bytes.
+/// Returns the bytes used and the bytes leased in the areas of a run, as `farpage show --json` has them.
 fn areas_of(supervisor: u32) -> (u64, u64) {
     let shown = farpage::farpage().args(["show", "--json", &supervisor.to_string()]).output().unwrap();
     let shown: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
@@ -181,18 +184,19 @@ impl<F: FnMut()> Drop for AtEnd<F> {
     }
 }
 
-/// Of a tree of 20 processes that share areas, some are killed, one after the other. The others find every byte; what the dead
-/// had is free again, and nothing else is left of them.
+/// Kills some members of a tree of 20 processes that share areas, one after the other. The other members find
+/// every byte. Memory and slots of the dead are free again, and nothing more is left of them.
 fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
     let (before, swap) = (shared_memory(), directory());
     let options = ["--faults", faults, "--pool", "4M", "--swap", swap.path().to_str().unwrap()];
     let program = compiled("tree");
-    // With so large a stack no process is dormant. An engine that starts late manages the root's small heap, which may be out in the end.
+    // With this large a stack no process is dormant. An engine that starts late would manage the root's small
+    // heap, which may be evicted in the end.
     let words = ["sh", "-c", "ulimit -s 1048576; exec \"$0\" members", program.to_str().unwrap()];
     let running = Job::new(&Under::budget(200 * MIB, &options), &words).within(20 + kills as u64).start();
     let first = running.pid();
     let members = || running.processes().into_iter().skip(1).filter(|pid| !is_gone(*pid)).collect::<Vec<_>>();
-    // Also if this test fails: nobody else would tell them.
+    // The tree must end if this test fails, too: only this guard tells it.
     let end = AtEnd(|| {
         for name in ["stop", "go"] {
             let _ = File::create(running.place().join(name));
@@ -204,12 +208,14 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
     });
     let mut killed = 0;
     for dice in (1_u64..).map(|number| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20).take(kills) {
-        // The root is told of a grandchild only when the grandchild's parent ends, so some members may be missing.
+        // The root learns of a grandchild only when the grandchild's parent ends, so some members
+        // may be missing.
         wait_until("the tree's growth", || members().len() >= 12 || is_gone(first));
         std::thread::sleep(Duration::from_millis(dice % 150));
         let members = members();
         let Some(victim) = members.get(dice as usize % members.len().max(1)) else { break };
-        // SAFETY: takes no pointers. The process belongs to this test's tree; its root waits for it if it has ended by itself.
+        // SAFETY: takes no pointers. The process belongs to this test's tree. If it has ended by itself, the
+        // tree's root waits for it.
         killed += usize::from(unsafe { libc::kill(*victim as i32, libc::SIGKILL) } == 0);
         wait_until("a member's end", || is_gone(*victim));
     }
@@ -217,7 +223,7 @@ fn others_go_on_when_members_are_killed(faults: &str, kills: usize) {
     let freed = running.place().join("freed");
     wait_until("the end of all members", || freed.exists() || is_gone(first));
     assert!(freed.exists(), "the root has ended");
-    // The root looks for what the dead had once a second, and keeps nothing that it doesn't use.
+    // The root looks once a second for what the dead had, and keeps nothing that it doesn't use.
     let supervisor = running.supervisor();
     wait_until("the return of all clusters", || areas_of(supervisor) == (0, 0));
     drop(end);
@@ -238,8 +244,8 @@ fn members_of_a_tree_that_are_killed_hurt_nobody_else() {
     }
 }
 
-/// A process forks again and again while eight of its threads write. Each child finds everything as of the fork, and in the
-/// end no slot is in use or leased.
+/// Starts a process that forks repeatedly while eight of its threads write. Each child finds everything as of
+/// the fork. In the end no slot is in use or leased.
 fn storm_of_forks_leaves_no_slot(faults: &str, ram: u64, storm: &str, seconds: u64) {
     let program = compiled("processes");
     let words = [program.to_str().unwrap(), "snapshots_beside_writers"];

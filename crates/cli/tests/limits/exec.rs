@@ -1,4 +1,5 @@
-//! What a program starts stays within the budget, though the environment says nothing of it any more.
+//! Programs that a program starts stay within the budget, though their environment no longer says
+//! anything of Farpage.
 
 use super::RAM;
 use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled};
@@ -7,13 +8,14 @@ use std::process::Command;
 
 /// MiB that a started program fills: twice the budget.
 const MIB_FILLED: u64 = 64;
-/// Their sum, one byte of each page.
+/// Sum of one byte of each filled page.
 const SUM: &str = "786432\n";
 
-/// Fills memory, adds up a part of it, and prints the sum. The first word is the interpreter, not a script that finds it.
+/// Returns an interpreter and a program that fills memory, adds up a part of it, and prints the sum. The
+/// first word is the interpreter itself, not a script that finds it.
 fn filler() -> (String, String) {
     let found = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
-    // On a busy machine all is filled before the keeper has had a CPU: it gets the time.
+    // On a busy machine all memory is filled before the keeper has had a CPU, so the program gives it time.
     let fill = "[b.__setitem__(i, 48) for i in range(0, len(b), 4096)]";
     let program = format!(
         "b = bytearray({MIB_FILLED} << 20); {fill}; import time; time.sleep(0.7); print(sum(b[::4096]))"
@@ -28,7 +30,7 @@ fn run(faults: &str, words: &[&str]) -> Outcome {
     outcome
 }
 
-/// Whether a process of 64 MiB and more is told of with this reason.
+/// Whether a process of 64 MiB or more is told of with this reason.
 fn is_told_outside(outcome: &Outcome, why: &str) -> bool {
     let processes = outcome.stats["outside"]["processes"].as_array().unwrap();
     let is_it = |process: &serde_json::Value| {
@@ -40,7 +42,7 @@ fn is_told_outside(outcome: &Outcome, why: &str) -> bool {
 
 fn stays(faults: &str, words: &[&str]) {
     let outcome = run(faults, words);
-    // Else what was evicted may be another process's.
+    // With processes outside, the evicted pages might be another process's.
     assert_eq!(
         outcome.stats["outside"]["processes"],
         serde_json::json!([]),
@@ -50,7 +52,8 @@ fn stays(faults: &str, words: &[&str]) {
     assert!(outcome.counter("evict_taken") > 5_000, "{faults}, {words:?}: {}", outcome.stderr);
 }
 
-/// They had no budget, and the summary said that all had stayed within theirs (peak 428 KiB).
+/// Programs with a changed environment must have a budget, or the summary would be wrong to say that all
+/// stayed within theirs.
 #[test]
 fn programs_started_with_another_environment_stay_within_the_budget() {
     let Some(_alone) = alone_with("python3") else { return };
@@ -66,7 +69,7 @@ fn programs_started_with_another_environment_stay_within_the_budget() {
         "c = (ctypes.c_char_p * 4)(*[word.encode() for word in words], None); \
          ctypes.CDLL(None).execve(c[0], c, None); sys.exit(3)",
     );
-    // Its system calls are looked at by then.
+    // Armed threads' system calls are intercepted by then.
     let past_the_budget =
         starts("b = [os.urandom(4096) for _ in range(12288)]; subprocess.run(words, env={}, check=True)");
     let exec = compiled("exec");
@@ -75,7 +78,7 @@ fn programs_started_with_another_environment_stay_within_the_budget() {
         stays(faults, &["env", "-i", &python, "-c", &fills]);
         stays(faults, &["env", &library, &python, "-c", &has_it]);
         stays(faults, &["sh", "-c", unset, &python, &fills]);
-        // Its list, and what is in it, is out by then.
+        // The list of the environment, and its entries, are evicted by then.
         for how in ["exec", "spawn"] {
             stays(faults, &[exec.to_str().unwrap(), how, &python, "-c", &fills]);
         }
@@ -97,7 +100,8 @@ fn program_that_is_started_with_an_empty_variable_runs_outside_of_the_run() {
     }
 }
 
-/// Of 300 forked processes those beyond 256 were managed by nobody, and "were not seen above" the budget.
+/// Of 300 forked processes nobody manages those beyond 256. The summary must not say that they "were not seen
+/// above" the budget.
 #[test]
 fn forks_beyond_the_records_are_told_of() {
     let Some(_alone) = alone_with("python3") else { return };
@@ -123,7 +127,8 @@ os.system('kill $(cat /proc/%d/task/*/children)' % left)"
     assert!(!told(&few) && few.stderr.contains("not seen above"), "{}", few.stderr);
 }
 
-/// Of a static program's children, and of a child by a bare clone, nothing was told: they leave no note.
+/// A static program's children, and a child by a bare clone, leave no note. The summary must name
+/// them nevertheless.
 #[test]
 fn processes_that_leave_no_note_are_found_below_the_program() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -158,7 +163,8 @@ fn processes_that_leave_no_note_are_found_below_the_program() {
         })
     };
     let inside = ["unshare", "-rpf", "--mount-proc", "sh", "-c", "sleep 12 & wait"];
-    // So much that unshare has no thread of ours, and may enter a user namespace.
+    // The budget is large enough for unshare to have no thread of ours, so that it may enter a
+    // user namespace.
     let namespace = Job::new(&Under::budget(1024 * MIB, &[]), &inside).start();
     let started = [start("-static", "\"$0\"; true"), start("-O1", "exec \"$0\"")];
     let whys = ["a static program", "made by a bare clone, or in another way that Farpage doesn't see"];
@@ -169,7 +175,7 @@ fn processes_that_leave_no_note_are_found_below_the_program() {
         assert!(is_told_outside(&outcome, why), "{}", outcome.stderr);
         assert!(!outcome.stderr.contains("not seen above"), "{}", outcome.stderr);
     }
-    // The shell's note has its number in the namespace: it counted twice.
+    // The shell's note has its id in the namespace, and must not count twice.
     let outcome = namespace.end();
     outcome.succeeded();
     let outside = outcome.stats["outside"]["processes"].as_array().unwrap();
@@ -177,7 +183,8 @@ fn processes_that_leave_no_note_are_found_below_the_program() {
     assert!(outside.len() == 2 && are_named, "{}", outcome.stderr);
 }
 
-/// The static child of 64 MiB was nowhere, and the summary said that the run had stayed within its 32.
+/// The summary must name a static child that is larger than the budget, and not say that the run
+/// stayed within it.
 #[test]
 fn programs_that_never_join_are_named_with_the_reason() {
     let Some(_alone) = alone_with("python3") else { return };
@@ -205,14 +212,15 @@ fn programs_that_never_join_are_named_with_the_reason() {
         let is_nested = words[0] == nested;
         assert!(is_nested || !outcome.stderr.contains("within"), "{}", outcome.stderr);
     }
-    // One with a long path, of which the beginning is noted.
+    // A program with a long path, of which the note has only the beginning.
     let long = place.path().join("d".repeat(130));
     std::fs::create_dir(&long).unwrap();
     std::fs::copy(&program, long.join("hungry")).unwrap();
     let words = ["sh", "-c", "\"$0\"; true", long.join("hungry").to_str().unwrap()].map(str::to_owned);
     let outcome = Job::new(&Under::budget(RAM, &[]), &words.each_ref().map(String::as_str)).run();
     assert!(is_told_outside(outcome.succeeded(), "a static program"), "{}", outcome.stderr);
-    // One that the program leaves behind: the run "was not seen above its budget", twice as large as that.
+    // A program that is left behind, twice as large as the budget: "was not seen above its
+    // budget" would be wrong.
     let leaves =
         ["sh", "-c", "\"$0\" >/dev/null 2>&1 & until [ -e full ]; do sleep 0.01; done; sleep 0.3", hungry];
     let outcome = Job::new(&Under::budget(RAM, &[]), &leaves).run();

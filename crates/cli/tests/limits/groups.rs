@@ -1,5 +1,5 @@
-//! Runs in a memory cgroup: the default budget fits what the group has left, the budget becomes smaller as that fills, and a kill for
-//! memory is told as that.
+//! Runs in a memory cgroup. The default budget fits what the group has left. The budget becomes smaller as
+//! the group fills. A kill for memory is told as one.
 
 use super::wait_until;
 use crate::farpage::budgeted::{MIB, alone_with, library};
@@ -9,12 +9,12 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// `farpage run` with these words, in a group.
+/// Runs `farpage run` with these words in a group, to its end.
 fn run_in(group: &Group, words: &[&str]) -> Ended {
     Ended::of(start_in(group, words).wait_with_output().unwrap())
 }
 
-/// The same, that goes on.
+/// Starts `farpage run` with these words in a group.
 fn start_in(group: &Group, words: &[&str]) -> Child {
     let mut command = farpage();
     command
@@ -31,7 +31,7 @@ fn fills(mib: u64) -> String {
     format!("b = bytearray(b'{}' * {}); print(sum(b[::4096]))", "0123456789abcdef", mib << 16)
 }
 
-/// The sum of that.
+/// Returns the sum that `fills` prints.
 fn filled(mib: u64) -> String {
     format!("{}\n", (mib << 8) * u64::from(b'0'))
 }
@@ -40,7 +40,7 @@ fn filled(mib: u64) -> String {
 struct InMemory(String);
 
 impl InMemory {
-    /// Made by a process of the group, which pays for it.
+    /// Makes the file by a process of the group, which pays for it.
     #[track_caller]
     fn new(group: &Group, mib: u64) -> Option<InMemory> {
         let file = InMemory(format!("/dev/shm/farpage-test-{}", std::process::id()));
@@ -61,7 +61,8 @@ impl Drop for InMemory {
     }
 }
 
-/// The budget was 90 % of the limit: 72 MiB, where 40 were left. The kernel killed the program.
+/// A budget of 90 % of the limit would be too much beside a file in memory: the kernel would kill
+/// the program.
 #[test]
 fn default_budget_leaves_room_for_what_the_group_holds() {
     let Some(_alone) = alone_with("python3") else { return };
@@ -74,12 +75,14 @@ fn default_budget_leaves_room_for_what_the_group_holds() {
     assert!(ended.stderr.contains("problems   none"), "{}", ended.stderr);
 }
 
-/// "stayed within its budget", "problems none": of programs that the kernel had shot.
+/// Programs that the kernel has killed must not be told of with "stayed within its budget" and
+/// "problems none".
 #[test]
 fn kill_for_memory_is_told_with_the_limit_and_whom_it_hit() {
     let Some(_alone) = alone_with("python3") else { return };
     let Some(group) = Group::new().filter(|group| group.limit(64 * MIB)) else { return };
-    // Memory that processes share isn't managed. Of those that end, the one that had the most memory of its own is named.
+    // Memory that processes share isn't managed. Of the processes that end, the one with the most memory
+    // of its own is named.
     let shares =
         "import mmap; a = b'x' * (16 << 20); m = mmap.mmap(-1, 200 << 20); m.write(b'x' * (200 << 20))";
     let python = |ending: &str| format!("python3 -c \"{shares}\"; {ending}");
@@ -112,12 +115,13 @@ fn lives(group: &Group, words: &[&str], output: &str) -> Ended {
     ended
 }
 
-/// The file was not there when the budget was made: 72 MiB, where 40 were left. The kernel killed the program.
+/// The file is not there when the budget is made. If the budget stayed as it is, the kernel would
+/// kill the program.
 #[test]
 fn budget_becomes_smaller_as_the_group_fills() {
     let Some(_alone) = alone_with("python3") else { return };
     let Some(group) = Group::new().filter(|group| group.limit(96 * MIB)) else { return };
-    // Tried first: it may be there, and be too small.
+    // The file is made once beforehand, because /dev/shm may be there and be too small.
     let Some(file) = InMemory::new(&group, 40) else { return };
     fs::remove_file(&file.0).unwrap();
     let program = format!("head -c 40M /dev/zero > {} && exec python3 -c \"{}\"", file.0, fills(100));
@@ -126,7 +130,7 @@ fn budget_becomes_smaller_as_the_group_fills() {
     assert!(ended.stderr.contains(" as a limit left no more; peak "), "{}", ended.stderr);
 }
 
-/// "killed by SIGKILL", "stayed within its budget of 200 MiB".
+/// A budget above the limit must not end in SIGKILL and "stayed within its budget of 200 MiB".
 #[test]
 fn budget_above_the_limit_ends_nobody() {
     let Some(_alone) = alone_with("python3") else { return };
@@ -136,7 +140,8 @@ fn budget_above_the_limit_ends_nobody() {
     assert!(ended.stderr.contains(" as a limit left no more; peak "), "{}", ended.stderr);
 }
 
-/// The tables and the kernel's memory of each process were in no budget. One of them was killed.
+/// No budget counts the page tables and the kernel's memory of each process. Without a reserve for these the
+/// kernel would kill one of the processes.
 #[test]
 fn many_processes_leave_room_for_what_each_costs() {
     let Some(_alone) = alone_with("python3") else { return };
@@ -146,8 +151,9 @@ fn many_processes_leave_room_for_what_each_costs() {
     lives(&group, &["sh", "-c", &all], &filled(60).repeat(3));
 }
 
-/// Each run took 90 % of the group, and the kernel killed one. Of three runs that don't find each other the oldest keeps 118 MiB of 192.
-/// A supervisor has the sessions of its neighbours open, and the first of those was taken for its own.
+/// If each run took 90 % of the group, the kernel would kill one. If three runs didn't find each other, the
+/// oldest would keep more than its part. A supervisor has the sessions of its neighbours open, and must not
+/// take the first of them for its own.
 #[test]
 fn runs_in_one_group_share_it() {
     let Some(_alone) = alone_with("python3") else { return };

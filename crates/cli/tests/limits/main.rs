@@ -1,7 +1,8 @@
-//! What happens at the limits, end to end: a full area, a full disk, a disk that fails, a budget that is too
-//! small, a sudden death on either side. Nothing is lost that need not be, and nothing is left behind.
+//! Behaviour at the limits, end to end. The tests have a full area, a full disk, a disk that fails, a
+//! budget that is too small, and a sudden death on either side. Nothing is lost that need not be lost, and
+//! nothing is left behind.
 //!
-//! What all of these tests use is here; each module tells one story.
+//! Helpers of all these tests are here; each module tells one story.
 
 #[expect(dead_code, reason = "each test file uses its own part of it")]
 #[path = "../farpage/mod.rs"]
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 
 const RAM: u64 = 32 * MIB;
 
-/// The modes that a tree of processes is tried in.
+/// Modes in which a tree of processes is tested.
 fn modes() -> &'static [&'static str] {
     if is_full_size() { &["signal", "thread", "segv"] } else { &["signal"] }
 }
@@ -56,7 +57,7 @@ fn go(running: &Running) {
     File::create(running.place().join("go")).unwrap();
 }
 
-/// Whether a process is gone, or only waits to be asked for its status.
+/// Whether a process is gone, or is a zombie.
 fn is_gone(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat"))
         .map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')))
@@ -67,7 +68,7 @@ fn ran(program: &str, words: &[&str]) -> bool {
         .is_some_and(|program| Command::new(program).args(words).output().is_ok_and(|o| o.status.success()))
 }
 
-/// A file with all its blocks, made by mkswap; none if there is no mkswap.
+/// Makes a file with all its blocks by mkswap; none if there is no mkswap.
 #[track_caller]
 fn swap_file(directory: &Path, name: &str, bytes: u64) -> Option<String> {
     let path = put(directory, name, b"", 0o600);

@@ -1,4 +1,4 @@
-//! Programs that fault all the time: every byte is right, and pages go and come the way that is cheapest.
+//! Programs that fault all the time: every byte is right, and pages go out and in by the cheapest way.
 
 use super::{RAM, modes};
 use crate::farpage::budgeted::{Job, MIB, Outcome, Under, alone_with, compiled, library};
@@ -25,7 +25,7 @@ fn pipeline_passes_every_byte_while_pages_are_out() {
     assert!(output.stdout.iter().eq(input.iter().rev()), "{} bytes came out", output.stdout.len());
 }
 
-/// "problems none" stood there, of a program of which two thirds of the reads had failed.
+/// Calls of a peer and requests of a ring that fail must be told: "problems none" would be wrong.
 #[test]
 fn memory_that_neither_a_peer_nor_a_ring_can_reach_is_told_once() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -42,7 +42,7 @@ fn memory_that_neither_a_peer_nor_a_ring_can_reach_is_told_once() {
             let words = [program.to_str().unwrap(), case];
             let outcome = Job::new(&Under::budget(RAM, &["--faults", faults]), &words).run();
             outcome.succeeded();
-            // Without rings there is nothing to tell of them.
+            // If the kernel has no rings there is nothing to tell of them.
             if outcome.stderr.contains("skipped: no ring") {
                 continue;
             }
@@ -57,7 +57,8 @@ fn memory_that_neither_a_peer_nor_a_ring_can_reach_is_told_once() {
     }
 }
 
-/// Random touches in memory of which half is in the pool, in `signal` mode. The load compares all it reads.
+/// Touches memory at random, of which half is in the pool, in `signal` mode. The load compares
+/// all that it reads.
 fn touched_at_random(threads: &str) -> Option<Outcome> {
     let farpage = env!("CARGO_BIN_EXE_farpage");
     let _alone = alone_with(farpage)?;
@@ -69,7 +70,7 @@ fn touched_at_random(threads: &str) -> Option<Outcome> {
     Some(outcome)
 }
 
-/// It takes out what goes for the pages that it was served, and the keeper places that.
+/// A faulting thread evicts pages for the pages that it gets, and the keeper places them.
 #[test]
 fn thread_that_was_served_takes_pages_out_itself() {
     let Some(outcome) = touched_at_random("1") else { return };
@@ -77,7 +78,7 @@ fn thread_that_was_served_takes_pages_out_itself() {
     assert!(here > 1_000 && here <= all, "{here} of {all}: {}", outcome.stderr);
 }
 
-/// On few CPUs: elsewhere it isn't known to be worth it.
+/// Lulls are used on few CPUs only: on more CPUs their benefit isn't known.
 #[test]
 fn threads_that_fault_wait_while_pages_are_taken() {
     let Some(outcome) = touched_at_random("2") else { return };
@@ -88,9 +89,9 @@ fn threads_that_fault_wait_while_pages_are_taken() {
     assert!(lull <= all, "{lull} of {all}");
 }
 
-/// What a program has in use all the time is a little more than half of its budget. The pool, which may have the other half, gives
-/// way: else each of the faults takes memory from what is in use. Once, whether its data compresses (a graph's ranks) or doesn't (a
-/// matrix) it was evicted millions of times, and took minutes.
+/// The working set of the program is a little more than half of its budget. The pool, which may have the
+/// other half, must give way: otherwise each fault evicts pages of the working set. The data may compress (a
+/// graph's ranks) or not (a matrix).
 #[test]
 fn pool_gives_way_to_what_is_in_use_all_the_time() {
     let farpage = env!("CARGO_BIN_EXE_farpage");
@@ -106,7 +107,7 @@ fn pool_gives_way_to_what_is_in_use_all_the_time() {
     }
 }
 
-/// Pages of which one in ten doesn't compress.
+/// Returns pages of which one in ten doesn't compress.
 fn mixed_pages(count: u64) -> Vec<u8> {
     let (mut noise, mut bytes) = (1u64, Vec::new());
     for word in 0..count * 512 {
@@ -118,8 +119,8 @@ fn mixed_pages(count: u64) -> Vec<u8> {
     bytes
 }
 
-/// What is out fits the pool, but there is a disk. For a while pages that don't compress were written to that at once, wherever
-/// there was one: faults on them then waited for the disk, and programs made half as many touches.
+/// All evicted pages fit the pool, but there is a disk. Pages that don't compress must not be written to the
+/// disk at once: faults on them would wait for the disk.
 #[test]
 fn next_to_nothing_is_read_from_the_disk_while_the_pool_has_room() {
     let farpage = env!("CARGO_BIN_EXE_farpage");
@@ -136,8 +137,9 @@ fn next_to_nothing_is_read_from_the_disk_while_the_pool_has_room() {
     }
 }
 
-/// In `segv` mode bytes are written through a file of the engine's. A walk that had outrun its window was given the next pages in
-/// the program's thread. In that thread's table the file's number is another file: here one that takes everything.
+/// In `segv` mode bytes are written through a file of the engine's. A walk that outruns its window must not
+/// get the next pages in the program's thread. In that thread's table the file's number is another file, in
+/// this test one that takes everything.
 #[test]
 fn walk_finds_its_bytes_whatever_files_the_program_has() {
     let Some(_alone) = alone_with("python3") else { return };
@@ -164,8 +166,8 @@ print(sum(memory[n * PAGE:(n + 1) * PAGE] != page(n) for lap in range(6) for n i
     }
 }
 
-/// A thread that needs a page of an area polls for it or sleeps, as `--wait` says. So does a fork's child, which makes its own means
-/// to poll.
+/// A thread that needs a page of an area polls for it or sleeps, as `--wait` says. A fork's child does the
+/// same, and sets up its own means to poll.
 #[test]
 fn page_of_an_area_is_looked_for_or_slept_for() {
     let Some(_alone) = alone_with("python3") else { return };

@@ -1,4 +1,5 @@
-//! A pool, an area or a disk that is full, that fails, or that another process wrote to; and which area is filled first.
+//! Storage at its limits: a pool, an area or a disk that is full, that fails, or that another process wrote
+//! to. The order in which areas are filled is here, too.
 
 use super::{RAM, go, modes, ran, start_waiting, swap_file};
 use crate::farpage::budgeted::{Job, MIB, Under, alone_with, compiled, find, is_full_size, library};
@@ -36,8 +37,9 @@ fn full_pool_without_a_disk_goes_over_the_budget_and_loses_nothing() {
     assert!(outcome.stderr.contains("the compressed pool is full"), "{}", outcome.stderr);
 }
 
-/// Half of the pages are more than the pool takes as they are, so that it is compressed once more and moved together all the
-/// time. (Full size: one of some hundred forks would find an object half moved, if it weren't waited for.)
+/// Half of the pages, as they are compressed at first, are more than the pool holds. The pool therefore
+/// compresses pages once more, and compacts itself all the time. (Full size: one of some hundred forks would
+/// find an object half moved, if the fork didn't wait for it.)
 #[test]
 fn forks_under_a_full_pool_find_it_whole() {
     let Some(_alone) = alone_with("cc") else { return };
@@ -55,7 +57,7 @@ fn forks_under_a_full_pool_find_it_whole() {
     }
 }
 
-/// The kernel answers a message that nobody reads with SIGPIPE, which went on to the program.
+/// The kernel answers a message that nobody reads with SIGPIPE, which must not go on to the program.
 #[test]
 fn messages_that_nobody_reads_are_nothing_to_the_program() {
     let Some(_alone) = alone_with("python3") else { return };
@@ -109,7 +111,7 @@ impl SmallDisk {
         self.mounted.to_str().unwrap()
     }
 
-    /// Writes until nothing more fits.
+    /// Writes to the disk until it is full.
     fn fill(&self) {
         let file = File::create(self.mounted.join("filler")).unwrap();
         let mut at = 0;
@@ -159,9 +161,10 @@ fn last_tenth_of_the_disk_is_left_alone() {
 
 // ---- a disk that fails ---------------------------------------------------------------------------------
 
-/// The program gets SIGBUS; the summary names the area and the offset.
+/// Runs a program whose pages on disk are damaged. The program gets SIGBUS; the summary names the
+/// area and the offset.
 fn loses_data(area: &str, damage: impl FnOnce(), words: &[&str]) {
-    // The pool is kept small, so that nearly everything is on the disk.
+    // The pool is kept small, so that nearly all pages are on the disk.
     let running = start_waiting("read_after", &["--swap", area, "--pool", "8M"]);
     damage();
     go(&running);
@@ -174,8 +177,8 @@ fn loses_data(area: &str, damage: impl FnOnce(), words: &[&str]) {
     assert!(outcome.counter("fault_lost") > 0, "{}", outcome.stderr);
 }
 
-/// Random touches of memory that is on disk, whose every byte is compared, while the kernel refuses some of these calls with
-/// that error: how it ended, what it said, and how many were refused.
+/// Touches memory on disk at random, and compares every byte, while the kernel refuses some of these calls
+/// with that error. Returns the program's output and the number of refused calls.
 fn refused_now_and_then(call: &str, error: &str) -> (std::process::Output, usize) {
     let place = directory();
     let log = place.path().join("log");
@@ -196,7 +199,7 @@ fn refused_now_and_then(call: &str, error: &str) -> (std::process::Output, usize
     (output, refused)
 }
 
-/// A page was lost and an area closed for good by what the kernel wouldn't do just then.
+/// An error that the kernel gives only for the moment must not lose a page, or close an area for good.
 #[test]
 fn what_is_refused_for_the_moment_is_tried_again() {
     let Some(_alone) = alone_with("strace") else { return };
@@ -209,7 +212,7 @@ fn what_is_refused_for_the_moment_is_tried_again() {
         assert!(output.status.success() && !said.contains("failed"), "{call} {error}: {said}");
         assert!(refused > 2, "{call} {error}: {refused} times: this tests nothing");
     }
-    // And what isn't, isn't.
+    // A lasting error is not tried again.
     let (output, _) = refused_now_and_then("pread64", "EIO");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("LOST DATA"), "{said}");
@@ -221,8 +224,8 @@ fn area_that_was_cut_off_gives_sigbus_and_names_the_offset() {
     let place = directory();
     let Some(path) = swap_file(place.path(), "swap", 160 * MIB) else { return };
     let cut = || File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
-    // Beyond the end, reading fails. A write that was on its way makes the file long again, with a hole that reads as
-    // zeros: then the checksum tells.
+    // Beyond the end, reading fails. A write that was in flight makes the file long again, with a hole that
+    // reads as zeros: the checksum tells that.
     loses_data(&path, cut, &[]);
 }
 
@@ -236,7 +239,8 @@ fn area_that_somebody_wrote_to_gives_sigbus_and_names_the_offset() {
         for at in (1..160).map(|mib| mib * MIB) {
             file.write_all_at(&[0x5a; 1 << 19], at).unwrap();
         }
-        // If one of the engine's direct writes met these pages in the cache, the kernel reports that to the first sync, once.
+        // If one of the engine's direct writes met these pages in the cache, the kernel reports that
+        // once, to the first sync.
         file.sync_all().or_else(|_| file.sync_all()).unwrap();
     };
     loses_data(&path, overwrite, &["what was read is not what was written"]);
@@ -265,7 +269,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        // The device would stay read-only for its next user.
+        // A device that stays read-only would trouble its next user.
         let _ = ran("blockdev", &["--setrw", &self.0]);
         let _ = ran("losetup", &["-d", &self.0]);
     }
@@ -277,7 +281,7 @@ fn device_that_fails_to_read_gives_sigbus_and_names_the_offset() {
     let place = directory();
     let Some(backing) = swap_file(place.path(), "backing", 160 * MIB) else { return };
     let Some(device) = Loop::new(&backing) else { return };
-    // What lies behind the end of its file a loop device answers with an I/O error, or with zeros up to a page.
+    // A loop device answers a read behind the end of its file with an I/O error, or with zeros up to a page.
     let cut = || File::options().write(true).open(&backing).unwrap().set_len(4096).unwrap();
     loses_data(&device.0, cut, &[]);
 }
@@ -289,7 +293,7 @@ fn device_that_fails_to_write_keeps_the_pages() {
     let Some(backing) = swap_file(place.path(), "backing", 160 * MIB) else { return };
     let Some(device) = Loop::new(&backing) else { return };
     let running = start_waiting("write_after", &["--swap", &device.0]);
-    // From now on the device refuses every write; what is on it can still be read.
+    // From now on the device refuses every write. The content can still be read.
     if !ran("blockdev", &["--setro", &device.0]) {
         return skip("blockdev doesn't work here");
     }
@@ -306,7 +310,7 @@ fn device_that_fails_to_write_keeps_the_pages() {
 fn device_that_promised_more_than_it_has_keeps_the_pages() {
     let Some(_alone) = alone_with("cc") else { return };
     let Some(disk) = SmallDisk::new(128 << 20) else { return };
-    // Thinly provisioned: once the disk behind it is full it answers "no space".
+    // The device is thinly provisioned: once the disk behind it is full, it answers "no space".
     let backing = put(&disk.mounted, "backing", b"", 0o600);
     File::options().write(true).open(&backing).unwrap().set_len(160 * MIB).unwrap();
     if !ran("mkswap", &[&backing]) {
@@ -325,7 +329,7 @@ fn device_that_promised_more_than_it_has_keeps_the_pages() {
 
 // ---- areas ---------------------------------------------------------------------------------------------
 
-/// Whether anything but the header is in a swap file.
+/// Whether a swap file has anything but the header.
 fn is_used(path: &str) -> bool {
     fs::read(path).unwrap()[4096..].iter().any(|byte| *byte != 0)
 }
@@ -359,7 +363,7 @@ fn area_of_higher_priority_is_filled_first() {
     let outcome = running.end();
     assert_eq!(outcome.succeeded().text(), "all right\n");
     assert!(is_used(&first) && !is_used(&second), "{}", outcome.stderr);
-    // Where the first is small, the second takes the rest.
+    // The first area is small, so the second takes the rest.
     let areas = [format!("{second},prio=3"), format!("{}:16M,prio=7", place.path().display())];
     let running = start_waiting("read_after", &["--swap", &areas[0], "--swap", &areas[1]]);
     go(&running);
