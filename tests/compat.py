@@ -1,9 +1,11 @@
-"""Runs unmodified programs of many kinds under two thirds of the memory they need, in every mode and as root and as an ordinary
-user, compares what they print with a run without Farpage, and samples their memory from outside.
+"""Runs unmodified programs of many kinds under two thirds of the memory they need, in every mode, as root and
+as an ordinary user. Compares what they print with a run without Farpage, and samples their memory from
+outside.
 
-Usage: compat.py [--out FILE] [--only "NAME; ..."] [--fast]. Prints a table in Markdown, and writes it to FILE, where the rows
-of programs that aren't run stay as they are. Ends with 1 if any cell is wrong or failed. `make compat` installs what it needs
-and writes docs/compatibility.md; `--fast` is the part that `make test` runs.
+Usage: compat.py [--out FILE] [--only "NAME; ..."] [--fast]. Prints a table in Markdown, and writes it to
+FILE. In FILE the rows of programs that aren't run stay as they are. Ends with 1 if any cell is wrong or
+failed. `make compat` installs what this script needs and writes docs/compatibility.md. `--fast` is the part
+that `make test` runs.
 """
 
 import argparse
@@ -22,29 +24,32 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TARGET = os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target"))
-# What is run, and the scripts that the programs are given: copies, because others may not look into this user's home.
+# Directory with Farpage and the scripts that the programs are given. All are copies, because others may not
+# look into this user's home.
 TOOLS = "/var/tmp/compat-tools-%d" % os.getpid()
 FARPAGE = os.path.join(TOOLS, "farpage")
 PROGRAMS = TOOLS
 NOBODY = 65534
 MIB = 1 << 20
-# Parts of its budget with which a cell still says nothing but "right".
+# Fraction of its budget up to which a cell says nothing but "right".
 MOST = 1.05
-# Below this a budget says more about what Farpage itself takes.
+# Smallest budget in bytes. A smaller one says more about what Farpage itself takes.
 RAM_MIN = 28 * MIB
-# A program that needs less isn't asked to do enough.
+# Bytes that a program must need at least. A program that needs less isn't asked to do enough.
 NEED_MIN = 15 * MIB
 MODES = ("signal", "thread", "segv")
 USERS = ("root", "ordinary user")
 DEVICE = "/dev/userfaultfd"
-# The system's own first: what is in root's home isn't there for others.
+# The system's directories come first: what is in root's home isn't there for others.
 PATH = "/usr/bin:/bin:/usr/sbin:/sbin:" + os.environ["PATH"]
 
-# Lines of a number, its hash in a few variants and filler: N of them. What the scripts below call `lines N`.
+# Shell code that the scripts below call `lines N`. Prints N lines of a number, its hash in a few variants,
+# and filler.
 LINES = r"""awk -v n="$1" 'BEGIN { x = 1; for (i = 0; i < n; i++) { x = (x * 16807) % 2147483647;
   printf "%d %d some text that most lines have, item %d of group %d\n", x, i, x % 9973, x % 101 } }'"""
 
-# Name, kind, the executables that it needs, a script for sh. It prints its result: the same every time.
+# Name, kind, the executables that it needs, a script for sh. The script prints its result, the same every
+# time.
 TABLE = [
     ("python3", "interpreter", ["python3"], 'python3 "$PROGRAMS/objects.py" 120 plain'),
     ("python3, forked workers", "interpreter", ["python3"], 'python3 "$PROGRAMS/workers.py" 60'),
@@ -208,8 +213,9 @@ X
     ]
 ]
 
-# Made once for all cells, where these are: compilers aren't what is looked at there. Trees, a part of which stays while
-# others come and go in several threads; what is wrong in a program on purpose (null pointers, a full stack) is a signal.
+# Commands that compile these programs once for all cells, in TOOLS, because compilers aren't tested here. The
+# programs make trees, a part of which stays while others come and go in several threads. An error that a
+# program makes on purpose (a null pointer, a full stack) is a signal.
 MADE = {
     "go, with C in it": r"""cat > tree.go <<'X'
         package main
@@ -303,7 +309,7 @@ X
 }
 
 FAST = ["perl", "gcc", "make -j2", "diff"]
-# What isn't Farpage's to decide.
+# Programs that themselves refuse some user: that isn't Farpage's to decide.
 NOT_AS = {("postgres, large work_mem", "root"): "refuses to run as root"}
 
 
@@ -322,7 +328,7 @@ def has(needed):
 
 
 def is_there_for(needed, user):
-    """Whether that user may run the program."""
+    """Whether a user may run the program."""
     if user == "root" or os.geteuid() != 0:
         return True
     found = shutil.which(needed, path=PATH)
@@ -331,7 +337,7 @@ def is_there_for(needed, user):
 
 
 def tree(root):
-    """All processes below `root`, and itself."""
+    """Returns all processes below `root`, and `root` itself."""
     found, rest = [], [root]
     while rest:
         pid = rest.pop()
@@ -346,11 +352,12 @@ def tree(root):
 
 
 def anonymous(pid):
-    """Its part of its anonymous memory: what is shared since a fork counts once for all.
+    """Returns a process's part of its anonymous memory in bytes: memory that is shared since a fork counts
+    once for all.
 
-    The kernel walks through the memory, and the program runs on: what moves from where the walk is still to come to where it
-    has been counts twice, tens of MiB where the walk is held up. RssAnon is true at one moment: what it says before and
-    after is the most that there can have been."""
+    The kernel walks through the memory while the program runs on. Memory that moves from where the walk has
+    been to where it is still to come counts twice: tens of MiB where the walk is held up. RssAnon is true at
+    one moment. The larger of its values before and after the walk is the most that there can have been."""
     try:
         before = kib(pid, "status", "RssAnon")
         walked = kib(pid, "smaps_rollup", "Pss_Anon")
@@ -360,21 +367,23 @@ def anonymous(pid):
 
 
 def kib(pid, file, name):
-    """A line of a file of a process; 0 if there is none."""
+    """Returns the KiB in a line of a file of a process; 0 if there is no such line."""
     with open("/proc/%d/%s" % (pid, file)) as file:
         found = re.search(r"^%s:\s+(\d+) kB" % name, file.read(), re.M)
     return int(found.group(1)) if found else 0
 
 
 def together(root):
-    """What all processes below `root` have. They are looked at one after the other: what one shares with a child that is made
-    meanwhile counts for it alone, and for the child in part once more. Not at the next look, so the lesser of two is right."""
+    """Returns the bytes that all processes below `root` have. The processes are looked at one after the
+    other. Memory that a process shares with a child that is made meanwhile counts for the process alone, and
+    for the child in part once more. At the next look this is over, so the lesser of two looks is right."""
     return min(sum(anonymous(pid) for pid in tree(root)) for _ in range(2))
 
 
 def unmanaged(root):
-    """Bytes of each kind of anonymous memory that Farpage leaves in RAM, as docs/user/limits.md says, in all processes below `root`.
-    What is mapped with MAP_STACK alone can't be told from other memory here."""
+    """Returns the bytes of each kind of anonymous memory that Farpage leaves in RAM, as docs/user/limits.md
+    says, in all processes below `root`. Memory that is mapped with MAP_STACK alone can't be told from other
+    memory here."""
     kinds = dict.fromkeys(("locked", "executable", "for a stack", "read-only or inaccessible"), 0)
     for pid in tree(root):
         try:
@@ -396,15 +405,17 @@ def unmanaged(root):
 
 
 class Run:
-    """One run of a script in a directory of its own: what it printed, how it ended, the most that its processes had."""
+    """One run of a script in a directory of its own: what it printed, how it ended, the most that its
+    processes had."""
 
     def __init__(self, script, before, is_root, seconds=600, most=None):
-        """`most` bytes are what it may have: what it has when there is more is looked at."""
+        """The run may have `most` bytes. When it has more, the kinds of its memory are looked at."""
         self.place = tempfile.mkdtemp(prefix="compat-", dir="/var/tmp")
         os.chmod(self.place, 0o777)
         with open(os.path.join(self.place, "script"), "w") as file:
             file.write("set -eu\nlines() { %s; }\n%s\n" % (LINES, script))
-        # Nothing that is there by accident: a user's settings, the shims of version managers.
+        # The environment has nothing that is there by accident: a user's settings, the shims of version
+        # managers.
         environment = {"PATH": PATH, "LC_ALL": "C", "HOME": self.place, "PROGRAMS": PROGRAMS}
         if "JAVA_HOME" in os.environ:
             environment["JAVA_HOME"] = os.environ["JAVA_HOME"]
@@ -457,7 +468,7 @@ class Run:
 
 
 def verdict(native, run, ram):
-    """What a cell says, and whether it is right."""
+    """Returns what a cell says, and whether it is right; None if Farpage refused."""
     if run.status in (125, 126):
         reason = [line for line in run.err.splitlines() if line.startswith("farpage:")]
         return "refused: " + (reason[-1][9:] if reason else "?"), None
@@ -503,7 +514,7 @@ def main():
                 continue
             done[name] = line_of(name, kind, peak, ram, cells, columns)
             if options.out:
-                # Now, because it takes an hour to come to the end of it.
+                # The table is written after each program, because all of them take an hour.
                 rows = {**known, **done}
                 write_table(options.out, columns, [rows[name] for name, *_ in TABLE if name in rows])
     finally:
@@ -567,7 +578,7 @@ def head_of(columns):
 
 
 def lines_in(path, columns):
-    """The rows of an earlier table, by program; None if it has other columns."""
+    """Returns the rows of an earlier table, by program; None if the table has other columns."""
     try:
         with open(path) as file:
             lines = file.read().splitlines()
@@ -581,7 +592,7 @@ def lines_in(path, columns):
 
 
 def summary_of(lines):
-    """What the cells of all rows come to, and whether one of them is wrong."""
+    """Returns a summary of the cells of all rows, and whether one of them is wrong."""
     cells = [cell for line in lines for cell in line.strip("| ").split(" | ")[4:] if cell.strip()]
     right = sum(cell.startswith("right") for cell in cells)
     wrong = sum(cell.startswith("**") for cell in cells)
@@ -595,13 +606,18 @@ def write_table(out, columns, lines):
     with open(out + ".new", "w") as file:
         file.write("""# Compatibility
 
-Made by `make compat`. Each program runs unmodified, once without Farpage and once in each cell, with two thirds of the memory
-that it needs. A cell is *right* if what it printed is the same to the byte, and its processes together were never
-seen with more than %.2f of the budget (20 looks a second); what was seen otherwise is in the cell. Memory that Farpage
-doesn't manage (stacks, small, shared, locked, executable and read-only mappings, files) counts, too: a small program can be
-over its budget by that alone. A cell above the budget names the kinds of such memory: locked, executable, for a stack,
-read-only. It leaves out kinds with less than a twentieth of the budget, and memory mapped with MAP_STACK, which can't be told
-from other memory. `stress-ng mmap` maps 80 MiB of that now and then.
+Made by `make compat`. Each program runs unmodified, once without Farpage and once in each cell, with two
+thirds of the memory that it needs.
+
+A cell is *right* if the program printed the same bytes, and its processes together never had more than
+%.2f of the budget. Their memory is read 20 times a second. Otherwise the cell says what was seen.
+
+Memory that Farpage doesn't manage counts, too: stacks, small, shared, locked, executable and read-only
+mappings, files. A small program can be over its budget by that alone. A cell above the budget names the kinds
+of such memory: locked, executable, for a stack, read-only. The cell leaves out kinds with less than a
+twentieth of the budget. It also leaves out memory mapped with MAP_STACK, which can't be told from other
+memory. `stress-ng mmap` maps 80 MiB of that now and then.
+
 `thread` as an ordinary user has permission for `/dev/userfaultfd`.
 
 %s, Linux %s, %d CPUs. %s
