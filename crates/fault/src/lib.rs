@@ -1,14 +1,15 @@
 //! How faults arrive, and how pages are put into a program's memory and taken out of it.
 //!
-//! Two borders, so that modes can be combined and compared:
+//! Two interfaces allow modes to be combined and compared:
 //!
-//! * [`Pages`]: program memory. [`uffd::ByMove`] moves pages with UFFDIO_MOVE, [`uffd::ByCopy`] copies them, for
-//!   kernels that can't move, and [`segv::ByProtection`] does without a userfaultfd. All pass one conformance suite.
-//! * [`Fault`]: a touch that can't go on. [`thread::Faults`] reads them as userfaultfd messages;
-//!   [`signal::Handover`] gets them from the threads that touched, as SIGBUS or SIGSEGV.
+//! * [`Pages`] is the program's memory. [`uffd::ByMove`] moves pages with UFFDIO_MOVE. [`uffd::ByCopy`]
+//!   copies pages, for kernels that can't move. [`segv::ByProtection`] does without a userfaultfd. All pass
+//!   one conformance suite.
+//! * [`Fault`] is an access that can't go on. [`thread::Faults`] reads faults as userfaultfd messages.
+//!   [`signal::Handover`] gets them from the faulting threads, as SIGBUS or SIGSEGV.
 //!
-//! Whoever calls is an engine thread, or a thread of the program in a handler or hook of ours: no allocation, no libc, no
-//! thread-local storage.
+//! The calling thread is an engine thread, or a thread of the program in a handler or hook of the engine.
+//! This code therefore doesn't allocate, doesn't call libc, and doesn't use thread-local storage.
 #![cfg_attr(not(test), no_std)]
 
 mod lazy;
@@ -23,7 +24,7 @@ use farpage_core::units::{PageBytes, PageIndex, PageRange};
 use farpage_os::memory::Stretch;
 use farpage_os::sys::Errno;
 
-/// Whether this kernel keeps pages that somebody has pinned while they are copied out: see `lazy.rs`.
+/// Returns whether this kernel keeps pinned pages while they are copied out (see `lazy.rs`).
 pub fn keeps_pinned_pages() -> Result<bool, Errno> {
     let pagemap = farpage_os::proc::Pagemap::open()?;
     Ok(lazy::Lazy::new(&pagemap)?.is_some())
@@ -34,7 +35,7 @@ pub fn keeps_pinned_pages() -> Result<bool, Errno> {
 pub struct Fault {
     /// The page.
     pub page: PageIndex,
-    /// What it was doing.
+    /// The access that faulted.
     pub access: Access,
 }
 
@@ -45,45 +46,47 @@ pub struct Outgoing {
     pub page: PageIndex,
     /// The frame it goes to.
     pub frame: *mut PageBytes,
-    /// What is behind the frame.
+    /// Whether the frame has memory.
     pub backing: Backing,
-    /// The answer.
+    /// The outcome.
     pub taken: Taken,
-    /// Taken is `Busy` because the kernel can't move this page at the moment (shared since a fork, pinned by a
-    /// device): [`Pages::unshare`] may help.
+    /// `taken` is `Busy` because the kernel can't move this page at the moment: the page is shared since a
+    /// fork, or pinned by a device. [`Pages::unshare`] may help.
     pub is_shared: bool,
 }
 
 /// Why a page could not be installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstallError {
-    /// A page is there already.
+    /// A page is already there.
     Present,
-    /// There is no such mapping any more.
+    /// The page's mapping no longer exists.
     Unmapped,
-    /// The kernel has no memory for it now.
+    /// The kernel has no memory for the page now.
     NoMemory,
 }
 
 /// Access to the program's memory by other means than touching it.
 ///
-/// Implementations promise that from the moment [`Pages::take`] reports a page as taken, its bytes are in the
-/// frame, nobody can change them, and whoever touches the page waits for us.
+/// Implementations promise what holds once [`Pages::take`] reports a page as taken. The page's bytes are in
+/// the frame, and no thread, process or device can change them. A thread that touches the page waits for the
+/// engine.
 pub trait Pages: Sync {
-    /// Takes care of faults in `pages` from now on.
+    /// Handles faults in `pages` from now on.
     ///
     /// # Safety
-    /// From now on a missing page is not a page of zeros: the caller must know what it holds and install it.
+    /// From now on a missing page is not a page of zeros. The caller must know each page's content and
+    /// install it.
     unsafe fn register(&self, pages: PageRange) -> Result<(), Errno>;
 
-    /// Takes pages out, neighbours together, and writes into each what became of it.
+    /// Takes pages out, neighbours together, and writes the outcome into each of them.
     ///
     /// # Safety
-    /// The frames are the caller's; the pages are locked by the caller, who serves whoever touches them.
+    /// The frames belong to the caller. The caller has locked the pages, and serves threads that touch them.
     unsafe fn take(&self, pages: &mut [Outgoing]);
 
-    /// The same in a thread of the program's, whose table has no descriptor of ours but the userfaultfd. False where that isn't
-    /// enough: nothing was done.
+    /// Does the same as [`Pages::take`] in a thread of the program. The thread's table has no descriptor of
+    /// the engine but the userfaultfd. Returns false, with nothing done, where the userfaultfd isn't enough.
     ///
     /// # Safety
     /// As for [`Pages::take`].
@@ -92,49 +95,52 @@ pub trait Pages: Sync {
         false
     }
 
-    /// Puts the frame's bytes into the missing `page` and wakes whoever waits for it. Answers what is behind the
-    /// frame now.
+    /// Puts the frame's bytes into the missing `page`, and wakes threads that wait for it. Returns whether
+    /// the frame still has memory.
     ///
     /// # Safety
-    /// The frame is the caller's and has memory; the page is locked by the caller.
+    /// The frame belongs to the caller and has memory. The caller has locked the page.
     unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError>;
 
-    /// Copies neighbouring pages in, where they are missing, and wakes whoever waits for them. Returns how many,
-    /// from the start, are there now; an error if none is.
+    /// Copies neighbouring pages in where they are missing, and wakes threads that wait for them. Returns how
+    /// many pages, from the start, are there now; an error if none is.
     ///
     /// # Safety
-    /// `source` is as many readable pages that nobody writes; the pages are locked by the caller.
+    /// `source` points to as many readable pages as `pages` has, which no thread writes. The caller has
+    /// locked the pages.
     unsafe fn install_run(&self, pages: PageRange, source: *const PageBytes) -> Result<u64, InstallError>;
 
-    /// Maps zeros into the missing `pages` and wakes. Returns how many, from the start, are there now. If they are about to be
-    /// written they may have memory of their own at once; else that comes with the first write.
+    /// Maps zeros into the missing `pages` and wakes. Returns how many pages, from the start, are there now.
+    /// Pages that are about to be written may get memory of their own at once. Otherwise the memory comes
+    /// with the first write.
     fn zero(&self, pages: PageRange, access: Access) -> Result<u64, InstallError>;
 
-    /// Has the next write to each of `pages` that is there reported to us. False if the kernel can't.
+    /// Makes the kernel report the next write to each of `pages` that is there. Returns false if the kernel
+    /// can't.
     fn protect(&self, pages: PageRange) -> bool;
 
-    /// Lifts the write protection of `pages` and wakes. False if it can't be lifted.
+    /// Lifts the write protection of `pages` and wakes. Returns false if the protection can't be lifted.
     fn unprotect(&self, pages: PageRange) -> bool;
 
     /// Makes every touch of the missing page a SIGBUS, and wakes.
     fn poison(&self, page: PageIndex) -> Result<(), InstallError>;
 
-    /// Wakes whoever waits for the page; they try again.
+    /// Wakes threads that wait for the page, so that they try again.
     fn wake(&self, page: PageIndex);
 
-    /// Tries to make pages that could not be taken movable. It may wait for a fault, so the caller must be a
-    /// thread that serves none, and hold no lock.
+    /// Tries to make pages movable that could not be taken. The call may wait for a fault. The caller must
+    /// therefore be a thread that serves no faults, and hold no lock.
     fn unshare(&self, pages: PageRange);
 
     /// Gives a frame memory, if it has none.
     ///
     /// # Safety
-    /// The frame is the caller's.
+    /// The frame belongs to the caller.
     unsafe fn give_memory(&self, frame: *mut PageBytes) -> Result<(), InstallError>;
 
-    /// Takes the memory of frames away: they are holes.
+    /// Takes the memory of frames away, so that they become holes.
     ///
     /// # Safety
-    /// The frames are the caller's and their bytes are needed no more.
+    /// The frames belong to the caller, and their bytes are no longer needed.
     unsafe fn drop_memory(&self, frames: &[Stretch]) -> Result<(), Errno>;
 }

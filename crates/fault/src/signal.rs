@@ -1,12 +1,13 @@
 //! `signal` mode: faults as SIGBUS, in the thread that touched the page.
 //!
-//! It needs no privilege. The kernel doesn't put the thread to sleep; it calls a handler of ours, which serves the
-//! fault itself if it can (`runtime/src/guard/direct.rs`), else *hands it over* to an engine thread and sleeps until the page
-//! was dealt with. Then the handler returns, and the access is tried again.
+//! This mode needs no privilege. The kernel doesn't put the thread to sleep, but calls a handler of the
+//! engine. The handler serves the fault itself if it can (`runtime/src/guard/direct.rs`). Otherwise it *hands
+//! the fault over* to an engine thread and sleeps until the page is settled. Then the handler returns, and
+//! the access is tried again.
 //!
-//! Whoever deals with a page wakes those that sleep for it; userfaultfd does that by itself for threads that it has put
-//! to sleep, but it knows nothing of ours. [`Woken`] does it for every way of getting pages in.
-// UNSAFETY: it passes on what changes the program's memory, with its callers' promises.
+//! The thread that settles a page wakes the threads that sleep for it. userfaultfd wakes only threads that it
+//! has put to sleep itself. [`Woken`] wakes the threads of this mode, for every way of getting pages in.
+// UNSAFETY: the file passes on calls that change the program's memory, with its callers' promises.
 
 use crate::thread::FAULTS_MAX;
 use crate::{Fault, InstallError, Outgoing, Pages};
@@ -20,13 +21,14 @@ use farpage_os::memory::Stretch;
 use farpage_os::signal::{Context, Info};
 use farpage_os::sys::Errno;
 
-/// Faults that wait to be taken up; a thread more waits for room.
+/// Faults that can wait to be taken up. A further thread waits for a free place.
 const WAITING_MAX: usize = 128;
-/// Threads that sleep for different pages of the same bucket are woken together.
+/// Buckets of sleeping threads. Threads that sleep for different pages of one bucket are woken together.
 const BUCKETS: usize = 64;
 
-/// What a SIGBUS is about, if a page is missing or protected there. Whether it is one of ours is the caller's to know, and
-/// whether we have poisoned it: kernels without handling of memory failures report that in the same way.
+/// Returns the fault that a SIGBUS is about, if a page is missing or protected there. The caller must know
+/// whether the page is one of Farpage's, and whether it was poisoned. Kernels without handling of memory
+/// failures report a poisoned page in the same way.
 pub const fn fault_of(info: &Info, context: &Context) -> Option<Fault> {
     let Some(address) = info.missing_at() else { return None };
     let access = match (context.was_protection(), context.was_write()) {
@@ -37,28 +39,30 @@ pub const fn fault_of(info: &Info, context: &Context) -> Option<Fault> {
     Some(Fault { page: PageIndex::of_address(address), access })
 }
 
-/// What a SIGSEGV is about, if there is a mapping that doesn't allow the access. Likewise.
+/// Returns the fault that a SIGSEGV is about, if there is a mapping that doesn't allow the access. The caller
+/// must know whether the page is one of Farpage's.
 pub const fn forbidden_of(info: &Info, context: &Context) -> Option<Fault> {
     let Some(address) = info.forbidden_at() else { return None };
     let access = if context.was_write() { Access::Write } else { Access::Read };
     Some(Fault { page: PageIndex::of_address(address), access })
 }
 
-/// What a SIGSEGV is about, if there is no mapping. Likewise.
+/// Returns the fault that a SIGSEGV is about, if there is no mapping. The caller must know whether the page
+/// is one of Farpage's.
 pub const fn unmapped_of(info: &Info, context: &Context) -> Option<Fault> {
     let Some(address) = info.unmapped_at() else { return None };
     let access = if context.was_write() { Access::Write } else { Access::Read };
     Some(Fault { page: PageIndex::of_address(address), access })
 }
 
-/// What came of a fault that the thread which ran into it tried to serve itself.
+/// The result of a faulting thread's try to serve its fault itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Here {
-    /// It was dealt with.
+    /// The fault was served.
     Served,
-    /// Somebody else is dealing with the page, and wakes who sleeps for it then.
+    /// Another thread deals with the page, and then wakes the threads that sleep for it.
     Joined,
-    /// It takes an engine thread.
+    /// The fault needs an engine thread.
     Elsewhere,
 }
 
@@ -68,25 +72,25 @@ struct Ring {
     count: usize,
 }
 
-/// Sleepers for the pages of one bucket.
+/// Threads that sleep for the pages of one bucket.
 #[repr(align(64))]
 struct Bucket {
-    /// Changes when a page of the bucket was dealt with.
+    /// Changes when a page of the bucket is settled.
     turn: AtomicU32,
     sleepers: AtomicU32,
 }
 
-/// Where threads of the program and engine threads meet.
+/// The queue between threads of the program and engine threads.
 pub struct Handover {
     ring: Lock<Ring>,
     /// Changes with each fault that is handed over.
     bell: AtomicU32,
-    /// Engine threads that sleep until it does.
+    /// Count of engine threads that sleep until `bell` changes.
     idle: AtomicU32,
-    /// Changes when faults were taken up while there was no room for more.
+    /// Changes when faults were taken out of a full ring.
     room: AtomicU32,
     buckets: [Bucket; BUCKETS],
-    /// Nobody takes faults up any more.
+    /// Whether no thread takes faults up any more.
     is_closed: AtomicBool,
 }
 
@@ -97,7 +101,7 @@ impl Default for Handover {
 }
 
 impl Handover {
-    /// Nobody waits.
+    /// Makes an empty queue.
     pub fn new() -> Handover {
         let nothing = Fault { page: PageIndex(0), access: Access::Read };
         Handover {
@@ -114,20 +118,23 @@ impl Handover {
         &self.buckets[page.0 as usize % BUCKETS]
     }
 
-    /// In a thread of the program, with signals blocked: has the fault served, by `here` if that can. When it returns the
-    /// page may be there, or the access faults again.
+    /// Has a fault served, by `here` if `here` can. Called in a thread of the program, with signals blocked.
+    /// When the call returns, the page may be there, or the access faults again.
     pub fn serve(&self, fault: Fault, mut here: impl FnMut(Fault) -> Here) {
         let first = here(fault);
         if first == Here::Served {
             return;
         }
         let bucket = self.bucket(fault.page);
-        // Before anybody can take the fault up: whoever deals with it sees that somebody sleeps.
-        // Ordering: SeqCst: whoever wakes has taken the fault out of the ring after this, or has settled the page after
-        // such a one asked to be woken (`Entry::ask_to_be_woken`): his load in `wake` finds it.
+        // This thread counts as a sleeper before any thread can take the fault up, so the thread that settles
+        // the page sees the sleeper.
+        // Ordering: SeqCst, so that the load in `wake` finds this addition. The waking thread has either
+        // taken the fault out of the ring afterwards, or settled the page after this thread asked to be woken
+        // (`Entry::ask_to_be_woken`).
         bucket.sleepers.fetch_add(1, Ordering::SeqCst);
         let turn = bucket.turn.load(Ordering::SeqCst);
-        // Whoever is dealing with the page may have woken those that slept before we did.
+        // The thread that deals with the page may have woken the sleepers before this thread was one. A
+        // joined fault is therefore tried once more.
         let now = if first == Here::Joined { here(fault) } else { first };
         if now == Here::Served {
             bucket.sleepers.fetch_sub(1, Ordering::Relaxed);
@@ -163,14 +170,15 @@ impl Handover {
     }
 
     fn is_closed(&self) -> bool {
-        // Ordering: SeqCst: see `close`.
+        // Ordering: SeqCst, see `close`.
         self.is_closed.load(Ordering::SeqCst)
     }
 
-    /// No page is missing any more. Threads that sleep until a page is there wake and try again, and none sleeps from now on.
+    /// Ends the queue, when no page is missing any more. Threads that sleep for a page wake and try again,
+    /// and none sleeps from now on.
     pub fn close(&self) {
-        // Ordering: SeqCst: a thread that reads a turn after the change below finds this true. One that read the old turn doesn't
-        // sleep on it.
+        // Ordering: SeqCst. A thread that reads a turn after the change below finds this true. A thread that
+        // read the old turn doesn't sleep on it.
         self.is_closed.store(true, Ordering::SeqCst);
         for bucket in &self.buckets {
             bucket.turn.fetch_add(1, Ordering::SeqCst);
@@ -180,23 +188,25 @@ impl Handover {
         futex::wake(&self.room, u32::MAX >> 1);
     }
 
-    /// Has every engine thread that waits for faults look what else there is to do.
+    /// Makes every engine thread that waits for faults look for other work.
     pub fn ring_all(&self) {
         self.bell.fetch_add(1, Ordering::SeqCst);
         futex::wake(&self.bell, u32::MAX >> 1);
     }
 
-    /// Has an engine thread look what there is to do.
+    /// Makes one engine thread look for work.
     pub fn ring(&self) {
-        // Ordering: SeqCst here and in `wait`: either we see that somebody sleeps, or he sees that the bell has rung.
+        // Ordering: SeqCst here and in `wait`. Either this thread sees that another one sleeps, or the other
+        // one sees that the bell has rung.
         self.bell.fetch_add(1, Ordering::SeqCst);
         if self.idle.load(Ordering::SeqCst) > 0 {
             futex::wake(&self.bell, 1);
         }
     }
 
-    /// In an engine thread: waits for faults, at most `ns` if that is given, and returns how many were put into `faults`; 0 if
-    /// none came, another thread was quicker, or there is something else to do.
+    /// Waits for faults, for at most `ns` nanoseconds if given, and returns how many were put into `faults`.
+    /// Called in an engine thread. Returns 0 if none came, if another thread was quicker, or if there is
+    /// other work (`is_else`).
     pub fn wait(
         &self,
         faults: &mut [Fault; FAULTS_MAX],
@@ -206,7 +216,7 @@ impl Handover {
         let seen = self.bell.load(Ordering::SeqCst);
         let count = self.take(faults);
         if count == 0 && !is_else() {
-            // Ordering: SeqCst, as in `hand_over`.
+            // Ordering: SeqCst, as in `ring`.
             self.idle.fetch_add(1, Ordering::SeqCst);
             match ns {
                 Some(ns) => futex::wait_for(&self.bell, seen, ns),
@@ -220,7 +230,7 @@ impl Handover {
     fn take(&self, faults: &mut [Fault; FAULTS_MAX]) -> usize {
         let mut ring = self.ring.lock();
         let was_full = ring.count == WAITING_MAX;
-        // The others are for who has nothing to do: each may have to be read.
+        // The rest of the faults is left to idle threads, because each fault may need a read.
         let idle = self.idle.load(Ordering::Relaxed) as usize;
         let most = ring.count.div_ceil(idle + 1).min(FAULTS_MAX);
         let mut count = 0;
@@ -232,14 +242,15 @@ impl Handover {
         }
         drop(ring);
         if was_full {
-            // Ordering: SeqCst: who found no room has read the number before, and doesn't sleep on an old one.
+            // Ordering: SeqCst. A thread that found no free place has read the number before, and doesn't
+            // sleep on an old one.
             self.room.fetch_add(1, Ordering::SeqCst);
             futex::wake(&self.room, u32::MAX >> 1);
         }
         count
     }
 
-    /// Wakes whoever sleeps for one of `pages`; they try again.
+    /// Wakes threads that sleep for one of `pages`, so that they try again.
     pub fn wake(&self, pages: PageRange) {
         for at in 0..pages.count().min(BUCKETS as u64) {
             let bucket = self.bucket(pages.start.plus(at));
@@ -252,39 +263,39 @@ impl Handover {
     }
 }
 
-/// Another way of getting pages in and out, with those woken who have handed their faults over.
+/// A way of getting pages in and out that also wakes the threads whose faults were handed over.
 pub struct Woken<'a, P> {
-    /// The way.
+    /// The wrapped way.
     pub pages: P,
-    /// Where threads sleep.
+    /// The queue in which threads sleep.
     pub handover: &'a Handover,
 }
 
 impl<P: Pages> Pages for Woken<'_, P> {
     unsafe fn register(&self, pages: PageRange) -> Result<(), Errno> {
-        // SAFETY: passed on.
+        // SAFETY: the callee has the same contract, and our caller keeps it.
         unsafe { self.pages.register(pages) }
     }
 
     unsafe fn take(&self, pages: &mut [Outgoing]) {
-        // SAFETY: passed on.
+        // SAFETY: the callee has the same contract, and our caller keeps it.
         unsafe { self.pages.take(pages) }
     }
 
     unsafe fn take_here(&self, pages: &mut [Outgoing]) -> bool {
-        // SAFETY: passed on.
+        // SAFETY: the callee has the same contract, and our caller keeps it.
         unsafe { self.pages.take_here(pages) }
     }
 
     unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError> {
-        // SAFETY: passed on.
+        // SAFETY: the callee has the same contract, and our caller keeps it.
         let left = unsafe { self.pages.install(page, frame) }?;
         self.handover.wake(PageRange::of(page, 1));
         Ok(left)
     }
 
     unsafe fn install_run(&self, pages: PageRange, source: *const PageBytes) -> Result<u64, InstallError> {
-        // SAFETY: passed on.
+        // SAFETY: the callee has the same contract, and our caller keeps it.
         let count = unsafe { self.pages.install_run(pages, source) }?;
         self.handover.wake(PageRange::of(pages.start, count));
         Ok(count)
@@ -321,12 +332,12 @@ impl<P: Pages> Pages for Woken<'_, P> {
     }
 
     unsafe fn give_memory(&self, frame: *mut PageBytes) -> Result<(), InstallError> {
-        // SAFETY: passed on.
+        // SAFETY: the callee has the same contract, and our caller keeps it.
         unsafe { self.pages.give_memory(frame) }
     }
 
     unsafe fn drop_memory(&self, frames: &[Stretch]) -> Result<(), Errno> {
-        // SAFETY: passed on.
+        // SAFETY: the callee has the same contract, and our caller keeps it.
         unsafe { self.pages.drop_memory(frames) }
     }
 }

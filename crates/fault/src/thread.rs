@@ -1,8 +1,8 @@
 //! `thread` mode: faults as messages, read by engine threads.
 //!
-//! Every handler thread waits on the same descriptor and is pinned to a CPU of its own. The kernel wakes them
-//! all; the one on the faulting thread's CPU runs first, because that thread has just gone to sleep there, and
-//! none has to wait until another CPU wakes up, which takes many times as long.
+//! Every handler thread waits on the same descriptor and is pinned to a CPU of its own. The kernel wakes all
+//! of them. The one on the faulting thread's CPU runs first, because the faulting thread has just gone to
+//! sleep there. Waiting until another CPU wakes up would take many times as long.
 
 use crate::Fault;
 use farpage_core::pager::Access;
@@ -14,15 +14,15 @@ use rustix::fd::AsRawFd;
 use rustix::io::Errno;
 use rustix::time::Timespec;
 
-/// Faults that a handler has at once, at most.
+/// Most faults that a handler has at once.
 pub const FAULTS_MAX: usize = 16;
 
-/// Faults that a handler reads at once. What it has read nobody else serves, and it may have to wait for a disk. (With 16 the
-/// p99 of a touch was 1.3 times as long: 16 threads from a disk, and 4 from the pool; `farpage run --faults thread -- farpage load
-/// touch --threads 16|4`, 256 MiB under 128M and `--pool 1M`, or under 200M and `--no-disk`. With one it is the same as with two.)
+/// Faults that a handler reads at once. No other thread serves the faults that a handler has read, and the
+/// handler may have to wait for a disk. With 16 the p99 latency of a touch was 1.3 times as long.
 const FAULTS_READ: usize = 2;
 
-/// Most numbers of descriptors that select(2) is asked about. That of a userfaultfd is low: engine threads have a table of their own.
+/// Bound of the descriptor numbers that select(2) is asked about. The number of a userfaultfd is low, because
+/// engine threads have a table of their own.
 const NUMBER_END: usize = 1024;
 
 /// The queue of faults of one userfaultfd.
@@ -31,13 +31,13 @@ pub struct Faults<'u> {
 }
 
 impl<'u> Faults<'u> {
-    /// The queue of `uffd`.
+    /// Returns the queue of `uffd`.
     pub const fn of(uffd: &'u Uffd) -> Faults<'u> {
         Faults { uffd }
     }
 
-    /// Waits for faults, at most `ns` if that is given, and returns how many were put into `faults`; 0 if none came or another
-    /// thread was quicker.
+    /// Waits for faults, for at most `ns` nanoseconds if given, and returns how many were put into `faults`.
+    /// Returns 0 if none came, or if another thread was quicker.
     pub fn wait(&self, faults: &mut [Fault; FAULTS_MAX], ns: Option<u64>) -> usize {
         if !self.is_ready(ns) {
             return 0;
@@ -58,7 +58,7 @@ impl<'u> Faults<'u> {
         count
     }
 
-    /// Waits until there is a message, at most `ns` if that is given.
+    /// Waits until there is a message, for at most `ns` nanoseconds if given. Returns whether there is one.
     fn is_ready(&self, ns: Option<u64>) -> bool {
         let mut ready = [PollFd::new(self.uffd.fd(), PollFlags::IN)];
         let timeout = ns.map(timespec);
@@ -68,17 +68,18 @@ impl<'u> Faults<'u> {
         }
     }
 
-    /// The same under RLIMIT_NOFILE of 0, which sandboxes set: poll(2) is refused there, and select(2) isn't.
+    /// Does the same as [`Faults::is_ready`] under an RLIMIT_NOFILE of 0, which sandboxes set. The kernel
+    /// refuses poll(2) there, but not select(2).
     fn is_ready_by_select(&self, timeout: Option<&Timespec>) -> bool {
         let fd = self.uffd.fd().as_raw_fd();
         if fd as usize >= NUMBER_END {
-            // Reading finds out.
+            // The read that follows finds out.
             sleep_ns(1_000_000);
             return true;
         }
         let mut set = [FdSetElement::default(); NUMBER_END / (8 * size_of::<FdSetElement>())];
         fd_set_insert(&mut set, fd);
-        // SAFETY: the descriptor is open as long as `uffd` is there.
+        // SAFETY: the descriptor is open as long as `uffd` exists.
         let ready = unsafe { select(fd + 1, Some(&mut set), None, None, timeout) };
         ready.is_ok_and(|count| count > 0)
     }

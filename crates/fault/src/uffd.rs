@@ -1,21 +1,23 @@
 //! Program memory through userfaultfd, by moving pages or by copying them.
 //!
-//! Moving is race-free by itself: one call takes the page out of the program, with its memory, and from then
-//! on nobody can write it. Copying begins with a write protection. A thread that writes meanwhile waits, is woken when the page is
-//! settled, and finds it missing. No protection stops a device or a process that has pinned the page. So `lazy.rs` has the
-//! kernel drop only pages that nobody pins. Before Linux 5.19 a protection itself does harm, and copying does without.
+//! Moving has no race: one call takes the page out of the program with its memory, and from then on no thread
+//! can write it. Copying begins with a write protection. A thread that writes meanwhile waits, is woken when
+//! the page is settled, and finds it missing. No protection stops a device or a process that has pinned the
+//! page. Therefore `lazy.rs` makes the kernel drop only unpinned pages. Before Linux 5.19 a protection itself
+//! does harm, and copying does without.
 //!
-//! Where the kernel refuses to move a page in (its mapping is read-only now, or a device still holds the
-//! frame) it is copied in. Where it refuses to move one out because the page is shared since a fork, the
-//! page is *unshared*: the kernel is asked to make it writable, which gives it back to us alone. We don't copy
-//! such a page out: a device may be writing into it, and only the kernel knows.
+//! The kernel may refuse to move a page in, because its mapping is read-only now or a device still holds the
+//! frame. The page is then copied in. The kernel may refuse to move a page out because it is shared since a
+//! fork. The page is then *unshared*: the kernel is asked to make it writable, which makes it private to this
+//! process again. The page isn't copied out, because a device may be writing into it, and only the kernel
+//! knows.
 //!
-//! What UFFDIO_MOVE reports can't be trusted when it fails. Seen on Linux 6.18: after a collision with other
-//! threads it tries again, moves the page, forgets that it did, tries once more, and answers EEXIST with a
-//! count of 0. A page lost in this way reads as zeros. So after every failure we look which frames have memory
-//! now: they are ours alone, so that is the truth. `threads_hammering_...` and `farpage run` of a program that
-//! fills memory, with other programs beside it, showed it within seconds.
-// UNSAFETY: see the trait: these calls take pages of the program away.
+//! The result of a failed UFFDIO_MOVE can't be trusted. On Linux 6.18, after a collision with other threads,
+//! the call tries again and moves the page. The call then forgets that success, tries once more, and answers
+//! EEXIST with a count of 0. A page lost in this way would read as zeros. After every failure the code
+//! therefore looks which frames have memory now. Only the engine uses frames, so a frame's memory is the
+//! truth. The case `threads_hammering_...` shows the defect.
+// UNSAFETY: these calls take pages of the program away, as the trait's contract says.
 
 use crate::lazy::{self, Claim, Lazy, PipeBits, Writers};
 use crate::{InstallError, Outgoing, Pages};
@@ -28,19 +30,20 @@ use farpage_os::proc::{Mapped, Pagemap};
 use farpage_os::sys::Errno;
 use farpage_os::uffd::{Trouble, Uffd};
 
-/// As many pages of zeros as are copied at once.
+/// Most pages of zeros that one call copies.
 pub const ZEROS: usize = 16;
 
-/// Constants, so that nobody can write them: that would be in every new page of the program.
+/// A constant, so that no code can write the pages. Any byte written here would be in every new page of the
+/// program.
 static ZERO_PAGES: [PageBytes; ZEROS] = [PageBytes::ZERO; ZEROS];
 
-/// Stretches of frames that are emptied by one call.
+/// Stretches of frames that one call empties.
 const STRETCHES_MAX: usize = 64;
 
 const MADV_POPULATE_WRITE: u32 = 23;
 const ENOMEM: i32 = 12;
-/// How often a frame is asked about while the system has no memory, not even for a page table, and how long from one time to
-/// the next. The map lock is held so long, and who wants to change the program's maps waits.
+/// Tries to look at a frame while the system has no memory, not even for a page table, and the time between
+/// two tries. The map lock is held meanwhile, and threads that change the program's maps wait.
 const MEMORY_TRIES: u32 = 10_000;
 const MEMORY_TRY_NS: u64 = 1_000_000;
 
@@ -55,7 +58,8 @@ pub struct ByMove<'u> {
 pub struct ByCopy<'u> {
     uffd: &'u Uffd,
     pagemap: Pagemap,
-    /// None where this kernel drops pages although somebody refers to them: then a pinned page's last writes can be lost.
+    /// None where this kernel drops pages that have references. There a pinned page's last writes can be
+    /// lost.
     lazy: Option<Lazy>,
     writers: Writers,
     /// The frame number of the kernel's page of zeros, where this process may know it.
@@ -74,8 +78,9 @@ const fn install_error(trouble: Trouble) -> InstallError {
     }
 }
 
-/// Tries something with a run of pages. The kernel says no to all of it where one of its mappings ends and another begins, of which we
-/// know nothing: then the first half is tried, and of that. Which pages it was tried with at last, and what came of it.
+/// Tries an operation on a run of pages. The kernel refuses the whole run where one of the program's mappings
+/// ends and another begins, and the caller doesn't know these borders. After a refusal the first half is
+/// tried, then half of that. Returns the pages of the last try, and its result.
 fn by_halves(
     pages: PageRange,
     no: Trouble,
@@ -92,7 +97,7 @@ fn by_halves(
     }
 }
 
-/// How many of the first pages something was done with.
+/// Returns for how many of the first pages the operation was done.
 fn of_run((pages, done): (PageRange, Result<(), Trouble>)) -> Result<u64, InstallError> {
     match done {
         Ok(()) => Ok(pages.count()),
@@ -101,8 +106,8 @@ fn of_run((pages, done): (PageRange, Result<(), Trouble>)) -> Result<u64, Instal
     }
 }
 
-/// What is read is the kernel's page of zeros. A write to that is another fault, and the processors on which other threads run
-/// must hear that the page has changed: so what is about to be written gets its own memory.
+/// Maps zeros. Pages that are read get the kernel's page of zeros. A write to that page would be another
+/// fault and a TLB shootdown. Pages that are about to be written therefore get memory of their own.
 fn zero(uffd: &Uffd, pages: PageRange, access: Access) -> Result<u64, InstallError> {
     let is_write = access == Access::Write;
     let most = if is_write { ZEROS as u64 } else { u64::MAX };
@@ -111,7 +116,7 @@ fn zero(uffd: &Uffd, pages: PageRange, access: Access) -> Result<u64, InstallErr
         if !is_write {
             return uffd.zero(pages);
         }
-        // SAFETY: as many pages at most, which are constants.
+        // SAFETY: the source has at least as many pages as `pages`, and they are constants.
         unsafe { uffd.copy_run(pages, ZERO_PAGES.as_ptr().cast()) }
     }))
 }
@@ -121,7 +126,7 @@ fn zero(uffd: &Uffd, pages: PageRange, access: Access) -> Result<u64, InstallErr
 /// # Safety
 /// As for `Pages::install`.
 unsafe fn copy_in(uffd: &Uffd, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError> {
-    // SAFETY: the frame is the caller's and has memory, so it is readable and nobody else writes it.
+    // SAFETY: the frame belongs to the caller and has memory, so it is readable and no other code writes it.
     unsafe { uffd.copy(page, frame.cast()) }.map_err(install_error)?;
     Ok(Backing::Memory)
 }
@@ -131,7 +136,7 @@ unsafe fn copy_in(uffd: &Uffd, page: PageIndex, frame: *mut PageBytes) -> Result
 /// # Safety
 /// As for `Pages::install_run`.
 unsafe fn copy_run_in(uffd: &Uffd, pages: PageRange, source: *const PageBytes) -> Result<u64, InstallError> {
-    // SAFETY: passed on; it is the first of the pages that are tried.
+    // SAFETY: the source is the caller's promise. Every try begins at the first page, as `source` does.
     of_run(by_halves(pages, Trouble::Missing, |pages| unsafe { uffd.copy_run(pages, source.cast()) }))
 }
 
@@ -139,10 +144,11 @@ fn poison(uffd: &Uffd, page: PageIndex) -> Result<(), InstallError> {
     uffd.poison(page).map_err(install_error)
 }
 
-/// Pages of a run: a bit for each.
+/// A set of a run's pages, one bit for each.
 pub(crate) type RunBits = u128;
 
-/// Calls `take` with each stretch that is contiguous in pages and in frames, or as much of one as has a bit for each page.
+/// Calls `take` with each stretch that is contiguous in pages and in frames. A stretch with more pages than
+/// [`RunBits`] has bits is split.
 pub(crate) fn for_each_run(pages: &mut [Outgoing], mut take: impl FnMut(&mut [Outgoing])) {
     let mut rest = pages;
     while !rest.is_empty() {
@@ -159,45 +165,52 @@ pub(crate) fn for_each_run(pages: &mut [Outgoing], mut take: impl FnMut(&mut [Ou
 }
 
 impl<'u> ByMove<'u> {
-    /// Moves pages. `frames` is where they go: the memory is registered here, and its pages become holes.
+    /// Makes an object that moves pages to and from `frames`. Registers the memory of `frames`, whose pages
+    /// become holes.
     ///
     /// # Safety
-    /// `frames` must be private anonymous memory that nobody touches but as the frames of one cache, and
-    /// frames without memory not at all.
+    /// `frames` must be private anonymous memory that is touched only as the frames of one cache. Frames
+    /// without memory must not be touched at all.
     pub unsafe fn new(uffd: &'u Uffd, frames: PageRange, install: Install) -> Result<ByMove<'u>, Errno> {
-        // SAFETY: nobody touches a frame without memory (the caller's promise), so no fault arises there.
+        // SAFETY: no thread touches a frame without memory, by the caller's promise, so no fault arises
+        // there.
         unsafe { uffd.register(frames) }?;
         Ok(ByMove { uffd, install, pagemap: Pagemap::open()? })
     }
 
-    /// Whether a frame of ours has memory. Not knowing is a bug: what isn't known here is lost.
+    /// Returns whether a frame has memory. The function panics if it can't tell, because the page would be
+    /// lost.
     fn has_memory(&self, frame: *mut PageBytes) -> bool {
         self.pagemap.is_present(page_of(frame)).expect("our own pagemap can be read")
     }
 
-    /// The same without the pagemap, for threads of the program: it may have put another file at that number. Nor must the
-    /// userfaultfd be trusted alone, for the same reason.
+    /// Does the same as [`ByMove::has_memory`] without the pagemap, for threads of the program. The program
+    /// may have put another file at the pagemap's descriptor number. For the same reason the answer must not
+    /// rest on the userfaultfd alone.
     fn has_memory_here(&self, page: &mut Outgoing) -> bool {
         if memory::is_resident(page_of(page.frame)) {
             return true;
         }
-        // Not there, or the host has swapped it out since it was moved: then the frame can't be given zeros (which take no
-        // page). One that had nothing has nothing afterwards; if that can't be, it says so, and no page may be moved there.
+        // The frame's page isn't in memory. Either it was never moved, or the host has swapped it out since.
+        // In the second case the kernel refuses to map zeros there. In the first case it maps the page of
+        // zeros, which takes no memory, and the zeros are dropped again. If they can't be dropped, `backing`
+        // says so, and no page may be moved there.
         for _ in 0..MEMORY_TRIES {
             match self.uffd.zero(PageRange::of(page_of(page.frame), 1)) {
                 Ok(()) => {
                     let stretch = Stretch { base: page.frame.cast(), bytes: PAGE_BYTES };
-                    // SAFETY: the frame is the caller's; its zeros are ours.
+                    // SAFETY: the frame belongs to the caller, and its zeros were just mapped here.
                     if unsafe { self.drop_memory(&[stretch]) }.is_err() {
                         page.backing = Backing::Memory;
                     }
                     return false;
                 }
                 Err(Trouble::Present) => return true,
-                // Not knowing is no answer: a page that is in the frame would be lost.
+                // Giving up without an answer could lose a page that is in the frame.
                 Err(Trouble::Other(Errno(ENOMEM))) => farpage_os::clock::sleep_ns(MEMORY_TRY_NS),
-                // It isn't our userfaultfd any more. So most likely the move wasn't made either; if it was, the page is there,
-                // unless the host has swapped it out within these microseconds.
+                // The descriptor is no longer our userfaultfd, so most likely the move wasn't made either. If
+                // it was made, the page is in memory, unless the host has swapped it out within these
+                // microseconds.
                 Err(_) => return false,
             }
         }
@@ -206,14 +219,14 @@ impl<'u> ByMove<'u> {
         );
     }
 
-    /// Takes all runs. `has_memory` says whether a page is in its frame after all.
+    /// Takes all runs. `has_memory` says whether a page is in its frame although the move failed.
     fn take_runs(&self, pages: &mut [Outgoing], has_memory: impl Fn(&mut Outgoing) -> bool) {
         self.empty_frames(pages);
         for_each_run(pages, |run| self.take_run(run, &has_memory));
     }
 
-    /// Takes what memory the frames have away, by one call: each interrupts other CPUs. Whatever can't be emptied keeps it, and
-    /// no page goes there.
+    /// Takes away the memory that the frames have, by one call, because each call interrupts other CPUs. A
+    /// frame that can't be emptied keeps its memory, and no page goes there.
     fn empty_frames(&self, pages: &mut [Outgoing]) {
         let has_memory = |page: &Outgoing| page.backing == Backing::Memory;
         for pages in pages.chunks_mut(STRETCHES_MAX) {
@@ -232,11 +245,12 @@ impl<'u> ByMove<'u> {
                     }
                 }
             }
-            // SAFETY: the frames are the caller's and free: their bytes are needed no more.
+            // SAFETY: the frames belong to the caller and are free, so their bytes are no longer needed.
             let empty = |stretches: &[Stretch]| unsafe { self.drop_memory(stretches) }.is_ok();
             let are_empty = empty(&stretches[..count]);
             for page in pages.iter_mut().filter(|page| has_memory(page)) {
-                // Which of several could not be emptied nobody says; to empty one again does no harm.
+                // The kernel doesn't say which of several stretches could not be emptied. Emptying one again
+                // does no harm.
                 if are_empty || empty(&[Stretch { base: page.frame.cast(), bytes: PAGE_BYTES }]) {
                     page.backing = Backing::Hole;
                 }
@@ -244,19 +258,21 @@ impl<'u> ByMove<'u> {
         }
     }
 
-    /// Takes one run, going on after each page that the kernel refuses.
+    /// Takes one run, and goes on after each page that the kernel refuses.
     fn take_run(&self, run: &mut [Outgoing], has_memory: impl Fn(&mut Outgoing) -> bool) {
-        // Where one page alone was refused the next are likely to be.
+        // After the refusal of a single page, the kernel is likely to refuse the next pages, too.
         let (mut at, mut most) = (0, run.len());
         while at < run.len() {
-            // Memory of ours: see `has_memory_here`. What looks like a page that was moved there would be our zeros.
+            // The frame has memory already (see `has_memory_here`). Zeros there would look like a page that
+            // was moved there.
             if run[at].backing == Backing::Memory {
                 at += 1;
                 continue;
             }
             let rest = PageRange::of(run[at].page, most.min(run.len() - at) as u64);
-            // SAFETY: the pages are locked by the caller of `take`, who serves whoever touches them; frames
-            // are holes, in registered memory of ours. Nothing of ours refers into the program's memory.
+            // SAFETY: the caller of `take` has locked the pages and serves threads that touch them. The
+            // frames are holes in registered memory of ours. No reference of ours leads into the program's
+            // memory.
             let move_them = |pages| unsafe { self.uffd.move_pages(page_of(run[at].frame), pages, false) };
             let (tried, moved) = by_halves(rest, Trouble::Refused, move_them);
             let tried = tried.count() as usize;
@@ -283,7 +299,7 @@ impl<'u> ByMove<'u> {
 
 impl Pages for ByMove<'_> {
     unsafe fn register(&self, pages: PageRange) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the content of missing pages is the caller's promise.
         unsafe { self.uffd.register(pages) }
     }
 
@@ -298,10 +314,10 @@ impl Pages for ByMove<'_> {
 
     unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError> {
         if self.install.installs_by_move() {
-            // SAFETY: the frame is the caller's; after a move it is a hole, which the answer says.
+            // SAFETY: the frame belongs to the caller. After a move it is a hole, which the answer says.
             match unsafe { self.uffd.move_pages(page, PageRange::of(page_of(frame), 1), true) } {
                 Ok(()) => return Ok(Backing::Hole),
-                // Moved, whatever it says.
+                // The page was moved, whatever the call reported.
                 Err(_) if !self.has_memory(frame) => {
                     self.wake(page);
                     return Ok(Backing::Hole);
@@ -311,12 +327,12 @@ impl Pages for ByMove<'_> {
                 Err(trouble) => return Err(install_error(trouble)),
             }
         }
-        // SAFETY: passed on.
+        // SAFETY: frame and page are the caller's promise.
         unsafe { copy_in(self.uffd, page, frame) }
     }
 
     unsafe fn install_run(&self, pages: PageRange, source: *const PageBytes) -> Result<u64, InstallError> {
-        // SAFETY: passed on.
+        // SAFETY: source and pages are the caller's promise.
         unsafe { copy_run_in(self.uffd, pages, source) }
     }
 
@@ -341,7 +357,7 @@ impl Pages for ByMove<'_> {
     }
 
     fn unshare(&self, pages: PageRange) {
-        // SAFETY: populating for writing changes no byte: it ends the sharing of pages since a fork.
+        // SAFETY: populating for writing changes no byte. The call ends the sharing of pages since a fork.
         let _ = unsafe { memory::advise(pages, MADV_POPULATE_WRITE) };
     }
 
@@ -354,20 +370,20 @@ impl Pages for ByMove<'_> {
     }
 
     unsafe fn drop_memory(&self, frames: &[Stretch]) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the frames belong to the caller and their bytes aren't needed, by the caller's promise.
         unsafe { memory::drop_each(frames) }
     }
 }
 
-/// Registers `page`, which is the caller's, protects it and lifts the protection.
+/// Registers `page`, which belongs to the caller, protects it and lifts the protection.
 fn protect_and_lift(uffd: &Uffd, page: PageRange) -> bool {
-    // SAFETY: nobody touches the page once it is dropped.
+    // SAFETY: no code touches the page once it is dropped.
     let is_registered = unsafe { uffd.register(page) }.is_ok();
     is_registered && uffd.protect(page, true).and(uffd.protect(page, false)).is_ok()
 }
 
 impl<'u> ByCopy<'u> {
-    /// Copies pages. Frames are ordinary memory.
+    /// Makes an object that copies pages. Frames are ordinary memory.
     pub fn new(uffd: &'u Uffd) -> Result<ByCopy<'u>, Errno> {
         let pagemap = Pagemap::open()?;
         let lazy = Lazy::new(&pagemap)?;
@@ -379,7 +395,8 @@ impl<'u> ByCopy<'u> {
         Ok(ByCopy { uffd, pagemap, lazy, writers, zero_frame })
     }
 
-    /// As on a kernel before 5.19. None where the kernel drops pages although somebody refers to them.
+    /// Makes an object that works as on a kernel before 5.19. None where the kernel drops pages that have
+    /// references.
     pub fn without_protection(uffd: &'u Uffd) -> Result<Option<ByCopy<'u>>, Errno> {
         let by_copy = ByCopy { writers: Writers::GoOn, ..ByCopy::new(uffd)? };
         Ok(by_copy.lazy.is_some().then_some(by_copy))
@@ -388,7 +405,7 @@ impl<'u> ByCopy<'u> {
     fn take_run(&self, run: &mut [Outgoing]) {
         let range = PageRange::of(run[0].page, run.len() as u64);
         if self.writers == Writers::Wait && self.uffd.protect(range, true).is_err() {
-            // As in `by_halves`: before Linux 6.4 that isn't done across borders of mappings.
+            // As in `by_halves`: before Linux 6.4 the kernel doesn't protect across borders of mappings.
             if run.len() > 1 {
                 let (first, second) = run.split_at_mut(run.len() / 2);
                 self.take_run(first);
@@ -396,8 +413,8 @@ impl<'u> ByCopy<'u> {
             }
             return;
         }
-        // Reading a page that isn't there would wait for ourselves. (Not mincore: it calls a page missing that
-        // the host has swapped out.)
+        // Reading a missing page would make this thread wait for itself. The call `mincore` can't tell,
+        // because it reports a page as missing that the host has swapped out.
         let Some(present) = self.present(range) else { return };
         let mut there = present;
         for page in run.iter_mut() {
@@ -421,7 +438,8 @@ impl<'u> ByCopy<'u> {
             }
             for run in run.chunks_mut(pages_max) {
                 let pages = PageRange::of(run[0].page, run.len() as u64);
-                // SAFETY: the pages are there, and locked by the caller of `take`; the frames are the caller's, one after the other.
+                // SAFETY: the pages are there, and the caller of `take` has locked them. The frames belong to
+                // the caller and follow each other.
                 let copied = claim.as_ref().and_then(|claim| unsafe {
                     claim.copy_and_drop(pages, run[0].frame, self.writers, self.alone(pages), || true)
                 });
@@ -433,14 +451,17 @@ impl<'u> ByCopy<'u> {
         }
     }
 
-    /// The kernel has not dropped this page. `is_copied`: its frame has the bytes that it had when it became clean.
+    /// Settles a page that the kernel has not dropped. With `is_copied` its frame has the bytes that the page
+    /// had when it became clean.
     fn leave(&self, page: &mut Outgoing, is_copied: bool) {
         let alone = PageRange::of(page.page, 1);
         let is_protected = self.writers == Writers::Wait;
-        // Without a protection a page of zeros becomes a page of the program's own, which is dropped the next time.
+        // Without a protection a page of zeros becomes a page of the program's own, which is dropped the next
+        // time.
         if is_copied && is_protected && self.is_zero_page(page.page) {
-            // Nobody can have pinned the kernel's page of zeros to write to it, and the protection stops who would replace it.
-            // SAFETY: the frame holds the page's zeros, and the caller of `take` serves its faults.
+            // No device or process can have pinned the kernel's page of zeros to write to it. The protection
+            // stops threads that would replace it.
+            // SAFETY: the frame holds the page's zeros, and the caller of `take` serves the page's faults.
             if unsafe { memory::drop_pages(page.page.address() as *mut u8, PAGE_BYTES) }.is_ok() {
                 return;
             }
@@ -448,7 +469,8 @@ impl<'u> ByCopy<'u> {
         if is_protected {
             self.uffd.protect(alone, false).unwrap_or_default();
         }
-        // SAFETY: the caller of `take` names only pages that the program may write; no protection of ours is left.
+        // SAFETY: the caller of `take` names only pages that the program may write. No protection of ours is
+        // left.
         let is_kept = !is_copied || unsafe { lazy::keep(page.page) };
         if is_kept || self.pagemap.is_present(page.page).expect("our own pagemap can be read") {
             page.taken = Taken::Busy;
@@ -456,29 +478,30 @@ impl<'u> ByCopy<'u> {
         }
     }
 
-    /// Whether a page is the kernel's page of zeros: it was read, and never written.
+    /// Returns whether a page is the kernel's page of zeros: it was read, and never written.
     fn is_zero_page(&self, page: PageIndex) -> bool {
         let mut is_zero = false;
         let asked = self.pagemap.for_each_zero_run(PageRange::of(page, 1), |_| is_zero = true);
         match asked {
             Ok(()) => is_zero,
-            // Before Linux 6.7.
+            // Before Linux 6.7 PAGEMAP_SCAN doesn't tell.
             Err(_) => self.zero_frame.is_some_and(|zero| self.pagemap.frame_number(page) == Some(zero)),
         }
     }
 
-    /// As [`ByCopy::take_present`], on a kernel that can't be asked who pins a page.
+    /// Does the work of [`ByCopy::take_present`] on a kernel that doesn't say whether a page is pinned.
     fn take_whatever_is_pinned(&self, run: &mut [Outgoing], range: PageRange) {
         for page in run.iter().filter(|page| page.taken == Taken::Yes) {
             let source = page.page.address() as *const PageBytes;
-            // SAFETY: the page is there, readable, and write-protected: it can't change while it is copied.
-            // The frame is the caller's.
+            // SAFETY: the page is there, readable and write-protected, so it can't change while it is copied.
+            // The frame belongs to the caller.
             unsafe { core::ptr::copy_nonoverlapping(source, page.frame, 1) };
         }
-        // SAFETY: what was there is in the frames; the caller serves whoever touches the pages.
+        // SAFETY: the bytes of the present pages are in the frames. The caller serves threads that touch the
+        // pages.
         if unsafe { memory::drop_pages(range.start.address() as *mut u8, range.bytes()) }.is_err() {
-            // Locked by an mlock we have not heard of, from somewhere in the run on. What is there stays,
-            // write-protected, and the caller is told.
+            // A part of the run is locked by an mlock that Farpage has not seen. Pages that are still there
+            // stay write-protected, and the caller is told.
             let left = self.present(range).expect("our own pagemap can be read");
             for (at, page) in run.iter_mut().enumerate().filter(|(at, _)| left & 1 << at != 0) {
                 debug_assert!(page.taken == Taken::Yes, "page {at} came while it was locked");
@@ -487,7 +510,7 @@ impl<'u> ByCopy<'u> {
         }
     }
 
-    /// Which pages of a run no other process maps: bit n for page n.
+    /// Returns which pages of a run no other process maps: bit n for page n.
     fn alone(&self, pages: PageRange) -> PipeBits {
         let mut bits = 0;
         let looked = self.pagemap.for_each_mapped(pages, |page, mapped| {
@@ -497,7 +520,7 @@ impl<'u> ByCopy<'u> {
         bits
     }
 
-    /// Which pages of a run are there: bit n for page n.
+    /// Returns which pages of a run are there: bit n for page n.
     fn present(&self, range: PageRange) -> Option<RunBits> {
         let mut bits: RunBits = 0;
         let seen = self.pagemap.for_each_present(range, |page| bits |= 1 << (page.0 - range.start.0));
@@ -507,7 +530,7 @@ impl<'u> ByCopy<'u> {
 
 impl Pages for ByCopy<'_> {
     unsafe fn register(&self, pages: PageRange) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the content of missing pages is the caller's promise.
         unsafe { self.uffd.register(pages) }
     }
 
@@ -516,12 +539,12 @@ impl Pages for ByCopy<'_> {
     }
 
     unsafe fn install(&self, page: PageIndex, frame: *mut PageBytes) -> Result<Backing, InstallError> {
-        // SAFETY: passed on.
+        // SAFETY: frame and page are the caller's promise.
         unsafe { copy_in(self.uffd, page, frame) }
     }
 
     unsafe fn install_run(&self, pages: PageRange, source: *const PageBytes) -> Result<u64, InstallError> {
-        // SAFETY: passed on.
+        // SAFETY: source and pages are the caller's promise.
         unsafe { copy_run_in(self.uffd, pages, source) }
     }
 
@@ -535,7 +558,8 @@ impl Pages for ByCopy<'_> {
 
     fn unprotect(&self, pages: PageRange) -> bool {
         if self.writers == Writers::GoOn {
-            // None is protected. Lifting what isn't there would make the kernel copy the page at its next write, too.
+            // No page is protected. Lifting a protection that doesn't exist would make the kernel copy the
+            // page at its next write, too.
             self.uffd.wake(pages);
             return true;
         }

@@ -1,6 +1,6 @@
 //! The suite that every back end passes, bare and inside every decorator, and the comparison of all of them
-//! with one naive model. Also what the tests of the other modules share: pages, scratch files, and the one
-//! unsafe line of a test, wrapped once.
+//! with one naive model. Here are also helpers for the tests of the other modules: pages, scratch files, and
+//! a wrapper of the one unsafe line of a test.
 //!
 //! UNSAFETY: `submit` takes addresses.
 
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 
-/// A page whose every byte depends on `tag` and on its place.
+/// Returns a page whose every byte depends on `tag` and on its position.
 pub(crate) fn page_of(tag: u64) -> PageBytes {
     let mut page = PageBytes::ZERO;
     for (index, word) in page.0.chunks_exact_mut(8).enumerate() {
@@ -27,7 +27,7 @@ pub(crate) fn page_of(tag: u64) -> PageBytes {
     page
 }
 
-/// Pages with different contents.
+/// Returns pages with different contents.
 pub(crate) fn pages_of(count: usize, tag: u64) -> Vec<PageBytes> {
     (0..count).map(|index| page_of(tag * 1_000_000 + index as u64)).collect()
 }
@@ -36,7 +36,7 @@ fn is_zero(page: &PageBytes) -> bool {
     page.0.iter().all(|&byte| byte == 0)
 }
 
-/// A file of so many pages, opened with O_DIRECT where the file system has it.
+/// A file of a given number of pages, opened with O_DIRECT where the file system has it.
 pub(crate) struct Scratch {
     file: File,
     path: tempfile::TempPath,
@@ -58,7 +58,7 @@ impl Scratch {
     }
 }
 
-/// A ring, or the reason why the test is skipped. On CI it must be there.
+/// Returns a ring, or says why the test is skipped. On CI a ring must be available.
 pub(crate) fn uring_or_skip(fd: BorrowedFd<'_>, entries: u32) -> Option<Uring> {
     uring_or_skip_keeping(fd, None, entries)
 }
@@ -79,7 +79,7 @@ pub(crate) fn uring_or_skip_keeping(
     }
 }
 
-/// The one unsafe line: asks for adjacent pages from `first` on.
+/// Submits a request for adjacent pages from `first` on. The function wraps the one unsafe line.
 fn submit(
     backend: &mut (impl Backend + ?Sized),
     op: Op,
@@ -90,12 +90,13 @@ fn submit(
     let segments: Vec<Segment> =
         pages.iter_mut().map(|page| Segment { base: (&raw mut page.0).cast() }).collect();
     let request = Request { op, offset: first * PAGE_BYTES as u64, segments: &segments, token };
-    // SAFETY: callers in this file keep `pages` where it is, and don't look at it, until they have collected
-    // the completion of every request, which `collect_all` does, or until the back end is gone.
+    // SAFETY: callers in this file keep `pages` where it is, and don't look at it, until the requests are
+    // over. Before they look, they collect the completion of every request (`collect_all`), or drop the back
+    // end.
     unsafe { backend.submit(&request) }
 }
 
-/// Everything in flight, in the order of completion.
+/// Collects everything in flight, in the order of completion.
 fn collect_all(backend: &mut (impl Backend + ?Sized)) -> Vec<Completion> {
     let mut all = Vec::new();
     let mut out = [Completion::EMPTY; 5];
@@ -108,7 +109,7 @@ fn collect_all(backend: &mut (impl Backend + ?Sized)) -> Vec<Completion> {
     all
 }
 
-/// One request from beginning to end, with nothing else in flight.
+/// Runs one request from beginning to end, with no other request in flight.
 fn run(
     backend: &mut (impl Backend + ?Sized),
     op: Op,
@@ -137,7 +138,7 @@ pub(crate) fn read(
     run(backend, Op::Read, first, pages)
 }
 
-/// Everything that the suite is run for.
+/// The back ends and decorators that the suite runs for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Uring,
@@ -166,7 +167,7 @@ const KINDS: [Kind; 9] = [
 const SLOW: SlowPlan = SlowPlan { seed: 11, latency_ticks_min: 1, latency_ticks_max: 50 };
 const NO_CRASH: CrashPlan = CrashPlan { seed: 12, at_request: u64::MAX };
 
-/// Runs `test` on a fresh area of so many pages. Decorators are set to do no harm.
+/// Runs `test` on a fresh area of `pages` pages. Decorators are set to do no harm.
 fn with<R>(kind: Kind, pages: usize, test: impl FnOnce(&mut dyn Backend) -> R) -> Option<R> {
     let scratch = Scratch::new(pages);
     let mut device =
@@ -189,7 +190,7 @@ fn with<R>(kind: Kind, pages: usize, test: impl FnOnce(&mut dyn Backend) -> R) -
     })
 }
 
-/// One `#[test]` per kind for each case of the suite.
+/// Makes one `#[test]` per kind for each case of the suite.
 macro_rules! suite {
     ($($module:ident: $kind:ident),* ; $($case:ident),*) => {
         suite!(@ [$($module: $kind),*] [$($case),*]);
@@ -303,7 +304,7 @@ fn unflushed_request_begins_with_waiting(kind: Kind) {
 }
 
 fn flushed_requests_arrive_without_blocking_in_the_end(kind: Kind) {
-    // Simulated time stands still unless somebody waits.
+    // Simulated time stands still unless the caller waits.
     if matches!(kind, Kind::SlowUring | Kind::SlowMem | Kind::All) {
         return;
     }
@@ -363,7 +364,7 @@ fn write_to_a_file_that_is_open_for_reading_is_a_device_error_and_the_token_come
     }
 }
 
-/// A file that ends in the middle of a page, read with and without O_DIRECT, which refuses odd offsets.
+/// The file ends in the middle of a page, and is read with and without O_DIRECT, which refuses odd offsets.
 #[test]
 fn file_that_ends_inside_a_page_is_short_for_every_back_end() {
     let scratch = Scratch::new(2);
@@ -393,7 +394,7 @@ fn read_now_reads_whole_runs() {
     assert_eq!(run.0[PAGE_BYTES..], written[1].0);
 }
 
-/// A pipe has no offsets, so everything is refused.
+/// A pipe has no offsets, so the kernel refuses everything.
 #[test]
 fn file_without_offsets_is_a_device_error() {
     let (reader, _writer) = std::io::pipe().unwrap();
@@ -410,8 +411,8 @@ fn full_device_is_no_space() {
     }
 }
 
-/// A file in memory that may not grow takes the pages that fit: a short write, which has to be continued to
-/// learn why it was short.
+/// A memfd that may not grow takes the pages that fit. The short write must be continued to learn why it was
+/// short.
 #[test]
 fn write_that_fits_in_part_is_continued_and_says_what_stopped_it() {
     const EPERM: u16 = 1;
@@ -446,7 +447,8 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let op = prop_oneof![Just(Op::Read), Just(Op::Write)];
-    // Now and then a request crosses the end of the area; reads only, since a file would grow.
+    // Now and then a request crosses the end of the area. Only reads do, because a write would make a file
+    // grow.
     let submit = (op, 0..AREA_PAGES + 2, 1..9_u64, any::<u16>()).prop_map(|(op, first, count, tag)| {
         let end = AREA_PAGES + if op == Op::Read { 4 } else { 0 };
         let first = first.min(end - 1);
@@ -469,11 +471,11 @@ struct InFlight {
     result: Result<(), IoError>,
 }
 
-/// What can be seen from outside: the result of each token, and in the end the contents of the area.
+/// The observable outcome: the result of each token, and in the end the contents of the area.
 type Observed = (BTreeMap<u64, Result<(), IoError>>, Vec<Vec<u8>>);
 
-/// The naive model is an array of pages that writes reach when they are submitted, which is right because
-/// nothing that overlaps is in flight at the same time.
+/// Runs a script beside the naive model, an array of pages. Writes reach the model when they are submitted,
+/// which is right because no overlapping requests are in flight at the same time.
 fn run_script(backend: &mut dyn Backend, script: &[Step]) -> Observed {
     let mut model = vec![PageBytes::ZERO; AREA_PAGES as usize];
     let mut in_flight: BTreeMap<u64, InFlight> = BTreeMap::new();
@@ -505,7 +507,7 @@ fn run_script(backend: &mut dyn Backend, script: &[Step]) -> Observed {
                 let overlaps = |other: &InFlight| {
                     other.first < range.end && range.start < other.first + other.pages.len() as u64
                 };
-                // What overlaps is drained first, so that every back end gets the same requests.
+                // Overlapping requests are drained first, so that every back end gets the same requests.
                 while in_flight.values().any(overlaps) {
                     let mut out = [Completion::EMPTY; 1];
                     assert_eq!(backend.complete(Wait::One, &mut out), 1);

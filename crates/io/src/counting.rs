@@ -1,21 +1,21 @@
-//! A decorator that counts what passes: requests, pages and bytes by direction, errors, refusals, depth.
+//! A decorator that counts what passes: requests, pages and bytes by direction, errors, refusals and depth.
 //!
 //! UNSAFETY: forwards `submit`, whose contract is about addresses.
 
 use crate::{Backend, Busy, Completion, Op, Request, Wait};
 
-/// What went in one direction.
+/// Counts of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpCounts {
     /// Requests taken.
     pub requests: u64,
-    /// Pages in them.
+    /// Pages in these requests.
     pub segments: u64,
-    /// Bytes in them.
+    /// Bytes in these requests.
     pub bytes: u64,
 }
 
-/// What passed through a [`Counting`]. Counters only rise; readers subtract.
+/// Counts of what passed through a [`Counting`]. Counters only rise, so readers subtract.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IoCounts {
     /// From the device.
@@ -24,7 +24,7 @@ pub struct IoCounts {
     pub writes: OpCounts,
     /// Completions returned.
     pub completions: u64,
-    /// Those that carried an error.
+    /// Completions that carried an error.
     pub errors: u64,
     /// Requests refused with [`Busy`].
     pub refusals: u64,
@@ -39,15 +39,15 @@ pub struct Counting<B> {
 }
 
 impl<B: Backend> Counting<B> {
-    /// Counts from zero.
+    /// Makes a decorator that counts from zero.
     pub fn new(inner: B) -> Self {
         Counting { inner, counts: IoCounts::default() }
     }
-    /// What has passed so far.
+    /// Returns the counts so far.
     pub const fn counts(&self) -> &IoCounts {
         &self.counts
     }
-    /// The back end inside.
+    /// Returns the inner back end.
     pub const fn inner(&mut self) -> &mut B {
         &mut self.inner
     }
@@ -55,7 +55,7 @@ impl<B: Backend> Counting<B> {
 
 impl<B: Backend> Backend for Counting<B> {
     unsafe fn submit(&mut self, request: &Request<'_>) -> Result<(), Busy> {
-        // SAFETY: the contract is the same one, and our caller keeps it.
+        // SAFETY: the inner `submit` has the same contract, and our caller keeps it.
         let taken = unsafe { self.inner.submit(request) };
         if taken.is_err() {
             self.counts.refusals += 1;
@@ -113,7 +113,7 @@ mod tests {
         let segments = [Segment { base: three[0].0.as_mut_ptr() }];
         for token in 0..=DEPTH as u64 {
             let request = Request { op: Op::Write, offset: 0, segments: &segments, token };
-            // SAFETY: the page outlives the back end and nobody writes it meanwhile.
+            // SAFETY: the page outlives the back end and no code writes it meanwhile.
             let taken = unsafe { counting.submit(&request) };
             assert_eq!(taken.is_err(), token == DEPTH as u64);
         }

@@ -1,11 +1,11 @@
-//! A decorator that loses the device at a chosen request: power fails, the cable is pulled.
+//! A decorator that loses the device at a chosen request: power fails, or the cable is pulled.
 //!
-//! From that request on everything fails with EIO. What was in flight at that moment fails too, and each page
-//! of a write in flight is then on the device as it was, as it should be, or as a mixture: new up to some
-//! sector, old behind. Pages are torn independently of each other, as a device with a queue does it.
+//! From that request on everything fails with EIO. Requests in flight at that moment fail, too. Each page of
+//! a write in flight then stays old, becomes new, or becomes a mixture: new up to some sector, old behind.
+//! Pages are torn independently of each other, as on a device with a queue.
 //!
-//! To have something in flight to tear, requests are kept here until somebody collects; each collection then
-//! carries out some of them, in an order drawn from the seed.
+//! To have requests in flight to tear, the decorator keeps requests until the caller collects completions.
+//! Each collection then carries out some of them, in an order drawn from the seed.
 //!
 //! UNSAFETY: forwards `submit`, whose contract is about addresses, and reads pages to tear them.
 
@@ -14,7 +14,7 @@ use crate::table::Places;
 use crate::{Backend, Busy, Completion, DEPTH, IoError, Op, Request, SEGMENTS_MAX, Segment, Wait};
 use farpage_core::units::{PAGE_BYTES, PageBytes};
 
-/// What a device writes whole or not at all.
+/// Bytes that a device writes whole or not at all.
 const SECTOR_BYTES: usize = 512;
 
 /// When the device is lost.
@@ -44,7 +44,7 @@ pub struct Crash<B> {
     requests: u64,
     crashed: bool,
     taken: Places,
-    /// Of those: the ones that fail, because the device went while they were in flight or was gone before.
+    /// Taken requests that fail, because the device was lost while they were in flight or before.
     failed: Places,
     table: [Pending; DEPTH],
     /// The old page, to be mixed with the new one.
@@ -52,7 +52,7 @@ pub struct Crash<B> {
 }
 
 impl<B: Backend> Crash<B> {
-    /// A device that still works.
+    /// Makes a device that still works.
     pub fn new(inner: B, plan: CrashPlan) -> Self {
         assert_eq!(inner.in_flight(), 0);
         let vacant =
@@ -70,13 +70,13 @@ impl<B: Backend> Crash<B> {
         }
     }
 
-    /// Whether the device is gone.
+    /// Returns whether the device is lost.
     pub const fn is_crashed(&self) -> bool {
         self.crashed
     }
 
-    /// The back end inside: what survived, once the crash is over. Nothing may be in flight, since the memory
-    /// of such requests would be given back to nobody.
+    /// Returns the inner back end, which shows what survived the crash. Nothing may be in flight, because no
+    /// caller would get the memory of those requests back.
     pub fn into_inner(self) -> B {
         assert_eq!(self.in_flight(), 0);
         self.inner
@@ -103,7 +103,7 @@ impl<B: Backend> Crash<B> {
             match self.random.below(3) {
                 0 => {}
                 1 => {
-                    // An error here is one more page that didn't make it.
+                    // An error here is one more page that wasn't written.
                     let _ = self.carry_out(Op::Write, offset, &[segment]);
                 }
                 _ => self.tear_page(offset, segment),
@@ -111,15 +111,16 @@ impl<B: Backend> Crash<B> {
         }
     }
 
-    /// Writes the new page up to a sector drawn from the seed, the old one behind.
+    /// Writes the new page up to a sector drawn from the seed, and the old page behind.
     fn tear_page(&mut self, offset: u64, new: Segment) {
         let sectors = 1 + self.random.below((PAGE_BYTES / SECTOR_BYTES - 1) as u64) as usize;
         let scratch = Segment { base: (&raw mut self.scratch.0).cast() };
         if self.carry_out(Op::Read, offset, &[scratch]).is_err() {
             self.scratch = PageBytes::ZERO;
         }
-        // SAFETY: `new` is a valid page that doesn't change, by the contract of `submit`: its completion hasn't
-        // been returned. `scratch` is ours, so they don't overlap, and both are longer than `sectors` (< 8).
+        // SAFETY: `new` is a valid page that doesn't change, by the contract of `submit`, since its
+        // completion hasn't been returned. `scratch` is our own, so the two don't overlap. Both have 8
+        // sectors, and `sectors` is at most 7.
         unsafe { self.scratch.0.as_mut_ptr().copy_from_nonoverlapping(new.base, sectors * SECTOR_BYTES) };
         let scratch = Segment { base: (&raw mut self.scratch.0).cast() };
         let _ = self.carry_out(Op::Write, offset, &[scratch]);
@@ -128,8 +129,9 @@ impl<B: Backend> Crash<B> {
     /// Does one request on the inner back end, from beginning to end.
     fn carry_out(&mut self, op: Op, offset: u64, segments: &[Segment]) -> Result<(), IoError> {
         let request = Request { op, offset, segments, token: 0 };
-        // SAFETY: the segments are those of a request in flight, whose caller vouches for them until we return
-        // its completion, or our scratch page; and we are done with them when this function returns.
+        // SAFETY: the segments are either our scratch page or those of a request in flight. The request's
+        // caller vouches for them until we return its completion. The inner back end is done with them when
+        // this function returns.
         unsafe { self.inner.submit(&request) }.expect("nothing else is in flight inside");
         let mut out = [Completion::EMPTY; 1];
         while self.inner.complete(Wait::One, &mut out) == 0 {}
@@ -149,7 +151,7 @@ impl<B: Backend> Crash<B> {
         Completion { token: pending.token, result }
     }
 
-    /// One of the requests taken, drawn from the seed.
+    /// Chooses one of the requests taken, drawn from the seed.
     fn choose(&mut self) -> Option<usize> {
         let count = self.taken.count() as u64;
         let nth = self.random.below(count.max(1)) as usize;
@@ -178,8 +180,8 @@ impl<B: Backend> Backend for Crash<B> {
 
     fn flush(&mut self) {}
 
-    /// With [`Wait::No`] half of the time one less than there could be, down to none: so that something stays
-    /// in flight.
+    /// Stops before a completion with a probability of one half, so that requests stay in flight. The first
+    /// completion of [`Wait::One`] always comes. Once the device is lost, all completions come.
     fn complete(&mut self, wait: Wait, out: &mut [Completion]) -> usize {
         let mut count = 0;
         while count < out.len() {
@@ -229,7 +231,7 @@ mod tests {
             page.0.fill(7);
             let segments = [Segment { base: page.0.as_mut_ptr() }; 4];
             let request = Request { op: Op::Write, offset: 0, segments: &segments, token: 5 };
-            // SAFETY: `page` outlives the request, and nobody writes it.
+            // SAFETY: `page` outlives the request, and no code writes it.
             unsafe { crash.submit(&request) }.unwrap();
             crash.crash();
             let mut out = [Completion::EMPTY; 2];

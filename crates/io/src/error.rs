@@ -1,49 +1,50 @@
-//! What can go wrong with a request, and the one place where errno of a device is translated.
+//! Errors of a request, and the one place where errno of a device is translated.
 //!
-//! The layers above act on three questions: is the area full (stop evicting to it), is the device lost (latch
-//! it read-only, keep the frames), may the same request succeed a little later.
+//! The layers above ask three questions. Is the area full, so that eviction to it stops? Is the device lost,
+//! so that it becomes read-only and the frames are kept? May the same request succeed a little later?
 
 use rustix::io::Errno;
 
-/// The in-flight table is full and the request wasn't taken: take completions, then try again.
+/// The in-flight table is full and the request wasn't taken. The caller takes completions, then tries again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy;
 
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoError {
-    /// No space is left: the file system is full, the quota is used up, or the file may not grow so far.
+    /// No space is left: the file system is full, the quota is used up, or the file has reached its size
+    /// limit.
     NoSpace,
     /// The device or the file refused, with this errno.
     Device(u16),
-    /// The file ended before the request did: it is shorter than the area.
+    /// The file ended before the request did, because it is shorter than the area.
     Short,
 }
 
 impl IoError {
-    /// Input/output error: what a device says when it has lost data or itself.
+    /// Input/output error, which a device reports when it has lost data or itself.
     pub const EIO: IoError = IoError::Device(Errno::IO.raw_os_error() as u16);
 
-    /// The only translation of errno in this crate.
+    /// Translates errno. No other function of this crate does.
     pub(crate) const fn from_errno(errno: Errno) -> IoError {
         match errno {
             // The file system is full.
             Errno::NOSPC => IoError::NoSpace,
-            // The user's quota on it is.
+            // The user's quota on the file system is used up.
             Errno::DQUOT => IoError::NoSpace,
-            // RLIMIT_FSIZE, or the file system's largest file: no more space for us either.
+            // RLIMIT_FSIZE, or the file system's largest file size, is reached. The area can't grow either.
             Errno::FBIG => IoError::NoSpace,
-            // Everything else is between us and the device. Errno is below 4096.
+            // Every other error counts as one of the device. Errno is below 4096.
             other => IoError::Device(other.raw_os_error() as u16),
         }
     }
 
-    /// Whether the area is full: nothing is broken, but nothing more fits.
+    /// Returns whether the area is full: the device works, but no more data fits.
     pub const fn is_no_space(self) -> bool {
         matches!(self, IoError::NoSpace)
     }
 
-    /// Whether the kernel was short of something of its own, so that the same request may succeed later.
+    /// Returns whether the kernel lacked a resource, so that the same request may succeed later.
     pub const fn is_retryable(self) -> bool {
         const AGAIN: u16 = Errno::AGAIN.raw_os_error() as u16;
         const INTR: u16 = Errno::INTR.raw_os_error() as u16;
@@ -53,12 +54,12 @@ impl IoError {
         matches!(self, IoError::Device(AGAIN | INTR | NOMEM | NOBUFS | BUSY))
     }
 
-    /// Whether the device or file can't be relied on from now on.
+    /// Returns whether the device or file can't be relied on from now on.
     pub const fn is_device_lost(self) -> bool {
         matches!(self, IoError::Device(_)) && !self.is_retryable()
     }
 
-    /// The kernel's number, for messages. [`IoError::Short`] has none.
+    /// Returns the kernel's number, for messages. [`IoError::Short`] has none.
     pub const fn errno(self) -> Option<u16> {
         match self {
             IoError::NoSpace => Some(Errno::NOSPC.raw_os_error() as u16),
@@ -78,12 +79,12 @@ impl core::fmt::Display for IoError {
     }
 }
 
-/// What [`crate::Uring::new`] was doing when it failed.
+/// The step at which [`crate::Uring::new`] failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetupStep {
     /// `io_uring_setup`: refused by seccomp, a sysctl, or missing in the kernel.
     Ring,
-    /// The kernel is older than 5.5 and lacks what we rely on.
+    /// The kernel is older than 5.5 and lacks a feature that the ring relies on.
     Features,
     /// Mapping the rings or the in-flight table.
     Memory,
@@ -91,12 +92,12 @@ pub enum SetupStep {
     File,
 }
 
-/// Why there is no io_uring here: use [`crate::Psync`] instead.
+/// Why io_uring can't be used. Use [`crate::Psync`] instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetupError {
-    /// What failed.
+    /// The step that failed.
     pub step: SetupStep,
-    /// With which errno.
+    /// The errno of that step.
     pub errno: u16,
 }
 

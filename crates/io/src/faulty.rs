@@ -11,30 +11,30 @@
 //! | flip | nothing; one bit of one page read is wrong | success |
 //! | misdirection | the page before (at the start: behind) is read or written | success |
 //!
-//! The first three are honest: the layers above must keep the page or say that it is lost. The last three are
+//! The first three are honest: the layers above must keep the page or report it as lost. The last three are
 //! lies: the checksum of a page must find them. A fault hits with its probability, drawn from the seed, or it
-//! hits the n-th request of its kind. A request suffers at most one fault; an earlier row goes first. Tearing
-//! inside a page is [`crate::Crash`]'s business.
+//! hits the n-th request of its kind. A request suffers at most one fault, and an earlier row goes first.
+//! [`crate::Crash`] tears inside a page.
 //!
-//! UNSAFETY: forwards `submit`, whose contract is about addresses, and damages what was read.
+//! UNSAFETY: forwards `submit`, whose contract is about addresses, and damages the bytes that were read.
 
 use crate::random::Random;
 use crate::table::Places;
 use crate::{Backend, Busy, Completion, DEPTH, IoError, Op, Request, Segment, Wait};
 use farpage_core::units::PAGE_BYTES;
 
-/// Which faults, how often. Probabilities are parts per million of the requests of that direction.
+/// Which faults happen, and how often. Probabilities are parts per million of the requests of that direction.
 #[derive(Clone, Copy, Debug)]
 pub struct FaultPlan {
     /// One seed gives one sequence of faults.
     pub seed: u64,
-    /// What failing reads report.
+    /// The error that failing reads report.
     pub read_error: IoError,
     /// How often a read fails.
     pub read_error_ppm: u32,
     /// The read, counted from 0, that fails for certain.
     pub read_error_at: Option<u64>,
-    /// What failing and torn writes report.
+    /// The error that failing and torn writes report.
     pub write_error: IoError,
     /// How often a write fails.
     pub write_error_ppm: u32,
@@ -51,7 +51,7 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// No faults: where plans start from.
+    /// Returns a plan without faults, from which other plans start.
     pub const fn none(seed: u64) -> FaultPlan {
         FaultPlan {
             seed,
@@ -69,7 +69,7 @@ impl FaultPlan {
     }
 }
 
-/// Faults that were brought about, so that a test can ask whether each was noticed.
+/// Faults that were brought about, so that a test can check that each was noticed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounts {
     /// Reads that failed.
@@ -86,15 +86,15 @@ pub struct FaultCounts {
     pub misdirections: u64,
 }
 
-/// What a request will suffer.
+/// The fault that a request will suffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Sound,
     Error,
-    /// So many pages are written.
+    /// The write stops after this many pages.
     Torn(usize),
     Lost,
-    /// This bit, counted from the first bit of the first page.
+    /// This bit flips, counted from the first bit of the first page.
     Flip(u64),
     Misdirected,
 }
@@ -103,11 +103,11 @@ enum Fate {
 #[derive(Clone, Copy)]
 struct Taken {
     token: u64,
-    /// Reported in place of what the inner back end says.
+    /// Reported in place of the inner back end's result.
     error: Option<IoError>,
-    /// Set if the inner back end doesn't have it: what to report.
+    /// The result to report, set if the inner back end doesn't have the request.
     over: Option<Result<(), IoError>>,
-    /// The page and the bit in it to flip once it has been read.
+    /// The page, and the bit in it, to flip once the page has been read.
     flip: Option<(Segment, usize)>,
 }
 
@@ -126,7 +126,7 @@ pub struct Faulty<B> {
 }
 
 impl<B: Backend> Faulty<B> {
-    /// Faults from the first request on.
+    /// Makes a decorator that brings about faults from the first request on.
     pub fn new(inner: B, plan: FaultPlan) -> Self {
         let vacant = Taken { token: 0, error: None, over: None, flip: None };
         Faulty {
@@ -142,7 +142,7 @@ impl<B: Backend> Faulty<B> {
         }
     }
 
-    /// What has been brought about so far.
+    /// Returns the faults brought about so far.
     pub const fn counts(&self) -> &FaultCounts {
         &self.counts
     }
@@ -152,12 +152,13 @@ impl<B: Backend> Faulty<B> {
         self.plan = plan;
     }
 
-    /// The back end inside.
+    /// Returns the inner back end.
     pub const fn inner(&mut self) -> &mut B {
         &mut self.inner
     }
 
-    /// Draws the same count of numbers whatever comes of it, so that runs with different plans stay comparable.
+    /// Draws a request's fate. Every call draws the same count of numbers, so that runs with different plans
+    /// stay comparable.
     fn draw(&self, random: &mut Random, request: &Request<'_>) -> Fate {
         let plan = &self.plan;
         let (error_ppm, error_now) = match request.op {
@@ -201,7 +202,7 @@ impl<B: Backend> Faulty<B> {
         if op == Op::Read { self.plan.read_error } else { self.plan.write_error }
     }
 
-    /// Hands out what the inner back end never got.
+    /// Hands out the completions of requests that the inner back end never got.
     fn take_over(&mut self, out: &mut [Completion]) -> usize {
         let mut count = 0;
         while count < out.len()
@@ -216,7 +217,7 @@ impl<B: Backend> Faulty<B> {
         count
     }
 
-    /// Makes the inner completion the one that the caller gets.
+    /// Turns an inner completion into the one that the caller gets.
     fn translate(&mut self, completion: &mut Completion) {
         let place = completion.token as usize;
         self.places.remove(place);
@@ -226,17 +227,17 @@ impl<B: Backend> Faulty<B> {
             completion.result = Err(error);
         }
         if let (Ok(()), Some((segment, bit))) = (completion.result, flip) {
-            // SAFETY: `bit / 8` lies inside the page, and the page is still ours by the contract of `submit`:
-            // its completion is only now about to be returned.
+            // SAFETY: `bit / 8` lies inside the page. By the contract of `submit` the page is still ours,
+            // because its completion is only now about to be returned.
             unsafe { *segment.base.add(bit / 8) ^= 1 << (bit % 8) };
         }
     }
 }
 
-/// What fills the segments of a read that failed: nobody may rely on them.
+/// Fills the segments of a read that failed. No code may rely on their content.
 const RUBBISH: u8 = 0xa5;
 
-/// The wrong place for a request at `offset`.
+/// Returns the wrong offset to which a request at `offset` goes.
 const fn misdirected(offset: u64) -> u64 {
     if offset == 0 { PAGE_BYTES as u64 } else { offset - PAGE_BYTES as u64 }
 }
@@ -245,7 +246,8 @@ impl<B: Backend> Backend for Faulty<B> {
     unsafe fn submit(&mut self, request: &Request<'_>) -> Result<(), Busy> {
         request.check();
         let place = self.places.vacant_below(DEPTH)?;
-        // Kept only if the request is taken: a refused one must not shift the faults of the others.
+        // The new state is kept only if the request is taken. A refused request must not shift the faults of
+        // later ones.
         let mut random = self.random.clone();
         let fate = self.draw(&mut random, request);
         let error = self.error_of(request.op);
@@ -268,14 +270,15 @@ impl<B: Backend> Backend for Faulty<B> {
             Fate::Misdirected => inner.offset = misdirected(request.offset),
         }
         if taken.over.is_none() {
-            // SAFETY: the segments are those that our caller vouches for, or the first of them, and we return
-            // the completion only after the inner one.
+            // SAFETY: the segments are all or the first of those that our caller vouches for. We return the
+            // completion only after the inner one.
             unsafe { self.inner.submit(&inner) }?;
         } else {
             self.over.insert(place);
             if request.op == Op::Read {
                 for segment in request.segments {
-                    // SAFETY: for a read our caller gives us each segment, a valid page, exclusively.
+                    // SAFETY: for a read our caller gives us each segment exclusively, and each is a valid
+                    // page.
                     unsafe { segment.base.write_bytes(RUBBISH, PAGE_BYTES) };
                 }
             }
@@ -330,7 +333,7 @@ mod tests {
             let results = [0, 1, 2].map(|page| read(faulty, page, &mut back));
             assert_eq!(results, [Ok(()), Ok(()), Err(IoError::EIO)]);
             assert!(back[0].0.iter().all(|&byte| byte == RUBBISH));
-            // The failed write left nothing.
+            // The failed write left the page as it was.
             read(faulty, 1, &mut back).unwrap();
             assert!(back[0].0.iter().all(|&byte| byte == 0));
             assert_eq!((faulty.counts().read_errors, faulty.counts().write_errors), (1, 1));

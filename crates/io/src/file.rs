@@ -1,8 +1,8 @@
-//! Area files: makes sure that a cluster has real blocks before the first slot of it is written.
+//! Area files: makes sure that a cluster has real blocks before its first slot is written.
 //!
-//! Without this a write to a hole can fail with ENOSPC half-way. With it a full disk is known before any of a cluster is
-//! written, and the pages go back to where they waited. The disk isn't filled to the brim either: `disk_reserve_bytes` stay
-//! free for everybody else.
+//! Without blocks a write to a hole can fail with ENOSPC half-way. With them a full disk is known before any
+//! slot of the cluster is written, and the pages go back to where they waited. Nor is the disk filled to the
+//! brim: `disk_reserve_bytes` stay free for the rest of the system.
 
 use crate::IoError;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -15,8 +15,8 @@ use rustix::io::Errno;
 pub const CLUSTER_BYTES: u64 = CLUSTER_SLOTS as u64 * PAGE_BYTES as u64;
 const _: () = assert!(CLUSTER_BYTES == 2 << 20);
 
-/// Clusters that one look at the file system allows us to grow by, at most: 16 MiB. Looking costs 1 to 2 µs on
-/// local file systems and a round trip on others.
+/// Clusters by which the file may grow after one look at the file system, at most: 16 MiB. A look costs 1 to
+/// 2 µs on local file systems and a round trip on network file systems.
 const CLUSTERS_PER_LOOK: u32 = 8;
 
 /// Bits in one word of the bitmap.
@@ -27,23 +27,24 @@ pub struct AreaFile<'a> {
     fd: BorrowedFd<'a>,
     area_bytes: u64,
     disk_reserve_bytes: u64,
-    /// One bit per cluster that is known to have blocks. Changing one publishes nothing but itself, since the
-    /// blocks are the kernel's business.
+    /// A bit per cluster, set if the cluster is known to have blocks. A bit publishes nothing but itself,
+    /// since the kernel looks after the blocks.
     ensured: &'a [AtomicU64],
-    /// Clusters that we may still grow by before the next look at the file system. A plain counter.
+    /// Clusters by which the file may still grow before the next look at the file system. A plain counter.
     allowance: AtomicU32,
 }
 
 impl<'a> AreaFile<'a> {
-    /// Words that the bitmap of an area needs.
+    /// Returns the number of words that the bitmap of an area needs.
     pub const fn bitmap_words(area_bytes: u64) -> usize {
         area_bytes.div_ceil(CLUSTER_BYTES).div_ceil(BITS as u64) as usize
     }
 
-    /// An area of `area_bytes` on `fd`. `ensured` is cleared and has at least [`AreaFile::bitmap_words`].
+    /// Makes an area of `area_bytes` on `fd`. Clears `ensured`, which has at least [`AreaFile::bitmap_words`]
+    /// words.
     ///
-    /// Clusters of a block device, and of a file that already has all its blocks (as swap files made with
-    /// `fallocate` or `dd` do), are ensured from the start, and need no free space on the disk.
+    /// All clusters of a block device are ensured from the start, and need no free space on the disk. The
+    /// same holds for a file that already has all its blocks, as swap files made with `fallocate` or `dd` do.
     pub fn new(
         fd: BorrowedFd<'a>,
         area_bytes: u64,
@@ -61,8 +62,9 @@ impl<'a> AreaFile<'a> {
         Ok(file)
     }
 
-    /// An area whose empty clusters are punched, by several processes perhaps: blocks that a cluster has now may be
-    /// gone when it is ours, so none is ensured until we have done it.
+    /// Makes an area whose empty clusters are punched, perhaps by several processes. Blocks that a cluster
+    /// has now may be gone when this process takes the cluster. Therefore no cluster counts as ensured until
+    /// this process has ensured it.
     pub fn punched(
         fd: BorrowedFd<'a>,
         area_bytes: u64,
@@ -74,7 +76,7 @@ impl<'a> AreaFile<'a> {
         AreaFile { fd, area_bytes, disk_reserve_bytes, ensured, allowance: AtomicU32::new(0) }
     }
 
-    /// Clusters of the area; the last may be shorter than the others.
+    /// Returns the number of clusters of the area. The last one may be shorter.
     pub fn clusters(&self) -> u32 {
         self.area_bytes.div_ceil(CLUSTER_BYTES) as u32
     }
@@ -86,11 +88,12 @@ impl<'a> AreaFile<'a> {
         (0..end_bytes.div_ceil(CLUSTER_BYTES) as u32).try_for_each(|cluster| self.ensure_cluster(cluster))
     }
 
-    /// Makes sure that this cluster has blocks: cheap if it was ensured before, else up to three system calls.
+    /// Makes sure that this cluster has blocks. The call is cheap if the cluster was ensured before, and
+    /// makes up to three system calls otherwise.
     ///
-    /// `NoSpace` if that would use up the reserve, or the file system has no more, or the cluster lies outside
-    /// the area. Threads may call this at the same time, for the same cluster too; racing with each other they
-    /// may eat up to 16 MiB of the reserve.
+    /// Returns `NoSpace` if the blocks would use up the reserve, the file system has no more, or the cluster
+    /// lies outside the area. Threads may call this at the same time, even for the same cluster. Racing
+    /// threads may use up to 16 MiB of the reserve.
     pub fn ensure_cluster(&self, cluster: u32) -> Result<(), IoError> {
         if cluster >= self.clusters() {
             return Err(IoError::NoSpace);
@@ -101,8 +104,8 @@ impl<'a> AreaFile<'a> {
         self.take_allowance().or_else(|error| if self.is_backed(cluster) { Ok(()) } else { Err(error) })?;
         let start = cluster as u64 * CLUSTER_BYTES;
         allocate(self.fd, start, self.end_of(cluster) - start).or_else(|errno| match errno {
-            // Not every file system can promise blocks. Then all we can do is make the file long enough to be
-            // read; a write may still find no space, and says so.
+            // Not every file system can promise blocks. Without promised blocks the file can only be made
+            // long enough to be read. A write may still find no space, and then reports that.
             Errno::OPNOTSUPP | Errno::NOSYS => self.lengthen(),
             errno => Err(IoError::from_errno(errno)),
         })?;
@@ -110,11 +113,11 @@ impl<'a> AreaFile<'a> {
         Ok(())
     }
 
-    /// Gives the blocks of an empty cluster back to the disk, from `start_bytes` on, where the file system can do
-    /// that. It must be ensured again before it is written. The file keeps its length.
+    /// Gives the blocks of an empty cluster back to the disk, from `start_bytes` on, where the file system
+    /// can. The cluster must be ensured again before it is written. The file keeps its length.
     ///
-    /// Nobody may read, write or ensure the cluster meanwhile. Each process knows only what it ensured by itself: who
-    /// punches clusters must punch every one that it gives away.
+    /// No thread may read, write or ensure the cluster meanwhile. Each process knows only the clusters that
+    /// it ensured itself. A process that punches clusters must therefore punch every one that it gives away.
     pub fn punch(&self, start_bytes: u64) -> Result<(), IoError> {
         let cluster = (start_bytes / CLUSTER_BYTES) as u32;
         self.ensured[(cluster / BITS) as usize].fetch_and(!(1 << (cluster % BITS)), Ordering::Relaxed);
@@ -122,18 +125,18 @@ impl<'a> AreaFile<'a> {
         let bytes = self.end_of(cluster) - start_bytes;
         let punched = retry_on_intr(|| fallocate(self.fd, flags, start_bytes, bytes));
         if punched.is_err_and(|errno| errno == Errno::OPNOTSUPP || errno == Errno::NOSYS) {
-            // Refused before anything was done.
+            // The file system refused before it did anything.
             self.set_ensured(cluster);
         }
         punched.map_err(IoError::from_errno)
     }
 
-    /// Whether this cluster is known to have blocks.
+    /// Returns whether this cluster is known to have blocks.
     pub fn is_ensured(&self, cluster: u32) -> bool {
         self.ensured[(cluster / BITS) as usize].load(Ordering::Relaxed) & (1 << (cluster % BITS)) != 0
     }
 
-    /// Whether the file has blocks at least as far, by somebody else's doing perhaps: another process may have filled it.
+    /// Returns whether the file has blocks up to the cluster's end. Another process may have allocated them.
     fn is_backed(&self, cluster: u32) -> bool {
         fstat(self.fd).is_ok_and(|stat| backed_bytes(&stat) >= self.end_of(cluster))
     }
@@ -146,7 +149,7 @@ impl<'a> AreaFile<'a> {
         ((cluster as u64 + 1) * CLUSTER_BYTES).min(self.area_bytes)
     }
 
-    /// Takes the leave to grow by one cluster, looking at the file system when none is left.
+    /// Takes the permission to grow by one cluster, and looks at the file system when none is left.
     fn take_allowance(&self) -> Result<(), IoError> {
         let one_less = |allowance: u32| allowance.checked_sub(1);
         if self.allowance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
@@ -155,15 +158,16 @@ impl<'a> AreaFile<'a> {
         let space = fstatvfs(self.fd).map_err(IoError::from_errno)?;
         let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
         let allowance = clusters_allowed(free_bytes, self.disk_reserve_bytes);
-        // One of them is ours. If another thread has looked as well, its answer is as good as this one.
+        // One of the clusters is for the caller. If another thread has looked as well, its answer is as good
+        // as this one.
         self.allowance.store(one_less(allowance).ok_or(IoError::NoSpace)?, Ordering::Relaxed);
         Ok(())
     }
 
     /// Makes the file as long as the area, without blocks.
     ///
-    /// Always to the full length: a shorter one could, in a race with somebody who has come further, cut off
-    /// what is already there.
+    /// The length is always the full one. In a race with a process that has come further, a shorter length
+    /// could cut off data that is already there.
     fn lengthen(&self) -> Result<(), IoError> {
         let stat = fstat(self.fd).map_err(IoError::from_errno)?;
         if (stat.st_size as u64) < self.area_bytes {
@@ -173,31 +177,31 @@ impl<'a> AreaFile<'a> {
     }
 }
 
-/// How far from its start the file has blocks.
+/// Returns how far from its start the file has blocks, in bytes.
 fn backed_bytes(stat: &Stat) -> u64 {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::BlockDevice => u64::MAX,
-        // st_blocks counts in 512 bytes. Fewer blocks than bytes means holes, and we don't know where. (The
-        // other way round isn't quite certain: the file system's own blocks for the file count too. Then a
-        // write to a hole may still say `NoSpace`, which is handled like any other.)
+        // `st_blocks` counts in units of 512 bytes. Fewer blocks than bytes means that there are holes, at
+        // unknown places. Enough blocks don't quite rule out holes, because the file system's own blocks for
+        // the file count, too. A write to a hole may still return `NoSpace`, which is handled like any other.
         FileType::RegularFile if stat.st_blocks as u64 * 512 >= stat.st_size as u64 => stat.st_size as u64,
         _ => 0,
     }
 }
 
-/// Clusters that we may grow by before looking again, so that `reserve_bytes` stay free.
+/// Returns the clusters by which the file may grow before the next look, so that `reserve_bytes` stay free.
 fn clusters_allowed(free_bytes: u64, reserve_bytes: u64) -> u32 {
     let clusters = free_bytes.saturating_sub(reserve_bytes) / CLUSTER_BYTES;
     clusters.min(CLUSTERS_PER_LOOK as u64) as u32
 }
 
-/// Blocks for a range of the file, which grows to hold it. What is written there already stays.
+/// Allocates blocks for a range of the file, which grows to hold it. Data that is already there stays.
 fn allocate(fd: BorrowedFd<'_>, start: u64, bytes: u64) -> Result<(), Errno> {
     retry_on_intr(|| fallocate(fd, FallocateFlags::empty(), start, bytes))
 }
 
-/// Tries again when a signal came first: file systems let a signal end a long allocation. Bounded, because a
-/// storm of signals must not hold up an eviction for ever.
+/// Tries again when a signal came first, because file systems let a signal end a long allocation. The tries
+/// are bounded, because a storm of signals must not hold up an eviction for ever.
 fn retry_on_intr(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
     let mut result = call();
     for _ in 0..1000 {
@@ -246,7 +250,7 @@ mod tests {
         let area = AreaFile::new(file.as_fd(), area_bytes, 0, &ensured).unwrap();
         area.prepare(area_bytes).unwrap();
         let before = allocated_bytes(&file);
-        // The first page of the first cluster is the header's.
+        // The first page of the first cluster belongs to the header.
         for start in [PAGE_BYTES as u64, 2 * CLUSTER_BYTES] {
             area.punch(start).unwrap();
         }
@@ -257,8 +261,8 @@ mod tests {
         assert!(allocated_bytes(&file) >= before - CLUSTER_BYTES);
     }
 
-    /// Two processes share a file that grows and is punched. The second one started when all of it had blocks, and
-    /// wrote to a hole later on, past the disk's reserve.
+    /// A bug: two processes share a file that grows and is punched. The second process started when the whole
+    /// file had blocks. Later it wrote to a hole, past the disk's reserve.
     #[test]
     fn cluster_that_another_process_punches_is_ensured_by_whoever_takes_it() {
         let file = tempfile::tempfile().unwrap();
@@ -271,8 +275,8 @@ mod tests {
         assert_eq!(second.ensure_cluster(1), Err(IoError::NoSpace), "the reserve forbids it");
     }
 
-    /// A program's children fill the area and end. The disk had nothing left but its reserve then, and their parent, which had
-    /// started with an empty file, heard that the disk was full.
+    /// A bug: a program's children fill the area and end, and the disk has nothing left but its reserve.
+    /// Their parent, which had started with an empty file, was told that the disk was full.
     #[test]
     fn cluster_that_another_process_has_filled_needs_no_space() {
         let file = tempfile::tempfile().unwrap();

@@ -1,24 +1,24 @@
 //! Area back ends: how pages get to a device and back.
 //!
-//! One of the adapters of the house. Further in, the pager decides that a run of slots must be read
-//! or written; a driver turns that into a [`Request`], hands it to a [`Backend`], and later gets a
-//! [`Completion`] with the same token. Nothing here knows what a page means.
+//! The pager decides that a run of slots must be read or written. A driver turns the decision into a
+//! [`Request`], hands it to a [`Backend`], and later gets a [`Completion`] with the same token. No code of
+//! this adapter knows what a page means.
 //!
 //! The life of a request, and the modules in that order:
 //!
 //! 1. [`file`] makes sure that a swap file has blocks where it is about to be written.
 //! 2. [`uring`], [`psync`] or [`mem`] carries the request out. All three pass one conformance suite and are
-//!    compared with each other. [`read_now`] is the one read that a fault can do without any of them.
-//! 3. `transfer` is their common rule for what to do when a device did only a part of it.
+//!    compared with each other. [`read_now`] is the one read that a fault can do without any back end.
+//! 3. `transfer` is their common rule for a device that did only a part of a request.
 //! 4. [`error`] says what went wrong, in words that the layers above can act on.
-//! 5. [`counting`], [`faulty`], [`slow`] and [`crash`] wrap any back end. They count, and they bring about
-//!    what devices do on bad days: tests and the simulator put them around the real thing.
+//! 5. [`counting`], [`faulty`], [`slow`] and [`crash`] wrap any back end, to count, or to bring about what
+//!    devices do on bad days. Tests and the simulator put them around the real back end.
 //!
-//! The crate runs in threads that the host program doesn't know of, so it doesn't allocate, doesn't use
-//! thread-local storage, and everything in flight sits in a table of fixed size.
+//! The crate runs in threads that the host program doesn't know of. Therefore it doesn't allocate and doesn't
+//! use thread-local storage, and everything in flight sits in a table of fixed size.
 //!
-//! UNSAFETY: requests carry plain addresses, since frames belong to the caller and move between program and
-//! pool while no Rust reference to them exists.
+//! UNSAFETY: requests carry plain addresses. Frames belong to the caller, and move between program and pool
+//! while no Rust reference to them exists.
 #![cfg_attr(not(test), no_std)]
 
 pub mod counting;
@@ -57,7 +57,7 @@ pub const DEPTH: usize = 64;
 
 /// One page-sized piece of memory: [`PAGE_BYTES`] long and page aligned.
 ///
-/// A plain address, because frames are owned by the caller until the completion.
+/// A plain address, because the caller owns the frame until the completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Segment {
@@ -65,10 +65,10 @@ pub struct Segment {
     pub base: *mut u8,
 }
 
-// SAFETY: a segment is an address, and having it permits nothing: who may touch the bytes, and when, is
-// settled by the contract of `Backend::submit`, which doesn't depend on the thread.
+// SAFETY: a segment is an address, and having it permits nothing. The contract of `Backend::submit` settles
+// which code may touch the bytes, and when. The contract doesn't depend on the thread.
 unsafe impl Send for Segment {}
-// SAFETY: as above; a shared segment can only be copied.
+// SAFETY: as above. A shared segment can only be copied.
 unsafe impl Sync for Segment {}
 
 impl Segment {
@@ -90,11 +90,11 @@ pub enum Op {
 pub struct Request<'a> {
     /// Direction.
     pub op: Op,
-    /// Where in the file, in bytes; page aligned.
+    /// Where the request begins in the file, in bytes. Page aligned.
     pub offset: u64,
-    /// Where in memory, in the order of the file: `1..=SEGMENTS_MAX`.
+    /// The pages in memory, `1..=SEGMENTS_MAX` of them, in the order of the file.
     pub segments: &'a [Segment],
-    /// Comes back in the completion; means nothing here and need not be unique.
+    /// Comes back in the completion. The back end ignores it, and it need not be unique.
     pub token: u64,
 }
 
@@ -104,7 +104,8 @@ impl Request<'_> {
         self.segments.len() * PAGE_BYTES
     }
 
-    /// Panics if the request breaks the rules that the tables rely on. A bug of the caller, not an error.
+    /// Panics if the request breaks the rules that the tables rely on. A broken rule is a bug of the caller,
+    /// not an error.
     pub(crate) fn check(&self) {
         assert!((1..=SEGMENTS_MAX).contains(&self.segments.len()), "segments: {}", self.segments.len());
         assert!(self.offset.is_multiple_of(PAGE_BYTES as u64), "offset {} isn't page aligned", self.offset);
@@ -116,62 +117,62 @@ impl Request<'_> {
     }
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The token of the request.
     pub token: u64,
-    /// Everything was moved, or why not. After an error any part of it may have been.
+    /// Success if all bytes were moved. After an error any part of the request may have been done.
     pub result: Result<(), IoError>,
 }
 
 impl Completion {
-    /// Fills arrays for [`Backend::complete`].
+    /// An empty completion, to fill arrays for [`Backend::complete`].
     pub const EMPTY: Completion = Completion { token: 0, result: Ok(()) };
 }
 
 /// Whether [`Backend::complete`] may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Return what is there.
+    /// Returns the completions that are there.
     No,
-    /// Block until there is one, if anything is in flight.
+    /// Blocks until there is a completion, if anything is in flight.
     One,
 }
 
-/// Something that reads and writes pages of one area.
+/// A back end that reads and writes pages of one area.
 ///
-/// Requests in flight that overlap on the device, one of them a write, take effect in no particular order:
-/// the caller waits for the first before it submits the second. Completions come in any order. Every token
-/// taken comes back exactly once.
+/// Two requests in flight that overlap on the device, one of them a write, take effect in no particular
+/// order. The caller must wait for the first before it submits the second. Completions come in any order.
+/// Every token taken comes back exactly once.
 pub trait Backend {
-    /// Takes a request. It may begin at once, and begins at the latest with the next [`Backend::flush`] or
-    /// [`Backend::complete`].
+    /// Takes a request. The request begins at the latest with the next [`Backend::flush`] or
+    /// [`Backend::complete`], and may begin at once.
     ///
-    /// Returns [`Busy`], having taken nothing, when the in-flight table is full: call
-    /// [`Backend::complete`] and try again. The slice itself is no longer needed after the call.
+    /// Returns [`Busy`], having taken nothing, when the in-flight table is full. The caller then calls
+    /// [`Backend::complete`] and tries again. The slice of segments is no longer needed after the call.
     ///
     /// # Safety
     ///
-    /// Until the completion with this token has been returned, or the back end dropped: each segment is
-    /// [`PAGE_BYTES`] of valid, initialised memory. For [`Op::Read`] nobody else reads or writes them and
-    /// none appears twice; for [`Op::Write`] nobody writes them.
+    /// The following must hold until the completion with this token has been returned, or the back end is
+    /// dropped. Each segment is [`PAGE_BYTES`] of valid, initialised memory. For [`Op::Read`] no other code
+    /// reads or writes the segments, and none appears twice. For [`Op::Write`] no code writes them.
     unsafe fn submit(&mut self, request: &Request<'_>) -> Result<(), Busy>;
 
-    /// Starts what was taken: one system call for many requests.
+    /// Starts the requests that were taken, with one system call for many requests.
     fn flush(&mut self);
 
-    /// Returns up to `out.len()` completions. With [`Wait::One`] it blocks until there is at least one,
-    /// unless nothing is in flight or `out` is empty. Includes a [`Backend::flush`].
+    /// Returns up to `out.len()` completions. With [`Wait::One`] the call blocks until there is at least one,
+    /// unless nothing is in flight or `out` is empty. The call includes a [`Backend::flush`].
     fn complete(&mut self, wait: Wait, out: &mut [Completion]) -> usize;
 
-    /// Requests taken whose completion hasn't been returned.
+    /// Returns the number of requests taken whose completion hasn't been returned.
     fn in_flight(&self) -> usize;
 }
 
 impl<B: Backend + ?Sized> Backend for &mut B {
     unsafe fn submit(&mut self, request: &Request<'_>) -> Result<(), Busy> {
-        // SAFETY: the contract is the same one, and our caller keeps it.
+        // SAFETY: the inner `submit` has the same contract, and our caller keeps it.
         unsafe { (**self).submit(request) }
     }
     fn flush(&mut self) {

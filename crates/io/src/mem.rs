@@ -1,7 +1,7 @@
-//! An area in memory: what the simulator and the tests of other crates put in the place of a device.
+//! An area in memory, which the simulator and the tests of other crates use in place of a device.
 //!
-//! It has the size that it was given, like a block device: pages up to the end are moved, then a write says
-//! `NoSpace` and a read `Short`. What was never written reads as zeros.
+//! The area has a fixed size, like a block device. Pages up to the end are moved. Beyond the end a write
+//! returns `NoSpace` and a read `Short`. Pages that were never written read as zeros.
 //!
 //! UNSAFETY: the segments of a request are addresses.
 
@@ -16,18 +16,18 @@ pub struct Mem<'a> {
 }
 
 impl<'a> Mem<'a> {
-    /// An area of the whole pages in `bytes`, which are cleared.
+    /// Makes an area of the whole pages in `bytes`, which are cleared.
     pub fn new(bytes: &'a mut [u8]) -> Self {
         bytes.fill(0);
         Mem { bytes, finished: Finished::new() }
     }
 
-    /// What is on the device, for checks.
+    /// Returns the content of the device, for checks.
     pub const fn contents(&self) -> &[u8] {
         self.bytes
     }
 
-    /// The page of the device at `offset`, if it lies before the end.
+    /// Returns the page of the device at `offset`, if it lies before the end.
     fn page(&mut self, offset: u64) -> Option<&mut [u8]> {
         let start = usize::try_from(offset).ok()?;
         self.bytes.get_mut(start..start.checked_add(PAGE_BYTES)?)
@@ -47,11 +47,11 @@ impl Backend for Mem<'_> {
                 break;
             };
             match request.op {
-                // SAFETY: the caller of `submit` vouches that `base` is a valid page that nobody else
-                // touches; `page` is a page of our own slice, which is borrowed exclusively and so can't
-                // overlap it.
+                // SAFETY: the caller of `submit` vouches that `base` is a valid page that no other code
+                // touches. `page` is a page of our own slice, which is borrowed exclusively, so the two can't
+                // overlap.
                 Op::Read => unsafe { base.copy_from_nonoverlapping(page.as_ptr(), PAGE_BYTES) },
-                // SAFETY: as above, except that others may read `base`, as we do.
+                // SAFETY: as above, except that other code may read `base`, as this code does.
                 Op::Write => unsafe { base.copy_to_nonoverlapping(page.as_mut_ptr(), PAGE_BYTES) },
             }
         }

@@ -1,7 +1,7 @@
-//! The back end for where io_uring is refused: each request is one `preadv` or `pwritev`, done by the time
-//! `submit` returns, and its completion waits in a fixed table. Also the one synchronous read of a fault.
+//! The back end for systems that refuse io_uring, and the one synchronous read of a fault. Each request is
+//! one `preadv` or `pwritev`, done by the time `submit` returns. The completion waits in a fixed table.
 //!
-//! Overlap comes from threads: each has a `Psync` of its own on the same file.
+//! Requests overlap only between threads: each thread has a `Psync` of its own on the same file.
 //!
 //! UNSAFETY: the segments of a request are addresses, and the system calls take slices.
 
@@ -19,7 +19,7 @@ pub struct Psync<'fd> {
 }
 
 impl<'fd> Psync<'fd> {
-    /// A back end on `fd`, which may have been opened with O_DIRECT.
+    /// Makes a back end on `fd`, which may have been opened with O_DIRECT.
     pub const fn new(fd: BorrowedFd<'fd>) -> Self {
         Psync { fd, finished: Finished::new() }
     }
@@ -35,10 +35,10 @@ impl Backend for Psync<'_> {
         let result = loop {
             let rest = &request.segments[transfer.first..];
             let answer = match request.op {
-                // SAFETY: the caller of `submit` vouches that the segments are valid, and that nobody else
-                // touches those of a read and none appears twice.
+                // SAFETY: the caller of `submit` vouches that the segments are valid and none appears twice.
+                // No other code touches the segments of a read.
                 Op::Read => unsafe { read(self.fd, rest, transfer.offset) },
-                // SAFETY: the caller vouches that the segments are valid and that nobody writes them.
+                // SAFETY: the caller vouches that the segments are valid and that no code writes them.
                 Op::Write => unsafe { write(self.fd, rest, transfer.offset) },
             };
             if let Verdict::Over(result) = transfer.settle(answer) {
@@ -60,37 +60,38 @@ impl Backend for Psync<'_> {
     }
 }
 
-/// One `preadv`.
+/// Makes one `preadv`.
 ///
 /// # Safety
 ///
-/// Each segment is a valid page that nobody else touches during the call, and none appears twice.
+/// Each segment is a valid page that no other code touches during the call, and none appears twice.
 unsafe fn read(fd: BorrowedFd<'_>, segments: &[Segment], offset: u64) -> rustix::io::Result<usize> {
     let mut slices: [IoSliceMut<'_>; SEGMENTS_MAX] = core::array::from_fn(|_| IoSliceMut::new(&mut []));
     for (slice, segment) in slices.iter_mut().zip(segments) {
-        // SAFETY: by the contract above `base` is valid for PAGE_BYTES of reads and writes, holds initialised
-        // memory, and no other reference to it exists until `slices` is gone at the end of this function.
+        // SAFETY: by the contract above `base` is valid for PAGE_BYTES of reads and writes, and holds
+        // initialised memory. No other reference to it exists until `slices` is gone at the end of this
+        // function.
         *slice = IoSliceMut::new(unsafe { core::slice::from_raw_parts_mut(segment.base, PAGE_BYTES) });
     }
     rustix::io::preadv(fd, &mut slices[..segments.len()], offset)
 }
 
-/// One `pwritev`.
+/// Makes one `pwritev`.
 ///
 /// # Safety
 ///
-/// Each segment is a valid page that nobody writes during the call.
+/// Each segment is a valid page that no code writes during the call.
 unsafe fn write(fd: BorrowedFd<'_>, segments: &[Segment], offset: u64) -> rustix::io::Result<usize> {
     let mut slices: [IoSlice<'_>; SEGMENTS_MAX] = core::array::from_fn(|_| IoSlice::new(&[]));
     for (slice, segment) in slices.iter_mut().zip(segments) {
-        // SAFETY: by the contract above `base` is valid for PAGE_BYTES of reads, holds initialised memory,
-        // and doesn't change until `slices` is gone at the end of this function.
+        // SAFETY: by the contract above `base` is valid for PAGE_BYTES of reads and holds initialised memory.
+        // The memory doesn't change until `slices` is gone at the end of this function.
         *slice = IoSlice::new(unsafe { core::slice::from_raw_parts(segment.base, PAGE_BYTES) });
     }
     rustix::io::pwritev(fd, &slices[..segments.len()], offset)
 }
 
-/// Reads whole pages now: the read of a fault that has nothing to wait for together with.
+/// Reads whole pages at once. A fault uses this when it has no other request to wait for.
 ///
 /// `buffer` is a multiple of a page, and page aligned if `fd` was opened with O_DIRECT. After an error its
 /// contents are unspecified.

@@ -4,7 +4,7 @@
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
-/// Probabilities are given in parts per million.
+/// The number that stands for certainty. Probabilities are given in parts per million.
 pub(crate) const PPM: u32 = 1_000_000;
 
 impl Random {
@@ -21,14 +21,15 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number in `0..end`. The bias of the remainder is below 1e-9 for the small ends used here.
+    /// Returns a number in `0..end`. The bias of the remainder is below 1e-9 for the small ends that this
+    /// crate uses.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         assert!(end > 0);
         self.next() % end
     }
 
-    /// True with this probability. Draws one number whatever the probability is, so that changing one
-    /// probability of a plan doesn't shift what the others hit.
+    /// Returns true with this probability. Every call draws one number, whatever the probability is. A change
+    /// of one probability of a plan therefore doesn't shift the hits of the other probabilities.
     pub(crate) fn chance(&mut self, ppm: u32) -> bool {
         self.below(PPM as u64) < ppm as u64
     }

@@ -1,9 +1,10 @@
 //! A decorator for simulated time: a completion is held back until the clock has reached its due time.
 //!
-//! Each request draws its latency from the seed when it is submitted, so completions come back in an order
-//! that isn't that of the requests, and the same in every run. Time moves only through [`Slow::advance`], and
-//! when somebody blocks in [`Wait::One`] with nothing due: then the clock jumps to the earliest due time,
-//! which is what waiting is in a simulation. The data moves at once; only the news of it is late.
+//! Each request draws its latency from the seed when it is submitted. Completions therefore come back in
+//! another order than the requests, and in the same order in every run. Time moves through [`Slow::advance`].
+//! Time moves also when the caller blocks in [`Wait::One`] and no completion is due. The clock then jumps to
+//! the earliest due time, which is what waiting means in a simulation. The data moves at once. Only the
+//! completion is late.
 //!
 //! UNSAFETY: forwards `submit`, whose contract is about addresses.
 
@@ -11,14 +12,14 @@ use crate::random::Random;
 use crate::table::Places;
 use crate::{Backend, Busy, Completion, DEPTH, IoError, Request, Wait};
 
-/// How late completions are, in ticks of whatever clock the user has in mind.
+/// How late completions are, in ticks of the user's clock.
 #[derive(Clone, Copy, Debug)]
 pub struct SlowPlan {
     /// One seed gives one sequence of latencies.
     pub seed: u64,
     /// Shortest latency.
     pub latency_ticks_min: u64,
-    /// Longest latency; all between are equally likely.
+    /// Longest latency. All latencies in between are equally likely.
     pub latency_ticks_max: u64,
 }
 
@@ -27,7 +28,7 @@ pub struct SlowPlan {
 struct Held {
     token: u64,
     due: u64,
-    /// Set once the inner back end has finished it.
+    /// Set once the inner back end has finished the request.
     result: Option<Result<(), IoError>>,
 }
 
@@ -42,7 +43,7 @@ pub struct Slow<B> {
 }
 
 impl<B: Backend> Slow<B> {
-    /// Starts at tick 0.
+    /// Makes a back end whose clock starts at tick 0.
     pub fn new(inner: B, plan: SlowPlan) -> Self {
         assert!(plan.latency_ticks_min <= plan.latency_ticks_max);
         let held = [Held { token: 0, due: 0, result: None }; DEPTH];
@@ -54,17 +55,18 @@ impl<B: Backend> Slow<B> {
         self.now += ticks;
     }
 
-    /// The time on the clock.
+    /// Returns the time on the clock.
     pub const fn now(&self) -> u64 {
         self.now
     }
 
-    /// When the next completion is due, if anything is in flight: how far a driver may advance.
+    /// Returns when the next completion is due, if anything is in flight. A driver may advance the clock up
+    /// to that time.
     pub fn next_due(&self) -> Option<u64> {
         self.earliest().map(|place| self.held[place].due)
     }
 
-    /// The back end inside.
+    /// Returns the inner back end.
     pub const fn inner(&mut self) -> &mut B {
         &mut self.inner
     }
@@ -78,7 +80,7 @@ impl<B: Backend> Slow<B> {
         self.taken.iter().min_by_key(|&place| self.held[place].due)
     }
 
-    /// Notes what the inner back end has finished.
+    /// Notes the requests that the inner back end has finished.
     fn collect(&mut self, wait: Wait) {
         let mut finished = [Completion::EMPTY; DEPTH];
         let count = self.inner.complete(wait, &mut finished);
@@ -89,7 +91,7 @@ impl<B: Backend> Slow<B> {
         }
     }
 
-    /// The earliest that is both due and finished.
+    /// Takes the earliest request that is both due and finished.
     fn take_due(&mut self) -> Option<Completion> {
         let ready = |&place: &usize| self.held[place].due <= self.now && self.held[place].result.is_some();
         let place = self.taken.iter().filter(ready).min_by_key(|&place| self.held[place].due)?;
@@ -98,7 +100,7 @@ impl<B: Backend> Slow<B> {
         Some(Completion { token: self.held[place].token, result })
     }
 
-    /// Waits in simulated time until something is due, and in real time until that is finished.
+    /// Waits in simulated time until a request is due, and in real time until it is finished.
     fn wait_for_earliest(&mut self) {
         let Some(place) = self.earliest() else { return };
         while self.held[place].result.is_none() {
@@ -111,8 +113,8 @@ impl<B: Backend> Slow<B> {
 impl<B: Backend> Backend for Slow<B> {
     unsafe fn submit(&mut self, request: &Request<'_>) -> Result<(), Busy> {
         let place = self.taken.vacant_below(DEPTH)?;
-        // SAFETY: the memory and the time are those that our caller vouches for: the inner completion, which
-        // ends the inner use, comes before the one that we return.
+        // SAFETY: our caller vouches for the memory until we return the completion. The inner completion,
+        // which ends the inner use, comes before that.
         unsafe { self.inner.submit(&Request { token: place as u64, ..*request }) }?;
         let due = self.now + self.latency();
         self.taken.insert(place);
@@ -160,7 +162,7 @@ mod tests {
         let segments = [Segment { base: page.0.as_mut_ptr() }];
         for token in 0..count {
             let request = Request { op: Op::Write, offset: 0, segments: &segments, token };
-            // SAFETY: `page` outlives every use of the back end in these tests, and nobody writes it.
+            // SAFETY: `page` outlives every use of the back end in these tests, and no code writes it.
             unsafe { slow.submit(&request) }.unwrap();
         }
     }

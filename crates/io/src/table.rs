@@ -1,4 +1,4 @@
-//! Tables of fixed size for what is in flight: a first-in-first-out queue of finished requests, and a table
+//! Tables of fixed size for requests in flight: a first-in-first-out queue of finished requests, and a table
 //! with numbered places.
 
 use crate::{Busy, Completion, DEPTH};
@@ -23,14 +23,14 @@ impl Finished {
         self.count
     }
 
-    /// The caller has asked `is_full`.
+    /// Adds a completion. The caller must have checked that the queue isn't full.
     pub(crate) fn push(&mut self, completion: Completion) {
         assert!(!self.is_full());
         self.ring[(self.first + self.count) % DEPTH] = completion;
         self.count += 1;
     }
 
-    /// Moves the oldest into `out`, as many as fit; returns how many.
+    /// Moves the oldest completions into `out`, as many as fit, and returns their number.
     pub(crate) fn pop_into(&mut self, out: &mut [Completion]) -> usize {
         let moved = out.len().min(self.count);
         for place in &mut out[..moved] {
@@ -42,7 +42,7 @@ impl Finished {
     }
 }
 
-/// Which of `DEPTH` places of a table are taken.
+/// The set of taken places among the `DEPTH` places of a table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Places(u64);
 
@@ -70,7 +70,7 @@ impl Places {
         self.0 &= !(1 << place);
     }
 
-    /// The lowest place below `end` that isn't in the set.
+    /// Returns the lowest place below `end` that isn't in the set.
     pub(crate) fn vacant_below(self, end: usize) -> Result<usize, Busy> {
         let place = (!self.0).trailing_zeros() as usize;
         if place < end { Ok(place) } else { Err(Busy) }
@@ -80,7 +80,7 @@ impl Places {
         if self.0 == 0 { None } else { Some(self.0.trailing_zeros() as usize) }
     }
 
-    /// The places in the set, in order.
+    /// Yields the places in the set, in order.
     pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
         (0..DEPTH).filter(move |&place| self.contains(place))
     }

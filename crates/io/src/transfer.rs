@@ -1,43 +1,44 @@
 //! How far a request has come, and what to do when a device did only a part of it.
 //!
-//! Devices and file systems may move less than was asked. The rule, the same for every back end, counts
-//! whole pages only: what is left always begins at a page. A file opened with O_DIRECT would refuse anything
-//! else, and doing half a page twice is harmless. So:
+//! Devices and file systems may move less than was asked. The rule is the same for every back end, and counts
+//! whole pages only, so the rest always begins at a page. A file opened with O_DIRECT would refuse any other
+//! offset, and doing half a page twice is harmless. The rule:
 //!
-//! 1. a result that covers whole pages is progress: go on behind them;
-//! 2. one that covers less than a page may be an interrupted transfer: once more from the same page;
-//! 3. none at all, or less than a page twice in a row, is the end of the file: `Short`;
+//! 1. A result that covers whole pages is progress. The request goes on behind them.
+//! 2. A result that covers less than a page may be an interrupted transfer. The request is tried once more
+//!    from the same page.
+//! 3. No bytes at all, or less than a page twice in a row, is the end of the file: `Short`.
 //! 4. EINTR, EAGAIN and ECANCELED are tried again, a bounded number of times without progress.
 
 use crate::error::IoError;
 use farpage_core::units::PAGE_BYTES;
 use rustix::io::Errno;
 
-/// Tries without progress until EINTR or EAGAIN count as the answer. A device that is merely busy lets one
-/// of so many through; a loop without end would hang the thread that faults.
+/// Tries without progress until EINTR, EAGAIN or ECANCELED counts as the answer. A device that is merely busy
+/// accepts one of this many tries. An endless loop would hang the faulting thread.
 const RETRIES_MAX: u32 = 1000;
 
 /// A request on its way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transfer {
-    /// Where the rest begins in the file.
+    /// Offset in the file at which the rest begins.
     pub offset: u64,
     /// The first segment of the rest.
     pub first: usize,
     /// Segments of the whole request.
     pub count: usize,
-    /// Results since the last whole page that carried a part of one.
+    /// Results since the last whole page that covered less than a page.
     parts: u32,
     /// Tries since the last whole page that were refused for the moment.
     retries: u32,
 }
 
-/// What to do next with a request.
+/// What the caller does next with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It is over.
+    /// The request is over.
     Over(Result<(), IoError>),
-    /// Do the rest.
+    /// The caller does the rest.
     Again,
 }
 
@@ -46,10 +47,11 @@ impl Transfer {
         Transfer { offset, first: 0, count, parts: 0, retries: 0 }
     }
 
-    /// Takes in what the kernel answered for the rest: bytes moved, or errno.
+    /// Takes in the kernel's answer for the rest: bytes moved, or errno.
     pub(crate) fn settle(&mut self, answer: Result<usize, Errno>) -> Verdict {
         let bytes = match answer {
-            // ECANCELED: the thread that submitted has ended, and the kernel dropped what it hadn't begun.
+            // ECANCELED: the submitting thread has ended, and the kernel dropped the requests that it hadn't
+            // begun.
             Err(Errno::INTR | Errno::AGAIN | Errno::CANCELED) if self.retries < RETRIES_MAX => {
                 self.retries += 1;
                 return Verdict::Again;

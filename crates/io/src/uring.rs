@@ -1,19 +1,20 @@
 //! The io_uring back end: many requests per system call, each a READV or WRITEV on a registered file.
 //!
-//! This is our own small layer on the three system calls, because the ready-made ones need an allocator or
-//! errno. What keeps it small, and right:
+//! This file is Farpage's own small layer on the three system calls, because existing libraries need an
+//! allocator or errno. Six rules keep the layer small and right:
 //!
-//! 1. Each request in flight owns a place in a table that never moves, with its own iovec array. So the
-//!    pointers that the kernel gets stay valid until the completion, whatever becomes of the caller's slice.
+//! 1. Each request in flight owns a place in a table that never moves, with its own iovec array. The pointers
+//!    that the kernel gets therefore stay valid until the completion, whatever happens to the caller's slice.
 //! 2. A place has at most one queue entry at a time, and both queues have at least as many entries as the
-//!    table has places. So neither queue can overflow, and there is nothing to do about it.
-//! 3. The kernel reads the submission queue only inside `io_uring_enter` (we don't use SQPOLL). So entries
-//!    that it hasn't taken can be withdrawn.
+//!    table has places. Therefore neither queue can overflow, and no code handles an overflow.
+//! 3. The kernel reads the submission queue only inside `io_uring_enter`, because SQPOLL isn't used.
+//!    Therefore entries that the kernel hasn't taken can be withdrawn.
 //! 4. Frames aren't registered as buffers: UFFDIO_MOVE must be able to move them, and registering pins them.
-//! 5. Neither SINGLE_ISSUER nor COOP_TASKRUN is set: a completion must not wait until the thread that submitted happens to
-//!    enter the kernel.
-//! 6. Nobody waits for good for what the kernel has forgotten: after a second in vain, its workers are roused by a request
-//!    that does nothing ([`Uring::rouse`]), at most one at a time. It has no place, and its completion is of no request.
+//! 5. Neither SINGLE_ISSUER nor COOP_TASKRUN is set. A completion must not wait until the submitting thread
+//!    happens to enter the kernel.
+//! 6. No thread waits for ever for a request that the kernel has forgotten. After a second in vain an empty
+//!    request rouses the kernel's workers ([`Uring::rouse`]). At most one empty request is in flight. An
+//!    empty request has no place in the table, and its completion belongs to no request of a caller.
 //!
 //! UNSAFETY: the rings are memory shared with the kernel, and no safe wrapper exists without an allocator.
 
@@ -36,26 +37,27 @@ use rustix::io_uring::{
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use rustix::time::Timespec;
 
-/// Times in a row that `io_uring_enter` may refuse for want of kernel memory before the queued requests are
-/// failed: the thread that faults must get an answer in the end.
+/// Times in a row that `io_uring_enter` may refuse for lack of kernel memory before the queued requests are
+/// failed. The faulting thread must get an answer in the end.
 const REFUSALS_MAX: u32 = 1000;
 
-/// A request that takes so long may have been forgotten: see [`Uring::rouse`].
+/// How long a thread waits for a completion before the request counts as possibly forgotten (see
+/// [`Uring::rouse`]).
 static FORGOTTEN_AFTER: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// What a completion says that is of no request.
+/// The `user_data` of the request that rouses workers, which has no place.
 const ROUSED: u64 = u64::MAX;
 
-/// The first registered file is what is read and written.
+/// Index of the registered file that is read and written: the first one.
 const FILE_INDEX: RawFd = 0;
 
-/// What we know about a request in flight, and the iovecs that the kernel reads.
+/// The back end's data about a request in flight, and the iovecs that the kernel reads.
 #[repr(C)]
 struct InFlight {
     iovecs: [iovec; SEGMENTS_MAX],
     token: u64,
     op: IoringOp,
     transfer: Transfer,
-    /// Why the request is over although the kernel never saw it; meaningful in `failed` places.
+    /// Why the request is over although the kernel never saw it. Meaningful in `failed` places.
     failure: IoError,
 }
 
@@ -79,33 +81,33 @@ pub struct Uring {
     entries: Mapping,
     /// `[InFlight; DEPTH]`.
     table: Mapping,
-    /// Where things are in `rings`, as the kernel laid them out.
+    /// Offsets of the submission queue's indices in `rings`, as the kernel laid them out.
     sq: QueueLayout,
     cq: QueueLayout,
     cqes_offset: usize,
-    /// Our end of the submission queue: what will be published as its tail.
+    /// Our end of the submission queue: the value that is published as its tail.
     sq_tail: u32,
     /// Requests that can be in flight: `1..=DEPTH`.
     depth: usize,
     /// Places in use.
     taken: Places,
-    /// Of those: the ones that are over because the kernel refused to take them.
+    /// Taken places whose request is over because the kernel refused to take it.
     failed: Places,
     /// Refusals of `io_uring_enter` in a row.
     refusals: u32,
-    /// Whether the kernel can wait for a time (5.11).
+    /// Whether the kernel can limit a wait's time (5.11).
     waits_for_a_time: bool,
-    /// Whether what [`Uring::rouse`] has queued isn't over yet.
+    /// Whether the request that [`Uring::rouse`] has queued isn't over yet.
     is_rousing: bool,
     ring: OwnedFd,
 }
 
 // SAFETY: all pointers lead into mappings that belong to this value alone, and every method that follows them
-// takes `&mut self`. The kernel doesn't mind which thread enters a ring that isn't SINGLE_ISSUER. The addresses
-// in the table are those of segments, which may go to any thread.
+// takes `&mut self`. Any thread may enter a ring that isn't SINGLE_ISSUER. The addresses in the table are
+// those of segments, which may go to any thread.
 unsafe impl Send for Uring {}
 
-/// Where one of the two queues has its indices in the mapping, and the mask that makes an index a position.
+/// Offsets of a queue's indices in the mapping, and the mask that turns an index into a position.
 #[derive(Clone, Copy)]
 struct QueueLayout {
     head: usize,
@@ -114,16 +116,18 @@ struct QueueLayout {
 }
 
 impl Uring {
-    /// Sets up a ring that keeps at most `entries` requests in flight (brought into `1..=DEPTH`) on `fd`,
-    /// which may have been opened with O_DIRECT. The ring keeps the file open: `fd` may be closed afterwards.
+    /// Sets up a ring that keeps at most `entries` requests in flight (brought into `1..=DEPTH`) on `fd`. The
+    /// file may have been opened with O_DIRECT. The ring keeps the file open, so the caller may close `fd`
+    /// afterwards.
     ///
-    /// `kept` stays open, too, until the last request is over, also when the process dies before that. A lock on that
-    /// file so says that nobody writes any more.
+    /// `kept` stays open, too, until the last request is over, even if the process dies before that. While a
+    /// lock on that file is held, the ring may still write. Once the lock is free, no request of the ring
+    /// writes any more.
     pub fn new(fd: BorrowedFd<'_>, kept: Option<BorrowedFd<'_>>, entries: u32) -> Result<Uring, SetupError> {
         let depth = entries.clamp(1, DEPTH as u32);
         let (ring, params, own) = set_up(depth)?;
-        // SINGLE_MMAP (5.4): both rings are one mapping. NODROP and SUBMIT_STABLE came with 5.5, which is the
-        // oldest kernel that we want to meet.
+        // SINGLE_MMAP (5.4): both rings are one mapping. NODROP and SUBMIT_STABLE came with 5.5, the oldest
+        // supported kernel.
         let needed = IoringFeatureFlags::SINGLE_MMAP | IoringFeatureFlags::SUBMIT_STABLE;
         if !params.features.contains(needed) {
             return Err(SetupError::at(SetupStep::Features)(Errno::NOSYS));
@@ -171,7 +175,8 @@ impl Uring {
         Ok(uring)
     }
 
-    /// The submission queue goes through an array of indices. Ours is the identity, once and for all.
+    /// Fills the array of indices that the submission queue goes through. The array is the identity and never
+    /// changes.
     fn fill_index_array(&self, params: &io_uring_params) {
         for index in 0..params.sq_entries {
             let offset = params.sq_off.array as usize + index as usize * size_of::<u32>();
@@ -182,32 +187,33 @@ impl Uring {
     fn register(&self, fd: BorrowedFd<'_>, kept: Option<BorrowedFd<'_>>) -> rustix::io::Result<()> {
         const NO_FILE: RawFd = -1;
         let files: [RawFd; 2] = [fd.as_raw_fd(), kept.map_or(NO_FILE, |kept| kept.as_raw_fd())];
-        // SAFETY: RegisterFiles reads `nr_args` = 2 file descriptors from `files`, which outlives the call; the
-        // kernel takes references of its own to the files.
+        // SAFETY: RegisterFiles reads `nr_args` = 2 file descriptors from `files`, which outlives the call.
+        // The kernel takes references of its own to the files.
         unsafe {
             io_uring_register(&self.ring, IoringRegisterOp::RegisterFiles, files.as_ptr().cast(), 2)?;
         }
         Ok(())
     }
 
-    /// The table's place, for a new request. What no request has needed yet takes no memory.
+    /// Initialises a free place of the table for a new request, and returns it. A place that no request has
+    /// needed yet takes no memory.
     fn vacated(&mut self, place: usize) -> &mut InFlight {
         assert!(place < DEPTH && !self.taken.contains(place));
-        // SAFETY: the mapping is ours alone, page aligned, writable, and holds DEPTH places (TABLE_BYTES).
+        // SAFETY: the mapping is ours alone, page aligned and writable, and holds DEPTH places (TABLE_BYTES).
         unsafe { self.table.base.cast::<InFlight>().add(place).write(InFlight::VACANT) };
         self.place(place)
     }
 
-    /// The place of a request.
+    /// Returns the place of a request.
     fn place(&mut self, place: usize) -> &mut InFlight {
         assert!(place < DEPTH);
-        // SAFETY: the mapping is page aligned and holds DEPTH places (TABLE_BYTES); `vacated` has initialised this one.
-        // The kernel only reads `iovecs`, which `submit` writes while no entry of this place is with it.
-        // `&mut self` makes the reference the only one.
+        // SAFETY: the mapping is page aligned and holds DEPTH places (TABLE_BYTES). `vacated` has initialised
+        // this one. The kernel only reads `iovecs`, which `submit` writes while the kernel has no entry of
+        // this place. `&mut self` makes the reference the only one.
         unsafe { self.table.base.cast::<InFlight>().add(place).as_mut() }
     }
 
-    /// Queues an entry for what is left of the request in `place`.
+    /// Queues an entry for the rest of the request in `place`.
     fn queue(&mut self, place: usize) {
         let in_flight = self.place(place);
         let transfer = in_flight.transfer;
@@ -223,35 +229,36 @@ impl Uring {
         entry.addr_or_splice_off_in.addr = io_uring_ptr::new(rest.as_mut_ptr().cast::<c_void>());
         entry.len.len = rest.len() as u32;
 
-        // Invariant 2: there is room, because this place has no other entry in the queue.
+        // Invariant 2: the queue has room, because this place has no other entry in it.
         self.put(entry);
     }
 
-    /// Puts an entry into the queue, which has room.
+    /// Puts an entry into the queue, which must have room.
     fn put(&mut self, entry: io_uring_sqe) {
         assert!(self.queued() <= self.sq.mask);
         let position = (self.sq_tail & self.sq.mask) as usize;
-        // SAFETY: `position` is below the number of entries that the mapping was made for, and the kernel
-        // isn't reading this one: it lies outside head..tail, as just asserted.
+        // SAFETY: `position` is below the number of entries that the mapping was made for. The kernel isn't
+        // reading this entry, which lies outside head..tail, as just asserted.
         unsafe { self.entries.base.cast::<io_uring_sqe>().add(position).write(entry) };
         self.sq_tail = self.sq_tail.wrapping_add(1);
         // Ordering: Release pairs with the kernel's acquire of the tail, so that it sees the entry.
         self.rings.word(self.sq.tail).store(self.sq_tail, Ordering::Release);
     }
 
-    /// Entries that the kernel hasn't taken.
+    /// Returns the number of entries that the kernel hasn't taken.
     fn queued(&self) -> u32 {
         // Ordering: Acquire pairs with the kernel's release of the head, after it has read the entries.
         self.sq_tail.wrapping_sub(self.rings.word(self.sq.head).load(Ordering::Acquire))
     }
 
-    /// Gives the kernel what is queued, and waits for `completions_min` to be in the queue.
+    /// Gives the kernel the queued entries, and waits until the completion queue has `completions_min`
+    /// entries.
     fn enter(&mut self, completions_min: u32) {
         let flags =
             if completions_min > 0 { IoringEnterFlags::GETEVENTS } else { IoringEnterFlags::default() };
-        // SAFETY: the entries between head and tail are complete, and what they point to (iovecs in our
-        // table, segments of requests in flight) stays valid until their completion: the former because the
-        // table outlives the ring's last request (see `drop`), the latter by the contract of `submit`.
+        // SAFETY: the entries between head and tail are complete. The iovecs and segments that they point to
+        // stay valid until the completion. The iovecs do because the table outlives the ring's last request
+        // (see `drop`), the segments by the contract of `submit`.
         let entered = unsafe {
             if completions_min > 0 && self.waits_for_a_time {
                 let time = (&raw const FORGOTTEN_AFTER).cast_mut().cast::<c_void>();
@@ -265,9 +272,9 @@ impl Uring {
         match entered {
             Ok(_) => self.refusals = 0,
             Err(Errno::TIME) => self.rouse(),
-            // A signal came before anything was done. The caller looks again.
+            // A signal came before the call did anything. The caller looks again.
             Err(Errno::INTR) => {}
-            // No memory in the kernel for now.
+            // The kernel has no memory for now.
             Err(errno @ (Errno::AGAIN | Errno::BUSY | Errno::NOMEM)) => {
                 self.refusals += 1;
                 if self.refusals > REFUSALS_MAX {
@@ -275,9 +282,9 @@ impl Uring {
                 }
                 rustix::thread::sched_yield();
             }
-            // The ring can't be entered: somebody closed our file descriptor, or a filter was put on this
-            // process. What the kernel already has still completes into the mapping, or is broken off there, so
-            // looking again is the way to wait for it.
+            // The ring can't be entered: the program closed our file descriptor, or put a filter on this
+            // process. Requests that the kernel already has still complete into the mapping, or are broken
+            // off there. The caller waits for them by looking again.
             Err(errno) => {
                 self.fail_queued(IoError::from_errno(errno));
                 rustix::thread::sched_yield();
@@ -285,9 +292,9 @@ impl Uring {
         }
     }
 
-    /// Gives the kernel's workers something to do that is nothing. What can't be done at once, as a write that lengthens a
-    /// file, goes to workers, who end when they are idle; on Linux 6.18 a write was left without one, for good, and was done
-    /// once there was other work (a test of ours waited for 20 minutes; `every_back_end_agrees_...`).
+    /// Gives the kernel's workers a request that does nothing. Requests that can't be done at once, such as a
+    /// write that lengthens a file, go to workers, which end when they are idle. On Linux 6.18 a write was
+    /// left without a worker for good, and was done once there was other work.
     fn rouse(&mut self) {
         if self.is_rousing || self.queued() > 0 {
             return;
@@ -303,21 +310,21 @@ impl Uring {
         let _ = unsafe { io_uring_enter(&self.ring, 1, 0, IoringEnterFlags::default()) };
         self.is_rousing = self.queued() == 0;
         if !self.is_rousing {
-            // Not taken: it would be one more than the queue has room for.
+            // The kernel hasn't taken the entry, which would be one more than the queue has room for.
             self.sq_tail = self.sq_tail.wrapping_sub(1);
             // Ordering: Release as in `put`.
             self.rings.word(self.sq.tail).store(self.sq_tail, Ordering::Release);
         }
     }
 
-    /// Withdraws what the kernel hasn't taken (invariant 3) and marks it failed.
+    /// Withdraws the entries that the kernel hasn't taken (invariant 3) and marks their requests failed.
     fn fail_queued(&mut self, error: IoError) {
         self.refusals = 0;
         while self.queued() > 0 {
             self.sq_tail = self.sq_tail.wrapping_sub(1);
             let position = (self.sq_tail & self.sq.mask) as usize;
-            // SAFETY: `position` lies between head and tail, so `queue` has written it, and the kernel
-            // doesn't touch it outside `io_uring_enter`.
+            // SAFETY: `position` lies between head and tail, so `queue` has written it. The kernel doesn't
+            // touch it outside `io_uring_enter`.
             let entry = unsafe { self.entries.base.cast::<io_uring_sqe>().add(position).read() };
             let place = entry.user_data.u64_() as usize;
             self.place(place).failure = error;
@@ -327,8 +334,8 @@ impl Uring {
         self.rings.word(self.sq.tail).store(self.sq_tail, Ordering::Release);
     }
 
-    /// Hands out failed requests first, then what is in the completion queue. Queues the rest of requests
-    /// that were done in part.
+    /// Hands out failed requests first, then those in the completion queue. Queues the rest of requests that
+    /// were done in part.
     fn take_over(&mut self, out: &mut [Completion]) -> usize {
         let mut count = 0;
         while count < out.len() {
@@ -346,7 +353,7 @@ impl Uring {
         Some((place, Err(self.place(place).failure)))
     }
 
-    /// The next request in the completion queue that is over.
+    /// Returns the next request in the completion queue that is over.
     fn take_finished(&mut self) -> Option<(usize, Result<(), IoError>)> {
         loop {
             let (place, answer) = self.take_answer()?;
@@ -364,22 +371,23 @@ impl Uring {
 
     /// Takes one entry off the completion queue.
     fn take_answer(&mut self) -> Option<(usize, Result<usize, Errno>)> {
-        // Only we write the head.
+        // Only this function writes the head.
         let head = self.rings.word(self.cq.head).load(Ordering::Relaxed);
-        // Ordering: Acquire pairs with the kernel's release of the tail, so that we see the entry, and the
-        // bytes that were read before it.
+        // Ordering: Acquire pairs with the kernel's release of the tail, so that this thread sees the entry,
+        // and the bytes that were read before it.
         if head == self.rings.word(self.cq.tail).load(Ordering::Acquire) {
             return None;
         }
         let position = (head & self.cq.mask) as usize;
-        // SAFETY: `cqes_offset` and the number of entries come from the kernel and are what `rings_bytes`
-        // sized the mapping for; the kernel has published this entry and leaves it alone until we move the
-        // head. Entries are 16 bytes and so aligned, as CQE32 isn't set.
+        // SAFETY: `cqes_offset` and the number of entries come from the kernel, and `rings_bytes` sized the
+        // mapping for them. The kernel has published this entry and leaves it alone until we move the head.
+        // Entries are 16 bytes and so aligned, as CQE32 isn't set.
         let (data, res) = unsafe {
             let entry = self.rings.base.add(self.cqes_offset).cast::<io_uring_cqe>().add(position);
             ((*entry.as_ptr()).user_data.u64_(), (*entry.as_ptr()).res)
         };
-        // Ordering: Release pairs with the kernel's acquire of the head: it may reuse the entry, now read.
+        // Ordering: Release pairs with the kernel's acquire of the head. The kernel may reuse the entry,
+        // which has been read.
         self.rings.word(self.cq.head).store(head.wrapping_add(1), Ordering::Release);
         let answer = usize::try_from(res).map_err(|_| Errno::from_raw_os_error(-res));
         Some((data as usize, answer))
@@ -407,8 +415,8 @@ impl Backend for Uring {
     }
 
     fn flush(&mut self) {
-        // Each turn gives the kernel at least one entry, or is a refusal. What is left after so many turns
-        // goes with the next call.
+        // Each turn gives the kernel at least one entry, or is a refusal. Entries that are left after this
+        // many turns go with the next call.
         for _ in 0..DEPTH {
             if self.queued() == 0 {
                 return;
@@ -417,7 +425,8 @@ impl Backend for Uring {
         }
     }
 
-    /// A request that was submitted and not flushed begins here: submitting and waiting is one system call.
+    /// A request that was submitted and not flushed begins here, so that submitting and waiting is one system
+    /// call.
     fn complete(&mut self, wait: Wait, out: &mut [Completion]) -> usize {
         loop {
             let count = self.take_over(out);
@@ -436,7 +445,8 @@ impl Backend for Uring {
 }
 
 impl Drop for Uring {
-    /// The kernel may still be writing to segments and reading the table: wait for everything.
+    /// Waits for everything in flight, because the kernel may still be writing to segments and reading the
+    /// table.
     fn drop(&mut self) {
         let mut out = [Completion::EMPTY; DEPTH];
         while self.complete(Wait::One, &mut out) > 0 {}
@@ -444,17 +454,17 @@ impl Drop for Uring {
     }
 }
 
-/// Both queues, and the submission entries, as memory of our own.
+/// Both queues, and the submission entries, in memory of this process.
 type OwnMemory = (Mapping, Mapping);
 
-/// A ring, and its memory if that is ours.
+/// Makes a ring, and its memory if the kernel can use memory of this process.
 ///
-/// The kernel maps a ring wherever it likes, and not at an address that it is told (EINVAL, for mremap too). A ring
-/// is made when it is first needed; the program may have made a hole by then that it counts on, and a ring in there
-/// is in its way, or is overwritten (case `page_by_page` found one). From 6.5 on a ring can lie in memory of ours,
-/// which is far away.
+/// The kernel maps a ring wherever it chooses, and refuses any other address (EINVAL, also for mremap). A
+/// ring is made when it is first needed. By then the program may have made a hole that it counts on. A ring
+/// in the hole is in the program's way, or is overwritten (case `page_by_page` found one). From Linux 6.5 on
+/// a ring can lie in memory of this process, which is far away.
 fn set_up(depth: u32) -> Result<(OwnedFd, io_uring_params, Option<OwnMemory>), SetupError> {
-    // One page each, so that nobody asks whether pages are neighbours in RAM.
+    // A page for each, so that the pages needn't be neighbours in RAM.
     const _: () = assert!(DEPTH * size_of::<io_uring_sqe>() <= PAGE_BYTES);
     const _: () =
         assert!(2 * DEPTH * size_of::<io_uring_cqe>() + DEPTH * size_of::<u32>() + 512 <= PAGE_BYTES);
@@ -463,27 +473,27 @@ fn set_up(depth: u32) -> Result<(OwnedFd, io_uring_params, Option<OwnMemory>), S
         params.flags = IoringSetupFlags::NO_MMAP;
         params.cq_off.user_addr = rings.base.as_ptr().cast::<c_void>().into();
         params.sq_off.user_addr = entries.base.as_ptr().cast::<c_void>().into();
-        // SAFETY: both addresses are whole pages of ours, zeroed, and stay mapped for as long as the ring exists. The
-        // depth is at most DEPTH, so one page is enough for either (asserted above).
+        // SAFETY: both addresses are whole zeroed pages of ours, and stay mapped for as long as the ring
+        // exists. The depth is at most DEPTH, so one page is enough for either (asserted above).
         if let Ok(ring) = unsafe { io_uring_setup(depth, &mut params) } {
             return Ok((ring, params, Some((rings, entries))));
         }
     }
     let mut params = io_uring_params::default();
-    // SAFETY: no flag is set, so `wq_fd` means nothing, and `params` is ours for the kernel to fill.
+    // SAFETY: no flag is set, so `wq_fd` means nothing. `params` is ours for the kernel to fill.
     let ring = unsafe { io_uring_setup(depth, &mut params) }.map_err(SetupError::at(SetupStep::Ring))?;
     Ok((ring, params, None))
 }
 
-/// Bytes of the mapping that holds both queues: whichever ends later.
+/// Returns the size in bytes of the mapping that holds both queues: the later of their ends.
 fn rings_bytes(params: &io_uring_params) -> usize {
     let sq_end = params.sq_off.array as usize + params.sq_entries as usize * size_of::<u32>();
     let cq_end = params.cq_off.cqes as usize + params.cq_entries as usize * size_of::<io_uring_cqe>();
     sq_end.max(cq_end)
 }
 
-/// Where to ask the kernel for a mapping: far from where programs have theirs, and from where `os` puts ours. Only a
-/// wish: an address in use is never taken.
+/// Returns an address to ask the kernel for a mapping at. The address is far from programs' mappings, and
+/// from where `os` puts Farpage's. The kernel treats it only as a wish, and never takes an address in use.
 fn far_away(bytes: usize) -> *mut c_void {
     const STEP: usize = 1 << 21;
     static NEXT: AtomicUsize = AtomicUsize::new(0x2000_0000_0000);
@@ -497,11 +507,12 @@ struct Mapping {
 }
 
 impl Mapping {
-    /// A part of a ring, shared with the kernel. A forked child doesn't get it: it could only do harm there.
+    /// Maps a part of a ring, shared with the kernel. A forked child doesn't get the mapping, because it
+    /// could only do harm there.
     fn of_ring(ring: &OwnedFd, offset: u64, bytes: usize) -> rustix::io::Result<Mapping> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: without MAP_FIXED a new mapping is made where nothing was.
+        // SAFETY: without MAP_FIXED the new mapping replaces none.
         let base = unsafe { mmap(null_mut(), bytes, protection, flags, ring, offset) }?;
         let mapping = Mapping::owning(base, bytes);
         // SAFETY: the range is the mapping just made, and DONTFORK doesn't touch its contents.
@@ -509,13 +520,13 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Zeroed memory of our own; not a forked child's.
+    /// Maps zeroed memory of this process, which a forked child doesn't get.
     fn private(bytes: usize) -> rustix::io::Result<Mapping> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: without MAP_FIXED a new mapping is made where nothing was.
+        // SAFETY: without MAP_FIXED the new mapping replaces none.
         let base = unsafe { mmap_anonymous(far_away(bytes), bytes, protection, MapFlags::PRIVATE) }?;
         let mapping = Mapping::owning(base, bytes);
-        // SAFETY: as for a ring.
+        // SAFETY: the range is the mapping just made, and DONTFORK doesn't touch its contents.
         unsafe { madvise(base, bytes, Advice::LinuxDontFork) }?;
         Ok(mapping)
     }
@@ -525,19 +536,19 @@ impl Mapping {
         Mapping { base: base.expect("mmap doesn't choose address 0"), bytes }
     }
 
-    /// The index of a queue at `offset`.
+    /// Returns the index of a queue at `offset`.
     fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(size_of::<u32>()) && offset + size_of::<u32>() <= self.bytes);
-        // SAFETY: in bounds and aligned, as just asserted (the base is page aligned); mapped as long as
-        // `self`; and all accesses, the kernel's too, are atomic.
+        // SAFETY: the word is in bounds and aligned, as just asserted, since the base is page aligned. The
+        // mapping lives as long as `self`. All accesses, including the kernel's, are atomic.
         unsafe { self.base.add(offset).cast::<AtomicU32>().as_ref() }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by this value's constructor, and no reference into it outlives `self`.
-        // Failing is impossible for a whole mapping of ours, and would only leave it mapped.
+        // SAFETY: this value's constructor mapped the range, and no reference into it outlives `self`. The
+        // call can't fail for a whole mapping of ours. A failure would only leave the range mapped.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
@@ -557,14 +568,14 @@ mod tests {
             let mut page = page_of(1);
             let segments = [Segment { base: page.0.as_mut_ptr() }];
             let request = Request { op: Op::Write, offset: 0, segments: &segments, token: 0 };
-            // SAFETY: `page` outlives the ring and nobody writes it.
+            // SAFETY: `page` outlives the ring and no code writes it.
             let taken = (0..1000).take_while(|_| unsafe { uring.submit(&request) }.is_ok()).count();
             assert_eq!(taken, expected);
         }
     }
 
-    /// Linux forgets a request once in many thousands, so what is asked of it then is tried without that: it is no
-    /// completion, it takes no place, and with a full queue it is left out.
+    /// Linux forgets a request once in many thousands, so rousing is tested without a forgotten request.
+    /// Rousing yields no completion, takes no place, and is left out when the queue is full.
     #[test]
     fn rousing_disturbs_nobody() {
         let scratch = Scratch::new(DEPTH);
@@ -577,7 +588,7 @@ mod tests {
                 let segments = [Segment { base: page.0.as_mut_ptr() }];
                 let offset = (token * PAGE_BYTES) as u64;
                 let request = Request { op: Op::Write, offset, segments: &segments, token: token as u64 };
-                // SAFETY: `pages` outlives the ring, and nobody writes it until the ring is gone.
+                // SAFETY: `pages` outlives the ring, and no code writes it until the ring is gone.
                 unsafe { uring.submit(&request) }.unwrap();
             }
             assert_eq!(uring.queued(), DEPTH as u32);
@@ -610,7 +621,7 @@ mod tests {
             let segments = [Segment { base: page.0.as_mut_ptr() }];
             let offset = (index * PAGE_BYTES) as u64;
             let request = Request { op: Op::Write, offset, segments: &segments, token: 0 };
-            // SAFETY: `pages` outlives the ring, and nobody writes it until the ring is gone.
+            // SAFETY: `pages` outlives the ring, and no code writes it until the ring is gone.
             unsafe { uring.submit(&request) }.unwrap();
             if index == 30 {
                 uring.flush();
@@ -622,8 +633,8 @@ mod tests {
         assert!(back.iter().zip(&pages).all(|(a, b)| a.0 == b.0));
     }
 
-    /// No file system here moves a part and then the rest, so the part is made up: the request is withdrawn,
-    /// its first page counted as done, and the rest queued as after a short write.
+    /// No file system here moves a part and then the rest, so the test makes the part up. The test withdraws
+    /// the request, counts its first page as done, and queues the rest as after a short write.
     #[test]
     fn rest_of_a_short_write_goes_where_it_belongs() {
         let scratch = Scratch::new(8);
@@ -632,7 +643,7 @@ mod tests {
         let segments: Vec<Segment> =
             pages.iter_mut().map(|page| Segment { base: page.0.as_mut_ptr() }).collect();
         let request = Request { op: Op::Write, offset: 4 * 4096, segments: &segments, token: 9 };
-        // SAFETY: `pages` outlives the ring, and nobody writes it.
+        // SAFETY: `pages` outlives the ring, and no code writes it.
         unsafe { uring.submit(&request) }.unwrap();
         uring.fail_queued(IoError::EIO);
         uring.failed.remove(0);
@@ -647,8 +658,9 @@ mod tests {
         assert!(back[1].0 == pages[1].0 && back[2].0 == pages[2].0);
     }
 
-    /// A program that closes all file descriptors, as daemons do, takes the ring away under us. Where the ring's memory is
-    /// ours, nothing else keeps the ring: then the kernel may break off what it has begun.
+    /// A program that closes all file descriptors, as daemons do, closes the ring as well. Where the ring's
+    /// memory is ours, no mapping of the ring keeps it. The kernel may then break off requests that it has
+    /// begun.
     #[test]
     fn ring_that_is_closed_by_the_program_fails_requests_and_doesnt_hang() {
         let scratch = Scratch::new(4);
@@ -656,7 +668,7 @@ mod tests {
         let mut pages = [page_of(1), page_of(2)];
         let [segment, unflushed] = pages.each_mut().map(|page| Segment { base: page.0.as_mut_ptr() });
         let request = Request { op: Op::Write, offset: 0, segments: &[segment], token: 1 };
-        // SAFETY: `pages` outlives the ring and nobody writes it.
+        // SAFETY: `pages` outlives the ring and no code writes it.
         unsafe { uring.submit(&request) }.unwrap();
         uring.flush();
         let null = std::fs::File::open("/dev/null").unwrap();
@@ -680,7 +692,8 @@ mod tests {
         }
     }
 
-    /// A ring that was made late lay in a hole between a program's mappings, where the program mapped memory next.
+    /// A bug: a ring that was made late lay in a hole between a program's mappings, where the program mapped
+    /// memory next.
     #[test]
     fn rings_lie_far_from_the_programs_memory() {
         let scratch = Scratch::new(2);
@@ -704,8 +717,8 @@ mod tests {
         assert!(back[0].0.iter().all(|&byte| byte == 0));
     }
 
-    /// A process was killed; its lock was free while its last writes were still on their way, and another process
-    /// reused the slots.
+    /// A bug: a process was killed, and its lock was free while its last writes were still in flight. Another
+    /// process reused the slots.
     #[test]
     fn kept_file_is_open_for_as_long_as_the_ring() {
         let scratch = Scratch::new(2);
@@ -715,7 +728,7 @@ mod tests {
         drop(writer);
         assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Err(Errno::AGAIN), "there is a writer");
         drop(uring);
-        // The kernel takes a ring down when it finds the time.
+        // The kernel takes a closed ring down some time later.
         let is_closed = || rustix::io::read(&reader, &mut [0; 1]) == Ok(0);
         let soon = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while !is_closed() {

@@ -1,10 +1,11 @@
-//! Linux's own asynchronous I/O, for what it has and io_uring hasn't: the end of a read is written into memory of the process by
-//! the device's interrupt, on whatever CPU that comes, and so can be seen there without the kernel. (A thread that waits for its
-//! io_uring has to be interrupted itself, since it is that thread which the kernel has write there.) Containers whose profile
-//! refuses io_uring allow it, too.
+//! Linux's own asynchronous I/O, for one feature that io_uring lacks. The device's interrupt writes a read's
+//! completion into memory of the process, on whatever CPU the interrupt comes. A thread sees the completion
+//! there without a system call. With io_uring the waiting thread itself must be interrupted, because the
+//! kernel has that thread write the completion. A second advantage: containers whose profile refuses io_uring
+//! allow this interface.
 //!
-//! [`Aio`] is one context for one read at a time. A process that has one takes 30 ms longer to end, or to become another program:
-//! the kernel sees to it that nobody is looking at the context any more.
+//! [`Aio`] is one context for one read at a time. A process with a context takes 30 ms longer to end or to
+//! become another program. During that time the kernel makes sure that no CPU looks at the context any more.
 // UNSAFETY: the kernel writes into memory that it shares with us.
 
 use crate::memory;
@@ -15,12 +16,12 @@ use linux_raw_sys::errno::EIO;
 use linux_raw_sys::general::{MREMAP_FIXED, MREMAP_MAYMOVE};
 use rustix::fd::{AsRawFd, BorrowedFd};
 
-/// `struct iocb`, as for a read.
+/// The kernel's `struct iocb`, in its form for a read.
 #[repr(C)]
 #[derive(Default)]
 struct ControlBlock {
     data: u64,
-    /// The kernel's.
+    /// Set by the kernel.
     key: u32,
     rw_flags: u32,
     opcode: u16,
@@ -37,12 +38,12 @@ const _: () = assert!(size_of::<ControlBlock>() == 64);
 
 const PREAD: u16 = 0;
 
-/// `struct aio_ring`: `entries` events follow it.
+/// The kernel's `struct aio_ring`, which `entries` events follow.
 #[repr(C)]
 struct Ring {
     id: u32,
     entries: AtomicU32,
-    /// The next event to take, and the place of the next one to come.
+    /// `head` is the index of the next event to take. `tail` is the index of the next event to come.
     head: AtomicU32,
     tail: AtomicU32,
     magic: AtomicU32,
@@ -51,12 +52,12 @@ struct Ring {
     header_bytes: AtomicU32,
 }
 
-/// `struct io_event`.
+/// The kernel's `struct io_event`.
 #[repr(C)]
 struct Event {
     data: AtomicI64,
     control_block: AtomicI64,
-    /// Bytes read, or an error.
+    /// The number of bytes read, or an error.
     result: AtomicI64,
     more: AtomicI64,
 }
@@ -65,27 +66,29 @@ const MAGIC: u32 = 0xa10a_10a1;
 
 /// A context for one read at a time.
 pub struct Aio {
-    /// In memory of ours; its address is the context's number.
+    /// The ring, in memory of Farpage, whose address is the context's number.
     ring: &'static Ring,
     entries: u32,
     is_reading: bool,
 }
 
 impl Aio {
-    /// A new context, far from where programs have memory.
+    /// Makes a new context, far from where programs have memory.
     ///
-    /// For a moment its ring lies where the kernel likes it: meanwhile nobody may map anything at an address of its own choice.
+    /// For a moment the ring lies where the kernel chooses. Meanwhile no thread may map anything at an
+    /// address of its own choice.
     pub fn new() -> Result<Aio, Errno> {
         let mut context = 0_usize;
-        // SAFETY: the kernel writes one word.
+        // SAFETY: the kernel writes one word to `context`.
         check(unsafe { sys::call(number::IO_SETUP, [1, (&raw mut context) as usize, 0, 0, 0, 0]) })?;
         moved_away(context).inspect_err(|_| destroy(context))
     }
 
-    /// Begins to read whole pages. Of a pipe the kernel would read all the same, and take its bytes.
+    /// Begins to read whole pages. `file` must not be a pipe, because the kernel would read it all the same,
+    /// and take its bytes.
     ///
     /// # Safety
-    /// Until the read is over, `base` is `bytes` of memory that nobody else reads or writes.
+    /// Until the read is over, `base` points to `bytes` bytes of memory that no other code reads or writes.
     pub unsafe fn begin(
         &mut self,
         file: BorrowedFd<'_>,
@@ -103,12 +106,12 @@ impl Aio {
             ..ControlBlock::default()
         };
         let list = [&raw mut block as usize];
-        // SAFETY: during the call the kernel reads the list and the block, and writes the block's key; the memory is the caller's
-        // promise. After an error nothing has begun.
+        // SAFETY: during the call the kernel reads the list and the block, and writes the block's key. The
+        // memory at `base` is the caller's promise. After an error no read has begun.
         let begun = check(unsafe {
             sys::call(number::IO_SUBMIT, [self.context(), 1, list.as_ptr() as usize, 0, 0, 0])
         })?;
-        // It takes what it is given, or says why not.
+        // The kernel accepts the read, or returns an error.
         if begun != 1 {
             return Err(Errno(EIO as i32));
         }
@@ -116,32 +119,35 @@ impl Aio {
         Ok(())
     }
 
-    /// How the read has ended: bytes, or an error. None as long as it is under way. No system call.
+    /// Returns how the read has ended, in bytes or as an error. None while the read is under way. Makes no
+    /// system call.
     pub fn look(&mut self) -> Option<Result<usize, Errno>> {
         let head = self.ring.head.load(Ordering::Relaxed);
-        // Ordering: Acquire: the kernel has written the event, and the device its bytes, before the tail.
+        // Ordering: Acquire, because the kernel has written the event, and the device its bytes, before the
+        // tail.
         if head == self.ring.tail.load(Ordering::Acquire) {
             return None;
         }
         let result = self.event(head).result.load(Ordering::Relaxed);
-        // Ordering: Release: the kernel may use the place again from now on.
+        // Ordering: Release, because the kernel may use the event's place again from now on.
         self.ring.head.store((head + 1) % self.entries, Ordering::Release);
         self.is_reading = false;
         Some(check(result as isize))
     }
 
-    /// Sleeps until the read is over. How it has ended.
+    /// Sleeps until the read is over, and returns how it has ended.
     pub fn wait(&mut self) -> Result<usize, Errno> {
         assert!(self.is_reading);
         loop {
             let mut event = [0_i64; 4];
             let arguments = [self.context(), 1, 1, event.as_mut_ptr() as usize, 0, 0];
-            // SAFETY: the kernel writes one event there.
+            // SAFETY: the kernel writes one event to `event`, which has its size.
             if check(unsafe { sys::call(number::IO_GETEVENTS, arguments) }) == Ok(1) {
                 self.is_reading = false;
                 return check(event[2] as isize);
             }
-            // A signal came; or the call isn't allowed any more. What the kernel has begun it brings to its end all the same.
+            // Either a signal came, or the call isn't allowed any more. The kernel still finishes the read
+            // that it has begun.
             if let Some(result) = self.look() {
                 return result;
             }
@@ -155,14 +161,14 @@ impl Aio {
 
     fn event(&self, at: u32) -> &Event {
         assert!(at < self.entries);
-        // SAFETY: so many events follow the ring, in the same mapping (`moved_away` has seen that), of words that the kernel and
-        // we read and write whole.
+        // SAFETY: `entries` events follow the ring in the same mapping, as `moved_away` has checked. The
+        // kernel and this code read and write each of their words whole.
         unsafe { &*core::ptr::from_ref(self.ring).add(1).cast::<Event>().add(at as usize) }
     }
 }
 
 impl Drop for Aio {
-    /// Waits for what is under way.
+    /// Waits for a read that is under way.
     fn drop(&mut self) {
         if self.is_reading {
             let _ = self.wait();
@@ -172,13 +178,13 @@ impl Drop for Aio {
 }
 
 fn destroy(context: usize) {
-    // SAFETY: whatever is under way ends first; nobody refers to the ring afterwards.
+    // SAFETY: the kernel ends a read that is under way first. No code refers to the ring afterwards.
     let _ = unsafe { sys::call(number::IO_DESTROY, [context, 0, 0, 0, 0, 0]) };
 }
 
-/// The context that was just made, where memory of ours is.
+/// Returns the context that was just made, with its ring moved to where Farpage's memory is.
 fn moved_away(context: usize) -> Result<Aio, Errno> {
-    // SAFETY: a context's number is its ring's address, and it stays mapped until it is moved, below.
+    // SAFETY: a context's number is its ring's address. The ring stays mapped there until it is moved, below.
     let ring = unsafe { &*(context as *const Ring) };
     let entries = ring.entries.load(Ordering::Relaxed);
     let is_known = ring.magic.load(Ordering::Relaxed) == MAGIC
@@ -188,13 +194,14 @@ fn moved_away(context: usize) -> Result<Aio, Errno> {
         return Err(Errno(EIO as i32));
     }
     let bytes = (size_of::<Ring>() + entries as usize * size_of::<Event>()).next_multiple_of(PAGE_BYTES);
-    // SAFETY: the ring's mapping, of which a child has no use.
+    // SAFETY: the range is the ring's mapping, which a child has no use for.
     unsafe { memory::keep_from_children(context as *mut u8, bytes) }?;
     let place = memory::reserve(bytes)?;
     let flags = (MREMAP_MAYMOVE | MREMAP_FIXED) as usize;
-    // SAFETY: from the ring's own mapping, to one of ours that nobody uses. The kernel takes the new address as the number.
+    // SAFETY: the call moves the ring's own mapping to a mapping of Farpage that no code uses. The kernel
+    // takes the new address as the number.
     check(unsafe { sys::call(number::MREMAP, [context, bytes, bytes, flags, place as usize, 0]) })?;
-    // SAFETY: mapped for as long as the context is there.
+    // SAFETY: the ring is mapped for as long as the context exists.
     Ok(Aio { ring: unsafe { &*place.cast::<Ring>() }, entries, is_reading: false })
 }
 
@@ -204,7 +211,7 @@ mod tests {
     use rustix::fd::{AsFd, OwnedFd};
     use rustix::fs::{Mode, OFlags};
 
-    /// A file of pages that are full of their numbers, for direct reads where its file system has them.
+    /// Makes a file of pages that are full of their numbers, for direct reads where its file system has them.
     fn numbered(pages: u8) -> OwnedFd {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -222,16 +229,17 @@ mod tests {
     }
 
     fn begin(aio: &mut Aio, file: &OwnedFd, page: u8, buffer: *mut u8) -> Result<(), Errno> {
-        // SAFETY: a page of the test's own, which is never unmapped; callers look at it when the read is over.
+        // SAFETY: the page is the test's own and never unmapped. Callers look at it only when the read is
+        // over.
         unsafe { aio.begin(file.as_fd(), u64::from(page) * PAGE_BYTES as u64, buffer, PAGE_BYTES) }
     }
 
     fn is_full_of(buffer: *mut u8, number: u8) -> bool {
-        // SAFETY: a page of the test's own; no read is under way.
+        // SAFETY: the page is the test's own, and no read is under way.
         unsafe { core::slice::from_raw_parts(buffer, PAGE_BYTES) }.iter().all(|byte| *byte == number)
     }
 
-    /// More reads than the ring has places, so that it is gone through several times.
+    /// The test makes more reads than the ring has places, so the ring is gone through several times.
     #[test]
     fn each_read_is_seen_once_by_who_looks_and_by_who_waits() {
         let (file, buffer) = (numbered(251), buffer());
@@ -255,7 +263,7 @@ mod tests {
     fn what_cant_be_read_is_said_and_the_next_read_works() {
         let (file, buffer) = (numbered(2), buffer());
         let mut aio = Aio::new().unwrap();
-        // Nothing is there.
+        // The file has no page 2.
         begin(&mut aio, &file, 2, buffer).unwrap();
         assert_eq!(aio.wait(), Ok(0));
         let only_written = rustix::fs::open("/dev/null", OFlags::WRONLY, Mode::empty()).unwrap();
@@ -265,7 +273,8 @@ mod tests {
         assert!(is_full_of(buffer, 1));
     }
 
-    /// A program may count on holes that it has made; and a fork's child must not wait for events that never come.
+    /// A program may count on holes that it has made. A fork's child must not wait for events that never
+    /// come.
     #[test]
     fn ring_lies_where_ours_are_and_no_child_gets_it() {
         let aio = Aio::new().unwrap();
@@ -281,7 +290,7 @@ mod tests {
         assert!(!maps.lines().any(|line| line.starts_with(&start)));
     }
 
-    /// Its place in memory is given back when nothing is written there any more.
+    /// The buffer may be reused once the context is dropped, because no read writes to it any more.
     #[test]
     fn dropping_it_waits_for_what_is_under_way() {
         let (file, buffer) = (numbered(9), buffer());

@@ -1,11 +1,11 @@
 //! Time.
 
-/// Nanoseconds on a clock that never goes back.
+/// Returns the nanoseconds of a clock that never goes back.
 pub fn now_ns() -> u64 {
     read_ns(rustix::time::ClockId::Monotonic)
 }
 
-/// Nanoseconds that the calling thread has been on a CPU.
+/// Returns the nanoseconds that the calling thread has spent on a CPU.
 pub fn thread_cpu_ns() -> u64 {
     read_ns(rustix::time::ClockId::ThreadCPUTime)
 }
@@ -15,7 +15,7 @@ fn read_ns(clock: rustix::time::ClockId) -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Sleeps, at least so long unless interrupted.
+/// Sleeps for at least `ns` nanoseconds unless a signal interrupts.
 pub fn sleep_ns(ns: u64) {
     let time =
         rustix::time::Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 };

@@ -1,10 +1,13 @@
-//! What the kernel lets a thread do: its users, groups, capabilities, and what keeps it from gaining more.
+//! What the kernel lets a thread do: its users, groups and capabilities, and the flags that keep it from
+//! gaining more.
 //!
-//! Linux keeps credentials for each thread. Engine threads must never have more of them than the program: an attacker who
-//! takes the program over has its threads, too. Nor may they have less: a process with that little could look into this one.
+//! Linux keeps credentials for each thread. Engine threads must never have more credentials than the program,
+//! because an attacker who takes the program over has its threads, too. Nor may engine threads have fewer
+//! credentials, because another process that has as few could then look into this one.
 //!
-//! The thread of the program that has changed its credentials reads them ([`Credentials::read`]); each engine thread
-//! takes them on ([`Credentials::take`]). Both make bare system calls, which change the calling thread alone.
+//! The thread of the program that has changed its credentials reads them ([`Credentials::read`]). Each engine
+//! thread takes them on ([`Credentials::take`]). Both make bare system calls, which change the calling thread
+//! alone.
 // UNSAFETY: system calls that take lists and structures.
 
 use crate::sys::{self, Errno, number};
@@ -14,7 +17,8 @@ use linux_raw_sys::prctl;
 /// Supplementary groups that one thread can have.
 pub const GROUPS_MAX: usize = 65_536;
 
-/// Bit of the securebits that a program sets to keep its capabilities when it changes its user (`SECBIT_KEEP_CAPS`).
+/// Bit of the securebits that a program sets to keep its capabilities when it changes its user
+/// (`SECBIT_KEEP_CAPS`).
 const KEEP_CAPABILITIES: u32 = 1 << 4;
 /// Capabilities that a 64-bit set can name.
 const CAPABILITIES_MAX: usize = 64;
@@ -22,15 +26,15 @@ const CAPABILITIES_MAX: usize = 64;
 /// Sets of capabilities, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Those in force.
+    /// Capabilities in force.
     pub effective: u64,
-    /// Those that may be put in force.
+    /// Capabilities that may be put in force.
     pub permitted: u64,
-    /// Those that a program may hand on to the next.
+    /// Capabilities that a program may hand on to the next program.
     pub inheritable: u64,
 }
 
-/// Real, effective and saved id, and the one that the file system looks at.
+/// The real, effective and saved id, and the id that file systems check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ids {
     /// Real.
@@ -39,44 +43,44 @@ pub struct Ids {
     pub effective: u32,
     /// Saved.
     pub saved: u32,
-    /// Of the file system.
+    /// The file system id.
     pub files: u32,
 }
 
-/// All but the list of supplementary groups.
+/// A thread's credentials, without the list of supplementary groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
     /// The user.
     pub user: Ids,
     /// The group.
     pub group: Ids,
-    /// How many supplementary groups there are.
+    /// Count of supplementary groups.
     pub groups: usize,
     /// The three sets of capset(2).
     pub capabilities: Capabilities,
     /// Capabilities that can ever be gained by running a program.
     pub bounding: u64,
-    /// Capabilities that the next program has by itself.
+    /// Capabilities that the next program gets without asking.
     pub ambient: u64,
     /// `SECBIT_*`.
     pub securebits: u32,
-    /// Whether no program that is run gives more than there is.
+    /// Whether running a program can't give more privileges than the thread has.
     pub no_new_privileges: bool,
 }
 
 fn call(number: u32, arguments: [usize; 5]) -> Result<usize, Errno> {
     let [a, b, c, d, e] = arguments;
-    // SAFETY: what the arguments point to is our callers', who know the call.
+    // SAFETY: the arguments point to memory of the callers, who pass what the call needs.
     sys::check(unsafe { sys::call(number as usize, [a, b, c, d, e, 0]) })
 }
 
 fn control(option: u32, arguments: [usize; 4]) -> Result<usize, Errno> {
     let [a, b, c, d] = arguments;
-    // SAFETY: the options that are used here take no pointer.
+    // SAFETY: the options that this file uses take no pointer.
     sys::check(unsafe { sys::call(number::PRCTL, [option as usize, a, b, c, d, 0]) })
 }
 
-/// An id that no thread can have: the call leaves what there is, and says what that is.
+/// An id that no thread can have. The call with this id changes nothing, and returns the present id.
 const NOBODY_ELSE: usize = u32::MAX as usize;
 
 impl Ids {
@@ -109,7 +113,7 @@ struct Header {
 const VERSION: u32 = 0x2008_0522;
 
 impl Capabilities {
-    /// Those of a thread; 0: of the calling one.
+    /// Returns the capabilities of a thread, or of the calling thread if `thread` is 0.
     pub fn of(thread: u32) -> Result<Capabilities, Errno> {
         let header = Header { version: VERSION, thread: thread as i32 };
         let mut halves = [[0_u32; 3]; 2];
@@ -125,7 +129,7 @@ impl Capabilities {
         call(raw::__NR_capset, [&raw const header as usize, halves.as_ptr() as usize, 0, 0, 0]).map(|_| ())
     }
 
-    /// Everything that may be in force is.
+    /// Puts every permitted capability in force.
     fn raise() {
         if let Ok(own) = Capabilities::of(0) {
             let _ = Capabilities { effective: own.permitted, ..own }.set();
@@ -133,7 +137,7 @@ impl Capabilities {
     }
 }
 
-/// The capabilities for which `option` answers 1.
+/// Returns the capabilities for which `option` answers 1.
 fn each_capability(option: u32, what: Option<u32>) -> u64 {
     let is_set = |at: &usize| {
         let arguments = what.map_or([*at, 0, 0, 0], |what| [what as usize, *at, 0, 0]);
@@ -142,7 +146,7 @@ fn each_capability(option: u32, what: Option<u32>) -> u64 {
     (0..CAPABILITIES_MAX).take_while(|at| *at <= highest_capability()).filter(is_set).map(|at| 1 << at).sum()
 }
 
-/// The highest capability that this kernel has.
+/// Returns the highest capability that this kernel has.
 fn highest_capability() -> usize {
     use core::sync::atomic::{AtomicUsize, Ordering};
     static HIGHEST: AtomicUsize = AtomicUsize::new(0);
@@ -156,13 +160,13 @@ fn highest_capability() -> usize {
     highest
 }
 
-/// The calling thread's supplementary groups, as many as there are.
+/// Fills `list` with the calling thread's supplementary groups, and returns their count.
 pub fn read_groups(list: &mut [u32]) -> Result<usize, Errno> {
     call(raw::__NR_getgroups, [list.len(), list.as_mut_ptr() as usize, 0, 0, 0])
 }
 
 impl Credentials {
-    /// The calling thread's.
+    /// Returns the calling thread's credentials.
     pub fn read() -> Credentials {
         Credentials {
             user: Ids::read(raw::__NR_getresuid, raw::__NR_setfsuid),
@@ -176,7 +180,7 @@ impl Credentials {
         }
     }
 
-    /// Nothing at all, of root's.
+    /// The credentials of root without any capability or supplementary group.
     pub const NONE: Credentials = {
         let ids = Ids { real: 0, effective: 0, saved: 0, files: 0 };
         Credentials {
@@ -191,15 +195,17 @@ impl Credentials {
         }
     };
 
-    /// The calling thread has these from now on, and if `list` is given, those supplementary groups. Whether it has. It must be
-    /// able to come by them: as one that had what their owner had before it changed that.
+    /// Gives the calling thread these credentials, and the supplementary groups in `list` if there is one.
+    /// Returns whether the thread has them afterwards. The thread must be able to get them, as a thread can
+    /// that had the same credentials as their owner before the owner's change.
     pub fn take(&self, list: Option<&[u32]>) -> bool {
         let before = Credentials::read();
         let has_groups = before == *self && list.is_none() || self.take_from(&before, list);
         has_groups && Credentials::read() == *self
     }
 
-    /// Whether the supplementary groups could be taken. What else can't be done shows when the result is compared.
+    /// Returns whether the supplementary groups could be set. Any other failure shows when the result is
+    /// compared.
     fn take_from(&self, before: &Credentials, list: Option<&[u32]>) -> bool {
         Capabilities::raise();
         if self.no_new_privileges {
@@ -208,7 +214,7 @@ impl Credentials {
         for at in bits(before.bounding & !self.bounding) {
             let _ = control(prctl::PR_CAPBSET_DROP, [at, 0, 0, 0]);
         }
-        // A change of user takes the capabilities, which the rest still needs.
+        // A change of user takes the capabilities away, which the steps below still need.
         let _ = control(prctl::PR_SET_KEEPCAPS, [1, 0, 0, 0]);
         let has_groups = list.is_none_or(|list| {
             call(raw::__NR_setgroups, [list.len(), list.as_ptr() as usize, 0, 0, 0]).is_ok()
@@ -227,7 +233,8 @@ impl Credentials {
         has_groups
     }
 
-    /// Users and groups are as they shall be; everything that is permitted is in force.
+    /// Sets capabilities and securebits. Before, users and groups must be as wanted, and everything permitted
+    /// must be in force.
     fn take_capabilities(&self) {
         let own = Capabilities::of(0).unwrap_or_default();
         // An ambient capability must be inheritable, and no securebit may forbid it yet.
@@ -253,18 +260,20 @@ fn bits(set: u64) -> impl Iterator<Item = usize> {
     (0..CAPABILITIES_MAX).filter(move |at| set & 1 << at != 0)
 }
 
-/// Whether others of the same user may look into this process (`PR_GET_DUMPABLE`): 0, 1, or 2 for root alone.
+/// Returns whether processes of the same user may look into this process (`PR_GET_DUMPABLE`): 0, 1, or 2 for
+/// root alone.
 pub fn dumpable() -> usize {
     control(prctl::PR_GET_DUMPABLE, [0; 4]).unwrap_or(0)
 }
 
-/// Others may look into this process again: a change of credentials takes that from the whole process.
+/// Lets processes of the same user look into this process again. A change of credentials takes that
+/// permission from the whole process.
 pub fn make_dumpable() {
     let _ = control(prctl::PR_SET_DUMPABLE, [1, 0, 0, 0]);
 }
 
-/// What a thread's `/proc/PID/status` says: its credentials but for the securebits, and its groups in `list`. None if the text is
-/// cut off, or the list is too short.
+/// Parses a thread's `/proc/PID/status`: its credentials without the securebits, and its groups into `list`.
+/// None if the text is cut off, or the list is too short.
 pub fn parse_status(text: &[u8], list: &mut [u32]) -> Option<Credentials> {
     let mut found = Credentials::default();
     let mut lines = 0;
@@ -289,7 +298,7 @@ pub fn parse_status(text: &[u8], list: &mut [u32]) -> Option<Credentials> {
     (lines == 9).then_some(found)
 }
 
-/// Four numbers: real, effective, saved, of the file system.
+/// Parses four numbers: the real, effective, saved and file system id.
 fn parse_ids(value: &[u8]) -> Option<Ids> {
     let mut four = [0; 4];
     let count = parse_list(value, &mut four)?;
@@ -331,7 +340,7 @@ mod tests {
         assert_eq!(parse_status(with_groups.as_bytes(), &mut [0; 3]), None, "a list that is too short");
     }
 
-    /// Changes the calling thread as `change` does, and has another take on what that has then.
+    /// Changes the calling thread as `change` does, and makes another thread take on the result.
     fn taken(change: impl FnOnce() + Send + 'static) -> (Credentials, Credentials, bool) {
         let before = Credentials::read();
         let wanted = std::thread::spawn(move || {

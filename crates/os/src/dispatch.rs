@@ -1,15 +1,18 @@
-//! Stopping a thread's system calls before they are made (Syscall User Dispatch, Linux 5.11).
+//! Stops a thread's system calls before they are made (Syscall User Dispatch, Linux 5.11).
 //!
-//! An *armed* thread gets SIGSYS instead of each call that isn't made by code of ours. The handler looks at it, and either
-//! answers it or has it made. A call isn't made in the handler: the thread is sent to a trampoline of ours, which makes it
-//! in the thread's own context and goes on behind the program's instruction. So blocking, signals and restarts are as ever.
+//! An *armed* thread gets SIGSYS instead of each call that is made outside of the engine's code. The handler
+//! looks at the call, and either answers it or has it made. The handler doesn't make the call: it sends the
+//! thread to a trampoline. The trampoline makes the call in the thread's own context and goes on behind the
+//! program's instruction. Blocking, signals and restarts therefore work as without Farpage.
 //!
-//! What the trampoline needs is *planted* on the thread's own stack, below the red zone: the kernel leaves the red zone of
-//! the trampoline alone, too, when it delivers a signal there. A call may be made with other arguments than the program
-//! gave; the registers that the program sees afterwards are its own.
+//! The trampoline's data is *planted* on the thread's own stack, below the program's red zone. The kernel
+//! leaves the trampoline's red zone alone, too, when it delivers a signal in the trampoline. The planted data
+//! lies in that red zone. A call may be made with other arguments than the program gave. The registers that
+//! the program sees afterwards are its own.
 //!
-//! The kernel compares addresses, so "code of ours" is one contiguous range: the text of the library that this is in. Who
-//! arms a thread names it. Threads and children begin unarmed: whoever is just born runs [`set_born`]'s function first.
+//! The kernel compares addresses, so the engine's code must be one contiguous range: the text of the library
+//! that contains this file. The caller of [`arm`] names the range. Threads and children begin unarmed. Each
+//! runs the function of [`set_born`] first.
 // UNSAFETY: a system call of the program is taken apart and put together again.
 
 use crate::signal::{Context, Register};
@@ -17,14 +20,14 @@ use crate::sys::{self, Errno, number};
 use core::arch::naked_asm;
 use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
-/// Below the stack pointer a function may use so much without moving it.
+/// Bytes below the stack pointer that a function may use without moving the stack pointer, by the x86-64 ABI.
 const RED_ZONE: usize = 128;
-/// From the program's stack pointer down to where its return address is planted.
+/// Bytes from the program's stack pointer down to its planted return address.
 const PLANTED: usize = RED_ZONE + size_of::<usize>();
-/// A stack that a thread begins on has at least this.
+/// Least size in bytes of a stack on which a thread begins.
 const STACK_BYTES_MIN: usize = PLANTED + size_of::<Frame>() + RED_ZONE;
 
-/// Whether an armed thread's calls are stopped just now; the kernel reads it at each call.
+/// Whether an armed thread's calls are stopped at present. The kernel reads the selector at each call.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Selector(AtomicU8);
@@ -33,52 +36,56 @@ impl Selector {
     const PASS: u8 = 0;
     const STOP: u8 = 1;
 
-    /// Calls pass.
+    /// Returns a selector that lets calls pass.
     pub const fn new() -> Selector {
         Selector(AtomicU8::new(Selector::PASS))
     }
 
-    /// From now on calls are stopped, or pass.
+    /// Makes calls be stopped, or pass, from now on.
     pub fn set(&self, stop: bool) {
         let value = if stop { Selector::STOP } else { Selector::PASS };
-        // Ordering: Relaxed: the kernel reads it in the thread that it is about, or sees it soon enough.
+        // Ordering: Relaxed, because the kernel reads the selector in the thread that it belongs to, or sees
+        // the change soon enough.
         self.0.store(value, Ordering::Relaxed);
     }
 }
 
 const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 
-/// Arms the calling thread. Calls that are made in `code` always pass. EINVAL: this kernel can't.
+/// Arms the calling thread. Calls that are made in `code` always pass. Fails with EINVAL if the kernel
+/// doesn't have the feature.
 ///
 /// # Safety
-/// A handler of SIGSYS that deals with stopped calls must be installed, and SIGSYS must not be blocked in this thread.
+/// A handler of SIGSYS that deals with stopped calls must be installed, and SIGSYS must not be blocked in
+/// this thread.
 pub unsafe fn arm(code: core::ops::Range<usize>, selector: &'static Selector) -> Result<(), Errno> {
     const ON: usize = 1;
     let place = core::ptr::from_ref(selector) as usize;
     let arguments = [PR_SET_SYSCALL_USER_DISPATCH, ON, code.start, code.len(), place, 0];
-    // SAFETY: the selector lives for good; the rest is the caller's promise.
+    // SAFETY: the selector lives for good. The handler and the mask are the caller's promise.
     sys::check(unsafe { sys::call(number::PRCTL, arguments) }).map(|_| ())
 }
 
-/// Whether a call would change how calls are stopped.
+/// Returns whether a call would change how calls are stopped.
 pub const fn is_about_arming(call: &Call) -> bool {
     call.number == number::PRCTL && call.arguments[0] == PR_SET_SYSCALL_USER_DISPATCH
 }
 
-/// A call that was stopped. What is changed here is what is made.
+/// A call that was stopped. A change of a field changes the call that is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Its number.
+    /// The call's number.
     pub number: usize,
-    /// Its arguments.
+    /// The call's arguments.
     pub arguments: [usize; 6],
 }
 
-/// Registers of the arguments.
+/// The registers of the arguments.
 const ARGUMENTS: [Register; 6] =
     [Register::Rdi, Register::Rsi, Register::Rdx, Register::R10, Register::R8, Register::R9];
 
-/// Where the program's stack pointer was when it made a call that a signal has just ended; none if the thread is anywhere else.
+/// Returns the program's stack pointer at a call that a signal has just ended (EINTR); none if the thread is
+/// anywhere else.
 pub fn ended_call(context: &Context) -> Option<usize> {
     const EINTR: usize = -(linux_raw_sys::errno::EINTR as isize) as usize;
     let behind_call = make_and_return as *const () as usize + Context::CALL_BYTES;
@@ -86,7 +93,8 @@ pub fn ended_call(context: &Context) -> Option<usize> {
     is_there.then(|| context.register(Register::Rsp) + PLANTED)
 }
 
-/// Whether the thread is just about to make a call that doesn't return: of a handler, perhaps, which needs its frame for it.
+/// Returns whether the thread is about to make a call that doesn't return. The call may be a handler's
+/// `rt_sigreturn`, which needs the handler's frame.
 pub fn is_about_to_leave(context: &Context) -> bool {
     context.register(Register::Rip) == make_and_stay as *const () as usize
 }
@@ -95,42 +103,44 @@ pub fn is_about_to_leave(context: &Context) -> bool {
 pub struct Making<'a> {
     /// Set to 0 when the call has returned.
     pub done: &'a AtomicU32,
-    /// Names the thread that makes it: not 0, and even.
+    /// Names the thread that makes the call. Not 0, and even.
     pub maker: usize,
-    /// Likewise the thread that it makes, should it make one on a stack of its own; or 0. If that can't be made, the first
-    /// half-word there is set to 0.
+    /// Names the thread that the call makes on a stack of its own, with an even number that isn't 0; or 0 if
+    /// the call makes none. If the new thread can't be made, the first half-word at this address is set to 0.
     pub newborn: usize,
-    /// Memory that stays as it is until then.
+    /// Memory that stays as it is until the call has returned.
     pub room: &'a mut [usize; ROOM_WORDS],
 }
 
-/// Words that one call may need.
+/// Words of scratch memory that one call may need.
 pub const ROOM_WORDS: usize = 16;
 
-/// Set in what a child is told that has a copy of its maker's memory; the rest names its maker.
+/// Bit in the word that a child is given if it has a copy of its maker's memory. The other bits name its
+/// maker.
 pub const COPY: usize = 1;
-/// What a child is told that uses its maker's memory and alternate stack, while that waits for it.
+/// Given to a child that uses its maker's memory and alternate stack while the maker waits.
 pub const BORROWER: usize = 0;
-/// And what a maker is told that has waited for such a child, or couldn't make it.
+/// Given to a maker that has waited for a borrowing child, or couldn't make one.
 pub const BACK_AGAIN: usize = 2;
 
-/// Threads and children differ in whose stack they begin on, and in whose memory.
+/// How a new thread or child begins: on whose stack, and in whose memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Birth {
-    /// A copy of the maker's memory, stack and all.
+    /// A copy of the maker's memory, including the stack.
     Copy,
-    /// Likewise, on a stack that ends here.
+    /// A copy of the maker's memory, on a stack that ends here.
     CopyElsewhere {
-        /// Where it ends.
+        /// The stack's end.
         end: usize,
     },
-    /// The maker's own stack: it waits meanwhile, and finds what lies below its stack pointer overwritten.
+    /// The maker's own stack. The maker waits meanwhile, and finds the words below its stack pointer
+    /// overwritten.
     Borrowed,
-    /// A stack that ends here. `waits`: the maker waits until this child ends or runs another program.
+    /// A stack that ends here, in the maker's memory.
     Elsewhere {
-        /// Where it ends.
+        /// The stack's end.
         end: usize,
-        /// As said above.
+        /// Whether the maker waits until this child ends or runs another program.
         waits: bool,
     },
 }
@@ -149,12 +159,12 @@ struct CloneArguments {
 }
 
 impl Call {
-    /// The call that was stopped in `context`.
+    /// Returns the call that was stopped in `context`.
     pub fn stopped(number: usize, context: &Context) -> Call {
         Call { number, arguments: ARGUMENTS.map(|register| context.register(register)) }
     }
 
-    /// What kind of thread or child the call makes, if it makes one.
+    /// Returns what kind of thread or child the call makes, if it makes one.
     ///
     /// # Safety
     /// The arguments of `clone3` must be readable.
@@ -167,10 +177,10 @@ impl Call {
             number::VFORK => (CLONE_VM | CLONE_VFORK, 0),
             number::CLONE => (first, second),
             number::CLONE3 if second >= size_of::<CloneArguments>() => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the arguments are readable, by the caller's promise.
                 let arguments = unsafe { (first as *const CloneArguments).read_unaligned() };
                 if arguments.stack != 0 && arguments.stack_bytes < STACK_BYTES_MIN {
-                    return None; // The kernel finds it wrong, or the thread couldn't run.
+                    return None; // The kernel refuses the size, or the thread could not run.
                 }
                 let end = arguments.stack.wrapping_add(arguments.stack_bytes);
                 (arguments.flags, if arguments.stack == 0 { 0 } else { end })
@@ -186,21 +196,22 @@ impl Call {
         })
     }
 
-    /// Has the thread make the call when the handler returns. False if there is no room for one more call that lends its
-    /// stack.
+    /// Makes the thread make the call when the handler returns. Returns false if the call would lend the
+    /// thread's stack and all trampolines for that are taken.
     ///
     /// # Safety
-    /// `context` must be the one that the call was stopped in. What `clone3` is given must be readable. The words below
-    /// the thread's stack pointer, and below the end of the stack that the call names for a new thread, are written to:
-    /// faults there must be served.
+    /// `context` must be the one that the call was stopped in. The arguments of `clone3` must be readable.
+    /// The function writes below the thread's stack pointer, and below the end of the stack that the call
+    /// names for a new thread. Faults there must be served.
     pub unsafe fn make(&self, context: &mut Context, making: Making<'_>) -> bool {
         if matches!(self.number, number::RT_SIGRETURN | number::EXIT) {
-            // Nobody says when it is done: whatever the thread does next.
+            // The call doesn't return, so `done` isn't set for it. Whatever the thread does next shows that
+            // the call is over.
             self.load_registers(context);
             context.set_register(Register::Rip, make_and_stay as *const () as usize);
             return true;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the arguments of `clone3` are readable, by the caller's promise.
         let trampoline = match unsafe { self.birth() } {
             Some(Birth::Borrowed) => {
                 let Some(trampoline) = lend(context.register(Register::Rip)) else { return false };
@@ -217,7 +228,8 @@ impl Call {
             Some(Birth::Copy) => frame.newborn = making.maker | COPY,
             Some(Birth::CopyElsewhere { end }) => {
                 frame.newborn = making.maker | COPY;
-                // SAFETY: the caller's promise: the child's stack is nobody's yet.
+                // SAFETY: no code uses the child's stack yet, by the caller's promise, and faults there are
+                // served. The call's arguments are readable, as above, and name that stack.
                 unsafe {
                     frame.plant(end - PLANTED);
                     made.begin_below(end - PLANTED, making.room);
@@ -226,7 +238,8 @@ impl Call {
             Some(Birth::Elsewhere { end, waits }) => {
                 let newborn = if waits { BORROWER } else { making.newborn };
                 frame.newborn = if waits { BACK_AGAIN } else { making.newborn };
-                // SAFETY: the caller's promise: the new thread's stack is nobody's yet.
+                // SAFETY: no code uses the new thread's stack yet, by the caller's promise, and faults there
+                // are served. The call's arguments are readable, as above, and name that stack.
                 unsafe {
                     Frame { newborn, done: NOBODY.as_ptr() as usize, ..frame }.plant(end - PLANTED);
                     made.begin_below(end - PLANTED, making.room);
@@ -236,7 +249,8 @@ impl Call {
         }
         made.load_registers(context);
         let place = context.register(Register::Rsp) - PLANTED;
-        // SAFETY: below the red zone of the thread that is stopped, where nothing is in use.
+        // SAFETY: the place is below the red zone of the stopped thread, where nothing is in use. Faults
+        // there are served, by the caller's promise.
         unsafe { frame.plant(place) };
         context.set_register(Register::Rsp, place);
         context.set_register(Register::Rip, trampoline);
@@ -250,7 +264,7 @@ impl Call {
         }
     }
 
-    /// The new thread begins with its stack pointer at `start`.
+    /// Makes the new thread begin with its stack pointer at `start`.
     ///
     /// # Safety
     /// As for [`Call::make`], with a stack named in the arguments.
@@ -259,11 +273,13 @@ impl Call {
             self.arguments[1] = start;
             return;
         }
-        // The program's own arguments stay as they are. What we don't know of them is passed on as far as there is room.
+        // The program's own arguments stay as they are. Arguments that this code doesn't know are passed on
+        // as far as the scratch memory holds them.
         let [arguments, bytes, ..] = self.arguments;
         let bytes = bytes.min(size_of_val(room));
         let copy = room.as_mut_ptr().cast::<CloneArguments>();
-        // SAFETY: the caller's promise; `birth` has seen that these are at least so many bytes.
+        // SAFETY: the arguments are readable, by the caller's promise. `birth` has seen that they hold at
+        // least the known fields, and `room` holds `bytes` bytes.
         unsafe {
             core::ptr::copy_nonoverlapping(arguments as *const u8, copy.cast(), bytes);
             (*copy).stack_bytes = start - (*copy).stack;
@@ -273,14 +289,14 @@ impl Call {
     }
 }
 
-/// What is planted, at the trampoline's stack pointer and below.
+/// The data that is planted, at the trampoline's stack pointer and below.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Frame {
     newborn: usize,
-    /// rdi, rsi, rdx, r10, r8, r9, as the program had them.
+    /// rdi, rsi, rdx, r10, r8, r9, with the program's values.
     arguments: [usize; 6],
-    /// Address of the word to be set to 0.
+    /// Address of the word that is set to 0 when the call has returned.
     done: usize,
     /// Where the program goes on.
     back: usize,
@@ -300,23 +316,23 @@ impl Frame {
     }
 
     /// # Safety
-    /// Nothing may be in use just below the word at `place`, and faults there must be served.
+    /// No code may use the bytes just below the word at `place`, and faults there must be served.
     unsafe fn plant(&self, place: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the bytes are free and faults there are served, by the caller's promise.
         unsafe { ((place - BACK_OFFSET) as *mut Frame).write_unaligned(*self) };
     }
 }
 
-/// What a new thread sets to 0: its maker's word is its maker's.
+/// The word that a new thread sets to 0. The maker's own word must stay as it is for the maker.
 static NOBODY: AtomicU32 = AtomicU32::new(0);
 
 // ---- trampolines -----------------------------------------------------------------------------------------
 //
-// A system call keeps all registers but rax, rcx and r11, and so do these; flags, too. Unwinders (thread cancellation)
-// are told where the program goes on.
+// A system call keeps all registers but rax, rcx and r11. The trampolines keep the same registers, and the
+// flags, too. Unwinders (thread cancellation) are told where the program goes on.
 
-/// Makes the call and goes on behind the program's instruction. Other trampolines join behind the two bytes of `syscall`,
-/// with its result in rax.
+/// Makes the call and goes on behind the program's instruction. Other trampolines join behind the two bytes
+/// of `syscall`, with the call's result in rax.
 #[unsafe(naked)]
 unsafe extern "C" fn make_and_return() {
     naked_asm!(
@@ -346,12 +362,13 @@ unsafe extern "C" fn make_and_stay() {
     naked_asm!("syscall", "ud2")
 }
 
-/// As [`make_and_return`]; whom the call has made runs `born` first, and so does its maker if it has waited.
+/// As [`make_and_return`], but the thread or child that the call has made runs `born` first. The maker also
+/// runs `born` if it has waited.
 #[unsafe(naked)]
 unsafe extern "C" fn make_and_return_twice() {
     naked_asm!(
         "syscall",
-        "xchg rax, rcx", // Neither this nor the next changes flags.
+        "xchg rax, rcx", // Neither this instruction nor the next one changes flags.
         "jrcxz 2f",
         "xchg rax, rcx",
         "lea rsp, [rsp - {red_zone}]",
@@ -361,7 +378,7 @@ unsafe extern "C" fn make_and_return_twice() {
         "je 4f",
         "test rax, rax",
         "jns 3f",
-        // Nothing was made: the room that is named, if one is, is free again.
+        // The call failed. The place that was named for the new thread, if any, is free again.
         "test rcx, rcx",
         "jz 3f",
         "test cl, {copy}",
@@ -391,8 +408,9 @@ unsafe extern "C" fn make_and_return_twice() {
     )
 }
 
-/// Calls `born(r11)`. Changes no register but r11 and rcx, which is 0 afterwards. Little stack is used: Go makes children with
-/// less than 800 bytes left of one. (fxsave would take twice as much, and the rest of what it saves nobody changes.)
+/// Calls `born(r11)`. Changes no register but r11 and rcx, which is 0 afterwards. Uses little stack, because
+/// Go makes children with less than 800 bytes left of a stack. `fxsave` would take twice as much, and no code
+/// changes the rest of what it saves.
 #[unsafe(naked)]
 unsafe extern "C" fn born_keeping_registers() {
     naked_asm!(
@@ -463,29 +481,32 @@ unsafe extern "C" fn born_keeping_registers() {
 
 extern "C" fn nothing(_: usize) {}
 
-/// Called by trampolines.
+/// The function that the trampolines call.
 static BORN: AtomicPtr<()> = AtomicPtr::new(nothing as *mut ());
 
-/// What each new thread and each child of an armed one runs before the program's code: on the stack that the program gave
-/// it, unarmed. It is told who it is ([`Making::newborn`]), or
-/// who its maker is, with [`COPY`], or [`BORROWER`]; a maker that has waited for one of those, [`BACK_AGAIN`].
+/// Sets the function that each new thread and each child of an armed thread runs before the program's code.
+/// The function runs unarmed, on the stack that the program gave. A new thread is given its own name
+/// ([`Making::newborn`]). A child with a copy of the memory is given its maker's name with [`COPY`]. A child
+/// that uses its maker's memory while the maker waits is given [`BORROWER`]. A maker that has waited for such
+/// a child is given [`BACK_AGAIN`].
 pub fn set_born(born: extern "C" fn(newborn: usize)) {
     BORN.store(born as *mut (), Ordering::Relaxed);
 }
 
 // ---- vfork ----------------------------------------------------------------------------------------------
 
-/// Places in programs from which a stack was ever lent. Most have none: libc makes a stack for the child.
+/// Places in programs from which a stack was ever lent. Most programs have none, because libc makes a stack
+/// for the child.
 const LENT_MAX: usize = 16;
 
-/// Where a thread goes on that has lent its stack: not on that stack, which the child overwrites. Never given back, since
-/// nobody knows whether a thread is still on the way.
+/// Where a thread that has lent its stack goes on. The address can't be kept on that stack, because the child
+/// overwrites it. An entry is never freed, because a thread may still be on its way there.
 static BACK: [AtomicUsize; LENT_MAX] = [const { AtomicUsize::new(0) }; LENT_MAX];
 
-/// The trampoline that goes on at `back`.
+/// Returns the trampoline that goes on at `back`, or none if all are taken.
 fn lend(back: usize) -> Option<usize> {
     let at = BACK.iter().position(|place| {
-        // Ordering: Relaxed: the thread that uses it has read or written it here.
+        // Ordering: Relaxed, because the thread that uses the entry has read or written it here.
         let before = place.compare_exchange(0, back, Ordering::Relaxed, Ordering::Relaxed);
         before == Ok(0) || before == Err(back)
     })?;
@@ -513,8 +534,8 @@ static LENDING: [Trampoline; LENT_MAX] = [
     make_and_lend::<15>,
 ];
 
-/// Makes a call whose child runs on this stack. Both go on where the place says: first the child, then, when that has
-/// ended or runs another program, its maker.
+/// Makes a call whose child runs on this stack. Both go on at the address in `BACK`. The child goes first.
+/// The maker follows when the child has ended or runs another program.
 #[unsafe(naked)]
 unsafe extern "C" fn make_and_lend<const AT: usize>() {
     naked_asm!(
@@ -558,7 +579,8 @@ mod tests {
     static DONE: AtomicU32 = AtomicU32::new(0);
     static NEWBORN: AtomicU32 = AtomicU32::new(0);
 
-    /// This executable's text: the system calls of the tests that go through libc are made elsewhere.
+    /// Names this executable's text as the code whose calls pass. The tests' calls through libc are made
+    /// outside of it.
     extern "C" fn arm_here(_: usize) {
         let code = (&raw const FIRST as usize)..(&raw const END as usize);
         // SAFETY: the handler below is installed, and SIGSYS isn't blocked.
@@ -566,7 +588,7 @@ mod tests {
     }
 
     unsafe extern "C" fn on_sigsys(_: i32, info: *mut Info, context: *mut Context) {
-        // SAFETY: the kernel's own structures, for this call.
+        // SAFETY: the kernel's own structures, valid during this call.
         let (info, context) = unsafe { (&*info, &mut *context) };
         let call = Call::stopped(info.stopped_call().flatten().expect("a stopped call"), context);
         STOPPED[call.number].fetch_add(1, Ordering::SeqCst);
@@ -576,7 +598,7 @@ mod tests {
                 let [how, set, before, ..] = call.arguments;
                 let was = context.blocked;
                 if set != 0 {
-                    // SAFETY: libc's own arguments.
+                    // SAFETY: the pointer is libc's own argument.
                     let set = unsafe { *(set as *const u64) };
                     context.blocked = change_blocked(was, how, set).unwrap() & !bit(SIGSYS);
                 }
@@ -588,10 +610,11 @@ mod tests {
             }
             _ => {}
         }
-        // Not from malloc, in which the thread may just be; for good, since the kernel reads it after this handler.
+        // The memory can't come from malloc, which the thread may have been in. The memory stays for good,
+        // because the kernel reads it after this handler.
         let room = crate::memory::place([0; ROOM_WORDS]).unwrap();
         let making = Making { done: &DONE, maker: 2, newborn: NEWBORN.as_ptr() as usize, room };
-        // SAFETY: the context of this very call; nothing here is paged.
+        // SAFETY: the context is the one of this very call, and no memory here is paged.
         assert!(unsafe { call.make(context, making) });
     }
 
@@ -599,8 +622,8 @@ mod tests {
         STOPPED[number].load(Ordering::SeqCst)
     }
 
-    /// `vfork()`, whose child ends with 42 without coming back; made outside of this executable's text. Gives the
-    /// child's id.
+    /// Calls `vfork()` from outside of this executable's text. The child ends with status 42 without
+    /// returning. Returns the child's id.
     fn vfork_by_inline_calls() -> i32 {
         const CODE: [u8; 33] = [
             0xb8, 58, 0, 0, 0, // mov eax, vfork
@@ -615,12 +638,13 @@ mod tests {
             0xc3, // ret
         ];
         let (protection, flags) = (libc_prot(), rustix::mm::MapFlags::PRIVATE);
-        // SAFETY: a new mapping.
+        // SAFETY: the call makes a new mapping and replaces none.
         let code =
             unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), 4096, protection, flags) }.unwrap();
-        // SAFETY: inside it.
+        // SAFETY: the code fits into the mapping.
         unsafe { code.cast::<u8>().copy_from(CODE.as_ptr(), CODE.len()) };
-        // SAFETY: the code just written, which keeps all registers but rax, rcx, r11 and rdi of the child.
+        // SAFETY: the function is the code just written, which changes only rax, rcx, r11, and rdi of the
+        // child.
         let function =
             unsafe { core::mem::transmute::<*mut core::ffi::c_void, extern "C" fn() -> i32>(code) };
         function()

@@ -1,23 +1,24 @@
-//! Where a file lies on its disk: the FIEMAP request, and what its flags mean for swap.
+//! Finds where a file lies on its disk: the FIEMAP request, and what its flags mean for swap.
 //!
-//! Linux's swapon looks the same thing up inside the kernel and refuses what has no fixed place. FIEMAP needs no
-//! privilege, unlike FIBMAP, and a file system without it (NFS, some FUSE) says so.
+//! Linux's swapon looks up the same inside the kernel, and refuses files without a fixed place. FIEMAP needs
+//! no privilege, unlike FIBMAP. A file system without FIEMAP (NFS, some FUSE) answers with an error.
 // UNSAFETY: an ioctl that fills a buffer.
 
 use crate::sys::{self, Errno};
 
-/// FS_IOC_FIEMAP: _IOWR('f', 11, struct fiemap), of which only the 32 bytes of its head count.
+/// FS_IOC_FIEMAP: _IOWR('f', 11, struct fiemap). The size in its number is that of the structure's 32-byte
+/// head.
 const FS_IOC_FIEMAP: u32 = 0xc020_660b;
 /// FS_IOC_GETFLAGS: _IOR('f', 1, long).
 const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
-/// Write out first what has no place on the disk yet.
+/// First write out data that has no place on the disk yet.
 const FLAG_SYNC: u32 = 1;
 /// The attribute that `chattr +C` sets.
 const FS_NOCOW_FL: u32 = 0x0080_0000;
-/// Extents that are asked for at once: 7 KiB of stack.
+/// Extents per request, which take 7 KiB of stack.
 const AT_ONCE: usize = 128;
 
-/// struct fiemap_extent.
+/// The kernel's `struct fiemap_extent`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct RawExtent {
@@ -30,7 +31,7 @@ struct RawExtent {
 }
 const _: () = assert!(size_of::<RawExtent>() == 56);
 
-/// struct fiemap with its array.
+/// The kernel's `struct fiemap` with its array.
 #[repr(C)]
 struct Request {
     start: u64,
@@ -43,38 +44,39 @@ struct Request {
 }
 const _: () = assert!(core::mem::offset_of!(Request, extents) == 32);
 
-/// A piece of a file that lies in one piece on the disk.
+/// A contiguous piece of a file that is also contiguous on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Where it begins in the file.
+    /// Offset of the piece in the file, in bytes.
     pub offset: u64,
-    /// Where it begins on the disk.
+    /// Offset of the piece on the disk, in bytes.
     pub place: u64,
-    /// Bytes.
+    /// Length of the piece in bytes.
     pub bytes: u64,
     /// FIEMAP_EXTENT_*.
     pub flags: u32,
 }
 
-/// Why a piece has no place of its own that stays.
+/// Why a piece has no fixed place of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
-    /// Other files have the same blocks: writing gives it new ones.
+    /// Other files share the blocks. A write gives the piece new blocks.
     Shared,
-    /// Compressed or encrypted by the file system: what is on the disk isn't what is in the file.
+    /// The file system compresses or encrypts the piece. The disk's content differs from the file's.
     Encoded,
-    /// Inside the file's inode or together with other files' ends.
+    /// The piece lies inside the file's inode, or together with the ends of other files.
     Inline,
-    /// Not at a boundary of blocks.
+    /// The piece isn't aligned to blocks.
     NotAligned,
-    /// No place yet, although it was asked to be written out.
+    /// The piece has no place yet, although the request asked to write it out.
     NotYet,
-    /// The file system doesn't say where.
+    /// The file system doesn't say where the piece lies.
     Unknown,
 }
 
 impl Piece {
-    /// Why slots can't lie in it. Blocks that were reserved and never written (`fallocate`) are fine.
+    /// Returns why slots can't lie in the piece. Blocks that were reserved and never written (`fallocate`)
+    /// are fine.
     pub const fn unfit(&self) -> Option<Unfit> {
         const LAST: u32 = 0x1;
         const UNKNOWN: u32 = 0x2;
@@ -87,7 +89,8 @@ impl Piece {
         const UNWRITTEN: u32 = 0x800;
         const MERGED: u32 = 0x1000;
         const SHARED: u32 = 0x2000;
-        // The more telling first: an inline piece is also not aligned, a delayed one also unknown.
+        // The more telling reason comes first: an inline piece is also not aligned, and a delayed piece is
+        // also unknown.
         match self.flags {
             flags if flags & SHARED != 0 => Some(Unfit::Shared),
             flags if flags & (ENCODED | DATA_ENCRYPTED) != 0 => Some(Unfit::Encoded),
@@ -95,15 +98,15 @@ impl Piece {
             flags if flags & DELALLOC != 0 => Some(Unfit::NotYet),
             flags if flags & NOT_ALIGNED != 0 => Some(Unfit::NotAligned),
             flags if flags & UNKNOWN != 0 => Some(Unfit::Unknown),
-            // A flag of a later kernel: who knows what it means.
+            // A flag of a later kernel may mean anything.
             flags if flags & !(LAST | UNWRITTEN | MERGED) != 0 => Some(Unfit::Unknown),
             _ => None,
         }
     }
 }
 
-/// Calls `visit` for each piece of the file's first `bytes` bytes, in their order, until it returns false; what has
-/// no blocks is left out. What wasn't written to the disk yet is written first.
+/// Calls `visit` for each piece of the file's first `bytes` bytes, in their order, until it returns false.
+/// Ranges without blocks are left out. Data that wasn't written to the disk yet is written first.
 pub fn pieces(fd: i32, bytes: u64, mut visit: impl FnMut(Piece) -> bool) -> Result<(), Errno> {
     let extents = [RawExtent::default(); AT_ONCE];
     let mut request = Request {
@@ -117,8 +120,8 @@ pub fn pieces(fd: i32, bytes: u64, mut visit: impl FnMut(Piece) -> bool) -> Resu
     };
     while request.start < bytes {
         request.length = bytes - request.start;
-        // SAFETY: the request reads and writes one `Request`, which is `struct fiemap` followed by as many extents as
-        // `count` says, and lives here.
+        // SAFETY: the request reads and writes one `Request` on our stack. The `Request` is a `struct fiemap`
+        // followed by as many extents as `count` says.
         unsafe { sys::ioctl(fd, FS_IOC_FIEMAP, &raw mut request as usize)? };
         request.flags = 0;
         let found = &request.extents[..(request.mapped as usize).min(AT_ONCE)];
@@ -139,11 +142,11 @@ pub fn pieces(fd: i32, bytes: u64, mut visit: impl FnMut(Piece) -> bool) -> Resu
     Ok(())
 }
 
-/// Whether writing gives the file new blocks each time, if its file system does so at all (btrfs). `None`: the file
-/// system doesn't say.
+/// Returns whether each write gives the file new blocks, provided that its file system does so at all
+/// (btrfs). `None` if the file system doesn't say.
 pub fn is_copy_on_write(fd: i32) -> Option<bool> {
     let mut flags = 0_u64;
-    // SAFETY: the request writes one int (its number says long) to a variable that lives here.
+    // SAFETY: the request writes one int (its number says long) to a variable on our stack.
     unsafe { sys::ioctl(fd, FS_IOC_GETFLAGS, &raw mut flags as usize) }.ok()?;
     Some(flags as u32 & FS_NOCOW_FL == 0)
 }
@@ -177,7 +180,7 @@ mod tests {
         }
     }
 
-    /// Every second page is written, so no two pieces can be one. More than fit one request.
+    /// Every second page is written, so no two pieces can be one. The pieces don't fit into one request.
     #[test]
     fn written_pages_are_found_and_holes_are_left_out() {
         let path = format!("/var/tmp/.farpage-fiemap-{}", std::process::id());

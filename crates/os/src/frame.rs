@@ -1,12 +1,13 @@
-//! What the kernel lays on a stack for a signal's handler, moved to another stack.
+//! Moves the frame that the kernel lays on a stack for a signal's handler to another stack.
 //!
-//! The kernel delivers a signal only to a stack that is there: otherwise it ends the process. So the program's signals
-//! arrive on a stack of ours, and their frames are moved to where the kernel would have laid them, which may be out and is
-//! brought in like any other memory. The thread goes on there, and from then on nothing of the signal is on our stack.
+//! The kernel delivers a signal only to a stack that is in memory. Otherwise it ends the process. Therefore
+//! the program's signals arrive on a stack of the engine. Each frame is then moved to where the kernel would
+//! have laid it. The memory there may be evicted, and is brought in like any other memory. The thread goes on
+//! there, and nothing of the signal stays on the engine's stack.
 //!
-//! A frame is, upwards: where the handler returns to, the [`Context`], the [`Info`], and what the vector registers held.
-//! That has to lie at a multiple of 64, and handlers begin with a stack pointer of 8 modulo 16; so frames are moved by
-//! multiples of 64.
+//! A frame is, upwards: the handler's return address, the [`Context`], the [`Info`], and the vector
+//! registers' state. The state must lie at a multiple of 64 bytes, and handlers begin with a stack pointer of
+//! 8 modulo 16. Frames are therefore moved by multiples of 64 bytes.
 // UNSAFETY: frames are raw memory, laid by the kernel.
 
 use crate::signal::{Context, Info, Register};
@@ -22,67 +23,72 @@ const INFO_OFFSET: usize = CONTEXT_OFFSET + size_of::<Context>();
 const HEAD_BYTES: usize = INFO_OFFSET + size_of::<Info>();
 const ALIGNMENT: usize = 64;
 
-/// The part of the vector registers that each x86-64 has.
+/// Size in bytes of the part of the vector registers' state that every x86-64 processor has.
 const LEGACY_BYTES: usize = 512;
-/// Where the kernel says in it whether there is more, by `FP_XSTATE_MAGIC1`, and after that how long it all is.
+/// Offset in that part of `FP_XSTATE_MAGIC1`, by which the kernel says that there is more state. The state's
+/// total size follows.
 const MAGIC_OFFSET: usize = 464;
 const MAGIC: u32 = 0x4650_5853;
 
-/// In the flags register: directions of string instructions, and what a debugger has set.
+/// Bits of the flags register: the direction of string instructions, and two that a debugger sets.
 const DIRECTION: usize = 1 << 10;
 const RESUME: usize = 1 << 16;
 const TRAP: usize = 1 << 8;
-/// Code and stack segment of 64-bit programs, in the first and last quarter of their word.
+/// The code and stack segments of 64-bit programs, in the first and last quarter of their word.
 const SEGMENTS: usize = 0x33 | 0x2b << 48;
 const OTHER_SEGMENTS: usize = 0x0000_ffff_ffff_0000;
 
 impl Frame {
-    /// The frame that a handler's context is part of.
+    /// Returns the frame that a handler's context is part of.
     ///
     /// # Safety
-    /// The kernel must have given it to a handler that has not returned, on the stack that this had then.
+    /// The kernel must have given the context to a handler that has not returned, on the stack that the
+    /// handler began on.
     pub unsafe fn of(context: *const Context) -> Frame {
         let start = context as usize - CONTEXT_OFFSET;
-        // SAFETY: the caller's promise.
+        // SAFETY: the context is the kernel's, by the caller's promise.
         let vectors = unsafe { (*context).float_state };
         let end = match vectors {
             0 => start + HEAD_BYTES,
-            // SAFETY: the kernel has laid it.
+            // SAFETY: the kernel has laid the state at `place`.
             place => place + unsafe { vectors_bytes(place) },
         };
         Frame { start, bytes: end - start }
     }
 
-    /// The addresses that it takes.
+    /// Returns the addresses that the frame occupies.
     pub const fn place(&self) -> core::ops::Range<usize> {
         self.start..self.start + self.bytes
     }
 
-    /// Where it begins on a stack that is in use from `top` upwards.
+    /// Returns where the frame begins on a stack that is in use from `top` upwards.
     pub const fn place_below(&self, top: usize) -> usize {
         let highest = top.wrapping_sub(self.bytes);
         highest.wrapping_sub(highest.wrapping_sub(self.start) % ALIGNMENT)
     }
 
-    /// One address in each page that it takes at a place: in the frame, and with 8 bytes behind it there.
+    /// Yields one address in each page that the frame occupies at `place`. Each address is in the frame, with
+    /// 8 bytes of the frame from there on.
     pub fn pages_at(&self, place: usize) -> impl Iterator<Item = usize> + use<> {
         const PAGE_BYTES: usize = 4096;
         let last = place.wrapping_add(self.bytes).saturating_sub(8) / PAGE_BYTES;
-        // Downwards, as a stack grows.
+        // The order is downwards, as a stack grows.
         (place / PAGE_BYTES + 1..=last).rev().map(|page| page * PAGE_BYTES).chain(core::iter::once(place))
     }
 
-    /// Copies it to a place that [`Frame::place_below`] gave, with where its handler returns to, and gives the copy's context.
+    /// Copies the frame to a place that [`Frame::place_below`] gave, with `back` as the handler's return
+    /// address. Returns the copy's context.
     ///
     /// # Safety
-    /// That part of the stack must be nobody else's; faults there must be served.
+    /// No other code may use that part of the stack. Faults there must be served.
     pub unsafe fn copy_to<'a>(&self, place: usize, back: usize) -> &'a mut Context {
-        // SAFETY: the caller's promise; stacks in use don't overlap what lies below them.
+        // SAFETY: the destination is free and faults there are served, by the caller's promise. A stack in
+        // use doesn't overlap what lies below it.
         unsafe {
             core::ptr::copy_nonoverlapping(self.start as *const u8, place as *mut u8, self.bytes);
             *(place as *mut usize) = back;
         }
-        // SAFETY: just written, as the kernel aligns it.
+        // SAFETY: the context was just written, with the kernel's alignment.
         let context = unsafe { &mut *((place + CONTEXT_OFFSET) as *mut Context) };
         if context.float_state != 0 {
             context.float_state = context.float_state - self.start + place;
@@ -94,14 +100,15 @@ impl Frame {
 /// # Safety
 /// The kernel must have laid the state of the vector registers at `place`.
 unsafe fn vectors_bytes(place: usize) -> usize {
-    // SAFETY: the caller's promise: both words are in the part that there always is.
+    // SAFETY: the state is at `place` by the caller's promise. Both words are in the part that is always
+    // there.
     let [magic, bytes] = unsafe { *((place + MAGIC_OFFSET) as *const [u32; 2]) };
     if magic == MAGIC { bytes as usize } else { LEGACY_BYTES }
 }
 
 impl Context {
-    /// The thread goes on at the beginning of a handler, whose frame is at `place`, as if the kernel had just delivered the
-    /// signal there.
+    /// Makes the thread go on at the beginning of a handler whose frame is at `place`. The result is as if
+    /// the kernel had just delivered the signal there.
     pub const fn begin(&mut self, handler: usize, signal: i32, place: usize) {
         self.set_register(Register::Rdi, signal as usize);
         self.set_register(Register::Rsi, place + INFO_OFFSET);
@@ -111,10 +118,10 @@ impl Context {
         self.set_register(Register::Rip, handler);
         let flags = self.register(Register::Flags);
         self.set_register(Register::Flags, flags & !(DIRECTION | RESUME | TRAP));
-        // 32-bit code may have been interrupted.
+        // The signal may have interrupted 32-bit code.
         let segments = self.register(Register::Segments);
         self.set_register(Register::Segments, segments & OTHER_SEGMENTS | SEGMENTS);
-        // The kernel clears them.
+        // With 0 the kernel clears the vector registers.
         self.float_state = 0;
     }
 }
@@ -132,23 +139,23 @@ mod tests {
     const STACK_BYTES: usize = 64 * 1024;
 
     unsafe extern "C" fn on_signal(signal: i32, _: *mut Info, context: *mut Context) {
-        // SAFETY: the kernel's own.
+        // SAFETY: the context is the kernel's own, and the handler hasn't returned.
         let (frame, context) = unsafe { (Frame::of(context), &mut *context) };
         let place = frame.place_below(STACK.load(Ordering::SeqCst) + STACK_BYTES);
-        // SAFETY: the test's own stack, which nobody is on.
+        // SAFETY: no code runs on the test's own stack.
         unsafe { frame.copy_to(place, restorer()) };
         context.begin(inner as *const () as usize, signal, place);
     }
 
     unsafe extern "C" fn inner(signal: i32, info: *mut Info, context: *mut Context) {
         let here = 0_u8;
-        // SAFETY: the copies.
+        // SAFETY: both point to the copies in the moved frame.
         let (told, context) = unsafe { ((*info).signal(), &mut *context) };
         let vectors = context.float_state;
         let seen = [signal as usize, told as usize, &raw const here as usize, vectors];
         seen.iter().zip(&SEEN).for_each(|(seen, place)| place.store(*seen, Ordering::SeqCst));
         SEEN[4].store(context.register(Register::R10), Ordering::SeqCst);
-        // SAFETY: changes what it says.
+        // SAFETY: the instruction changes only the register that it names.
         unsafe { core::arch::asm!("xorps xmm7, xmm7", out("xmm7") _) };
         context.set_register(Register::R10, 6);
     }
@@ -162,13 +169,14 @@ mod tests {
         let stack = Box::leak(Box::new([0_u128; STACK_BYTES / 16]));
         let start = core::ptr::from_mut(stack) as usize;
         STACK.store(start, Ordering::SeqCst);
-        // SAFETY: the handler touches statics and the stack above.
+        // SAFETY: the handler touches only statics and the stack above.
         unsafe { set_action(SIGURG, &Action::of(on_signal, 0)) }.unwrap();
-        // SAFETY: take nothing.
+        // SAFETY: both calls take no argument.
         let [process, thread] =
             [number::GETPID, number::GETTID].map(|call| unsafe { sys::call(call, [0; 6]) });
         let (mut vector, mut r10) = (1.5_f64, 5_usize);
-        // SAFETY: tgkill(2) to this very thread.
+        // SAFETY: `tgkill(2)` to this very thread takes no pointer. The operands name every register that
+        // changes.
         unsafe {
             core::arch::asm!("syscall", inout("rax") number::TGKILL => _, in("rdi") process, in("rsi") thread,
                 in("rdx") SIGURG as usize, inout("r10") r10, inout("xmm7") vector, out("rcx") _, out("r11") _);
@@ -205,7 +213,7 @@ mod tests {
                 let asked: Vec<_> = frame.pages_at(place).collect();
                 assert!(asked.iter().all(|at| (place..=place + bytes - 8).contains(at)));
                 assert!(asked.windows(2).all(|two| two[0] / 4096 == two[1] / 4096 + 1));
-                // Of a page that only the last word or a part of it is on nothing is asked.
+                // A page that holds only a part of the frame's last word isn't asked for.
                 assert_eq!(asked[0] / 4096, (place + bytes - 8) / 4096);
             }
         }

@@ -1,5 +1,6 @@
-//! Where the files lie in memory whose code runs here: this one, and libc, of which memcpy is. Their variables must never be
-//! paged: from a certain size on libc's memcpy looks up in its own how to copy.
+//! Finds where the files whose code the engine runs lie in memory. These files are the one that this code is
+//! linked into, and libc, which has memcpy. The variables of both must never be paged out. From a certain
+//! size on, libc's memcpy reads variables of libc to choose how to copy.
 // UNSAFETY: reads the ELF headers that the dynamic linker has mapped.
 
 use crate::peek;
@@ -36,14 +37,14 @@ struct Segment {
 }
 
 const LOAD: u32 = 1;
-/// A program that isn't loaded wherever there is room: addresses are what they are.
+/// The type of a program that must be loaded at fixed addresses, so that its headers hold absolute addresses.
 const FIXED: u16 = 2;
 
 unsafe extern "C" {
-    /// Where the header is: a name that the linker makes, for this file alone.
+    /// The ELF header. The linker defines this name for each file separately.
     static __ehdr_start: Header;
 
-    // What the compiler makes calls to, whoever exports it.
+    // Functions that the compiler makes calls to, whichever file exports them.
     fn memcpy(to: *mut c_void, from: *const c_void, bytes: usize) -> *mut c_void;
     fn memmove(to: *mut c_void, from: *const c_void, bytes: usize) -> *mut c_void;
     fn memset(to: *mut c_void, byte: c_int, bytes: usize) -> *mut c_void;
@@ -51,10 +52,11 @@ unsafe extern "C" {
     fn strlen(text: *const c_char) -> usize;
 }
 
-/// Calls `visit` for each loaded part of the library, or the program, that this function is linked into, and of those whose
-/// functions the compiler calls. For some more than once.
+/// Calls `visit` for each loaded segment of the library or program that this function is linked into. Visits
+/// also the segments of the files whose functions the compiler calls. A segment may be visited more than
+/// once.
 pub fn for_each_segment(mut visit: impl FnMut(PageRange)) {
-    // From where to where the last file reaches: mostly all functions are of the same.
+    // The address range of the last file. Mostly all functions are in the same file.
     let mut last = [0; 2];
     let functions = [
         memcpy as *const () as usize,
@@ -68,37 +70,40 @@ pub fn for_each_segment(mut visit: impl FnMut(PageRange)) {
         if (last[0]..last[1]).contains(&function) {
             continue;
         }
-        // SAFETY: the linker puts the header, and the dynamic linker maps it, at the start of the first part.
+        // SAFETY: the linker puts the header at the start of the first segment, and the dynamic linker maps
+        // it there.
         let Some(header) = header.or_else(|| header_before(function)) else { continue };
         last = [usize::MAX, 0];
         let mut note = |pages: PageRange| {
             last = [last[0].min(pages.start.address()), last[1].max(pages.end.address())];
             visit(pages);
         };
-        // SAFETY: as above.
+        // SAFETY: the header is mapped with its file's first segment, as above.
         unsafe { for_each_segment_of(header, &mut note) };
     }
 }
 
-/// The header of the file that has code at `address`. Parts of a file follow each other, perhaps with holes.
+/// Returns the header of the file that has code at `address`. The segments of a file follow each other,
+/// perhaps with holes.
 fn header_before(address: usize) -> Option<*const Header> {
     const FAR_PAGES: usize = 1 << 18;
     let mut pages = (0..FAR_PAGES).map_while(|back| (address / PAGE_BYTES).checked_sub(back));
-    // SAFETY: the kernel has just read there, and nobody unmaps code that runs.
+    // SAFETY: the kernel has just read from the page, and no thread unmaps code that runs.
     let is_header =
         |page: usize| peek::is_readable(page) && unsafe { (page as *const [u8; 4]).read() } == *b"\x7fELF";
     pages.find_map(|page| is_header(page * PAGE_BYTES).then_some((page * PAGE_BYTES) as *const Header))
 }
 
 /// # Safety
-/// The header must be one that is mapped with its file's first part.
+/// The header must be mapped together with its file's first segment.
 unsafe fn for_each_segment_of(header: *const Header, visit: &mut impl FnMut(PageRange)) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the header is mapped, by the caller's promise.
     let (kind, offset, count) = unsafe { ((*header).kind, (*header).segments_offset, (*header).segments) };
     let base = if kind == FIXED { 0 } else { header as usize };
     let segments = header.cast::<u8>().wrapping_add(offset as usize).cast::<Segment>();
     for at in 0..usize::from(count) {
-        // SAFETY: program headers follow the header in the same part, as many as it says, of this layout.
+        // SAFETY: the program headers follow the header in the same segment. The header gives their number,
+        // and they have this layout.
         let segment = unsafe { &*segments.add(at) };
         if segment.kind == LOAD {
             visit(PageRange::covering(base + segment.address as usize, segment.memory_bytes as usize));
@@ -112,7 +117,7 @@ mod tests {
     use farpage_core::units::PageIndex;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// Engine threads and hooks copied with the help of two words that could be out.
+    /// A bug: engine threads and hooks copied memory with the help of two words that could be evicted.
     #[test]
     fn variables_of_who_copies_memory_are_found() {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -128,7 +133,7 @@ mod tests {
         let last = maps.iter().rposition(|(_, name, _)| name == file).unwrap();
         let mut variables =
             maps.iter().filter(|(_, name, is_written)| name == file && *is_written).collect::<Vec<_>>();
-        // Those that are zero at first are in a mapping without a name.
+        // Variables that are zero at first are in a mapping without a name.
         let behind =
             maps.get(last + 1).filter(|(range, name, _)| name.is_empty() && range.start == maps[last].0.end);
         variables.extend(behind);

@@ -1,17 +1,18 @@
-//! Every raw system call, and what the kernel tells about us. The lowest adapter: strict about safety.
+//! Every raw system call, and what the kernel tells about this process. `os` is the lowest adapter and the
+//! strictest about safety.
 //!
-//! Code here runs inside somebody else's process, in threads that glibc doesn't know, while that process's
-//! locks may be held. So: no libc call, no errno, no thread-local storage, no allocation. System calls go
-//! through `rustix`, which makes them directly, or through [`sys`] where the program's own arguments must be
-//! passed on exactly as they are.
+//! Code of this crate runs inside another program's process, in threads that glibc doesn't know, while locks
+//! of that program may be held. Therefore no function here calls libc, uses errno or thread-local storage, or
+//! allocates. System calls go through `rustix`, which makes them directly. Calls whose arguments come from
+//! the program go through [`sys`], which passes the arguments on exactly as they are.
 //!
-//! [`uffd`] userfaultfd · [`memory`] our own mappings · [`peek`] memory that may not be there · [`futex`] waiting ·
-//! [`thread`] engine threads · [`credentials`] what they may do · [`places`] where they are · [`seccomp`] filters ·
-//! [`proc`] what /proc says about this process · [`numa`] which node · [`clock`] time ·
-//! [`aio`] reads whose end is seen in memory · [`fiemap`] where a file lies · [`image`] where our own code and variables
-//! are · [`signal`] handlers that libc doesn't know · [`frame`] what is laid for them, moved ·
-//! [`dispatch`] the program's calls are stopped · [`report`] last words ·
-//! [`sys`] calls passed on
+//! [`uffd`] userfaultfd · [`memory`] mappings of Farpage · [`peek`] memory that may not be there · [`futex`]
+//! waiting · [`thread`] engine threads · [`credentials`] what engine threads may do · [`places`] where engine
+//! threads are · [`seccomp`] filters · [`proc`] what /proc says about this process · [`numa`] which node ·
+//! [`clock`] time · [`aio`] reads whose completion shows in memory · [`fiemap`] where a file lies on its
+//! device · [`image`] where Farpage's code and variables are · [`signal`] handlers that libc doesn't know ·
+//! [`frame`] moving a signal's frame to another stack · [`dispatch`] stopping the program's system calls ·
+//! [`report`] last words · [`sys`] system calls passed on
 #![cfg_attr(not(test), no_std)]
 
 pub mod aio;

@@ -1,4 +1,4 @@
-//! Our own mappings: reserved once, populated by the kernel as they are touched.
+//! Mappings of Farpage: reserved once, populated by the kernel as they are touched.
 // UNSAFETY: mapping memory makes and breaks pointers.
 
 use crate::sys::Errno;
@@ -15,8 +15,8 @@ fn errno(error: rustix::io::Errno) -> Errno {
     Errno(error.raw_os_error())
 }
 
-/// The first reservations of this process that are there: first page and count of pages. Whoever looks for the program's
-/// mappings in /proc must leave these out.
+/// The first reservations of this process that are still there, as first page and count of pages. Code that
+/// looks for the program's mappings in /proc must leave these out.
 static EARLY: [[AtomicU64; 2]; 32] = [const { [const { AtomicU64::new(0) }; 2] }; 32];
 static EARLY_COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -47,7 +47,8 @@ fn remember(base: *mut c_void, bytes: usize) {
     }
 }
 
-/// Frees the entry of a mapping among the first reservations. The mapping was unmapped, or this child doesn't have it.
+/// Frees the entry of a mapping among the first reservations. The mapping was unmapped, or this child doesn't
+/// have it.
 pub fn forget(base: *const u8) {
     let first = PageIndex::of_address(base as usize).0;
     let known = EARLY_COUNT.load(Ordering::Acquire).min(EARLY.len());
@@ -59,30 +60,32 @@ pub fn forget(base: *const u8) {
     }
 }
 
-/// Unmaps a mapping of ours.
+/// Unmaps a mapping of Farpage.
 ///
 /// # Safety
 /// Farpage has mapped `bytes` bytes at `base`, and no reference to that memory exists.
 pub unsafe fn release(base: *mut u8, bytes: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the range is a mapping of Farpage, and no reference to it exists, by the caller's promise.
     let _ = unsafe { rustix::mm::munmap(base.cast(), bytes.next_multiple_of(PAGE_BYTES)) };
     forget(base);
 }
 
-/// Maps memory where programs have none. A program may count on a hole that it has made itself with munmap or
-/// mremap to stay one, and put something there later; a mapping of ours that the kernel had placed in it would
-/// be overwritten.
+/// Maps memory where programs have none. A program may count on a hole that it has made with munmap or mremap
+/// to stay one, and put something there later. A mapping of Farpage that the kernel had placed in the hole
+/// would be overwritten.
 fn map_far_away(
     bytes: usize,
     map: impl Fn(*mut c_void, MapFlags) -> rustix::io::Result<*mut c_void>,
 ) -> Result<*mut c_void, Errno> {
-    /// Far below where the kernel puts mappings (they grow down from the top) and above where programs are.
+    /// Lowest address of Farpage's mappings. The kernel puts mappings far above, from the top downwards.
+    /// Programs that are loaded at fixed addresses lie below.
     const FIRST: usize = 0x1000_0000_0000;
     const STEP: usize = 1 << 21;
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let here = 0_u8;
     if NEXT.load(Ordering::Relaxed) == 0 {
-        // Where the kernel has put the stack is random: 22 bits of it make our place random, too.
+        // The kernel puts the stack at a random address. 22 bits of that address make this address random,
+        // too.
         let here = (&raw const here as usize >> 12) & 0x3f_ffff;
         let _ = NEXT.compare_exchange(0, FIRST + here * STEP, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -97,29 +100,32 @@ fn map_far_away(
     map(core::ptr::null_mut(), MapFlags::empty()).map_err(errno)
 }
 
-/// Maps a file that is shared with others, from its beginning. It is ours until it is unmapped.
+/// Maps a file that is shared with other processes, from its beginning. The mapping belongs to the caller
+/// until the caller unmaps it.
 pub fn map_shared(fd: BorrowedFd<'_>, bytes: usize, protection: ProtFlags) -> Result<*mut u8, Errno> {
     let base = map_far_away(bytes, |place, flags| {
-        // SAFETY: where there is nothing, or where the kernel likes it: nothing that exists is touched.
+        // SAFETY: the mapping goes where nothing is mapped, or where the kernel chooses, so no existing
+        // mapping is touched.
         unsafe { rustix::mm::mmap(place, bytes, protection, MapFlags::SHARED | flags, fd, 0) }
     })?;
     remember(base, bytes);
     Ok(base.cast())
 }
 
-/// Reserves zeroed memory without charging for it until it is touched. It lives until the process ends; a fork's child has
-/// a copy, unless [`keep_from_children`] is told.
+/// Reserves zeroed memory that isn't charged for until it is touched. The memory lives until the process
+/// ends. A fork's child has a copy, unless [`keep_from_children`] is called.
 pub fn reserve(bytes: usize) -> Result<*mut u8, Errno> {
     let bytes = bytes.next_multiple_of(PAGE_BYTES);
     let base = map_far_away(bytes, |place, flags| {
         let (protection, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE | flags);
-        // SAFETY: where there is nothing, or where the kernel likes it: nothing that exists is touched.
+        // SAFETY: the mapping goes where nothing is mapped, or where the kernel chooses, so no existing
+        // mapping is touched.
         unsafe { rustix::mm::mmap_anonymous(place, bytes, protection, flags) }
     })?;
     remember(base, bytes);
     // Huge pages would make the first touch of each sparse table cost 2 MiB of the budget.
-    // SAFETY: advice about the mapping just made, which changes nothing that can be read.
+    // SAFETY: advice about the mapping just made, which changes no byte.
     unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxNoHugepage) }.or_else(|error| match error {
         rustix::io::Errno::INVAL => Ok(()),
         error => Err(errno(error)),
@@ -127,14 +133,15 @@ pub fn reserve(bytes: usize) -> Result<*mut u8, Errno> {
     Ok(base.cast())
 }
 
-/// The same for what only engine threads use: a fork's child, which has none, doesn't get it.
+/// Does the same as [`reserve`] for memory that only engine threads use. A fork's child has no engine
+/// threads, and doesn't get the memory.
 ///
 /// # Safety
-/// No code that runs in a child may use it.
+/// No code that runs in a child may use the memory.
 pub unsafe fn reserve_for_threads(bytes: usize) -> Result<*mut u8, Errno> {
     let base = reserve(bytes)?;
     keep_from_core_files(base, bytes);
-    // SAFETY: the caller's promise.
+    // SAFETY: no code of a child uses the memory, by the caller's promise.
     unsafe { keep_from_children(base, bytes) }?;
     Ok(base)
 }
@@ -143,25 +150,26 @@ pub unsafe fn reserve_for_threads(bytes: usize) -> Result<*mut u8, Errno> {
 pub fn place<T>(value: T) -> Result<&'static mut T, Errno> {
     const { assert!(align_of::<T>() <= PAGE_BYTES) };
     let base = reserve(size_of::<T>().max(1))?.cast::<T>();
-    // SAFETY: the mapping is new, ours alone, big enough, page-aligned, and never unmapped.
+    // SAFETY: the mapping is new, used by no other code, big enough, page-aligned, and never unmapped.
     unsafe {
         base.write(value);
         Ok(&mut *base)
     }
 }
 
-/// Keeps a mapping of ours out of core files. A kernel that refuses writes more into them, no more than that.
+/// Keeps a mapping of Farpage out of core files. If the kernel refuses, core files are larger, and nothing
+/// worse happens.
 pub fn keep_from_core_files(base: *mut u8, bytes: usize) {
-    // SAFETY: advice for core files, which changes nothing that can be read.
+    // SAFETY: advice for core files, which changes no byte.
     let _ = unsafe { rustix::mm::madvise(base.cast(), bytes, Advice::LinuxDontDump) };
 }
 
-/// Keeps a mapping of ours out of a fork's child.
+/// Keeps a mapping of Farpage out of a fork's child.
 ///
 /// # Safety
 /// No code that runs in a child may use the range.
 pub unsafe fn keep_from_children(base: *mut u8, bytes: usize) -> Result<(), Errno> {
-    // SAFETY: the caller answers for the child; in this process nothing changes.
+    // SAFETY: no code of a child uses the range, by the caller's promise. In this process nothing changes.
     unsafe { rustix::mm::madvise(base.cast(), bytes, Advice::LinuxDontFork) }.map_err(errno)
 }
 
@@ -170,7 +178,8 @@ pub unsafe fn keep_from_children(base: *mut u8, bytes: usize) -> Result<(), Errn
 /// # Safety
 /// Code that runs in a child may use its copy only as its own memory.
 pub unsafe fn give_to_children(base: *mut u8, bytes: usize) -> Result<(), Errno> {
-    // SAFETY: the caller answers for the child; in this process nothing changes.
+    // SAFETY: code of a child uses its copy only as its own memory, by the caller's promise. In this process
+    // nothing changes.
     unsafe { rustix::mm::madvise(base.cast(), bytes, Advice::LinuxDoFork) }.map_err(errno)
 }
 
@@ -179,74 +188,76 @@ pub unsafe fn give_to_children(base: *mut u8, bytes: usize) -> Result<(), Errno>
 /// # Safety
 /// Code that runs in a child must expect zeros in the range.
 pub unsafe fn wipe_in_children(base: *mut u8, bytes: usize) -> Result<(), Errno> {
-    // SAFETY: the caller answers for the child; in this process nothing changes.
+    // SAFETY: code of a child expects zeros in the range, by the caller's promise. In this process nothing
+    // changes.
     unsafe { rustix::mm::madvise(base.cast(), bytes, Advice::LinuxWipeOnFork) }.map_err(errno)
 }
 
-/// Gives the memory behind a range back; it reads as zeros (or faults, where registered) afterwards.
+/// Gives the memory behind a range back to the kernel. Afterwards the range reads as zeros, or faults where
+/// it is registered.
 ///
 /// # Safety
-/// Nobody needs the bytes, and no reference to them exists.
+/// No code needs the bytes, and no reference to them exists.
 pub unsafe fn drop_pages(base: *mut u8, bytes: usize) -> Result<(), Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: no code needs the bytes and no reference exists, by the caller's promise.
     unsafe { rustix::mm::madvise(base.cast::<c_void>(), bytes, Advice::LinuxDontNeed) }.map_err(errno)
 }
 
-/// Neighbouring bytes, as the kernel wants to have them described.
+/// A contiguous run of bytes, in the form that the kernel reads.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Stretch {
     /// The first byte.
     pub base: *mut u8,
-    /// How many.
+    /// Length in bytes.
     pub bytes: usize,
 }
 
-/// This process, as a descriptor that nobody has to open (Linux 6.14).
+/// Names this process as a descriptor that needs no opening (Linux 6.14).
 const SELF: i32 = -10_001;
-/// The kernel, or who filters its calls, has refused to take several stretches at once.
+/// Whether the kernel, or a filter of its calls, has refused to drop several stretches at once.
 static ONE_BY_ONE: AtomicBool = AtomicBool::new(false);
 
-/// [`drop_pages`] for several stretches: by one call where the kernel can, so that other CPUs are interrupted once and not for
-/// each (since Linux 6.16).
+/// Drops the pages of several stretches, as [`drop_pages`] does for one. Where the kernel can (since Linux
+/// 6.16), one call drops all, so that other CPUs are interrupted once and not for each stretch.
 ///
 /// # Safety
-/// As for [`drop_pages`], of each.
+/// As for [`drop_pages`], of each stretch.
 pub unsafe fn drop_each(stretches: &[Stretch]) -> Result<(), Errno> {
-    // Ordering: Relaxed: who doesn't see it yet is refused, too.
+    // Ordering: Relaxed, because a thread that doesn't see the flag yet is refused, too.
     if stretches.len() > 1 && !ONE_BY_ONE.load(Ordering::Relaxed) {
         let advice = Advice::LinuxDontNeed as usize;
         let arguments = [SELF as usize, stretches.as_ptr() as usize, stretches.len(), advice, 0, 0];
-        // SAFETY: the kernel reads the list, which outlives the call; for the rest the caller's promise.
+        // SAFETY: the kernel reads the list, which outlives the call. The bytes are the caller's promise.
         let word = unsafe { crate::sys::call(crate::sys::number::PROCESS_MADVISE, arguments) };
         if crate::sys::check(word) == Ok(stretches.iter().map(|stretch| stretch.bytes).sum()) {
             return Ok(());
         }
         ONE_BY_ONE.store(true, Ordering::Relaxed);
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: no code needs the bytes and no reference exists, by the caller's promise.
     stretches.iter().try_for_each(|stretch| unsafe { drop_pages(stretch.base, stretch.bytes) })
 }
 
-/// Whether a page of private anonymous memory is there, by a call that needs no descriptor. False also for one that the host
-/// has swapped out.
+/// Returns whether a page of private anonymous memory is in memory, by a call that needs no descriptor. Also
+/// false for a page that the host has swapped out.
 pub fn is_resident(page: PageIndex) -> bool {
     let mut state = 0_u8;
     let arguments = [page.address(), PAGE_BYTES, &raw mut state as usize, 0, 0, 0];
-    // SAFETY: the kernel writes one byte for the one page, to a variable of ours.
+    // SAFETY: the kernel writes one byte for the one page, to a variable on our stack.
     crate::sys::check(unsafe { crate::sys::call(crate::sys::number::MINCORE, arguments) }).is_ok()
         && state & 1 != 0
 }
 
-/// How much of `pages` is mapped before the first hole.
+/// Returns the part of `pages` that is mapped before the first hole.
 pub fn mapped_before_a_hole(pages: PageRange) -> PageRange {
-    // SAFETY: asked for this, the kernel does nothing but look for holes.
+    // SAFETY: with `MS_ASYNC` the kernel does nothing but look for holes.
     let is_mapped = |pages: PageRange| unsafe {
         let arguments =
             [pages.start.address(), pages.bytes(), linux_raw_sys::general::MS_ASYNC as usize, 0, 0, 0];
         crate::sys::call(crate::sys::number::MSYNC, arguments) == 0
     };
-    // What lies before `end` is mapped; the hole, if there is one, begins before `limit`.
+    // Everything before `end` is mapped. The hole begins before `limit`, if there is one.
     let (mut end, mut limit) = (pages.start, pages.end);
     if is_mapped(pages) {
         return pages;
@@ -262,28 +273,31 @@ pub fn mapped_before_a_hole(pages: PageRange) -> PageRange {
     PageRange::new(pages.start, end)
 }
 
-/// What may be done with pages: `PROT_*`.
+/// Sets the protection of pages (`PROT_*`).
 ///
 /// # Safety
-/// Whoever runs into it must be served, or be meant to.
+/// A thread that runs into the protection must be served, or must be meant to run into it.
 pub unsafe fn allow(pages: PageRange, protection: usize) -> Result<(), Errno> {
     let arguments = [pages.start.address(), pages.bytes(), protection, 0, 0, 0];
-    // SAFETY: the caller's promise.
+    // SAFETY: a thread that runs into the protection is served or meant to, by the caller's promise.
     crate::sys::check(unsafe { crate::sys::call(crate::sys::number::MPROTECT, arguments) }).map(|_| ())
 }
 
-/// Moves the memory behind `pages` to `to`, with the mapping that it has. In the place of `pages` stays a mapping like it, without
-/// memory. Where that is refused, because RLIMIT_AS is below what the process has, the place of `pages` has no mapping afterwards.
-/// The kernel moves no pages of several mappings at once.
+/// Moves the memory behind `pages` to `to`, together with its mapping. A mapping of the same kind without
+/// memory stays in the place of `pages`. The kernel refuses to leave that mapping if RLIMIT_AS is below what
+/// the process has. The place of `pages` then has no mapping afterwards. The kernel doesn't move pages of
+/// several mappings at once.
 ///
 /// # Safety
-/// Nobody needs what is at `to`. Nobody touches either place meanwhile but who is served, or meant to run into it.
+/// No code needs what is at `to`. A thread that touches either place meanwhile must be served, or must be
+/// meant to run into the fault.
 pub unsafe fn move_memory(pages: PageRange, to: PageIndex) -> Result<(), Errno> {
     const ENOMEM: Errno = Errno(linux_raw_sys::errno::ENOMEM as i32);
     let move_with = |flags: u32| {
         let flags = (raw::MREMAP_MAYMOVE | raw::MREMAP_FIXED | flags) as usize;
         let arguments = [pages.start.address(), pages.bytes(), pages.bytes(), flags, to.address(), 0];
-        // SAFETY: the caller's promise.
+        // SAFETY: no code needs what is at `to`, and a thread that touches either place is served or meant to
+        // fault, by the caller's promise.
         crate::sys::check(unsafe { crate::sys::call(crate::sys::number::MREMAP, arguments) }).map(|_| ())
     };
     match move_with(raw::MREMAP_DONTUNMAP) {
@@ -292,23 +306,23 @@ pub unsafe fn move_memory(pages: PageRange, to: PageIndex) -> Result<(), Errno> 
     }
 }
 
-/// How large this process may make files, and up to where it may write them (RLIMIT_FSIZE).
+/// Returns the file size in bytes up to which this process may write files (RLIMIT_FSIZE).
 pub fn file_bytes_max() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX)
 }
 
-/// How large the stack of this process's first thread may become (RLIMIT_STACK).
+/// Returns the size in bytes that the stack of this process's first thread may reach (RLIMIT_STACK).
 pub fn stack_bytes_max() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Stack).current.unwrap_or(u64::MAX)
 }
 
-/// Advice on the program's memory, by number: advice whose effect the program can't see, except
-/// `MADV_DONTNEED`, for which see Safety.
+/// Gives the kernel advice on the program's memory, by number. The program can't see the effect of the
+/// advice, except of `MADV_DONTNEED`, for which see Safety.
 ///
 /// # Safety
-/// If `advice` discards pages, nobody may need them any more.
+/// If `advice` discards pages, no code may need them any more.
 pub unsafe fn advise(pages: PageRange, advice: u32) -> Result<(), Errno> {
     let arguments = [pages.start.address(), pages.bytes(), advice as usize, 0, 0, 0];
-    // SAFETY: the caller's promise.
+    // SAFETY: no code needs pages that the advice discards, by the caller's promise.
     crate::sys::check(unsafe { crate::sys::call(crate::sys::number::MADVISE, arguments) }).map(|_| ())
 }

@@ -1,18 +1,19 @@
-//! On which node of the machine a thread runs.
-// UNSAFETY: the kernel writes the number to where a pointer says.
+//! The NUMA node on which a thread runs.
+// UNSAFETY: the kernel writes the number through a pointer.
 
 use crate::sys::{self, number};
 use farpage_core::units::NodeId;
 
-/// The node of the CPU that runs this thread. The thread may be elsewhere the next moment, unless it is pinned.
+/// Returns the node of the CPU that runs this thread. Unless the thread is pinned, it may be on another node
+/// a moment later.
 ///
-// Signal-safe: one system call, about 100 ns; the vDSO's faster way would need libc.
+// Signal-safe: one system call of about 100 ns. The vDSO's faster way would need libc.
 pub fn current_node() -> NodeId {
     let mut node = 0_u32;
     let arguments = [0 /* the CPU isn't asked for */, &raw mut node as usize, 0, 0, 0, 0];
-    // SAFETY: the kernel writes one u32 there, which is on our stack. Both other pointers may be null.
+    // SAFETY: the kernel writes one u32 to `node`, which is on our stack. The two other pointers may be null.
     let result = unsafe { sys::call(number::GETCPU, arguments) };
-    // Some sandboxes refuse it: then all CPUs count as being on one node.
+    // Some sandboxes refuse the call. Then all CPUs count as being on one node.
     if result == 0 { NodeId(node.min(u32::from(u8::MAX)) as u8) } else { NodeId(0) }
 }
 

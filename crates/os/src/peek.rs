@@ -1,58 +1,62 @@
-//! The program's memory where it may not be there: the kernel looks, and says so.
+//! Access to memory of the program that may not be mapped. The kernel tries the access and reports whether it
+//! worked.
 //!
-//! For what a system call of the program's is given, before it is made: a wrong address must be answered by the kernel,
-//! as ever, and not end the program here.
+//! Used on the arguments of the program's system calls before the calls are made. A wrong address must be
+//! answered by the kernel, as without Farpage, and must not end the program here.
 // UNSAFETY: addresses come from the program.
 
 use crate::sys::{self, number};
 
-/// Whether the 8 bytes at `address` can be read. It costs one short system call.
+/// Returns whether the 8 bytes at `address` can be read, at the cost of one short system call.
 pub fn is_readable(address: usize) -> bool {
-    // What the kernel does with the set comes after reading it, and there is no such thing to do.
+    // The kernel reads the set first and looks at the operation afterwards. No operation has this number, so
+    // nothing changes.
     const NO_SUCH_CHANGE: usize = 99;
     const EFAULT: isize = -14;
-    // At 0 it doesn't look.
-    // SAFETY: the kernel reads 8 bytes, if it can, and changes nothing.
+    // At address 0 the kernel takes the set as not given and reads nothing.
+    // SAFETY: the kernel reads 8 bytes if it can, and changes nothing.
     address != 0
         && unsafe { sys::call(number::RT_SIGPROCMASK, [NO_SUCH_CHANGE, address, 0, 8, 0, 0]) != EFAULT }
 }
 
-/// Whether the 8 bytes at `address` can be written, which may be changed by this. A stack grows as for any write.
+/// Returns whether the 8 bytes at `address` can be written. The call may change the bytes. A stack grows as
+/// for any write.
 ///
 /// # Safety
-/// Nobody may need what they are.
+/// No code may need the bytes that are there.
 pub unsafe fn can_overwrite(address: usize) -> bool {
-    // What is blocked is asked for, and not changed.
-    // SAFETY: the kernel writes 8 bytes, if it can; the caller's promise.
+    // The call asks for the blocked signals and doesn't change them.
+    // SAFETY: the kernel writes 8 bytes if it can, and no code needs the old ones, by the caller's promise.
     sys::check(unsafe { sys::call(number::RT_SIGPROCMASK, [0, 0, address, 8, 0, 0]) }).is_ok()
 }
 
-/// A copy of the bytes at `address`; none if they can't be read.
+/// Returns a copy of the bytes at `address`, or none if they can't be read.
 pub fn read<const N: usize>(address: usize) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     let done = transfer(number::PROCESS_VM_READV, bytes.as_mut_ptr() as usize, address, N);
     done.then_some(bytes)
 }
 
-/// Fills `bytes` with those at `address`. False if not all can be read.
+/// Fills `bytes` with the bytes at `address`. Returns false if not all of them can be read.
 pub fn read_into(address: usize, bytes: &mut [u8]) -> bool {
     transfer(number::PROCESS_VM_READV, bytes.as_mut_ptr() as usize, address, bytes.len())
 }
 
-/// Writes `bytes` to `address`. False if they can't be written there.
+/// Writes `bytes` to `address`. Returns false if not all of them can be written.
 ///
 /// # Safety
-/// The program must expect them.
+/// The program must expect the bytes at `address`.
 pub unsafe fn write(address: usize, bytes: &[u8]) -> bool {
     transfer(number::PROCESS_VM_WRITEV, bytes.as_ptr() as usize, address, bytes.len())
 }
 
 fn transfer(call: usize, own: usize, theirs: usize, bytes: usize) -> bool {
     let (own, theirs) = ([own, bytes], [theirs, bytes]);
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no argument.
     let process = unsafe { sys::call(number::GETPID, [0; 6]) } as usize;
     let arguments = [process, own.as_ptr() as usize, 1, theirs.as_ptr() as usize, 1, 0];
-    // SAFETY: the kernel copies between memory of the callers' and what may not be there, as far as that goes.
+    // SAFETY: one side is memory of the callers. The kernel checks the other side, and copies as far as it is
+    // there.
     sys::check(unsafe { sys::call(call, arguments) }) == Ok(bytes)
 }
 
@@ -70,10 +74,11 @@ mod tests {
         assert!(unsafe { write(address, &9_u64.to_ne_bytes()) });
         assert_eq!(words, [9, 8]);
         let nowhere = 4096;
-        // SAFETY: the test's own word, and nothing.
+        // SAFETY: one address is the test's own word, and nothing is mapped at the other.
         assert!(unsafe { can_overwrite(address) && !can_overwrite(nowhere) });
         assert!(!is_readable(nowhere) && read::<8>(nowhere).is_none());
-        // select() without a mask gives pselect6(2) this address: a program that was taken over ended there.
+        // `select()` without a mask gives `pselect6(2)` address 0. A program under Farpage ended when that
+        // address was read.
         assert!(!is_readable(0) && read::<8>(0).is_none());
         // SAFETY: nothing is there.
         assert!(!unsafe { write(nowhere, &[1]) });

@@ -1,8 +1,9 @@
 //! Where a thread is: its root directory, its namespaces, and what Landlock leaves it of the file system.
 //!
-//! Each thread has its own. An engine thread that stayed outside a chroot would be the way out for an attacker who takes the
-//! program over. So the thread that has changed its place lends a descriptor of it, and each engine thread goes there ([`Places::join`]).
-//! pivot_root(2) isn't here: the kernel moves every thread that was at the old root.
+//! Linux keeps these for each thread. An engine thread that stayed outside a chroot would be the way out for
+//! an attacker who takes the program over. Therefore the thread that has changed its place lends a descriptor
+//! of it, and each engine thread goes there ([`Places::join`]). The call pivot_root(2) needs no care, because
+//! the kernel moves every thread that was at the old root.
 // UNSAFETY: system calls that rustix doesn't have, by number.
 
 use crate::sys::{self, Errno};
@@ -11,21 +12,22 @@ use rustix::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 
-/// Namespaces that another thread can join. Not CLONE_NEWUSER, which a process with engine threads can't change; not
-/// CLONE_NEWPID and CLONE_NEWTIME, which are about children: engine threads have none.
+/// Namespaces that another thread can join. CLONE_NEWUSER is missing because a process with engine threads
+/// can't change it. CLONE_NEWPID and CLONE_NEWTIME are missing because they affect only children, and engine
+/// threads have none.
 const JOINED: u32 =
     raw::CLONE_NEWNS | raw::CLONE_NEWUTS | raw::CLONE_NEWIPC | raw::CLONE_NEWNET | raw::CLONE_NEWCGROUP;
 
-/// `NS_GET_NSTYPE`: which kind of namespace a descriptor is of.
+/// `NS_GET_NSTYPE`: asks which kind of namespace a descriptor is of.
 const KIND_OF_NAMESPACE: u32 = 0xb703;
 
-/// What a call has changed of where its thread is.
+/// The changes that a call has made to its thread's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Places {
     /// `CLONE_NEW*`.
     namespaces: u32,
     root: Root,
-    /// Landlock's rules, as a descriptor of the program's, and flags.
+    /// Landlock's rules, as a descriptor of the program, and flags.
     rules: Option<(i32, u32)>,
 }
 
@@ -33,7 +35,7 @@ pub struct Places {
 enum Root {
     AsBefore,
     Changed,
-    /// It is open as this descriptor of the program's.
+    /// The root directory is open as this descriptor of the program.
     Lent(i32),
 }
 
@@ -47,20 +49,20 @@ fn open_directory(path: &core::ffi::CStr) -> Result<OwnedFd, Errno> {
 }
 
 impl Places {
-    /// None has changed.
+    /// No change.
     pub const NONE: Places = Places { namespaces: 0, root: Root::AsBefore, rules: None };
 
-    /// Whether none has changed.
+    /// Returns whether nothing has changed.
     pub fn is_none(&self) -> bool {
         *self == Places::NONE
     }
 
-    /// Whether the root directory has.
+    /// Returns whether the root directory has changed.
     pub fn has_root(&self) -> bool {
         self.root != Root::AsBefore
     }
 
-    /// What a call of the calling thread has changed that was made with success.
+    /// Returns what a successful call of the calling thread has changed.
     pub fn changed_by(call: usize, arguments: &[usize; 6]) -> Places {
         let [first, second, ..] = arguments.map(|argument| argument as u32);
         let root_of =
@@ -79,26 +81,28 @@ impl Places {
         }
     }
 
-    /// Opens the calling thread's root directory for others. Until [`Places::take_back`] the program has one descriptor more.
+    /// Opens the calling thread's root directory for the engine threads. Until [`Places::take_back`] the
+    /// program has one descriptor more.
     #[must_use]
     pub fn lend(self) -> Places {
         if self.root != Root::Changed {
             return self;
         }
-        // Without a free descriptor it is found in /proc, if that can be reached.
+        // Without a free descriptor the engine threads find the directory in /proc, if they can reach it.
         let root = open_directory(c"/").map_or(Root::Changed, |root| Root::Lent(root.into_raw_fd()));
         Places { root, ..self }
     }
 
-    /// Closes what was lent.
+    /// Closes the descriptor that was lent.
     pub fn take_back(self) {
         if let Root::Lent(fd) = self.root {
-            // SAFETY: `lend` opened it, and nobody else knows of it.
+            // SAFETY: `lend` opened the descriptor, and no other code knows of it.
             unsafe { rustix::io::close(fd) };
         }
     }
 
-    /// The calling thread goes where the first thread of `process`, its own, is. Whether it could.
+    /// Moves the calling thread to the place of the first thread of `process`, its own process. Returns
+    /// whether that worked.
     pub fn join(&self, process: u32) -> bool {
         self.is_none() || self.try_to_join(process).is_ok()
     }
@@ -108,12 +112,14 @@ impl Places {
         let process = Pid::from_raw(process as i32).ok_or(ESRCH)?;
         let handle = rustix::process::pidfd_open(process, PidfdFlags::empty()).map_err(errno)?;
         let borrow = |fd| {
-            // SAFETY: only a number to the kernel, which looks it up in the table of the process's first thread.
+            // SAFETY: the descriptor is only a number for the kernel, which looks it up in the table of the
+            // process's first thread.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
             rustix::process::pidfd_getfd(&handle, fd.as_raw_fd(), PidfdGetfdFlags::empty()).map_err(errno)
         };
         if self.namespaces & raw::CLONE_NEWNS != 0 {
-            // The kernel's threads of an io_uring share the root directory with us, and then this one can't leave.
+            // A thread can't change its mount namespace while other threads share its root directory. The
+            // kernel's threads of an io_uring do, so this thread stops sharing first.
             call(raw::__NR_unshare, [raw::CLONE_FS as usize, 0])?;
         }
         if self.namespaces != 0 {
@@ -137,14 +143,14 @@ fn make_root(directory: &OwnedFd) -> Result<(), Errno> {
     rustix::process::chroot(c".").map_err(errno)
 }
 
-/// Which kind of namespace the program's descriptor is of; all, if the kernel doesn't say.
+/// Returns which kind of namespace the program's descriptor is of; all kinds, if the kernel doesn't say.
 fn kind_of_namespace(fd: i32) -> u32 {
     // SAFETY: the request takes no argument.
     unsafe { sys::ioctl(fd, KIND_OF_NAMESPACE, 0) }.map_or(JOINED, |kind| kind as u32)
 }
 
 fn call(number: u32, [first, second]: [usize; 2]) -> Result<usize, Errno> {
-    // SAFETY: the calls that are made by this take no pointer.
+    // SAFETY: no call that is made through this function takes a pointer.
     sys::check(unsafe { sys::call(number as usize, [first, second, 0, 0, 0, 0]) })
 }
 
@@ -177,7 +183,7 @@ mod tests {
         const READ_FILE: u64 = 1 << 2;
         let rules = Rules { handled: READ_FILE };
         let arguments = [&raw const rules as usize, size_of::<Rules>(), 0, 0, 0, 0];
-        // SAFETY: the kernel reads the structure.
+        // SAFETY: the kernel reads `rules`, and is told its size.
         let made = sys::check(unsafe { sys::call(raw::__NR_landlock_create_ruleset as usize, arguments) });
         let Ok(rules) = made else {
             assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI has Landlock");

@@ -1,7 +1,7 @@
-//! What /proc says about this process, read without allocating.
+//! Reads what /proc says about this process, without allocating.
 //!
-//! Files that are needed often are opened once, at start, and read with `pread`: the program may change its root or its limits
-//! later.
+//! Files that are needed often are opened once, at start, and read with `pread`, because the program may
+//! change its root or its limits later.
 // UNSAFETY: an ioctl that fills a buffer.
 
 use crate::sys::{self, Errno, number};
@@ -18,31 +18,32 @@ fn read_at(fd: &OwnedFd, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> 
     rustix::io::pread(fd, bytes, offset).map_err(|error| Errno(error.raw_os_error()))
 }
 
-/// How much memory the process has, from statm of the thread that opens it: that of the process says 0 once its
-/// first thread has ended.
+/// How much memory the process has. The file is `statm` of the thread that opens it: the process's own
+/// `statm` says 0 once the first thread has ended.
 pub struct Statm(OwnedFd);
 
 /// See [`Statm::sizes`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sizes {
-    /// Anonymous memory that is resident.
+    /// Resident anonymous memory.
     pub anonymous_bytes: u64,
-    /// Private mappings that can be written, touched or not, and the stack as large as it is now.
+    /// Size of writable private mappings, touched or not, plus the present size of the stack.
     pub writable_bytes: u64,
 }
 
 impl Statm {
-    /// Opens it.
+    /// Opens the file.
     pub fn open() -> Result<Statm, Errno> {
         open(c"/proc/thread-self/statm").map(Statm)
     }
 
-    /// Anonymous resident bytes: resident without what is backed by files or shared. 2 µs.
+    /// Returns the anonymous resident bytes: all resident memory but file-backed and shared memory. Takes 2
+    /// µs.
     pub fn anonymous_bytes(&self) -> Result<u64, Errno> {
         self.sizes().map(|sizes| sizes.anonymous_bytes)
     }
 
-    /// The sizes that decide how much memory the process has, and could have.
+    /// Returns the sizes that decide how much memory the process has, and could have.
     pub fn sizes(&self) -> Result<Sizes, Errno> {
         let mut text = [0_u8; 128];
         let length = read_at(&self.0, &mut text, 0)?;
@@ -56,16 +57,16 @@ impl Statm {
     }
 }
 
-/// The sums over all mappings, from smaps_rollup of the thread that opens it.
+/// The sums over all mappings. The file is `smaps_rollup` of the thread that opens it.
 pub struct Rollup(OwnedFd);
 
 impl Rollup {
-    /// Opens it.
+    /// Opens the file.
     pub fn open() -> Result<Rollup, Errno> {
         open(c"/proc/thread-self/smaps_rollup").map(Rollup)
     }
 
-    /// What it says now. The kernel looks at every page: milliseconds for each GiB.
+    /// Returns the present sums. The kernel looks at every page, which takes milliseconds for each GiB.
     pub fn anonymous(&self) -> Result<AnonymousParts, Errno> {
         let mut text = [0_u8; 2048];
         let length = read_at(&self.0, &mut text, 0)?;
@@ -82,24 +83,28 @@ impl Rollup {
     }
 }
 
-/// What [`Rollup`] says of memory that processes share since a fork, in bytes.
+/// The sums of [`Rollup`] about memory that processes share since a fork, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct AnonymousParts {
-    /// All that it has, by itself or with others.
+    /// All anonymous memory of the process, shared or not.
     pub anonymous: u64,
-    /// This process's part: what is its own, and of what it shares with one other half, with two a third ... `Pss_Anon`.
+    /// The process's proportional share (`Pss_Anon`): all of its unshared memory, half of what it shares with
+    /// one process, a third with two ...
     pub own_part: u64,
-    /// All that it shares with others, and what it has of written files that others have, too.
+    /// All memory that the process shares with other processes, including dirty file pages that other
+    /// processes map, too.
     pub shared: u64,
 }
 
-/// Faults of this process, all threads that it ever had together, for which no device was read: among them one for each page
-/// that it wrote and had shared since a fork. 0 if the kernel doesn't say.
+/// Returns the faults of this process for which no device was read, over all threads that it ever had. The
+/// count includes one fault for each page that the process wrote and had shared since a fork. The function
+/// returns 0 if the kernel doesn't say.
 pub fn minor_faults() -> u64 {
     const RUSAGE_SELF: usize = 0;
-    // `struct rusage`: two times of two words each; ru_minflt is the fifth of 14 words after them.
+    // `struct rusage` has two times of two words each. `ru_minflt` is the fifth of the 14 words after the
+    // times.
     let mut words = [0_u64; 18];
-    // SAFETY: the kernel writes so many bytes there.
+    // SAFETY: the kernel writes one `struct rusage` of 18 words to `words`.
     let result =
         unsafe { sys::call(number::GETRUSAGE, [RUSAGE_SELF, words.as_mut_ptr() as usize, 0, 0, 0, 0]) };
     sys::check(result).map_or(0, |_| words[8])
@@ -116,18 +121,19 @@ fn parse_decimal(digits: &[u8]) -> Option<u64> {
 }
 
 const PAGEMAP_SCAN: u32 = 0xc060_6610;
-/// PAGE_IS_PRESENT, PAGE_IS_SWAPPED, PAGE_IS_PFNZERO.
+/// Categories of PAGEMAP_SCAN: PAGE_IS_PRESENT, PAGE_IS_SWAPPED, PAGE_IS_PFNZERO.
 const SCAN_IS_PRESENT: u64 = 1 << 3;
 const SCAN_IS_SWAPPED: u64 = 1 << 4;
 const SCAN_IS_ZERO: u64 = 1 << 5;
-/// What a pagemap says of a page: it is in memory; it is swapped out; it is mapped here and nowhere else.
+/// Bits of a pagemap's word: the page is in memory; the page is swapped out; the page is mapped only by this
+/// process.
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const ALONE: u64 = 1 << 56;
-/// Pages of which one read of a pagemap tells. For more than that it is scanned.
+/// Pages for which one `pread` of the pagemap suffices. Larger ranges are scanned.
 const READ_PAGES: usize = 512;
 
-/// `struct pm_scan_arg`: what is looked for, and how far the kernel came.
+/// `struct pm_scan_arg`: the pages to look for, and how far the kernel came.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Scan {
@@ -154,22 +160,22 @@ struct ScannedRun {
     categories: u64,
 }
 
-/// How a page of private memory is mapped that isn't missing.
+/// How a page of private memory that isn't missing is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mapped {
-    /// Here and nowhere else.
+    /// By this process alone.
     Alone,
-    /// Elsewhere, too: in a fork's child or parent. Or it is the kernel's page of zeros.
+    /// By another process, too: a fork's child or parent. The kernel's page of zeros also counts as shared.
     Shared,
-    /// The host has swapped it out by itself, or is moving it to other memory.
+    /// The host has swapped the page out by itself, or is moving it to other memory.
     Swapped,
 }
 
-/// Which pages are there, from /proc/self/pagemap.
+/// The state of this process's pages, from /proc/self/pagemap.
 pub struct Pagemap(OwnedFd);
 
 impl Pagemap {
-    /// Opens it.
+    /// Opens the file.
     pub fn open() -> Result<Pagemap, Errno> {
         open(c"/proc/self/pagemap").map(Pagemap)
     }
@@ -184,11 +190,13 @@ impl Pagemap {
             run.iter().for_each(&mut visit);
             from = run.end;
         });
-        // An older kernel can't; it says so before it finds anything. Whatever else went wrong, the rest can be read.
+        // An older kernel refuses the scan before it reports any page. After any other failure the rest can
+        // still be read.
         scanned.or_else(|_| self.read_present(PageRange::new(from, range.end), visit))
     }
 
-    /// Calls `visit` for each page in `range` that is in memory and that other processes have, too: for none if the kernel doesn't say.
+    /// Calls `visit` for each page in `range` that is in memory and that other processes have, too. Visits no
+    /// page if the kernel doesn't say.
     pub fn for_each_shared(&self, range: PageRange, mut visit: impl FnMut(PageIndex)) {
         let _ = self.for_each_mapped(range, |page, mapped| {
             if mapped == Mapped::Shared {
@@ -197,9 +205,9 @@ impl Pagemap {
         });
     }
 
-    /// [`Pagemap::for_each_present`] by reading, which takes 8 bytes for each page, whether it is there or not: the pagemap of a terabyte of which
-    /// little was ever touched has 2 GiB, all of it read under the exclusive map lock. (`farpage run --ram 32M --no-disk --faults
-    /// signal -- farpage load random-pool --bytes 128M --stride 8192 --seconds 0`: 1.2 s of CPU time, and 0.5 s since.)
+    /// Does the work of [`Pagemap::for_each_present`] by reading, which takes 8 bytes for each page, present
+    /// or not. The pagemap of a terabyte has 2 GiB even if little of the memory was ever touched. All of it
+    /// would be read under the exclusive map lock.
     fn read_present(&self, range: PageRange, mut visit: impl FnMut(PageIndex)) -> Result<(), Errno> {
         self.for_each_word(range, |page, word| {
             if word & (PRESENT | SWAPPED) != 0 {
@@ -208,13 +216,14 @@ impl Pagemap {
         })
     }
 
-    /// Calls `visit` with what the kernel says of each page in `range`.
+    /// Calls `visit` with the kernel's word for each page in `range`.
     fn for_each_word(&self, range: PageRange, mut visit: impl FnMut(PageIndex, u64)) -> Result<(), Errno> {
         let mut words = [0_u64; READ_PAGES];
         let mut page = range.start;
         while page < range.end {
             let count = (range.end.0 - page.0).min(words.len() as u64) as usize;
-            // SAFETY: integers may be written as bytes.
+            // SAFETY: the slice covers the first `count` words, `count` is at most their number, and integers
+            // may be written as bytes.
             let bytes =
                 unsafe { core::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), count * 8) };
             let read = read_at(&self.0, bytes, page.0 * 8)? / 8;
@@ -227,7 +236,7 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Calls `visit` for each page in `range` that is in memory or swapped out, and says how it is mapped.
+    /// Calls `visit` for each page in `range` that is in memory or swapped out, with how the page is mapped.
     pub fn for_each_mapped(
         &self,
         range: PageRange,
@@ -241,13 +250,15 @@ impl Pagemap {
         })
     }
 
-    /// Calls `visit` for each run of pages in `range` that were read and never written: all of them are the kernel's
-    /// one page of zeros, and take memory only when they are written. Linux 6.7 says so; an older one refuses.
+    /// Calls `visit` for each run of pages in `range` that were read and never written. All these pages are
+    /// the kernel's one page of zeros, and take memory only when they are written. Needs Linux 6.7; older
+    /// kernels refuse.
     pub fn for_each_zero_run(&self, range: PageRange, visit: impl FnMut(PageRange)) -> Result<(), Errno> {
         self.scan(range, SCAN_IS_ZERO, visit)
     }
 
-    /// Calls `visit` for each run of pages in `range` that are of one of the `categories`; neighbours may come as several runs.
+    /// Calls `visit` for each run of pages in `range` that are of one of the `categories`. Neighbouring pages
+    /// may come as several runs.
     fn scan(&self, range: PageRange, categories: u64, mut visit: impl FnMut(PageRange)) -> Result<(), Errno> {
         let mut runs = [ScannedRun::default(); 64];
         let mut from = range.start;
@@ -262,7 +273,7 @@ impl Pagemap {
                 return_mask: categories,
                 ..Scan::default()
             };
-            // SAFETY: a pm_scan_arg that names our runs and how many there are; pages are only looked at.
+            // SAFETY: the pm_scan_arg names `runs` and their number. The kernel only looks at the pages.
             let found = unsafe { sys::ioctl(self.0.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan as usize) }?;
             for run in &runs[..found.min(runs.len())] {
                 visit(PageRange::covering(run.start as usize, (run.end - run.start) as usize));
@@ -276,7 +287,8 @@ impl Pagemap {
         Ok(())
     }
 
-    /// The number of the page frame behind a page that is in memory; none if this process may not know (CAP_SYS_ADMIN).
+    /// Returns the number of the page frame behind a page that is in memory; none if this process may not
+    /// know (CAP_SYS_ADMIN).
     pub fn frame_number(&self, page: PageIndex) -> Option<u64> {
         const NUMBER: u64 = (1 << 55) - 1;
         let mut word = [0; 8];
@@ -285,7 +297,7 @@ impl Pagemap {
         Some(word & NUMBER).filter(|number| read == 8 && word & PRESENT != 0 && *number != 0)
     }
 
-    /// Whether the page is in memory.
+    /// Returns whether the page is in memory.
     pub fn is_present(&self, page: PageIndex) -> Result<bool, Errno> {
         let mut present = false;
         self.for_each_present(PageRange::of(page, 1), |_| present = true)?;
@@ -293,40 +305,42 @@ impl Pagemap {
     }
 }
 
-/// The program's memory as a file: it can be read and written where no instruction may, as long as it is private.
+/// The program's memory as a file. Private memory can be read and written through the file even where no
+/// instruction may access it.
 pub struct OwnMemory(OwnedFd);
 
 impl OwnMemory {
-    /// Opens it.
+    /// Opens the file.
     pub fn open() -> Result<OwnMemory, Errno> {
         let opened = rustix::fs::open(c"/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         opened.map(OwnMemory).map_err(|error| Errno(error.raw_os_error()))
     }
 
-    /// Reads whole pages into memory of ours.
+    /// Reads whole pages into memory of the caller.
     ///
     /// # Safety
-    /// `to` must be as many bytes as `pages` has, the caller's alone.
+    /// `to` must point to as many bytes as `pages` has, and only the caller may use them.
     pub unsafe fn read(&self, pages: PageRange, to: *mut u8) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: `to` is valid by the caller's promise.
         unsafe { self.transfer(number::PREAD64, pages.start.address(), to as usize, pages.bytes()) }
     }
 
     /// Writes whole pages, wherever they are mapped as private.
     ///
     /// # Safety
-    /// `from` must be as many readable bytes as `pages` has, and the program must expect them.
+    /// `from` must point to as many readable bytes as `pages` has. The program must expect them in its
+    /// memory.
     pub unsafe fn write(&self, pages: PageRange, from: *const u8) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: `from` is valid and the program expects the bytes, by the caller's promise.
         unsafe { self.transfer(number::PWRITE64, pages.start.address(), from as usize, pages.bytes()) }
     }
 
-    /// Writes code, where an instruction may not.
+    /// Writes code where an instruction may not write.
     ///
     /// # Safety
-    /// Nobody may be executing what was there, and it must be no longer than that.
+    /// No thread may be executing the old code at `at`. `code` must not be longer than the old code.
     pub unsafe fn write_code(&self, at: usize, code: &[u8]) -> Result<(), Errno> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the place may be overwritten, by the caller's promise, and `code` is readable.
         unsafe { self.transfer(number::PWRITE64, at, code.as_ptr() as usize, code.len()) }
     }
 
@@ -334,7 +348,7 @@ impl OwnMemory {
         let mut done = 0;
         while done < bytes {
             let arguments = [self.0.as_raw_fd() as usize, own + done, bytes - done, at + done, 0, 0];
-            // SAFETY: the caller's promise.
+            // SAFETY: the kernel checks the address in the file. The bytes at `own` are the caller's promise.
             match sys::check(unsafe { sys::call(call, arguments) })? {
                 0 => return Err(Errno(5)),
                 more => done += more,
@@ -344,27 +358,28 @@ impl OwnMemory {
     }
 }
 
-/// The number of this process's pid namespace.
+/// Returns the number of this process's pid namespace.
 pub fn pid_namespace() -> Result<u64, Errno> {
     let stat = rustix::fs::stat(c"/proc/self/ns/pid").map_err(|error| Errno(error.raw_os_error()))?;
     Ok(stat.st_ino)
 }
 
-/// How many threads this process has.
+/// Returns how many threads this process has.
 pub fn count_threads() -> Result<u64, Errno> {
     let stat = rustix::fs::stat(c"/proc/self/task").map_err(|error| Errno(error.raw_os_error()))?;
-    // A directory each, the directory itself and the one above.
+    // The link count is one for each thread's directory, one for the directory itself and one for its parent.
     Ok(stat.st_nlink.saturating_sub(2))
 }
 
-/// How many mappings this process has.
+/// Returns how many mappings this process has.
 pub fn count_mappings() -> Result<u64, Errno> {
     let mut count = 0;
     for_each_mapping(|_| count += 1)?;
     Ok(count)
 }
 
-/// How many it may have: vm.max_map_count, or the kernel's default where that can't be read.
+/// Returns how many mappings a process may have: vm.max_map_count, or the kernel's default where that can't
+/// be read.
 pub fn mappings_max() -> u64 {
     const DEFAULT: u64 = 65_530;
     let mut text = [0_u8; 32];
@@ -372,10 +387,10 @@ pub fn mappings_max() -> u64 {
     read.ok().and_then(|length| parse_decimal(&text[..length])).unwrap_or(DEFAULT)
 }
 
-/// One line of /proc/self/maps, as far as it matters.
+/// A line of /proc/self/maps, as far as Farpage uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Its pages.
+    /// The mapping's pages.
     pub pages: PageRange,
     /// Readable, writable, private, not executable.
     pub is_private_data: bool,
@@ -385,14 +400,14 @@ pub struct Mapping {
     pub is_executable: bool,
     /// Backed by no file.
     pub is_anonymous: bool,
-    /// What it is, if the kernel says so.
+    /// The name that the kernel gives, if any.
     pub name: MappingName,
 }
 
 /// Names that the kernel gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MappingName {
-    /// None: anonymous memory.
+    /// No name: anonymous memory.
     None,
     /// `[heap]`.
     Heap,
@@ -400,13 +415,13 @@ pub enum MappingName {
     Stack,
     /// `[anon:...]`: anonymous memory that the program has named.
     Given,
-    /// Anything else: a file, `[vdso]`.
+    /// Any other name: a file, `[vdso]`.
     Other,
 }
 
 /// Calls `visit` for each mapping of this process.
 pub fn for_each_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
-    // Those of the process are empty once its first thread has ended.
+    // The process's own file is empty once the first thread has ended.
     for_each_line(c"/proc/thread-self/maps", |line| {
         if let Some(mapping) = parse_mapping(line) {
             visit(mapping);
@@ -414,8 +429,9 @@ pub fn for_each_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
     })
 }
 
-/// The same without mappings for which the program has asked the kernel for something special. Special is memory that a fork's child
-/// doesn't get, or gets as zeros. So are locked memory, stacks that grow, memory that may be dropped, devices and huge pages, and
+/// Does the same as [`for_each_mapping`], but leaves out mappings for which the program has asked the kernel
+/// for something special. Special is memory that a fork's child doesn't get, or gets as zeros. Locked memory,
+/// growing stacks, memory that may be dropped, devices and huge pages are special, too. The same holds for
 /// memory that is sealed or registered with a userfaultfd. The kernel goes through all pages to answer.
 pub fn for_each_plain_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errno> {
     let mut last = None;
@@ -430,7 +446,7 @@ pub fn for_each_plain_mapping(mut visit: impl FnMut(Mapping)) -> Result<(), Errn
     })
 }
 
-/// Whether one of these flags is among those of a mapping.
+/// Returns whether one of a mapping's flags marks the mapping as special.
 fn is_special(flags: &[u8]) -> bool {
     const SPECIAL: [&[u8]; 11] =
         [b"wf", b"dc", b"lo", b"gd", b"io", b"pf", b"ht", b"um", b"uw", b"dp", b"sl"];
@@ -459,7 +475,8 @@ fn for_each_line(path: &core::ffi::CStr, mut visit: impl FnMut(&[u8])) -> Result
         text.copy_within(line_start..filled, 0);
         kept = filled - line_start;
         if kept == text.len() {
-            // No line is that long: paths have at most 4096 bytes. Drop it rather than loop.
+            // No line is as long as the buffer, because paths have at most 4096 bytes. Dropping the line
+            // avoids an endless loop.
             kept = 0;
         }
     }
@@ -498,7 +515,8 @@ fn parse_hex(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// Calls `visit` for each thread of this process, our own included. If it fails, there may be more.
+/// Calls `visit` for each thread of this process, engine threads included. After a failure some threads may
+/// not have been visited.
 pub fn for_each_thread(mut visit: impl FnMut(u32)) -> Result<(), Errno> {
     let errno = |error: rustix::io::Errno| Errno(error.raw_os_error());
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -513,7 +531,8 @@ pub fn for_each_thread(mut visit: impl FnMut(u32)) -> Result<(), Errno> {
     Ok(())
 }
 
-/// How many io_urings this process's first thread has among its descriptors; 0 if that can't be seen.
+/// Returns how many io_urings this process's first thread has among its descriptors; 0 if the descriptors
+/// can't be seen.
 pub fn rings() -> u64 {
     const RING: &[u8] = b"anon_inode:[io_uring]";
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -529,8 +548,9 @@ pub fn rings() -> u64 {
     rings
 }
 
-/// The status of this process's first thread, if that has ended and no thread is left whose name isn't one of `ours`; none if
-/// there is, or perhaps is.
+/// Returns the exit status of this process's first thread, if that thread has ended and every remaining
+/// thread's name is one of `ours`. The kernel's own threads don't count. None if another thread is left, or
+/// perhaps is.
 pub fn status_but_for(process: u32, ours: &[&[u8]]) -> Option<i32> {
     const EXIT_CODE_FIELD: usize = 52;
     let is_ours = |stat: &[u8]| ours.contains(&name_in_stat(stat));
@@ -544,22 +564,22 @@ pub fn status_but_for(process: u32, ours: &[&[u8]]) -> Option<i32> {
     for_each_thread(|thread| {
         let mut text = [0; 1024];
         let stat = read_of_thread(thread, b"stat", &mut text);
-        // One that is just ending may have made another, which isn't in this list.
+        // A thread that is just ending may have made another thread, which isn't in this list.
         are_others |= thread != process && stat.is_none_or(|stat| !is_ours(stat) && !is_workers(stat));
     })
     .ok()?;
     (!are_others).then_some((code >> 8) as i32 & 0xff)
 }
 
-/// The name in a thread's `stat`.
+/// Returns the name in a thread's `stat`.
 fn name_in_stat(stat: &[u8]) -> &[u8] {
     let start = stat.iter().position(|byte| *byte == b'(').map_or(0, |at| at + 1);
     let end = stat.iter().rposition(|byte| *byte == b')').unwrap_or(start);
     stat.get(start..end).unwrap_or_default()
 }
 
-/// A field of `/proc/PID/stat`, counted from 1 as in proc(5), behind the name: that may have anything in it but ends with the last
-/// bracket.
+/// Returns a field of `/proc/PID/stat` behind the name, counted from 1 as in proc(5). The name may contain
+/// any byte, but the last bracket ends it.
 fn field_of_stat(text: &[u8], field: usize) -> Option<u64> {
     let end_of_name = text.iter().rposition(|byte| *byte == b')')?;
     let mut fields = text[end_of_name..].trim_ascii().split(|byte| *byte == b' ');
@@ -569,9 +589,9 @@ fn field_of_stat(text: &[u8], field: usize) -> Option<u64> {
 /// A system call that a thread is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallUnderWay {
-    /// Its number.
+    /// The call's number.
     pub number: usize,
-    /// Its arguments.
+    /// The call's arguments.
     pub arguments: [usize; 6],
     /// The thread's stack pointer.
     pub stack_pointer: usize,
@@ -579,25 +599,27 @@ pub struct CallUnderWay {
     pub instruction: usize,
 }
 
-/// The system call that a thread of this process is in; none if it runs, or the kernel doesn't tell.
+/// Returns the system call that a thread of this process is in; none if the thread runs, or the kernel
+/// doesn't tell.
 pub fn call_under_way(thread: u32) -> Option<CallUnderWay> {
     let mut text = [0; 256];
     parse_call(read_of_thread(thread, b"syscall", &mut text)?)
 }
 
-/// Where a thread of this process has its stack; none if it runs, or the kernel doesn't tell.
+/// Returns the stack pointer of a thread of this process; none if the thread runs, or the kernel doesn't
+/// tell.
 pub fn stack_pointer(thread: u32) -> Option<usize> {
     let mut text = [0; 256];
     parse_stack_pointer(read_of_thread(thread, b"syscall", &mut text)?)
 }
 
-/// As below, or `-1 0x7ffd12 0x7f0034`: it waits, but in no call.
+/// Parses a line as below, or `-1 0x7ffd12 0x7f0034` of a thread that waits, but in no call.
 fn parse_stack_pointer(text: &[u8]) -> Option<usize> {
     let pointer = text.trim_ascii().rsplit(|byte| *byte == b' ').nth(1)?;
     Some(parse_hex(pointer.strip_prefix(b"0x")?)? as usize)
 }
 
-/// `0 0x3 0x7f0012 0x400 0x0 0x0 0x0 0x7ffd12 0x7f0034`
+/// Parses a line like `0 0x3 0x7f0012 0x400 0x0 0x0 0x0 0x7ffd12 0x7f0034`.
 fn parse_call(text: &[u8]) -> Option<CallUnderWay> {
     let mut fields = text.trim_ascii().split(|byte| *byte == b' ');
     let number = parse_decimal(fields.next()?)? as usize;
@@ -609,18 +631,19 @@ fn parse_call(text: &[u8]) -> Option<CallUnderWay> {
     Some(CallUnderWay { number, arguments: [a, b, c, d, e, f], stack_pointer, instruction })
 }
 
-/// A thread of this process that somebody waits for.
+/// The state of a thread of this process that another thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingThread {
-    /// Signals that it blocks.
+    /// The signals that the thread blocks.
     pub blocked: u64,
-    /// It sleeps, and a signal would wake it; or it is stopped.
+    /// Whether the thread sleeps so that a signal would wake it, or is stopped.
     pub sleeps: bool,
-    /// Its time on CPUs so far.
+    /// The thread's CPU time so far.
     pub ran_ns: u64,
 }
 
-/// What a thread of this process is at. None if there is no such thread, or the kernel doesn't tell.
+/// Returns the state of a thread of this process. None if the thread doesn't exist, or the kernel doesn't
+/// tell.
 pub fn waiting_thread(thread: u32) -> Option<WaitingThread> {
     let mut text = [0; 4096];
     let (blocked, sleeps) = parse_status(read_of_thread(thread, b"status", &mut text)?)?;
@@ -628,7 +651,7 @@ pub fn waiting_thread(thread: u32) -> Option<WaitingThread> {
     Some(WaitingThread { blocked, sleeps, ran_ns: parse_decimal(ran?)? })
 }
 
-/// Of a thread's `status` the signals that it blocks, and whether it sleeps.
+/// Returns the signals that a thread blocks, and whether it sleeps, from its `status`.
 fn parse_status(text: &[u8]) -> Option<(u64, bool)> {
     let sleeps = matches!(field_of_status(text, b"State:")?.first()?, b'S' | b'T' | b't');
     Some((parse_hex(field_of_status(text, b"SigBlk:")?)?, sleeps))
@@ -639,7 +662,7 @@ fn field_of_status<'t>(text: &'t [u8], name: &[u8]) -> Option<&'t [u8]> {
     line.map(<[u8]>::trim_ascii)
 }
 
-/// The most memory in RAM that this process has had since it executed its program, in bytes.
+/// Returns the most memory in RAM that this process has had since it executed its program, in bytes.
 pub fn resident_peak() -> Option<u64> {
     let mut text = [0; 4096];
     let length = read_at(&open(c"/proc/self/status").ok()?, &mut text, 0).ok()?;
@@ -647,14 +670,14 @@ pub fn resident_peak() -> Option<u64> {
     Some(parse_decimal(kib)?.saturating_mul(1024))
 }
 
-/// Whether a thread of this process never runs code of the program again: it has ended (perhaps it waits for the others to
-/// end, too), or it is the kernel's own, as io_uring makes them.
+/// Returns whether a thread of this process never runs code of the program again. Either the thread has ended
+/// (perhaps it waits for the other threads to end), or it is the kernel's own, as io_uring makes them.
 pub fn runs_no_program(thread: u32) -> bool {
     let mut text = [0; 1024];
     read_of_thread(thread, b"stat", &mut text).is_none_or(is_of_no_program)
 }
 
-/// The same, of what its `stat` says.
+/// Returns the same as [`runs_no_program`] for the text of a thread's `stat`.
 fn is_of_no_program(stat: &[u8]) -> bool {
     has_ended(stat) || is_workers(stat)
 }
@@ -664,7 +687,7 @@ fn has_ended(stat: &[u8]) -> bool {
     matches!(stat.get(end_of_name + 2), Some(b'Z' | b'X'))
 }
 
-/// Whether it is a thread of the kernel's in this process.
+/// Returns whether the thread is one of the kernel in this process.
 fn is_workers(stat: &[u8]) -> bool {
     const PF_IO_WORKER: u64 = 0x10;
     const PF_USER_WORKER: u64 = 0x4000;
@@ -672,24 +695,25 @@ fn is_workers(stat: &[u8]) -> bool {
     field_of_stat(stat, FLAGS_FIELD).is_some_and(|flags| flags & (PF_IO_WORKER | PF_USER_WORKER) != 0)
 }
 
-/// The `status` of a thread of this process, as far as there is room. None if there is no such thread.
+/// Returns the `status` of a thread of this process, as far as it fits into `text`. None if the thread
+/// doesn't exist.
 pub fn status_of(thread: u32, text: &mut [u8]) -> Option<&[u8]> {
     read_of_thread(thread, b"status", text)
 }
 
-/// Whether /proc is there, as the calling thread sees it.
+/// Returns whether the calling thread can reach /proc.
 pub fn is_reachable() -> bool {
     open(c"/proc/self/stat").is_ok()
 }
 
-/// A short file of a thread's. None if there is no such thread.
+/// Returns the content of a thread's short file. None if the thread doesn't exist.
 fn read_of_thread<'t>(thread: u32, name: &[u8], text: &'t mut [u8]) -> Option<&'t [u8]> {
     let file = open(numbered(&mut [0; 64], b"/proc/self/task/", thread, &[b"/", name])?).ok()?;
     let length = read_at(&file, text, 0).ok()?;
     Some(&text[..length])
 }
 
-/// Opens the file of a descriptor of the calling thread once more, to read and write.
+/// Opens the file behind a descriptor of the calling thread once more, to read and write.
 pub fn reopen(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     const EINVAL: i32 = 22;
     let mut path = [0; 64];
@@ -699,7 +723,7 @@ pub fn reopen(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     opened.map_err(|error| Errno(error.raw_os_error()))
 }
 
-/// A path with a number in it.
+/// Builds a path with a number in it.
 fn numbered<'p>(
     path: &'p mut [u8; 64],
     before: &[u8],

@@ -1,6 +1,7 @@
-//! Last words: a bug in Farpage inside somebody else's process.
+//! Last words: reports of a bug in Farpage inside another program's process.
 //!
-//! Engine threads have no standard error. So the words go into memory that the run shares, and its supervisor prints them.
+//! An engine thread has no standard error. The last words go into memory that the run shares, and the
+//! supervisor prints them.
 
 use crate::sys;
 use core::fmt::Write;
@@ -9,27 +10,28 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 /// Words of eight bytes that a text may have.
 const WORDS: usize = 64;
 
-/// Room for one text, of the first process that had one. Any bytes are valid.
+/// Space for one text, that of the first process that leaves one. Any bytes are valid.
 #[repr(C)]
 pub struct LastWords {
-    /// Whose they are; 0 if nobody's.
+    /// The process whose text it is, or 0 if there is no text.
     process: AtomicU32,
-    /// Their length in bytes, once they are written.
+    /// The text's length in bytes, set once the text is written.
     length: AtomicU32,
     text: [AtomicU64; WORDS],
 }
 
 impl LastWords {
-    /// The process, and its text in `buffer`, as far as it fits; none if nobody had any yet.
+    /// Returns the process, and its text in `buffer` as far as it fits. None if no process has left a text
+    /// yet.
     pub fn read<'a>(&self, buffer: &'a mut [u8; WORDS * 8]) -> Option<(u32, &'a [u8])> {
-        // Ordering: Acquire pairs with the Release in `write`: the text is there.
+        // Ordering: Acquire pairs with the Release in `write`, so the text is complete.
         let length = (self.length.load(Ordering::Acquire) as usize).min(buffer.len());
         let words = self.text.iter().map(|word| word.load(Ordering::Relaxed).to_ne_bytes());
         buffer.chunks_exact_mut(8).zip(words).for_each(|(to, word)| to.copy_from_slice(&word));
         (length > 0).then(|| (self.process.load(Ordering::Relaxed), &buffer[..length]))
     }
 
-    /// Leaves words of this process. False if there are some already.
+    /// Leaves a text of this process. Returns false if there is a text already.
     pub fn write(&self, process: u32, what: core::fmt::Arguments<'_>) -> bool {
         if self.process.compare_exchange(0, process, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
@@ -63,25 +65,25 @@ impl Write for Text {
 
 static LAST_WORDS: AtomicPtr<LastWords> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Where the last words of this process go from now on.
+/// Makes the last words of this process go to `words` from now on.
 pub fn last_words_go_to(words: &'static LastWords) {
     // Ordering: Release pairs with the Acquire in `die`.
     LAST_WORDS.store(core::ptr::from_ref(words).cast_mut(), Ordering::Release);
 }
 
-/// Writes to the standard error of whatever thread this is. Engine threads have none: then to the kernel's
-/// list of what is open, nowhere.
+/// Writes to the standard error of the calling thread. An engine thread doesn't have that descriptor, and its
+/// text is lost.
 struct Stderr;
 
 impl Write for Stderr {
     fn write_str(&mut self, text: &str) -> core::fmt::Result {
-        // SAFETY: descriptor 2 is never closed by us; writing to what isn't open is an error, no more.
+        // SAFETY: the engine never closes descriptor 2. A write to a descriptor that isn't open only fails.
         let stderr = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
         rustix::io::write(stderr, text.as_bytes()).map(|_| ()).map_err(|_| core::fmt::Error)
     }
 }
 
-/// Tells the user of something, if anybody can hear it.
+/// Tells the user something, if the calling thread has a standard error.
 pub fn say(what: &str) {
     let _ = writeln!(Stderr, "farpage: {what}");
 }
@@ -93,7 +95,7 @@ pub fn panic(info: &core::panic::PanicInfo<'_>) -> ! {
 
 fn die(what: core::fmt::Arguments<'_>) -> ! {
     // Ordering: Acquire pairs with the Release in `last_words_go_to`.
-    // SAFETY: null, or words that live for good.
+    // SAFETY: the pointer is null, or points to words that live for good.
     let words = unsafe { LAST_WORDS.load(Ordering::Acquire).as_ref() };
     let process = rustix::process::getpid().as_raw_nonzero().get() as u32;
     if !words.is_some_and(|words| words.write(process, what)) {
@@ -124,23 +126,24 @@ mod tests {
         let words = nothing();
         assert!(words.write(9, format_args!("{:0>600}", 5)));
         assert_eq!(words.read(&mut buffer), Some((9, &[b'0'; WORDS * 8][..])));
-        // A program of the run can write anything there.
+        // Any program of the run can write anything to this memory.
         words.length.store(u32::MAX, Ordering::Relaxed);
         assert_eq!(words.read(&mut buffer).unwrap().1.len(), WORDS * 8);
     }
 
-    /// The words of an engine thread went to its own /dev/null: status 134, and nothing else.
+    /// A bug: the words of an engine thread went to its own /dev/null, so the user saw status 134 and nothing
+    /// more.
     #[test]
     fn words_of_a_process_that_dies_are_in_what_it_shares() {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: new memory, which the child shares.
+        // SAFETY: the call makes a new mapping, which the child shares.
         let memory = unsafe {
             mmap_anonymous(core::ptr::null_mut(), size_of::<LastWords>(), access, MapFlags::SHARED)
         };
-        // SAFETY: that large, page-aligned, never unmapped; any bytes are valid.
+        // SAFETY: the mapping has that size, is page-aligned and never unmapped. Any bytes are valid.
         let words = unsafe { &*memory.unwrap().cast::<LastWords>() };
-        // SAFETY: takes no pointers. The child calls nothing but what an engine thread may call.
+        // SAFETY: the call takes no pointer. The child makes only calls that an engine thread may make.
         let child = unsafe { sys::call(sys::number::FORK, [0; 6]) };
         if child == 0 {
             last_words_go_to(words);

@@ -1,5 +1,5 @@
 //! Filters of seccomp: what a program asks for, and what a thread has.
-// UNSAFETY: a system call that takes a structure.
+// UNSAFETY: a system call reads a structure through a pointer.
 
 use crate::sys::{self, Errno, number};
 use farpage_core::filter::Instruction;
@@ -11,28 +11,29 @@ const SET_MODE_STRICT: usize = 0;
 const SET_MODE_FILTER: usize = 1;
 const MODE_STRICT: usize = 1;
 const MODE_FILTER: usize = 2;
-/// All threads of the process get the filter.
+/// Flag: all threads of the process get the filter.
 const TSYNC: usize = 1;
-/// Flags that are known: TSYNC, LOG, SPEC_ALLOW, NEW_LISTENER, TSYNC_ESRCH, WAIT_KILLABLE_RECV.
+/// The known flags: TSYNC, LOG, SPEC_ALLOW, NEW_LISTENER, TSYNC_ESRCH, WAIT_KILLABLE_RECV.
 const FLAGS: usize = 0x3f;
 
-/// What a program asks for.
+/// A program's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// The calling thread may do no more than read, write and end.
+    /// Strict mode: the calling thread may only read, write and end.
     Strict,
-    /// A filter more.
+    /// An additional filter.
     Filter {
-        /// Where its `struct sock_fprog` is.
+        /// Address of the filter's `struct sock_fprog`.
         program: usize,
-        /// Which of the call's arguments that is.
+        /// Index of the call's argument that holds the address.
         argument: usize,
-        /// Whether every thread of the process gets it.
+        /// Whether every thread of the process gets the filter.
         for_all: bool,
     },
 }
 
-/// What a call asks for; none if it is about something else, or the kernel refuses it whatever lies in memory.
+/// Returns what a call asks for. None if the call isn't about seccomp, or if the kernel refuses it regardless
+/// of the memory's content.
 pub fn asked(call: usize, arguments: &[usize; 6]) -> Option<Asked> {
     let [first, second, third, ..] = *arguments;
     match call as u32 {
@@ -52,7 +53,7 @@ pub fn asked(call: usize, arguments: &[usize; 6]) -> Option<Asked> {
     }
 }
 
-/// A filter as the kernel is given it (`struct sock_fprog`).
+/// A filter in the form that the kernel reads (`struct sock_fprog`).
 #[repr(C)]
 #[derive(Debug)]
 pub struct Program {
@@ -61,32 +62,33 @@ pub struct Program {
 }
 
 impl Program {
-    /// These instructions, at most 65,535.
+    /// Returns a filter of these instructions, at most 65,535.
     pub const fn of(instructions: &[Instruction]) -> Program {
         Program { length: instructions.len() as u16, first: instructions.as_ptr() }
     }
 }
 
-/// The calling thread alone gets a filter more. By prctl(2): a filter that it has may deny seccomp(2), which nothing else here uses.
+/// Installs one more filter in the calling thread alone. Uses prctl(2), because a filter that the thread
+/// already has may deny seccomp(2), which the engine calls nowhere.
 pub fn install(instructions: &[Instruction]) -> Result<(), Errno> {
     let program = Program::of(instructions);
     let arguments = [prctl::PR_SET_SECCOMP as usize, MODE_FILTER, &raw const program as usize, 0, 0, 0];
-    // SAFETY: the kernel reads the structure, and as many instructions as it says.
+    // SAFETY: the kernel reads the structure, and the number of instructions that the structure names.
     sys::check(unsafe { sys::call(number::PRCTL, arguments) }).map(|_| ())
 }
 
-/// Whether the calling thread may install filters at all.
+/// Returns whether the calling thread may install filters at all.
 pub fn may_install() -> bool {
     const CAP_SYS_ADMIN: u64 = 1 << 21;
     let arguments = [prctl::PR_GET_NO_NEW_PRIVS as usize, 0, 0, 0, 0, 0];
-    // SAFETY: takes no pointer.
+    // SAFETY: the call takes no pointer.
     let has_no_new_privileges = unsafe { sys::call(number::PRCTL, arguments) } == 1;
     has_no_new_privileges
         || crate::credentials::Capabilities::of(0).is_ok_and(|own| own.effective & CAP_SYS_ADMIN != 0)
 }
 
-/// How many filters a thread has, by its `status` file; [`u32::MAX`] in strict mode. Kernels before 5.9 say only whether there are
-/// any: then 1.
+/// Returns how many filters a thread has, by its `status` file; [`u32::MAX`] in strict mode. Kernels before
+/// 5.9 say only whether a thread has any. For a thread that has some the answer is then 1.
 pub fn filters_of(status: &[u8]) -> Option<u32> {
     let field = |name: &[u8]| {
         let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(name))?;
@@ -133,18 +135,18 @@ mod tests {
         assert!(filters_of(&std::fs::read("/proc/thread-self/status").unwrap()).is_some());
     }
 
-    /// Whether the kernel takes a filter, asked by a child that ends with it.
+    /// Returns whether the kernel accepts a filter. A child asks, and ends with it.
     fn does_kernel_take(program: &[Instruction]) -> bool {
         // SAFETY: the child makes system calls only, and ends.
         let child = unsafe { sys::call(number::FORK, [0; 6]) };
         assert!(child >= 0, "no child");
         if child == 0 {
             const NO_NEW_PRIVS: usize = prctl::PR_SET_NO_NEW_PRIVS as usize;
-            // SAFETY: takes no pointer.
+            // SAFETY: the call takes no pointer.
             unsafe { sys::call(number::PRCTL, [NO_NEW_PRIVS, 1, 0, 0, 0, 0]) };
             let is_refused = install(program).is_err();
-            // A filter that was taken may end it otherwise, or not let it end by this.
-            // SAFETY: takes no pointer; what isn't there is written to.
+            // An accepted filter may kill the child, or deny it this way to end.
+            // SAFETY: the call takes no pointer. The write to address 0 is meant to end the child.
             unsafe {
                 sys::call(number::EXIT_GROUP, [usize::from(is_refused), 0, 0, 0, 0, 0]);
                 core::ptr::null_mut::<u8>().write_volatile(0);
@@ -152,12 +154,13 @@ mod tests {
         }
         let mut status = 0_i32;
         let wait = raw::__NR_wait4 as usize;
-        // SAFETY: the kernel writes a status.
+        // SAFETY: the kernel writes the status to a word on our stack.
         unsafe { sys::call(wait, [child as usize, &raw mut status as usize, 0, 0, 0, 0]) };
         status != 1 << 8
     }
 
-    /// Programs at random, mostly of codes that filters may have: the kernel takes those that we take.
+    /// Random programs, mostly of codes that filters may have: `is_valid` accepts exactly the programs that
+    /// the kernel accepts.
     #[test]
     fn programs_are_taken_that_linux_takes() {
         const CODES: [u16; 24] = [

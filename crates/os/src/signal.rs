@@ -1,33 +1,35 @@
-//! Signals as the kernel delivers them: handlers of ours that libc doesn't know, and what a handler is told.
+//! Signals as the kernel delivers them: handlers that libc doesn't know, and the structures that a handler is
+//! given.
 //!
-//! A handler of the engine's may run anywhere in the program, also where libc is in the middle of something. So it
-//! is installed by the bare system call, and it returns through a restorer of ours.
-// UNSAFETY: a handler runs on top of whatever its thread was doing; what it is given are raw structures.
+//! A handler of the engine may run anywhere in the program, even in the middle of a libc function. Therefore
+//! the handler is installed by the bare system call, and returns through a restorer of this file.
+// UNSAFETY: a handler runs on top of whatever its thread was doing, and the kernel gives it raw structures.
 
 use crate::sys::{self, Errno, number};
 use core::arch::naked_asm;
 
-/// A memory access that can't go on; `signal` mode's faults arrive as this.
+/// A memory access that can't go on. Faults arrive as this signal in `signal` mode.
 pub const SIGBUS: u32 = 7;
-/// An access that isn't allowed, or to nothing.
+/// An access that isn't allowed, or that found no mapping.
 pub const SIGSEGV: u32 = 11;
-/// A system call that is not to be made as it is (see [`crate::dispatch`]).
+/// A system call that must not be made as it is (see [`crate::dispatch`]).
 pub const SIGSYS: u32 = 31;
-/// libc's own signal for its set-user-id calls. No program can block it through libc, so it reaches every thread.
+/// libc's own signal for its set-user-id calls. No program can block it through libc, so the signal reaches
+/// every thread.
 pub const SIGSETXID: u32 = 33;
-/// libc's own signal for ending threads, which no program can block through libc either.
+/// libc's own signal for ending threads. No program can block it through libc either.
 pub const SIGCANCEL: u32 = 32;
 
-/// A signal's bit in a mask.
+/// Returns a signal's bit in a mask.
 pub const fn bit(signal: u32) -> u64 {
     1 << (signal - 1)
 }
 
-/// What a handler looks like. The context is the thread's, as it goes on when the handler returns.
+/// The type of a handler. `context` holds the state with which the thread goes on when the handler returns.
 pub type Handler = unsafe extern "C" fn(signal: i32, info: *mut Info, context: *mut Context);
 
-/// What happened: the head of the kernel's `siginfo_t`, for signals that are about an address, a call, or that carry a
-/// word.
+/// Information about a signal: the head of the kernel's `siginfo_t`. The fields serve signals that are about
+/// an address, about a system call, or that carry a word.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Info {
@@ -35,9 +37,10 @@ pub struct Info {
     errno: i32,
     code: i32,
     padding: i32,
-    /// Of a signal that was sent: process and user.
+    /// The address that the signal is about; process and user of the sender, if the signal was sent.
     address: usize,
-    /// The word that was sent along; of a stopped call its number, and the kind of machine that it is for.
+    /// The word that was sent along. For a stopped call: the call's number, and in the upper half the machine
+    /// type that the call is for.
     value: usize,
     rest: [u64; 12],
 }
@@ -45,7 +48,8 @@ pub struct Info {
 const _: () = assert!(size_of::<Info>() == 128);
 
 impl Info {
-    /// `BUS_ADRERR`: nothing could be had for this address. userfaultfd says so of a page that we are to bring.
+    /// `BUS_ADRERR`: the kernel has no memory for this address. userfaultfd uses this code for a page that
+    /// Farpage must bring in.
     const BUS_ADDRESS: i32 = 2;
     /// `SEGV_MAPERR`: there is no mapping.
     const NOT_MAPPED: i32 = 1;
@@ -58,13 +62,13 @@ impl Info {
     /// `AUDIT_ARCH_X86_64`: not a call of 32-bit code.
     const MACHINE: usize = 0xc000_003e;
 
-    /// What the kernel says of a signal that it raises because it can do nothing else (`SI_KERNEL`).
+    /// Returns the information of a signal that the kernel itself raises as a last resort (`SI_KERNEL`).
     pub const fn by_kernel(signal: u32) -> Info {
         Info { signal: signal as i32, errno: 0, code: 0x80, padding: 0, address: 0, value: 0, rest: [0; 12] }
     }
 
-    /// The number of a stopped system call, none if it is one of 32-bit code; none at all if the signal is about
-    /// something else, or was sent.
+    /// Returns the number of a stopped system call. The inner option is none if the call is one of 32-bit
+    /// code. The outer option is none if the signal isn't about a stopped call, or was sent.
     pub const fn stopped_call(&self) -> Option<Option<usize>> {
         if self.signal as u32 != SIGSYS || self.code != Info::USER_DISPATCH {
             return None;
@@ -72,17 +76,18 @@ impl Info {
         Some(if self.value >> 32 == Info::MACHINE { Some(self.value as u32 as usize) } else { None })
     }
 
-    /// The address that the signal is about, if it is about one.
+    /// Returns the address that the signal is about, if it is about one.
     pub const fn address(&self) -> usize {
         self.address
     }
 
-    /// The address of an access that found nothing; none if the signal is about something else, or was sent.
+    /// Returns the address of an access that found no memory; none for any other signal, or if the signal was
+    /// sent.
     pub const fn missing_at(&self) -> Option<usize> {
         if self.signal as u32 == SIGBUS && self.code == Info::BUS_ADDRESS { Some(self.address) } else { None }
     }
 
-    /// The address of an access that was not allowed, where there is a mapping; none if the signal is about something else.
+    /// Returns the address of an access that its mapping doesn't allow; none for any other signal.
     pub const fn forbidden_at(&self) -> Option<usize> {
         if self.signal as u32 == SIGSEGV && self.code == Info::NOT_ALLOWED {
             Some(self.address)
@@ -91,22 +96,23 @@ impl Info {
         }
     }
 
-    /// The address of an access where there is no mapping; none if the signal is about something else.
+    /// Returns the address of an access where there is no mapping; none for any other signal.
     pub const fn unmapped_at(&self) -> Option<usize> {
         if self.signal as u32 == SIGSEGV && self.code == Info::NOT_MAPPED { Some(self.address) } else { None }
     }
 
-    /// The signal.
+    /// Returns the signal's number.
     pub const fn signal(&self) -> u32 {
         self.signal as u32
     }
 
-    /// Whether a process has sent it: then there is nothing that its thread would run into again.
+    /// Returns whether a process sent the signal. If so, no access or call of the thread would raise the
+    /// signal again.
     pub const fn was_sent(&self) -> bool {
         self.code <= 0
     }
 
-    /// The word that was sent along, if one was.
+    /// Returns the word that was sent along, if one was.
     pub const fn word(&self) -> Option<usize> {
         if self.code == Info::QUEUED { Some(self.value) } else { None }
     }
@@ -125,48 +131,50 @@ pub fn send_to_thread(process: u32, thread: u32, signal: u32, word: usize) -> Re
         rest: [0; 12],
     };
     let arguments = [process as usize, thread as usize, signal as usize, (&raw const info) as usize, 0, 0];
-    // SAFETY: the kernel reads a siginfo_t, which `info` is as long as.
+    // SAFETY: the kernel reads a siginfo_t, and `info` has its size.
     sys::check(unsafe { sys::call(number::RT_TGSIGQUEUEINFO, arguments) }).map(|_| ())
 }
 
-/// Sends the calling thread a signal once more, with what it said the first time: to oneself anything may be said.
+/// Sends the calling thread a signal once more, with its first information. The kernel lets a thread send
+/// itself any information.
 pub fn send_again(info: &Info) {
-    // SAFETY: both take nothing.
+    // SAFETY: both calls take no argument.
     let [process, thread] = [number::GETPID, number::GETTID].map(|call| unsafe { sys::call(call, [0; 6]) });
     let (signal, info) = (info.signal(), core::ptr::from_ref(info) as usize);
-    // SAFETY: the kernel reads a siginfo_t, which `info` is as long as.
+    // SAFETY: the kernel reads a siginfo_t, and `info` has its size.
     unsafe {
         sys::call(number::RT_TGSIGQUEUEINFO, [process as usize, thread as usize, signal as usize, info, 0, 0])
     };
 }
 
-/// A thread as it was interrupted: the head of the kernel's `ucontext_t` on x86-64. What is changed here is what the
-/// thread goes on with.
+/// A thread's state when it was interrupted: the head of the kernel's `ucontext_t` on x86-64. The thread goes
+/// on with what is changed here.
 #[repr(C)]
 pub struct Context {
     flags: u64,
     link: usize,
-    /// The alternate stack that the thread has when the handler has returned.
+    /// The alternate stack that the thread has once the handler has returned.
     pub stack: AlternateStack,
     /// r8 to r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, flags, segments.
     registers: [usize; 19],
-    /// Of the exception: bit 0 the page was there, bit 1 it was a write.
+    /// The page fault's error code. Bit 0: the page was there. Bit 1: the access was a write.
     error: u64,
     trap: u64,
     old_mask: u64,
     address: u64,
-    /// Where the vector registers' state is; 0: they are cleared.
+    /// Where the vector registers' state lies. With 0 the kernel clears the registers.
     pub float_state: usize,
     reserved: [u64; 8],
-    /// Signals that are blocked when the handler has returned.
+    /// The signals that are blocked once the handler has returned.
     pub blocked: u64,
 }
 
-// As in the kernel's headers: the registers begin after 40 bytes, the error word is the 20th, the mask comes after 256.
+// As in the kernel's headers: the registers begin at byte 40, and the error word is the 20th word from there.
+// The mask begins 256 bytes after byte 40.
 const _: () = assert!(core::mem::offset_of!(Context, error) == 40 + 19 * 8);
 const _: () = assert!(core::mem::offset_of!(Context, blocked) == 40 + 256 && size_of::<Context>() == 304);
 
-/// Registers by their place in [`Context`].
+/// Registers by their index in [`Context`].
 #[derive(Clone, Copy, Debug)]
 #[repr(usize)]
 #[expect(missing_docs, reason = "they are the processor's names")]
@@ -185,12 +193,12 @@ pub enum Register {
 }
 
 impl Context {
-    /// Where a register's content lies.
+    /// Returns the byte offset of a register in the context.
     pub const fn offset_of(register: Register) -> usize {
         core::mem::offset_of!(Context, registers) + size_of::<usize>() * register as usize
     }
 
-    /// A register's content.
+    /// Returns a register's content.
     pub const fn register(&self, register: Register) -> usize {
         self.registers[register as usize]
     }
@@ -200,32 +208,34 @@ impl Context {
         self.registers[register as usize] = value;
     }
 
-    /// The alternate stack that the thread had when the signal was delivered. It may have been put away then.
+    /// Returns the alternate stack that the thread had when the signal was delivered. The kernel may have
+    /// disarmed the stack at that moment.
     pub const fn alternate(&self) -> AlternateStack {
         let AlternateStack { start, flags, bytes } = self.stack;
-        // Since its program began a thread may never have had one, and the kernel forgets to say so: `sigaltstack` refuses that.
+        // A thread may never have had an alternate stack since its program began. The kernel then leaves out
+        // the flag `SS_DISABLE`, and `sigaltstack` refuses the structure.
         if bytes == 0 {
             return AlternateStack::NONE;
         }
         AlternateStack::from_words([start as u64, flags as u64, bytes as u64])
     }
 
-    /// Of the instruction `syscall`.
+    /// Size of the instruction `syscall` in bytes.
     pub const CALL_BYTES: usize = 2;
 
-    /// The thread, which has just made a system call, makes it again, with this number.
+    /// Makes the thread repeat the system call that it has just made, with this number.
     pub const fn call_again(&mut self, number: usize) {
         self.set_register(Register::Rax, number);
         let after = self.register(Register::Rip);
         self.set_register(Register::Rip, after - Context::CALL_BYTES);
     }
 
-    /// Whether the access that raised the signal was a write.
+    /// Returns whether the access that raised the signal was a write.
     pub const fn was_write(&self) -> bool {
         self.error & 2 != 0
     }
 
-    /// Whether a page was there, which didn't allow the access.
+    /// Returns whether the page was there and didn't allow the access.
     pub const fn was_protection(&self) -> bool {
         self.error & 1 != 0
     }
@@ -235,13 +245,13 @@ impl Context {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Action {
-    /// A function, or 0 for what the kernel does by default, or 1 for nothing.
+    /// The handler's address, 0 for the kernel's default, or 1 to ignore the signal.
     pub handler: usize,
     /// `SA_*`.
     pub flags: u64,
-    /// Where it returns to.
+    /// Where the handler returns to.
     pub restorer: usize,
-    /// Signals that are blocked meanwhile.
+    /// The signals that are blocked while the handler runs.
     pub mask: u64,
 }
 
@@ -251,17 +261,18 @@ const SA_RESTART: u64 = 0x1000_0000;
 const SA_NODEFER: u64 = 0x4000_0000;
 const SA_RESETHAND: u64 = 0x8000_0000;
 const SA_RESTORER: u64 = 0x0400_0000;
-/// Of children that stop or end (`SA_NOCLDSTOP`, `SA_NOCLDWAIT`), and the tags of addresses (`SA_EXPOSE_TAGBITS`).
+/// Flags about children that stop or end (`SA_NOCLDSTOP`, `SA_NOCLDWAIT`) and about tagged addresses
+/// (`SA_EXPOSE_TAGBITS`).
 const SA_OTHERS: u64 = 1 | 2 | 0x800;
 const LEFT_TO_THE_KERNEL: u64 = SA_OTHERS | SA_RESTART | SA_RESETHAND;
 const KNOWN: u64 = LEFT_TO_THE_KERNEL | SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTORER;
 
 impl Action {
-    /// What the kernel does by itself.
+    /// The kernel's default disposition.
     pub const DEFAULT: Action = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
 
-    /// A handler of ours: on the thread's alternate stack if it has one, with every signal blocked meanwhile but
-    /// `open`. Calls that it interrupts go on.
+    /// Returns the disposition for a handler of the engine. The handler runs on the thread's alternate stack
+    /// if there is one, with all signals but `open` blocked. System calls that the handler interrupts go on.
     pub fn of(handler: Handler, open: u64) -> Action {
         Action {
             handler: handler as *const () as usize,
@@ -271,79 +282,84 @@ impl Action {
         }
     }
 
-    /// A handler of ours that stands for this one: the kernel does all else that the program asked for.
+    /// Returns the disposition for a handler of the engine that stands in for this one. The kernel still does
+    /// the rest that the program asked for: restarts, resets, and the flags about children and tagged
+    /// addresses stay.
     #[must_use]
     pub fn through(&self, handler: Handler, open: u64) -> Action {
         let ours = Action::of(handler, open);
         Action { flags: ours.flags & !SA_RESTART | self.flags & LEFT_TO_THE_KERNEL, ..ours }
     }
 
-    /// Whether it is one of ours, or was until the kernel reset it.
+    /// Returns whether the handler is one of the engine, or was until the kernel reset the disposition.
     pub fn is_of_ours(&self) -> bool {
         self.restorer == return_address()
     }
 
-    /// As the kernel keeps it: without flags that it doesn't know, and signals that can't be blocked.
+    /// Returns the disposition as the kernel stores it: without flags that the kernel doesn't know, and
+    /// without the signals that can't be blocked.
     #[must_use]
     pub const fn kept(&self) -> Action {
         Action { flags: self.flags & KNOWN, mask: self.mask & !(bit(9) | bit(19)), ..*self }
     }
 
-    /// The same on whatever stack the thread is on: for one that has no alternate stack of ours yet.
+    /// Returns the same disposition without the alternate stack: for threads that have no alternate stack of
+    /// the engine yet.
     #[must_use]
     pub const fn on_any_stack(self) -> Action {
         Action { flags: self.flags & !SA_ONSTACK, ..self }
     }
 
-    /// As the kernel reads it.
+    /// Reads a disposition from the kernel's words.
     pub const fn from_words(words: [u64; 4]) -> Action {
         Action { handler: words[0] as usize, flags: words[1], restorer: words[2] as usize, mask: words[3] }
     }
 
-    /// The words of [`Action::from_words`].
+    /// Returns the words that [`Action::from_words`] reads.
     pub const fn to_words(&self) -> [u64; 4] {
         [self.handler as u64, self.flags, self.restorer as u64, self.mask]
     }
 
-    /// As the kernel writes it.
+    /// Returns the bytes as the kernel writes them.
     pub fn to_bytes(&self) -> [u8; 32] {
         words_to_bytes(self.to_words())
     }
 
-    /// Whether it is a function.
+    /// Returns whether the disposition is a handler function.
     pub const fn is_handler(&self) -> bool {
         self.handler > 1
     }
 
-    /// Whether it is the default again after one signal.
+    /// Returns whether the disposition becomes the default again after one signal.
     pub const fn is_once(&self) -> bool {
         self.flags & SA_RESETHAND != 0
     }
 
-    /// Whether calls that it interrupts go on.
+    /// Returns whether system calls that the handler interrupts are restarted.
     pub const fn restarts(&self) -> bool {
         self.flags & SA_RESTART != 0
     }
 
-    /// Whether it wants to run on the thread's alternate stack, if there is one.
+    /// Returns whether the handler wants to run on the thread's alternate stack, if there is one.
     pub const fn wants_alternate_stack(&self) -> bool {
         self.flags & SA_ONSTACK != 0
     }
 
-    /// Whether nothing is to happen.
+    /// Returns whether the signal is ignored.
     pub const fn is_ignored(&self) -> bool {
         self.handler == 1
     }
 
-    /// The signals that are blocked while it handles `signal`, in a thread that blocks `blocked`.
+    /// Returns the signals that are blocked while the handler runs for `signal`, in a thread that blocks
+    /// `blocked`.
     pub const fn blocks(&self, signal: u32, blocked: u64) -> u64 {
         let own = if self.flags & SA_NODEFER == 0 { bit(signal) } else { 0 };
         blocked | self.mask | own
     }
 }
 
-/// Where a handler returns to, behind its first byte. Unwinders know a signal's frame by these very bytes, and look up the one
-/// before them: it must be nobody else's.
+/// The restorer, to whose second byte a handler returns. Unwinders recognise a signal's frame by exactly
+/// these bytes, and look up the byte before them. Therefore that byte must belong to no other function.
 #[unsafe(naked)]
 unsafe extern "C" fn return_from_signal() {
     naked_asm!("nop", "mov rax, {number}", "syscall", "ud2", number = const number::RT_SIGRETURN)
@@ -360,14 +376,16 @@ fn return_address() -> usize {
 pub unsafe fn set_action(signal: u32, action: &Action) -> Result<Action, Errno> {
     let mut before = Action::DEFAULT;
     let arguments = [signal as usize, &raw const *action as usize, &raw mut before as usize, 8, 0, 0];
-    // SAFETY: both are the kernel's structure, with a mask of 8 bytes; the handler is the caller's promise.
+    // SAFETY: both pointers are to the kernel's structure, with a mask of 8 bytes. The handler is the
+    // caller's promise.
     sys::check(unsafe { sys::call(number::RT_SIGACTION, arguments) }).map(|_| before)
 }
 
-/// The disposition of a signal.
+/// Returns the disposition of a signal.
 pub fn action_of(signal: u32) -> Result<Action, Errno> {
     let mut action = Action::DEFAULT;
-    // SAFETY: the kernel's structure, with a mask of 8 bytes; nothing is changed.
+    // SAFETY: the pointer is to the kernel's structure, with a mask of 8 bytes. The call changes no
+    // disposition.
     let asked =
         unsafe { sys::call(number::RT_SIGACTION, [signal as usize, 0, &raw mut action as usize, 8, 0, 0]) };
     sys::check(asked).map(|_| action)
@@ -377,15 +395,15 @@ pub fn action_of(signal: u32) -> Result<Action, Errno> {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AlternateStack {
-    /// Where it begins.
+    /// The lowest address.
     pub start: usize,
     /// `SS_*`.
     pub flags: usize,
-    /// Its size.
+    /// The size in bytes.
     pub bytes: usize,
 }
 
-/// Words as they lie in memory.
+/// Returns the words' bytes as they lie in memory.
 fn words_to_bytes<const N: usize, const BYTES: usize>(words: [u64; N]) -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
     for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -395,22 +413,24 @@ fn words_to_bytes<const N: usize, const BYTES: usize>(words: [u64; N]) -> [u8; B
 }
 
 impl AlternateStack {
-    /// Whether a stack pointer is on it.
+    /// Returns whether a stack pointer lies on this stack.
     pub const fn contains(&self, stack_pointer: usize) -> bool {
         stack_pointer > self.start && stack_pointer - self.start <= self.bytes
     }
 
-    /// Whether the kernel would say so: not of one that is put away when a handler begins.
+    /// Returns whether the kernel would report the stack as in use. A stack that is disarmed when a handler
+    /// begins is never reported so.
     pub const fn is_in_use(&self, stack_pointer: usize) -> bool {
         !self.is_put_away() && self.contains(stack_pointer)
     }
 
-    /// Whether the thread has none from a handler's beginning to its end.
+    /// Returns whether the thread has no alternate stack from a handler's beginning to its end.
     pub const fn is_put_away(&self) -> bool {
         self.flags & AlternateStack::AUTODISARM != 0
     }
 
-    /// What the kernel would make of a program's wish; EINVAL, ENOMEM: it refuses.
+    /// Returns the stack that the kernel would set for a program's request. EINVAL or ENOMEM means that the
+    /// kernel would refuse.
     pub fn accepted(self) -> Result<AlternateStack, Errno> {
         const BYTES_MIN: usize = 2048;
         match self.flags & !AlternateStack::AUTODISARM {
@@ -421,45 +441,49 @@ impl AlternateStack {
         }
     }
 
-    /// As the kernel reads it: half of the second word is nothing.
+    /// Reads a stack from the kernel's words. The upper half of the second word is padding.
     pub const fn from_words(words: [u64; 3]) -> AlternateStack {
         AlternateStack { start: words[0] as usize, flags: words[1] as u32 as usize, bytes: words[2] as usize }
     }
 
-    /// As the kernel writes it.
+    /// Returns the bytes as the kernel writes them.
     pub fn to_bytes(&self) -> [u8; 24] {
         words_to_bytes([self.start as u64, self.flags as u64, self.bytes as u64])
     }
 
     /// `SS_AUTODISARM`.
     const AUTODISARM: usize = 1 << 31;
-    /// `SS_ONSTACK`: the thread is on it.
+    /// `SS_ONSTACK`: the thread runs on the stack.
     pub const IN_USE: usize = 1;
-    /// `SS_DISABLE`: there is none.
+    /// `SS_DISABLE`: the thread has no alternate stack.
     pub const NONE: AlternateStack = AlternateStack { start: 0, flags: 2, bytes: 0 };
 }
 
-/// Gives the calling thread another alternate stack and returns the one before. EPERM: it is on it.
+/// Gives the calling thread another alternate stack and returns the one before. Fails with EPERM if the
+/// thread runs on the old one.
 ///
 /// # Safety
-/// The memory must be nobody else's as long as the thread lives or until it gets another one.
+/// The memory must belong to this thread alone, as long as the thread lives or until the thread gets another
+/// stack.
 pub unsafe fn set_alternate_stack(stack: &AlternateStack) -> Result<AlternateStack, Errno> {
     let mut before = AlternateStack::NONE;
     let arguments = [&raw const *stack as usize, &raw mut before as usize, 0, 0, 0, 0];
-    // SAFETY: both are the kernel's structure; the memory is the caller's promise.
+    // SAFETY: both pointers are to the kernel's structure. The stack's memory is the caller's promise.
     sys::check(unsafe { sys::call(number::SIGALTSTACK, arguments) }).map(|_| before)
 }
 
-/// The same for a handler that may run on the thread's alternate stack itself. The kernel only looks where the stack pointer is,
-/// so it is moved to the new one for the time of the call.
+/// Does the same as [`set_alternate_stack`] for a handler that may itself run on the old alternate stack. The
+/// kernel looks only at the stack pointer, so the function moves the stack pointer to the new stack for the
+/// time of the call.
 ///
 /// # Safety
-/// As above; nothing on the new stack may be in use. What the handler has interrupted may not be on the old one: it would go on
-/// below frames that come later.
+/// As above. Nothing on the new stack may be in use. The code that the handler has interrupted may not run on
+/// the old stack: that code would go on below frames of later handlers.
 pub unsafe fn set_alternate_stack_on_top(stack: &AlternateStack) -> Result<(), Errno> {
     let top = (stack.start + stack.bytes) & !15;
     let result: isize;
-    // SAFETY: the caller's promise; both stack pointers are good, and the one that was there is back behind the call.
+    // SAFETY: the memory is the caller's promise. Both stack pointers are valid, and the old one is restored
+    // right after the call.
     unsafe {
         core::arch::asm!("xchg rsp, {top}", "syscall", "xchg rsp, {top}", top = inout(reg) top => _,
             inlateout("rax") number::SIGALTSTACK as isize => result, in("rdi") &raw const *stack, in("rsi") 0,
@@ -468,15 +492,15 @@ pub unsafe fn set_alternate_stack_on_top(stack: &AlternateStack) -> Result<(), E
     sys::check(result).map(|_| ())
 }
 
-/// The calling thread's alternate stack.
+/// Returns the calling thread's alternate stack.
 pub fn alternate_stack() -> Result<AlternateStack, Errno> {
     let mut stack = AlternateStack::NONE;
-    // SAFETY: the kernel's structure; nothing is changed.
+    // SAFETY: the pointer is to the kernel's structure. The call changes no stack.
     let asked = unsafe { sys::call(number::SIGALTSTACK, [0, &raw mut stack as usize, 0, 0, 0, 0]) };
     sys::check(asked).map(|_| stack)
 }
 
-/// What `rt_sigprocmask` makes of a thread's blocked signals; none for a `how` that there isn't.
+/// Returns the blocked signals after an `rt_sigprocmask`; none if `how` is no valid operation.
 pub const fn change_blocked(blocked: u64, how: usize, set: u64) -> Option<u64> {
     // SIGKILL and SIGSTOP can't be blocked.
     let set = set & !(bit(9) | bit(19));
@@ -494,19 +518,19 @@ mod tests {
     use core::sync::atomic::{AtomicU64, Ordering};
     use std::os::fd::AsRawFd;
 
-    /// Address, then 1 for a write plus 2 for a page that was there.
+    /// The address of the last fault, then 1 for a write plus 2 for a page that was there.
     static SEEN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
     static FILE: AtomicU64 = AtomicU64::new(0);
 
-    /// Notes what it is told, and makes the file long enough.
+    /// Notes what the kernel reports, and makes the file long enough for the access.
     unsafe extern "C" fn note_and_grow(_: i32, info: *mut Info, context: *mut Context) {
-        // SAFETY: the kernel's own structures, for this call.
+        // SAFETY: the kernel's own structures, valid during this call.
         let (info, context) = unsafe { (&*info, &*context) };
         SEEN[0].store(info.missing_at().unwrap_or(0) as u64, Ordering::SeqCst);
         let how = u64::from(context.was_write()) + 2 * u64::from(context.was_protection());
         SEEN[1].store(how, Ordering::SeqCst);
         const FTRUNCATE: usize = 77;
-        // SAFETY: makes the test's file longer.
+        // SAFETY: the call makes the test's file longer and touches no memory.
         unsafe { sys::call(FTRUNCATE, [FILE.load(Ordering::SeqCst) as usize, 8192, 0, 0, 0, 0]) };
     }
 
@@ -517,24 +541,25 @@ mod tests {
         FILE.store(file.as_raw_fd() as u64, Ordering::SeqCst);
         let (protection, flags) =
             (rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE, rustix::mm::MapFlags::SHARED);
-        // SAFETY: the file is open as long as the test runs.
+        // SAFETY: the file stays open as long as the test runs.
         let descriptor = unsafe { rustix::fd::BorrowedFd::borrow_raw(file.as_raw_fd()) };
-        // SAFETY: a new mapping of the test's file.
+        // SAFETY: the call makes a new mapping of the test's file and replaces none.
         let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), 8192, protection, flags, descriptor, 0) };
         let second = base.unwrap().cast::<u8>().wrapping_add(4096 + 24);
         // SAFETY: the handler touches only statics and the file.
         let before = unsafe { set_action(SIGBUS, &Action::of(note_and_grow, 0)) }.unwrap();
-        // SAFETY: inside the mapping; beyond the file's end until the handler has run.
+        // SAFETY: the address is inside the mapping. The address lies beyond the file's end until the handler
+        // has run.
         unsafe { second.write_volatile(7) };
         assert_eq!(SEEN[0].load(Ordering::SeqCst), second as u64);
         assert_eq!(SEEN[1].load(Ordering::SeqCst), 1, "a write to a page that isn't there");
-        // SAFETY: as above, and it is inside the file now.
+        // SAFETY: as above, and the address is inside the file now.
         assert_eq!(unsafe { second.read_volatile() }, 7);
         file.set_len(1).unwrap();
         // SAFETY: as above.
         assert_eq!(unsafe { second.read_volatile() }, 0);
         assert_eq!(SEEN[1].load(Ordering::SeqCst), 0, "a read of a page that isn't there");
-        // SAFETY: what was there before.
+        // SAFETY: the disposition is the one that was there before.
         unsafe { set_action(SIGBUS, &before) }.unwrap();
     }
 

@@ -1,7 +1,7 @@
 //! System calls as the kernel sees them: six words in, one word out.
 //!
-//! For calls whose arguments come from the program (the hooks pass them on unchanged), for ioctls, and for
-//! what no library wraps. Everything else goes through `rustix`.
+//! Used for calls whose arguments come from the program (the hooks pass the arguments on unchanged), for
+//! ioctls, and for calls that no library wraps. All other calls go through `rustix`.
 // UNSAFETY: a system call is an instruction.
 
 use core::arch::asm;
@@ -70,7 +70,7 @@ pub mod number {
     pub const IO_GETEVENTS: usize = raw::__NR_io_getevents as usize;
 }
 
-/// Makes a system call and returns the kernel's word: negative errors included.
+/// Makes a system call and returns the kernel's word, negative errors included.
 ///
 /// # Safety
 /// As the call itself demands.
@@ -78,7 +78,8 @@ pub mod number {
 pub unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
     let [a, b, c, d, e, f] = arguments;
     let result: isize;
-    // SAFETY: the instruction clobbers rcx and r11 only; what it does to memory is the caller's promise.
+    // SAFETY: the instruction clobbers rcx and r11 only. What the call does to memory is the caller's
+    // promise.
     unsafe {
         asm!("syscall", inlateout("rax") number as isize => result, in("rdi") a, in("rsi") b, in("rdx") c,
             in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -86,30 +87,31 @@ pub unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
     result
 }
 
-/// The kernel's word as a result.
+/// Turns the kernel's word into a result.
 pub const fn check(word: isize) -> Result<usize, Errno> {
     if word < 0 && word >= -4095 { Err(Errno(-word as i32)) } else { Ok(word as usize) }
 }
 
-/// An ioctl.
+/// Makes an ioctl.
 ///
 /// # Safety
 /// As the request demands of `argument`.
 pub unsafe fn ioctl(fd: i32, request: u32, argument: usize) -> Result<usize, Errno> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the callee's condition is the caller's promise.
     check(unsafe { call(number::IOCTL, [fd as usize, request as usize, argument, 0, 0, 0]) })
 }
 
-/// A number that nobody can guess; an error where the kernel has none to give yet, or may not be asked.
+/// Returns a number that nobody can guess. Fails where the kernel has no random bytes yet, or where the call
+/// isn't allowed.
 pub fn random_word() -> Result<u64, Errno> {
     const NONBLOCK: usize = 1;
     const EAGAIN: i32 = 11;
     let mut word = [0_u8; 8];
     let arguments = [word.as_mut_ptr() as usize, word.len(), NONBLOCK, 0, 0, 0];
-    // SAFETY: the kernel writes so many bytes there.
+    // SAFETY: the kernel writes `word.len()` bytes to `word`.
     match check(unsafe { call(number::GETRANDOM, arguments) })? {
         8 => Ok(u64::from_ne_bytes(word)),
-        // Eight bytes come whole.
+        // The kernel gives eight bytes whole or not at all.
         _ => Err(Errno(EAGAIN)),
     }
 }
@@ -117,59 +119,61 @@ pub fn random_word() -> Result<u64, Errno> {
 /// Ends the whole process.
 pub fn exit_group(status: i32) -> ! {
     loop {
-        // SAFETY: takes no pointer; doesn't return.
+        // SAFETY: the call takes no pointer and doesn't return.
         unsafe { call(number::EXIT_GROUP, [status as usize, 0, 0, 0, 0, 0]) };
     }
 }
 
-/// The signals of this thread that were blocked before.
+/// The signals that the thread blocked before a change of its mask.
 #[derive(Clone, Copy)]
 pub struct SignalMask(u64);
 
 impl SignalMask {
-    /// One bit for each signal.
+    /// Returns the mask with one bit for each signal.
     pub const fn bits(self) -> u64 {
         self.0
     }
 
-    /// With these blocked as well.
+    /// Returns the mask with the signals of `bits` blocked as well.
     #[must_use]
     pub const fn with(self, bits: u64) -> SignalMask {
         SignalMask(self.0 | bits)
     }
 }
 
-/// All signals but those that must get through. In `signal` mode a fault, or a stopped call, of a thread that blocks its
-/// signal ends the process; and until its threads are armed, so must what arms them.
+/// The signals that [`block_signals`] blocks: all but those that must get through. In `signal` mode a fault
+/// or a stopped call of a thread that blocks its signal ends the process. Until the program's threads are
+/// armed, the signal that arms them must get through, too.
 static BLOCKED: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// From now on [`block_signals`] leaves the signals in `mask` open, and no others.
+/// Makes [`block_signals`] leave open exactly the signals in `mask` from now on.
 pub fn keep_open(mask: u64) {
     BLOCKED.store(!mask, Ordering::Relaxed);
 }
 
-/// Whether [`block_signals`] leaves all signals of `mask` open.
+/// Returns whether [`block_signals`] leaves all signals of `mask` open.
 pub fn is_kept_open(mask: u64) -> bool {
     BLOCKED.load(Ordering::Relaxed) & mask == 0
 }
 
-/// Opens what [`keep_open`] was told of in the calling thread, though it has blocked signals before.
+/// Unblocks the signals of [`keep_open`] in the calling thread, even if the thread has blocked them before.
 pub fn open_what_is_kept_open() {
     open_signals(!BLOCKED.load(Ordering::Relaxed));
 }
 
-/// Opens these signals in the calling thread.
+/// Unblocks the signals in `mask` in the calling thread.
 pub fn open_signals(mask: u64) {
     change_mask(1 /* SIG_UNBLOCK */, &raw const mask as usize, 0);
 }
 
-/// Blocks signals in the calling thread, so that no handler of the program runs on top of ours while a lock is held.
-/// Faults of the thread itself are not delayed by this.
+/// Blocks signals in the calling thread, so that no handler of the program runs on top of the engine while a
+/// lock is held. Blocking doesn't delay the thread's own faults.
 pub fn block_signals() -> SignalMask {
     block(BLOCKED.as_ptr() as usize)
 }
 
-/// Blocks all of them: for what a new engine thread begins with, which must never get one that was sent to the process.
+/// Blocks all signals. A new engine thread begins with this mask, because it must never get a signal that was
+/// sent to the process.
 pub fn block_all_signals() -> SignalMask {
     static ALL: u64 = u64::MAX;
     block(&raw const ALL as usize)
@@ -177,27 +181,29 @@ pub fn block_all_signals() -> SignalMask {
 
 fn block(set: usize) -> SignalMask {
     let mut old = 0_u64;
-    // The thread's stack may be memory of the program's that is out, where the kernel can't write. Asked first and changed
-    // then: an error after the change would lose what was there before.
+    // The thread's stack may be evicted memory of the program, where the kernel can't write. So the first
+    // call reads the old mask and the second changes it. An error after a change would lose the old mask.
     change_mask(0 /* SIG_BLOCK */, 0, &raw mut old as usize);
     change_mask(0, set, 0);
     SignalMask(old)
 }
 
-/// Undoes [`block_signals`] or [`block_all_signals`]: what wasn't blocked before is open again. What was is left alone: it
-/// may have been opened for good meanwhile.
+/// Undoes [`block_signals`] or [`block_all_signals`] by unblocking every signal that wasn't blocked before.
+/// Signals that were blocked before stay as they are, because they may have been unblocked for good
+/// meanwhile.
 pub fn restore_signals(mask: SignalMask) {
     let open = !mask.0;
     change_mask(1 /* SIG_UNBLOCK */, &raw const open as usize, 0);
 }
 
-/// `rt_sigprocmask`, until it can be done.
+/// Calls `rt_sigprocmask` until it succeeds or fails with an error other than EFAULT.
 fn change_mask(how: usize, set: usize, old: usize) {
     const EFAULT: isize = -14;
     let arguments = [how, set, old, size_of::<u64>(), 0, 0];
-    // SAFETY: both pointers are null or to 8-byte sets of our callers', the size that the call is told.
+    // SAFETY: each pointer is null or points to an 8-byte set of the callers, and the call is told that size.
     while unsafe { call(number::RT_SIGPROCMASK, arguments) } == EFAULT {
-        // SAFETY: as above; what is written is overwritten. Touching it brings the page back.
+        // SAFETY: as above, and a value written here is overwritten by the next call. Touching the set brings
+        // its page back.
         unsafe {
             if set != 0 {
                 (set as *const u64).read_volatile();
@@ -217,7 +223,7 @@ mod tests {
     fn error_words_become_errno_and_addresses_do_not() {
         assert_eq!(check(-14), Err(Errno(14)));
         assert_eq!(check(-4096), Ok((-4096_isize) as usize));
-        // SAFETY: an ioctl on a descriptor that doesn't exist touches nothing.
+        // SAFETY: an ioctl on a descriptor that doesn't exist touches no memory.
         assert_eq!(unsafe { ioctl(-1, 0, 0) }, Err(Errno(9)));
     }
 }

@@ -1,15 +1,16 @@
 //! Engine threads: made by a bare `clone`, unknown to glibc, with a descriptor table of their own.
 //!
-//! * glibc doesn't count them, so a program whose last own thread ends still ends, and set-user-id calls and
-//!   cancellation don't reach them.
-//! * They block every signal but the one that libc keeps for its set-user-id calls, by which they are asked to take on what
-//!   the program's credentials have become. Any other signal to the process goes to a thread of the program.
-//! * The first one unshares the table of open files and closes all it inherited. The program can't close our
-//!   descriptors (closing the userfaultfd would turn evicted pages into zeros), it doesn't see them, and we
-//!   don't keep its pipes open.
-//! * They have no thread-local storage: code that runs here is `no_std` down to the last crate. The segment
-//!   register points to a block of zeros that holds only its own address, so that anything that tried would
-//!   find null pointers instead of another thread's errno.
+//! * glibc doesn't count engine threads. A program whose last own thread ends still ends. glibc's set-user-id
+//!   calls and cancellation don't reach engine threads.
+//! * Engine threads block every signal but the one that libc keeps for its set-user-id calls. By that signal
+//!   they are asked to take on the program's new credentials. Any other signal to the process goes to a
+//!   thread of the program.
+//! * The first engine thread unshares the table of open files and closes all inherited descriptors. The
+//!   program can't close the engine's descriptors (a closed userfaultfd would turn evicted pages into zeros)
+//!   and doesn't see them. The engine doesn't keep the program's pipes open.
+//! * Engine threads have no thread-local storage, because their code is `no_std` down to the last crate. The
+//!   segment register points to a block of zeros that holds only its own address. Code that tried to use
+//!   thread-local storage would find null pointers instead of another thread's errno.
 // UNSAFETY: making a thread without a library is assembly.
 
 use crate::memory;
@@ -20,22 +21,22 @@ use core::sync::atomic::Ordering;
 use farpage_core::roll_call::{Member, RollCall};
 use farpage_core::units::PAGE_BYTES;
 
-/// What an engine thread runs; never returns to its caller.
+/// The main function of an engine thread. Never returns to its caller.
 pub type Main = fn(argument: usize) -> !;
 
-/// Whether a new thread shares the descriptor table of the one that makes it.
+/// Whether a new thread shares the descriptor table of the thread that makes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Descriptors {
-    /// Same table.
+    /// The same table.
     Shared,
     /// A table of its own, empty.
     OwnEmpty,
-    /// A table of its own, with this one only.
+    /// A table of its own, with this descriptor only.
     Only(i32),
 }
 
 const CLONE_VM: usize = 0x100;
-/// Of a thread that shares its maker's descriptors.
+/// The new thread shares its maker's descriptors.
 pub const CLONE_FILES: usize = 0x400;
 const CLONE_SIGHAND: usize = 0x800;
 const CLONE_THREAD: usize = 0x1_0000;
@@ -44,7 +45,7 @@ const CLONE_SETTLS: usize = 0x8_0000;
 const CLONE_PARENT_SETTID: usize = 0x10_0000;
 const CLONE_CHILD_CLEARTID: usize = 0x20_0000;
 
-/// What an engine thread is made with, if it shares descriptors.
+/// The flags of `clone` for an engine thread that shares descriptors.
 pub const CLONE_FLAGS: usize = CLONE_VM
     | CLONE_FILES
     | CLONE_SIGHAND
@@ -56,24 +57,25 @@ pub const CLONE_FLAGS: usize = CLONE_VM
 
 static THREADS: RollCall = RollCall::new();
 
-/// The list of all engine threads, to call them.
+/// Returns the list of all engine threads, by which they are called.
 pub fn roll_call() -> &'static RollCall {
     &THREADS
 }
 
-/// Every engine thread that there is, or is about to be.
+/// Yields every engine thread that exists or is about to.
 pub fn all() -> impl Iterator<Item = &'static Member> {
     THREADS.all()
 }
 
-/// The calling thread, if it is an engine thread.
+/// Returns the calling thread's entry, if it is an engine thread.
 pub fn current() -> Option<&'static Member> {
-    // SAFETY: takes nothing.
+    // SAFETY: the call takes no argument.
     let own = unsafe { sys::call(number::GETTID, [0; 6]) } as u32;
     THREADS.find(own)
 }
 
-/// Waits until a thread has ended, or `ns` have passed: the kernel wakes who waits when it writes 0.
+/// Waits until a thread has ended, or `ns` nanoseconds have passed. The kernel writes 0 to the thread's word
+/// at its end and wakes the waiters.
 pub fn wait_for_end(thread: &Member, ns: u64) {
     // Ordering: Acquire as in `Member::number`.
     let seen = thread.word().load(Ordering::Acquire);
@@ -82,46 +84,49 @@ pub fn wait_for_end(thread: &Member, ns: u64) {
     }
 }
 
-/// In a fork's child, which has none of its parent's engine threads.
+/// Empties the list in a fork's child, which has none of its parent's engine threads.
 pub fn forget_all() {
     THREADS.forget_all();
 }
 
-/// Bytes for a thread: its stack, with room below for a guard, and its block of zeros.
+/// Size of a thread's stack in bytes. The mapping has one page more below the stack for a guard, and one
+/// above for the block of zeros.
 const STACK_BYTES: usize = 256 * 1024;
 
-/// Starts a thread. It begins with every signal blocked but that by which engine threads are asked.
+/// Starts a thread. The thread begins with every signal blocked but the one by which engine threads are
+/// asked.
 pub fn spawn(main: Main, argument: usize, descriptors: Descriptors) -> Result<(), Errno> {
     let bytes = PAGE_BYTES + STACK_BYTES + PAGE_BYTES;
     let base = memory::reserve(bytes)?;
-    // SAFETY: a child has none of our threads.
+    // SAFETY: the mapping was just made, and a fork's child has none of the engine threads.
     unsafe { memory::keep_from_children(base, bytes) }?;
-    // SAFETY: the lowest page of the mapping just made becomes the guard: nothing refers to it yet.
+    // SAFETY: the lowest page of the mapping just made becomes the guard, and nothing refers to it yet.
     let guard = unsafe { rustix::mm::mprotect(base.cast(), PAGE_BYTES, rustix::mm::MprotectFlags::empty()) };
     guard.map_err(|error| Errno(error.raw_os_error()))?;
-    // SAFETY: inside the mapping: the page above the stack.
+    // SAFETY: the page above the stack is inside the mapping.
     let block = unsafe { base.add(PAGE_BYTES + STACK_BYTES) };
-    // Half the page lies below the address in the segment register, for offsets to either side.
-    // SAFETY: inside that page, aligned.
+    // Half of the page lies below the address in the segment register, for offsets to either side.
+    // SAFETY: the address is inside that page, and aligned.
     let segment = unsafe { block.add(PAGE_BYTES / 2) };
-    // SAFETY: as above; the thread doesn't exist yet.
+    // SAFETY: the address is as above, and the thread that will use it doesn't exist yet.
     unsafe { segment.cast::<*mut u8>().write(segment) };
     let start = Start { main, argument, descriptors };
-    // SAFETY: the top of the stack holds the thread's start parameters, 16-byte aligned, inside the mapping.
+    // SAFETY: the top of the stack is inside the mapping and 16-byte aligned. The thread's start parameters
+    // go there.
     let top = unsafe { block.sub(64) };
-    // SAFETY: as above.
+    // SAFETY: the address is as above, and the 64 bytes hold a `Start`.
     unsafe { top.cast::<Start>().write(start) };
     let flags = if descriptors == Descriptors::Shared { CLONE_FLAGS } else { CLONE_FLAGS & !CLONE_FILES };
     let place = THREADS.expect().ok_or(Errno(linux_raw_sys::errno::EAGAIN as i32))?;
     let mask = sys::block_all_signals();
-    // SAFETY: the new stack is ours alone and big enough; the child never returns from `clone_thread`. The kernel writes to the
-    // place, which lives as long as the process.
+    // SAFETY: only the new thread uses the stack, which is big enough. The child never returns from
+    // `clone_thread`. The kernel writes to the place, which lives as long as the process.
     let result = unsafe { clone_thread(flags, top, segment, place.word().as_ptr()) };
     sys::restore_signals(mask);
     sys::check(result).map(|_| ()).inspect_err(|_| place.give_up())
 }
 
-/// Below the size of the 64 bytes reserved at the top of the stack.
+/// A thread's start parameters, no larger than the 64 bytes reserved at the top of the stack.
 struct Start {
     main: Main,
     argument: usize,
@@ -130,8 +135,8 @@ struct Start {
 
 const _: () = assert!(size_of::<Start>() <= 64);
 
-/// `clone(flags, stack, number, number, segment)`. In the parent it returns the thread's id or a negative error; the
-/// child calls `begin` with the stack pointer it was given, which is where its [`Start`] lies.
+/// Makes the call `clone(flags, stack, number, number, segment)`. In the parent it returns the thread's id or
+/// a negative error. The child calls `begin` with its initial stack pointer, where its [`Start`] lies.
 #[unsafe(naked)]
 unsafe extern "C" fn clone_thread(flags: usize, stack: *mut u8, segment: *mut u8, number: *mut u32) -> isize {
     naked_asm!(
@@ -154,7 +159,7 @@ unsafe extern "C" fn clone_thread(flags: usize, stack: *mut u8, segment: *mut u8
 }
 
 extern "C" fn begin(start: *const u8) -> ! {
-    // SAFETY: `spawn` wrote a `Start` there, in memory that is this thread's own.
+    // SAFETY: `spawn` wrote a `Start` there, in memory that belongs to this thread alone.
     let start = unsafe { start.cast::<Start>().read() };
     sys::open_signals(bit(SIGSETXID));
     match start.descriptors {
@@ -171,22 +176,24 @@ extern "C" fn begin(start: *const u8) -> ! {
     (start.main)(start.argument)
 }
 
-/// Closes descriptors of the calling thread's own table. A kernel before 5.9 doesn't have the call, and what was
-/// inherited would stay open; `farpage doctor` says that such a kernel is too old.
+/// Closes descriptors of the calling thread's own table. A kernel before 5.9 doesn't have the call, and
+/// inherited descriptors would stay open. `farpage doctor` reports a kernel that old.
 fn close_descriptors(first: u32, last: u32) {
-    // SAFETY: takes no pointer; the table is this thread's alone, so nobody else loses a descriptor.
+    // SAFETY: the call takes no pointer. The table belongs to this thread alone, so no other thread loses a
+    // descriptor.
     unsafe { sys::call(number::CLOSE_RANGE, [first as usize, last as usize, 0, 0, 0, 0]) };
 }
 
-/// Ends the calling engine thread. Its stack stays: engine threads end only with the engine.
+/// Ends the calling engine thread. The thread's stack stays mapped, because engine threads end only with the
+/// engine.
 pub fn exit() -> ! {
     loop {
-        // SAFETY: takes no pointer; ends this thread only.
+        // SAFETY: the call takes no pointer and ends this thread only.
         unsafe { sys::call(number::EXIT, [0, 0, 0, 0, 0, 0]) };
     }
 }
 
-/// Pins the calling thread to one CPU. Failure is harmless: it runs where it may.
+/// Pins the calling thread to one CPU. A failure is harmless: the thread runs where it may.
 pub fn pin_to_cpu(cpu: usize) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
@@ -200,12 +207,12 @@ pub fn for_each_cpu(mut visit: impl FnMut(usize)) {
     }
 }
 
-/// Names the calling thread, as `ps -L` shows it.
+/// Sets the calling thread's name, as `ps -L` shows it.
 pub fn set_name(name: &core::ffi::CStr) {
     let _ = rustix::thread::set_name(name);
 }
 
-/// What the kernel takes and gives as `struct sched_attr`, in its first version.
+/// The kernel's `struct sched_attr`, in its first version.
 #[repr(C)]
 #[derive(Default)]
 struct SchedulingAttributes {
@@ -219,22 +226,25 @@ struct SchedulingAttributes {
     period_ns: u64,
 }
 
-/// Asks for short turns on the CPU, and so for early ones: a thread that others wait for, and which is done soon, goes
-/// before those that compute. Since Linux 6.12 anybody may; older kernels take no notice.
+/// Asks for short time slices, and thereby for an early turn on the CPU. A thread that other threads wait
+/// for, and whose work is short, then goes before threads that compute. Any thread may ask since Linux 6.12.
+/// Older kernels ignore the request.
 pub fn ask_for_short_turns() {
     const SHORTEST_NS: u64 = 100_000;
     change_scheduling(|attributes| attributes.runtime_ns = SHORTEST_NS);
 }
 
-/// The nice value of a thread that goes before all others.
+/// The lowest nice value. A thread with it goes before all threads with higher values.
 pub const LEAST_NICE: i32 = -20;
 
-/// Goes before all others, if it may: root's threads may, mostly. How nice it was, for [`be_as_nice_as`].
+/// Gives the calling thread the lowest nice value, if that is allowed. Root's threads mostly may. Returns the
+/// nice value before, for [`be_as_nice_as`].
 pub fn go_first() -> i32 {
     be_at_most_as_nice_as(LEAST_NICE)
 }
 
-/// Goes before those that are nicer than that, if it may. How nice it was, for [`be_as_nice_as`].
+/// Lowers the calling thread's nice value to `most`, if that is allowed. A lower value stays. Returns the
+/// nice value before, for [`be_as_nice_as`].
 pub fn be_at_most_as_nice_as(most: i32) -> i32 {
     let mut before = 0;
     change_scheduling(|attributes| {
@@ -244,16 +254,16 @@ pub fn be_at_most_as_nice_as(most: i32) -> i32 {
     before
 }
 
-/// As nice as before [`go_first`].
+/// Restores the nice value that [`go_first`] returned.
 pub fn be_as_nice_as(before: i32) {
     change_scheduling(|attributes| attributes.nice = before);
 }
 
-/// Changes this thread's attributes, if it is scheduled as usual, and allowed.
+/// Changes this thread's attributes, if it has the usual scheduling policy and may change them.
 fn change_scheduling(change: impl FnOnce(&mut SchedulingAttributes)) {
     let bytes = size_of::<SchedulingAttributes>();
     let mut attributes = SchedulingAttributes::default();
-    // SAFETY: the kernel writes as many bytes as we say, on our own stack.
+    // SAFETY: the kernel writes at most `bytes` bytes to `attributes`, on our own stack.
     let got = unsafe { sys::call(number::SCHED_GETATTR, [0, &raw mut attributes as usize, bytes, 0, 0, 0]) };
     const OTHER: u32 = 0;
     if got != 0 || attributes.policy != OTHER {
@@ -261,7 +271,8 @@ fn change_scheduling(change: impl FnOnce(&mut SchedulingAttributes)) {
     }
     attributes.bytes = bytes as u32;
     change(&mut attributes);
-    // SAFETY: the kernel reads them; the rest is as it was.
+    // SAFETY: the kernel reads `attributes`. Fields that `change` leaves alone have the values that the
+    // kernel gave.
     unsafe { sys::call(number::SCHED_SETATTR, [0, &raw const attributes as usize, 0, 0, 0, 0]) };
 }
 
@@ -278,8 +289,8 @@ mod tests {
             rustix::fs::open("/proc/thread-self/fd", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
         use rustix::fd::AsRawFd;
         // With an empty table the first descriptor is 0.
-        // Never closed: built beside crates that switch on rustix's `std`, closing goes through libc, which looks
-        // for its own thread in the segment register.
+        // The file is never closed. Built beside crates that switch on rustix's `std`, closing goes through
+        // libc, which looks for its own thread in the segment register.
         let first = descriptors.map_or(-1, |fd| core::mem::ManuallyDrop::new(fd).as_raw_fd());
         RAN.store(argument + usize::from(first == 0), Ordering::Relaxed);
         DONE.store(1, Ordering::Release);
@@ -291,7 +302,7 @@ mod tests {
 
     fn look(argument: usize) -> ! {
         let is_open = |fd: i32| {
-            // SAFETY: only asked about.
+            // SAFETY: the test only asks whether the descriptor is open.
             rustix::io::fcntl_getfd(unsafe { rustix::fd::BorrowedFd::borrow_raw(fd) }).is_ok()
         };
         let open = (0..1024).filter(|fd| is_open(*fd)).count();
@@ -334,7 +345,7 @@ mod tests {
         });
         let (before, first, after, same, less) = nices.join().unwrap();
         assert_eq!((after, same), (before, before), "nobody became nicer");
-        // Who may not stays as it is.
+        // A thread that may not lower its value keeps it.
         assert!(first == -20 || first == before, "{first}");
         assert!(less == (before - 3).max(-20) || less == before, "{less}");
     }

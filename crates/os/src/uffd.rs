@@ -1,7 +1,7 @@
-//! userfaultfd: our own thin layer over its ioctls.
+//! userfaultfd: Farpage's own thin layer over its ioctls.
 //!
-//! Existing bindings lack UFFDIO_MOVE and POISON and read negative byte counts as huge ones. Here every
-//! out-field is decoded as signed, and a call that did part of its work says how much ([`Trouble::Partly`]).
+//! Existing bindings lack UFFDIO_MOVE and POISON, and read negative byte counts as huge ones. Here every
+//! out-field is decoded as signed. A call that did part of its work says how much ([`Trouble::Partly`]).
 // UNSAFETY: these calls move, add and remove pages of this process.
 
 use crate::sys::{self, Errno, number};
@@ -9,22 +9,23 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use farpage_core::units::{PageIndex, PageRange};
 use rustix::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// What a userfaultfd can do: bits of `UFFDIO_API`.
+/// Features of a userfaultfd: bits of `UFFDIO_API`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features(pub u64);
 
 impl Features {
     /// Faults on write-protected pages are reported.
     pub const WRITE_PROTECT: Features = Features(1);
-    /// A mapping that is moved stays registered. The call that moves it waits until somebody has read the event.
+    /// A moved mapping stays registered. The call that moves the mapping waits until some thread has read the
+    /// event.
     pub const EVENT_REMAP: Features = Features(1 << 2);
-    /// Faults are reported as SIGBUS to the thread that touched, not as messages.
+    /// Faults are reported as SIGBUS to the thread that touched the page, not as messages.
     const SIGBUS: Features = Features(1 << 7);
     /// `UFFDIO_POISON`.
     pub const POISON: Features = Features(1 << 14);
     /// `UFFDIO_MOVE`.
     pub const MOVE: Features = Features(1 << 16);
-    /// Whether all of `other` is there.
+    /// Returns whether all of `other` is included.
     pub const fn has(self, other: Features) -> bool {
         self.0 & other.0 == other.0
     }
@@ -33,7 +34,7 @@ impl Features {
 /// Why an ioctl did not do all of its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// It did the first so many pages; try again with the rest.
+    /// The ioctl did this many pages from the start. The caller tries again with the rest.
     Partly(u64),
     /// A page is already there (EEXIST).
     Present,
@@ -41,14 +42,15 @@ pub enum Trouble {
     Missing,
     /// The kernel or a device holds the page, or it is shared with a fork's child (EBUSY).
     Busy,
-    /// The mappings don't allow it: not the same protection, not anonymous, not registered (EINVAL).
+    /// The mappings don't allow the operation: different protection, not anonymous, or not registered
+    /// (EINVAL).
     Refused,
-    /// Anything else.
+    /// Any other error.
     Other(Errno),
 }
 
 impl Trouble {
-    /// errno is translated here and nowhere else.
+    /// Translates errno. No other place does.
     const fn of(error: Errno) -> Trouble {
         match error.0 {
             17 => Trouble::Present,
@@ -61,7 +63,8 @@ impl Trouble {
 }
 
 const EAGAIN: i32 = 11;
-/// After so many tries the mappings are being changed by a call that waits for us to read its event.
+/// Tries that end with EAGAIN before this thread reads events itself. EAGAIN means that a call is changing
+/// mappings, and that call may be waiting for its event to be read.
 const DRAIN_AFTER: u64 = 100;
 const UFFDIO_API: u32 = 0xc018_aa3f;
 const UFFDIO_REGISTER: u32 = 0xc020_aa00;
@@ -74,7 +77,7 @@ const UFFDIO_WRITEPROTECT: u32 = 0xc018_aa06;
 const UFFDIO_POISON: u32 = 0xc020_aa08;
 const REGISTER_MISSING: u64 = 1;
 const REGISTER_WP: u64 = 2;
-/// Don't wake whoever waits for the page.
+/// Mode: threads that wait for the page aren't woken.
 const DONT_WAKE: u64 = 1;
 const WRITEPROTECT_MODE_WP: u64 = 1;
 /// `USERFAULTFD_IOC_NEW` on /dev/userfaultfd.
@@ -87,7 +90,7 @@ const O_CLOEXEC_NONBLOCK: usize = 0o2_000_000 | 0o4_000;
 pub struct Message {
     event: u8,
     reserved: [u8; 7],
-    /// Of a fault; in an event for a moved mapping, the address it had.
+    /// Flags of a fault. In an event for a moved mapping, the mapping's old address.
     flags: u64,
     address: u64,
     thread: u32,
@@ -97,24 +100,24 @@ pub struct Message {
 const _: () = assert!(size_of::<Message>() == 32);
 
 impl Message {
-    /// Room for a message.
+    /// An empty message, to read into.
     pub const EMPTY: Message =
         Message { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0, padding: 0 };
-    /// Where a mapping was that was moved; none if this is something else.
+    /// Returns where a moved mapping was; none if the message isn't about a move.
     fn moved_from(&self) -> Option<PageIndex> {
         const REMAP: u8 = 0x14;
         (self.event == REMAP).then(|| PageIndex::of_address(self.flags as usize))
     }
-    /// The page that was touched; none for an event.
+    /// Returns the page that was touched; none for an event.
     pub const fn page(&self) -> Option<PageIndex> {
         const PAGEFAULT: u8 = 0x12;
         if self.event == PAGEFAULT { Some(PageIndex::of_address(self.address as usize)) } else { None }
     }
-    /// It was a write.
+    /// Returns whether the access was a write.
     pub const fn is_write(&self) -> bool {
         self.flags & 1 != 0
     }
-    /// It was a write to a write-protected page.
+    /// Returns whether the access was a write to a write-protected page.
     pub const fn is_write_protect(&self) -> bool {
         self.flags & 2 != 0
     }
@@ -125,22 +128,24 @@ pub struct Uffd {
     fd: OwnedFd,
     features: Features,
     known_moves: KnownMoves,
-    /// Mappings that were moved by calls that we have not seen.
+    /// Mappings that were moved by calls that Farpage has not seen.
     unseen_moves: AtomicU32,
 }
 
-/// The last calls that we know of and that may move a mapping: what they move.
+/// The ranges of the last known calls that may move a mapping.
 ///
-/// Who reads the event of such a call lets it go on, so it may be over, and the next ones too, before the reader
-/// looks here whether it was ours. So it looks before and after: one of those between must be the one.
+/// The thread that reads a call's event lets the call go on. The call may be over, and later calls, too,
+/// before the reader checks here whether the call was a known one. Therefore the reader looks at the counter
+/// before and after. A known call must be one of those in between.
 struct KnownMoves {
-    /// Beginnings and ends: odd while a call is under way.
+    /// Counts beginnings and ends, so the count is odd while a call is under way.
     edges: AtomicU32,
     last: [(AtomicU64, AtomicU64); KnownMoves::KEPT as usize],
 }
 
 impl KnownMoves {
-    /// So many calls while one reader reads: then we can't tell, and don't stop a program.
+    /// Calls whose ranges are kept. If at least this many pass while one thread reads, the reader can't tell
+    /// whether a move was a known one. The move then counts as known, so that no program is stopped.
     const KEPT: u32 = 16;
 
     const fn new() -> KnownMoves {
@@ -157,10 +162,10 @@ impl KnownMoves {
         self.edges.store(edges + 1, Ordering::Release);
     }
 
-    /// Whether one of the calls since `before` moves a mapping at `from`.
+    /// Returns whether one of the calls since `before` moves a mapping at `from`.
     fn has(&self, before: u32, from: PageIndex) -> bool {
         let first = before / 2;
-        // Ordering: Acquire pairs with the Release in `begin`: a call that is counted has its range.
+        // Ordering: Acquire pairs with the Release in `begin`, so a call that is counted has its range.
         let calls = self.edges.load(Ordering::Acquire).div_ceil(2).wrapping_sub(first);
         calls >= KnownMoves::KEPT
             || (0..calls).any(|call| {
@@ -171,18 +176,20 @@ impl KnownMoves {
 }
 
 fn new_descriptor(mode: usize) -> Result<OwnedFd, Errno> {
-    // SAFETY: takes no pointer.
+    // SAFETY: the call takes no pointer.
     let fd =
         sys::check(unsafe { sys::call(number::USERFAULTFD, [O_CLOEXEC_NONBLOCK | mode, 0, 0, 0, 0, 0]) })?;
-    // SAFETY: the kernel has just given us this descriptor.
+    // SAFETY: the kernel has just given us this descriptor, and no other code owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// The same file with a number near 1000, where most programs don't come to. None if so many aren't allowed.
+/// Duplicates a descriptor to a number near 1000, which most programs don't reach. None if the limit doesn't
+/// allow numbers that high.
 pub fn out_of_the_way(fd: &OwnedFd) -> Option<OwnedFd> {
-    // The kernel's table is as long as its highest number, and is copied by each fork.
+    // Upper bound of the new number. The kernel's table is as long as its highest number, and each fork
+    // copies it.
     const TABLE: u64 = 1024;
-    /// Room for a userfaultfd and all areas.
+    /// Numbers below the bound, for a userfaultfd and all areas.
     const FROM_END: u64 = 32;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let lowest = limit.unwrap_or(TABLE).min(TABLE).checked_sub(FROM_END)?;
@@ -193,19 +200,21 @@ pub fn out_of_the_way(fd: &OwnedFd) -> Option<OwnedFd> {
 }
 
 impl Uffd {
-    /// By the system call. EPERM: the caller may not handle faults of the kernel.
+    /// Makes a userfaultfd by the system call. Fails with EPERM if the caller may not handle faults of the
+    /// kernel.
     pub fn by_syscall() -> Result<Uffd, Errno> {
         Uffd::handshake(new_descriptor(0)?, Features(0))
     }
 
-    /// Without any privilege: whoever touches a missing or protected page gets SIGBUS, and serves the fault itself
-    /// or has it served. The kernel's own accesses aren't: those system calls answer EFAULT, or a short count.
+    /// Makes a userfaultfd without any privilege. A thread that touches a missing or protected page gets
+    /// SIGBUS, and serves the fault or has it served. The kernel's own accesses aren't served: those system
+    /// calls answer EFAULT, or a short count.
     pub fn for_signals() -> Result<Uffd, Errno> {
         const USER_MODE_ONLY: usize = 1;
         Uffd::handshake(new_descriptor(USER_MODE_ONLY)?, Features::SIGBUS)
     }
 
-    /// The same with a descriptor that is [`out_of_the_way`], if it may be.
+    /// Moves the descriptor [`out_of_the_way`], if the limit allows that.
     pub fn out_of_the_way(self) -> Uffd {
         match out_of_the_way(&self.fd) {
             Some(fd) => Uffd { fd, ..self },
@@ -213,18 +222,19 @@ impl Uffd {
         }
     }
 
-    /// By /dev/userfaultfd, already open as `device`.
+    /// Makes a userfaultfd by /dev/userfaultfd, already open as `device`.
     pub fn by_device(device: &OwnedFd) -> Result<Uffd, Errno> {
         // SAFETY: this request takes flags, not a pointer.
         let fd = unsafe { sys::ioctl(device.as_raw_fd(), IOC_NEW, O_CLOEXEC_NONBLOCK) }?;
-        // SAFETY: the kernel has just given us this descriptor.
+        // SAFETY: the kernel has just given us this descriptor, and no other code owns it.
         Uffd::handshake(unsafe { OwnedFd::from_raw_fd(fd as i32) }, Features(0))
     }
 
-    /// Agrees with the kernel on features: what we use. Of the events only the one for moved mappings: a mapping
-    /// that lost its registration, if only for a moment, would show zeros to a thread that touches it. Events
-    /// block the program's call until they are read, and every ioctl meanwhile, so whoever lets the program move
-    /// a registered mapping has somebody read ([`Uffd::drain_until`]).
+    /// Agrees with the kernel on the features that Farpage uses. Of the events, only the one for moved
+    /// mappings is asked for. A mapping that lost its registration, if only for a moment, would show zeros to
+    /// a thread that touches it. An unread event blocks the program's call and every ioctl. Code that lets
+    /// the program move a registered mapping must therefore have a thread read events
+    /// ([`Uffd::drain_until`]).
     fn handshake(fd: OwnedFd, more: Features) -> Result<Uffd, Errno> {
         let mut api = [0xaa_u64, Features::WRITE_PROTECT.0 | Features::EVENT_REMAP.0 | more.0, 0];
         // SAFETY: the kernel reads and writes a 24-byte uffdio_api.
@@ -233,23 +243,25 @@ impl Uffd {
         Ok(Uffd { fd, features, known_moves: KnownMoves::new(), unseen_moves: AtomicU32::new(0) })
     }
 
-    /// What this kernel can do.
+    /// Returns the features of this kernel.
     pub const fn features(&self) -> Features {
         self.features
     }
 
-    /// The descriptor, to poll.
+    /// Returns the descriptor, to poll.
     pub const fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 
-    /// Reads messages that are there; 0 if none is.
+    /// Reads the queued messages. Returns 0 if there are none.
     pub fn read(&self, messages: &mut [Message]) -> Result<usize, Errno> {
-        // SAFETY: a message is plain integers; the kernel fills whole ones.
+        // SAFETY: the slice covers `messages`, whose elements are plain integers. The kernel fills whole
+        // messages.
         let bytes = unsafe {
             core::slice::from_raw_parts_mut(messages.as_mut_ptr().cast::<u8>(), size_of_val(messages))
         };
-        // Ordering: Acquire keeps this load before the read: no call whose event is read had ended by now.
+        // Ordering: Acquire keeps this load before the read. A call whose event is read had not ended at this
+        // point.
         let before = self.known_moves.edges.load(Ordering::Acquire);
         match rustix::io::read(&self.fd, bytes) {
             Ok(read) => {
@@ -267,28 +279,32 @@ impl Uffd {
         }
     }
 
-    /// A call that may move the mappings in `from` begins. One at a time, until [`Uffd::move_ended`].
+    /// Notes that a call begins that may move the mappings in `from`. Only one call may be noted at a time,
+    /// until [`Uffd::move_ended`].
     pub fn move_begins(&self, from: PageRange) {
         self.known_moves.begin(from);
     }
 
-    /// The call has returned, and its event was read.
+    /// Notes that the call has returned, after its event was read.
     pub fn move_ended(&self) {
-        // Ordering: Release keeps the reading of the call's event before this: pairs with the Acquire in `read`.
+        // Ordering: Release keeps the reading of the call's event before this store, and pairs with the
+        // Acquire in `read`.
         self.known_moves.edges.fetch_add(1, Ordering::Release);
     }
 
-    /// Mappings of ours that the program has moved without our knowledge: what we know of them is wrong.
+    /// Returns how many registered mappings the program has moved unseen. Farpage's knowledge of those
+    /// mappings is wrong.
     pub fn unseen_moves(&self) -> u32 {
         // Ordering: Acquire pairs with the Release in `read`.
         self.unseen_moves.load(Ordering::Acquire)
     }
 
-    /// Reads events until `done`.
+    /// Reads events until `done` returns true.
     ///
-    /// The kernel hands out faults before events, so every fault that is waiting must be read first; it is not
-    /// served. Its thread is woken at the very end, tries again, and comes back as a fault. Woken at once it would
-    /// be in front of the event again: 100 threads that did so kept a mremap waiting for ever.
+    /// The kernel hands out faults before events, so every waiting fault must be read first. No fault is
+    /// served here. The faulting threads are woken at the very end, try again, and come back as faults. A
+    /// thread that was woken at once would be queued before the event again: 100 threads that did so kept a
+    /// mremap waiting for ever.
     pub fn drain_until(&self, done: impl Fn() -> bool) {
         while !done() {
             self.drain();
@@ -296,8 +312,8 @@ impl Uffd {
         self.wake_all();
     }
 
-    /// Reads what there is, so that whoever waits for an event to be read goes on. Call [`Uffd::wake_all`] after
-    /// the last time.
+    /// Reads the queued messages, so that a call that waits for its event goes on. The caller calls
+    /// [`Uffd::wake_all`] after the last time.
     fn drain(&self) {
         let mut messages = [Message::EMPTY; 16];
         if self.read(&mut messages).unwrap_or(0) == 0 {
@@ -305,22 +321,23 @@ impl Uffd {
         }
     }
 
-    /// Wakes every thread that waits for a page, wherever. Those whose fault is just being served fault once more
-    /// than they need to.
+    /// Wakes every thread that waits for a page, at any address. A thread whose fault is just being served
+    /// faults once more than it needs to.
     fn wake_all(&self) {
         const LOWEST: u64 = 0x1_0000;
         const HIGHEST: u64 = 0x7fff_ffff_f000;
         self.wake(PageRange::new(PageIndex(LOWEST >> 12), PageIndex(HIGHEST >> 12)));
     }
 
-    /// An ioctl on a range, whose last word is the signed count of bytes done.
+    /// Makes an ioctl on a range, whose last word is the signed count of bytes done.
     ///
     /// # Safety
     /// As the request demands.
     unsafe fn ranged<const N: usize>(&self, request: u32, mut words: [u64; N]) -> Result<(), Trouble> {
         for tries in 0_u64.. {
             words[N - 1] = 0;
-            // SAFETY: `words` is the request's struct, N words long; the rest is the caller's promise.
+            // SAFETY: `words` is the request's struct of N words. The request's effect on memory is the
+            // caller's promise.
             let result = unsafe { sys::ioctl(self.fd.as_raw_fd(), request, words.as_mut_ptr() as usize) };
             let done = words[N - 1] as i64;
             if tries > DRAIN_AFTER && (result != Err(Errno(EAGAIN)) || done > 0) {
@@ -329,7 +346,7 @@ impl Uffd {
             match result {
                 Ok(_) => return Ok(()),
                 Err(Errno(EAGAIN)) if done > 0 => return Err(Trouble::Partly(done as u64 >> 12)),
-                // The mappings are just being changed; perhaps by a call that waits for us to read its event.
+                // The mappings are just being changed, perhaps by a call that waits for its event to be read.
                 Err(Errno(EAGAIN)) if tries >= DRAIN_AFTER => self.drain(),
                 Err(Errno(EAGAIN)) => core::hint::spin_loop(),
                 Err(error) => return Err(Trouble::of(error)),
@@ -341,34 +358,38 @@ impl Uffd {
     /// Takes over faults on missing pages of `pages`, and on write-protected ones.
     ///
     /// # Safety
-    /// From now on a missing page is not a page of zeros: somebody must know and install what it holds.
+    /// From now on a missing page is not a page of zeros. The caller must know the content of each missing
+    /// page, and install it.
     pub unsafe fn register(&self, pages: PageRange) -> Result<(), Errno> {
         let words = [pages.start.address() as u64, pages.bytes() as u64, REGISTER_MISSING | REGISTER_WP, 0];
-        // SAFETY: the kernel reads and writes a 32-byte uffdio_register.
+        // SAFETY: the kernel reads a 32-byte uffdio_register and writes to its last word. The faults are the
+        // caller's promise.
         unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_REGISTER, (&raw const words) as usize) }.map(|_| ())
     }
 
-    /// Gives faults in `pages` back to the kernel, and wakes threads that wait for one. Missing pages read as zeros from now on.
+    /// Gives faults in `pages` back to the kernel, and wakes threads that wait for one. Missing pages read as
+    /// zeros from now on.
     ///
     /// # Safety
-    /// Everything in `pages` that isn't zeros is in memory.
+    /// Every page in `pages` that isn't all zeros is in memory.
     pub unsafe fn unregister(&self, pages: PageRange) -> Result<(), Errno> {
         let words = [pages.start.address() as u64, pages.bytes() as u64];
-        // SAFETY: the kernel reads a 16-byte uffdio_range; the rest is the caller's promise.
+        // SAFETY: the kernel reads a 16-byte uffdio_range. The content of missing pages is the caller's
+        // promise.
         unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_UNREGISTER, (&raw const words) as usize) }.map(|_| ())
     }
 
-    /// Wakes whoever waits for a page of `pages`; they try again.
+    /// Wakes threads that wait for a page of `pages`, so that they try again.
     pub fn wake(&self, pages: PageRange) {
         let words = [pages.start.address() as u64, pages.bytes() as u64];
-        // SAFETY: the kernel reads a 16-byte uffdio_range; waking changes no memory.
+        // SAFETY: the kernel reads a 16-byte uffdio_range. Waking changes no memory.
         let _ = unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_WAKE, (&raw const words) as usize) };
     }
 
     /// Maps zeros where pages are missing, and wakes. Filling a missing page can't destroy anything.
     pub fn zero(&self, pages: PageRange) -> Result<(), Trouble> {
         let words = [pages.start.address() as u64, pages.bytes() as u64, 0, 0];
-        // SAFETY: a uffdio_zeropage; the kernel refuses where a page is.
+        // SAFETY: `words` is a uffdio_zeropage. The kernel refuses where a page is present.
         unsafe { self.ranged(UFFDIO_ZEROPAGE, words) }
     }
 
@@ -377,38 +398,40 @@ impl Uffd {
     /// # Safety
     /// `source` must be a readable page that doesn't change meanwhile.
     pub unsafe fn copy(&self, page: PageIndex, source: *const u8) -> Result<(), Trouble> {
-        // SAFETY: a uffdio_copy; the kernel refuses where a page is; the source is the caller's promise.
+        // SAFETY: `words` is a uffdio_copy. The kernel refuses where a page is present. The source is the
+        // caller's promise.
         unsafe { self.ranged(UFFDIO_COPY, [page.address() as u64, source as u64, 4096, 0, 0]) }
     }
 
-    /// As [`Uffd::copy`], for neighbouring `pages` from as many neighbouring ones at `source`.
+    /// As [`Uffd::copy`], for all of `pages`, whose bytes lie one after the other at `source`.
     ///
     /// # Safety
-    /// `source` must be as many readable pages that don't change meanwhile.
+    /// `source` must point to as many readable pages as `pages` has, which don't change meanwhile.
     pub unsafe fn copy_run(&self, pages: PageRange, source: *const u8) -> Result<(), Trouble> {
         let words = [pages.start.address() as u64, source as u64, pages.bytes() as u64, 0, 0];
-        // SAFETY: a uffdio_copy; the kernel refuses where a page is; the source is the caller's promise.
+        // SAFETY: `words` is a uffdio_copy. The kernel refuses where a page is present. The source is the
+        // caller's promise.
         unsafe { self.ranged(UFFDIO_COPY, words) }
     }
 
-    /// Moves `pages` from `from` to `to` without copying. `wake` says whether somebody may wait there.
+    /// Moves the pages in `from` to `to` without copying. `wake` says whether threads may wait at `to`.
     ///
     /// # Safety
-    /// Taking pages away is the dangerous half: whoever touches `from` afterwards must be served what was
-    /// there. No reference to memory in `from` may exist.
+    /// Taking pages away is the dangerous half. A thread that touches `from` afterwards must be served the
+    /// old content. No reference to memory in `from` may exist.
     pub unsafe fn move_pages(&self, to: PageIndex, from: PageRange, wake: bool) -> Result<(), Trouble> {
         let mode = if wake { 0 } else { DONT_WAKE };
         let words = [to.address() as u64, from.start.address() as u64, from.bytes() as u64, mode, 0];
-        // SAFETY: a uffdio_move; the rest is the caller's promise.
+        // SAFETY: `words` is a uffdio_move. The pages that go away are the caller's promise.
         unsafe { self.ranged(UFFDIO_MOVE, words) }
     }
 
-    /// Write-protects present pages, or lifts that (and wakes).
+    /// Write-protects present pages, or lifts the protection and wakes.
     pub fn protect(&self, pages: PageRange, protect: bool) -> Result<(), Errno> {
         let mode = if protect { WRITEPROTECT_MODE_WP } else { 0 };
         let words = [pages.start.address() as u64, pages.bytes() as u64, mode];
         for tries in 0_u64.. {
-            // SAFETY: a uffdio_writeprotect, which the kernel only reads; bytes in memory don't change.
+            // SAFETY: the kernel only reads the uffdio_writeprotect. Bytes in memory don't change.
             let result =
                 unsafe { sys::ioctl(self.fd.as_raw_fd(), UFFDIO_WRITEPROTECT, (&raw const words) as usize) };
             if tries > DRAIN_AFTER && result != Err(Errno(EAGAIN)) {
@@ -425,7 +448,7 @@ impl Uffd {
 
     /// Makes every touch of a missing page a SIGBUS, and wakes.
     pub fn poison(&self, page: PageIndex) -> Result<(), Trouble> {
-        // SAFETY: a uffdio_poison; the kernel refuses where a page is.
+        // SAFETY: the words are a uffdio_poison. The kernel refuses where a page is present.
         unsafe { self.ranged(UFFDIO_POISON, [page.address() as u64, 4096, 0, 0]) }
     }
 }

@@ -1,7 +1,8 @@
-//! A mapping that no thread of the program knows. `segv` mode moves pages there (*aside*) that Farpage must touch and the program
-//! must not. Pages that an eviction leaves are marked as written there (`take.rs`). Pages that the program may not write are copied
-//! from there. Where /proc/self/mem obeys protections (proc_mem.force_override), pages are filled there.
-// UNSAFETY: it takes pages of the program away, with its callers' promises.
+//! A mapping that no thread of the program knows. `segv` mode moves pages there (*aside*) that Farpage must
+//! touch and the program must not. Pages that an eviction leaves are marked as written there (`take.rs`).
+//! Pages that the program may not write are copied from there. Where /proc/self/mem obeys protections
+//! (proc_mem.force_override), pages are filled there.
+// UNSAFETY: these calls take pages of the program away, with their callers' promises.
 
 use super::book::READ_WRITE;
 use super::{ByProtection, drop_memory, install_error, protect};
@@ -17,7 +18,7 @@ pub(super) const EFAULT: Errno = Errno(14);
 /// Nanoseconds between two looks for a free place.
 const TURN_NS: u64 = 20_000;
 
-/// What is needed to copy pages without losing writes to those that are pinned.
+/// The means to copy pages without losing writes to pinned pages.
 pub(super) struct Careful {
     pub(super) lazy: Lazy,
     /// The places: [`PIPE_PAGES`] pages for each pipe. Only the pipe's owner touches them.
@@ -25,7 +26,7 @@ pub(super) struct Careful {
 }
 
 impl Careful {
-    /// None where this kernel doesn't keep pinned pages.
+    /// Makes the means; none where this kernel doesn't keep pinned pages.
     pub(super) fn new(pagemap: &Pagemap) -> Result<Option<Careful>, Errno> {
         let Some(lazy) = Lazy::new(pagemap)? else { return Ok(None) };
         let close_and_open = |page| {
@@ -39,12 +40,13 @@ impl Careful {
         Ok(Some(Careful { lazy, aside: PageIndex::of_address(aside as usize) }))
     }
 
-    /// The first `count` pages of the place that belongs to the claimed pipe.
+    /// Returns the first `count` pages of the place that belongs to the claimed pipe.
     pub(super) const fn place(&self, claim: &Claim<'_>, count: u64) -> PageRange {
         PageRange::of(self.aside.plus((claim.which() * PIPE_PAGES) as u64), count)
     }
 
-    /// Waits for a free pipe and its place. The owner of a place waits for no other thread, so one becomes free.
+    /// Waits for a free pipe and its place. The owner of a place waits for no other thread, so a place
+    /// becomes free.
     fn wait_for_place(&self) -> Claim<'_> {
         loop {
             match self.lazy.claim() {
@@ -64,7 +66,7 @@ impl Careful {
             return;
         }
         let bytes: *const PageBytes = core::ptr::with_exposed_provenance(place.start.address());
-        // SAFETY: the place can be read, and is the claim's alone.
+        // SAFETY: the place can be read, and belongs to the claim alone.
         if unsafe { (*bytes).0 == PageBytes::ZERO.0 } {
             // SAFETY: the page holds zeros, and a dropped page reads as zeros.
             unsafe { drop_memory(place) };
@@ -75,7 +77,7 @@ impl Careful {
 
 /// Moves the memory of `pages` to `place`, where only Farpage can touch it, and makes it writable there.
 pub(super) fn move_aside(pages: PageRange, place: PageRange) -> Result<(), Errno> {
-    // SAFETY: the pages are closed; nothing at the place is needed.
+    // SAFETY: the pages are closed, and no code needs what is at the place.
     unsafe { memory::move_memory(pages, place.start) }?;
     protect(place, READ_WRITE as usize).inspect_err(|_| move_back(place, pages))
 }
@@ -83,15 +85,16 @@ pub(super) fn move_aside(pages: PageRange, place: PageRange) -> Result<(), Errno
 /// Moves the memory at `place` back to `pages`, which are closed.
 pub(super) fn move_back(place: PageRange, pages: PageRange) {
     until_done(|| protect(place, PROT_NONE as usize).is_ok());
-    // SAFETY: the memory of `pages` was moved aside, so they have none; only the caller touches the place.
+    // SAFETY: the memory of `pages` was moved aside, so they have none. Only the caller touches the place.
     until_done(|| unsafe { memory::move_memory(place, pages.start) }.is_ok());
 }
 
 impl ByProtection {
-    /// Fills closed pages from the start, as many as one mapping and one place have. Returns how many.
+    /// Fills closed pages from the start, as many as lie in one mapping and fit into one place. Returns how
+    /// many.
     ///
     /// # Safety
-    /// As for `Pages::install_run`; the pages are closed.
+    /// As for `Pages::install_run`. The pages are closed.
     pub(super) unsafe fn fill_aside(
         &self,
         careful: &Careful,
@@ -105,12 +108,13 @@ impl ByProtection {
             match move_aside(part, place) {
                 Ok(()) => {
                     let to: *mut PageBytes = core::ptr::with_exposed_provenance_mut(place.start.address());
-                    // SAFETY: the place can be written, and is the claim's alone; `from` is readable by the caller's promise.
+                    // SAFETY: the place can be written, and belongs to the claim alone. `from` is readable by
+                    // the caller's promise.
                     unsafe { core::ptr::copy_nonoverlapping(from, to, part.count() as usize) };
                     move_back(place, part);
                     return Ok(part.count());
                 }
-                // The kernel may have several mappings there, and moves pages of one mapping only.
+                // The kernel may have several mappings there, but moves pages of one mapping only.
                 Err(EFAULT) if part.count() > 1 => part = PageRange::of(part.start, part.count() / 2),
                 Err(error) => return Err(install_error(error)),
             }
@@ -118,14 +122,14 @@ impl ByProtection {
     }
 }
 
-/// Whether /proc/self/mem can write private memory that is PROT_NONE.
+/// Returns whether /proc/self/mem can write private memory that is PROT_NONE.
 pub(super) fn is_forcible(memory: &OwnMemory) -> Result<bool, Errno> {
     let base = memory::reserve(PAGE_BYTES)?;
     let (page, zeros) = (PageRange::covering(base as usize, PAGE_BYTES), PageBytes::ZERO);
     protect(page, PROT_NONE as usize)?;
     // SAFETY: the page is a new mapping that no other thread knows, and `zeros` is one page.
     let is_written = unsafe { memory.write(page, (&raw const zeros).cast()) }.is_ok();
-    // SAFETY: the mapping just made.
+    // SAFETY: the range is the mapping just made.
     let _ = unsafe { memory::drop_pages(base, PAGE_BYTES) };
     Ok(is_written)
 }

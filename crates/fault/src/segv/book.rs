@@ -1,6 +1,6 @@
-//! What `segv` mode knows of each page: whether it is open, and which protection the program has set. Each page has a byte in a
-//! leaf; a leaf covers 1 GiB of addresses and is never freed. The borders between open and closed pages are counted: each costs a
-//! mapping.
+//! The state of each page in `segv` mode: whether the page is open, and which protection the program has set.
+//! Each page has a byte in a leaf. A leaf covers 1 GiB of addresses and is never freed. The book also counts
+//! the borders between open and closed pages, because each costs a mapping.
 // UNSAFETY: leaves are reached by pointers.
 
 use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
@@ -8,14 +8,15 @@ use farpage_core::units::{PageIndex, PageRange};
 use farpage_os::memory;
 use farpage_os::sys::Errno;
 
-/// A page's byte: bit 0 is set if the page is open, bits 1 to 3 are the program's `PROT_*`, bit 4 ([`KNOWN`]) is set if the page is
-/// registered. A closed page that the program has made PROT_NONE has only that last bit.
+/// Bits of a page's byte. Bit 0 is set if the page is open. Bits 1 to 3 are the program's `PROT_*`. Bit 4
+/// ([`KNOWN`]) is set if the page is registered. A closed page that the program has made PROT_NONE has only
+/// bit 4.
 pub(super) const OPEN: u64 = 1;
 pub(super) const READ_WRITE: u64 = 3;
 pub(super) const ALLOWED: u64 = 7;
 const KNOWN: u64 = 16;
 const BITS: u64 = 8;
-/// Pages whose bytes are in one word.
+/// Pages whose bytes share one word.
 const PAGES: u64 = 64 / BITS;
 /// The same bit of every page in a word.
 const EACH: u64 = 0x0101_0101_0101_0101;
@@ -37,17 +38,19 @@ pub(super) struct Book {
 impl Book {
     pub(super) fn new() -> Result<Book, Errno> {
         let base = memory::reserve(LEAVES * size_of::<AtomicPtr<Leaf>>())?;
-        // SAFETY: the memory has that size, is never freed and is zeroed: null pointers.
+        // SAFETY: the memory has that size and is never freed. The memory is zeroed, so the pointers are
+        // null.
         let leaves = unsafe { core::slice::from_raw_parts(base.cast(), LEAVES) };
         Ok(Book { leaves, borders: AtomicI64::new(0) })
     }
 
-    /// Makes the leaves for `pages`. One thread at a time may call this.
+    /// Makes the leaves for `pages`. Only one thread at a time may call this.
     fn make_room(&self, pages: PageRange) -> Result<(), Errno> {
         for leaf in pages.start.0 / LEAF_PAGES..pages.end.0.div_ceil(LEAF_PAGES) {
             let place = &self.leaves[leaf as usize];
             if place.load(Ordering::Relaxed).is_null() {
-                // Ordering: Release pairs with the Acquire in `leaf`: a thread that finds the leaf finds it zeroed.
+                // Ordering: Release pairs with the Acquire in `leaf`, so a thread that finds the leaf finds
+                // it zeroed.
                 place.store(memory::reserve(size_of::<Leaf>())?.cast(), Ordering::Release);
             }
         }
@@ -65,7 +68,7 @@ impl Book {
         Some(&self.leaf(page)?[(page.0 % LEAF_PAGES / PAGES) as usize])
     }
 
-    /// A page's bits; 0 for a page that isn't registered.
+    /// Returns a page's bits; 0 for a page that isn't registered.
     pub(super) fn get(&self, page: PageIndex) -> u64 {
         let word = self.word(page).map_or(0, |word| word.load(Ordering::Acquire));
         word >> (page.0 % PAGES * BITS) & 0xff
@@ -108,13 +111,13 @@ impl Book {
         });
     }
 
-    /// Clears all bits of `pages`: they are no longer registered.
+    /// Clears all bits of `pages`, which are no longer registered.
     pub(super) fn forget(&self, pages: PageRange) {
         self.for_each_run(pages, is_open, |run, _| self.set_open(run, false));
         self.set(pages, 0);
     }
 
-    /// Registers `pages`: closed, and the program may read and write them.
+    /// Registers `pages` as closed, and as readable and writable for the program.
     pub(super) fn register(&self, pages: PageRange) -> Result<(), Errno> {
         self.make_room(pages)?;
         self.forget(pages);
@@ -128,7 +131,8 @@ impl Book {
         let (now, around) = (i64::from(open), is_open(pages.start.0.wrapping_sub(1)) + is_open(pages.end.0));
         let was = is_open(pages.start.0);
         self.for_each_word(pages, |word, mask| {
-            // Ordering: Release pairs with the Acquire in `get`: a thread that finds a page open finds what was done before.
+            // Ordering: Release pairs with the Acquire in `get`. A thread that finds a page open finds
+            // everything that was done before.
             if open {
                 word.fetch_or(mask & EACH, Ordering::Release);
             } else {
@@ -140,7 +144,7 @@ impl Book {
         self.borders.fetch_add(borders(now) - borders(was), Ordering::Relaxed);
     }
 
-    /// The first run of pages in `from..end` that all have the same wanted bits, and those bits.
+    /// Returns the first run of pages in `from..end` that all have the same wanted bits, and those bits.
     pub(super) fn next_run(
         &self,
         from: PageIndex,
@@ -183,7 +187,7 @@ impl Book {
     }
 }
 
-/// The first page of the next leaf.
+/// Returns the first page of the next leaf.
 const fn next_leaf(page: PageIndex) -> PageIndex {
     PageIndex((page.0 / LEAF_PAGES + 1) * LEAF_PAGES)
 }
@@ -245,7 +249,7 @@ mod tests {
                         model[from as usize..][..count as usize].iter_mut().for_each(|page| *page = *page & (OPEN | KNOWN) | bits << 1);
                     }
                     Change::Open(from, count, open) => {
-                        // One call opens closed pages only, or closes open ones only.
+                        // One call either opens closed pages only, or closes open pages only.
                         let alike = model[from as usize..][..count as usize].iter().take_while(|page| is_open(**page) != open).count();
                         if alike > 0 {
                             book.set_open(pages(from, alike as u64), open);

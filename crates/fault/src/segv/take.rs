@@ -1,11 +1,13 @@
 //! Evictions in `segv` mode: pages are copied out, and the kernel drops only those that aren't pinned.
 //!
-//! Pages that the program may write are made read-only first (*stopped*). Then a pipe refers to them. They are closed, freed
-//! lazily, copied and dropped (`lazy.rs`). A page that the kernel hasn't dropped stays, unless another process maps it, too.
+//! Pages that the program may write are made read-only first (*stopped*). Then a pipe refers to the pages,
+//! and they are closed, freed lazily, copied and dropped (`lazy.rs`). A page that the kernel hasn't dropped
+//! stays, unless another process maps it, too.
 //!
-//! A page that stays must be marked as written, and so must be writable for a moment, but not for the program. So the page is moved
-//! *aside*, to a mapping that the program doesn't know (`aside.rs`). Pages that the program may not write are copied there, too.
-// UNSAFETY: it takes pages of the program away, with its callers' promises.
+//! A page that stays must be marked as written, and so must be writable for a moment, but not for the
+//! program. Therefore the page is moved *aside*, to a mapping that the program doesn't know (`aside.rs`).
+//! Pages that the program may not write are copied there, too.
+// UNSAFETY: these calls take pages of the program away, with their callers' promises.
 
 use super::aside::{Careful, EFAULT, move_aside, move_back};
 use super::book::{READ_WRITE, allowed};
@@ -18,12 +20,12 @@ use farpage_core::units::PageRange;
 use farpage_os::proc::Mapped;
 use linux_raw_sys::general::{PROT_NONE, PROT_READ};
 
-/// What the kernel says of a run's pages: bit n for page n.
+/// The kernel's answer about a run's pages: bit n for page n.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Seen {
     /// Pages that only this process maps, or that the kernel has swapped out or is migrating.
     pub(super) own: RunBits,
-    /// Those of `own` that are present: only this process maps them.
+    /// Pages of `own` that are present, so that only this process maps them.
     alone: RunBits,
     /// Pages that another process maps, too, or that are the kernel's page of zeros.
     shared: RunBits,
@@ -57,7 +59,8 @@ impl ByProtection {
         }
     }
 
-    /// Opens the pages of a run that had stayed closed because there was no mapping to spare. False if there is none now.
+    /// Opens the pages of a run that had stayed closed because the kernel had no mapping to spare. Returns
+    /// false if it has none now.
     fn open_all(&self, run: &[Outgoing]) -> bool {
         let is_open = |page: &Outgoing| self.book.is_open(page.page);
         run.iter().all(is_open) || self.open(pages_of(run)) == run.len() as u64
@@ -75,21 +78,24 @@ impl ByProtection {
             return self.take_closed(run, before);
         }
         let close = || protect(pages, PROT_NONE as usize).is_ok();
-        // SAFETY: the caller has locked the pages; there are as many frames, one after the other, and they are the caller's.
+        // SAFETY: the caller has locked the pages. There are as many frames, one after the other, which
+        // belong to the caller.
         let copied = unsafe {
             claim.copy_and_drop(pages, run[0].frame, Writers::Wait, before.alone as PipeBits, close)
         };
         let Some(freed) = copied else { return self.reopen(pages) };
         let after = self.look(pages);
-        // SAFETY: the frames hold the bytes; pages that other processes map aren't pinned for writing (`take_closed`).
+        // SAFETY: the frames hold the bytes. Pages that other processes map aren't pinned for writing
+        // (`take_closed`).
         let locked = unsafe { drop_some(pages, after.shared) };
         let freed = RunBits::from(freed);
         let left = after.own & freed & !self.leave(careful, claim, pages, after.own & freed);
         self.settle(run, before, left | locked | after.own & !freed);
     }
 
-    /// Marks as written the pages that `freed` names, which were freed lazily and are still present: the kernel could drop them at
-    /// any time. Returns the pages that the kernel has dropped meanwhile. Those were clean.
+    /// Marks as written the pages in `freed`, which were freed lazily and are still present. Otherwise the
+    /// kernel could drop them at any time. Returns the pages that the kernel has dropped meanwhile, which
+    /// were clean.
     fn leave(&self, careful: &Careful, claim: &Claim<'_>, pages: PageRange, freed: RunBits) -> RunBits {
         let place = careful.place(claim, 1);
         pages.iter().enumerate().filter(|(at, _)| freed & 1 << at != 0).fold(0, |dropped, (at, page)| {
@@ -99,7 +105,7 @@ impl ByProtection {
                 moved = move_aside(alone, place);
                 moved.is_ok() || moved == Err(EFAULT)
             });
-            // EFAULT: the program has unmapped the page past Farpage, and needs it no more.
+            // EFAULT: the program has unmapped the page unseen by Farpage, and no longer needs it.
             let is_left = moved.is_ok() && self.mark_or_drop(claim, place) != 0;
             if moved.is_ok() {
                 move_back(place, alone);
@@ -108,11 +114,13 @@ impl ByProtection {
         })
     }
 
-    /// Marks as written the pages that are left of those at `place`, and drops the others. Returns the pages that are left.
+    /// Marks as written the pages at `place` that are left, and drops the rest. Returns the pages that are
+    /// left.
     fn mark_or_drop(&self, claim: &Claim<'_>, place: PageRange) -> RunBits {
-        // SAFETY: the place can be read and written, and is the claim's alone.
+        // SAFETY: the place can be read and written, and belongs to the claim alone.
         let left = RunBits::from(unsafe { claim.mark_left(&self.pagemap, place) });
-        // SAFETY: the kernel had dropped the page, or another process maps it, too: then it was copied.
+        // SAFETY: the kernel had dropped the page, or another process maps it, too, and then the page was
+        // copied.
         unsafe { drop_some(place, !left & all_of(place)) };
         left
     }
@@ -123,7 +131,7 @@ impl ByProtection {
             if stays & 1 << at == 0 {
                 page.taken = if before.is_there(at) { Taken::Yes } else { Taken::Gone };
             } else {
-                // If this fails, the page is opened at the next touch.
+                // If this fails, the next touch opens the page.
                 self.open(PageRange::of(page.page, 1));
                 page.is_shared = true;
             }
@@ -138,7 +146,7 @@ impl ByProtection {
         }
         let place = careful.place(claim, pages.count());
         if move_aside(pages, place).is_err() {
-            // The kernel may have several mappings there, and moves pages of one mapping only.
+            // The kernel may have several mappings there, but moves pages of one mapping only.
             self.reopen(pages);
             if run.len() > 1 {
                 let (first, second) = run.split_at_mut(run.len() / 2);
@@ -148,7 +156,8 @@ impl ByProtection {
             return;
         }
         let before = self.look(place);
-        // SAFETY: the place is the claim's alone; there are as many frames, one after the other, and they are the caller's.
+        // SAFETY: the place belongs to the claim alone. There are as many frames, one after the other, which
+        // belong to the caller.
         let copied = unsafe {
             claim.copy_and_drop(place, run[0].frame, Writers::Wait, before.alone as PipeBits, || true)
         };
@@ -157,7 +166,7 @@ impl ByProtection {
         self.settle(run, before, left);
     }
 
-    /// What the kernel says of `pages`, at most one for each bit of [`RunBits`].
+    /// Returns the kernel's answer about `pages`, at most one page for each bit of [`RunBits`].
     pub(super) fn look(&self, pages: PageRange) -> Seen {
         let mut seen = Seen::default();
         let looked = self.pagemap.for_each_mapped(pages, |page, mapped| {
@@ -172,14 +181,15 @@ impl ByProtection {
         seen
     }
 
-    /// Takes pages that can't be written, or that are closed, without a look at pins. Pages that another process maps, too, need no
-    /// such look: a page that is pinned for writing is first made the process's own.
+    /// Takes pages that can't be written, or that are closed, without a check for pins. Pages that another
+    /// process maps, too, need no check: the kernel makes a page the process's own before it pins the page
+    /// for writing.
     fn take_closed(&self, run: &mut [Outgoing], before: Seen) {
         let pages = pages_of(run);
         if protect(pages, PROT_NONE as usize).is_err() {
             return self.reopen(pages);
         }
-        // SAFETY: there are as many frames as pages, one after the other, and they are the caller's.
+        // SAFETY: there are as many frames as pages, one after the other, which belong to the caller.
         let read = unsafe { self.memory.read(pages, run[0].frame.cast()) };
         let left = match read {
             // SAFETY: the bytes are in the frames.
@@ -198,25 +208,26 @@ impl ByProtection {
     }
 }
 
-/// Bits, one for each of `pages`, all set.
+/// Returns a set bit for each of `pages`.
 const fn all_of(pages: PageRange) -> RunBits {
     RunBits::MAX >> (RunBits::BITS as u64 - pages.count())
 }
 
-/// Drops the memory of the pages that `bits` names. Returns those that stay because the program has locked them past Farpage.
+/// Drops the memory of the pages in `bits`. Returns the pages that stay because the program has locked them
+/// unseen by Farpage.
 ///
 /// # Safety
-/// Their bytes are needed no more.
+/// No code needs the pages' bytes any more.
 unsafe fn drop_some(pages: PageRange, bits: RunBits) -> RunBits {
     let (mut rest, mut locked) = (bits, 0);
     while rest != 0 {
         let first = rest.trailing_zeros();
         let count = (rest >> first).trailing_ones();
         let stretch = PageRange::of(pages.start.plus(u64::from(first)), u64::from(count));
-        // SAFETY: the caller's promise.
+        // SAFETY: no code needs the bytes, by the caller's promise.
         if !unsafe { drop_memory(stretch) } {
             for (at, page) in stretch.iter().enumerate() {
-                // SAFETY: the caller's promise.
+                // SAFETY: no code needs the bytes, by the caller's promise.
                 let is_dropped = unsafe { drop_memory(PageRange::of(page, 1)) };
                 locked |= RunBits::from(!is_dropped) << (first as usize + at);
             }

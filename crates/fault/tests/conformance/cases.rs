@@ -1,4 +1,4 @@
-//! What every way of moving pages must do: each case runs with those that `main.rs` lists it for.
+//! The cases that every way of moving pages must pass. `main.rs` lists the ways for each case.
 
 use super::*;
 use std::os::fd::AsRawFd as _;
@@ -11,7 +11,7 @@ pub fn taken_pages_are_in_their_frames_and_come_back_whole(bench: &'static Bench
         assert_eq!(bench.frame_bytes(20 + at), vec![at as u8 + 1; PAGE_BYTES]);
     }
     for at in (0..16).rev() {
-        // SAFETY: the frame was filled by `take`; nobody else has it.
+        // SAFETY: the frame was filled by `take`, and no other code has it.
         unsafe { bench.pages.install(bench.page(at), bench.frame(20 + at)) }.unwrap();
         assert_eq!(bench.read(at), vec![at as u8 + 1; PAGE_BYTES]);
     }
@@ -27,7 +27,8 @@ pub fn run_with_holes_takes_what_is_there(bench: &'static Bench) {
     assert_eq!(bench.frame_bytes(3), vec![9; PAGE_BYTES]);
 }
 
-/// Bits of 64 pages were kept for runs that had become twice as long: a page and the one 64 before it were the same.
+/// A bug: a set of 64 bits was kept for runs that had become twice as long. A page and the page 64 before it
+/// shared a bit.
 pub fn long_run_with_holes_takes_what_is_there(bench: &'static Bench) {
     let is_hole = |at: usize| [0, 5, 80, 128, 150].contains(&at);
     for at in (0..PAGES).filter(|at| !is_hole(*at)) {
@@ -41,8 +42,9 @@ pub fn long_run_with_holes_takes_what_is_there(bench: &'static Bench) {
     }
 }
 
-/// A device or another process has pinned a page before it is taken, and writes afterwards: past every protection, so the page has to
-/// stay. Copied out instead, it lost a peer's process_vm_writev and a disk's direct read. A pipe stands for who pins.
+/// A device or another process has pinned a page before the page is taken. Its later writes pass every
+/// protection, so the page has to stay. Copying the page out lost a peer's process_vm_writev and a disk's
+/// direct read. A pipe stands for the device or process.
 pub fn page_that_somebody_refers_to_stays(bench: &'static Bench) {
     const PINNED: usize = 20;
     bench.fill(40);
@@ -53,19 +55,21 @@ pub fn page_that_somebody_refers_to_stays(bench: &'static Bench) {
         assert_eq!(page.taken, expected, "page {at}");
     }
     assert_eq!(bench.read(PINNED), vec![PINNED as u8 + 1; PAGE_BYTES]);
-    // The program's next write goes to the page that is pinned, not to a copy (before Linux 5.19, where a protection was lifted).
+    // The program's next write goes to the pinned page, not to a copy. Before Linux 5.19 the write goes to a
+    // copy where a protection was lifted.
     bench.write(PINNED, 99);
     let mut seen = [0; PAGE_BYTES];
     assert_eq!(rustix::io::read(&reader, &mut seen), Ok(PAGE_BYTES));
     assert_eq!(seen, [99; PAGE_BYTES]);
-    // Nobody refers to it any more: it goes like the others.
+    // Nothing refers to the page any more, so it is taken like the other pages.
     drop((reader, writer));
     assert_eq!(bench.take(&[(PINNED, PINNED)])[0].taken, Taken::Yes);
     assert_eq!(bench.frame_bytes(PINNED), vec![99; PAGE_BYTES]);
 }
 
-/// What the program may not write is copied where it doesn't see it. Pinned, it stays, and comes back with its protection. Nor may the
-/// kernel drop it afterwards: it was taken for clean while it was copied.
+/// A page that the program may not write is copied where the program doesn't see it. If pinned, the page
+/// stays and gets its protection back. Nor may the kernel drop the page afterwards, although the page was
+/// treated as clean while it was copied.
 pub fn what_the_program_may_not_write_stays_while_it_is_pinned(bench: &'static Bench) {
     const PINNED: [usize; 4] = [3, 20, 21, 39];
     let protections = bench.protections.unwrap();
@@ -88,35 +92,36 @@ pub fn what_the_program_may_not_write_stays_while_it_is_pinned(bench: &'static B
         for at in PINNED {
             assert!(protections.is_open(bench.page(at)));
             assert_eq!(protection_of(bench, at), shown, "page {at}");
-            // SAFETY: drops clean pages only: none of these.
+            // SAFETY: the advice drops clean pages only, and none of these is clean.
             unsafe { farpage_os::memory::advise(bench.range(at, 1), libc::MADV_PAGEOUT as u32) }.unwrap();
         }
         protections.allow(bench.range(0, 40), (libc::PROT_READ | libc::PROT_WRITE) as usize).unwrap();
         for at in PINNED {
             assert_eq!(bench.read(at), vec![at as u8 + 1; PAGE_BYTES], "page {at} {shown}");
         }
-        // Nobody refers to them any more: they go like the others.
+        // Nothing refers to the pages any more, so they are taken like the other pages.
         let again = bench.take(&PINNED.map(|at| (at, at)));
         assert!(again.iter().all(|page| page.taken == Taken::Yes), "{again:?} {shown}");
     }
 }
 
-/// Has a pipe refer to a page, as a device does that has pinned it.
+/// Makes a pipe refer to a page, as a device does that has pinned it.
 fn pin(bench: &Bench, at: usize) -> [std::os::fd::OwnedFd; 2] {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let page = libc::iovec { iov_base: bench.page(at).address() as *mut _, iov_len: PAGE_BYTES };
-    // SAFETY: the page is there, and the test's.
+    // SAFETY: the page is there, and belongs to the test.
     let held = unsafe { libc::vmsplice(writer.as_raw_fd(), &raw const page, 1, 0) };
     assert_eq!(held, PAGE_BYTES as isize);
     [reader, writer]
 }
 
-/// By an mlock that nobody told us of. Whatever of it can't be taken is still there, and the rest is in its frame.
+/// The program locks memory by an mlock that Farpage doesn't see. A page that can't be taken is still there,
+/// and every other page is in its frame.
 pub fn what_is_locked_behind_our_back_stays_as_it_is(bench: &'static Bench) {
     const FROM: usize = 100;
     bench.fill(PAGES);
     let start = bench.page(FROM).address() as *const libc::c_void;
-    // SAFETY: locks memory of the test's.
+    // SAFETY: the call locks memory of the test.
     assert_eq!(unsafe { libc::mlock(start, (PAGES - FROM) * PAGE_BYTES) }, 0);
     let taken = bench.take(&(0..PAGES).map(|at| (at, at)).collect::<Vec<_>>());
     for (at, page) in taken.iter().enumerate() {
@@ -127,7 +132,7 @@ pub fn what_is_locked_behind_our_back_stays_as_it_is(bench: &'static Bench) {
         };
         assert!(bytes == vec![at as u8 + 1; PAGE_BYTES], "page {at}: {:?}", page.taken);
     }
-    // What is moved is moved as a whole, which two mappings aren't.
+    // Moved pages are moved as a whole run, which isn't possible across two mappings.
     assert!(bench.moves || taken[..FROM].iter().all(|page| page.taken == Taken::Yes));
 }
 
@@ -135,13 +140,13 @@ pub fn frames_that_have_memory_are_emptied_first(bench: &'static Bench) {
     bench.fill(8);
     let has_memory = |frame: usize| !bench.moves || [0, 1, 3, 6].contains(&frame);
     for frame in (0..8).filter(|frame| has_memory(*frame)) {
-        // SAFETY: the frames are the test's; they have memory once they were given some.
+        // SAFETY: the frames belong to the test. They have memory once `give_memory` has run.
         unsafe {
             bench.pages.give_memory(bench.frame(frame)).unwrap();
             bench.frame(frame).cast::<u8>().write_bytes(0xee, PAGE_BYTES);
         }
     }
-    // Stretches of frames, and of pages, that don't end at the same places.
+    // The stretches of frames and the stretches of pages end at different places.
     let list: Vec<_> = (0..8).map(|at| (at ^ 4, at)).collect();
     for (outgoing, (page, frame)) in bench.take_where(&list, has_memory).iter().zip(list) {
         assert_eq!(outgoing.taken, Taken::Yes, "page {page} to frame {frame}");
@@ -166,12 +171,12 @@ pub fn kernel_access_to_a_taken_page_waits_too(bench: &'static Bench) {
     bench.take(&[(0, 5), (1, 6)]);
     let reader = std::thread::spawn(|| {
         use std::io::Read;
-        // SAFETY: two pages of the test's memory; nobody else touches them.
+        // SAFETY: the two pages are the test's memory, and no other thread touches them.
         let buffer = unsafe { core::slice::from_raw_parts_mut(bench.memory, 2 * PAGE_BYTES) };
         std::fs::File::open("/dev/zero").unwrap().read(&mut buffer[100..PAGE_BYTES + 100]).unwrap()
     });
     for _ in 0..2 {
-        // One thread faults, so there is one fault at a time.
+        // Only one thread faults, so there is one fault at a time.
         let fault = bench.next_faults()[0];
         let at = (fault.page.0 - bench.page(0).0) as usize;
         // SAFETY: the frames were filled by `take`.
@@ -181,13 +186,13 @@ pub fn kernel_access_to_a_taken_page_waits_too(bench: &'static Bench) {
     assert_eq!((bench.read(0)[99], bench.read(0)[100], bench.read(1)[99], bench.read(1)[100]), (1, 0, 0, 2));
 }
 
-/// Which is why `signal` mode needs a guard around system calls.
+/// The kernel's refusal is the reason why `signal` mode needs a guard around system calls.
 pub fn kernel_access_to_a_taken_page_is_refused_and_nothing_is_lost(bench: &'static Bench) {
     bench.fill(2);
     bench.take(&[(1, 6)]);
     let zero = std::fs::File::open("/dev/zero").unwrap();
     let read = |from: usize, bytes: usize| {
-        // SAFETY: inside the two pages; nobody else touches them.
+        // SAFETY: the bytes are inside the two pages, and no other thread touches them.
         let buffer = unsafe { core::slice::from_raw_parts_mut(bench.memory.add(from), bytes) };
         rustix::io::read(&zero, buffer)
     };
@@ -226,7 +231,7 @@ pub fn zeros_that_are_about_to_be_written_have_memory_at_once(bench: &'static Be
     }
     assert_eq!(bench.anonymous_kib(), 4 * (4 + there));
     assert_eq!(bench.pages.zero(bench.range(4, 1), Access::Write), Err(InstallError::Present));
-    // Up to what is there already, which stays what it is.
+    // Zeros are mapped up to a page that is there already. That page keeps its content.
     assert_eq!(bench.pages.zero(bench.range(52, 1), Access::Write), Ok(1));
     bench.write(52, 9);
     assert_eq!(bench.pages.zero(bench.range(50, 6), Access::Write), Ok(2));
@@ -246,7 +251,7 @@ pub fn first_write_to_zeros_is_reported_when_asked_for(bench: &'static Bench) {
     bench.pages.unprotect(PageRange::of(bench.page(1), 1));
     writer.join().unwrap();
     assert_eq!(bench.read(1), vec![7; PAGE_BYTES]);
-    // The other one is taken as any page is, protected or not.
+    // The other page is taken as any page is, protected or not.
     assert_eq!(bench.take(&[(0, 5)])[0].taken, Taken::Yes);
     assert_eq!(bench.frame_bytes(5), vec![0; PAGE_BYTES]);
 }
@@ -254,7 +259,7 @@ pub fn first_write_to_zeros_is_reported_when_asked_for(bench: &'static Bench) {
 pub fn run_is_installed_up_to_the_first_page_that_is_there(bench: &'static Bench) {
     bench.fill(8);
     bench.take(&(0..8).map(|at| (at, 20 + at)).collect::<Vec<_>>());
-    // SAFETY: the frames were filled by `take`; nobody else has them.
+    // SAFETY: the frames were filled by `take`, and no other code has them.
     let install = |from: usize, count: usize| unsafe {
         bench.pages.install_run(bench.range(from, count), bench.frame(20 + from))
     };
@@ -271,14 +276,15 @@ pub fn run_is_installed_up_to_the_first_page_that_is_there(bench: &'static Bench
     }
 }
 
-/// What we know as one range the kernel may keep in several mappings. It refused the whole run, and then each page of it up to
-/// the border by itself; of pages that had been read ahead one came in, and the others were thrown away.
+/// A bug: the kernel may keep one of Farpage's ranges in several mappings. The kernel refused the whole run,
+/// and then each page up to the border by itself. Of the pages that had been read ahead one came in, and the
+/// rest was thrown away.
 pub fn run_goes_over_borders_of_the_kernels_mappings(bench: &'static Bench) {
     const COUNT: usize = 32;
     bench.fill(COUNT);
     for border in [1, 5, 6, 23] {
         let apart = bench.range(border, 1).start.address() as *mut libc::c_void;
-        // SAFETY: memory of the test's own; no byte is changed.
+        // SAFETY: the memory is the test's own, and the advice changes no byte.
         assert_eq!(unsafe { libc::madvise(apart, PAGE_BYTES, libc::MADV_DONTDUMP) }, 0);
     }
     let taken = bench.take(&(0..COUNT).map(|at| (at, 20 + at)).collect::<Vec<_>>());
@@ -289,7 +295,7 @@ pub fn run_goes_over_borders_of_the_kernels_mappings(bench: &'static Bench) {
     let mut from = 0;
     while from < COUNT {
         let rest = bench.range(from, COUNT - from);
-        // SAFETY: the frames were filled by `take`; nobody else has them.
+        // SAFETY: the frames were filled by `take`, and no other code has them.
         from += unsafe { bench.pages.install_run(rest, bench.frame(20 + from)) }.unwrap() as usize;
     }
     for at in 0..COUNT {
@@ -311,7 +317,7 @@ pub fn install_into_read_only_memory_works(bench: &'static Bench) {
     bench.fill(1);
     bench.take(&[(0, 5)]);
     let protection = rustix::mm::MprotectFlags::READ;
-    // SAFETY: the page is the test's; it is only read from here on.
+    // SAFETY: the page belongs to the test, and is only read from here on.
     unsafe { rustix::mm::mprotect(bench.memory.cast(), PAGE_BYTES, protection) }.unwrap();
     // SAFETY: the frame was filled by `take`.
     unsafe { bench.pages.install(bench.page(0), bench.frame(5)) }.unwrap();
@@ -323,13 +329,14 @@ pub fn poisoned_page_is_refused_to_the_kernel(bench: &'static Bench) {
     bench.take(&[(0, 5)]);
     bench.pages.poison(bench.page(0)).unwrap();
     let null = std::fs::File::create("/dev/shm").or_else(|_| tempfile()).unwrap();
-    // SAFETY: the kernel reads the page for us and is told that it can't.
+    // SAFETY: only the kernel reads the page, and reports that it can't.
     let page = unsafe { core::slice::from_raw_parts(bench.memory, PAGE_BYTES) };
     let error = rustix::io::write(std::os::fd::AsFd::as_fd(&null), page).unwrap_err();
     assert_eq!(error, rustix::io::Errno::FAULT);
 }
 
-/// It is the program's to hear of: a handler that took it for a missing page would wait for ever.
+/// The program must be told of a poisoned page. A handler that treated the page as missing would wait for
+/// ever.
 pub fn touch_of_a_poisoned_page_is_signalled_until_it_is_replaced(bench: &'static Bench) {
     bench.fill(2);
     bench.take(&[(0, 5), (1, 6)]);
@@ -342,7 +349,7 @@ pub fn touch_of_a_poisoned_page_is_signalled_until_it_is_replaced(bench: &'stati
     assert_eq!(bench.read(0), vec![1; PAGE_BYTES]);
 }
 
-/// 300 threads touch all pages at once, before anybody takes a fault up.
+/// 300 threads touch all pages at once, before any thread takes a fault up.
 pub fn more_threads_than_the_queue_has_room_are_all_served(bench: &'static Bench) {
     bench.fill(PAGES);
     bench.take(&(0..PAGES).map(|at| (at, at)).collect::<Vec<_>>());
@@ -368,7 +375,7 @@ pub fn more_threads_than_the_queue_has_room_are_all_served(bench: &'static Bench
     }
 }
 
-/// The kernel's protection of a page, as /proc/self/maps has it.
+/// Returns the kernel's protection of a page, as /proc/self/maps shows it.
 fn protection_of(bench: &Bench, at: usize) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let address = bench.page(at).address();
@@ -402,7 +409,7 @@ pub fn what_the_program_allows_itself_comes_back_with_the_page(bench: &'static B
 pub fn discarded_pages_are_heard_of_again(bench: &'static Bench) {
     let pages = bench.protections.unwrap();
     bench.fill(3);
-    // SAFETY: the test needs the page no more.
+    // SAFETY: the test no longer needs the page.
     unsafe { farpage_os::memory::advise(bench.range(1, 1), libc::MADV_DONTNEED as u32) }.unwrap();
     pages.withdraw(bench.range(1, 1)).unwrap();
     let waits = std::thread::spawn(|| bench.read(1));
@@ -412,8 +419,9 @@ pub fn discarded_pages_are_heard_of_again(bench: &'static Bench) {
     assert_eq!((bench.read(0)[0], bench.read(2)[0]), (1, 3));
 }
 
-/// stress-ng reads all of its memory first (MADV_POPULATE_READ). Taken over then, the page of zeros was opened everywhere, and
-/// the program was at 1.6 times its budget before anybody looked.
+/// A bug: stress-ng reads all of its memory first (MADV_POPULATE_READ). When the engine was activated after
+/// that, the page of zeros was opened everywhere. The program was far over its budget before any thread
+/// looked.
 pub fn what_was_only_read_before_is_heard_of_when_it_is_written(bench: &'static Bench) {
     let pages = bench.protections.unwrap();
     let range = bench.range(0, 8);
@@ -422,11 +430,11 @@ pub fn what_was_only_read_before_is_heard_of_when_it_is_written(bench: &'static 
         return println!("skipped: this kernel's pagemap can't be scanned (Linux 6.7)");
     }
     pages.forget(range);
-    // SAFETY: the test's memory, as it was before it was registered.
+    // SAFETY: the memory is the test's, and gets the protection that it had before it was registered.
     unsafe { farpage_os::memory::allow(range, 3) }.unwrap();
     assert_eq!((0..8).map(|at| bench.read(at)[0]).sum::<u8>(), 0);
     bench.write(3, 7);
-    // SAFETY: what is missing reads as zeros.
+    // SAFETY: missing pages read as zeros.
     unsafe { bench.pages.register(range) }.unwrap();
     assert!((0..8).all(|at| pages.is_open(bench.page(at)) == (at == 3)), "only what was written");
     std::thread::spawn(|| bench.write(5, 1));
@@ -435,8 +443,8 @@ pub fn what_was_only_read_before_is_heard_of_when_it_is_written(bench: &'static 
     assert_eq!((bench.read(3)[0], pages.is_open(bench.page(5))), (7, true));
 }
 
-/// realloc moves what it has as one mapping. Pages that were first opened when nobody had written to the mapping around
-/// them used to stay mappings of their own for ever.
+/// A bug: realloc moves its memory as one mapping. Pages that were first opened before the mapping around
+/// them was written stayed mappings of their own for ever.
 pub fn pieces_become_one_mapping_that_can_be_moved(bench: &'static Bench) {
     let pages = bench.protections.unwrap();
     for at in (0..PAGES).step_by(2) {
@@ -448,7 +456,8 @@ pub fn pieces_become_one_mapping_that_can_be_moved(bench: &'static Bench) {
     let bytes = PAGES * PAGE_BYTES;
     let (old, flags) = (bench.memory.cast(), rustix::mm::MremapFlags::MAYMOVE);
     let new = reserve(2 * bytes).unwrap();
-    // SAFETY: the test's memory; it is at its new place from here on, and the old one isn't used any more.
+    // SAFETY: the memory is the test's, and is at its new place from here on. The old place isn't used any
+    // more.
     let new = unsafe { rustix::mm::mremap_fixed(old, bytes, 2 * bytes, flags, new.cast()) }.unwrap();
     let there = PageRange::covering(new as usize, 2 * bytes);
     pages.moved(all.start, PAGES as u64, there).unwrap();
@@ -457,7 +466,7 @@ pub fn pieces_become_one_mapping_that_can_be_moved(bench: &'static Bench) {
         assert_eq!(pages.is_open(there.start.plus(at as u64)), at % 2 == 0);
     }
     for at in (0..PAGES).step_by(2) {
-        // SAFETY: an open page of the test's.
+        // SAFETY: the page is open, and belongs to the test.
         assert_eq!(unsafe { *new.cast::<u8>().add(at * PAGE_BYTES + 7) }, at as u8 + 1);
     }
     assert!(
@@ -468,7 +477,7 @@ pub fn pieces_become_one_mapping_that_can_be_moved(bench: &'static Bench) {
 pub fn pages_that_a_call_uses_stay_open(bench: &'static Bench) {
     let pages = bench.protections.unwrap();
     pages.forget(bench.range(0, 4));
-    // SAFETY: the test's memory, as it was before it was registered.
+    // SAFETY: the memory is the test's, and gets the protection that it had before it was registered.
     unsafe { farpage_os::memory::allow(bench.range(0, 4), 3) }.unwrap();
     bench.write(1, 5);
     pages.register_open(bench.range(1, 2)).unwrap();
@@ -478,11 +487,12 @@ pub fn pages_that_a_call_uses_stay_open(bench: &'static Bench) {
     assert_eq!(bench.frame_bytes(1), vec![5; PAGE_BYTES]);
 }
 
-/// A thread touches a page, and before it is served another one has unmapped it. The program was stopped for that.
+/// A bug: a thread touches a page, and another thread unmaps the page before the fault is served. The program
+/// was stopped for that.
 pub fn page_that_was_unmapped_meanwhile_is_refused(bench: &'static Bench) {
     bench.fill(2);
     bench.take(&[(0, 0), (1, 1)]);
-    // SAFETY: a page of the test's memory that it doesn't use any more.
+    // SAFETY: the test doesn't use this page of its memory any more.
     unsafe { rustix::mm::munmap(bench.memory.add(PAGE_BYTES).cast(), PAGE_BYTES) }.unwrap();
     bench.protections.unwrap().forget(bench.range(1, 1));
     assert_eq!(bench.pages.zero(bench.range(1, 1), Access::Read), Err(InstallError::Unmapped));
@@ -504,7 +514,7 @@ fn tempfile() -> std::io::Result<std::fs::File> {
     Ok(file)
 }
 
-/// Threads count in their own pages; each page is taken and put back all the time. A lost or stale page
+/// Threads count in their own pages, and each page is taken and put back all the time. A lost or stale page
 /// would make a counter go back.
 pub fn threads_hammering_see_every_byte_while_pages_go_in_and_out(bench: &'static Bench) {
     const COUNTERS: usize = 4;
@@ -532,7 +542,7 @@ pub fn threads_hammering_see_every_byte_while_pages_go_in_and_out(bench: &'stati
                 if fault.access != Access::WriteProtected
                     && let Some(frame) = out.remove(&fault.page.0)
                 {
-                    // SAFETY: the frame was filled by `take`, and the map says that nobody else has it.
+                    // SAFETY: the frame was filled by `take`, and the map says that no other code has it.
                     unsafe { bench.pages.install(fault.page, bench.frame(frame)) }.unwrap();
                     if bench.moves {
                         // SAFETY: the bytes are in the program now.
@@ -545,7 +555,8 @@ pub fn threads_hammering_see_every_byte_while_pages_go_in_and_out(bench: &'stati
                         .unwrap();
                     }
                 } else if bench.protections.is_some() {
-                    // Taken before it was ever touched, it was gone; or it is open again by now.
+                    // Either the page was taken before it was ever touched, and counted as gone, or it is
+                    // open again by now.
                     let _ = bench.pages.zero(PageRange::of(fault.page, 1), Access::Read);
                 }
                 bench.pages.wake(fault.page);
@@ -566,7 +577,8 @@ pub fn threads_hammering_see_every_byte_while_pages_go_in_and_out(bench: &'stati
     counters.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-/// A write replaces the kernel's page of zeros while that is copied out. The new page was taken for the one that had been copied.
+/// A bug: a write replaces the kernel's page of zeros while that page is copied out. The new page counted as
+/// the copied one.
 pub fn zeros_written_while_they_are_taken_keep_the_write(bench: &'static Bench) {
     const COUNT: usize = 16;
     const ROUNDS: usize = 400;
@@ -576,7 +588,8 @@ pub fn zeros_written_while_they_are_taken_keep_the_write(bench: &'static Bench) 
             while begun.load(Ordering::Acquire) != round as u32 {
                 std::thread::yield_now();
             }
-            // SAFETY: the test's memory; whoever waits for a page is woken by its install.
+            // SAFETY: the memory is the test's. A thread that waits for a page is woken by the page's
+            // install.
             (0..COUNT).for_each(|at| unsafe {
                 bench.memory.add(at * PAGE_BYTES).cast::<usize>().write_volatile(round)
             });
@@ -600,25 +613,28 @@ pub fn zeros_written_while_they_are_taken_keep_the_write(bench: &'static Bench) 
         for at in 0..COUNT {
             assert_eq!(bench.read(at)[..8], round.to_le_bytes(), "page {at} of round {round}");
         }
-        // SAFETY: nobody uses the pages any more; each is given zeros before it is touched again.
+        // SAFETY: no thread uses the pages any more. Each is given zeros before it is touched again.
         unsafe { farpage_os::memory::drop_pages(bench.memory, COUNT * PAGE_BYTES) }.unwrap();
     }
     writer.join().unwrap();
 }
 
-/// A device that only reads a shared page is given a copy of it, which the kernel has as clean in each process that maps it from then
-/// on. MADV_FREE in one of them lost the page of the others: the kernel dropped it, and they found zeros.
+/// A bug: a device that only reads a shared page is given a copy of it. The copy is clean in each process
+/// that maps it from then on. MADV_FREE in one process made the kernel drop the page of the other processes,
+/// which found zeros.
 pub fn page_that_a_child_maps_too_is_not_lost_to_the_child(bench: &'static Bench) {
     bench.fill(2);
-    // SAFETY: the children of this test are to have copies.
+    // SAFETY: the advice gives copies to the children of this test, as intended.
     unsafe { farpage_os::memory::advise(bench.range(0, PAGES), libc::MADV_DOFORK as u32) }.unwrap();
     let (told, mut tell) = std::io::pipe().unwrap();
     let child = |looks: bool| {
-        // SAFETY: the child makes system calls, looks at its own copies and exits, without running anything of the test harness.
+        // SAFETY: the child makes system calls, looks at its own copies and exits. It runs nothing of the
+        // test harness.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let mut byte = 0_u8;
-            // SAFETY: one byte of the child's own; then its own copies of two pages; `_exit` ends it without destructors.
+            // SAFETY: the call reads one byte of the child's own. Then the child reads its own copies of two
+            // pages. `_exit` ends it without destructors.
             unsafe {
                 libc::read(told.as_raw_fd(), (&raw mut byte).cast(), 1);
                 if looks {
@@ -630,11 +646,11 @@ pub fn page_that_a_child_maps_too_is_not_lost_to_the_child(bench: &'static Bench
         child
     };
     let first = child(false);
-    // Shared with the first child: who reads it by a pin is given a copy.
+    // The pages are shared with the first child. A reader that pins them is given a copy.
     let mut copy = [0_u8; 2 * PAGE_BYTES];
     let own = libc::iovec { iov_base: copy.as_mut_ptr().cast(), iov_len: copy.len() };
     let pages = libc::iovec { iov_base: bench.memory.cast(), iov_len: copy.len() };
-    // SAFETY: reads two pages of the test's into as many bytes of its own.
+    // SAFETY: the call reads two pages of the test into as many bytes of its own.
     let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const own, 1, &raw const pages, 1, 0) };
     assert_eq!(read, copy.len() as isize);
     let second = child(true);
@@ -642,30 +658,30 @@ pub fn page_that_a_child_maps_too_is_not_lost_to_the_child(bench: &'static Bench
         let bytes = if page.taken == Taken::Yes { bench.frame_bytes(5 + at) } else { bench.read(at) };
         assert_eq!(bytes, vec![at as u8 + 1; PAGE_BYTES], "page {at}: {:?}", page.taken);
     }
-    // A byte for each: a child of another test may keep the pipe open.
+    // Each child gets a byte, because a child of another test may keep the pipe open.
     std::io::Write::write_all(&mut tell, &[1; 2]).unwrap();
     for child in [first, second] {
         let mut status = 0;
-        // SAFETY: our own child.
+        // SAFETY: the child is our own.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(libc::WEXITSTATUS(status), 0x12, "the child saw something else than its pages");
     }
 }
 
-/// The kernel refuses to move a page that a fork has shared, also when the child is gone. Unsharing it makes
-/// it movable; the child keeps its own copy all the while.
+/// The kernel refuses to move a page that a fork has shared, even when the child is gone. Unsharing makes the
+/// page movable. The child keeps its own copy all the while.
 pub fn page_shared_with_a_child_is_never_taken_wrongly(bench: &'static Bench) {
     bench.fill(1);
-    // SAFETY: the child of this test is to have a copy.
+    // SAFETY: the advice gives a copy to the child of this test, as intended.
     unsafe { farpage_os::memory::advise(bench.range(0, PAGES), libc::MADV_DOFORK as u32) }.unwrap();
-    // SAFETY: the child only reads one byte and exits, without running anything of the test harness.
+    // SAFETY: the child only reads one byte and exits. It runs nothing of the test harness.
     let child = unsafe { libc::fork() };
     if child == 0 {
         std::thread::sleep(std::time::Duration::from_millis(200));
-        // SAFETY: the child's own copy of the page; `_exit` ends it without destructors.
+        // SAFETY: the page is the child's own copy. `_exit` ends the child without destructors.
         unsafe { libc::_exit(i32::from(*bench.memory) + 1) };
     }
-    // The tests beside this one fork too, and each of their children shares the page anew.
+    // The tests beside this one fork, too, and each of their children shares the page anew.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     loop {
         let outgoing = bench.take(&[(0, 5)])[0];
@@ -677,17 +693,17 @@ pub fn page_shared_with_a_child_is_never_taken_wrongly(bench: &'static Bench) {
     }
     assert_eq!(bench.frame_bytes(5), vec![1; PAGE_BYTES]);
     let mut status = 0;
-    // SAFETY: our own child.
+    // SAFETY: the child is our own.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(libc::WEXITSTATUS(status), 2, "the child saw something else than its page");
 }
-/// A handler reads the event, which lets the call go on, and looks only then whether the call was ours: by
-/// that time it was over, and a program was stopped for nothing.
+/// A bug: a handler reads the event, which lets the call go on, and looks only then whether the call was a
+/// known one. By that time the call was over, and a program was stopped for nothing.
 pub fn moves_that_we_make_are_told_from_those_that_we_do_not_see(bench: &'static Bench) {
     use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed};
     let (bytes, uffd) = (16 * PAGE_BYTES, bench.uffd.unwrap());
     bench.fill(16);
-    // SAFETY: new memory that nobody uses; it only keeps a place.
+    // SAFETY: the call makes a new mapping, which no code uses and which only keeps a place.
     let aside =
         unsafe { mmap_anonymous(core::ptr::null_mut(), bytes, ProtFlags::empty(), MapFlags::PRIVATE) };
     let aside = PageIndex::of_address(aside.unwrap() as usize);
@@ -703,7 +719,7 @@ pub fn moves_that_we_make_are_told_from_those_that_we_do_not_see(bench: &'static
     let flags = MremapFlags::MAYMOVE | MremapFlags::DONTUNMAP;
     let shift = |from: PageIndex, to: PageIndex| {
         let (from, to) = (from.address() as *mut _, to.address() as *mut _);
-        // SAFETY: both places are the test's, and nobody touches them meanwhile.
+        // SAFETY: both places belong to the test, and no thread touches them meanwhile.
         unsafe { mremap_fixed(from, bytes, bytes, flags, to) }.unwrap();
     };
     for _ in 0..2_000 {
@@ -714,7 +730,7 @@ pub fn moves_that_we_make_are_told_from_those_that_we_do_not_see(bench: &'static
         }
     }
     assert_eq!(uffd.unseen_moves(), 0);
-    // A reader that has looked before our last call ended may still take one of these for that call.
+    // A reader that has looked before the last known call ended may still take one of these for that call.
     for _ in 0..1_000 {
         shift(bench.page(0), aside);
         shift(aside, bench.page(0));

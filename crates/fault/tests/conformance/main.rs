@@ -1,9 +1,10 @@
-//! One suite for every way of getting pages in and out (moved, copied, mixed), and for the ways in which faults arrive: as
-//! messages, as signals, and as forbidden accesses (there is one way in and out then).
+//! The suite for every way of getting pages in and out (moved, copied, mixed), and for the ways in which
+//! faults arrive. Faults arrive as messages, as signals, or as forbidden accesses. With forbidden accesses
+//! there is only one way in and out.
 //!
-//! A test is its own little engine: memory that it registers, frames, and a handler thread that serves faults
-//! on what was taken. Messages need a userfaultfd that handles faults of the kernel; without the privilege these
-//! tests say so and are skipped (and fail under CI=true). Signals need nothing.
+//! A test is an engine of its own: memory that it registers, frames, and a handler thread that serves faults
+//! on taken pages. Messages need a userfaultfd that handles faults of the kernel. Without the privilege these
+//! tests say so and are skipped, and fail under CI=true. Signals need no privilege.
 
 mod cases;
 
@@ -35,10 +36,10 @@ struct Bench {
     frames: *mut PageBytes,
     moves: bool,
     variant: Variant,
-    /// Where faults are handed over, if they arrive as signals.
+    /// The queue of faults, if they arrive as signals.
     handover: Option<&'static Handover>,
     protections: Option<&'static ByProtection>,
-    /// A page that was poisoned, by its number, and how often it was touched.
+    /// The number of a poisoned page. The next field counts its touches.
     poisoned: AtomicU64,
     refused: AtomicU32,
 }
@@ -51,19 +52,20 @@ enum By {
     Forbidden,
 }
 
-/// What else there is to a way of getting pages in and out.
+/// A variation of a way of getting pages in and out.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Variant {
     Usual,
-    /// Pages are taken as threads of the program take them.
+    /// Pages are taken in the way that threads of the program use.
     TakenHere,
-    /// Copied as on a kernel where a write protection does harm.
+    /// Pages are copied as on a kernel where a write protection does harm.
     Unprotected,
-    /// As on a kernel that lets nobody pass over protections.
+    /// Pages are filled as on a kernel that doesn't let /proc/self/mem ignore protections.
     Unforced,
 }
 
-// SAFETY: the pointers are to mappings that live for good; each test says itself who touches what.
+// SAFETY: the pointers lead to mappings that live for good. Each test says itself which thread touches which
+// memory.
 unsafe impl Send for Bench {}
 // SAFETY: as above.
 unsafe impl Sync for Bench {}
@@ -77,24 +79,26 @@ fn skipped(why: &str) -> Option<Bench> {
 /// Every bench whose faults arrive as signals.
 static SIGNALLED: [AtomicPtr<Bench>; 256] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 256];
 
-/// What the preload library does in a program: finds out whose memory it is, and has the fault served.
+/// Does the work of the preload library in a program: finds the owner of the memory, and has the fault
+/// served.
 unsafe extern "C" fn on_fault(_: i32, info: *mut Info, context: *mut Context) {
-    // SAFETY: the kernel's own structures, for this call.
+    // SAFETY: the kernel's own structures, valid during this call.
     let (info, context) = unsafe { (&*info, &*context) };
-    // SAFETY: null, or a bench that was leaked for good.
+    // SAFETY: the pointer is null, or leads to a bench that was leaked for good.
     let benches = || SIGNALLED.iter().filter_map(|bench| unsafe { bench.load(Ordering::Acquire).as_ref() });
     let page = PageIndex::of_address(info.address());
     match benches().find(|bench| bench.range(0, PAGES).contains(page)) {
-        // Before anything else: kernels that don't handle failures of memory report it like a missing page.
+        // This case comes first, because kernels that don't handle memory failures report a poisoned page
+        // like a missing page.
         Some(bench) if bench.poisoned.load(Ordering::Acquire) == page.0 => bench.replace_poisoned(page),
         Some(bench) => {
             let fault = fault_of(info, context).or(forbidden_of(info, context)).expect("a fault of ours");
             let is_opened = bench.protections.is_some_and(|pages| pages.is_open(page));
-            // Opened since the access: as if this thread had tried before.
+            // The page may have been opened since the access, as if this thread had tried before.
             let here = |_| if is_opened { Here::Served } else { Here::Elsewhere };
             bench.handover.unwrap().serve(fault, here);
         }
-        // SAFETY: ends the process, as it should be for a signal that nobody expects.
+        // SAFETY: the call ends the process, which is right for an unexpected signal.
         None => unsafe { libc::_exit(99) },
     }
 }
@@ -125,7 +129,7 @@ fn bench_with(install: Install, by: By, variant: Variant) -> Option<&'static Ben
     let mut protections = None;
     let pages: &'static dyn Pages = match uffd {
         Some(uffd) if install.takes_by_move() => {
-            // SAFETY: the mapping just made, used as frames only.
+            // SAFETY: the range is the mapping just made, used as frames only.
             woken(unsafe { ByMove::new(uffd, frame_range, install) }.unwrap(), handover)
         }
         Some(uffd) if variant == Variant::Unprotected => match ByCopy::without_protection(uffd).unwrap() {
@@ -142,9 +146,9 @@ fn bench_with(install: Install, by: By, variant: Variant) -> Option<&'static Ben
         },
         None => woken(*protections.insert(&*Box::leak(Box::new(ByProtection::new().unwrap()))), handover),
     };
-    // Another test forks: what it would share with its child could not be moved here.
+    // Another test forks. Memory that is shared with its child could not be moved here.
     for (start, bytes) in [(memory, PAGES * PAGE_BYTES), (frames, PAGES * PAGE_BYTES)] {
-        // SAFETY: keeps memory of ours from children that don't need it.
+        // SAFETY: the advice keeps memory of the test from children that don't need it.
         unsafe {
             farpage_os::memory::advise(PageRange::covering(start as usize, bytes), libc::MADV_DONTFORK as u32)
         }
@@ -163,7 +167,7 @@ fn bench_with(install: Install, by: By, variant: Variant) -> Option<&'static Ben
         poisoned: AtomicU64::new(0),
         refused: AtomicU32::new(0),
     }));
-    // SAFETY: what is missing reads as zeros until something is taken, and then the test serves it.
+    // SAFETY: missing pages read as zeros until a page is taken. From then on the test serves the faults.
     unsafe { pages.register(bench.range(0, PAGES)) }.unwrap();
     if by != By::Messages {
         bench.expect_signals();
@@ -189,7 +193,7 @@ impl Bench {
         self.frames.wrapping_add(at)
     }
     fn write(&self, at: usize, byte: u8) {
-        // SAFETY: inside the test's memory; faults are served by the test.
+        // SAFETY: the page is inside the test's memory, and the test serves faults there.
         unsafe { self.memory.add(at * PAGE_BYTES).write_bytes(byte, PAGE_BYTES) };
     }
     fn read(&self, at: usize) -> Vec<u8> {
@@ -204,7 +208,7 @@ impl Bench {
         assert_eq!(self.pages.zero(self.range(0, count), Access::Read), Ok(count as u64));
         (0..count).for_each(|at| self.write(at, at as u8 + 1));
     }
-    /// Anonymous memory in the mapping.
+    /// Returns the anonymous memory in the mapping, in KiB.
     fn anonymous_kib(&self) -> u64 {
         let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let start = format!("{:x}-", self.memory.addr());
@@ -215,7 +219,7 @@ impl Bench {
     fn take(&self, list: &[(usize, usize)]) -> Vec<Outgoing> {
         self.take_where(list, |_| !self.moves)
     }
-    /// Into frames some of which have memory.
+    /// Takes pages into frames, of which some have memory.
     fn take_where(&self, list: &[(usize, usize)], has_memory: impl Fn(usize) -> bool) -> Vec<Outgoing> {
         let mut pages = self.outgoing(list, has_memory);
         self.take_once(&mut pages);
@@ -224,7 +228,7 @@ impl Bench {
         }
         pages
     }
-    /// By one try, into frames that have memory.
+    /// Takes pages by one try, into frames that have memory.
     fn take_without_waiting(&self, list: &[(usize, usize)]) -> Vec<Outgoing> {
         let mut pages = self.outgoing(list, |_| true);
         self.take_once(&mut pages);
@@ -241,7 +245,7 @@ impl Bench {
         list.iter().map(outgoing).collect()
     }
     fn take_once(&self, pages: &mut [Outgoing]) {
-        // SAFETY: the frames are the test's, and it serves whoever touches the pages.
+        // SAFETY: the frames belong to the test, which serves threads that touch the pages.
         unsafe {
             if self.variant == Variant::TakenHere {
                 assert!(self.pages.take_here(pages), "moving can be done there");
@@ -250,8 +254,9 @@ impl Bench {
             }
         }
     }
-    /// What is copied stays while the kernel itself refers to it: each CPU collects pages that are new before it lists them. So
-    /// every CPU gets a turn. A fork of another test beside this one shares pages, too.
+    /// Tries again to take busy pages. A copied page stays while the kernel itself refers to it, because each
+    /// CPU collects new pages before it lists them. Therefore every CPU gets a turn. A fork of another test
+    /// shares pages, too.
     fn take_again(&self, pages: &mut [Outgoing]) {
         let everywhere = rustix::thread::sched_getaffinity(None).unwrap();
         for _ in 0..4 {
@@ -278,12 +283,12 @@ impl Bench {
         };
         assert!(SIGNALLED.iter().any(|place| free(&place)), "too many benches");
     }
-    /// Zeros instead of a page that is lost, so that its thread goes on.
+    /// Maps zeros in place of a lost page, so that the page's thread goes on.
     fn replace_poisoned(&self, page: PageIndex) {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
         self.refused.fetch_add(1, Ordering::Release);
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
-        // SAFETY: a page of the bench's memory, whose content can't be had any more.
+        // SAFETY: the page belongs to the bench's memory, and its content is lost for good.
         unsafe { mmap_anonymous(page.address() as *mut _, PAGE_BYTES, protection, flags) }.unwrap();
     }
     fn next_faults(&self) -> Vec<Fault> {
@@ -301,7 +306,7 @@ impl Bench {
     }
 }
 
-/// Runs a test for each way.
+/// Makes the tests of a case, one for each way.
 macro_rules! suite {
     ($($by:ident: $($name:ident)+;)+) => { $( $(
         mod $name {
@@ -389,7 +394,7 @@ suite! {
     page_that_was_unmapped_meanwhile_is_refused;
 }
 
-/// Moving has the kernel look itself, and a page that only a pipe refers to is moved.
+/// Moving is left out: the kernel checks pins itself, and moves a page that only a pipe refers to.
 #[test]
 fn page_that_somebody_refers_to_is_not_copied_out() {
     for by in [By::Messages, By::Signals] {
@@ -412,17 +417,17 @@ fn forbidden_page_that_somebody_refers_to_is_not_copied_out() {
     }
 }
 
-/// Whether this kernel says who has pinned a page.
+/// Returns whether this kernel keeps pinned pages.
 fn lazily_copied() -> bool {
     let does = farpage_fault::segv::keeps_pinned_pages().unwrap();
     if !does {
-        // Fails under CI=true.
+        // This line fails under CI=true.
         skipped("this kernel drops or replaces pinned pages (before 5.19)");
     }
     does
 }
 
-/// Moving has no copy that could be older than the page.
+/// Moving is left out, because it makes no copy that could be older than the page.
 #[test]
 fn zeros_written_while_they_are_copied_out_keep_the_write() {
     for variant in [Variant::Usual, Variant::Unprotected] {
@@ -431,8 +436,9 @@ fn zeros_written_while_they_are_copied_out_keep_the_write() {
     }
 }
 
-/// The kernel may move a page and call it a failure; who asks whether it is in its frame must not ask a file that the program
-/// has put at the userfaultfd's number meanwhile. Such a page was taken for one that hadn't been moved, and lost.
+/// A bug: the kernel may move a page and report a failure. The check whether the page is in its frame must
+/// not ask a file that the program has put at the userfaultfd's number meanwhile. A moved page counted as one
+/// that hadn't been moved, and was lost.
 #[test]
 fn moved_page_is_known_though_the_number_is_another_files() {
     use std::os::fd::AsRawFd as _;
@@ -443,9 +449,10 @@ fn moved_page_is_known_though_the_number_is_another_files() {
     // Closing the last descriptor would end the registration.
     let _same = fd.try_clone().unwrap();
     let null = std::fs::File::open("/dev/null").unwrap();
-    // SAFETY: the number is that of this test's own userfaultfd, which nobody else uses.
+    // SAFETY: the number is that of this test's own userfaultfd, which no other code uses.
     assert!(unsafe { libc::dup2(null.as_raw_fd(), fd.as_raw_fd()) } >= 0);
-    // As if the first call had moved it and failed: the frame has the page, and this call can't say so.
+    // The situation is as if the first call had moved the page and failed. The frame has the page, and this
+    // call can't say so.
     let again = bench.take(&[(0, 5), (1, 6)]);
     assert_eq!([again[0].taken, again[1].taken], [Taken::Yes, Taken::Busy]);
     assert_eq!(bench.frame_bytes(5), vec![1; PAGE_BYTES]);

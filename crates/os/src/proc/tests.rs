@@ -20,12 +20,13 @@ fn lines_of_maps_are_read_for_what_they_are() {
     assert_eq!(parse_mapping(b"nonsense"), None);
 }
 
-/// A fork's child found bytes that its parent had asked the kernel to wipe. An engine that started late didn't know of the request.
+/// A bug: a fork's child found bytes that its parent had asked the kernel to wipe. An engine that started
+/// late didn't know of the request.
 #[test]
 fn mappings_that_are_special_to_the_program_are_left_out() {
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
     const BYTES: usize = 3 * PAGE_BYTES;
-    // SAFETY: where the kernel likes it.
+    // SAFETY: the kernel chooses the address, so the mapping replaces none.
     let base = unsafe {
         mmap_anonymous(core::ptr::null_mut(), BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
     };
@@ -40,14 +41,14 @@ fn mappings_that_are_special_to_the_program_are_left_out() {
     for (sets, clears) in
         [(Advice::LinuxWipeOnFork, Advice::LinuxKeepOnFork), (Advice::LinuxDontFork, Advice::LinuxDoFork)]
     {
-        // SAFETY: the page in the middle of the mapping just made.
+        // SAFETY: the page is in the middle of the mapping just made.
         let advise = |advice| unsafe { madvise(base.byte_add(PAGE_BYTES), PAGE_BYTES, advice) }.unwrap();
         advise(sets);
         assert!(!is_plain(), "{sets:?}");
         advise(clears);
     }
     assert!(is_plain());
-    // SAFETY: the mapping just made.
+    // SAFETY: the range is the mapping just made.
     unsafe { munmap(base, BYTES) }.unwrap();
     assert!(is_special(b" rd wr mr mw me lo ac sd") && !is_special(b" rd wr mr mw me ac sd"));
 }
@@ -60,7 +61,8 @@ fn this_process_has_a_stack_and_anonymous_memory() {
     assert!(Statm::open().unwrap().anonymous_bytes().unwrap() > 0);
 }
 
-/// What could be written counts before it is: that is what a process is left alone for.
+/// Writable memory counts before it is written: a process is left alone only if the memory that it could
+/// write is small.
 #[test]
 fn memory_that_may_be_written_counts_though_it_is_not_there() {
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
@@ -68,7 +70,7 @@ fn memory_that_may_be_written_counts_though_it_is_not_there() {
     let sizes = || Statm::open().unwrap().sizes().unwrap();
     let before = sizes();
     let map = |protection| {
-        // SAFETY: where the kernel likes it.
+        // SAFETY: the kernel chooses the address, so the mapping replaces none.
         unsafe {
             mmap_anonymous(core::ptr::null_mut(), BYTES, protection, MapFlags::PRIVATE | MapFlags::NORESERVE)
         }
@@ -82,7 +84,7 @@ fn memory_that_may_be_written_counts_though_it_is_not_there() {
     assert!(grown(before, between) < BYTES / 2, "nobody can write it yet");
     assert!(grown(between, after) > BYTES / 2);
     assert!(after.anonymous_bytes < before.anonymous_bytes + BYTES as u64 / 2);
-    // SAFETY: the mappings just made.
+    // SAFETY: the ranges are the mappings just made.
     unsafe {
         munmap(reserved, BYTES).unwrap();
         munmap(writable, BYTES).unwrap();
@@ -96,19 +98,19 @@ fn first_touches_are_faults() {
     let before = minor_faults();
     let memory = crate::memory::reserve(PAGES * PAGE_BYTES).unwrap();
     for page in 0..PAGES {
-        // SAFETY: inside of what was reserved.
+        // SAFETY: the address is inside the reserved memory.
         unsafe { memory.add(page * PAGE_BYTES).write_volatile(1) };
     }
-    // One for each huge page at least.
+    // At least one fault for each huge page.
     assert!(minor_faults() >= before + (PAGES / 512) as u64);
 }
 
-/// Of four pages a child writes one. It ends when its end of a pipe says that the parent has looked.
+/// The child writes one of four pages. The child ends when its end of a pipe says that the parent has looked.
 #[test]
 fn pages_that_a_child_has_too_are_shared_until_one_of_both_writes_them() {
     const PAGES: u64 = 4;
     let memory = crate::memory::reserve(PAGES as usize * PAGE_BYTES).unwrap();
-    // SAFETY: inside of what was reserved.
+    // SAFETY: the address is inside the reserved memory.
     let write = |page: usize| unsafe { memory.add(page * PAGE_BYTES).write_volatile(1) };
     (0..PAGES as usize).for_each(write);
     let range = PageRange::of(PageIndex::of_address(memory as usize), PAGES);
@@ -118,7 +120,7 @@ fn pages_that_a_child_has_too_are_shared_until_one_of_both_writes_them() {
         pagemap.for_each_shared(range, |page| list.push(page.0 - range.start.0));
         list
     };
-    // A test beside this one may fork, too: then its child has these pages for a moment.
+    // A test beside this one may fork, too, and for a moment its child then has these pages.
     let is_seen = |expected: &[u64]| {
         (0..5_000).any(|_| {
             shared() == expected || {
@@ -130,7 +132,7 @@ fn pages_that_a_child_has_too_are_shared_until_one_of_both_writes_them() {
     assert!(is_seen(&[]));
     let (mut ready, mut is_ready) = std::io::pipe().unwrap();
     let (mut is_over, over) = std::io::pipe().unwrap();
-    // SAFETY: fork with no other arguments; the child makes nothing but system calls.
+    // SAFETY: the call forks and takes no pointer. The child makes only system calls.
     let child =
         unsafe { sys::call(number::CLONE, [linux_raw_sys::general::SIGCHLD as usize, 0, 0, 0, 0, 0]) };
     if child == 0 {
@@ -153,7 +155,7 @@ fn thread_that_waits_is_found_with_its_call_and_one_that_has_ended_is_not() {
     let (tell, told) = std::sync::mpsc::channel();
     let (release, wait) = std::sync::mpsc::channel::<()>();
     let waiting = std::thread::spawn(move || {
-        // SAFETY: takes nothing.
+        // SAFETY: the call takes no argument.
         tell.send(unsafe { sys::call(sys::number::GETTID, [0; 6]) } as u32).unwrap();
         wait.recv().unwrap_err();
     });
@@ -166,7 +168,7 @@ fn thread_that_waits_is_found_with_its_call_and_one_that_has_ended_is_not() {
     const FUTEX: usize = 202;
     let mut tries = 0;
     let call = loop {
-        // It may not wait yet, or for something else.
+        // The thread may not wait yet, or may wait for another reason.
         match call_under_way(thread) {
             Some(call) if call.number == FUTEX => break call,
             _ if tries == 10_000 => panic!("the thread waits for ever"),
@@ -200,7 +202,7 @@ fn thread_that_waits_is_found_with_its_call_and_one_that_has_ended_is_not() {
 #[test]
 fn pagemap_sees_a_touched_page_and_not_an_untouched_one() {
     let base = crate::memory::reserve(4 * PAGE_BYTES).unwrap();
-    // SAFETY: the second page of the mapping just made.
+    // SAFETY: the address is the second page of the mapping just made.
     unsafe { base.add(PAGE_BYTES).write(1) };
     let first = PageIndex::of_address(base as usize);
     let mut present = Vec::new();
@@ -210,7 +212,8 @@ fn pagemap_sees_a_touched_page_and_not_an_untouched_one() {
     assert!(pagemap.is_present(first.plus(1)).unwrap() && !pagemap.is_present(first).unwrap());
 }
 
-/// Scanning and reading find the same: pages that were written, that were only read, holes of all lengths, and the ends.
+/// Scanning and reading find the same pages. The range has written pages, pages that were only read, holes of
+/// all lengths, and the ends.
 #[test]
 fn many_pages_are_scanned_and_few_are_read_with_the_same_result() {
     const PAGES: usize = 40_000;
@@ -223,10 +226,10 @@ fn many_pages_are_scanned_and_few_are_read_with_the_same_result() {
         }
         let page = base.wrapping_add(at * PAGE_BYTES);
         if at % 3 == 0 {
-            // SAFETY: within the mapping just made.
+            // SAFETY: the address is within the mapping just made.
             unsafe { page.read_volatile() };
         } else {
-            // SAFETY: likewise.
+            // SAFETY: the address is within the mapping just made.
             unsafe { page.write(1) };
         }
         touched[at] = true;
@@ -248,12 +251,12 @@ fn many_pages_are_scanned_and_few_are_read_with_the_same_result() {
 #[test]
 fn pages_that_were_only_read_are_the_page_of_zeros() {
     let base = crate::memory::reserve(300 * PAGE_BYTES).unwrap();
-    // Every second page is read, so that there are more runs than one look finds.
+    // Every second page is read, so that there are more runs than one scan reports.
     for page in (0..300).step_by(2) {
-        // SAFETY: within the mapping just made.
+        // SAFETY: the address is within the mapping just made.
         unsafe { base.add(page * PAGE_BYTES).read_volatile() };
     }
-    // SAFETY: likewise.
+    // SAFETY: the address is within the mapping just made.
     unsafe { base.add(4 * PAGE_BYTES).write(1) };
     let first = PageIndex::of_address(base as usize);
     let mut runs = Vec::new();
