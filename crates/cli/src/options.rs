@@ -39,10 +39,11 @@ pub enum Command {
     Run(RunOptions),
     /// Show the swap areas of a run while it runs, and how full they are.
     Show(ShowOptions),
-    /// Say what this machine offers, what `run` would choose, and how to get what is missing. Options, variables and a program
-    /// are judged as `run` would judge them. Exit status: 0 if that `run` would work, else 1.
+    /// Say what this machine offers, what `run` would choose, and how to get what is missing. Options,
+    /// variables and a program are judged as `run` would judge them. The exit status is 0 if that `run` would
+    /// work, else 1.
     Doctor(DoctorOptions),
-    /// Measure one of the designs at the heart of Farpage against what it replaced, on this machine.
+    /// Measure one of Farpage's core designs against the design that it replaced, on this machine.
     Bench(BenchOptions),
     /// A program that uses memory, for `bench`.
     #[command(hide = true)]
@@ -86,9 +87,9 @@ pub enum Column {
     Name,
     /// `file` or `partition`.
     Type,
-    /// What fits into it.
+    /// The bytes that fit into it.
     Size,
-    /// What the processes that live have in it.
+    /// The bytes that living processes have in it.
     Used,
     /// Its priority.
     Prio,
@@ -97,7 +98,7 @@ pub enum Column {
 }
 
 impl Column {
-    /// What stands above it.
+    /// Returns the column's heading.
     pub const fn heading(self) -> &'static str {
         match self {
             Column::Name => "NAME",
@@ -110,18 +111,29 @@ impl Column {
     }
 }
 
+/// Returns a parser of the names of experiments.
+fn experiments() -> PossibleValuesParser {
+    PossibleValuesParser::new(EXPERIMENTS.iter().map(|e| PossibleValue::new(e.name).help(e.about)))
+}
+
+/// Returns a parser of the names of loads.
+fn loads() -> PossibleValuesParser {
+    PossibleValuesParser::new(LOADS.iter().map(|l| PossibleValue::new(l.name).help(l.about)))
+}
+
 /// Options of `farpage bench`.
 #[derive(clap::Args, Debug)]
 pub struct BenchOptions {
     /// What to measure.
-    #[arg(value_parser = PossibleValuesParser::new(EXPERIMENTS.iter().map(|e| PossibleValue::new(e.name).help(e.about))))]
+    #[arg(value_parser = experiments())]
     pub experiment: String,
 
-    /// Smaller sizes and fewer rounds: to see that it works.
+    /// Use smaller sizes and fewer rounds, to see that the experiment works.
     #[arg(long)]
     pub quick: bool,
 
-    /// Only the cases whose titles contain this: `--only "pool, random"`, `--only redis`. (`kernel` and `programs`.)
+    /// Run only the cases whose titles contain this text: `--only "pool, random"`, `--only redis`. For
+    /// `kernel` and `programs`.
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
 
@@ -137,8 +149,8 @@ pub struct BenchOptions {
 /// Options of `farpage load`.
 #[derive(clap::Args, Debug)]
 pub struct LoadOptions {
-    /// Which load.
-    #[arg(value_parser = PossibleValuesParser::new(LOADS.iter().map(|l| PossibleValue::new(l.name).help(l.about))))]
+    /// The load.
+    #[arg(value_parser = loads())]
     pub name: String,
 
     /// Size of its memory.
@@ -157,7 +169,8 @@ pub struct LoadOptions {
     #[arg(long, default_value_t = 0)]
     pub random_threads: usize,
 
-    /// Pages from one touch to the next; of random loads, from each page that is touched to the next one that may be.
+    /// Pages from one touch to the next. With a random load, pages from one page that may be touched to the
+    /// next one.
     #[arg(long, default_value_t = 1)]
     pub stride: usize,
 
@@ -169,7 +182,7 @@ pub struct LoadOptions {
     #[arg(long, default_value_t = 20)]
     pub write_percent: u64,
 
-    /// Where its numbers come from.
+    /// Seed of the random numbers.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 
@@ -193,7 +206,8 @@ pub struct LoadOptions {
     #[arg(long, value_parser = PossibleValuesParser::new(PATTERNS))]
     pub pattern: Option<String>,
 
-    /// A file of pages that `touch` fills its memory with: whole pages, one after the other. Else python3 collects some first.
+    /// A file of whole pages with which `touch` fills its memory. Without it python3 collects some pages
+    /// first.
     #[arg(long, value_name = "FILE")]
     pub contents: Option<String>,
 }
@@ -235,72 +249,72 @@ pub struct RunOptions {
 /// Options of `farpage run`.
 #[derive(clap::Args, Debug)]
 pub struct RunSettings {
-    /// Budget for the memory in RAM of the program and all that it starts, together; a percentage is of the
-    /// tightest limit: those of the cgroups, and what memory is available (MemAvailable) [default: 90% of what that limit
-    /// leaves, and less where that is little].
+    /// Budget for the memory in RAM, for the program and all processes that it starts, together. A percentage
+    /// is of the tightest limit: a cgroup's limit, or the available memory (MemAvailable) [default: 90% of
+    /// what that limit leaves, and less where that is little].
     #[arg(long, value_name = "SIZE", env = "FARPAGE_RAM", value_parser = size::parse)]
     pub ram: Option<Size>,
 
-    /// Where pages go that don't fit the pool: a directory (a temporary file is made in it), an empty file,
-    /// or a file or device prepared with mkswap. SIZE is how much of it is used at most. With discard, room that isn't
-    /// needed any more is given back while the program runs: holes in files that grow, BLKDISCARD on devices (=once: before
-    /// the run only; =pages: not before it). Up to 16 may be given; the variable FARPAGE_SWAP holds several separated by `;`
-    /// [default: $FARPAGE_SWAP_DIR, or the first usable of $TMPDIR, /var/tmp].
+    /// Where pages go that don't fit the pool: a directory for a temporary file, an empty file, or a file or
+    /// device prepared with mkswap. SIZE is the most that is used of it. With discard, space that isn't
+    /// needed any more is given back while the program runs: as holes in files that grow, by BLKDISCARD on
+    /// devices. discard=once discards before the run only, discard=pages not before the run. The option may
+    /// be given up to 16 times. The variable FARPAGE_SWAP holds several areas, separated by `;` [default:
+    /// $FARPAGE_SWAP_DIR, or the first usable of $TMPDIR, /var/tmp].
     #[arg(long, value_name = "PATH[:SIZE][,prio=N][,node=N][,discard[=once|pages]]")]
     swap: Vec<OsString>,
 
-    /// Which of several areas without prio= is used: the one expected to be done soonest, those of the CPU's own node
-    /// first, in turn, or one after the other.
+    /// Which of several areas without prio= a write goes to.
     #[arg(long, value_enum, env = "FARPAGE_ORDER", default_value = "weighted")]
     order: OrderOption,
 
-    /// Use no disk: what is evicted must fit the compressed pool. Also FARPAGE_NO_DISK=1.
+    /// Use no disk: evicted pages must fit the compressed pool. Also FARPAGE_NO_DISK=1.
     #[arg(long)]
     no_disk: bool,
 
-    /// Limit of the compressed pool, which is part of the budget, at most 90 % of it; a percentage is of the budget. With a disk
-    /// the pool has less while the program has more use for the memory [default: 50%, with --no-disk 80%].
+    /// Limit of the compressed pool, at most 90 % of the budget. The pool is part of the budget, and a
+    /// percentage is of the budget. With a disk the pool has less while the program needs the memory more
+    /// [default: 50%, with --no-disk 80%].
     #[arg(long, value_name = "SIZE|N%", env = "FARPAGE_POOL", value_parser = size::parse)]
     pub pool: Option<Size>,
 
-    /// Codec of the pool: for each page one of ours or LZ4, and zstd for what stays; the same without zstd; LZ4 for
-    /// everything; or none.
+    /// Codec of the pool.
     #[arg(long, value_enum, env = "FARPAGE_CODEC", default_value = "auto")]
     codec: CodecOption,
 
-    /// Whether pages that compress share slots of areas, up to four in each: fewer bytes to the disk, and less room there, for
-    /// some time of a CPU. Without a codec none do.
+    /// Whether up to four compressed pages share a slot of an area. Fewer bytes go to the disk, and packing
+    /// takes some CPU time. Without a codec no pages share a slot.
     #[arg(long, value_enum, env = "FARPAGE_PACK", default_value = "on")]
     pack: PackOption,
 
-    /// How faults are heard of: as messages to threads of ours, which needs a privilege, or as signals to the thread that
-    /// touched, which needs none, or (segv) not even a userfaultfd; the program's system calls are guarded then [auto: the
-    /// first of thread, signal, segv that is allowed].
+    /// How faults reach Farpage. `thread` needs a privilege, `signal` and `segv` need none. With `signal` and
+    /// `segv` Farpage guards the program's system calls [auto: the first of thread, signal, segv that is
+    /// allowed].
     #[arg(long, value_enum, env = "FARPAGE_FAULTS", default_value = "auto")]
     faults: FaultsOption,
 
-    /// How pages get in and out of the program: moved, copied (kernels before 6.8), or moved out and copied in
-    /// [default: mixed where the kernel can move].
+    /// How pages get into the program and out of it [default: mixed where the kernel can move pages, from
+    /// Linux 6.8 on].
     #[arg(long, value_enum, env = "FARPAGE_INSTALL")]
     install: Option<InstallOption>,
 
-    /// How areas are written [default: uring where the kernel allows it].
+    /// How pages are written to areas [default: uring where the kernel allows it].
     #[arg(long, value_enum, env = "FARPAGE_IO")]
     io: Option<IoOption>,
 
-    /// What a thread does that needs a page of an area: it looks for it until it is there, if reads are quick, one thread of the
-    /// run at a time; or it sleeps [default: poll; sleep with less than two CPUs, or where the kernel refuses AIO].
+    /// How a thread waits for a page of an area. One thread of the run polls at a time, if reads are quick
+    /// [default: poll; sleep with less than two CPUs, or where the kernel refuses AIO].
     #[arg(long, value_enum, env = "FARPAGE_WAIT")]
     wait: Option<WaitOption>,
 
     /// How free slots of an area are found (for comparison).
     #[arg(long, value_enum, env = "FARPAGE_SLOTS", default_value = "clusters")]
     slots: SlotsOption,
-    /// What is brought in before the program asks for it.
+    /// Which pages are brought in before the program touches them.
     #[arg(long, value_enum, env = "FARPAGE_READAHEAD", default_value = "streams")]
     readahead: ReadaheadOption,
 
-    /// Windows of by-address and by-slot have at most 2^N pages, N up to 5; 0 is none.
+    /// Windows of by-address and by-slot have at most 2^N pages. N is at most 5, and 0 is no readahead.
     #[arg(long, value_name = "N", env = "FARPAGE_PAGE_CLUSTER", default_value_t = PAGE_CLUSTER,
         value_parser = clap::value_parser!(u32).range(..=i64::from(PAGE_CLUSTER_MAX)))]
     pub page_cluster: u32,
@@ -309,22 +323,20 @@ pub struct RunSettings {
     #[arg(long, value_enum, env = "FARPAGE_MLOCKALL", default_value = "allow")]
     mlockall: MlockallOption,
 
-    /// What becomes of a program that Farpage can't get into: it is refused (status 126), or it runs without Farpage.
+    /// What Farpage does with a program that it can't get into.
     #[arg(long, value_enum, env = "FARPAGE_UNSUPPORTED", default_value = "refuse")]
     unsupported: UnsupportedOption,
 
-    /// What Farpage does with a run that stays 5 % above its budget for a second: `warn` lets the run go on, `kill` ends it with
-    /// status 125.
+    /// What Farpage does with a run that stays 5 % above its budget for a second.
     #[arg(long, value_enum, env = "FARPAGE_OVER_BUDGET", default_value = "warn")]
     over_budget: OverBudgetOption,
 
-    /// Where Farpage's own process stands: `beside` the program, which has the process that `farpage run` was started as, or as the
-    /// program's parent (`above`). By default it is beside, but for some places in containers.
+    /// Where Farpage's own process stands [default: beside, except in some places in containers].
     #[arg(long, value_enum, env = "FARPAGE_SUPERVISOR")]
     supervisor: Option<SupervisorOption>,
 
-    /// Write counters, latencies and settings to this file as JSON when the program has ended; `legend` in it says what
-    /// each of them is. `-` is standard output.
+    /// Write counters, latencies and settings to this file as JSON when the program has ended. `legend` in
+    /// the file explains each of them. `-` is standard output.
     #[arg(long, value_name = "FILE", env = "FARPAGE_STATS")]
     pub stats: Option<PathBuf>,
 
@@ -343,21 +355,21 @@ Example: farpage run --ram 2G -- python3 train.py";
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum CodecOption {
-    /// For each page the one that it is made for; zstd for those that stay.
+    /// For each page the codec that suits it; zstd for pages that stay
     Auto,
     /// The same without zstd.
     Fast,
-    /// LZ4.
+    /// LZ4 for every page.
     Lz4,
-    /// Pages are kept as they are (for comparison).
+    /// No codec: pages stay as they are (for comparison).
     None,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum PackOption {
-    /// They do.
+    /// Compressed pages share slots.
     On,
-    /// Each page has a slot to itself, as it is.
+    /// Each page has a slot to itself, uncompressed.
     Off,
 }
 
@@ -381,15 +393,15 @@ enum IoOption {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum WaitOption {
-    /// It looks: a fault is shorter by what it takes to fall asleep and be woken, for the time of a CPU.
+    /// The thread polls: it saves the time to fall asleep and be woken, and uses CPU time.
     Poll,
-    /// It sleeps.
+    /// The thread sleeps.
     Sleep,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum SlotsOption {
-    /// A cluster for each CPU; what is emptiest first.
+    /// A cluster for each CPU, emptiest clusters first.
     Clusters,
     /// As Linux did until 5.7.
     Classic,
@@ -399,69 +411,69 @@ enum SlotsOption {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum OrderOption {
-    /// By how long writes take, how many wait, how far the device is, and how full.
+    /// To the area expected to be done soonest: by write latency, waiting writes, distance, and free space.
     Weighted,
-    /// Those of the CPU's own node first, in turn; then one after the other (Linux 4.14 to 6.18).
+    /// To areas of the CPU's own node first, in turn; then one after the other (Linux 4.14 to 6.18).
     Numa,
-    /// In turn (Linux after 6.18).
+    /// To all areas in turn (Linux after 6.18).
     RoundRobin,
-    /// One after the other (Linux before 4.14).
+    /// To one area after the other (Linux before 4.14).
     Global,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ReadaheadOption {
-    /// Sequences of faults are found, several at once, and the pages of their next steps mapped.
+    /// The next pages of each walk that Farpage sees, several walks at once.
     Streams,
-    /// A window around the fault, one for each mapping, as Linux does it.
+    /// A window around the fault, one for each mapping, as Linux does.
     ByAddress,
-    /// A block of neighbouring slots around the fault's, as Linux did it.
+    /// A block of slots around the fault's slot, as Linux did.
     BySlot,
-    /// Nothing.
+    /// None.
     Off,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum FaultsOption {
-    /// The best that works here.
+    /// The best mode that works here.
     Auto,
-    /// As signals; for any user.
+    /// As SIGBUS in the thread that touched; for any user.
     Signal,
-    /// As messages.
+    /// As messages to Farpage's threads.
     Thread,
-    /// As forbidden accesses; for any user, also where containers refuse userfaultfd.
+    /// As SIGSEGV, by closed pages; for any user, also where containers refuse userfaultfd.
     Segv,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum MlockallOption {
-    /// It goes over its budget, and is told so.
+    /// The program may, goes over its budget, and the user is told.
     Allow,
-    /// EPERM, as for a user who may not.
+    /// The call fails with EPERM.
     Refuse,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum UnsupportedOption {
-    /// Status 126.
+    /// Farpage refuses the program, with status 126.
     Refuse,
-    /// Without Farpage, and without a budget.
+    /// The program runs without Farpage, and without a budget.
     Run,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum OverBudgetOption {
-    /// It goes on.
+    /// The run goes on.
     Warn,
-    /// Status 125.
+    /// Farpage ends the run, with status 125.
     Kill,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum SupervisorOption {
-    /// The program's parent.
+    /// As the program's parent.
     Above,
-    /// Nobody's child that the program could wait for.
+    /// As an orphan: the program has the process that `farpage run` was started as.
     Beside,
 }
 
@@ -494,11 +506,11 @@ impl RunSettings {
     pub fn refuses_mlockall(&self) -> bool {
         self.mlockall == MlockallOption::Refuse
     }
-    /// Whether a program that Farpage can't get into runs without it.
+    /// Returns whether a program that Farpage can't get into runs without Farpage.
     pub fn runs_unsupported(&self) -> bool {
         self.unsupported == UnsupportedOption::Run
     }
-    /// How faults shall be heard of.
+    /// Returns how faults are to reach Farpage.
     pub fn faults(&self) -> FaultsAsked {
         match self.faults {
             FaultsOption::Auto => FaultsAsked::Best,
@@ -507,7 +519,7 @@ impl RunSettings {
             FaultsOption::Segv => FaultsAsked::Segv,
         }
     }
-    /// How slots are found.
+    /// Returns how slots are found.
     pub fn slots(&self) -> SlotPolicy {
         match self.slots {
             SlotsOption::Clusters => SlotPolicy::Clusters,
@@ -515,7 +527,7 @@ impl RunSettings {
             SlotsOption::ScanMore => SlotPolicy::ScanMore,
         }
     }
-    /// In which order areas are used.
+    /// Returns the order in which areas are used.
     pub fn order(&self) -> AreaOrder {
         match self.order {
             OrderOption::Weighted => AreaOrder::Weighted,
@@ -537,7 +549,7 @@ impl RunSettings {
     pub fn packs(&self) -> bool {
         self.pack == PackOption::On
     }
-    /// How pages shall move, if the user said so.
+    /// Returns how pages move, if the user said so.
     pub fn install(&self) -> Option<Install> {
         self.install.map(|install| match install {
             InstallOption::Move => Install::Move,
@@ -545,7 +557,7 @@ impl RunSettings {
             InstallOption::Mixed => Install::Mixed,
         })
     }
-    /// What is brought in before the program asks for it.
+    /// Returns the readahead policy.
     pub fn readahead(&self) -> Readahead {
         match self.readahead {
             ReadaheadOption::Streams => Readahead::Streams,
@@ -554,11 +566,11 @@ impl RunSettings {
             ReadaheadOption::Off => Readahead::Off,
         }
     }
-    /// Whether a thread shall look for a page of an area instead of sleeping, if the user said so.
+    /// Returns whether a thread polls for a page of an area instead of sleeping, if the user said so.
     pub fn polls(&self) -> Option<bool> {
         self.wait.map(|wait| wait == WaitOption::Poll)
     }
-    /// How areas shall be written, if the user said so.
+    /// Returns how areas are written, if the user said so.
     pub fn io(&self) -> Option<IoEngine> {
         self.io.map(|io| match io {
             IoOption::Uring => IoEngine::Uring,
@@ -567,7 +579,7 @@ impl RunSettings {
     }
 }
 
-/// Reads the command line. `Err` is help, a version, or an error: for [`report`].
+/// Reads the command line. `Err` is a help text, a version, or an error, for [`report`].
 pub fn read(arguments: &[OsString]) -> Result<CommandLine, clap::Error> {
     let matches = definition().try_get_matches_from(arguments);
     matches
@@ -575,12 +587,12 @@ pub fn read(arguments: &[OsString]) -> Result<CommandLine, clap::Error> {
         .and_then(|line| refuse_unknown_option(line, arguments))
 }
 
-/// The command line as clap knows it. An empty variable is an unset one.
+/// Returns the command line for clap. An empty variable is an unset one.
 fn definition() -> clap::Command {
     with_variables(|variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty()))
 }
 
-/// The command line, heeding the variables that `is_heeded` names.
+/// Returns the command line for clap, which heeds only the variables that `is_heeded` names.
 fn with_variables(is_heeded: impl Fn(&OsStr) -> bool) -> clap::Command {
     CommandLine::command().mut_subcommands(|command| {
         command.mut_args(|argument| match argument.get_env() {
@@ -590,8 +602,9 @@ fn with_variables(is_heeded: impl Fn(&OsStr) -> bool) -> clap::Command {
     })
 }
 
-/// A program's arguments may look like options, so clap takes an unknown option of ours for the program.
-/// Asking again without that freedom gives clap's own error, with the option's name.
+/// Refuses an unknown option. A program's arguments may look like options, so clap takes an unknown option of
+/// Farpage's for the program. A second parse without that freedom gives clap's own error, with the option's
+/// name.
 fn refuse_unknown_option(line: CommandLine, arguments: &[OsString]) -> Result<CommandLine, clap::Error> {
     let program = match &line.command {
         Command::Run(options) => &options.program,
@@ -612,7 +625,7 @@ fn refuse_unknown_option(line: CommandLine, arguments: &[OsString]) -> Result<Co
     Ok(line)
 }
 
-/// Prints what [`read`] gave instead of a command line; the exit status.
+/// Prints what [`read`] returned instead of a command line. Returns the exit status.
 pub fn report(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     let text = error.render().to_string();
     match error.kind() {
